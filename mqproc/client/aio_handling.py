@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mqproc.client import tasks
 from mqproc.client.amounts import at_least_one, not_below_zero
+from mqproc.client.aside import AGAIN_S, NO_ROOM, Aside, tell_refused
 from mqproc.client.handling import BUSY_S, IDLE_S, LOOK_S, MESSAGES_AT_ONCE, Rest, check_handler
 from mqproc.errors import BadRequestError, MessageNotFoundError
 from mqproc.message import StoredMessage
@@ -42,6 +43,7 @@ class AsyncHandling:
         self._stop = stop
         self._pause_s = not_below_zero("pause_s", pause_s)
         self._rest = Rest(consumer, stop, in_order=tries_in_order is not None)
+        self._aside = Aside(self._rest)
 
     async def run(self) -> None:
         """Until the stop. What the consumer raises, and what acknowledging raises, is raised here.
@@ -59,6 +61,7 @@ class AsyncHandling:
                 await asyncio.gather(*under_way, return_exceptions=True)
             finally:
                 # Cancelled once more the handlers are cancelled too: what they have comes again all the same.
+                self._aside.leave()
                 self._rest.give_back()
         _raised(under_way)
 
@@ -74,6 +77,11 @@ class AsyncHandling:
 
     async def _receive(self, room: int, timeout_s: float) -> list[list[StoredMessage]]:
         """Messages by what is handled one after the other."""
+        if (again := self._aside.due()) is not None:
+            return [[again]]
+        if self._aside.is_full:
+            await self._waits(LOOK_S)
+            return []
         if self._tries_in_order is None:
             return [[message] for message in await self._consumer.receive(room, timeout_s)]
         queues: dict[tuple[str, int], list[StoredMessage]] = {}
@@ -94,24 +102,35 @@ class AsyncHandling:
         failures = 0
         while not await self._handled(message):
             failures += 1
+            pause_s = self._pause_s
             if self._tries_in_order is None or failures > self._tries_in_order:
-                await self._again_later(message)
-                return True
-            if not await self._goes_on_after(message, self._pause_s):
+                if await self._again_later(message):
+                    return True
+                pause_s = AGAIN_S
+            if not await self._goes_on_after(message, pause_s):
                 return False
         return True
 
-    async def _again_later(self, message: StoredMessage) -> None:
-        """A message that is gone would come again for ever, and hold up those behind it: it is done."""
+    async def _again_later(self, message: StoredMessage) -> bool:
+        """False without room for it, in order: nothing behind it is handled meanwhile.
+
+        A message that is gone would come again for ever, and hold up those behind it: it is done.
+        """
         if self._consumer.is_broadcast:
             _log.error("message %s of %s is passed over: it was broadcast", message.message_id, message.topic)
             await self._consumer.ack(message)
-            return
+            return True
         try:
             await self._consumer.nack(message, delay_level=0 if self._tries_in_order is None else -1)
         except MessageNotFoundError as error:
             _log.error("message %s of %s is passed over: %s", message.message_id, message.topic, error)
             await self._consumer.ack(message)
+        except NO_ROOM as error:
+            if self._tries_in_order is not None:
+                tell_refused(message, error)
+                return False
+            self._aside.put(message, error)
+        return True
 
     async def _handled(self, message: StoredMessage) -> bool:
         try:
@@ -131,10 +150,14 @@ class AsyncHandling:
     async def _goes_on_after(self, message: StoredMessage, seconds: float) -> bool:
         end = time.monotonic() + seconds
         while self._rest.goes_on(message) and (left_s := end - time.monotonic()) > 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left_s, LOOK_S)):
-                    await self._stop.wait()
+            await self._waits(min(left_s, LOOK_S))
         return self._rest.goes_on(message)
+
+    async def _waits(self, seconds: float) -> None:
+        """Returns at the stop too."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
 
 
 def _raised(under_way: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:

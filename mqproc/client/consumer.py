@@ -494,6 +494,7 @@ class Consumer:
         A message is done when the handler returns. When it raises, that is logged, and the message is nacked; with
         `ordered`, where a queue's messages are handled one after the other, it is tried again after `pause_s` before
         any later one, and is a dead letter after the group's number of retries. A broadcast consumer passes it over.
+        One that the store has no room to deliver later (`max_queues`, a full disk) is handled again here every 5 s.
         When it ends, by `stop` or by an error such as KeyboardInterrupt, handlers that run finish, and none is called
         any more: what they were not called with comes again.
         """

@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from mqproc.client.amounts import at_least_one, not_below_zero
+from mqproc.client.aside import AGAIN_S, NO_ROOM, Aside, tell_refused
 from mqproc.errors import BadRequestError, MessageNotFoundError
 from mqproc.message import StoredMessage
 
@@ -100,6 +101,7 @@ class Handling:
         self._stop = stop
         self._pause_s = not_below_zero("pause_s", pause_s)
         self._rest = Rest(consumer, stop, in_order=tries_in_order is not None)
+        self._aside = Aside(self._rest)
 
     def run(self) -> None:
         """Until the stop. What the consumer raises, and what acknowledging raises, is raised here.
@@ -116,6 +118,7 @@ class Handling:
                     raise
             _raised(under_way)
         finally:
+            self._aside.leave()
             self._rest.give_back()
 
     def _go_on(self, pool: ThreadPoolExecutor, under_way: set[Future[None]]) -> None:
@@ -129,6 +132,11 @@ class Handling:
 
     def _receive(self, timeout_s: float) -> list[list[StoredMessage]]:
         """Messages by what is handled one after the other."""
+        if (again := self._aside.due()) is not None:
+            return [[again]]
+        if self._aside.is_full:
+            self._stop.wait(LOOK_S)
+            return []
         if self._tries_in_order is None:
             return [[message] for message in self._consumer.receive(2 * self._workers, timeout_s)]
         queues: dict[tuple[str, int], list[StoredMessage]] = {}
@@ -149,10 +157,12 @@ class Handling:
         failures = 0
         while not self._handled(message):
             failures += 1
+            pause_s = self._pause_s
             if self._tries_in_order is None or failures > self._tries_in_order:
-                self._again_later(message)
-                return True
-            if not self._goes_on_after(message, self._pause_s):
+                if self._again_later(message):
+                    return True
+                pause_s = AGAIN_S
+            if not self._goes_on_after(message, pause_s):
                 return False
         return True
 
@@ -162,17 +172,26 @@ class Handling:
             self._stop.wait(min(left_s, LOOK_S))
         return self._rest.goes_on(message)
 
-    def _again_later(self, message: StoredMessage) -> None:
-        """A message that is gone would come again for ever, and hold up those behind it: it is done."""
+    def _again_later(self, message: StoredMessage) -> bool:
+        """False without room for it, in order: nothing behind it is handled meanwhile.
+
+        A message that is gone would come again for ever, and hold up those behind it: it is done.
+        """
         if self._consumer.is_broadcast:
             _log.error("message %s of %s is passed over: it was broadcast", message.message_id, message.topic)
             self._consumer.ack(message)
-            return
+            return True
         try:
             self._consumer.nack(message, delay_level=0 if self._tries_in_order is None else -1)
         except MessageNotFoundError as error:
             _log.error("message %s of %s is passed over: %s", message.message_id, message.topic, error)
             self._consumer.ack(message)
+        except NO_ROOM as error:
+            if self._tries_in_order is not None:
+                tell_refused(message, error)
+                return False
+            self._aside.put(message, error)
+        return True
 
     def _handled(self, message: StoredMessage) -> bool:
         try:
