@@ -105,7 +105,10 @@ class SimpleConsumer:
             time.sleep(waiting.pause_s)
 
     def ack(self, *messages: StoredMessage) -> int:
-        """Messages are done. How many of them were still the receiver's: others come again, or were done before."""
+        """Messages are done. How many of them were still the receiver's: others come again, or were done before.
+
+        One whose time was nearly over may be done though it does not count, when the role was killed meanwhile.
+        """
         return sum(self._client.run(call) for call in group_calls.acks(self._group, messages))
 
     def change_invisible_duration(self, message: StoredMessage, invisible_duration: float) -> StoredMessage:

@@ -333,9 +333,11 @@ class Pops:
             if self._is_open(key, offset) and offset not in by_key.get(key, ()):
                 by_key.setdefault(key, []).append(offset)
         acks = [(found, offsets) for key, offsets in by_key.items() if (found := self._open.get(key)) is not None]
-        accepted = sum(len(offsets) for _, offsets in acks)
+        # What a killed predecessor has stored counts too: who was not told asks again.
+        before = sum(self._open.was_acknowledged(*each) for each in set(named))
+        accepted = before + sum(len(offsets) for _, offsets in acks)
         if not acks:
-            self._answer(asked, GroupAckAnswer(0), ())
+            self._answer(asked, GroupAckAnswer(accepted), ())
             return
 
         def stored(_revive_offset: int) -> None:

@@ -26,6 +26,7 @@ from mqproc.store.slices import Slices
 from mqproc.wire.group_operations import (
     EARLIEST,
     LATEST,
+    GroupAckRequest,
     GroupInvisibleRequest,
     GroupJoinRequest,
     GroupReceiveRequest,
@@ -166,6 +167,28 @@ def test_check_points_from_before_a_reset_move_no_progress(tmp_path: Path, *, de
         pops = group.role._pops
         assert pops._state.progress.offset("g", "Orders", 0) == (0 if deleted else 7)
         assert len(pops._open) == 1, "its messages come again"
+    finally:
+        group.close()
+
+
+def test_an_ack_that_a_killed_role_had_stored_counts_when_it_is_asked_for_again(tmp_path: Path) -> None:
+    """Who was told that none counts would take it that they come again, and nobody would handle them."""
+    group = Group(tmp_path / "store")
+    now_ms = time.time_ns() // 1_000_000
+    group.store.engine.append("Orders", [b"0", b"1"], now_ms, queues=1)
+    point = CheckPoint("g", "Orders", 0, 0, (0, 1), now_ms, 600_000, 0, "mqproc")
+    for body, tag in ((point.body(), "ck"), (point.ack_body((0,)), "ack")):
+        group.store.engine.append(REVIVE_TOPIC, [body], now_ms, queues=REVIVE_QUEUES, fixed_queue=0, tags=[tag])
+    group.dispatch()
+    try:
+        caller = group.connect()
+        while not is_read(caller):
+            pass
+        handle = ("Orders", f"{point.handle()} 0")
+        answer, _ = caller.call(Operation.GROUP_ACK, GroupAckRequest("g", [handle, handle]))
+        assert answer.accepted == 1
+        answer, _ = caller.call(Operation.GROUP_ACK, GroupAckRequest("g", [("Orders", f"{point.handle()} 7")]))
+        assert answer.accepted == 0
     finally:
         group.close()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC, TIMER_TOPIC
+from mqproc.store.groups import open_check_points
 from mqproc.store.groups.check_points import NEVER, CheckPoint
 from mqproc.store.groups.offsets_json import Progress
 from mqproc.store.groups.open_check_points import OpenCheckPoints, begins_of
@@ -96,6 +97,25 @@ def test_a_message_is_its_newest_check_points(store: LiveStore) -> None:
     check(store, changed)
     found = opened(store)
     assert sorted((each.pop_time_ms - FIRST_MS, each.open) for each in found) == [(0, {0}), (5_000, {1})]
+
+
+def test_what_was_acknowledged_is_known_but_for_what_may_have_been_sent_again(
+    store: LiveStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message whose time is over is sent again, and acknowledged by who sends it; its receiver was too late."""
+    monkeypatch.setattr(open_check_points, "ACKS_KEPT", 2)
+    received, late = point(0, 1, 2, 3), point(4, time_ms=FIRST_MS - 60_000)
+    changed = point(3, time_ms=FIRST_MS + 5_000)
+    for each in (received, late, changed):
+        check(store, each)
+    for offset in range(3):
+        ack(store, received, offset)
+    ack(store, late, 4)
+    ack(store, received, 3)
+    found = opened(store)
+    assert [offset for offset in range(4) if found.was_acknowledged(received.key, offset)] == [1, 2]
+    assert not found.was_acknowledged(late.key, 4)
+    assert not found.was_acknowledged(changed.key, 3)
 
 
 @pytest.mark.parametrize("queues", [(0, 0), (1, 2), (2, 1)])
