@@ -357,7 +357,7 @@ def change(invocation: Invocation, name: str, retry_max_times: int | None, enabl
 @_execute
 @pass_invocation
 def delete(invocation: Invocation, name: str, execute: bool) -> int:
-    """Forget a group's progress and settings. Its retry topic and dead letters stay; refused while it has members."""
+    """Forget a group with what was to come again to it. Its dead letters stay; refused while it has members."""
     with invocation.client() as client:
         found = client.groups.info(name)
         has_dead_letters = bool(client.queues(DEAD_LETTER_PREFIX + name))

@@ -64,8 +64,8 @@ class AsyncGroups:
         await self._client.run(group_calls.change(group, retry_max_times, retry_queue_nums, enabled))
 
     async def delete(self, group: str) -> None:
-        """Forget a group's progress and settings. Raises GroupInUseError while it has members."""
-        await self._client.run(group_calls.delete(group))
+        """Forget a group; see `Groups.delete`."""
+        await drive_async(self._client.run, group_steps.delete(group))
 
     async def dead_letters(self, group: str) -> AsyncIterator[StoredMessage]:
         """What the group could never consume, oldest first."""

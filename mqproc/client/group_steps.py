@@ -7,6 +7,7 @@ def steps() -> Steps[T]:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -139,6 +140,24 @@ def execute(group: str, moves: list[Move]) -> Steps[None]:
     """Do what was planned: all of it, or nothing."""
     if moves:
         yield group_calls.reset(group, [(move.topic, move.queue_id, move.after) for move in moves])
+
+
+def delete(group: str) -> Steps[None]:
+    """Delete a group, and then the topics where messages came again to it alone; its dead letters stay."""
+    yield group_calls.delete(group)
+    summaries = yield group_calls.groups()
+    topics = yield core.topics()
+    others = [other.group for other in summaries if other.group != group]
+    for topic in topics:
+        if _is_retry_topic_of(topic.topic, group) and not any(_is_retry_topic_of(topic.topic, name) for name in others):
+            with contextlib.suppress(TopicNotFoundError):
+                yield core.delete_topic(topic.topic)
+
+
+def _is_retry_topic_of(topic: str, group: str) -> bool:
+    """Whether messages of a group may come again there, by the names."""
+    own = RETRY_PREFIX + group
+    return topic == own or topic.startswith(f"{own}_")
 
 
 def check_read(info: GroupInfo, topics: tuple[str, ...]) -> None:

@@ -78,8 +78,9 @@ class Groups:
         self._client.run(group_calls.change(group, retry_max_times, retry_queue_nums, enabled))
 
     def delete(self, group: str) -> None:
-        """Forget a group's progress and settings. Raises GroupInUseError while it has members."""
-        self._client.run(group_calls.delete(group))
+        """Forget a group: progress, settings, what its simple consumers have, and the topics where messages came again
+        to it alone. Its dead letters stay. Raises GroupInUseError while it has members."""
+        drive(self._client.run, group_steps.delete(group))
 
     def dead_letters(self, group: str) -> Iterator[StoredMessage]:
         """What the group could never consume, oldest first."""

@@ -41,6 +41,8 @@ class PopCopies:
 
         None is made of a message that is gone, or whose group is.
         """
+        if found.dropped:
+            return []
         copies = [copy for offset in offsets if (copy := self._copy(found, offset)) is not None]
         if found.tried_from < NEVER:
             finish(self.find(found.copied_to, found.tried_from))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from mqproc.errors import (
@@ -39,13 +39,13 @@ from mqproc.process.held_receives import HeldReceives
 from mqproc.process.log import get_logger
 from mqproc.process.pop_copies import AGAIN_MS, PopCopies
 from mqproc.process.pop_moves import PopMoves
+from mqproc.process.revive_progress import ReviveProgress
 from mqproc.process.writes import Writes
 from mqproc.store.delays.timer_waiting import saved_check
 from mqproc.store.groups import check_points
 from mqproc.store.groups.check_points import NEVER, CheckPoint, Key, pop_retry_topic
 from mqproc.store.groups.open_check_points import OpenCheckPoints, begins_of
 from mqproc.store.groups.settings import retry_topic
-from mqproc.store.groups.unwritable import UNWRITABLE
 from mqproc.store.reads.passing import passing
 from mqproc.store.slices import Slices
 from mqproc.wire.group_operations import (
@@ -107,6 +107,7 @@ class Pops:
         self._refuse = refuse
         self._open = OpenCheckPoints()
         self._copies = PopCopies(reading, groups.state, self._max_bytes)
+        self._revive_progress = ReviveProgress(context, reading, groups.state.progress, self._writes, self._open)
         self._moves = PopMoves(context.io, reading, groups.state, self._copies, self._writes, self._max_bytes)
         self._due: list[tuple[int, int, CheckPoint]] = []
         self._busy: set[Place] = set()
@@ -122,6 +123,7 @@ class Pops:
         self._empty_pulls_left = 0
         # The log may have check points that are not in their queues yet.
         self._read_from = -1
+        self._groups_before = {*self._state.settings.names(), *self._state.progress.groups()}
         self._reading_open: Iterator[None] | None = self._read_open()
 
     # The role's side
@@ -135,6 +137,9 @@ class Pops:
             self._receive(asked, asked.options)
         elif asked.operation == Operation.GROUP_ACK:
             self._ack(asked, asked.options)
+        elif asked.operation == Operation.GROUP_DELETE:
+            self._groups.take(asked)
+            self._drop(found for found in self._open if found.group == asked.options.group)
         else:
             self._change_invisible(asked, asked.options)
 
@@ -148,7 +153,7 @@ class Pops:
         if now_ns >= self._look_ns:
             self._look_ns = now_ns + LOOK_NS
             self._tell_received_from()
-            self._move_revive_progress()
+            self._revive_progress.move()
         if self._moves.is_due(now_ns):
             done += self._moves.move(now_ns, self._groups.members(), self._busy)
         return done
@@ -180,7 +185,7 @@ class Pops:
         """Answer held receives: there is nothing. The next start, or RocketMQ, begins at what is open now."""
         self._held.let_go()
         if self._reading_open is None:
-            self._move_revive_progress()
+            self._revive_progress.move()
 
     # Receiving
 
@@ -286,6 +291,10 @@ class Pops:
             for found in points:
                 self._add(found, revive_offset)
                 self._pass(found)
+            if self._state.settings.get(place[0]) is None:
+                self._drop(points)
+                self._refuse(asked, GroupNotFoundError(f"group {place[0]} was deleted"))
+                return
             self._delivered.count(place[1], place[2], len(messages), len(records))
             # Others may wait for this queue; dispatch may have gone past the check point before.
             self._changes += 1
@@ -314,6 +323,12 @@ class Pops:
             # What is acknowledged would stay until its time is over, which may be hours.
             self._due = [entry for entry in self._due if self._open.get(entry[2].key) is entry[2]]
             heapq.heapify(self._due)
+
+    def _drop(self, points: Iterable[CheckPoint]) -> None:
+        """Close what a deleted group had: one that is made again by its name would get it."""
+        for found in points:
+            found.dropped = True
+            self._expire_at(found, 0)
 
     def _pass(self, found: CheckPoint) -> None:
         """Let progress pass a check point's messages, unless it was moved elsewhere meanwhile."""
@@ -357,7 +372,9 @@ class Pops:
 
     def _is_open(self, key: Key, offset: int) -> bool:
         found = self._open.get(key)
-        return found is not None and not found.reviving and offset in found.open and offset not in found.acking
+        if found is None or found.reviving or found.dropped:
+            return False
+        return offset in found.open and offset not in found.acking
 
     def _change_invisible(self, asked: Asked, options: GroupInvisibleRequest) -> None:
         _check_invisible(options.invisible_ms)
@@ -464,35 +481,13 @@ class Pops:
             if found.log_begin >= self._state.progress.reset_at:
                 self._pass(found)
             self._expire_at(found, found.due_ms)
+        # A killed predecessor may have deleted groups.
+        self._drop(found for found in self._open if found.group not in self._groups_before)
         if len(self._open):
             self._log.info("received messages are not acknowledged yet", check_points=len(self._open))
 
     def _tell_received_from(self) -> None:
         self._words[words_of.RECEIVED_FROM] = min(self._open.log_begin, self._words[words_of.WRITTEN])
-
-    def _move_revive_progress(self) -> None:
-        """Let the next start begin to read at the first check point that is open."""
-        if self._writes.under_way or not self._state.progress.writable or not self._is_delivered():
-            return
-        first = self._open.revive_begins()
-        for queue_id in self._reading.queues.ids(REVIVE_TOPIC):
-            bounds = self._reading.queues.bounds(REVIVE_TOPIC, queue_id)
-            offset = first.get(queue_id, bounds.max_offset if bounds is not None else 0)
-            before = self._state.progress.offset(REVIVE_GROUP, REVIVE_TOPIC, queue_id)
-            if offset > (before or 0):
-                try:
-                    self._state.progress.set(REVIVE_GROUP, REVIVE_TOPIC, queue_id, offset)
-                except OSError as error:
-                    if error.errno not in UNWRITABLE:
-                        raise
-                    # The next start reads more than it needs to.
-                    return
-
-    def _is_delivered(self) -> bool:
-        """Whether the revive topic has what was parked at the start: a check point may come behind its ack."""
-        if self._open.parked_until_ms >= 0 and saved_check(self._io, self._paths).read_ms > self._open.parked_until_ms:
-            self._open.parked_until_ms = -1
-        return self._open.parked_until_ms < 0
 
 
 def _message_of(found: CheckPoint) -> NewMessage:
@@ -505,5 +500,7 @@ def _check_invisible(invisible_ms: int) -> None:
         raise BadRequestError(f"an invisible duration of {invisible_ms / 1e3:g} s is out of range: {limit}")
 
 
-POP_OPERATIONS = frozenset({Operation.GROUP_RECEIVE, Operation.GROUP_ACK, Operation.GROUP_INVISIBLE})
+POP_OPERATIONS = frozenset(
+    {Operation.GROUP_RECEIVE, Operation.GROUP_ACK, Operation.GROUP_INVISIBLE, Operation.GROUP_DELETE}
+)
 """What `take` answers."""

@@ -287,10 +287,10 @@ class Query:
         operation = request.operation
         if operation == Operation.PULL:
             return self._pull
-        if operation in GROUP_OPERATIONS:
-            return self._groups.take
         if operation in POP_OPERATIONS:
             return self._pops.take
+        if operation in GROUP_OPERATIONS:
+            return self._groups.take
         if operation in TRANSACTION_OPERATIONS:
             return self._transactions.take
         if operation == Operation.GROUP_NACK:

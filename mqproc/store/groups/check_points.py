@@ -67,6 +67,8 @@ class CheckPoint:
     acking: set[int] = field(default_factory=set)
     """Those of them whose acknowledgement is on its way."""
     reviving: bool = False
+    dropped: bool = False
+    """Its group was deleted: its messages come again to nobody, not to a group that is made by the same name either."""
     log_begin: int = 0
     """Neither it nor copies of its messages, which are sent again, lie below this position of the log."""
     again_ms: int = 0
