@@ -45,6 +45,8 @@ class GroupState:
         self._corrections = Corrections(io, paths, syncs, self._words, table, self.progress, self._log.warning)
         # Topics that were wanted before they had a queue: they are read from their beginning.
         self._awaited: set[tuple[str, str]] = set()
+        self._deleted_ends: dict[tuple[str, str, int], int] = {}
+        """Where retry queues ended when their group was deleted: one of its name does not get what lies before."""
         self._words[words_of.PROGRESS_AT] = -1
 
     def step(self, now_ns: int) -> int:
@@ -122,6 +124,10 @@ class GroupState:
         if group not in self.progress.groups() and self.settings.get(group) is None:
             raise GroupNotFoundError(f"no group {group!r}")
         self.progress.note_reset(self._words[words_of.WRITTEN])
+        for at in self.progress.of(group):
+            bounds = self._queues.bounds(at.topic, at.queue_id)
+            if bounds is not None and at.topic.startswith(RETRY_PREFIX):
+                self._deleted_ends[group, at.topic, at.queue_id] = bounds.max_offset
         self.progress.forget(group)
         self.forget_waiting(group)
         self._save_now()
@@ -146,7 +152,9 @@ class GroupState:
         for queue_id in missing:
             bounds = self._queues.bounds(topic, queue_id)
             if bounds is not None:
-                self.progress.set(group, topic, queue_id, self._start(topic, queue_id, bounds, start, start_ms))
+                offset = self._start(topic, queue_id, bounds, start, start_ms)
+                end = self._deleted_ends.get((group, topic, queue_id), 0)
+                self.progress.set(group, topic, queue_id, max(offset, min(end, bounds.max_offset)))
 
     def begin_retries(self, group: str, topic: str, queue_id: int) -> None:
         """Give a group a place in a retry queue before copies go there, so that all count as not consumed.

@@ -138,8 +138,11 @@ class Pops:
         elif asked.operation == Operation.GROUP_ACK:
             self._ack(asked, asked.options)
         elif asked.operation == Operation.GROUP_DELETE:
+            its = [found for found in self._open if found.group == asked.options.group]
+            if any(found.reviving and not found.dropped for found in its):
+                raise StoreBusyError(f"messages of group {asked.options.group} are being sent again", hint_ms=20)
             self._groups.take(asked)
-            self._drop(found for found in self._open if found.group == asked.options.group)
+            self._drop(its)
         else:
             self._change_invisible(asked, asked.options)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mqproc.errors import BadRequestError, GroupInUseError, GroupNotFoundError, StoreBusyError, TooManyQueuesError
+from mqproc.errors import BadRequestError, GroupInUseError, StoreBusyError, TooManyQueuesError
 from mqproc.layout import control as words_of
 from mqproc.layout.record_codec import decode_record, decode_records, encode_record
 from mqproc.names import CHECK_POINT_MESSAGES, REVIVE_QUEUES, REVIVE_TOPIC
@@ -357,70 +357,6 @@ def test_a_group_that_was_deleted_has_waited_for_nothing(tmp_path: Path) -> None
         group.dispatch()
         assert caller.call(Operation.GROUP_RECEIVE, request)[0].count == 0
         assert group.role._pops._state.progress.offset("g", "Orders", 0) == 2
-    finally:
-        group.close()
-
-
-def test_what_a_deleted_groups_consumers_have_is_closed_and_sent_to_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A group that was made again by its name got it; so it did when the role was killed before that was closed."""
-    group = Group(tmp_path / "store")
-    now_ms = time.time_ns() // 1_000_000
-    group.store.engine.append("Orders", [b"0", b"1"], now_ms, queues=1)
-    bodies = [CheckPoint(name, "Orders", 0, 0, (0, 1), now_ms, 600_000, 0, "mqproc").body() for name in ("g", "h")]
-    group.store.engine.append(REVIVE_TOPIC, bodies, now_ms, queues=REVIVE_QUEUES, fixed_queue=0, tags=["ck"] * 2)
-    group.dispatch()
-    sent: list[tuple[str, list[bytes]]] = []
-    try:
-        group.role._pops._state.known("g")
-        group.role.close()
-        group.role = Query(group.context)
-        pops = group.role._pops
-
-        def store(messages: list[NewMessage], stored: Callable[[int], None], _refused: object) -> None:
-            sent.append((messages[0].topic, [bytes(message.body) for message in messages]))
-            stored(0)
-
-        monkeypatch.setattr(pops._writes, "store", store)
-        caller = group.connect()
-        while not is_read(caller):
-            pass
-        for name in ("h", "g"):
-            if name == "g":
-                caller.call(Operation.GROUP_DELETE, GroupRequest("g"))
-            pops._state.known(name)
-            wait_until(lambda name=name: group.step() >= 0 and name not in [each.group for each in pops._open])
-        assert [topic for topic, _ in sent] == [REVIVE_TOPIC] * 2
-        assert [body.split(b',"t"')[0] for _, (body,) in sent] == [
-            b'{"aol":[0,1],"so":0,"c":"h"',
-            b'{"aol":[0,1],"so":0,"c":"g"',
-        ]
-    finally:
-        group.close()
-
-
-def test_a_receive_whose_group_is_deleted_meanwhile_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    group = Group(tmp_path / "store")
-    group.store.engine.append("Orders", [b"0"], time.time_ns() // 1_000_000, queues=1)
-    group.dispatch()
-    stored: list[Callable[[int], None]] = []
-    try:
-        pops = group.role._pops
-        monkeypatch.setattr(pops._writes, "store", lambda _messages, done, _refused: stored.append(done))
-        receiver, other = group.connect(), group.connect()
-        while not is_read(other):
-            pass
-        receiver.ask(Operation.GROUP_RECEIVE, GroupReceiveRequest("g", ["Orders"], start=EARLIEST))
-        wait_until(lambda: receiver.answer() is None and stored)
-        other.call(Operation.GROUP_DELETE, GroupRequest("g"))
-        stored.pop()(0)
-        with pytest.raises(GroupNotFoundError, match="group g was deleted"):
-            wait_until(receiver.answer, SOON_S, "a refusal")
-        pops._state.known("g")
-        wait_until(lambda: group.step() >= 0 and stored)
-        stored.pop()(0)
-        assert len(pops._open) == 0
     finally:
         group.close()
 
