@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import threading
@@ -286,6 +287,27 @@ def test_records_of_a_deleted_topic_are_no_damage(make_group: Callable[..., Grou
         client.delete_topic("gone")
     assert group.stop() == 0
     assert findings() == []
+
+
+def test_progress_in_a_topic_that_was_made_again_is_not_beyond_its_end(make_group: Callable[..., Group]) -> None:
+    """Its queues go on where they stood, and have no file yet that would say so."""
+    group = make_group()
+    with group.client() as client:
+        client.create_topic("again", 2)
+        client.send_many([Message("again", b"x") for _ in range(10)])
+        with client.consumer("readers", "again", start="earliest") as consumer:
+            assert len([message.body for message in itertools.islice(consumer, 10)]) == 10
+        client.delete_topic("again")
+        client.create_topic("again", 2)
+        assert [(queue.min_offset, queue.max_offset) for queue in client.queues("again")] == [(5, 5), (5, 5)]
+    assert group.stop() == 0
+    assert call("store", "verify", group.store, "--json").json["findings"] == []
+    offsets = group.paths.consumer_offsets
+    offsets.write_text(offsets.read_text().replace("0:5", "0:6"))
+    found = call("store", "verify", group.store, "--json").json["findings"]
+    assert [(row["kind"], row["text"]) for row in found] == [
+        ("progress_beyond_end", "group readers: again queue 0: 6; the queue ends at 5")
+    ]
 
 
 def test_records_of_a_topic_that_rocketmq_deleted_are_noted(tmp_path: Path) -> None:

@@ -254,10 +254,16 @@ class StateFindings:
 
     def _progress(self) -> Iterable[Finding]:
         for queue, group, offset, path in [*self._consumed(), *self._delayed()]:
-            end = self._both.max_offset(queue)
+            end = self._next_offset(queue)
             if end is not None and offset > end:
                 text = f"{group} {queue[0]} queue {queue[1]}: {offset:,}; the queue ends at {end:,}"
                 yield Finding(Kind.PROGRESS_BEYOND_END, _name(self._paths, path), None, text=text.strip())
+
+    def _next_offset(self, queue: Queue) -> int | None:
+        """Where a queue goes on: one that was made again does it where it stood when its topic was deleted."""
+        end = self._both.max_offset(queue)
+        _, end_when_deleted = self._picture.deleted.get(queue, (0, 0))
+        return end if end is None else max(end, end_when_deleted)
 
     def _consumed(self) -> Iterable[tuple[Queue, str, int, Path]]:
         try:
