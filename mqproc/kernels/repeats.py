@@ -1,9 +1,9 @@
 """A window over the newest messages by topic and unique id, for a writer that drops what it has stored already.
 
     locate_ids(…)        where the unique ids of a frame's messages are
-    hash_ids(…)          a hash of topic and unique id for each
+    hash_ids(…)          a hash of topic and unique id for each, and of the topic that one which waits goes to
     look_up(…)           the record in the window that has the hash, message by message
-    confirm(…)           whether that record has this very topic and unique id; then what it was answered
+    confirm(…)           whether that record has these very topics and unique id; then what it was answered
     remember(…)          put records into the window, each in the place of the oldest one
     remember_log(…)      the same for the records of a part of the log
 
@@ -23,7 +23,9 @@ from mqproc.kernels.keyed import UNIQ_KEY_NAME
 from mqproc.kernels.primitive import Bytes, Words
 from mqproc.kernels.queue_lookup import belongs_to_deleted, same_bytes
 from mqproc.kernels.record_check import record_size, signed_topic_length, topic_length_at, topic_length_size
-from mqproc.layout import record
+from mqproc.kernels.views import as_kernel_array
+from mqproc.layout import properties, record
+from mqproc.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 
 # The window's state, int64[WINDOW_SIZE].
 (
@@ -39,6 +41,11 @@ WINDOW_SIZE = 2
 ) = range(3)
 ENTRY_WORDS = 3
 NONE = -1
+
+HALF_NAME = as_kernel_array(bytearray(HALF_TOPIC.encode()))
+SCHEDULE_NAME = as_kernel_array(bytearray(SCHEDULE_TOPIC.encode()))
+TIMER_NAME = as_kernel_array(bytearray(TIMER_TOPIC.encode()))
+REAL_TOPIC_NAME = as_kernel_array(bytearray(properties.REAL_TOPIC.encode()))
 
 NO_ID = 0
 """The hash of a message without a unique id."""
@@ -119,9 +126,35 @@ def locate_ids(
 
 
 @kernel
-def hash_ids(texts: Bytes, ids: Words, topic_block: Bytes, hashes: Words) -> None:
-    """Hashes of topic and unique id, `hashes` int64[count]; NO_ID for none. `texts` is what `ids` point into."""
-    seed = _mixed(0, topic_block, 0, topic_block.size)
+def _seed(topic: Bytes, topic_at: int, topic_size: int, real: Bytes, real_at: int, real_size: int) -> int:
+    """What the hashes of a topic's messages begin with; of those that wait for `real` with that too."""
+    seed = _mixed(0, topic, topic_at, topic_size)
+    return _mixed(seed, real, real_at, real_size) if real_size > 0 else seed
+
+
+@kernel
+def _real_topic(view: Bytes, at: int, total: int) -> int:
+    """Where the topic stands that a record which waits for its time, or for its producer, goes to; 0 for others."""
+    width = topic_length_size(view, at)
+    name_at = topic_length_at(view, at) + width
+    size = signed_topic_length(view, name_at - width, width)
+    if not (
+        (size == HALF_NAME.size and same_bytes(view, name_at, HALF_NAME, 0, size))
+        or (size == SCHEDULE_NAME.size and same_bytes(view, name_at, SCHEDULE_NAME, 0, size))
+        or (size == TIMER_NAME.size and same_bytes(view, name_at, TIMER_NAME, 0, size))
+    ):
+        return 0
+    place = find_property(view, properties_at(view, at), properties_end(view, at, total), REAL_TOPIC_NAME)
+    return place if place != ABSENT else 0
+
+
+@kernel
+def hash_ids(texts: Bytes, ids: Words, topic_block: Bytes, real_topic: Bytes, hashes: Words) -> None:
+    """Hashes of topic and unique id, `hashes` int64[count]; NO_ID for none. `texts` is what `ids` point into.
+
+    `real_topic` is the name of the topic that messages go to which wait in this one, empty for others.
+    """
+    seed = _seed(topic_block, 0, topic_block.size, real_topic, 0, real_topic.size)
     for i in range(hashes.size):
         size = int(ids[2 * i + 1])
         hashes[i] = _hash_of(seed, texts, int(ids[2 * i]), size) if size > 0 else NO_ID
@@ -160,6 +193,7 @@ def confirm(
     texts: Bytes,
     ids: Words,
     topic_block: Bytes,
+    real_topic: Bytes,
     queue_numbers: Words,
     cells: Words,
     places: Words,
@@ -167,7 +201,7 @@ def confirm(
 ) -> int:
     """Look at the records of `places` that lie in the segment at `base`, up to physical offset `stop`; how many hold.
 
-    Of one that has the message's topic and unique id, and was not deleted with its topic, the answer's columns are
+    Of one that has the message's topics and unique id, and was not deleted with its topic, the answer's columns are
     filled in; of another the place becomes NONE. `queue_numbers` and the queue table's `cells` are the topic's.
     """
     held = 0
@@ -185,6 +219,10 @@ def confirm(
         length_at = topic_length_at(view, at)
         block_size = width + signed_topic_length(view, length_at, width)
         if block_size != topic_block.size or not same_bytes(view, length_at, topic_block, 0, block_size):
+            continue
+        real = _real_topic(view, at, total)
+        size = place_size(real)
+        if size != real_topic.size or not same_bytes(view, place_at(real), real_topic, 0, size):
             continue
         found = find_property(view, properties_at(view, at), properties_end(view, at, total), UNIQ_KEY_NAME)
         size = int(ids[2 * i + 1])
@@ -282,7 +320,9 @@ def remember_log(view: Bytes, start: int, stop: int, base: int, ring: Words, slo
             if ring.size > 0:
                 width = topic_length_size(view, at)
                 length_at = topic_length_at(view, at)
-                seed = _mixed(0, view, length_at, width + signed_topic_length(view, length_at, width))
+                block_size = width + signed_topic_length(view, length_at, width)
+                real = _real_topic(view, at, total)
+                seed = _seed(view, length_at, block_size, view, place_at(real), place_size(real))
                 unique = _hash_of(seed, view, place_at(found), place_size(found))
                 _put(unique, base + at, ring, slots, window)
         at += total
@@ -296,9 +336,9 @@ def warm() -> None:
     slots = np.full(1, NONE, np.int64)
     window = np.zeros(WINDOW_SIZE, np.int64)
     locate_ids(nothing, 0, -1, 0, -1, nothing, nothing, words)
-    hash_ids(nothing, words, nothing, words)
+    hash_ids(nothing, words, nothing, nothing, words)
     look_up(words, words, slots, words)
-    confirm(nothing, 0, 0, nothing, words, nothing, words, words, words, nothing)
+    confirm(nothing, 0, 0, nothing, words, nothing, nothing, words, words, words, nothing)
     remember(words, words, words, slots, window)
     forget_from(0, words, slots, window)
     remember_log(nothing, 0, 0, 0, words, slots, window)

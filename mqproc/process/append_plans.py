@@ -172,6 +172,7 @@ class AppendPlans:
         check_slot(moved, payload, topics.options, now_ms, topics.waiting_in)
         waiting = topics.find_own(moved.topic)
         shape = _shape(moved, constant_properties(moved, parked=True), waiting, moved.sys_flag & record.SYS_FLAG_BODY)
+        shape.real_topic = request.topic.encode()
         return _plan(moved, payload, columns, shape, rotation)
 
 

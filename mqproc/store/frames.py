@@ -38,7 +38,8 @@ class FrameShape(msgspec.Struct, eq=False):
     between it and the tag, before and behind the keys, see `kernels.append`; the first `prefix_size` characters of a
     unique id are the frame's. `sharding_at` is where in the first part a sharding key stands. `lasting`: frames to come
     may have it too; then `columns` are bits of `kernels.append_run`. `copies`: its messages are made of ones that the
-    store has taken, perhaps when `max_message_size` was larger, and are taken again. `rendered` is the appender's own.
+    store has taken, perhaps when `max_message_size` was larger, and are taken again. `real_topic` is the name of the
+    topic that messages go to which wait in this one first. `rendered` is the appender's own.
     """
 
     magic: int
@@ -57,6 +58,7 @@ class FrameShape(msgspec.Struct, eq=False):
     lasting: bool = False
     copies: bool = False
     columns: int = 0
+    real_topic: bytes = b""
     rendered: RenderedShape | None = None
 
 

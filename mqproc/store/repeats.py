@@ -1,5 +1,7 @@
 """Dropping messages that are stored already: the same topic and unique id, within a window of the newest ones.
 
+Of messages that wait in a topic of the system's the topic that they go to counts as well.
+
     frame ──ids──▶ window: none is there ──▶ appended as it is, remembered
                            some are there ─▶ their records are looked at; the others appended; the answer has the places
                                              of the first ones for those
@@ -52,7 +54,8 @@ class _Ids:
         kernel.locate_ids(payload, plan.count, lengths, properties, plan.unique_counter, prefix, made, self.places)
         self.texts = made if composed else payload
         self.hashes = np.empty(plan.count, np.int64)
-        kernel.hash_ids(self.texts, self.places, as_kernel_array(plan.shape.topic_block), self.hashes)
+        topic_block, real_topic = as_kernel_array(plan.shape.topic_block), as_kernel_array(plan.shape.real_topic)
+        kernel.hash_ids(self.texts, self.places, topic_block, real_topic, self.hashes)
 
     def __getitem__(self, index: int) -> bytes:
         at, size = self.places[2 * index : 2 * index + 2].tolist()
@@ -153,6 +156,7 @@ class RepeatWindow:
                 ids.texts,
                 ids.places,
                 as_kernel_array(plan.shape.topic_block),
+                as_kernel_array(plan.shape.real_topic),
                 plan.shape.queue_numbers,
                 self._table.cells,
                 places,

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 
@@ -90,3 +91,18 @@ def test_sends_through_killed_writers_come_once(group: Group) -> None:
             turn += 1
     killer.join()
     assert bodies(group, "through") == expected
+
+
+def test_one_id_for_several_topics_whose_messages_wait(group: Group) -> None:
+    """They wait in one topic of the system's, by level, by time, and for their producer."""
+    topics = "Bills", "Mails"
+    with group.client() as client:
+        for topic in topics:
+            for _ in range(2):
+                client.send(Message(topic, b"level", unique_id="BY-LEVEL", delay_level=1))
+                client.send(Message(topic, b"time", unique_id="BY-TIME", deliver_at_ms=int(time.time() * 1000) + 900))
+            with client.transaction("payers", Message(topic, b"committed", unique_id="COMMITTED")):
+                pass
+        for topic in topics:
+            wait_until(lambda topic=topic: sum(bodies(group, topic).values()) >= 3)
+            assert bodies(group, topic) == {b"level": 1, b"time": 1, b"committed": 1}

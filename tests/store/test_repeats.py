@@ -15,6 +15,7 @@ from mqproc.kernels import repeats as kernel
 from mqproc.kernels.jit import plain
 from mqproc.layout import control as words_of
 from mqproc.layout.properties import encode
+from mqproc.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.store.frames import AppendPlan
 from mqproc.store.repeats import RepeatWindow
 from tests.store.live_store import FIRST_MS, LiveStore
@@ -30,6 +31,7 @@ class Sender:
         self.store = LiveStore(root)
         self.capacity = capacity
         self.published = 0
+        self.waits_in = TIMER_TOPIC
         self.restart()
 
     def restart(self) -> None:
@@ -72,6 +74,16 @@ class Sender:
         columns[6:8] = at, at + len(lengths)
         plan.payload = np.concatenate([plan.payload, lengths, np.frombuffer(b"".join(texts), np.uint8)])
         plan.columns = tuple(columns)
+        return plan
+
+    def waiting(self, name: str, real_topic: str) -> AppendPlan:
+        """A message that is to go to a topic later, or when its producer says so."""
+        plan = self.named(name, topic=self.waits_in)
+        text = encode({"UNIQ_KEY": name, "REAL_TOPIC": real_topic}).encode()
+        at = plan.columns[6]
+        size = np.array([len(text)], "<u2").view(np.uint8)
+        plan.payload = np.concatenate([plan.payload[:at], size, np.frombuffer(text, np.uint8)])
+        plan.shape.real_topic = real_topic.encode()
         return plan
 
     def bodies(self, topic: str = "T") -> list[bytes]:
@@ -122,9 +134,28 @@ def test_an_id_belongs_to_its_topic(sender: Sender) -> None:
     assert (sender.bodies("T"), sender.bodies("U")) == ([b"a"], [b"a"])
 
 
+@pytest.mark.parametrize("topic", [TIMER_TOPIC, SCHEDULE_TOPIC, HALF_TOPIC])
+def test_an_id_belongs_to_the_topic_that_its_message_waits_for(sender: Sender, topic: str) -> None:
+    sender.waits_in = topic
+    first = {real: sender.send(sender.waiting("a", real)) for real in ("T", "U")}
+    assert first["T"] != first["U"]
+    for _ in range(2):
+        assert [sender.send(sender.waiting("a", real)) for real in ("U", "T")] == [first["U"], first["T"]]
+        sender.restart()
+    assert sender.send(sender.waiting("a", "V")) not in first.values()
+
+
+def test_an_id_of_one_hash_belongs_to_the_topic_that_its_message_waits_for(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "hash_ids", lambda texts, ids, block, real, hashes: hashes.fill(5))
+    assert sender.send(sender.waiting("a", "T")) != sender.send(sender.waiting("a", "U"))
+    assert sender.window.dropped == 0
+
+
 def test_a_hash_alone_drops_nothing(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every message has the same hash: each hit is looked at and found to be another message."""
-    monkeypatch.setattr(kernel, "hash_ids", lambda texts, ids, block, hashes: hashes.fill(5))
+    monkeypatch.setattr(kernel, "hash_ids", lambda texts, ids, block, real, hashes: hashes.fill(5))
     for name in ("a", "b", "c"):
         sender.send(sender.named(name))
     assert sender.bodies() == [b"a", b"b", b"c"]
@@ -277,8 +308,10 @@ def test_compiled_and_plain_hash_alike() -> None:
         both = []
         for function in (kernel.hash_ids, plain(kernel.hash_ids)):
             hashes = np.zeros(2, np.int64)
-            function(data, ids, block, hashes)
+            function(data, ids, block, data[:0], hashes)
             both.append(hashes.tolist())
+            function(data, ids, block, block, hashes)
+            assert hashes[0] != both[-1][0] or size == 0
         assert both[0] == both[1]
         assert both[0][1] == kernel.NO_ID
         assert both[0][0] > 0 or size == 0
