@@ -18,6 +18,7 @@ from mqproc.kernels.append_options import COUNTERS
 from mqproc.kernels.append_run import HAS_BORN, HAS_FLAGS, HAS_QUEUES, MESSAGES_MAX
 from mqproc.kernels.hashing import java_hash_utf8, queue_of_hash
 from mqproc.layout import record
+from mqproc.names import TIMER_TOPIC
 from mqproc.process.constant_properties import UNIQUE_PREFIX_DIGITS, ConstantProperties, constant_properties, gaps_of
 from mqproc.process.open_topics import OpenTopic, OpenTopics
 from mqproc.process.parking import check_slot, parked, real_queue, waits
@@ -158,6 +159,10 @@ class AppendPlans:
             self._kept[key] = KeptShape(shape, topic, more_columns)
             shape.lasting = True
             shape.columns = _column_bits(request)
+        if request.deliver_at_ms and self._topics.topics.get(TIMER_TOPIC) is not None:
+            waiting, real_topic = self._topics.find_own(TIMER_TOPIC), request.topic.encode()
+            moved = {"topic_block": waiting.block, "queue_numbers": waiting.queue_numbers, "real_topic": real_topic}
+            shape.waited = msgspec.structs.replace(shape, **moved)
         return _plan(request, payload, columns, shape, topic.rotation), topic
 
     def _plan_parked(

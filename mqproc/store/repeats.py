@@ -26,7 +26,7 @@ from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import control as words_of
 from mqproc.shm.words import Words
 from mqproc.store.append import CommitLogAppender
-from mqproc.store.frames import AppendPlan
+from mqproc.store.frames import AppendPlan, FrameShape
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
 
@@ -53,9 +53,14 @@ class _Ids:
         payload = as_kernel_array(plan.payload)
         kernel.locate_ids(payload, plan.count, lengths, properties, plan.unique_counter, prefix, made, self.places)
         self.texts = made if composed else payload
-        self.hashes = np.empty(plan.count, np.int64)
-        topic_block, real_topic = as_kernel_array(plan.shape.topic_block), as_kernel_array(plan.shape.real_topic)
-        kernel.hash_ids(self.texts, self.places, topic_block, real_topic, self.hashes)
+        self.hashes = self.hashes_in(plan.shape)
+
+    def hashes_in(self, shape: FrameShape) -> NDArray[np.int64]:
+        """The hashes of the messages' ids in a shape's topics."""
+        hashes = np.empty(len(self.places) // 2, np.int64)
+        topic_block, real_topic = as_kernel_array(shape.topic_block), as_kernel_array(shape.real_topic)
+        kernel.hash_ids(self.texts, self.places, topic_block, real_topic, hashes)
+        return hashes
 
     def __getitem__(self, index: int) -> bytes:
         at, size = self.places[2 * index : 2 * index + 2].tolist()
@@ -116,18 +121,36 @@ class RepeatWindow:
     def _stored(
         self, plan: AppendPlan, ids: _Ids, answer: NDArray[np.uint8], publish: Callable[[], None]
     ) -> NDArray[np.bool_] | None:
-        """Which messages are stored, their places filled into the answer; None when none is."""
-        places = np.empty(plan.count, np.int64)
-        if not kernel.look_up(ids.hashes, self._ring, self._slots, places):
+        """Which messages are stored, their places filled into the answer; None when none is.
+
+        One whose time has come by now may have been sent when it was to wait still.
+        """
+        found = self._stored_in(plan.shape, ids, ids.hashes, answer, publish)
+        if plan.shape.waited is None:
+            return found
+        earlier = self._stored_in(plan.shape.waited, ids, ids.hashes_in(plan.shape.waited), answer, publish)
+        return found if earlier is None else earlier if found is None else found | earlier
+
+    def _stored_in(
+        self,
+        shape: FrameShape,
+        ids: _Ids,
+        hashes: NDArray[np.int64],
+        answer: NDArray[np.uint8],
+        publish: Callable[[], None],
+    ) -> NDArray[np.bool_] | None:
+        """The same of what has a shape's topics."""
+        places = np.empty(len(hashes), np.int64)
+        if not kernel.look_up(hashes, self._ring, self._slots, places):
             return None
         if int(places.max()) >= self._words[words_of.WRITTEN]:
             publish()
             self._forget_taken_back()
-            kernel.look_up(ids.hashes, self._ring, self._slots, places)
+            kernel.look_up(hashes, self._ring, self._slots, places)
         written = self._words[words_of.WRITTEN]
         held = 0
         for start in sorted({self._segments.start_of(place) for place in places[places >= 0].tolist()}):
-            held += self._confirm(start, written, plan, ids, places, answer)
+            held += self._confirm(start, written, shape, ids, places, answer)
         # A map would keep the space of a segment that retention deletes later.
         self._segments.close()
         return places >= 0 if held else None
@@ -136,7 +159,7 @@ class RepeatWindow:
         self,
         start: int,
         written: int,
-        plan: AppendPlan,
+        shape: FrameShape,
         ids: _Ids,
         places: NDArray[np.int64],
         answer: NDArray[np.uint8],
@@ -155,9 +178,9 @@ class RepeatWindow:
                 written,
                 ids.texts,
                 ids.places,
-                as_kernel_array(plan.shape.topic_block),
-                as_kernel_array(plan.shape.real_topic),
-                plan.shape.queue_numbers,
+                as_kernel_array(shape.topic_block),
+                as_kernel_array(shape.real_topic),
+                shape.queue_numbers,
                 self._table.cells,
                 places,
                 answer,

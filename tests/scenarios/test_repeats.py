@@ -106,3 +106,16 @@ def test_one_id_for_several_topics_whose_messages_wait(group: Group) -> None:
         for topic in topics:
             wait_until(lambda topic=topic: sum(bodies(group, topic).values()) >= 3)
             assert bodies(group, topic) == {b"level": 1, b"time": 1, b"committed": 1}
+
+
+def test_a_message_that_is_sent_again_when_its_time_has_come(group: Group) -> None:
+    """It has waited, and is delivered, or will be: what comes again is stored in its own topic."""
+    message = Message("Bells", b"ring", unique_id="RING", deliver_at_ms=int(time.time() * 1000) + 1000)
+    with group.client() as client:
+        first = client.send(message)
+        wait_until(lambda: bodies(group, "Bells"))
+        later = Message("Bells", b"later", unique_id="LATER", deliver_at_ms=message.deliver_at_ms)
+        found = client.send_many([message, later, message])
+        assert [result.message_id == first.message_id for result in found] == [True, False, True]
+        assert client.send(later).message_id == found[1].message_id
+    assert bodies(group, "Bells") == {b"ring": 1, b"later": 1}
