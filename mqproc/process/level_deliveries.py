@@ -152,7 +152,7 @@ class LevelDeliveries:
             # Held by the monotonic clock until now: the other one may say what it likes.
             due_count = 1
         if due_count == 0:
-            level.head, level.caught_up = level.offset, True
+            level.head = level.offset
             return 0
         level.head = -1
         return self._release(level, due_count)
@@ -164,7 +164,8 @@ class LevelDeliveries:
             data = self._reading.files.read_units(SCHEDULE_TOPIC, level.queue_id, level.offset, wanted, bounds.number)
         except FileNotFoundError:
             return wanted  # The pull says what has become of them.
-        due_ms = as_units(data)["tags_code"].astype(np.int64)
+        units = as_units(data)
+        due_ms = units["tags_code"].astype(np.int64)
         now_ms = self._clock.time_ms()
         ahead = (due_ms > now_ms) & (due_ms <= now_ms + level.delay_ms)
         count = int(np.argmax(ahead)) if ahead.any() else len(due_ms)
@@ -172,6 +173,8 @@ class LevelDeliveries:
             late_ms = np.maximum(now_ms - due_ms[:count], 0)
             self._words[words_of.DELIVERY_LATE_MS] = int(late_ms.max())
             return count
+        # With a clock that was set back it is no sign that a predecessor has not delivered it.
+        level.caught_up = level.caught_up or not self._releases.has_made(units["physical_offset"].astype(np.int64))
         # This clock after the other one: what passes between the two makes it late, never early.
         level.due_ns = self._clock.monotonic_ns() + (int(due_ms[0]) - now_ms) * _MS
         return 0

@@ -27,7 +27,7 @@ from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
 from mqproc.process.message_columns import MessageColumns
 from mqproc.process.parked_again import is_of_message
-from mqproc.store.delays.made_from import MadeFrom
+from mqproc.store.delays.made_from import MadeFrom, marks_of
 
 RETRY_NS: Final = 100_000_000
 # The log tells again that deliveries are refused after this time.
@@ -111,6 +111,10 @@ class Releases:
 
     def close(self) -> None:
         self.appender.close()
+
+    def has_made(self, physical_offsets: NDArray[np.int64]) -> bool:
+        """Whether the log has a delivery from before this keeper of what is parked at one of these places."""
+        return bool(self.known) and not self.known.isdisjoint(marks_of(physical_offsets).tolist())
 
     def _not_made(self, messages: MessageColumns) -> NDArray[np.bool_]:
         """Which were not delivered before; a mark that was found is found once."""

@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from mqproc.layout import control as words_of
+from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.names import SCHEDULE_TOPIC
 from mqproc.process.keeper import Keeper
+from mqproc.store.consume_queue import as_units
+from mqproc.store.delays.delay_offsets import DelayOffsets
+from mqproc.store.delays.made_from import MadeFrom, mark_of
 from mqproc.store.queue_table import QueueTable
 from tests.golden.fixtures import load_fixture, options_of
 from tests.process.flusher_rig import Rig
@@ -53,6 +57,28 @@ def test_a_keeper_that_loses_the_processor_between_two_clocks_is_late_but_never_
     left_ms = FIRST_DUE_MS - ManualClock.time_ms(rig.clock)
     held_ms = (keeper._levels._levels[0].due_ns - ManualClock.monotonic_ns(rig.clock)) / 1e6
     assert left_ms <= held_ms <= left_ms + 2 * PREEMPTED_MS
+    keeper.close()
+
+
+def test_a_clock_that_was_set_back_forgets_no_delivery_of_a_predecessor(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A keeper that starts when the first of its messages is not due any more says so to its own successor."""
+    file = DelayOffsets.load(rig.io, rig.paths)
+    begin = file.log = 100
+    file.save(rig.io, rig.io, rig.paths, FIRST_DUE_MS)
+    offset = file.offsets.get(1, 0)
+    units = as_units((rig.paths.queue(SCHEDULE_TOPIC, 0) / f"{0:020d}").read_bytes()[offset * UNIT_SIZE :])
+    monkeypatch.setattr(MadeFrom, "marks", lambda self, begin, end: {mark_of(int(units["physical_offset"][0]))})
+    rig.clock.set_time_ms(FIRST_DUE_MS - 700)
+    keeper = Keeper(rig.context(words_of.KEEPER))
+    keeper.do_work()
+    level = keeper._levels._levels[0]
+    assert (level.offset, level.caught_up, keeper._levels._begin()) == (offset, False, begin)
+    rig.clock.advance(701)
+    keeper.do_work()
+    keeper.do_work()
+    assert (level.offset, level.caught_up) == (offset + 1, True)
     keeper.close()
 
 
