@@ -110,11 +110,13 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
         failures: list[Exception] = []
 
         async def deliver(group: list[tuple[int, Message]]) -> None:
+            places = [index for index, _ in group]
             try:
-                found = await self.send_group([message for _, message in group], wait=wait)
-                results.update(zip([index for index, _ in group], found, strict=True))
+                call = sending.send_group([message for _, message in group], wait=wait, places=places)
+                found = await self.run(call)
+                results.update(zip(places, found, strict=True))
             except MqprocError as error:
-                failures.append(error)
+                failures.append(sending.at_its_place(error, places))
 
         try:
             for group in sending.groups_of(messages):
@@ -161,8 +163,7 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
 
     def send_batches(self, batches: Iterable[Batch], *, in_flight: int = IN_FLIGHT) -> AsyncIterator[BatchResult]:
         """Store many batches with up to `in_flight` frames under way; see `Client.send_batches`."""
-        calls = (call for batch in batches for call in sending.send_batch(batch, self._frame_bytes_max))
-        return self.run_all(calls, in_flight)
+        return self.run_all(sending.send_batches(batches, self._frame_bytes_max), in_flight)
 
     async def send_oneway(
         self,

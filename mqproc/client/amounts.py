@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import operator
 import time
-from typing import SupportsFloat, SupportsIndex
+from collections.abc import Iterable, Iterator
+from typing import SupportsFloat, SupportsIndex, TypeVar
 
 from mqproc.errors import BadRequestError
+
+T = TypeVar("T")
 
 
 def at_least_one(name: str, value: SupportsIndex) -> int:
@@ -19,6 +22,22 @@ def at_least_one(name: str, value: SupportsIndex) -> int:
     if number < 1:
         raise BadRequestError(f"{name} = {value!r} is out of range: 1 at least")
     return number
+
+
+def whole_number(name: str, value: SupportsIndex) -> int:
+    """Raise BadRequestError for what is no whole number."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise BadRequestError(f"{name} = {repr(value)[:64]} is no whole number") from None
+
+
+def each_of(name: str, values: Iterable[T]) -> Iterator[T]:
+    """Raise BadRequestError for what has no items."""
+    try:
+        return iter(values)
+    except TypeError:
+        raise BadRequestError(f"{name} = {repr(values)[:64]}: give a list, or what has items") from None
 
 
 def above_zero(name: str, value: SupportsFloat | SupportsIndex) -> float:

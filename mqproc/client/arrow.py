@@ -39,11 +39,11 @@ class ArrowPullResult:
 
 def parser(columns: Sequence[str] | None) -> Callable[[Any, memoryview], ArrowPullResult]:
     """What makes a PullAnswer and its records into Arrow. Raises BadRequestError for an unknown column."""
-    if isinstance(columns, str):
-        raise BadRequestError(f"columns = {columns!r}: give a list of names")
+    if columns is not None and (isinstance(columns, str | bytes) or not isinstance(columns, Sequence)):
+        raise BadRequestError(f"columns = {repr(columns)[:64]}: give a list of names")
     names = tuple(ALL_COLUMNS if columns is None else columns)
     for name in names:
-        if name not in ALL_COLUMNS:
+        if not isinstance(name, str) or name not in ALL_COLUMNS:
             raise BadRequestError(f"no column is called {name!r}; there are {', '.join(ALL_COLUMNS)}")
 
     def parse(answer: Any, payload: memoryview) -> ArrowPullResult:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mqproc.client.columns import Texts, as_list, check_form, is_array, is_arrow, no_bodies, numbers
 from mqproc.client.properties import check_property_rows
-from mqproc.errors import BadMessageError
+from mqproc.errors import BadMessageError, BadRequestError
 
 
 class Batch(msgspec.Struct, frozen=True, eq=False):
@@ -71,6 +71,15 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
             born_timestamps_ms=_numbers(self.born_timestamps_ms, "i8", count, "born times"),
             flags=_numbers(self.flags, "i4", count, "flags"),
         )
+
+    def checked_unique(self) -> tuple[str, int] | None:
+        """The unique ids of one's own. Raises BadRequestError for what is no prefix and counter."""
+        if self.unique is None:
+            return None
+        match self.unique:
+            case (str() as prefix, int() | np.integer() as counter):
+                return prefix, int(counter)
+        raise BadRequestError(f"unique = {repr(self.unique)[:64]}: give None, or a prefix and the first counter")
 
     def part(self, start: int, stop: int) -> Batch:
         """Messages [start, stop) as a batch; this one is aligned."""

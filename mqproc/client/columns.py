@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -42,6 +42,7 @@ _OFFSET_TYPES: Final = {
     "LargeStringArray": np.int64,
 }
 _SHOWN_CHARACTERS: Final = 64
+_WHOLE: Final = (int, np.integer)
 _TEXT_ARRAYS: Final = ("StringArray", "LargeStringArray")
 
 Texts = Any
@@ -126,6 +127,14 @@ def _view_of(body: Any, index: int) -> memoryview:
         return view.cast("B") if view.nbytes else memoryview(b"")
     except (TypeError, ValueError, BufferError) as error:
         raise BadMessageError(f"body {index:,} is a {type(body).__name__}, not bytes: {error}") from None
+
+
+def as_bytes(body: Any) -> bytes:
+    """One message's body. Raises BadMessageError."""
+    try:
+        return bytes(memoryview(body).cast("B"))
+    except (TypeError, ValueError, BufferError):
+        raise BadMessageError(f"body must be bytes, not {type(body).__name__}") from None
 
 
 def _numpy_bodies(bodies: NDArray[Any]) -> Column:
@@ -402,10 +411,14 @@ def numbers(values: Any, dtype: str, count: int, name: str) -> NDArray[Any]:
     try:
         found = np.asarray(values)
         if found.dtype.kind not in "iu" and len(found):
-            raise BadMessageError(f"{name}: {found.dtype} are no whole numbers")
+            told = _first_that(values, lambda value: not isinstance(value, _WHOLE))
+            raise BadMessageError(f"{name}: {told}{found.dtype} are no whole numbers")
         limits = np.iinfo(dtype)
         if len(found) and not limits.min <= int(found.min()) <= int(found.max()) <= limits.max:
-            raise BadMessageError(f"{name}: {int(found.min()):,}…{int(found.max()):,} do not fit {limits.bits} bits")
+            told = _first_that(found, lambda value: not limits.min <= value <= limits.max)
+            raise BadMessageError(
+                f"{name}: {told}{int(found.min()):,}…{int(found.max()):,} do not fit {limits.bits} bits"
+            )
     except (TypeError, ValueError, OverflowError) as error:
         raise BadMessageError(f"{name}: {error}") from None
     if found.shape != (count,):
@@ -413,29 +426,51 @@ def numbers(values: Any, dtype: str, count: int, name: str) -> NDArray[Any]:
     return np.ascontiguousarray(found, np.dtype(dtype).newbyteorder("<"))
 
 
-def check_queue_id(queue_id: int, of_each: Any = None) -> None:
+def _first_that(values: Any, is_wrong: Callable[[Any], bool]) -> str:
+    """The first wrong one of some numbers, in words; empty when no single one is."""
+    rows = values.tolist() if is_array(values) else list(values)
+    for row, value in enumerate(rows):
+        if is_wrong(value):
+            return f"{_value_of(value, row, len(rows))}: "
+    return ""
+
+
+def _no_whole_number(name: str, value: object) -> str:
+    return f"{name} = {repr(value)[:_SHOWN_CHARACTERS]} is no whole number"
+
+
+def check_queue_id(queue_id: Any, of_each: Any = None) -> None:
     """Raise NoSuchQueueError when no topic can have this queue, BadRequestError when messages have one of their own."""
     if of_each is not None:
         raise BadRequestError("a batch has one queue id for all messages, or one for each, not both")
-    try:
-        if not 0 <= queue_id < 1 << 31:
-            raise NoSuchQueueError(f"queue id {queue_id:,} is below 0 or too large")
-    except (TypeError, ValueError):  # An array is neither within nor beyond.
-        raise BadRequestError(f"queue_id = {queue_id!r} is no whole number") from None
+    if not isinstance(queue_id, _WHOLE):
+        raise BadRequestError(_no_whole_number("queue_id", queue_id))
+    if not 0 <= queue_id < 1 << 31:
+        raise NoSuchQueueError(f"queue id {queue_id:,} is below 0 or too large")
 
 
-def check_flag(flag: int) -> None:
+def check_flag(flag: Any) -> None:
     """Raise BadMessageError when a flag does not fit its field."""
-    try:
-        if not -(1 << 31) <= flag < 1 << 31:
-            raise BadMessageError(f"flag {flag:,} does not fit 32 bits")
-    except (TypeError, ValueError):
-        raise BadMessageError(f"flag = {flag!r} is no whole number") from None
+    if not isinstance(flag, _WHOLE):
+        raise BadMessageError(_no_whole_number("flag", flag))
+    if not -(1 << 31) <= flag < 1 << 31:
+        raise BadMessageError(f"flag {flag:,} does not fit 32 bits")
+
+
+def check_born(born_timestamp_ms: Any) -> None:
+    """Raise BadMessageError when a born time does not fit its field."""
+    if born_timestamp_ms is None:
+        return
+    if not isinstance(born_timestamp_ms, _WHOLE):
+        raise BadMessageError(_no_whole_number("born_timestamp_ms", born_timestamp_ms))
+    if not -(1 << 63) <= born_timestamp_ms < 1 << 63:
+        raise BadMessageError(f"born_timestamp_ms {born_timestamp_ms:,} does not fit 64 bits")
 
 
 def queue_numbers(queue_ids: Any, count: int) -> NDArray[np.int32]:
     """A column of queue ids. Raises NoSuchQueueError when one is negative."""
     found = numbers(queue_ids, "i4", count, "queue ids")
     if count and int(found.min()) < 0:
-        raise NoSuchQueueError(f"queue id {int(found.min()):,} is below 0")
+        row = int(found.argmin())
+        raise NoSuchQueueError(f"queue id {_value_of(int(found[row]), row, count)} is below 0")
     return found

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Type
 
 import msgspec
 
-from mqproc.client.amounts import moment_after
+from mqproc.client.amounts import milliseconds, moment_after, whole_number
 from mqproc.client.moments import time_ms
 from mqproc.client.properties import not_properties
 from mqproc.errors import (
@@ -194,15 +194,16 @@ def queues(topic: str) -> Call[list[QueueInfo]]:
 
 def queue(topic: str, queue_id: int) -> Call[QueueInfo]:
     """One queue of a topic. Raises TopicNotFoundError or NoSuchQueueError."""
-    if topic == "":
-        raise BadTopicError("topic is empty")
+    if not isinstance(topic, str) or not topic:
+        raise BadTopicError("topic is empty" if isinstance(topic, str) else f"topic is {topic!r}, not text")
+    wanted = whole_number("queue_id", queue_id)
 
     def parse(answer: Any, _: memoryview) -> QueueInfo:
         found = [QueueInfo(*row) for row in answer.queues]
         if not found:
             raise TopicNotFoundError(f"no topic {topic!r}")
         for info in found:
-            if info.queue_id == queue_id:
+            if info.queue_id == wanted:
                 return info
         raise NoSuchQueueError(f"topic {topic!r} has no queue {queue_id}; it has {len(found)}")
 
@@ -228,10 +229,7 @@ def pull_request(
 
     `progress`: after so many seconds it tells how far it has come through messages that do not match; None: it waits.
     """
-    try:
-        timeout_ms = max(0, round(timeout * 1000))
-    except (TypeError, ValueError, OverflowError):
-        raise BadRequestError(f"timeout = {timeout!r} is no number of seconds") from None
+    timeout_ms = max(0, milliseconds("timeout", timeout))
     progress_ms = -1 if progress is None else round(progress * 1000)
     names, sql = chosen(tags, filter)
     place = topic, queue_id, offset, max_messages, max_bytes
@@ -330,7 +328,7 @@ def by_key_page(
 def _by_key_request(
     topic: str, key: str, begin: Time, end: Time, max_messages: int, unique: bool, time: TimeKind
 ) -> ByKeyRequest:
-    if not key:
+    if isinstance(key, str) and not key:
         raise BadRequestError("key is empty")
     begin_ms, end_ms = _bounds(begin, end)
     return ByKeyRequest(topic, key, begin_ms, end_ms, max_messages, unique, _is_born(time))
@@ -373,8 +371,8 @@ def _bounds(begin: Time, end: Time) -> tuple[int, int]:
 
 
 def _is_born(time: str) -> bool:
-    if time not in ("store", "born"):
-        raise BadRequestError(f"time is {time!r}, neither 'store' nor 'born'")
+    if not isinstance(time, str) or time not in ("store", "born"):
+        raise BadRequestError(f"time is {repr(time)[:64]}, neither 'store' nor 'born'")
     return time == "born"
 
 
@@ -437,7 +435,7 @@ def scan_request(
     page_messages: int,
 ) -> ScanRequest:
     """The options of a scan; at most one property can be asked for."""
-    if properties and not isinstance(properties, Mapping):
+    if properties is not None and not isinstance(properties, Mapping):
         raise not_properties(properties)
     if properties and len(properties) > 1:
         raise BadRequestError(f"a scan looks for one property, not {len(properties)}")

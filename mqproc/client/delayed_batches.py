@@ -61,6 +61,8 @@ def _seconds(delay: Delays) -> NDArray[np.float64]:
     found: NDArray[Any] = np.asarray(delay)
     if found.dtype.kind == "M":  # numpy would count from 1970 in the array's own unit.
         raise TypeError("datetimes are moments, for deliver_at")
+    if found.dtype.kind == "c":  # numpy would take the real part.
+        raise TypeError("complex numbers are no seconds")
     are_timedeltas = found.dtype.kind == "m"
     if found.dtype.kind == "O":
         # Each is looked at: numpy would take a number among timedeltas for microseconds.
@@ -76,7 +78,10 @@ def is_column(value: Any) -> bool:
 
 
 def _times_ms(times: Any) -> NDArray[np.int64]:
-    found: NDArray[Any] = np.asarray(times)
+    try:
+        found: NDArray[Any] = np.asarray(times)
+    except ValueError as error:
+        raise BadTimeError(f"deliver_at is one time, or a list or an array of times: {error}") from None
     if found.dtype.kind == "M":
         return found.astype("datetime64[ms]").astype(np.int64)
     if found.dtype.kind in "iuf" and found.size:

@@ -22,7 +22,9 @@ from mqproc.client.columns import (
     Column,
     Texts,
     arrow_texts,
+    as_bytes,
     as_list,
+    check_born,
     check_flag,
     check_queue_id,
     encode_bodies,
@@ -224,7 +226,7 @@ def encode_message(message: Message, *, wait: bool = True, oneway: bool = False)
     if type(topic) is not str or topic not in _checked_topics:
         _check_topic(topic)
     if type(body) is not bytes:
-        body = _as_bytes(body)
+        body = as_bytes(body)
     if not _is_plain(message):
         return encode_messages([message], wait=wait, oneway=oneway)
     keys = _check_plain(message)
@@ -294,7 +296,8 @@ def check_message(message: Message) -> None:
     """Raise a BadRequestError when a message could not be sent, for those who send it later with others."""
     _check_topic(message.topic)
     if type(message.body) is not bytes:
-        _as_bytes(message.body)
+        as_bytes(message.body)
+    check_born(message.born_timestamp_ms)
     if _is_plain(message):
         _check_plain(message)
         return
@@ -318,13 +321,6 @@ def frame_key(message: Message) -> tuple[Hashable, ...]:
     if message.delay_level or message.deliver_at_ms:
         return message.topic, message.queue_id, message.delay_level, message.deliver_at_ms, message.sharding_key
     return message.topic, message.queue_id is None
-
-
-def _as_bytes(body: Any) -> bytes:
-    try:
-        return bytes(memoryview(body).cast("B"))
-    except (TypeError, ValueError):
-        raise BadMessageError(f"body must be bytes, not {type(body).__name__}") from None
 
 
 def encode_messages(
@@ -431,7 +427,7 @@ def _encode_whole(batch: Batch) -> AppendFrame:
     _check_topic(batch.topic)
     bodies = encode_bodies(batch.bodies)
     columns = _Columns(batch.topic, bodies)
-    columns.unique_prefix, columns.unique_counter = batch.unique or reserve(count)
+    columns.unique_prefix, columns.unique_counter = batch.checked_unique() or reserve(count)
     check_delay(batch.delay_level, batch.deliver_at_ms)
     if batch.delay_level or batch.deliver_at_ms:
         columns.further = {"delay_level": batch.delay_level, "deliver_at_ms": batch.deliver_at_ms}
@@ -491,10 +487,14 @@ def _own_properties(batch: Batch, columns: _Columns) -> Column:
     texts = []
     rows = zip(tags, keys, sharding_keys, given, strict=True)
     for index, (tag, key, sharding_key, properties) in enumerate(rows):
-        check_tag(tag or "")
-        check_sharding_key(sharding_key or "", properties, names_queue=False)
-        unique = unique_id(columns.unique_prefix, columns.unique_counter + index)
-        texts.append(whole_properties(tag or "", joined_keys(key), properties, unique, sharding_key or ""))
+        try:
+            tag, sharding_key = "" if tag is None else tag, "" if sharding_key is None else sharding_key
+            check_tag(tag)
+            check_sharding_key(sharding_key, properties, names_queue=False)
+            unique = unique_id(columns.unique_prefix, columns.unique_counter + index)
+            texts.append(whole_properties(tag, joined_keys(key), properties, unique, sharding_key))
+        except BadRequestError as error:
+            raise (type(error)(f"message {index:,}: {error}") if len(batch) > 1 else error) from None
     return encode_texts(texts, len(texts), "properties")
 
 

@@ -30,21 +30,22 @@ def send_many(client: Client, messages: Iterable[Message], *, in_flight: int, wa
 
     def finish() -> None:
         nonlocal failure
-        places = indices.popleft()
+        finished = indices.popleft()
         try:
-            results.update(zip(places, pipeline.finish(), strict=True))
+            results.update(zip(finished, pipeline.finish(), strict=True))
         except MqprocError as error:
-            failure = failure or error
+            failure = failure or sending.at_its_place(error, finished)
 
     try:
         try:
             for group in sending.groups_of(messages):
-                call = sending.send_group([message for _, message in group], wait=wait)
+                places = [index for index, _ in group]
+                call = sending.send_group([message for _, message in group], wait=wait, places=places)
                 if len(pipeline) >= in_flight:
                     finish()
                 if failure is not None:
                     break
-                indices.append([index for index, _ in group])
+                indices.append(places)
                 pipeline.start(call)
         except Exception as error:  # Of whoever makes the messages, or of one that cannot be sent.
             failure = error

@@ -123,8 +123,9 @@ NO_GAPS = Gaps()
 def split_at_gaps(properties: Mapping[str, str]) -> Gaps:
     """Encode constant properties. In a bucket that is shared, tag and keys come first and the unique id last."""
     parts: tuple[list[str], ...] = ([], [], [], [])
+    for name, value in properties.items():
+        check_property(name, value)
     for name in sorted(properties, key=_bucket):
-        check_property(name, properties[name])
         place = _bucket(name)
         gap = (place > _UNIQUE_BUCKET) + (place >= _TAG_BUCKET) + (place >= _KEYS_BUCKET)
         parts[gap].append(f"{name}{NAME_END}{properties[name]}{PAIR_END}")

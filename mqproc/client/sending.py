@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+import re
 import struct
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, ParamSpec, TypeVar
@@ -13,19 +14,28 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from mqproc.client.amounts import each_of
 from mqproc.client.batch import Batch
 from mqproc.client.core import IN_FLIGHT, WRITER, Call, Time, nothing
 from mqproc.client.delayed_batches import Delay, by_time, deliver_at_ms
 from mqproc.client.encoding import (
     FRAME_MESSAGES_MAX,
     AppendFrame,
+    check_message,
     encode_batch,
     encode_message,
     encode_messages,
     frame_key,
 )
 from mqproc.client.unique_id import unique_id, unique_ids
-from mqproc.errors import BadMessageError, BadPropertyError, BadRequestError, FrameTooLargeError, ProtocolError
+from mqproc.errors import (
+    BadMessageError,
+    BadPropertyError,
+    BadRequestError,
+    FrameTooLargeError,
+    MqprocError,
+    ProtocolError,
+)
 from mqproc.layout.record_codec import host_hex
 from mqproc.message import BatchResult, Message, SendResult
 from mqproc.wire.operations import AppendAnswer, Operation
@@ -38,6 +48,9 @@ GROUP_BYTES_MAX: Final = 1 << 20
 
 _decode_append = msgspec.msgpack.Decoder(AppendAnswer).decode
 _APPEND = int(Operation.APPEND)
+# What columns raise of values that nobody has looked at one by one, such as pandas' NA.
+_UNLOOKED_AT: Final = (TypeError, ValueError)
+_MESSAGE: Final = re.compile(r"message (\d+): (.*)", re.DOTALL)
 _unique_id_of = operator.attrgetter("unique_id")
 _ONE_ROW = struct.Struct("<qqi")
 _MASK64: Final = (1 << 64) - 1
@@ -92,10 +105,14 @@ def _append_call(frame: AppendFrame, parse: Callable[[memoryview, memoryview], T
 
 def send(message: Message, *, wait: bool = True, transaction: bool = False) -> Call[SendResult]:
     """One message; `transaction` for a half message, whose properties say so."""
-    if transaction:
-        frame = encode_messages([message], wait=wait, transaction=True)
-    else:
-        frame = encode_message(message, wait=wait)
+    try:
+        if transaction:
+            frame = encode_messages([message], wait=wait, transaction=True)
+        else:
+            frame = encode_message(message, wait=wait)
+    except _UNLOOKED_AT:
+        check_message(message)
+        raise
     return _append_call(frame, functools.partial(_send_result, message, frame))
 
 
@@ -128,7 +145,11 @@ def _send_result(message: Message, frame: AppendFrame, options: memoryview, payl
 
 def send_oneway(message: Message, frame_bytes_max: int) -> Call[None]:
     """One message that is not answered, so a frame that would end the connection is refused here."""
-    frame = encode_message(message, wait=False, oneway=True)
+    try:
+        frame = encode_message(message, wait=False, oneway=True)
+    except _UNLOOKED_AT:
+        check_message(message)
+        raise
     size = len(frame.options) + frame.payload_bytes
     if size > frame_bytes_max:
         raise FrameTooLargeError(f"frame of {size:,} bytes exceeds {frame_bytes_max:,}")
@@ -147,10 +168,32 @@ def _columns(payload: memoryview, count: int) -> tuple[Any, Any, Any]:
     )
 
 
-def send_group(messages: Sequence[Message], *, wait: bool = True) -> Call[list[SendResult]]:
-    """Messages with one `frame_key` in one frame."""
-    frame = encode_messages(messages, wait=wait)
+def send_group(
+    messages: Sequence[Message], *, wait: bool = True, places: Sequence[int] | None = None
+) -> Call[list[SendResult]]:
+    """Messages with one `frame_key` in one frame; `places` are theirs in what the caller has given, for errors."""
+    try:
+        frame = encode_messages(messages, wait=wait)
+    except (BadRequestError, *_UNLOOKED_AT):
+        _refuse_first_wrong(messages, places or range(len(messages)))
+        raise
     return _append_call(frame, functools.partial(_group_results, messages, frame))
+
+
+def _refuse_first_wrong(messages: Sequence[Message], places: Sequence[int]) -> None:
+    """Raise the error of the first message that cannot be sent, with its place."""
+    for place, message in zip(places, messages, strict=True):
+        try:
+            check_message(message)
+            encode_message(message)
+        except BadRequestError as error:
+            raise (type(error)(f"message {place:,}: {error}") if len(messages) > 1 or place else error) from None
+
+
+def at_its_place(error: MqprocError, places: Sequence[int]) -> MqprocError:
+    """The store's error about a frame, within which it counts messages, with the message's place in what was given."""
+    found = _MESSAGE.match(str(error)) if isinstance(error, BadRequestError) else None
+    return error if found is None else type(error)(f"message {places[int(found[1])]:,}: {found[2]}")
 
 
 @_checked
@@ -172,6 +215,14 @@ def send_batch(batch: Batch, frame_bytes_max: int) -> Iterator[Call[BatchResult]
     """A batch: one call, or several when it is larger than a frame may be."""
     for frame in encode_batch(batch, frame_bytes_max):
         yield _batch_call(frame)
+
+
+def send_batches(batches: Iterable[Batch], frame_bytes_max: int) -> Iterator[Call[BatchResult]]:
+    """Batches one after the other, each as `send_batch` has it."""
+    for index, batch in enumerate(each_of("batches", batches)):
+        if not isinstance(batch, Batch):
+            raise BadRequestError(f"item {index:,} is no Batch: {repr(batch)[:64]}")
+        yield from send_batch(batch, frame_bytes_max)
 
 
 def _batch_call(frame: AppendFrame) -> Call[BatchResult]:
@@ -244,7 +295,7 @@ class Grouping:
 def groups_of(messages: Iterable[Message]) -> Iterator[list[tuple[int, Message]]]:
     """A stream of messages as groups, one frame each."""
     grouping = Grouping()
-    for index, message in enumerate(messages):
+    for index, message in enumerate(each_of("messages", messages)):
         try:
             group = grouping.add(index, message)
         except (AttributeError, TypeError, ValueError):

@@ -157,8 +157,7 @@ class Client(Calls):
 
         A batch larger than a frame gives one result for each frame.
         """
-        calls = (call for batch in batches for call in sending.send_batch(batch, self._frame_bytes_max))
-        return self.run_all(calls, WRITER, in_flight)
+        return self.run_all(sending.send_batches(batches, self._frame_bytes_max), WRITER, in_flight)
 
     def send_oneway(
         self,

@@ -147,9 +147,9 @@ class MemoryRoles:
         self.frames += 1
         queues = self.queues.setdefault(options.topic, [[] for _ in range(8)])
         rows = read_append(options, bytes(request.payload))
-        for row in rows:
+        for index, row in enumerate(rows):
             if len(row.body) > BODY_MAX:
-                raise MessageTooLargeError(f"body of {len(row.body):,} bytes exceeds {BODY_MAX:,}")
+                raise MessageTooLargeError(f"message {index}: body of {len(row.body):,} bytes exceeds {BODY_MAX:,}")
             if row.queue_id >= len(queues):
                 raise NoSuchQueueError(f"topic has {len(queues)} queues")
         now_ms = time.time_ns() // 1_000_000
