@@ -14,19 +14,23 @@ from mqproc.began import IMPORTED_NS as _IMPORTED_NS  # noqa: F401
 
 if TYPE_CHECKING:
     from mqproc.client.aio import AsyncClient
-    from mqproc.client.aio_consumer import AsyncConsumer
+    from mqproc.client.aio_consumer import AsyncConsumer, JoiningConsumer
     from mqproc.client.aio_groups import AsyncGroups
     from mqproc.client.aio_producer import AsyncProducer
-    from mqproc.client.aio_transactions import AsyncTransaction, AsyncTransactionProducer
+    from mqproc.client.aio_transactions import AsyncTransaction, AsyncTransactionProducer, AsyncTransactions
+    from mqproc.client.arrow import ArrowPullResult
     from mqproc.client.batch import Batch
     from mqproc.client.consumer import Consumer
+    from mqproc.client.core import QueryMessageResult
     from mqproc.client.group_steps import Move, ResetTo
     from mqproc.client.groups import Groups
     from mqproc.client.producer import Producer
+    from mqproc.client.replay import ReplayPosition, ReplayProgress
     from mqproc.client.retry import RetryPolicy
     from mqproc.client.simple_consumer import AsyncSimpleConsumer, SimpleConsumer
     from mqproc.client.sync import Client
-    from mqproc.client.transactions import Transaction, TransactionProducer
+    from mqproc.client.tracing import Trace, TracedCopy, TracedKey, TracedProgress
+    from mqproc.client.transactions import Transaction, TransactionProducer, Transactions
     from mqproc.embedded import open
     from mqproc.errors import (
         BadLevelError,
@@ -93,12 +97,16 @@ if TYPE_CHECKING:
         TagFilter,
         TopicInfo,
     )
+    from mqproc.store.reads.index_query import IndexAnswer
+    from mqproc.store.reads.log_records import Visible
+    from mqproc.store.reads.log_scan import Conditions
     from mqproc.store.reads.reader import StoreReader
     from mqproc.transactions import OpenTransaction, TransactionResolution
 
     __version__: str
 
 __all__ = [
+    "ArrowPullResult",
     "AsyncClient",
     "AsyncConsumer",
     "AsyncGroups",
@@ -106,6 +114,7 @@ __all__ = [
     "AsyncSimpleConsumer",
     "AsyncTransaction",
     "AsyncTransactionProducer",
+    "AsyncTransactions",
     "BadLevelError",
     "BadMessageError",
     "BadPropertyError",
@@ -115,6 +124,7 @@ __all__ = [
     "Batch",
     "BatchResult",
     "Client",
+    "Conditions",
     "ConfigurationError",
     "Consumer",
     "CorruptStoreError",
@@ -130,7 +140,9 @@ __all__ = [
     "GroupSummary",
     "Groups",
     "Health",
+    "IndexAnswer",
     "InternalError",
+    "JoiningConsumer",
     "Message",
     "MessageNotFoundError",
     "MessageTooLargeError",
@@ -149,7 +161,10 @@ __all__ = [
     "ProtocolError",
     "PullResult",
     "PullStatus",
+    "QueryMessageResult",
     "QueueInfo",
+    "ReplayPosition",
+    "ReplayProgress",
     "RequestTimeoutError",
     "ResetTo",
     "RetryLaterError",
@@ -176,19 +191,26 @@ __all__ = [
     "TopicInfo",
     "TopicNotFoundError",
     "TopicReservedError",
+    "Trace",
+    "TracedCopy",
+    "TracedKey",
+    "TracedProgress",
     "Transaction",
     "TransactionEndedError",
     "TransactionNotFoundError",
     "TransactionOverdueError",
     "TransactionProducer",
     "TransactionResolution",
+    "Transactions",
     "UnknownCommandError",
     "UnsupportedVersionError",
+    "Visible",
     "__version__",
     "open",
 ]
 
 _LAZY = {
+    "ArrowPullResult": "mqproc.client.arrow",
     "AsyncClient": "mqproc.client.aio",
     "AsyncConsumer": "mqproc.client.aio_consumer",
     "AsyncGroups": "mqproc.client.aio_groups",
@@ -196,9 +218,11 @@ _LAZY = {
     "AsyncSimpleConsumer": "mqproc.client.simple_consumer",
     "AsyncTransaction": "mqproc.client.aio_transactions",
     "AsyncTransactionProducer": "mqproc.client.aio_transactions",
+    "AsyncTransactions": "mqproc.client.aio_transactions",
     "Batch": "mqproc.client.encoding",
     "BatchResult": "mqproc.message",
     "Client": "mqproc.client.sync",
+    "Conditions": "mqproc.store.reads.log_scan",
     "Consumer": "mqproc.client.consumer",
     "GroupInfo": "mqproc.groups",
     "GroupMember": "mqproc.groups",
@@ -206,13 +230,18 @@ _LAZY = {
     "GroupSummary": "mqproc.groups",
     "Groups": "mqproc.client.groups",
     "Health": "mqproc.message",
+    "IndexAnswer": "mqproc.store.reads.index_query",
+    "JoiningConsumer": "mqproc.client.aio_consumer",
     "Message": "mqproc.message",
     "Move": "mqproc.client.group_steps",
     "OpenTransaction": "mqproc.transactions",
     "Producer": "mqproc.client.producer",
     "PullResult": "mqproc.message",
     "PullStatus": "mqproc.message",
+    "QueryMessageResult": "mqproc.client.core",
     "QueueInfo": "mqproc.message",
+    "ReplayPosition": "mqproc.client.replay",
+    "ReplayProgress": "mqproc.client.replay",
     "ResetTo": "mqproc.client.group_steps",
     "RetryPolicy": "mqproc.client.retry",
     "SendResult": "mqproc.message",
@@ -223,9 +252,15 @@ _LAZY = {
     "StoredMessage": "mqproc.message",
     "TagFilter": "mqproc.message",
     "TopicInfo": "mqproc.message",
+    "Trace": "mqproc.client.tracing",
+    "TracedCopy": "mqproc.client.tracing",
+    "TracedKey": "mqproc.client.tracing",
+    "TracedProgress": "mqproc.client.tracing",
     "Transaction": "mqproc.client.transactions",
     "TransactionProducer": "mqproc.client.transactions",
     "TransactionResolution": "mqproc.transactions",
+    "Transactions": "mqproc.client.transactions",
+    "Visible": "mqproc.store.reads.log_records",
     "open": "mqproc.embedded",
 } | {name: "mqproc.errors" for name in __all__ if name.endswith("Error")}
 _MODULES = ("errors", "groups", "message", "transactions")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import pydoc
 import subprocess
 import sys
+import typing
+from collections.abc import Iterator
 from typing import Any
 
+import pyarrow
 import pytest
 
 import mqproc
@@ -39,6 +43,38 @@ def test_help_tells_of_every_exported_name(module: Any) -> None:
 
 def test_every_error_is_exported() -> None:
     assert {error.__name__ for error in ERROR_BY_CODE.values()} <= set(mqproc.__all__)
+
+
+# What stands below the calls that users make.
+_PLUMBING = {"give_line", "new_line", "pipeline", "reading", "run", "run_again", "run_all", "take_line"}
+
+
+def _types_of(hint: Any) -> Iterator[type]:
+    """Our own types that an annotation names."""
+    if isinstance(hint, list | tuple):
+        for part in hint:
+            yield from _types_of(part)
+    elif isinstance(hint, type) and hint.__module__.startswith("mqproc"):
+        yield hint
+    yield from itertools.chain.from_iterable(map(_types_of, typing.get_args(hint)))
+
+
+def _named_by(kind: type) -> Iterator[type]:
+    """Our own types that the public methods, properties and fields of a type name."""
+    names = {name: getattr(mqproc, name) for name in mqproc.__all__} | {"pa": pyarrow}
+    found = [member for name, member in inspect.getmembers(kind) if not name.startswith("_") and name not in _PLUMBING]
+    for member in [kind, *found]:
+        function = member.fget if isinstance(member, property) else member
+        if hasattr(function, "__annotations__"):
+            module = vars(sys.modules[function.__module__])
+            hints = typing.get_type_hints(function, names | module)
+            yield from _types_of([hint for name, hint in hints.items() if not name.startswith("_")])
+
+
+def test_every_type_that_public_methods_take_or_return_is_exported() -> None:
+    public = [getattr(mqproc, name) for name in mqproc.__all__ if inspect.isclass(getattr(mqproc, name))]
+    named = {used for kind in public for used in _named_by(kind)}
+    assert {kind.__qualname__ for kind in named - set(public)} == set()
 
 
 def test_other_names_do_not_exist() -> None:
