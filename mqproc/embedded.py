@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mqproc.client import Client
-from mqproc.client.producer import close_all
+from mqproc.client.producer import close_all, flush_all
 from mqproc.config import read_flags
 from mqproc.errors import (
     ERROR_BY_CODE,
@@ -45,8 +45,8 @@ _ERROR_BY_EXIT_CODE = {
 class OpenedClient(Client):
     """Made by `mqproc.open`; `close`, the end of its `with` block and that of the program let the group go.
 
-    They close its consumers first, which commits what is done. A client that is closed can be used as long as its group
-    runs, and fails at once when it does not.
+    They close its consumers first, which commits what is done, and send what its producers have left. A client that is
+    closed can be used as long as its group runs, and fails at once when it does not.
     """
 
     _openers: Openers | None = None
@@ -60,11 +60,13 @@ class OpenedClient(Client):
     def close(self) -> None:
         """Close the consumers and the connections, and let the group go, which ends with its last user.
 
-        Raises what a consumer's commit raises, when all of that is done.
+        Raises what a consumer's commit raises, and RequestTimeoutError when not everything of its producers was sent
+        within its `timeout`, when all of that is done.
         """
         with ExitStack() as steps:
             steps.callback(self._let_go)
             steps.callback(super().close)
+            steps.callback(flush_all, self, self.timeout_s)
             for consumer in list(self._consumers):
                 steps.callback(consumer.close)
 

@@ -45,7 +45,7 @@ class AsyncBroadcast(OwnProgress):
         """End the task and save; nobody is to be told."""
         try:
             if self._task is not None:
-                await tasks.end(self._task)
+                await tasks.end(self._task, self._client.timeout_s)
         finally:
             self.end()
 

@@ -55,7 +55,7 @@ class AsyncMembership(Member):
         """Stop being a member, and end the task. The group is `told`, unless nobody is there."""
         try:
             if self._task is not None:
-                await tasks.end(self._task)
+                await tasks.end(self._task, self._client.timeout_s)
             if self._member_id and told:
                 # The end of the connection would say it too.
                 with contextlib.suppress(MqprocError):

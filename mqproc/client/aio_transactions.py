@@ -113,10 +113,13 @@ class AsyncTransactionProducer:
         return self._client.transaction(self.group, message, check_immunity_time=check_immunity_time)
 
     async def close(self) -> None:
-        """Not be asked any more. Transactions that are open stay so."""
+        """Not be asked any more. Transactions that are open stay so.
+
+        A checker that goes on though it is cancelled is waited for as long as the client's `timeout`.
+        """
         task, self._task = self._task, None
         if task is not None:
-            await tasks.end(task)
+            await tasks.end(task, self._client.timeout_s)
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.ensure_future(self._run())

@@ -160,6 +160,9 @@ class Producer:
             finally:
                 self._flushing -= 1
 
+    def _flush_by(self, deadline: float) -> None:
+        self.flush(max(0.0, deadline - _clock()))
+
     def close(self, timeout: float | None = None) -> None:
         """Send what is left and end the thread. Raises RequestTimeoutError; the thread then goes on."""
         self._check_other_thread("close")
@@ -294,6 +297,15 @@ def _see_to_the_end() -> None:
         from multiprocessing.util import Finalize
 
         Finalize(None, close_all, exitpriority=0)
+
+
+def flush_all(client: Client, timeout_s: float) -> None:
+    """Send what the producers of a client have left. Raises RequestTimeoutError, when each has been waited for."""
+    deadline = _clock() + timeout_s
+    with contextlib.ExitStack() as steps:
+        for producer in list(_producers):
+            if producer._client is client:
+                steps.callback(producer._flush_by, deadline)
 
 
 def close_all() -> None:

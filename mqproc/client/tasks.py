@@ -6,14 +6,14 @@ import asyncio
 from typing import Any
 
 
-async def end(task: asyncio.Task[Any]) -> None:
-    """Cancel a task and wait for its end; raises what it has raised.
+async def end(task: asyncio.Task[Any], timeout_s: float) -> None:
+    """Cancel a task and wait for its end, at most so long: a user's function may hold it up. Raises what it has raised.
 
     Its end only: to await the task itself would take a cancellation of the caller's own for the task's.
     """
     task.cancel()
-    await asyncio.wait([task])
-    if not task.cancelled():
+    await asyncio.wait([task], timeout=timeout_s)
+    if task.done() and not task.cancelled():
         task.result()
 
 

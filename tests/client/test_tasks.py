@@ -1,0 +1,48 @@
+"""Tasks that end when they are told to, and one that does not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from mqproc.client import tasks
+from tests.conftest import PATIENCE_S
+
+
+def test_a_task_that_does_not_end_is_not_waited_for() -> None:
+    async def run() -> None:
+        held, going = asyncio.Event(), asyncio.Event()
+
+        async def stubborn() -> None:
+            try:
+                going.set()
+                await asyncio.sleep(PATIENCE_S)
+            except asyncio.CancelledError:
+                await held.wait()
+
+        task = asyncio.ensure_future(stubborn())
+        await going.wait()
+        async with asyncio.timeout(PATIENCE_S):
+            await tasks.end(task, 0.01)
+        assert not task.done()
+        held.set()
+        await task
+
+    asyncio.run(run())
+
+
+def test_what_a_task_has_raised_is_raised() -> None:
+    async def run() -> None:
+        async def fail() -> None:
+            raise OSError("no room")
+
+        task = asyncio.ensure_future(fail())
+        await asyncio.wait([task])
+        with pytest.raises(OSError, match="no room"):
+            await tasks.end(task, PATIENCE_S)
+        ending = asyncio.ensure_future(asyncio.sleep(PATIENCE_S))
+        await tasks.end(ending, PATIENCE_S)
+        assert ending.cancelled()
+
+    asyncio.run(run())
