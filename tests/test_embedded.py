@@ -268,10 +268,10 @@ def test_a_client_that_is_closed_first_commits_what_its_consumers_have_done(stor
 def test_a_client_that_is_closed_first_sends_what_its_producers_have_left(store: Path) -> None:
     with mqproc.open(store) as client:
         producer = client.producer(linger_ms=3_600_000)
-        future = producer.send("left", b"x")
+        future = producer.send("buffered", b"x")
     assert future.result(0).queue_offset == 0
     with mqproc.open(store) as client:
-        assert [message.body for message in client.range("left")] == [b"x"]
+        assert [message.body for message in client.range("buffered")] == [b"x"]
 
 
 def test_a_client_that_has_stopped_its_group_says_so_at_once(store: Path) -> None:

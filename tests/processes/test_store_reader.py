@@ -1,9 +1,21 @@
-"""A reader of a running store's files, while its group is stopped, started and killed."""
+"""A reader of a running store's files, while its group is stopped, started and killed; and of several threads."""
 
 from __future__ import annotations
 
-from mqproc import StoreReader
-from tests.conftest import Group, wait_until
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mqproc import BadRequestError, Conditions, StoreReader
+from mqproc.paths import StorePaths
+from mqproc.store.reads import reader as reader_module
+from mqproc.store.reads.store_views import GroupView
+from tests.conftest import PATIENCE_S, Group, wait_until
 
 
 def test_it_goes_on_with_the_group_that_was_started_behind_the_one_it_was_opened_on(group: Group) -> None:
@@ -33,3 +45,73 @@ def test_it_goes_on_with_the_group_that_was_started_behind_the_one_it_was_opened
         old = queues.bounds("T", 0)
         assert old is not None
         assert old.max_offset == 2, "who still looks at the old group's queues sees them"
+
+
+def test_it_follows_the_flush_mode_of_the_group_that_was_started_behind_the_one_it_was_opened_on(
+    tmp_path: Path,
+) -> None:
+    store = tmp_path / "store"
+    first = Group(store, flush_disk_type="ASYNC_FLUSH").start()
+    second = Group(store, flush_disk_type="SYNC_FLUSH")
+    try:
+        with StoreReader(store) as reader:
+            assert not reader.options.sync_flush
+            assert first.stop() == 0
+            second.start()
+            with second.client() as client:
+                client.send("T", b"1")
+                client.wait_dispatched()
+            wait_until(lambda: reader.visible.end > 0 and reader.options.sync_flush)
+            words = second.words()
+            assert reader.visible.end == max(words["writer_synced"], words["flusher_synced"])
+    finally:
+        first.close()
+        second.close()
+
+
+def test_threads_may_share_one(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where each question finds that the group was started anew."""
+    monkeypatch.setattr(reader_module, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(GroupView, "is_current", lambda *_: False)
+    bodies = [b"%d" % number for number in range(300)]
+    with group.client() as client:
+        client.create_topic("T", queues=1)
+        client.send_batch("T", bodies, keys=[f"k{number % 10}" for number in range(300)])
+        client.wait_dispatched()
+    with StoreReader(group.store) as reader, ThreadPoolExecutor(8) as pool:
+        questions: list[tuple[Callable[[], Any], Any]] = [
+            (lambda: [message.body for message in reader.messages("T")], bodies),
+            (lambda: [message.body for message in reader.range("T")], bodies),
+            (lambda: len(list(reader.scan(Conditions("T")))), 300),
+            (lambda: len(reader.by_key("T", "k3")), 30),
+            (lambda: reader.count("T"), 300),
+        ]
+        asked = [(pool.submit(ask), answer) for _ in range(40) for ask, answer in questions]
+        assert [answer.result(PATIENCE_S) for answer, _ in asked] == [answer for _, answer in asked]
+
+
+@pytest.mark.parametrize(
+    ("ask", "told"),
+    [
+        (lambda r: r.pull("T", "0", 0), "queue_id = '0' is no whole number"),
+        (lambda r: r.pull("T", 0, pd.NA), "offset = <NA> is no whole number"),
+        (lambda r: r.pull("T", 0, 0, tags="a"), "tags = 'a' is no list of texts"),
+        (lambda r: r.pull("T", 0, 0, tags=["\ud800"]), "tags = .* is no UTF-8"),
+        (lambda r: r.max_offset(np.array(["T"]), 0), "topic = array.* is no text"),
+        (lambda r: r.get(pd.NA), "message_id = <NA> is no text"),
+        (lambda r: r.look(1 << 70), "physical_offset = 118.* is no number of 64 bits"),
+        (lambda r: r.by_key("T", "k", 0.5), "begin_ms = 0.5 is no whole number"),
+        (lambda r: r.by_key("T", "k", unique=pd.NA), "unique = <NA> is no true or false"),
+        (lambda r: r.count("T", None), "begin_ms = None is no whole number"),
+        (lambda r: list(r.range("T", end_ms="5")), "end_ms = '5' is no whole number"),
+        (lambda r: list(r.messages("T", 0.5)), "queue_id = 0.5 is no whole number"),
+        (lambda r: list(r.scan(5)), "conditions = 5 are no Conditions"),
+    ],
+)
+def test_mistakes_are_told(tmp_path: Path, ask: Callable[[StoreReader], object], told: str) -> None:
+    StorePaths(tmp_path).commit_log.mkdir()
+    with StoreReader(tmp_path) as reader:
+        with pytest.raises(BadRequestError, match=told):
+            ask(reader)
+        assert reader.max_offset("T", np.int32(0)) == 0
+        assert reader.by_key("T", "\ud800") == []

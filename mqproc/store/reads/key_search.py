@@ -141,7 +141,9 @@ class _Wanted:
 
     def __init__(self, topic: str, key: str, begin_ms: int, end_ms: int, *, unique: bool, born_time: bool) -> None:
         name = properties.UNIQ_KEY if unique else properties.KEYS
-        self._arguments = tuple(as_kernel_array(bytearray(text.encode())) for text in (topic, name, key))
+        # What is no UTF-8 is of no record.
+        texts = (text.encode(errors="surrogatepass") for text in (topic, name, key))
+        self._arguments = tuple(as_kernel_array(bytearray(text)) for text in texts)
         self._begin_ms = begin_ms
         self._end_ms = end_ms
         self._born_time = born_time

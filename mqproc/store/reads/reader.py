@@ -12,6 +12,7 @@ end is where its units end, and the log ends where its last whole record does; t
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.config import Options
-from mqproc.errors import ConfigurationError
+from mqproc.errors import BadRequestError, ConfigurationError
 from mqproc.io import StoreIO
 from mqproc.kernels.gather import TIME_MAX, TIME_MIN
 from mqproc.layout.record_codec import decode_record, decode_records
@@ -31,6 +32,7 @@ from mqproc.paths import StorePaths
 from mqproc.store.existing import check_is_store
 from mqproc.store.index_shape import adopted_index_shape
 from mqproc.store.queue_folders import adopted_file_bytes
+from mqproc.store.reads.given import question
 from mqproc.store.reads.index_query import IndexAnswer
 from mqproc.store.reads.log_records import Visible
 from mqproc.store.reads.log_scan import Conditions
@@ -50,7 +52,10 @@ _LOOK_EVERY_S: Final = 0.1
 
 
 class StoreReader:
-    """A store's files, opened read-only. Times are Unix ms; nothing here changes the store."""
+    """A store's files, opened read-only. Times are Unix ms; nothing here changes the store.
+
+    Threads may share one: it answers one at a time, so a reader of its own for each is faster.
+    """
 
     def __init__(self, path: str | Path, options: Options | None = None, *, whole: bool = True) -> None:
         """Open the store at `path`, with the sizes that its files have whatever `options` say.
@@ -60,6 +65,7 @@ class StoreReader:
         """
         self.paths = StorePaths(Path(path))
         self._io = StoreIO()
+        self._asking = threading.RLock()
         check_is_store(self._io, self.paths)
         self.options = _with_sizes_of_files(self._io, self.paths, options or settings_of(self._io, self.paths))
         self._whole = whole
@@ -93,13 +99,14 @@ class StoreReader:
 
     def close(self) -> None:
         """Let go of files and maps."""
-        self._look_at_s = float("inf")
-        self._reading.close()
-        self._view.close()
+        with self._asking:
+            self._look_at_s = float("inf")
+            self._reading.close()
+            self._view.close()
 
     @property
     def reading(self) -> StoreReading:
-        """Questions to the store as it is now."""
+        """Questions to the store as it is now, for one thread alone."""
         self._follow()
         return self._reading
 
@@ -114,6 +121,9 @@ class StoreReader:
         self._look_at_s = now_s + _LOOK_EVERY_S
         if self._view.is_current(self._io, self.paths):
             return
+        # The new one may flush in another way, and so confirm other messages.
+        present = settings_of(self._io, self.paths)
+        self.options = dataclasses.replace(self.options, flush_disk_type=present.flush_disk_type)
         view = GroupView.open(self._io, self.paths, self.options)
         if view is not None:
             old = self._reading
@@ -129,24 +139,29 @@ class StoreReader:
     @property
     def visible(self) -> Visible:
         """The part of the log that may be read now."""
-        self._follow()
-        return self._view.visible()
+        with self._asking:
+            self._follow()
+            return self._view.visible()
 
     # Queues and topics
 
+    @question
     def topics(self) -> list[TopicInfo]:
         """Topics that have a queue or an entry in `config/topics.json`, sorted."""
         return finish(self.reading.topic_infos())
 
+    @question
     def queues(self, topic: str = "") -> list[QueueInfo]:
         """Queues of a topic, or of all."""
         return finish(self.reading.queue_infos(topic))
 
+    @question
     def min_offset(self, topic: str, queue_id: int) -> int:
         """First queue offset that can be read; 0 for an unknown queue, as RocketMQ says."""
         bounds = self.reading.queues.bounds(topic, queue_id)
         return bounds.min_offset if bounds else 0
 
+    @question
     def max_offset(self, topic: str, queue_id: int) -> int:
         """Queue offset of the next message; 0 for an unknown queue, as RocketMQ says."""
         bounds = self.reading.queues.bounds(topic, queue_id)
@@ -154,6 +169,7 @@ class StoreReader:
 
     # Messages
 
+    @question
     def pull(
         self,
         topic: str,
@@ -173,6 +189,7 @@ class StoreReader:
 
     # RocketMQ's own answers, where ours are others: the names are its own
 
+    @question
     def get_message(
         self,
         topic: str,
@@ -186,31 +203,37 @@ class StoreReader:
         """RocketMQ's `getMessage`: tags of `expression` by hash, its limits, no CRC, unknown queues are empty."""
         return _pull_result(self.reading.get_message(topic, queue_id, offset, max_messages, max_bytes, expression))
 
+    @question
     def query_message(
         self, topic: str, key: str, max_messages: int = 32, begin_ms: int = TIME_MIN, end_ms: int = TIME_MAX
     ) -> IndexAnswer:
         """RocketMQ's `queryMessage` by key: whatever the index points to by hash."""
         return finish(self.reading.query_message(topic, key, max_messages, begin_ms, end_ms))
 
+    @question
     def min_offset_in_queue(self, topic: str, queue_id: int) -> int:
         """RocketMQ's `getMinOffsetInQueue`, which looks for it in the queue's first file only."""
         return self.reading.rocketmq_queues.bounds(topic, queue_id).min_offset
 
+    @question
     def offset_in_queue_by_time(self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False) -> int:
         """RocketMQ's `getOffsetInQueueByTime`, within the bounds that it gives the queue."""
         return self.reading.offset_in_queue_by_time(topic, queue_id, time_ms, upper=upper)
 
     # Messages by id, key and time
 
+    @question
     def get(self, message_id: str, topic: str = "") -> StoredMessage:
         """The message with an offset id or a unique id. Raises MessageNotFoundError."""
         return decode_record(finish(self.reading.get(message_id, topic)).data, check_crc=False)
 
+    @question
     def look(self, physical_offset: int) -> StoredMessage | None:
         """The message whose record begins at a physical offset; None when none does."""
         record = self.reading.look(physical_offset)
         return None if record is None else decode_record(record.data, check_crc=False)
 
+    @question
     def by_key(
         self,
         topic: str,
@@ -237,6 +260,7 @@ class StoreReader:
         )
         return _messages_of(batch)
 
+    @question
     def messages(self, topic: str = "", queue_id: int | None = None) -> Iterator[StoredMessage]:
         """All messages of a topic, or of all topics, queue by queue from its minimum offset on."""
         for queue in self.queues(topic):
@@ -254,6 +278,7 @@ class StoreReader:
                 return
             offset = result.next_offset
 
+    @question
     def range(
         self,
         topic: str,
@@ -266,23 +291,26 @@ class StoreReader:
         """Messages with begin_ms ≤ time < end_ms, queue by queue."""
         cursor: Sequence[int] = ()
         while True:
-            batch = finish(
-                self.reading.range(
-                    topic,
-                    begin_ms,
-                    end_ms,
-                    tags=tags,
-                    born_time=born_time,
-                    cursor=cursor,
-                    max_messages=PAGE_MESSAGES,
-                    max_bytes=self.options.max_pull_bytes,
+            with self._asking:
+                batch = finish(
+                    self.reading.range(
+                        topic,
+                        begin_ms,
+                        end_ms,
+                        tags=tags,
+                        born_time=born_time,
+                        cursor=cursor,
+                        max_messages=PAGE_MESSAGES,
+                        max_bytes=self.options.max_pull_bytes,
+                    )
                 )
-            )
-            yield from _messages_of(batch)
+                page = _messages_of(batch)
+            yield from page
             if batch.complete:
                 return
             cursor = batch.cursor
 
+    @question
     def count(
         self,
         topic: str,
@@ -295,31 +323,40 @@ class StoreReader:
         """How many messages `range` gives."""
         return finish(self.reading.count(topic, begin_ms, end_ms, tags=tags, born_time=born_time))
 
+    @question
     def offset_at(self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False) -> int:
         """First queue offset stored at or after a time; with `upper` the last one at or before it."""
         return self.reading.offset_at(topic, queue_id, time_ms, upper=upper)
 
+    @question
     def store_time_ms(self, topic: str, queue_id: int, offset: int) -> int:
         """Store time of the message at a queue offset, −1 when there is none."""
         return self.reading.store_time_ms(topic, queue_id, offset)
 
+    @question
     def scan(self, conditions: Conditions | None = None, physical_offset: int = -1) -> Iterator[StoredMessage]:
         """Messages found by a pass over the whole log, in its order."""
+        wanted = Conditions() if conditions is None else conditions
+        if not isinstance(wanted, Conditions):
+            raise BadRequestError(f"conditions = {repr(wanted)[:64]} are no Conditions")
         while True:
-            batch = finish(
-                self.reading.scan(
-                    conditions or Conditions(),
-                    physical_offset,
-                    max_messages=PAGE_MESSAGES,
-                    max_bytes=self.options.max_pull_bytes,
-                    max_scan_bytes=1 << 30,
+            with self._asking:
+                batch = finish(
+                    self.reading.scan(
+                        wanted,
+                        physical_offset,
+                        max_messages=PAGE_MESSAGES,
+                        max_bytes=self.options.max_pull_bytes,
+                        max_scan_bytes=1 << 30,
+                    )
                 )
-            )
-            yield from _messages_of(batch)
+                page = _messages_of(batch)
+            yield from page
             if batch.complete:
                 return
             physical_offset = batch.cursor[0]
 
+    @question
     def record_bytes(self, physical_offset: int) -> NDArray[np.uint8] | None:
         """The raw record at a physical offset, uint8[size]."""
         return self.reading.look(physical_offset)

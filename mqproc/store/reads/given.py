@@ -1,0 +1,101 @@
+"""Questions to a StoreReader: one at a time, and what callers give is looked at first, and refused in words."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
+
+from mqproc.errors import BadRequestError
+
+
+class Asked(Protocol):
+    """What has one question answered at a time."""
+
+    @property
+    def _asking(self) -> AbstractContextManager[Any]: ...
+
+
+A = TypeVar("A", bound=Asked)
+P = ParamSpec("P")
+T = TypeVar("T")
+_INT64: Final = range(-(1 << 63), 1 << 63)
+_SHOWN_CHARACTERS: Final = 64
+
+
+def question(method: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[A, P], T]:
+    """A method that refuses, by BadRequestError, texts, numbers and flags that are none by what it says of its types.
+
+    It gets numpy's numbers as Python's, and is alone, unless it is a generator: that has each page for itself.
+    """
+    signature = inspect.signature(method)
+    kinds = {name: str(parameter.annotation) for name, parameter in signature.parameters.items()}
+    plain = {name: _PLAIN[kind] for name, kind in kinds.items() if kind in _PLAIN}
+    pages = inspect.isgeneratorfunction(method)
+
+    @functools.wraps(method)
+    def asked(self: A, /, *given: P.args, **named: P.kwargs) -> T:
+        bound = signature.bind(self, *given, **named)
+        values = bound.arguments
+        for name, plain_of in plain.items():
+            if name in values:
+                values[name] = plain_of(name, values[name])
+        if pages:
+            return method(*bound.args, **bound.kwargs)
+        with self._asking:
+            return method(*bound.args, **bound.kwargs)
+
+    return asked
+
+
+def _whole_number(name: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise _no(name, value, "whole number") from None
+    if number not in _INT64:
+        raise _no(name, value, "number of 64 bits")
+    return number
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise _no(name, value, "text")
+    return value
+
+
+def _flag(name: str, value: Any) -> bool:
+    # numpy's own are told by their name: not every reader has loaded numpy.
+    if not isinstance(value, bool) and type(value).__name__ not in ("bool", "bool_"):
+        raise _no(name, value, "true or false")
+    return bool(value)
+
+
+def _texts(name: str, value: Any) -> Sequence[str]:
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise _no(name, value, "list of texts")
+    texts = [_text(name, one) for one in value]
+    for text in texts:
+        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+            raise _no(name, text, "UTF-8")
+    return texts
+
+
+def _whole_number_or_none(name: str, value: Any) -> int | None:
+    return None if value is None else _whole_number(name, value)
+
+
+def _no(name: str, value: Any, what: str) -> BadRequestError:
+    return BadRequestError(f"{name} = {repr(value)[:_SHOWN_CHARACTERS]} is no {what}")
+
+
+_PLAIN: Final[dict[str, Callable[[str, Any], Any]]] = {
+    "int": _whole_number,
+    "int | None": _whole_number_or_none,
+    "str": _text,
+    "bool": _flag,
+    "Sequence[str]": _texts,
+}
