@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 from mqproc.cli.columns import TIME_FORMATS, ColumnMaker, FieldNames
 from mqproc.cli.commands import Command
 from mqproc.cli.completing import complete_topic
-from mqproc.cli.formats import FORMATS
+from mqproc.cli.formats import FORMATS, guess_kind
 from mqproc.cli.import_journal import Entry, Fingerprint, Journal
 from mqproc.cli.importer import CHUNK_ROWS, Importer, Stored
 from mqproc.cli.invocation import Invocation, pass_invocation
@@ -64,7 +65,6 @@ class Delimiter(click.ParamType[str]):
 @click.option("--time-field", "time", default="", metavar="FIELD", help="Field that is the born time.")
 @click.option(
     "--time-format",
-    default="auto",
     metavar="FORMAT",
     help=f"{', '.join(TIME_FORMATS)}, or strptime's.  [default: auto]",
 )
@@ -73,7 +73,7 @@ class Delimiter(click.ParamType[str]):
 @click.option("--typed", is_flag=True, help="CSV: numbers, true and false become JSON's, nulls null.")
 @click.option("--null", "nulls", multiple=True, metavar="TEXT", help="Text that means no value, besides the empty one.")
 @click.option(
-    "--delimiter", type=Delimiter(), default=",", help="CSV: separator of fields, \\t for a tab.  [default: ,]"
+    "--delimiter", type=Delimiter(), help="CSV: separator of fields, \\t for a tab, as of .tsv.  [default: ,]"
 )
 @click.option("--member", default="", metavar="NAME", help="File inside a .zip that holds several.")
 @click.option("--name", default="", help="Name of this import of a stream, so that it can go on later.")
@@ -87,12 +87,12 @@ def import_(
     keys: tuple[str, ...],
     tag: str,
     time: str,
-    time_format: str,
+    time_format: str | None,
     queue: str,
     queues: int | None,
     typed: bool,
     nulls: tuple[str, ...],
-    delimiter: str,
+    delimiter: str | None,
     member: str,
     name: str,
     restart: bool,
@@ -104,11 +104,23 @@ def import_(
 
     The same command again goes on where it stopped, after Ctrl-C or a kill, or when a wrong record has been mended: no
     record twice, none missed. A file that has grown since is continued. --restart imports it once more.
+
+    NaN and the infinities of Parquet become null, since JSON has no such numbers; how many is told at the end.
     """
-    if name and sum(_regular_file(file) is None for file in files) > 1:
-        raise click.UsageError(f"--name {name} is one stream's: the second of them would be taken for the first")
-    names = FieldNames(tuple(keys), tag, time, queue, time_format)
-    reading = Reading(names.wanted, typed, ("", *nulls), delimiter, CHUNK_ROWS)
+    _check_streams(name, files)
+    for option, formats in (
+        ("--typed" if typed else "", {"csv"}),
+        ("--delimiter" if delimiter else "", {"csv"}),
+        ("--null" if nulls else "", {"csv", "jsonl"}),
+    ):
+        if option:
+            _check_formats(option, formats, files, kind)
+    if member and not any(map(_is_zip, files)):
+        raise click.UsageError(f"--member {member} is a file inside a .zip, which {', '.join(files)} is none of")
+    if time_format and not time:
+        raise click.UsageError(f"--time-format {time_format} goes with --time-field")
+    names = FieldNames(tuple(keys), tag, time, queue, time_format or "auto")
+    reading = Reading(names.wanted, typed, ("", *nulls), delimiter or "", CHUNK_ROWS)
     paths = invocation.existing_paths()
     patience_s = invocation.timeout if invocation.timeout_given else PATIENCE_S
     rows = []
@@ -121,6 +133,27 @@ def import_(
     out = invocation.out
     if out.shape != "table":
         out.rows("imports", _COLUMNS, rows, topic=topic)
+
+
+def _check_streams(name: str, files: Sequence[str]) -> None:
+    """Raise a usage error where `--name` does not name one stream."""
+    streams = sum(_regular_file(file) is None for file in files)
+    if name and streams > 1:
+        raise click.UsageError(f"--name {name} is one stream's: the second of them would be taken for the first")
+    if name and not streams and all(Path(file).exists() for file in files):
+        raise click.UsageError(f"--name {name} is for a stream; the import of a file goes on by the file's name")
+
+
+def _is_zip(file: str) -> bool:
+    return Path(file).suffix.lower() == ".zip"
+
+
+def _check_formats(option: str, formats: Collection[str], files: Sequence[str], kind: str | None) -> None:
+    """Raise a usage error for an option that says nothing of any file; what a .zip holds is not known yet."""
+    kinds = {file: kind or guess_kind(file) for file in files}
+    if not any(found in formats or (_is_zip(file) and not kind) for file, found in kinds.items()):
+        told = ", ".join(f"{file} is {found}" for file, found in kinds.items())
+        raise click.UsageError(f"{option} is for {' and '.join(sorted(formats))}; {told}")
 
 
 def _regular_file(file: str) -> Path | None:
@@ -226,6 +259,9 @@ class ImportJob:
                 f"{title}: {counted(sent, 'record')} to {self._topic} in {format_duration(progress.seconds)}, "
                 f"{sent / max(progress.seconds, 1e-9):,.0f}/s"
             )
+            if source.not_finite:
+                told = counted(source.not_finite, "number")
+                out.note(f"{title}: {told} NaN or infinite, null in the messages: JSON has no such numbers")
             return self._numbers(sent, importer_end - sent, progress.seconds)
 
     def _send(self, importer: Importer, source: Source, stored: Stored, first: int, out: Output) -> None:
@@ -295,7 +331,8 @@ class ImportJob:
             "format": kind,
             "topic": self._topic,
             "fields": [list(names.keys), names.tag, names.time, names.time_format, names.queue],
-            "reading": [reading.typed, list(reading.nulls), reading.delimiter],
+            # As versions before have it, whose imports go on.
+            "reading": [reading.typed, list(reading.nulls), reading.delimiter or ","],
         }
 
     def _prepare(self, journal: Journal, source: Source, restart: bool) -> Entry | None:

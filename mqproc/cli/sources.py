@@ -30,8 +30,8 @@ from typing import IO, Any, Self, TypeVar, cast
 import click
 import msgspec
 
+from mqproc.cli.arrow_values import not_finite, plain
 from mqproc.cli.formats import guess_kind, is_packed, kind_of_member
-from mqproc.cli.nanoseconds import plain
 from mqproc.client.connection import FRAME_BYTES_MAX
 from mqproc.errors import BadMessageError, BadRequestError
 from mqproc.quantities import counted
@@ -50,6 +50,7 @@ _NAMES_SHOWN = 8
 # So much of a text is counted line by line. Further on its decoder tells, which is never so far ahead.
 _COUNTED_BYTES = 1 << 17
 _RAW = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_VALUE = msgspec.json.Decoder().decode
 _AHEAD_BYTES = 1 << 16
 # A column of identifiers has as many values as rows: the memory for known values is bounded.
 _KNOWN_VALUES_MAX = 100_000
@@ -68,18 +69,19 @@ class Reading:
     """How to read: `fields` are those whose values are wanted beside the bodies.
 
     `typed`: numbers, true, false and empty values of CSV become JSON's, not text. `nulls`: texts that mean no value.
+    `delimiter` "": a tab for .tsv, else a comma.
     """
 
     fields: tuple[str, ...] = ()
     typed: bool = False
     nulls: tuple[str, ...] = ("",)
-    delimiter: str = ","
+    delimiter: str = ""
     chunk_rows: int = 1000
     skip: int = 0
 
 
 class WrittenNumber(float):
-    """A number of JSON with a fraction or an exponent, and its `text` there: `1e3` and `1000.0` are one number."""
+    """A number of JSON, and its `text` there: `1e3` and `1000.0` are one number, and so are `-0` and `0`."""
 
     __slots__ = ("text",)
 
@@ -138,6 +140,8 @@ class Source:
         self._told_kind = kind
         self.kind = kind or guess_kind(name)
         self.total = 0
+        # Numbers of the records read that JSON has not: NaN and the infinities.
+        self.not_finite = 0
         self.done: Callable[[], int] = lambda: 0
         self._stack = ExitStack()
         try:
@@ -308,7 +312,7 @@ def _object_template(names: Sequence[str]) -> bytes:
 def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
     # Bytes that are no UTF-8 become surrogates, which are told with their record: a decoder reads far ahead of it.
     text = io.TextIOWrapper(source.stream, "utf-8-sig", "surrogateescape", newline="")
-    delimiter = "\t" if ".tsv" in source.suffixes else reading.delimiter
+    delimiter = reading.delimiter or ("\t" if ".tsv" in source.suffixes else ",")
     # Python's own limit is far below what a message may hold.
     csv.field_size_limit(FRAME_BYTES_MAX)
     lines = _Lines(source.stream, text)
@@ -428,19 +432,23 @@ def _check_json(line: bytes, name: str) -> None:
 
 
 def _json_fields(bodies: Sequence[bytes], reading: Reading, name: str, first: int) -> dict[str, list[Any]]:
-    decode = msgspec.json.Decoder(dict[str, Any]).decode
     fields: dict[str, list[Any]] = {wanted: [] for wanted in reading.fields}
     for index, body in enumerate(bodies):
         try:
-            found = decode(body)
+            found = _RAW(body)
+            for wanted, values in fields.items():
+                value = _json_value(found[wanted]) if wanted in found else None
+                values.append(None if value in reading.nulls else value)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise BadMessageError(f"{name}: record {first + index + 1:,} is no JSON object: {error}") from None
-        for wanted, values in fields.items():
-            value = found.get(wanted)
-            if type(value) is float:
-                value = WrittenNumber(bytes(_RAW(body)[wanted]).decode())
-            values.append(None if value in reading.nulls else value)
     return fields
+
+
+def _json_value(raw: msgspec.Raw) -> Any:
+    value = _VALUE(raw)
+    # -0 is an integer too, but none of Python's.
+    is_written = type(value) is float or (type(value) is int and not value)
+    return WrittenNumber(bytes(raw).decode()) if is_written else value
 
 
 # Parquet
@@ -465,6 +473,7 @@ def _read_parquet(source: Source, reading: Reading) -> Iterator[Chunk]:
             rows = batch.slice(skipped).to_pylist()
             if has_nanoseconds:
                 rows = [{name: plain(value) for name, value in row.items()} for row in rows]
+            source.not_finite += not_finite(batch.slice(skipped))
             if rows:
                 yield _parquet_chunk(rows, first, reading.fields)
             at = end

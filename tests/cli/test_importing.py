@@ -39,7 +39,7 @@ def write_csv(path: Path, count: int, first: int = 0) -> Path:
     return path
 
 
-OPTIONS = ("--key-field", "id", "--tag-field", "kind", "--time-field", "at", "--typed")
+OPTIONS = ("--key-field", "id", "--tag-field", "kind", "--time-field", "at")
 
 
 def run(group: Group, path: Path | str, *more: str | int, topic: str = TOPIC, stdin: bytes = b"") -> Outcome:
@@ -59,7 +59,7 @@ def each_once(count: int) -> Counter[int]:
 
 def test_records_become_messages_with_key_tag_and_time(group: Group, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", 2500)
-    outcome = run(group, path, "--queue-field", "queue", "--queues", 3, "--json")
+    outcome = run(group, path, "--typed", "--queue-field", "queue", "--queues", 3, "--json")
     assert outcome.code == 0
     assert outcome.json["imports"][0]["records"] == 2500
     group.wait_dispatched()
