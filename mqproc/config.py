@@ -472,7 +472,12 @@ def check_together(options: Options) -> None:
 def options_from(settings: Mapping[str, Setting]) -> Options:
     """The options as one checked object."""
     options = Options(**{name: setting.value for name, setting in settings.items()})
-    check_together(options)
+    try:
+        check_together(options)
+    except ConfigurationError as error:
+        named = set(re.findall(r"\w+", str(error))) & settings.keys()
+        sources = sorted({settings[name].source for name in named} - {"default"})
+        raise ConfigurationError(f"{' and '.join(sources)}: {error}" if sources else str(error)) from None
     return options
 
 

@@ -133,3 +133,13 @@ def test_sizes_in_bytes_may_have_units(tmp_path: Path, text: str, size: int) -> 
 def test_what_is_no_size_is_refused(flag: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         load_options(None, [flag], {})
+
+
+def test_what_cannot_go_together_is_told_with_all_who_said_it(tmp_path: Path) -> None:
+    toml = tmp_path / "mqproc.toml"
+    toml.write_text('delete_when = "99"\n')
+    with pytest.raises(ConfigurationError, match=rf"^{toml}: delete_when = '99' is out of range"):
+        load_options(toml, [], {})
+    toml.write_text("max_pull_bytes = 67108864\n")
+    with pytest.raises(ConfigurationError, match=rf"^--set and {toml}: max_pull_bytes = .* exceeds max_frame_bytes"):
+        load_options(toml, ["max_frame_bytes=1048576"], {})

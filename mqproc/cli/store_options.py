@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mqproc.cli.invocation import Invocation
-from mqproc.config import Options, check_together
+from mqproc.config import Options, Setting, check_together, options_from
 from mqproc.errors import ConfigurationError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
@@ -30,10 +30,9 @@ def options_for(invocation: Invocation, io: StoreIO, paths: StorePaths) -> Optio
 
     Settings that nobody can read are passed over: `store verify` tells of them. Raises ConfigurationError.
     """
-    said = {name: setting.value for name, setting in invocation.settings().items() if setting.source != "default"}
-    options = Options(**{**_settings_of(io, paths), **said})
-    check_together(options)
-    return options
+    said = {name: setting for name, setting in invocation.settings().items() if setting.source != "default"}
+    kept = {name: Setting(value, str(paths.settings)) for name, value in _settings_of(io, paths).items()}
+    return options_from(kept | said)
 
 
 def _settings_of(io: StoreIO, paths: StorePaths) -> dict[str, Any]:
