@@ -28,6 +28,7 @@ from mqproc.client.settling import PATIENCE_S, UNSETTLED, Patience, Runs, check_
 from mqproc.client.unique_id import COUNTERS, unique_id
 from mqproc.errors import BadRequestError, MessageTooLargeError, MqprocError, TopicExistsError
 from mqproc.io import StoreIO
+from mqproc.message import StoredMessage
 from mqproc.paths import StorePaths
 from mqproc.spark.sink.options import WriteOptions
 from mqproc.spark.sink.turns import Turn
@@ -41,6 +42,9 @@ _PAUSE_S: Final = 0.1
 # 28 characters of prefix: a digest, and which block of 65,536 rows.
 _DIGEST_CHARACTERS: Final = 20
 _BLOCK_CHARACTERS: Final = 8
+# Where retention has deleted the first rows, others are looked for among so many: found if a fifth or more are left.
+_ROWS_MAX: Final = 1 << 24
+_LOOKUPS_IN_FLIGHT: Final = 64
 
 
 class RowSender:
@@ -101,9 +105,16 @@ class RowSender:
             if self._looks:
                 # Once a task is enough: what one before it has left is of all topics.
                 rows.look(drained=len(self._topics) > 1)
+                if not rows.stored and any(queue.min_offset for queue in self._client.queues(topic)):
+                    rows.look_behind_deleted(self._client)
         found = rows.send(columns, count)
         self.found += found
         self.sent += count - found
+
+    def end(self) -> None:
+        """Say that there are no more rows. Raises BadRequestError when more of them are stored."""
+        for rows in self._topics.values():
+            rows.end()
 
     def _queues_of(self, topic: str, columns: dict[str, pa.Array]) -> int:
         """How many queues a topic has; it is made when it is missing and its first rows are messages."""
@@ -173,10 +184,20 @@ class TopicRows:
         self._digest = digest[:_DIGEST_CHARACTERS].upper()
         self._at = 0
         self._stored = 0
+        self._seen: dict[int, bytes] = {}
+
+    @property
+    def stored(self) -> int:
+        """How many rows are known to be stored."""
+        return self._stored
 
     def send(self, columns: dict[str, pa.Array], count: int) -> int:
-        """Send the next `count` rows; returns how many were there."""
+        """Send the next `count` rows; returns how many were there.
+
+        Raises BadRequestError when those that are there are others: what would be sent may be there, elsewhere.
+        """
         found = min(max(self._stored - self._at, 0), count)
+        self._check_same(columns["body"], found)
         at, end = self._at + found, self._at + count
         failed_s: float | None = None
         while at < end:
@@ -194,6 +215,34 @@ class TopicRows:
                 at = min(self._stored, end)
         self._at = end
         return found
+
+    def end(self) -> None:
+        """Say that there are no more rows. Raises BadRequestError when more of them are stored."""
+        if self._stored > self._at:
+            raise self._not_the_same(f"there are {self._at:,} rows, and {self._stored:,} are stored")
+
+    def _check_same(self, bodies: pa.Array, found: int) -> None:
+        """Raise BadRequestError when one of the next `found` rows is not the one that was seen in its place."""
+        for row, digest in self._seen.items():
+            if 0 <= row - self._at < found and _digest_of(bodies[row - self._at].as_py()) != digest:
+                raise self._not_the_same(f"row {row:,} is another one than is stored")
+
+    def _not_the_same(self, what: str) -> BadRequestError:
+        return BadRequestError(
+            f"topic {self._topic}: {what}: a write that is done again needs the same rows in the same partitions and "
+            "order; behind a shuffle, write what was saved before, or under another writeId what may come twice"
+        )
+
+    def look_behind_deleted(self, client: Client) -> None:
+        """Find stored rows behind some that retention has deleted, when `look` has found none."""
+        probes, row = [], 1
+        while row < _ROWS_MAX:
+            probes.append(row)
+            row += max(1, row // 4)
+        answers = client.run_all(map(self._lookup, probes), core.QUERY, _LOOKUPS_IN_FLIGHT)
+        there = [row for row, answer in zip(probes, answers, strict=True) if answer]
+        if there:
+            self._stored = self._count_stored(there[-1])
 
     def look(self, *, drained: bool = False) -> None:
         """Find out how many rows are stored, as soon as that can be said; `drained`: no socket holds any of them.
@@ -238,8 +287,13 @@ class TopicRows:
         return low
 
     def _is_stored(self, row: int) -> bool:
-        unique = unique_id(*self._unique(row))
-        return bool(self._client.run(core.by_key(self._topic, unique, None, None, 1, True, "store")))
+        found = self._client.run(self._lookup(row))
+        if found:
+            self._seen[row] = _digest_of(found[0].body)
+        return bool(found)
+
+    def _lookup(self, row: int) -> core.Call[list[StoredMessage]]:
+        return core.by_key(self._topic, unique_id(*self._unique(row)), None, None, 1, True, "store")
 
     def _unique(self, row: int) -> tuple[str, int]:
         block, counter = divmod(row, COUNTERS)
@@ -265,6 +319,10 @@ def _batch(topic: str, columns: dict[str, pa.Array], queue_id: int | None, uniqu
         flags=_integers(columns, "flag", 0),
         unique=unique,
     )
+
+
+def _digest_of(body: bytes | str) -> bytes:
+    return hashlib.sha256(body.encode() if isinstance(body, str) else body).digest()
 
 
 def _frame_rows(bodies: pa.Array, first: int) -> int:

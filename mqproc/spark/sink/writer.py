@@ -95,5 +95,6 @@ def _write(
     with RowSender(options, f"{write}\0{partition}", partition, looks=looks) as sender:
         for batch in batches:
             sender.send(batch)
+        sender.end()
         keep_loaded()
         return Sent(sender.sent, sender.found)

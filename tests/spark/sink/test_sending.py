@@ -24,9 +24,12 @@ from mqproc.errors import (
     SendOutcomeUnknownError,
     TopicReservedError,
 )
+from mqproc.io import StoreIO
 from mqproc.message import StoredMessage
+from mqproc.paths import StorePaths
 from mqproc.spark.sink.options import COLUMNS, WriteOptions, check_columns, write_options
 from mqproc.spark.sink.sending import RowSender, TopicRows
+from mqproc.store.retention.request import ask
 from tests.conftest import Group, wait_until
 from tests.spark.rows import messages_of
 from tests.workers import loaded_context
@@ -50,6 +53,7 @@ def send(
     with RowSender(WriteOptions(str(group.store), topic, queues=4), write, 3, looks=looks) as sender:
         for batch in batches:
             sender.send(batch)
+        sender.end()
         return sender.sent, sender.found
 
 
@@ -81,6 +85,38 @@ def test_each_row_once_wherever_the_first_try_ended(running: Group) -> None:
 def test_boundaries_of_batches_do_not_matter(running: Group) -> None:
     assert send(running, [rows(0, 100)], "Borders") == (100, 0)
     assert send(running, [rows(first, first + 7) for first in range(0, 140, 7)], "Borders") == (40, 100)
+
+
+def test_a_write_that_is_done_again_with_rows_of_other_partitions_sends_none_of_them(running: Group) -> None:
+    """As behind a sort, whose bounds are drawn anew, or of a source that has grown: they may be stored elsewhere."""
+    assert send(running, [rows(0, 300)], "Others") == (300, 0)
+    for others in ([rows(100, 500)], [rows(0, 150), rows(151, 500)], [rows(0, 299), rows(300, 500)]):
+        with pytest.raises(BadRequestError, match=r"topic Others: row \d+ is another one than is stored: a write"):
+            send(running, others, "Others")
+    with pytest.raises(BadRequestError, match="topic Others: there are 200 rows, and 300 are stored: a write"):
+        send(running, [rows(0, 200)], "Others")
+    assert [int(message.body) for message in stored(running, "Others")] == list(range(300))
+    texts = pa.RecordBatch.from_pydict({"body": [f"{number}" for number in range(400)]})
+    assert send(running, [texts], "Others") == (100, 300)
+
+
+@pytest.mark.parametrize("cut", [8_000, 11_500])
+def test_rows_behind_those_that_retention_has_deleted_are_not_sent_again(group: Group, cut: int) -> None:
+    whole = [rows(first, first + 500) for first in range(0, 12_000, 500)]
+    send(group, whole[: cut // 500], "Deleted")
+    group.wait_dispatched()
+    with group.client() as client:
+
+        def first_left() -> int:
+            # Once more: a pass may come before the first segment may go.
+            asked = ask(StoreIO(), StorePaths(group.store), 0)
+            wait_until(lambda: not asked.exists(), what="retention")
+            return client.min_offset("Deleted", 3)
+
+        first = wait_until(first_left, what="a segment that is deleted")
+        assert first < cut
+    assert send(group, whole, "Deleted") == (12_000 - cut, cut)
+    assert [int(message.body) for message in stored(group, "Deleted")] == list(range(first, 12_000))
 
 
 def test_all_columns(running: Group) -> None:
