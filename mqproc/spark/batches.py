@@ -93,7 +93,7 @@ class BatchMaker:
         column = decode.take_column(view, places, count, _DECODED.get(source, source))
         if isinstance(column, tuple):
             return _variable(ARROW[MQPROC[source]], *column, nullable=source == "tag")
-        return _timestamps(column) if source in _DECODED else pa.array(column)
+        return _timestamps(column) if source in _DECODED else _fixed(ARROW[MQPROC[source]], column)
 
 
 def _decoded(sources: Iterable[str]) -> set[str]:
@@ -135,11 +135,17 @@ def _variable(
     return values_array(kind, offsets, data, valid)
 
 
+def _fixed(kind: pa.DataType, values: NDArray[Any]) -> pa.Array:
+    """A column over these numbers. Given them alone, Arrow takes long to find what they are."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
 def _timestamps(ms: NDArray[np.int64]) -> pa.Array:
     """Milliseconds as Spark's timestamps; those that it cannot have are nulls."""
-    beyond = (ms > _MS_MAX) | (ms < -_MS_MAX)
-    mask = beyond if beyond.any() else None
-    return pa.array(ms * 1000, ARROW["timestamp"], mask=mask)
+    kind = ARROW["timestamp"]
+    if ms.max(initial=0) <= _MS_MAX and ms.min(initial=0) >= -_MS_MAX:
+        return _fixed(kind, ms * 1000)
+    return pa.array(ms * 1000, kind, mask=(ms > _MS_MAX) | (ms < -_MS_MAX))
 
 
 def _message_ids(view: NDArray[np.uint8], places: Places, count: int) -> pa.Array:
