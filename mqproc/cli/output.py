@@ -18,7 +18,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import msgspec
 
@@ -36,6 +36,7 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0
 _BUT_LINES = {code: text for code, text in _CONTROLS.items() if chr(code) not in "\n\t"}
 
 _CSV_END = "\r\n"
+_TEXT_LEAST = 8  # Characters of a column of text, however narrow the terminal.
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -246,12 +247,17 @@ class Output:
         from rich.table import Table
         from rich.text import Text
 
+        console = self.console()
+        widths, total = _widths(columns, cells, console.width)
+        # Where numbers and times leave no room the terminal wraps the lines: cut in two they would be others.
+        console.width = max(console.width, total)
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for column in columns:
-            table.add_column(column.heading, justify="right" if column.to_the_right else "left", overflow="fold")
+        for column, width in zip(columns, widths, strict=True):
+            justify: Literal["left", "right"] = "right" if column.to_the_right else "left"
+            table.add_column(column.heading, justify=justify, overflow="fold", width=width)
         for row in cells:
             table.add_row(*map(Text, row))
-        self.console().print(table)
+        console.print(table)
 
     def _plain_table(self, columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> None:
         lines = [[column.heading for column in columns], *cells]
@@ -269,6 +275,29 @@ class Output:
         for column in columns:
             shown = format_value(values.get(column.name), column.kind, terminal=terminal)
             self.line(f"{column.heading.ljust(width)}  {shown}".rstrip())
+
+
+def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], room: int) -> tuple[list[int | None], int]:
+    """The width of each column that is not folded, numbers and times, and the least one of the table, in characters.
+
+    Headings are folded when there is no room for them otherwise; None for columns of text, which share what is left.
+    """
+    from rich.cells import cell_len
+
+    filled = [max([cell_len(row[place]) for row in cells], default=0) for place in range(len(columns))]
+    headings = [cell_len(column.heading) for column in columns]
+    words = [max(map(cell_len, column.heading.split())) for column in columns]
+    texts = [column.kind == "text" for column in columns]
+    wide, narrow = (
+        [
+            min(max(cell, heading), _TEXT_LEAST) if text else max(cell, heading)
+            for cell, heading, text in zip(filled, each, texts, strict=True)
+        ]
+        for each in (headings, words)
+    )
+    between = 3 * len(columns) - 1
+    chosen = wide if sum(wide) + between <= room else narrow
+    return [None if text else width for width, text in zip(chosen, texts, strict=True)], sum(chosen) + between
 
 
 def _exact(value: Any) -> Any:

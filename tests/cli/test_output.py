@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,21 @@ def test_a_table_on_a_terminal_has_units(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "4.0 KiB" in text
     assert "1,234" in text
     assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 80])
+def test_numbers_and_times_are_whole_on_the_narrowest_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """The terminal wraps what is longer; texts are folded, and a heading is where its words need no room."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    terminal = Terminal()
+    kinds = {"queue_offset": "count", "stored": "time_ms", "size": "bytes", "body": "text"}
+    row = {"queue_offset": 1_234_567, "stored": 1_795_726_193_690, "size": 4096, "body": "folded " * 20}
+    Output("table", stream=terminal).rows("things", [Column(name, kind=kind) for name, kind in kinds.items()], [row])
+    first = next(line for line in terminal.getvalue().splitlines() if "1,234,567" in line)
+    assert re.search(r"1,234,567 +2026-11-26T20:49:53\.690\+00:00 +4\.0 KiB +folded", first), terminal.getvalue()
+    assert "queue offset" in terminal.getvalue() or columns < 80
+    assert columns < 80 or max(map(len, terminal.getvalue().splitlines())) <= columns
 
 
 def test_never_is_plain_text_and_always_is_colored(monkeypatch: pytest.MonkeyPatch) -> None:
