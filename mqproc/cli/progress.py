@@ -17,12 +17,18 @@ _BAR_EVERY_S = 0.1
 
 
 class Progress:
-    """Told again and again how far the work is: `done` of `total` units, and a count of things for the rate."""
+    """Told again and again how far the work is: `done` of `total` units, and a count of things for the rate.
 
-    def __init__(self, out: Output, title: str, things: str = "records", *, quiet: bool = False) -> None:
+    `rate_unit` is what the rate is told in where things are no pieces.
+    """
+
+    def __init__(
+        self, out: Output, title: str, things: str = "records", *, rate_unit: str = "", quiet: bool = False
+    ) -> None:
         self._out = out
         self._title = title
         self._things = things
+        self._per_second = f" {rate_unit}/s" if rate_unit else "/s"
         self._quiet = quiet
         self._terminal = out.errors.isatty()
         self._started_s = time.monotonic()
@@ -72,7 +78,7 @@ class Progress:
 
     def _line(self, done: float, total: float) -> str:
         share = f", {done / total:.0%}" if total else ""
-        return f"{self._title}: {self.count:,} {self._things}{share}, {self.rate:,.0f}/s"
+        return f"{self._title}: {self.count:,} {self._things}{share}, {self.rate:,.0f}{self._per_second}"
 
     def _draw(self, done: float, total: float) -> None:
         if self._bar is None:
@@ -90,7 +96,7 @@ class Progress:
             BarColumn(),
             TaskProgressColumn(),
             TextColumn("{task.fields[count]} " + self._things),
-            TextColumn("{task.fields[rate]}/s"),
+            TextColumn("{task.fields[rate]}" + self._per_second),
             TimeRemainingColumn(),
             console=self._out.console(errors=True),
         )

@@ -96,7 +96,7 @@ def export(
     started_s = time.monotonic()
     taken = Taken()
     with sink_for(io, target, compression, options, inventory.sizes, lambda line: None) as sink:
-        with Progress(invocation.out, "export", "MiB") as progress:
+        with Progress(invocation.out, "export", "MiB", rate_unit="MiB") as progress:
             for records in _records(io, inventory, positions, selection, taken, progress):
                 with naming(target):
                     sink.write(records)

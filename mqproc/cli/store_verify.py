@@ -65,7 +65,7 @@ def verify_with_progress(
     """Verify a store with a bar on stderr; `is_mine`: the caller holds its lock. Raises StoreAccessError."""
     from mqproc.store.verify import verify_store
 
-    with Progress(out, "verify", "MiB") as progress:
+    with Progress(out, "verify", "MiB", rate_unit="MiB") as progress:
 
         def show(done: int, total: int) -> None:
             progress.update(done, total, done // MIB)
