@@ -24,7 +24,9 @@ from tests.conftest import PATIENCE_S
 class PseudoTerminal:
     """`mqproc …` with a terminal of its own. `before` is how the terminal was set when it began."""
 
-    def __init__(self, *arguments: str | os.PathLike[str], columns: int = 110, lines: int = 30) -> None:
+    def __init__(
+        self, *arguments: str | os.PathLike[str], columns: int = 110, lines: int = 30, kind: str = "xterm-256color"
+    ) -> None:
         self._master, slave = os.openpty()
         self.resize(columns, lines, tell=False)
         self.before = termios.tcgetattr(slave)
@@ -39,7 +41,7 @@ class PseudoTerminal:
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env=os.environ | {"TERM": "xterm-256color"},
+            env=os.environ | {"TERM": kind},
             preexec_fn=self._own_terminal,
         )
 

@@ -195,6 +195,14 @@ def test_a_store_that_never_ran_is_told_before_the_screen_is_taken(tmp_path: Pat
         assert b"\x1b[?1049h" not in terminal.raw
 
 
+def test_a_terminal_that_has_no_screen_gets_no_picture(group: Group) -> None:
+    """Emacs' shell and the like, which show escapes as text."""
+    with PseudoTerminal("top", "--store", group.store, kind="dumb") as terminal:
+        assert terminal.end() == 2
+        assert "--once" in terminal.text()
+        assert b"\x1b[?1049h" not in terminal.raw
+
+
 def test_a_group_that_does_not_serve_in_full_is_never_called_ready(make_group: Callable[..., Group]) -> None:
     group = make_group()
     assert call("status", "--store", group.store).out.startswith(f"{group.store}: ready, up")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -51,7 +52,7 @@ def top(invocation: Invocation, interval: float, view: str, filter_: str, sort: 
             return 0
         if once:
             return _print_once(source, state, out.colored)
-        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
             raise click.UsageError("top needs a terminal; --once prints one picture, mqproc stat --watch follows")
         with full_screen() as terminal:
             run(terminal, source, state, Screen(colored=out.colored))
