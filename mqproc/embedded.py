@@ -31,7 +31,6 @@ from mqproc.errors import (
 from mqproc.openers import LOOK_AGAIN_S, Openers
 from mqproc.paths import StorePaths
 
-START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 120.0
 _START_AGAIN_S: Final = 2.0
 _ANSWER_S: Final = 2.0
@@ -132,7 +131,9 @@ def _start_unless_running(store: Path, openers: Openers, settings: list[str], ti
     deadline = time.monotonic() + timeout_s
     while not _is_usable(store, openers, deadline):
         try:
-            _run_command("up", store, ["--detach", "--opened", *flags], START_TIMEOUT_S)
+            # As long as it takes: kernels may have to be compiled and a large log read, and the supervisor ends a start
+            # that hangs.
+            _run_command("up", store, ["--detach", "--opened", *flags], None)
             return
         except StoreLockedError:
             # Somebody else is starting it, or was killed amid that.
@@ -178,7 +179,7 @@ def _answers(store: Path, deadline_s: float) -> bool:
             return True
 
 
-def _run_command(command: str, store: Path, flags: list[str], timeout_s: float) -> None:
+def _run_command(command: str, store: Path, flags: list[str], timeout_s: float | None) -> None:
     # -P: what lies in the current folder, a click.py of somebody's own, is none of the command's modules.
     arguments = [sys.executable, "-P", "-m", "mqproc", command, "--store", str(store), *flags]
     # In a session of its own: Ctrl-C is for this process, which then has to know how the command ends.
@@ -197,7 +198,7 @@ def _run_command(command: str, store: Path, flags: list[str], timeout_s: float) 
             raise StartError(f"mqproc {command} took more than {timeout_s:g} s on {store}") from None
         except BaseException:
             with suppress(subprocess.TimeoutExpired):
-                child.communicate(timeout=timeout_s)
+                child.communicate(timeout=STOP_TIMEOUT_S)
             raise
     if child.returncode != 0:
         said = errors.strip().splitlines()

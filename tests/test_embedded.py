@@ -44,6 +44,21 @@ def test_a_group_that_runs_is_used_and_left_running(group: Group) -> None:
         assert after.health()
 
 
+def test_a_start_is_waited_for_as_long_as_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one of a machine compiles, for minutes where others want its processors, too."""
+    waits: list[tuple[str, float | None]] = []
+
+    class Watched(subprocess.Popen[str]):
+        def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[str, str]:
+            waits.append((next(word for word in ("up", "down") if word in self.args), timeout))
+            return super().communicate(input, timeout)
+
+    monkeypatch.setattr(embedded.subprocess, "Popen", Watched)
+    with mqproc.open(tmp_path / "store"):
+        pass
+    assert waits == [("up", None), ("down", embedded.STOP_TIMEOUT_S)]
+
+
 def test_of_two_that_start_it_at_once_one_does_and_the_other_waits_for_it(tmp_path: Path) -> None:
     store = tmp_path / "store"
     both = threading.Barrier(2)
