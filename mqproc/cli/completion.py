@@ -12,12 +12,12 @@ VARIABLE = "_MQPROC_COMPLETE"
 
 
 @click.command(cls=Command)
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]), metavar="SHELL")
 def completion(shell: str) -> None:
     """Print the shell completion script.
 
-    Commands, options and their values are completed, and names of topics and groups of the store that the line, or
-    MQPROC_STORE, names.
+    SHELL is bash, zsh or fish. Commands, options and their values are completed, and names of topics and groups of the
+    store that the line, or MQPROC_STORE, names.
 
     \b
     bash:  eval "$(mqproc completion bash)"                    in ~/.bashrc

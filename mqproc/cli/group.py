@@ -183,12 +183,13 @@ def down(invocation: Invocation) -> None:
 
 
 @click.command(cls=Command)
-@click.argument("role", type=_ROLE)
+@click.argument("role", type=_ROLE, metavar="ROLE")
 @pass_invocation
 def restart(invocation: Invocation, role: str) -> None:
     """Restart one role.
 
-    It stops in order; the command returns when it serves again.
+    ROLE is one of those that `mqproc status` shows, but supervisor and template. It stops in order; the command returns
+    when it serves again.
     """
     started = time.monotonic()
     ask_supervisor(invocation.existing_paths(), Operation.RESTART_ROLE, RoleRequest(role), invocation.timeout)
@@ -200,16 +201,16 @@ def restart(invocation: Invocation, role: str) -> None:
 
 
 @click.command(cls=Command)
-@click.argument("role", type=_ROLE)
+@click.argument("role", type=_ROLE, metavar="ROLE")
 @click.option("--debug", is_flag=True, help="Enter pdb at this terminal just before the role's loop begins.")
 @pass_invocation
 def run(invocation: Invocation, role: str, debug: bool) -> int:
     """Run one role at this terminal, for a debugger.
 
-    The supervisor stops the role in order and starts it again with this command's standard input, output and error
-    output; its log comes here, too. Meanwhile it is not watched, and `mqproc status` calls it LENT. When it ends, or
-    this command is ended (Ctrl-C), the supervisor runs it again as before. After pdb's `continue`, kill -INT with the
-    role's pid enters pdb again. Exit code 0 when the role ended in order, else 1.
+    ROLE is as for `mqproc restart`. The supervisor stops it in order and starts it again with this command's standard
+    input, output and error output; its log comes here, too. Meanwhile it is not watched, and `mqproc status` calls it
+    LENT. When it ends, or this command is ended (Ctrl-C), the supervisor runs it again as before. After pdb's
+    `continue`, kill -INT with the role's pid enters pdb again. Exit code 0 when the role ended in order, else 1.
     """
     stdin, stdout, stderr = (f"/proc/{os.getpid()}/fd/{fd}" for fd in range(3))
     wanted = RunRequest(role, stdin, stdout, stderr, debug)

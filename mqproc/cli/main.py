@@ -143,7 +143,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except click.UsageError as error:
         help_command = f"; {error.ctx.command_path} --help tells more" if error.ctx else ""
-        return _failed(f"{error.format_message().removesuffix('.')}{help_command}", error.exit_code, invocation)
+        # What may be chosen where something is missing is told in lines of their own.
+        message = error.format_message().replace("\n\t", " ")
+        return _failed(f"{message.removesuffix('.')}{help_command}", error.exit_code, invocation)
     except click.ClickException as error:
         return _failed(error.format_message(), error.exit_code, invocation)
     except MqprocError as error:

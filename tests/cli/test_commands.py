@@ -107,6 +107,17 @@ def test_what_is_missing_is_told_in_one_sentence() -> None:
     )
 
 
+def test_a_choice_is_told_once_and_in_one_line() -> None:
+    outcome = call("completion")
+    assert (outcome.code, outcome.err) == (
+        2,
+        "mqproc: Missing argument 'SHELL'. Choose from: bash, zsh, fish; mqproc completion --help tells more\n",
+    )
+    wrong = call("restart", "writter")
+    assert (wrong.code, wrong.err.count("\n"), wrong.err.count("index-flusher")) == (2, 1, 1)
+    assert wrong.err.startswith("mqproc: Invalid value for 'ROLE': 'writter' is not one of 'writer', ")
+
+
 def test_an_error_is_one_line_and_its_traceback_is_for_those_who_ask(tmp_path: Path) -> None:
     outcome = call("status", "--store", tmp_path)
     assert outcome.code == 9
