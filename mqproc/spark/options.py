@@ -89,7 +89,7 @@ class ReadOptions:
     split_bytes: int = 0
     """Bytes of log a partition has; 0: chosen by the size of the stores."""
     batch_rows: int = 32_768
-    batch_bytes: int = 2 << 20
+    batch_bytes: int = 1 << 20
     """Of records, where bodies are read: few enough to stay in a processor's cache on their way to a row."""
     fail_on_data_loss: bool = True
     verify_crc: bool | None = None
@@ -221,7 +221,7 @@ def _read(given: Mapping[str, str], values: Mapping[str, str], selection: Select
         columns=columns,
         min_partitions=_integer(values, "minPartitions", 1, low=1, high=1_000_000),
         batch_rows=_integer(values, "batchRows", 32_768, low=1, high=1 << 24),
-        batch_bytes=_integer(values, "batchBytes", 2 << 20, low=1, high=1 << 30),
+        batch_bytes=_integer(values, "batchBytes", 1 << 20, low=1, high=1 << 30),
         fail_on_data_loss=_boolean(values, "failOnDataLoss", True) is True,
         verify_crc=_boolean(values, "verifyCrc", None),
         # RocketMQ's connector gives them so, and no column of its names tells which are compressed.

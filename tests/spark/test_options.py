@@ -125,5 +125,5 @@ def test_a_schema_names_columns() -> None:
 
 def test_batches_stay_in_a_processors_cache_unless_one_says_otherwise() -> None:
     """Ones of 16 MiB took a tenth more of Java's time, and each waited for the one before."""
-    assert read_options({"path": "/store"}).batch_bytes == 2 << 20
+    assert read_options({"path": "/store"}).batch_bytes == 1 << 20
     assert read_options({"path": "/store", "batchBytes": str(16 << 20)}).batch_bytes == 16 << 20
