@@ -104,8 +104,8 @@ PLANTS = {
     ),
     "damage is cut as if it were torn": Plant(
         "mqproc.store.recovery.log_recovery",
-        "            if goes_on and is_lost:",
-        "            if False:",
+        "            if following is None or not is_lost:",
+        "            if True:",
         seed=8,
     ),
     "readers do not look at CRCs": Plant(

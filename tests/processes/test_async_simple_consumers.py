@@ -204,7 +204,7 @@ def test_a_receive_outlasts_restarts_of_the_query_role(group: Group) -> None:
         assert [message.body for message in await waiting] == [b"6"], "nothing that is acknowledged or in hands"
         last = await consumer.change_invisible_duration(first[2], LONG_S)
         assert await consumer.ack(last, first[3], *rest) == 4
-        assert await consumer.ack(*first) == 0
+        assert await consumer.ack(*first) == 2, "those of before the restarts count again: who asks may not have heard"
         assert await consumer.receive(1, timeout=1.0) == []
 
     run(group, program)

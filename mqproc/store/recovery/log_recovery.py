@@ -30,6 +30,8 @@ from mqproc.store.visitor import Visit
 
 # The walk asks for pages ahead, and lets go of those behind, in steps of this size.
 WALK_BYTES = 8 << 20
+TORN_LOOK_BYTES = 64 << 20
+"""Behind a torn record an intact one is looked for so far: a segment that is ready has up to a gibibyte of zeros."""
 _NOTHING_WRITTEN = scan.REASON_NAMES[scan.ZERO]
 
 Told = Callable[[int, int], None]
@@ -99,9 +101,10 @@ class LogRecovery:
         whole_only = record_crcs and mark is not None
         while (fault := self._walk(found, limit, whole_only=whole_only)) is not None:
             following = None
-            if visit is None or not self._may_be_cut(found.end, limit, visit):
-                following = self._resync.next_record(found.end + 1, limit)
             is_lost = mark is None or visit is not None or found.end < confirmed or found.end in known_holes
+            if visit is None or not self._may_be_cut(found.end, limit, visit):
+                look_end = limit if is_lost else min(limit, found.end + TORN_LOOK_BYTES)
+                following = self._resync.next_record(found.end + 1, look_end)
             if following is None or not is_lost:
                 found.cut_reason = "" if fault == _NOTHING_WRITTEN else fault
                 found.cuts_records = following is not None
