@@ -211,8 +211,21 @@ class OpenTopics:
             else:
                 # The first send after the deletion made it again, and the writer was killed before it was saved.
                 del deleted[topic]
-        for topic in sorted(deleted.keys() & set(self._io.names(self._paths.consume_queue))):
-            self._remove_files(topic)
+        left = sorted(deleted.keys() & set(self._io.names(self._paths.consume_queue)))
+        if left and self._journal_is_durable():
+            for topic in left:
+                self._remove_files(topic)
+
+    def _journal_is_durable(self) -> bool:
+        """A writer may be killed between a deletion's line and its sync. Without the line the topic is there after a
+        loss of power, and needs its files."""
+        try:
+            self.topics.sync_journal()
+        except OSError as error:
+            self._failed()
+            get_logger().error("files of deleted topics are left for the next start", error=str(error))
+            return False
+        return True
 
     def _lacks(self, number: int, deletion: Deletion) -> bool:
         """Whether the table has not been told of a deletion that this queue had messages at."""

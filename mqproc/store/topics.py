@@ -204,6 +204,16 @@ class Topics:
         self._lines.clear()
         self._lines_written = self._written_bytes = 0
 
+    def sync_journal(self) -> None:
+        """Make durable what was read of a journal. Raises OSError."""
+        if self.journaled:
+            fd = self._open_journal()
+            try:
+                self._syncs.sync(fd)
+            finally:
+                self._io.close(fd)
+            self._syncs.sync_folder(self._paths.own)
+
     def _open_journal(self) -> int:
         return self._io.open(self._paths.topics_journal, write=True, create=True, mode=0o600)
 

@@ -42,6 +42,10 @@ class FaultyIO(StoreIO):
         self._try("pwrite")
         super().pwrite(fd, data, offset)
 
+    def sync(self, fd: int) -> None:
+        self._try("sync")
+        super().sync(fd)
+
     def remove_folder(self, folder: Path) -> None:
         self._try("remove_folder")
         super().remove_folder(folder)
@@ -235,6 +239,18 @@ def test_a_successor_finishes_a_deletion(store: Store, queues_done: int) -> None
     assert store.next_offsets("T") == [0, 5, 0, 2]
     number = store.table.find("T", 1)
     assert store.table.deletion(number) == (1000, 5)
+
+
+def test_a_successor_removes_no_files_of_a_topic_whose_deletion_a_loss_of_power_may_take(store: Store) -> None:
+    """Killed between the deletion's line and its sync: without the line the topic is there, and needs its units."""
+    store.use("T", 3)
+    store.topics.save(1)
+    store.topics.topics.delete("T", 1000, [3, 3, 3, 3])
+    store.io = FaultyIO("sync", errno.EIO, left=1)
+    store.successor()
+    assert store.files_of("T")
+    store.successor()
+    assert not store.files_of("T")
 
 
 def test_a_successor_removes_files_of_deleted_topics_in_their_order(store: Store) -> None:
