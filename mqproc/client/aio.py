@@ -31,7 +31,7 @@ from mqproc.client.subscription import (
     trials_of,
 )
 from mqproc.client.tracing import Trace
-from mqproc.errors import MqprocError
+from mqproc.errors import BadRequestError, MqprocError
 from mqproc.message import (
     BatchResult,
     Filter,
@@ -109,26 +109,31 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
         under_way: set[asyncio.Task[None]] = set()
         failures: list[Exception] = []
 
-        async def deliver(group: list[tuple[int, Message]]) -> None:
-            places = [index for index, _ in group]
+        async def deliver(call: Call[list[SendResult]], places: list[int]) -> None:
             try:
-                call = sending.send_group([message for _, message in group], wait=wait, places=places)
                 found = await self.run(call)
                 results.update(zip(places, found, strict=True))
             except MqprocError as error:
                 failures.append(sending.at_its_place(error, places))
 
         try:
-            for group in sending.groups_of(messages):
-                if failures:
-                    break
-                under_way.add(asyncio.ensure_future(deliver(group)))
-                await asyncio.sleep(0)
-                if len(under_way) >= in_flight:
-                    _, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-        except Exception as error:  # Of whoever makes the messages.
-            failures.append(error)
-        await asyncio.gather(*under_way)
+            try:
+                for group in sending.groups_of(messages):
+                    if failures:
+                        break
+                    places = [index for index, _ in group]
+                    call = sending.send_group([message for _, message in group], wait=wait, places=places)
+                    under_way.add(asyncio.ensure_future(deliver(call, places)))
+                    await asyncio.sleep(0)
+                    if len(under_way) >= in_flight:
+                        _, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+            except Exception as error:  # Of whoever makes the messages, or of one that cannot be sent.
+                failures.append(error)
+            await asyncio.gather(*under_way)
+        finally:
+            for task in under_way:  # Of a caller that is cancelled.
+                task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
         if failures:
             failures[0].add_note(f"{len(results):,} messages were stored")
             raise failures[0]
@@ -157,9 +162,14 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
         columns = topic, bodies, keys, tags, queue_id, queue_ids, born_timestamps_ms, properties, flags, batch, wait
         times = {"delay_level": delay_level, "deliver_at_ms": deliver_at_ms(deliver_at, delay)}
         batched = Batch(*columns, **times, sharding_keys=sharding_keys)
-        calls, places = sending.send_delayed(batched, self._frame_bytes_max)
-        results = [result async for result in self.run_all(calls, sending.in_flight_of(batched))]
-        return sending.joined(topic, results, places)
+        calls = sending.BatchCalls(batched, self._frame_bytes_max)
+        results: list[BatchResult] = []
+        try:
+            async for result in self.run_all(calls, calls.in_flight):
+                results.append(result)
+        except BadRequestError as error:
+            raise calls.placed(error, results) from None
+        return sending.joined(topic, results, calls.places)
 
     def send_batches(self, batches: Iterable[Batch], *, in_flight: int = IN_FLIGHT) -> AsyncIterator[BatchResult]:
         """Store many batches with up to `in_flight` frames under way; see `Client.send_batches`."""

@@ -235,16 +235,35 @@ def _batch_result(topic: str, count: int, options: memoryview, payload: memoryvi
     return BatchResult(topic, queue_ids, queue_offsets, physical_offsets, _decode_append(options).store_timestamp_ms)
 
 
-def send_delayed(batch: Batch, frame_bytes_max: int) -> tuple[Iterator[Call[BatchResult]], NDArray[np.int64] | None]:
-    """As `send_batch`, of messages that may wait for a time each; and what `joined` needs to know of it."""
-    parts, places = by_time(batch)
-    return (call for part in parts for call in send_batch(part, frame_bytes_max)), places
+class BatchCalls:
+    """A batch, whose messages may wait for a time each, as calls; `places` are what `joined` needs to know of it."""
 
+    def __init__(self, batch: Batch, frame_bytes_max: int) -> None:
+        self._batch = batch
+        self._parts, self.places = by_time(batch)
+        self._frame_bytes_max = frame_bytes_max
+        self._no_call: MqprocError | None = None
 
-def in_flight_of(batch: Batch) -> int:
-    """How many of a batch's frames are under way at once; none overtakes one that was refused for now where keys order
-    their messages."""
-    return IN_FLIGHT if batch.sharding_keys is None else 1
+    @property
+    def in_flight(self) -> int:
+        """How many are under way at once; none overtakes one that was refused for now where keys order their
+        messages."""
+        return IN_FLIGHT if self._batch.sharding_keys is None else 1
+
+    def __iter__(self) -> Iterator[Call[BatchResult]]:
+        try:
+            for part in self._parts:
+                yield from send_batch(part, self._frame_bytes_max)
+        except MqprocError as error:
+            self._no_call = error
+            raise
+
+    def placed(self, error: MqprocError, results: Sequence[BatchResult]) -> MqprocError:
+        """The error that came in the place of the next result, with the message's place in the batch."""
+        if error is self._no_call:
+            return error
+        places = np.arange(len(self._batch)) if self.places is None else self.places
+        return at_its_place(error, places[sum(map(len, results)) :].tolist())
 
 
 def joined(topic: str, results: Sequence[BatchResult], places: NDArray[np.int64] | None = None) -> BatchResult:

@@ -41,6 +41,7 @@ from mqproc.client.subscription import (
 from mqproc.client.tracing import Trace
 from mqproc.client.transaction_calls import half_message
 from mqproc.client.transactions import Checker, Transaction, TransactionProducer, Transactions
+from mqproc.errors import BadRequestError
 from mqproc.message import (
     BatchResult,
     Filter,
@@ -149,8 +150,14 @@ class Client(Calls):
         columns = topic, bodies, keys, tags, queue_id, queue_ids, born_timestamps_ms, properties, flags, batch, wait
         times = {"delay_level": delay_level, "deliver_at_ms": deliver_at_ms(deliver_at, delay)}
         batched = Batch(*columns, **times, sharding_keys=sharding_keys)
-        calls, places = sending.send_delayed(batched, self._frame_bytes_max)
-        return sending.joined(topic, list(self.run_all(calls, WRITER, sending.in_flight_of(batched))), places)
+        calls = sending.BatchCalls(batched, self._frame_bytes_max)
+        results: list[BatchResult] = []
+        try:
+            for result in self.run_all(calls, WRITER, calls.in_flight):
+                results.append(result)
+        except BadRequestError as error:
+            raise calls.placed(error, results) from None
+        return sending.joined(topic, results, calls.places)
 
     def send_batches(self, batches: Iterable[Batch], *, in_flight: int = IN_FLIGHT) -> Iterator[BatchResult]:
         """Store many batches with up to `in_flight` frames under way; iterate to send, results come in order.

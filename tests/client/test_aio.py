@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import threading
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -153,6 +154,28 @@ def test_no_answer_in_time_and_nobody_there(roles: MemoryRoles) -> None:
                 await client.send("orders", b"x")
             roles.behaviour = lambda request: False
             await client.send("orders", b"y")
+
+    run(go())
+
+
+def test_send_many_that_is_cancelled_leaves_no_task_behind(roles: MemoryRoles) -> None:
+    taken = threading.Event()
+
+    def take(request: Request) -> bool:
+        taken.set()
+        return True
+
+    async def go() -> None:
+        async with AsyncClient(roles.store, timeout=60) as client:
+            await client.send("t", b"x")
+            before = asyncio.all_tasks()
+            roles.behaviour = take
+            sending = asyncio.ensure_future(client.send_many([Message("t", b"x")] * 1000, in_flight=1))
+            await asyncio.to_thread(taken.wait, 60)
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+            assert asyncio.all_tasks() == before
 
     run(go())
 

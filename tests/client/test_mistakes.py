@@ -221,6 +221,23 @@ class Incomparable:
             mqproc.NoSuchQueueError,
             "queue id -5 of message 1 is below 0",
         ),
+        (
+            lambda c: c.send_batch("t", BODIES, flags=pa.array([1, None])),
+            BadMessageError,
+            "flags: None of message 1: float64 are no whole",
+        ),
+        (
+            lambda c: c.send_batch("t", [*[b""] * 70_000, bytes(5 << 20), b""]),
+            mqproc.MessageTooLargeError,
+            "message 70,000: body of 5,242,880 bytes",
+        ),
+        (
+            lambda c: c.send_batch("t", [b"", bytes(5 << 20), b""], deliver_at=[2, 3, 1]),
+            mqproc.MessageTooLargeError,
+            "message 1: body of 5,242,880 bytes",
+        ),
+        (lambda c: c.send("t", b"x", delay=-1), BadTimeError, "a delay is below 0"),
+        (lambda c: c.send_batch("t", BODIES, delay=[1, -1]), BadTimeError, "a delay is below 0"),
         (lambda c: c.max_offset(pd.NA, 0), BadTopicError, "topic is <NA>, not text"),
         (lambda c: c.min_offset("t", ARRAY), BadRequestError, "queue_id = array.* is no whole number"),
         (lambda c: c.by_key("t", pd.NA), BadRequestError, "key = <NA> cannot be sent"),
@@ -275,6 +292,10 @@ def test_mistakes_in_messages_are_told_by_the_async_client_with_their_places(rol
             with pytest.raises(BadRequestError, match="item 0 is no Batch: 5"):
                 await anext(aiter(client.send_batches([5])))  # type: ignore[list-item]
             with pytest.raises(mqproc.MessageTooLargeError, match="message 1,500: body of 5,242,880 bytes"):
+            with pytest.raises(BadPropertyError, match="message 2: unique id <NA> is no text"):
+                await client.send_many([Message("u", b""), Message("t", b""), Message("t", b"", unique_id=pd.NA)])
+            with pytest.raises(mqproc.MessageTooLargeError, match="message 70,000: body of 5,242,880 bytes"):
+                await client.send_batch("t", [*[b""] * 70_000, bytes(5 << 20)])
                 await client.send_many([*[Message("t", b"")] * 1500, Message("t", bytes(5 << 20))])
             with pytest.raises(BadMessageError, match=r"born_timestamp_ms = .* is no whole number"):
                 await client.producer().send("t", b"", born_timestamp_ms=ARRAY)  # type: ignore[arg-type]
