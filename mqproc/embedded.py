@@ -29,7 +29,7 @@ from mqproc.errors import (
     StoreLockedError,
 )
 from mqproc.openers import LOOK_AGAIN_S, Openers
-from mqproc.paths import StorePaths
+from mqproc.paths import StorePaths, given_path
 
 STOP_TIMEOUT_S = 120.0
 _START_AGAIN_S: Final = 2.0
@@ -96,13 +96,11 @@ def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout:
     somebody else is starting is waited for. Raises ConfigurationError for an option that is none, and StartError and
     its kin with what `mqproc up` said.
     """
-    if not os.fspath(path):
-        raise BadRequestError("path is empty: it names the store's folder")
+    store = given_path(path)
     if options is not None and not isinstance(options, Mapping):
         raise BadRequestError(f"options must be a mapping of names to values, not {type(options).__name__}")
     settings = [f"{name}={value}" for name, value in (options or {}).items()]
     read_flags(settings, "options")
-    store = Path(path).expanduser().absolute()
     openers = Openers(StorePaths(store))
     try:
         _start_unless_running(store, openers, settings, timeout)

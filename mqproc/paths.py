@@ -18,6 +18,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from mqproc.errors import BadRequestError
+
 SEGMENT_NAME_DIGITS = 20
 # What lies further on would not fit into the 64 bits of an offset: 20 digits may say more.
 SEGMENT_START_LIMIT = 1 << 62
@@ -71,6 +73,16 @@ def file_type(path: Path) -> int:
 def is_text(name: str) -> bool:
     """Whether a file's name is UTF-8: one that is none has surrogates in the place of its bytes."""
     return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
+def given_path(path: str | os.PathLike[str]) -> Path:
+    """The path that a caller gives of a store, or of its socket. Raises BadRequestError for what is none."""
+    try:
+        if os.fspath(path):
+            return Path(path).expanduser().absolute()
+    except TypeError:
+        raise BadRequestError(f"the store's path is {repr(path)[:64]}, which is no path") from None
+    raise BadRequestError("the store's path is empty")
 
 
 def shown(path: Path) -> str:

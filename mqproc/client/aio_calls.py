@@ -23,6 +23,7 @@ from mqproc.client.connection import ANSWER_BYTES, FRAME_BYTES_MAX, Connection, 
 from mqproc.client.core import Call
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
 from mqproc.errors import BadRequestError, MqprocError, NotRunningError, RequestTimeoutError, StoreBusyError
+from mqproc.paths import given_path
 
 T = TypeVar("T")
 OnFailure = Callable[[MqprocError | ConnectionLost], object]
@@ -41,7 +42,7 @@ class AsyncCalls:
         retry: RetryPolicy | None = None,
         max_frame_bytes: int = FRAME_BYTES_MAX,
     ) -> None:
-        self.store = Path(store_or_socket).expanduser().absolute()
+        self.store = given_path(store_or_socket)
         self.timeout_s = above_zero("timeout", timeout)
         self.retry = retry or RetryPolicy()
         self._frame_bytes_max = max_frame_bytes

@@ -22,6 +22,7 @@ from mqproc.client.lines import Line, Lines
 from mqproc.client.pipeline import Pipeline
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
 from mqproc.errors import MqprocError
+from mqproc.paths import given_path
 
 if TYPE_CHECKING:
     from mqproc.client.consumer import Consumer
@@ -44,7 +45,7 @@ class Calls:
         max_spin_us: float = MAX_SPIN_US,
         max_frame_bytes: int = FRAME_BYTES_MAX,
     ) -> None:
-        self.store = Path(store_or_socket).expanduser().absolute()
+        self.store = given_path(store_or_socket)
         self.timeout_s = above_zero("timeout", timeout)
         self.retry = retry or RetryPolicy()
         self._frame_bytes_max = max_frame_bytes

@@ -7,7 +7,6 @@ A `Call` is a request without I/O. What sends it, waits, and tries again is `syn
 from __future__ import annotations
 
 import datetime
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ from mqproc.message import (
     TopicInfo,
 )
 from mqproc.names import check_topic
-from mqproc.paths import StorePaths
+from mqproc.paths import StorePaths, given_path
 from mqproc.wire.checks import check_sql, parse_tags
 from mqproc.wire.operations import (
     ANSWERS,
@@ -135,9 +134,7 @@ class DispatchWait:
 
 def socket_paths(store_or_socket: str | Path) -> dict[str, Path]:
     """The roles' sockets of a store, given its folder or one of its sockets."""
-    if not os.fspath(store_or_socket):
-        raise BadRequestError("the store's path is empty")
-    path = Path(store_or_socket).expanduser().absolute()
+    path = given_path(store_or_socket)
     if path.suffix == ".sock" and not path.is_dir():
         return {name: path.with_name(f"{name}.sock") for name in (WRITER, QUERY)}
     return {name: StorePaths(path).socket(name) for name in (WRITER, QUERY)}

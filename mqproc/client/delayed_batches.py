@@ -47,6 +47,8 @@ def deliver_at_ms(deliver_at: Times, delay: Delays) -> Any:
         raise _no_delay(str(error)) from None
     if not (np.abs(after_ms) < _DELAY_MS_MAX).all():
         raise BadTimeError("a delay is no number of seconds, or too many")
+    if (after_ms < 0).any():
+        raise BadTimeError("a delay is below 0; deliver_at takes a moment that has passed, too")
     if np.ndim(after_ms) and not is_column(delay):
         raise _no_delay(f"a {type(delay).__name__} is no list or array")
     return now_ms + after_ms.astype(np.int64) if is_column(delay) else now_ms + int(after_ms)
