@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from mqproc.client.amounts import each_of
 from mqproc.errors import BadRequestError
 from mqproc.kernels.decode import ALL_COLUMNS, decode_to_columns
 from mqproc.message import PullStatus
@@ -39,9 +40,9 @@ class ArrowPullResult:
 
 def parser(columns: Sequence[str] | None) -> Callable[[Any, memoryview], ArrowPullResult]:
     """What makes a PullAnswer and its records into Arrow. Raises BadRequestError for an unknown column."""
-    if columns is not None and (isinstance(columns, str | bytes) or not isinstance(columns, Sequence)):
-        raise BadRequestError(f"columns = {repr(columns)[:64]}: give a list of names")
-    names = tuple(ALL_COLUMNS if columns is None else columns)
+    if isinstance(columns, str | bytes):
+        raise BadRequestError(f"columns = {columns!r}: give a list of names")
+    names = tuple(ALL_COLUMNS if columns is None else each_of("columns", columns))
     for name in names:
         if not isinstance(name, str) or name not in ALL_COLUMNS:
             raise BadRequestError(f"no column is called {name!r}; there are {', '.join(ALL_COLUMNS)}")

@@ -428,7 +428,7 @@ def numbers(values: Any, dtype: str, count: int, name: str) -> NDArray[Any]:
 
 def _first_that(values: Any, is_wrong: Callable[[Any], bool]) -> str:
     """The first wrong one of some numbers, in words; empty when no single one is."""
-    rows = values.tolist() if is_array(values) else list(values)
+    rows = values.to_pylist() if is_arrow(values) else values.tolist() if is_array(values) else list(values)
     for row, value in enumerate(rows):
         if is_wrong(value):
             return f"{_value_of(value, row, len(rows))}: "

@@ -243,7 +243,7 @@ class Incomparable:
         (lambda c: c.by_key("t", pd.NA), BadRequestError, "key = <NA> cannot be sent"),
         (lambda c: c.count("t", time=pd.NA), BadRequestError, "time is <NA>, neither 'store' nor 'born'"),
         (lambda c: c.pull("t", 0, 0, timeout=pa.scalar("x")), BadRequestError, "timeout = .* is no number of seconds"),
-        (lambda c: c.pull_arrow("t", 0, 0, columns=5), BadRequestError, "columns = 5: give a list of names"),
+        (lambda c: c.pull_arrow("t", 0, 0, columns=5), BadRequestError, "columns = 5: give a list"),
         (lambda c: c.pull_arrow("t", 0, 0, columns=[pd.NA]), BadRequestError, "no column is called <NA>"),
         (lambda c: list(c.scan("t", properties=ARRAY)), BadPropertyError, "properties must be a mapping .* ndarray"),
         (lambda c: c.create_topic("u", "3"), BadRequestError, "CREATE_TOPIC: queues = '3': Expected `int`"),
@@ -292,13 +292,13 @@ def test_mistakes_in_messages_are_told_by_the_async_client_with_their_places(rol
         async with AsyncClient(roles.store, timeout=PATIENCE_S) as client:
             with pytest.raises(BadMessageError, match="message 1: flag = <NA> is no whole number"):
                 await client.send_many([Message("t", b""), Message("t", b"", flag=pd.NA)])
-            with pytest.raises(BadRequestError, match="item 0 is no Batch: 5"):
-                await anext(aiter(client.send_batches([5])))  # type: ignore[list-item]
-            with pytest.raises(mqproc.MessageTooLargeError, match="message 1,500: body of 5,242,880 bytes"):
             with pytest.raises(BadPropertyError, match="message 2: unique id <NA> is no text"):
                 await client.send_many([Message("u", b""), Message("t", b""), Message("t", b"", unique_id=pd.NA)])
             with pytest.raises(mqproc.MessageTooLargeError, match="message 70,000: body of 5,242,880 bytes"):
                 await client.send_batch("t", [*[b""] * 70_000, bytes(5 << 20)])
+            with pytest.raises(BadRequestError, match="item 0 is no Batch: 5"):
+                await anext(aiter(client.send_batches([5])))  # type: ignore[list-item]
+            with pytest.raises(mqproc.MessageTooLargeError, match="message 1,500: body of 5,242,880 bytes"):
                 await client.send_many([*[Message("t", b"")] * 1500, Message("t", bytes(5 << 20))])
             with pytest.raises(BadMessageError, match=r"born_timestamp_ms = .* is no whole number"):
                 await client.producer().send("t", b"", born_timestamp_ms=ARRAY)  # type: ignore[arg-type]

@@ -121,3 +121,4 @@ def test_mistakes_are_told(tmp_path: Path, ask: Callable[[StoreReader], object],
             ask(reader)
         assert reader.max_offset("T", np.int32(0)) == 0
         assert reader.by_key("T", "\ud800") == []
+        assert reader.count("T", tags={"a", "b"}) == 0  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
@@ -75,7 +75,7 @@ def _flag(name: str, value: Any) -> bool:
 
 
 def _texts(name: str, value: Any) -> Sequence[str]:
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise _no(name, value, "list of texts")
     texts = [_text(name, one) for one in value]
     for text in texts:
