@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -96,6 +98,27 @@ def test_threads_may_share_one(group: Group, monkeypatch: pytest.MonkeyPatch) ->
             sys.setswitchinterval(usual_s)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_may_ask_what_another_thread_was_asking_meanwhile(tmp_path: Path) -> None:
+    StorePaths(tmp_path).commit_log.mkdir()
+    asked, forked = threading.Event(), threading.Event()
+
+    def ask() -> None:
+        with reader._asking:
+            asked.set()
+            forked.wait(PATIENCE_S)
+
+    with StoreReader(tmp_path) as reader, ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask)
+        assert asked.wait(PATIENCE_S)
+        child = multiprocessing.get_context("fork").Process(target=reader.topics, daemon=True)
+        child.start()
+        child.join(PATIENCE_S)
+        forked.set()
+        asking.result(PATIENCE_S)
+        assert child.exitcode == 0
+
+
 @pytest.mark.parametrize(
     ("ask", "told"),
     [
@@ -120,5 +143,5 @@ def test_mistakes_are_told(tmp_path: Path, ask: Callable[[StoreReader], object],
         with pytest.raises(BadRequestError, match=told):
             ask(reader)
         assert reader.max_offset("T", np.int32(0)) == 0
-        assert reader.by_key("T", "\ud800") == []
         assert reader.count("T", tags={"a", "b"}) == 0  # type: ignore[arg-type]
+        assert reader.by_key("T", "\ud800") == []

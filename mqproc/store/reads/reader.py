@@ -12,8 +12,10 @@ end is where its units end, and the log ends where its last whole record does; t
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -50,6 +52,9 @@ ROCKETMQ_PULL_BYTES = 128 << 20
 # So often a reader of a running store looks whether that has been started anew.
 _LOOK_EVERY_S: Final = 0.1
 
+# A forked process may have got locks that another thread held.
+_readers: weakref.WeakSet[StoreReader] = weakref.WeakSet()
+
 
 class StoreReader:
     """A store's files, opened read-only. Times are Unix ms; nothing here changes the store.
@@ -73,6 +78,7 @@ class StoreReader:
         self._view: StoreView = view or FilesView(self._io, self.paths, self.options, whole=whole)
         self._reading = self._reading_of(self._view)
         self._look_at_s = time.monotonic() + _LOOK_EVERY_S
+        _readers.add(self)
 
     def _reading_of(self, view: StoreView) -> StoreReading:
         return StoreReading(
@@ -360,6 +366,14 @@ class StoreReader:
     def record_bytes(self, physical_offset: int) -> NDArray[np.uint8] | None:
         """The raw record at a physical offset, uint8[size]."""
         return self.reading.look(physical_offset)
+
+
+def _ask_anew() -> None:
+    for reader in _readers:
+        reader._asking = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_ask_anew)
 
 
 def _pull_result(pulled: Pulled) -> PullResult:
