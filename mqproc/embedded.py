@@ -65,7 +65,7 @@ class OpenedClient(Client):
         with ExitStack() as steps:
             steps.callback(self._let_go)
             steps.callback(super().close)
-            steps.callback(flush_all, self, self.timeout_s)
+            steps.callback(flush_all, list(self._producers), self.timeout_s)
             for consumer in list(self._consumers):
                 steps.callback(consumer.close)
 

@@ -26,6 +26,7 @@ from mqproc.paths import given_path
 
 if TYPE_CHECKING:
     from mqproc.client.consumer import Consumer
+    from mqproc.client.producer import Producer
 
 T = TypeVar("T")
 
@@ -55,6 +56,7 @@ class Calls:
             type(self), timeout=timeout, retry=retry, max_spin_us=max_spin_us, max_frame_bytes=max_frame_bytes
         )
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
+        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
         self._lines = {
             role: Lines(path, max_spin_us / 1e6, max_frame_bytes)
             for role, path in core.socket_paths(store_or_socket).items()

@@ -20,7 +20,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -299,13 +299,12 @@ def _see_to_the_end() -> None:
         Finalize(None, close_all, exitpriority=0)
 
 
-def flush_all(client: Client, timeout_s: float) -> None:
-    """Send what the producers of a client have left. Raises RequestTimeoutError, when each has been waited for."""
+def flush_all(producers: Iterable[Producer], timeout_s: float) -> None:
+    """Send what they have left. Raises RequestTimeoutError, when each has been waited for."""
     deadline = _clock() + timeout_s
     with contextlib.ExitStack() as steps:
-        for producer in list(_producers):
-            if producer._client is client:
-                steps.callback(producer._flush_by, deadline)
+        for producer in producers:
+            steps.callback(producer._flush_by, deadline)
 
 
 def close_all() -> None:

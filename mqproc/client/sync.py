@@ -195,7 +195,7 @@ class Client(Calls):
         max_buffered_bytes: int = 64 << 20,
     ) -> Producer:
         """A producer that gathers messages of many threads into frames; see `Producer`."""
-        return Producer(
+        producer = Producer(
             self,
             linger_ms=linger_ms,
             max_batch_messages=max_batch_messages,
@@ -203,6 +203,8 @@ class Client(Calls):
             max_in_flight=max_in_flight,
             max_buffered_bytes=max_buffered_bytes,
         )
+        self._producers.add(producer)
+        return producer
 
     # Consuming
 
