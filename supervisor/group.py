@@ -388,7 +388,7 @@ class Group:
         if self.stopping:
             self._died_amid_the_stop(member, death)
             return
-        decision = member.deaths.decide(death, self._clock.monotonic_ns())
+        decision = member.deaths.decide(death, self._clock.monotonic_ns(), has_run=member.has_run)
         if isinstance(decision, Halt):
             self._tell(member, layout.FATAL)
             self._halted(decision)

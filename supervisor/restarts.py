@@ -3,6 +3,7 @@
     first death                    start again at once
     dies early again and again     wait 0.1 s, 0.2 s, 0.4 s … before the next start
     the fifth death within 60 s    the group halts
+    the fifth before it ever ran   the group halts, also where each start has hung for minutes
     exit code 2, 3, 6, 7 or 8      the group halts with it: a restart would not cure it
 
 A long life makes the next death a first one again.
@@ -85,9 +86,10 @@ class Deaths:
         self._policy = policy
         self._times_ns: deque[int] = deque(maxlen=policy.deaths_max)
         self._early = 0
+        self._in_vain = 0
 
-    def decide(self, death: Death, now_ns: int) -> Restart | Halt:
-        """Count a death and say what to do."""
+    def decide(self, death: Death, now_ns: int, *, has_run: bool = True) -> Restart | Halt:
+        """Count a death and say what to do; `has_run`: this process or one before it has come to its work."""
         if death.code in FINAL_EXIT_CODES:
             return Halt(death.code, f"{self._role} ended with {death}, which a restart does not cure")
         policy = self._policy
@@ -96,6 +98,9 @@ class Deaths:
         if len(self._times_ns) == policy.deaths_max and within_ms <= policy.window_ms:
             times = f"{policy.deaths_max} times within {policy.window_ms // 1000} s"
             return Halt(EXIT_FAILED, f"{self._role} died {times}, at last by {death}")
+        self._in_vain = 0 if has_run else self._in_vain + 1
+        if self._in_vain == policy.deaths_max:
+            return Halt(EXIT_FAILED, f"{self._role} died {self._in_vain} times before it ever ran, at last by {death}")
         if death.lived_ms >= policy.early_ms:
             self._early = 0
             return Restart(0)

@@ -46,6 +46,14 @@ def test_five_deaths_in_a_longer_time_do_not() -> None:
     assert all(isinstance(made, Restart) for made in decide(deaths, KILLED, *range(0, 400, 16)))
 
 
+def test_the_fifth_death_of_a_role_that_never_ran_halts_however_long_each_start_hung() -> None:
+    deaths = Deaths("writer", RestartPolicy())
+    hung = Death(-1, signal.SIGABRT, lived_ms=122_000.0)
+    made = [deaths.decide(hung, at * 122 * SECOND, has_run=False) for at in range(1, 6)]
+    assert made[:4] == [Restart(0)] * 4
+    assert made[4] == Halt(1, "writer died 5 times before it ever ran, at last by SIGABRT")
+
+
 @pytest.mark.parametrize("code", [2, 3, 6, 7, 8])
 def test_some_exit_codes_are_final(code: int) -> None:
     made = Deaths("query", RestartPolicy()).decide(Death(code), 0)
