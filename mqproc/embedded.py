@@ -32,6 +32,8 @@ from mqproc.openers import LOOK_AGAIN_S, Openers
 from mqproc.paths import StorePaths, given_path
 
 STOP_TIMEOUT_S = 120.0
+# A start that is interrupted is waited for a little more: then its group can be told to stop, whatever it has come to.
+INTERRUPTED_S = 5.0
 _START_AGAIN_S: Final = 2.0
 _ANSWER_S: Final = 2.0
 _ERROR_BY_EXIT_CODE = {
@@ -92,9 +94,9 @@ _opened: list[OpenedClient] = []
 def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout: float = 30.0) -> OpenedClient:
     """A client of the store at `path`, for a `with` block, or to be closed by its `close`.
 
-    `options` apply when the group is started here; `timeout` in seconds is the client's, and how long a group that
-    somebody else is starting is waited for. Raises ConfigurationError for an option that is none, and StartError and
-    its kin with what `mqproc up` said.
+    `options` apply when the group is started here, which is waited for as long as it takes; `timeout` in seconds is the
+    client's, and how long a group that somebody else is starting is waited for. Raises ConfigurationError for an option
+    that is none, and StartError and its kin with what `mqproc up` said.
     """
     store = given_path(path)
     if options is not None and not isinstance(options, Mapping):
@@ -129,8 +131,8 @@ def _start_unless_running(store: Path, openers: Openers, settings: list[str], ti
     deadline = time.monotonic() + timeout_s
     while not _is_usable(store, openers, deadline):
         try:
-            # As long as it takes: kernels may have to be compiled and a large log read, and the supervisor ends a start
-            # that hangs.
+            # As long as it takes: kernels may have to be compiled and a large log read. The supervisor ends roles that
+            # hang; whoever waits for a supervisor that somebody has stopped interrupts.
             _run_command("up", store, ["--detach", "--opened", *flags], None)
             return
         except StoreLockedError:
@@ -195,8 +197,10 @@ def _run_command(command: str, store: Path, flags: list[str], timeout_s: float |
             child.kill()
             raise StartError(f"mqproc {command} took more than {timeout_s:g} s on {store}") from None
         except BaseException:
-            with suppress(subprocess.TimeoutExpired):
-                child.communicate(timeout=STOP_TIMEOUT_S)
+            try:
+                child.communicate(timeout=INTERRUPTED_S if timeout_s is None else timeout_s)
+            except subprocess.TimeoutExpired:
+                child.kill()  # It has waited, too; the group's start goes on, or its stop.
             raise
     if child.returncode != 0:
         said = errors.strip().splitlines()

@@ -6,6 +6,7 @@ import copy
 import functools
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -155,6 +156,30 @@ def test_a_start_that_is_interrupted_leaves_no_group(
         mqproc.open(wanted)
     assert interrupted
     assert not runs(wanted)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_a_start_that_hangs_is_not_waited_for_when_it_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    hanging = tmp_path / "hanging"
+    hanging.write_text("#!/bin/sh\nexec sleep 600\n")
+    hanging.chmod(0o700)
+    children: list[subprocess.Popen[str]] = []
+
+    class Interrupted(subprocess.Popen[str]):
+        def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[str, str]:
+            if not children:
+                children.append(self)
+                raise error
+            return super().communicate(input, timeout)
+
+    monkeypatch.setattr(embedded.sys, "executable", str(hanging))
+    monkeypatch.setattr(embedded.subprocess, "Popen", Interrupted)
+    monkeypatch.setattr(embedded, "INTERRUPTED_S", 0.01)
+    with pytest.raises(error):
+        mqproc.open(tmp_path / "store")
+    assert children[0].wait(PATIENCE_S) == -signal.SIGKILL
 
 
 def test_a_start_that_was_killed_is_not_waited_for(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
