@@ -50,6 +50,7 @@ _NAMES_SHOWN = 8
 # So much of a text is counted line by line. Further on its decoder tells, which is never so far ahead.
 _COUNTED_BYTES = 1 << 17
 _RAW = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_OBJECT = msgspec.json.Decoder(dict[str, Any]).decode
 _VALUE = msgspec.json.Decoder().decode
 _AHEAD_BYTES = 1 << 16
 # A column of identifiers has as many values as rows: the memory for known values is bounded.
@@ -435,20 +436,19 @@ def _json_fields(bodies: Sequence[bytes], reading: Reading, name: str, first: in
     fields: dict[str, list[Any]] = {wanted: [] for wanted in reading.fields}
     for index, body in enumerate(bodies):
         try:
-            found = _RAW(body)
-            for wanted, values in fields.items():
-                value = _json_value(found[wanted]) if wanted in found else None
-                values.append(None if value in reading.nulls else value)
+            try:
+                found = _OBJECT(body)
+            except msgspec.MsgspecError:  # Of a number beyond all floats, perhaps, in another field.
+                found = {field: _VALUE(raw) for field, raw in _RAW(body).items() if field in fields}
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise BadMessageError(f"{name}: record {first + index + 1:,} is no JSON object: {error}") from None
+        for wanted, values in fields.items():
+            value = found.get(wanted)
+            # -0 is an integer too, but none of Python's.
+            if (kind := type(value)) is float or (kind is int and not value):
+                value = WrittenNumber(bytes(_RAW(body)[wanted]).decode())
+            values.append(None if value in reading.nulls else value)
     return fields
-
-
-def _json_value(raw: msgspec.Raw) -> Any:
-    value = _VALUE(raw)
-    # -0 is an integer too, but none of Python's.
-    is_written = type(value) is float or (type(value) is int and not value)
-    return WrittenNumber(bytes(raw).decode()) if is_written else value
 
 
 # Parquet
