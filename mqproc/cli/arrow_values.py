@@ -13,6 +13,8 @@ def not_finite(values: Any) -> int:
 
     if isinstance(values, pyarrow.RecordBatch):
         return sum(map(not_finite, values.columns))
+    if pyarrow.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
     kind = values.type
     if pyarrow.types.is_floating(kind):
         wide = values.cast("float32") if pyarrow.types.is_float16(kind) else values

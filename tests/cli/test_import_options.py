@@ -92,6 +92,7 @@ def test_numbers_that_json_has_not_become_null_and_are_counted(group: Group, tmp
         (pa.array([{"a": math.nan, "b": [math.inf, 1.0]}, None]), 2),
         (pa.array([{"a": 1}, {"b": 2}]), 0),
         (pa.array([[("k", math.nan)]], pa.map_(pa.string(), pa.float64())), 1),
+        (pa.array([1.0, math.nan, math.nan]).dictionary_encode(), 2),
         (pa.array([], pa.float64()), 0),
         (pa.array(["nan", None]), 0),
         (pa.array([1, 2]), 0),
