@@ -135,6 +135,9 @@ def test_a_forked_process_may_ask_what_another_thread_was_asking_meanwhile(tmp_p
         (lambda r: list(r.range("T", end_ms="5")), "end_ms = '5' is no whole number"),
         (lambda r: list(r.messages("T", 0.5)), "queue_id = 0.5 is no whole number"),
         (lambda r: list(r.scan(5)), "conditions = 5 are no Conditions"),
+        (lambda r: list(r.scan(Conditions(5))), "topic = 5 is no text"),
+        (lambda r: list(r.scan(Conditions(body_contains="a"))), "body_contains = 'a' is no bytes"),
+        (lambda r: r.pull(topic="T", queue_id="0", offset=0), "queue_id = '0' is no whole number"),
     ],
 )
 def test_mistakes_are_told(tmp_path: Path, ask: Callable[[StoreReader], object], told: str) -> None:
@@ -145,3 +148,6 @@ def test_mistakes_are_told(tmp_path: Path, ask: Callable[[StoreReader], object],
         assert reader.max_offset("T", np.int32(0)) == 0
         assert reader.count("T", tags={"a", "b"}) == 0  # type: ignore[arg-type]
         assert reader.by_key("T", "\ud800") == []
+        assert list(reader.scan(Conditions("\ud800"))) == []
+        with pytest.raises(TypeError):
+            reader.max_offset("T", 0, 0)  # type: ignore[call-arg]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import operator
@@ -21,6 +22,7 @@ class Asked(Protocol):
 
 A = TypeVar("A", bound=Asked)
 P = ParamSpec("P")
+R = TypeVar("R", bound=Any)
 T = TypeVar("T")
 _INT64: Final = range(-(1 << 63), 1 << 63)
 _SHOWN_CHARACTERS: Final = 64
@@ -31,24 +33,39 @@ def question(method: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[A, 
 
     It gets numpy's numbers as Python's, and is alone, unless it is a generator: that has each page for itself.
     """
-    signature = inspect.signature(method)
-    kinds = {name: str(parameter.annotation) for name, parameter in signature.parameters.items()}
-    plain = {name: _PLAIN[kind] for name, kind in kinds.items() if kind in _PLAIN}
+    _, *parameters = inspect.signature(method).parameters.values()
+    places = [(parameter.name, _PLAIN.get(str(parameter.annotation), _as_it_is)) for parameter in parameters]
+    plain = dict(places)
     pages = inspect.isgeneratorfunction(method)
 
     @functools.wraps(method)
-    def asked(self: A, /, *given: P.args, **named: P.kwargs) -> T:
-        bound = signature.bind(self, *given, **named)
-        values = bound.arguments
-        for name, plain_of in plain.items():
-            if name in values:
-                values[name] = plain_of(name, values[name])
+    def asked(self: A, /, *given: Any, **named: Any) -> T:
+        # Those that are too many, or that no parameter has the name of, are the method's own to refuse.
+        values = [plain_of(name, value) for (name, plain_of), value in zip(places, given, strict=False)]
+        values += given[len(places) :]
+        for name in named:
+            named[name] = plain.get(name, _as_it_is)(name, named[name])
         if pages:
-            return method(*bound.args, **bound.kwargs)
+            return method(self, *values, **named)
         with self._asking:
-            return method(*bound.args, **bound.kwargs)
+            return method(self, *values, **named)
 
     return asked
+
+
+def checked(record: R) -> R:
+    """A dataclass of which each field is what it says of its type. Raises BadRequestError."""
+    return dataclasses.replace(
+        record,
+        **{
+            field.name: _PLAIN.get(str(field.type), _as_it_is)(field.name, getattr(record, field.name))
+            for field in dataclasses.fields(record)
+        },
+    )
+
+
+def _as_it_is(name: str, value: Any) -> Any:
+    return value
 
 
 def _whole_number(name: str, value: Any) -> int:
@@ -65,6 +82,12 @@ def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise _no(name, value, "text")
     return value
+
+
+def _bytes(name: str, value: Any) -> bytes:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise _no(name, value, "bytes")
+    return bytes(value)
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -96,6 +119,7 @@ _PLAIN: Final[dict[str, Callable[[str, Any], Any]]] = {
     "int": _whole_number,
     "int | None": _whole_number_or_none,
     "str": _text,
+    "bytes": _bytes,
     "bool": _flag,
     "Sequence[str]": _texts,
 }

@@ -107,7 +107,8 @@ class _Found:
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         texts = (conditions.topic, conditions.property_name, conditions.property_value)
-        self._parts = [as_kernel_array(bytearray(text.encode())) for text in texts]
+        # What is no UTF-8 is of no record.
+        self._parts = [as_kernel_array(bytearray(text.encode(errors="surrogatepass"))) for text in texts]
         self._parts.append(as_kernel_array(bytearray(conditions.body_contains)))
         self._state = np.zeros(match.STATE_SIZE, np.int64)
         self._state[match.BEGIN_MS] = max(conditions.begin_ms, TIME_MIN)

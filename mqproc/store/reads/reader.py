@@ -34,7 +34,7 @@ from mqproc.paths import StorePaths
 from mqproc.store.existing import check_is_store
 from mqproc.store.index_shape import adopted_index_shape
 from mqproc.store.queue_folders import adopted_file_bytes
-from mqproc.store.reads.given import question
+from mqproc.store.reads.given import checked, question
 from mqproc.store.reads.index_query import IndexAnswer
 from mqproc.store.reads.log_records import Visible
 from mqproc.store.reads.log_scan import Conditions
@@ -345,6 +345,7 @@ class StoreReader:
         wanted = Conditions() if conditions is None else conditions
         if not isinstance(wanted, Conditions):
             raise BadRequestError(f"conditions = {repr(wanted)[:64]} are no Conditions")
+        wanted = checked(wanted)
         while True:
             with self._asking:
                 batch = finish(
