@@ -300,11 +300,15 @@ def _see_to_the_end() -> None:
 
 
 def flush_all(producers: Iterable[Producer], timeout_s: float) -> None:
-    """Send what they have left. Raises RequestTimeoutError, when each has been waited for."""
+    """Send what they have left. Raises RequestTimeoutError, when each has been waited for.
+
+    Those that the program's end has waited for are not waited for again.
+    """
     deadline = _clock() + timeout_s
     with contextlib.ExitStack() as steps:
         for producer in producers:
-            steps.callback(producer._flush_by, deadline)
+            if producer in _producers:
+                steps.callback(producer._flush_by, deadline)
 
 
 def close_all() -> None:

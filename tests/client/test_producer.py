@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from mqproc.client import producer as producer_module
 from mqproc.client.aio import AsyncClient
 from mqproc.client.aio_producer import AsyncProducer
 from mqproc.client.batching import Batcher, Limits
@@ -233,6 +234,21 @@ def test_a_forked_process_sends_what_it_was_given_itself(client: Client, roles: 
 
 def send_without_close(store: Path) -> None:
     Client(store, timeout=PATIENCE_S).producer(linger_ms=60_000).send("orders", b"child")
+
+
+def test_what_the_programs_end_has_waited_for_is_not_waited_for_again(
+    client: Client, roles: MemoryRoles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_module, "EXIT_FLUSH_S", 0.01)
+    roles.behaviour = lambda request: True
+    producer = client.producer()
+    producer.send("t", b"x")
+    with pytest.raises(RequestTimeoutError, match="not everything was sent"):
+        producer_module.flush_all([producer], 0.01)
+    with pytest.warns(UserWarning, match="1 messages of a producer were not sent"):
+        producer_module.close_all()
+    producer_module.flush_all([producer], 0.01)
+    roles.stop()  # The thread ends with its connection.
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
