@@ -193,6 +193,7 @@ def main() -> int:
     parser.add_argument("--began-before", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--timing", action="append", default=[], metavar="NAME=MS")
     parser.add_argument("--files", type=int, default=0, help="how many may be open, at most")
+    parser.add_argument("--window-ms", type=int, default=60_000, help="in which five deaths of a role are too many")
     arguments = parser.parse_args()
     if arguments.files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (arguments.files, arguments.files))
@@ -206,7 +207,7 @@ def main() -> int:
     patient = dict.fromkeys(("stop_ms", "quick_stop_ms", "take_back_ms", "spawn_ms"), 20000)
     shorter = {name: int(ms) for name, ms in (item.split("=") for item in arguments.timing)}
     timing = dataclasses.replace(Timing(tick_ms=50, abort_grace_ms=300), **patient | shorter)
-    policy = RestartPolicy(back_off_ms=20)
+    policy = RestartPolicy(back_off_ms=20, window_ms=arguments.window_ms)
 
     def run(report, ready) -> Outcome:  # type: ignore[no-untyped-def]
         hooks = make_hooks(arguments)

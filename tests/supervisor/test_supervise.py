@@ -434,6 +434,12 @@ class TestHalt:
         assert "writer close" in group.events
         assert (group.root / "abort").exists()
 
+    def test_start_ends_though_the_deaths_of_a_role_that_never_ran_are_far_apart(self, start_group: StartGroup) -> None:
+        group = start_group(FEW, "--bad=dispatcher:boot-bug", "--window-ms=1", wait=False)
+        assert group.wait() == 3
+        assert "outcome 3: dispatcher died 5 times before it ever ran, at last by exit code 1" in group.lines[-1]
+        assert sum("dispatcher start" in line for line in group.events) == 5
+
 
 class TestControlSocket:
     def test_restart_and_stop_are_answered_when_done(self, start_group: StartGroup) -> None:
