@@ -14,23 +14,11 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from mqproc.errors import (
-    BadRequestError,
-    GroupInUseError,
-    GroupNotFoundError,
-    MqprocError,
-    StoreBusyError,
-)
+from mqproc.errors import BadRequestError, GroupInUseError, GroupNotFoundError, MqprocError, StoreBusyError
 from mqproc.layout import control as words_of
 from mqproc.layout.record_codec import decode_records
 from mqproc.message import PullStatus
-from mqproc.names import (
-    RETRY_PREFIX,
-    REVIVE_GROUP,
-    REVIVE_QUEUES,
-    REVIVE_TOPIC,
-    check_topic,
-)
+from mqproc.names import RETRY_PREFIX, REVIVE_GROUP, REVIVE_QUEUES, REVIVE_TOPIC, check_topic
 from mqproc.process.appender import Appender, NewMessage
 from mqproc.process.deadlines import COMPACT_MIN
 from mqproc.process.delivered import Delivered
@@ -258,7 +246,8 @@ class Pops:
             return False
         if offset is None:
             self._state.begin(group, topic, EARLIEST, 0)
-            offset = bounds.min_offset
+            offset = self._state.progress.offset(group, topic, queue_id)
+            assert offset is not None
         # What comes again has passed the filter before.
         tags, sql = ([], "") if topic.startswith(RETRY_PREFIX) else (options.tags, options.sql)
         while offset < bounds.max_offset:
@@ -395,6 +384,10 @@ class Pops:
             self._io.crash_point("pop.renewed")
             self._add(new, revive_offset)
             self._open.done(old, [offset])
+            if old.dropped:
+                self._drop([new])
+                self._refuse(asked, GroupNotFoundError(f"group {old.group} was deleted"))
+                return
             self._answer(asked, GroupInvisibleAnswer(f"{new.handle()} {offset}"), ())
 
         def refused(error: MqprocError) -> None:

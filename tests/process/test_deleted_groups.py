@@ -13,7 +13,7 @@ from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC
 from mqproc.process.appender import NewMessage
 from mqproc.process.query import Query
 from mqproc.store.groups.check_points import CheckPoint
-from mqproc.wire.group_operations import EARLIEST, GroupReceiveRequest, GroupRequest
+from mqproc.wire.group_operations import EARLIEST, GroupInvisibleRequest, GroupReceiveRequest, GroupRequest
 from mqproc.wire.operations import Operation
 from tests.conftest import wait_until
 from tests.process.test_pops import SOON_S, is_read, received
@@ -84,6 +84,34 @@ def test_a_receive_whose_group_is_deleted_meanwhile_is_told_so(tmp_path: Path, m
         group.close()
 
 
+def test_a_message_whose_group_is_deleted_while_its_time_is_changed_is_closed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its new check point is made behind the deletion: a group of the same name got the message by it."""
+    group = Group(tmp_path / "store")
+    stored: list[Callable[[int], None]] = []
+    try:
+        pops = group.role._pops
+        monkeypatch.setattr(pops._writes, "store", lambda _messages, done, _refused: stored.append(done))
+        receiver, other = group.connect(), group.connect()
+        while not is_read(other):
+            pass
+        pops._state.known("g")
+        pops._add(found := received(0, time.time_ns() // 1_000_000, 600_000), 0)
+        receiver.ask(Operation.GROUP_INVISIBLE, GroupInvisibleRequest("g", "Orders", f"{found.handle()} 0", 600_000))
+        wait_until(lambda: receiver.answer() is None and stored)
+        other.call(Operation.GROUP_DELETE, GroupRequest("g"))
+        pops._state.known("g")
+        stored.pop()(1)
+        with pytest.raises(GroupNotFoundError, match="group g was deleted"):
+            wait_until(receiver.answer, SOON_S, "a refusal")
+        wait_until(lambda: group.step() >= 0 and stored, SOON_S, "an acknowledgement")
+        stored.pop()(2)
+        assert len(pops._open) == 0
+    finally:
+        group.close()
+
+
 def test_a_group_that_is_made_again_begins_behind_what_came_again_to_the_one_before(tmp_path: Path) -> None:
     """Whoever receives makes it again at once, while the client that deleted it still deletes its topics."""
     group = Group(tmp_path / "store")
@@ -103,6 +131,9 @@ def test_a_group_that_is_made_again_begins_behind_what_came_again_to_the_one_bef
             caller.call(Operation.GROUP_DELETE, GroupRequest("g"))
         found.reviving = False
         caller.call(Operation.GROUP_DELETE, GroupRequest("g"))
+        # A receive looks there by itself, without having begun there.
+        answer, _ = caller.call(Operation.GROUP_RECEIVE, GroupReceiveRequest("g", ["Orders"], start=EARLIEST))
+        assert answer.count == 0
         for name in ("g", "h"):
             state.begin(name, retry, EARLIEST, 0)
         assert [state.progress.offset(name, retry, 0) for name in ("g", "h")] == [2, 0]
