@@ -359,7 +359,12 @@ def change(invocation: Invocation, name: str, retry_max_times: int | None, enabl
 def delete(invocation: Invocation, name: str, execute: bool) -> int:
     """Forget a group with what was to come again to it. Its dead letters stay; refused while it has members."""
     with invocation.client() as client:
-        found = client.groups.info(name)
+        try:
+            found = client.groups.info(name)
+        except GroupNotFoundError:
+            if execute:  # A deletion that was cut off may have left topics.
+                client.groups.delete(name)
+            raise
         has_dead_letters = bool(client.queues(DEAD_LETTER_PREFIX + name))
         if execute:
             client.groups.delete(name)

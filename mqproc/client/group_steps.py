@@ -143,15 +143,26 @@ def execute(group: str, moves: list[Move]) -> Steps[None]:
 
 
 def delete(group: str) -> Steps[None]:
-    """Delete a group, and then the topics where messages came again to it alone; its dead letters stay."""
-    yield group_calls.delete(group)
-    summaries = yield group_calls.groups()
+    """Delete a group, and then the topics where messages came again to it alone; its dead letters stay.
+
+    Raises GroupNotFoundError when there is none, behind the topics: a deletion before may have ended, or its answer may
+    have been lost, before it came to them.
+    """
+    missing: GroupNotFoundError | None = None
+    try:
+        yield group_calls.delete(group)
+    except GroupNotFoundError as error:
+        missing = error
+    # In this order: the names of all groups that any of the topics can be another's are known.
     topics = yield core.topics()
+    summaries = yield group_calls.groups()
     others = [other.group for other in summaries if other.group != group]
     for topic in topics:
         if _is_retry_topic_of(topic.topic, group) and not any(_is_retry_topic_of(topic.topic, name) for name in others):
             with contextlib.suppress(TopicNotFoundError):
                 yield core.delete_topic(topic.topic)
+    if missing is not None:
+        raise missing
 
 
 def _is_retry_topic_of(topic: str, group: str) -> bool:

@@ -79,7 +79,8 @@ class Groups:
 
     def delete(self, group: str) -> None:
         """Forget a group: progress, settings, what its simple consumers have, and the topics where messages came again
-        to it alone. Its dead letters stay. Raises GroupInUseError while it has members."""
+        to it alone. Its dead letters stay. Raises GroupInUseError while it has members, GroupNotFoundError where there
+        is none; what a deletion before has left of its topics is deleted then all the same."""
         drive(self._client.run, group_steps.delete(group))
 
     def dead_letters(self, group: str) -> Iterator[StoredMessage]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mqproc import AsyncClient, Client
+from mqproc import AsyncClient, Client, GroupNotFoundError
+from mqproc.client import group_calls
 from tests.client.consuming import fill
 from tests.conftest import PATIENCE_S, Group, wait_until
 
@@ -55,3 +56,24 @@ def test_so_it_is_for_asyncio(shared: Group, client: Client) -> None:
     wait_until(lambda: "%RETRY%aio_Aio" in names(client), what="a copy")
     asyncio.run(delete())
     assert "%RETRY%aio_Aio" not in names(client)
+
+
+def test_a_deletion_that_ended_before_the_topics_is_finished_when_it_is_asked_for_again(
+    shared: Group, client: Client
+) -> None:
+    """The group was gone, which was all that who asked again was told; its retry topics stayed for ever."""
+
+    async def delete() -> None:
+        async with AsyncClient(shared.store) as made:
+            await made.groups.delete("half-async")
+
+    fill(client, "Half", 1, queues=1)
+    for name in ("half", "half-async"):
+        client.simple_consumer(name, "Half", start="earliest").receive(1, INVISIBLE_S, timeout=PATIENCE_S)
+        wait_until(lambda topic=f"%RETRY%{name}_Half": topic in names(client), what="a copy")
+        client.run(group_calls.delete(name))
+    with pytest.raises(GroupNotFoundError, match="no group 'half'"):
+        client.groups.delete("half")
+    with pytest.raises(GroupNotFoundError, match="no group 'half-async'"):
+        asyncio.run(delete())
+    assert names(client) & {"%RETRY%half_Half", "%RETRY%half-async_Half"} == set()
