@@ -35,6 +35,9 @@ ABSENT_S: Final = 0.2
 NOTHING: Final = -1
 """What has been committed of a queue whose progress has to be told again, wherever it is."""
 
+HANDED_MIN: Final = 4096
+"""So many offsets of messages that are done may stay behind one that is not."""
+
 PIECES_AHEAD: Final = 2
 """A queue is pulled from while it has fewer pieces than this."""
 
@@ -187,6 +190,9 @@ class Cursor(Generic[M]):
         self._open.discard(offset)
         while self._handed and self._handed[0] not in self._open:
             self._handed.popleft()
+        if len(self._handed) > 2 * len(self._open) + HANDED_MIN:
+            # Behind one that is not done for hours all others would stay.
+            self._handed = deque(each for each in self._handed if each in self._open)
         return True
 
     def has_out(self, offset: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mqproc.client.assignment import PROGRESS_S, Assignment, Cursor, Piece
+from mqproc.client.assignment import HANDED_MIN, PROGRESS_S, Assignment, Cursor, Piece
 from mqproc.wire.group_operations import GroupAssignment
 
 
@@ -38,6 +38,21 @@ def test_answers_without_messages_take_no_places() -> None:
     assert [(piece.messages, piece.end) for piece in cursor.pieces] == [([40, 41], 50)]
     cursor.take_empty()
     assert (len(cursor.pieces), cursor.done) == (1, 40)
+
+
+def test_what_is_done_behind_a_message_that_is_not_takes_no_room() -> None:
+    """It may be there for days, as one that fails without room to come again later, and millions pass meanwhile."""
+    cursor: Cursor[list[int]] = Cursor("Orders", 0, 1, 0)
+    cursor.hand_out([0, 1], 2)
+    for offset in range(2, 4 * HANDED_MIN):
+        cursor.hand_out([offset], offset + 1)
+        cursor.ack(offset)
+        assert len(cursor._handed) <= HANDED_MIN + 8
+    assert cursor.position == 0
+    cursor.ack(0)
+    assert cursor.position == 1
+    cursor.ack(1)
+    assert cursor.position == 4 * HANDED_MIN
 
 
 def test_a_loop_moves_the_position_by_itself() -> None:
