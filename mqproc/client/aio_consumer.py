@@ -188,13 +188,17 @@ class AsyncConsumer:
 
     # Fetching and committing
 
-    def _tend(self) -> None:
-        """Ask for more, commit."""
+    def check(self) -> None:
+        """Raise what nothing comes any more after, as when it is closed."""
         self._check_loop()
         if self._error is not None:
             raise self._error
         if self._closed:
             raise BadRequestError("the consumer is closed")
+
+    def _tend(self) -> None:
+        """Ask for more, commit."""
+        self.check()
         pull_bytes = min(self._assignment.pull_bytes, self._client.pull_bytes_max)
         for cursor in self._assignment.to_pull(_clock()):
             cursor.pulling = True

@@ -79,8 +79,10 @@ class AsyncHandling:
         """Messages by what is handled one after the other."""
         if (again := self._aside.due()) is not None:
             return [[again]]
+        timeout_s = self._aside.left_s(timeout_s)
         if self._aside.is_full:
-            await self._waits(LOOK_S)
+            self._consumer.check()
+            await self._waits(min(timeout_s, LOOK_S))
             return []
         if self._tries_in_order is None:
             return [[message] for message in await self._consumer.receive(room, timeout_s)]

@@ -17,6 +17,7 @@ NO_ROOM: Final = DiskFullError, TooManyQueuesError
 """What a nack is refused with until somebody makes room."""
 AGAIN_S: Final = 5.0
 ASIDE_MAX: Final = 1024
+ASIDE_BYTES_MAX: Final = 64 << 20
 _log = logging.getLogger("mqproc.consumer")
 
 
@@ -32,21 +33,33 @@ class Aside:
     def __init__(self, rest: Rest) -> None:
         self._rest = rest
         self._waiting: deque[tuple[float, StoredMessage]] = deque()
+        self._others_first = False
 
     @property
     def is_full(self) -> bool:
         """Whether no more should be received: what is behind messages that are not done comes again, all of it."""
-        return len(self._waiting) >= ASIDE_MAX
+        waiting = tuple(self._waiting)
+        return len(waiting) >= ASIDE_MAX or sum(len(message.body) for _, message in waiting) >= ASIDE_BYTES_MAX
 
     def put(self, message: StoredMessage, error: Exception) -> None:
         tell_refused(message, error)
         self._waiting.append((time.monotonic() + AGAIN_S, message))
 
     def due(self) -> StoredMessage | None:
-        """The next one whose turn it is."""
-        if not self._waiting or self._waiting[0][0] > time.monotonic():
-            return None
-        return self._waiting.popleft()[1]
+        """The next one whose turn it is. Behind each others are received: many that fail again must not stop those."""
+        others_first, self._others_first = self._others_first, False
+        while not others_first and self.left_s(1.0) <= 0:
+            _, message = self._waiting.popleft()
+            if self._rest.is_held(message):
+                self._others_first = True
+                return message
+            # Another member's now, or its queue was reset: it comes again there.
+            self._rest.take_back(message)
+        return None
+
+    def left_s(self, at_most_s: float) -> float:
+        """How long it is until the next one's turn."""
+        return min(at_most_s, max(0.0, self._waiting[0][0] - time.monotonic())) if self._waiting else at_most_s
 
     def leave(self) -> None:
         """The run is over: they come again."""

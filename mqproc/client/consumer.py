@@ -150,7 +150,7 @@ class Consumer:
         Its group's progress moves there, durably. Returns when the next messages are those from there; for messages
         that it has in hands `ack` does nothing any more. Raises RequestTimeoutError when that takes too long.
         """
-        self._check()
+        self.check()
         with self._lock:
             positions = self._assignment.positions(self._subscription.among(topics))
             epochs = self._assignment.epochs(positions)
@@ -206,7 +206,7 @@ class Consumer:
 
     def _tend(self) -> None:
         """Take in what has come, ask for more, commit. What wakes it behind the first is left to a longer wait."""
-        self._check()
+        self.check()
         self._fetcher.wait(0.0)
         self._pull()
         self._commit_soon()
@@ -216,7 +216,8 @@ class Consumer:
         if os.getpid() != self._pid:
             raise BadRequestError("this consumer is another process's, which this one was forked from: make one here")
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise what nothing comes any more after, as when it is closed."""
         self._check_process()
         if self._error is not None:
             raise self._error

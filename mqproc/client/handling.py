@@ -69,6 +69,14 @@ class Rest:
             return False
         return not self._in_order or self._consumer.holds(message)
 
+    def is_held(self, message: StoredMessage) -> bool:
+        """Whether a message's queue is this consumer's still, in whatever order it is handled."""
+        return self._consumer.holds(message)
+
+    def take_back(self, message: StoredMessage) -> None:
+        """A message comes again at once, and what was received behind it."""
+        self._consumer.take_back([message])
+
     def leave(self, messages: list[StoredMessage]) -> None:
         """Messages come again: at once where nobody else handles any of their queue, else at the end of the run."""
         if self._in_order:
@@ -134,8 +142,10 @@ class Handling:
         """Messages by what is handled one after the other."""
         if (again := self._aside.due()) is not None:
             return [[again]]
+        timeout_s = self._aside.left_s(timeout_s)
         if self._aside.is_full:
-            self._stop.wait(LOOK_S)
+            self._consumer.check()
+            self._stop.wait(min(timeout_s, LOOK_S))
             return []
         if self._tries_in_order is None:
             return [[message] for message in self._consumer.receive(2 * self._workers, timeout_s)]

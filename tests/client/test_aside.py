@@ -4,31 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from mqproc import AsyncClient, Client, StoredMessage, TooManyQueuesError
+from mqproc import AsyncClient, BadRequestError, Client, StoredMessage, TooManyQueuesError
 from mqproc.client import aio_handling, aside, handling
+from mqproc.client.aside import Aside
 from tests.client.consuming import fill, offsets
 from tests.conftest import PATIENCE_S, Group, wait_until
 
 FAILURES = 2
+FAILURES_MAX = 10_000
+"""A run in which the others have no turn ends then."""
+FIRST = frozenset({b"0", b"1", b"2"})
 
 
 class Failing:
-    """Fails for message 1 the first times; done when all are handled."""
+    """Fails for message 1 the first times, and for some until the others are handled; done when all are."""
 
-    def __init__(self, count: int, stop: Callable[[], None]) -> None:
+    def __init__(self, count: int, stop: Callable[[], None], last: frozenset[bytes] = frozenset()) -> None:
         self._count = count
         self._stop = stop
+        self._last = last
         self.failures = 0
         self.handled: list[bytes] = []
 
     def __call__(self, message: StoredMessage) -> None:
-        if message.body == b"1" and self.failures < FAILURES:
+        others_wait = message.body in self._last and len(self.handled) < self._count - len(self._last)
+        if others_wait or (message.body == b"1" and self.failures < FAILURES):
             self.failures += 1
+            if self.failures > FAILURES_MAX:
+                self._stop()
             raise ValueError("not yet")
         self.handled.append(message.body)
         if len(self.handled) == self._count:
@@ -58,20 +67,58 @@ def is_done(client: Client) -> bool:
 def test_a_message_that_finds_no_room_is_handled_again_here(full: Group, ordered: bool) -> None:
     """The first one that failed ended the run; in order those behind it wait, else they are handled meanwhile."""
     stop = threading.Event()
-    handler = Failing(10, stop.set)
+    handler = Failing(10, stop.set, frozenset() if ordered else frozenset({b"1"}))
     with full.client() as client:
         with client.consumer("billing", "Orders", start="earliest") as consumer:
             consumer.run(handler, ordered=ordered, stop=stop, pause_s=0)
-        assert handler.failures == FAILURES
         bodies = [b"%d" % number for number in range(10)]
         assert handler.handled == (bodies if ordered else [bodies[0], *bodies[2:], bodies[1]])
         wait_until(lambda: is_done(client))
 
 
+def test_others_have_their_turn_however_many_fail_again_at_once(full: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those whose turn it was went first: five whose handler takes a second to fail left no time for any other."""
+    monkeypatch.setattr(aside, "AGAIN_S", 0.0)
+    stop = threading.Event()
+    handler = Failing(10, stop.set, FIRST)
+    with full.client() as client, client.consumer("billing", "Orders", start="earliest") as consumer:
+        consumer.run(handler, stop=stop)
+    assert len(handler.handled) == 10
+
+
+class Holder:
+    """A consumer whose queue has begun anew, or is another member's."""
+
+    def __init__(self) -> None:
+        self.taken_back: list[StoredMessage] = []
+
+    def holds(self, message: StoredMessage) -> bool:
+        return message.queue_id == 0
+
+    def take_back(self, messages: Sequence[StoredMessage]) -> None:
+        self.taken_back += messages
+
+
+def test_what_is_another_members_meanwhile_is_not_handled_here_again(
+    full: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes again there, and to hold it here would keep its queue from being released."""
+    monkeypatch.setattr(aside, "AGAIN_S", 0.0)
+    with full.client() as client:
+        held = client.pull("Orders", 0, 0).messages[0]
+    gone = dataclasses.replace(held, queue_id=1)
+    holder = Holder()
+    waiting = Aside(handling.Rest(holder, threading.Event(), in_order=False))
+    for message in (gone, held):
+        waiting.put(message, TooManyQueuesError(""))
+    assert waiting.due() is held
+    assert holder.taken_back == [gone]
+
+
 def test_so_it_is_for_asyncio(full: Group) -> None:
     async def run() -> Failing:
         stop = asyncio.Event()
-        handler = Failing(10, stop.set)
+        handler = Failing(10, stop.set, FIRST)
 
         async def handle(message: StoredMessage) -> None:
             handler(message)
@@ -85,7 +132,7 @@ def test_so_it_is_for_asyncio(full: Group) -> None:
         return handler
 
     handler = asyncio.run(run())
-    assert (handler.failures, handler.handled[-1]) == (FAILURES, b"1")
+    assert {*handler.handled[-3:]} == FIRST
     with full.client() as client:
         wait_until(lambda: is_done(client))
 
@@ -101,11 +148,30 @@ def test_what_waits_for_its_turn_at_the_end_of_a_run_comes_again(full: Group, mo
         assert next(consumer.messages(timeout=PATIENCE_S)).body == b"1"
 
 
-def test_a_run_with_too_many_aside_receives_no_more(full: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many fail, what is held in memory is bounded."""
-    monkeypatch.setattr(aside, "ASIDE_MAX", 1)
+@pytest.mark.parametrize("bound", ["ASIDE_MAX", "ASIDE_BYTES_MAX"])
+def test_a_run_with_too_many_aside_receives_no_more(full: Group, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    """However many fail, and however large, what is held in memory is bounded."""
+    monkeypatch.setattr(aside, bound, 1)
     stop = threading.Event()
     handler = Failing(10, stop.set)
     with full.client() as client, client.consumer("billing", "Orders", start="earliest") as consumer:
         consumer.run(handler, stop=stop)
     assert handler.handled.index(b"1") < 9
+
+
+def test_a_run_that_receives_no_more_ends_with_its_consumer(full: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asked the consumer for nothing, and went on though that was closed."""
+    monkeypatch.setattr(aside, "ASIDE_MAX", 1)
+    monkeypatch.setattr(aside, "AGAIN_S", 10 * PATIENCE_S)
+    with full.client() as client, client.consumer("billing", "Orders", start="earliest") as consumer:
+
+        def fail(message: StoredMessage) -> None:
+            threading.Timer(0.2, consumer.close).start()
+            raise ValueError("not yet")
+
+        stop = threading.Event()
+        at_last = threading.Timer(PATIENCE_S, stop.set)
+        at_last.start()
+        with pytest.raises(BadRequestError, match="the consumer is closed"):
+            consumer.run(fail, stop=stop)
+        at_last.cancel()
