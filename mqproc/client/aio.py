@@ -15,7 +15,7 @@ from mqproc.client.aio_groups import AsyncGroups
 from mqproc.client.aio_producer import AsyncProducer
 from mqproc.client.aio_replay import AsyncReplays
 from mqproc.client.aio_transactions import AsyncTransactionCalls
-from mqproc.client.amounts import at_least_one
+from mqproc.client.amounts import at_least_one, whole_number
 from mqproc.client.batch import Batch
 from mqproc.client.core import IN_FLIGHT, PULL_BYTES, PULL_MESSAGES, Call, Time, TimeKind
 from mqproc.client.delayed_batches import Delay, Delays, Times, deliver_at_ms
@@ -304,7 +304,7 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
         rocketmq_limits: bool = False,
     ) -> PullResult:
         """Messages of a queue from `offset` on; see `Client.pull`."""
-        most_bytes = min(max_bytes, self.pull_bytes_max)
+        most_bytes = min(whole_number("max_bytes", max_bytes), self.pull_bytes_max)
         request = core.pull_request(
             topic, queue_id, offset, max_messages, most_bytes, tags, timeout, rocketmq_limits, filter
         )
@@ -324,7 +324,7 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
         max_bytes: int = PULL_BYTES,
     ) -> ArrowPullResult:
         """As `pull`, with the messages as a pyarrow.RecordBatch of the named columns, or of all."""
-        most_bytes = min(max_bytes, self.pull_bytes_max)
+        most_bytes = min(whole_number("max_bytes", max_bytes), self.pull_bytes_max)
         request = core.pull_request(topic, queue_id, offset, max_messages, most_bytes, tags, timeout, False, filter)
         return await self.run(core.pull_as(request, core.arrow_parser(columns)))
 

@@ -69,11 +69,11 @@ class AsyncGroups:
 
     async def dead_letters(self, group: str) -> AsyncIterator[StoredMessage]:
         """What the group could never consume, oldest first."""
-        topic = DEAD_LETTER_PREFIX + group
+        topic, most_bytes = DEAD_LETTER_PREFIX + group, min(PULL_BYTES, self._client.pull_bytes_max)
         for queue in await self._client.run(core.queues(topic)):
             at = queue.min_offset
             while at < queue.max_offset:
-                request = core.pull_request(topic, queue.queue_id, at, PULL_MESSAGES, PULL_BYTES, "", 0.0, False)
+                request = core.pull_request(topic, queue.queue_id, at, PULL_MESSAGES, most_bytes, "", 0.0, False)
                 found = await self._client.run(core.pull(request))
                 for message in found.messages:
                     yield message

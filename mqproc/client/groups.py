@@ -85,11 +85,11 @@ class Groups:
 
     def dead_letters(self, group: str) -> Iterator[StoredMessage]:
         """What the group could never consume, oldest first."""
-        topic = DEAD_LETTER_PREFIX + group
+        topic, most_bytes = DEAD_LETTER_PREFIX + group, min(PULL_BYTES, self._client.pull_bytes_max)
         for queue in self._client.run(core.queues(topic)):
             at = queue.min_offset
             while at < queue.max_offset:
-                request = core.pull_request(topic, queue.queue_id, at, PULL_MESSAGES, PULL_BYTES, "", 0.0, False)
+                request = core.pull_request(topic, queue.queue_id, at, PULL_MESSAGES, most_bytes, "", 0.0, False)
                 found = self._client.run(core.pull(request))
                 yield from found.messages
                 if found.next_offset <= at:

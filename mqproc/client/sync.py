@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mqproc.client import core, key_steps, sending, tracing
+from mqproc.client.amounts import whole_number
 from mqproc.client.batch import Batch
 from mqproc.client.calls import Calls
 from mqproc.client.consumer import Consumer
@@ -327,7 +328,7 @@ class Client(Calls):
         waits that long for a message. `rocketmq_limits` gives RocketMQ's own answers: at most 32 messages and 256 KiB,
         filtered by tag hash.
         """
-        most_bytes = min(max_bytes, self.pull_bytes_max)
+        most_bytes = min(whole_number("max_bytes", max_bytes), self.pull_bytes_max)
         request = core.pull_request(
             topic, queue_id, offset, max_messages, most_bytes, tags, timeout, rocketmq_limits, filter
         )
@@ -347,7 +348,7 @@ class Client(Calls):
         max_bytes: int = PULL_BYTES,
     ) -> ArrowPullResult:
         """As `pull`, with the messages as a pyarrow.RecordBatch of the named columns, or of all."""
-        most_bytes = min(max_bytes, self.pull_bytes_max)
+        most_bytes = min(whole_number("max_bytes", max_bytes), self.pull_bytes_max)
         request = core.pull_request(topic, queue_id, offset, max_messages, most_bytes, tags, timeout, False, filter)
         return self.run(core.pull_as(request, core.arrow_parser(columns)))
 

@@ -32,6 +32,15 @@ def test_many_small_messages_come_in_as_many_frames_as_they_need(filled: Group) 
             assert len(bodies_of(all_of(consumer, 4_000))) == 4_000
 
 
+def test_dead_letters_come_in_as_many_frames_as_they_need(filled: Group) -> None:
+    with Client(filled.store, max_frame_bytes=FRAME_BYTES, timeout=PATIENCE_S) as client:
+        with client.consumer("dead", "Small", start="earliest") as consumer:
+            messages = consumer.receive(1_000, timeout=PATIENCE_S)
+            consumer.nack(*messages, delay_level=-1)
+        client.wait_dispatched()
+        assert len(list(client.groups.dead_letters("dead"))) == len(messages) > 300
+
+
 def test_a_message_that_fits_in_no_frame_is_an_error_that_names_the_option(filled: Group) -> None:
     """It was asked for again and again, and the log told of a lost connection."""
     with Client(filled.store, max_frame_bytes=FRAME_BYTES, timeout=PATIENCE_S) as client:
