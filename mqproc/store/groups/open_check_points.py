@@ -15,15 +15,15 @@ from mqproc.layout.properties import REAL_QID, REAL_TOPIC, TIMER_OUT_MS
 from mqproc.message import StoredMessage
 from mqproc.names import REVIVE_GROUP, REVIVE_TOPIC, TIMER_TOPIC
 from mqproc.store.groups import check_points
-from mqproc.store.groups.check_points import NEVER, TAGS, Acknowledged, CheckPoint, Key
+from mqproc.store.groups.check_points import NEVER, TAGS, CheckPoint, Key
 from mqproc.store.groups.offsets_json import Progress
 from mqproc.store.reads.queue_messages import batches
 from mqproc.store.reads.reading import StoreReading
 from mqproc.store.slices import Slices
 
 _FOUND_PER_SLICE: Final = 1024
-ACKS_KEPT: Final = 4096
-"""Of so many acknowledgements of each queue of the revive topic, the last ones, it is known what they were of."""
+ACKS_KEPT: Final = 16_384
+"""So many messages it is known of that they were acknowledged, the last ones of each queue of the revive topic."""
 
 
 class OpenCheckPoints:
@@ -33,7 +33,7 @@ class OpenCheckPoints:
         self._open: dict[Key, CheckPoint] = {}
         self.parked_until_ms = -1
         """The last slot of the timer in which something was parked when it was read."""
-        self._acknowledged: dict[int, deque[Acknowledged]] = {}
+        self._acknowledged: dict[int, deque[tuple[Key, int]]] = {}
         """By queue of the revive topic, those that were read; who was to be told of the last of them may have died."""
         self._done_before: set[tuple[Key, int]] = set()
 
@@ -61,8 +61,10 @@ class OpenCheckPoints:
         """Whether a message was, shortly before this was read."""
         return (key, offset) in self._done_before
 
-    def acknowledged(self, said: Acknowledged, revive_queue: int) -> None:
-        self._acknowledged.setdefault(revive_queue, deque(maxlen=ACKS_KEPT)).append(said)
+    def acknowledged(self, key: Key, offsets: Iterable[int], revive_queue: int) -> None:
+        """Messages of a check point were, as a queue of the revive topic says."""
+        kept = self._acknowledged.setdefault(revive_queue, deque(maxlen=ACKS_KEPT))
+        kept.extend((key, offset) for offset in offsets)
 
     @property
     def log_begin(self) -> int:
@@ -89,9 +91,7 @@ class OpenCheckPoints:
                 if message.properties.get(REAL_TOPIC) == REVIVE_TOPIC:
                     self._take_parked(message, said, begins, timer_read_ms)
             yield
-        self._done_before = {
-            (each.key, offset) for acks in self._acknowledged.values() for each in acks for offset in each.offsets
-        }
+        self._done_before = set().union(*self._acknowledged.values())
         self._acknowledged.clear()
         for number, found in enumerate(list(self)):
             if number % _FOUND_PER_SLICE == _FOUND_PER_SLICE - 1:
@@ -130,10 +130,9 @@ class _Said:
         elif said is not None and said.key not in self._known:
             self._early.setdefault(said.key, set()).update(said.offsets)
         elif said is not None and (found := self._found.get(said.key)) is not None:
-            still = tuple(offset for offset in said.offsets if offset in found.open)
             # Later ones may be of messages that were sent again.
-            if still and message.store_timestamp_ms < found.due_ms:
-                self._found.acknowledged(replace(said, offsets=still), message.queue_id)
+            if message.store_timestamp_ms < found.due_ms:
+                self._found.acknowledged(found.key, sorted(found.open.intersection(said.offsets)), message.queue_id)
             self._found.done(found, said.offsets)
 
     def _add(self, said: CheckPoint) -> None:
