@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 RECEIVE_MESSAGES: Final = 32
 INVISIBLE_S: Final = 60.0
+HANDLES_BYTES: Final = 8 << 10
+"""Room in an answer for its messages' handles."""
 AGAIN_S: Final = 0.1
 """The pause before a receive is made again that was told too early that there is nothing."""
 
@@ -27,6 +29,7 @@ AGAIN_S: Final = 0.1
 class _Calls:
     subscription: Subscription
     filter: Filter | None
+    max_bytes: int
 
     def receive(self, max_messages: int, invisible_duration: float, timeout: float) -> Call[list[StoredMessage]]:
         wanted = self.subscription
@@ -39,6 +42,7 @@ class _Calls:
             wanted.start,
             wanted.start_ms,
             *chosen("", self.filter),
+            max(1, self.max_bytes - HANDLES_BYTES),
         )
         return group_calls.receive(request)
 
@@ -80,7 +84,7 @@ class SimpleConsumer:
     def __init__(self, client: Client, subscription: Subscription, filter: Filter | None) -> None:
         self._client = client
         self._group = subscription.group
-        self._calls = _Calls(subscription, filter)
+        self._calls = _Calls(subscription, filter, client.pull_bytes_max)
 
     def receive(
         self,
@@ -125,7 +129,7 @@ class AsyncSimpleConsumer:
     def __init__(self, client: AsyncClient, subscription: Subscription, filter: Filter | None) -> None:
         self._client = client
         self._group = subscription.group
-        self._calls = _Calls(subscription, filter)
+        self._calls = _Calls(subscription, filter, client.pull_bytes_max)
 
     async def receive(
         self,

@@ -250,11 +250,12 @@ class Pops:
             assert offset is not None
         # What comes again has passed the filter before.
         tags, sql = ([], "") if topic.startswith(RETRY_PREFIX) else (options.tags, options.sql)
+        most_bytes = min(options.max_bytes, self._max_bytes)
         while offset < bounds.max_offset:
             if self._empty_pulls_left <= 0:
                 self._changes += 1
                 return False
-            pulled = self._reading.pull(topic, queue_id, offset, options.max_messages, self._max_bytes, tags, sql=sql)
+            pulled = self._reading.pull(topic, queue_id, offset, options.max_messages, most_bytes, tags, sql=sql)
             if pulled.status is PullStatus.FOUND:
                 self._check_in(asked, options, (group, topic, queue_id), offset, pulled.records.tobytes())
                 return True

@@ -175,8 +175,8 @@ class GroupResendAnswer(Options, frozen=True):
 class GroupReceiveRequest(Options, frozen=True):
     """Get messages that nobody else of the group gets for `invisible_ms`, of one of the topics' queues.
 
-    The answer is held until some come, `timeout_ms` at most. `start` as in GroupJoinRequest, `tags` and `sql` as in
-    PullRequest; the group goes past what they do not let pass.
+    The answer is held until some come, `timeout_ms` at most. `start` as in GroupJoinRequest, `tags`, `sql` and
+    `max_bytes` as in PullRequest; the group goes past what they do not let pass.
     """
 
     group: str
@@ -188,6 +188,7 @@ class GroupReceiveRequest(Options, frozen=True):
     start_ms: int = 0
     tags: list[str] = []
     sql: str = ""
+    max_bytes: int = 1 << 30
 
 
 class GroupReceiveAnswer(Options, frozen=True):

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mqproc import AsyncClient, Client, FrameTooLargeError
+from mqproc import AsyncClient, Client, FrameTooLargeError, StoredMessage
 from tests.client.consuming import all_of, bodies_of, fill
 from tests.conftest import PATIENCE_S, Group
 
@@ -30,6 +30,16 @@ def test_many_small_messages_come_in_as_many_frames_as_they_need(filled: Group) 
         assert len(client.pull("Small", 0, 0, 4_000).messages) > 100
         with client.consumer("small", "Small", start="earliest") as consumer:
             assert len(bodies_of(all_of(consumer, 4_000))) == 4_000
+
+
+def test_simple_consumers_receive_no_more_than_fits(filled: Group) -> None:
+    """What was received and not read came again when its time was over, and was a dead letter in the end."""
+    with Client(filled.store, max_frame_bytes=FRAME_BYTES, timeout=PATIENCE_S) as client:
+        consumer = client.simple_consumer("simple", "Small", start="earliest")
+        received: list[StoredMessage] = []
+        while len(received) < 4_000:
+            received += consumer.receive(1_024, timeout=PATIENCE_S)
+        assert len(bodies_of(received)) == len(set(bodies_of(received))) == 4_000
 
 
 def test_dead_letters_come_in_as_many_frames_as_they_need(filled: Group) -> None:
