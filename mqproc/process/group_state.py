@@ -124,6 +124,8 @@ class GroupState:
         if group not in self.progress.groups() and self.settings.get(group) is None:
             raise GroupNotFoundError(f"no group {group!r}")
         self.progress.note_reset(self._words[words_of.WRITTEN])
+        ends = self._deleted_ends.items()
+        self._deleted_ends = {place: end for place, end in ends if self._queues.bounds(*place[1:]) is not None}
         for at in self.progress.of(group):
             bounds = self._queues.bounds(at.topic, at.queue_id)
             if bounds is not None and at.topic.startswith(RETRY_PREFIX):

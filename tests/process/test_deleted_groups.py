@@ -137,5 +137,11 @@ def test_a_group_that_is_made_again_begins_behind_what_came_again_to_the_one_bef
         for name in ("g", "h"):
             state.begin(name, retry, EARLIEST, 0)
         assert [state.progress.offset(name, retry, 0) for name in ("g", "h")] == [2, 0]
+        # What is known of topics that are deleted meanwhile, as clients do it, is let go with the next deletion.
+        assert list(state._deleted_ends) == [("g", retry, 0)]
+        table = group.store.engine.table
+        table.delete_queue(table.find(retry, 0), 0)
+        caller.call(Operation.GROUP_DELETE, GroupRequest("h"))
+        assert not state._deleted_ends
     finally:
         group.close()
