@@ -194,6 +194,7 @@ def confirm(
     ids: Words,
     topic_block: Bytes,
     real_topic: Bytes,
+    deleted_at: int,
     queue_numbers: Words,
     cells: Words,
     places: Words,
@@ -202,7 +203,8 @@ def confirm(
     """Look at the records of `places` that lie in the segment at `base`, up to physical offset `stop`; how many hold.
 
     Of one that has the message's topics and unique id, and was not deleted with its topic, the answer's columns are
-    filled in; of another the place becomes NONE. `queue_numbers` and the queue table's `cells` are the topic's.
+    filled in; of another the place becomes NONE. `queue_numbers` and the queue table's `cells` are the topic's;
+    `deleted_at` is where the log ended when the real topic was deleted, 0 without one.
     """
     held = 0
     count = places.size
@@ -211,6 +213,8 @@ def confirm(
         if place == NONE or place < base or place >= base + view.size:
             continue
         places[i] = NONE
+        if place < deleted_at:
+            continue
         at = place - base
         total = record_size(view, at, min(view.size, stop - base))
         if total < 0 or load_be64(view, at + record.PHYSICAL_OFFSET) != place:
@@ -338,7 +342,7 @@ def warm() -> None:
     locate_ids(nothing, 0, -1, 0, -1, nothing, nothing, words)
     hash_ids(nothing, words, nothing, nothing, words)
     look_up(words, words, slots, words)
-    confirm(nothing, 0, 0, nothing, words, nothing, nothing, words, words, words, nothing)
+    confirm(nothing, 0, 0, nothing, words, nothing, nothing, 0, words, words, words, nothing)
     remember(words, words, words, slots, window)
     forget_from(0, words, slots, window)
     remember_log(nothing, 0, 0, 0, words, slots, window)

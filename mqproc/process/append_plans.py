@@ -159,11 +159,23 @@ class AppendPlans:
             self._kept[key] = KeptShape(shape, topic, more_columns)
             shape.lasting = True
             shape.columns = _column_bits(request)
-        if request.deliver_at_ms and self._topics.topics.get(TIMER_TOPIC) is not None:
-            waiting, real_topic = self._topics.find_own(TIMER_TOPIC), request.topic.encode()
-            moved = {"topic_block": waiting.block, "queue_numbers": waiting.queue_numbers, "real_topic": real_topic}
-            shape.waited = msgspec.structs.replace(shape, **moved)
+        if request.deliver_at_ms:
+            shape.waited = self._waited(request, shape)
         return _plan(request, payload, columns, shape, topic.rotation), topic
+
+    def _waited(self, request: AppendRequest, shape: FrameShape) -> FrameShape | None:
+        """The shape of these messages when they were sent before their time; None where nobody looks for repeats."""
+        topics = self._topics
+        if not topics.options.dedupe_window_messages or topics.topics.get(TIMER_TOPIC) is None:
+            return None
+        waiting = topics.find_own(TIMER_TOPIC)
+        return msgspec.structs.replace(
+            shape,
+            topic_block=waiting.block,
+            queue_numbers=waiting.queue_numbers,
+            real_topic=request.topic.encode(),
+            real_queues=shape.queue_numbers,
+        )
 
     def _plan_parked(
         self, request: AppendRequest, payload: memoryview, columns: tuple[int, ...], topic: OpenTopic, now_ms: int
@@ -177,7 +189,7 @@ class AppendPlans:
         check_slot(moved, payload, topics.options, now_ms, topics.waiting_in)
         waiting = topics.find_own(moved.topic)
         shape = _shape(moved, constant_properties(moved, parked=True), waiting, moved.sys_flag & record.SYS_FLAG_BODY)
-        shape.real_topic = request.topic.encode()
+        shape.real_topic, shape.real_queues = request.topic.encode(), topic.queue_numbers
         return _plan(moved, payload, columns, shape, rotation)
 
 

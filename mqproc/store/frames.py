@@ -39,8 +39,8 @@ class FrameShape(msgspec.Struct, eq=False):
     unique id are the frame's. `sharding_at` is where in the first part a sharding key stands. `lasting`: frames to come
     may have it too; then `columns` are bits of `kernels.append_run`. `copies`: its messages are made of ones that the
     store has taken, perhaps when `max_message_size` was larger, and are taken again. `real_topic` is the name of the
-    topic that messages go to which wait in this one first; `waited` is the shape that messages had whose time has come
-    by now, if they were sent before. `rendered` is the appender's own.
+    topic that messages go to which wait in this one first, `real_queues` its `queue_numbers`; `waited` is the shape
+    that messages had whose time has come by now, if they were sent before. `rendered` is the appender's own.
     """
 
     magic: int
@@ -60,6 +60,7 @@ class FrameShape(msgspec.Struct, eq=False):
     copies: bool = False
     columns: int = 0
     real_topic: bytes = b""
+    real_queues: NDArray[np.int64] | None = None
     waited: FrameShape | None = None
     rendered: RenderedShape | None = None
 

@@ -24,6 +24,7 @@ from mqproc.kernels.append import ANSWER_BYTES_PER_MESSAGE
 from mqproc.kernels.append_counts import UNPUBLISHED_FRAMES
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import control as words_of
+from mqproc.layout import queue_table as table_layout
 from mqproc.shm.words import Words
 from mqproc.store.append import CommitLogAppender
 from mqproc.store.frames import AppendPlan, FrameShape
@@ -180,12 +181,20 @@ class RepeatWindow:
                 ids.places,
                 as_kernel_array(shape.topic_block),
                 as_kernel_array(shape.real_topic),
+                self._deleted_at(shape),
                 shape.queue_numbers,
                 self._table.cells,
                 places,
                 answer,
             )
         )
+
+    def _deleted_at(self, shape: FrameShape) -> int:
+        """Where the log ended when the topic was deleted that a shape's messages go to from where they wait."""
+        if shape.real_queues is None:
+            return 0
+        words = table_layout.entry_word(0, table_layout.DELETED_AT) + table_layout.ENTRY_WORDS * shape.real_queues
+        return int(self._table.cells[words].max())
 
     def _add_rest(
         self,

@@ -218,6 +218,22 @@ def test_messages_that_wait_go_elsewhere_each_time(planner: Planner) -> None:
     assert bytes(planner.plan(deliver_at_ms=NOW_MS - 1).shape.topic_block[1:]) == b"T"
 
 
+def test_where_messages_have_waited_is_told_only_to_who_looks_for_repeats(planner: Planner, tmp_path: Path) -> None:
+    looking = Planner(tmp_path / "looking", dedupe_window_messages=100)
+    assert looking.plan(deliver_at_ms=NOW_MS - 1).shape.waited is None, "none has waited yet"
+    for each in (planner, looking):
+        parked = each.plan(deliver_at_ms=NOW_MS + 60_000).shape
+        late = each.plan(deliver_at_ms=NOW_MS - 1).shape
+        assert parked.real_queues is not None
+        assert (parked.real_topic, parked.real_queues.tolist()) == (b"T", late.queue_numbers.tolist())
+        if each is planner:
+            assert late.waited is None
+            continue
+        assert late.waited is not None
+        assert late.waited.topic_block is parked.topic_block
+        assert (late.waited.real_topic, late.waited.real_queues) == (b"T", late.queue_numbers)
+
+
 @pytest.mark.parametrize(
     ("payload", "changes"),
     [

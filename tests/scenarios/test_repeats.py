@@ -119,3 +119,15 @@ def test_a_message_that_is_sent_again_when_its_time_has_come(group: Group) -> No
         assert [result.message_id == first.message_id for result in found] == [True, False, True]
         assert client.send(later).message_id == found[1].message_id
     assert bodies(group, "Bells") == {b"ring": 1, b"later": 1}
+
+
+def test_a_message_that_has_waited_for_a_topic_that_was_deleted_since_is_stored_again(group: Group) -> None:
+    message = Message("Begun", b"again", unique_id="AGAIN", deliver_at_ms=int(time.time() * 1000) + 500)
+    with group.client() as client:
+        client.send(message)
+        wait_until(lambda: bodies(group, "Begun"))
+        client.delete_topic("Begun")
+        client.create_topic("Begun", 4)
+        again = client.send(message)
+        assert client.send(message).message_id == again.message_id
+    assert bodies(group, "Begun") == {b"again": 1}
