@@ -94,12 +94,14 @@ class GroupLags:
         self._ages: dict[tuple[str, str, int], _Age] = {}
         self._looks = 0
         self._fresh_until = 0.0
-        self._stood: dict[tuple[str, str, int], int] = {}
+        self._stood: dict[tuple[str, str], dict[int, int]] = {}
+        """Where groups in topics stood at the last look, by queue id."""
         self._consumed: dict[tuple[str, str], int] = {}
-        """Of deleted groups too: what counts must not go back when one is made again."""
         self._own: set[tuple[str, str]] = set()
-        """What has an entry of its own; each stays where it was put, since counts must not move."""
+        """What has an entry of its own; each stays where it was put while it is there, since counts must not move."""
         self._shared: set[tuple[str, str]] = set()
+        self._gone = 0
+        """What those had consumed that were shared and are there no more: the count of all others must not go back."""
 
     def figures(self) -> list[GroupLag]:
         """Groups and topics in order."""
@@ -139,23 +141,33 @@ class GroupLags:
         ]
 
     def _count(self, behind: dict[tuple[str, str], list[_Behind]]) -> None:
-        """Add what groups have gone past since the last look; where a queue is seen first there is nothing to add."""
-        stood: dict[tuple[str, str, int], int] = {}
+        """Add what groups have gone past since the last look; where a queue is seen first there is nothing to add.
+
+        A group that is not there any more is forgotten: one that is made again begins at 0, as counters may.
+        """
+        for place in self._consumed.keys() - behind.keys():
+            consumed = self._consumed.pop(place)
+            self._own.discard(place)
+            if place in self._shared:
+                self._shared.remove(place)
+                self._gone += consumed
+        stood: dict[tuple[str, str], dict[int, int]] = {}
         for place, queues in behind.items():
-            past = sum(max(0, queue.offset - self._stood.get(queue.key, queue.offset)) for queue in queues)
+            before = self._stood.get(place, {})
+            past = sum(max(0, queue.offset - before.get(queue.queue_id, queue.offset)) for queue in queues)
             self._consumed[place] = self._consumed.get(place, 0) + past
-            stood |= {queue.key: queue.offset for queue in queues}
+            stood[place] = {queue.queue_id: queue.offset for queue in queues}
         self._stood = stood
 
     def bounded(self, lags: list[GroupLag], most: int) -> list[GroupLag]:
         """At most so many, and one for all others together, with what was deleted of them."""
-        room = most - sum(lag.place in self._own for lag in lags)
+        room = most - len(self._own)
         for lag in lags:
             if lag.place not in self._own and lag.place not in self._shared:
                 (self._own if room > 0 else self._shared).add(lag.place)
                 room -= 1
         kept = [lag for lag in lags if lag.place in self._own]
-        if not self._shared:
+        if not self._shared and not self._gone:
             return kept
         others = [lag for lag in lags if lag.place in self._shared]
         together = GroupLag(
@@ -163,7 +175,7 @@ class GroupLags:
             OTHERS,
             sum(lag.messages for lag in others),
             _oldest(lag.seconds for lag in others),
-            sum(self._consumed[place] for place in self._shared),
+            self._gone + sum(self._consumed[place] for place in self._shared),
         )
         return [*kept, together]
 

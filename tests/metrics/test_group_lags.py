@@ -120,8 +120,11 @@ def test_a_message_that_cannot_be_read_takes_nothing_from_the_other_figures(lags
     assert hours([lags.look() for _ in range(4)][-1]) == pytest.approx(3 + (QUEUES - 1) / 60, abs=0.01)
 
 
-def test_what_a_group_has_consumed_does_not_go_back_when_it_is_reset_or_deleted(lags: Lags) -> None:
-    """What falls has begun anew for Prometheus, which took all that the group had ever consumed for new messages."""
+def test_what_a_group_has_consumed_does_not_go_back_when_it_is_reset(lags: Lags) -> None:
+    """What falls has begun anew for Prometheus, which took all that the group had ever consumed for new messages.
+
+    One that is made again has begun anew, indeed: at 0.
+    """
     lags.stand(1)
     assert lags.look().consumed == 0, "of the time before the first look nobody knows"
     counts = []
@@ -131,10 +134,10 @@ def test_what_a_group_has_consumed_does_not_go_back_when_it_is_reset_or_deleted(
     assert counts == [2 * QUEUES, 2 * QUEUES, 4 * QUEUES]
     lags.progress.forget("g")
     assert lags.reader.figures() == []
-    lags.stand(0)
-    assert lags.look().consumed == 4 * QUEUES
-    lags.stand(1)
-    assert lags.look().consumed == 5 * QUEUES
+    lags.stand(2)
+    assert lags.look().consumed == 0
+    lags.stand(3)
+    assert lags.look().consumed == QUEUES
 
 
 def test_what_groups_beyond_the_bound_have_consumed_stays_when_others_come_and_go(lags: Lags) -> None:
@@ -150,3 +153,22 @@ def test_what_groups_beyond_the_bound_have_consumed_stays_when_others_come_and_g
     lags.progress.forget("h")
     lags.stand(3, "a")
     assert look() == {"g": 0, OTHERS: 4 * QUEUES}
+
+
+def test_groups_that_come_and_go_leave_nothing_behind_and_take_no_room(lags: Lags) -> None:
+    def look() -> dict[str, int]:
+        return {lag.group: lag.consumed for lag in lags.reader.bounded(lags.reader.figures(), 1)}
+
+    for number in range(3):
+        lags.stand(0, f"g{number}")
+        lags.stand(0, f"h{number}")
+        assert len(look()) == 2
+        lags.stand(1, f"h{number}")
+        assert look() == {f"g{number}": 0, OTHERS: (number + 1) * QUEUES}
+        lags.progress.forget(f"g{number}")
+        lags.progress.forget(f"h{number}")
+        assert look() == {OTHERS: (number + 1) * QUEUES}
+    assert not lags.reader._consumed
+    lags.stand(0, "g0")
+    lags.stand(0, "g1")
+    assert look() == {"g0": 0, OTHERS: 3 * QUEUES}
