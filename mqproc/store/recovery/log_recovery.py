@@ -22,7 +22,7 @@ from mqproc.kernels import scan
 from mqproc.kernels.record_check import record_size, stored_at_ms
 from mqproc.layout import record
 from mqproc.layout.marks import Mark
-from mqproc.store.clearing import clear_behind
+from mqproc.store.clearing import clear_behind, dirty_end
 from mqproc.store.damage import MISSING_SEGMENT, Hole
 from mqproc.store.recovery.resync import Resync
 from mqproc.store.segments import LogSegments
@@ -30,8 +30,6 @@ from mqproc.store.visitor import Visit
 
 # The walk asks for pages ahead, and lets go of those behind, in steps of this size.
 WALK_BYTES = 8 << 20
-TORN_LOOK_BYTES = 64 << 20
-"""Behind a torn record an intact one is looked for so far: a segment that is ready has up to a gibibyte of zeros."""
 _NOTHING_WRITTEN = scan.REASON_NAMES[scan.ZERO]
 
 Told = Callable[[int, int], None]
@@ -99,12 +97,15 @@ class LogRecovery:
             found.last_store_timestamp_ms = mark.store_timestamp_ms
         limit = starts[-1] + self._segments.segment_size
         whole_only = record_crcs and mark is not None
+        written = -1
         while (fault := self._walk(found, limit, whole_only=whole_only)) is not None:
+            if written < 0:
+                # Most logs have nothing behind their end, and looking for records there makes all of it present.
+                written = self._written_end(found.end)
             following = None
+            if visit is None or not self._may_be_cut(found.end, written, visit):
+                following = self._resync.next_record(found.end + 1, written)
             is_lost = mark is None or visit is not None or found.end < confirmed or found.end in known_holes
-            if visit is None or not self._may_be_cut(found.end, limit, visit):
-                look_end = limit if is_lost else min(limit, found.end + TORN_LOOK_BYTES)
-                following = self._resync.next_record(found.end + 1, look_end)
             if following is None or not is_lost:
                 found.cut_reason = "" if fault == _NOTHING_WRITTEN else fault
                 found.cuts_records = following is not None
@@ -114,6 +115,21 @@ class LogRecovery:
         if visit is not None and (seam := self._seam(found, visit)) is not None:
             self._end_at(found, seam)
         return found
+
+    def _written_end(self, position: int) -> int:
+        """End of the last byte at or behind a position of the log that is not zero; the position when there is none."""
+        for base in reversed(self._segments.starts()):
+            begin = max(0, position - base)
+            if begin >= self._segments.segment_size:
+                break
+            fd = self._io.open(self._segments.path(base))
+            try:
+                end = dirty_end(self._io, fd, begin)
+            finally:
+                self._io.close(fd)
+            if end > begin:
+                return base + end
+        return position
 
     def _may_be_cut(self, position: int, limit: int, visit: Visit) -> bool:
         """Whether the other program's log may end here: what follows lay in ours, and nothing of its own does."""

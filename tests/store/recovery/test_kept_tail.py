@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from pathlib import Path
 
 import pytest
 
 from mqproc.store.recovery import store_files
+from mqproc.store.recovery.resync import Resync
 from tests.store.faulty_io import FaultyIO
 from tests.store.recovery.recovering import Recovered
 from tests.store.stopped_store import SEGMENT, StoppedStore, assert_whole
@@ -85,3 +87,26 @@ def test_what_one_write_has_left_is_not_kept(store: StoppedStore) -> None:
     assert "; cut " in found.said_of("log")
     assert kept(store) == {}
     assert lines_of_tail(found) == []
+
+
+@pytest.mark.parametrize("left", [0, 60])
+@pytest.mark.parametrize("marks", [True, False])
+def test_records_are_looked_for_no_further_than_something_lies(
+    store: StoppedStore, monkeypatch: pytest.MonkeyPatch, left: int, marks: bool
+) -> None:
+    """What a log's last segment has behind its end are zeros, a gigabyte of them, and looking makes them present."""
+    asked = []
+
+    def look(self: Resync, position: int, limit: int) -> None:
+        asked.append((position, limit))
+
+    monkeypatch.setattr(Resync, "next_record", look)
+    last, end = store.offsets[-1], store.end
+    if left:
+        store.overwrite(last + left, bytes(end - last - left))
+    if not marks:
+        shutil.rmtree(store.root / "mqproc" / "marks")
+    assert store.recover(clean=False).end == (last if left else end)
+    ((_position, limit),) = asked
+    assert end % SEGMENT, "the segment goes on"
+    assert limit <= (last + left if left else end)
