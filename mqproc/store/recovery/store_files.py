@@ -50,6 +50,8 @@ LINES_MAX: Final = 20
 _COPY_BYTES: Final = 1 << 20
 TAIL_BYTES_MAX: Final = 64 << 20
 """What a start keeps aside of a torn tail at most."""
+FREE_BYTES_MIN: Final = 256 << 20
+"""So much of the disk that leaves free: a start, which makes the table of all queues anew, needs some of it."""
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # A record's first bytes are no zeros.
 _LOOK_BYTES: Final = 4096
@@ -260,7 +262,9 @@ class StoreFiles:
 
         Where there is no room for that it is told, and cut all the same: a full disk is to keep no store from starting.
         """
-        left = TAIL_BYTES_MAX
+        _, free = self._io.disk_usage(self._paths.root)
+        left = max(0, min(TAIL_BYTES_MAX, free - FREE_BYTES_MIN))
+        not_kept = "not kept" if left == TAIL_BYTES_MAX else f"not kept: {free:,} bytes are free"
         for start in self.log.starts:
             path = self._paths.commit_log / segment_name(start)
             begin = max(0, end - start)
@@ -280,7 +284,7 @@ class StoreFiles:
             finally:
                 self._io.close(fd)
             if stop > begin:
-                self._tell(f"{path}: {stop - begin:,} bytes behind the log's end, {kept or 'not kept'}")
+                self._tell(f"{path}: {stop - begin:,} bytes behind the log's end, {kept or not_kept}")
 
     def _keep_rest(self, fd: int, path: Path, begin: int, end: int) -> Path:
         target = _free_place(self._io, self._paths, f"{path.parent.name}.{path.name}.rest")

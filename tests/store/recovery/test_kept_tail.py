@@ -78,6 +78,17 @@ def test_a_full_disk_keeps_no_store_from_starting(store: StoppedStore) -> None:
     assert kept(store) == {}
 
 
+def test_what_is_kept_leaves_room_for_the_start(store: StoppedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start makes files, too, and so does each one that follows when it fails for want of room."""
+    torn, io = tear(store), FaultyIO()
+    left = store_files.FREE_BYTES_MIN + 1000
+    monkeypatch.setattr(io, "disk_usage", lambda _folder: (1 << 40, left))
+    cut = store.engine.log_bytes(torn, torn + 1000)
+    found = store.recover(clean=False, io=io)
+    assert list(kept(store).values()) == [cut]
+    assert all(line.endswith(f"not kept: {left:,} bytes are free") for line in lines_of_tail(found)[1:])
+
+
 def test_what_one_write_has_left_is_not_kept(store: StoppedStore) -> None:
     """A kill amid a write: nothing lies behind the torn record."""
     last = store.offsets[-1]
