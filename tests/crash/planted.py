@@ -58,7 +58,7 @@ PLANTS = {
         seed=7,
     ),
     "a new writer clears nothing": Plant(
-        "mqproc.store.succession", "    if reserved_end > written:", "    if False:", seed=21
+        "mqproc.store.succession", "    if reserved_end > written:", "    if False:", seed=22
     ),
     "a new writer counts nothing": Plant(
         "mqproc.store.succession",
@@ -100,7 +100,7 @@ PLANTS = {
         "mqproc.store.recovery.log_recovery",
         "            if whole_only and (bare := self._without_crc(view, position)) >= 0:",
         "            if False:",
-        seed=33,
+        seed=48,
     ),
     "damage is cut as if it were torn": Plant(
         "mqproc.store.recovery.log_recovery",
@@ -124,7 +124,7 @@ PLANTS = {
         "mqproc.store.final_syncs",
         "        self._words[self._errno_word] = number",
         "        pass",
-        seed=12,
+        seed=21,
     ),
     "index files are trusted above their mark": Plant(
         "mqproc.store.index_files",
@@ -142,7 +142,7 @@ PLANTS = {
         "mqproc.process.group_members",
         "        return of is not None and (of.member_id, of.epoch) == (member_id, epoch)",
         "        return of is not None",
-        seed=53,
+        seed=133,
     ),
     "progress passes what is received before its check point": Plant(
         "mqproc.process.pops",
@@ -160,7 +160,7 @@ PLANTS = {
         "mqproc.process.pops",
         "        self._writes.store([self._ack_of(found, offsets) for found, offsets in acks], stored, refused)",
         "        stored(-1)",
-        seed=4,
+        seed=6,
     ),
     "a task of the sink does not look what one before it has stored": Plant(
         "mqproc.spark.sink.sending",
@@ -172,7 +172,7 @@ PLANTS = {
         "mqproc.spark.sink.sending",
         "                    settle(self._client, self._patience)",
         "                    pass",
-        seed=107,
+        seed=119,
     ),
 }
 
