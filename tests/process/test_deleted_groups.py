@@ -11,13 +11,22 @@ import pytest
 from mqproc.errors import GroupNotFoundError, StoreBusyError
 from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC
 from mqproc.process.appender import NewMessage
+from mqproc.process.pops import Pops
 from mqproc.process.query import Query
 from mqproc.store.groups.check_points import CheckPoint
 from mqproc.wire.group_operations import EARLIEST, GroupInvisibleRequest, GroupReceiveRequest, GroupRequest
 from mqproc.wire.operations import Operation
 from tests.conftest import wait_until
-from tests.process.test_pops import SOON_S, is_read, received
-from tests.process.test_query import Group
+from tests.process.test_pops import SOON_S, held_back, is_read, received
+from tests.process.test_query import Caller, Group
+
+
+def beside_another(group: Group) -> tuple[Pops, Caller, Caller]:
+    """The role's half, which has read what is open, and two clients."""
+    receiver, other = group.connect(), group.connect()
+    while not is_read(other):
+        pass
+    return group.role._pops, receiver, other
 
 
 def test_what_a_deleted_groups_consumers_have_is_closed_and_sent_to_nobody(
@@ -63,13 +72,9 @@ def test_a_receive_whose_group_is_deleted_meanwhile_is_told_so(tmp_path: Path, m
     group = Group(tmp_path / "store")
     group.store.engine.append("Orders", [b"0"], time.time_ns() // 1_000_000, queues=1)
     group.dispatch()
-    stored: list[Callable[[int], None]] = []
+    stored = held_back(group, monkeypatch)
     try:
-        pops = group.role._pops
-        monkeypatch.setattr(pops._writes, "store", lambda _messages, done, _refused: stored.append(done))
-        receiver, other = group.connect(), group.connect()
-        while not is_read(other):
-            pass
+        pops, receiver, other = beside_another(group)
         receiver.ask(Operation.GROUP_RECEIVE, GroupReceiveRequest("g", ["Orders"], start=EARLIEST))
         wait_until(lambda: receiver.answer() is None and stored)
         other.call(Operation.GROUP_DELETE, GroupRequest("g"))
@@ -89,13 +94,9 @@ def test_a_message_whose_group_is_deleted_while_its_time_is_changed_is_closed_to
 ) -> None:
     """Its new check point is made behind the deletion: a group of the same name got the message by it."""
     group = Group(tmp_path / "store")
-    stored: list[Callable[[int], None]] = []
+    stored = held_back(group, monkeypatch)
     try:
-        pops = group.role._pops
-        monkeypatch.setattr(pops._writes, "store", lambda _messages, done, _refused: stored.append(done))
-        receiver, other = group.connect(), group.connect()
-        while not is_read(other):
-            pass
+        pops, receiver, other = beside_another(group)
         pops._state.known("g")
         pops._add(found := received(0, time.time_ns() // 1_000_000, 600_000), 0)
         receiver.ask(Operation.GROUP_INVISIBLE, GroupInvisibleRequest("g", "Orders", f"{found.handle()} 0", 600_000))

@@ -41,6 +41,13 @@ COUNT = 100
 SOON_S = 10.0
 
 
+def held_back(group: Group, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[int], None]]:
+    """What the role stores is stored when the test calls it, with the first one's queue offset."""
+    stored: list[Callable[[int], None]] = []
+    monkeypatch.setattr(group.role._pops._writes, "store", lambda _messages, done, _refused: stored.append(done))
+    return stored
+
+
 def is_read(caller: Caller) -> bool:
     """Whether requests are taken: one for a message that nobody has received is refused for that."""
     try:
@@ -258,10 +265,9 @@ def test_a_receive_that_waits_for_a_queue_is_tried_when_the_one_before_it_is_ans
 ) -> None:
     """The writer's answer may come behind the dispatch of the check point, and nothing else may come for long."""
     group = Group(tmp_path / "store")
-    stored: list[Callable[[int], None]] = []
+    stored = held_back(group, monkeypatch)
     try:
         pops = group.role._pops
-        monkeypatch.setattr(pops._writes, "store", lambda _points, done, _refused: stored.append(done))
         pops._state.known("g")
         callers = [group.connect(), group.connect()]
         while not is_read(callers[0]):
