@@ -166,8 +166,7 @@ class Replay:
         self.progress = ReplayProgress(0, 0, position or ReplayPosition())
         self._anywhere = position is None and not self._is_new
         failed_at, failed_s = None, time.monotonic()
-        stored = frozenset[ReplayPosition]() if self._is_new else self._settled(failed_s)
-        self._is_new = False
+        stored = self._settled(failed_s)
         while True:
             try:
                 self._send(stored, told or (lambda progress: None))
@@ -182,18 +181,20 @@ class Replay:
     # What is there
 
     def _settled(self, since_s: float) -> frozenset[ReplayPosition]:
-        """The copies from the position on that are stored, as soon as that can be said.
+        """The copies from the position on that are stored, as soon as that can be said; and all of the source is read.
 
-        Raises BadRequestError when the store has no index to say it by.
+        Of a new replay there are none. Raises BadRequestError when the store has no index to say of another one.
         """
-        check_index(self._client.store)
+        is_new, self._is_new = self._is_new, False
+        if not is_new:
+            check_index(self._client.store)
         self._pending.clear()
         self.progress = replace(self.progress, found=self.progress.found - len(self._left))
         self._left.clear()
         while True:
             try:
                 settle(self._client)
-                return self._stored()
+                return frozenset() if is_new else self._stored()
             except MqprocError as error:
                 if not isinstance(error, UNSETTLED) or time.monotonic() - since_s > PATIENCE_S:
                     raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -13,6 +15,7 @@ from mqproc.client import core
 from mqproc.client.replay import REPLAYED, Replay, ReplaySource, frames_of
 from mqproc.client.sync import Client
 from mqproc.errors import BadRequestError, PropertiesTooLargeError, SendOutcomeUnknownError
+from mqproc.layout.control import DISPATCHER
 from mqproc.layout.record import PROPERTIES_SIZE_MAX
 from mqproc.message import Message
 from tests.conftest import Group
@@ -100,6 +103,18 @@ def test_what_was_there_is_counted_once_though_an_answer_is_lost(
         assert not lost
         client.wait_dispatched()
     assert (done.sent, done.found) == (5, 5)
+
+
+def test_what_is_stored_but_not_dispatched_when_it_begins_is_sent_too(
+    client: Client, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.send_batch("late", [b"first"] * 2)
+    client.wait_dispatched()
+    dispatcher = group.pid(DISPATCHER)
+    os.kill(dispatcher, signal.SIGSTOP)
+    client.send_batch("late", [b"second"] * 3)
+    monkeypatch.setattr("mqproc.shm.clock.Clock.sleep", lambda clock, seconds: os.kill(dispatcher, signal.SIGCONT))
+    assert client.replay("late", "later").sent == 5
 
 
 def test_a_rate_may_be_so_low_that_the_next_message_is_never_sent(client: Client) -> None:

@@ -14,11 +14,11 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from mqproc.client import Client
     from mqproc.client.core import Call
 
+_T = TypeVar("_T")
 _Copy = tuple[Message, int]
 """A copy, and the sys_flag of its source."""
 _COLUMNS: Final = (
@@ -160,7 +161,7 @@ def _sent(found: DataFrame, target: Target) -> DataFrame:
         from mqproc.client import Client
 
         with closing(Client(target.store)) as client:
-            stream = _Stream(client, target)
+            stream = Stream(client, target)
             for batch in batches:
                 for at in range(0, len(batch), _WINDOW):
                     stream.take(_messages(batch.slice(at, _WINDOW)))
@@ -203,7 +204,7 @@ def _message(row: dict[str, Any]) -> tuple[str, StoredMessage]:
     return row["store"], message
 
 
-class _Stream:
+class Stream:
     """Sends what one task is given."""
 
     def __init__(self, client: Client, target: Target) -> None:
@@ -217,34 +218,34 @@ class _Stream:
         self.sent = 0
         self.found = 0
         if self._looks:
-            self._settle()
+            _patiently(self._settle)
 
     def take(self, window: list[tuple[str, StoredMessage]]) -> None:
         """Send a window's messages that are not there yet. Raises MqprocError when the target stays away too long."""
-        from mqproc.client.settling import PATIENCE_S, UNSETTLED
+        from mqproc.client.settling import UNSETTLED
 
         copies = [(self._copy(store, message), message.sys_flag) for store, message in window]
         if self._topic_is_missing:
-            # Another stream may have made it.
-            with suppress(TopicExistsError):
-                self._client.create_topic(self._target.topic, self._target.queues)
+            _patiently(self._make_topic)
             self._topic_is_missing = False
-        left = self._missing(copies) if self._looks else copies
+        left = _patiently(lambda: self._missing(copies)) if self._looks else copies
         self.found += len(copies) - len(left)
         self.sent += len(left)
-        failed_s = 0.0
-        while left:
-            try:
-                if failed_s:
-                    self._settle()
-                    left = self._missing(left)
-                self._send(left)
-                return
-            except UNSETTLED:
-                failed_s = failed_s or time.monotonic()
-                if time.monotonic() - failed_s > PATIENCE_S:
-                    raise
-                time.sleep(_PAUSE_S)
+        try:
+            self._send(left)
+        except UNSETTLED:
+            _patiently(lambda: self._send_rest(left))
+
+    def _make_topic(self) -> None:
+        # Another stream may have made it.
+        with suppress(TopicExistsError):
+            self._client.create_topic(self._target.topic, self._target.queues)
+
+    def _send_rest(self, copies: list[_Copy]) -> None:
+        """Send those of a window that are not there, after an answer was lost."""
+        time.sleep(_PAUSE_S)
+        self._settle()
+        self._send(self._missing(copies))
 
     def _settle(self) -> None:
         """Have the index know all that was sent before. Raises BadRequestError when the target has none."""
@@ -301,6 +302,20 @@ class _Stream:
         if self._due_s > now_s:
             time.sleep(min(self._due_s - now_s, threading.TIMEOUT_MAX))
         self._due_s = max(self._due_s, now_s) + count / self._target.rate
+
+
+def _patiently(step: Callable[[], _T]) -> _T:
+    """A step's value; while the target is away it is done again. Raises its MqprocError when that takes too long."""
+    from mqproc.client.settling import PATIENCE_S, UNSETTLED
+
+    began_s = time.monotonic()
+    while True:
+        try:
+            return step()
+        except UNSETTLED:
+            if time.monotonic() - began_s > PATIENCE_S:
+                raise
+            time.sleep(_PAUSE_S)
 
 
 def _queue_of(copy: _Copy) -> int:

@@ -9,14 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mqproc.client import Client
 from mqproc.client.replay import REPLAYED
-from mqproc.errors import BadRequestError, CorruptStoreError, StoreAccessError, TopicReservedError
+from mqproc.errors import BadRequestError, CorruptStoreError, NotRunningError, StoreAccessError, TopicReservedError
 from mqproc.message import StoredMessage
 from mqproc.spark.jobs import replay
+from mqproc.spark.jobs.replaying import Stream, Target
 from tests.conftest import Group
 from tests.spark import quick
 from tests.spark.rows import messages_of
@@ -46,6 +48,37 @@ def test_into_a_running_store_and_on_under_the_same_name(spark: SparkSession, ro
     assert {copy.properties[REPLAYED] for copy in copies} == {message.message_id for message in first}
     of_queue = [copy for copy in copies if copy.queue_id == 1][:10]
     assert [said(copy) for copy in of_queue] == [said(message) for message in first if message.queue_id == 1][:10]
+
+
+def test_a_target_that_is_away_for_a_moment_is_waited_for(
+    rolled_store: Path, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is asked of it first: its topics, what it has been sent, or which copies it holds."""
+    window = [(str(rolled_store), message) for message in messages_of(rolled_store, topic="First")]
+    with group.client() as client:
+        for is_missing, found in ((True, 0), (False, len(window))):
+            target = Target(str(group.store), "Away", 8, "r", 0.0, is_new=False, is_missing=is_missing)
+            stream = Stream(_Leaving(client), target)  # type: ignore[arg-type]
+            stream.take(window)
+            assert (stream.sent, stream.found) == (len(window) - found, found)
+
+
+class _Leaving:
+    """A client whose every way to a store fails the first time."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._failed: set[tuple[str, str]] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            place = name, str(arguments[1:2])
+            if place in self._failed:
+                return getattr(self._client, name)(*arguments)
+            self._failed.add(place)
+            raise NotRunningError("away")
+
+        return call
 
 
 def test_killed_in_the_middle_none_is_missed_and_none_is_twice(
