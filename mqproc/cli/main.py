@@ -95,8 +95,8 @@ class MainGroup(Group):
             result = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            # The reader has seen enough. What is still buffered must not fail again when Python ends.
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+            # The reader has seen enough.
+            _let_output_go()
         return result
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -152,8 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(str(error), error.exit_code, invocation)
     except OSError as error:
         if error.filename == _OUTPUT:
-            # What is still buffered must not fail again when Python ends: its exit code would be 120.
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+            _let_output_go()
         where = f"{error.filename}: " if error.filename else ""
         return _failed(f"{where}{error.strerror or error}", _exit_code_of(error, invocation), invocation)
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
@@ -181,6 +180,13 @@ def _open_what_is_closed() -> None:
         sys.stdout = open(_STDOUT, "w", closefd=False)  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(_STDERR, "w", closefd=False)  # noqa: SIM115
+
+
+def _let_output_go() -> None:
+    """Have what is still buffered go nowhere: when Python ends it would fail again, and be told, with exit code 120."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, _STDOUT)
+    os.close(nowhere)
 
 
 class _StandardOutput(io.FileIO):
