@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 PROGRAM = """
 from setuptools.command.egg_info import FileList
@@ -19,7 +17,6 @@ print("\\n".join(files.files))
 
 
 def test_it_has_readmes_dashboards_rules_and_tests() -> None:
-    pytest.importorskip("setuptools")
     result = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM],
         cwd=ROOT,
