@@ -137,7 +137,16 @@ def as_bytes(body: Any) -> bytes:
         raise BadMessageError(f"body must be bytes, not {type(body).__name__}") from None
 
 
+def _refuse_masked(values: Any, name: str) -> None:
+    """A masked array's hidden values are no values, as Arrow's nulls are none."""
+    is_subclass = isinstance(values, np.ndarray) and type(values) is not np.ndarray  # np.ma takes 30 ms to import
+    if is_subclass and np.ma.is_masked(values):
+        masked = np.count_nonzero(np.ma.getmaskarray(values))
+        raise BadMessageError(f"{name}: {masked:,} of {values.size:,} are masked")
+
+
 def _numpy_bodies(bodies: NDArray[Any]) -> Column:
+    _refuse_masked(bodies, "bodies")
     if bodies.dtype == np.uint8 and bodies.ndim == 2:
         rows = np.ascontiguousarray(bodies)
         lengths = _equal_lengths(*rows.shape)
@@ -408,6 +417,7 @@ def _refuse_bytes(column: Column, name: str, forbidden: str) -> None:
 
 def numbers(values: Any, dtype: str, count: int, name: str) -> NDArray[Any]:
     """A column of numbers, one for each message."""
+    _refuse_masked(values, name)
     try:
         found = np.asarray(values)
         if found.dtype.kind not in "iu" and len(found):

@@ -205,6 +205,16 @@ class Incomparable:
             "message 1: tag <NA> is no text",
         ),
         (
+            lambda c: c.send_batch("t", np.ma.array([b"a", b"b"], mask=[0, 1])),
+            BadMessageError,
+            "bodies: 1 of 2 are masked",
+        ),
+        (
+            lambda c: c.send_batch("t", BODIES, flags=np.ma.array([1, 2], mask=[0, 1])),
+            BadMessageError,
+            "flags: 1 of 2 are masked",
+        ),
+        (
             lambda c: c.send_batch("t", BODIES, flags=[1, None]),
             BadMessageError,
             "flags: None of message 1: object are no whole numbers",
