@@ -12,12 +12,16 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from mqproc.errors import BadRequestError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# Spark has it in a folder for as long as it writes there.
+_UNFINISHED: Final = "_temporary"
 
 
 class HadoopPath:
@@ -49,6 +53,11 @@ class HadoopPath:
     def exists(self) -> bool:
         return bool(self._files.exists(self._path))
 
+    def is_unfinished(self) -> bool:
+        """Whether nothing is there but what a write that was killed leaves."""
+        names = [str(each.getPath().getName()) for each in self._files.listStatus(self._path)]
+        return not names or _UNFINISHED in names
+
     def remove(self) -> bool:
         return bool(self._files.delete(self._path, True))
 
@@ -72,8 +81,8 @@ def write_whole(
 ) -> None:
     """Have `write(path, mode)` write to `to`; what it overwrites is there until all has been written.
 
-    That is written to `to.partial`, which `check` may refuse. With Spark Connect, to the root of a file system, and
-    where it replaces partitions one by one, Spark itself overwrites.
+    That is written to `to.partial`, which `check` may refuse, as is one that no killed write has left. With Spark
+    Connect, to the root of a file system, and where it replaces partitions one by one, Spark itself overwrites.
     """
     target = HadoopPath.of(session, to)
     if target is None or _is_dynamic(session):
@@ -85,6 +94,8 @@ def write_whole(
         _write(to, mode, write, None if is_there else target)
         return
     check(str(partial))
+    if partial.exists() and not partial.is_unfinished():
+        raise BadRequestError(f"{partial}: is there, and no unfinished write; {to} is made there first: move it away")
     _write(str(partial), mode, write, partial)
     if not target.remove() or not partial.rename(target):
         raise BadRequestError(f"{to}: cannot be replaced; what was written is in {partial}")

@@ -71,6 +71,22 @@ def test_a_store_beside_the_target_is_left_alone(spark: SparkSession, rolled_sto
         export(spark, rolled_store, tmp_path / "out", mode="overwrite")
 
 
+def test_what_lies_beside_the_target_is_left_alone_unless_a_killed_job_left_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    out, partial = tmp_path / "out", tmp_path / "out.partial"
+    out.mkdir()
+    partial.mkdir()
+    (partial / "mine.txt").write_text("of a user")
+    with pytest.raises(BadRequestError, match=r"out\.partial: is there, and no unfinished write"):
+        write_parquet(spark.range(3).toDF("id"), out, [], mode="overwrite")
+    assert (partial / "mine.txt").read_text() == "of a user"
+    (partial / "mine.txt").rename(partial / "part-0.parquet")
+    (partial / "_temporary").mkdir()
+    write_parquet(spark.range(3).toDF("id"), out, [], mode="overwrite")
+    assert (list(tmp_path.iterdir()), rows_in(out)) == ([out], 3)
+
+
 def test_partitions_that_are_replaced_one_by_one_are_sparks_own(spark: SparkSession, tmp_path: Path) -> None:
     write_parquet(
         spark.sql("SELECT id, id % 2 AS part FROM range(10)"), tmp_path / "out", [], mode="error", by=["part"]
