@@ -1,9 +1,12 @@
 """The rows of one partition as messages: in order, each once, with ids by which the store is asked what it has.
 
-rows of a topic  0 1 2 3 4 5 6 7 …          id = digest of (write, partition, topic), block, counter of 65,536
+rows of a topic  0 1 2 3 4 5 6 7 … last     id = digest of (write, partition, topic), block, counter of 65,536
                  └─ stored ──┘└─ sent, a frame at a time, each answered before the next
                               ▲
                               found by doubling and halving: stored rows are the first ones
+
+The last row's id is made of another digest: so a write that is done again with more rows in a partition, as behind
+another cut into partitions, is known before it sends any.
 """
 
 from __future__ import annotations
@@ -66,8 +69,16 @@ class RowSender:
             raise
         self._topics: dict[str, TopicRows] = {}
         self._queues: dict[str, int] | None = None
-        self.sent = 0
-        self.found = 0
+
+    @property
+    def sent(self) -> int:
+        """Rows that this task has sent."""
+        return sum(rows.sent for rows in self._topics.values())
+
+    @property
+    def found(self) -> int:
+        """Rows that were there."""
+        return sum(rows.found for rows in self._topics.values())
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +90,10 @@ class RowSender:
         self._turn.close()
 
     def send(self, batch: pa.RecordBatch) -> None:
-        """Send the rows that are not there yet. Raises BadRequestError for rows that are no messages."""
+        """Send the rows that are not there yet; a topic's newest row waits for the next one, or for `end`.
+
+        Raises BadRequestError for rows that are no messages, and for others than those that are there.
+        """
         table = {name: batch.column(name) for name in batch.schema.names}
         if self._options.topic or not batch.num_rows:
             self._send_rows(self._options.topic, table, batch.num_rows)
@@ -105,14 +119,12 @@ class RowSender:
             if self._looks:
                 # Once a task is enough: what one before it has left is of all topics.
                 rows.look(drained=len(self._topics) > 1)
-                if not rows.stored and any(queue.min_offset for queue in self._client.queues(topic)):
+                if rows.has_none and any(queue.min_offset for queue in self._client.queues(topic)):
                     rows.look_behind_deleted(self._client)
-        found = rows.send(columns, count)
-        self.found += found
-        self.sent += count - found
+        rows.send(columns, count)
 
     def end(self) -> None:
-        """Say that there are no more rows. Raises BadRequestError when more of them are stored."""
+        """Send what has waited: there are no more rows. Raises BadRequestError when more of them are stored."""
         for rows in self._topics.values():
             rows.end()
 
@@ -162,7 +174,7 @@ class RowSender:
 
 
 class TopicRows:
-    """The rows of one topic of a partition, of which the first `stored` are there already."""
+    """The rows of one topic of a partition. The first `_stored` are there, and behind them the last one if `_ended`."""
 
     def __init__(
         self,
@@ -180,46 +192,73 @@ class TopicRows:
         self._patience = patience or Patience()
         self._topic = topic
         self._queue_id = queue_id
-        digest = hashlib.sha256(f"{identity}\0{topic}".encode()).hexdigest()
-        self._digest = digest[:_DIGEST_CHARACTERS].upper()
+        self._digest = _prefix_of(identity, topic)
+        self._last_digest = _prefix_of(identity, topic, "last")
         self._at = 0
         self._stored = 0
+        self._ended = False
+        # The newest row: whether it is the last one is not known.
+        self._newest: dict[str, pa.Array] = {}
         self._seen: dict[int, bytes] = {}
+        self.sent = 0
+        self.found = 0
 
     @property
-    def stored(self) -> int:
-        """How many rows are known to be stored."""
-        return self._stored
+    def has_none(self) -> bool:
+        """Whether no row is known to be stored."""
+        return not self._stored and not self._ended
 
-    def send(self, columns: dict[str, pa.Array], count: int) -> int:
-        """Send the next `count` rows; returns how many were there.
+    def send(self, columns: dict[str, pa.Array], count: int) -> None:
+        """Send the next `count` rows that are not there, but for the newest one.
 
         Raises BadRequestError when those that are there are others: what would be sent may be there, elsewhere.
         """
+        if self._newest:
+            self._send_rows(self._newest, 1)
+        self._send_rows({name: column[: count - 1] for name, column in columns.items()}, count - 1)
+        # A slice would keep the whole batch.
+        self._newest = {name: column.take(pa.array([count - 1])) for name, column in columns.items()}
+
+    def end(self) -> None:
+        """Send the newest row as the last one. Raises BadRequestError when more rows are stored."""
+        if self._stored > self._at:
+            before = f"{'' if self._ended else 'at least '}{self._stored + 1:,}"
+            raise self._not_the_same(f"there are {self._at + 1:,} rows, and were {before} before")
+        if self._ended:
+            self._check_same(self._newest["body"], 1)
+            self.found += 1
+        else:
+            self._send_patiently(self._newest, 1, is_last=True)
+            self.sent += 1
+
+    def _send_rows(self, columns: dict[str, pa.Array], count: int) -> None:
+        """Send the next `count` rows that are not there; more come behind them."""
         found = min(max(self._stored - self._at, 0), count)
         self._check_same(columns["body"], found)
-        at, end = self._at + found, self._at + count
+        if self._ended and found < count:
+            raise self._not_the_same(f"there are more rows than the {self._stored + 1:,} before")
+        self._at += found
+        self._send_patiently({name: column[found:] for name, column in columns.items()}, count - found)
+        self.found += found
+        self.sent += count - found
+
+    def _send_patiently(self, columns: dict[str, pa.Array], count: int, *, is_last: bool = False) -> None:
+        """Send rows from `_at` on; after a lost answer those of them that are not there."""
+        first, end = self._at, self._at + count
         failed_s: float | None = None
-        while at < end:
-            stop = min(end, at + _frame_rows(columns["body"], at - self._at), (at // COUNTERS + 1) * COUNTERS)
+        while self._at < end:
+            at = self._at
+            stop = min(end, at + _frame_rows(columns["body"], at - first), (at // COUNTERS + 1) * COUNTERS)
+            frame = {name: column[at - first : stop - first] for name, column in columns.items()}
             try:
-                self._send_frame(
-                    {name: column[at - self._at : stop - self._at] for name, column in columns.items()}, at
-                )
-                at, failed_s = stop, None
+                self._send_frame(frame, self._unique(at, is_last=is_last))
+                self._at, failed_s = stop, None
             except UNSETTLED as error:
                 failed_s = self._now_s() if failed_s is None else failed_s
                 self._pause_after(error, failed_s)
                 self._stored = at
                 self.look()
-                at = min(self._stored, end)
-        self._at = end
-        return found
-
-    def end(self) -> None:
-        """Say that there are no more rows. Raises BadRequestError when more of them are stored."""
-        if self._stored > self._at:
-            raise self._not_the_same(f"there are {self._at:,} rows, and {self._stored:,} are stored")
+                self._at = end if is_last and self._ended else min(self._stored, end)
 
     def _check_same(self, bodies: pa.Array, found: int) -> None:
         """Raise BadRequestError when one of the next `found` rows is not the one that was seen in its place."""
@@ -242,7 +281,7 @@ class TopicRows:
         answers = client.run_all(map(self._lookup, probes), core.QUERY, _LOOKUPS_IN_FLIGHT)
         there = [row for row, answer in zip(probes, answers, strict=True) if answer]
         if there:
-            self._stored = self._count_stored(there[-1])
+            self._look_from(there[-1])
 
     def look(self, *, drained: bool = False) -> None:
         """Find out how many rows are stored, as soon as that can be said; `drained`: no socket holds any of them.
@@ -256,11 +295,15 @@ class TopicRows:
             try:
                 if not drained:
                     settle(self._client, self._patience)
-                self._stored = self._count_stored(self._stored)
+                self._look_from(self._stored)
                 return
             except UNSETTLED as error:
                 drained = False
                 self._pause_after(error, since_s)
+
+    def _look_from(self, known: int) -> None:
+        self._stored = self._count_stored(known)
+        self._ended = self._is_stored(self._stored, is_last=True)
 
     def _now_s(self) -> float:
         return self._patience.clock.monotonic_ns() / 1e9
@@ -286,24 +329,30 @@ class TopicRows:
                 high = middle
         return low
 
-    def _is_stored(self, row: int) -> bool:
-        found = self._client.run(self._lookup(row))
+    def _is_stored(self, row: int, *, is_last: bool = False) -> bool:
+        found = self._client.run(self._lookup(row, is_last=is_last))
         if found:
             self._seen[row] = _digest_of(found[0].body)
         return bool(found)
 
-    def _lookup(self, row: int) -> core.Call[list[StoredMessage]]:
-        return core.by_key(self._topic, unique_id(*self._unique(row)), None, None, 1, True, "store")
+    def _lookup(self, row: int, *, is_last: bool = False) -> core.Call[list[StoredMessage]]:
+        unique = unique_id(*self._unique(row, is_last=is_last))
+        return core.by_key(self._topic, unique, None, None, 1, True, "store")
 
-    def _unique(self, row: int) -> tuple[str, int]:
+    def _unique(self, row: int, *, is_last: bool = False) -> tuple[str, int]:
         block, counter = divmod(row, COUNTERS)
-        return f"{self._digest}{block:0{_BLOCK_CHARACTERS}X}", counter
+        return f"{self._last_digest if is_last else self._digest}{block:0{_BLOCK_CHARACTERS}X}", counter
 
-    def _send_frame(self, columns: dict[str, pa.Array], row: int) -> None:
+    def _send_frame(self, columns: dict[str, pa.Array], unique: tuple[str, int]) -> None:
         """One frame, or a few when rows are large, one after the other: what is stored is always the first rows."""
-        batch = _batch(self._topic, columns, self._queue_id, self._unique(row))
+        batch = _batch(self._topic, columns, self._queue_id, unique)
         for call in sending.send_batch(batch, FRAME_BYTES_MAX):
             self._client.run(call)
+
+
+def _prefix_of(*names: str) -> str:
+    digest = hashlib.sha256("\0".join(names).encode()).hexdigest()
+    return digest[:_DIGEST_CHARACTERS].upper()
 
 
 def _batch(topic: str, columns: dict[str, pa.Array], queue_id: int | None, unique: tuple[str, int] | None) -> Batch:

@@ -47,13 +47,20 @@ def rows(first: int, stop: int, topics: Sequence[str] = ()) -> pa.RecordBatch:
 
 
 def send(
-    group: Group, batches: Sequence[pa.RecordBatch], topic: str = "", *, write: str = "w", looks: bool = True
+    group: Group,
+    batches: Sequence[pa.RecordBatch],
+    topic: str = "",
+    *,
+    write: str = "w",
+    looks: bool = True,
+    ends: bool = True,
 ) -> tuple[int, int]:
-    """(sent, found) of partition 3 of a write."""
+    """(sent, found) of partition 3 of a write, which ends behind the batches, or is cut off there."""
     with RowSender(WriteOptions(str(group.store), topic, queues=4), write, 3, looks=looks) as sender:
         for batch in batches:
             sender.send(batch)
-        sender.end()
+        if ends:
+            sender.end()
         return sender.sent, sender.found
 
 
@@ -74,36 +81,67 @@ def test_each_row_once_wherever_the_first_try_ended(running: Group) -> None:
     whole = [rows(0, 700, topics), rows(700, 1000, topics)]
     for cut in (0, 1, 2, 3, 333, 700, 998, 1000):
         write = f"cut {cut}"
-        send(running, [batch.slice(0, max(0, cut - first)) for first, batch in ((0, whole[0]), (700, whole[1]))],
-             write=write)  # fmt: skip
-        assert send(running, whole, write=write) == (1000 - cut, cut)
+        begun = [batch.slice(0, max(0, cut - first)) for first, batch in ((0, whole[0]), (700, whole[1]))]
+        there, _ = send(running, begun, write=write, ends=False)
+        assert there == cut - min(cut, len(topics)), "the newest row of each topic waits"
+        assert send(running, whole, write=write) == (1000 - there, there)
         assert send(running, whole, write=write) == (0, 1000)
     every = [int(message.body) for topic in topics for message in stored(running, topic)]
     assert sorted(every) == sorted(list(range(1000)) * 8)
 
 
 def test_boundaries_of_batches_do_not_matter(running: Group) -> None:
-    assert send(running, [rows(0, 100)], "Borders") == (100, 0)
-    assert send(running, [rows(first, first + 7) for first in range(0, 140, 7)], "Borders") == (40, 100)
+    assert send(running, [rows(0, 101)], "Borders", ends=False) == (100, 0)
+    small = [rows(first, first + 7) for first in range(0, 140, 7)]
+    assert send(running, small, "Borders") == (40, 100)
+    assert send(running, small, "Borders") == (0, 140)
 
 
 def test_a_write_that_is_done_again_with_rows_of_other_partitions_sends_none_of_them(running: Group) -> None:
     """As behind a sort, whose bounds are drawn anew, or of a source that has grown: they may be stored elsewhere."""
     assert send(running, [rows(0, 300)], "Others") == (300, 0)
-    for others in ([rows(100, 500)], [rows(0, 150), rows(151, 500)], [rows(0, 299), rows(300, 500)]):
+    for others in ([rows(100, 500)], [rows(0, 150), rows(151, 500)], [rows(0, 299), rows(300, 301)]):
         with pytest.raises(BadRequestError, match=r"topic Others: row \d+ is another one than is stored: a write"):
             send(running, others, "Others")
-    with pytest.raises(BadRequestError, match="topic Others: there are 200 rows, and 300 are stored: a write"):
-        send(running, [rows(0, 200)], "Others")
+    for more in ([rows(0, 500)], [rows(0, 300), rows(300, 301)], [rows(0, 299), rows(300, 500)]):
+        with pytest.raises(BadRequestError, match="topic Others: there are more rows than the 300 before: a write"):
+            send(running, more, "Others")
+    for fewer in (1, 200, 299):
+        with pytest.raises(BadRequestError, match=f"Others: there are {fewer} rows, and were 300 before: a write"):
+            send(running, [rows(0, fewer)], "Others")
     assert [int(message.body) for message in stored(running, "Others")] == list(range(300))
-    texts = pa.RecordBatch.from_pydict({"body": [f"{number}" for number in range(400)]})
-    assert send(running, [texts], "Others") == (100, 300)
+    texts = pa.RecordBatch.from_pydict({"body": [f"{number}" for number in range(300)]})
+    assert send(running, [texts], "Others") == (0, 300)
+
+
+def test_a_try_that_was_cut_off_had_more_rows_than_are_stored(running: Group) -> None:
+    assert send(running, [rows(0, 301)], "Begun", ends=False) == (300, 0)
+    with pytest.raises(BadRequestError, match="there are 300 rows, and were at least 301 before: a write"):
+        send(running, [rows(0, 300)], "Begun")
+    assert send(running, [rows(0, 301)], "Begun") == (1, 300)
+
+
+def test_the_answer_to_the_last_row_is_lost(running: Group) -> None:
+    with RowSender(WriteOptions(str(running.store), "Last", queues=4), "w", 0, looks=False) as sender:
+        sender.send(rows(0, 10))
+        really, lost = TopicRows._send_frame, [1]
+
+        def losing(topic_rows: TopicRows, *frame: Any) -> None:
+            really(topic_rows, *frame)
+            if lost:
+                lost.clear()
+                raise SendOutcomeUnknownError("lost")
+
+        with mock.patch.object(TopicRows, "_send_frame", losing):
+            sender.end()
+        assert (sender.sent, sender.found) == (10, 0)
+    assert [int(message.body) for message in stored(running, "Last")] == list(range(10))
 
 
 @pytest.mark.parametrize("cut", [8_000, 11_500])
 def test_rows_behind_those_that_retention_has_deleted_are_not_sent_again(group: Group, cut: int) -> None:
     whole = [rows(first, first + 500) for first in range(0, 12_000, 500)]
-    send(group, whole[: cut // 500], "Deleted")
+    begun, _ = send(group, whole[: cut // 500], "Deleted", ends=False)
     group.wait_dispatched()
     with group.client() as client:
 
@@ -115,7 +153,7 @@ def test_rows_behind_those_that_retention_has_deleted_are_not_sent_again(group: 
 
         first = wait_until(first_left, what="a segment that is deleted")
         assert first < cut
-    assert send(group, whole, "Deleted") == (12_000 - cut, cut)
+    assert send(group, whole, "Deleted") == (12_000 - begun, begun)
     assert [int(message.body) for message in stored(group, "Deleted")] == list(range(first, 12_000))
 
 
@@ -177,6 +215,7 @@ def send_again(group: Group) -> tuple[int, int]:
     with RowSender(WriteOptions(str(group.store), "Killed"), "killed", 0, looks=True) as sender:
         for first in range(0, ROWS, PER_BATCH):
             sender.send(rows(first, first + PER_BATCH))
+        sender.end()
         return sender.sent, sender.found
 
 
@@ -189,6 +228,7 @@ def test_a_task_that_lives_on_and_the_next_one_take_turns(running: Group) -> Non
             other = threads.submit(send, running, [rows(0, 100)], "Other", write="another write")
             assert other.result(60) == (100, 0)
             first.send(rows(100, 200))
+            first.end()
             assert not second.done()
         assert second.result(60) == (0, 200)
     assert [int(message.body) for message in stored(running, "Turns")] == list(range(200))
@@ -239,6 +279,7 @@ def test_a_topic_is_made_with_queues_though_rows_name_theirs(running: Group, by_
             columns["queue_id"] = pa.array([queue_id, None], pa.int32())
         with RowSender(options, "w", 1, looks=True) as sender:
             sender.send(pa.RecordBatch.from_pydict(columns))
+            sender.end()
 
     topic = f"Two{by_column}"
     for queue_id in (2, 5):
@@ -285,7 +326,7 @@ def test_rows_of_a_lost_answer_are_not_sent_again_where_none_can_be_found(tmp_pa
             pytest.raises(BadRequestError, match="message_index_enable is off"),
         ):
             sender.send(rows(10, 20))
-    assert len(stored(group, "Topic")) == 10
+    assert len(stored(group, "Topic")) == 9
     group.close()
 
 

@@ -62,6 +62,26 @@ def test_a_batch_write_and_the_same_one_again(spark: SparkSession, rolled_store:
     assert sorted(each.keys for each in copies) == sorted(each.keys for each in messages_of(rolled_store))
 
 
+@pytest.mark.parametrize("partitions", [1, 2, 3])
+def test_a_batch_write_again_in_fewer_partitions_stores_none_twice(
+    spark: SparkSession, running: Group, partitions: int
+) -> None:
+    topic = f"Fewer{partitions}"
+
+    def write(count: int) -> None:
+        rows = spark.range(0, 100, 1, count).selectExpr("cast(id as string) body")
+        done = rows.write.format("mqproc").mode("append").option("writeId", topic).option("topic", topic)
+        done.save(str(running.store))
+
+    write(4)
+    with pytest.raises(Exception, match=r"there are more rows than the 25 before|is another one than is stored"):
+        write(partitions)
+    write(4)
+    running.wait_dispatched()
+    copies = messages_of(running.store, topic=topic)
+    assert sorted(int(each.body) for each in copies) == list(range(100))
+
+
 def test_the_readmes_example(spark: SparkSession, running: Group) -> None:
     text = (Path(mqproc.spark.__file__).parent / "README.md").read_text()
     (example,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "readStream" in block)
