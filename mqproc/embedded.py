@@ -19,6 +19,7 @@ from typing import Any, Final
 from mqproc.client import Client
 from mqproc.client.producer import close_all, flush_all
 from mqproc.config import read_flags
+from mqproc.control_words import read_words
 from mqproc.errors import (
     ERROR_BY_CODE,
     BadRequestError,
@@ -35,6 +36,10 @@ STOP_TIMEOUT_S = 120.0
 # A start that is interrupted is waited for a little more: then its group can be told to stop, whatever it has come to.
 INTERRUPTED_S = 5.0
 _START_AGAIN_S: Final = 2.0
+# A start may take hours, and tells how far it is; but for kernels, which may be compiled for minutes without a word.
+_SILENCE_S: Final = 600.0
+_LOOK_S: Final = 5.0
+_TOLD: Final = ("epoch", "group_state", "supervisor_heartbeat_ns", "recovery_step", "recovery_done")
 _ANSWER_S: Final = 2.0
 _ERROR_BY_EXIT_CODE = {
     error.exit_code: error
@@ -94,9 +99,10 @@ _opened: list[OpenedClient] = []
 def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout: float = 30.0) -> OpenedClient:
     """A client of the store at `path`, for a `with` block, or to be closed by its `close`.
 
-    `options` apply when the group is started here, which is waited for as long as it takes; `timeout` in seconds is the
-    client's, and how long a group that somebody else is starting is waited for. Raises ConfigurationError for an option
-    that is none, and StartError and its kin with what `mqproc up` said.
+    `options` apply when the group is started here, which is waited for as long as it takes, unless it tells of no
+    progress in ten minutes; `timeout` in seconds is the client's, and how long a group that somebody else is starting
+    is waited for. Raises ConfigurationError for an option that is none, and StartError and its kin with what
+    `mqproc up` said.
     """
     store = given_path(path)
     if options is not None and not isinstance(options, Mapping):
@@ -107,8 +113,11 @@ def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout:
     try:
         _start_unless_running(store, openers, settings, timeout)
         client = OpenedClient(store, timeout=timeout)
-    except BaseException:
-        _leave(store, openers)
+    except BaseException as error:
+        try:
+            _leave(store, openers)
+        except MqprocError as other:
+            error.add_note(f"it is not stopped either: {other}")
         raise
     client.join(openers)
     return client
@@ -131,8 +140,8 @@ def _start_unless_running(store: Path, openers: Openers, settings: list[str], ti
     deadline = time.monotonic() + timeout_s
     while not _is_usable(store, openers, deadline):
         try:
-            # As long as it takes: kernels may have to be compiled and a large log read. The supervisor ends roles that
-            # hang; whoever waits for a supervisor that somebody has stopped interrupts.
+            # As long as it goes on: kernels may have to be compiled and a large log read. The supervisor ends roles
+            # that hang.
             _run_command("up", store, ["--detach", "--opened", *flags], None)
             return
         except StoreLockedError:
@@ -192,10 +201,12 @@ def _run_command(command: str, store: Path, flags: list[str], timeout_s: float |
         start_new_session=True,
     ) as child:
         try:
-            _, errors = child.communicate(timeout=timeout_s)
+            errors = _words_of_start(child, store) if timeout_s is None else child.communicate(timeout=timeout_s)[1]
         except subprocess.TimeoutExpired:
             child.kill()
-            raise StartError(f"mqproc {command} took more than {timeout_s:g} s on {store}") from None
+            took = "tells of no progress in" if timeout_s is None else "took more than"
+            limit_s = _SILENCE_S if timeout_s is None else timeout_s
+            raise StartError(f"mqproc {command} {took} {limit_s:g} s on {store}") from None
         except BaseException:
             try:
                 child.communicate(timeout=INTERRUPTED_S if timeout_s is None else timeout_s)
@@ -206,6 +217,28 @@ def _run_command(command: str, store: Path, flags: list[str], timeout_s: float |
         said = errors.strip().splitlines()
         kind: type[MqprocError] = _ERROR_BY_EXIT_CODE.get(child.returncode, StartError)
         raise kind(said[-1] if said else f"mqproc {command} ended with code {child.returncode}")
+
+
+def _words_of_start(child: subprocess.Popen[str], store: Path) -> str:
+    """What a start ends with on standard error. Raises TimeoutExpired for one that stands still."""
+    paths = StorePaths(store)
+    told, until_s = _told(paths), time.monotonic() + _SILENCE_S
+    while True:
+        try:
+            return child.communicate(timeout=_LOOK_S)[1]
+        except subprocess.TimeoutExpired:
+            if (now := _told(paths)) != told:
+                told, until_s = now, time.monotonic() + _SILENCE_S
+            elif time.monotonic() >= until_s:
+                raise
+
+
+def _told(paths: StorePaths) -> list[int]:
+    """What a supervisor says of its start: nothing before it has come so far."""
+    with suppress(MqprocError, OSError):
+        words = read_words(paths)
+        return [words[name] for name in _TOLD]
+    return []
 
 
 def _close_all() -> None:

@@ -57,7 +57,34 @@ def test_a_start_is_waited_for_as_long_as_it_takes(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(embedded.subprocess, "Popen", Watched)
     with mqproc.open(tmp_path / "store"):
         pass
-    assert waits == [("up", None), ("down", embedded.STOP_TIMEOUT_S)]
+    assert waits.pop() == ("down", embedded.STOP_TIMEOUT_S)
+    assert set(waits) == {("up", embedded._LOOK_S)}
+
+
+def test_a_start_that_stands_still_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a supervisor which somebody has stopped; one that tells how far it is may take as long as it likes."""
+    hanging = tmp_path / "hanging"
+    hanging.write_text("#!/bin/sh\nexec sleep 600\n")
+    hanging.chmod(0o700)
+    told = [[3], [2], [1], [1]]
+
+    def tells(_paths: StorePaths) -> list[int]:
+        return told.pop() if told else [3]
+
+    monkeypatch.setattr(embedded.sys, "executable", str(hanging))
+    monkeypatch.setattr(embedded, "_told", tells)
+    monkeypatch.setattr(embedded, "_LOOK_S", 0.01)
+    monkeypatch.setattr(embedded, "_SILENCE_S", 0.05)
+    with pytest.raises(StartError, match=r"mqproc up tells of no progress in 0\.05 s"):
+        mqproc.open(tmp_path / "store")
+    assert not told
+
+
+def test_what_a_group_tells_of_its_start_goes_on(group: Group, tmp_path: Path) -> None:
+    assert embedded._told(StorePaths(tmp_path / "none")) == []
+    paths = StorePaths(group.store)
+    told = embedded._told(paths)
+    wait_until(lambda: embedded._told(paths) != told, what="the supervisor's next heartbeat")
 
 
 def test_of_two_that_start_it_at_once_one_does_and_the_other_waits_for_it(tmp_path: Path) -> None:
