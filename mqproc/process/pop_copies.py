@@ -35,6 +35,7 @@ class PopCopies:
         self._max_bytes = max_bytes
         self._found: dict[Identity, int] = {}
         """Where in the log copies were found that may be of messages which are open."""
+        self._last_found = -1
 
     def missing(self, found: CheckPoint, offsets: Sequence[int]) -> list[NewMessage]:
         """Copies of a check point's messages that the log does not have.
@@ -46,7 +47,17 @@ class PopCopies:
         copies = [copy for offset in offsets if (copy := self._copy(found, offset)) is not None]
         if found.tried_from < NEVER:
             finish(self.find(found.copied_to, found.tried_from))
-        return [copy for copy in copies if self._found.get(identity(copy), -1) < found.log_begin]
+        return [copy for copy in copies if not self._is_found(found, copy)]
+
+    def has(self, found: CheckPoint, offset: int) -> bool:
+        """Whether a copy of a check point's message was found: it comes again, though it be acknowledged now."""
+        if self._last_found < found.log_begin:
+            return False
+        copy = self._copy(found, offset)
+        return copy is not None and self._is_found(found, copy)
+
+    def _is_found(self, found: CheckPoint, copy: NewMessage) -> bool:
+        return self._found.get(identity(copy), -1) >= found.log_begin
 
     def find(self, topics: Iterable[str], begin: int) -> Slices[None]:
         """Find out which copies lie at or behind a position of the log."""
@@ -58,6 +69,7 @@ class PopCopies:
             first = self._reading.files.first_at_or_above(topic, 0, *span, begin, bounds.number)
             for messages, _next in batches(self._reading, topic, 0, first):
                 self._found |= {identity(message): message.physical_offset for message in messages}
+                self._last_found = max([self._last_found, *(message.physical_offset for message in messages)])
                 yield
 
     def pause_ms(self, found: CheckPoint, error: MqprocError) -> int:

@@ -367,7 +367,7 @@ class Pops:
         found = self._open.get(key)
         if found is None or found.reviving or found.dropped:
             return False
-        return offset in found.open and offset not in found.acking
+        return offset in found.open and offset not in found.acking and not self._copies.has(found, offset)
 
     def _change_invisible(self, asked: Asked, options: GroupInvisibleRequest) -> None:
         _check_invisible(options.invisible_ms)
