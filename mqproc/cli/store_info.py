@@ -210,10 +210,12 @@ class _Reading:
         }
 
     def _trouble(self, log_bytes: int, queues: int, messages: int) -> str | None:
-        from mqproc.store.queue_folders import has_rocksdb_queues
+        from mqproc.store.queue_folders import has_rocksdb_queues, rocksdb_config
 
         if has_rocksdb_queues(StoreIO(), self._paths.consume_queue):
             return "RocksDB has the queues (storeType = defaultRocksDB): no group starts on this store"
+        if (config := rocksdb_config(StoreIO(), self._paths.config)) is not None:
+            return f"RocksDB has topics and progress ({config}): no group starts on this store"
         return _one_without_the_other(log_bytes, queues, messages)
 
 

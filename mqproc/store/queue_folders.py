@@ -71,6 +71,12 @@ def has_rocksdb_queues(io: StoreIO, folder: Path) -> bool:
     return {_ROCKSDB_FILE} == {entry.name for entry in entries if entry.name == _ROCKSDB_FILE or is_topic(entry)}
 
 
+def rocksdb_config(io: StoreIO, folder: Path) -> Path | None:
+    """The first folder in a store's `config` where RocksDB has topics, groups or progress, None without any."""
+    folders = sorted(folder / entry.name for entry in io.entries(folder) if entry.kind is Kind.FOLDER)
+    return next((found for found in folders if io.entry(found / _ROCKSDB_FILE) is not None), None)
+
+
 def adopted_file_bytes(io: StoreIO, folder: Path, configured: int) -> int:
     """The size that most ConsumeQueue files below `folder` have, the configured one where any has that.
 

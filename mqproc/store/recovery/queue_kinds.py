@@ -4,6 +4,7 @@
     consumequeue/        SimpleCQ: a unit a record                                  the kind that we have
     batchconsumequeue/   BatchCQ: a unit a record that holds several messages       left alone, and refused
     consumequeue/CURRENT storeType = defaultRocksDB: RocksDB has queues, topics and progress        the same
+    config/rdb/CURRENT   configManagerVersion = v2: RocksDB has topics and progress                 the same
 
 RocketMQ does not start on a store where the two contradict each other. Dispatching a batch topic's records into
 `consumequeue` would make just that, so nothing is touched before this has been looked at.
@@ -19,7 +20,7 @@ from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.quantities import counted
 from mqproc.store import rocketmq_json
-from mqproc.store.queue_folders import has_rocksdb_queues, queues_on_disk
+from mqproc.store.queue_folders import has_rocksdb_queues, queues_on_disk, rocksdb_config
 
 SIMPLE: Final = "SimpleCQ"
 BATCH: Final = "BatchCQ"
@@ -30,13 +31,18 @@ BATCH_FOLDER: Final = "batchconsumequeue"
 def check_queue_kinds(io: StoreIO, paths: StorePaths) -> None:
     """Look at every topic's attribute and folders; changes nothing.
 
-    Raises CorruptStoreError where they contradict each other, StartError for batch queues, and those of RocksDB, which
-    we do not have.
+    Raises CorruptStoreError where they contradict each other, StartError for batch queues, and what RocksDB has,
+    which we do not have.
     """
     if has_rocksdb_queues(io, paths.consume_queue):
         raise StartError(
             f"{paths.consume_queue}: RocksDB has the queues, and in {paths.config} the progress of groups "
             "(storeType = defaultRocksDB), which mqproc does not have; nothing was changed"
+        )
+    if (config := rocksdb_config(io, paths.config)) is not None:
+        raise StartError(
+            f"{config}: RocksDB has the topics and the progress of groups, which mqproc does not have; nothing was "
+            "changed. Where the files in config/*.json have all of it, move that folder out of config"
         )
     kinds = _configured(io, paths)
     for folder, actual in ((paths.consume_queue, SIMPLE), (paths.root / BATCH_FOLDER, BATCH)):

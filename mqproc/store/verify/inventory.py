@@ -13,7 +13,14 @@ from mqproc.io import Kind as EntryKind
 from mqproc.layout import index_file, timer_log
 from mqproc.layout.consume_queue import EXTENSION_FOLDER
 from mqproc.paths import StorePaths, index_name_time_ms, segment_start, shown
-from mqproc.store.queue_folders import bars_queue, bars_topic, has_rocksdb_queues, is_queue_id, is_topic
+from mqproc.store.queue_folders import (
+    bars_queue,
+    bars_topic,
+    has_rocksdb_queues,
+    is_queue_id,
+    is_topic,
+    rocksdb_config,
+)
 from mqproc.store.verify.findings import LISTED_MAX, Finding, Kind
 
 Queue = tuple[str, int]
@@ -308,6 +315,8 @@ class _Look:
                 self._tell(Kind.SYMLINK, path)
             elif entry is not None and entry.kind is not EntryKind.FILE:
                 self._tell(Kind.MISPLACED_FILE, path, text=entry.kind.value)
+        if (config := rocksdb_config(self._io, paths.config)) is not None:
+            self._tell(Kind.NOT_CHECKED, config, text="topics and progress in RocksDB", as_note=True)
         marks = self._io.entry(paths.marks)
         if marks is not None and marks.kind in (EntryKind.FILE, EntryKind.OTHER):
             self._tell(Kind.MISPLACED_FILE, paths.marks, text="not a folder")

@@ -107,6 +107,30 @@ def test_queues_of_rocksdb_are_told_and_left_alone(tmp_path: Path) -> None:
     assert found.records == 10
 
 
+@pytest.mark.parametrize("name", ["rdb", "consumerOffsets"])
+def test_progress_in_rocksdb_is_told_and_left_alone(tmp_path: Path, name: str) -> None:
+    """`configManagerVersion = v2`: groups would begin anew, or where a JSON file of an earlier time has them."""
+    Rig(tmp_path).dispatch(10)
+    paths = StorePaths(tmp_path)
+    folder = paths.config / name
+    folder.mkdir(parents=True)
+    (folder / "CURRENT").write_text("MANIFEST-000005")
+    before = contents(tmp_path)
+    with pytest.raises(StartError, match="RocksDB has the topics and the progress of groups"):
+        run_recovery(StoreIO(), paths, Options())
+    assert contents(tmp_path) == before
+    found = looked_at(tmp_path)
+    assert not damage_of(found)
+    assert ("not_checked", f"config/{name}") in [row[:2] for row in notes_of(found)]
+
+
+def test_folders_in_config_without_rocksdb_pass(tmp_path: Path) -> None:
+    paths = make_store(tmp_path, {}, ["consumequeue/T/0"])
+    (paths.config / "rdb").mkdir()
+    (paths.config / "CURRENT").touch()
+    check_queue_kinds(StoreIO(), paths)
+
+
 def test_what_lies_beside_topics_is_no_rocksdb(tmp_path: Path) -> None:
     """It may keep a second copy there, `rocksdbCQDoubleWriteEnable`, or have had the queues once."""
     paths = make_store(tmp_path, {}, ["consumequeue/T/0"])
