@@ -1,4 +1,7 @@
-"""RocketMQ's config JSON: standard JSON, but maps with integer keys are written with the keys unquoted."""
+"""RocketMQ's config JSON: standard JSON, but maps with integer keys are written with the keys unquoted.
+
+RocketMQ also reads what editors and people leave: a byte order mark, and a comma behind the last element.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,9 @@ from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
 from mqproc.store.final_syncs import Syncing
 
-# A string, or an unquoted integer key; strings are matched first so that nothing inside one is touched.
-_STRING_OR_KEY = re.compile(r'("(?:[^"\\]|\\.)*")|([{,]\s*)(-?\d+)(\s*:)')
+# A string, an unquoted integer key, or a last comma; strings are matched first so that nothing inside one is touched.
+_STRING_OR_ODD = re.compile(r'("(?:[^"\\]|\\.)*")|([{,]\s*)(-?\d+)(\s*:)|,(?=\s*[}\]])')
+_BYTE_ORDER_MARK = "\ufeff"
 # A string, and the colon behind it when it is a key.
 _STRING = re.compile(rb'("(?:[^"\\]|\\.)*")(\s*:)?')
 _INTEGER = re.compile(rb"-?\d+")
@@ -24,17 +28,19 @@ _INTEGER = re.compile(rb"-?\d+")
 def parse(text: str) -> Any:
     """The value of a RocketMQ config file. Raises msgspec.DecodeError when it is none."""
     with contextlib.suppress(msgspec.DecodeError, RecursionError):
-        # Most have no such keys.
+        # Most are standard JSON.
         return msgspec.json.decode(text)
     try:
-        return msgspec.json.decode(_STRING_OR_KEY.sub(_quoted, text))
+        return msgspec.json.decode(_STRING_OR_ODD.sub(_as_standard, text.removeprefix(_BYTE_ORDER_MARK)))
     except RecursionError:
         raise msgspec.DecodeError("it is nested too deeply") from None
 
 
-def _quoted(match: re.Match[str]) -> str:
+def _as_standard(match: re.Match[str]) -> str:
     string, before, key, after = match.groups()
-    return string if string is not None else f'{before}"{key}"{after}'
+    if string is not None:
+        return string
+    return f'{before}"{key}"{after}' if key is not None else ""
 
 
 def load(io: StoreIO, path: Path) -> tuple[Any, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mqproc.errors import CorruptStoreError
@@ -13,6 +14,25 @@ from mqproc.store import rocketmq_json
 
 def test_integer_keys_are_read_with_and_without_quotes() -> None:
     assert rocketmq_json.parse('{"a":{0:1, -7 :2,"3":4},"b":"{0:1}"}') == {"a": {"0": 1, "-7": 2, "3": 4}, "b": "{0:1}"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('\ufeff{"a":{1:2}}', {"a": {"1": 2}}),
+        ('\ufeff{"a":1}', {"a": 1}),
+        ('{"a":{1:2,3:4,},"b":[1,2 , ],}', {"a": {"1": 2, "3": 4}, "b": [1, 2]}),
+        ('{"a":",}",1:"\\",]"\n,\n}', {"a": ",}", "1": '",]'}),
+    ],
+)
+def test_what_rocketmq_reads_too_is_read(text: str, value: object) -> None:
+    assert rocketmq_json.parse(text) == value
+
+
+@pytest.mark.parametrize("text", ['{"a":1,,}', "[,]x", '{"a":,}', "\ufeff", '\ufeff\ufeff{"a":1}'])
+def test_other_oddities_are_damage(text: str) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        rocketmq_json.parse(text)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[" * 100_000 + "]" * 100_000])
