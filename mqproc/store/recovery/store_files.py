@@ -1,6 +1,7 @@
 """Looking at every file of a store before recovery reads it, and a rule for each that is not as it should be.
 
     symlink, another owner's           refused: StoreAccessError names it
+    no folder commitlog, but queues    refused, the same way: the log may lie elsewhere
     a name that is none of ours        left alone, reported
     folder or device named like ours   moved aside, reported
     file named like a folder of ours   moved aside, where it was consumequeue or index, or a topic or queue may want it;
@@ -94,6 +95,8 @@ class StoreFiles:
     def check(self) -> None:
         """Raise StoreAccessError for the first symlink, or file of somebody else; nothing is changed before that.
 
+        Also for queues without any folder of a log: they would lose all that leads to a log that lies elsewhere.
+
         What was seen is kept for the steps that follow.
         """
         paths = self._paths
@@ -124,6 +127,11 @@ class StoreFiles:
             for queue in self._queues_of[topic.name]:
                 if queue.kind is Kind.FOLDER:
                     self._files_of[topic.name, queue.name] = self._look(folder / queue.name)
+        if self._folders[paths.commit_log] is None and any(self._files_of.values()):
+            raise StoreAccessError(
+                f"{paths.commit_log}: no such folder, though {paths.consume_queue} has queues; nothing was changed. "
+                "A log that lies elsewhere (storePathCommitLog) belongs there; for one that is lost make the folder"
+            )
 
     def put_markers_in_order(self) -> None:
         """What lies in the place of a folder or of a small file goes aside."""

@@ -445,6 +445,14 @@ def test_files_of_others_are_refused_by_name(name: str, store: StoppedStore) -> 
         store.recover(io=OtherOwner())
 
 
+def test_queues_of_a_log_that_lies_elsewhere_stay(store: StoppedStore) -> None:
+    shutil.rmtree(store.root / "commitlog")
+    before = contents(store.root)
+    with pytest.raises(StoreAccessError, match=r"commitlog: no such folder, though .*/consumequeue has queues"):
+        store.recover()
+    assert contents(store.root) == before
+
+
 # Ends before it is done
 
 
