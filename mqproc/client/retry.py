@@ -19,6 +19,8 @@ from mqproc.errors import (
 
 RESTART_MS: Final = 100
 """A role that has died is there again about so long later, if its group runs."""
+# What a program has seeded stays as it is, and forked ones differ.
+_RANDOM: Final = random.SystemRandom()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class RetryPolicy:
     def pause_s(self, attempt: int, hint_ms: int = 0) -> float:
         """Seconds to wait after failed attempt number `attempt`, which counts from 0."""
         longest = min(self.max_ms, self.base_ms * 2.0 ** min(attempt, 30))
-        pause_ms = longest * (1.0 - self.jitter * random.random())
+        pause_ms = longest * (1.0 - self.jitter * _RANDOM.random())
         return max(pause_ms, float(hint_ms)) / 1000
 
 
