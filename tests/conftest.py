@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import shutil
@@ -174,6 +175,16 @@ class Group:
         word, since_ns = f"{role}.heartbeat_ns", time.monotonic_ns()
         first_ns = wait_until(lambda: max(0, self.words()[word] - since_ns), what=f"a step of {role}")
         wait_until(lambda: self.words()[word] - since_ns > first_ns, what=f"the next step of {role}")
+
+    @contextlib.contextmanager
+    def held_up(self, role: str) -> Iterator[None]:
+        """A role that does nothing for a moment."""
+        pid = self.pid(role)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     def caught_up(self) -> bool:
         words = self.words()

@@ -18,7 +18,7 @@ from mqproc.layout.control import DISPATCHER, KEEPER, WRITER
 from mqproc.message import Message, StoredMessage
 from mqproc.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.store import rocketmq_json
-from tests.conftest import PATIENCE_S, Group, keeps_below, wait_until
+from tests.conftest import Group, keeps_below, wait_until
 
 LEVEL_MS = {1: 1000, 2: 5000}
 
@@ -34,8 +34,8 @@ def received(client: Any, topic: str, queues: int = 8) -> list[StoredMessage]:
     return sorted(found, key=lambda message: message.physical_offset)
 
 
-def wait_for(client: Any, topic: str, count: int, timeout_s: float = PATIENCE_S) -> list[StoredMessage]:
-    wait_until(lambda: len(received(client, topic)) >= count, timeout_s, f"{count} messages of {topic}")
+def wait_for(client: Any, topic: str, count: int) -> list[StoredMessage]:
+    wait_until(lambda: len(received(client, topic)) >= count, what=f"{count} messages of {topic}")
     return received(client, topic)
 
 
@@ -241,17 +241,13 @@ def test_a_delivery_that_the_writer_refuses_is_made_when_it_is_not(make_group: C
     group = make_group(max_queues=64)
     with group.client() as client:
         client.create_topic("orders", 4)
-        keeper = group.pid(KEEPER)
-        os.kill(keeper, signal.SIGSTOP)
-        try:
+        with group.held_up(KEEPER):
             for number in range(5):
                 client.send("orders", b"level %d" % number, delay_level=1)
                 client.send("orders", b"time %d" % number, delay=0.5)
             client.wait_dispatched()
             client.delete_topic("orders")
             fill_up(client)
-        finally:
-            os.kill(keeper, signal.SIGCONT)
         wait_until(lambda: group.words()["deliveries_refused"] >= 4, what="deliveries of both kinds are refused")
         assert group.words()["delivered_messages"] == 0
         client.create_topic("orders", 4)
@@ -269,14 +265,15 @@ def test_a_delivery_that_is_refused_holds_up_no_others(make_group: Callable[...,
     with group.client() as client:
         client.create_topic("others", 1)
         client.create_topic("orders", 2)
-        client.send("orders", b"level", queue_id=1, delay_level=1)
-        client.send("orders", b"time", queue_id=1, delay=1)
-        client.delete_topic("orders")
-        fill_up(client)
+        with group.held_up(KEEPER):
+            client.send("orders", b"level", queue_id=1, delay_level=1)
+            client.send("orders", b"time", queue_id=1, delay=1)
+            client.delete_topic("orders")
+            fill_up(client)
         wait_until(lambda: group.words()["deliveries_refused"] >= 2, what="deliveries of both kinds are refused")
         client.send("others", b"level", delay_level=1)
         client.send("others", b"time", delay=1)
-        found = wait_for(client, "others", 2, 15)
+        found = wait_for(client, "others", 2)
         assert sorted(message.body for message in found) == [b"level", b"time"]
         if killed:
             os.kill(group.pid(KEEPER), signal.SIGKILL)
@@ -285,7 +282,7 @@ def test_a_delivery_that_is_refused_holds_up_no_others(make_group: Callable[...,
         group.start()
     with group.client() as client:
         client.create_topic("orders", 2)
-        found = wait_for(client, "orders", 2, 60)
+        found = wait_for(client, "orders", 2)
         wait_until(lambda: group.words()["delayed_messages"] == group.words()["timed_messages"] == 0, what="all done")
         assert sorted((message.body, message.queue_id) for message in received(client, "orders")) == [
             (b"level", 1),
@@ -312,7 +309,7 @@ def test_messages_of_other_queues_are_not_refused_with_one(make_group: Callable[
     with group.client() as client:
         client.create_topic("orders", 1)
         fill_up(client)
-        found = wait_for(client, "orders", 4, 30)
+        found = wait_for(client, "orders", 4)
         assert sorted(message.body for message in found) == [b"level"] * 2 + [b"time"] * 2
         wait_until(lambda: group.words()["delivered_messages"] == 4, what="all that there is room for is delivered")
 

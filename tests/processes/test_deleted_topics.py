@@ -6,12 +6,11 @@ end the ConsumeQueues are what a rebuild makes of the log and `config/`, byte fo
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +21,8 @@ from mqproc.client import Client
 from mqproc.errors import MqprocError, TopicNotFoundError
 from mqproc.layout import control as words_of
 from mqproc.message import PullStatus
-from tests.conftest import Group, wait_until
+from tests.client.consuming import all_of
+from tests.conftest import PATIENCE_S, Group, wait_until
 from tests.processes.rebuild import assert_equals_rebuild
 
 MakeGroup = Callable[..., Group]
@@ -58,17 +58,6 @@ def stop_and_compare(group: Group) -> None:
     assert_equals_rebuild(group)
 
 
-@contextlib.contextmanager
-def held_up(group: Group, role: str) -> Iterator[None]:
-    """A role that does nothing for a moment."""
-    pid = group.pid(role)
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
 def kill_role(group: Group, role: str) -> None:
     pid = group.pid(role)
     os.kill(pid, signal.SIGKILL)
@@ -83,7 +72,7 @@ def kill_role(group: Group, role: str) -> None:
 def test_of_a_topic_deleted_behind_dispatch_no_record_enters_its_successor(group: Group) -> None:
     with group.client() as client:
         client.create_topic("T", 2)
-        with held_up(group, words_of.DISPATCHER):
+        with group.held_up(words_of.DISPATCHER):
             first = send(client, "T", bodies("first", 2500))
             client.delete_topic("T")
             second = send(client, "T", bodies("second", 300))
@@ -169,14 +158,14 @@ def test_a_group_goes_on_with_the_messages_of_a_topic_that_is_made_again(group: 
         client.create_topic("T", 1)
         send(client, "T", bodies("first", 20))
         with client.consumer("g", "T", start="earliest") as consumer:
-            done = [message.body for message in itertools.islice(consumer.messages(timeout=10), 12)]
+            done = [message.body for message in itertools.islice(consumer.messages(timeout=PATIENCE_S), 12)]
             assert done == bodies("first", 20)[:12]
         client.delete_topic("T")
         client.create_topic("T", 1)
         send(client, "T", bodies("second", 5))
         group.wait_dispatched()
         with client.consumer("g", "T", start="latest") as consumer:
-            assert [message.body for message in consumer.messages(timeout=2)] == bodies("second", 5)
+            assert [message.body for message in all_of(consumer, 5)] == bodies("second", 5)
         places = {queue.topic: (queue.offset, queue.lag) for queue in client.groups.info("g").queues}
         assert places["T"] == (25, 0)
 
