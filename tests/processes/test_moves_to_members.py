@@ -18,7 +18,7 @@ def test_what_cannot_be_moved_to_members_keeps_no_other_groups_from_theirs(make_
         fill(client, "N", 1, queues=1)
         with client.consumer("other", "N", start="earliest") as member:
             member.nack(*member.receive(1, timeout=PATIENCE_S), delay_level=1)
-        wait_until(lambda: client.queues("%RETRY%other"), what="the retry topic of one")
+        wait_until(lambda: any(each.max_offset for each in client.queues("%RETRY%other")), what="the retry of one")
         for name in ("full", "other"):
             (message,) = client.simple_consumer(name, "T", start="earliest").receive(1, 1.0, timeout=PATIENCE_S)
             assert message.topic == ("T" if name == "full" else "%RETRY%other")
@@ -31,6 +31,6 @@ def test_what_cannot_be_moved_to_members_keeps_no_other_groups_from_theirs(make_
             assert full.receive(1, timeout=3) == []
             topics: set[str] = set()
             while "T" not in topics:
-                messages = member.receive(2, timeout=10)
+                messages = member.receive(2, timeout=PATIENCE_S)
                 assert messages, "what came again to the simple consumer"
                 topics |= {each.properties["RETRY_TOPIC"] for each in messages}

@@ -308,11 +308,11 @@ def test_what_comes_again_passes_a_filter_that_waits(client: Client) -> None:
     client.create_topic("late", 1)
     consumer = client.simple_consumer("late", "late", filter="wanted", start="earliest")
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(consumer.receive, 8, 1.0, timeout=15)
+        waiting = pool.submit(consumer.receive, 8, 1.0, timeout=PATIENCE_S)
         client.send_batch("late", [b"%d" % number for number in range(100)], tags=["other"] * 99 + ["wanted"])
-        (message,) = waiting.result(20)
+        (message,) = waiting.result()
         assert message.body == b"99"
-    (again,) = consumer.receive(8, timeout=15)
+    (again,) = consumer.receive(8, timeout=PATIENCE_S)
     assert (again.body, again.tag, again.reconsume_times) == (b"99", "wanted", 1)
     assert consumer.ack(again) == 1
 
@@ -373,16 +373,16 @@ def test_members_get_what_comes_again_to_the_simple_consumers_of_their_group(sha
     before = shared.words()["group_retries"]
     fill(client, "After", 4, queues=1)
     consumer = client.simple_consumer("after", "After", start="earliest")
-    pending, done, late, kept = received(consumer, 4, invisible_s=1.0)
+    pending, done, late, kept = received(consumer, 4)
     assert consumer.ack(done) == 1
     consumer.change_invisible_duration(late, 4)
-    kept = consumer.change_invisible_duration(kept, 300)
+    consumer.change_invisible_duration(pending, 1)
 
     def waiting() -> int:
         lags = {each.topic: each.lag for each in client.groups.info("after").queues}
         return lags.get("%RETRY%after_After", 0)
 
-    wait_until(lambda: waiting() == 1, what="the first copy")
+    wait_until(waiting, what="the first copy")
     with client.consumer("after", "After") as member:
         found: list[StoredMessage] = []
         while len(found) < 2:
