@@ -23,7 +23,7 @@ from tests.conftest import Group, wait_until
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
     """One group for all tests that leave it alive."""
-    running = Group(tmp_path_factory.mktemp("top") / "store").start()
+    running = Group(tmp_path_factory.mktemp("top") / "store", heartbeat_timeout_ms=600_000).start()
     yield running
     running.close()
 
