@@ -21,7 +21,7 @@ from mqproc.client import Client
 from mqproc.message import Message
 from mqproc.quantities import counted
 from tests.cli.calling import Outcome, call
-from tests.conftest import SMALL, Group, wait_until
+from tests.conftest import PATIENCE_S, SMALL, Group, wait_until
 
 TOPIC = "orders"
 COUNT = 40
@@ -228,9 +228,7 @@ def test_what_cannot_be_sent_is_a_usage_error(store: Path) -> None:
 
 
 def _settled(store: Path) -> None:
-    deadline = time.monotonic() + 10
-    while ask(store, "stat", "--json").json["words"]["dispatch_behind_bytes"]:
-        assert time.monotonic() < deadline
+    wait_until(lambda: not ask(store, "stat", "--json").json["words"]["dispatch_behind_bytes"], what="dispatch")
 
 
 # tail
@@ -359,10 +357,10 @@ def test_tail_follows_what_comes(store: Path) -> None:
     ask(store, "topic", "create", "followed", "--queues", 3)
     command = [sys.executable, "-m", "mqproc", "tail", "followed", "-f", "-n", "5", "--format", "%s\\n"]
     with subprocess.Popen([*command, "--store", str(store)], stdout=subprocess.PIPE, env=environment) as child:
-        wait_until(lambda: ask(store, "stat", "--json").json["words"]["waiting_pulls"] >= 3, 30)
+        wait_until(lambda: ask(store, "stat", "--json").json["words"]["waiting_pulls"] >= 3)
         for number in range(5):
             assert ask(store, "send", "followed", f"m{number}").code == 0
-        out, _ = child.communicate(timeout=30)
+        out, _ = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 0
     # Of several queues the order is that of arrival, but for messages that come together.
     assert sorted(out.split()) == [f"m{number}".encode() for number in range(5)]
@@ -375,12 +373,15 @@ def test_tail_follows_from_what_is_yet_to_come(store: Path) -> None:
     command = [sys.executable, "-m", "mqproc", "tail", "coming", "-f", "--format", "%s ", "--store", str(store)]
     with (
         subprocess.Popen([*command, "--from", "3", "-n", "2"], stdout=subprocess.PIPE) as by_offset,
-        subprocess.Popen([*command, "--from", "2100-01-01", "--timeout", "5"], stdout=subprocess.PIPE) as by_time,
+        subprocess.Popen([*command, "--from", "2100-01-01"], stdout=subprocess.PIPE) as by_time,
     ):
-        wait_until(lambda: ask(store, "stat", "--json").json["words"]["waiting_pulls"] >= 2, 30)
+        wait_until(lambda: ask(store, "stat", "--json").json["words"]["waiting_pulls"] >= 2)
         assert ask(store, "send", "coming", "-", stdin=b"m2\nm3\nm4\n").code == 0
-        assert by_offset.communicate(timeout=30)[0] == b"m3 m4 "
-        assert by_time.communicate(timeout=30)[0] == b""
+        assert by_offset.communicate(timeout=PATIENCE_S)[0] == b"m3 m4 "
+        # It has passed them when it waits for more.
+        wait_until(lambda: ask(store, "stat", "--json").json["words"]["waiting_pulls"] == 1)
+        by_time.send_signal(signal.SIGINT)
+        assert by_time.communicate(timeout=PATIENCE_S)[0] == b""
 
 
 # message

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import threading
+import subprocess
 import time
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from mqproc.errors import InternalError
 from mqproc.spark.pipeline import running
 from mqproc.spark.pipeline.running import PipelineFolder, prepare, run
+from tests.conftest import wait_until
 
 PATIENCE_S = 5.0
 
@@ -57,12 +57,25 @@ def test_a_run_that_takes_too_long(folder: PipelineFolder, takes_sigterm: bool) 
     assert not is_running(int((folder.root / "server").read_text()))
 
 
-def test_a_run_that_is_interrupted(folder: PipelineFolder) -> None:
+def test_a_run_that_is_interrupted(folder: PipelineFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     tool(folder, SERVER + "sleep 300")
-    threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    server = folder.root / "server"
+    waited: list[object] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        """Ctrl-C comes while the tool is waited for and has begun."""
+
+        def wait(self, timeout: float | None = None) -> int:
+            if not waited:
+                waited.append(self)
+                wait_until(lambda: server.exists() and server.read_text(), what="the tool's process")
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    monkeypatch.setattr(running.subprocess, "Popen", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(folder, "local[1]", {})
-    assert not is_running(int((folder.root / "server").read_text()))
+    assert not is_running(int(server.read_text()))
 
 
 def test_a_run_that_ends(folder: PipelineFolder) -> None:
