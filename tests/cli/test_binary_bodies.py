@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mqproc import Client
 from tests.cli.calling import call
 from tests.conftest import Group, wait_until
 
@@ -37,6 +38,8 @@ def test_a_whole_file_is_one_message_and_comes_back(store: Path, tmp_path: Path,
     assert sent.code == 0, sent.err
     found = _mqproc(store, "message", "get", sent.json["message_id"], "--body", "raw")
     assert (found.returncode, found.stdout, found.stderr) == (0, body, b"")
+    with Client(store) as client:
+        client.wait_dispatched()
     place = str(sent.json["queue_id"]), str(sent.json["queue_offset"])
     assert _mqproc(store, "message", "offset", "whole", *place, "--body", "raw").stdout == body
 

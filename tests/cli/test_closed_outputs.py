@@ -67,6 +67,7 @@ TELLS_ALL = "PYTHONUNBUFFERED= PYTHONDEVMODE=1"
 @pytest.mark.parametrize("command", ["topic list", "stat", "config doc", "tail one -n 1", "send one x", "send --help"])
 def test_output_without_room_is_not_taken_for_a_full_store(store: Path, command: str, variables: str) -> None:
     call("send", "one", "x", "--store", store)
+    assert _count(store, "one") > 0
     outcome = _run(f"{variables} {MQPROC} {command} --store '{store}' > /dev/full")
     assert (outcome.returncode, outcome.stderr) == (1, "mqproc: standard output: No space left on device\n")
 
@@ -90,6 +91,7 @@ def test_output_that_was_closed_goes_nowhere(store: Path, closed: str) -> None:
 
 def test_the_c_locale_without_utf_8_has_an_escape_for_every_character(store: Path) -> None:
     assert call("send", "locale", "caf\u00e9", "--store", store).code == 0
+    assert _count(store, "locale") == 1
     locale = "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0"
     outcome = _run(f"{locale} {MQPROC} message range locale --output raw --store '{store}'")
     assert (outcome.returncode, outcome.stdout.split("\t")[-1]) == (0, "caf\\u00e9\n")
