@@ -137,7 +137,7 @@ def test_a_reset_shows_its_plan_and_acts_with_execute(group: Group, client: Clie
 def test_a_reset_leaves_what_waits_to_come_again_and_a_skip_does_not(group: Group, client: Client) -> None:
     """Offsets and times of a topic say nothing about its group's retry topic."""
     with client.consumer("retried", TOPIC, start="earliest") as consumer:
-        consumer.nack(*consumer.receive(1, timeout=10), delay_level=-1)
+        consumer.nack(*consumer.receive(1, timeout=PATIENCE_S), delay_level=-1)
     client.wait_dispatched()
     assert client.groups.resend("retried", *client.groups.dead_letters("retried")) == 1
     client.wait_dispatched()

@@ -25,7 +25,7 @@ from mqproc.errors import BadRequestError, TopicNotFoundError
 from mqproc.message import Message, SqlFilter
 from tests.cli.calling import Outcome, call
 from tests.cli.pseudo_terminal import PseudoTerminal
-from tests.conftest import Group, wait_until
+from tests.conftest import PATIENCE_S, Group, wait_until
 
 TOPIC = "orders"
 COUNT = 8_000
@@ -401,8 +401,8 @@ def test_a_trace_of_a_retry_shows_the_original_the_retry_and_the_dead_letter(gro
     sent = client.send("patients", b"x", keys="case-2")
     group.wait_dispatched()
     with client.consumer("ward", "patients", start="earliest") as consumer:
-        consumer.nack(*consumer.receive(1, timeout=10), delay_level=1)
-        (retry,) = consumer.receive(1, timeout=10)
+        consumer.nack(*consumer.receive(1, timeout=PATIENCE_S), delay_level=1)
+        (retry,) = consumer.receive(1, timeout=PATIENCE_S)
         assert (retry.topic, retry.reconsume_times) == ("%RETRY%ward", 1)
         kinds = {copy["kind"]: copy for copy in trace(group, sent.message_id, "--json").json["copies"]}
         assert kinds["retry"]["message_id"] == retry.message_id

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from mqproc import Message
-from tests.conftest import Group, wait_until
+from tests.conftest import PATIENCE_S, Group, wait_until
 
 WAITING = 40
 OPTIONS = {"mapped_file_size_timer_log": 1024}
@@ -30,7 +30,7 @@ def make(folder: Path) -> Path:
                 client.send(Message("later", b"%d" % number, deliver_at_ms=due_ms, keys=[f"k{number}"]))
             client.send("later", b"by level", delay_level=18)
             with client.consumer("billing", "later", start="earliest") as consumer:
-                assert consumer.receive(max_messages=4, timeout=5)
+                assert consumer.receive(max_messages=4, timeout=PATIENCE_S)
             wait_until(lambda: group.words()["timed_messages"] == WAITING)
             group.wait_dispatched()
         assert group.stop() == 0

@@ -14,7 +14,7 @@ from mqproc import AsyncClient, Client
 from mqproc.client.amounts import at_least_one, milliseconds
 from mqproc.errors import BadRequestError
 from tests.client.consuming import fill
-from tests.conftest import Group
+from tests.conftest import PATIENCE_S, Group
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_consumers_refuse_them(group: Group) -> None:
                 consumer.run(print, workers=0)
             with pytest.raises(BadRequestError, match=r"^max_messages = 0 "):
                 consumer.receive(0)
-            assert len(consumer.receive(2, timeout=10)) == 2
+            assert len(consumer.receive(2, timeout=PATIENCE_S)) == 2
 
     async def program() -> None:
         async with AsyncClient(group.store) as client, client.consumer("async-amounts", "Amounts") as consumer:

@@ -15,7 +15,7 @@ from mqproc import Message, MessageTooLargeError
 from mqproc.layout import control as words_of
 from mqproc.metrics.from_words import PLAIN, TARGETS
 from tests.cli.calling import call
-from tests.conftest import Group, keeps_below, wait_until
+from tests.conftest import PATIENCE_S, Group, keeps_below, wait_until
 
 TOPICS = 5_000
 SCRAPE_S = 0.2
@@ -76,14 +76,16 @@ def load(group: Group) -> None:
         for number in range(20):
             assert len(client.by_key("orders", f"k{number}")) == 1
         with client.consumer("billing", "orders", start="earliest") as consumer:
-            while messages := consumer.receive(max_messages=64, timeout=1):
+            messages = consumer.receive(max_messages=64, timeout=PATIENCE_S)
+            while messages:
                 consumer.nack(*messages[:1], delay_level=-1)
                 consumer.ack(*messages[1:])
+                messages = consumer.receive(max_messages=64, timeout=1)
         with client.transaction("billing", Message("orders", b"paid")):
             pass
         with pytest.raises(MessageTooLargeError):
             client.send("orders", bytes(1 << 19))
-        wait_until(lambda: group.words()["delivered_messages"] == 1, 30, "the message's time has come")
+        wait_until(lambda: group.words()["delivered_messages"] == 1, what="the message's time has come")
         client.wait_dispatched()
 
 

@@ -11,12 +11,12 @@ from mqproc.client.aio import AsyncClient
 from mqproc.errors import MessageNotFoundError
 from mqproc.message import Message
 from mqproc.transactions import TransactionResolution
-from tests.conftest import Group
+from tests.conftest import PATIENCE_S, Group
 
 
 def run(group: Group, program: Callable[[AsyncClient], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(60), AsyncClient(group.store) as client:
+        async with asyncio.timeout(2 * PATIENCE_S), AsyncClient(group.store) as client:
             await program(client)
 
     asyncio.run(main())
@@ -34,7 +34,7 @@ def test_dead_letters_are_sent_again_and_traced(group: Group) -> None:
         sent = await client.send("orders", b"x", keys="k")
         await client.wait_dispatched()
         async with client.consumer("billing", "orders", start="earliest") as consumer:
-            (message,) = await consumer.receive(1, timeout=10)
+            (message,) = await consumer.receive(1, timeout=PATIENCE_S)
             await consumer.nack(message)
             await consumer.commit()
             assert (await client.groups.info("billing")).queues[0].offset == 1, "committed before the consumer ends"

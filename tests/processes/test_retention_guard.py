@@ -13,7 +13,7 @@ from mqproc.cli.main import main
 from mqproc.client import Client
 from mqproc.client.simple_consumer import SimpleConsumer
 from mqproc.layout.control import HELD_NAMES, QUERY
-from tests.conftest import Group, wait_until
+from tests.conftest import PATIENCE_S, Group, wait_until
 from tests.processes.test_retention import RETAINING, SEGMENT
 
 PASSES = 5
@@ -26,7 +26,7 @@ def fill(client: Client, consumer: SimpleConsumer, segments: int = 4) -> None:
         client.send_batch("T", [b"x" * 1000] * 50)
         left += 50
     while left:
-        left -= consumer.ack(*consumer.receive(left, timeout=10))
+        left -= consumer.ack(*consumer.receive(left, timeout=PATIENCE_S))
 
 
 def pass_by(group: Group) -> dict[str, int]:
@@ -49,10 +49,10 @@ def test_what_is_received_stays_until_it_is_acknowledged_and_what_comes_again_un
             client.create_topic(topic, 1)
             client.send(topic, b"first of " + topic.encode())
         audit = client.simple_consumer("audit", "A", start="earliest")
-        assert len(audit.receive(1, 1, timeout=10)) == 1
+        assert len(audit.receive(1, 1, timeout=PATIENCE_S)) == 1
         wait_until(lambda: client.queues("%RETRY%audit_A"), what="it is to come again")
         billing = client.simple_consumer("billing", "T", start="earliest")
-        (kept,) = billing.receive(1, 600, timeout=10)
+        (kept,) = billing.receive(1, 600, timeout=PATIENCE_S)
         fill(client, billing)
         # Until the marks have moved on, they hold it.
         wait_until(lambda: held_by(group.words()) == "received messages", what="held by what was received")
@@ -73,7 +73,7 @@ def test_what_is_received_stays_until_it_is_acknowledged_and_what_comes_again_un
         wait_until(lambda: held_by(group.words()) == "consumer group", what="only what comes again is kept")
         assert pass_by(group)["min_physical_offset"] == 0
         audit = client.simple_consumer("audit", "A")
-        (again,) = audit.receive(1, timeout=10)
+        (again,) = audit.receive(1, timeout=PATIENCE_S)
         assert again.body == b"first of A"
         assert audit.ack(again) == 1
         fill(client, billing)

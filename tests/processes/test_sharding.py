@@ -109,7 +109,7 @@ def test_what_has_one_key_is_consumed_in_the_order_it_was_sent(group: Group) -> 
                     thread.start()
                 for thread in senders:
                     thread.join()
-            wait_until(all_came, 30, "every account's last message")
+            wait_until(all_came, what="every account's last message")
         finally:
             stop.set()
             for thread in members:
@@ -137,7 +137,7 @@ def test_messages_that_wait_come_to_their_keys_queue(group: Group) -> None:
                 producer.send(Message("orders", b"producer", sharding_key=key, delay_level=1))
         parked = stored(client, SCHEDULE_TOPIC, 1)
         assert [each.properties["REAL_QID"] for each in parked] == [str(queue_of(each.sharding_key)) for each in parked]
-        wait_until(lambda: len(stored(client)) == 4 * len(KEYS) + 3, 20, "all are delivered")
+        wait_until(lambda: len(stored(client)) == 4 * len(KEYS) + 3, what="all are delivered")
         found = stored(client)
         assert [each.queue_id for each in found] == [queue_of(each.sharding_key) for each in found]
         kinds: dict[bytes, set[str]] = defaultdict(set)

@@ -261,7 +261,7 @@ def test_the_async_client_does_the_same(shared: Group) -> None:
                     transaction.leave()
                 (found,) = await _opened(client, transaction.transaction_id)
                 assert await client.transactions.check(found) == 1
-                await asyncio.wait_for(done.wait(), 20)
+                await asyncio.wait_for(done.wait(), PATIENCE_S)
                 while await client.transactions.open("async"):
                     await asyncio.sleep(0.01)
             await client.wait_dispatched()
@@ -359,13 +359,13 @@ def test_a_producer_that_is_closed_while_it_decides_leaves_no_connection(fast: G
 
     def checker(message: StoredMessage) -> bool:
         asked.set()
-        return decided.wait(20)
+        return decided.wait(PATIENCE_S)
 
     before = _connections()
     with fast.client() as client:
         left_open(client, "closed", Message("Closed", b"1"))
         producer = client.transaction_producer("closed", checker)
-        assert asked.wait(20)
+        assert asked.wait(PATIENCE_S)
         closing = threading.Thread(target=producer.close)
         closing.start()
         wait_until(lambda: producer._closing.is_set(), what="closing")

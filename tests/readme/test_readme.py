@@ -17,7 +17,7 @@ from mqproc import Message
 from mqproc.cli.main import cli
 from mqproc.config import PAGE_BYTES, Options
 from tests.cli.calling import call
-from tests.conftest import Group, wait_until
+from tests.conftest import PATIENCE_S, Group, wait_until
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
@@ -121,7 +121,7 @@ def test_the_shell_examples_of_consumers_run(make_group: Callable[..., Group]) -
         for name, is_dead in (("billing", False), ("shipping", True)):
             with client.consumer(name, "orders", start="earliest") as consumer:
                 for _ in range(10):
-                    (message,) = consumer.receive(1, timeout=10)
+                    (message,) = consumer.receive(1, timeout=PATIENCE_S)
                     consumer.nack(message, delay_level=-1) if is_dead else consumer.ack(message)
         client.wait_dispatched()
     for begin, (code, text) in SHOWN.items():
