@@ -21,7 +21,7 @@ from mqproc.names import SCHEDULE_TOPIC
 from mqproc.process import appender as module
 from mqproc.process.appender import Appender, NewMessage, Outcome, Refused, Stored, Unknown
 from mqproc.shm.clock import Clock
-from tests.conftest import Group, wait_until
+from tests.conftest import PATIENCE_S, Group, wait_until
 
 
 class Rig:
@@ -135,11 +135,11 @@ def test_the_descriptor_stays_the_same_and_tells_of_answers(rig: Rig) -> None:
         for round_ in range(2):
             rig.append(NewMessage("t", b"x"))
             while rig.appender.in_flight:
-                assert outer.poll(5.0), "an answer came and the descriptor was silent"
+                assert outer.poll(PATIENCE_S), "an answer came and the descriptor was silent"
                 rig.appender.step()
             if round_ == 0:
                 os.kill(rig.group.pid(WRITER), signal.SIGKILL)
-                assert outer.poll(5.0), "the connection ended and the descriptor was silent"
+                assert outer.poll(PATIENCE_S), "the connection ended and the descriptor was silent"
                 rig.appender.step()
     assert rig.appender.fileno() == fd
     assert [type(outcome) for _rows, outcome in rig.outcomes] == [Stored, Stored]
