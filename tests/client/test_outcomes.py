@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import resource
 import threading
 import time
@@ -390,3 +391,9 @@ def test_the_pauses_grow_and_keep_to_hints() -> None:
         longest = min(100.0, 2.0**attempt) / 1000
         assert longest / 2 <= policy.pause_s(attempt) <= longest
     assert policy.pause_s(0, hint_ms=500) == 0.5
+
+
+def test_the_pauses_take_none_of_a_programs_random_numbers() -> None:
+    before = random.getstate()
+    RetryPolicy().pause_s(1)
+    assert random.getstate() == before
