@@ -164,7 +164,7 @@ PLANTS = {
     ),
     "a task of the sink does not look what one before it has stored": Plant(
         "mqproc.spark.sink.sending",
-        "                self._stored = self._count_stored(self._stored)",
+        "                self._look_from(self._stored)",
         "                pass",
         seed=40,
     ),

@@ -112,16 +112,17 @@ class Sinks:
         try:
             task = TopicRows(client, TOPIC, f"query\0{epoch}\0{QUEUE}", QUEUE, Patience(clock, PATIENT_PINGS))
             task.look()
-            at = found = 0
+            at = 0
             while at < len(rows):
                 stop = min(len(rows), at + self.rng.randint(1, ROWS_PER_BATCH_MAX))
-                found += task.send(_columns(rows[at:stop], clock), stop - at)
+                task.send(_columns(rows[at:stop], clock), stop - at)
                 at = stop
+            task.end()
         finally:
             client.close()
-        self.found += found
+        self.found += task.found
         if epoch < self.epoch:
-            expect(found == len(rows), f"of {len(rows)} rows of a micro-batch that was over {found} were found")
+            expect(task.found == len(rows), f"of {len(rows)} rows of a micro-batch over {task.found} were found")
             return
         self.ended |= {row.number for row in rows}
         self.epoch, self.rows = epoch + 1, []
