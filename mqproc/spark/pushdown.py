@@ -28,6 +28,8 @@ from mqproc.spark.source import BatchReader
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NEVER_NULL = frozenset({"topic", "queue_id"})
+# What stands in a column for bytes that are no text, which the kernel compares as they are.
+_REPLACED = "\ufffd"
 
 
 class PushdownReader(BatchReader):
@@ -62,7 +64,7 @@ def _narrowed(selection: Selection, sources: dict[str, str], of: Filter) -> Sele
 
 def _among(selection: Selection, source: str | None, values: tuple[Any, ...]) -> Selection | None:
     # A null is equal to nothing, and a tag that is empty is one that is not there: Spark's own business.
-    if not values or None in values or "" in values:
+    if not values or None in values or "" in values or _REPLACED in "".join(map(str, values)):
         return None
     if source == "topic" and not selection.topics:
         return dataclasses.replace(selection, topics=values)

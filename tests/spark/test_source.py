@@ -15,6 +15,7 @@ from mqproc.spark import messages
 from mqproc.spark.columns import MQPROC, ROCKETMQ
 from mqproc.spark.session import LOOKUP_FOLDER
 from tests.spark.rows import comparable, messages_of, row_of
+from tests.store.live_store import LiveStore
 from tests.store.stopped_store import FIRST_MS
 
 if TYPE_CHECKING:
@@ -101,6 +102,18 @@ def test_filters_are_pushed_down_only_when_asked(spark: SparkSession, rolled_sto
     )
     assert pushed(from_then.select("topic").where("topic is not null"))
     assert from_then.count() == sum(50 < m.store_timestamp_ms - FIRST_MS <= 300 for m in messages_of(rolled_store))
+
+
+def test_a_filter_of_what_stands_for_no_text_is_left_to_spark(spark: SparkSession, tmp_path: Path) -> None:
+    store = LiveStore(tmp_path / "store")
+    store.append("Topic", [b"0", b"1"], tags=["tag-1", "other"], queues=1)
+    store.close()
+    segment = next((tmp_path / "store" / "commitlog").iterdir())
+    segment.write_bytes(segment.read_bytes().replace(b"tag-1", b"tag\xff1"))
+    for condition in ("tag = 'tag\ufffd1'", "tag in ('tag\ufffd1', 'none')"):
+        for pushdown in (False, True):
+            frame = load(spark, tmp_path / "store", columns="tag", filterPushdown=pushdown)
+            assert frame.where(condition).count() == 1
 
 
 @pytest.mark.parametrize(
