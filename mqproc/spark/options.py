@@ -265,7 +265,8 @@ def _lowered(
 def _paths(values: Mapping[str, str]) -> tuple[str, ...]:
     several = _texts(values, "paths") if "paths" in values else []
     paths = (*([values["path"]] if values.get("path") else []), *several)
-    if not paths:
+    # An empty one would be the folder that Spark was started in.
+    if not paths or "" in paths:
         raise BadRequestError("no path is given: load(path) takes a store's folder, a pattern, or a list of them")
     return paths
 

@@ -49,6 +49,7 @@ def test_words_with_commas_are_given_as_json() -> None:
     ("given", "says"),
     [
         ({"path": ""}, "no path is given"),
+        ({"paths": '["/a", ""]'}, "no path is given"),
         ({"topics": "a"}, "option 'topics' is not known; there are assign, batchBytes"),
         ({"owner": "me"}, "option 'owner' is that of a table in Spark's catalog.* CREATE TEMPORARY VIEW name USING"),
         ({"subscribe": "a", "assign": '{"a": [0]}'}, "subscribe and assign exclude one another"),
