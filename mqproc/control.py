@@ -145,11 +145,12 @@ class Control:
         except FileNotFoundError:
             return False
         try:
-            place = layout.EPOCH * layout.WORD_SIZE
-            epoch = int.from_bytes(io.pread(fd, layout.WORD_SIZE, place), sys.byteorder, signed=True)
+            places = [word * layout.WORD_SIZE for word in layout.IDENTITY]
+            there = [io.pread(fd, layout.WORD_SIZE, place) for place in places]
         finally:
             io.close(fd)
-        return epoch == self.load(layout.EPOCH)
+        found = [int.from_bytes(word, sys.byteorder, signed=True) for word in there]
+        return found == [self.load(word) for word in layout.IDENTITY]
 
 
 def role_words(words: Mapping[str, int], role: str) -> dict[str, int]:

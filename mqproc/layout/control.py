@@ -118,6 +118,8 @@ GROUP_STATE = _word("header", "group_state", "", "down, recovering, starting, re
 SUPERVISOR_PID = _word("header", "supervisor_pid", "", "process id")
 TEMPLATE_PID = _word("header", "template_pid", "", "process id")
 GROUP_STARTED_MS = _word("header", "group_started_ms", "ms", "Unix time at which this supervisor started")
+IDENTITY = (EPOCH, STORE_ID, GROUP_STARTED_MS)
+"""What tells a group's file from that of the next one, also of one on another store in the same place."""
 SUPERVISOR_HEARTBEAT_NS = _word("header", "supervisor_heartbeat_ns", "ns", "monotonic clock")
 RECOVERY_US = _word("header", "recovery_us", "µs", "duration of the last recovery")
 RECOVERY_CUT_BYTES = _word("header", "recovery_cut_bytes", "bytes", "torn tail cut by the last recovery")

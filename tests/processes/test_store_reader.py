@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -48,6 +49,28 @@ def test_it_goes_on_with_the_group_that_was_started_behind_the_one_it_was_opened
         old = queues.bounds("T", 0)
         assert old is not None
         assert old.max_offset == 2, "who still looks at the old group's queues sees them"
+
+
+def test_it_goes_on_with_another_store_in_the_same_place(tmp_path: Path) -> None:
+    first, second = (Group(tmp_path / "store", mapped_file_size_commit_log=size) for size in (1 << 20, 2 << 20))
+    try:
+        _with_messages(first, [b"old"] * 2)
+        with StoreReader(first.store) as reader:
+            assert len(list(reader.messages("T"))) == 2
+            assert first.stop() == 0
+            shutil.rmtree(first.store)
+            _with_messages(second, [b"new"] * 3)
+            wait_until(lambda: reader.visible.end and reader.options.mapped_file_size_commit_log == 2 << 20)
+            assert [message.body for message in reader.messages("T")] == [b"new"] * 3
+    finally:
+        first.close()
+        second.close()
+
+
+def _with_messages(group: Group, bodies: list[bytes]) -> None:
+    with group.start().client() as client:
+        client.send_batch("T", bodies)
+        client.wait_dispatched()
 
 
 def test_it_follows_the_flush_mode_of_the_group_that_was_started_behind_the_one_it_was_opened_on(

@@ -57,6 +57,15 @@ def test_next_file_counts_on_and_keeps_the_store_id(paths: StorePaths) -> None:
     assert second.is_current(IO, paths)
 
 
+def test_the_first_file_of_another_store_in_the_same_place_is_another(paths: StorePaths) -> None:
+    first = create(paths)
+    paths.control.unlink()
+    second = create(paths)
+    assert second.load(layout.EPOCH) == first.load(layout.EPOCH)
+    assert not first.is_current(IO, paths)
+    assert second.is_current(IO, paths)
+
+
 @pytest.mark.parametrize("garbage", [b"", b"\0" * layout.FILE_SIZE, os.urandom(layout.FILE_SIZE), b"MQPROC01"])
 def test_garbage_is_an_error_for_readers_and_replaced_by_a_supervisor(paths: StorePaths, garbage: bytes) -> None:
     paths.own.mkdir()

@@ -25,7 +25,7 @@ from mqproc.spark.streaming.offsets import Anchor
 from mqproc.store.consume_queue import as_units
 from mqproc.store.reads.queue_bounds import each_queue
 from mqproc.store.reads.reader import StoreReader
-from mqproc.store.reads.store_views import open_control
+from mqproc.store.reads.store_views import identity_of, open_control
 from mqproc.store.verify.deletions import read_deleted
 
 _FILES_AGE_S: Final = 1.0
@@ -53,7 +53,7 @@ class LiveStore:
         self._paths = StorePaths(Path(uri))
         self._reader: StoreReader | None = None
         self._opened_s = 0.0
-        self._group = 0
+        self._group: tuple[int, ...] = ()
         self._sizes: tuple[int, int] | None = None
 
     def close(self) -> None:
@@ -62,15 +62,15 @@ class LiveStore:
             self._reader.close()
             self._reader = None
 
-    def state(self) -> tuple[int, bool]:
-        """(which group runs on the store, 0 for none; whether queues can be believed: not while it recovers)."""
+    def state(self) -> tuple[tuple[int, ...], bool]:
+        """(which group runs on the store, () for none; whether queues can be believed: not while it recovers)."""
         if holder_of(self._io, self._paths) is None:
-            return 0, True
+            return (), True
         words = open_control(self._io, self._paths.control)
         if words is None:
-            return 0, True
+            return (), True
         recovers = words[words_of.GROUP_STATE] in (words_of.GROUP_RECOVERING, words_of.GROUP_DOWN)
-        return words[words_of.EPOCH], not recovers
+        return identity_of(words.cells), not recovers
 
     @property
     def settled(self) -> bool:

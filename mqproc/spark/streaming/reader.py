@@ -12,7 +12,7 @@ at its first message, which is written down in the same way before anything of i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -92,6 +92,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         position = from_json(start)
         self._check(position)
         found = self._live().queues(self._selection)
+        self._check_anchors(position, found.keys())
         self._check_gone(position, found)
         if not is_new:
             self._tell(start, position)
@@ -156,24 +157,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Whether the stores are those of the checkpoint
 
     def _check(self, position: Position) -> None:
-        """Once, when a query goes on."""
+        """When a query goes on. What it goes on with is looked at each time."""
         if self._checked:
             return
         there = self._live().all_queues(self._selection)
         if position and not position.keys() & there.keys():
             raise BadRequestError(f"the checkpoint is of {', '.join(position)}; the path means {', '.join(there)}")
-        for uri in position.keys() & there.keys():
-            self._check_anchor(self._live().get(uri), position[uri])
+        self._check_anchors(position, there.keys())
         self._checked = True
+
+    def _check_anchors(self, position: Position, there: Collection[str]) -> None:
+        for uri in position.keys() & there:
+            self._check_anchor(self._live().get(uri), position[uri])
 
     def _check_anchor(self, store: LiveStore, of: StorePosition) -> None:
         known = of.anchor
         if known is None:
             return
         queue = (known.topic, known.queue_id)
-        low = store.reader.min_offset(*queue)
         found = store.anchor(queue, known.queue_offset)
-        if known.queue_offset >= low and found is not None and found != known:
+        if found not in (None, known) and known.queue_offset >= store.reader.min_offset(*queue):
             raise BadRequestError(
                 f"{store.uri}: the checkpoint is of another store: it has read offset {known.queue_offset:,} of queue "
                 f"{known.queue_id} of {known.topic} at log position {known.physical_offset:,}, where this one has "

@@ -127,9 +127,10 @@ class StoreReader:
         self._look_at_s = now_s + _LOOK_EVERY_S
         if self._view.is_current(self._io, self.paths):
             return
-        # The new one may flush in another way, and so confirm other messages.
+        # The new one may flush in another way, and so confirm other messages; another store may have other files.
         present = settings_of(self._io, self.paths)
-        self.options = dataclasses.replace(self.options, flush_disk_type=present.flush_disk_type)
+        known = dataclasses.replace(self.options, flush_disk_type=present.flush_disk_type)
+        self.options = _with_sizes_of_files(self._io, self.paths, known)
         view = GroupView.open(self._io, self.paths, self.options)
         if view is not None:
             old = self._reading

@@ -107,9 +107,14 @@ class GroupView(WordsView):
             return None
 
     def is_current(self, io: StoreIO, paths: StorePaths) -> bool:
-        """False when the store was started again since, and so has another control file."""
+        """False when the store, or another one in its place, was started since, and so has another control file."""
         words = open_control(io, paths.control)
-        return words is not None and words[words_of.EPOCH] == self._words[words_of.EPOCH]
+        return words is not None and identity_of(words.cells) == identity_of(self._words)
+
+
+def identity_of(cells: memoryview) -> tuple[int, ...]:
+    """What tells the group of a control file's words from others."""
+    return tuple(int(cells[word]) for word in words_of.IDENTITY)
 
 
 def open_control(io: StoreIO, path: Path) -> Words | None:

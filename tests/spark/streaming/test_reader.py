@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,24 @@ def test_checkpoints_of_others(tmp_path: Path, rolled_store: Path) -> None:
         query.restart(path=mine).run()
     query.ends.append('{"x": 3}')
     with pytest.raises(BadRequestError, match="none of mqproc's"):
+        query.run()
+
+
+def test_another_store_takes_the_place_of_one_that_is_followed(make_group: Callable[..., Group]) -> None:
+    first = make_group()
+    with first.client() as client:
+        client.create_topic("T", 1)
+        client.send_batch("T", [b"old"] * 5)
+        client.wait_dispatched()
+    query = Query(first.store, startingOffsets="earliest")
+    assert len(query.run()) == 5
+    first.stop()
+    shutil.rmtree(first.store)
+    with make_group().client() as client:
+        client.create_topic("T", 1)
+        client.send_batch("T", [b"newer"] * 12)
+        client.wait_dispatched()
+    with pytest.raises(BadRequestError, match="the checkpoint is of another store"):
         query.run()
 
 
