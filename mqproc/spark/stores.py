@@ -11,6 +11,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -119,15 +120,24 @@ def _survey_folder(uri: str) -> Survey:
         if not _was_closed_at(io, paths, log, end):
             end, trouble = _behind_the_end(log, end)
         trouble = _short(log) or trouble or _without_records(reader, end) or _below_a_mark(io, paths, log, end)
-    segments = []
-    for start in log.starts():
-        limit = min(size, end - start)
-        if start + size > visible.begin and limit > 0:
-            segments.append(Segment(start, io.size_of(log.path(start)), limit))
-    trouble = _missing(segments, visible.begin, end, size) or trouble
+    segments = _segments(log, visible.begin, end)
+    # What retention has deleted meanwhile is not missing.
+    begin = reader.visible.begin
+    trouble = _missing(segments, begin, end, size) or trouble
     log.close()
     deleted = read_deleted(io, paths, running=reader.running)
-    return Survey(uri, size, visible.begin, end, segments, deleted, reader, trouble)
+    return Survey(uri, size, begin, end, segments, deleted, reader, trouble)
+
+
+def _segments(log: LogSegments, begin: int, end: int) -> list[Segment]:
+    """The segments that have some of [begin, end), but for those that are deleted at this moment."""
+    segments = []
+    for start in log.starts():
+        limit = min(log.segment_size, end - start)
+        if start + log.segment_size > begin and limit > 0:
+            with suppress(FileNotFoundError):
+                segments.append(Segment(start, log.io.size_of(log.path(start)), limit))
+    return segments
 
 
 def _short(log: LogSegments) -> str:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
+import pytest
+
 from mqproc import Message
+from mqproc.control import Control
+from mqproc.io import StoreIO
+from mqproc.layout import control as words_of
 from mqproc.spark.tasks import read_partition
+from mqproc.store.segments import LogSegments
 from tests.conftest import Group
 from tests.spark.rows import messages_of, offsets_of, options_of, partitions_of, rows_of
 
@@ -23,3 +31,26 @@ def test_rows_up_to_what_was_published(group: Group) -> None:
         assert len(rows_of(group.store)) == 350
     count = sum(batch.num_rows for part in before for batch in read_partition(options, ["topic"], part))
     assert count == 300
+
+
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_segments_that_retention_deletes_while_a_read_is_planned(
+    group: Group, monkeypatch: pytest.MonkeyPatch, *, is_listed: bool
+) -> None:
+    with group.client() as client:
+        client.send_batch("Topic", [b"x" * 200_000] * 12)
+        client.wait_dispatched()
+    left = [each.physical_offset for each in messages_of(group.store) if each.physical_offset >= 1 << 20]
+    starts = LogSegments.starts
+
+    def starts_meanwhile(log: LogSegments) -> list[int]:
+        listed = starts(log)
+        if 0 in listed:
+            with closing(Control.open(StoreIO(), group.paths, write=True)) as control:
+                control.store(words_of.MIN_PHYSICAL_OFFSET, 1 << 20)
+            log.path(0).unlink()
+        return listed if is_listed else starts(log)
+
+    monkeypatch.setattr(LogSegments, "starts", starts_meanwhile)
+    assert offsets_of(group.store) == left
+    assert left
