@@ -19,6 +19,7 @@ from mqproc.spark.columns import NAMINGS, check
 TIME_MIN: Final = -(1 << 62)
 TIME_MAX: Final = 1 << 62
 OFFSET_MAX: Final = 1 << 62
+QUEUE_ID_MAX: Final = (1 << 31) - 1
 EARLIEST: Final = -2
 LATEST: Final = -1
 
@@ -336,7 +337,7 @@ def _integer(values: Mapping[str, str], name: str, default: int, low: int = TIME
 
 
 def _integers(values: Mapping[str, str], name: str) -> tuple[int, ...]:
-    return tuple(_integer({name: word}, name, 0, low=0, high=(1 << 31) - 1) for word in _words(values, name))
+    return tuple(_integer({name: word}, name, 0, low=0, high=QUEUE_ID_MAX) for word in _words(values, name))
 
 
 def _boolean(values: Mapping[str, str], name: str, default: bool | None) -> bool | None:
@@ -353,7 +354,7 @@ def _assigned(values: Mapping[str, str]) -> tuple[Queue, ...]:
         return ()
     given = _json(values, "assign", list, '{"orders": [0, 1]}')
     found = [(topic, queue) for topic, queues in given.items() for queue in queues]
-    if not all(type(queue_id) is int and queue_id >= 0 for _topic, queue_id in found):
+    if not all(type(queue_id) is int and 0 <= queue_id <= QUEUE_ID_MAX for _topic, queue_id in found):
         raise BadRequestError(f'option assign = {values["assign"]!r}; it is like {{"orders": [0, 1]}}')
     if not all(given.values()) or not found:
         raise BadRequestError(f"option assign = {values['assign']!r} names no queue; leave it out for all")
@@ -385,8 +386,8 @@ def _by_queue(values: Mapping[str, str], name: str, words: tuple[int, ...]) -> d
     found: dict[Queue, int] = {}
     for topic, queues in _json(values, name, dict, '{"orders": {"0": 23}}').items():
         for queue, offset in queues.items():
-            is_queue = queue.isascii() and queue.isdecimal()
-            if not is_queue or type(offset) is not int or (offset < 0 and offset not in words):
+            is_queue = queue.isascii() and queue.isdecimal() and int(queue) <= QUEUE_ID_MAX
+            if not is_queue or type(offset) is not int or not (0 <= offset <= OFFSET_MAX or offset in words):
                 raise BadRequestError(f"option {name}: {offset!r} is no queue offset for queue {queue!r} of {topic!r}")
             found[topic, int(queue)] = offset
     return found
