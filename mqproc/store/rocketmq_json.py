@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,11 @@ def _as_standard(match: re.Match[str]) -> str:
     return f'{before}"{key}"{after}' if key is not None else ""
 
 
-def load(io: StoreIO, path: Path) -> tuple[Any, str]:
+def load(io: StoreIO, path: Path, take: Callable[[Any], object] = lambda value: None) -> tuple[Any, str]:
     """The value of `path`, or of its `.bak` as RocketMQ does, and a remark ("" when all was well).
 
-    Returns (None, "") when neither file is there. Raises CorruptStoreError when no copy can be read.
+    `take` gets the value, and raises AttributeError, TypeError or ValueError for one that it cannot use: the `.bak`
+    counts then too. Returns (None, "") when neither file is there. Raises CorruptStoreError when no copy can be read.
     """
     remarks: list[str] = []
     for candidate in (path, path.with_name(path.name + ".bak")):
@@ -55,11 +56,13 @@ def load(io: StoreIO, path: Path) -> tuple[Any, str]:
         try:
             text = io.read_file(candidate).decode()
             if text.strip():
-                return parse(text), "; ".join(remarks)
+                value = parse(text)
+                take(value)
+                return value, "; ".join(remarks)
             remarks.append(f"{candidate.name} is empty")
         except IsADirectoryError:
             remarks.append(f"{candidate.name} is a folder")
-        except (UnicodeDecodeError, msgspec.DecodeError) as error:
+        except (msgspec.DecodeError, AttributeError, TypeError, ValueError) as error:
             remarks.append(f"{candidate.name}: {error}")
     if any("is empty" not in remark for remark in remarks):
         raise CorruptStoreError(f"{path}: {'; '.join(remarks)}")

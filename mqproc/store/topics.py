@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from mqproc.errors import BadRequestError, CorruptStoreError, TopicExistsError, TopicReservedError
+from mqproc.errors import BadRequestError, TopicExistsError, TopicReservedError
 from mqproc.io import StoreIO
 from mqproc.names import (
     CHECK_MAX_TIME_TOPIC,
@@ -128,23 +128,25 @@ class Topics:
         self._is_named = False  # durably; a predecessor may have ended before it was
         self.journaled = False
         """Whether there was a journal to read: the files then lack what it has."""
-        self.remark = ""
+        self.file_remark = self._journal_remark = ""
+
+    @property
+    def remark(self) -> str:
+        """What is wrong with the files, "" when all is well."""
+        return "; ".join(filter(None, (self.file_remark, self._journal_remark)))
 
     def load(self) -> None:
-        """Read the files. Raises CorruptStoreError when neither one nor its copy can be read, or has what it cannot."""
-        value, self.remark = rocketmq_json.load(self._io, self._paths.topics)
-        try:
-            self._take_settings(value or {})
-        except (AttributeError, TypeError, ValueError) as error:
-            raise CorruptStoreError(f"{self._paths.topics}: {error}") from None
+        """Read the files. Raises CorruptStoreError when one of them cannot be used, nor its copy."""
+        _value, self.file_remark = rocketmq_json.load(self._io, self._paths.topics, self._take_settings)
         self.deletions = deleted_topics.load(self._io, self._paths)
         self._replay()
 
     def _take_settings(self, value: dict[str, Any]) -> None:
+        table = {name: _from_rocketmq(name, entry) for name, entry in value.get("topicConfigTable", {}).items()}
         version = value.get("dataVersion", {})
         self._version = int(version.get("counter", 0))
         self._other = {key: value[key] for key in value if key not in ("topicConfigTable", "dataVersion")}
-        self._topics = {name: _from_rocketmq(name, entry) for name, entry in value.get("topicConfigTable", {}).items()}
+        self._topics = table
 
     def save(self, time_ms: int) -> None:
         """Write the files, the version of topics.json one higher; the journal is then gone.
@@ -245,8 +247,7 @@ class Topics:
             self._remark(f"byte {self._journal_size}: the last line has no end")
 
     def _remark(self, text: str) -> None:
-        journal = f"{self._paths.topics_journal.name} ends early: {text}"
-        self.remark = f"{self.remark}; {journal}" if self.remark else journal
+        self._journal_remark = f"{self._paths.topics_journal.name} ends early: {text}"
 
     def _take(self, change: _Change) -> None:
         found = self._topics.get(change.topic)
@@ -337,7 +338,11 @@ class Topics:
 
 
 def _from_rocketmq(name: str, entry: dict[str, Any]) -> TopicConfig:
-    queues = max(int(entry.get("writeQueueNums", 1)), int(entry.get("readQueueNums", 1)), 1)
+    counts = {field_name: int(entry.get(field_name, 1)) for field_name in ("writeQueueNums", "readQueueNums")}
+    for field_name, count in counts.items():
+        if count > QUEUES_OF_A_TOPIC_MAX:
+            raise ValueError(f"topic {name!r}: {field_name} = {count:,}; a topic has {QUEUES_OF_A_TOPIC_MAX:,} at most")
+    queues = max(1, *counts.values())
     own = {"attributes", "perm", "readQueueNums", "writeQueueNums", "topicName"}
     extra = {key: value for key, value in entry.items() if key not in own}
     return TopicConfig(name, queues, int(entry.get("perm", 6)), dict(entry.get("attributes") or {}), extra)

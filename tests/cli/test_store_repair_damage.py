@@ -215,6 +215,7 @@ CASES = [
     Case("topics: empty", sized(TOPICS, 0), "config_unreadable", 0),
     Case("topics: no object", put(TOPICS, "[1, 2]"), "config_unreadable", 0),
     Case("topics: another shape", put(TOPICS, '{"topicConfigTable": [1, 2]}'), "config_unreadable", 0),
+    Case("topics: many", put(TOPICS, '{"topicConfigTable": {"A":{"readQueueNums":65536}}}'), "config_unreadable", 0),
     Case("topics: and its copy", all_of(put(TOPICS, "{"), put(f"{TOPICS}.bak", "]")), "config_unreadable", 0),
     Case("topics: folder", folder(TOPICS), "misplaced_file"),
     Case("offsets: flipped", flipped(OFFSETS, 0, 0x20), "config_unreadable", 0),

@@ -302,3 +302,23 @@ def test_an_unlinked_journal_is_gone_for_good_before_the_files_change_again(path
     add(topics, "A")
     topics.save(1)
     assert calls[-2:] == ["unlink topics.journal", "sync mqproc"]
+
+
+# Numbers that no topic has
+
+
+@pytest.mark.parametrize("field_name", ["readQueueNums", "writeQueueNums"])
+def test_more_queues_than_a_topic_has_are_named_and_the_copy_counts(paths: StorePaths, field_name: str) -> None:
+    """A start made queues until the table was full, and ended with an error that named no file."""
+    wrong, right = ({"topicConfigTable": {"A": {field_name: count}}} for count in (65_536, 65_535))
+    paths.config.mkdir()
+    paths.topics.write_text(json.dumps(wrong))
+    said = f"topics.json: topic 'A': {field_name} = 65,536; a topic has 65,535 at most"
+    with pytest.raises(CorruptStoreError) as raised:
+        loaded(paths)
+    assert str(raised.value) == f"{paths.topics}: {said}"
+    paths.topics.with_name("topics.json.bak").write_text(json.dumps(right))
+    found = loaded(paths)
+    config = found.get("A")
+    assert config is not None
+    assert (config.queues, found.remark) == (65_535, said)

@@ -381,7 +381,7 @@ class Recovery:
     def _set_aside(self, path: Path, why: CorruptStoreError) -> None:
         """Move a config file and its copy away."""
         for each in (path, path.with_name(path.name + ".bak")):
-            self._files.set_aside(each, str(why))
+            self._files.set_aside(each, str(why).removeprefix(f"{path}: "))
 
     # What is durable
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from mqproc.errors import TooManyQueuesError
 from mqproc.io import StoreIO
 from mqproc.layout import queue_table as table_layout
 from mqproc.paths import StorePaths
+from mqproc.quantities import counted
 from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles
 from mqproc.store.damage import DamageLedger
 from mqproc.store.queue_table import QueueTable
@@ -44,8 +46,12 @@ class TableStep:
         for name in self._topics.names():
             config = self._topics.get(name)
             assert config is not None
-            for queue_id in range(config.queues):
-                self._table.create_queue(name, queue_id)
+            try:
+                for queue_id in range(config.queues):
+                    self._table.create_queue(name, queue_id)
+            except TooManyQueuesError as error:
+                text = f"{self._paths.topics}: topic {name!r} has {counted(config.queues, 'queue')}: {error}"
+                raise TooManyQueuesError(text) from None
         compared = mender.limit == log.begin
         for number, topic, queue_id in self._table.live():
             max_offset = self._table.max_offset(number)

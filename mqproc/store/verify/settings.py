@@ -21,8 +21,9 @@ _Reader = Callable[[StoreIO, StorePaths], str]
 
 
 def _read_topics(io: StoreIO, paths: StorePaths) -> str:
-    Topics(io, paths).load()
-    return ""
+    topics = Topics(io, paths)
+    topics.load()
+    return topics.file_remark
 
 
 def _read_deletions(io: StoreIO, paths: StorePaths) -> str:
