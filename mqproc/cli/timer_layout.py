@@ -97,8 +97,10 @@ def _cells(cells: NDArray[np.void], offset: int, helps: dict[str, str]) -> Range
 def used_slots(view: NDArray[np.uint8]) -> tuple[NDArray[np.void], NDArray[np.int64]]:
     """(all whole slots of a wheel, numbers of those that have ever held something)."""
     count = len(view) // timer_wheel.SLOT_SIZE
-    words = view[: count * timer_wheel.SLOT_SIZE].view(np.int64).reshape(count, -1)
-    return view[: count * timer_wheel.SLOT_SIZE].view(timer_wheel.SLOT_DTYPE), np.flatnonzero(words.any(axis=1))
+    whole = view[: count * timer_wheel.SLOT_SIZE]
+    words = whole.view(np.int64)
+    holds = words.reshape(count, timer_wheel.SLOT_SIZE // words.itemsize).any(axis=1)
+    return whole.view(timer_wheel.SLOT_DTYPE), np.flatnonzero(holds)
 
 
 def timer_wheel_layout(view: NDArray[np.uint8]) -> Ranges:

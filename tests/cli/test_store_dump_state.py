@@ -152,6 +152,15 @@ def test_a_groups_log_is_its_lines(tmp_path: Path) -> None:
     assert [(row["offset"], row["event"]) for row in found["rows"]] == [(0, "first"), (69, "torn")]
 
 
+@pytest.mark.parametrize("size", [0, 1, timer_wheel.SLOT_SIZE - 1])
+def test_a_wheel_without_a_whole_slot_is_explained(tmp_path: Path, size: int) -> None:
+    """A copy that a full disk has cut short."""
+    path = tmp_path / "timerwheel"
+    path.write_bytes(bytes(size))
+    found = call("store", "dump", path, "--json")
+    assert (found.code, found.json["size"], found.json["slots"], found.json["rows"]) == (0, size, 0, [])
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
@@ -159,7 +168,10 @@ def test_a_groups_log_is_its_lines(tmp_path: Path) -> None:
         ("subscriptionGroup.json", '{"subscriptionGroupTable":[]}', "no subscriptionGroupTable in it"),
         ("subscriptionGroup.json", '{"subscriptionGroupTable":{"g":{"retryMaxTimes":"many"}}}', "invalid literal"),
         ("consumerOffset.json", '{"offsetTable":{"t":{0:5}}}', "expected TOPIC@GROUP"),
+        ("consumerOffset.json", f'{{"offsetTable":{{"t@g":{{{"9" * 5000}:5}}}}}}', "expected queue id and offset"),
         ("delayOffset.json", '{"offsetTable":{"one":5}}', "expected level and offset"),
+        ("delayOffset.json", '{"offsetTable":{"²":5}}', "expected level and offset"),
+        ("delayOffset.json", f'{{"offsetTable":{{{"9" * 5000}:5}}}}', "expected level and offset"),
         ("deletedTopics.json", '{"deletedTopics":{"t":{}}}', "physicalOffset"),
     ],
 )

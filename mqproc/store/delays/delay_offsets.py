@@ -9,9 +9,10 @@ on tells which of them were made. It is missing when RocketMQ wrote the file las
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from mqproc.delay_levels import DELAY_LEVELS
 from mqproc.errors import CorruptStoreError
@@ -24,6 +25,8 @@ from mqproc.store.groups.offsets_json import Progress
 
 NO_LOG_POSITION = -1
 _TABLE = "offsetTable"
+# Python may refuse to convert more digits than these.
+_LEVEL: Final = re.compile(r"\d{1,640}")
 
 
 @dataclass(slots=True)
@@ -102,7 +105,7 @@ def _levels_in(value: Any, paths: StorePaths) -> dict[int, int]:
     if not isinstance(table, dict):
         raise CorruptStoreError(f"{paths.delay_offsets}: no {_TABLE} in it")
     for level, offset in table.items():
-        if not level.isdigit() or type(offset) is not int:
+        if not _LEVEL.fullmatch(level) or type(offset) is not int:
             raise CorruptStoreError(
                 f"{paths.delay_offsets}: {_TABLE}: {level!r}: {offset!r}; expected level and offset"
             )

@@ -30,7 +30,8 @@ _TABLE: Final = "offsetTable"
 _VERSION: Final = "dataVersion"
 _TOPICS: Final = "groupTopicMap"
 _SEPARATOR: Final = "@"
-_INTEGER: Final = re.compile(r"-?\d+")
+# Python may refuse to convert more digits than these.
+_INTEGER: Final = re.compile(r"-?\d{1,640}")
 _CRC_BITS: Final = 32
 
 
