@@ -274,6 +274,31 @@ def test_topics_come_back_from_their_copy_or_their_queues(whole: StoppedStore, t
             assert {each.topic: each.queues for each in reader.topics()} == {"First": 4, "Second": 4, "Third": 4}
 
 
+def test_progress_that_no_queue_can_have_is_noted(whole: StoppedStore, tmp_path: Path) -> None:
+    """A start passes it over, or keeps the highest number until the queue is there: nothing told of it before."""
+    store = tmp_path / "store"
+    shutil.copytree(whole.root, store)
+    entries = [
+        ("First", "a", "0", -1),
+        ("First", "c", str(10**22), 5),
+        ("Gone", "a", "0", 10**22),
+        ("Gone", "b", "0", 10**15),
+        ("First", "g" * 300, "0", 5),
+    ]
+    table = ",".join(f'"{topic}@{group}":{{{queue}:{at}}}' for topic, group, queue, at in entries)
+    put(OFFSETS, f'{{"offsetTable":{{{table}}}}}').do(store)
+    found = call("store", "verify", store, *flags_of(whole.engine.options), "--json")
+    assert found.code == 0
+    said = [(row["kind"], row["severity"], row["file"], row["text"]) for row in found.json["findings"]]
+    expected = [
+        f"group c: First queue {10**22}: 5",
+        "group a: First queue 0: -1",
+        f"group a: Gone queue 0: {10**22:,}",
+        f"group {'g' * 32}…: First queue 0: 5",
+    ]
+    assert sorted(said) == sorted(("progress_impossible", "note", OFFSETS, text) for text in expected)
+
+
 def test_progress_is_set_back_to_the_end_and_nothing_else_is(whole: StoppedStore, tmp_path: Path) -> None:
     store = tmp_path / "store"
     shutil.copytree(whole.root, store)

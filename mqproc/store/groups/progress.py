@@ -187,7 +187,7 @@ class GroupProgress:
             self._tell("consumerOffset.json was read with a remark", remark=loaded.json.remark)
         self._json = loaded.json
         self._io.make_folder(self._paths.own, mode=0o700)
-        valid = [_within_bounds(at) for at in loaded.progress if _fits(at)]
+        valid = [_within_bounds(at) for at in loaded.progress if is_possible(at)]
         if len(valid) < len(loaded.progress):
             self._tell("progress that no queue can have", entries=len(loaded.progress) - len(valid))
         file = ProgressFile.create(
@@ -374,7 +374,7 @@ class GroupProgress:
         return self._json
 
 
-def _fits(at: Progress) -> bool:
+def is_possible(at: Progress) -> bool:
     """Whether there may be such a queue and offset: RocketMQ's file can say any numbers."""
     names_fit = max(len(at.group.encode()), len(at.topic.encode())) <= progress_layout.NAME_BYTES_MAX
     return names_fit and at.offset >= 0 and 0 <= at.queue_id < progress_layout.QUEUES_MAX

@@ -82,6 +82,7 @@ class Kind(enum.StrEnum):
     LEDGER_UNREADABLE = "ledger_unreadable"
     CONFIG_UNREADABLE = "config_unreadable"
     PROGRESS_BEYOND_END = "progress_beyond_end"
+    PROGRESS_IMPOSSIBLE = "progress_impossible"
     # The timer
     TIMER_FILE_MISSING = "timer_file_missing"
     TIMER_FILE_LENGTH = "timer_file_length"
@@ -251,6 +252,11 @@ KINDS: Final[dict[Kind, About]] = {
     Kind.PROGRESS_BEYOND_END: _damage(
         "a group has consumed more of a queue than there is: it would miss what comes next",
         f"{_REPAIR} or a start sets it back to the queue's end",
+    ),
+    Kind.PROGRESS_IMPOSSIBLE: _note(
+        "progress that no queue can have: the group's or topic's name is too long, the queue id or the offset out of "
+        "range",
+        "nothing: a start passes it over; mend the text where a group is to stand elsewhere",
     ),
     Kind.TIMER_FILE_MISSING: _damage("a file is missing within the timer log's row", _FILE_AGAIN),
     Kind.TIMER_FILE_LENGTH: _damage(

@@ -16,13 +16,15 @@ from mqproc.kernels import verify
 from mqproc.layout import checkpoint as checkpoint_layout
 from mqproc.layout import index_file, marks
 from mqproc.layout.consume_queue import UNIT_SIZE
+from mqproc.layout.progress import NAME_BYTES_MAX, OFFSET_MAX
 from mqproc.names import SCHEDULE_TOPIC
 from mqproc.paths import StorePaths
 from mqproc.store import checkpoint_file, damage
 from mqproc.store.consume_queue import as_units
 from mqproc.store.delays import delay_offsets
 from mqproc.store.groups import offsets_json
-from mqproc.store.groups.progress import all_progress
+from mqproc.store.groups.offsets_json import Progress
+from mqproc.store.groups.progress import all_progress, is_possible
 from mqproc.store.queue_hints import read_hints
 from mqproc.store.segments import LogSegments
 from mqproc.store.verify.durable import is_void, read_small
@@ -39,6 +41,8 @@ from mqproc.store.visitor import has_been_held
 _LOG_BYTES_MAX: Final = 1 << 50
 # RocketMQ's largest record, twice.
 _RECORD_BYTES_MAX: Final = 8 << 20
+# So much is shown of a name that is too long.
+_NAME_SHOWN: Final = 32
 
 
 def known_holes(io: StoreIO, paths: StorePaths) -> tuple[list[tuple[int, int]], list[Finding]]:
@@ -253,7 +257,13 @@ class StateFindings:
             yield Finding(Kind.CONFIG_UNREADABLE, _name(self._paths, path), 0, text=fault, as_note=spare)
 
     def _progress(self) -> Iterable[Finding]:
-        for queue, group, offset, path in [*self._consumed(), *self._delayed()]:
+        consumed = list(self._consumed())
+        for at, path in consumed:
+            if not is_possible(at) or (at.offset > OFFSET_MAX and self._next_offset((at.topic, at.queue_id)) is None):
+                text = f"group {_short(at.group)}: {_short(at.topic)} queue {at.queue_id}: {at.offset:,}"
+                yield Finding(Kind.PROGRESS_IMPOSSIBLE, _name(self._paths, path), None, text=text)
+        groups = [((at.topic, at.queue_id), f"group {at.group}:", at.offset, path) for at, path in consumed]
+        for queue, group, offset, path in [*groups, *self._delayed()]:
             end = self._next_offset(queue)
             if end is not None and offset > end:
                 text = f"{group} {queue[0]} queue {queue[1]}: {offset:,}; the queue ends at {end:,}"
@@ -265,7 +275,7 @@ class StateFindings:
         _, end_when_deleted = self._picture.deleted.get(queue, (0, 0))
         return end if end is None else max(end, end_when_deleted)
 
-    def _consumed(self) -> Iterable[tuple[Queue, str, int, Path]]:
+    def _consumed(self) -> Iterable[tuple[Progress, Path]]:
         try:
             in_json = set(offsets_json.load(self._io, self._paths).progress)
             progress = list(all_progress(self._io, self._paths))
@@ -273,8 +283,7 @@ class StateFindings:
             # That the file cannot be read is told with the other settings.
             return
         for at in progress:
-            path = self._paths.consumer_offsets if at in in_json else self._paths.progress
-            yield (at.topic, at.queue_id), f"group {at.group}:", at.offset, path
+            yield at, self._paths.consumer_offsets if at in in_json else self._paths.progress
 
     def _delayed(self) -> Iterable[tuple[Queue, str, int, Path]]:
         path = self._paths.delay_offsets
@@ -285,6 +294,10 @@ class StateFindings:
             return
         for level, offset in levels.items():
             yield (SCHEDULE_TOPIC, level - 1), "delayed delivery:", offset, path
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= NAME_BYTES_MAX else f"{name[:_NAME_SHOWN]}…"
 
 
 def _name(paths: StorePaths, path: Path) -> str:
