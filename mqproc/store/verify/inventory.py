@@ -12,7 +12,9 @@ from mqproc.io import Entry, StoreIO
 from mqproc.io import Kind as EntryKind
 from mqproc.layout import index_file, timer_log
 from mqproc.layout.consume_queue import EXTENSION_FOLDER
+from mqproc.names import MULTI_DISPATCH_PREFIX
 from mqproc.paths import StorePaths, index_name_time_ms, segment_start, shown
+from mqproc.quantities import counted
 from mqproc.store.queue_folders import (
     bars_queue,
     bars_topic,
@@ -121,6 +123,7 @@ class _Look:
             topics = self._list(self._paths.consume_queue)
         for topic in topics:
             self._look_at_topic(self._paths.consume_queue / topic.name, topic)
+        self._tell_light_queues()
         self._look_at_index()
         self._look_at_timer()
         self._look_at_others()
@@ -249,6 +252,13 @@ class _Look:
                 self._tell(Kind.QUEUE_FILE_LENGTH, path, offset=offset, size=abs(size - whole), text=text)
         for start, size in _missing(files, whole):
             self._tell(Kind.QUEUE_FILE_MISSING, folder / f"{start:020d}", offset=0, size=size)
+
+    def _tell_light_queues(self) -> None:
+        """Their units lead to records of other topics, which those name: all of RocketMQ's multi-dispatch."""
+        light = sorted({topic for topic, _ in self._found.queues if topic.startswith(MULTI_DISPATCH_PREFIX)})
+        if light:
+            text = f"units of RocketMQ's light queues: {counted(len(light), 'such topic')}"
+            self._tell(Kind.NOT_CHECKED, self._paths.consume_queue / light[0], text=text, as_note=True)
 
     # The index and the rest
 

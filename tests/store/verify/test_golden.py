@@ -5,6 +5,7 @@ What is told of the damaged ones stands in the table of `tests/cli/test_store_re
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,3 +69,14 @@ def test_units_into_damage_are_noted_one_for_each_lost_record(unpacked: Callable
     lost = len(directory.undamaged["records"]) - found.records
     noted = sum(finding.count for finding in found.findings.listed if finding.kind is Kind.UNIT_IN_HOLE)
     assert noted == lost > 0
+
+
+def test_light_queues_are_not_checked_and_that_is_noted(unpacked: Callable[[str], Path]) -> None:
+    """Their units lead to records of other topics: nothing was told of them, right or wrong."""
+    store = unpacked("i_broker/store")
+    for name, queue in (("%LMQ%some", 0), ("%LMQ%other", 1)):
+        shutil.copytree(store / "consumequeue" / "LifeTopic" / str(queue), store / "consumequeue" / name / "0")
+    found = looked_at(store)
+    assert found.clean
+    assert notes_of(found) == [Row("not_checked", "consumequeue/%LMQ%other", None, None)]
+    assert [each.text for each in found.findings.in_order()] == ["units of RocketMQ's light queues: 2 such topics"]
