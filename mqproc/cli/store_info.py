@@ -156,6 +156,9 @@ def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str
             "timerwheel": _size_of(paths.timer_wheel),
             "config": _size_of(paths.config),
             "mqproc": _size_of(paths.own),
+            # Of that: what only its owner deletes.
+            "mqproc/aside": _size_of(paths.aside),
+            "mqproc/repaired": _size_of(paths.repaired),
         },
     }
 

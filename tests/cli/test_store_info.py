@@ -162,3 +162,15 @@ def test_many_topics_are_told_of_without_a_look_at_all_queues_for_each(tmp_path:
     ]
     assert (found["topics"], found["queues"], found["messages"]) == (300, 1_200, 2_400)
     assert compared <= 10 * len(queues)
+
+
+def test_what_lies_aside_and_what_repairs_have_kept_is_counted(tmp_path: Path) -> None:
+    """Nothing deletes it but its owner, who was not told of it."""
+    store = load_fixture("h_oversize", tmp_path).store
+    for name, size in (("aside/commitlog.1.rest", 5000), ("aside/0/x", 7), ("repaired/20261127T000000000/files/y", 9)):
+        path = store / "mqproc" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(size))
+    parts = call("store", "info", store, "--json").json["parts"]
+    sizes = {name: (part["files"], part["bytes"]) for name, part in parts.items() if name.startswith("mqproc")}
+    assert sizes == {"mqproc": (3, 5016), "mqproc/aside": (2, 5007), "mqproc/repaired": (1, 9)}
