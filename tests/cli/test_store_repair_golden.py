@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from mqproc import StoreReader
+from mqproc.layout import index_file
 from mqproc.store.recovery.scan_ahead import NO_SCANNERS, Scanners
 from tests.cli.calling import call
 from tests.cli.repairing import Row, contents, damage_in, effects, flags_of, repair
 from tests.golden.fixtures import GOLDEN, Directory, directories, load_fixture, options_of
 from tests.interop.stores import Intact
+from tests.store.verify.looking import overwrite
 
 ALL = {str(each): each for each in directories(GOLDEN)}
 
@@ -176,3 +178,15 @@ def test_a_queues_minimum_is_told_by_its_mended_units(tmp_path: Path) -> None:
     assert call("store", "repair", store, "--execute", "--json").json["clean"]
     assert units.read_bytes()[27 * 20 : 34 * 20] == whole[27 * 20 : 34 * 20]
     assert call("store", "repair", store).out.endswith("nothing to repair\n")
+
+
+@pytest.mark.parametrize(("item", "physical_offset"), [(424, 1), (424, 300_000), (424, 1 << 40), (799, 0)])
+def test_a_damaged_index_file_whose_records_have_expired_goes(tmp_path: Path, item: int, physical_offset: int) -> None:
+    """Nothing can make it again: it stayed as it was, and so did the damage, after every repair."""
+    fixture = load_fixture("g2_retention_commitlog_only", tmp_path)
+    name = "index/20261121071852565"
+    place = index_file.item_offset(options_of(fixture.expected).max_hash_slot_num, item)
+    overwrite(fixture.store / name, place + index_file.ITEM_PHYSICAL_OFFSET, physical_offset.to_bytes(8, "big"))
+    done = repair(fixture.store, [])
+    assert [(row["file"], row["what"]) for row in done.json["actions"]] == [(name, "move aside")]
+    assert not (fixture.store / name).exists()

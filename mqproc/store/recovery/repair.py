@@ -213,6 +213,7 @@ class Repair:
             elif finding.file == _DELAYS and finding.kind is Kind.PROGRESS_BEYOND_END:
                 yield Action(path, "set back", finding.text, self._set_back_delays)
         if not wrong:
+            yield from self._expired_index_actions()
             yield from self._timer_actions()
 
     def _goes_with_timer(self, path: Path, *, later: bool) -> bool:
@@ -235,6 +236,13 @@ class Repair:
         for each in (each for each in wrong if not each.taken):
             move = functools.partial(misnamed.move, folder=folder, misnamed=each)
             yield Action(folder / each.name, f"rename to {each.right_name}", "its records belong there", move)
+
+    def _expired_index_actions(self) -> Iterator[Action]:
+        """Damaged files of the index that the log cannot make again: all their records are gone."""
+        damaged = {finding.file for finding in self._findings if finding.kind in _INDEX_DAMAGE}
+        for finding in self._findings:
+            if finding.kind is Kind.ENTRY_EXPIRED and finding.file in damaged:
+                yield self._aside(self._paths.root / finding.file, "damaged, and its records have expired")
 
     def _timer_actions(self) -> Iterator[Action]:
         paths, options = self._paths, self._options
