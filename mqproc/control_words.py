@@ -46,6 +46,8 @@ def map_file(io: StoreIO, paths: StorePaths, *, write: bool = False) -> mmap.mma
         fd = io.open(paths.control, write=write)
     except FileNotFoundError:
         raise NotRunningError(f"{paths.control}: no group has run on this store") from None
+    except IsADirectoryError:
+        raise CorruptStoreError(f"{paths.control}: not a file") from None
     try:
         size = io.size(fd)
         if size != layout.FILE_SIZE:

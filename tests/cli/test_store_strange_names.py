@@ -94,6 +94,9 @@ def test_durable_messages_that_are_lost_are_damage(store: StoppedStore, flags: l
         ("mqproc/marks/index", "misplaced_file"),
         ("mqproc/marks", "misplaced_file"),
         ("timerwheel", "misplaced_file"),
+        ("mqproc/control", "misplaced_file"),
+        ("mqproc/errors", "misplaced_file"),
+        ("mqproc/log.jsonl", "misplaced_file"),
     ],
 )
 def test_a_pipe_in_the_place_of_a_file_is_told_and_moved_aside(

@@ -315,11 +315,13 @@ class _Look:
         markers = (paths.checkpoint, paths.abort, paths.timer_wheel, paths.timer_check)
         ours = (paths.progress, paths.queues, paths.settings, *(paths.mark(name) for name in _MARKS))
         more = (paths.opened, paths.topics_journal, paths.retention_report, paths.unconsumed)
+        # A start refuses to go on with something else in the place of these.
+        opened_first = (paths.control, paths.errors, paths.log)
         for path in (paths.lock, paths.damage):
             # What else lies there is told by who needs it.
             if (entry := self._io.entry(path)) is not None and entry.kind is EntryKind.SYMLINK:
                 self._tell(Kind.SYMLINK, path)
-        for path in (*markers, *ours, *more, *(path for path in settings if path.suffix == ".json")):
+        for path in (*markers, *ours, *more, *opened_first, *(path for path in settings if path.suffix == ".json")):
             entry = self._io.entry(path)
             if entry is not None and entry.kind is EntryKind.SYMLINK:
                 self._tell(Kind.SYMLINK, path)
