@@ -15,6 +15,7 @@ from mqproc.errors import CorruptStoreError, OffsetOverflowError, StaleOffsetErr
 from mqproc.io import FailedSyncError, Kind, StoreIO
 from mqproc.layout import progress as progress_layout
 from mqproc.paths import StorePaths
+from mqproc.store.aside import move_aside
 from mqproc.store.final_syncs import Syncing
 from mqproc.store.groups import offsets_json
 from mqproc.store.groups.offsets_json import MinimumOf, OffsetsJson, Progress, Skipped, skipped
@@ -223,11 +224,8 @@ class GroupProgress:
         return True
 
     def _move_aside(self) -> str:
-        path, target = self._paths.consumer_offsets, self._paths.aside / self._paths.consumer_offsets.name
-        self._io.make_folder(self._paths.aside, mode=0o700)
-        if self._io.exists(path):
-            self._io.rename(path, target)
-        return str(target)
+        path = self._paths.consumer_offsets
+        return str(move_aside(self._io, self._paths, path)) if self._io.exists(path) else ""
 
     # Reading
 

@@ -15,6 +15,7 @@ from mqproc.io import StoreIO
 from mqproc.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SYSTEM_GROUP_PREFIX, TOPIC_BYTES_MAX
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
+from mqproc.store.aside import move_aside
 from mqproc.store.final_syncs import Syncing
 from mqproc.store.groups.progress import Tell
 from mqproc.store.groups.unwritable import UNWRITABLE
@@ -97,8 +98,8 @@ class SubscriptionGroups:
         """A file that nobody can read is moved aside and told; then groups have defaults. Raises OSError."""
         self._io = io
         self._syncs = syncs
+        self._paths = paths
         self._path = paths.subscription_groups
-        self._aside = paths.aside
         self._unreadable = False
         self._groups: dict[str, GroupSettings] = {}
         self._other: dict[str, Any] = {}
@@ -119,8 +120,8 @@ class SubscriptionGroups:
                 tell("subscriptionGroup.json cannot be moved, and stays until it is replaced", error=str(unwritten))
 
     def _move_aside(self) -> None:
-        self._io.make_folder(self._aside, mode=0o700)
-        self._io.rename(self._path, self._aside / self._path.name)
+        if self._io.exists(self._path):
+            move_aside(self._io, self._paths, self._path)
         self._unreadable = False
 
     def _take(self, value: Any) -> None:

@@ -39,6 +39,7 @@ from mqproc.io import REPLACING_SUFFIX, Entry, Kind, StoreIO
 from mqproc.layout import index_file
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
 from mqproc.paths import StorePaths, index_name_time_ms, segment_name, segment_start, shown
+from mqproc.store.aside import free_place, move_aside
 from mqproc.store.clearing import dirty_end
 from mqproc.store.consume_queue import as_units
 from mqproc.store.end_fillers import as_fillers
@@ -295,7 +296,7 @@ class StoreFiles:
                 self._tell(f"{path}: {stop - begin:,} bytes behind the log's end, {kept or not_kept}")
 
     def _keep_rest(self, fd: int, path: Path, begin: int, end: int) -> Path:
-        target = _free_place(self._io, self._paths, f"{path.parent.name}.{path.name}.rest")
+        target = free_place(self._io, self._paths, f"{path.parent.name}.{path.name}.rest")
         copy = self._io.open(target, write=True, create=True, mode=0o600)
         try:
             for start in range(begin, end, _COPY_BYTES):
@@ -455,13 +456,6 @@ class StoreFiles:
             self._report("recovery: more such files, not told one by one")
 
 
-def move_aside(io: StoreIO, paths: StorePaths, path: Path) -> Path:
-    """Move what lies in the place of one of the store's files to `mqproc/aside/`; where it lies then."""
-    target = _free_place(io, paths, f"{path.parent.name}.{path.name}" if path.parent != paths.root else path.name)
-    io.rename(path, target)
-    return target
-
-
 def mark_open(io: StoreIO, paths: StorePaths, report: Report) -> None:
     """Write `abort`: until it is gone again, a crash is a crash. What else lies in its place goes aside."""
     entry = io.entry(paths.abort)
@@ -469,9 +463,3 @@ def mark_open(io: StoreIO, paths: StorePaths, report: Report) -> None:
         place = move_aside(io, paths, paths.abort)
         report(f"{paths.abort}: {entry.kind.value}, moved to {place}")
     io.write_file_atomically(paths.abort, str(os.getpid()).encode())
-
-
-def _free_place(io: StoreIO, paths: StorePaths, name: str) -> Path:
-    io.make_folder(paths.aside, mode=0o700)
-    places = (paths.aside / (f"{name}.{number}" if number else name) for number in itertools.count())
-    return next(place for place in places if io.entry(place) is None)

@@ -50,6 +50,23 @@ def test_what_is_no_setting_is_told_and_kept_aside(tmp_path: Path, entry: dict[s
     groups, told = read(tmp_path, entry)
     assert (groups.names(), told) == ([], ["subscriptionGroup.json cannot be read"])
     paths = StorePaths(tmp_path)
-    (paths.aside / paths.subscription_groups.name).rename(paths.subscription_groups)
+    (paths.aside / "config.subscriptionGroup.json").rename(paths.subscription_groups)
     with pytest.raises(CorruptStoreError, match="subscriptionGroupTable"):
         check_file(StoreIO(), paths)
+
+
+def test_a_copy_alone_that_nobody_can_read_ends_nothing(tmp_path: Path) -> None:
+    """There was nothing to be moved, and the query role ended with an error that named no file, at each start."""
+    paths, io, told = StorePaths(tmp_path), StoreIO(), []
+    paths.config.mkdir()
+    paths.subscription_groups.with_name("subscriptionGroup.json.bak").write_text("{ not json")
+    groups = SubscriptionGroups(io, paths, io, lambda event, **_fields: told.append(event))
+    assert (groups.names(), told) == ([], ["subscriptionGroup.json cannot be read"])
+    assert groups.add(GroupSettings("new"), 1)
+    assert SubscriptionGroups(io, paths, io, lambda event, **_fields: told.append(event)).names() == ["new"]
+
+
+def test_what_was_moved_aside_before_stays(tmp_path: Path) -> None:
+    for number in range(2):
+        read(tmp_path, {"retryMaxTimes": [number]})
+    assert len(list(StorePaths(tmp_path).aside.iterdir())) == 2
