@@ -15,3 +15,5 @@ def decode_json(text: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(text, type=kind)
     except UnicodeDecodeError as error:
         raise msgspec.DecodeError(str(error)) from None
+    except RecursionError:
+        raise msgspec.DecodeError("it is nested too deeply") from None

@@ -23,7 +23,10 @@ def read_settings(io: StoreIO, paths: StorePaths) -> Options:
 def read_values(io: StoreIO, paths: StorePaths) -> dict[str, Any]:
     """Those that were kept, by name; of another version there may be others. Raises OSError, ValueError, and
     ConfigurationError for a value that no option of this name may have."""
-    found = json.loads(io.read_file(paths.settings))
+    try:
+        found = json.loads(io.read_file(paths.settings))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(found, dict):
         raise ValueError("not a JSON object")
     source = str(paths.settings)

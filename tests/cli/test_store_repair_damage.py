@@ -208,6 +208,7 @@ CASES = [
     Case("table: ends too late", flipped(TABLE, MAX_WORD + 1, 1), "queue_table"),
     Case("table: a name", flipped(TABLE, NAME), "queue_table"),
     Case("damage.json: garbage", put("mqproc/damage.json", "{"), "ledger_unreadable", 0),
+    Case("damage.json: nested", put("mqproc/damage.json", '{"x":' + "[" * 100_000), "ledger_unreadable", 0),
     Case("settings: garbage", put("mqproc/settings.json", "{"), "config_unreadable", 0),
     Case("read-only", put("mqproc/read_only", "cq-flusher: Input/output error\n"), "read_only", 0),
     # RocketMQ's settings

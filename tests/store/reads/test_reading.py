@@ -460,7 +460,11 @@ def test_settings_that_nobody_can_read_keep_no_reader_out(fresh: Store) -> None:
     """Sizes are those of the files."""
     fresh.put("T", 0)
     fresh.dispatch()
-    for wrong in ("{", "[]", '{"max_index_num": -1}', "\x00"):
+    for wrong in ("{", "[]", '{"max_index_num": -1}', "\x00", "[" * 100_000):
         fresh.engine.paths.settings.write_text(wrong)
         with StoreReader(fresh.engine.paths.root) as reader:
             assert reader.count("T") == PER_FRAME
+    fresh.engine.paths.settings.unlink()
+    fresh.engine.paths.settings.mkdir()
+    with StoreReader(fresh.engine.paths.root) as reader:
+        assert reader.count("T") == PER_FRAME
