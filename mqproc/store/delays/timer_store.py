@@ -102,9 +102,8 @@ class TimerStore:
         elif not self._log.is_whole(end) or (known is not None and known < self._log.begin):
             end = self._start_over(f"a file below {end:,} is missing, or has another length")
         elif end > self._log.files_end:
-            # What was filed is lost: all of the queue is filed again, and the whole log tells what was delivered.
-            self.remark = f"the timer log ends at {self._log.files_end:,}; timercheck says {end:,}"
-            self._forget_check()
+            # From there on the new units would lie behind zeros, which are none.
+            end = self._start_over(f"it ends at {self._log.files_end:,}; timercheck says {end:,}")
         elif self._check.log == NO_LOG_POSITION and self._check.counter:
             end = self._follow_rocketmq(end, queue_offset_of)
         self._log.open_at(end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -306,8 +307,10 @@ def test_files_of_delivered_messages_go(paths: StorePaths) -> None:
         lambda folder: (folder / f"{7:020d}").write_bytes(bytes(1024)),
         lambda folder: _overwrite(folder / f"{1024:020d}", 5 * 52 + 3, b"\x33"),
         lambda folder: _overwrite(folder / f"{0:020d}", 0, bytes(1024)),
+        lambda folder: (folder / f"{3072:020d}").unlink(),
+        shutil.rmtree,
     ],
-    ids=["first gone", "one gone", "empty", "first short", "long", "misnamed", "no unit", "zeros"],
+    ids=["first gone", "one gone", "empty", "first short", "long", "misnamed", "no unit", "zeros", "last gone", "gone"],
 )
 def test_a_damaged_timer_log_is_made_anew_from_the_queue(paths: StorePaths, damage: Callable[[Path], None]) -> None:
     """Nothing that waits is left out because a unit before it cannot be read."""
@@ -326,6 +329,9 @@ def test_a_damaged_timer_log_is_made_anew_from_the_queue(paths: StorePaths, dama
     again.write_out()
     assert [filed.physical_offset for filed in filed(again, NOW + SECOND)] == list(range(60))
     assert {path.stat().st_size for path in paths.timer_log.iterdir()} == {1024}
+    # Zeros before the first of them would be no units to whoever verifies the store.
+    assert sorted(int(path.name) for path in paths.timer_log.iterdir()) == [0, 1024, 2048, 3072]
+    assert any((paths.timer_log / f"{0:020d}").read_bytes()[: timer_log.UNIT_SIZE])
     again.close()
 
 
