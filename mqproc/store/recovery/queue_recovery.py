@@ -270,6 +270,20 @@ class QueueRecovery:
                 self._table.store(number, table_layout.MAX_OFFSET, named)
                 self._table.store(number, table_layout.MIN_OFFSET, named)
 
+    def not_believed(self, gaps: Iterable[Gap]) -> list[Gap]:
+        """Gaps of too many offsets before a single record: its queue offset is nonsense, and its queue ends where it
+        did before. With more records behind it, it is believed.
+        """
+        found = []
+        for gap in gaps:
+            is_alone = self._table.max_offset(gap.number) == gap.stop + 1
+            if gap.first > 0 and gap.stop - gap.first > FILL_MAX and is_alone:
+                physical_end = self._files.last_end(*self._table.name(gap.number), gap.first)
+                self._table.store(gap.number, table_layout.MAX_OFFSET, gap.first)
+                self._table.store(gap.number, table_layout.LAST_PHYSICAL_END, physical_end)
+                found.append(gap)
+        return found
+
     def fill(self, gaps: Iterable[Gap], holes: Ranges, *, keep_units: bool = False) -> int:
         """Fillers for queue offsets that no record of the log has; how many units changed.
 

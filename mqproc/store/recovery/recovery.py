@@ -322,6 +322,10 @@ class Recovery:
             # What is missing lies below the mark, where nothing was looked at yet.
             lost = {gap.number: max(gap.physical_end, log.begin) for gap in done.gaps}
             done.mended_units += step.rebuild(lost, mender.limit).mended_units
+        for gap in mender.not_believed(done.gaps):
+            topic, queue_id = self._table.name(gap.number)
+            said = f"the record at {gap.physical_stop:,} says queue offset {gap.stop:,} of {topic} queue {queue_id}"
+            self._report(f"recovery: {said}, which ends at {gap.first:,}: not believed, no unit leads to it")
         mender.keep_names(holes)
         mender.fill(done.gaps, holes, keep_units=trusted)
         # Units below the mark were there before the damage was.

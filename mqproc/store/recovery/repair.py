@@ -11,6 +11,7 @@ done by the next one. `abort` lies there meanwhile, so a start in between takes 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +32,7 @@ from mqproc.shm.words import Words
 from mqproc.store import misnamed
 from mqproc.store.delays import delay_offsets
 from mqproc.store.misnamed import Misnamed
+from mqproc.store.queue_table import QueueTable
 from mqproc.store.recovery.copies import Copies
 from mqproc.store.recovery.dry_run_io import Change, DryRunIO
 from mqproc.store.recovery.plan import opened
@@ -174,13 +176,17 @@ class Repair:
         Recovery(io, self._paths, options, words, report, clean=clean, trust_marks=False, scanners=scanners).run()
         if queues := self._queues_with_wrong_units():
             mender = UnitMender(io, self._paths, options, words[words_of.MIN_PHYSICAL_OFFSET], words[words_of.WRITTEN])
-            changed = mender.run(queues)
+            changed = mender.run(queues, self._queue_ends(io))
             mender.close()
             if changed:
                 # Recovery looked for the queues' minima among the units as they were; the next start makes it anew.
                 io.unlink(self._paths.queues)
                 io.sync_folder(self._paths.own)
         return words
+
+    def _queue_ends(self, io: StoreIO) -> dict[Queue, int]:
+        with contextlib.closing(QueueTable(io, self._paths.queues)) as table:
+            return {(topic, queue_id): table.max_offset(number) for number, topic, queue_id in table.live()}
 
     def _queues_with_wrong_units(self) -> set[Queue]:
         if any(self._counts[kind] > LISTED_MAX for kind in _WRONG_UNITS):

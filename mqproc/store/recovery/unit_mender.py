@@ -11,7 +11,7 @@ every unit of a queue between its first and its last one is looked at here:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import numpy as np
@@ -52,8 +52,11 @@ class UnitMender:
         picture.deleted = read_deleted(io, paths, running=False)
         self._scanner = Scanner(io, picture)
 
-    def run(self, queues: Collection[Queue]) -> int:
-        """Compare every unit of these queues with the log; how many were changed."""
+    def run(self, queues: Collection[Queue], ends: Mapping[Queue, int]) -> int:
+        """Compare every unit of these queues with the log; how many were changed.
+
+        At and behind the queues' `ends`, as recovery has them, it has cleared what it does not believe.
+        """
         chosen = set(queues)
         records: dict[Queue, list[tuple[int, int]]] = {queue: [] for queue in chosen}
         places: dict[Queue, int] = {}
@@ -61,7 +64,7 @@ class UnitMender:
         for result in self._scanner.walk(self._begin, self._end, self._holes):
             for number, first, count, offset, _end, _time in result.runs.tolist():
                 queue = self._scanner.table.name(number)
-                if queue in chosen:
+                if queue in chosen and first < ends.get(queue, 0):
                     wanted = as_units(result.units[offset : offset + count * UNIT_SIZE])
                     changed += self._write_if_other(queue, first, wanted)
                     records[queue].append((first, first + count))

@@ -8,11 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mqproc import StoreReader
 from mqproc.io import StoreIO
 from mqproc.layout import record
 from mqproc.layout.consume_queue import FILLER_SIZES
 from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
 from mqproc.store.dispatcher import Gap, without
+from tests.cli.calling import call
+from tests.cli.repairing import flags_of
 from tests.store.recovery.recovering import Recovered
 from tests.store.stopped_store import SEGMENT, StoppedStore, write_at
 
@@ -52,6 +55,37 @@ def test_fillers_without_a_hole_do_not_point_behind_the_log(tmp_path: Path) -> N
     files.close()
     assert sum(int(np.count_nonzero(np.isin(of_queue["size"], FILLER_SIZES))) for of_queue in units) > 0
     assert max(int(of_queue["physical_offset"].max()) for of_queue in units) < found.end
+
+
+@pytest.mark.parametrize("number", [320, 639], ids=["amid others", "the last"])
+def test_a_lone_record_far_behind_its_queues_end_is_not_believed(tmp_path: Path, number: int) -> None:
+    """It was the queue's end, with a file of its own: no reader found what lay before the files that were missing."""
+    store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
+    before = store.first.queues()
+    at = store.offsets[number]
+    place = at % SEGMENT + record.QUEUE_OFFSET
+    queue_offset = int.from_bytes(store.segment(at).read_bytes()[place : place + 8], "big")
+    write_at(store.segment(at), place, (queue_offset + (1 << 21)).to_bytes(8, "big"))
+    shutil.rmtree(store.root / "mqproc")
+    for _ in range(2):
+        found = store.recover()
+        assert placed(found) & set(store.offsets) == {*store.offsets} - {at}
+        ends = {queue: end for queue, (_start, end) in found.queues().items()}
+        lowered = {queue: end for queue, (_start, end) in before.items() if ends[queue] != end}
+        assert [end - ends[queue] for queue, end in lowered.items()] == [1] * (number == 639)
+    call("store", "repair", store.root, "--execute", *flags_of(store.engine.options))
+    with StoreReader(store.root) as reader:
+        assert {message.physical_offset for message in reader.messages()} == {*store.offsets} - {at}
+
+
+def test_what_is_not_believed_is_told_with_its_place(tmp_path: Path) -> None:
+    store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
+    at = store.offsets[-1]
+    write_at(store.segment(at), at % SEGMENT + record.QUEUE_OFFSET, (1 << 30).to_bytes(8, "big"))
+    shutil.rmtree(store.root / "mqproc")
+    (line,) = [line for line in store.recover().said if f"{at:,}" in line]
+    said = f"recovery: the record at {at:,} says queue offset 1,073,741,824 of First queue 3, which ends at"
+    assert line.startswith(said)
 
 
 def test_what_comes_later_is_taken_out_of_a_gap() -> None:

@@ -71,7 +71,7 @@ def test_a_unit_with_another_time_than_its_levels_is_found_and_mended(
 
     options = type(engine.options)(message_delay_level=levels)
     mender = UnitMender(StoreIO(), engine.paths, options, 0, engine.written)
-    assert mender.run([(SCHEDULE_TOPIC, 1)]) == 1
+    assert mender.run([(SCHEDULE_TOPIC, 1)], {(SCHEDULE_TOPIC, 1): 1 << 30}) == 1
     mender.close()
     assert times(engine, 2) == right
 
