@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from mqproc.layout.record_codec import decode_records
@@ -11,11 +11,11 @@ from mqproc.names import RETRY_PREFIX
 from mqproc.process.appender import NewMessage
 from mqproc.process.group_retries import ORIGIN, Identity, bare_copy, copy_of, has_room, identity
 from mqproc.process.parked_again import is_of_message
-from mqproc.store.groups.check_points import NEVER, CheckPoint
+from mqproc.store.groups.check_points import CheckPoint
 from mqproc.store.groups.settings import retry_topic
 from mqproc.store.groups.unwritable import UNWRITABLE
 from mqproc.store.reads.queue_messages import batches
-from mqproc.store.slices import Slices, finish
+from mqproc.store.slices import Slices
 
 if TYPE_CHECKING:
     from mqproc.errors import MqprocError
@@ -37,20 +37,21 @@ class PopCopies:
         """Where in the log copies were found that may be of messages which are open."""
         self._last_found = -1
 
-    def missing(self, found: CheckPoint, offsets: Sequence[int]) -> list[NewMessage]:
-        """Copies of a check point's messages that the log does not have.
+    def missing(self, found: CheckPoint, offsets: Iterable[int]) -> dict[int, NewMessage]:
+        """Copies of a check point's messages that the log does not have, by their offsets.
 
         None is made of a message that is gone, or whose group is.
         """
         if found.dropped:
-            return []
-        copies = [copy for offset in offsets if (copy := self._copy(found, offset)) is not None]
-        if found.tried_from < NEVER:
-            finish(self.find(found.copied_to, found.tried_from))
-        return [copy for copy in copies if not self._is_found(found, copy)]
+            return {}
+        left = (offset for offset in offsets if offset not in found.copied)
+        copies = {offset: copy for offset in left if (copy := self._copy(found, offset)) is not None}
+        return {offset: copy for offset, copy in copies.items() if not self._is_found(found, copy)}
 
     def has(self, found: CheckPoint, offset: int) -> bool:
-        """Whether a copy of a check point's message was found: it comes again, though it be acknowledged now."""
+        """Whether the log has a copy of a check point's message: it comes again, though it be acknowledged now."""
+        if offset in found.copied:
+            return True
         if self._last_found < found.log_begin:
             return False
         copy = self._copy(found, offset)
@@ -83,7 +84,7 @@ class PopCopies:
         found.again_ms = min(max(AGAIN_MS, 2 * found.again_ms), AGAIN_MS_MAX)
         return found.again_ms
 
-    def begin_progress(self, group: str, copies: Sequence[NewMessage]) -> bool:
+    def begin_progress(self, group: str, copies: Iterable[NewMessage]) -> bool:
         """Have the group's progress where copies come again; False without room for it. Raises OSError."""
         try:
             for topic in {copy.topic for copy in copies if copy.topic.startswith(RETRY_PREFIX)}:

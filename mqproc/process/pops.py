@@ -89,7 +89,7 @@ class Pops:
         self._reading = reading
         self._groups = groups
         self._state = groups.state
-        self._writes = Writes(reading, self._words, appender, self._max_bytes)
+        self._writes = Writes(reading, appender, self._max_bytes)
         self._delivered = delivered
         self._answer = answer
         self._refuse = refuse
@@ -414,8 +414,7 @@ class Pops:
             _, _, found = heapq.heappop(self._due)
             if self._open.get(found.key) is not found:
                 continue
-            undispatched = found.tried_from < NEVER and self._words[words_of.DISPATCHED] < self._writes.stored_end
-            if found.acking or undispatched:
+            if found.acking:
                 self._expire_at(found, now_ms + AGAIN_MS)
                 continue
             self._revive(found)
@@ -427,11 +426,14 @@ class Pops:
         found.reviving = True
         offsets = sorted(found.open)
         copies = self._copies.missing(found, offsets)
-        begin = self._words[words_of.WRITTEN]
+
+        def copied(some: Sequence[NewMessage]) -> None:
+            told = set(map(id, some))
+            found.copied |= {offset for offset, copy in copies.items() if id(copy) in told}
+            count_copies(self._words, some)
 
         def again(error: MqprocError) -> None:
-            # Some may be stored, and are found before the others are sent.
-            found.reviving, found.tried_from = False, min(found.tried_from, begin)
+            found.reviving = False
             self._expire_at(found, self._clock.time_ms() + self._copies.pause_ms(found, error))
 
         def close(_revive_offset: int) -> None:
@@ -442,13 +444,12 @@ class Pops:
         def acknowledge(_revive_offset: int = -1) -> None:
             if copies:
                 self._io.crash_point("pop.copied")
-            count_copies(self._words, copies)
             self._writes.store([self._ack_of(found, offsets)], close, again)
 
         if not copies:
             acknowledge()
-        elif self._copies.begin_progress(found.group, copies):
-            self._writes.store(copies, acknowledge, again)
+        elif self._copies.begin_progress(found.group, copies.values()):
+            self._writes.store([*copies.values()], acknowledge, again, copied)
         else:
             again(StoreBusyError("no room for progress in the retry topic"))
 

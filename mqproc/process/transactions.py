@@ -101,7 +101,7 @@ class Transactions:
         self._answer = answer
         self._refuse = refuse
         self._table = OpenHalves()
-        self._writes = Writes(reading, self._words, appender, options.max_pull_bytes)
+        self._writes = Writes(reading, appender, options.max_pull_bytes)
         self._marks = Marks(self._writes, self._clock, self._on_marked)
         self._polls = Polls(self._question, answer)
         self._search = TransactionSearch(context, reading, self._table, self._add)

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mqproc.errors import MqprocError, StoreBusyError
-from mqproc.layout import control as words_of
 from mqproc.message import StoredMessage
 from mqproc.process.appender import Appender, NewMessage, Outcome, Refused, Stored
 from mqproc.process.group_retries import identity, records_in
-from mqproc.shm.words import Words
 from mqproc.store.reads.log_scan import Conditions
 
 if TYPE_CHECKING:
@@ -26,19 +24,22 @@ class _Writing:
     left: int
     stored: Callable[[int], None]
     refused: Callable[[MqprocError], None]
+    part: Callable[[Sequence[NewMessage]], None]
     head_offset: int = -1
     error: MqprocError | None = None
 
 
-class Writes:
-    """All of one role, over one appender. `under_way`: how many are not settled; others lie below `stored_end`."""
+def _untold(_some: Sequence[NewMessage]) -> None:
+    """For who need not know of a part."""
 
-    def __init__(self, reading: StoreReading, words: Words, appender: Appender, max_bytes: int) -> None:
+
+class Writes:
+    """All of one role, over one appender. `under_way`: how many are not settled."""
+
+    def __init__(self, reading: StoreReading, appender: Appender, max_bytes: int) -> None:
         self._reading = reading
-        self._words = words
         self._appender = appender
         self._max_bytes = max_bytes
-        self.stored_end = 0
         self.under_way = 0
 
     @property
@@ -51,10 +52,17 @@ class Writes:
         return self._appender.settled
 
     def store(
-        self, messages: Sequence[NewMessage], stored: Callable[[int], None], refused: Callable[[MqprocError], None]
+        self,
+        messages: Sequence[NewMessage],
+        stored: Callable[[int], None],
+        refused: Callable[[MqprocError], None],
+        part: Callable[[Sequence[NewMessage]], None] = _untold,
     ) -> None:
-        """Store messages; `stored` gets the queue offset of the first when all are, `refused` why some are not."""
-        writing = _Writing(messages[0], len(messages), stored, refused)
+        """Store messages; `stored` gets the queue offset of the first when all are, `refused` why some are not.
+
+        `part` gets, before either, those that are stored, some at a time.
+        """
+        writing = _Writing(messages[0], len(messages), stored, refused, part)
         self.under_way += 1
         self._append(writing, messages)
 
@@ -68,6 +76,7 @@ class Writes:
     def _written(self, writing: _Writing, some: Sequence[NewMessage], outcome: Outcome) -> None:
         missing: Sequence[NewMessage] = ()
         if isinstance(outcome, Stored):
+            writing.part(some)
             if some[0] is writing.head:
                 writing.head_offset = int(outcome.queue_offsets[0])
         elif isinstance(outcome, Refused):
@@ -79,7 +88,7 @@ class Writes:
             missing = [message for message in some if _content(message) not in known]
             if some[0] is writing.head:
                 writing.head_offset = known.get(_content(some[0]), -1)
-        self.stored_end = self._words[words_of.WRITTEN]
+            writing.part([message for message in some if _content(message) in known])
         self._settle(writing, len(some) - len(missing))
         if missing:
             self._append(writing, missing)

@@ -290,6 +290,43 @@ def test_an_ack_of_what_a_killed_role_had_sent_again_is_too_late(
         group.close()
 
 
+def test_an_ack_of_what_was_sent_again_is_too_late_while_the_rest_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted until the next try, and the message came again. Message 1 was refused, and is its receiver's still."""
+    group = Group(tmp_path / "store")
+    now_ms = time.time_ns() // 1_000_000
+    group.store.engine.append("Orders", [b"0", b"1", b"2"], now_ms, queues=1)
+    group.dispatch()
+    point = CheckPoint("g", "Orders", 0, 0, (0, 1, 2), now_ms, 1_000, 0, "mqproc")
+    sent: list[tuple[Any, ...]] = []
+    try:
+        caller, pops = group.connect(), group.role._pops
+        pops._state.known("g")
+        while not is_read(caller):
+            pass
+        monkeypatch.setattr(pops._writes, "store", lambda *what: sent.append(what))
+        monkeypatch.setattr(pops, "_revive_due", lambda: 0)
+        pops._add(point, 0)
+        pops._revive(point)
+        copies, _, refused, part = sent.pop()
+        assert [copy.body for copy in copies] == [b"0", b"1", b"2"]
+        part(copies[:1])
+        part(copies[2:])
+        refused(TooManyQueuesError(""))
+        request = GroupAckRequest("g", [("Orders", f"{point.handle()} {offset}") for offset in range(3)])
+        caller.ask(Operation.GROUP_ACK, request)
+        wait_until(lambda: caller.answer() is None and sent, SOON_S, "an acknowledgement")
+        sent.pop()[1](0)
+        answer = wait_until(caller.answer, SOON_S, "an answer")
+        assert answer[1].accepted == 1
+        pops._revive(point)
+        closing, *_ = sent.pop()
+        assert (len(closing), closing[0].topic) == (1, REVIVE_TOPIC), "none is sent twice"
+    finally:
+        group.close()
+
+
 def test_a_receive_that_waits_for_a_queue_is_tried_when_the_one_before_it_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

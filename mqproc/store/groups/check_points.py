@@ -73,8 +73,8 @@ class CheckPoint:
     """Neither it nor copies of its messages, which are sent again, lie below this position of the log."""
     again_ms: int = 0
     """How long it waited when its copies were refused last for their own sake."""
-    tried_from: int = NEVER
-    """There may be copies of this process behind this position which it does not know."""
+    copied: frozenset[int] = frozenset()
+    """Those of its messages of which this process has stored a copy: they come again by that."""
 
     @property
     def key(self) -> Key:
