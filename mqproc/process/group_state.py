@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mqproc.errors import GroupNotFoundError, NoSuchQueueError, OffsetOutOfRangeError, PermissionDeniedError
+from mqproc.errors import (
+    GroupNotFoundError,
+    NoSuchQueueError,
+    OffsetOutOfRangeError,
+    PermissionDeniedError,
+    StoreBusyError,
+)
 from mqproc.layout import control as words_of
 from mqproc.names import RETRY_PREFIX
 from mqproc.process.log import get_logger
@@ -47,6 +53,8 @@ class GroupState:
         self._awaited: set[tuple[str, str]] = set()
         self._deleted_ends: dict[tuple[str, str, int], int] = {}
         """Where retry queues ended when their group was deleted: one of its name does not get what lies before."""
+        self.is_closing: Callable[[str], bool] = lambda _group: False
+        """Whether simple consumers of a group that was deleted have messages which are not closed yet."""
         self._words[words_of.PROGRESS_AT] = -1
 
     def step(self, now_ns: int) -> int:
@@ -92,15 +100,24 @@ class GroupState:
     # Groups
 
     def known(self, group: str) -> GroupSettings:
-        """A group's settings; one that nobody has made is made. Raises GroupNotFoundError when that may not be."""
+        """A group's settings; one that nobody has made is made.
+
+        Raises GroupNotFoundError when that may not be, StoreBusyError when it may not be yet.
+        """
         check_group(group)
         found = self.settings.get(group)
         if found is None:
             if not self._options.auto_create_subscription_group:
                 raise GroupNotFoundError(f"no group {group!r}, and auto_create_subscription_group is off")
+            self._check_closed(group)
             found = GroupSettings(group)
             self.settings.add(found, self._clock.time_ms())
         return found
+
+    def _check_closed(self, group: str) -> None:
+        """Raise StoreBusyError for a group that may not be made again yet: after a kill it would get what is open."""
+        if self.is_closing(group):
+            raise StoreBusyError(f"what consumers of the deleted group {group} had is not closed yet", hint_ms=20)
 
     def check_may_consume(self, group: str) -> None:
         """Raise PermissionDeniedError for a group that was told to stop."""
@@ -108,8 +125,10 @@ class GroupState:
             raise PermissionDeniedError(f"group {group} may not consume: consumeEnable is false")
 
     def change_settings(self, options: GroupSettingsRequest) -> None:
-        """Make a group, or change it. Raises BadRequestError, OSError."""
+        """Make a group, or change it. Raises BadRequestError, StoreBusyError, OSError."""
         check_group(options.group)
+        if self.settings.get(options.group) is None:
+            self._check_closed(options.group)
         changes: dict[str, Any] = {}
         for name in ("retry_max_times", "retry_queue_nums"):
             if (value := getattr(options, name)) >= 0:

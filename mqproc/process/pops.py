@@ -80,8 +80,7 @@ class Pops:
         answer: Callable[[Asked, Options, Payload], None],
         refuse: Callable[[Asked, MqprocError], None],
     ) -> None:
-        self._clock = context.clock
-        self._io, self._paths = context.io, context.paths
+        self._clock, self._io, self._paths = context.clock, context.io, context.paths
         self._broker = context.options.broker_name
         self._words = context.control.words
         self._max_bytes = context.options.max_pull_bytes
@@ -89,6 +88,7 @@ class Pops:
         self._reading = reading
         self._groups = groups
         self._state = groups.state
+        self._state.is_closing = lambda group: any(found.dropped for found in self._of(group))
         self._writes = Writes(reading, appender, self._max_bytes)
         self._delivered = delivered
         self._answer = answer
@@ -98,7 +98,8 @@ class Pops:
         self._revive_progress = ReviveProgress(context, reading, groups.state.progress, self._writes, self._open)
         self._moves = PopMoves(context.io, reading, groups.state, self._copies, self._writes, self._max_bytes)
         self._due: list[tuple[int, int, CheckPoint]] = []
-        self._busy: set[Place] = set()
+        self._busy: dict[Place, list[CheckPoint]] = {}
+        """Where messages are just being given, and their check points."""
         self._held = HeldReceives(
             self._clock, self._give_later, lambda asked: answer(asked, GroupReceiveAnswer(0), ()), refuse
         )
@@ -126,7 +127,7 @@ class Pops:
         elif asked.operation == Operation.GROUP_ACK:
             self._ack(asked, asked.options)
         elif asked.operation == Operation.GROUP_DELETE:
-            its = [found for found in self._open if found.group == asked.options.group]
+            its = self._of(asked.options.group)
             if any(found.reviving and not found.dropped for found in its):
                 raise StoreBusyError(f"messages of group {asked.options.group} are being sent again", hint_ms=20)
             self._groups.take(asked)
@@ -276,15 +277,15 @@ class Pops:
         )
         for found in points:
             found.log_begin = self._words[words_of.WRITTEN]
-        self._busy.add(place)
+        self._busy[place] = points
 
         def stored(revive_offset: int) -> None:
             self._io.crash_point("pop.checked_in")
-            self._busy.discard(place)
+            del self._busy[place]
             for found in points:
                 self._add(found, revive_offset)
                 self._pass(found)
-            if self._state.settings.get(place[0]) is None:
+            if points[0].dropped:
                 self._drop(points)
                 self._refuse(asked, GroupNotFoundError(f"group {place[0]} was deleted"))
                 return
@@ -295,7 +296,7 @@ class Pops:
             self._answer(asked, GroupReceiveAnswer(len(messages), handles), (memoryview(records),))
 
         def refused(error: MqprocError) -> None:
-            self._busy.discard(place)
+            del self._busy[place]
             self._changes += 1
             self._refuse(asked, error)
 
@@ -316,6 +317,11 @@ class Pops:
             # What is acknowledged would stay until its time is over, which may be hours.
             self._due = [entry for entry in self._due if self._open.get(entry[2].key) is entry[2]]
             heapq.heapify(self._due)
+
+    def _of(self, group: str) -> list[CheckPoint]:
+        """What a group's simple consumers have, or are just getting."""
+        getting = [found for points in self._busy.values() for found in points]
+        return [found for found in (*getting, *self._open) if found.group == group]
 
     def _drop(self, points: Iterable[CheckPoint]) -> None:
         """Close what a deleted group had: one that is made again by its name would get it."""

@@ -14,8 +14,15 @@ from mqproc.process.appender import NewMessage
 from mqproc.process.pops import Pops
 from mqproc.process.query import Query
 from mqproc.store.groups.check_points import CheckPoint
-from mqproc.wire.group_operations import EARLIEST, GroupInvisibleRequest, GroupReceiveRequest, GroupRequest
-from mqproc.wire.operations import Operation
+from mqproc.wire.group_operations import (
+    EARLIEST,
+    GroupInvisibleRequest,
+    GroupJoinRequest,
+    GroupReceiveRequest,
+    GroupRequest,
+    GroupSettingsRequest,
+)
+from mqproc.wire.operations import Operation, Options
 from tests.conftest import wait_until
 from tests.process.test_pops import SOON_S, held_back, is_read, received
 from tests.process.test_query import Caller, Group
@@ -81,7 +88,6 @@ def test_a_receive_whose_group_is_deleted_meanwhile_is_told_so(tmp_path: Path, m
         stored.pop()(0)
         with pytest.raises(GroupNotFoundError, match="group g was deleted"):
             wait_until(receiver.answer, SOON_S, "a refusal")
-        pops._state.known("g")
         wait_until(lambda: group.step() >= 0 and stored)
         stored.pop()(0)
         assert len(pops._open) == 0
@@ -102,13 +108,47 @@ def test_a_message_whose_group_is_deleted_while_its_time_is_changed_is_closed_to
         receiver.ask(Operation.GROUP_INVISIBLE, GroupInvisibleRequest("g", "Orders", f"{found.handle()} 0", 600_000))
         wait_until(lambda: receiver.answer() is None and stored)
         other.call(Operation.GROUP_DELETE, GroupRequest("g"))
-        pops._state.known("g")
         stored.pop()(1)
         with pytest.raises(GroupNotFoundError, match="group g was deleted"):
             wait_until(receiver.answer, SOON_S, "a refusal")
         wait_until(lambda: group.step() >= 0 and stored, SOON_S, "an acknowledgement")
         stored.pop()(2)
         assert len(pops._open) == 0
+    finally:
+        group.close()
+
+
+def test_a_deleted_group_is_made_again_when_what_its_consumers_had_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A role that was killed before that took it for the new one's, and its messages came again to that."""
+    group = Group(tmp_path / "store")
+    group.store.engine.append("Orders", [b"0"], time.time_ns() // 1_000_000, queues=1)
+    group.dispatch()
+    stored = held_back(group, monkeypatch)
+    try:
+        pops, receiver, other = beside_another(group)
+        pops._state.known("g")
+        made: list[tuple[Operation, Options]] = [
+            (Operation.GROUP_JOIN, GroupJoinRequest("g", ["Orders"], "one", start=EARLIEST)),
+            (Operation.GROUP_RECEIVE, GroupReceiveRequest("g", ["Orders"])),
+            (Operation.GROUP_SETTINGS, GroupSettingsRequest("g", retry_max_times=3)),
+        ]
+        receiver.ask(Operation.GROUP_RECEIVE, GroupReceiveRequest("g", ["Orders"], start=EARLIEST))
+        wait_until(lambda: receiver.answer() is None and stored)
+        other.call(Operation.GROUP_DELETE, GroupRequest("g"))
+        for state in ("being given", "not closed"):
+            for operation, options in made:
+                with pytest.raises(StoreBusyError, match="deleted group g had is not closed"):
+                    other.call(operation, options)
+            assert pops._state.settings.get("g") is None, state
+            stored.pop()(0)
+            if state == "being given":
+                with pytest.raises(GroupNotFoundError, match="group g was deleted"):
+                    wait_until(receiver.answer, SOON_S, "a refusal")
+                wait_until(lambda: group.step() >= 0 and stored, SOON_S, "an acknowledgement")
+        other.call(*made[2])
+        assert pops._state.settings.of("g").retry_max_times == 3
     finally:
         group.close()
 
@@ -132,6 +172,7 @@ def test_a_group_that_is_made_again_begins_behind_what_came_again_to_the_one_bef
             caller.call(Operation.GROUP_DELETE, GroupRequest("g"))
         found.reviving = False
         caller.call(Operation.GROUP_DELETE, GroupRequest("g"))
+        pops._open.done(found, [0])
         # A receive looks there by itself, without having begun there.
         answer, _ = caller.call(Operation.GROUP_RECEIVE, GroupReceiveRequest("g", ["Orders"], start=EARLIEST))
         assert answer.count == 0

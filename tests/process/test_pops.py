@@ -155,11 +155,10 @@ def test_check_points_from_before_a_reset_move_no_progress(tmp_path: Path, *, de
     group.store.engine.append(REVIVE_TOPIC, [point.body()], now_ms, queues=REVIVE_QUEUES, tags=["ck"])
     group.dispatch()
     try:
-        caller = group.connect()
+        caller, state = group.connect(), group.role._pops._state
+        state.known("g")
         while not is_read(caller):
             pass
-        state = group.role._pops._state
-        state.known("g")
         state.begin("g", "Orders", LATEST, 0)
         if deleted:
             caller.call(Operation.GROUP_DELETE, GroupRequest("g"))
