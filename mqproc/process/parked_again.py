@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 
 from mqproc.errors import BadRequestError, MqprocError, TooManyQueuesError
 from mqproc.layout import record
-from mqproc.layout.properties import DELAY, NAME_END, PAIR_END, REAL_QID, REAL_TOPIC, TIMER_OUT_MS, TIMER_ROLL_TIMES
+from mqproc.layout.properties import (
+    DELAY,
+    NAME_END,
+    PAIR_END,
+    REAL_QID,
+    REAL_TOPIC,
+    TIMER_DELIVER_MS,
+    TIMER_OUT_MS,
+    TIMER_ROLL_TIMES,
+)
 from mqproc.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.process.message_columns import MessageColumns
 from mqproc.process.property_columns import PropertyColumns
@@ -33,10 +42,15 @@ def is_of_message(error: MqprocError) -> bool:
 
 
 def timed_again(refused: MessageColumns, now_ms: int, precision_ms: int) -> MessageColumns:
-    """Messages that were due by the timer, to wait in it for 2 s, or twice as long as before, an hour at most."""
+    """Messages that were due by the timer, to wait in it for 2 s, or twice as long as before, an hour at most.
+
+    None waits shorter than it is late: some have no room for the count.
+    """
     before = _properties_of(refused)
     times = np.maximum(before.numbers(TIMER_ROLL_TIMES), 0)
-    waits_ms = np.minimum(FIRST_WAIT_MS << np.minimum(times, DOUBLINGS_MAX), LONGEST_WAIT_MS)
+    due_ms = before.numbers(TIMER_DELIVER_MS)
+    late_ms = np.where(due_ms > 0, now_ms - due_ms, 0)
+    waits_ms = np.minimum(np.maximum(FIRST_WAIT_MS << np.minimum(times, DOUBLINGS_MAX), late_ms), LONGEST_WAIT_MS)
     out_ms = (now_ms + waits_ms) // precision_ms * precision_ms
     assert refused.queue_ids is not None
     own = zip(out_ms.tolist(), refused.queue_ids.tolist(), (times + 1).tolist(), strict=True)

@@ -66,6 +66,7 @@ BUSY_MAX: Final = 128
 WAITING_MAX: Final = 4096
 LISTED_MAX: Final = 10_000
 AGAIN_MS: Final = 1_000
+AGAIN_MS_MAX: Final = 30_000
 TELL_AGAIN_NS: Final = 60_000_000_000
 LOOK_NS: Final = 1_000_000_000
 _MS_PER_HOUR: Final = 3_600_000
@@ -419,10 +420,12 @@ class Transactions:
             self._told_ns = now_ns
             self._log.warning("checks cannot be stored, and are tried until they can", error=str(error))
         self._not_busy(half)
-        self._check_soon(half)
+        # There may be thousands, and others wait meanwhile.
+        half.again_ms = min(max(AGAIN_MS, 2 * half.again_ms), AGAIN_MS_MAX)
+        self._check_soon(half, half.again_ms)
 
-    def _check_soon(self, half: Half) -> None:
-        self._due.set(half, max(half.due_ms, self._clock.time_ms() + AGAIN_MS))
+    def _check_soon(self, half: Half, pause_ms: int = AGAIN_MS) -> None:
+        self._due.set(half, max(half.due_ms, self._clock.time_ms() + pause_ms))
 
     def _lose(self, half: Half) -> None:
         self._log.warning("half message is deleted", transaction=half.transaction_id, group=half.group)

@@ -78,9 +78,14 @@ def test_a_day_without_room_costs_some_dozens_of_records_a_message() -> None:
     assert count <= 40
 
 
-def test_without_room_for_the_count_it_waits_as_short_as_the_first_time() -> None:
-    own = b"REAL_TOPIC\x01T\x02REAL_QID\x015\x02TIMER_OUT_MS\x011700000002000\x02"
-    string = b"A\x01" + b"a" * (PROPERTIES_SIZE_SURE - len(own) - 3) + b"\x02"
+@pytest.mark.parametrize(
+    ("late_ms", "out_ms"), [(0, b"1700000002000"), (900_100, b"1700000901000"), (7_200_000, b"1700003600000")]
+)
+def test_without_room_for_the_count_it_waits_as_long_as_it_is_late(late_ms: int, out_ms: bytes) -> None:
+    """It was tried every two seconds for as long as there was no room for it, a record more each time."""
+    own = b"REAL_TOPIC\x01T\x02REAL_QID\x015\x02TIMER_OUT_MS\x01" + out_ms + b"\x02"
+    string = b"TIMER_DELIVER_MS\x01%d\x02A\x01" % (NOW_MS - late_ms)
+    string += b"a" * (PROPERTIES_SIZE_SURE - len(string) - len(own) - 1) + b"\x02"
     assert strings_of(timed_again(refused(string), NOW_MS, 1000)) == [string + own]
 
 

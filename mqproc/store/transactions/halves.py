@@ -53,6 +53,8 @@ class Half:
     """When its producer is asked."""
     due_ms: int = 0
     """When it is looked at: then, or before, to be stored anew."""
+    again_ms: int = 0
+    """How long it waited when its check was refused last."""
 
     @property
     def key(self) -> Key:
