@@ -40,7 +40,7 @@ class PopCopies:
     def missing(self, found: CheckPoint, offsets: Iterable[int]) -> dict[int, NewMessage]:
         """Copies of a check point's messages that the log does not have, by their offsets.
 
-        None is made of a message that is gone, or whose group is.
+        None is made of a message that is gone, or whose group was deleted.
         """
         if found.dropped:
             return {}
@@ -96,9 +96,8 @@ class PopCopies:
         return True
 
     def _copy(self, found: CheckPoint, offset: int) -> NewMessage | None:
-        settings = self._state.settings.get(found.group)
         pulled = self._reading.pull(found.topic, found.queue_id, offset, 1, self._max_bytes)
-        if settings is None or pulled.status is not PullStatus.FOUND:
+        if pulled.status is not PullStatus.FOUND:
             return None
         message = decode_records(pulled.records.tobytes())[0]
         if message.queue_offset != offset:
@@ -108,7 +107,7 @@ class PopCopies:
             origin = message.properties.get("RETRY_TOPIC", origin)
         own = {"RETRY_TOPIC": origin, ORIGIN: message.properties.get(ORIGIN, message.message_id), "WAIT": "false"}
         times = message.reconsume_times
-        dead = times >= settings.retry_max_times
+        dead = times >= self._state.settings.of(found.group).retry_max_times
         copy = copy_of(message, found.copied_to[dead], 0, own, times + 1)
         # One that is refused would keep those that were received with it from coming again.
         return copy if has_room(copy) else bare_copy(message, found.copied_to[True], times + 1)

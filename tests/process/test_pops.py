@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mqproc.errors import BadRequestError, GroupInUseError, StoreBusyError, TooManyQueuesError
+from mqproc.errors import BadRequestError, GroupInUseError, StoreBusyError
 from mqproc.layout import control as words_of
 from mqproc.layout.record_codec import decode_record, decode_records, encode_record
 from mqproc.names import CHECK_POINT_MESSAGES, REVIVE_QUEUES, REVIVE_TOPIC
@@ -44,7 +44,7 @@ SOON_S = 10.0
 def held_back(group: Group, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[int], None]]:
     """What the role stores is stored when the test calls it, with the first one's queue offset."""
     stored: list[Callable[[int], None]] = []
-    monkeypatch.setattr(group.role._pops._writes, "store", lambda _messages, done, _refused: stored.append(done))
+    monkeypatch.setattr(group.role._pops._writes, "store", lambda _messages, done, *_: stored.append(done))
     return stored
 
 
@@ -289,43 +289,6 @@ def test_an_ack_of_what_a_killed_role_had_sent_again_is_too_late(
         group.close()
 
 
-def test_an_ack_of_what_was_sent_again_is_too_late_while_the_rest_is_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It counted until the next try, and the message came again. Message 1 was refused, and is its receiver's still."""
-    group = Group(tmp_path / "store")
-    now_ms = time.time_ns() // 1_000_000
-    group.store.engine.append("Orders", [b"0", b"1", b"2"], now_ms, queues=1)
-    group.dispatch()
-    point = CheckPoint("g", "Orders", 0, 0, (0, 1, 2), now_ms, 1_000, 0, "mqproc")
-    sent: list[tuple[Any, ...]] = []
-    try:
-        caller, pops = group.connect(), group.role._pops
-        pops._state.known("g")
-        while not is_read(caller):
-            pass
-        monkeypatch.setattr(pops._writes, "store", lambda *what: sent.append(what))
-        monkeypatch.setattr(pops, "_revive_due", lambda: 0)
-        pops._add(point, 0)
-        pops._revive(point)
-        copies, _, refused, part = sent.pop()
-        assert [copy.body for copy in copies] == [b"0", b"1", b"2"]
-        part(copies[:1])
-        part(copies[2:])
-        refused(TooManyQueuesError(""))
-        request = GroupAckRequest("g", [("Orders", f"{point.handle()} {offset}") for offset in range(3)])
-        caller.ask(Operation.GROUP_ACK, request)
-        wait_until(lambda: caller.answer() is None and sent, SOON_S, "an acknowledgement")
-        sent.pop()[1](0)
-        answer = wait_until(caller.answer, SOON_S, "an answer")
-        assert answer[1].accepted == 1
-        pops._revive(point)
-        closing, *_ = sent.pop()
-        assert (len(closing), closing[0].topic) == (1, REVIVE_TOPIC), "none is sent twice"
-    finally:
-        group.close()
-
-
 def test_a_receive_that_waits_for_a_queue_is_tried_when_the_one_before_it_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -481,17 +444,5 @@ def test_progress_where_messages_are_moved_for_members_goes_past_what_is_stored(
         progress.set("g", topic, 0, 2)
         sent[2][1](0)
         assert progress.offset("g", topic, 0) == 2, "a reset meanwhile holds"
-    finally:
-        group.close()
-
-
-def test_copies_that_are_refused_for_their_own_sake_are_tried_less_often_each_time(tmp_path: Path) -> None:
-    group = Group(tmp_path / "store")
-    try:
-        copies = group.role._pops._copies
-        found = CheckPoint("g", "Orders", 0, 0, (0,), 0, 1000, 0, "mqproc")
-        pauses = [copies.pause_ms(found, TooManyQueuesError("")) for _ in range(10)]
-        assert pauses == [200, 400, 800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000]
-        assert copies.pause_ms(found, StoreBusyError("")) == 200
     finally:
         group.close()
