@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -69,17 +69,17 @@ class GroupState:
         return done
 
     def _follow_minimum(self) -> int:
-        """Raise progress when retention has moved the minima."""
+        """Raise progress when retention has moved the minima, and count what went."""
         minimum = self._words[words_of.MIN_PHYSICAL_OFFSET]
-        if minimum == self._words[words_of.PROGRESS_AT]:
-            return 0
+        has_moved = minimum != self._words[words_of.PROGRESS_AT]
         try:
-            self._corrections.raise_to_minima()
+            done = self._corrections.raise_to_minima() if has_moved else self._corrections.count()
         except OSError as error:
             self._heart.failed()
             self._log.error("what groups have not consumed could not be counted", error=str(error))
+            done = 1
         self._words[words_of.PROGRESS_AT] = minimum
-        return 1
+        return int(has_moved or done > 0)
 
     def save(self) -> None:
         """At the end; what cannot be saved now is in `mqproc/progress` still."""
@@ -216,6 +216,10 @@ class GroupState:
         for topic, queue_id, offset in offsets:
             self.progress.begin_anew(group, topic, queue_id, offset)
         self._save_now()
+
+    def went(self, group: str, topic: str, queue_id: int, offsets: Iterable[int]) -> None:
+        """A group does not get these messages of a queue again; those that retention took before are counted."""
+        self._corrections.went(group, topic, queue_id, offsets)
 
     def bounds(self, topic: str, queue_id: int) -> QueueBounds:
         """Raises NoSuchQueueError."""

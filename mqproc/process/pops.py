@@ -26,7 +26,7 @@ from mqproc.process.group_retries import count_copies
 from mqproc.process.held_receives import HeldReceives
 from mqproc.process.log import get_logger
 from mqproc.process.pop_copies import AGAIN_MS, PopCopies
-from mqproc.process.pop_moves import PopMoves
+from mqproc.process.pop_moves import Place, PopMoves
 from mqproc.process.revive_progress import ReviveProgress
 from mqproc.process.writes import Writes
 from mqproc.store.delays.timer_waiting import saved_check
@@ -63,8 +63,6 @@ LOOK_NS: Final = 1_000_000_000
 EMPTY_PULLS_MAX: Final = 8
 """A receive looks so many times at what its filter lets none pass of, and goes on in the next step."""
 STEP_NS: Final = 5_000_000
-Place = tuple[str, str, int]
-"""Group, topic, queue id."""
 
 
 class Pops:
@@ -444,6 +442,8 @@ class Pops:
 
         def close(_revive_offset: int) -> None:
             self._io.crash_point("pop.revived")
+            if not found.dropped:
+                self._state.went(found.group, found.topic, found.queue_id, found.open - found.copied)
             self._open.done(found, offsets)
             self._changes += 1
 

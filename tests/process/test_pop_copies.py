@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from mqproc.errors import StoreBusyError, TooManyQueuesError
+from mqproc.layout import control as words_of
 from mqproc.names import REVIVE_TOPIC
 from mqproc.store.groups.check_points import CheckPoint
+from mqproc.store.groups.corrections import read_unconsumed
 from mqproc.wire.group_operations import GroupAckRequest
 from mqproc.wire.operations import Operation
 from tests.conftest import wait_until
-from tests.process.test_pops import SOON_S, is_read, received
+from tests.process.test_pops import SOON_S, held_back, is_read, received
 from tests.process.test_query import Group
 
 
@@ -67,6 +69,34 @@ def test_messages_come_again_to_a_group_whose_settings_are_lost(tmp_path: Path) 
         assert pops._state.settings.get("g") is None
         (copy,) = pops._copies.missing(received(0, now_ms), [0]).values()
         assert (copy.topic, copy.body) == ("%RETRY%g_Orders", b"0")
+    finally:
+        group.close()
+
+
+def test_messages_that_are_gone_when_they_are_to_come_again_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their check point was closed without a word. Message 0 is gone, 1 comes again, 2 went behind its copy."""
+    group = Group(tmp_path / "store")
+    engine, now_ms = group.store.engine, time.time_ns() // 1_000_000
+    engine.append("Orders", [b"0", b"1", b"2"], now_ms, queues=1)
+    group.dispatch()
+    stored = held_back(group, monkeypatch)
+    try:
+        pops, words = group.role._pops, group.control.words
+        monkeypatch.setattr(pops, "step", lambda _now_ns: 0)
+        pops._state.known("g")
+        pops._add(found := CheckPoint("g", "Orders", 0, 0, (0, 1, 2), now_ms, 1_000, 0, "mqproc"), 0)
+        number = engine.table.find("Orders", 0)
+        engine.table.raise_min_offset(number, 1)
+        pops._revive(found)
+        found.copied = frozenset({1, 2})
+        engine.table.raise_min_offset(number, 3)
+        stored.pop()(0)
+        stored.pop()(0)
+        wait_until(lambda: group.step() >= 0 and words[words_of.RETENTION_UNCONSUMED] > 0)
+        assert words[words_of.RETENTION_UNCONSUMED] == 1
+        assert read_unconsumed(group.context.io, group.context.paths) == {"g": {"Orders": 1}}
     finally:
         group.close()
 

@@ -1,12 +1,13 @@
 """Progress that fits its queues: raised to their minima after retention.
 
 What was raised is told, and counted in `mqproc/unconsumed.json`: by group and topic, messages that went before the
-group had consumed them, since ever.
+group had consumed them, since ever. So is what simple consumers have received, and would get again if it was there.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
@@ -57,24 +58,40 @@ class Corrections:
         self._queues = queues
         self._progress = progress
         self._tell = tell
+        self._went: Counter[tuple[str, str]] = Counter()
+        """By group and topic, messages that are not counted yet."""
 
     def raise_to_minima(self) -> int:
         """Correct and count; how many offsets were below. Raises OSError."""
         found = self._progress.raise_to_minima(self._minimum_of)
-        if not found:
+        for each in found:
+            self._went[each.group, each.topic] += each.messages
+        self.count()
+        return len(found)
+
+    def went(self, group: str, topic: str, queue_id: int, offsets: Iterable[int]) -> None:
+        """Have those of a queue's messages counted that lie below its minimum: they were received, and not done."""
+        minimum = self._minimum_of(topic, queue_id)
+        if minimum is not None and (messages := sum(offset < minimum for offset in offsets)):
+            self._went[group, topic] += messages
+
+    def count(self) -> int:
+        """Tell and count what went; of how many groups and topics. Raises OSError."""
+        if not self._went:
             return 0
+        went, self._went = self._went, Counter()
         total = read_unconsumed(self._io, self._paths)
         by_group: Counter[str] = Counter()
-        for each in found:
-            topics = total.setdefault(each.group, {})
-            topics[each.topic] = topics.get(each.topic, 0) + each.messages
-            by_group[each.group] += each.messages
+        for (group, topic), messages in went.items():
+            topics = total.setdefault(group, {})
+            topics[topic] = topics.get(topic, 0) + messages
+            by_group[group] += messages
         self._words.add(words_of.RETENTION_UNCONSUMED, by_group.total())
         for group, messages in by_group.items():
             self._tell("messages went before a group had consumed them", group=group, messages=messages)
         text = msgspec.json.format(msgspec.json.encode(total), indent=1)
         self._syncs.write_file_atomically(self._paths.unconsumed, text, 0o600)
-        return len(found)
+        return len(went)
 
     def _minimum_of(self, topic: str, queue_id: int) -> int | None:
         number = self._queues.find(topic, queue_id)
