@@ -357,7 +357,8 @@ class TimerDeliveries:
 
     def _hold(self, filed: Filed) -> None:
         """Keep messages of slots that are up until they are due."""
-        deletes = (filed.magics & timer_log.MAGIC_DELETE) != 0
+        # One that is to be parked again on its way goes there, as its message does.
+        deletes = (filed.magics & (timer_log.MAGIC_DELETE | timer_log.MAGIC_ROLL)) == timer_log.MAGIC_DELETE
         if deletes.any():
             self._cancel(filed.chosen(deletes))
             filed = filed.chosen(~deletes)

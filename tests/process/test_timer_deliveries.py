@@ -28,14 +28,14 @@ def pairs(due_ms: int, **more: str) -> bytes:
     return "".join(f"{name}\x01{value}\x02" for name, value in named.items()).encode()
 
 
-def rig_with(root: Path, parked: Sequence[tuple[bytes, bytes]]) -> Rig:
+def rig_with(root: Path, parked: Sequence[tuple[bytes, bytes]], **options: int) -> Rig:
     """A stopped store in which messages wait, by body and properties, and what a keeper needs to run over it."""
     store = LiveStore(root)
     for body, properties in parked:
         store.append(TIMER_TOPIC, [body], BEGIN_MS, queues=1, parts=(b"", b"", b"", properties))
     store.dispatch()
     store.close()
-    rig = Rig(root, mapped_file_size_commit_log=store.options.mapped_file_size_commit_log, **SMALL)
+    rig = Rig(root, mapped_file_size_commit_log=store.options.mapped_file_size_commit_log, **SMALL, **options)
     rig.clock.set_time_ms(BEGIN_MS)
     return rig
 
@@ -101,6 +101,19 @@ def test_a_cancellation_at_the_end_of_a_slot_counts_for_its_first_message(
     rig.clock.advance(7000)
     steps_until_handed_over(keeper)
     assert handed_over(keeper) == [b"1", b"2"]
+    keeper.close()
+
+
+def test_a_cancellation_that_is_due_beyond_the_roll_window_is_parked_again(tmp_path: Path) -> None:
+    """It counted for the slot where it was filed on its way, and its message, on another way, was delivered."""
+    rig = rig_with(tmp_path, [(b"", pairs(BEGIN_MS + 60_000, TIMER_DEL_UNIQKEY="id-0"))], timer_roll_window_slot=4)
+    keeper = begun(rig)
+    rig.clock.advance(6000)
+    steps_until_handed_over(keeper)
+    (frame,) = keeper._releases.appender._waiting
+    assert frame.columns.topic == TIMER_TOPIC
+    assert b"TIMER_DEL_UNIQKEY\x01id-0\x02" in frame.columns.properties.tobytes()
+    assert keeper._timer.pending == 1, "as long as it is on its way"
     keeper.close()
 
 
