@@ -7,7 +7,7 @@ Simple consumers read both, so nothing is to be moved the other way.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from mqproc.errors import MqprocError
@@ -54,6 +54,8 @@ class PopMoves:
         self._under_way = False
         self._refused: Place | None = None
         """The last place whose copies were refused: the others behind it are first now."""
+        self._moved: dict[Place, tuple[int, set[int]]] = {}
+        """Where progress stood when copies were refused, and the offsets of those that were stored all the same."""
 
     def is_due(self, now_ns: int) -> bool:
         """Whether it is time to look for something to move."""
@@ -91,27 +93,37 @@ class PopMoves:
         if pulled.status is not PullStatus.FOUND:
             self._state.progress.set(*place, pulled.next_offset)
             return True
-        copies = [_moved(message, group) for message in decode_records(pulled.records.tobytes())]
-        if not self._copies.begin_progress(group, copies):
+        moved_at, moved = self._moved.get(place, (at, set()))
+        if moved_at != at:
+            moved = set()
+        messages = decode_records(pulled.records.tobytes())
+        copies = {each.queue_offset: _moved(each, group) for each in messages if each.queue_offset not in moved}
+        if not self._copies.begin_progress(group, copies.values()):
             return False
+        self._moved[place] = at, moved
         self._send(place, at, pulled.next_offset, copies)
         return True
 
-    def _send(self, place: Place, at: int, next_offset: int, copies: list[NewMessage]) -> None:
+    def _send(self, place: Place, at: int, next_offset: int, copies: Mapping[int, NewMessage]) -> None:
         self._under_way = True
+
+        def part(some: Sequence[NewMessage]) -> None:
+            told = set(map(id, some))
+            self._moved[place][1].update(offset for offset, copy in copies.items() if id(copy) in told)
 
         def stored(_offset: int) -> None:
             self._io.crash_point("pop.moved")
             # A reset may have moved it meanwhile, a deletion may have taken it.
             if self._state.progress.offset(*place) == at:
                 self._state.progress.set(*place, next_offset)
+            self._moved.pop(place, None)
             self._under_way, self._look_ns = False, 0
 
         def refused(_error: MqprocError) -> None:
             self._under_way = False
             self._refused = place
 
-        self._writes.store(copies, stored, refused)
+        self._writes.store([*copies.values()], stored, refused, part)
 
 
 def _moved(message: StoredMessage, group: str) -> NewMessage:

@@ -15,7 +15,6 @@ from mqproc.layout import control as words_of
 from mqproc.layout.record_codec import decode_record, decode_records, encode_record
 from mqproc.names import CHECK_POINT_MESSAGES, REVIVE_QUEUES, REVIVE_TOPIC
 from mqproc.process import pops as pops_module
-from mqproc.process.appender import NewMessage
 from mqproc.process.deadlines import COMPACT_MIN
 from mqproc.process.pop_copies import PopCopies
 from mqproc.process.query import Query
@@ -410,7 +409,7 @@ def test_progress_where_messages_are_moved_for_members_goes_past_what_is_stored(
     topic = "%RETRY%g_Orders"
     group.store.engine.append(topic, [b"0", b"1", b"2"], time.time_ns() // 1_000_000, queues=1)
     group.dispatch()
-    sent: list[tuple[list[NewMessage], Callable[[int], None], Callable[[StoreBusyError], None]]] = []
+    sent: list[tuple[Any, ...]] = []
     try:
         pops = group.role._pops
         moves, progress = pops._moves, pops._state.progress
@@ -434,7 +433,7 @@ def test_progress_where_messages_are_moved_for_members_goes_past_what_is_stored(
         sent[0][2](StoreBusyError("not now"))
         assert (moves.is_due(1 << 62), progress.offset("g", topic, 0)) == (True, 1)
         assert move() == 1
-        copies, stored, _refused = sent[1]
+        copies, stored, *_ = sent[1]
         assert [(each.topic, each.body) for each in copies] == [("%RETRY%g", b"1"), ("%RETRY%g", b"2")]
         assert progress.offset("g", "%RETRY%g", 0) == 0, "so that all count as not consumed"
         stored(0)
@@ -444,5 +443,16 @@ def test_progress_where_messages_are_moved_for_members_goes_past_what_is_stored(
         progress.set("g", topic, 0, 2)
         sent[2][1](0)
         assert progress.offset("g", topic, 0) == 2, "a reset meanwhile holds"
+        assert move() == 1
+        sent[3][1](0)
+        progress.set("g", topic, 0, 0)
+        for bodies in ([b"0", b"1", b"2"], [b"0", b"2"], [b"2"]):
+            assert move() == 1
+            copies, _stored, refused, part = sent[-1]
+            assert [each.body for each in copies] == bodies, "what is stored is not sent again"
+            part(copies[1:2] if len(copies) == 3 else copies[:1])
+            refused(StoreBusyError("not now"))
+        progress.set("g", topic, 0, 1)
+        assert (move(), [each.body for each in sent[-1][0]]) == (1, [b"1", b"2"]), "but by a reset"
     finally:
         group.close()
