@@ -53,6 +53,8 @@ class GroupState:
         self._awaited: set[tuple[str, str]] = set()
         self._deleted_ends: dict[tuple[str, str, int], int] = {}
         """Where retry queues ended when their group was deleted: one of its name does not get what lies before."""
+        self.changes = 0
+        """Counts resets, deletions and changes of settings, which receives that wait look for."""
         self.is_closing: Callable[[str], bool] = lambda _group: False
         """Whether simple consumers of a group that was deleted have messages which are not closed yet."""
         self._words[words_of.PROGRESS_AT] = -1
@@ -136,6 +138,7 @@ class GroupState:
         if options.consume_enable >= 0:
             changes["consume_enable"] = bool(options.consume_enable)
         self.settings.add(replace(self.settings.of(options.group), **changes), self._clock.time_ms())
+        self.changes += 1
 
     def delete(self, group: str) -> None:
         """Forget a group, durably. Raises GroupNotFoundError, BadRequestError for the system's own, OSError."""
@@ -153,6 +156,7 @@ class GroupState:
         self.forget_waiting(group)
         self._save_now()
         self.settings.delete(group, self._clock.time_ms())
+        self.changes += 1
 
     # Progress
 
@@ -215,6 +219,7 @@ class GroupState:
         self.progress.note_reset(self._words[words_of.WRITTEN])
         for topic, queue_id, offset in offsets:
             self.progress.begin_anew(group, topic, queue_id, offset)
+        self.changes += 1
         self._save_now()
 
     def went(self, group: str, topic: str, queue_id: int, offsets: Iterable[int]) -> None:

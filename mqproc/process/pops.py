@@ -149,13 +149,13 @@ class Pops:
         return done
 
     def _look_at_held(self, now_ns: int) -> int:
-        seen = self._words[words_of.DISPATCHED], self._changes
+        seen = self._words[words_of.DISPATCHED], self._changes + self._state.changes
         if seen == self._seen and now_ns < self._held.due_ns:
             return 0
         self._seen = seen
         done = self._held.look(now_ns, now_ns + STEP_NS)
         self._changes += self._held.untried
-        return done + (self._changes != seen[1])
+        return done + (self._changes + self._state.changes != seen[1])
 
     @property
     def waiting(self) -> int:

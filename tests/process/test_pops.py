@@ -31,8 +31,9 @@ from mqproc.wire.group_operations import (
     GroupReceiveRequest,
     GroupRequest,
     GroupResetRequest,
+    GroupSettingsRequest,
 )
-from mqproc.wire.operations import Operation
+from mqproc.wire.operations import Operation, Options
 from tests.conftest import wait_until
 from tests.process.test_query import Caller, Group
 
@@ -332,6 +333,29 @@ def test_a_receive_that_waits_is_refused_once_the_group_has_members(tmp_path: Pa
         with pytest.raises(GroupInUseError, match="has members"):
             wait_until(receiver.answer, SOON_S, "a refusal")
         assert len(group.role._pops._held) == 0
+    finally:
+        group.close()
+
+
+@pytest.mark.parametrize("change", ["reset", "deleted", "stopped"])
+def test_a_receive_that_waits_looks_again_when_its_group_is_another(tmp_path: Path, change: str) -> None:
+    """Nothing is dispatched by that: it waited on for as long as it had asked for."""
+    group = Group(tmp_path / "store")
+    group.store.engine.append("Orders", [b"0"], time.time_ns() // 1_000_000, queues=1)
+    group.dispatch()
+    requests: dict[str, tuple[Operation, Options]] = {
+        "reset": (Operation.GROUP_RESET, GroupResetRequest("g", [("Orders", 0, 0)])),
+        "deleted": (Operation.GROUP_DELETE, GroupRequest("g")),
+        "stopped": (Operation.GROUP_SETTINGS, GroupSettingsRequest("g", consume_enable=0)),
+    }
+    try:
+        receiver, other, pops = group.connect(), group.connect(), group.role._pops
+        while not is_read(other):
+            pass
+        receiver.ask(Operation.GROUP_RECEIVE, GroupReceiveRequest("g", ["Orders"], 1, 1000, 600_000, LATEST))
+        wait_until(lambda: receiver.answer() is None and len(pops._held) == 1)
+        other.call(*requests[change])
+        wait_until(lambda: group.step() >= 0 and not pops._held, SOON_S, "a look")
     finally:
         group.close()
 
