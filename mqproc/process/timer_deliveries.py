@@ -37,7 +37,7 @@ from mqproc.process.parked_again import timed_again
 from mqproc.process.parted_save import PartedSave
 from mqproc.process.released import ParkedRecords
 from mqproc.process.releases import Releases
-from mqproc.process.timer_slots import Rising, Slot, are_cancelled, counts_of
+from mqproc.process.timer_slots import Rising, Slot, are_cancelled, counts_of, with_rolls
 from mqproc.store.delays.filed import Filed
 from mqproc.store.delays.made_from import MadeFrom
 from mqproc.store.delays.timer_store import TimerSnapshot, TimerStore
@@ -89,7 +89,7 @@ class TimerDeliveries:
         self._slots: dict[int, Slot] = {}
         # Slots below the second had messages delivered by a predecessor, none of them below the first in the log.
         self._inherited: tuple[int, int] | None = None
-        self._inherited_queue_end = 0  # what a predecessor has delivered lies below it in the queue
+        self._inherited_queue_end = 0  # what a predecessor has delivered, or cancelled, lies below it in the queue
         self._early: set[int] = set()  # held, though their slot is not up: all slots of their time were done
         self._busy = False
         self._release_ns = 0
@@ -128,7 +128,7 @@ class TimerDeliveries:
         if self._store.pending:
             up_ns = now_ns + (self._up_ms - self._options.timer_precision_ms - now_ms) * _MS
             due_ns = min(due_ns, max(up_ns, self._file_ns))
-        if not self._busy:
+        if not self._busy and self._has_filed:
             held_ns = now_ns + (self._held.first_due_ms - now_ms) * _MS
             due_ns = min(due_ns, max(held_ns, self._release_ns))
         return due_ns
@@ -141,8 +141,9 @@ class TimerDeliveries:
             self._open_store()
         assert self._store is not None
         done = self._file_and_bring_up(self._store)
-        done += self._hold_some(self._store)
-        done += self._release_due()
+        if self._has_filed:
+            done += self._hold_some(self._store)
+            done += self._release_due()
         if self._save.under_way or (self.changed and self._clock.monotonic_ns() >= self._save.due_ns):
             self._save.go_on()
         return done
@@ -150,6 +151,11 @@ class TimerDeliveries:
     def close(self) -> None:
         if self._store is not None:
             self._store.close()
+
+    @property
+    def _has_filed(self) -> bool:
+        """Whether all is filed that waited when this keeper began: what comes last may cancel what was due first."""
+        return self._store is not None and self._store.queue_offset >= self._inherited_queue_end
 
     # Filing
 
@@ -177,7 +183,7 @@ class TimerDeliveries:
             if begin < written:
                 self._releases.known |= self._made_from.marks(begin, written)
                 self._inherited = begin, self._slots_up_to(store)
-                self._inherited_queue_end = bounds.max_offset if bounds is not None else 0
+            self._inherited_queue_end = bounds.max_offset if bounds is not None else 0
         self._up_ms = store.read_ms
         self._store = store
 
@@ -206,7 +212,8 @@ class TimerDeliveries:
             self._file_ns = now_ns + FILE_AGAIN_NS
             self._fail("timed messages cannot be filed yet", error)
             return 0
-        self._bring_up(store)
+        if self._has_filed:
+            self._bring_up(store)
         return done
 
     def _file(self, store: TimerStore) -> int:
@@ -263,7 +270,8 @@ class TimerDeliveries:
     ) -> tuple[Filed, NDArray[np.bool_]]:
         """What is filed of these rows, and which of it belongs to slots that are up."""
         precision_ms = self._options.timer_precision_ms
-        slots_ms, magics = self._slots_for(out_ms[rows] // precision_ms * precision_ms, store.slot_of(now_ms))
+        wanted_ms = out_ms[rows] // precision_ms * precision_ms
+        slots_ms, magics = with_rolls(wanted_ms, store.slot_of(now_ms), self._options)
         deletes = parked.properties.pairs(names.TIMER_DEL_UNIQKEY).last_of_each()
         named = deletes.messages[deletes.ends > deletes.values]
         magics[np.isin(rows, named)] |= timer_log.MAGIC_DELETE
@@ -289,17 +297,6 @@ class TimerDeliveries:
             self._inherited = begin, max(until_ms, last_ms + self._options.timer_precision_ms)
         self._early.update(filed.physical_offsets[filed.slots_ms >= self._up_ms].tolist())
         self._hold(filed)
-
-    def _slots_for(self, slots_ms: NDArray[np.int64], now_ms: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The slots to file under, and the units' magic: further off than the roll window it is an earlier one."""
-        window_ms = self._options.timer_roll_window_slot * self._options.timer_precision_ms
-        beyond_ms = slots_ms - now_ms - window_ms
-        # Time enough is left for the next roll too.
-        wait_ms = np.where(beyond_ms < window_ms // 3, window_ms // 2, window_ms)
-        wait_ms -= wait_ms % self._options.timer_precision_ms
-        rolls = beyond_ms >= 0
-        magics = timer_log.MAGIC_DEFAULT | np.where(rolls, timer_log.MAGIC_ROLL, 0)
-        return np.where(rolls, now_ms + wait_ms, slots_ms), magics
 
     # Holding
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from mqproc.config import Options
+from mqproc.layout import timer_log
 from mqproc.layout.properties import UNIQ_KEY
 from mqproc.process.released import ParkedRecords
 from mqproc.store.delays.filed import Filed
@@ -42,6 +44,20 @@ def counts_of(slots_ms: NDArray[np.int64]) -> list[tuple[int, int]]:
         return [(int(slots_ms[0]), len(slots_ms))]
     found, counts = np.unique(slots_ms, return_counts=True)
     return list(zip(found.tolist(), counts.tolist(), strict=True))
+
+
+def with_rolls(
+    slots_ms: NDArray[np.int64], now_ms: int, options: Options
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The slots to file under, and the units' magic: further off than the roll window it is an earlier one."""
+    window_ms = options.timer_roll_window_slot * options.timer_precision_ms
+    beyond_ms = slots_ms - now_ms - window_ms
+    # Time enough is left for the next roll too.
+    wait_ms = np.where(beyond_ms < window_ms // 3, window_ms // 2, window_ms)
+    wait_ms -= wait_ms % options.timer_precision_ms
+    rolls = beyond_ms >= 0
+    magics = timer_log.MAGIC_DEFAULT | np.where(rolls, timer_log.MAGIC_ROLL, 0)
+    return np.where(rolls, now_ms + wait_ms, slots_ms), magics
 
 
 def are_cancelled(parked: ParkedRecords, cancelled: set[str]) -> NDArray[np.bool_]:

@@ -104,6 +104,21 @@ def test_a_cancellation_at_the_end_of_a_slot_counts_for_its_first_message(
     keeper.close()
 
 
+def test_nothing_is_delivered_before_all_that_waited_at_the_start_is_filed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A keeper that follows a killed one files some again: it delivered what the last of it had cancelled."""
+    monkeypatch.setattr(timer_deliveries, "FILE_MESSAGES", 2)
+    monkeypatch.setattr(timer_deliveries, "FILE_GATHER_NS", 0)
+    waiting = [(b"%d" % number, pairs(SLOT_MS + 100 + number, UNIQ_KEY=f"id-{number}")) for number in range(5)]
+    rig = rig_with(tmp_path, [*waiting, (b"", pairs(SLOT_MS + 900, TIMER_DEL_UNIQKEY="id-0"))])
+    rig.clock.advance(9000)
+    keeper = begun(rig)
+    assert steps_until_handed_over(keeper) >= 2
+    assert handed_over(keeper) == [b"1", b"2", b"3", b"4"]
+    keeper.close()
+
+
 def test_a_cancellation_that_is_due_beyond_the_roll_window_is_parked_again(tmp_path: Path) -> None:
     """It counted for the slot where it was filed on its way, and its message, on another way, was delivered."""
     rig = rig_with(tmp_path, [(b"", pairs(BEGIN_MS + 60_000, TIMER_DEL_UNIQKEY="id-0"))], timer_roll_window_slot=4)
