@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +99,14 @@ class MainGroup(Group):
             _let_output_go()
         return result
 
+    def make_context(self, *arguments: Any, **settings: Any) -> click.Context:
+        """As above for the group's own --help and --version, which are printed here."""
+        try:
+            return super().make_context(*arguments, **settings)
+        except BrokenPipeError:
+            _let_output_go()
+            raise click.exceptions.Exit(0) from None
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(code), meaning) for code, meaning in EXIT_CODES.items()])
@@ -139,7 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.Abort:
         return INTERRUPTED
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
+        with _heard_or_not():
+            click.echo(error.format_message(), err=True)
         return error.exit_code
     except click.UsageError as error:
         help_command = f"; {error.ctx.command_path} --help tells more" if error.ctx else ""
@@ -182,11 +191,20 @@ def _open_what_is_closed() -> None:
         sys.stderr = open(_STDERR, "w", closefd=False)  # noqa: SIM115
 
 
-def _let_output_go() -> None:
+def _let_output_go(number: int = _STDOUT) -> None:
     """Have what is still buffered go nowhere: when Python ends it would fail again, and be told, with exit code 120."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, _STDOUT)
+    os.dup2(nowhere, number)
     os.close(nowhere)
+
+
+@contextlib.contextmanager
+def _heard_or_not() -> Iterator[None]:
+    """For what goes to standard error last: the exit code tells what went wrong also where nobody reads it."""
+    try:
+        yield
+    except OSError:
+        _let_output_go(_STDERR)
 
 
 class _StandardOutput(io.FileIO):
@@ -230,10 +248,11 @@ def _escaped(error: UnicodeError) -> tuple[str, int]:
 def _failed(text: str, exit_code: int, invocation: Invocation) -> int:
     from mqproc.cli.output import harmless
 
-    if invocation.verbose:
-        traceback.print_exc()
-    click.secho("mqproc: ", fg="red", nl=False, err=True, color=_stderr_color(invocation))
-    click.echo(harmless(text) if sys.stderr.isatty() else text, err=True)
+    with _heard_or_not():
+        if invocation.verbose:
+            traceback.print_exc()
+        click.secho("mqproc: ", fg="red", nl=False, err=True, color=_stderr_color(invocation))
+        click.echo(harmless(text) if sys.stderr.isatty() else text, err=True)
     return exit_code
 
 

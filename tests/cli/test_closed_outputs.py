@@ -72,13 +72,32 @@ def test_output_without_room_is_not_taken_for_a_full_store(store: Path, command:
     assert (outcome.returncode, outcome.stderr) == (1, "mqproc: standard output: No space left on device\n")
 
 
-def test_a_reader_that_is_gone_ends_a_command_quietly(store: Path) -> None:
+def test_a_reader_that_is_gone_ends_a_command_quietly(store: Path, unread: int) -> None:
+    script = f"{TELLS_ALL} {MQPROC} topic list --store '{store}'"
+    outcome = subprocess.run(["bash", "-c", script], stdout=unread, stderr=subprocess.PIPE, check=False)
+    assert (outcome.returncode, outcome.stderr) == (0, b"")
+
+
+@pytest.fixture
+def unread() -> Iterator[int]:
+    """A pipe whose reader is gone."""
     reader, pipe = os.pipe()
     os.close(reader)
-    script = f"{TELLS_ALL} {MQPROC} topic list --store '{store}'"
-    outcome = subprocess.run(["bash", "-c", script], stdout=pipe, stderr=subprocess.PIPE, check=False)
+    yield pipe
     os.close(pipe)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["send", "--help"]])
+def test_help_that_nobody_reads_any_more_is_no_failure(unread: int, arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "mqproc", *arguments]
+    outcome = subprocess.run(command, stdout=unread, stderr=subprocess.PIPE, check=False)
     assert (outcome.returncode, outcome.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(("arguments", "code"), [([], 2), (["nothing"], 2), (["status", "--store", "/nowhere"], 5)])
+def test_an_error_that_nobody_reads_has_its_exit_code(unread: int, arguments: list[str], code: int) -> None:
+    command = [sys.executable, "-m", "mqproc", *arguments]
+    assert subprocess.run(command, stdout=unread, stderr=unread, check=False).returncode == code
 
 
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
