@@ -91,7 +91,13 @@ def check_form(bodies: Any) -> None:
 
 def no_bodies(bodies: Any) -> BadMessageError:
     """What is said of bodies in a form that cannot be."""
-    return BadMessageError(f"bodies must be a list of bytes, or a numpy or Arrow array, not {type(bodies).__name__}")
+    told = f"bodies must be a list of bytes, or a numpy or Arrow array, not {type(bodies).__name__}"
+    return BadMessageError(f"{told}{list_hint(bodies)}")
+
+
+def list_hint(values: Any) -> str:
+    """How a column of pandas or polars becomes a list; nothing of what has no such way."""
+    return "; give its to_list()" if hasattr(values, "to_list") else ""
 
 
 def list_bodies(bodies: Sequence[Any]) -> Column:
@@ -358,7 +364,8 @@ def as_list(texts: Texts, name: str) -> Sequence[Any] | None:
     if is_array(texts):
         return list(texts.tolist())
     if isinstance(texts, bytes | str) or not isinstance(texts, Sequence):
-        raise BadPropertyError(f"{name} must be a list of texts or an array, not {type(texts).__name__}")
+        kind = type(texts).__name__
+        raise BadPropertyError(f"{name} must be a list of texts or an array, not {kind}{list_hint(texts)}")
     return texts
 
 

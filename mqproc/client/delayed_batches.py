@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.client.batch import Batch
-from mqproc.client.columns import is_arrow, numbers
+from mqproc.client.columns import is_arrow, list_hint, numbers
 from mqproc.client.moments import refuse_seconds, time_ms
 from mqproc.errors import BadMessageError, BadRequestError, BadTimeError
 
@@ -35,6 +35,8 @@ def deliver_at_ms(deliver_at: Times, delay: Delays) -> Any:
     if delay is None and deliver_at is None:
         return 0
     if delay is None:
+        if not is_column(deliver_at) and (hint := list_hint(deliver_at)):
+            raise BadTimeError(f"deliver_at is one time, or a list or an array, not {type(deliver_at).__name__}{hint}")
         return _times_ms(deliver_at) if is_column(deliver_at) else time_ms(deliver_at, 0)
     if deliver_at is not None:
         raise BadRequestError("give a delay or a time to deliver at, not both")
@@ -50,7 +52,7 @@ def deliver_at_ms(deliver_at: Times, delay: Delays) -> Any:
     if (after_ms < 0).any():
         raise BadTimeError("a delay is below 0; deliver_at takes a moment that has passed, too")
     if np.ndim(after_ms) and not is_column(delay):
-        raise _no_delay(f"a {type(delay).__name__} is no list or array")
+        raise _no_delay(f"a {type(delay).__name__} is no list or array{list_hint(delay)}")
     return now_ms + after_ms.astype(np.int64) if is_column(delay) else now_ms + int(after_ms)
 
 
@@ -63,14 +65,16 @@ def _seconds(delay: Delays) -> NDArray[np.float64]:
     found: NDArray[Any] = np.asarray(delay)
     if found.dtype.kind == "M":  # numpy would count from 1970 in the array's own unit.
         raise TypeError("datetimes are moments, for deliver_at")
-    if found.dtype.kind == "c":  # numpy would take the real part.
-        raise TypeError("complex numbers are no seconds")
+    if found.dtype.kind in "bc":  # numpy would take 0 and 1, and the real part.
+        raise TypeError(f"{'booleans' if found.dtype.kind == 'b' else 'complex numbers'} are no seconds")
     are_timedeltas = found.dtype.kind == "m"
     if found.dtype.kind == "O":
         # Each is looked at: numpy would take a number among timedeltas for microseconds.
         are_timedeltas = all(isinstance(one, datetime.timedelta) for one in found.flat)
+        found = found.astype("timedelta64[us]") if are_timedeltas else found
     if are_timedeltas:
-        return found.astype("timedelta64[us]") / np.timedelta64(1, "s")
+        # In their own unit: as finer ones, large ones would become small without a word.
+        return found / np.timedelta64(1, "s")
     return found.astype(np.float64)
 
 

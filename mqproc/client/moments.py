@@ -30,6 +30,8 @@ def time_ms(moment: Time, default: int) -> int:
     if isinstance(moment, datetime.datetime):
         return _datetime_ms(moment)
     try:
+        if isinstance(moment, bool):  # A number to Python, and what a caller meant for another argument.
+            raise TypeError
         refuse_seconds(moment)
         return int(moment)
     except (TypeError, ValueError, ArithmeticError, NotImplementedError):

@@ -110,6 +110,7 @@ def test_wrong_times_are_refused() -> None:
 
 
 NO_DELAYS = [float("nan"), float("inf"), -float("inf"), 1e30, [1.0, float("nan")], np.array(["NaT", 1], "m8[s]")]
+NO_DELAYS += [np.array([1, 1 << 62], f"m8[{unit}]") for unit in ("ms", "s")]
 
 
 @pytest.mark.parametrize("delay", NO_DELAYS)

@@ -36,6 +36,7 @@ from tests.conftest import PATIENCE_S, Group
 
 ARRAY = np.array(["a", "b"])
 BODIES = [b"a", b"b"]
+SERIES = pd.Series(BODIES)
 Sent = Callable[[Client], object]
 
 
@@ -115,6 +116,15 @@ class Incomparable:
         (lambda c: c.send("t", b"x", properties=Column(["a"] * 2)), BadPropertyError, "properties a mapping, not"),
         (lambda c: c.send("t", b"x", delay_level=Column([1, 2])), BadMessageError, "delay_level is a Column"),
         (lambda c: c.send("t", b"x", delay=Column([1, 2])), BadTimeError, "a Column is no list or array"),
+        (lambda c: c.send_batch("t", SERIES), BadMessageError, r"not Series; give its to_list\(\)"),
+        (lambda c: c.send_batch("t", BODIES, tags=SERIES), BadPropertyError, r"not Series; give its to_list\(\)"),
+        (lambda c: c.send_batch("t", BODIES, delay=SERIES), BadTimeError, "a delay is a number of seconds or"),
+        (lambda c: c.send_batch("t", BODIES, delay=pd.Series([1, 2])), BadTimeError, r"array; give its to_list\(\)"),
+        (lambda c: c.send_batch("t", BODIES, deliver_at=SERIES), BadTimeError, r"not Series; give its to_list\(\)"),
+        (lambda c: c.count("t", True), BadRequestError, "no time is a bool, True"),
+        (lambda c: c.send("t", b"x", deliver_at=True), BadRequestError, "no time is a bool, True"),
+        (lambda c: c.send("t", b"x", delay=True), BadTimeError, "booleans are no seconds"),
+        (lambda c: c.send_batch("t", BODIES, delay=[True, False]), BadTimeError, "booleans are no seconds"),
         (lambda c: c.send("t", b"x", delay="5m"), BadTimeError, "a number of seconds or a timedelta.*: '5m' is text"),
         (lambda c: c.send("t", b"x", deliver_at=datetime.date(2027, 1, 1)), BadRequestError, "no time is a date"),
         (
