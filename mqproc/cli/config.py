@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,7 +12,7 @@ from mqproc.cli.commands import Command, Group
 from mqproc.cli.completing import complete_option
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column
-from mqproc.config import FIELDS, names_passed_over, options_from, rocketmq_name
+from mqproc.config import FIELDS, environment_warnings, names_passed_over, options_from, rocketmq_name
 
 _SHOWN = [Column("name"), Column("value"), Column("unit"), Column("source", "set by")]
 _EXPLAINED = [
@@ -57,20 +58,24 @@ def show(invocation: Invocation, changed: bool, names: tuple[str, ...]) -> None:
 def check(invocation: Invocation) -> None:
     """Check the options from all their sources; exit code 8 when one is wrong.
 
-    Of a broker.conf it tells which names are not ours. One that is all but ours is wrong.
+    Of a broker.conf it tells which names are not ours. One that is all but ours is wrong. Of the environment it tells
+    which MQPROC_ variables are no options.
     """
     settings = invocation.settings()
     options_from(settings)
     named = sum(setting.source != "default" for setting in settings.values())
     file = invocation.config_file()
-    ignored = names_passed_over(file)
+    ignored, warnings = names_passed_over(file), environment_warnings(os.environ)
     out = invocation.out
     if out.is_json:
-        out.document({"options": len(settings), "set": named, "file": file, "ignored": ignored})
+        document = {"options": len(settings), "set": named, "file": file, "ignored": ignored}
+        out.document(document | {"warnings": warnings})
         return
     out.line(f"{len(settings)} options are right, {named} of them set; file: {file or 'none'}")
     if ignored:
         out.line(f"ignored, as none of mqproc's: {', '.join(ignored)}")
+    for line in warnings:
+        out.line(line)
 
 
 @config.command(cls=Command)

@@ -23,7 +23,7 @@ from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output, format_bytes
 from mqproc.cli.supervisor_client import ask_supervisor, check_listening, stop_group
 from mqproc.cli.times import format_duration, now_ms
-from mqproc.config import Options
+from mqproc.config import Options, environment_warnings
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
 from mqproc.metrics.dispatch_lag import dispatch_behind_ms
@@ -129,6 +129,8 @@ def start_group(
 
     # Its reader may have gone away, or the lines go into a file on a full disk: a group runs without them.
     report = lenient(report)
+    for line in environment_warnings(os.environ):
+        report(line)
     options = adopted_options(paths, load_options(), report)
     # Said here by name, and not by a writer that cannot boot.
     writer_cpus(options, frozenset(os.sched_getaffinity(0)))

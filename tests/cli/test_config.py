@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from mqproc.config import FIELDS
+import mqproc
+from mqproc.config import FIELDS, OTHER_VARIABLES, environment_warnings
 from tests.cli.calling import call
 
 
@@ -44,6 +46,27 @@ def test_a_misspelt_name_in_a_broker_conf_is_wrong_configuration(tmp_path: Path)
         refused = call(*command, "--config", conf)
         assert refused.code == 8
         assert f"{conf}, line 2: no option is called 'flush_disk_type'; did you mean flushDiskType?" in refused.err
+
+
+def test_a_misspelt_variable_is_told(tmp_path: Path) -> None:
+    misspelt = {"MQPROC_FLUSH_DISK_TYP": "SYNC_FLUSH", "MQPROC_SERVICE_HOST": "10.0.0.1"}
+    told = [
+        "MQPROC_FLUSH_DISK_TYP is no option, and ignored; did you mean MQPROC_FLUSH_DISK_TYPE?",
+        "MQPROC_SERVICE_HOST is no option, and ignored",
+    ]
+    checked = call("config", "check", **misspelt)
+    assert (checked.code, checked.out.splitlines()[1:]) == (0, told)
+    assert call("config", "check", "--json", **misspelt).json["warnings"] == told
+    # The start itself is refused, but what is misspelt is told before.
+    assert call("up", "--store", tmp_path / "store", "--set", "writer_cpus=4095", **misspelt).out.splitlines() == told
+
+
+def test_variables_that_the_product_hears_are_no_mistakes() -> None:
+    sources = [path.read_text() for path in Path(mqproc.__file__).parent.rglob("*.py")]
+    heard = {name for source in sources for name in re.findall(r'"(MQPROC_[A-Z_]+[A-Z])"', source)}
+    assert heard == set(OTHER_VARIABLES)
+    assert environment_warnings(dict.fromkeys(heard, "")) == []
+    assert environment_warnings({f"MQPROC_{name.upper()}": "" for name in FIELDS} | {"MQPROCESS": ""}) == []
 
 
 def test_an_unknown_name_is_a_usage_error() -> None:
