@@ -1,16 +1,22 @@
 """Where sockets lie: bound 0600 in a 0700 folder, found again by clients although a socket's path is at most 107 bytes.
 
 A path that is too long gets a short one in the user's runtime folder; at the original place then lies a small file, the
-pointer, which holds the short path.
+pointer, which holds the short path. Those of killed groups go when another one is made: where their stores were removed
+nobody starts them again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import hashlib
 import os
+import re
 import socket
 import stat
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +26,7 @@ from mqproc.errors import NotRunningError, StoreAccessError
 SOCKET_PATH_BYTES_MAX: Final = 107
 BACKLOG: Final = 512
 _TEMPORARY_SUFFIX: Final = ".tmp"
+_SHORT_NAME: Final = re.compile(r"[0-9a-f]{24}\.sock(\.tmp)?")
 _POINTER_BYTES_MAX: Final = 4096
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
@@ -77,7 +84,15 @@ def listen(path: Path, backlog: int = BACKLOG) -> socket.socket:
     """
     path = path.absolute()
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    target = path if _fits(path) else _short_path(path)
+    if _fits(path):
+        return _bound(path, path, backlog)
+    target = _short_path(path)
+    with _held(target.parent):
+        _remove_abandoned(target.parent)
+        return _bound(path, target, backlog)
+
+
+def _bound(path: Path, target: Path, backlog: int) -> socket.socket:
     temporary = target.with_name(target.name + _TEMPORARY_SUFFIX)
     temporary.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -94,6 +109,33 @@ def listen(path: Path, backlog: int = BACKLOG) -> socket.socket:
     finally:
         os.umask(mask)
     return listener
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Only one process at a time makes sockets in the runtime folder, or removes abandoned ones."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what killed groups have left in the runtime folder; where their stores are gone too, nobody else would."""
+    for entry in os.scandir(folder):
+        if _SHORT_NAME.fullmatch(entry.name) and _is_abandoned(entry.path):
+            Path(entry.path).unlink(missing_ok=True)
+
+
+def _is_abandoned(path: str) -> bool:
+    """Whether there is a socket that no process has any more; one that somebody has is not connected to."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock, contextlib.suppress(OSError):
+        if stat.S_ISSOCK(os.lstat(path).st_mode):
+            # Of one that is somebody's Linux tells that it is of another kind.
+            return sock.connect_ex(path) == errno.ECONNREFUSED
+    return False
 
 
 def _write_pointer(path: Path, target: Path) -> None:

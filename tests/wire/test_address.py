@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import socket
 import stat
 from pathlib import Path
@@ -52,6 +54,45 @@ def test_a_long_path_gets_a_short_one_with_a_pointer(tmp_path: Path, runtime: Pa
         remove(path)
         assert not path.exists()
         assert list(runtime.iterdir()) == []
+
+
+def long_path(folder: Path, name: str) -> Path:
+    path = folder / (name * SOCKET_PATH_BYTES_MAX) / "writer.sock"
+    path.parent.mkdir()
+    return path
+
+
+def test_sockets_that_no_process_has_any_more_go_when_another_is_made(tmp_path: Path, runtime: Path) -> None:
+    listen(long_path(tmp_path, "k")).close()  # Killed, and its store removed: nobody looks for its socket again.
+    (killed,) = runtime.iterdir()
+    killed_early = killed.with_name("0" * 24 + ".sock.tmp")
+    killed.rename(killed_early)
+    listen(long_path(tmp_path, "l")).close()
+    others = {runtime / "other.sock", runtime / ("0" * 24 + ".sock")}
+    for path in others:
+        path.write_bytes(b"")
+    living, another = long_path(tmp_path, "m"), long_path(tmp_path, "n")
+    with listen(living), listen(another):
+        assert set(runtime.iterdir()) == {*others, connect_path(living), connect_path(another)}
+        assert can_connect(living)
+
+
+def test_a_socket_in_the_making_is_not_taken_for_an_abandoned_one(
+    tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = []
+
+    def look(folder: Path) -> None:
+        """As another process would, which makes a socket at the same time."""
+        fd = os.open(folder, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(fd)
+        looked_at.append(folder)
+
+    monkeypatch.setattr(address, "_remove_abandoned", look)
+    with listen(long_path(tmp_path, "d")):
+        assert looked_at == [runtime]
 
 
 def test_a_runtime_folder_that_others_may_enter_is_refused(runtime: Path) -> None:
