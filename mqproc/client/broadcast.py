@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from mqproc.client import core
+from mqproc.client import core, threads
 from mqproc.client.assignment import Cursor
 from mqproc.client.driving import drive
 from mqproc.client.group_steps import Steps
@@ -225,7 +225,7 @@ class Broadcast(OwnProgress):
         """Find the queues, and go on in the thread. Raises what looking for them raises."""
         try:
             drive(self._client.run, self.looking())
-            self._thread.start()
+            threads.start(self._thread)
         except BaseException:
             self.give_up()
             raise

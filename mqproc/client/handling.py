@@ -6,12 +6,13 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from mqproc.client.amounts import at_least_one, not_below_zero
 from mqproc.client.aside import AGAIN_S, NO_ROOM, Aside, tell_refused
+from mqproc.client.threads import program_ends
 from mqproc.errors import BadRequestError, MessageNotFoundError
 from mqproc.message import StoredMessage
 
@@ -130,13 +131,27 @@ class Handling:
             self._rest.give_back()
 
     def _go_on(self, pool: ThreadPoolExecutor, under_way: set[Future[None]]) -> None:
-        while not self._stop.is_set():
+        while not (self._stop.is_set() or self._rest.broken):
             if len(under_way) >= 2 * self._workers:
                 wait(under_way, IDLE_S, FIRST_COMPLETED)
             under_way -= _raised(under_way)
             if len(under_way) < 2 * self._workers:
                 timeout_s = BUSY_S if under_way else IDLE_S
-                under_way |= {pool.submit(self._each, run) for run in self._receive(timeout_s)}
+                under_way.update(self._begun(pool, self._receive(timeout_s)))
+
+    def _begun(self, pool: ThreadPoolExecutor, runs: Sequence[list[StoredMessage]]) -> Iterator[Future[None]]:
+        """What the pool takes: nothing more when the program ends, which is a stop for a daemon thread."""
+        for messages in runs:
+            try:
+                yield pool.submit(self._each, messages)
+            except RuntimeError as error:
+                self._rest.leave(messages)
+                if not program_ends():
+                    raise
+                if not threading.current_thread().daemon:
+                    error.add_note("the program's main thread has ended: let it wait for this one, as by join()")
+                    raise
+                self._rest.broken = True
 
     def _receive(self, timeout_s: float) -> list[list[StoredMessage]]:
         """Messages by what is handled one after the other."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mqproc.client import group_calls
+from mqproc.client import group_calls, threads
 from mqproc.client.core import QUERY, Call
 from mqproc.client.lines import Line
 from mqproc.client.outage import Outage
@@ -126,7 +126,7 @@ class Membership(Member):
                 pause_s = joins_again(error, self._client.retry, failures, deadline)
             time.sleep(pause_s)
         try:
-            self._thread.start()
+            threads.start(self._thread)
         except RuntimeError:  # There is no thread to be had, and nobody else would beat.
             self.leave()
             self._let_go()

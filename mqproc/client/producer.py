@@ -25,7 +25,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from mqproc.client import core, sending
+from mqproc.client import core, sending, threads
 from mqproc.client.batching import Batcher, Group, Limits
 from mqproc.client.encoding import check_message
 from mqproc.errors import BadRequestError, MqprocError, RequestTimeoutError, StoreBusyError
@@ -88,8 +88,7 @@ class Producer:
             raise BadRequestError("the producer is closed")
         _see_to_the_end()
         thread = threading.Thread(target=self._run, name="mqproc-producer", daemon=True)
-        # Raises where none is to be had: under a limit, or at the program's end, as Python sees it.
-        thread.start()
+        threads.start(thread)
         self._thread, self._taking = thread, True
 
     def __enter__(self) -> Producer:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from mqproc.client import transaction_calls
+from mqproc.client import threads, transaction_calls
 from mqproc.client.core import QUERY
 from mqproc.client.lines import Line
 from mqproc.client.outage import Outage
@@ -154,7 +154,7 @@ class TransactionProducer:
         self.failure: MqprocError | None = None
         """Why it cannot be asked any more, None while it can."""
         self._thread = threading.Thread(target=self._run, name="mqproc-transactions", daemon=True)
-        self._thread.start()
+        threads.start(self._thread)
 
     def transaction(self, message: Message, *, check_immunity_time: int | None = None) -> Transaction:
         """A transaction of this group; see `Client.transaction`. Raises what has ended the producer, if anything."""

@@ -6,13 +6,14 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from mqproc import AsyncClient, AsyncConsumer, BadRequestError, Client, ResetTo, StoredMessage
-from tests.client.consuming import all_of, all_of_async, bodies_of, fill, offsets
+from mqproc.client import handling
+from tests.client.consuming import all_of, all_of_async, bodies_of, fill, no_thread_starts, offsets
 from tests.conftest import PATIENCE_S, Group, wait_until
 
 
@@ -66,6 +67,59 @@ def test_a_stop_amid_the_pause_of_an_ordered_handler_leaves_nothing_in_hands(cli
         assert time.monotonic() - began_s < PATIENCE_S
         assert bodies_of(all_of(consumer, 4)) == sent[1:]
     assert offsets(client, "paused", "Paused") == [5]
+
+
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program whose main thread has ended when a pool has taken one of a run's messages."""
+
+    class Pool(ThreadPoolExecutor):
+        taken: Future[None] | None = None
+
+        def submit(self, each: Any, messages: Any, /) -> Any:  # type: ignore[override]
+            if self.taken is not None:
+                self.taken.result()
+                monkeypatch.setattr(threading, "main_thread", threading.Thread)
+                raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+            self.taken = super().submit(each, messages)
+            return self.taken
+
+    monkeypatch.setattr(handling, "ThreadPoolExecutor", Pool)
+
+
+@pytest.mark.usefixtures("ending")
+def test_the_end_of_the_program_is_a_stop_for_a_daemon_thread(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = fill(client, "Daemon", 20, queues=1)
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    with client.consumer("daemon", "Daemon", start="earliest") as consumer:
+        thread = threading.Thread(target=consumer.run, args=(lambda message: None,), daemon=True)
+        thread.start()
+        thread.join(PATIENCE_S)
+        assert (thread.is_alive(), raised) == (False, [])
+        assert bodies_of(all_of(consumer, 19)) == sent[1:]
+    assert offsets(client, "daemon", "Daemon") == [20]
+
+
+@pytest.mark.usefixtures("ending")
+def test_the_end_of_the_program_is_told_to_another_thread(client: Client) -> None:
+    fill(client, "Undead", 20, queues=1)
+    with client.consumer("undead", "Undead", start="earliest") as consumer:
+        with pytest.raises(RuntimeError, match="cannot schedule") as told:
+            consumer.run(lambda message: None)
+        assert told.value.__notes__ == ["the program's main thread has ended: let it wait for this one, as by join()"]
+
+
+def test_a_thread_that_does_not_start_since_the_program_ends_is_told_of(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(client, "Late", 1)
+    monkeypatch.setattr(threading, "main_thread", threading.Thread)
+    with no_thread_starts(), pytest.raises(RuntimeError, match="can't start new thread") as told:
+        client.consumer("late", "Late")
+    assert told.value.__notes__ == [
+        "mqproc-consumer needs a thread, and none starts in what atexit calls: begin before"
+    ]
 
 
 @pytest.mark.parametrize("ordered", [False, True])

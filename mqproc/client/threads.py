@@ -1,0 +1,20 @@
+"""Threads of a client's own, and what Python takes from them while a program ends."""
+
+from __future__ import annotations
+
+import threading
+
+
+def program_ends() -> bool:
+    """Whether the main thread is over: thread pools take nothing more then, and soon no thread starts."""
+    return not threading.main_thread().is_alive()
+
+
+def start(thread: threading.Thread) -> None:
+    """Raises RuntimeError where no thread is to be had: under a limit, or at the program's end, as Python sees it."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        if program_ends():
+            error.add_note(f"{thread.name} needs a thread, and none starts in what atexit calls: begin before")
+        raise
