@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from mqproc.cli.group import DOWN_TIMEOUT_S
 from mqproc.cli.supervisor_client import stop_group
 from mqproc.errors import NotRunningError, StartError
+from mqproc.held_signals import signals_held
 from mqproc.paths import StorePaths
 
 
@@ -22,21 +23,31 @@ def start_detached(store: Path, settings: Sequence[str], config: Path | None, re
     for setting in settings:
         command += ["--set", setting]
     pipe = subprocess.PIPE
-    # In a session of its own, so that Ctrl-C is this command's alone.
-    with subprocess.Popen(
-        command, stdout=pipe, stderr=pipe, text=True, env=os.environ, start_new_session=True
-    ) as child:
+    with ExitStack() as stack:
+        with signals_held():
+            # In a session of its own, so that Ctrl-C is this command's alone.
+            child = subprocess.Popen(
+                command, stdout=pipe, stderr=pipe, text=True, env=os.environ, start_new_session=True
+            )
+            stack.enter_context(child)
+            stack.enter_context(_taken_back(child, store, report))
         assert child.stdout is not None
         assert child.stderr is not None
-        try:
-            for line in child.stdout:
-                report(line.rstrip())
-            errors = child.stderr.read().strip()
-        except (KeyboardInterrupt, SystemExit):
-            _take_back(child, store, report)
-            raise
+        for line in child.stdout:
+            report(line.rstrip())
+        errors = child.stderr.read().strip()
     if child.returncode != 0:
         raise StartError(f"{store}: the group did not start: {errors or f'exit code {child.returncode}'}")
+
+
+@contextmanager
+def _taken_back(child: subprocess.Popen[str], store: Path, report: Callable[[str], None]) -> Iterator[None]:
+    """A start that is interrupted leaves no group."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        _take_back(child, store, report)
+        raise
 
 
 def _take_back(child: subprocess.Popen[str], store: Path, report: Callable[[str], None]) -> None:

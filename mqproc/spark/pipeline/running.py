@@ -18,6 +18,7 @@ from typing import IO, Final
 import pyarrow.dataset as ds
 
 from mqproc.errors import ConfigurationError, InternalError
+from mqproc.held_signals import signals_held
 from mqproc.spark.jobs.targets import check_target
 from mqproc.spark.session import prepare_environment
 
@@ -100,16 +101,17 @@ def run(folder: PipelineFolder, master: str, settings: Mapping[str, str], *, tim
 
 def _is_done(command: list[str], folder: Path, environment: Mapping[str, str], log: IO[str], timeout_s: float) -> bool:
     """Run a program; whether it ended well in time. However this ends, no process that it has started stays."""
-    running = subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-    )
-    try:
-        return running.wait(timeout_s) == 0
-    except subprocess.TimeoutExpired:
-        return False
-    finally:
-        # What is left of its session: the tool's server would go on making tables.
-        _end_group(running)
+    with contextlib.ExitStack() as stack:
+        with signals_held():
+            running = subprocess.Popen(
+                command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            # What is left of its session: the tool's server would go on making tables.
+            stack.callback(_end_group, running)
+        try:
+            return running.wait(timeout_s) == 0
+        except subprocess.TimeoutExpired:
+            return False
 
 
 def _end_group(running: subprocess.Popen[bytes]) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -76,6 +78,24 @@ def test_a_run_that_is_interrupted(folder: PipelineFolder, monkeypatch: pytest.M
     with pytest.raises(KeyboardInterrupt):
         run(folder, "local[1]", {})
     assert not is_running(int(server.read_text()))
+
+
+def test_a_run_that_is_interrupted_before_its_start_is_over(
+    folder: PipelineFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool(folder, "sleep 300")
+    started: list[int] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **settings)
+            started.append(self.pid)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(running.subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, "local[1]", {})
+    assert not is_running(*started)
 
 
 def test_a_run_that_ends(folder: PipelineFolder) -> None:
