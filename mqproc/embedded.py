@@ -216,7 +216,9 @@ def _run_command(command: str, store: Path, flags: list[str], timeout_s: float |
     if child.returncode != 0:
         said = errors.strip().splitlines()
         kind: type[MqprocError] = _ERROR_BY_EXIT_CODE.get(child.returncode, StartError)
-        raise kind(said[-1] if said else f"mqproc {command} ended with code {child.returncode}")
+        raise kind(
+            said[-1].removeprefix("mqproc: ") if said else f"mqproc {command} ended with code {child.returncode}"
+        )
 
 
 def _words_of_start(child: subprocess.Popen[str], store: Path) -> str:

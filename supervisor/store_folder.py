@@ -40,8 +40,9 @@ def prepare_folder(io: StoreIO, paths: StorePaths) -> None:
         for path in (paths.lock, paths.abort):
             if path.is_symlink():
                 raise StoreAccessError(f"{path}: a symlink; a store's files are no symlinks")
-        if paths.control.is_dir():
-            raise StoreAccessError(f"{paths.control}: a folder")
+        for path in (paths.control, paths.settings):
+            if path.is_dir():
+                raise StoreAccessError(f"{path}: a folder")
         for path in (paths.lock, paths.log):
             # A device is fine: who wants no log links it to /dev/null.
             if kind := _NO_FILES.get(file_type(path)):

@@ -27,6 +27,8 @@ def read_values(io: StoreIO, paths: StorePaths) -> dict[str, Any]:
         found = json.loads(io.read_file(paths.settings))
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    except IsADirectoryError:
+        raise ValueError("not a file") from None
     if not isinstance(found, dict):
         raise ValueError("not a JSON object")
     source = str(paths.settings)

@@ -66,9 +66,10 @@ def test_file_in_its_place_is_refused(tmp_path: Path) -> None:
         prepare(tmp_path / "store")
 
 
-def test_a_folder_in_the_place_of_the_positions_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "mqproc" / "control").mkdir(parents=True)
-    with pytest.raises(StoreAccessError, match="mqproc/control: a folder"):
+@pytest.mark.parametrize("name", ["control", "settings.json"])
+def test_a_folder_in_the_place_of_what_a_start_makes_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "mqproc" / name).mkdir(parents=True)
+    with pytest.raises(StoreAccessError, match=f"mqproc/{name}: a folder"):
         prepare(tmp_path)
 
 
