@@ -383,7 +383,10 @@ class Client(Calls):
     def query_message(
         self, topic: str, key: str, max_messages: int = 32, begin: Time = None, end: Time = None
     ) -> QueryMessageResult:
-        """RocketMQ's own answer by key: whatever the index points to, other keys of the same hash included."""
+        """RocketMQ's own answer by key: whatever the index points to, other keys of the same hash included.
+
+        It is one answer, and an error where it exceeds the client's `max_frame_bytes`; `by_key` asks page by page.
+        """
         return self.run(core.query_message(topic, key, max_messages, begin, end))
 
     def range(

@@ -96,12 +96,15 @@ class FrameReader:
     already taken become invalid with the next `writable`.
     """
 
-    __slots__ = ("_buffer", "_end", "_frame_bytes_max", "_limit", "_needed", "_start")
+    __slots__ = ("_bound", "_buffer", "_end", "_frame_bytes_max", "_hint", "_needed", "_start")
 
     def __init__(self, frame_bytes_max: int, limit: str = "") -> None:
-        """`limit`: what the bound is called in errors, "" without a name."""
+        """`limit`: what the bound is called where who asks has set it, "" elsewhere."""
         self._frame_bytes_max = frame_bytes_max
-        self._limit = f"{limit} = " if limit else ""
+        self._bound, self._hint = f"{frame_bytes_max:,}", ""
+        if limit:
+            self._bound = f"{limit} = {self._bound}"
+            self._hint = "; ask for fewer messages at a time, or give it a larger one"
         self._buffer: memoryview | None = None
         self._start = 0
         self._end = 0
@@ -207,7 +210,7 @@ class FrameReader:
         if magic != MAGIC or version != VERSION or zero or end_of_frame - start > self._frame_bytes_max:
             check_greeting(buffer, start)
             if (size := end_of_frame - start) > self._frame_bytes_max:
-                raise FrameTooLargeError(f"frame of {size:,} bytes exceeds {self._limit}{self._frame_bytes_max:,}")
+                raise FrameTooLargeError(f"frame of {size:,} bytes exceeds {self._bound}{self._hint}")
             raise ProtocolError(f"reserved header word is 0x{zero:X}, not 0")
         if end_of_frame > end:
             self._needed = end_of_frame - start

@@ -11,7 +11,7 @@ from tests.client.consuming import all_of, bodies_of, fill
 from tests.conftest import PATIENCE_S, Group
 
 FRAME_BYTES = 64 << 10
-TOLD = r"frame of 1[\d,]{6} bytes exceeds this client's max_frame_bytes = 65,536"
+TOLD = r"frame of 1[\d,]{6} bytes exceeds this client's max_frame_bytes = 65,536; ask for fewer"
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,16 @@ def test_a_message_that_fits_in_no_frame_is_an_error_that_names_the_option(fille
             client.consumer("large", "Large", start="earliest") as consumer,
         ):
             list(consumer.messages(timeout=PATIENCE_S))
+
+
+def test_an_answer_that_is_not_cut_into_frames_is_an_error_that_says_what_fits(filled: Group) -> None:
+    with filled.client() as client:
+        client.send_batch("Large", [bytes(60_000)] * 3, keys="key")
+        client.wait_dispatched()
+    with Client(filled.store, max_frame_bytes=FRAME_BYTES, timeout=PATIENCE_S) as client:
+        with pytest.raises(FrameTooLargeError, match=TOLD):
+            client.query_message("Large", "key")
+        assert len(client.query_message("Large", "key", 1).messages) == 1
 
 
 def test_so_it_is_for_asyncio(filled: Group) -> None:
