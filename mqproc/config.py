@@ -364,6 +364,8 @@ def options_table(found: dict[str, Any], path: Path) -> dict[str, Any]:
     table = found.get("mqproc", found)
     if not isinstance(table, dict):
         raise ConfigurationError(f"{path}: mqproc = {table!r} is not a table: options stand below [mqproc], or alone")
+    if table is not found and (outside := found.keys() & {*FIELDS, "store"}):
+        raise ConfigurationError(f"{path}: {min(outside)} stands above [mqproc]: options stand below it, or alone")
     return table
 
 

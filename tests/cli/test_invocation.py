@@ -79,6 +79,18 @@ def test_options_that_are_no_table_are_a_wrong_configuration(
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.parametrize(("line", "name"), [('store = "store"', "store"), ("max_queues = 77", "max_queues")])
+def test_what_stands_above_the_table_of_options_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mqproc.toml").write_text(f'title = "of another tool"\n{line}\n[mqproc]\nmax_message_size = 65536\n')
+    for arguments in (["config", "check"], ["status"]):
+        refused = call(*arguments)
+        told = f"mqproc: mqproc.toml: {name} stands above [mqproc]: options stand below it, or alone\n"
+        assert (refused.code, refused.err) == (8, told)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
