@@ -25,6 +25,8 @@ from mqproc.cli.output import COLORS, FORMATS
 from mqproc.quantities import parse_size
 
 COMMON_HEADING = "Common options"
+# What other tools call it.
+_CALLED_ELSEWHERE = {"start": "up", "stop": "down", "help": "--help"}
 
 
 class Seconds(click.ParamType[float]):
@@ -194,7 +196,9 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             names = self.list_commands(ctx)
-            near = difflib.get_close_matches(args[0], names, 1, 0.6)
+            elsewhere = _CALLED_ELSEWHERE.get(args[0], "")
+            is_here = elsewhere in names or elsewhere in ctx.help_option_names
+            near = [elsewhere] if is_here else difflib.get_close_matches(args[0], names, 1, 0.6)
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
             ctx.fail(f"No such command {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)

@@ -99,6 +99,15 @@ def test_a_mistyped_command_brings_a_suggestion_in_one_line() -> None:
     assert "did you mean 'create'" in call("topic", "craete").err
 
 
+def test_a_name_that_other_tools_have_for_a_command_brings_ours() -> None:
+    for given, meant in (("start", "up"), ("stop", "down"), ("help", "--help")):
+        assert (
+            call(given).err == f"mqproc: No such command '{given}'; did you mean '{meant}'?; mqproc --help tells more\n"
+        )
+    assert "did you mean '--help'?; mqproc topic --help" in call("topic", "help").err
+    assert "there are: create," in call("topic", "start").err
+
+
 def test_what_is_missing_is_told_in_one_sentence() -> None:
     outcome = call("topic", "create")
     assert (outcome.code, outcome.err) == (
