@@ -24,6 +24,7 @@ from mqproc.cli.progress import rate_text
 from mqproc.cli.times import is_duration, now_ms, parse_time_ms
 from mqproc.client import Client, Producer
 from mqproc.client.connection import FRAME_BYTES_MAX
+from mqproc.client.core import WRITER, ping
 from mqproc.client.encoding import check_message
 from mqproc.delay_levels import DELAY_LEVELS
 from mqproc.errors import BadPropertyError, BadRequestError, MessageTooLargeError, MqprocError
@@ -143,6 +144,8 @@ def send(
                 raise click.UsageError("--count goes with BODY")
             stream = stack.enter_context(file.open("rb")) if file is not None else _stdin()
             bodies = (line.removesuffix(b"\n").removesuffix(b"\r") for line in stream)
+        # Where no group runs nothing is read from stdin, which would be lost.
+        client.run(ping(WRITER))
         delimiter = key_delimiter.encode() if key_delimiter else None
         unit = "message" if count > 1 else "line"
         sending = _Sending(client, invocation.out, template, delimiter, unit)

@@ -127,6 +127,19 @@ def test_a_choice_is_told_once_and_in_one_line() -> None:
     assert wrong.err.startswith("mqproc: Invalid value for 'ROLE': 'writter' is not one of 'writer', ")
 
 
+@pytest.mark.parametrize("options", [(), ("x", "--count", "3")])
+def test_lines_are_not_read_where_no_group_runs(tmp_path: Path, options: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"first\nsecond\n")
+    os.close(writer)
+    command = mqproc("send", "orders", *options, "--store", str(tmp_path))
+    outcome = subprocess.run(command, stdin=reader, capture_output=True, text=True, env=environment(), check=False)
+    assert (outcome.returncode, outcome.stdout, outcome.stderr.count("\n")) == (9, "", 1)
+    assert "no group serves this store now" in outcome.stderr
+    assert os.read(reader, 100) == b"first\nsecond\n"
+    os.close(reader)
+
+
 def test_an_error_is_one_line_and_its_traceback_is_for_those_who_ask(tmp_path: Path) -> None:
     outcome = call("status", "--store", tmp_path)
     assert outcome.code == 9
