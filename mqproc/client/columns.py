@@ -42,6 +42,7 @@ _OFFSET_TYPES: Final = {
     "LargeStringArray": np.int64,
 }
 _SHOWN_CHARACTERS: Final = 64
+_TEXT_HINT: Final = "; give its encode()"
 _WHOLE: Final = (int, np.integer)
 _TEXT_ARRAYS: Final = ("StringArray", "LargeStringArray")
 
@@ -132,7 +133,8 @@ def _view_of(body: Any, index: int) -> memoryview:
         view = memoryview(body)
         return view.cast("B") if view.nbytes else memoryview(b"")
     except (TypeError, ValueError, BufferError) as error:
-        raise BadMessageError(f"body {index:,} is a {type(body).__name__}, not bytes: {error}") from None
+        told = _TEXT_HINT if isinstance(body, str) else f": {error}"
+        raise BadMessageError(f"body {index:,} is a {type(body).__name__}, not bytes{told}") from None
 
 
 def as_bytes(body: Any) -> bytes:
@@ -140,7 +142,8 @@ def as_bytes(body: Any) -> bytes:
     try:
         return bytes(memoryview(body).cast("B"))
     except (TypeError, ValueError, BufferError):
-        raise BadMessageError(f"body must be bytes, not {type(body).__name__}") from None
+        hint = _TEXT_HINT if isinstance(body, str) else ""
+        raise BadMessageError(f"body must be bytes, not {type(body).__name__}{hint}") from None
 
 
 def _refuse_masked(values: Any, name: str) -> None:

@@ -57,7 +57,10 @@ def start_of(start: Time) -> tuple[str, int]:
         return str(start), 0
     if start is None:
         raise BadRequestError('start is None: give "earliest", "latest" or a time')
-    return AT_TIME, time_ms(start, 0)
+    try:
+        return AT_TIME, time_ms(start, 0)
+    except BadRequestError as error:
+        raise BadRequestError(f'start is "earliest", "latest" or a time: {error}') from None
 
 
 # Members

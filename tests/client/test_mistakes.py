@@ -116,6 +116,8 @@ class Incomparable:
         (lambda c: c.send("t", b"x", properties=Column(["a"] * 2)), BadPropertyError, "properties a mapping, not"),
         (lambda c: c.send("t", b"x", delay_level=Column([1, 2])), BadMessageError, "delay_level is a Column"),
         (lambda c: c.send("t", b"x", delay=Column([1, 2])), BadTimeError, "a Column is no list or array"),
+        (lambda c: c.send("t", "text"), BadMessageError, r"body must be bytes, not str; give its encode\(\)"),
+        (lambda c: c.send_batch("t", [b"", "text"]), BadMessageError, r"body 1 is a str, not bytes; give its enc"),
         (lambda c: c.send_batch("t", SERIES), BadMessageError, r"not Series; give its to_list\(\)"),
         (lambda c: c.send_batch("t", BODIES, tags=SERIES), BadPropertyError, r"not Series; give its to_list\(\)"),
         (lambda c: c.send_batch("t", BODIES, delay=SERIES), BadTimeError, "a delay is a number of seconds or"),
