@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ import click
 from mqproc.cli.commands import Group
 from mqproc.cli.ending import end_in_order
 from mqproc.cli.invocation import Invocation, process_began_s
+from mqproc.cli.output import STDERR, STDOUT, harmless, heard_or_not, let_go
 from mqproc.errors import MqprocError, StoreAccessError
 from mqproc.version import installed_version
 
@@ -44,7 +45,6 @@ EXIT_CODES = {
 }
 NOT_FOUND = 5
 INTERRUPTED = 130
-_STDOUT, _STDERR = 1, 2
 _OUTPUT = "standard output"
 
 _LAZY = {
@@ -96,7 +96,7 @@ class MainGroup(Group):
             sys.stdout.flush()
         except BrokenPipeError:
             # The reader has seen enough.
-            _let_output_go()
+            let_go(STDOUT)
         return result
 
     def make_context(self, *arguments: Any, **settings: Any) -> click.Context:
@@ -104,7 +104,7 @@ class MainGroup(Group):
         try:
             return super().make_context(*arguments, **settings)
         except BrokenPipeError:
-            _let_output_go()
+            let_go(STDOUT)
             raise click.exceptions.Exit(0) from None
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.Abort:
         return INTERRUPTED
     except click.exceptions.NoArgsIsHelpError as error:
-        with _heard_or_not():
+        with heard_or_not():
             click.echo(error.format_message(), err=True)
         return error.exit_code
     except click.UsageError as error:
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(str(error), error.exit_code, invocation)
     except OSError as error:
         if error.filename == _OUTPUT:
-            _let_output_go()
+            let_go(STDOUT)
         where = f"{error.filename}: " if error.filename else ""
         return _failed(f"{where}{error.strerror or error}", _exit_code_of(error, invocation), invocation)
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
@@ -182,29 +182,13 @@ def _open_what_is_closed() -> None:
     """Have output go nowhere that the caller closed, as by `>&-`; Python has no stream there, and the next file that
     is opened, one of the store's, would get its number.
     """
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         os.set_inheritable(fd, True)
     os.close(fd)
     if sys.stdout is None:
-        sys.stdout = open(_STDOUT, "w", closefd=False)  # noqa: SIM115
+        sys.stdout = open(STDOUT, "w", closefd=False)  # noqa: SIM115
     if sys.stderr is None:
-        sys.stderr = open(_STDERR, "w", closefd=False)  # noqa: SIM115
-
-
-def _let_output_go(number: int = _STDOUT) -> None:
-    """Have what is still buffered go nowhere: when Python ends it would fail again, and be told, with exit code 120."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, number)
-    os.close(nowhere)
-
-
-@contextlib.contextmanager
-def _heard_or_not() -> Iterator[None]:
-    """For what goes to standard error last: the exit code tells what went wrong also where nobody reads it."""
-    try:
-        yield
-    except OSError:
-        _let_output_go(_STDERR)
+        sys.stderr = open(STDERR, "w", closefd=False)  # noqa: SIM115
 
 
 class _StandardOutput(io.FileIO):
@@ -246,9 +230,7 @@ def _escaped(error: UnicodeError) -> tuple[str, int]:
 
 
 def _failed(text: str, exit_code: int, invocation: Invocation) -> int:
-    from mqproc.cli.output import harmless
-
-    with _heard_or_not():
+    with heard_or_not():
         if invocation.verbose:
             traceback.print_exc()
         click.secho("mqproc: ", fg="red", nl=False, err=True, color=_stderr_color(invocation))

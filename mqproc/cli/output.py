@@ -12,11 +12,12 @@ may send a message may not have a reader's terminal do things. What would break 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SCHEMA_VERSION = 1
+STDOUT, STDERR = 1, 2
 FORMATS = ("table", "json", "jsonl", "csv", "raw")
 COLORS = ("auto", "always", "never")
 
@@ -38,6 +40,22 @@ _BUT_LINES = {code: text for code, text in _CONTROLS.items() if chr(code) not in
 _CSV_END = "\r\n"
 _TEXT_LEAST = 8  # Characters of a column of text, however narrow the terminal.
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def let_go(number: int) -> None:
+    """Have what is still buffered go nowhere: when Python ends it would fail again, and be told, with exit code 120."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
+
+
+@contextlib.contextmanager
+def heard_or_not() -> Iterator[None]:
+    """For what goes to stderr: where nobody can read it a command goes on, and its exit code tells what went wrong."""
+    try:
+        yield
+    except OSError:
+        let_go(STDERR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +225,10 @@ class Output:
             self._pairs(columns, values)
 
     def note(self, text: str) -> None:
-        """A line for people, on stderr."""
-        self.errors.write((harmless(text) if self.errors.isatty() else text) + "\n")
-        self.errors.flush()
+        """A line for people, on stderr, if somebody reads it there."""
+        with heard_or_not():
+            self.errors.write((harmless(text) if self.errors.isatty() else text) + "\n")
+            self.errors.flush()
 
     def _values(self, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], *, header: bool) -> None:
         buffer = io.StringIO()

@@ -100,6 +100,29 @@ def test_an_error_that_nobody_reads_has_its_exit_code(unread: int, arguments: li
     assert subprocess.run(command, stdout=unread, stderr=unread, check=False).returncode == code
 
 
+@pytest.mark.parametrize("stderr", ["gone", "full"])
+def test_what_nobody_reads_on_stderr_holds_up_nothing_and_has_its_exit_code(
+    store: Path, unread: int, stderr: str
+) -> None:
+    """The second line has no key, which is told; the third one goes all the same."""
+    command = [
+        sys.executable,
+        "-m",
+        "mqproc",
+        "send",
+        f"stderr-{stderr}",
+        "--key-delimiter",
+        ":",
+        "--store",
+        str(store),
+    ]
+    with open("/dev/full", "wb") as full:
+        told = unread if stderr == "gone" else full
+        outcome = subprocess.run(command, input=b"k:1\n:2\nk:3\n", stdout=told, stderr=told, check=False)
+    assert outcome.returncode == 1
+    assert _count(store, f"stderr-{stderr}") == 2
+
+
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_output_that_was_closed_goes_nowhere(store: Path, closed: str) -> None:
     for command in (f"send closed x --json --store '{store}'", f"topic list --store '{store}'"):
