@@ -391,7 +391,7 @@ def settings_of(io: StoreIO, paths: StorePaths) -> Options:
     """The options that our group ran with; defaults when none has, or when nobody can read what it ran with."""
     try:
         return Options(**read_values(io, paths))
-    except (FileNotFoundError, IsADirectoryError, ValueError, ConfigurationError):
+    except (FileNotFoundError, ValueError, ConfigurationError):
         return Options()
 
 
