@@ -456,7 +456,11 @@ class Client(Calls):
         filter: Filter | None = None,
         time: TimeKind = "store",
     ) -> int:
-        """How many messages of a topic have begin ≤ time < end."""
+        """How many messages of a topic have begin ≤ time < end.
+
+        By store time without a filter only those at the borders are read, so each of damage that no recovery has found
+        yet counts.
+        """
         return self.run(core.count(topic, begin, end, tags, filter, time))
 
     # State

@@ -327,7 +327,11 @@ class StoreReader:
         tags: Sequence[str] = (),
         born_time: bool = False,
     ) -> int:
-        """How many messages `range` gives."""
+        """How many messages `range` gives.
+
+        By store time without tags only those at the borders are read, so each of damage that no recovery has found yet
+        counts.
+        """
         return finish(self.reading.count(topic, begin_ms, end_ms, tags=tags, born_time=born_time))
 
     @question
