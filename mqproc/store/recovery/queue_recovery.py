@@ -271,17 +271,23 @@ class QueueRecovery:
                 self._table.store(number, table_layout.MIN_OFFSET, named)
 
     def not_believed(self, gaps: Iterable[Gap]) -> list[Gap]:
-        """Gaps of too many offsets before a single record: its queue offset is nonsense, and its queue ends where it
-        did before. With more records behind it, it is believed.
+        """Gaps of too many offsets before a single record, more than the log ever had room for: its queue offset is
+        nonsense, and its queue ends where it did before. With more records behind it, it is believed.
+
+        What has been lost, and what has expired, did have room; `gaps` may have been filled since they were found.
         """
         found = []
-        for gap in gaps:
+        for gap in sorted(gaps, key=lambda gap: gap.stop, reverse=True):
+            missing = gap.stop - gap.first
             is_alone = self._table.max_offset(gap.number) == gap.stop + 1
-            if gap.first > 0 and gap.stop - gap.first > FILL_MAX and is_alone:
-                physical_end = self._files.last_end(*self._table.name(gap.number), gap.first)
-                self._table.store(gap.number, table_layout.MAX_OFFSET, gap.first)
-                self._table.store(gap.number, table_layout.LAST_PHYSICAL_END, physical_end)
-                found.append(gap)
+            if gap.first == 0 or missing <= FILL_MAX or not is_alone:
+                continue
+            physical_end = self._files.last_end(*self._table.name(gap.number), gap.first)
+            if missing * record.FIXED_SIZE_V4 <= gap.physical_stop - physical_end:
+                continue
+            self._table.store(gap.number, table_layout.MAX_OFFSET, gap.first)
+            self._table.store(gap.number, table_layout.LAST_PHYSICAL_END, physical_end)
+            found.append(gap)
         return found
 
     def fill(self, gaps: Iterable[Gap], holes: Ranges, *, keep_units: bool = False) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -10,14 +11,17 @@ import pytest
 
 from mqproc import StoreReader
 from mqproc.io import StoreIO
+from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
 from mqproc.layout.consume_queue import FILLER_SIZES
 from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
 from mqproc.store.dispatcher import Gap, without
+from mqproc.store.queue_table import QueueTable
+from mqproc.store.recovery import queue_recovery
 from tests.cli.calling import call
 from tests.cli.repairing import flags_of
 from tests.store.recovery.recovering import Recovered
-from tests.store.stopped_store import SEGMENT, StoppedStore, write_at
+from tests.store.stopped_store import FIRST_MS, QUEUE_FILE_BYTES, SEGMENT, StoppedStore, write_at
 
 
 def placed(found: Recovered) -> set[int]:
@@ -26,15 +30,18 @@ def placed(found: Recovered) -> set[int]:
     return {offset for of_queue in units for offset, _size, _code in of_queue.values()}
 
 
+def raise_queue_offset(store: StoppedStore, at: int, by: int) -> None:
+    """Have the record at a log position say a higher queue offset."""
+    place = at % SEGMENT + record.QUEUE_OFFSET
+    queue_offset = int.from_bytes(store.segment(at).read_bytes()[place : place + 8], "big")
+    write_at(store.segment(at), place, (queue_offset + by).to_bytes(8, "big"))
+
+
 @pytest.mark.parametrize("too_high", [3, 100])
 def test_records_behind_it_keep_their_units(tmp_path: Path, too_high: int) -> None:
     store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
     number = len(store.offsets) // 2
-    at = store.offsets[number]
-    segment = store.segment(at)
-    place = at % SEGMENT + record.QUEUE_OFFSET
-    queue_offset = int.from_bytes(segment.read_bytes()[place : place + 8], "big")
-    write_at(segment, place, (queue_offset + too_high).to_bytes(8, "big"))
+    raise_queue_offset(store, store.offsets[number], too_high)
     # As a store of RocketMQ's that is opened here for the first time.
     shutil.rmtree(store.root / "mqproc")
     # One of the others has the same place, where there is one.
@@ -63,9 +70,7 @@ def test_a_lone_record_far_behind_its_queues_end_is_not_believed(tmp_path: Path,
     store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
     before = store.first.queues()
     at = store.offsets[number]
-    place = at % SEGMENT + record.QUEUE_OFFSET
-    queue_offset = int.from_bytes(store.segment(at).read_bytes()[place : place + 8], "big")
-    write_at(store.segment(at), place, (queue_offset + (1 << 21)).to_bytes(8, "big"))
+    raise_queue_offset(store, at, 1 << 21)
     shutil.rmtree(store.root / "mqproc")
     for _ in range(2):
         found = store.recover()
@@ -76,6 +81,38 @@ def test_a_lone_record_far_behind_its_queues_end_is_not_believed(tmp_path: Path,
     call("store", "repair", store.root, "--execute", *flags_of(store.engine.options))
     with StoreReader(store.root) as reader:
         assert {message.physical_offset for message in reader.messages()} == {*store.offsets} - {at}
+
+
+@pytest.mark.parametrize("exponents", [(21, 24), (24, 21)])
+def test_nor_are_two_of_one_queue(tmp_path: Path, exponents: tuple[int, int]) -> None:
+    store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
+    harmed = [store.offsets[number] for number in (320, 324)]
+    for at, exponent in zip(harmed, exponents, strict=True):
+        raise_queue_offset(store, at, 1 << exponent)
+    shutil.rmtree(store.root / "mqproc")
+    assert placed(store.recover()) & set(store.offsets) == {*store.offsets} - {*harmed}
+
+
+def test_one_that_the_log_has_room_for_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one message of a queue above the marks, after a kill: the units between were lost, and are made again."""
+    monkeypatch.setattr(queue_recovery, "FILL_MAX", 8)
+    store = StoppedStore(tmp_path / "store")
+    store.offsets += store.engine.append("First", [b"the last one"], FIRST_MS, queues=4).tolist()
+    end = publish_one(store, "First", 0)
+    store.queue_file("First", 0, QUEUE_FILE_BYTES).unlink()
+    found = store.recover(clean=False)
+    assert found.queues()["First", 0] == (0, end)
+    assert set(store.offsets) <= placed(found)
+
+
+def publish_one(store: StoppedStore, topic: str, queue_id: int) -> int:
+    """Say in the table that a queue has the log's last message, as the dispatcher had; its new end."""
+    with contextlib.closing(QueueTable(StoreIO(), store.engine.paths.queues, write=True)) as table:
+        number = table.find(topic, queue_id)
+        end = table.max_offset(number) + 1
+        table.store(number, table_layout.MAX_OFFSET, end)
+        table.store(number, table_layout.LAST_PHYSICAL_END, store.end)
+    return end
 
 
 def test_what_is_not_believed_is_told_with_its_place(tmp_path: Path) -> None:
