@@ -238,7 +238,7 @@ class Topics:
         for line in data.split(b"\n")[:-1]:
             try:
                 change = _change.decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 self._remark(f"byte {self._journal_size}: {error}")
                 return
             self._take(change)

@@ -150,6 +150,7 @@ STALE = b'["stale",4,6]\n'
         b'["torn",70000,6]\n' + STALE,
         b"[]\n" + STALE,
         b"\n" + STALE,
+        b'["torn",4,6,0,[],' + b"[" * 100_000 + b"\n" + STALE,
     ],
 )
 def test_the_next_commit_cuts_off_what_was_torn(paths: StorePaths, tail: bytes) -> None:
