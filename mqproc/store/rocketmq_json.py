@@ -69,25 +69,30 @@ def load(io: StoreIO, path: Path, take: Callable[[Any], object] = lambda value: 
     return None, "; ".join(remarks)
 
 
-def save(io: StoreIO, syncs: Syncing, path: Path, value: Any, *, integer_keys: bool = False) -> None:
+def save(
+    io: StoreIO, syncs: Syncing, path: Path, value: Any, *, integer_keys: bool = False, keeps_old: bool = True
+) -> None:
     """Replace a config file atomically, keeping the one before it as `.bak`. Raises OSError, FailedSyncError.
 
-    One that cannot be read replaces no `.bak`: until the new one is there that may be the only one that can.
+    One that cannot be read replaces no `.bak`: until the new one is there that may be the only one that can. Nor does
+    one that the caller could not use, which says so by `keeps_old`.
 
     `syncs` makes it durable; a role gives its FinalSyncs.
     `integer_keys`: keys that are integers are written unquoted, as RocketMQ does in maps by queue id.
     """
-    for _ in save_steps(io, syncs, path, value, integer_keys=integer_keys):
+    for _ in save_steps(io, syncs, path, value, integer_keys=integer_keys, keeps_old=keeps_old):
         pass
 
 
-def save_steps(io: StoreIO, syncs: Syncing, path: Path, value: Any, *, integer_keys: bool = False) -> Iterator[None]:
+def save_steps(
+    io: StoreIO, syncs: Syncing, path: Path, value: Any, *, integer_keys: bool = False, keeps_old: bool = True
+) -> Iterator[None]:
     """The same in two steps, so that others have a turn in between; `value` is of the first one."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=1)
     if integer_keys:
         text = _STRING.sub(_unquoted, text)
     io.make_folder(path.parent)
-    if io.exists(path) and _is_whole(before := io.read_file(path)):
+    if keeps_old and io.exists(path) and _is_whole(before := io.read_file(path)):
         syncs.write_file_atomically(path.with_name(path.name + ".bak"), before)
         yield
     syncs.write_file_atomically(path, text)

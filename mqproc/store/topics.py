@@ -158,9 +158,9 @@ class Topics:
         self._version += 1
         version = {"counter": self._version, "stateVersion": 0, "timestamp": time_ms}
         table = {name: topic.to_rocketmq() for name, topic in sorted(self._topics.items())}
-        rocketmq_json.save(
-            self._io, self._syncs, self._paths.topics, {"dataVersion": version, "topicConfigTable": table} | self._other
-        )
+        value = {"dataVersion": version, "topicConfigTable": table} | self._other
+        rocketmq_json.save(self._io, self._syncs, self._paths.topics, value, keeps_old=not self.file_remark)
+        self.file_remark = ""
         if self._deletions_changed:
             deleted_topics.save(self._io, self._syncs, self._paths, self.deletions)
             self._deletions_changed = False

@@ -305,6 +305,28 @@ def test_an_unlinked_journal_is_gone_for_good_before_the_files_change_again(path
     assert calls[-2:] == ["unlink topics.journal", "sync mqproc"]
 
 
+# A file that cannot be used
+
+
+def test_a_file_that_cannot_be_used_does_not_replace_its_copy(paths: StorePaths) -> None:
+    """A kill between the two would have left none that can."""
+    paths.config.mkdir()
+    copy = paths.topics.with_name("topics.json.bak")
+    for path, table in ((paths.topics, [1]), (copy, {"A": {"writeQueueNums": 3}})):
+        path.write_text(json.dumps({"topicConfigTable": table}))
+    io = FailingIO("rename topics.json")
+    topics = loaded(paths, io)
+    add(topics, "B")
+    io.broken = True
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        topics.save(1)
+    assert loaded(paths).names() == ["A", "B"]
+    io.broken = False
+    topics.save(2)
+    topics.save(3)
+    assert [json.loads(path.read_text())["dataVersion"]["counter"] for path in (paths.topics, copy)] == [3, 2]
+
+
 # Numbers that no topic has
 
 
