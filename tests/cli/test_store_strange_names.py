@@ -115,6 +115,14 @@ def test_a_pipe_in_the_place_of_a_file_is_told_and_moved_aside(
     assert call("store", "verify", store.root, *flags).code == 0
 
 
+def test_a_log_that_goes_nowhere_is_in_its_place(store: StoppedStore, flags: list[str]) -> None:
+    """A start takes it: who wants no log has it so."""
+    (store.root / "mqproc" / "log.jsonl").symlink_to("/dev/null")
+    assert call("store", "verify", store.root, *flags).code == 0
+    assert call("store", "repair", store.root, "--execute", *flags).code == 0
+    assert (store.root / "mqproc" / "log.jsonl").is_symlink()
+
+
 @pytest.mark.parametrize("make", [Path.touch, os.mkfifo], ids=["file", "pipe"])
 @pytest.mark.parametrize("folder", ["mqproc", "config", "commitlog"])
 def test_what_is_no_folder_in_the_place_of_one_is_named(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from mqproc.io import Kind as EntryKind
 from mqproc.layout import index_file, timer_log
 from mqproc.layout.consume_queue import EXTENSION_FOLDER
 from mqproc.names import MULTI_DISPATCH_PREFIX
-from mqproc.paths import StorePaths, index_name_time_ms, segment_start, shown
+from mqproc.paths import StorePaths, file_type, index_name_time_ms, segment_start, shown
 from mqproc.quantities import counted
 from mqproc.store.queue_folders import (
     bars_queue,
@@ -32,6 +33,7 @@ Queue = tuple[str, int]
 _UNKNOWN_PARTS = ("batchconsumequeue", EXTENSION_FOLDER, "compaction")
 
 _MARKS = ("commitlog", "consumequeue", "index")
+_NO_LOG = frozenset({stat.S_IFDIR, stat.S_IFIFO, stat.S_IFSOCK})
 # A file far behind its row has millions missing before it: so many of a gap are told one by one.
 MISSING_ALONE_MAX = LISTED_MAX
 
@@ -315,8 +317,8 @@ class _Look:
         markers = (paths.checkpoint, paths.abort, paths.timer_wheel, paths.timer_check)
         ours = (paths.progress, paths.queues, paths.settings, *(paths.mark(name) for name in _MARKS))
         more = (paths.opened, paths.topics_journal, paths.retention_report, paths.unconsumed)
-        # A start refuses to go on with something else in the place of these.
-        opened_first = (paths.control, paths.errors, paths.log)
+        # A start refuses to go on with something else in the place of these. Who wants no log links it to a device.
+        opened_first = (paths.control, paths.errors, *([paths.log] if file_type(paths.log) in _NO_LOG else []))
         for path in (paths.lock, paths.damage):
             # What else lies there is told by who needs it.
             if (entry := self._io.entry(path)) is not None and entry.kind is EntryKind.SYMLINK:
