@@ -34,6 +34,7 @@ from mqproc.names import (
     check_topic,
 )
 from mqproc.paths import StorePaths
+from mqproc.quantities import counted
 from mqproc.store import deleted_topics, rocketmq_json
 from mqproc.store.deleted_topics import Deletion
 from mqproc.store.final_syncs import Syncing
@@ -129,11 +130,13 @@ class Topics:
         self.journaled = False
         """Whether there was a journal to read: the files then lack what it has."""
         self.file_remark = self._journal_remark = ""
+        self.too_wide: list[str] = []
+        """What topics.json says of each topic of more queues than there may be: it has those of the table."""
 
     @property
     def remark(self) -> str:
         """What is wrong with the files, "" when all is well."""
-        return "; ".join(filter(None, (self.file_remark, self._journal_remark)))
+        return "; ".join(filter(None, (self.file_remark, *self.too_wide, self._journal_remark)))
 
     def load(self) -> None:
         """Read the files. Raises CorruptStoreError when one of them cannot be used, nor its copy."""
@@ -147,6 +150,12 @@ class Topics:
         self._version = int(version.get("counter", 0))
         self._other = {key: value[key] for key in value if key not in ("topicConfigTable", "dataVersion")}
         self._topics = table
+        self.too_wide = []
+        for name, config in table.items():
+            if config.queues > QUEUES_OF_A_TOPIC_MAX:
+                most = f"a topic has {QUEUES_OF_A_TOPIC_MAX:,} at most"
+                self.too_wide.append(f"topic {name!r}: {counted(config.queues, 'queue')}; {most}")
+                config.queues = 1
 
     def save(self, time_ms: int) -> None:
         """Write the files, the version of topics.json one higher; the journal is then gone.
@@ -338,11 +347,7 @@ class Topics:
 
 
 def _from_rocketmq(name: str, entry: dict[str, Any]) -> TopicConfig:
-    counts = {field_name: int(entry.get(field_name, 1)) for field_name in ("writeQueueNums", "readQueueNums")}
-    for field_name, count in counts.items():
-        if count > QUEUES_OF_A_TOPIC_MAX:
-            raise ValueError(f"topic {name!r}: {field_name} = {count:,}; a topic has {QUEUES_OF_A_TOPIC_MAX:,} at most")
-    queues = max(1, *counts.values())
+    queues = max(int(entry.get("writeQueueNums", 1)), int(entry.get("readQueueNums", 1)), 1)
     own = {"attributes", "perm", "readQueueNums", "writeQueueNums", "topicName"}
     extra = {key: value for key, value in entry.items() if key not in own}
     return TopicConfig(name, queues, int(entry.get("perm", 6)), dict(entry.get("attributes") or {}), extra)

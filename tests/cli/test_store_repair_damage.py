@@ -216,7 +216,6 @@ CASES = [
     Case("topics: empty", sized(TOPICS, 0), "config_unreadable", 0),
     Case("topics: no object", put(TOPICS, "[1, 2]"), "config_unreadable", 0),
     Case("topics: another shape", put(TOPICS, '{"topicConfigTable": [1, 2]}'), "config_unreadable", 0),
-    Case("topics: many", put(TOPICS, '{"topicConfigTable": {"A":{"readQueueNums":65536}}}'), "config_unreadable", 0),
     Case("topics: and its copy", all_of(put(TOPICS, "{"), put(f"{TOPICS}.bak", "]")), "config_unreadable", 0),
     Case("topics: folder", folder(TOPICS), "misplaced_file"),
     Case("offsets: flipped", flipped(OFFSETS, 0, 0x20), "config_unreadable", 0),
@@ -273,6 +272,20 @@ def test_topics_come_back_from_their_copy_or_their_queues(whole: StoppedStore, t
         repair(store, flags)
         with StoreReader(store) as reader:
             assert {each.topic: each.queues for each in reader.topics()} == {"First": 4, "Second": 4, "Third": 4}
+
+
+def test_a_topic_of_more_queues_than_there_may_be_is_noted(whole: StoppedStore, tmp_path: Path) -> None:
+    """Its number costs no other topic its settings."""
+    store, flags = tmp_path / "store", flags_of(whole.engine.options)
+    shutil.copytree(whole.root, store)
+    text = '{"topicConfigTable": {"A": {"readQueueNums": 65536}, "B": {"perm": 4}}}'
+    put(TOPICS, text).do(store)
+    found = call("store", "verify", store, *flags, "--json")
+    (row,) = found.json["findings"]
+    assert (found.code, row["kind"], row["severity"], row["file"]) == (0, "topic_too_wide", "note", TOPICS)
+    assert row["text"] == "topic 'A': 65,536 queues; a topic has 65,535 at most"
+    assert call("store", "repair", store, "--execute", *flags).code == 0
+    assert (store / TOPICS).read_text() == text
 
 
 def test_progress_that_no_queue_can_have_is_noted(whole: StoppedStore, tmp_path: Path) -> None:

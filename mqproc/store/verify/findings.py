@@ -81,6 +81,7 @@ class Kind(enum.StrEnum):
     READ_ONLY = "read_only"
     LEDGER_UNREADABLE = "ledger_unreadable"
     CONFIG_UNREADABLE = "config_unreadable"
+    TOPIC_TOO_WIDE = "topic_too_wide"
     PROGRESS_BEYOND_END = "progress_beyond_end"
     PROGRESS_IMPOSSIBLE = "progress_impossible"
     # The timer
@@ -248,6 +249,10 @@ KINDS: Final[dict[Kind, About]] = {
     Kind.CONFIG_UNREADABLE: _damage(
         "a settings file cannot be read; its .bak counts, if that can be",
         f"mend the text, or {_REPAIR} moves it aside",
+    ),
+    Kind.TOPIC_TOO_WIDE: _note(
+        "a topic of more queues than there may be: it has those that the store has queues of",
+        "nothing; mend the number where it is to have more",
     ),
     Kind.PROGRESS_BEYOND_END: _damage(
         "a group has consumed more of a queue than there is: it would miss what comes next",

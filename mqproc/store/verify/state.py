@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from mqproc.store.groups.offsets_json import Progress
 from mqproc.store.groups.progress import all_progress, is_possible
 from mqproc.store.queue_hints import read_hints
 from mqproc.store.segments import LogSegments
+from mqproc.store.topics import Topics
 from mqproc.store.verify.durable import is_void, read_small
 from mqproc.store.verify.findings import Finding, Kind
 from mqproc.store.verify.inventory import Queue
@@ -80,7 +82,7 @@ class StateFindings:
     def run(self) -> list[Finding]:
         """All of them."""
         running = self._picture.positions.running
-        findings = [*self._markers(), *self._marks(), *self._checkpoint(), *self._settings()]
+        findings = [*self._markers(), *self._marks(), *self._checkpoint(), *self._settings(), *self._widths()]
         if not running:
             findings += [*self._queue_table(), *self._progress(), *self._lost_end()]
         return findings
@@ -255,6 +257,14 @@ class StateFindings:
             whole = path.with_name(path.name.removesuffix(".bak"))
             spare = path.suffix == ".bak" and whole in paths and whole not in faults
             yield Finding(Kind.CONFIG_UNREADABLE, _name(self._paths, path), 0, text=fault, as_note=spare)
+
+    def _widths(self) -> Iterable[Finding]:
+        topics = Topics(self._io, self._paths)
+        # That a file cannot be read is told with the other settings.
+        with contextlib.suppress(CorruptStoreError, IsADirectoryError):
+            topics.load()
+            for text in topics.too_wide:
+                yield Finding(Kind.TOPIC_TOO_WIDE, _name(self._paths, self._paths.topics), None, text=text)
 
     def _progress(self) -> Iterable[Finding]:
         consumed = list(self._consumed())
