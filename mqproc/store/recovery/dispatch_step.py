@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mqproc.store.damage import DamageLedger
+from mqproc.store.dispatcher import Gap
 from mqproc.store.recovery.index_step import IndexStep
 from mqproc.store.recovery.log_step import LogState
 from mqproc.store.recovery.queue_recovery import QueueRecovery
@@ -39,6 +40,8 @@ class DispatchStep:
         self._report = report
         self.rebuilt: set[int] = set()
         """Numbers of the queues that were built again below the mark."""
+        self.not_believed: list[Gap] = []
+        """What the mender did not believe of them."""
 
     def run(self, index_at: int) -> Redispatched:
         """Bring queues, which stand at the mender's limit or are lost, and index, whole below `index_at`, to the end.
@@ -87,6 +90,7 @@ class DispatchStep:
             if done.no_room is not None:
                 raise done.no_room
         self.rebuilt.update(lost)
+        self.not_believed = self._mender.not_believed(done.gaps)
         # What the log does not explain of them below the limit it has lost, and the mender tops up what it knows of.
         done.gaps = []
         self._mender.top_up(self._ledger.ranges)

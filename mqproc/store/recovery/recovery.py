@@ -318,11 +318,13 @@ class Recovery:
         """What no record explains gets fillers, and what lies behind the queues' ends goes."""
         holes, queues_at = self._ledger.ranges, mender.limit
         trusted = mender.limit > log.begin
-        if done.gaps and trusted:
+        gaps = done.gaps
+        if gaps and trusted:
             # What is missing lies below the mark, where nothing was looked at yet.
-            lost = {gap.number: max(gap.physical_end, log.begin) for gap in done.gaps}
-            done.mended_units += step.rebuild(lost, mender.limit).mended_units
-        for gap in mender.not_believed(done.gaps):
+            rebuilt = step.rebuild({gap.number: max(gap.physical_end, log.begin) for gap in gaps}, mender.limit)
+            done.mended_units += rebuilt.mended_units
+            gaps = [*gaps, *rebuilt.gaps]
+        for gap in [*step.not_believed, *mender.not_believed(gaps)]:
             topic, queue_id = self._table.name(gap.number)
             said = f"the record at {gap.physical_stop:,} says queue offset {gap.stop:,} of {topic} queue {queue_id}"
             self._report(f"recovery: {said}, which ends at {gap.first:,}: not believed, no unit leads to it")

@@ -83,6 +83,34 @@ def test_a_lone_record_far_behind_its_queues_end_is_not_believed(tmp_path: Path,
         assert {message.physical_offset for message in reader.messages()} == {*store.offsets} - {at}
 
 
+@pytest.mark.parametrize(("number", "queue"), [(320, ("Third", 0)), (639, ("First", 3))], ids=["amid others", "last"])
+def test_nor_is_it_when_its_queue_is_built_again(tmp_path: Path, number: int, queue: tuple[str, int]) -> None:
+    """By a start that looks at nothing else below the marks."""
+    store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
+    at = store.offsets[number]
+    raise_queue_offset(store, at, 1 << 21)
+    shutil.rmtree(store.root / "mqproc")
+    before = store.recover().queues()
+    store.queue_file(*queue).unlink()
+    found = store.recover(clean=False)
+    assert found.queues() == before
+    assert placed(found) & set(store.offsets) == {*store.offsets} - {at}
+
+
+def test_nor_is_it_when_what_comes_behind_it_tells_that_units_are_lost(tmp_path: Path) -> None:
+    store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
+    at = store.offsets[624]
+    raise_queue_offset(store, at, 1 << 21)
+    shutil.rmtree(store.root / "mqproc")
+    store.recover()
+    store.offsets += store.engine.append("First", [b"the last one"], FIRST_MS, queues=4).tolist()
+    end = publish_one(store, "First", 0)
+    store.queue_file("First", 0, QUEUE_FILE_BYTES).unlink()
+    found = store.recover(clean=False)
+    assert found.queues()["First", 0] == (0, end)
+    assert placed(found) & set(store.offsets) == {*store.offsets} - {at}
+
+
 @pytest.mark.parametrize("exponents", [(21, 24), (24, 21)])
 def test_nor_are_two_of_one_queue(tmp_path: Path, exponents: tuple[int, int]) -> None:
     store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
