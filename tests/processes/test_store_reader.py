@@ -52,25 +52,27 @@ def test_it_goes_on_with_the_group_that_was_started_behind_the_one_it_was_opened
 
 
 def test_it_goes_on_with_another_store_in_the_same_place(tmp_path: Path) -> None:
-    first, second = (Group(tmp_path / "store", mapped_file_size_commit_log=size) for size in (1 << 20, 2 << 20))
+    first = Group(tmp_path / "store")
+    second = Group(tmp_path / "store", mapped_file_size_commit_log=2 << 20, mapped_file_size_consume_queue=200)
+    bodies = [b"new-%d" % number for number in range(30)]
     try:
-        _with_messages(first, [b"old"] * 2)
+        with first.start().client() as client:
+            client.send_batch("T", [b"old"] * 2)
+            client.wait_dispatched()
         with StoreReader(first.store) as reader:
             assert len(list(reader.messages("T"))) == 2
             assert first.stop() == 0
             shutil.rmtree(first.store)
-            _with_messages(second, [b"new"] * 3)
-            wait_until(lambda: reader.visible.end and reader.options.mapped_file_size_commit_log == 2 << 20)
-            assert [message.body for message in reader.messages("T")] == [b"new"] * 3
+            with second.start().client() as client:
+                wait_until(lambda: reader.visible.end == 0)
+                client.create_topic("T", queues=1)
+                client.send_batch("T", bodies)
+                client.wait_dispatched()
+            assert [message.body for message in reader.messages("T")] == bodies
+            assert reader.options.mapped_file_size_commit_log == 2 << 20
     finally:
         first.close()
         second.close()
-
-
-def _with_messages(group: Group, bodies: list[bytes]) -> None:
-    with group.start().client() as client:
-        client.send_batch("T", bodies)
-        client.wait_dispatched()
 
 
 def test_it_follows_the_flush_mode_of_the_group_that_was_started_behind_the_one_it_was_opened_on(

@@ -51,6 +51,14 @@ MESSAGES_MAX = 1 << 31
 ROCKETMQ_PULL_BYTES = 128 << 20
 # So often a reader of a running store looks whether that has been started anew.
 _LOOK_EVERY_S: Final = 0.1
+# What a reader must know of the group that runs, whatever options it was given.
+_OF_THE_GROUP: Final = (
+    "flush_disk_type",
+    "mapped_file_size_commit_log",
+    "mapped_file_size_consume_queue",
+    "max_hash_slot_num",
+    "max_index_num",
+)
 
 # A forked process may have got locks that another thread held.
 _readers: weakref.WeakSet[StoreReader] = weakref.WeakSet()
@@ -127,12 +135,13 @@ class StoreReader:
         self._look_at_s = now_s + _LOOK_EVERY_S
         if self._view.is_current(self._io, self.paths):
             return
-        # The new one may flush in another way, and so confirm other messages; another store may have other files.
+        # The new one may flush in another way, and so confirm other messages; another store may have files of other
+        # sizes, or no file yet.
         present = settings_of(self._io, self.paths)
-        known = dataclasses.replace(self.options, flush_disk_type=present.flush_disk_type)
-        self.options = _with_sizes_of_files(self._io, self.paths, known)
-        view = GroupView.open(self._io, self.paths, self.options)
+        options = dataclasses.replace(self.options, **{name: getattr(present, name) for name in _OF_THE_GROUP})
+        view = GroupView.open(self._io, self.paths, options)
         if view is not None:
+            self.options = _with_sizes_of_files(self._io, self.paths, options)
             old = self._reading
             self._view, self._reading = view, self._reading_of(view)
             # The old view's table goes with the last one who looks at its queues.
