@@ -32,6 +32,10 @@ class Anchor:
     physical_offset: int
     store_timestamp_ms: int
 
+    @property
+    def queue(self) -> Queue:
+        return self.topic, self.queue_id
+
 
 @dataclass(slots=True)
 class StorePosition:

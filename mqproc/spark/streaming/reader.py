@@ -118,12 +118,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _lag(self, position: Position, lags: dict[Place, int], place: Place, bounds: Bounds) -> None:
         """Note how many messages wait in a queue; a new queue enters the position, at its first message."""
         uri, queue = place
-        offsets = position.setdefault(uri, StorePosition()).offsets
+        of = position.setdefault(uri, StorePosition())
+        offsets = of.offsets
         if queue not in offsets:
             offsets[queue] = bounds.low
             return
         if not bounds.low <= offsets[queue] <= bounds.high:
             offsets[queue] = self._lost(place, offsets[queue], bounds)
+            if of.anchor is not None and of.anchor.queue == queue and of.anchor.queue_offset >= bounds.high:
+                of.anchor = None  # It is gone as well, and another message will have its place.
         stop = bounds.high
         if self._target is not None:
             stop = min(stop, self._target.get(uri, StorePosition()).offsets.get(queue, 0))
@@ -174,9 +177,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known = of.anchor
         if known is None:
             return
-        queue = (known.topic, known.queue_id)
-        found = store.anchor(queue, known.queue_offset)
-        if found not in (None, known) and known.queue_offset >= store.reader.min_offset(*queue):
+        found = store.anchor(known.queue, known.queue_offset)
+        if found not in (None, known) and known.queue_offset >= store.reader.min_offset(*known.queue):
             raise BadRequestError(
                 f"{store.uri}: the checkpoint is of another store: it has read offset {known.queue_offset:,} of queue "
                 f"{known.queue_id} of {known.topic} at log position {known.physical_offset:,}, where this one has "

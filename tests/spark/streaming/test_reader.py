@@ -266,6 +266,28 @@ def test_another_store_takes_the_place_of_one_that_is_followed(make_group: Calla
         query.run()
 
 
+def test_a_query_that_passes_over_losses_goes_on_where_what_it_has_read_is_gone(
+    make_group: Callable[..., Group],
+) -> None:
+    first = make_group()
+    with first.client() as client:
+        client.create_topic("T", 1)
+        client.send_batch("T", [b"old"] * 5)
+        client.wait_dispatched()
+    query = Query(first.store, startingOffsets="earliest", failOnDataLoss=False)
+    assert len(query.run()) == 5
+    first.stop()
+    shutil.rmtree(first.store)
+    with make_group().client() as client:
+        client.create_topic("T", 1)
+        client.send("T", b"behind")
+        client.wait_dispatched()
+        assert query.run() == []
+        client.send_batch("T", [b"new"] * 20)
+        client.wait_dispatched()
+    assert [row["body"] for row in query.run()] == [b"new"] * 20
+
+
 def write_other(root: Path) -> None:
     """A store with the same queues, of messages of another length."""
     store = LiveStore(root)
