@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from mqproc.config import Options
 from mqproc.errors import BadRequestError, MqprocError, StoreAccessError
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
@@ -54,7 +55,7 @@ class LiveStore:
         self._reader: StoreReader | None = None
         self._opened_s = 0.0
         self._group: tuple[int, ...] = ()
-        self._sizes: tuple[int, int] | None = None
+        self._options: Options | None = None
 
     def close(self) -> None:
         """Let go of files."""
@@ -85,6 +86,7 @@ class LiveStore:
             self.close()
             self._group = group
             self._reader = StoreReader(self.uri)
+            self._options = self._reader.options
             self._opened_s = time.monotonic()
         return self._reader
 
@@ -135,12 +137,14 @@ class LiveStore:
         return Anchor(*queue, offset, int(units["physical_offset"][0]), stored_ms) if len(units) else None
 
     def selected(self, selection: Selection) -> StoreSelection:
-        """What tasks must know of the store. Sizes of files do not change."""
-        if self._sizes is None:
-            options = self.reader.options
-            self._sizes = options.mapped_file_size_commit_log, options.consume_queue_file_bytes
-        segment_size, queue_file_bytes = self._sizes
-        return StoreSelection(self.uri, segment_size, selection, queue_file_bytes=queue_file_bytes)
+        """What tasks must know of the store. Sizes of files change with the store only."""
+        options = self._options or self.reader.options
+        return StoreSelection(
+            self.uri,
+            options.mapped_file_size_commit_log,
+            selection,
+            queue_file_bytes=options.consume_queue_file_bytes,
+        )
 
 
 class LiveStores:

@@ -266,8 +266,9 @@ def test_another_store_takes_the_place_of_one_that_is_followed(make_group: Calla
         query.run()
 
 
+@pytest.mark.parametrize("sizes", [{}, {"mapped_file_size_commit_log": 2 << 20, "mapped_file_size_consume_queue": 200}])
 def test_a_query_that_passes_over_losses_goes_on_where_what_it_has_read_is_gone(
-    make_group: Callable[..., Group],
+    make_group: Callable[..., Group], sizes: dict[str, int]
 ) -> None:
     first = make_group()
     with first.client() as client:
@@ -278,7 +279,7 @@ def test_a_query_that_passes_over_losses_goes_on_where_what_it_has_read_is_gone(
     assert len(query.run()) == 5
     first.stop()
     shutil.rmtree(first.store)
-    with make_group().client() as client:
+    with make_group(**sizes).client() as client:
         client.create_topic("T", 1)
         client.send("T", b"behind")
         client.wait_dispatched()
