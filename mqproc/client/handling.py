@@ -141,17 +141,19 @@ class Handling:
 
     def _begun(self, pool: ThreadPoolExecutor, runs: Sequence[list[StoredMessage]]) -> Iterator[Future[None]]:
         """What the pool takes: nothing more when the program ends, which is a stop for a daemon thread."""
+        ended: RuntimeError | None = None
         for messages in runs:
             try:
                 yield pool.submit(self._each, messages)
             except RuntimeError as error:
+                if not program_ends(error):
+                    raise
                 self._rest.leave(messages)
-                if not program_ends():
-                    raise
-                if not threading.current_thread().daemon:
-                    error.add_note("the program's main thread has ended: let it wait for this one, as by join()")
-                    raise
                 self._rest.broken = True
+                ended = error
+        if ended is not None and not threading.current_thread().daemon:
+            ended.add_note("the program's main thread has ended: let it wait for this one, as by join()")
+            raise ended
 
     def _receive(self, timeout_s: float) -> list[list[StoredMessage]]:
         """Messages by what is handled one after the other."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 
 
-def program_ends() -> bool:
-    """Whether the main thread is over: thread pools take nothing more then, and soon no thread starts."""
-    return not threading.main_thread().is_alive()
+def program_ends(refused: RuntimeError) -> bool:
+    """Whether the program's end is why no thread starts, or a pool of them takes nothing more.
+
+    The main thread still counts as alive while Python waits for the threads of pools: only the error tells then.
+    """
+    return "interpreter shutdown" in str(refused) or not threading.main_thread().is_alive()
 
 
 def start(thread: threading.Thread) -> None:
@@ -15,6 +18,6 @@ def start(thread: threading.Thread) -> None:
     try:
         thread.start()
     except RuntimeError as error:
-        if program_ends():
+        if program_ends(error):
             error.add_note(f"{thread.name} needs a thread, and none starts in what atexit calls: begin before")
         raise

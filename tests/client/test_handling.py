@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -71,7 +73,7 @@ def test_a_stop_amid_the_pause_of_an_ordered_handler_leaves_nothing_in_hands(cli
 
 @pytest.fixture
 def ending(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program whose main thread has ended when a pool has taken one of a run's messages."""
+    """A program that ends when a pool has taken one of a run's messages."""
 
     class Pool(ThreadPoolExecutor):
         taken: Future[None] | None = None
@@ -79,12 +81,49 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> None:
         def submit(self, each: Any, messages: Any, /) -> Any:  # type: ignore[override]
             if self.taken is not None:
                 self.taken.result()
-                monkeypatch.setattr(threading, "main_thread", threading.Thread)
                 raise RuntimeError("cannot schedule new futures after interpreter shutdown")
             self.taken = super().submit(each, messages)
             return self.taken
 
     monkeypatch.setattr(handling, "ThreadPoolExecutor", Pool)
+
+
+DAEMON = """
+import sys, threading
+from concurrent.futures import thread
+from mqproc import Client
+from mqproc.client import handling
+
+begun, refused = threading.Event(), threading.Event()
+
+class Pool(thread.ThreadPoolExecutor):
+    def submit(self, *arguments):
+        try:
+            return super().submit(*arguments)
+        except RuntimeError:
+            refused.set()
+            raise
+
+def handle(message):
+    if begun.is_set():
+        refused.wait(10)
+    begun.set()
+    while not thread._shutdown:
+        refused.wait(0.01)
+
+handling.ThreadPoolExecutor = Pool
+consumer = Client(sys.argv[1]).consumer("real", "Real", start="earliest")
+runner = threading.Thread(target=consumer.run, args=(handle,), kwargs={"workers": 1}, daemon=True)
+runner.start()
+threading.Thread(target=runner.join).start()
+begun.wait()
+"""
+
+
+def test_a_program_that_ends_while_a_daemon_thread_runs_a_handler_tells_nothing(shared: Group, client: Client) -> None:
+    fill(client, "Real", 20, queues=1)
+    done = subprocess.run([sys.executable, "-c", DAEMON, str(shared.store)], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 @pytest.mark.usefixtures("ending")
