@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,9 +42,10 @@ def _stdin(data: bytes) -> Iterator[None]:
 def call(*arguments: str | Path | int, stdin: bytes = b"", **environment: str) -> Outcome:
     """`mqproc` with arguments, with nothing of the tests' environment but what is given."""
     out, err = io.StringIO(), io.StringIO()
-    variables = {"MQPROC_STORE": "", "MQPROC_CONFIG": "", "NO_COLOR": "1"} | environment
+    others = {name: value for name, value in os.environ.items() if not name.startswith("MQPROC_")}
+    variables = others | {"NO_COLOR": "1"} | environment
     with (
-        mock.patch.dict("os.environ", variables),
+        mock.patch.dict("os.environ", variables, clear=True),
         _stdin(stdin),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
