@@ -16,6 +16,7 @@ import re
 import socket
 import stat
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,9 @@ BACKLOG: Final = 512
 _TEMPORARY_SUFFIX: Final = ".tmp"
 _SHORT_NAME: Final = re.compile(r"[0-9a-f]{24}\.sock(\.tmp)?")
 _POINTER_BYTES_MAX: Final = 4096
+# So long a start waits for another one that makes its sockets, which takes a moment.
+_PATIENCE_S: Final = 2.0
+_AGAIN_S: Final = 0.01
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -87,8 +91,9 @@ def listen(path: Path, backlog: int = BACKLOG) -> socket.socket:
     if _fits(path):
         return _bound(path, path, backlog)
     target = _short_path(path)
-    with _held(target.parent):
-        _remove_abandoned(target.parent)
+    with _held(target.parent) as is_held:
+        if is_held:
+            _remove_abandoned(target.parent)
         return _bound(path, target, backlog)
 
 
@@ -112,14 +117,29 @@ def _bound(path: Path, target: Path, backlog: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Only one process at a time makes sockets in the runtime folder, or removes abandoned ones."""
+def _held(folder: Path) -> Iterator[bool]:
+    """Only one process at a time makes sockets in the runtime folder, or removes abandoned ones.
+
+    False where the other one takes long, since it was stopped: that keeps nobody from starting a group.
+    """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
+        yield _locked(fd)
     finally:
         os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    ends_s = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > ends_s:
+                return False
+            time.sleep(_AGAIN_S)
+        else:
+            return True
 
 
 def _remove_abandoned(folder: Path) -> None:

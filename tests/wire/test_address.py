@@ -95,6 +95,21 @@ def test_a_socket_in_the_making_is_not_taken_for_an_abandoned_one(
         assert looked_at == [runtime]
 
 
+def test_a_process_that_holds_up_others_in_the_runtime_folder_keeps_no_socket_from_being_made(
+    tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(address, "_PATIENCE_S", 0.0)
+    listen(long_path(tmp_path, "a")).close()
+    abandoned = set(runtime.iterdir())
+    stopped = os.open(runtime, os.O_RDONLY)
+    fcntl.flock(stopped, fcntl.LOCK_EX)
+    path = long_path(tmp_path, "b")
+    with listen(path):
+        assert can_connect(path)
+        assert set(runtime.iterdir()) == {*abandoned, connect_path(path)}
+    os.close(stopped)
+
+
 def test_a_runtime_folder_that_others_may_enter_is_refused(runtime: Path) -> None:
     assert runtime_folder() == runtime
     runtime.chmod(0o755)
