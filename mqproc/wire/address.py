@@ -150,12 +150,23 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _is_abandoned(path: str) -> bool:
-    """Whether there is a socket that no process has any more; one that somebody has is not connected to."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock, contextlib.suppress(OSError):
-        if stat.S_ISSOCK(os.lstat(path).st_mode):
-            # Of one that is somebody's Linux tells that it is of another kind.
-            return sock.connect_ex(path) == errno.ECONNREFUSED
-    return False
+    """Whether there is a socket that no process has any more.
+
+    Of one that is somebody's Linux tells that it is of another kind, so it is not connected to. Other kernels, as
+    gVisor's, refuse the wrong kind in any case: they are asked with the right one, too.
+    """
+    try:
+        return stat.S_ISSOCK(os.lstat(path).st_mode) and all(
+            _connected(path, kind) == errno.ECONNREFUSED for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM)
+        )
+    except OSError:
+        return False
+
+
+def _connected(path: str, kind: socket.SocketKind) -> int:
+    """What comes of connecting to a socket: an errno, or 0."""
+    with socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK) as sock:
+        return sock.connect_ex(path)
 
 
 def _write_pointer(path: Path, target: Path) -> None:

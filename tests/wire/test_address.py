@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -108,6 +109,21 @@ def test_a_process_that_holds_up_others_in_the_runtime_folder_keeps_no_socket_fr
         assert can_connect(path)
         assert set(runtime.iterdir()) == {*abandoned, connect_path(path)}
     os.close(stopped)
+
+
+def test_a_living_socket_is_not_abandoned_where_the_kernel_refuses_the_wrong_kind(
+    tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connected = address._connected
+
+    def refused(path: str, kind: socket.SocketKind) -> int:
+        return errno.ECONNREFUSED if kind == socket.SOCK_DGRAM else connected(path, kind)
+
+    monkeypatch.setattr(address, "_connected", refused)
+    listen(long_path(tmp_path, "a")).close()
+    living, another = long_path(tmp_path, "b"), long_path(tmp_path, "c")
+    with listen(living), listen(another):
+        assert set(runtime.iterdir()) == {connect_path(living), connect_path(another)}
 
 
 def test_a_runtime_folder_that_others_may_enter_is_refused(runtime: Path) -> None:
