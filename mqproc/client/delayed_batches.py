@@ -67,14 +67,13 @@ def _seconds(delay: Delays) -> NDArray[np.float64]:
         raise TypeError("datetimes are moments, for deliver_at")
     if found.dtype.kind in "bc":  # numpy would take 0 and 1, and the real part.
         raise TypeError(f"{'booleans' if found.dtype.kind == 'b' else 'complex numbers'} are no seconds")
-    are_timedeltas = found.dtype.kind == "m"
-    if found.dtype.kind == "O":
-        # Each is looked at: numpy would take a number among timedeltas for microseconds.
-        are_timedeltas = all(isinstance(one, datetime.timedelta) for one in found.flat)
-        found = found.astype("timedelta64[us]") if are_timedeltas else found
-    if are_timedeltas:
-        # In their own unit: as finer ones, large ones would become small without a word.
-        return found / np.timedelta64(1, "s")
+    if found.dtype.kind == "m":
+        # As floats: in a finer unit large ones would become small without a word.
+        one_s = np.ones((), found.dtype) / np.timedelta64(1, "s")
+        return np.where(np.isnat(found), np.nan, found.astype(np.int64) * one_s)
+    # Each is looked at: numpy would take a number among timedeltas for microseconds.
+    if found.dtype.kind == "O" and all(isinstance(one, datetime.timedelta) for one in found.flat):
+        return np.array([one.total_seconds() for one in found.flat]).reshape(found.shape)
     return found.astype(np.float64)
 
 

@@ -110,7 +110,7 @@ def test_wrong_times_are_refused() -> None:
 
 
 NO_DELAYS = [float("nan"), float("inf"), -float("inf"), 1e30, [1.0, float("nan")], np.array(["NaT", 1], "m8[s]")]
-NO_DELAYS += [np.array([1, 1 << 62], f"m8[{unit}]") for unit in ("ms", "s")]
+NO_DELAYS += [np.array([1, 1 << 62], f"m8[{unit}]") for unit in ("ms", "s", "m", "D", "100ms")]
 
 
 @pytest.mark.parametrize("delay", NO_DELAYS)
@@ -165,3 +165,9 @@ def test_nothing_waits_for_nothing() -> None:
     parts, places = by_time(batch(0, delay_level=np.array([], int)))
     assert parts == []
     assert joined("T", [], places).physical_offsets.tolist() == []
+
+
+def test_long_timedeltas_stay_long() -> None:
+    longest = datetime.timedelta(days=213_503_983)  # As microseconds a little more than 64 bits hold.
+    for delay in (longest, [longest], np.array([213_503_983], "m8[D]")):
+        assert deliver_at_ms(None, delay) > longest // datetime.timedelta(milliseconds=1)
