@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import struct
 
 from mqproc.kernels.dispatch import StopReason
@@ -47,6 +48,8 @@ class Dispatcher:
         self._clock = context.clock
         self._words = context.control.words
         self._cells = self._words.cells
+        self._control_cells = context.control.cells
+        self._sync_flush = context.sync_flush
         self._log = get_logger()
         options, io, paths = context.options, context.io, context.paths
         self._table = QueueTable(io, paths.queues, write=True)
@@ -69,6 +72,8 @@ class Dispatcher:
             wide_records=WIDE_RECORDS_MAX,
             breathe=context.heart.beat_if_due,
         )
+        self._bell = context.bell
+        self._spin_ns = options.max_spin_us * 1000
         self._query_bell = context.bells[words_of.QUERY]
         self._index_bell = context.bells[words_of.INDEX_FLUSHER]
         self._full_files = index.full_files
@@ -84,13 +89,17 @@ class Dispatcher:
         if (deletions := (minimum, self._table.gone)) != self._deletions:
             self._deletions = deletions
             self._dispatch.let_go_of_deleted(minimum)
-        dispatched = words[words_of.DISPATCHED]
-        confirmed = self._context.control.confirmed(sync_flush=self._context.sync_flush)
-        if dispatched >= confirmed or self._clock.monotonic_ns() < self._retry_ns:
+        dispatched, confirmed = words[words_of.DISPATCHED], self._confirmed()
+        if dispatched >= confirmed or (self._retry_ns and self._clock.monotonic_ns() < self._retry_ns):
             return 0
         if dispatched < minimum:
             return self._jump_to_minimum(dispatched)
         try:
+            if self._dispatch.step_alone(dispatched, confirmed, self._control_cells):
+                if self._publish_said():
+                    # Query often is to run on this processor.
+                    os.sched_yield()
+                return 1
             step = self._dispatch.step(dispatched, confirmed)
             if step.position == dispatched:
                 return self._explain(step, confirmed)
@@ -109,13 +118,26 @@ class Dispatcher:
 
     def wait(self, timeout_s: float) -> None:
         until_retry_s = (self._retry_ns - self._clock.monotonic_ns()) / 1e9
-        self._context.bell.wait(min(timeout_s, until_retry_s) if until_retry_s > 0 else timeout_s)
+        if self._bell.wait(min(timeout_s, until_retry_s) if until_retry_s > 0 else timeout_s):
+            self._look_out()
+
+    def _look_out(self) -> None:
+        """Rung by a writer that has yet to store what it has got: that takes less time than a wake-up."""
+        if self._spin_ns and self._cells[words_of.WAITING_PULLS] and not self._is_behind():
+            # So the writer need not ring again.
+            self._bell.awake()
+            end_ns = self._clock.monotonic_ns() + self._spin_ns
+            while not self._is_behind() and self._clock.monotonic_ns() < end_ns:
+                os.sched_yield()
+
+    def _is_behind(self) -> bool:
+        return self._cells[words_of.DISPATCHED] < self._confirmed()
 
     def on_stop(self) -> bool:
         """Reach the end of what is confirmed; the supervisor gives up on one that cannot."""
         if self.do_work():
             return False
-        confirmed = self._context.control.confirmed(sync_flush=self._context.sync_flush)
+        confirmed = self._confirmed()
         if self._words[words_of.DISPATCHED] >= confirmed or self._words[words_of.DISPATCH_ERRNO]:
             return True
         self._clock.sleep(STOP_WAIT_S)
@@ -141,13 +163,22 @@ class Dispatcher:
             index.end_timestamp_ms,
             index.end_physical_offset,
         )
-        # Nobody need be woken while no pull is held; query stores the count before it fences and looks once more.
-        if publish_step(self._context.control.cells):
-            self._query_bell.ring()
+        self._publish_said()
         if self._dispatch.index.full_files != self._full_files:
             self._full_files = self._dispatch.index.full_files
             self._words[words_of.INDEX_FULL_FILES] = self._full_files
             self._index_bell.ring()
+
+    def _publish_said(self) -> int:
+        """Publish the step in hand and wake query if pulls wait; returns how many do."""
+        # Nobody need be woken while no pull is held; query stores the count before it fences and looks once more.
+        waiting = publish_step(self._control_cells)
+        if waiting:
+            self._query_bell.ring()
+        return waiting
+
+    def _confirmed(self) -> int:
+        return self._context.control.confirmed(sync_flush=self._sync_flush)
 
     def timed(self, began_ns: int, ended_ns: int, *, alone: bool) -> None:
         """Count the delay of the newest record for all since the last time, or `alone` for those of this step."""

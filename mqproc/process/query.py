@@ -10,6 +10,7 @@ keeps nobody waiting. Records go out as the buffers that they were gathered in.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -465,6 +466,9 @@ class Query:
             request = _Waiting(pull.connection, pull.request_id, Operation.PULL, pull.options)
             self._guarded(request, self._try_again, pull)
             done += 1
+        if done and not self._held.due_count:
+            # Who was answered often is to run on this processor: what is left of the step can wait, that cannot.
+            os.sched_yield()
         return done
 
     def _try_again(self, pull: HeldPull) -> None:

@@ -94,6 +94,7 @@ class Writer:
         self._context = context
         self._options = context.options
         self._sync_flush = context.sync_flush
+        self._rings_early = context.options.max_spin_us > 0 and not context.sync_flush
         # Under SYNC_FLUSH all frames of a step share one sync.
         self._commit_bytes = NEVER_BYTES if context.sync_flush else COMMIT_BYTES
         self._io = context.io
@@ -229,6 +230,9 @@ class Writer:
 
     def wait(self, timeout_s: float) -> None:
         self._requests = self._server.poll_runs(timeout_s)
+        if self._cells[words_of.WAITING_PULLS] and self._requests and self._rings_early:
+            # Somebody waits for what has come: the dispatcher wakes while it is stored, and looks out for it.
+            self._dispatcher_bell.ring()
 
     def on_stop(self) -> bool:
         """Take what has come, refuse what still comes, save the topics, send the answers that are queued.

@@ -25,6 +25,7 @@ from mqproc.kernels.dispatch import (
     RUN_QUEUE,
     StopReason,
 )
+from mqproc.kernels.dispatch_alone import AloneBuffers
 from mqproc.kernels.dispatch_buffers import ScanResult
 from mqproc.kernels.intrinsics import load_be64
 from mqproc.kernels.publish import publish_queues
@@ -122,8 +123,7 @@ class Dispatch:
         self._segments = segments
         self._queues = queues
         self.index = index
-        self.index_commit = index.commit()
-        """Where the index stands after the last step that went well."""
+        self._commit: IndexCommit | None = index.commit()
         self._holes = sorted(holes)
         self._mend = mend
         self._puts_entries = put_entries
@@ -146,8 +146,53 @@ class Dispatch:
         room = options.max_dispatch_behind_bytes // (STEPS_BEHIND_MIN * step_bytes)
         self._wide_pieces = max(1, min(WIDE_PIECES_MAX, room)) if wide_records else 1
         self._pieces = 1
+        # Without entries nothing is put that would say where the index stands.
+        self._takes_alone = options.message_index_enable
+        self._alone = AloneBuffers(
+            table.bytes_view,
+            table.cells,
+            table.slots,
+            delays_ms_of(options.message_delay_level),
+        )
         # Where the index stood before a step that failed; entries have no place of their own as units have.
         self._undo: IndexCommit | None = None
+
+    @property
+    def index_commit(self) -> IndexCommit:
+        """Where the index stands after the last step that went well."""
+        if self._commit is None:
+            self._commit = self.index.commit()
+        return self._commit
+
+    def step_alone(self, dispatched: int, confirmed: int, cells: NDArray[np.int64]) -> bool:
+        """Dispatch the one record of [dispatched, confirmed), and say in the control file's `cells` what `publish_step`
+        is to publish. A queue's reader may wait for just that.
+
+        False when it is not one record, or takes more than that: `step` does it then. Raises as `step`.
+        """
+        segments, alone = self._segments, self._alone
+        base = segments.start_of(dispatched)
+        if not self._takes_alone or self._holes or self._undo or confirmed > base + segments.segment_size:
+            return False
+        try:
+            log = segments.view(base)
+        except FileNotFoundError:
+            return False
+        if not alone.scan(log, dispatched - base, confirmed - base, base):
+            return False
+        segments.touched(dispatched, confirmed - dispatched)
+        runs, run = alone.runs, alone.run
+        self._make_way(runs)
+        self._write(run[RUN_QUEUE], run[RUN_FIRST_OFFSET], alone.unit)
+        self._remove_outlived(runs)
+        self._io.crash_point("dispatch.units_written")
+        if not self.index.put_alone(alone, cells):
+            return False
+        self._commit = None
+        self._io.crash_point("dispatch.entries_put")
+        publish_queues(self._table.cells, runs)
+        self._io.crash_point("dispatch.queues_published")
+        return True
 
     def step(self, dispatched: int, confirmed: int) -> DispatchStep:
         """Dispatch records from `dispatched` on, none at or above `confirmed`.
@@ -312,7 +357,7 @@ class Dispatch:
         self._breathe()
         self._undo = self.index_commit
         self.index.put(result.hashes, result.offsets, result.times, result.entries)
-        self.index_commit = self.index.commit()
+        self._commit = self.index.commit()
         self._undo = None
 
 

@@ -22,6 +22,7 @@ from mqproc.config import LARGE_PAGE_BYTES, MIB, PAGE_BYTES
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
 from mqproc.kernels import index as kernels
+from mqproc.kernels.dispatch_alone import AloneBuffers, put_alone
 from mqproc.kernels.intrinsics import load_be32, load_be64, store_be32, store_be64, store_release_be32
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import index_file as layout
@@ -97,6 +98,20 @@ class _MappedIndex:
             limit = self._step_items
             first = kernels.put_entries(self.view, self.slots, limit, hashes, offsets, times, first, stop)
         return first
+
+    def put_alone(self, found: AloneBuffers, cells: NDArray[np.int64]) -> bool:
+        """Put what one record gives, if nothing must be made ready for it; see `kernels.dispatch_alone`."""
+        return put_alone(
+            self.view,
+            self.slots,
+            self._step_items,
+            self.file_ms,
+            found.state,
+            found.hashes,
+            found.offsets,
+            found.times,
+            cells,
+        )
 
     def allocate_slots(self) -> None:
         """Allocate header and slots, which must come before any store to them. Raises OSError."""
@@ -253,6 +268,17 @@ class IndexFiles:
                 file = self._create(int(times[first]), file.name, read_header(file.view))
             self._unsynced.note(file.name)
             first = file.put(hashes, offsets, times, first, count)
+
+    def put_alone(self, found: AloneBuffers, cells: NDArray[np.int64]) -> bool:
+        """Put the entries of one record, and say in the control file's `cells` what `publish_step` is to publish.
+
+        False, and nothing is done, when it takes more than that: `put` and `commit` do it then.
+        """
+        file = self._current
+        if file is None or not file.put_alone(found, cells):
+            return False
+        self._unsynced.note(file.name)
+        return True
 
     def begin_behind(self, end: IndexHeader, store_timestamp_ms: int) -> None:
         """Make the first file of this folder as one that follows a full file with the header `end`, and lies elsewhere.

@@ -32,7 +32,7 @@ from mqproc.store.append import CommitLogAppender
 from tests.crash.placed import walk_log
 from tests.process.test_append_runs import Frame, Outcome, streams
 from tests.process.test_append_runs_failing import assert_holds
-from tests.process.writer_rig import BODY_MAX, Client, Left, MakeRig, WriterRig, columns, error_of, single
+from tests.process.writer_rig import BODY_MAX, PATIENCE_S, Client, Left, MakeRig, WriterRig, columns, error_of, single
 
 OPTIONS = {"max_queues": 64, "default_topic_queue_nums": 4, "max_message_size": BODY_MAX}
 KNOWN = 1
@@ -178,6 +178,52 @@ def test_a_frame_larger_than_what_is_staged_at_once_is_staged_in_parts(make_rig:
         client.wait_for([number])
     assert rig.counts()["appended_messages"] == 902
     assert sum(rig.next_offsets().values()) == 902
+
+
+# While somebody waits for what comes
+
+
+@dataclasses.dataclass
+class Rings:
+    """Whether a writer rings its sleeping dispatcher, before and behind the append that it has waited for."""
+
+    early: bool
+    late: bool
+
+
+def rings(rig: WriterRig, client: Client) -> Rings:
+    bell = rig.rig.bells[words_of.DISPATCHER]
+    bell.announce()
+    client.send(single(100, "A"))
+    rig.writer.wait(PATIENCE_S)
+    early = bell.wait(0)
+    if early:
+        bell.drain()
+        bell.awake()
+    client.wait_for([100])
+    late = bell.wait(0)
+    bell.drain()
+    return Rings(early, late)
+
+
+def test_the_dispatcher_is_rung_before_the_append_when_somebody_waits(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    client = known_shape(rig)
+    rig.words[words_of.WAITING_PULLS] = 1
+    assert rings(rig, client) == Rings(early=True, late=False)
+
+
+def test_else_it_is_rung_behind(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    assert rings(rig, known_shape(rig)) == Rings(early=False, late=True)
+
+
+@pytest.mark.parametrize("options", [{"max_spin_us": 0}, {"flush_disk_type": FlushDiskType.SYNC_FLUSH}])
+def test_so_it_is_when_it_would_not_look_out_for_as_long(make_rig: MakeRig, options: dict[str, object]) -> None:
+    rig = make_rig(**options)
+    client = known_shape(rig)
+    rig.words[words_of.WAITING_PULLS] = 1
+    assert rings(rig, client) == Rings(early=False, late=True)
 
 
 # With a sync

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mqproc.io import StoreIO
+from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.store.consume_queue import ConsumeQueueFiles
 from mqproc.store.dispatcher import Dispatch
@@ -81,10 +83,13 @@ class InterruptedIO(StoreIO):
 class Live(Store):
     """A writer and a dispatcher at work."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, alone: bool = False) -> None:
+        """With `alone` each record is dispatched by itself."""
         super().__init__(root)
         self.io = InterruptedIO()
         self.position = 0
+        self.alone = alone
+        self.cells = np.zeros(words_of.FILE_SIZE // words_of.WORD_SIZE, np.int64)
         self.start_dispatcher()
 
     def start_dispatcher(self) -> None:
@@ -96,8 +101,12 @@ class Live(Store):
 
     def dispatch_up_to(self, stop: int) -> None:
         while self.position < stop:
+            end = self.position + int.from_bytes(self.engine.log_bytes(self.position, self.position + 4))
             try:
-                step = self.dispatch.step(self.position, stop)
+                if self.alone and self.dispatch.step_alone(self.position, end, self.cells):
+                    self.position = end
+                    continue
+                step = self.dispatch.step(self.position, end if self.alone else stop)
             except Died:
                 self.start_dispatcher()
                 continue
@@ -123,9 +132,9 @@ class Live(Store):
         return found
 
 
-@pytest.fixture
-def live(tmp_path: Path) -> Live:
-    return Live(tmp_path / "store")
+@pytest.fixture(params=["together", "alone"])
+def live(request: pytest.FixtureRequest, tmp_path: Path) -> Live:
+    return Live(tmp_path / "store", alone=request.param == "alone")
 
 
 def test_records_that_wait_for_dispatch_when_their_topic_is_deleted_get_no_units(live: Live) -> None:
@@ -165,20 +174,22 @@ def test_an_open_file_of_a_deleted_queue_is_not_written_to(live: Live) -> None:
     assert live.files() == live.rebuilt()
 
 
+@pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.parametrize("made_again", [False, True])
 @pytest.mark.parametrize("dispatched_before", [False, True])
 def test_a_deletion_in_the_middle_of_a_step_leaves_nothing_of_the_queue(
-    tmp_path: Path, dies: bool, made_again: bool, dispatched_before: bool
+    tmp_path: Path, dies: bool, made_again: bool, dispatched_before: bool, alone: bool
 ) -> None:
     """At every storage call of a step the writer deletes the topic, removes its files, perhaps makes it again."""
+    count = 3 if alone else 50
     for nth in range(1, CALLS_MAX):
-        live = Live(tmp_path / str(nth) / "store")
+        live = Live(tmp_path / str(nth) / "store", alone=alone)
         if dispatched_before:
             live.append("T", 6)
             live.dispatch_up_to(live.engine.written)
-        live.append("T", 50)
-        live.append("V", 50)
+        live.append("T", count)
+        live.append("V", count)
 
         def meanwhile(live: Live = live) -> None:
             live.delete_with_files("T")
