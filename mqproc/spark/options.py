@@ -306,6 +306,11 @@ def _some(values: Mapping[str, str], name: str, words: Iterable[str]) -> tuple[s
     found = tuple(dict.fromkeys(word for word in words if word))
     if not found:
         raise BadRequestError(f"option {name} = {values[name]!r} names nothing; leave it out for all")
+    for word in found:
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            raise BadRequestError(f"option {name} = {word!r}: character {error.start} is half of one") from None
     return found
 
 

@@ -82,6 +82,8 @@ def test_words_with_commas_are_given_as_json() -> None:
         ({"key": " "}, "option key = ' ' names nothing"),
         ({"tag": "[]"}, r"option tag = '\[\]' names nothing"),
         ({"subExpression": "||"}, r"option subExpression = '\|\|' names nothing"),
+        ({"tag": "a,b\ud800"}, r"option tag = 'b\\ud800': character 1 is half of one"),
+        ({"key": '["\\udc00"]'}, r"option key = '\\udc00': character 0 is half of one"),
         ({"assign": "{}"}, "option assign = '{}' names no queue"),
         ({"assign": '{"a": []}'}, "names no queue"),
         ({"assign": '{"a": [0]}', "queueId": "2"}, "option queueId = '2' leaves nothing to read of assign = "),
