@@ -84,6 +84,7 @@ class TimerDeliveries:
         self._syncs = syncs
         self._store: TimerStore | None = None
         self._up_ms = 0  # slots below it are up
+        self._first_ms = 0  # the first slot of this keeper; what was past already when it was filed lies in it too
         self._rising: deque[Rising] = deque()
         self._held = HeldMessages()
         self._slots: dict[int, Slot] = {}
@@ -184,7 +185,7 @@ class TimerDeliveries:
                 self._releases.known |= self._made_from.marks(begin, written)
                 self._inherited = begin, self._slots_up_to(store)
             self._inherited_queue_end = bounds.max_offset if bounds is not None else 0
-        self._up_ms = store.read_ms
+        self._up_ms = self._first_ms = store.read_ms
         self._store = store
 
     def _take_over(self, store: TimerStore) -> int:
@@ -422,7 +423,11 @@ class TimerDeliveries:
 
     def _due_until_ms(self, now_ms: int) -> int:
         """What is due by then may go: nothing overtakes a message, or its cancellation, that is not held yet."""
-        return min(now_ms, self._rising[0].slot_ms) if self._rising else now_ms
+        if not self._rising:
+            return now_ms
+        slot_ms = self._rising[0].slot_ms
+        # What lies in the first slot may be due before it begins.
+        return min(now_ms, slot_ms) if slot_ms > self._first_ms else 0
 
     def _done_with(self, batch: Held) -> None:
         self._context.io.crash_point("timer.delivered")

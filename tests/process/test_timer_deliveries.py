@@ -119,6 +119,27 @@ def test_nothing_is_delivered_before_all_that_waited_at_the_start_is_filed(
     keeper.close()
 
 
+def saved_and_closed(rig: Rig, keeper: Keeper) -> None:
+    keeper._timer.save(rig.control.words[words_of.WRITTEN])
+    keeper.close()
+
+
+def test_what_was_past_when_it_was_filed_waits_for_its_cancellation_in_a_successor_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timer's files were lost, so all that was due by then is filed under one slot, and begins before it."""
+    monkeypatch.setattr(timer_deliveries, "HOLD_MESSAGES", 1)
+    past_ms = BEGIN_MS - 3000
+    waiting = [(b"%d" % number, pairs(past_ms - number, UNIQ_KEY=f"id-{number}")) for number in range(3)]
+    rig = rig_with(tmp_path, [*waiting, (b"", pairs(past_ms, TIMER_DEL_UNIQKEY="id-0"))])
+    saved_and_closed(rig, begun(rig))
+    keeper = begun(rig)
+    assert keeper._timer._rising, "a message a step"
+    steps_until_handed_over(keeper)
+    assert handed_over(keeper) == [b"2", b"1"]
+    keeper.close()
+
+
 def test_a_cancellation_that_is_due_beyond_the_roll_window_is_parked_again(tmp_path: Path) -> None:
     """It counted for the slot where it was filed on its way, and its message, on another way, was delivered."""
     rig = rig_with(tmp_path, [(b"", pairs(BEGIN_MS + 60_000, TIMER_DEL_UNIQKEY="id-0"))], timer_roll_window_slot=4)
