@@ -90,11 +90,11 @@ class TimerDeliveries:
         self._slots: dict[int, Slot] = {}
         # Slots below the second had messages delivered by a predecessor, none of them below the first in the log.
         self._inherited: tuple[int, int] | None = None
-        self._inherited_queue_end = 0  # what a predecessor has delivered, or cancelled, lies below it in the queue
+        self._backlog_end = 0  # what waited in the queue when filing began, or went on after a failure, lies below it
         self._early: set[int] = set()  # held, though their slot is not up: all slots of their time were done
         self._busy = False
         self._release_ns = 0
-        self._file_ns = 0  # after a failure nothing is filed before
+        self._file_ns = 0  # after a failure nothing is filed before; 0 otherwise
         self._gather_ns = 0  # few messages are not filed before
         self._is_gathering = False
         self.parked_to = 0
@@ -141,9 +141,8 @@ class TimerDeliveries:
                 return 0
             self._open_store()
         assert self._store is not None
-        done = self._file_and_bring_up(self._store)
+        done = self._file_and_bring_up(self._store) + self._hold_some(self._store)
         if self._has_filed:
-            done += self._hold_some(self._store)
             done += self._release_due()
         if self._save.under_way or (self.changed and self._clock.monotonic_ns() >= self._save.due_ns):
             self._save.go_on()
@@ -155,8 +154,8 @@ class TimerDeliveries:
 
     @property
     def _has_filed(self) -> bool:
-        """Whether all is filed that waited when this keeper began: what comes last may cancel what was due first."""
-        return self._store is not None and self._store.queue_offset >= self._inherited_queue_end
+        """Whether all is filed that waited when filing began: what comes last may cancel what was due first."""
+        return self._store is not None and not self._file_ns and self._store.queue_offset >= self._backlog_end
 
     # Filing
 
@@ -184,7 +183,7 @@ class TimerDeliveries:
             if begin < written:
                 self._releases.known |= self._made_from.marks(begin, written)
                 self._inherited = begin, self._slots_up_to(store)
-            self._inherited_queue_end = bounds.max_offset if bounds is not None else 0
+            self._backlog_end = bounds.max_offset if bounds is not None else 0
         self._up_ms = self._first_ms = store.read_ms
         self._store = store
 
@@ -220,7 +219,10 @@ class TimerDeliveries:
     def _file(self, store: TimerStore) -> int:
         store.write_out()
         bounds = self._reading.queues.bounds(TIMER_TOPIC, 0)
-        came = bounds.max_offset - store.queue_offset if bounds is not None else 0
+        end = bounds.max_offset if bounds is not None else 0
+        if self._file_ns:
+            self._file_ns, self._backlog_end = 0, end
+        came = end - store.queue_offset
         now_ns = self._clock.monotonic_ns()
         self._is_gathering = 0 < came < FILE_MESSAGES and now_ns < self._gather_ns
         if came <= 0 or self._is_gathering:
@@ -488,7 +490,7 @@ class TimerDeliveries:
         begins = [self._releases.begin, *(slot.begin for slot in self._slots.values())]
         if self._inherited is not None:
             begin, until_ms = self._inherited
-            if store.read_ms < until_ms or store.queue_offset < self._inherited_queue_end:
+            if store.read_ms < until_ms or store.queue_offset < self._backlog_end:
                 begins.append(begin)
             else:
                 self._inherited = None

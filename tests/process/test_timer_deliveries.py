@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -119,6 +121,10 @@ def test_nothing_is_delivered_before_all_that_waited_at_the_start_is_filed(
     keeper.close()
 
 
+def no_room(*_arguments: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def saved_and_closed(rig: Rig, keeper: Keeper) -> None:
     keeper._timer.save(rig.control.words[words_of.WRITTEN])
     keeper.close()
@@ -137,6 +143,33 @@ def test_what_was_past_when_it_was_filed_waits_for_its_cancellation_in_a_success
     assert keeper._timer._rising, "a message a step"
     steps_until_handed_over(keeper)
     assert handed_over(keeper) == [b"2", b"1"]
+    keeper.close()
+
+
+def test_what_could_not_be_filed_for_a_while_waits_for_its_cancellation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A keeper at work files two at a time; the cancellation of the first message lies behind eight others."""
+    monkeypatch.setattr(timer_deliveries, "FILE_MESSAGES", 2)
+    monkeypatch.setattr(timer_deliveries, "FILE_GATHER_NS", 0)
+    monkeypatch.setattr(timer_deliveries, "FILE_SOON_GATHER_NS", 0)
+    waiting = [(b"%d" % number, pairs(SLOT_MS + 100 + number, UNIQ_KEY=f"id-{number}")) for number in range(9)]
+    rig = rig_with(tmp_path, [*waiting, (b"", pairs(SLOT_MS + 100, TIMER_DEL_UNIQKEY="id-0"))])
+    keeper = begun(rig)
+    keeper._timer._backlog_end = 0  # As if all else had come since.
+    rig.clock.advance(4500)
+    keeper.do_work()
+    assert len(keeper._timer._held) == 4
+    with monkeypatch.context() as full:
+        full.setattr(rig.io, "pwrite", no_room)
+        keeper.do_work()
+        rig.clock.advance(2000)
+        keeper.do_work()
+        keeper.do_work()
+        assert handed_over(keeper) == [], "what cancels one that is held may wait to be filed"
+    rig.clock.advance(1000)
+    assert steps_until_handed_over(keeper) >= 2
+    assert handed_over(keeper) == [b"%d" % number for number in range(1, 9)]
     keeper.close()
 
 
