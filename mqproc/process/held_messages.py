@@ -61,11 +61,16 @@ class HeldMessages:
             run = _sorted(_joined([self._runs.pop(), run]))
         self._runs.append(run)
 
-    def take(self, until_ms: int, messages_max: int, bytes_max: int) -> Held:
-        """The next ones that are due by then, by their times; the first may be larger than `bytes_max`."""
+    def take(self, until_ms: int, messages_max: int, bytes_max: int, slot_ms: int) -> Held:
+        """The next ones that are due by then, by their times; the first may be larger than `bytes_max`.
+
+        One that is to be parked again may cancel what is due more than `slot_ms` later: that is not taken with it.
+        """
         due = [part for run in self._runs if len(part := self._due_of(run, until_ms, messages_max))]
         batch = _joined(due) if len(due) < 2 else _sorted(_joined(due))
         count = min(len(batch), messages_max)
+        if (rolls := np.flatnonzero(batch.rolls[:count])).size:
+            count = int(np.searchsorted(batch.due_ms[:count], batch.due_ms[rolls[0]] + slot_ms, "right"))
         ends = np.cumsum(batch.sizes[:count])
         count = min(count, max(1, int(np.searchsorted(ends, bytes_max, "right"))))
         batch = batch.chosen(slice(0, count))

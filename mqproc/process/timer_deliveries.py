@@ -37,7 +37,7 @@ from mqproc.process.parked_again import timed_again
 from mqproc.process.parted_save import PartedSave
 from mqproc.process.released import ParkedRecords
 from mqproc.process.releases import Releases
-from mqproc.process.timer_slots import Rising, Slot, are_cancelled, counts_of, with_rolls
+from mqproc.process.timer_slots import Rising, Slot, are_cancelled, counts_of, leaving_ms, with_rolls
 from mqproc.store.delays.filed import Filed
 from mqproc.store.delays.made_from import MadeFrom
 from mqproc.store.delays.timer_store import TimerSnapshot, TimerStore
@@ -58,7 +58,7 @@ FILE_GATHER_NS: Final = 25_000_000
 FILE_SOON_GATHER_NS: Final = 5_000_000
 SOON_MS: Final = 500
 FILE_AGAIN_NS: Final = 500_000_000
-_NEVER_NS: Final = 1 << 62
+_NEVER: Final = 1 << 62
 _MS: Final = 1_000_000
 
 
@@ -99,6 +99,8 @@ class TimerDeliveries:
         self._is_gathering = False
         self.parked_to = 0
         """The log's end when messages were last parked again: once it is dispatched, they can be filed."""
+        self._rolled_until_ms = _NEVER  # what is due later waits until they are filed: they may cancel it
+        self._rolled_end = _NEVER  # they lie below it in the queue, as far as is known
         self._snapshot: TimerSnapshot | None = None
         self._dirty = False
         self._save = PartedSave(self._clock, self._save_steps, self._save_failed)
@@ -119,17 +121,18 @@ class TimerDeliveries:
     def due_ns(self) -> int:
         """When `step` has something to do, unless a message comes."""
         if self._store is None:
-            return _NEVER_NS
+            return _NEVER
         now_ns, now_ms = self._clock.monotonic_ns(), self._clock.time_ms()
         if self._rising or self._save.under_way:
             return now_ns
-        due_ns = self._save.due_ns if self.changed else _NEVER_NS
+        due_ns = self._save.due_ns if self.changed else _NEVER
         if self._is_gathering:
             due_ns = min(due_ns, max(self._gather_ns, self._file_ns))
         if self._store.pending:
             up_ns = now_ns + (self._up_ms - self._options.timer_precision_ms - now_ms) * _MS
             due_ns = min(due_ns, max(up_ns, self._file_ns))
-        if not self._busy and self._has_filed:
+        is_awaited = self._words[words_of.DISPATCHED] < self.parked_to
+        if not self._busy and self._has_filed and not (is_awaited and self._held.first_due_ms > self._rolled_until_ms):
             held_ns = now_ns + (self._held.first_due_ms - now_ms) * _MS
             due_ns = min(due_ns, max(held_ns, self._release_ns))
         return due_ns
@@ -218,10 +221,15 @@ class TimerDeliveries:
 
     def _file(self, store: TimerStore) -> int:
         store.write_out()
+        dispatched = self._words[words_of.DISPATCHED]
         bounds = self._reading.queues.bounds(TIMER_TOPIC, 0)
         end = bounds.max_offset if bounds is not None else 0
         if self._file_ns:
             self._file_ns, self._backlog_end = 0, end
+        if not self._busy and dispatched >= self.parked_to:
+            self._rolled_end = min(self._rolled_end, end)
+        if store.queue_offset >= self._rolled_end:
+            self._rolled_until_ms = _NEVER
         came = end - store.queue_offset
         now_ns = self._clock.monotonic_ns()
         self._is_gathering = 0 < came < FILE_MESSAGES and now_ns < self._gather_ns
@@ -326,7 +334,7 @@ class TimerDeliveries:
                 self._move_read(store)
             else:
                 looked += len(filed)
-                self._hold(self._not_held(rising, filed))
+                self._hold(rising.not_held(filed, self._early))
         return looked
 
     def _next_filed(self, rising: Rising) -> Filed | None:
@@ -335,21 +343,6 @@ class TimerDeliveries:
         except CorruptStoreError as error:
             self._fail(f"what is left of slot {rising.slot_ms} of the timer is lost", error)
             return None
-
-    def _not_held(self, rising: Rising, filed: Filed) -> Filed:
-        """What is neither there for the second time nor held since it was filed."""
-        offsets = filed.physical_offsets.tolist()
-        is_new = rising.held.isdisjoint(offsets) and self._early.isdisjoint(offsets)
-        if is_new and len(set(offsets)) == len(offsets):
-            rising.held.update(offsets)
-            return filed
-        wanted = np.zeros(len(offsets), np.bool_)
-        for place, offset in enumerate(offsets):
-            if offset not in rising.held:
-                rising.held.add(offset)
-                wanted[place] = offset not in self._early
-                self._early.discard(offset)
-        return filed.chosen(wanted)
 
     def _slots_up_to(self, store: TimerStore) -> int:
         """The first slot that is not to be up now."""
@@ -365,8 +358,7 @@ class TimerDeliveries:
         if not len(filed):
             return
         rolls = (filed.magics & timer_log.MAGIC_ROLL) != 0
-        ends_ms = filed.slots_ms + self._options.timer_precision_ms
-        due_ms = np.where(rolls | (filed.due_ms <= 0), ends_ms, filed.due_ms)
+        due_ms = leaving_ms(filed, rolls, self._options.timer_precision_ms)
         unknown = np.flatnonzero(~rolls & (filed.due_ms <= 0))
         if len(unknown):
             # RocketMQ filed them: the exact time is in the records.
@@ -396,8 +388,12 @@ class TimerDeliveries:
         if self._busy or first_ms > until_ms or now_ns < self._release_ns:
             return 0
         self._words[words_of.DELIVERY_LATE_MS] = now_ms - first_ms
-        batch = self._held.take(until_ms, BATCH_MESSAGES, BATCH_BYTES)
+        precision_ms = self._options.timer_precision_ms
+        batch = self._held.take(until_ms, BATCH_MESSAGES, BATCH_BYTES, precision_ms)
         self._busy = True
+        if batch.rolls.any():
+            self._rolled_until_ms = min(self._rolled_until_ms, int(batch.due_ms[batch.rolls][0]) + precision_ms)
+            self._rolled_end = _NEVER
         self._releases.start(self._delivered_of(batch), lambda: self._done_with(batch), self._parked_again)
         ended_ns = self._clock.monotonic_ns()
         gather_ns = max(GATHER_LEAST_NS, GATHER_TIMES * (ended_ns - now_ns))
@@ -425,6 +421,7 @@ class TimerDeliveries:
 
     def _due_until_ms(self, now_ms: int) -> int:
         """What is due by then may go: nothing overtakes a message, or its cancellation, that is not held yet."""
+        now_ms = min(now_ms, self._rolled_until_ms)
         if not self._rising:
             return now_ms
         slot_ms = self._rising[0].slot_ms

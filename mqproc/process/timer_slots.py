@@ -37,6 +37,21 @@ class Rising:
     held: set[int] = field(default_factory=set)
     """By physical offset: a unit that is there twice is one message."""
 
+    def not_held(self, filed: Filed, early: set[int]) -> Filed:
+        """What is neither there for the second time nor in `early`, held since it was filed."""
+        offsets = filed.physical_offsets.tolist()
+        is_new = self.held.isdisjoint(offsets) and early.isdisjoint(offsets)
+        if is_new and len(set(offsets)) == len(offsets):
+            self.held.update(offsets)
+            return filed
+        wanted = np.zeros(len(offsets), np.bool_)
+        for place, offset in enumerate(offsets):
+            if offset not in self.held:
+                self.held.add(offset)
+                wanted[place] = offset not in early
+                early.discard(offset)
+        return filed.chosen(wanted)
+
 
 def counts_of(slots_ms: NDArray[np.int64]) -> list[tuple[int, int]]:
     """Each slot, and how often it is there."""
@@ -58,6 +73,18 @@ def with_rolls(
     rolls = beyond_ms >= 0
     magics = timer_log.MAGIC_DEFAULT | np.where(rolls, timer_log.MAGIC_ROLL, 0)
     return np.where(rolls, now_ms + wait_ms, slots_ms), magics
+
+
+def leaving_ms(filed: Filed, rolls: NDArray[np.bool_], precision_ms: int) -> NDArray[np.int64]:
+    """When messages leave their slots: at their time, or at the slot's end where no exact one is known.
+
+    Those that are parked again do so at its end too, and at the latest a slot before the one of their time begins: so a
+    cancellation is back before its message is due.
+    """
+    ends_ms = filed.slots_ms + precision_ms
+    before_ms = ((filed.due_ms - 1) // precision_ms - 1) * precision_ms
+    exact_ms = np.where(rolls, np.minimum(ends_ms, before_ms), filed.due_ms)
+    return np.where(filed.due_ms > 0, exact_ms, ends_ms)
 
 
 def are_cancelled(parked: ParkedRecords, cancelled: set[str]) -> NDArray[np.bool_]:

@@ -186,6 +186,34 @@ def test_a_cancellation_that_is_due_beyond_the_roll_window_is_parked_again(tmp_p
     keeper.close()
 
 
+def test_what_is_due_waits_until_what_cancels_it_is_parked_again_and_filed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A keeper that is late: the cancellation is still on its way when its message, which is back already, is due."""
+    monkeypatch.setattr(timer_deliveries, "FILE_MESSAGES", 1)
+    cancels = b"cancels", pairs(SLOT_MS + 900, TIMER_DEL_UNIQKEY="id-0")
+    rig = rig_with(tmp_path, [cancels, (b"message", pairs(SLOT_MS + 1, UNIQ_KEY="id-0"))], timer_roll_window_slot=4)
+    keeper = begun(rig)
+    rig.clock.advance(3000)
+    keeper.do_work()
+    assert keeper._timer.pending == 2
+    rig.clock.advance(5000)
+    steps_until_handed_over(keeper)
+    assert handed_over(keeper) == [b"cancels"]
+    words, (release,) = rig.control.words, keeper._releases._open
+    words[words_of.WRITTEN] += 1000
+    release.on_done()
+    for _ in range(5):
+        rig.clock.advance(20)
+        keeper.do_work()
+    assert handed_over(keeper) == [b"cancels"], "what was stored is not dispatched"
+    words[words_of.DISPATCHED] = words[words_of.WRITTEN]
+    assert keeper._timer.due_ns <= rig.clock.monotonic_ns()
+    keeper.do_work()
+    assert handed_over(keeper) == [b"cancels", b"message"]
+    keeper.close()
+
+
 def test_a_clock_that_is_set_back_makes_nothing_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer_deliveries, "HOLD_MESSAGES", 2)
     rig = rig_with(tmp_path, [(b"%d" % number, pairs(SLOT_MS + 100 + number)) for number in range(6)])
