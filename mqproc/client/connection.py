@@ -177,7 +177,8 @@ class Connection:
         """Read what is there and record outcomes; False when nothing is there."""
         if self.closed:
             return False
-        reader = self._protocol.reader
+        protocol = self._protocol
+        reader = protocol.reader
         try:
             count = reader.fill(self.sock)
         except BlockingIOError:
@@ -189,14 +190,14 @@ class Connection:
             self.lose("the server closed the connection")
             return True
         try:
-            answer = self._protocol.next_answer()
-            while answer is not None:
+            while (answer := protocol.next_answer()) is not None:
                 self._record(answer)
                 if answer.error is not None and _ends_connection(answer.error):
                     # The server is about to close: what would be sent now could not be known to be refused.
                     self.lose(str(answer.error))
                     break
-                answer = self._protocol.next_answer() if reader.waiting_bytes else None
+                if not reader.has_more:
+                    break
         except MqprocError as error:
             self._fail(error)
         return True

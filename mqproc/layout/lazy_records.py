@@ -120,6 +120,8 @@ def _messages(data: bytes, place: int, most: int, fields: _Fields) -> tuple[list
     end = len(data)
     try:
         for _ in range(most):
+            if place == end:
+                break
             size, queue_id, queue_offset, sys_flag, body_size = read(data, place)
             body = place + at.BODY
             if sys_flag & _HOST_BITS:
@@ -154,39 +156,44 @@ class _Fields:
 
     __slots__ = ("_names",)
 
-    def __init__(self) -> None:
-        self._names = RecordNames()
+    _names: RecordNames  # made when a field is asked for first
 
     def fill(self, message: StoredMessage, head: bytes, tail: bytes, name: str) -> None:
         """Set a field and its group. Raises CorruptStoreError."""
         try:
+            names = self._names
+        except AttributeError:
+            names = self._names = RecordNames()
+        try:
             fixed = fixed_of(head)
             if name in _TEXTS:
-                self._fill_texts(message, fixed, tail)
+                _fill_texts(message, fixed, tail, names)
             elif name in _HOSTS:
-                self._fill_hosts(message, fixed)
+                _fill_hosts(message, fixed, names)
             else:
                 _fill_numbers(message, fixed)
         except (struct.error, KeyError, IndexError):
             raise CorruptStoreError(f"{name} of the record at {_physical_offset(head)} cannot be read") from None
 
-    def _fill_texts(self, message: StoredMessage, fixed: Fixed, tail: bytes) -> None:
-        topic_start, topic_end = topic_places(tail, 0, fixed[1])
-        if topic_end + 2 > len(tail):
-            raise IndexError
-        topic, names = tail[topic_start:topic_end], self._names
-        pairs = property_string.decode(tail[topic_end + 2 :].decode("utf-8", "replace"))
-        keys = pairs.get(property_string.KEYS)
-        _set_topic(message, names.topics.get(topic) or names.add_topic(topic))
-        _set_tag(message, pairs.get(property_string.TAGS, ""))
-        _set_keys(message, () if keys is None else split_keys(keys))
-        _set_properties(message, pairs)
 
-    def _fill_hosts(self, message: StoredMessage, fixed: Fixed) -> None:
-        names, born_host, store_host = self._names, fixed[9], fixed[11]
-        _set_born_host(message, names.hosts.get(born_host) or names.add_host(born_host))
-        _set_store_host(message, names.hosts.get(store_host) or names.add_host(store_host))
-        _set_message_id(message, f"{names.ids[store_host]}{fixed[6] & _MASK64:016X}")
+def _fill_texts(message: StoredMessage, fixed: Fixed, tail: bytes, names: RecordNames) -> None:
+    topic_start, topic_end = topic_places(tail, 0, fixed[1])
+    if topic_end + 2 > len(tail):
+        raise IndexError
+    topic = tail[topic_start:topic_end]
+    pairs = property_string.decode(tail[topic_end + 2 :].decode("utf-8", "replace"))
+    keys = pairs.get(property_string.KEYS)
+    _set_topic(message, names.topics.get(topic) or names.add_topic(topic))
+    _set_tag(message, pairs.get(property_string.TAGS, ""))
+    _set_keys(message, () if keys is None else split_keys(keys))
+    _set_properties(message, pairs)
+
+
+def _fill_hosts(message: StoredMessage, fixed: Fixed, names: RecordNames) -> None:
+    born_host, store_host = fixed[9], fixed[11]
+    _set_born_host(message, names.hosts.get(born_host) or names.add_host(born_host))
+    _set_store_host(message, names.hosts.get(store_host) or names.add_host(store_host))
+    _set_message_id(message, f"{names.ids[store_host]}{fixed[6] & _MASK64:016X}")
 
 
 def _fill_numbers(message: StoredMessage, fixed: Fixed) -> None:

@@ -96,7 +96,7 @@ class FrameReader:
     already taken become invalid with the next `writable`.
     """
 
-    __slots__ = ("_bound", "_buffer", "_end", "_frame_bytes_max", "_hint", "_needed", "_start")
+    __slots__ = ("_bound", "_buffer", "_end", "_frame_bytes_max", "_hint", "_needed", "_start", "has_more")
 
     def __init__(self, frame_bytes_max: int, limit: str = "") -> None:
         """`limit`: what the bound is called where who asks has set it, "" elsewhere."""
@@ -109,6 +109,8 @@ class FrameReader:
         self._start = 0
         self._end = 0
         self._needed = 0  # bytes of the frame that begins at _start, 0 while its header is not whole
+        self.has_more = False
+        """Whether something lay behind the frame that was taken last."""
 
     @property
     def waiting_bytes(self) -> int:
@@ -217,6 +219,7 @@ class FrameReader:
             return None
         self._start = end_of_frame
         self._needed = 0
+        self.has_more = end_of_frame < end
         return Frame(operation, request_id, buffer[options_start:payload_start], buffer[payload_start:end_of_frame])
 
     def bad_frame(self, error: MqprocError) -> BadFrame:
@@ -237,7 +240,9 @@ def encode_frame(
     operation: int, request_id: int, options: bytes, payload: Sequence[ReadableBuffer] = ()
 ) -> list[ReadableBuffer]:
     """A frame as buffers to be sent one after the other: a single one when it is small, else without a copy."""
-    size = size_of(payload)
+    # Most often there is none, or one piece: then nothing is made of it.
+    single = payload[0] if len(payload) == 1 else None
+    size = len(single) if type(single) is bytes else size_of(payload) if payload else 0
     header = _pack_header(MAGIC, VERSION, operation, request_id, len(options), 0, size)
     if size <= JOINED_BYTES_MAX:
         return [b"".join((header, options, *payload))]

@@ -1,0 +1,52 @@
+"""A pull's answer becomes a PullResult, of every status, in few steps."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from mqproc.client.core import pull, pull_request
+from mqproc.errors import CorruptStoreError, ProtocolError
+from mqproc.layout.lazy_records import lazy_records
+from mqproc.layout.record_codec import encode_record
+from mqproc.message import PullResult, PullStatus
+from mqproc.wire.operations import PullAnswer, PullRequest
+from tests.client.steps import steps_of
+
+REQUEST = pull_request("orders", 0, 5, 32, 1 << 20, "a || b", 2.5, rocketmq_limits=False)
+RECORD = encode_record(topic="orders", body=b"body", queue_offset=5)
+
+
+def parsed(answer: PullAnswer, records: bytes = b"") -> PullResult:
+    return pull(REQUEST).parse(memoryview(msgspec.msgpack.encode(answer)), memoryview(records))
+
+
+def test_the_call_says_what_is_asked_for() -> None:
+    call = pull(REQUEST)
+    assert msgspec.msgpack.decode(call.options, type=PullRequest) == REQUEST
+    assert (call.role, call.repeatable, call.wait_s, call.oneway, call.takes) == ("query", True, 2.5, False, False)
+
+
+@pytest.mark.parametrize("status", PullStatus)
+def test_every_status_is_told(status: PullStatus) -> None:
+    found = parsed(PullAnswer(status, 6, 1, 9, 2, "why"), RECORD + RECORD)
+    assert found == PullResult(status, lazy_records(RECORD + RECORD), 6, 1, 9, "why")
+    assert type(found.status) is PullStatus
+    assert parsed(PullAnswer(status, 6, 1, 9)) == PullResult(status, [], 6, 1, 9)
+
+
+def test_what_is_no_answer_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="answer to PULL cannot be read"):
+        pull(REQUEST).parse(memoryview(b"\xc1"), memoryview(b""))
+    with pytest.raises(CorruptStoreError, match="no record at byte"):
+        parsed(PullAnswer("FOUND", 6, 1, 9, 1), RECORD[:-1])
+    with pytest.raises(ValueError, match="is not a valid PullStatus"):
+        parsed(PullAnswer("NEVER_HEARD_OF", 6, 1, 9))
+
+
+@pytest.mark.parametrize("records", [b"", RECORD, RECORD * 3])
+def test_an_answer_takes_few_steps(records: bytes) -> None:
+    call, options, payload = pull(REQUEST), msgspec.msgpack.encode(PullAnswer("FOUND", 6, 1, 9)), memoryview(records)
+    found, steps = steps_of(lambda: call.parse(memoryview(options), payload))
+    assert len(found.messages) == len(records) // len(RECORD)
+    assert len(steps) <= 4, steps
