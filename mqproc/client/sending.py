@@ -27,7 +27,8 @@ from mqproc.client.encoding import (
     encode_messages,
     frame_key,
 )
-from mqproc.client.unique_id import unique_id, unique_ids
+from mqproc.client.shapes import encode_single
+from mqproc.client.unique_id import COUNTERS, unique_ids
 from mqproc.errors import (
     BadMessageError,
     BadPropertyError,
@@ -50,6 +51,8 @@ _decode_append = msgspec.msgpack.Decoder(AppendAnswer).decode
 _APPEND = int(Operation.APPEND)
 # What columns raise of values that nobody has looked at one by one, such as pandas' NA.
 _UNLOOKED_AT: Final = (TypeError, ValueError)
+# What is raised of an answer of another shape: the server's fault, not the caller's.
+_UNREADABLE: Final = (msgspec.DecodeError, struct.error, ValueError)
 _MESSAGE: Final = re.compile(r"message (\d+): (.*)", re.DOTALL)
 _unique_id_of = operator.attrgetter("unique_id")
 _ONE_ROW = struct.Struct("<qqi")
@@ -109,11 +112,35 @@ def send(message: Message, *, wait: bool = True, transaction: bool = False) -> C
         if transaction:
             frame = encode_messages([message], wait=wait, transaction=True)
         else:
-            frame = encode_message(message, wait=wait)
+            frame = encode_single(message, wait=wait)
     except _UNLOOKED_AT:
         check_message(message)
         raise
-    return _append_call(frame, functools.partial(_send_result, message, frame))
+    parse = functools.partial(_send_result, message.unique_id, frame.unique_prefix, frame.unique_counter)
+    return Call(WRITER, _APPEND, frame.options, frame.payload, parse, False)
+
+
+def _send_result(
+    own_id: str, unique_prefix: str, unique_counter: int, options: memoryview, payload: memoryview
+) -> SendResult:
+    """What one message's answer says; its unique id is its sender's own, or made of prefix and counter."""
+    try:
+        answer = _decode_append(options)
+        physical_offset, queue_offset, queue_id = _ONE_ROW.unpack(payload)
+    except _UNREADABLE as error:
+        raise _not_readable(error) from None
+    return SendResult(
+        f"{host_hex(answer.store_host)}{physical_offset & _MASK64:016X}",
+        own_id or f"{unique_prefix}{unique_counter % COUNTERS:04X}",
+        queue_id,
+        queue_offset,
+        physical_offset,
+        answer.store_timestamp_ms,
+    )
+
+
+def _not_readable(error: Exception) -> ProtocolError:
+    return ProtocolError(f"answer to APPEND cannot be read: {error}")
 
 
 def _checked(parse: Callable[P, T]) -> Callable[P, T]:
@@ -123,24 +150,10 @@ def _checked(parse: Callable[P, T]) -> Callable[P, T]:
     def checked(*given: P.args, **named: P.kwargs) -> T:
         try:
             return parse(*given, **named)
-        except (msgspec.DecodeError, struct.error, ValueError) as error:
-            raise ProtocolError(f"answer to APPEND cannot be read: {error}") from None
+        except _UNREADABLE as error:
+            raise _not_readable(error) from None
 
     return checked
-
-
-@_checked
-def _send_result(message: Message, frame: AppendFrame, options: memoryview, payload: memoryview) -> SendResult:
-    answer = _decode_append(options)
-    physical_offset, queue_offset, queue_id = _ONE_ROW.unpack(payload)
-    return SendResult(
-        f"{host_hex(answer.store_host)}{physical_offset & _MASK64:016X}",
-        message.unique_id or unique_id(frame.unique_prefix, frame.unique_counter),
-        queue_id,
-        queue_offset,
-        physical_offset,
-        answer.store_timestamp_ms,
-    )
 
 
 def send_oneway(message: Message, frame_bytes_max: int) -> Call[None]:
