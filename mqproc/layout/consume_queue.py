@@ -36,6 +36,9 @@ _physical_offset_from = struct.Struct(">q").unpack_from
 unit_of = struct.Struct(">qiq").pack
 """A unit's bytes, of physical offset, size and tags code."""
 
+place_of = struct.Struct(">qi").unpack_from
+"""Physical offset and size of the record that some bytes' first unit points to."""
+
 
 def physical_offset_of(units: memoryview, index: int) -> int:
     """Where the record of one of some units begins: for a single one quicker than numpy."""

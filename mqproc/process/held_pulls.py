@@ -1,6 +1,6 @@
 """Long polls: pulls that found nothing, held until their queue has more, their time is over, or their client is gone.
 
-The bell only says "look": then each held queue's maximum offset is compared with the one last seen, in one array
+The bell only says "look": then each held queue's maximum offset is compared with the one last seen, many in one array
 operation, and only the pulls of queues that moved are tried again.
 """
 
@@ -16,9 +16,10 @@ from mqproc.layout import queue_table as layout
 from mqproc.message import PullStatus
 from mqproc.process.deadlines import Deadlines
 from mqproc.store.queue_table import QueueTable
+from mqproc.store.reads.passing import Passing, passing
 from mqproc.store.reads.pull import Pulled
 from mqproc.wire.connection import Connection
-from mqproc.wire.operations import PullRequest
+from mqproc.wire.operations import Operation, PullRequest
 
 NO_QUEUE = -1
 NEVER_SEEN = -1
@@ -27,6 +28,10 @@ NEVER_NS = 1 << 62
 HELD_PULLS_MIN = 16_384
 # Rows of queues that nobody waits for any more, kept because somebody may again.
 IDLE_ROWS_MAX = 1024
+# Up to so many rows are compared one by one: behind a wait the first array operations take ten microseconds.
+FEW_ROWS = 16
+
+_PULL = int(Operation.PULL)
 
 # Statuses that say "nothing yet": a pull that waits is held at them.
 _NOTHING_YET = frozenset(
@@ -40,7 +45,8 @@ GO_ON = frozenset({PullStatus.NO_MATCHED_MESSAGE, PullStatus.MESSAGE_WAS_REMOVIN
 class HeldPull:
     """A held request. `offset` is where it goes on, `last` what it would be answered now.
 
-    `progress_ns`: from when on it is answered as soon as it has passed messages that do not match.
+    `progress_ns`: from when on it is answered as soon as it has passed messages that do not match. `chosen`: what
+    passes its tags; None for a pull that goes by something else too.
     """
 
     connection: Connection
@@ -50,8 +56,11 @@ class HeldPull:
     deadline_ns: int
     last: Pulled
     progress_ns: int = NEVER_NS
+    chosen: Passing | None = None
     released: bool = field(default=False)
     due: bool = field(default=False)
+    answered: bool = field(default=False)
+    operation: int = field(default=_PULL)
 
     @property
     def queue(self) -> tuple[str, int]:
@@ -69,8 +78,10 @@ class HeldPulls:
         self._by_queue: dict[tuple[str, int], list[HeldPull]] = {}
         self._by_connection: dict[Connection, set[HeldPull]] = {}
         self._deadlines: Deadlines[HeldPull] = Deadlines()
-        self._due: deque[HeldPull] = deque()
-        self._count = 0
+        self.due: deque[HeldPull] = deque()
+        """The pulls to be tried again, released ones among them: for `set_due` and `take_due`."""
+        self.count = 0
+        """Pulls that are held."""
         # What is compared, a row each queue: its place among the table's words (−1 = no such queue), the maximum seen.
         self._queues: list[tuple[str, int]] = []
         self._known: set[tuple[str, int]] = set()
@@ -81,12 +92,12 @@ class HeldPulls:
         self._table_changes = NEVER_LISTED
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     @property
     def is_full(self) -> bool:
         """Whether no more are held."""
-        return self._count >= self._most
+        return self.count >= self._most
 
     def hold(self, pull: HeldPull) -> None:
         """Keep a pull. The caller looks at the queue once more afterwards (`moved`)."""
@@ -96,7 +107,7 @@ class HeldPulls:
             self._new.append(pull.queue)
         self._by_connection.setdefault(pull.connection, set()).add(pull)
         self._deadlines.set(pull, pull.deadline_ns)
-        self._count += 1
+        self.count += 1
 
     def hasten(self, pull: HeldPull) -> None:
         """Have a pull that has passed messages answered in time to tell so."""
@@ -109,7 +120,7 @@ class HeldPulls:
         if pull.released:
             return
         pull.released = True
-        self._count -= 1
+        self.count -= 1
         pulls = self._by_queue[pull.queue]
         pulls.remove(pull)
         if not pulls:
@@ -140,31 +151,41 @@ class HeldPulls:
             self._table_changes = changes
         elif self._new:
             self._add_queues()
-        maxima = table.cells.take(self._cells)
+        moved: list[HeldPull] = []
+        for row in self._changed_rows() if len(self._queues) > FEW_ROWS else self._changed_of_few():
+            moved += self._by_queue.get(self._queues[row], ())
+        return moved
+
+    def _changed_rows(self) -> list[int]:
+        """The rows whose queues have moved; they are seen now."""
+        maxima = self._table.cells.take(self._cells)
         if len(self._without):
             maxima[self._without] = 0
-        changed = (maxima != self._seen).nonzero()[0].tolist()
-        if not changed:
-            return []
+        changed: list[int] = (maxima != self._seen).nonzero()[0].tolist()
         self._seen = maxima
-        queues = (self._queues[row] for row in changed)
-        return [pull for queue in queues for pull in self._by_queue.get(queue, ())]
+        return changed
 
-    @property
-    def due_count(self) -> int:
-        """How many pulls are to be tried again; released ones among them count."""
-        return len(self._due)
+    def _changed_of_few(self) -> list[int]:
+        """The same, one by one."""
+        maximum_at, seen = self._table.cells.item, self._seen
+        changed = []
+        for row, cell in enumerate(self._cells.tolist()):
+            maximum = maximum_at(cell) if cell != NO_QUEUE else 0
+            if maximum != seen[row]:
+                seen[row] = maximum
+                changed.append(row)
+        return changed
 
     def set_due(self, pull: HeldPull) -> None:
         """Have a pull tried again, after those that are to be already."""
         if not pull.due:
             pull.due = True
-            self._due.append(pull)
+            self.due.append(pull)
 
     def take_due(self) -> HeldPull | None:
         """The next pull to try again."""
-        while self._due:
-            pull = self._due.popleft()
+        while self.due:
+            pull = self.due.popleft()
             pull.due = False
             if not pull.released:
                 return pull
@@ -210,6 +231,13 @@ class HeldPulls:
     def _cell_of(self, queue: tuple[str, int]) -> int:
         number = self._table.find(*queue)
         return layout.entry_word(number, layout.MAX_OFFSET) if number >= 0 else NO_QUEUE
+
+
+def chosen_by_tags(options: PullRequest) -> Passing | None:
+    """What passes a pull's tags; None for one that goes by something else too."""
+    if options.sql or options.rocketmq_limits:
+        return None
+    return passing(options.topic, tuple(options.tags))
 
 
 def has_no_queue(pulled: Pulled) -> bool:

@@ -10,7 +10,6 @@ keeps nobody waiting. Records go out as the buffers that they were gathered in.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,11 +26,11 @@ from mqproc.process.group_questions import GROUP_QUESTIONS, GroupQuestions
 from mqproc.process.group_retries import Retries
 from mqproc.process.group_state import GroupState
 from mqproc.process.groups import GROUP_OPERATIONS, Asked, Groups
-from mqproc.process.held_pulls import GO_ON, HeldPull, HeldPulls, finds_nothing_yet, has_no_queue, has_passed
 from mqproc.process.limits import client_limits
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
 from mqproc.process.pops import POP_OPERATIONS, Pops
+from mqproc.process.pulls import Pulls
 from mqproc.process.questions import QUESTIONS, Payload, Questions
 from mqproc.process.read_pages import PRESENT_BYTES_MAX, ReadPages
 from mqproc.process.request_bounds import bounded
@@ -40,13 +39,10 @@ from mqproc.process.transactions import TRANSACTION_OPERATIONS, Transactions
 from mqproc.shm.code_counts import code_counter
 from mqproc.store.groups.unwritable import UNWRITABLE, refusal
 from mqproc.store.queue_table import QueueTable
-from mqproc.store.reads.pull import Pulled
-from mqproc.store.reads.read_ahead import ReadAhead
 from mqproc.store.reads.reading import StoreReading
 from mqproc.store.reads.store_views import WordsView
-from mqproc.store.reads.unit_walk import Counts
 from mqproc.wire.connection import Connection, Request
-from mqproc.wire.operations import Operation, Options, PullAnswer, PullRequest
+from mqproc.wire.operations import Operation, Options
 from mqproc.wire.server import SocketServer
 
 STEP_NS = 5_000_000
@@ -55,7 +51,6 @@ STEP_NS = 5_000_000
 WAITING_REQUESTS_MAX = 4096
 """With more requests than this waiting, the sockets are not read."""
 
-HOLD_MS_MAX = 60_000
 # A stopping role waits this long for clients to read their answers and so let their next requests be served.
 STOP_SERVE_NS = 1_000_000_000
 STOP_DRAIN_S = 1.0
@@ -106,14 +101,14 @@ class Query:
         options, io, paths = context.options, context.io, context.paths
         self._table = QueueTable(io, paths.queues, write=True)
         self._delivered = Delivered(self._words, self._table)
-        self._counts = Counts(context.control.cells, self._table.cells)
         view = self._view = WordsView(self._words, self._table, sync_flush=options.sync_flush)
         looks = view.queues, view.visible, view.newest_index_ms
         self._reading = StoreReading(io, paths, options, *looks, PRESENT_BYTES_MAX)
         self._read_pages = ReadPages(self._reading.segments)
-        self._read_ahead = ReadAhead(io, self._reading.files, self._reading.segments)
         self._questions = Questions(context, self._reading)
-        self._held = HeldPulls(self._table, options.max_queues)
+        self._times = RequestTimes(self._words)
+        self._pulls = Pulls(context, self._reading, self._table, self._times, self._guarded)
+        self._held = self._pulls.held
         self._appender = Appender(context.paths.socket("writer"), self._words, self._clock)
         if context.incarnation > 1:
             self._appender.settle()
@@ -147,9 +142,7 @@ class Query:
         """The wait has looked at the sockets: the step behind it need not."""
         self._jobs: deque[Job[_Waiting]] = deque()
         self._gathering: Gathering[_Waiting] = Gathering.by(options)
-        self._dispatched = -1
         self._stop_by_ns = 0
-        self._times = RequestTimes(self._words)
         self._told = (0, 0)
         self._news = (-1, self._table.changes)
 
@@ -161,10 +154,13 @@ class Query:
             self._has_looked = False
         elif len(self._waiting) < WAITING_REQUESTS_MAX:
             self._take(self._server.poll(0))
-        self._reading.let_go_of_deleted(self._view.deletions())
         end_ns = self._clock.monotonic_ns() + STEP_NS
-        done = self._serve(end_ns)
-        done += self._look_at_held(end_ns)
+        # When it was the bell that rang, who waits for a message comes before what nobody waits for.
+        done = 0 if self._waiting else self._pulls.look(end_ns)
+        self._reading.let_go_of_deleted(self._view.deletions())
+        if self._waiting or self._unread:
+            done += self._serve(end_ns)
+            done += self._pulls.look(end_ns)
         done += self._step_jobs(end_ns)
         if self._appender.has_work:
             done += self._appender.step()
@@ -207,8 +203,7 @@ class Query:
         self._server.stop_accepting()
         self._has_looked = False
         self.do_work()
-        for pull in self._held.all():
-            self._let_go(pull)
+        self._pulls.let_go()
         self._pops.let_go()
         self._transactions.let_go()
         self._stop_by_ns = self._stop_by_ns or self._clock.monotonic_ns() + STOP_SERVE_NS
@@ -287,7 +282,7 @@ class Query:
     def _handler_of(self, request: _Waiting) -> Callable[[_Waiting], None]:
         operation = request.operation
         if operation == Operation.PULL:
-            return self._pull
+            return self._pulls.take
         if operation in POP_OPERATIONS:
             return self._pops.take
         if operation in GROUP_OPERATIONS:
@@ -312,7 +307,7 @@ class Query:
         if request.answered:
             self._times.answered(request.operation, request.taken_ns, now_ns)
 
-    def _guarded(self, request: _Waiting, handle: Callable[..., None], *arguments: Any) -> None:
+    def _guarded(self, request: Asked, handle: Callable[..., None], *arguments: Any) -> None:
         """A request that fails is refused; the role goes on."""
         try:
             handle(*arguments)
@@ -383,128 +378,3 @@ class Query:
                 self._guarded(job.request, self._go_on_with, job)
                 self._time(job.request, self._clock.monotonic_ns())
         return done
-
-    # Pulls
-
-    def _pull(self, request: _Waiting) -> None:
-        options: PullRequest = request.options
-        bounds = self._reading.queues.bounds(options.topic, options.queue_id)
-        if bounds is not None:
-            self._read_ahead.before_pull(options.topic, options.queue_id, bounds, options.offset)
-        pulled = self._pull_from(options, options.offset)
-        tells = options.progress_ms == 0 and has_passed(pulled, options)
-        may_wait = options.timeout_ms > 0 and not tells and finds_nothing_yet(pulled, options.offset)
-        if not may_wait or self._held.is_full:
-            request.answered = True
-            self._answer_pull(request.connection, request.request_id, options, pulled)
-            return
-        offset = pulled.next_offset if pulled.status in GO_ON else options.offset
-        now_ns = self._clock.monotonic_ns()
-        deadline_ns = now_ns + min(options.timeout_ms, HOLD_MS_MAX) * 1_000_000
-        pull = HeldPull(request.connection, request.request_id, options, offset, deadline_ns, pulled)
-        if options.progress_ms >= 0:
-            pull.progress_ns = now_ns + options.progress_ms * 1_000_000
-        self._held.hold(pull)
-        self._go_on(pull)
-        # What came since the pull looked has rung already: look at held queues in this very step.
-        self._look_again()
-
-    def _pull_from(self, options: PullRequest, offset: int) -> Pulled:
-        return self._reading.pull(
-            options.topic,
-            options.queue_id,
-            offset,
-            options.max_messages,
-            options.max_bytes,
-            options.tags,
-            sql=options.sql,
-            rocketmq_limits=options.rocketmq_limits,
-            counts=self._counts,
-        )
-
-    def _answer_pull(self, connection: Connection, request_id: int, asked: PullRequest, pulled: Pulled) -> None:
-        if not pulled.count:
-            # The others were counted when their records were gathered.
-            self._words.add(words_of.PULLS, 1)
-            self._words.add(words_of.EMPTY_PULLS, 1)
-            self._words.add(words_of.QUERY_REQUESTS, 1)
-        answer = PullAnswer(
-            pulled.status.value,
-            pulled.next_offset,
-            pulled.min_offset,
-            pulled.max_offset,
-            pulled.count,
-            pulled.detail,
-        )
-        payload = (pulled.records.data,) if pulled.count else ()
-        connection.answer(request_id, Operation.PULL, answer, payload, owned=True)
-
-    def _look_at_held(self, end_ns: int) -> int:
-        """Answer held pulls whose time is over, or whose queue has something for them."""
-        if not len(self._held):
-            return 0
-        done = 0
-        for pull in self._held.expired(self._clock.monotonic_ns()):
-            self._let_go(pull)
-            done += 1
-        dispatched = self._cells[words_of.DISPATCHED]
-        if dispatched != self._dispatched or self._held.queues_changed:
-            self._dispatched = dispatched
-            for pull in self._held.moved():
-                self._held.set_due(pull)
-        return done + self._try_due(end_ns)
-
-    def _try_due(self, end_ns: int) -> int:
-        """Try held pulls again in turn, as far as the time goes: one with a costly filter keeps nobody waiting."""
-        done = 0
-        for _ in range(self._held.due_count):
-            if done and self._clock.monotonic_ns() >= end_ns:
-                break
-            pull = self._held.take_due()
-            if pull is None:
-                break
-            request = _Waiting(pull.connection, pull.request_id, Operation.PULL, pull.options)
-            self._guarded(request, self._try_again, pull)
-            done += 1
-        if done and not self._held.due_count:
-            # Who was answered often is to run on this processor: what is left of the step can wait, that cannot.
-            os.sched_yield()
-        return done
-
-    def _try_again(self, pull: HeldPull) -> None:
-        """Look at what a held pull's queue has now; answer it, or hold it further on."""
-        options = pull.options
-        try:
-            first = self._reading.first_candidate(
-                options.topic, options.queue_id, pull.offset, options.tags, options.sql
-            )
-            pulled = self._pull_from(options, first)
-        except BaseException:
-            self._held.release(pull)
-            raise
-        is_deleted = has_no_queue(pulled) and not has_no_queue(pull.last)
-        pull.last, pull.offset = pulled, first
-        if is_deleted or not finds_nothing_yet(pulled, first):
-            self._held.release(pull)
-            self._times.held_pulls += 1
-            self._answer_pull(pull.connection, pull.request_id, options, pulled)
-        else:
-            if pulled.status in GO_ON:
-                pull.offset = pulled.next_offset
-            self._go_on(pull)
-
-    def _go_on(self, pull: HeldPull) -> None:
-        """Have a pull tried again soon when more units wait than one pull looks at; what it has passed is told."""
-        if has_passed(pull.last, pull.options):
-            self._held.hasten(pull)
-        if pull.last.status in GO_ON and pull.offset < pull.last.max_offset:
-            self._held.set_due(pull)
-
-    def _look_again(self) -> None:
-        """Have the next look at held pulls find work, whether the dispatcher moves or not."""
-        self._dispatched = -1
-
-    def _let_go(self, pull: HeldPull) -> None:
-        self._held.release(pull)
-        self._times.held_pulls += 1
-        self._answer_pull(pull.connection, pull.request_id, pull.options, pull.last)

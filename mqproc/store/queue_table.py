@@ -216,10 +216,10 @@ class QueueTable:
         The minimum is read first: it never passes the maximum then. A queue that is deleted and made again meanwhile is
         looked at once more.
         """
-        number = self.entry(topic, queue_id)
-        if number < 0:
+        number = self._numbers.get((topic, queue_id), -1)
+        if number < 0 and (number := self.entry(topic, queue_id)) < 0:
             return None
-        cells, entry = self.words.cells, layout.entry_word(number, 0)
+        cells, entry = self.words.cells, layout.HEADER_WORDS + number * layout.ENTRY_WORDS
         while cells[entry + layout.STATE] == layout.STATE_LIVE:
             generation = cells[entry + layout.GENERATION]
             first = cells[entry + layout.FIRST_OFFSET]

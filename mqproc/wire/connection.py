@@ -117,9 +117,8 @@ class Connection:
         What is queued is copied unless `owned` says that the payload's bytes will not change until they are sent.
         """
         if not self.closed:
-            self._server.send(
-                self, encode_frame(operation | ANSWER, request_id, encode_options(options), payload), owned=owned
-            )
+            encoded = options if type(options) is bytes else encode_options(options)
+            self._server.send(self, encode_frame(operation | ANSWER, request_id, encoded, payload), owned=owned)
 
     def refuse(self, request_id: int, operation: int, error: MqprocError) -> None:
         """Send a refusal; the connection goes on."""

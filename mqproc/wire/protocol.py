@@ -8,7 +8,7 @@ Servers and both clients use these very functions. Sizes are checked before anyt
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -39,7 +39,7 @@ from mqproc.wire.output import size_of
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from _typeshed import ReadableBuffer
 
@@ -52,10 +52,12 @@ KEPT_BUFFER_BYTES = 16 << 20
 _GREETING_SIZE = GREETING.size
 _unpack_header = HEADER.unpack_from
 _pack_header = HEADER.pack
-_encode = msgspec.msgpack.Encoder().encode
+_view: Callable[[ReadableBuffer], memoryview] = memoryview
+encode_options: Final = msgspec.msgpack.Encoder().encode
+"""Options as bytes: the encoder's own function, since an answer's client waits for it."""
 _decode_error_answer = msgspec.msgpack.Decoder(ErrorAnswer).decode
 _REQUEST_DECODERS = {int(operation): msgspec.msgpack.Decoder(kind) for operation, kind in REQUESTS.items()}
-NO_OPTIONS = _encode([])
+NO_OPTIONS = encode_options([])
 
 
 class Frame(msgspec.Struct, eq=False):
@@ -231,18 +233,16 @@ class FrameReader:
         return BadFrame(operation & OPERATION_MASK, request_id, error)
 
 
-def encode_options(options: Options | bytes) -> bytes:
-    """Options as bytes; bytes are taken to be encoded already."""
-    return options if type(options) is bytes else _encode(options)
-
-
 def encode_frame(
     operation: int, request_id: int, options: bytes, payload: Sequence[ReadableBuffer] = ()
 ) -> list[ReadableBuffer]:
     """A frame as buffers to be sent one after the other: a single one when it is small, else without a copy."""
-    # Most often there is none, or one piece: then nothing is made of it.
-    single = payload[0] if len(payload) == 1 else None
-    size = len(single) if type(single) is bytes else size_of(payload) if payload else 0
+    # Most often there is none, or one piece: then no sizes are added up.
+    if len(payload) == 1:
+        piece = payload[0]
+        size = len(piece) if type(piece) is bytes else _view(piece).nbytes
+    else:
+        size = size_of(payload) if payload else 0
     header = _pack_header(MAGIC, VERSION, operation, request_id, len(options), 0, size)
     if size <= JOINED_BYTES_MAX:
         return [b"".join((header, options, *payload))]
@@ -251,7 +251,7 @@ def encode_frame(
 
 def encode_refusal(operation: int, request_id: int, error: MqprocError) -> bytes:
     """The whole frame that refuses a request."""
-    options = _encode(ErrorAnswer(error.code, str(error), error_details(error)))
+    options = encode_options(ErrorAnswer(error.code, str(error), error_details(error)))
     return encode_header((operation & OPERATION_MASK) | ANSWER | REFUSAL, request_id, len(options), 0) + options
 
 
