@@ -134,7 +134,7 @@ class Pulls:
                 lone = self._lone.pull(options.topic, options.queue_id, pull.offset, pull.chosen)
             if lone is not None:
                 pull.last = lone
-                self._let_go(pull)
+                self._found(pull)
                 return
             first = self._reading.first_candidate(
                 options.topic, options.queue_id, pull.offset, options.tags, options.sql
@@ -146,7 +146,7 @@ class Pulls:
         is_deleted = has_no_queue(pulled) and not has_no_queue(pull.last)
         pull.last, pull.offset = pulled, first
         if is_deleted or not finds_nothing_yet(pulled, first):
-            self._let_go(pull)
+            self._found(pull)
         else:
             if pulled.status in GO_ON:
                 pull.offset = pulled.next_offset
@@ -159,12 +159,20 @@ class Pulls:
         if pull.last.status in GO_ON and pull.offset < pull.last.max_offset:
             self.held.set_due(pull)
 
-    def _let_go(self, pull: HeldPull) -> None:
-        """Answer what a held pull has found the last time, and forget it: nobody waits for that."""
+    def _found(self, pull: HeldPull) -> None:
+        """Answer what a held pull has found; behind the last one have its client run, which often is to be here."""
         self._answer(pull.connection, pull.request_id, pull.last)
         if not self.held.due:
-            # Who was answered often is to run on this processor: what is left of the step can wait, that cannot.
+            # What is left of the step can wait.
             os.sched_yield()
+        self._forget(pull)
+
+    def _let_go(self, pull: HeldPull) -> None:
+        """Answer what a held pull has found the last time: nothing."""
+        self._answer(pull.connection, pull.request_id, pull.last)
+        self._forget(pull)
+
+    def _forget(self, pull: HeldPull) -> None:
         self.held.release(pull)
         self._times.held_pulls += 1
 
