@@ -142,7 +142,7 @@ PLANTS = {
         "mqproc.process.group_members",
         "        return of is not None and (of.member_id, of.epoch) == (member_id, epoch)",
         "        return of is not None",
-        seed=133,
+        seed=390,
     ),
     "progress passes what is received before its check point": Plant(
         "mqproc.process.pops",
