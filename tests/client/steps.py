@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -11,7 +12,10 @@ T = TypeVar("T")
 
 
 def steps_of(run: Callable[[], T]) -> tuple[T, list[str]]:
-    """What `run` returns, and the functions called meanwhile; those of C only where they raise."""
+    """What `run` returns, and the functions called meanwhile; those of C only where they raise.
+
+    No garbage is collected meanwhile: hypothesis has a function of its own called whenever it is.
+    """
     steps: list[str] = []
 
     def note(frame: FrameType, event: str, called: object) -> None:
@@ -20,10 +24,13 @@ def steps_of(run: Callable[[], T]) -> tuple[T, list[str]]:
         elif event == "c_exception":
             steps.append(f"{called!r} raises")
 
-    before = sys.getprofile()
+    before, collects = sys.getprofile(), gc.isenabled()
+    gc.disable()
     sys.setprofile(note)
     try:
         value = run()
     finally:
         sys.setprofile(before)
+        if collects:
+            gc.enable()
     return value, steps
