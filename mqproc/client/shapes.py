@@ -1,8 +1,9 @@
 """The frame of a single message, the usual one in few steps.
 
 A message that has no more than a tag and a key differs from the last one of its shape in its body, key, unique id and
-time. So a shape is checked and encoded once, by the general way of `encoding`, and a send puts the rest between. What
-is larger, has more, or is no plain text, number or bytes goes the general way each time.
+time. So what is the same is encoded once, when a shape comes again that the general way of `encoding` has taken, and a
+send puts the rest between. What is larger, has more, or is no plain text, number or bytes goes the general way each
+time.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _pack_short_length = struct.Struct("<H").pack
 _Shape = tuple[str, str, int | None]  # topic, tag and queue
 # The options of a shape's messages before, between and behind what differs, and what packs all of it.
 _Known = tuple[Callable[..., bytes], bytes, bytes, bytes]
-_known: dict[_Shape, _Known] = {}
+_known: dict[_Shape, _Known | None] = {}  # None: it came once, and many never come again
 
 
 def encode_single(message: Message, *, wait: bool = True) -> AppendFrame:
@@ -108,7 +109,12 @@ def _encode_known(known: _Known, topic: str, body: object, keys: object) -> Appe
 
 
 def _remember(shape: _Shape) -> None:
-    """Messages of a shape of which the general way has taken one need no check but of their bodies and keys."""
+    """The general way has taken a message of this shape: the next need no check but of their bodies and keys."""
+    if shape not in _known:
+        if len(_known) >= _SHAPES_MAX:
+            _known.clear()
+        _known[shape] = None
+        return
     topic, tag, queue_id = shape
     request = AppendRequest(topic, 1, QUEUE_ANY if queue_id is None else queue_id, tag=tag)
     fields = list(map(msgspec.msgpack.encode, msgspec.structs.astuple(request)))
@@ -116,6 +122,4 @@ def _remember(shape: _Shape) -> None:
     middle = b"".join((*fields[_SIZES_AT + 2 : _OWN_AT], _TEXT28))
     end = b"".join(fields[_OWN_AT + 3 :])
     options = struct.Struct(f">{len(begin)}sIci{len(middle)}s{PREFIX_CHARACTERS}scHcQ{len(end)}s")
-    if len(_known) >= _SHAPES_MAX:
-        _known.clear()
     _known[shape] = options.pack, begin, middle, end
