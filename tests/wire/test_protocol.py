@@ -6,6 +6,8 @@ A mutated stream may decode as something else, but only MqprocErrors may come ou
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -266,3 +268,13 @@ def test_fields_added_at_the_end_are_read_as_their_defaults() -> None:
     longer = msgspec.msgpack.encode([*msgspec.structs.astuple(PullRequest("orders", 3, 17)), "from a later version"])
     assert decode_request(Operation.PULL, longer) == PullRequest("orders", 3, 17)
     assert decode_request(Operation.APPEND, msgspec.msgpack.encode(["orders", 1])) == AppendRequest("orders", 1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 40_000])
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda data: np.frombuffer(data, "<i4")])
+def test_a_frames_size_is_its_pieces_bytes_whatever_they_are(kind: Callable[[bytes], Any], count: int) -> None:
+    data = bytes(range(4)) * count
+    for pieces in ((kind(data),), (kind(data), kind(data)), ()):
+        stream = b"".join(encode_frame(16, 7, b"options", pieces))
+        size = len(data) * len(pieces)
+        assert stream == HEADER.pack(MAGIC, VERSION, 16, 7, 7, 0, size) + b"options" + data * len(pieces)
