@@ -154,15 +154,13 @@ def _more_of_hosts(sys_flag: int) -> int:
 class _Fields:
     """Reads the fields of one answer's records; topics and hosts that repeat become the same text."""
 
-    __slots__ = ("_names",)
-
-    _names: RecordNames  # made when a field is asked for first
+    # Made when a field is asked for first. A slot that is not set would tell that by an error, which takes longer.
+    _names: RecordNames | None = None
 
     def fill(self, message: StoredMessage, head: bytes, tail: bytes, name: str) -> None:
         """Set a field and its group. Raises CorruptStoreError."""
-        try:
-            names = self._names
-        except AttributeError:
+        names = self._names
+        if names is None:
             names = self._names = RecordNames()
         try:
             fixed = fixed_of(head)
