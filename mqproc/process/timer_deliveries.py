@@ -442,6 +442,8 @@ class TimerDeliveries:
 
     def _move_read(self, store: TimerStore) -> None:
         read_ms = min((slot_ms for slot_ms, slot in self._slots.items() if slot.open), default=self._up_ms)
+        # What cancels one that is not filed again yet may lie in its slot alone.
+        read_ms = min(read_ms, store.slot_of(self._rolled_until_ms))
         if read_ms > store.read_ms:
             store.read_ms = read_ms
             self._slots = {slot_ms: slot for slot_ms, slot in self._slots.items() if slot_ms >= read_ms}

@@ -23,8 +23,16 @@ from mqproc.store.segments import LogSegments
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 9])
 
 
-def append_and_dispatch(io: StoreIO, paths: StorePaths, options: Options, words: Words, count: int) -> None:
-    """`count` messages with one key each to queue 0 of topic T: written, flushed (in words), dispatched."""
+def append_and_dispatch(
+    io: StoreIO,
+    paths: StorePaths,
+    options: Options,
+    words: Words,
+    count: int,
+    topic: str = "T",
+    properties: bytes = b"",
+) -> None:
+    """`count` messages with one key each to queue 0 of a topic: written, flushed (in words), dispatched."""
     table = QueueTable(io, paths.queues, write=True)
     segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
 
@@ -33,7 +41,7 @@ def append_and_dispatch(io: StoreIO, paths: StorePaths, options: Options, words:
             make_segment(io, paths, start, segments.segment_size)
 
     appender = CommitLogAppender(io, io, options, words, table, segments, HOST, next_segment)
-    appender.add(plan(table, count), 1_700_000_000_000)
+    appender.add(plan(table, count, topic, properties), 1_700_000_000_000)
     appender.write_out()
     appender.publish()
     end = words[words_of.WRITTEN]
@@ -52,18 +60,18 @@ def append_and_dispatch(io: StoreIO, paths: StorePaths, options: Options, words:
     appender.close()
 
 
-def plan(table: QueueTable, count: int) -> AppendPlan:
+def plan(table: QueueTable, count: int, topic: str, properties: bytes) -> AppendPlan:
     keys = [b"k%d" % number for number in range(count)]
     columns = [struct.pack(f"<{count}I", *[4] * count), b"body" * count]
     columns += [struct.pack(f"<{count}H", *map(len, keys)), b"".join(keys)]
     key_lengths = 8 * count
-    magic, topic_block = topic_fields("T")
+    magic, topic_block = topic_fields(topic)
     shape = FrameShape(
         magic=magic,
         topic_block=topic_block,
-        queue_numbers=np.array([table.create_queue("T", 0)], np.int64),
+        queue_numbers=np.array([table.create_queue(topic, 0)], np.int64),
         fixed_queue=0,
-        parts=(b"", b"", b"", b""),
+        parts=(b"", b"", b"", properties),
         born_host=HOST,
     )
     return AppendPlan(

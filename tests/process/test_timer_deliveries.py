@@ -16,6 +16,7 @@ from mqproc.names import TIMER_TOPIC
 from mqproc.process import timer_deliveries
 from mqproc.process.keeper import Keeper
 from mqproc.store.delays import timer_store
+from tests.process.dispatching import append_and_dispatch
 from tests.process.flusher_rig import Rig
 from tests.store.live_store import SMALL, LiveStore
 
@@ -211,6 +212,33 @@ def test_what_is_due_waits_until_what_cancels_it_is_parked_again_and_filed(
     assert keeper._timer.due_ns <= rig.clock.monotonic_ns()
     keeper.do_work()
     assert handed_over(keeper) == [b"cancels", b"message"]
+    keeper.close()
+
+
+def test_what_is_parked_again_finds_what_cancels_it_though_its_slot_has_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A keeper that is late: its slot is past when it is filed, and what cancels it had been filed there alone."""
+    monkeypatch.setattr(timer_deliveries, "FILE_MESSAGES", 1)
+    message = pairs(SLOT_MS + 1, UNIQ_KEY="id-0")
+    cancels = b"", pairs(SLOT_MS + 900, TIMER_DEL_UNIQKEY="id-0")
+    rig = rig_with(tmp_path, [(b"message", message), cancels], timer_roll_window_slot=4)
+    keeper = begun(rig)
+    rig.clock.advance(3000)
+    steps_until_handed_over(keeper)
+    assert keeper._timer.pending == 2
+    rig.clock.advance(5000)
+    keeper.do_work()
+    (release,) = keeper._releases._open
+    append_and_dispatch(rig.io, rig.paths, rig.options, rig.control.words, 1, TIMER_TOPIC, message)
+    release.on_done()
+    for _ in range(5):
+        rig.clock.advance(1000)
+        keeper.do_work()
+    assert handed_over(keeper) == [b"message"], "it went again, to its own topic"
+    assert keeper._timer.pending == 0
+    assert keeper._timer._store is not None
+    assert keeper._timer._store.read_ms > SLOT_MS
     keeper.close()
 
 
