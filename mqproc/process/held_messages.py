@@ -16,25 +16,23 @@ _NEVER_MS: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Messages of slots that are up, int64[n] each, and bool[n]: which are to be parked again, not delivered."""
+    """Messages of slots that are up, int64[n] each."""
 
     due_ms: NDArray[np.int64]
     physical_offsets: NDArray[np.int64]
     slots_ms: NDArray[np.int64]
     sizes: NDArray[np.int64]
-    rolls: NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.due_ms)
 
-    def chosen(self, which: NDArray[np.intp] | slice) -> Held:
+    def chosen(self, which: NDArray[np.intp] | NDArray[np.bool_] | slice) -> Held:
         """Some of them, in the order of `which`."""
         return Held(
             self.due_ms[which],
             self.physical_offsets[which],
             self.slots_ms[which],
             self.sizes[which],
-            self.rolls[which],
         )
 
 
@@ -61,16 +59,11 @@ class HeldMessages:
             run = _sorted(_joined([self._runs.pop(), run]))
         self._runs.append(run)
 
-    def take(self, until_ms: int, messages_max: int, bytes_max: int, slot_ms: int) -> Held:
-        """The next ones that are due by then, by their times; the first may be larger than `bytes_max`.
-
-        One that is to be parked again may cancel what is due more than `slot_ms` later: that is not taken with it.
-        """
+    def take(self, until_ms: int, messages_max: int, bytes_max: int) -> Held:
+        """The next ones that are due by then, by their times; the first may be larger than `bytes_max`."""
         due = [part for run in self._runs if len(part := self._due_of(run, until_ms, messages_max))]
         batch = _joined(due) if len(due) < 2 else _sorted(_joined(due))
         count = min(len(batch), messages_max)
-        if (rolls := np.flatnonzero(batch.rolls[:count])).size:
-            count = int(np.searchsorted(batch.due_ms[:count], batch.due_ms[rolls[0]] + slot_ms, "right"))
         ends = np.cumsum(batch.sizes[:count])
         count = min(count, max(1, int(np.searchsorted(ends, bytes_max, "right"))))
         batch = batch.chosen(slice(0, count))
@@ -98,7 +91,6 @@ def _joined(parts: list[Held]) -> Held:
         np.concatenate([_NO_WORDS, *(part.physical_offsets for part in parts)]),
         np.concatenate([_NO_WORDS, *(part.slots_ms for part in parts)]),
         np.concatenate([_NO_WORDS, *(part.sizes for part in parts)]),
-        np.concatenate([np.zeros(0, np.bool_), *(part.rolls for part in parts)]),
     )
 
 

@@ -78,7 +78,7 @@ class Keeper:
             self._due_ns, self._retention.due_ns, self._releases.due_ns, self._levels.due_ns, self._timer.due_ns
         )
         until_due_s = min(timeout_s, max(0.0, (due_ns - self._clock.monotonic_ns()) / 1e9))
-        if self._words[words_of.DISPATCHED] < max(self._awaited, self._timer.parked_to):
+        if self._words[words_of.DISPATCHED] < max(self._awaited, self._timer.rolls.parked_to):
             until_due_s = min(until_due_s, DISPATCH_LOOK_S)
         if self._releases.appender.has_work:
             self._releases.appender.wait(until_due_s)

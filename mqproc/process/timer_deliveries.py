@@ -37,6 +37,7 @@ from mqproc.process.parked_again import timed_again
 from mqproc.process.parted_save import PartedSave
 from mqproc.process.released import ParkedRecords
 from mqproc.process.releases import Releases
+from mqproc.process.timer_rolls import TimerRolls
 from mqproc.process.timer_slots import Rising, Slot, are_cancelled, counts_of, leaving_ms, with_rolls
 from mqproc.store.delays.filed import Filed
 from mqproc.store.delays.made_from import MadeFrom
@@ -87,6 +88,7 @@ class TimerDeliveries:
         self._first_ms = 0  # the first slot of this keeper; what was past already when it was filed lies in it too
         self._rising: deque[Rising] = deque()
         self._held = HeldMessages()
+        self.rolls = TimerRolls(context.options.timer_precision_ms)
         self._slots: dict[int, Slot] = {}
         # Slots below the second had messages delivered by a predecessor, none of them below the first in the log.
         self._inherited: tuple[int, int] | None = None
@@ -97,10 +99,6 @@ class TimerDeliveries:
         self._file_ns = 0  # after a failure nothing is filed before; 0 otherwise
         self._gather_ns = 0  # few messages are not filed before
         self._is_gathering = False
-        self.parked_to = 0
-        """The log's end when messages were last parked again: once it is dispatched, they can be filed."""
-        self._rolled_until_ms = _NEVER  # what is due later waits until they are filed: they may cancel it
-        self._rolled_end = _NEVER  # they lie below it in the queue, as far as is known
         self._snapshot: TimerSnapshot | None = None
         self._dirty = False
         self._save = PartedSave(self._clock, self._save_steps, self._save_failed)
@@ -131,9 +129,10 @@ class TimerDeliveries:
         if self._store.pending:
             up_ns = now_ns + (self._up_ms - self._options.timer_precision_ms - now_ms) * _MS
             due_ns = min(due_ns, max(up_ns, self._file_ns))
-        is_awaited = self._words[words_of.DISPATCHED] < self.parked_to
-        if not self._busy and self._has_filed and not (is_awaited and self._held.first_due_ms > self._rolled_until_ms):
-            held_ns = now_ns + (self._held.first_due_ms - now_ms) * _MS
+        if not self._busy and self._has_filed:
+            is_looked_at = not self._is_gathering and self._words[words_of.DISPATCHED] >= self.rolls.parked_to
+            first_ms = self.rolls.first_to_go_ms(self._held.first_due_ms, none_waits=is_looked_at)
+            held_ns = now_ns + (first_ms - now_ms) * _MS
             due_ns = min(due_ns, max(held_ns, self._release_ns))
         return due_ns
 
@@ -226,10 +225,7 @@ class TimerDeliveries:
         end = bounds.max_offset if bounds is not None else 0
         if self._file_ns:
             self._file_ns, self._backlog_end = 0, end
-        if not self._busy and dispatched >= self.parked_to:
-            self._rolled_end = min(self._rolled_end, end)
-        if store.queue_offset >= self._rolled_end:
-            self._rolled_until_ms = _NEVER
+        self.rolls.look(dispatched, end, store.queue_offset)
         came = end - store.queue_offset
         now_ns = self._clock.monotonic_ns()
         self._is_gathering = 0 < came < FILE_MESSAGES and now_ns < self._gather_ns
@@ -367,7 +363,9 @@ class TimerDeliveries:
             due_ms[unknown[found]] = np.where(known_ms > 0, known_ms, due_ms[unknown[found]])
         for slot_ms, count in counts_of(filed.slots_ms):
             self._slots.setdefault(slot_ms, Slot()).open += count
-        self._held.add(Held(due_ms, filed.physical_offsets, filed.slots_ms, filed.sizes, rolls))
+        held = Held(due_ms, filed.physical_offsets, filed.slots_ms, filed.sizes)
+        self._held.add(held.chosen(~rolls))
+        self.rolls.held.add(held.chosen(rolls))
 
     def _cancel(self, deletes: Filed) -> None:
         """Note the keys of messages of these slots that are not to be delivered."""
@@ -383,24 +381,26 @@ class TimerDeliveries:
     def _release_due(self) -> int:
         now_ms = self._clock.time_ms()
         now_ns = self._clock.monotonic_ns()
-        until_ms = self._due_until_ms(now_ms)
-        first_ms = self._held.first_due_ms
-        if self._busy or first_ms > until_ms or now_ns < self._release_ns:
+        if self._busy or now_ns < self._release_ns:
             return 0
-        self._words[words_of.DELIVERY_LATE_MS] = now_ms - first_ms
-        precision_ms = self._options.timer_precision_ms
-        batch = self._held.take(until_ms, BATCH_MESSAGES, BATCH_BYTES, precision_ms)
+        until_ms = self._due_until_ms(now_ms)
+        messages_until_ms = min(until_ms, self.rolls.delivered_until_ms)
+        if self._held.first_due_ms <= min(messages_until_ms, self.rolls.first_due_ms):
+            batch, are_rolls = self._held.take(messages_until_ms, BATCH_MESSAGES, BATCH_BYTES), False
+        elif self.rolls.first_due_ms <= until_ms:
+            batch, are_rolls = self.rolls.take(until_ms, now_ms, BATCH_MESSAGES, BATCH_BYTES), True
+        else:
+            return 0
+        self._words[words_of.DELIVERY_LATE_MS] = now_ms - int(batch.due_ms[0])
         self._busy = True
-        if batch.rolls.any():
-            self._rolled_until_ms = min(self._rolled_until_ms, int(batch.due_ms[batch.rolls][0]) + precision_ms)
-            self._rolled_end = _NEVER
-        self._releases.start(self._delivered_of(batch), lambda: self._done_with(batch), self._parked_again)
+        messages = self._made_of(batch, are_rolls=are_rolls)
+        self._releases.start(messages, lambda: self._done_with(batch, are_rolls=are_rolls), self._parked_again)
         ended_ns = self._clock.monotonic_ns()
         gather_ns = max(GATHER_LEAST_NS, GATHER_TIMES * (ended_ns - now_ns))
         self._release_ns = ended_ns + min(gather_ns, GATHER_MOST_NS)
         return len(batch)
 
-    def _delivered_of(self, batch: Held) -> list[MessageColumns]:
+    def _made_of(self, batch: Held, *, are_rolls: bool) -> list[MessageColumns]:
         """The messages of those that the log has and nobody has cancelled."""
         parked, found = self._parked_at(batch.physical_offsets)
         wanted = parked.is_of(TIMER_TOPIC) & parked.names_topic
@@ -413,28 +413,26 @@ class TimerDeliveries:
             slot.begin = min(slot.begin, written)
             if slot.cancelled:
                 wanted[slots_ms == slot_ms] &= ~are_cancelled(parked, slot.cancelled)[slots_ms == slot_ms]
-        rolls = batch.rolls[found]
-        return parked.released(wanted & ~rolls, keeps_real=False) + parked.rolled(wanted & rolls)
+        return parked.rolled(wanted) if are_rolls else parked.released(wanted, keeps_real=False)
 
     def _parked_again(self, refused: MessageColumns) -> MessageColumns:
         return timed_again(refused, self._clock.time_ms(), self._options.timer_precision_ms)
 
     def _due_until_ms(self, now_ms: int) -> int:
         """What is due by then may go: nothing overtakes a message, or its cancellation, that is not held yet."""
-        now_ms = min(now_ms, self._rolled_until_ms)
         if not self._rising:
             return now_ms
         slot_ms = self._rising[0].slot_ms
         # What lies in the first slot may be due before it begins.
         return min(now_ms, slot_ms) if slot_ms > self._first_ms else 0
 
-    def _done_with(self, batch: Held) -> None:
+    def _done_with(self, batch: Held, *, are_rolls: bool) -> None:
         self._context.io.crash_point("timer.delivered")
         self._busy = False
         for slot_ms, count in counts_of(batch.slots_ms):
             self._slots[slot_ms].open -= count
-        if batch.rolls.any():
-            self.parked_to = self._words[words_of.WRITTEN]
+        if are_rolls:
+            self.rolls.are_parked(self._words[words_of.WRITTEN])
         if self._store is not None:
             self._store.pending -= len(batch)
             self._move_read(self._store)
@@ -443,7 +441,7 @@ class TimerDeliveries:
     def _move_read(self, store: TimerStore) -> None:
         read_ms = min((slot_ms for slot_ms, slot in self._slots.items() if slot.open), default=self._up_ms)
         # What cancels one that is not filed again yet may lie in its slot alone.
-        read_ms = min(read_ms, store.slot_of(self._rolled_until_ms))
+        read_ms = min(read_ms, store.slot_of(self.rolls.back_from_ms))
         if read_ms > store.read_ms:
             store.read_ms = read_ms
             self._slots = {slot_ms: slot for slot_ms, slot in self._slots.items() if slot_ms >= read_ms}

@@ -22,7 +22,6 @@ def held(*rows: tuple[int, int, int]) -> Held:
         columns[:, 1].copy(),
         np.full(count, 7, np.int64),
         columns[:, 2].copy(),
-        columns[:, 1] % 2 == 1,
     )
 
 
@@ -48,39 +47,30 @@ def test_they_go_as_from_one_heap(seed: int) -> None:
                 heapq.heappush(heap, row)
         assert messages.first_due_ms == (heap[0][0] if heap else NEVER_MS)
         at_most = chance.choice((1, 7, 1000))
-        taken = messages.take(now_ms, at_most, 1 << 30, NEVER_MS)
+        taken = messages.take(now_ms, at_most, 1 << 30)
         expected = []
         while heap and heap[0][0] <= now_ms and len(expected) < at_most:
             expected.append(heapq.heappop(heap))
         assert rows_of(taken) == expected
-        assert taken.rolls.tolist() == [row[1] % 2 == 1 for row in expected]
         assert len(messages) == len(heap)
 
 
 def test_a_batch_ends_before_it_is_too_large_but_has_one_message_at_least() -> None:
     messages = HeldMessages()
     messages.add(held((1, 10, 60), (2, 20, 40), (3, 30, 1)))
-    assert rows_of(messages.take(9, 100, 100, 9)) == [(1, 10, 60), (2, 20, 40)]
+    assert rows_of(messages.take(9, 100, 100)) == [(1, 10, 60), (2, 20, 40)]
     messages.add(held((2, 5, 500)))
-    assert rows_of(messages.take(9, 100, 100, 9)) == [(2, 5, 500)]
-    assert rows_of(messages.take(9, 100, 100, 9)) == [(3, 30, 1)]
+    assert rows_of(messages.take(9, 100, 100)) == [(2, 5, 500)]
+    assert rows_of(messages.take(9, 100, 100)) == [(3, 30, 1)]
     assert (len(messages), messages.first_due_ms) == (0, NEVER_MS)
 
 
 def test_what_is_not_due_stays() -> None:
     messages = HeldMessages()
     messages.add(held())
-    assert len(messages.take(NEVER_MS, 10, 10, 9)) == 0
+    assert len(messages.take(NEVER_MS, 10, 10)) == 0
     messages.add(held((5, 1, 1), (5, 2, 1), (6, 3, 1)))
-    assert len(messages.take(4, 10, 10, 9)) == 0
-    assert rows_of(messages.take(5, 1, 10, 9)) == [(5, 1, 1)]
-    assert rows_of(messages.take(5, 10, 10, 9)) == [(5, 2, 1)]
+    assert len(messages.take(4, 10, 10)) == 0
+    assert rows_of(messages.take(5, 1, 10)) == [(5, 1, 1)]
+    assert rows_of(messages.take(5, 10, 10)) == [(5, 2, 1)]
     assert messages.first_due_ms == 6
-
-
-def test_what_one_that_is_parked_again_may_cancel_is_not_taken_with_it() -> None:
-    """Odd places are parked again."""
-    messages = HeldMessages()
-    messages.add(held((1, 2, 1), (3, 5, 1), (5, 1, 1), (13, 4, 1), (14, 6, 1)))
-    assert rows_of(messages.take(20, 10, 100, 10)) == [(1, 2, 1), (3, 5, 1), (5, 1, 1), (13, 4, 1)]
-    assert rows_of(messages.take(20, 10, 100, 10)) == [(14, 6, 1)]

@@ -242,6 +242,26 @@ def test_what_is_parked_again_finds_what_cancels_it_though_its_slot_has_nothing_
     keeper.close()
 
 
+def test_all_that_are_late_are_parked_again_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filed at different times they leave different slots; what comes back from each was waited for before the next."""
+    monkeypatch.setattr(timer_deliveries, "FILE_MESSAGES", 1)
+    far = [(b"%d" % number, pairs(BEGIN_MS + 160_000)) for number in range(5)]
+    rig = rig_with(tmp_path, [*far, (b"soon", pairs(BEGIN_MS + 25_000))], timer_roll_window_slot=100)
+    keeper = begun(rig)
+    for _ in range(5):
+        rig.clock.advance(3000)
+        keeper.do_work()
+    rig.clock.advance(135_000)
+    steps_until_handed_over(keeper)
+    assert handed_over(keeper) == [b"soon"]
+    (release,) = keeper._releases._open
+    release.on_done()
+    rig.clock.advance(20)
+    keeper.do_work()
+    assert handed_over(keeper) == [b"soon", b"0", b"1", b"2", b"3", b"4"]
+    keeper.close()
+
+
 def test_a_clock_that_is_set_back_makes_nothing_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer_deliveries, "HOLD_MESSAGES", 2)
     rig = rig_with(tmp_path, [(b"%d" % number, pairs(SLOT_MS + 100 + number)) for number in range(6)])
