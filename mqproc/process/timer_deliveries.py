@@ -320,17 +320,19 @@ class TimerDeliveries:
 
     def _hold_some(self, store: TimerStore) -> int:
         """Hold the next messages of slots that are up; returns how many were looked at."""
-        looked = 0
+        looked, waiting = 0, len(self._rising)
         while self._rising and looked < HOLD_MESSAGES:
             rising = self._rising[0]
             filed = self._next_filed(rising)
             if filed is None:
                 self._rising.popleft()
                 self._slots[rising.slot_ms].open -= 1
-                self._move_read(store)
             else:
                 looked += len(filed)
                 self._hold(rising.not_held(filed, self._early))
+        if len(self._rising) < waiting:
+            # Once: it looks at every slot that is up, many thousands behind a long stop.
+            self._move_read(store)
         return looked
 
     def _next_filed(self, rising: Rising) -> Filed | None:

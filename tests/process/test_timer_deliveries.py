@@ -15,7 +15,9 @@ from mqproc.layout import timer_log
 from mqproc.names import TIMER_TOPIC
 from mqproc.process import timer_deliveries
 from mqproc.process.keeper import Keeper
+from mqproc.process.timer_deliveries import TimerDeliveries
 from mqproc.store.delays import timer_store
+from mqproc.store.delays.timer_store import TimerStore
 from tests.process.dispatching import append_and_dispatch
 from tests.process.flusher_rig import Rig
 from tests.store.live_store import SMALL, LiveStore
@@ -75,6 +77,29 @@ def test_nothing_goes_before_its_slot_is_wholly_held(tmp_path: Path, monkeypatch
     rig.clock.advance(7000)
     assert steps_until_handed_over(keeper) >= 4, "seven messages, two a step"
     assert handed_over(keeper) == [b"%d" % number for number in reversed(range(7))]
+    keeper.close()
+
+
+def test_slots_that_rise_together_are_all_looked_at_a_few_times_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a stop of a day 86,400 may rise: not all of them are looked at for each."""
+    looks: list[TimerStore] = []
+    move_read = TimerDeliveries._move_read
+
+    def counted(self: TimerDeliveries, store: TimerStore) -> None:
+        looks.append(store)
+        move_read(self, store)
+
+    monkeypatch.setattr(TimerDeliveries, "_move_read", counted)
+    rig = rig_with(tmp_path, [(b"", pairs(SLOT_MS + 1000 * number)) for number in range(20)])
+    keeper = begun(rig)
+    rig.clock.advance(40_000)
+    looks.clear()
+    keeper.do_work()
+    assert len(keeper._timer._slots) == 20
+    assert not keeper._timer._rising
+    assert len(looks) <= 2, "when they rise, and when they are held"
     keeper.close()
 
 
