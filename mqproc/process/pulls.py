@@ -161,11 +161,14 @@ class Pulls:
 
     def _found(self, pull: HeldPull) -> None:
         """Answer what a held pull has found; behind the last one have its client run, which often is to be here."""
-        self._answer(pull.connection, pull.request_id, pull.last)
-        if not self.held.due:
-            # What is left of the step can wait.
-            os.sched_yield()
-        self._forget(pull)
+        try:
+            self._answer(pull.connection, pull.request_id, pull.last)
+            if not self.held.due:
+                # What is left of the step can wait.
+                os.sched_yield()
+        finally:
+            # Who could not be answered is refused, and would be answered again.
+            self._forget(pull)
 
     def _let_go(self, pull: HeldPull) -> None:
         """Answer what a held pull has found the last time: nothing."""

@@ -170,6 +170,25 @@ def test_a_pull_that_fails_is_refused_and_forgotten(
     assert answer.count == 1
 
 
+@pytest.mark.parametrize("changes", [{}, {"sql": "TAGS IS NOT NULL"}])
+def test_a_pull_that_cannot_be_answered_is_refused_once(
+    filled: Group, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    caller = hold(filled, msgspec.structs.replace(WAITS, **changes))
+
+    def fail(*_given: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as failing:
+        failing.setattr(filled.role._pulls, "_answer", fail)
+        put(filled, count=1)
+        with pytest.raises(InternalError):
+            caller.answer()
+    assert (waiting(filled), len(filled.role._held)) == (0, 0)
+    put(filled, count=1)
+    assert caller.answer() is None
+
+
 def test_a_client_that_has_just_gone_is_forgotten(filled: Group) -> None:
     caller, other = hold(filled), hold(filled)
     put(filled, count=1)
