@@ -205,8 +205,9 @@ class Options:
     # Processes and sockets
     max_spin_us: int = _option(
         50,
-        "after work, writer and query look this long for more before sleeping; longer than the pause between single"
-        " sends it halves the time of each, and takes a processor",
+        "after work, writer and query look this long for more before sleeping, and the dispatcher for a message that"
+        " somebody waits for; longer than the pause between single sends it halves the time of each, and takes a"
+        " processor",
         "µs",
         0,
         10_000,
