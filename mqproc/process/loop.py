@@ -210,7 +210,8 @@ class Loop:
         self._monotonic_ns = context.clock.monotonic_ns
         self._context = context
         self._signals = signals
-        # A client waits for the roles with sockets; another one that spins would take the processor from them.
+        # A client waits for the roles with sockets; another one that spins would take the processor from them. The
+        # dispatcher looks out for a moment where a client waits for it.
         self._linger_s: Callable[[], float] = role.linger_s if isinstance(role, Lingering) else lambda: 0.0
         self._has_news: Callable[[], bool] = role.has_news if isinstance(role, Prompted) else lambda: True
         self._spin_ns = context.options.max_spin_us * 1000 if context.sockets else 0
