@@ -222,11 +222,12 @@ class Options:
     )
     cpu_latency_us: int = _option(
         -1,
-        "while requests come, some hundred a second, processors wake within this time (-1: as the system likes). 0"
-        " makes single messages faster, and costs power or the host of a virtual machine its processors; only root may"
-        " ask for it",
+        "while requests come, some hundred a second, processors wake within this time. 0 makes single messages faster,"
+        " and costs power or the host of a virtual machine its processors; only root may ask for it (-1: 0 where it"
+        " may, on a machine of at most 8 processors, while messages that consumers wait for come, 500 a second or more;"
+        " -2: never)",
         "µs",
-        -1,
+        -2,
         10_000,
     )
     max_connections: int = _option(1024, "clients of one role", "", 1, 16_384)

@@ -56,7 +56,8 @@ from mqproc.wire.operations import RunAnswer, RunRequest, StatusAnswer
 EXIT_NOT_BOOTED: Final = 3
 EXIT_INTERRUPTED: Final = 130
 _MS: Final = 1_000_000
-_REQUESTS: Final = (layout.APPENDED_FRAMES, layout.QUERY_REQUESTS)
+_REQUESTS: Final = (layout.APPENDED_FRAMES, layout.QUERY_REQUESTS, layout.WAITING_PULLS)
+"""Sends, reads, and who waits: what `Wakeups.look` is told."""
 
 Ready = Callable[[Control], None]
 """Is told when every role serves, with the group's words."""
@@ -277,7 +278,7 @@ class Supervisor:
             self._control.store(layout.SUPERVISOR_HEARTBEAT_NS, now)
             self._group.watch()
             self._hooks.watch()
-            self._wakeups.look(now, sum(map(self._control.load, _REQUESTS)))
+            self._wakeups.look(now, *map(self._control.load, _REQUESTS))
             self._manager.tick(now, self._control)
         if now >= self._next_ring_ns:
             self._next_ring_ns = now + self._timing.ring_ms * _MS

@@ -13,7 +13,7 @@ import pytest
 from mqproc.client.sync import Client
 from mqproc.errors import ConfigurationError
 from mqproc.supervisor import wakeups
-from mqproc.supervisor.wakeups import DEVICE, NO_DEMAND_US, waking_within
+from mqproc.supervisor.wakeups import AUTO_PROCESSORS_MAX, AUTO_US, DEVICE, NEVER_US, NO_DEMAND_US, waking_within
 from tests.cli.calling import call
 from tests.conftest import Group, wait_until
 
@@ -64,10 +64,45 @@ def demands(device: Path) -> list[int]:
     return [demand for (demand,) in struct.iter_unpack("=i", device.read_bytes())]
 
 
-def test_nothing_is_demanded_unless_asked_for(device: Path) -> None:
-    with waking_within(-1) as wakeups:
-        wakeups.look(SECOND_NS, 1_000_000)
-        assert not device.exists()
+def test_nothing_is_demanded_where_it_never_may(device: Path) -> None:
+    device.touch()
+    with waking_within(NEVER_US) as wakeups:
+        wakeups.look(SECOND_NS, 1_000_000, 1_000_000, 1)
+    assert demands(device) == []
+
+
+@pytest.mark.parametrize(
+    ("sends", "reads", "waiting", "is_demanded"),
+    [
+        (500, 500, 1, True),
+        (499, 1_000_000, 1, False),  # what is read was sent before
+        (1_000_000, 499, 1, False),  # nobody reads one by one
+        (1_000_000, 1_000_000, 0, False),  # who reads has fallen behind
+    ],
+)
+def test_by_itself_a_group_demands_it_while_messages_that_somebody_waits_for_come_fast(
+    device: Path, sends: int, reads: int, waiting: int, is_demanded: bool
+) -> None:
+    device.touch()
+    with waking_within(AUTO_US) as wakeups:
+        wakeups.look(SECOND_NS, sends, reads, waiting)
+        wakeups.look(2 * SECOND_NS, sends, reads, waiting)
+    assert demands(device) == ([NO_DEMAND_US, 0, NO_DEMAND_US] if is_demanded else [NO_DEMAND_US])
+
+
+def test_by_itself_a_group_demands_it_on_small_machines_only(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device.touch()
+    for processors in AUTO_PROCESSORS_MAX, AUTO_PROCESSORS_MAX + 1:
+        monkeypatch.setattr(os, "cpu_count", lambda count=processors: count)
+        with waking_within(AUTO_US) as wakeups:
+            wakeups.look(SECOND_NS, 1_000, 1_000, 1)
+    assert demands(device) == [NO_DEMAND_US, 0]
+
+
+def test_by_itself_a_group_does_without_where_it_may_not(device: Path) -> None:
+    with waking_within(AUTO_US) as wakeups:
+        wakeups.look(SECOND_NS, 1_000, 1_000, 1)
+    assert not device.exists()
 
 
 def test_a_demand_is_in_force_from_a_hundred_requests_a_second_until_a_second_without(device: Path) -> None:
@@ -87,7 +122,7 @@ def test_a_demand_is_in_force_from_a_hundred_requests_a_second_until_a_second_wi
     expected = [NO_DEMAND_US]
     with waking_within(7) as wakeups:
         for at_s, requests, written in looks:
-            wakeups.look(int(at_s * SECOND_NS), requests)
+            wakeups.look(int(at_s * SECOND_NS), requests // 2, requests - requests // 2, 0)
             expected += written
             assert demands(device) == expected, at_s
 
@@ -108,7 +143,7 @@ def test_who_may_not_demand_it_is_told_who_may(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_is_no_time_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    refused = call("up", "--store", tmp_path / "store", "--set", "cpu_latency_us=-2")
+    refused = call("up", "--store", tmp_path / "store", "--set", "cpu_latency_us=-3")
     assert refused.code == 8
     assert "cpu_latency_us" in refused.err
     assert not (tmp_path / "store" / "abort").exists()
