@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mqproc.client.amounts import each_of
+from mqproc.client.core import status_of
 from mqproc.errors import BadRequestError
 from mqproc.kernels.decode import ALL_COLUMNS, decode_to_columns
 from mqproc.message import PullStatus
@@ -49,7 +50,7 @@ def parser(columns: Sequence[str] | None) -> Callable[[Any, memoryview], ArrowPu
 
     def parse(answer: Any, payload: memoryview) -> ArrowPullResult:
         return ArrowPullResult(
-            PullStatus(answer.status),
+            status_of(answer),
             record_batch(payload, answer.count, names),
             answer.next_offset,
             answer.min_offset,

@@ -260,10 +260,17 @@ def pull(request: PullRequest) -> Call[PullResult]:
 def _pull_result(options: memoryview, payload: memoryview) -> PullResult:
     """A consumer that has caught up waits for each message: nothing is called here that one does not need."""
     answer = _decode_options(_PULL, options)
-    status = _STATUSES.get(answer.status) or PullStatus(answer.status)
+    status = _STATUSES.get(answer.status) or status_of(answer)
     return PullResult(
         status, lazy_records(payload), answer.next_offset, answer.min_offset, answer.max_offset, answer.detail
     )
+
+
+def status_of(answer: Any) -> PullStatus:
+    """A pull's status. Raises ProtocolError for one that only another version has."""
+    if status := _STATUSES.get(answer.status):
+        return status
+    raise ProtocolError(f"answer to PULL has the status {answer.status[:64]!r}, which this version does not know")
 
 
 class UnreadPull(NamedTuple):
@@ -276,7 +283,7 @@ class UnreadPull(NamedTuple):
 
 def unread_pull(answer: Any, payload: memoryview) -> UnreadPull:
     """What makes a pull's answer into records that are not read yet."""
-    return UnreadPull(PullStatus(answer.status), answer.next_offset, UnreadRecords(payload, answer.count))
+    return UnreadPull(status_of(answer), answer.next_offset, UnreadRecords(payload, answer.count))
 
 
 def pull_as(request: PullRequest, parse: Callable[[Any, memoryview], T]) -> Call[T]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mqproc.client.core import pull, pull_request
+from mqproc.client.core import arrow_parser, pull, pull_request, unread_pull
 from mqproc.errors import CorruptStoreError, ProtocolError
 from mqproc.layout.lazy_records import lazy_records
 from mqproc.layout.record_codec import encode_record
@@ -40,8 +40,16 @@ def test_what_is_no_answer_is_refused() -> None:
         pull(REQUEST).parse(memoryview(b"\xc1"), memoryview(b""))
     with pytest.raises(CorruptStoreError, match="no record at byte"):
         parsed(PullAnswer("FOUND", 6, 1, 9, 1), RECORD[:-1])
-    with pytest.raises(ValueError, match="is not a valid PullStatus"):
-        parsed(PullAnswer("NEVER_HEARD_OF", 6, 1, 9))
+
+
+def test_a_status_of_another_version_is_refused_in_every_shape() -> None:
+    """It was a ValueError, which nobody counts among what a group may say."""
+    answer = PullAnswer("NEVER_HEARD_OF", 6, 1, 9)
+    with pytest.raises(ProtocolError, match="has the status 'NEVER_HEARD_OF', which this version does not know"):
+        parsed(answer)
+    for parse in unread_pull, arrow_parser(["body"]):
+        with pytest.raises(ProtocolError, match="NEVER_HEARD_OF"):
+            parse(answer, memoryview(b""))
 
 
 @pytest.mark.parametrize("records", [b"", RECORD, RECORD * 3])
