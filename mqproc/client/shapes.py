@@ -82,7 +82,7 @@ def encode_single(message: Message, *, wait: bool = True) -> AppendFrame:
 
 def _encode_known(known: _Known, topic: str, body: object, keys: object) -> AppendFrame | None:
     """A message of a known shape; None when its body or keys are not usual."""
-    if type(body) is not bytes or type(keys) is not tuple or len(keys) > 1:
+    if type(body) is not bytes or (type(keys) is not tuple and type(keys) is not list) or len(keys) > 1:
         return None
     size, keys_size = len(body), COLUMN_ABSENT
     if size > _BODY_BYTES_MAX:

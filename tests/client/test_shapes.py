@@ -185,10 +185,12 @@ def test_an_answer_of_another_shape_is_the_servers_fault(options: bytes, row: by
             call.parse(memoryview(options), memoryview(row))
 
 
-def test_a_usual_send_takes_few_steps() -> None:
-    make_known(USUAL)
-    message = message_from(USUAL)
+@pytest.mark.parametrize("keys", ["order-1", ("order-1",), ["order-1"], []])
+def test_a_usual_send_takes_few_steps(keys: Any) -> None:
+    parts = {**USUAL, "keys": keys}
+    make_known(parts)
+    message = message_from(parts)
     call, steps = steps_of(lambda: send(message))
-    assert request_of(call) == request_of(general(USUAL))
+    assert request_of(call) == request_of(general(parts))
     expected = {"send", "encode_single", "_encode_known", "reserve", "_set_time", "_month_bounds_ms"}
     assert set(steps) <= expected, steps
