@@ -35,7 +35,6 @@ LARGE_PAGE_BYTES = 2 * MIB
 ENVIRONMENT_PREFIX = "MQPROC_"
 # What is heard in the environment besides options: where store and file lie, and where tests want a group to fail.
 OTHER_VARIABLES = ("MQPROC_STORE", "MQPROC_CONFIG", "MQPROC_CRASH", "MQPROC_FAULT", "MQPROC_HANG")
-NEAR_RATIO = 0.8
 
 
 class FlushDiskType(enum.StrEnum):
@@ -402,28 +401,18 @@ def _check_log_paths(pairs: Mapping[str, str], path: Path) -> None:
 
 
 def read_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
-    """Options given as MQPROC_<NAME>. Others are passed over: `environment_warnings` tells of them."""
+    """Options given as MQPROC_<NAME>. Others are passed over: `environment.environment_warnings` tells of them."""
     settings = {}
     for name in FIELDS:
         variable = ENVIRONMENT_PREFIX + name.upper()
-        if variable in environment:
+        if variable in environment and not is_of_service(variable, environment):
             settings[name] = Setting(parse_option(name, environment[variable], variable), variable)
     return settings
 
 
-def environment_warnings(environment: Mapping[str, str]) -> list[str]:
-    """A line for each MQPROC_ variable that nothing hears, with the one that may have been meant.
-
-    They are no errors: Kubernetes sets MQPROC_PORT and the like by itself for a service of that name.
-    """
-    known = [name.upper() for name in FIELDS] + [name.removeprefix(ENVIRONMENT_PREFIX) for name in OTHER_VARIABLES]
-    given = {name.removeprefix(ENVIRONMENT_PREFIX) for name in environment if name.startswith(ENVIRONMENT_PREFIX)}
-    lines = []
-    for name in sorted(given.difference(known)):
-        near = difflib.get_close_matches(name, known, 1, NEAR_RATIO)
-        hint = f"; did you mean {ENVIRONMENT_PREFIX}{near[0]}?" if near else ""
-        lines.append(f"{ENVIRONMENT_PREFIX}{name} is no option, and ignored{hint}")
-    return lines
+def is_of_service(variable: str, environment: Mapping[str, str]) -> bool:
+    """Whether Kubernetes has set it: MQPROC_METRICS_PORT=tcp://…, for a service that is called mqproc-metrics."""
+    return variable.endswith("_PORT") and "://" in environment[variable]
 
 
 def read_flags(flags: Iterable[str], source: str = "--set") -> dict[str, Setting]:

@@ -7,6 +7,7 @@ it so stops it again; a group that was started in another way is only used.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from mqproc.client import Client
 from mqproc.client.producer import close_all, flush_all
 from mqproc.config import read_flags
 from mqproc.control_words import read_words
+from mqproc.environment import environment_warnings
 from mqproc.errors import (
     ERROR_BY_CODE,
     BadRequestError,
@@ -41,6 +43,7 @@ _SILENCE_S: Final = 600.0
 _LOOK_S: Final = 5.0
 _TOLD: Final = ("epoch", "group_state", "supervisor_heartbeat_ns", "recovery_step", "recovery_done")
 _ANSWER_S: Final = 2.0
+_log = logging.getLogger("mqproc.open")
 _ERROR_BY_EXIT_CODE = {
     error.exit_code: error
     for error in reversed(ERROR_BY_CODE.values())
@@ -143,6 +146,8 @@ def _start_unless_running(store: Path, openers: Openers, settings: list[str], ti
             # As long as it goes on: kernels may have to be compiled and a large log read. The supervisor ends roles
             # that hang.
             _run_command("up", store, ["--detach", "--opened", *flags], None)
+            for line in environment_warnings(os.environ):
+                _log.warning(line)
             return
         except StoreLockedError:
             # Somebody else is starting it, or was killed amid that.

@@ -61,6 +61,18 @@ def test_a_start_is_waited_for_as_long_as_it_takes(tmp_path: Path, monkeypatch: 
     assert set(waits) == {("up", embedded._LOOK_S)}
 
 
+def test_a_misspelt_variable_is_told_by_whoever_starts_the_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`mqproc up` told of it, to nobody: `open` takes only what a start fails with."""
+    monkeypatch.setenv("MQPROC_FLUSH_DISK_TYP", "SYNC_FLUSH")
+    for _ in range(2):
+        with mqproc.open(tmp_path / "store"), mqproc.open(tmp_path / "store"):
+            told = [record.getMessage() for record in caplog.records if record.name == "mqproc.open"]
+        assert told == ["MQPROC_FLUSH_DISK_TYP is no option, and ignored; did you mean MQPROC_FLUSH_DISK_TYPE?"]
+        caplog.clear()
+
+
 def test_a_start_that_stands_still_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As that of a supervisor which somebody has stopped; one that tells how far it is may take as long as it likes."""
     hanging = tmp_path / "hanging"

@@ -12,7 +12,8 @@ from mqproc.cli.commands import Command, Group
 from mqproc.cli.completing import complete_option
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column
-from mqproc.config import FIELDS, environment_warnings, names_passed_over, options_from, rocketmq_name
+from mqproc.config import FIELDS, names_passed_over, options_from, rocketmq_name
+from mqproc.environment import environment_warnings
 
 _SHOWN = [Column("name"), Column("value"), Column("unit"), Column("source", "set by")]
 _EXPLAINED = [

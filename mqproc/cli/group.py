@@ -23,7 +23,8 @@ from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output, format_bytes
 from mqproc.cli.supervisor_client import ask_supervisor, check_listening, stop_group
 from mqproc.cli.times import format_duration, now_ms
-from mqproc.config import Options, environment_warnings
+from mqproc.config import Options
+from mqproc.environment import environment_warnings
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
 from mqproc.metrics.dispatch_lag import dispatch_behind_ms

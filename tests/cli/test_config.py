@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import mqproc
-from mqproc.config import FIELDS, OTHER_VARIABLES, environment_warnings
+from mqproc.config import FIELDS, OTHER_VARIABLES
+from mqproc.environment import environment_warnings
 from tests.cli.calling import call
 
 
@@ -59,6 +60,19 @@ def test_a_misspelt_variable_is_told(tmp_path: Path) -> None:
     assert call("config", "check", "--json", **misspelt).json["warnings"] == told
     # The start itself is refused, but what is misspelt is told before.
     assert call("up", "--store", tmp_path / "store", "--set", "writer_cpus=4095", **misspelt).out.splitlines() == told
+
+
+def test_what_kubernetes_says_of_a_service_is_no_option() -> None:
+    """One that is called mqproc-metrics had every command refused: its port is in a variable of an option's name."""
+    service = {"MQPROC_METRICS_PORT": "tcp://10.0.0.1:5557", "MQPROC_METRICS_PORT_5557_TCP": "tcp://10.0.0.1:5557"}
+    checked = call("config", "check", "--json", **service).json
+    assert checked["set"] == 0
+    assert checked["warnings"] == [
+        "MQPROC_METRICS_PORT is what Kubernetes says of a service, no option, and ignored",
+        "MQPROC_METRICS_PORT_5557_TCP is no option, and ignored",
+    ]
+    wrong = call("config", "check", MQPROC_METRICS_PORT="10.0.0.1:5557")
+    assert (wrong.code, "MQPROC_METRICS_PORT: metrics_port = '10.0.0.1:5557'" in wrong.err) == (8, True)
 
 
 def test_variables_that_the_product_hears_are_no_mistakes() -> None:
