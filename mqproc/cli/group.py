@@ -25,6 +25,7 @@ from mqproc.cli.supervisor_client import ask_supervisor, check_listening, stop_g
 from mqproc.cli.times import format_duration, now_ms
 from mqproc.config import Options
 from mqproc.environment import environment_warnings
+from mqproc.errors import StoreLockedError
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
 from mqproc.metrics.dispatch_lag import dispatch_behind_ms
@@ -160,7 +161,11 @@ def start_group(
                 report(not_offered(options))
             ready()
 
-        return supervise(paths, options, SPECS, hooks, report=report, ready=told)
+        try:
+            return supervise(paths, options, SPECS, hooks, report=report, ready=told)
+        except StoreLockedError as error:
+            asks = f"mqproc status --store {paths.root} shows a group that runs there, mqproc down stops it"
+            raise StoreLockedError(f"{error}; {asks}") from None
 
     if not detach:
         return run(report, lambda: None)

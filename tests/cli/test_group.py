@@ -36,9 +36,11 @@ def test_a_detached_group_lives_until_down(tmp_path: Path) -> None:
         assert found["ready"] is True
         assert {role["role"] for role in found["roles"]} == {"supervisor", "template", *ROLES}
         assert all(role["pss_bytes"] > 0 for role in found["roles"])
-        again = mqproc("up", "--store", store, "--detach")
-        assert again.returncode == 7
-        assert str(found["roles"][0]["pid"]) in again.stderr
+        for how in ([], ["--detach"]):
+            again = mqproc("up", "--store", store, *how)
+            assert again.returncode == 7
+            assert f"in use by pid {found['roles'][0]['pid']} since" in again.stderr
+            assert f"; mqproc status --store {store} shows a group that runs there, mqproc down stops" in again.stderr
     finally:
         down = mqproc("down", "--store", store)
     assert down.returncode == 0
