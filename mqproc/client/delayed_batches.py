@@ -63,6 +63,10 @@ def _no_delay(reason: str) -> BadTimeError:
 def _seconds(delay: Delays) -> NDArray[np.float64]:
     """A delay or a column of delays as seconds, NaN for no time. Raises TypeError and ValueError for anything else."""
     found: NDArray[Any] = np.asarray(delay)
+    if found.dtype.kind == "O" and any(is_numpys := [isinstance(one, np.timedelta64) for one in found.flat]):
+        if not all(is_numpys):  # As below, each would be a bare number, in a unit of its own.
+            raise TypeError("timedelta64s stand among others")
+        found = np.array(found.tolist())
     if found.dtype.kind == "M":  # numpy would count from 1970 in the array's own unit.
         raise TypeError("datetimes are moments, for deliver_at")
     if found.dtype.kind in "bc":  # numpy would take 0 and 1, and the real part.

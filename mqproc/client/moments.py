@@ -6,6 +6,7 @@ import datetime
 from typing import TYPE_CHECKING, Final
 
 from mqproc.errors import BadRequestError
+from mqproc.wire.options import BOOLS
 
 if TYPE_CHECKING:
     from mqproc.client.core import Time
@@ -30,7 +31,7 @@ def time_ms(moment: Time, default: int) -> int:
     if isinstance(moment, datetime.datetime):
         return _datetime_ms(moment)
     try:
-        if isinstance(moment, bool):  # A number to Python, and what a caller meant for another argument.
+        if type(moment).__name__ in BOOLS:  # A number to Python, and what a caller meant for another argument.
             raise TypeError
         refuse_seconds(moment)
         return int(moment)

@@ -11,7 +11,8 @@ import msgspec
 from mqproc.errors import BadRequestError
 
 _SHOWN_MAX: Final = 64
-_NUMPY_BOOLS: Final = ("bool", "bool_")
+BOOLS: Final = ("bool", "bool_")
+"""What Python's and numpy's own truths are called: by name, since not all who send options need load numpy."""
 # msgspec tells of a field that it is no … at `$[2]`, or further in it.
 _PLACE = re.compile(r"(.*?)(?: - at `\$\[(\d+)\].*`)", re.DOTALL)
 _decode = msgspec.msgpack.Decoder().decode
@@ -25,8 +26,7 @@ def _plain(value: Any) -> Any:
     """What msgspec asks for a value that it does not know: numpy's numbers and texts are numbers and texts."""
     if isinstance(value, str):
         return str(value)
-    # By its name, since commands that send options need not load numpy.
-    return bool(value) if type(value).__name__ in _NUMPY_BOOLS else operator.index(value)
+    return bool(value) if type(value).__name__ in BOOLS else operator.index(value)
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode

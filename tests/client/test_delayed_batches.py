@@ -119,7 +119,10 @@ def test_a_delay_that_is_no_time_is_refused(delay: Any) -> None:
         deliver_at_ms(None, np.array(delay) if isinstance(delay, list) else delay)
 
 
-@pytest.mark.parametrize("delay", ["soon", object(), [datetime.timedelta(1), 1], [1, datetime.timedelta(1)]])
+MIXED = [np.array([np.timedelta64(500, "ms"), other], object) for other in (2, datetime.timedelta(1))]
+
+
+@pytest.mark.parametrize("delay", ["soon", object(), [datetime.timedelta(1), 1], [1, datetime.timedelta(1)], *MIXED])
 def test_a_delay_that_is_neither_seconds_nor_timedelta_is_refused(delay: Any) -> None:
     with pytest.raises(BadTimeError, match="a delay is a number of seconds or a timedelta"):
         deliver_at_ms(None, delay)
@@ -134,6 +137,7 @@ def test_a_delay_is_seconds_or_a_timedelta(monkeypatch: pytest.MonkeyPatch) -> N
         [0.5, 2],
         [half, 4 * half],
         np.array([500, 2000], "m8[ms]"),
+        np.array([np.timedelta64(500, "ms"), np.timedelta64(2, "s")], object),
         pa.array([half, 4 * half], pa.duration("us")),
     ]
     for column in columns:

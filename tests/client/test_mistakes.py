@@ -124,6 +124,7 @@ class Incomparable:
         (lambda c: c.send_batch("t", BODIES, delay=pd.Series([1, 2])), BadTimeError, r"array; give its to_list\(\)"),
         (lambda c: c.send_batch("t", BODIES, deliver_at=SERIES), BadTimeError, r"not Series; give its to_list\(\)"),
         (lambda c: c.count("t", True), BadRequestError, "no time is a bool, True"),
+        (lambda c: c.count("t", np.True_), BadRequestError, "no time is a bool"),
         (lambda c: c.send("t", b"x", deliver_at=True), BadRequestError, "no time is a bool, True"),
         (lambda c: c.send("t", b"x", delay=True), BadTimeError, "booleans are no seconds"),
         (lambda c: c.send_batch("t", BODIES, delay=[True, False]), BadTimeError, "booleans are no seconds"),
