@@ -21,7 +21,7 @@ from mqproc.client.membership import UNHEARD
 from mqproc.client.nacking import Nacking
 from mqproc.client.outage import Outage
 from mqproc.client.pace import AT_ONCE, COMMIT_S, LOOK_S, MOVED, RECEIVE_MESSAGES
-from mqproc.client.subscription import Subscription
+from mqproc.client.subscription import OfGroup, Subscription
 from mqproc.errors import BadRequestError, FrameTooLargeError, MqprocError, NotAMemberError, RequestTimeoutError
 from mqproc.layout.lazy_records import UnreadRecords
 from mqproc.message import Filter, PullStatus, StoredMessage
@@ -37,7 +37,7 @@ SEEK_LOOK_S: Final = 0.001
 _clock = time.monotonic
 
 
-class AsyncConsumer:
+class AsyncConsumer(OfGroup):
     """A member of a consumer group, made by `AsyncClient.consumer`.
 
         async with client.consumer("billing", "orders") as consumer:

@@ -28,7 +28,7 @@ from mqproc.client.membership import UNHEARD, Membership
 from mqproc.client.nacking import Nacking
 from mqproc.client.pace import AT_ONCE, COMMIT_S, LOOK_S, MOVED, RECEIVE_MESSAGES, TURN_S
 from mqproc.client.retry import ConnectionLost
-from mqproc.client.subscription import Subscription
+from mqproc.client.subscription import OfGroup, Subscription
 from mqproc.errors import BadRequestError, FrameTooLargeError, MqprocError, RequestTimeoutError
 from mqproc.layout.lazy_records import UnreadRecords
 from mqproc.message import Filter, PullStatus, StoredMessage
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _clock = time.monotonic
 
 
-class Consumer:
+class Consumer(OfGroup):
     """A member of a consumer group, made by `Client.consumer`.
 
         with client.consumer("billing", "orders") as consumer:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from mqproc.client import group_calls
 from mqproc.client.amounts import milliseconds, moment_after
 from mqproc.client.core import Call, chosen
-from mqproc.client.subscription import Subscription
+from mqproc.client.subscription import OfGroup, Subscription
 from mqproc.message import Filter, StoredMessage
 from mqproc.wire.group_operations import RECEIVE_MS_MAX, GroupReceiveRequest
 
@@ -70,7 +70,7 @@ class _Waiting:
         return min(self.left_s, AGAIN_S)
 
 
-class SimpleConsumer:
+class SimpleConsumer(OfGroup):
     """A simple consumer of a group, made by `Client.simple_consumer`. May be called by several threads.
 
         consumer = client.simple_consumer("billing", "orders")
@@ -83,7 +83,7 @@ class SimpleConsumer:
 
     def __init__(self, client: Client, subscription: Subscription, filter: Filter | None) -> None:
         self._client = client
-        self._group = subscription.group
+        self._subscription = subscription
         self._calls = _Calls(subscription, filter, client.pull_bytes_max)
 
     def receive(
@@ -113,22 +113,22 @@ class SimpleConsumer:
 
         One whose time was nearly over may be done though it does not count, when the role was killed meanwhile.
         """
-        return sum(self._client.run(call) for call in group_calls.acks(self._group, messages))
+        return sum(self._client.run(call) for call in group_calls.acks(self._subscription.group, messages))
 
     def change_invisible_duration(self, message: StoredMessage, invisible_duration: float) -> StoredMessage:
         """Nobody else gets the message for so many seconds from now on.
 
         Returns it with its new handle, to acknowledge it by. Raises BadRequestError when it is not the receiver's.
         """
-        return self._client.run(group_calls.change_invisible(self._group, message, invisible_duration))
+        return self._client.run(group_calls.change_invisible(self._subscription.group, message, invisible_duration))
 
 
-class AsyncSimpleConsumer:
+class AsyncSimpleConsumer(OfGroup):
     """A simple consumer of a group, made by `AsyncClient.simple_consumer`; see `SimpleConsumer`."""
 
     def __init__(self, client: AsyncClient, subscription: Subscription, filter: Filter | None) -> None:
         self._client = client
-        self._group = subscription.group
+        self._subscription = subscription
         self._calls = _Calls(subscription, filter, client.pull_bytes_max)
 
     async def receive(
@@ -153,8 +153,10 @@ class AsyncSimpleConsumer:
 
     async def ack(self, *messages: StoredMessage) -> int:
         """Messages are done; see `SimpleConsumer.ack`."""
-        return sum([await self._client.run(call) for call in group_calls.acks(self._group, messages)])
+        return sum([await self._client.run(call) for call in group_calls.acks(self._subscription.group, messages)])
 
     async def change_invisible_duration(self, message: StoredMessage, invisible_duration: float) -> StoredMessage:
         """Nobody else gets the message for so many seconds from now on; see `SimpleConsumer`."""
-        return await self._client.run(group_calls.change_invisible(self._group, message, invisible_duration))
+        return await self._client.run(
+            group_calls.change_invisible(self._subscription.group, message, invisible_duration)
+        )

@@ -58,6 +58,15 @@ class Subscription:
         return found
 
 
+class OfGroup:
+    """What a consumer is called, in a notebook and where one is printed."""
+
+    _subscription: Subscription
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._subscription.group!r}, {list(self._subscription.topics)!r})"
+
+
 def named(topics: str | Sequence[str]) -> tuple[str, ...]:
     """A topic, or several, as callers name them. Raises BadRequestError."""
     try:

@@ -57,6 +57,20 @@ def test_a_receive_waits_for_another_threads_no_longer_than_it_shall(client: Cli
         assert bodies_of(consumer.receive(timeout=PATIENCE_S)) == [b"1"]
 
 
+def test_a_consumer_shows_its_group_and_topics(client: Client) -> None:
+    """It was an object at an address."""
+
+    async def shown() -> list[str]:
+        async with AsyncClient(client.store, timeout=PATIENCE_S) as ours, ours.consumer("shown", ["Shown"]) as consumer:
+            return [repr(consumer), repr(ours.simple_consumer("simple", "Shown"))]
+
+    fill(client, "Shown", 0, queues=1)
+    with client.consumer("shown", "Shown") as consumer:
+        assert repr(consumer) == "Consumer('shown', ['Shown'])"
+    assert repr(client.simple_consumer("simple", ("Shown", "Other"))) == "SimpleConsumer('simple', ['Shown', 'Other'])"
+    assert asyncio.run(shown()) == ["AsyncConsumer('shown', ['Shown'])", "AsyncSimpleConsumer('simple', ['Shown'])"]
+
+
 @pytest.mark.parametrize("acknowledges", [True, False])
 def test_who_receives_in_order_in_another_thread_gets_what_is_next_at_once(
     client: Client, monkeypatch: pytest.MonkeyPatch, acknowledges: bool
