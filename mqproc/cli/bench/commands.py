@@ -229,7 +229,11 @@ def _run(
     from mqproc.cli.bench.limits import measure_limits
     from mqproc.cli.bench.load import Shape
     from mqproc.cli.bench.runs import Settings
+    from mqproc.client.connection import FRAME_BYTES_MAX
 
+    if (frame_bytes := shared["size"] * shared["batch"]) > FRAME_BYTES_MAX:  # Clients hold several of them.
+        given = f"--size {shared['size']:,} and --batch {shared['batch']:,}"
+        raise click.UsageError(f"{given} make frames of {frame_bytes:,} bytes; a client's limit is {FRAME_BYTES_MAX:,}")
     out = invocation.out
     shape = Shape(
         shared["size"], shared["batch"], shared["topics"], shared["queues"], shared["keys"], shared["in_flight"], rate

@@ -269,3 +269,10 @@ def test_a_wait_for_dispatch_ends_with_its_group(make_group: Callable[..., Group
         group.kill()
         with pytest.raises(NotRunningError, match="the group ended"):
             bench.await_dispatch()
+
+
+def test_frames_that_no_client_may_send_are_refused_before_anything_starts() -> None:
+    """Its clients made them for a minute and more, of however much memory, and were given up for not having started."""
+    refused = call("bench", "append", "--size", "5MiB")
+    assert refused.code == 2
+    assert "--size 5,242,880 and --batch 1,000 make frames of 5,242,880,000 bytes; a client's limit" in refused.err
