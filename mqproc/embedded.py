@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mqproc.client import Client
+from mqproc.client.amounts import above_zero
 from mqproc.client.producer import close_all, flush_all
 from mqproc.config import read_flags
 from mqproc.control_words import read_words
@@ -112,6 +113,7 @@ def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout:
         raise BadRequestError(f"options must be a mapping of names to values, not {type(options).__name__}")
     settings = [f"{name}={value}" for name, value in (options or {}).items()]
     read_flags(settings, "options")
+    above_zero("timeout", timeout)
     openers = Openers(StorePaths(store))
     try:
         _start_unless_running(store, openers, settings, timeout)

@@ -449,6 +449,14 @@ def test_an_empty_path_is_refused() -> None:
         pass
 
 
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "5", None])
+def test_a_timeout_that_is_none_is_refused_before_anything_starts(tmp_path: Path, timeout: Any) -> None:
+    """A group was started, and stopped again; of a text it was a TypeError."""
+    with pytest.raises(BadRequestError, match=r"^timeout = .* is out of range: above 0, and finite"):
+        mqproc.open(tmp_path / "store", timeout=timeout)
+    assert not (tmp_path / "store").exists()
+
+
 def test_a_start_that_fails_is_a_start_error(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=f"^{tmp_path}/.*: its parent folder does not exist") as refused:
         mqproc.open(tmp_path / "none" / "store")
