@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime
 import functools
 import os
+import shlex
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,11 +79,19 @@ def is_text(name: str) -> bool:
 def given_path(path: str | os.PathLike[str]) -> Path:
     """The path that a caller gives of a store, or of its socket. Raises BadRequestError for what is none."""
     try:
-        if os.fspath(path):
-            return Path(path).expanduser().absolute()
+        text = os.fspath(path)
+        if "\0" in text:
+            raise BadRequestError(f"the store's path {text[:64]!r} is no path: it has a byte 0")
+        if text:
+            return Path(text).expanduser().absolute()
     except TypeError:
         raise BadRequestError(f"the store's path is {repr(path)[:64]}, which is no path") from None
     raise BadRequestError("the store's path is empty")
+
+
+def in_shell(path: Path) -> str:
+    """A path as a word of a command that is told to somebody, who may copy it."""
+    return shlex.quote(os.fspath(path))
 
 
 def shown(path: Path) -> str:

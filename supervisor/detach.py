@@ -23,7 +23,7 @@ from typing import Any, Final, NoReturn
 from mqproc.errors import MqprocError, RequestTimeoutError, StoreAccessError
 from mqproc.io import StoreIO
 from mqproc.layout.control import SUPERVISOR
-from mqproc.paths import StorePaths
+from mqproc.paths import StorePaths, in_shell
 from mqproc.process import log, log_file
 from mqproc.supervisor.hooks import Outcome, Report
 from mqproc.supervisor.store_folder import prepare_folder
@@ -66,8 +66,8 @@ def detach(
         _lead(run, paths, writer, heard)
     os.close(writer)
     goes_on = (
-        f"it goes on starting in the background: mqproc status --store {paths.root} tells how far it is, "
-        f"mqproc down --store {paths.root} ends it"
+        f"it goes on starting in the background: mqproc status --store {in_shell(paths.root)} tells how far it is, "
+        f"mqproc down --store {in_shell(paths.root)} ends it"
     )
     try:
         # The leader holds its own back until it is out of reach.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mqproc.errors import DiskFullError, NotRunningError, StartError, StoreAccessError
 from mqproc.io import StoreIO, reason_of
-from mqproc.paths import StorePaths, file_type
+from mqproc.paths import StorePaths, file_type, in_shell
 from mqproc.shm import bell
 from mqproc.shm.lock import StoreLock
 from mqproc.supervisor.resources import CONTROL_SOCKET
@@ -68,7 +68,7 @@ def starting(paths: StorePaths) -> Iterator[None]:
 
 def _room(paths: StorePaths) -> str:
     """What makes room, and needs none itself; nothing in a store that has no log yet."""
-    command = f"mqproc store retention --store {paths.root}"
+    command = f"mqproc store retention --store {in_shell(paths.root)}"
     return f"; {command} shows what may be deleted, --execute does it" if paths.commit_log.exists() else ""
 
 

@@ -27,7 +27,7 @@ from mqproc.errors import BadRequestError, MqprocError, StoreAccessError, StoreB
 from mqproc.io import FailedSyncError, StoreIO
 from mqproc.layout import control as layout
 from mqproc.metrics.error_log import ErrorLog
-from mqproc.paths import StorePaths, shown
+from mqproc.paths import StorePaths, in_shell, shown
 from mqproc.process import log, log_file
 from mqproc.process.loop import RoleSpec
 from mqproc.process.title import set_title
@@ -349,7 +349,8 @@ class Supervisor:
         booted = self._control.load(layout.GROUP_STATE) == layout.GROUP_READY
         code = EXIT_NOT_BOOTED if halt.exit_code == EXIT_FAILED and not booted else halt.exit_code
         log.get_logger().error("the group halts", reason=halt.reason, exit_code=code)
-        self._stop(Outcome(code, f"{halt.reason}; mqproc errors --store {self._context.paths.root} tells why"))
+        command = f"mqproc errors --store {in_shell(self._context.paths.root)}"
+        self._stop(Outcome(code, f"{halt.reason}; {command} tells why"))
         self._group.problems.append(halt.reason)
 
     def _stop(self, outcome: Outcome) -> None:

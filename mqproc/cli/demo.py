@@ -24,7 +24,7 @@ from mqproc.cli.spawned_group import running_group
 from mqproc.cli.times import format_duration, format_time, parse_time_ms
 from mqproc.errors import BadRequestError, MqprocError, RequestTimeoutError, StoreLockedError
 from mqproc.message import StoredMessage
-from mqproc.paths import StorePaths
+from mqproc.paths import StorePaths, in_shell
 from mqproc.quantities import counted
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _fresh(store: Path) -> None:
     from mqproc.shm.lock import holder_of
 
     if holder := holder_of(StoreIO(), paths):
-        raise StoreLockedError(f"{store}: in use by {holder}; mqproc down --store {store} stops it")
+        raise StoreLockedError(f"{store}: in use by {holder}; mqproc down --store {in_shell(store)} stops it")
     shutil.rmtree(store)
 
 
@@ -319,7 +319,7 @@ class Show:
             asked = [{"question": a.question, "answer": a.text, "seconds": a.seconds} for a in answers]
             self.out.document({"store": store, "import": numbers, "answers": asked, "roles": processes})
             return
-        place = f" --store {store}"
+        place = f" --store {in_shell(store)}"
         again = "" if running else f"\n  mqproc up{place} --detach"
         self._print(
             f"[bold]Try next[/bold]{'' if running else ' (the group is stopped; its store stays)'}{again}\n"
@@ -327,7 +327,7 @@ class Show:
             f"  mqproc message key {TOPIC} {AIRCRAFT} --body json{place}\n"
             f'  mqproc message scan --topic {TOPIC} --contains \'"dest":"HNL"\' --max 5{place}\n'
             f"  mqproc stat --watch{place}\n"
-            f"  mqproc store dump {store} --json | head -1\n"
+            f"  mqproc store dump {in_shell(store)} --json | head -1\n"
             f"  mqproc down{place}",
             soft_wrap=True,
         )

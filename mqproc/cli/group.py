@@ -30,7 +30,7 @@ from mqproc.io import StoreIO
 from mqproc.layout import control as layout
 from mqproc.metrics.dispatch_lag import dispatch_behind_ms
 from mqproc.metrics.health import not_offered, readiness, ready_problems_of, recovery_stands_at
-from mqproc.paths import StorePaths
+from mqproc.paths import StorePaths, in_shell
 from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest, StatusAnswer
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def start_group(
         try:
             return supervise(paths, options, SPECS, hooks, report=report, ready=told)
         except StoreLockedError as error:
-            asks = f"mqproc status --store {paths.root} shows a group that runs there, mqproc down stops it"
+            asks = f"mqproc status --store {in_shell(paths.root)} shows a group that runs there, mqproc down stops it"
             raise StoreLockedError(f"{error}; {asks}") from None
 
     if not detach:

@@ -18,7 +18,7 @@ import click
 
 from mqproc.cli.output import Output
 from mqproc.errors import ConfigurationError, StoreAccessError, StoreNotFoundError
-from mqproc.paths import StorePaths, file_type
+from mqproc.paths import StorePaths, file_type, in_shell
 
 if TYPE_CHECKING:
     from mqproc.client import Client
@@ -124,7 +124,7 @@ class Invocation:
 
             check_not_beginning(paths)
             raise StoreNotFoundError(
-                f"{paths.root}: no such folder; mqproc up --store {paths.root} makes a store there"
+                f"{paths.root}: no such folder; mqproc up --store {in_shell(paths.root)} makes a store there"
             )
         return paths
 

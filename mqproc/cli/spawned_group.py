@@ -13,7 +13,7 @@ from mqproc.cli.group import DOWN_TIMEOUT_S
 from mqproc.cli.supervisor_client import stop_group
 from mqproc.errors import NotRunningError, StartError
 from mqproc.held_signals import signals_held
-from mqproc.paths import StorePaths
+from mqproc.paths import StorePaths, in_shell
 
 
 def start_detached(store: Path, settings: Sequence[str], config: Path | None, report: Callable[[str], None]) -> None:
@@ -56,7 +56,7 @@ def _take_back(child: subprocess.Popen[str], store: Path, report: Callable[[str]
         child.communicate(timeout=DOWN_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         child.kill()
-        report(f"the group is starting still; mqproc down --store {store} stops it")
+        report(f"the group is starting still; mqproc down --store {in_shell(store)} stops it")
         return
     if child.returncode == 0:
         stop(store)

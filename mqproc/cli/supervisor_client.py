@@ -29,7 +29,7 @@ from mqproc.errors import (
 )
 from mqproc.layout.control import GROUP_RECOVERING
 from mqproc.layout.frame import ANSWER, HEADER, HEADER_SIZE, MAGIC, OPERATION_MASK, REFUSAL, encode_header
-from mqproc.paths import StorePaths
+from mqproc.paths import StorePaths, in_shell
 from mqproc.wire.address import connect_path, peer_pid
 from mqproc.wire.operations import ANSWERS, Empty, ErrorAnswer, Operation, Options
 
@@ -122,7 +122,7 @@ def _not_running(paths: StorePaths) -> NoReturn:
     _check_reach(paths)
     check_not_beginning(paths)
     raise NotRunningError(
-        f"{paths.root}: no group runs on this store; mqproc up --store {paths.root} starts one"
+        f"{paths.root}: no group runs on this store; mqproc up --store {in_shell(paths.root)} starts one"
     ) from None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import time
 from pathlib import Path
 
@@ -123,6 +125,16 @@ def test_an_empty_name_is_not_the_current_folder(
     assert refused.code == 2
     assert "the path is empty; . is the current folder" in refused.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_that_is_told_can_be_copied_whatever_the_store_is_called(tmp_path: Path) -> None:
+    store = tmp_path / "it's a store"
+    for _ in range(2):
+        refused = call("status", "--store", store)
+        told = re.search(r"mqproc up --store (.*) (?:makes|starts)", refused.err)
+        assert told is not None
+        assert shlex.split(told[1]) == [str(store)]
+        store.mkdir(exist_ok=True)
 
 
 def test_a_config_file_that_was_found_and_is_gone_is_no_default(

@@ -301,6 +301,7 @@ class Incomparable:
         (lambda c: Client(5), BadRequestError, "the store's path is 5, which is no path"),
         (lambda c: AsyncClient(b"s"), BadRequestError, "the store's path is b's', which is no path"),
         (lambda c: mqproc.open(None), BadRequestError, "the store's path is None, which is no path"),
+        (lambda c: mqproc.open("a\0b"), BadRequestError, "the store's path .* is no path: it has a byte 0"),
         (lambda c: mqproc.open("s", options=["a=b"]).__enter__(), BadRequestError, "options must be a mapping .* list"),
         (lambda c: mqproc.open("s", options={"nope": 1}), ConfigurationError, "options: no option is called 'nope'"),
         (lambda c: mqproc.open("s", options={"max_queues": "x"}), ConfigurationError, "options: max_queues = 'x' is"),

@@ -15,7 +15,7 @@ from mqproc.cli.invocation import Invocation, check_no_file
 from mqproc.config import FIELDS, Options, Setting, options_from
 from mqproc.errors import ConfigurationError, CorruptStoreError, NotRunningError, OtherVersionError
 from mqproc.io import StoreIO
-from mqproc.paths import StorePaths
+from mqproc.paths import StorePaths, in_shell
 from mqproc.shm.lock import Holder, holder_of
 from mqproc.store.settings import read_values
 
@@ -70,7 +70,7 @@ class Patient:
     @property
     def store_flag(self) -> str:
         """`--store DIR`, for commands that are to be repeated."""
-        return f"--store {self.paths.root}" if self.paths else "--store DIR"
+        return f"--store {in_shell(self.paths.root)}" if self.paths else "--store DIR"
 
     def said(self, name: str) -> bool:
         """Whether somebody has set an option."""

@@ -11,7 +11,7 @@ from mqproc.config import Options, RetentionGuard
 from mqproc.errors import CorruptStoreError, StoreAccessError, StoreReadOnlyError
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
-from mqproc.paths import StorePaths
+from mqproc.paths import StorePaths, in_shell
 from mqproc.shm.words import Words
 from mqproc.store.delays.timer_waiting import saved_check
 from mqproc.store.groups.corrections import Corrections
@@ -186,9 +186,8 @@ def check_stopped_in_order(io: StoreIO, paths: StorePaths) -> None:
     if io.exists(paths.read_only):
         raise StoreReadOnlyError(f"{paths.root}: a sync has failed: run mqproc store repair first")
     if io.exists(paths.abort):
-        raise StoreAccessError(
-            f"{paths.root}: it was not stopped in order; mqproc up --store {paths.root} recovers it, then ask again"
-        )
+        command = f"mqproc up --store {in_shell(paths.root)}"
+        raise StoreAccessError(f"{paths.root}: it was not stopped in order; {command} recovers it, then ask again")
 
 
 def delete_now(
