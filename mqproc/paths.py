@@ -76,17 +76,19 @@ def is_text(name: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
-def given_path(path: str | os.PathLike[str]) -> Path:
-    """The path that a caller gives of a store, or of its socket. Raises BadRequestError for what is none."""
+def given_path(path: str | os.PathLike[str], name: str = "the store's path") -> Path:
+    """The path that a caller gives, of a store or its socket by default. Raises BadRequestError for what is none."""
     try:
         text = os.fspath(path)
         if "\0" in text:
-            raise BadRequestError(f"the store's path {text[:64]!r} is no path: it has a byte 0")
+            raise BadRequestError(f"{name} {text[:64]!r} is no path: it has a byte 0")
         if text:
             return Path(text).expanduser().absolute()
     except TypeError:
-        raise BadRequestError(f"the store's path is {repr(path)[:64]}, which is no path") from None
-    raise BadRequestError("the store's path is empty")
+        raise BadRequestError(f"{name} is {repr(path)[:64]}, which is no path") from None
+    except RuntimeError as error:  # A user who has no home, or is none.
+        raise BadRequestError(f"{name} {text[:64]!r}: {error}") from None
+    raise BadRequestError(f"{name} is empty")
 
 
 def in_shell(path: Path) -> str:

@@ -108,7 +108,7 @@ class Invocation:
             return Path(from_environment).absolute(), "MQPROC_STORE"
         file = self.config_file()
         if file is not None and (from_file := _store_in(file)):
-            return (file.absolute().parent / Path(from_file).expanduser()), str(file)
+            return file.absolute().parent / _at_home(from_file, file), str(file)
         return None, ""
 
     def paths(self) -> StorePaths:
@@ -168,6 +168,13 @@ def _store_in(file: Path) -> str:
     if not isinstance(store, str):
         raise ConfigurationError(f"{file}: store = {store!r} is not text")
     return store
+
+
+def _at_home(store: str, file: Path) -> Path:
+    try:
+        return Path(store).expanduser()
+    except RuntimeError as error:  # A user who has no home, or is none.
+        raise ConfigurationError(f"{file}: {store!r}: {error}") from None
 
 
 def _root_of_broker_conf(text: str) -> str:

@@ -16,6 +16,7 @@ from mqproc.client.group_calls import join, start_of
 from mqproc.errors import BadRequestError, TopicNotFoundError
 from mqproc.message import Filter, PullResult, SqlFilter, TagFilter
 from mqproc.names import check_topic
+from mqproc.paths import given_path
 from mqproc.store.groups.settings import check_group, retry_topic
 from mqproc.wire.group_operations import SESSION_MS_MAX, SESSION_MS_MIN, GroupAssignment, GroupJoinRequest
 
@@ -123,8 +124,14 @@ def broadcast_path(store: Path, group: str, name: str, given: str | Path | None,
             raise BadRequestError("offsets_path is for broadcast=True: a member's progress is its group's")
         return ""
     if given is not None:
-        return str(Path(given).absolute())
+        return str(given_path(given, "offsets_path"))
     if "/" in name or "\0" in name:
         raise BadRequestError(f"name {name[:64]!r} can be no file's: give an offsets_path, or a name without it")
     place = hashlib.sha256(os.fsencode(store)).hexdigest()[:16]
-    return str(Path.home() / ".mqproc" / "offsets" / place / f"{group}@{name or socket.gethostname()}.json")
+    try:
+        home = Path.home()
+    except RuntimeError:  # As in a container, whose user has no name.
+        raise BadRequestError(
+            "this user has no home, where a broadcast consumer's progress lies: give an offsets_path"
+        ) from None
+    return str(home / ".mqproc" / "offsets" / place / f"{group}@{name or socket.gethostname()}.json")

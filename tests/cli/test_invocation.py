@@ -127,6 +127,15 @@ def test_an_empty_name_is_not_the_current_folder(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_home_that_is_nobodys_is_wrong_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a traceback."""
+    monkeypatch.chdir(tmp_path)
+    Path("mqproc.toml").write_text('store = "~nobody-of-that-name/store"\n')
+    refused = call("status")
+    assert refused.code == 8
+    assert refused.err.startswith("mqproc: mqproc.toml: '~nobody-of-that-name/store': Could not determine home")
+
+
 def test_a_command_that_is_told_can_be_copied_whatever_the_store_is_called(tmp_path: Path) -> None:
     store = tmp_path / "it's a store"
     for _ in range(2):

@@ -251,6 +251,25 @@ def test_a_member_is_given_no_file(client: Client, tmp_path: Path) -> None:
         client.consumer("cast-member", "Cast", offsets_path=tmp_path / "offsets.json")
 
 
+@pytest.mark.parametrize("path", [3, b"x", "", "a\0b", "~nobody-of-that-name/x"])
+def test_what_is_no_path_is_refused(client: Client, path: Any) -> None:
+    with pytest.raises(BadRequestError, match=r"^offsets_path "):
+        client.consumer("cast-member", "Cast", broadcast=True, offsets_path=path)
+
+
+def test_a_path_may_begin_at_home_where_there_is_one(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder called ~ was made. Without a home, as in a container, what Python said of it was no MqprocError."""
+    fill(client, "CastHome", 1, queues=1)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with client.consumer("cast-home", "CastHome", broadcast=True, offsets_path="~/offsets.json", start="earliest"):
+        assert (tmp_path / "offsets.json.lock").exists()
+    monkeypatch.setattr(Path, "home", lambda: Path("~nobody-of-that-name").expanduser())
+    with pytest.raises(BadRequestError, match=r"no home, .*: give an offsets_path"):
+        client.consumer("cast-home", "CastHome", broadcast=True)
+
+
 def test_a_broadcast_consumer_that_could_not_begin_has_no_file(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
