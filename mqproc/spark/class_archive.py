@@ -115,8 +115,10 @@ def _sync(file: Path) -> None:
 
 def _folders() -> list[Path]:
     """Beside what Python has compiled, which goes when the package does, or else this user's own."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return [Path(__file__).parent / "__pycache__", Path(cache) / "mqproc"]
+    folders = [Path(__file__).parent / "__pycache__"]
+    with contextlib.suppress(RuntimeError):  # Who has no home, as in a container, has none there.
+        folders.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mqproc")
+    return folders
 
 
 def _folder_that_takes_it() -> Path:

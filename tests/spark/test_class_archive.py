@@ -23,6 +23,7 @@ from mqproc.spark.session import settings_of
 TIMEOUT_S = 120
 OPTIONS = "spark.driver.extraJavaOptions"
 OPENS = "--add-opens=java.base/java.lang=ALL-UNNAMED"
+FOLDERS = class_archive._folders
 JARS = Path(pyspark.__file__).parent / "jars"
 
 
@@ -55,6 +56,15 @@ def loaded(java: Java, jars: list[Path], tmp_path: Path) -> Loaded:
     class_list = tmp_path / "classes"
     assert started(java, f"-XX:DumpLoadedClassList={class_list}", jars=jars).returncode == 0
     return Loaded(class_list, ["-Xmx1g", OPENS], os.pathsep.join(map(str, jars)))
+
+
+def test_who_has_no_home_keeps_none_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in a container, whose user has no name: no session began there."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert FOLDERS()[1] == tmp_path / ".cache" / "mqproc"
+    monkeypatch.setattr(Path, "home", lambda: Path("~nobody-of-that-name").expanduser())
+    assert FOLDERS() == [Path(class_archive.__file__).parent / "__pycache__"]
 
 
 def test_what_is_made_is_what_later_starts_map(java: Java, jars: list[Path], loaded: Loaded, folder: Path) -> None:
