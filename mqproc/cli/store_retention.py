@@ -185,7 +185,7 @@ def _stopped_options(io: StoreIO, paths: StorePaths, invocation: Invocation) -> 
     except FileNotFoundError:
         options = Options()
     except (ValueError, ConfigurationError) as error:
-        raise CorruptStoreError(f"{paths.settings}: {error}") from None
+        raise CorruptStoreError(f"{paths.settings}: {error}; mqproc store repair moves it aside") from None
     said = {name: setting.value for name, setting in invocation.settings().items() if setting.source != "default"}
     return adopt_sizes(io, paths, dataclasses.replace(options, **said), invocation.out.note)
 

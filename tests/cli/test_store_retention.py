@@ -192,6 +192,20 @@ def test_plan_and_deed_exclude_each_other(store: Path) -> None:
     assert retention(store, "--execute", "--dry-run").code == 2
 
 
+def test_what_nobody_can_read_of_the_last_group_is_told_with_what_mends_it(store: Path) -> None:
+    """Without its options too much could go; the error named the file alone."""
+    settings = StorePaths(store).settings
+    settings.mkdir(parents=True)
+    for _ in range(2):
+        refused = retention(store, "--dry-run")
+        assert refused.code == 6
+        assert f"{settings}: " in refused.err
+        assert "; mqproc store repair moves it aside" in refused.err
+        if settings.is_dir():
+            settings.rmdir()
+            settings.write_text("garbage")
+
+
 def test_a_folder_that_is_no_store_is_not_touched(tmp_path: Path) -> None:
     outcome = retention(tmp_path, "--execute")
     assert (outcome.code, outcome.err) == (3, f"mqproc: {tmp_path}: not a store: it has no folder commitlog\n")
