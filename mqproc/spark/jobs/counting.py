@@ -21,6 +21,9 @@ WINDOWS_MAX: Final = 1500
 # Where lengths are measured: months and years from a February of a leap year on differ from those from the epoch on.
 # Without a zone, since the clocks of the session's may change in between.
 _MEASURED_FROM: Final = ("TIMESTAMP_NTZ '1970-01-01 00:00:00'", "TIMESTAMP_NTZ '1972-02-01 00:00:00'")
+# Spark's timestamps. No window begins before them or ends behind them.
+_TIME_MIN_US: Final = -(1 << 63)
+_TIME_MAX_US: Final = (1 << 63) - 1
 # How exact quantiles are: to 1/1000 of the rows of a group.
 _ACCURACY: Final = 1000
 
@@ -40,8 +43,9 @@ def counts(
 
     `by` are some of BY. `window` is a length as Spark writes it (`1 hour`), `slide` how far one begins behind the one
     before, if not where that ends; `time` says by which of TIMES. A message with several keys counts for each of them,
-    one without for a null. One born at a time that Spark has no timestamp for is in no window: where windows go by that
-    it counts for a null, too. `selection` are arguments of `messages`: topic, begin, end, tag, key and so on.
+    one without for a null. One born at a time that Spark has no timestamp for, or by less than a window's length from
+    the first or last such time, is in no window: where windows go by that it counts for a null, too. `selection` are
+    arguments of `messages`: topic, begin, end, tag, key and so on.
 
     Counted are `messages`, `bytes` of their records, and `latency_ms` from born to stored: mean, p50, p99 and max.
     Clocks of producers may differ from the store's: a latency may be below 0.
@@ -113,15 +117,16 @@ def _in_windows(found: DataFrame, time: str, window_us: int, slide_us: int) -> D
     from pyspark.sql import functions as F
 
     at = F.unix_micros(time)
-    last = at - F.pmod(at, F.lit(slide_us))
-    starts = last
+    at = F.when(at.between(_TIME_MIN_US + window_us, _TIME_MAX_US - window_us), at)
+    starts = at - F.pmod(at, F.lit(slide_us))
     if slide_us < window_us:
-        first = last - F.lit((window_us - 1) // slide_us * slide_us)
-        starts = F.explode_outer(F.sequence(first, last, F.lit(slide_us)))
+        # The first multiple of a slide behind which a message lies by less than a window.
+        behind = at - F.lit(window_us - 1)
+        starts = F.explode_outer(F.sequence(behind + F.pmod(-behind, F.lit(slide_us)), starts, F.lit(slide_us)))
     started = found.withColumn("start_us", starts)
     end_us = F.col("start_us") + F.lit(window_us)
     window = F.struct(F.timestamp_micros("start_us").alias("start"), F.timestamp_micros(end_us).alias("end"))
-    return started.where((end_us > at) | at.isNull()).withColumn("window", window).drop("start_us")
+    return started.withColumn("window", window).drop("start_us")
 
 
 def _counted(found: DataFrame, by: Sequence[str], *, has_windows: bool, latencies: bool) -> DataFrame:

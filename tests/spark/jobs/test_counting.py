@@ -75,16 +75,44 @@ def test_messages_of_no_time_that_spark_has_count_for_no_window(
     spark: SparkSession, tmp_path: Path, slide: str
 ) -> None:
     store = LiveStore(tmp_path / "store")
-    for born_ms in (10_000_000, 10_000_001, 1 << 62, -(1 << 62)):
+    last_ms = (1 << 63) // 1000
+    for born_ms in (10_000_000, 10_000_001, 1 << 62, -(1 << 62), last_ms, last_ms - 3_590_000, -last_ms):
         store.append("T", [b"one"], born_timestamp_ms=born_ms)
     store.dispatch()
     store.close()
     found = counts(spark, tmp_path / "store", by=(), window="1 hour", slide=slide, time="born_timestamp")
     rows = {row.at: row.messages for row in found.selectExpr("unix_millis(window_start) at", "messages").collect()}
     begins = [7_200_000, 8_400_000, 9_600_000] if slide else [7_200_000]
-    assert rows == dict.fromkeys(begins, 2) | {None: 2}
-    with pytest.raises(BadRequestError, match="2 messages born at a time that Spark has no timestamp for"):
+    assert rows == dict.fromkeys(begins, 2) | {None: 5}
+    with pytest.raises(BadRequestError, match="5 messages born at a time that Spark has no timestamp for"):
         plot_counts(found, (), tmp_path / "plot.html")
+
+
+def test_the_first_and_the_last_windows_that_spark_has_timestamps_for(spark: SparkSession, tmp_path: Path) -> None:
+    store = LiveStore(tmp_path / "store")
+    born = [sign * ((1 << 63) // 1000 - hours * 3_600_000) for sign in (1, -1) for hours in (1, 2, 1000)]
+    for born_ms in born:
+        store.append("T", [b"one"], born_timestamp_ms=born_ms)
+    store.dispatch()
+    store.close()
+    for slide in (3_600, 1_200, 7):
+        found = counts(
+            *(spark, tmp_path / "store"),
+            by=(),
+            window="1 hour",
+            slide=f"{slide} seconds",
+            latencies=False,
+            time="born_timestamp",
+        )
+        rows = found.selectExpr(
+            "unix_micros(window_start)", "unix_micros(window_end) - unix_micros(window_start)", "messages"
+        )
+        wanted = Counter(
+            (start, 3_600_000_000, 1)
+            for at in born
+            for start in range(1000 * at // (slide * 10**6) * slide * 10**6, 1000 * at - 3_600_000_000, -slide * 10**6)
+        )
+        assert Counter(map(tuple, rows.collect())) == wanted
 
 
 @pytest.mark.parametrize("kind", ["TIMESTAMP_LTZ", "TIMESTAMP_NTZ"])
