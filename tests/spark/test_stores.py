@@ -83,6 +83,16 @@ def test_zeros_in_what_is_not_dispatched_yet(tmp_path: Path, share: float) -> No
     assert offsets_of(store, failOnDataLoss=False) == [place for place in places if place != harmed]
 
 
+def test_a_log_that_never_was_one_is_no_empty_one(tmp_path: Path) -> None:
+    for number, begin in enumerate((b"", b"noise")):
+        (tmp_path / f"{number}/commitlog").mkdir(parents=True)
+        (tmp_path / f"{number}/commitlog/{0:020d}").write_bytes(begin + bytes(SEGMENT - len(begin)))
+    assert offsets_of(tmp_path / "0") == []
+    with pytest.raises(CorruptStoreError, match=r"no intact record, and does not begin with zeros \(bad magic\)"):
+        offsets_of(tmp_path / "1")
+    assert offsets_of(tmp_path / "1", failOnDataLoss=False) == []
+
+
 @pytest.mark.parametrize("length", [0, 5_000, 30_001])
 def test_what_a_short_segment_has_is_read(tmp_path: Path, length: int) -> None:
     store = StoppedStore(tmp_path / "store")
