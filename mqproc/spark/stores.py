@@ -72,7 +72,8 @@ class Survey:
 def find_stores(paths: Iterable[str]) -> list[str]:
     """The stores that paths, patterns and URLs mean, each once. Raises StoreNotFoundError when one means none.
 
-    A store has the name that was given. Of several names of one folder, that of the folder itself, else the first.
+    A store has the name that was given, even one that could be a pattern. Of several names of one folder, that of the
+    folder itself, else the first.
     """
     named: dict[str, str] = {}
     for path in paths:
@@ -85,7 +86,7 @@ def find_stores(paths: Iterable[str]) -> list[str]:
 
 
 def _local_stores(path: str) -> list[str]:
-    if not _WILD & set(path):
+    if not _WILD & set(path) or (Path(path) / "commitlog").is_dir():
         return [str(Path(path).absolute())]
     stores = [each for each in sorted(glob.glob(path)) if (Path(each) / "commitlog").is_dir()]
     if not stores:
@@ -97,6 +98,8 @@ def _remote_stores(url: str) -> list[str]:
     if not _WILD & set(url):
         return [url.rstrip("/")]
     files, pattern = remote(url)
+    if files.isdir(f"{pattern}/commitlog"):
+        return [url.rstrip("/")]
     scheme = url.partition("://")[0]
     stores = [each for each in sorted(files.glob(pattern)) if files.isdir(f"{each}/commitlog")]
     if not stores:

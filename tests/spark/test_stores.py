@@ -34,6 +34,16 @@ def test_a_store_with_several_names_is_read_once(tmp_path: Path, monkeypatch: py
     assert find_stores([winding, str(link)]) == [winding]
 
 
+def test_a_folder_whose_name_could_be_a_pattern(tmp_path: Path) -> None:
+    files = fsspec.filesystem("memory")
+    for name in ("a[1]", "a?", "ab"):
+        (tmp_path / name / "commitlog").mkdir(parents=True)
+        files.pipe_file(f"/named/{name}/commitlog/{0:020d}", b"")
+    assert find_stores([f"{tmp_path}/a[1]", f"{tmp_path}/a?"]) == [f"{tmp_path}/a[1]", f"{tmp_path}/a?"]
+    assert find_stores(["memory://named/a[1]", "memory://named/a?"]) == ["memory://named/a[1]", "memory://named/a?"]
+    assert find_stores([f"{tmp_path}/a[bc]"]) == [f"{tmp_path}/ab"]
+
+
 def test_folders_as_urls(tmp_path: Path) -> None:
     assert find_stores([f"file://{tmp_path}", f"file:{tmp_path}"]) == [str(tmp_path)]
 
