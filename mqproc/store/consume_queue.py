@@ -9,6 +9,7 @@ Nothing is synced here: `queue_flush` does that.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections import OrderedDict
 from collections.abc import Callable
@@ -298,12 +299,11 @@ class ConsumeQueueFiles:
 
     def _create(self, topic: str, queue_id: int, start: int) -> int:
         path = self.path(topic, queue_id, start)
-        # The folder may be missing; made, it may be removed again when its topic is deleted at this moment.
+        # Folders that are made may go with a topic that is deleted. The flusher syncs them: here it would take minutes.
         for _ in range(REMOVE_TRIES):
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 return self._io.open(path, write=True, create=True)
-            except FileNotFoundError:
-                # The flusher syncs these folders before its mark moves; a sync here for each queue would take minutes.
+            with contextlib.suppress(FileNotFoundError):
                 self._io.make_folder(path.parent, sync=False)
         return self._io.open(path, write=True, create=True)
 

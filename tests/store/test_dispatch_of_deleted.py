@@ -63,9 +63,9 @@ class InterruptedIO(StoreIO):
         self._count()
         super().set_size(fd, size)
 
-    def make_folder(self, folder: Path, mode: int = 0o755, *, sync: bool = True) -> None:
+    def _make_one_folder(self, folder: Path, mode: int) -> None:
         self._count()
-        super().make_folder(folder, mode, sync=sync)
+        super()._make_one_folder(folder, mode)
 
     def unlink(self, path: Path) -> None:
         self._count()
