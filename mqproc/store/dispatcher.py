@@ -174,6 +174,9 @@ class Dispatch:
         base = segments.start_of(dispatched)
         if not self._takes_alone or self._holes or self._undo or confirmed > base + segments.segment_size:
             return False
+        # What has no key makes none: without this each unit would be written here, and by `step` once more.
+        if not self.index.has_file:
+            return False
         try:
             log = segments.view(base)
         except FileNotFoundError:

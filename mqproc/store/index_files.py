@@ -269,6 +269,11 @@ class IndexFiles:
             self._unsynced.note(file.name)
             first = file.put(hashes, offsets, times, first, count)
 
+    @property
+    def has_file(self) -> bool:
+        """Whether `put_alone` has a file at hand."""
+        return self._current is not None
+
     def put_alone(self, found: AloneBuffers, cells: NDArray[np.int64]) -> bool:
         """Put the entries of one record, and say in the control file's `cells` what `publish_step` is to publish.
 

@@ -191,6 +191,17 @@ def test_so_is_all_without_an_index(tmp_path: Path) -> None:
     assert alone.files() == dispatch_all(engine, tmp_path / "together").files()
 
 
+def test_so_is_what_has_no_key_before_there_is_an_index_file(tmp_path: Path) -> None:
+    """Each unit was written twice."""
+    engine = Engine(tmp_path / "store", max_hash_slot_num=SLOTS, max_index_num=ITEMS)
+    engine.append("T", [b"x"], queues=1)
+    engine.append("T", [b"x"] * 2, keys=["a", ""], queues=1)
+    alone = Alone(engine, tmp_path / "out")
+    assert is_left_alone(alone, alone.end)
+    alone.run()
+    assert alone.ways == [False, False, True]
+
+
 @pytest.mark.parametrize("fault", [OSError, Died])
 def test_after_a_full_disk_or_a_death_the_files_are_the_same(tmp_path: Path, fault: type[BaseException]) -> None:
     """At each storage call in turn."""
