@@ -98,6 +98,10 @@ class PopMoves:
             moved = set()
         messages = decode_records(pulled.records.tobytes())
         copies = {each.queue_offset: _moved(each, group) for each in messages if each.queue_offset not in moved}
+        if not copies:
+            # Those that were refused are gone, as by damage.
+            self._state.progress.set(*place, pulled.next_offset)
+            return True
         if not self._copies.begin_progress(group, copies.values()):
             return False
         self._moved[place] = at, moved
