@@ -54,7 +54,6 @@ class AsyncBroadcast(OwnProgress):
             await asyncio.sleep(LOOK_S)
             try:
                 await drive_async(self._client.run, self.looking())
-                self.save()
             except OSError as error:
                 self._on_end(error)
                 return

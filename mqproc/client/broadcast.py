@@ -106,8 +106,12 @@ class LocalProgress:
                     return
                 text = msgspec.json.encode(self._offsets)
                 self._changed = False
-            self._io.make_folder(self._path.parent, mode=0o700)
-            self._io.write_file_atomically(self._path, text, 0o600)
+            try:
+                self._io.make_folder(self._path.parent, mode=0o700)
+                self._io.write_file_atomically(self._path, text, 0o600)
+            except OSError:
+                self._changed = True
+                raise
 
     def close(self) -> None:
         """Let another consumer have the file."""
@@ -172,7 +176,7 @@ class OwnProgress:
         self._progress.close()
 
     def looking(self) -> Steps[None]:
-        """Find the queues; when they are others than before, assign all of them."""
+        """Find the queues, and save; when they are others than before, assign all of them. Raises OSError."""
         found: list[QueueInfo] = []
         for topic in self._subscription.topics:
             found += yield core.queues(topic)
@@ -186,6 +190,8 @@ class OwnProgress:
             self._on_assignment(GroupAssignment(self._subscription.name, self._generation, True, rows))
         for topic in self._subscription.topics:
             self._progress.begin(topic)
+        # The first time too: who is killed and comes again would begin at a later "latest".
+        self.save()
 
     def _offset_of(self, info: QueueInfo) -> Steps[int]:
         offset = self._progress.offset(info.topic, info.queue_id)
@@ -241,7 +247,6 @@ class Broadcast(OwnProgress):
         while not self._closing.wait(LOOK_S):
             try:
                 drive(self._client.run, self.looking())
-                self.save()
             except OSError as error:
                 self._on_end(error)
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import os
 import threading
@@ -23,11 +24,12 @@ from mqproc import (
     StoreBusyError,
     StoredMessage,
 )
-from mqproc.client.broadcast import OwnProgress, load_offsets
+from mqproc.client.broadcast import LocalProgress, OwnProgress, load_offsets
 from mqproc.client.core import Call
 from mqproc.client.driving import drive
 from mqproc.client.group_steps import ResetTo
 from mqproc.client.subscription import subscription
+from mqproc.io import StoreIO
 from mqproc.store.groups.settings import RETRY_MAX_TIMES
 from mqproc.wire.group_operations import GroupAssignment
 from mqproc.wire.operations import Operation
@@ -186,6 +188,44 @@ def test_progress_beyond_a_queues_end_is_set_back_to_it(client: Client, tmp_path
     with client.consumer("cut", "Cut", broadcast=True, offsets_path=path) as consumer:
         assert bodies_of(all_of(consumer, 2)) == [b"5", b"6"]
     assert load_offsets(path) == {"Cut": {0: 7}}
+
+
+def test_a_broadcast_consumer_that_has_just_begun_has_its_place(client: Client, tmp_path: Path) -> None:
+    """Killed within a second it had none: the next one began at a later "latest", and nobody saw what lay between."""
+    fill(client, "CastSoon", 4, queues=1)
+    client.wait_dispatched()
+    begun = {"CastSoon": {0: 4}}
+    with client.consumer("cast-soon", "CastSoon", broadcast=True, offsets_path=tmp_path / "own.json"):
+        assert load_offsets(tmp_path / "own.json") == begun
+
+    async def begin() -> None:
+        path = tmp_path / "other.json"
+        async with (
+            AsyncClient(client.store) as other,
+            other.consumer("cast-soon", "CastSoon", broadcast=True, offsets_path=path),
+        ):
+            assert load_offsets(path) == begun
+
+    asyncio.run(begin())
+
+
+def test_progress_that_could_not_be_saved_is_saved_with_the_next_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was done since the last save came again, though there was room when the consumer ended."""
+    progress = LocalProgress(tmp_path / "own.json")
+    progress.put("T", 0, 7)
+
+    def is_full(*_args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreIO, "write_file_atomically", is_full)
+        with pytest.raises(OSError, match="No space left"):
+            progress.save()
+    progress.save()
+    progress.close()
+    assert load_offsets(tmp_path / "own.json") == {"T": {0: 7}}
 
 
 def test_a_topic_that_comes_after_the_start_is_read_from_its_beginning(client: Client, tmp_path: Path) -> None:
