@@ -99,6 +99,7 @@ class AsyncCalls:
                     on_failure(error)
                 attempts = attempts or Attempts(self.retry, deadline, repeatable=call.repeatable, is_send=call.is_send)
                 pause_s = attempts.pause_after(error, _clock())
+                call = call.again or call
             if self._closings == closings:
                 await asyncio.sleep(pause_s)
             if self._closings != closings:

@@ -116,6 +116,7 @@ class Calls:
         """After a failed attempt: wait and try again as long as that is safe and time is left; the first time
         `at_once` where somebody else has waited."""
         attempts = Attempts(self.retry, deadline, repeatable=call.repeatable, is_send=call.is_send)
+        call = call.again or call
         while True:
             pause_s = attempts.pause_after(failure, _clock())
             if not at_once:

@@ -94,7 +94,10 @@ _STATUSES: Final = {status.value: status for status in PullStatus}
 
 
 class Call(msgspec.Struct, Generic[T]):
-    """A request. `repeatable`: may be made again although its answer was lost. `wait_s`: the server may hold it."""
+    """A request. `repeatable`: may be made again although its answer was lost. `wait_s`: the server may hold it.
+
+    `again`: the request that is made in its place then.
+    """
 
     role: str
     operation: int
@@ -104,6 +107,7 @@ class Call(msgspec.Struct, Generic[T]):
     repeatable: bool = True
     wait_s: float = 0.0
     oneway: bool = False
+    again: Call[T] | None = None
 
     @property
     def is_send(self) -> bool:

@@ -6,12 +6,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from mqproc.client import group_calls
 from mqproc.client.amounts import milliseconds, moment_after
 from mqproc.client.core import Call, chosen
 from mqproc.client.subscription import OfGroup, Subscription
 from mqproc.message import Filter, StoredMessage
-from mqproc.wire.group_operations import RECEIVE_MS_MAX, GroupReceiveRequest
+from mqproc.wire.group_operations import AT_TIME, LATEST, RECEIVE_MS_MAX, GroupReceiveRequest
 
 if TYPE_CHECKING:
     from mqproc.client.aio import AsyncClient
@@ -31,9 +33,14 @@ class _Calls:
     filter: Filter | None
     max_bytes: int
 
-    def receive(self, max_messages: int, invisible_duration: float, timeout: float) -> Call[list[StoredMessage]]:
+    def receive(self, max_messages: int, invisible_duration: float, waiting: _Waiting) -> Call[list[StoredMessage]]:
+        """The next request of one that waits.
+
+        Made again, it begins at the moment when the waiting began: "latest" would be behind what has come since into
+        a topic that was not there, and only the server that is gone knew who waited for that.
+        """
         wanted = self.subscription
-        times = milliseconds("invisible_duration", invisible_duration), milliseconds("timeout", timeout)
+        times = milliseconds("invisible_duration", invisible_duration), milliseconds("timeout", waiting.held_s)
         request = GroupReceiveRequest(
             wanted.group,
             list(wanted.topics),
@@ -44,7 +51,11 @@ class _Calls:
             *chosen("", self.filter),
             max(1, self.max_bytes - HANDLES_BYTES),
         )
-        return group_calls.receive(request)
+        call = group_calls.receive(request)
+        if wanted.start == LATEST:
+            since = msgspec.structs.replace(request, start=AT_TIME, start_ms=waiting.since_ms)
+            call.again = group_calls.receive(since)
+        return call.again or call if waiting.is_again else call
 
 
 class _Waiting:
@@ -54,6 +65,9 @@ class _Waiting:
         milliseconds("timeout", timeout)
         self._deadline = moment_after("timeout", timeout)
         self.left_s = timeout
+        self.is_again = False
+        self.since_ms = time.time_ns() // 1_000_000 + 1
+        """What was stored in this millisecond may have been before."""
 
     @property
     def held_s(self) -> float:
@@ -63,6 +77,7 @@ class _Waiting:
     def is_over(self) -> bool:
         """Look at the clock. Less than a millisecond is not asked for."""
         self.left_s = self._deadline - time.monotonic()
+        self.is_again = True
         return self.left_s < 0.001
 
     @property
@@ -103,7 +118,7 @@ class SimpleConsumer(OfGroup):
         """
         waiting = _Waiting(timeout)
         while True:
-            found = self._client.run(self._calls.receive(max_messages, invisible_duration, waiting.held_s))
+            found = self._client.run(self._calls.receive(max_messages, invisible_duration, waiting))
             if found or waiting.is_over():
                 return found
             time.sleep(waiting.pause_s)
@@ -146,7 +161,7 @@ class AsyncSimpleConsumer(OfGroup):
 
         waiting = _Waiting(timeout)
         while True:
-            found = await self._client.run(self._calls.receive(max_messages, invisible_duration, waiting.held_s))
+            found = await self._client.run(self._calls.receive(max_messages, invisible_duration, waiting))
             if found or waiting.is_over():
                 return found
             await asyncio.sleep(waiting.pause_s)
