@@ -13,7 +13,6 @@ stays young enough for the log. One with TIMER_DEL_UNIQKEY cancels the message o
 
 from __future__ import annotations
 
-import functools
 from collections import deque
 from collections.abc import Iterator
 from typing import Final
@@ -25,7 +24,6 @@ from mqproc.errors import CorruptStoreError
 from mqproc.layout import control as words_of
 from mqproc.layout import properties as names
 from mqproc.layout import timer_log
-from mqproc.layout.java_hash import java_hash
 from mqproc.layout.timer_check import NO_LOG_POSITION
 from mqproc.message import PullStatus
 from mqproc.names import TIMER_TOPIC
@@ -37,8 +35,9 @@ from mqproc.process.parked_again import timed_again
 from mqproc.process.parted_save import PartedSave
 from mqproc.process.released import ParkedRecords
 from mqproc.process.releases import Releases
+from mqproc.process.timer_backlog import Backlog
 from mqproc.process.timer_rolls import TimerRolls
-from mqproc.process.timer_slots import Rising, Slot, are_cancelled, counts_of, leaving_ms, with_rolls
+from mqproc.process.timer_slots import Rising, Slot, are_cancelled, counts_of, leaving_ms, topic_hash, with_rolls
 from mqproc.store.delays.filed import Filed
 from mqproc.store.delays.made_from import MadeFrom
 from mqproc.store.delays.timer_store import TimerSnapshot, TimerStore
@@ -92,7 +91,7 @@ class TimerDeliveries:
         self._slots: dict[int, Slot] = {}
         # Slots below the second had messages delivered by a predecessor, none of them below the first in the log.
         self._inherited: tuple[int, int] | None = None
-        self._backlog_end = 0  # what waited in the queue when filing began, or went on after a failure, lies below it
+        self._backlog = Backlog()
         self._early: set[int] = set()  # held, though their slot is not up: all slots of their time were done
         self._busy = False
         self._release_ns = 0
@@ -124,6 +123,8 @@ class TimerDeliveries:
         if self._rising or self._save.under_way:
             return now_ns
         due_ns = self._save.due_ns if self.changed else _NEVER
+        if not self._backlog.is_dispatched:
+            due_ns = min(due_ns, now_ns + FILE_GATHER_NS)
         if self._is_gathering:
             due_ns = min(due_ns, max(self._gather_ns, self._file_ns))
         if self._store.pending:
@@ -157,7 +158,7 @@ class TimerDeliveries:
     @property
     def _has_filed(self) -> bool:
         """Whether all is filed that waited when filing began: what comes last may cancel what was due first."""
-        return self._store is not None and not self._file_ns and self._store.queue_offset >= self._backlog_end
+        return self._store is not None and not self._file_ns and self._store.queue_offset >= self._backlog.end
 
     # Filing
 
@@ -185,7 +186,7 @@ class TimerDeliveries:
             if begin < written:
                 self._releases.known |= self._made_from.marks(begin, written)
                 self._inherited = begin, self._slots_up_to(store)
-            self._backlog_end = bounds.max_offset if bounds is not None else 0
+            self._backlog.begin(written)
         self._up_ms = self._first_ms = store.read_ms
         self._store = store
 
@@ -223,8 +224,10 @@ class TimerDeliveries:
         dispatched = self._words[words_of.DISPATCHED]
         bounds = self._reading.queues.bounds(TIMER_TOPIC, 0)
         end = bounds.max_offset if bounds is not None else 0
-        if self._file_ns:
-            self._file_ns, self._backlog_end = 0, end
+        if self._file_ns or self._words[words_of.DISPATCH_ERRNO]:
+            self._file_ns = 0
+            self._backlog.begin(self._words[words_of.WRITTEN])
+        self._backlog.look(dispatched, end)
         self.rolls.look(dispatched, end, store.queue_offset)
         came = end - store.queue_offset
         now_ns = self._clock.monotonic_ns()
@@ -253,7 +256,7 @@ class TimerDeliveries:
         if len(filed) and filed.due_ms.min() <= now_ms + SOON_MS:
             self._gather_ns = self._clock.monotonic_ns() + FILE_SOON_GATHER_NS
         topics = parked.real_topics
-        hashes = np.fromiter((_topic_hash(topics[row]) for row in rows.tolist()), np.int32, len(rows))
+        hashes = np.fromiter((topic_hash(topics[row]) for row in rows.tolist()), np.int32, len(rows))
         queue_offsets = parked.column("queue_offset")
         first = 0
         try:
@@ -489,7 +492,7 @@ class TimerDeliveries:
         begins = [self._releases.begin, *(slot.begin for slot in self._slots.values())]
         if self._inherited is not None:
             begin, until_ms = self._inherited
-            if store.read_ms < until_ms or store.queue_offset < self._backlog_end:
+            if store.read_ms < until_ms or store.queue_offset < self._backlog.end:
                 begins.append(begin)
             else:
                 self._inherited = None
@@ -504,6 +507,3 @@ class TimerDeliveries:
     def _fail(self, what: str, error: Exception) -> None:
         self._context.heart.failed()
         self._log.error(what, error=str(error))
-
-
-_topic_hash = functools.lru_cache(4096)(java_hash)

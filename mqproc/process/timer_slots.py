@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from mqproc.config import Options
 from mqproc.layout import timer_log
+from mqproc.layout.java_hash import java_hash
 from mqproc.layout.properties import UNIQ_KEY
 from mqproc.process.released import ParkedRecords
 from mqproc.store.delays.filed import Filed
@@ -93,3 +95,7 @@ def are_cancelled(parked: ParkedRecords, cancelled: set[str]) -> NDArray[np.bool
     pairs = zip(uniques, parked.real_topics, strict=True)
     found = (not cancelled.isdisjoint({unique, topic + unique, f"{topic}+{unique}"}) for unique, topic in pairs)
     return np.fromiter(found, np.bool_, len(parked))
+
+
+topic_hash = functools.lru_cache(4096)(java_hash)
+"""A topic's, as the timer log has it."""

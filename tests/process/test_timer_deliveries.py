@@ -182,7 +182,7 @@ def test_what_could_not_be_filed_for_a_while_waits_for_its_cancellation(
     waiting = [(b"%d" % number, pairs(SLOT_MS + 100 + number, UNIQ_KEY=f"id-{number}")) for number in range(9)]
     rig = rig_with(tmp_path, [*waiting, (b"", pairs(SLOT_MS + 100, TIMER_DEL_UNIQKEY="id-0"))])
     keeper = begun(rig)
-    keeper._timer._backlog_end = 0  # As if all else had come since.
+    keeper._timer._backlog.end = 0  # As if all else had come since.
     rig.clock.advance(4500)
     keeper.do_work()
     assert len(keeper._timer._held) == 4
@@ -196,6 +196,32 @@ def test_what_could_not_be_filed_for_a_while_waits_for_its_cancellation(
     rig.clock.advance(1000)
     assert steps_until_handed_over(keeper) >= 2
     assert handed_over(keeper) == [b"%d" % number for number in range(1, 9)]
+    keeper.close()
+
+
+@pytest.mark.parametrize("begins", [False, True], ids=["at work", "begins"])
+def test_nothing_is_delivered_while_dispatch_waits_for_room(tmp_path: Path, begins: bool) -> None:
+    """What cancelled a message was in the log, and not in its queue yet: the message came."""
+    due_ms = SLOT_MS + 100
+    waiting = [(b"%d" % number, pairs(due_ms + number, UNIQ_KEY=f"id-{number}")) for number in range(2)]
+    rig = rig_with(tmp_path, waiting)
+    words = rig.control.words
+    words.add(words_of.WRITTEN, int(begins))
+    keeper = begun(rig)
+    words[words_of.DISPATCH_ERRNO] = 0 if begins else errno.ENOSPC
+    words.add(words_of.WRITTEN, int(not begins))
+    for _ in range(7):
+        rig.clock.advance(1000)
+        keeper.do_work()
+    assert handed_over(keeper) == []
+    words[words_of.DISPATCH_ERRNO] = 0
+    keeper.do_work()
+    assert handed_over(keeper) == [], "what was written meanwhile is not dispatched yet"
+    words.add(words_of.WRITTEN, -1)
+    cancels = pairs(due_ms, TIMER_DEL_UNIQKEY="id-0")
+    append_and_dispatch(rig.io, rig.paths, rig.options, words, 1, TIMER_TOPIC, cancels)
+    assert steps_until_handed_over(keeper) >= 1
+    assert handed_over(keeper) == [b"1"]
     keeper.close()
 
 
