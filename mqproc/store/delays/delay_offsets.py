@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mqproc.delay_levels import DELAY_LEVELS
-from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
 from mqproc.names import SCHEDULE_TOPIC
 from mqproc.paths import StorePaths
@@ -41,10 +40,10 @@ class DelayOffsets:
     @classmethod
     def load(cls, io: StoreIO, paths: StorePaths) -> DelayOffsets:
         """The file or its copy; nothing delivered when there is none. Raises CorruptStoreError."""
-        value, remark = rocketmq_json.load(io, paths.delay_offsets)
+        value, remark = rocketmq_json.load(io, paths.delay_offsets, _levels_in)
         if value is None:
             return cls(remark=remark)
-        offsets = _levels_in(value, paths)
+        offsets = _levels_in(value)
         known = {level: max(0, offset) for level, offset in offsets.items() if 1 <= level <= DELAY_LEVELS}
         own, version = value.get("mqproc"), value.get("dataVersion")
         log = own.get("log", NO_LOG_POSITION) if isinstance(own, dict) else NO_LOG_POSITION
@@ -69,13 +68,15 @@ class DelayOffsets:
             _TABLE: {str(level): offset for level, offset in sorted(self.offsets.items())},
             "mqproc": {"log": self.log},
         }
-        yield from rocketmq_json.save_steps(io, syncs, paths.delay_offsets, value, integer_keys=True)
+        keeps_old, path = not self.remark, paths.delay_offsets
+        yield from rocketmq_json.save_steps(io, syncs, path, value, integer_keys=True, keeps_old=keeps_old)
+        self.remark = ""
 
 
 def levels(io: StoreIO, paths: StorePaths) -> dict[int, int]:
     """The next queue offset of every level that the file names, known here or not. Raises CorruptStoreError."""
-    value, _remark = rocketmq_json.load(io, paths.delay_offsets)
-    return {} if value is None else _levels_in(value, paths)
+    value, _remark = rocketmq_json.load(io, paths.delay_offsets, _levels_in)
+    return {} if value is None else _levels_in(value)
 
 
 def waiting(io: StoreIO, paths: StorePaths) -> list[Progress]:
@@ -92,21 +93,20 @@ def lower(io: StoreIO, paths: StorePaths, end_of: Callable[[int], int | None]) -
 
     Raises CorruptStoreError, OSError.
     """
-    value, _remark = rocketmq_json.load(io, paths.delay_offsets)
-    for level, offset in _levels_in(value, paths).items():
+    value, remark = rocketmq_json.load(io, paths.delay_offsets, _levels_in)
+    for level, offset in _levels_in(value).items():
         end = end_of(level)
         if end is not None:
             value[_TABLE][str(level)] = min(offset, end)
-    rocketmq_json.save(io, io, paths.delay_offsets, value, integer_keys=True)
+    rocketmq_json.save(io, io, paths.delay_offsets, value, integer_keys=True, keeps_old=not remark)
 
 
-def _levels_in(value: Any, paths: StorePaths) -> dict[int, int]:
+def _levels_in(value: Any) -> dict[int, int]:
+    """Raises ValueError for what cannot be used."""
     table = value.get(_TABLE, {}) if isinstance(value, dict) else None
     if not isinstance(table, dict):
-        raise CorruptStoreError(f"{paths.delay_offsets}: no {_TABLE} in it")
+        raise ValueError(f"no {_TABLE} in it")
     for level, offset in table.items():
         if not _LEVEL.fullmatch(level) or type(offset) is not int:
-            raise CorruptStoreError(
-                f"{paths.delay_offsets}: {_TABLE}: {level!r}: {offset!r}; expected level and offset"
-            )
+            raise ValueError(f"{_TABLE}: {level!r}: {offset!r}; expected level and offset")
     return {int(level): offset for level, offset in table.items()}

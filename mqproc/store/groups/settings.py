@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final
 
 from mqproc.errors import BadRequestError, CorruptStoreError
@@ -101,14 +100,14 @@ class SubscriptionGroups:
         self._paths = paths
         self._path = paths.subscription_groups
         self._unreadable = False
+        self._remark = ""
         self._groups: dict[str, GroupSettings] = {}
         self._other: dict[str, Any] = {}
         self._version = 0
         try:
-            value, remark = rocketmq_json.load(io, self._path)
-            self._take(value)
-            if remark:
-                tell("subscriptionGroup.json was read with a remark", remark=remark)
+            _value, self._remark = rocketmq_json.load(io, self._path, self._take)
+            if self._remark:
+                tell("subscriptionGroup.json was read with a remark", remark=self._remark)
         except CorruptStoreError as error:
             self._unreadable = True
             tell("subscriptionGroup.json cannot be read", error=str(error), moved_to=str(paths.aside))
@@ -124,10 +123,8 @@ class SubscriptionGroups:
             move_aside(self._io, self._paths, self._path)
         self._unreadable = False
 
-    def _take(self, value: Any) -> None:
-        if value is None:
-            return
-        groups = _groups_in(value, self._path)
+    def _take(self, value: dict[str, Any]) -> None:
+        groups = _groups_in(value)
         version = value.get("dataVersion")
         counter = version.get("counter", 0) if isinstance(version, dict) else 0
         self._version = counter if isinstance(counter, int) else 0
@@ -173,26 +170,26 @@ class SubscriptionGroups:
         version = {"counter": self._version + 1, "stateVersion": 0, "timestamp": time_ms}
         table = {name: groups[name].to_rocketmq() for name in sorted(groups)}
         value = {"forbiddenTable": {}} | self._other | {"dataVersion": version, _TABLE: table}
-        rocketmq_json.save(self._io, self._syncs, self._path, dict(sorted(value.items())))
+        whole = dict(sorted(value.items()))
+        rocketmq_json.save(self._io, self._syncs, self._path, whole, keeps_old=not self._remark)
+        self._remark = ""
         self._groups, self._version = groups, self._version + 1
 
 
 def check_file(io: StoreIO, paths: StorePaths) -> str:
     """A remark on the file, "" when all is well. Raises CorruptStoreError when it cannot be read."""
-    value, remark = rocketmq_json.load(io, paths.subscription_groups)
-    if value is not None:
-        _groups_in(value, paths.subscription_groups)
-    return remark
+    return rocketmq_json.load(io, paths.subscription_groups, _groups_in)[1]
 
 
-def _groups_in(value: Any, path: Path) -> dict[str, GroupSettings]:
+def _groups_in(value: Any) -> dict[str, GroupSettings]:
+    """Raises ValueError for what cannot be used."""
     table = value.get(_TABLE, {}) if isinstance(value, dict) else None
     if not isinstance(table, dict) or not all(isinstance(entry, dict) for entry in table.values()):
-        raise CorruptStoreError(f"{path}: no {_TABLE} in it")
+        raise ValueError(f"no {_TABLE} in it")
     try:
         return {name: _from_rocketmq(name, entry) for name, entry in table.items()}
-    except (OverflowError, TypeError, ValueError) as error:
-        raise CorruptStoreError(f"{path}: {_TABLE}: {error}") from None
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{_TABLE}: {error}") from None
 
 
 def _from_rocketmq(name: str, entry: dict[str, Any]) -> GroupSettings:

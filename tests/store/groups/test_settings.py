@@ -66,6 +66,24 @@ def test_a_copy_alone_that_nobody_can_read_ends_nothing(tmp_path: Path) -> None:
     assert SubscriptionGroups(io, paths, io, lambda event, **_fields: told.append(event)).names() == ["new"]
 
 
+@pytest.mark.parametrize("wrong", [b'{"subscriptionGroupTable":[]}', b'{"subscriptionGroupTable":{"g":[]}}', b"null"])
+def test_the_copy_counts_where_the_file_cannot_be_used(tmp_path: Path, wrong: bytes) -> None:
+    """It was passed over: every group had the defaults again, and the next change made the wrong file the copy."""
+    read(tmp_path, {"retryMaxTimes": 5})
+    paths, io, told = StorePaths(tmp_path), StoreIO(), []
+    copy = paths.subscription_groups.with_name("subscriptionGroup.json.bak")
+    paths.subscription_groups.rename(copy)
+    paths.subscription_groups.write_bytes(wrong)
+    assert check_file(io, paths).startswith("subscriptionGroup.json: ")
+    groups = SubscriptionGroups(io, paths, io, lambda event, **_fields: told.append(event))
+    assert (groups.of("odd").retry_max_times, told) == (5, ["subscriptionGroup.json was read with a remark"])
+    before = copy.read_bytes()
+    assert groups.add(GroupSettings("new"), 1)
+    assert (copy.read_bytes(), check_file(io, paths)) == (before, "")
+    assert groups.delete("new", 2)
+    assert b"new" in copy.read_bytes()
+
+
 def test_what_was_moved_aside_before_stays(tmp_path: Path) -> None:
     for number in range(2):
         read(tmp_path, {"retryMaxTimes": [number]})

@@ -1,0 +1,55 @@
+"""`delayOffset.json` as damage leaves it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mqproc.errors import CorruptStoreError
+from mqproc.io import StoreIO
+from mqproc.paths import StorePaths
+from mqproc.store import rocketmq_json
+from mqproc.store.delays import delay_offsets
+from mqproc.store.delays.delay_offsets import DelayOffsets
+
+WRONG = [b"[]", b"null", b'{"offsetTable":[]}', b'{"offsetTable":{"one":5}}', b'{"offsetTable":{1:"5"}}']
+
+
+def damaged(folder: Path, wrong: bytes) -> tuple[StorePaths, Path]:
+    """The file is one that cannot be used; its copy can."""
+    paths = StorePaths(folder)
+    paths.config.mkdir()
+    paths.delay_offsets.write_bytes(wrong)
+    copy = paths.delay_offsets.with_name("delayOffset.json.bak")
+    copy.write_bytes(b'{"offsetTable":{1:12}}')
+    return paths, copy
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_the_copy_counts_where_the_file_cannot_be_used(tmp_path: Path, wrong: bytes) -> None:
+    """It was passed over, and the next save made the wrong file the copy."""
+    (paths, copy), io = damaged(tmp_path, wrong), StoreIO()
+    found = DelayOffsets.load(io, paths)
+    assert found.offsets == delay_offsets.levels(io, paths) == {1: 12}
+    assert found.remark.startswith("delayOffset.json: ")
+    found.save(io, io, paths, 1)
+    assert rocketmq_json.load(io, copy) == ({"offsetTable": {"1": 12}}, "")
+    assert DelayOffsets.load(io, paths).remark == ""
+    found.save(io, io, paths, 2)
+    assert rocketmq_json.load(io, copy)[0]["dataVersion"]["timestamp"] == 1
+
+
+def test_a_level_of_the_copy_is_lowered(tmp_path: Path) -> None:
+    (paths, copy), io = damaged(tmp_path, WRONG[0]), StoreIO()
+    before = copy.read_bytes()
+    delay_offsets.lower(io, paths, {1: 7}.get)
+    assert (delay_offsets.levels(io, paths), copy.read_bytes()) == ({1: 7}, before)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_without_a_copy_it_is_damage(tmp_path: Path, wrong: bytes) -> None:
+    paths, copy = damaged(tmp_path, wrong)
+    copy.unlink()
+    with pytest.raises(CorruptStoreError, match="delayOffset"):
+        delay_offsets.levels(StoreIO(), paths)
