@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from mqproc.config import MIB
 from mqproc.io import StoreIO
 from mqproc.kernels import index as kernels
+from mqproc.kernels.gather import TIME_MAX, TIME_MIN
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import control as words_of
 from mqproc.layout import index_file as layout
@@ -28,6 +29,9 @@ from mqproc.store.slices import Slices, finish
 
 LOG_END_MAX: Final = 1 << 62
 """No log is so long."""
+# The first and the last number that a damaged record may have as its store time.
+_FIRST_MS: Final = -(1 << 63)
+_LAST_MS: Final = (1 << 63) - 1
 MAPPED_FILES_MAX: Final = 32
 FILES_PER_SLICE: Final = 64
 # A reader lets go of its mapped pages when it may have this many bytes of them present.
@@ -109,9 +113,11 @@ class IndexReader:
     ) -> Slices[IndexAnswer]:
         """Offsets of records whose key hash is that of `topic#key`, newest file first, by RocketMQ's `queryOffset`.
 
-        Only records `below` a physical offset. A slice looks at a bounded number of files: of few entries there are
-        many.
+        Only records `below` a physical offset. TIME_MIN and TIME_MAX are no bounds: every time is within them that a
+        damaged record may have. A slice looks at a bounded number of files: of few entries there are many.
         """
+        begin_ms = _FIRST_MS if begin_ms <= TIME_MIN else begin_ms
+        end_ms = _LAST_MS if end_ms >= TIME_MAX else end_ms
         key_hash = index_key_hash_of(topic, key)
         wanted = min(max_results, len(self._found) - 1)
         self.walks.queries += 1

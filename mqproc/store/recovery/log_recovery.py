@@ -259,7 +259,8 @@ class LogRecovery:
             found.records += int(self._out[scan.COUNT])
             if self._out[scan.LAST_START] >= 0:
                 found.last_record = base + int(self._out[scan.LAST_START])
-                found.last_store_timestamp_ms = int(self._out[scan.LAST_STORE_TIMESTAMP_MS])
+                # One before 1970 is damage that no CRC of RocketMQ's covers; a mark has no room for it.
+                found.last_store_timestamp_ms = max(0, int(self._out[scan.LAST_STORE_TIMESTAMP_MS]))
             self._segments.let_go(base, position, stopped - position)
             if stopped == position:
                 if stop == limit:
