@@ -190,3 +190,12 @@ def test_a_damaged_index_file_whose_records_have_expired_goes(tmp_path: Path, it
     done = repair(fixture.store, [])
     assert [(row["file"], row["what"]) for row in done.json["actions"]] == [(name, "move aside")]
     assert not (fixture.store / name).exists()
+
+
+def test_levels_of_delay_go_back_with_the_logs_end(tmp_path: Path) -> None:
+    """Only a second repair did it: the first one looked at where the queues had ended before."""
+    store = load_fixture("i_broker", tmp_path).store
+    last = 37_124
+    overwrite(store / "commitlog" / f"{0:020d}", last, bytes(16_384))
+    done = repair(store, ["--set", "max_queues=4096"])
+    assert "recovery: delay level 4: set back to its queue's end 3" in done.json["recovery"]

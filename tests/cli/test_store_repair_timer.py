@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from mqproc import StoreReader
 from mqproc.layout import timer_log, timer_wheel
+from mqproc.layout.consume_queue import UNIT_SIZE
+from mqproc.names import TIMER_TOPIC
 from mqproc.paths import StorePaths
 from tests.cli import timed_store
 from tests.cli.calling import call
@@ -180,6 +183,18 @@ def test_a_waiting_message_that_the_timer_log_lacks_is_found(made: Path, tmp_pat
     assert f"queue offset {timed_store.WAITING + FIRST_WAITING - 1}, due at" in missing[0]["text"]
     assert missing[0]["file"] == f"commitlog/{0:020d}"
     repair(paths.root, FLAGS)
+
+
+def test_what_the_log_lost_at_its_end_is_not_counted_as_filed(made: Path, tmp_path: Path) -> None:
+    """Only a second repair saw that. Nothing of the timer is wrong as long as the queue has the unit."""
+    paths = StorePaths(timed_store.copy(made, tmp_path))
+    filed = timed_store.WAITING + FIRST_WAITING
+    with StoreReader(paths.root) as reader:
+        end = reader.visible.end
+    write(paths.queue(TIMER_TOPIC, 0) / f"{0:020d}", filed * UNIT_SIZE, struct.pack(">qiq", end, 300, 0))
+    for place in (16, 24):
+        check_word(place, filed + 1)(paths)
+    assert "the next start files again what waits" in str(repair(paths.root, FLAGS).json["recovery"])
 
 
 @pytest.mark.parametrize(

@@ -88,17 +88,18 @@ def waiting(io: StoreIO, paths: StorePaths) -> list[Progress]:
     ]
 
 
-def lower(io: StoreIO, paths: StorePaths, end_of: Callable[[int], int | None]) -> None:
+def lower(io: StoreIO, paths: StorePaths, end_of: Callable[[int], int | None]) -> dict[int, int]:
     """Set levels that are beyond their queue's end (None: unknown) back to it; all else in the file stays.
 
-    Raises CorruptStoreError, OSError.
+    Returns the ends of those levels. Raises CorruptStoreError, OSError.
     """
     value, remark = rocketmq_json.load(io, paths.delay_offsets, _levels_in)
-    for level, offset in _levels_in(value).items():
-        end = end_of(level)
-        if end is not None:
-            value[_TABLE][str(level)] = min(offset, end)
-    rocketmq_json.save(io, io, paths.delay_offsets, value, integer_keys=True, keeps_old=not remark)
+    offsets = {} if value is None else _levels_in(value)
+    ends = {level: end for level in offsets if (end := end_of(level)) is not None and end < offsets[level]}
+    if ends:
+        value[_TABLE] |= {str(level): end for level, end in ends.items()}
+        rocketmq_json.save(io, io, paths.delay_offsets, value, integer_keys=True, keeps_old=not remark)
+    return ends
 
 
 def _levels_in(value: Any) -> dict[int, int]:

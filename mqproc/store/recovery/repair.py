@@ -26,7 +26,7 @@ from mqproc.io import Kind as EntryKind
 from mqproc.layout import control as words_of
 from mqproc.layout import record
 from mqproc.layout.record_codec import encode_blank
-from mqproc.names import SCHEDULE_TOPIC
+from mqproc.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
 from mqproc.store import misnamed
@@ -38,7 +38,13 @@ from mqproc.store.recovery.dry_run_io import Change, DryRunIO
 from mqproc.store.recovery.plan import opened
 from mqproc.store.recovery.recovery import Recovery, Report, adopt_sizes
 from mqproc.store.recovery.scan_ahead import usable_scanners
-from mqproc.store.recovery.timer_repair import file_again, make_wheel, timer_damage
+from mqproc.store.recovery.timer_repair import (
+    file_again,
+    filed_beyond,
+    make_wheel,
+    remove_timer,
+    timer_damage,
+)
 from mqproc.store.recovery.unit_mender import UnitMender
 from mqproc.store.segments import adopted_segment_size
 from mqproc.store.verify import Finding, Kind, Verified
@@ -69,7 +75,6 @@ _WRONG_UNITS: Final = frozenset(
 )
 # consumequeue, topic, queue id, file
 _QUEUE_FILE_PARTS: Final = 4
-_DELAYS: Final = "config/delayOffset.json"
 # No damage, since the next start does the rest; but whoever repairs a store wants to have it whole afterwards, with
 # the records behind pages that were never written too.
 _UNFINISHED: Final = frozenset(
@@ -174,15 +179,27 @@ class Repair:
         words = Words(bytearray(words_of.FILE_SIZE))
         scanners = usable_scanners()
         Recovery(io, self._paths, options, words, report, clean=clean, trust_marks=False, scanners=scanners).run()
+        ends = self._queue_ends(io)
+        self._set_back(io, ends, report)
         if queues := self._queues_with_wrong_units():
             mender = UnitMender(io, self._paths, options, words[words_of.MIN_PHYSICAL_OFFSET], words[words_of.WRITTEN])
-            changed = mender.run(queues, self._queue_ends(io))
+            changed = mender.run(queues, ends)
             mender.close()
             if changed:
                 # Recovery looked for the queues' minima among the units as they were; the next start makes it anew.
                 io.unlink(self._paths.queues)
                 io.sync_folder(self._paths.own)
         return words
+
+    def _set_back(self, io: StoreIO, ends: dict[Queue, int], report: Report) -> None:
+        """Delivery of delayed and timed messages to where their queues end now."""
+        lowered = delay_offsets.lower(io, self._paths, lambda level: ends.get((SCHEDULE_TOPIC, level - 1)))
+        for level, end in lowered.items():
+            report(f"recovery: delay level {level}: set back to its queue's end {end:,}")
+        if filed_beyond(io, self._paths, ends.get((TIMER_TOPIC, 0), 0)):
+            report("recovery: timer: its queue has lost its end; the next start files again what waits")
+            remove_timer(io, self._paths)
+            file_again(io, self._paths, self._options)
 
     def _queue_ends(self, io: StoreIO) -> dict[Queue, int]:
         with contextlib.closing(QueueTable(io, self._paths.queues)) as table:
@@ -216,8 +233,6 @@ class Repair:
                 yield Action(path, "remove", "the store has been read from the disk and checked", _unlinking(path))
             elif finding.kind is Kind.BLANK_SIZE:
                 yield self._blank(path, finding)
-            elif finding.file == _DELAYS and finding.kind is Kind.PROGRESS_BEYOND_END:
-                yield Action(path, "set back", finding.text, self._set_back_delays)
         if not wrong:
             yield from self._expired_index_actions()
             yield from self._timer_actions()
@@ -285,10 +300,6 @@ class Repair:
                 io.close(fd)
 
         return Action(path, "write the right size", "the filler at its end tells another one", write)
-
-    def _set_back_delays(self, io: StoreIO) -> None:
-        """Delay levels beyond their queue's end to it."""
-        delay_offsets.lower(io, self._paths, lambda level: self._verified.queue_ends.get((SCHEDULE_TOPIC, level - 1)))
 
 
 def read_from_disk(io: StoreIO, paths: StorePaths) -> None:

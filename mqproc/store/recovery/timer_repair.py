@@ -67,8 +67,20 @@ def make_wheel(io: StoreIO, paths: StorePaths, options: Options) -> None:
         store.close()
 
 
+def filed_beyond(io: StoreIO, paths: StorePaths, end: int) -> bool:
+    """Whether the check counts messages as filed that the timer's queue, which ends at `end`, does not have."""
+    return io.exists(paths.timer_check) and timer_check.decode(io.read_file(paths.timer_check)).queue_offset > end
+
+
+def remove_timer(io: StoreIO, paths: StorePaths) -> None:
+    """Remove log and wheel. Raises OSError."""
+    for name in io.names(paths.timer_log):
+        io.unlink(paths.timer_log / name)
+    io.unlink(paths.timer_wheel)
+
+
 def file_again(io: StoreIO, paths: StorePaths, options: Options) -> None:
-    """A check that has the next start file what waits; log and wheel are moved away already.
+    """A check that has the next start file what waits; log and wheel are gone already.
 
     What was delivered of it bears marks in the log, which that start looks for. RocketMQ's deliveries bear none: what
     it has delivered of the slot that it was at, or behind the first message that waits, may come again.

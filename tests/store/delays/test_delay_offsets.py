@@ -43,7 +43,8 @@ def test_the_copy_counts_where_the_file_cannot_be_used(tmp_path: Path, wrong: by
 def test_a_level_of_the_copy_is_lowered(tmp_path: Path) -> None:
     (paths, copy), io = damaged(tmp_path, WRONG[0]), StoreIO()
     before = copy.read_bytes()
-    delay_offsets.lower(io, paths, {1: 7}.get)
+    assert delay_offsets.lower(io, paths, {1: 12}.get) == {}
+    assert delay_offsets.lower(io, paths, {1: 7}.get) == {1: 7}
     assert (delay_offsets.levels(io, paths), copy.read_bytes()) == ({1: 7}, before)
 
 
