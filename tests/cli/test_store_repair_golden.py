@@ -199,3 +199,13 @@ def test_levels_of_delay_go_back_with_the_logs_end(tmp_path: Path) -> None:
     overwrite(store / "commitlog" / f"{0:020d}", last, bytes(16_384))
     done = repair(store, ["--set", "max_queues=4096"])
     assert "recovery: delay level 4: set back to its queue's end 3" in done.json["recovery"]
+
+
+def test_the_logs_last_record_is_of_a_queue_that_cannot_be(tmp_path: Path) -> None:
+    """The damage seemed to go on behind the log's end, so the range that repair notes was never all of it."""
+    store, file, last = load_fixture("f_batch", tmp_path).store, LOG.format(131_072), 57_211
+    topic_at = (store / file).read_bytes().index(b"OrderTopic", last)
+    overwrite(store / file, topic_at, bytes(10))
+    found = call("store", "verify", store, "--json").json["findings"]
+    assert [(each["kind"], each["offset"], each["size"]) for each in found][:1] == [("record_queue", last, 436)]
+    repair(store, ["--set", "max_queues=4096"])

@@ -81,7 +81,7 @@ def join_shares(
         _add(log, found)
         for position in found.wrong_blanks:
             log.findings.append(_finding(picture, Kind.BLANK_SIZE, position, 8))
-    whole = _whole_faults(picture, views, faults)
+    whole = _whole_faults(picture, views, faults, log.end)
     _go_on_behind_known_loss(picture, log, known_holes)
     if log.ends_with_loss:
         whole = [fault for fault in whole if fault.start < cursor]
@@ -114,13 +114,17 @@ def _add(log: WholeLog, found: LogShare) -> None:
         log.max_store_timestamp_ms = max(log.max_store_timestamp_ms, found.max_store_timestamp_ms)
 
 
-def _whole_faults(picture: Picture, views: LogViews, faults: Iterable[Fault]) -> list[Fault]:
-    """Faults with those that a share's border cut put together, none over a segment's border, each with its reason."""
+def _whole_faults(picture: Picture, views: LogViews, faults: Iterable[Fault], end: int) -> list[Fault]:
+    """Faults with those that a share's border cut put together, each with its reason.
+
+    None reaches over a segment's border, nor over the log's `end`: the last record may be of a queue that cannot be.
+    """
     joined: list[Fault] = []
     for fault in faults:
         for part in _by_segment(fault, picture.inventory):
             last = joined[-1] if joined else None
-            if last is not None and last.stop == part.start and part.start % picture.inventory.sizes.segment:
+            is_border = part.start == end or part.start % picture.inventory.sizes.segment == 0
+            if last is not None and last.stop == part.start and not is_border:
                 joined[-1] = Fault(last.start, part.stop, last.reason)
             else:
                 joined.append(part)
