@@ -91,7 +91,9 @@ class DispatchStep:
                 raise done.no_room
         self.rebuilt.update(lost)
         self.not_believed = self._mender.not_believed(done.gaps)
-        # What the log does not explain of them below the limit it has lost, and the mender tops up what it knows of.
+        # What the log does not explain of them below the limit it has lost, or its records skip it. The mender fills it
+        # between records, and tops up what it knows of.
+        self._mender.fill(done.gaps, self._ledger.ranges, keep_units=True)
         done.gaps = []
         self._mender.top_up(self._ledger.ranges)
         return done

@@ -48,6 +48,25 @@ def test_records_behind_it_keep_their_units(tmp_path: Path, too_high: int) -> No
     assert len(placed(store.recover()) & set(store.offsets)) >= len(store.offsets) - 1
 
 
+def test_a_lost_queue_is_made_again_with_its_gaps(tmp_path: Path) -> None:
+    """They were left zeros, and for a reader the queue ended there."""
+    store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
+    raise_queue_offset(store, store.offsets[-1], 3)
+    shutil.rmtree(store.root / "mqproc")
+    store.recover()
+    with StoreReader(store.root) as reader:
+        last = reader.look(store.offsets[-1])
+    assert last is not None
+    folder = store.queue_file(last.topic, last.queue_id).parent
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    shutil.rmtree(folder)
+    store.recover()
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    with StoreReader(store.root) as reader:
+        assert reader.pull(last.topic, last.queue_id, last.queue_offset, 1).messages == [last]
+        assert reader.max_offset(last.topic, last.queue_id) == last.queue_offset + 1
+
+
 def test_fillers_without_a_hole_do_not_point_behind_the_log(tmp_path: Path) -> None:
     """RocketMQ cuts a queue at the first unit that does, at each start: of a whole log, which it does not cut."""
     store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False, mapped_file_size_commit_log=16 * SEGMENT)
