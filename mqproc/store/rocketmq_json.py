@@ -43,6 +43,14 @@ def _as_standard(match: re.Match[str]) -> str:
     return f'{before}"{key}"{after}' if key is not None else ""
 
 
+def table_in(value: Any, name: str) -> dict[str, Any]:
+    """The table of a config file. Raises ValueError where there is none: what has something else is another file."""
+    table = value.get(name, None if value else {}) if isinstance(value, dict) else None
+    if not isinstance(table, dict):
+        raise ValueError(f"no {name} in it")
+    return table
+
+
 def load(io: StoreIO, path: Path, take: Callable[[Any], object] = lambda value: None) -> tuple[Any, str]:
     """The value of `path`, or of its `.bak` as RocketMQ does, and a remark ("" when all was well).
 

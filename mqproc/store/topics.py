@@ -145,7 +145,8 @@ class Topics:
         self._replay()
 
     def _take_settings(self, value: dict[str, Any]) -> None:
-        table = {name: _from_rocketmq(name, entry) for name, entry in value.get("topicConfigTable", {}).items()}
+        entries = rocketmq_json.table_in(value, "topicConfigTable")
+        table = {name: _from_rocketmq(name, entry) for name, entry in entries.items()}
         version = value.get("dataVersion", {})
         self._version = int(version.get("counter", 0))
         self._other = {key: value[key] for key in value if key not in ("topicConfigTable", "dataVersion")}

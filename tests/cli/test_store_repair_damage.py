@@ -216,10 +216,12 @@ CASES = [
     Case("topics: empty", sized(TOPICS, 0), "config_unreadable", 0),
     Case("topics: no object", put(TOPICS, "[1, 2]"), "config_unreadable", 0),
     Case("topics: another shape", put(TOPICS, '{"topicConfigTable": [1, 2]}'), "config_unreadable", 0),
+    Case("topics: another file", put(TOPICS, '{"offsetTable":{}}'), "config_unreadable", 0),
     Case("topics: and its copy", all_of(put(TOPICS, "{"), put(f"{TOPICS}.bak", "]")), "config_unreadable", 0),
     Case("topics: folder", folder(TOPICS), "misplaced_file"),
     Case("offsets: flipped", flipped(OFFSETS, 0, 0x20), "config_unreadable", 0),
     Case("offsets: short", sized(OFFSETS, 40), "config_unreadable", 0),
+    Case("offsets: another file", put(OFFSETS, '{"topicConfigTable":{}}'), "config_unreadable", 0),
     Case("offsets: beyond", put(OFFSETS, '{"offsetTable":{"First@readers":{0:57,1:5}}}'), "progress_beyond_end"),
     Case("deletions: garbage", put("config/deletedTopics.json", '{"a":'), "config_unreadable", 0),
 ]

@@ -104,9 +104,7 @@ def lower(io: StoreIO, paths: StorePaths, end_of: Callable[[int], int | None]) -
 
 def _levels_in(value: Any) -> dict[int, int]:
     """Raises ValueError for what cannot be used."""
-    table = value.get(_TABLE, {}) if isinstance(value, dict) else None
-    if not isinstance(table, dict):
-        raise ValueError(f"no {_TABLE} in it")
+    table = rocketmq_json.table_in(value, _TABLE)
     for level, offset in table.items():
         if not _LEVEL.fullmatch(level) or type(offset) is not int:
             raise ValueError(f"{_TABLE}: {level!r}: {offset!r}; expected level and offset")

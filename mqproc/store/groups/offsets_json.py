@@ -122,14 +122,13 @@ def load(io: StoreIO, paths: StorePaths) -> OffsetsJson:
 def _read(text: bytes, path: Path) -> OffsetsJson:
     try:
         value = rocketmq_json.parse(text.decode())
-    except (UnicodeDecodeError, msgspec.DecodeError) as error:
+        table = rocketmq_json.table_in(value, _TABLE)
+    except (UnicodeDecodeError, ValueError) as error:
         raise CorruptStoreError(f"{path}: {error}") from None
-    if not isinstance(value, dict) or not isinstance(value.get(_TABLE, {}), dict):
-        raise CorruptStoreError(f"{path}: no {_TABLE} in it")
     version = value.get(_VERSION)
     counter = version.get("counter", 0) if isinstance(version, dict) else 0
     other = {name: of for name, of in value.items() if name not in (_TABLE, _VERSION, _TOPICS)}
-    progress = list(_progress_in(value.get(_TABLE, {}), path))
+    progress = list(_progress_in(table, path))
     return OffsetsJson(progress, counter if isinstance(counter, int) else 0, other)
 
 

@@ -183,8 +183,8 @@ def check_file(io: StoreIO, paths: StorePaths) -> str:
 
 def _groups_in(value: Any) -> dict[str, GroupSettings]:
     """Raises ValueError for what cannot be used."""
-    table = value.get(_TABLE, {}) if isinstance(value, dict) else None
-    if not isinstance(table, dict) or not all(isinstance(entry, dict) for entry in table.values()):
+    table = rocketmq_json.table_in(value, _TABLE)
+    if not all(isinstance(entry, dict) for entry in table.values()):
         raise ValueError(f"no {_TABLE} in it")
     try:
         return {name: _from_rocketmq(name, entry) for name, entry in table.items()}

@@ -13,7 +13,7 @@ from mqproc.store import rocketmq_json
 from mqproc.store.delays import delay_offsets
 from mqproc.store.delays.delay_offsets import DelayOffsets
 
-WRONG = [b"[]", b"null", b'{"offsetTable":[]}', b'{"offsetTable":{"one":5}}', b'{"offsetTable":{1:"5"}}']
+WRONG = [b"[]", b"null", b'{"offsetTable":[]}', b'{"offsetTable":{"one":5}}', b'{"offsetTable":{1:"5"}}', b'{"a":1}']
 
 
 def damaged(folder: Path, wrong: bytes) -> tuple[StorePaths, Path]:

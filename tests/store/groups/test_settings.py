@@ -66,7 +66,9 @@ def test_a_copy_alone_that_nobody_can_read_ends_nothing(tmp_path: Path) -> None:
     assert SubscriptionGroups(io, paths, io, lambda event, **_fields: told.append(event)).names() == ["new"]
 
 
-@pytest.mark.parametrize("wrong", [b'{"subscriptionGroupTable":[]}', b'{"subscriptionGroupTable":{"g":[]}}', b"null"])
+@pytest.mark.parametrize(
+    "wrong", [b'{"subscriptionGroupTable":[]}', b'{"subscriptionGroupTable":{"g":[]}}', b"null", b'{"a":1}']
+)
 def test_the_copy_counts_where_the_file_cannot_be_used(tmp_path: Path, wrong: bytes) -> None:
     """It was passed over: every group had the defaults again, and the next change made the wrong file the copy."""
     read(tmp_path, {"retryMaxTimes": 5})
