@@ -97,6 +97,7 @@ def test_durable_messages_that_are_lost_are_damage(store: StoppedStore, flags: l
         ("mqproc/control", "misplaced_file"),
         ("mqproc/errors", "misplaced_file"),
         ("mqproc/log.jsonl", "misplaced_file"),
+        ("mqproc/queues.next", "misplaced_file"),
     ],
 )
 def test_a_pipe_in_the_place_of_a_file_is_told_and_moved_aside(
@@ -113,6 +114,16 @@ def test_a_pipe_in_the_place_of_a_file_is_told_and_moved_aside(
     assert call("store", "repair", store.root, "--execute", *flags).code == 0
     assert not (store.root / file).is_fifo()
     assert call("store", "verify", store.root, *flags).code == 0
+
+
+def test_a_folder_in_the_place_of_the_lock_is_told(store: StoppedStore, flags: list[str]) -> None:
+    """No group starts, and nothing can be repaired, so it is not said to be."""
+    (store.root / "lock").unlink(missing_ok=True)
+    (store.root / "lock").mkdir()
+    found = call("store", "verify", store.root, *flags, "--json").json["findings"]
+    told = "folder in the place of the lock: move it away"
+    assert ("stray_file", "lock", told) in [(each["kind"], each["file"], each["text"]) for each in found]
+    assert call("store", "repair", store.root, "--execute", *flags).code == 3
 
 
 def test_a_log_that_goes_nowhere_is_in_its_place(store: StoppedStore, flags: list[str]) -> None:

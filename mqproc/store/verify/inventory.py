@@ -318,11 +318,14 @@ class _Look:
         ours = (paths.progress, paths.queues, paths.settings, *(paths.mark(name) for name in _MARKS))
         more = (paths.opened, paths.topics_journal, paths.retention_report, paths.unconsumed)
         # A start refuses to go on with something else in the place of these. Who wants no log links it to a device.
-        opened_first = (paths.control, paths.errors, *([paths.log] if file_type(paths.log) in _NO_LOG else []))
+        log = [paths.log] if file_type(paths.log) in _NO_LOG else []
+        opened_first = (paths.control, paths.errors, paths.next_queues, *log)
         for path in (paths.lock, paths.damage):
             # What else lies there is told by who needs it.
             if (entry := self._io.entry(path)) is not None and entry.kind is EntryKind.SYMLINK:
                 self._tell(Kind.SYMLINK, path)
+            elif path == paths.lock and entry is not None and entry.kind is not EntryKind.FILE:
+                self._tell(Kind.STRAY_FILE, path, text=f"{entry.kind.value} in the place of the lock: move it away")
         for path in (*markers, *ours, *more, *opened_first, *(path for path in settings if path.suffix == ".json")):
             entry = self._io.entry(path)
             if entry is not None and entry.kind is EntryKind.SYMLINK:
