@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mqproc.client import tasks
 from mqproc.client.amounts import at_least_one, not_below_zero
 from mqproc.client.aside import AGAIN_S, NO_ROOM, Aside, tell_refused
-from mqproc.client.handling import BUSY_S, IDLE_S, LOOK_S, MESSAGES_AT_ONCE, Rest, check_handler
+from mqproc.client.handling import BUSY_S, IDLE_S, LOOK_S, MESSAGES_AT_ONCE, Rest, check_handler, queue_of
 from mqproc.errors import BadRequestError, MessageNotFoundError
 from mqproc.message import StoredMessage
 
@@ -44,6 +44,8 @@ class AsyncHandling:
         self._pause_s = not_below_zero("pause_s", pause_s)
         self._rest = Rest(consumer, stop, in_order=tries_in_order is not None)
         self._aside = Aside(self._rest)
+        self._latest: dict[tuple[str, int], asyncio.Task[None]] = {}
+        """In order: what handles each queue."""
 
     async def run(self) -> None:
         """Until the stop. What the consumer raises, and what acknowledging raises, is raised here.
@@ -73,7 +75,15 @@ class AsyncHandling:
             if len(under_way) < self._workers:
                 room = self._workers - len(under_way)
                 for run in await self._receive(room, BUSY_S if under_way else IDLE_S):
-                    under_way.add(asyncio.ensure_future(self._each(run)))
+                    under_way.add(self._begun(run))
+
+    def _begun(self, messages: list[StoredMessage]) -> asyncio.Task[None]:
+        if self._tries_in_order is None:
+            return asyncio.ensure_future(self._each(messages))
+        self._rest.begin(messages)
+        queue = queue_of(messages[0])
+        task = self._latest[queue] = asyncio.ensure_future(self._each_behind(self._latest.get(queue), messages))
+        return task
 
     async def _receive(self, room: int, timeout_s: float) -> list[list[StoredMessage]]:
         """Messages by what is handled one after the other."""
@@ -88,8 +98,18 @@ class AsyncHandling:
             return [[message] for message in await self._consumer.receive(room, timeout_s)]
         queues: dict[tuple[str, int], list[StoredMessage]] = {}
         for message in await self._consumer.receive(MESSAGES_AT_ONCE, timeout_s, ordered=True):
-            queues.setdefault((message.topic, message.queue_id), []).append(message)
+            queues.setdefault(queue_of(message), []).append(message)
         return list(queues.values())
+
+    async def _each_behind(self, before: asyncio.Task[None] | None, messages: list[StoredMessage]) -> None:
+        """When `before` has ended."""
+        try:
+            if before is not None:
+                await asyncio.wait([before])
+        except BaseException:
+            self._rest.leave(messages)
+            raise
+        await self._each(messages)
 
     async def _each(self, messages: list[StoredMessage]) -> None:
         done = 0
@@ -106,7 +126,7 @@ class AsyncHandling:
             failures += 1
             pause_s = self._pause_s
             if self._tries_in_order is None or failures > self._tries_in_order:
-                if await self._again_later(message):
+                if self._rest.is_latest(message) and await self._again_later(message):
                     return True
                 pause_s = AGAIN_S
             if not await self._goes_on_after(message, pause_s):
@@ -146,7 +166,8 @@ class AsyncHandling:
             return False
         if not is_awaitable:
             raise BadRequestError(f"handler {self._handler!r} gave nothing to await: give an async function")
-        await self._consumer.ack(message)
+        if self._rest.is_latest(message):
+            await self._consumer.ack(message)
         return True
 
     async def _goes_on_after(self, message: StoredMessage, seconds: float) -> bool:

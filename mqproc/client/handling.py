@@ -38,6 +38,11 @@ def check_handler(handler: H) -> H:
     return handler
 
 
+def queue_of(message: StoredMessage) -> tuple[str, int]:
+    """What an ordered run handles one after the other."""
+    return message.topic, message.queue_id
+
+
 class _Holder(Protocol):
     """A consumer, sync or async."""
 
@@ -60,15 +65,26 @@ class Rest:
         self._stop = stop
         self._in_order = in_order
         self._left: list[StoredMessage] = []
+        self._latest: dict[tuple[str, int], dict[int, StoredMessage]] = {}
+        """In order: what was received last of each queue, by `id`. The same message received again is another object."""
         self.broken = False
         """Something was raised, or the run is cancelled: what is handled now is the last."""
+
+    def begin(self, messages: list[StoredMessage]) -> None:
+        """In order: messages of one queue are to be handled from now on. What was received of it before is not, but for
+        the one that is being handled: the queue was reset, or lost and got again, and begins anew."""
+        self._latest[queue_of(messages[0])] = {id(message): message for message in messages}
+
+    def is_latest(self, message: StoredMessage) -> bool:
+        """Whether it has not been received once more."""
+        return not self._in_order or id(message) in self._latest[queue_of(message)]
 
     def goes_on(self, message: StoredMessage) -> bool:
         """Whether a message is to be handled. In order it is not when its queue shall be, or is, another member's:
         that one handles it, and everything behind it, as soon as it is given back here."""
         if self.broken or self._stop.is_set():
             return False
-        return not self._in_order or self._consumer.holds(message)
+        return not self._in_order or (self.is_latest(message) and self._consumer.holds(message))
 
     def is_held(self, message: StoredMessage) -> bool:
         """Whether a message's queue is this consumer's still, in whatever order it is handled."""
@@ -81,7 +97,7 @@ class Rest:
     def leave(self, messages: list[StoredMessage]) -> None:
         """Messages come again: at once where nobody else handles any of their queue, else at the end of the run."""
         if self._in_order:
-            self._consumer.take_back(messages)
+            self._consumer.take_back([message for message in messages if self.is_latest(message)])
         else:
             self._left += messages
 
@@ -111,6 +127,8 @@ class Handling:
         self._pause_s = not_below_zero("pause_s", pause_s)
         self._rest = Rest(consumer, stop, in_order=tries_in_order is not None)
         self._aside = Aside(self._rest)
+        self._latest: dict[tuple[str, int], Future[None]] = {}
+        """In order: what handles each queue."""
 
     def run(self) -> None:
         """Until the stop. What the consumer raises, and what acknowledging raises, is raised here.
@@ -144,7 +162,7 @@ class Handling:
         ended: RuntimeError | None = None
         for messages in runs:
             try:
-                yield pool.submit(self._each, messages)
+                yield self._submitted(pool, messages)
             except RuntimeError as error:
                 if not program_ends(error):
                     raise
@@ -154,6 +172,14 @@ class Handling:
         if ended is not None and not threading.current_thread().daemon:
             ended.add_note("the program's main thread has ended: let it wait for this one, as by join()")
             raise ended
+
+    def _submitted(self, pool: ThreadPoolExecutor, messages: list[StoredMessage]) -> Future[None]:
+        if self._tries_in_order is None:
+            return pool.submit(self._each, messages)
+        self._rest.begin(messages)
+        queue = queue_of(messages[0])
+        future = self._latest[queue] = pool.submit(self._each_behind, self._latest.get(queue), messages)
+        return future
 
     def _receive(self, timeout_s: float) -> list[list[StoredMessage]]:
         """Messages by what is handled one after the other."""
@@ -168,8 +194,14 @@ class Handling:
             return [[message] for message in self._consumer.receive(2 * self._workers, timeout_s)]
         queues: dict[tuple[str, int], list[StoredMessage]] = {}
         for message in self._consumer.receive(MESSAGES_AT_ONCE, timeout_s, ordered=True):
-            queues.setdefault((message.topic, message.queue_id), []).append(message)
+            queues.setdefault(queue_of(message), []).append(message)
         return list(queues.values())
+
+    def _each_behind(self, before: Future[None] | None, messages: list[StoredMessage]) -> None:
+        """When `before` has ended, which the pool has begun already."""
+        if before is not None:
+            wait([before])
+        self._each(messages)
 
     def _each(self, messages: list[StoredMessage]) -> None:
         done = 0
@@ -186,7 +218,7 @@ class Handling:
             failures += 1
             pause_s = self._pause_s
             if self._tries_in_order is None or failures > self._tries_in_order:
-                if self._again_later(message):
+                if self._rest.is_latest(message) and self._again_later(message):
                     return True
                 pause_s = AGAIN_S
             if not self._goes_on_after(message, pause_s):
@@ -228,7 +260,8 @@ class Handling:
             return False
         if given is not None and inspect.isawaitable(given):
             raise _never_awaited(given, self._handler)
-        self._consumer.ack(message)
+        if self._rest.is_latest(message):
+            self._consumer.ack(message)
         return True
 
 

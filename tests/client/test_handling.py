@@ -221,6 +221,30 @@ def test_an_ordered_run_gives_a_queue_back_before_another_member_has_it(client: 
         assert [body for body in bodies if body in queue] == queue[: sum(body in queue for body in bodies)]
 
 
+def test_an_ordered_run_handles_a_queue_that_was_reset_when_its_last_message_is_handled(client: Client) -> None:
+    """As one that was lost and came back: it has been received again while its handler is still at work."""
+    sent = fill(client, "Again", 20, queues=2)
+    begun: list[bytes] = []
+    stop, others_came_again = threading.Event(), threading.Event()
+
+    def handle(message: StoredMessage) -> None:
+        begun.append(message.body)
+        if begun.count(sent[19]) == 2:
+            others_came_again.set()
+        if message.body == sent[18]:
+            stop.set()
+        if message.body == sent[2] and begun.count(sent[2]) == 1:
+            wait_until(lambda: sent[19] in begun)
+            consumer.seek(ResetTo(earliest=True))
+            assert others_came_again.wait(PATIENCE_S)
+            begun.append(b"end")
+
+    with client.consumer("again", "Again", start="earliest") as consumer:
+        consumer.run(handle, workers=4, ordered=True, stop=stop)
+    even = [body for body in begun if body in sent[::2] or body == b"end"]
+    assert even == [sent[0], sent[2], b"end", *sent[::2]]
+
+
 def test_what_is_held_is_what_is_to_be_handled(client: Client) -> None:
     sent = fill(client, "Held", 4, queues=1)
     with client.consumer("held", "Held", start="earliest") as consumer:
@@ -384,3 +408,30 @@ def test_an_ordered_async_run_gives_a_queue_back_before_another_member_has_it(sh
     asyncio.run(main())
     assert sorted((body for _, body in handled), key=int) == sent
     assert [body for name, body in handled if name == "second"] == sent[1::2]
+
+
+def test_an_ordered_async_run_handles_a_queue_that_was_reset_when_its_last_message_is_handled(
+    shared: Group, client: Client
+) -> None:
+    sent = fill(client, "AsyncAgain", 20, queues=2)
+    begun: list[bytes] = []
+    stop, others_came, others_came_again = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def program(consumer: AsyncConsumer) -> None:
+        async def handle(message: StoredMessage) -> None:
+            begun.append(message.body)
+            if message.body == sent[19]:
+                (others_came_again if others_came.is_set() else others_came).set()
+            if message.body == sent[18]:
+                stop.set()
+            if message.body == sent[2] and begun.count(sent[2]) == 1:
+                await others_came.wait()
+                await consumer.seek(ResetTo(earliest=True))
+                await others_came_again.wait()
+                begun.append(b"end")
+
+        await consumer.run(handle, workers=4, ordered=True, stop=stop)
+
+    in_loop(shared, program, "asyncagain", "AsyncAgain")
+    even = [body for body in begun if body in sent[::2] or body == b"end"]
+    assert even == [sent[0], sent[2], b"end", *sent[::2]]
