@@ -127,7 +127,7 @@ class TimerDeliveries:
             due_ns = min(due_ns, now_ns + FILE_GATHER_NS)
         if self._is_gathering:
             due_ns = min(due_ns, max(self._gather_ns, self._file_ns))
-        if self._store.pending:
+        if self._store.pending and self._backlog.is_dispatched:
             up_ns = now_ns + (self._up_ms - self._options.timer_precision_ms - now_ms) * _MS
             due_ns = min(due_ns, max(up_ns, self._file_ns))
         if not self._busy and self._has_filed:
