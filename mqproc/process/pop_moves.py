@@ -100,6 +100,7 @@ class PopMoves:
         copies = {each.queue_offset: _moved(each, group) for each in messages if each.queue_offset not in moved}
         if not copies:
             # Those that were refused are gone, as by damage.
+            self._moved.pop(place, None)
             self._state.progress.set(*place, pulled.next_offset)
             return True
         if not self._copies.begin_progress(group, copies.values()):
