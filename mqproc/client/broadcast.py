@@ -109,7 +109,7 @@ class LocalProgress:
             try:
                 self._io.make_folder(self._path.parent, mode=0o700)
                 self._io.write_file_atomically(self._path, text, 0o600)
-            except OSError:
+            except BaseException:  # Ctrl-C too, in a user's thread that commits.
                 self._changed = True
                 raise
 

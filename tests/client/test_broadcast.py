@@ -209,19 +209,20 @@ def test_a_broadcast_consumer_that_has_just_begun_has_its_place(client: Client, 
     asyncio.run(begin())
 
 
+@pytest.mark.parametrize("why", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
 def test_progress_that_could_not_be_saved_is_saved_with_the_next_try(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: BaseException
 ) -> None:
     """What was done since the last save came again, though there was room when the consumer ended."""
     progress = LocalProgress(tmp_path / "own.json")
     progress.put("T", 0, 7)
 
-    def is_full(*_args: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def fail(*_args: object) -> None:
+        raise why
 
     with monkeypatch.context() as patch:
-        patch.setattr(StoreIO, "write_file_atomically", is_full)
-        with pytest.raises(OSError, match="No space left"):
+        patch.setattr(StoreIO, "write_file_atomically", fail)
+        with pytest.raises(type(why)):
             progress.save()
     progress.save()
     progress.close()
