@@ -19,6 +19,7 @@ from mqproc.client.amounts import at_least_one, whole_number
 from mqproc.client.batch import Batch
 from mqproc.client.core import IN_FLIGHT, PULL_BYTES, PULL_MESSAGES, Call, Time, TimeKind
 from mqproc.client.delayed_batches import Delay, Delays, Times, deliver_at_ms
+from mqproc.client.dispatch_wait import DispatchWait
 from mqproc.client.driving import drive_async
 from mqproc.client.simple_consumer import AsyncSimpleConsumer
 from mqproc.client.subscription import (
@@ -426,7 +427,7 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
 
         Raises RequestTimeoutError when dispatch does not get there within `timeout` seconds.
         """
-        wait = core.DispatchWait(timeout)
+        wait = DispatchWait(timeout)
         while not wait.reached(await self.stats()):
             await asyncio.sleep(core.DISPATCH_LOOK_S)
 

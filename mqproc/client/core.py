@@ -7,7 +7,6 @@ A `Call` is a request without I/O. What sends it, waits, and tries again is `syn
 from __future__ import annotations
 
 import datetime
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Type
 
 import msgspec
 
-from mqproc.client.amounts import milliseconds, moment_after, whole_number
+from mqproc.client.amounts import milliseconds, whole_number
 from mqproc.client.moments import time_ms
 from mqproc.client.properties import not_properties
 from mqproc.errors import (
@@ -25,7 +24,6 @@ from mqproc.errors import (
     MessageNotFoundError,
     NoSuchQueueError,
     ProtocolError,
-    RequestTimeoutError,
     TopicNotFoundError,
 )
 from mqproc.layout.lazy_records import UnreadRecords, lazy_records
@@ -117,26 +115,6 @@ class Call(msgspec.Struct, Generic[T]):
     def takes(self) -> bool:
         """Whether the server has what it is to give later for nobody else: it must learn that nobody waits any more."""
         return self.operation == Operation.GROUP_RECEIVE and self.wait_s > 0
-
-
-class DispatchWait:
-    """Waiting until dispatch has passed what was written when the waiting began."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._target = -1
-        self._timeout_s = timeout_s
-        self._deadline = moment_after("timeout", timeout_s)
-
-    def reached(self, words: Mapping[str, int]) -> bool:
-        """Look at the control words. Raises RequestTimeoutError when the time is over."""
-        if self._target < 0:
-            self._target = words["written"]
-        if words["dispatched"] >= self._target:
-            return True
-        if time.monotonic() > self._deadline:
-            behind = self._target - words["dispatched"]
-            raise RequestTimeoutError(f"dispatch is still {behind:,} bytes behind after {self._timeout_s:g} s")
-        return False
 
 
 def socket_paths(store_or_socket: str | Path) -> dict[str, Path]:

@@ -25,6 +25,7 @@ from mqproc.client.core import (
     TimeKind,
 )
 from mqproc.client.delayed_batches import Delay, Delays, Times, deliver_at_ms
+from mqproc.client.dispatch_wait import DispatchWait
 from mqproc.client.driving import drive
 from mqproc.client.groups import Groups
 from mqproc.client.many import send_many
@@ -474,7 +475,7 @@ class Client(Calls):
 
         Raises RequestTimeoutError when dispatch does not get there within `timeout` seconds.
         """
-        wait = core.DispatchWait(timeout)
+        wait = DispatchWait(timeout)
         while not wait.reached(self.stats()):
             time.sleep(core.DISPATCH_LOOK_S)
 
