@@ -66,7 +66,7 @@ class Rest:
         self._in_order = in_order
         self._left: list[StoredMessage] = []
         self._latest: dict[tuple[str, int], dict[int, StoredMessage]] = {}
-        """In order: what was received last of each queue, by `id`. The same message received again is another object."""
+        """In order: what was received last of each queue, by `id`; received again, a message is another object."""
         self.broken = False
         """Something was raised, or the run is cancelled: what is handled now is the last."""
 
