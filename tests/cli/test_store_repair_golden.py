@@ -201,6 +201,15 @@ def test_levels_of_delay_go_back_with_the_logs_end(tmp_path: Path) -> None:
     assert "recovery: delay level 4: set back to its queue's end 3" in done.json["recovery"]
 
 
+def test_delivered_levels_whose_copy_is_another_file_keep_nobody_from_a_repair(tmp_path: Path) -> None:
+    store = load_fixture("i_broker", tmp_path).store
+    for name in ("delayOffset.json", "delayOffset.json.bak"):
+        (store / "config" / name).write_text('{"topicConfigTable":{}}')
+    done = repair(store, ["--set", "max_queues=4096"])
+    assert [(row["file"], row["what"]) for row in done.json["actions"]] == [("config/delayOffset.json", "move aside")]
+    assert any("the log tells what was delivered" in line for line in done.json["recovery"])
+
+
 def test_the_logs_last_record_is_of_a_queue_that_cannot_be(tmp_path: Path) -> None:
     """The damage seemed to go on behind the log's end, so the range that repair notes was never all of it."""
     store, file, last = load_fixture("f_batch", tmp_path).store, LOG.format(131_072), 57_211

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mqproc.config import OnDamage, Options
-from mqproc.errors import StoreAccessError, StoreReadOnlyError
+from mqproc.errors import CorruptStoreError, StoreAccessError, StoreReadOnlyError
 from mqproc.io import FailedSyncError, StoreIO
 from mqproc.io import Kind as EntryKind
 from mqproc.layout import control as words_of
@@ -193,7 +193,12 @@ class Repair:
 
     def _set_back(self, io: StoreIO, ends: dict[Queue, int], report: Report) -> None:
         """Delivery of delayed and timed messages to where their queues end now."""
-        lowered = delay_offsets.lower(io, self._paths, lambda level: ends.get((SCHEDULE_TOPIC, level - 1)))
+        try:
+            lowered = delay_offsets.lower(io, self._paths, lambda level: ends.get((SCHEDULE_TOPIC, level - 1)))
+        except CorruptStoreError as error:
+            # It has been moved aside, and its copy is none either.
+            report(f"recovery: delay levels: {error}; the log tells what was delivered")
+            lowered = {}
         for level, end in lowered.items():
             report(f"recovery: delay level {level}: set back to its queue's end {end:,}")
         if filed_beyond(io, self._paths, ends.get((TIMER_TOPIC, 0), 0)):
