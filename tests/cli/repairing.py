@@ -38,6 +38,7 @@ DO = {
     "index_missing": "mqproc store repair builds it again from the log; nothing is lost",
     "index_order": "mqproc store repair builds it again from the log; nothing is lost",
     "ledger_unreadable": "mqproc store repair makes it anew",
+    "lock_misplaced": "move it away by hand",
     "log_ends_early": "put the bytes back from a copy; else mqproc store repair makes the rest agree with the log",
     "mark_unreadable": "mqproc store repair or a start makes it anew",
     "misplaced_file": "mqproc store repair moves it aside",

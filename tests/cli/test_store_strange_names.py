@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.calling import call
-from tests.cli.repairing import flags_of
+from tests.cli.repairing import damage_in, flags_of
 from tests.store.recovery.recovering import contents
 from tests.store.stopped_store import StoppedStore, assert_whole
 
@@ -120,9 +120,9 @@ def test_a_folder_in_the_place_of_the_lock_is_told(store: StoppedStore, flags: l
     """No group starts, and nothing can be repaired, so it is not said to be."""
     (store.root / "lock").unlink(missing_ok=True)
     (store.root / "lock").mkdir()
-    found = call("store", "verify", store.root, *flags, "--json").json["findings"]
-    told = "folder in the place of the lock: move it away"
-    assert ("stray_file", "lock", told) in [(each["kind"], each["file"], each["text"]) for each in found]
+    found = call("store", "verify", store.root, *flags, "--json").json
+    assert ("lock_misplaced", "lock") in [(row.kind, row.file) for row in damage_in(found)]
+    assert call("store", "repair", store.root, *flags, "--json").json["actions"] == []
     assert call("store", "repair", store.root, "--execute", *flags).code == 3
 
 

@@ -26,6 +26,7 @@ class Kind(enum.StrEnum):
     STRAY_FILE = "stray_file"
     MISPLACED_FILE = "misplaced_file"
     SYMLINK = "symlink"
+    LOCK_MISPLACED = "lock_misplaced"
     SEGMENT_MISNAMED = "segment_misnamed"
     SEGMENT_MISSING = "segment_missing"
     SEGMENT_SHORT = "segment_short"
@@ -131,6 +132,10 @@ KINDS: Final[dict[Kind, About]] = {
         f"{_REPAIR} moves it aside",
     ),
     Kind.SYMLINK: _damage("a symbolic link; a store's files are no links", "put the file itself there"),
+    Kind.LOCK_MISPLACED: _damage(
+        "something else than a file lies in the place of the lock: no group starts",
+        "move it away by hand: whatever changes a store needs the lock",
+    ),
     Kind.SEGMENT_MISNAMED: _damage(
         "a CommitLog segment has another name than its records tell: a copy went wrong, and most of what follows is "
         "due to it",

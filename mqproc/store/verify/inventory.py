@@ -325,7 +325,7 @@ class _Look:
             if (entry := self._io.entry(path)) is not None and entry.kind is EntryKind.SYMLINK:
                 self._tell(Kind.SYMLINK, path)
             elif path == paths.lock and entry is not None and entry.kind is not EntryKind.FILE:
-                self._tell(Kind.STRAY_FILE, path, text=f"{entry.kind.value} in the place of the lock: move it away")
+                self._tell(Kind.LOCK_MISPLACED, path, text=entry.kind.value)
         for path in (*markers, *ours, *more, *opened_first, *(path for path in settings if path.suffix == ".json")):
             entry = self._io.entry(path)
             if entry is not None and entry.kind is EntryKind.SYMLINK:
