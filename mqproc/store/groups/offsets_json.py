@@ -183,10 +183,10 @@ def _text(value: str) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def replace(io: StoreIO, syncs: Syncing, paths: StorePaths, text: bytes) -> None:
+def replace(io: StoreIO, syncs: Syncing, paths: StorePaths, text: bytes, *, keeps_old: bool = True) -> None:
     """Make `text` the file, durably and at once; what was there becomes `.bak`. Raises OSError, FailedSyncError.
 
-    After an error the file is the old one or the new one.
+    After an error the file is the old one or the new one. One that could not be read replaces no `.bak` (`keeps_old`).
     """
     path = paths.consumer_offsets
     temporary, copy = path.with_name(path.name + ".tmp"), _copy_of(path)
@@ -199,7 +199,7 @@ def replace(io: StoreIO, syncs: Syncing, paths: StorePaths, text: bytes) -> None
     finally:
         io.close(fd)
     io.crash_point("offsets.tmp")
-    if io.exists(path):
+    if keeps_old and io.exists(path):
         # The name stays all the time: it is replaced by the rename.
         io.unlink(copy)
         io.keep_link(path, copy)

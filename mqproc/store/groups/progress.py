@@ -357,9 +357,11 @@ class GroupProgress:
         fingerprint = offsets_json.fingerprint(taken.text)
         file.begin_save(self._json_fingerprint(), fingerprint)
         file.sync(self._syncs)
-        offsets_json.replace(self._io, self._syncs, self._paths, taken.text)
+        json = self._read_json()
+        offsets_json.replace(self._io, self._syncs, self._paths, taken.text, keeps_old=not json.remark)
         file.end_save(fingerprint, taken.changes)
-        self._read_json().version += 1
+        json.version += 1
+        json.remark = ""
 
     def _read_json(self) -> OffsetsJson:
         """What the file has beside progress; a successor reads it when it first writes."""

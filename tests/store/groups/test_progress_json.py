@@ -178,6 +178,19 @@ def test_garbage_gives_way_to_the_copy_or_is_moved_aside(store: Store, text: str
     assert kept == {"config.consumerOffset.json": text, "config.consumerOffset.json.1": "{another"}
 
 
+def test_what_could_not_be_read_does_not_replace_the_copy(store: Store) -> None:
+    """A loss of power between the two renames left it as both."""
+    store.write_json('{"topicConfigTable":{}}')
+    copy = store.paths.consumer_offsets.with_name("consumerOffset.json.bak")
+    copy.write_text('{"offsetTable":{"T@g":{0:4}}}')
+    progress = store.open()
+    for offset, kept in ((5, 4), (6, 5)):
+        progress.set("g", "T", 0, offset)
+        progress.save(NOW_MS)
+        assert rocketmq_json.parse(copy.read_text())["offsetTable"] == {"T@g": {"0": kept}}
+    progress.close()
+
+
 def test_numbers_that_no_queue_has_cost_nothing_but_themselves(store: Store) -> None:
     """RocketMQ's offsets may be any 64 bits; ones beyond the queue's end are set back to it by recovery."""
     names = ("G" * 300, "T" * 70_000)
