@@ -47,6 +47,7 @@ DO = {
     "queue_file_missing": "mqproc store repair builds it again from the log; nothing is lost",
     "queue_table": "mqproc store repair makes it anew",
     "queue_offset_repeated": "the other is found by key, id, time or mqproc message scan",
+    "queue_offset_too_high": "it is found by key, id, time or mqproc message scan",
     "read_only": "mqproc store repair, after mending the disk",
     "record_body_crc": "the bytes are lost unless a copy has them; mqproc store repair notes the range",
     "record_crc": "the bytes are lost unless a copy has them; mqproc store repair notes the range",

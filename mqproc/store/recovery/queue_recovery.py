@@ -50,6 +50,11 @@ _MULTI_DISPATCH: Final = as_kernel_array(bytearray(b"INNER_MULTI_DISPATCH"))
 LOG_BYTES_MAX: Final = 1 << 50
 
 
+def is_nonsense(missing: int, log_bytes: int) -> bool:
+    """Whether a lone record's queue offset cannot be: so many before it are missing, for which the log had no room."""
+    return missing > FILL_MAX and missing * record.FIXED_SIZE_V4 > log_bytes
+
+
 class QueueRecovery:
     """Recovery of one store's queues, whose files are `on_disk`, by a log that begins at `log_begin`."""
 
@@ -278,12 +283,10 @@ class QueueRecovery:
         """
         found = []
         for gap in sorted(gaps, key=lambda gap: gap.stop, reverse=True):
-            missing = gap.stop - gap.first
-            is_alone = self._table.max_offset(gap.number) == gap.stop + 1
-            if gap.first == 0 or missing <= FILL_MAX or not is_alone:
+            if gap.first == 0 or self._table.max_offset(gap.number) != gap.stop + 1:
                 continue
             physical_end = self._files.last_end(*self._table.name(gap.number), gap.first)
-            if missing * record.FIXED_SIZE_V4 <= gap.physical_stop - physical_end:
+            if not is_nonsense(gap.stop - gap.first, gap.physical_stop - physical_end):
                 continue
             self._table.store(gap.number, table_layout.MAX_OFFSET, gap.first)
             self._table.store(gap.number, table_layout.LAST_PHYSICAL_END, physical_end)

@@ -91,7 +91,7 @@ _UNFINISHED: Final = frozenset(
     }
 )
 # What no repair can mend.
-_HOPELESS: Final = frozenset({Kind.QUEUE_OFFSET_REPEATED})
+_HOPELESS: Final = frozenset({Kind.QUEUE_OFFSET_REPEATED, Kind.QUEUE_OFFSET_TOO_HIGH})
 # What is done at once where segments have each other's names: all else is seen only when they have their own.
 _WHATEVER_THE_LOG_HAS: Final = frozenset({Kind.STRAY_FILE, Kind.MISPLACED_FILE, Kind.CONFIG_UNREADABLE, Kind.READ_ONLY})
 _Step = Callable[[StoreIO], None]

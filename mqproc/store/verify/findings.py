@@ -51,6 +51,7 @@ class Kind(enum.StrEnum):
     KNOWN_HOLE = "known_hole"
     QUEUE_OFFSET_GAP = "queue_offset_gap"
     QUEUE_OFFSET_REPEATED = "queue_offset_repeated"
+    QUEUE_OFFSET_TOO_HIGH = "queue_offset_too_high"
     # Queues
     UNIT_MISSING = "unit_missing"
     UNIT_WRONG = "unit_wrong"
@@ -199,6 +200,11 @@ KINDS: Final[dict[Kind, About]] = {
     Kind.QUEUE_OFFSET_REPEATED: _damage(
         "two records have the same place in their queue; the queue can lead to one only",
         "the other is found by key, id, time or mqproc message scan; mqproc store export keeps both",
+    ),
+    Kind.QUEUE_OFFSET_TOO_HIGH: _damage(
+        "a lone record says a place in its queue that lies too far behind all others: recovery does not believe it, "
+        "and the queue does not lead to it",
+        "it is found by key, id, time or mqproc message scan",
     ),
     Kind.UNIT_MISSING: _damage("intact records that their ConsumeQueue does not lead to", _REBUILD),
     Kind.UNIT_WRONG: _damage("a ConsumeQueue unit differs from the record with this place in the queue", _REBUILD),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from mqproc.layout import index_file
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.names import MULTI_DISPATCH_PREFIX
 from mqproc.store.damage import merged
+from mqproc.store.recovery.queue_recovery import is_nonsense
 from mqproc.store.verify.findings import Finding, Kind
 from mqproc.store.verify.inventory import Queue
 from mqproc.store.verify.log_findings import WholeLog
@@ -130,6 +131,8 @@ class QueueFindings:
         self._topics = topics
         self._unsettled = unsettled
         self._repeated: dict[Queue, list[tuple[int, int]]] = {}
+        # Of lone records that recovery does not believe, by queue and queue offset: the gap before each.
+        self._too_high: dict[tuple[Queue, int], Gap] = {}
         self.dispatched = self._dispatched()
 
     def _dispatched(self) -> int:
@@ -240,10 +243,15 @@ class QueueFindings:
         text = text or usual_text
         if kind is Kind.UNIT_MISSING and found.physical_offset >= self.dispatched and self._is_pending():
             kind, text = Kind.NOT_DISPATCHED, ""
+        elif kind is Kind.UNIT_MISSING and self._is_too_high(found):
+            return self._of_record(Kind.QUEUE_OFFSET_TOO_HIGH, self._too_high[found.queue, found.first])
         last = f" to {found.stop - 1:,}" if found.stop - found.first > 1 else ""
         said = f"queue offset {found.first:,}{last}" + (f": {text}" if text else "")
         physical_offset = None if found.found is Found.NO_UNIT else found.physical_offset
         return Finding(kind, file, offset, physical_offset, count=count or found.stop - found.first, text=said)
+
+    def _is_too_high(self, found: UnitRange) -> bool:
+        return (found.queue, found.first) in self._too_high and found.stop == found.first + 1
 
     def _is_pending(self) -> bool:
         """Whether records behind what was dispatched may be so."""
@@ -253,21 +261,32 @@ class QueueFindings:
 
     def _of_gaps(self) -> Iterable[Finding]:
         faults = self._log.fault_ranges
-        for gap in self._gaps():
+        for gap in sorted(self._gaps(), key=lambda gap: gap.physical_offset):
+            if (before := self._too_high.get((gap.queue, gap.expected - 1))) is not None:
+                # The queue stands where it did before that record.
+                gap = replace(gap, expected=before.expected, previous=before.previous)
+                if gap.found == gap.expected:
+                    continue
+            if is_nonsense(gap.found - gap.expected, gap.physical_offset - gap.previous):
+                self._too_high[gap.queue, gap.found] = gap
             if gap.found > gap.expected and any(gap.previous < start < gap.physical_offset for start, _stop in faults):
                 continue
             kind = Kind.QUEUE_OFFSET_GAP if gap.found > gap.expected else Kind.QUEUE_OFFSET_REPEATED
             if kind is Kind.QUEUE_OFFSET_REPEATED:
                 self._repeated.setdefault(gap.queue, []).append((gap.found, gap.expected))
-            position = gap.physical_offset
-            yield Finding(
-                kind,
-                self._picture.inventory.segment_name(position),
-                position % self._picture.inventory.sizes.segment,
-                position,
-                count=max(1, gap.found - gap.expected),
-                text=f"{gap.queue[0]} queue {gap.queue[1]}: queue offset {gap.found:,} behind {gap.expected - 1:,}",
-            )
+            yield self._of_record(kind, gap, max(1, gap.found - gap.expected))
+
+    def _of_record(self, kind: Kind, gap: Gap, count: int = 1) -> Finding:
+        """A finding about the record behind a gap."""
+        position = gap.physical_offset
+        return Finding(
+            kind,
+            self._picture.inventory.segment_name(position),
+            position % self._picture.inventory.sizes.segment,
+            position,
+            count=count,
+            text=f"{gap.queue[0]} queue {gap.queue[1]}: queue offset {gap.found:,} behind {gap.expected - 1:,}",
+        )
 
     def _gaps(self) -> Iterable[Gap]:
         """Gaps within shares, and between them."""

@@ -19,7 +19,7 @@ from mqproc.store.dispatcher import Gap, without
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.recovery import queue_recovery
 from tests.cli.calling import call
-from tests.cli.repairing import flags_of
+from tests.cli.repairing import Row, damage_in, flags_of
 from tests.store.recovery.recovering import Recovered
 from tests.store.stopped_store import FIRST_MS, QUEUE_FILE_BYTES, SEGMENT, StoppedStore, write_at
 
@@ -100,6 +100,10 @@ def test_a_lone_record_far_behind_its_queues_end_is_not_believed(tmp_path: Path,
     call("store", "repair", store.root, "--execute", *flags_of(store.engine.options))
     with StoreReader(store.root) as reader:
         assert {message.physical_offset for message in reader.messages()} == {*store.offsets} - {at}
+    # No repair builds a unit of it, nor is its place another record's.
+    again = call("store", "repair", store.root, "--execute", "--json", *flags_of(store.engine.options)).json
+    assert (again["executed"], again["changes"]) == (False, [])
+    assert damage_in(again) == [Row("queue_offset_too_high", f"commitlog/{at - at % SEGMENT:020d}", at % SEGMENT, at)]
 
 
 @pytest.mark.parametrize(("number", "queue"), [(320, ("Third", 0)), (639, ("First", 3))], ids=["amid others", "last"])
