@@ -123,6 +123,7 @@ def test_a_folder_in_the_place_of_the_lock_is_told(store: StoppedStore, flags: l
     found = call("store", "verify", store.root, *flags, "--json").json
     assert ("lock_misplaced", "lock") in [(row.kind, row.file) for row in damage_in(found)]
     assert call("store", "repair", store.root, *flags, "--json").json["actions"] == []
+    assert "move it away by hand" in call("doctor", "--store", store.root).out
     assert call("store", "repair", store.root, "--execute", *flags).code == 3
 
 

@@ -128,11 +128,13 @@ def _files(patient: Patient) -> Said | None:
         return ok(f"{counted(files, 'file')} with the right names and lengths")
     first = harmful[0]
     counts = Counter(str(finding.kind) for finding in harmful)
+    about = KINDS[first.kind]
+    repair = f"mqproc store repair {inventory.root} shows the plan, --execute does it"
     return error(
         f"{first.file}: {str(first.kind).replace('_', ' ')}{f' ({first.text})' if first.text else ''}"
         + (f"; in all {', '.join(f'{count} {kind}' for kind, count in counts.items())}" if harmful[1:] else ""),
-        KINDS[first.kind].means,
-        f"{patient.stop_first}mqproc store repair {inventory.root} shows the plan, --execute does it",
+        about.means,
+        f"{patient.stop_first}{repair if 'mqproc store repair' in about.do else about.do}",
     )
 
 
