@@ -7,15 +7,26 @@ by its key, at its place; and a second repair has nothing to do.
 
 from __future__ import annotations
 
+import datetime
+import errno
 import os
+import shutil
 import struct
 from pathlib import Path
 
 import pytest
 
 from mqproc import StoreReader
+from mqproc.config import Options
+from mqproc.io import StoreIO
 from mqproc.layout import index_file
+from mqproc.names import SCHEDULE_TOPIC
+from mqproc.paths import StorePaths
+from mqproc.store.delays import delay_offsets
+from mqproc.store.recovery.recovery import adopt_sizes
+from mqproc.store.recovery.repair import Repair
 from mqproc.store.recovery.scan_ahead import NO_SCANNERS, Scanners
+from mqproc.store.verify import verify_store
 from tests.cli.calling import call
 from tests.cli.repairing import Row, contents, damage_in, effects, flags_of, repair
 from tests.golden.fixtures import GOLDEN, Directory, directories, load_fixture, options_of
@@ -199,6 +210,28 @@ def test_levels_of_delay_go_back_with_the_logs_end(tmp_path: Path) -> None:
     overwrite(store / "commitlog" / f"{0:020d}", last, bytes(16_384))
     done = repair(store, ["--set", "max_queues=4096"])
     assert "recovery: delay level 4: set back to its queue's end 3" in done.json["recovery"]
+
+
+class FullDisk(StoreIO):
+    """Without room for queues."""
+
+    def allocate(self, fd: int, offset: int, size: int) -> None:
+        if "/consumequeue/" in self.path_of(fd):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().allocate(fd, offset, size)
+
+
+def test_levels_stay_where_their_queues_wait_for_room(tmp_path: Path) -> None:
+    """What was delivered of them came again when there was room."""
+    io, paths = StoreIO(), StorePaths(load_fixture("i_broker", tmp_path).store)
+    levels = delay_offsets.levels(io, paths)
+    shutil.rmtree(paths.consume_queue / SCHEDULE_TOPIC)
+    options = adopt_sizes(io, paths, Options(max_queues=4096), lambda line: None)
+    job = Repair(paths, options, verify_store(io, paths, options), datetime.datetime.now())
+    said: list[str] = []
+    job.execute(FullDisk(), job.plan(), said.append)
+    assert any("for room on the disk" in line for line in said)
+    assert delay_offsets.levels(io, paths) == levels
 
 
 def test_delivered_levels_whose_copy_is_another_file_keep_nobody_from_a_repair(tmp_path: Path) -> None:

@@ -179,11 +179,11 @@ class Repair:
         words = Words(bytearray(words_of.FILE_SIZE))
         scanners = usable_scanners()
         Recovery(io, self._paths, options, words, report, clean=clean, trust_marks=False, scanners=scanners).run()
-        ends = self._queue_ends(io)
-        self._set_back(io, ends, report)
+        # What could not be dispatched for lack of room is in the log, and may be delivered already.
+        self._set_back(io, self._queue_ends(io, QueueTable.next_offset), report)
         if queues := self._queues_with_wrong_units():
             mender = UnitMender(io, self._paths, options, words[words_of.MIN_PHYSICAL_OFFSET], words[words_of.WRITTEN])
-            changed = mender.run(queues, ends)
+            changed = mender.run(queues, self._queue_ends(io, QueueTable.max_offset))
             mender.close()
             if changed:
                 # Recovery looked for the queues' minima among the units as they were; the next start makes it anew.
@@ -206,9 +206,9 @@ class Repair:
             remove_timer(io, self._paths)
             file_again(io, self._paths, self._options)
 
-    def _queue_ends(self, io: StoreIO) -> dict[Queue, int]:
+    def _queue_ends(self, io: StoreIO, end_of: Callable[[QueueTable, int], int]) -> dict[Queue, int]:
         with contextlib.closing(QueueTable(io, self._paths.queues)) as table:
-            return {(topic, queue_id): table.max_offset(number) for number, topic, queue_id in table.live()}
+            return {(topic, queue_id): end_of(table, number) for number, topic, queue_id in table.live()}
 
     def _queues_with_wrong_units(self) -> set[Queue]:
         if any(self._counts[kind] > LISTED_MAX for kind in _WRONG_UNITS):
