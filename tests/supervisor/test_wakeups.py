@@ -36,6 +36,7 @@ def many(client: Client) -> bool:
 
 @pytest.mark.skipif(not os.access(DEVICE, os.R_OK | os.W_OK), reason="only root may demand it, where the kernel has it")
 def test_a_group_demands_it_while_requests_come_fast(tmp_path: Path) -> None:
+    """The groups of tests that run beside may demand more for a while, by themselves."""
     before = demanded_us()
     if before == 0:
         pytest.skip("another process demands it already")
@@ -43,19 +44,20 @@ def test_a_group_demands_it_while_requests_come_fast(tmp_path: Path) -> None:
     group = Group(tmp_path / "store", cpu_latency_us=str(wanted)).start()
     try:
         with group.client() as client:
-            assert demanded_us() == before
+            wait_until(lambda: demanded_us() == before)
             wait_until(lambda: many(client) and demanded_us() <= wanted)
             wait_until(lambda: demanded_us() == before)
             wait_until(lambda: many(client) and demanded_us() <= wanted)
     finally:
         group.close()
-    assert demanded_us() == before
+    wait_until(lambda: demanded_us() == before)
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     path = tmp_path / "device"
     monkeypatch.setattr(wakeups, "DEVICE", path)
+    monkeypatch.setattr(os, "cpu_count", lambda: AUTO_PROCESSORS_MAX)
     return path
 
 
