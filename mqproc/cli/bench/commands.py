@@ -106,6 +106,7 @@ def append(invocation: Invocation, /, rate: float, **shared: Any) -> None:
     """Send: --batch 1 --in-flight 1 for single sends, back to back or --rate 1000 for one per ms."""
     from mqproc.cli.bench.modes import append as measure
 
+    _check_frames(shared)
     _run(invocation, shared, rate, measure)
 
 
@@ -123,6 +124,8 @@ def e2e(invocation: Invocation, /, rate: float, part: str, **shared: Any) -> Non
     def both(bench: Bench, settings: Settings) -> dict[str, Any]:
         return measure(bench, settings, throughput=part != "latency", latency=part != "throughput")
 
+    if part != "latency":
+        _check_frames(shared)
     _run(invocation, shared, rate, both)
 
 
@@ -136,6 +139,7 @@ def delay(invocation: Invocation, /, rate: float, level: int, ahead: float, **sh
     """Send what waits for its time, --batch of one time together, and see how late it is stored and seen."""
     from mqproc.cli.bench.delaying import delay as measure
 
+    _check_frames(shared)
     _run(invocation, shared, rate, lambda bench, settings: measure(bench, settings, level, ahead))
 
 
@@ -229,11 +233,7 @@ def _run(
     from mqproc.cli.bench.limits import measure_limits
     from mqproc.cli.bench.load import Shape
     from mqproc.cli.bench.runs import Settings
-    from mqproc.client.connection import FRAME_BYTES_MAX
 
-    if (frame_bytes := shared["size"] * shared["batch"]) > FRAME_BYTES_MAX:  # Clients hold several of them.
-        given = f"--size {shared['size']:,} and --batch {shared['batch']:,}"
-        raise click.UsageError(f"{given} make frames of {frame_bytes:,} bytes; a client's limit is {FRAME_BYTES_MAX:,}")
     out = invocation.out
     shape = Shape(
         shared["size"], shared["batch"], shared["topics"], shared["queues"], shared["keys"], shared["in_flight"], rate
@@ -263,6 +263,15 @@ def _run(
         out.document(document)
     else:
         _print(out, found, limits)
+
+
+def _check_frames(shared: dict[str, Any]) -> None:
+    """Raise a usage error where --batch is what a frame has, and no frame holds so much: clients make several."""
+    from mqproc.client.connection import FRAME_BYTES_MAX
+
+    if (frame_bytes := shared["size"] * shared["batch"]) > FRAME_BYTES_MAX:
+        given = f"--size {shared['size']:,} and --batch {shared['batch']:,}"
+        raise click.UsageError(f"{given} make frames of {frame_bytes:,} bytes; a client's limit is {FRAME_BYTES_MAX:,}")
 
 
 def _pinned(invocation: Invocation) -> tuple[frozenset[int], list[str]]:

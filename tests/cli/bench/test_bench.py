@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from mqproc import Client, Message
-from mqproc.cli.bench import limits, recovering
+from mqproc.cli.bench import commands, limits, recovering
 from mqproc.cli.bench.commands import _print
 from mqproc.cli.bench.figures import figures_of
 from mqproc.cli.bench.load import KEY_CHARACTERS, Messages, Recorder, Shape, key_of, paced
@@ -273,6 +273,22 @@ def test_a_wait_for_dispatch_ends_with_its_group(make_group: Callable[..., Group
 
 def test_frames_that_no_client_may_send_are_refused_before_anything_starts() -> None:
     """Its clients made them for a minute and more, of however much memory, and were given up for not having started."""
+    for command in (["append"], ["e2e"], ["e2e", "--part", "throughput"], ["delay", "--batch", 1000]):
+        assert call("bench", *command, "--size", "5MiB").code == 2
     refused = call("bench", "append", "--size", "5MiB")
-    assert refused.code == 2
     assert "--size 5,242,880 and --batch 1,000 make frames of 5,242,880,000 bytes; a client's limit" in refused.err
+
+
+@pytest.mark.parametrize(
+    "command", [["pull"], ["consume"], ["filter"], ["query"], ["dispatch"], ["e2e", "--part", "latency"]]
+)
+def test_a_batch_that_is_none_of_a_frame_goes_with_any_size(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages that are read are loaded in frames of another length: --batch is how many a pull asks for."""
+
+    def begin(*_: object) -> None:
+        raise DiskFullError("begun")
+
+    monkeypatch.setattr(commands, "_group", begin)
+    assert call("bench", *command, "--size", "128KiB").err == "mqproc: begun\n"
