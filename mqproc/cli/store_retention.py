@@ -184,7 +184,9 @@ def _stopped_options(io: StoreIO, paths: StorePaths, invocation: Invocation) -> 
         options = read_settings(io, paths)
     except FileNotFoundError:
         options = Options()
-    except (ValueError, ConfigurationError) as error:
+    except ConfigurationError as error:  # Of another version, for which it is no damage.
+        raise CorruptStoreError(f"{error}; mqproc up writes the file anew") from None
+    except ValueError as error:
         raise CorruptStoreError(f"{paths.settings}: {error}; mqproc store repair moves it aside") from None
     said = {name: setting.value for name, setting in invocation.settings().items() if setting.source != "default"}
     return adopt_sizes(io, paths, dataclasses.replace(options, **said), invocation.out.note)

@@ -206,6 +206,16 @@ def test_what_nobody_can_read_of_the_last_group_is_told_with_what_mends_it(store
             settings.write_text("garbage")
 
 
+def test_options_of_the_last_group_that_this_version_does_not_take_are_no_damage(store: Path) -> None:
+    """`store repair` leaves such a file where it is."""
+    settings = StorePaths(store).settings
+    settings.parent.mkdir(exist_ok=True)
+    settings.write_text('{"max_queues": "many"}')
+    refused = retention(store, "--dry-run")
+    said = f"mqproc: {settings}: max_queues = 'many' is not a whole number; mqproc up writes the file anew\n"
+    assert (refused.code, refused.err) == (6, said)
+
+
 def test_a_folder_that_is_no_store_is_not_touched(tmp_path: Path) -> None:
     outcome = retention(tmp_path, "--execute")
     assert (outcome.code, outcome.err) == (3, f"mqproc: {tmp_path}: not a store: it has no folder commitlog\n")
