@@ -21,7 +21,7 @@ import numpy as np
 from mqproc.errors import BadRequestError, StoreNotFoundError
 from mqproc.io import StoreIO
 from mqproc.kernels import scan
-from mqproc.kernels.record_check import BLANK, REACHED_STOP, REASON_NAMES, ZERO
+from mqproc.kernels.record_check import BAD_MAGIC, BAD_OFFSET, BLANK, REACHED_STOP, REASON_NAMES
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.paths import StorePaths, segment_start
 from mqproc.spark.options import Queue, without_scheme
@@ -185,9 +185,9 @@ def _behind_the_end(log: LogSegments, end: int) -> tuple[int, str]:
         trouble = trouble or f"the log ends at {end:,} ({REASON_NAMES[reason]}), but at {following:,} is a record"
         reason, stopped = _walk(log, following)
         last = stopped
-    if starts and last == starts[0] and reason not in (ZERO, BLANK, REACHED_STOP):
-        # What a kill leaves behind the last record is a part of one; of a log without any it may be everything.
-        trouble = f"the log has no intact record, and does not begin with zeros ({REASON_NAMES[reason]})"
+    if starts and last == starts[0] and reason in (BAD_MAGIC, BAD_OFFSET):
+        # What a kill leaves behind the last record, or of the very first, begins as a record of this place does.
+        trouble = f"the log has no intact record, and does not begin as one ({REASON_NAMES[reason]})"
     return last, trouble
 
 

@@ -94,13 +94,23 @@ def test_zeros_in_what_is_not_dispatched_yet(tmp_path: Path, share: float) -> No
 
 
 def test_a_log_that_never_was_one_is_no_empty_one(tmp_path: Path) -> None:
-    for number, begin in enumerate((b"", b"noise")):
-        (tmp_path / f"{number}/commitlog").mkdir(parents=True)
-        (tmp_path / f"{number}/commitlog/{0:020d}").write_bytes(begin + bytes(SEGMENT - len(begin)))
-    assert offsets_of(tmp_path / "0") == []
-    with pytest.raises(CorruptStoreError, match=r"no intact record, and does not begin with zeros \(bad magic\)"):
-        offsets_of(tmp_path / "1")
-    assert offsets_of(tmp_path / "1", failOnDataLoss=False) == []
+    """What a kill leaves of the very first record is none of a log's yet, and no damage."""
+    whole = StoppedStore(tmp_path / "whole")
+    first = whole.segment(0).read_bytes()[: whole.offsets[1]]
+    for number, start, begin, says in (
+        (0, 0, b"", ""),
+        (1, 0, first[: len(first) // 2], ""),
+        (2, 0, first[:30], ""),
+        (3, 0, b"noise", "bad magic"),
+        (4, SEGMENT, first, "bad offset"),
+    ):
+        store = tmp_path / str(number)
+        (store / "commitlog").mkdir(parents=True)
+        (store / f"commitlog/{start:020d}").write_bytes(begin + bytes(SEGMENT - len(begin)))
+        if says:
+            with pytest.raises(CorruptStoreError, match=rf"no intact record, and does not begin as one \({says}\)"):
+                offsets_of(store)
+        assert offsets_of(store, failOnDataLoss=not says) == []
 
 
 @pytest.mark.parametrize("length", [0, 5_000, 30_001])
