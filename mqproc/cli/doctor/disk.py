@@ -16,6 +16,7 @@ from mqproc.cli.doctor.finding import Check, Said, error, note, ok, warning
 from mqproc.cli.doctor.patient import Patient
 from mqproc.cli.output import format_bytes
 from mqproc.io import FailedSyncError
+from mqproc.paths import in_shell
 from mqproc.quantities import counted
 
 INODES_MIN: Final = 1000
@@ -101,7 +102,7 @@ def _file_system(patient: Patient) -> Said | None:
         return note(
             shown,
             "space that was allocated ahead is taken anew at each write, so a full disk is seen late",
-            f"chattr +C {patient.place} on btrfs before the first file, or ext4 or xfs",
+            f"chattr +C {in_shell(patient.place)} on btrfs before the first file, or ext4 or xfs",
         )
     return ok(shown)
 
@@ -195,13 +196,13 @@ def _owner(patient: Patient) -> Said | None:
         return error(
             f"{root} belongs to user {uid}, this is user {os.geteuid()}",
             "a group runs as the store's owner only, so that its sockets and files are nobody else's",
-            f"sudo -u '#{uid}' mqproc up {patient.store_flag}, or chown -R {os.geteuid()} {root}",
+            f"sudo -u '#{uid}' mqproc up {patient.store_flag}, or chown -R {os.geteuid()} {patient.named}",
         )
     if not patient.reachable:
         return error(
             f"user {os.geteuid()} may not look into {root}",
             "nothing of the store can be said",
-            f"chmod -R u+rwX {root}",
+            f"chmod -R u+rwX {patient.named}",
         )
     others = [entry for entry in _entries(root) if entry.stat(follow_symlinks=False).st_uid != uid]
     if others:
@@ -209,7 +210,7 @@ def _owner(patient: Patient) -> Said | None:
             f"{others[0].path} belongs to user {others[0].stat(follow_symlinks=False).st_uid}, the store to user {uid}"
             + (f"; {counted(len(others) - 1, 'more file')}" if others[1:] else ""),
             "a start refuses a store with files of another owner (exit code 3): who wrote them is not known",
-            f"chown -R {uid} {root}",
+            f"chown -R {uid} {patient.named}",
         )
     return ok(f"everything belongs to user {uid}")
 
@@ -235,16 +236,16 @@ def _modes(patient: Patient) -> Said | None:
         return error(
             f"everybody may write to {root} (mode {stat.S_IMODE(root.stat().st_mode):04o})",
             "a start refuses it: anybody could put a file in the place of one of the store's",
-            f"chmod o-w {root}",
+            f"chmod o-w {patient.named}",
         )
     if own.is_dir() and stat.S_IMODE(own.stat().st_mode) & 0o077:
         return warning(
             f"{own} has mode {stat.S_IMODE(own.stat().st_mode):04o}",
             "the sockets in it are meant for the owner only",
-            f"chmod 700 {own}",
+            f"chmod 700 {in_shell(own)}",
         )
     if root.is_dir() and not os.access(root, os.R_OK | os.W_OK | os.X_OK):
-        return error(f"{root} may not be written", "a start fails", f"chmod u+rwx {root}")
+        return error(f"{root} may not be written", "a start fails", f"chmod u+rwx {patient.named}")
     return ok(f"{root} is closed to others")
 
 

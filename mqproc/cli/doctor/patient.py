@@ -68,9 +68,14 @@ class Patient:
         return folder
 
     @property
+    def named(self) -> str:
+        """The store's folder as a word of a command."""
+        return in_shell(self.paths.root) if self.paths else "DIR"
+
+    @property
     def store_flag(self) -> str:
         """`--store DIR`, for commands that are to be repeated."""
-        return f"--store {in_shell(self.paths.root)}" if self.paths else "--store DIR"
+        return f"--store {self.named}"
 
     def said(self, name: str) -> bool:
         """Whether somebody has set an option."""

@@ -19,6 +19,7 @@ from mqproc.errors import NotRunningError
 from mqproc.layout import control as layout
 from mqproc.layout import record
 from mqproc.metrics.health import error_text, is_silent, recovering
+from mqproc.paths import in_shell
 from mqproc.quantities import counted
 from mqproc.wire.address import connect_path
 
@@ -39,7 +40,7 @@ def _lock(patient: Patient) -> Said | None:
         return error(
             f"held by {holder}",
             "their supervisor is dead and they did not end with it; a start waits for the lock and gives up (7)",
-            f"fuser -v {patient.paths.lock}; kill -9 what it names",
+            f"fuser -v {in_shell(patient.paths.lock)}; kill -9 what it names",
         )
     words = patient.words
     if words is not None and words["supervisor_pid"] == holder.pid:
@@ -69,7 +70,7 @@ def _ended_in_order(patient: Patient) -> Said | None:
     return note(
         "the last group was killed, or lost power (there is a file `abort`)",
         "the next start looks at everything behind the durable marks, which takes longer",
-        f"mqproc store recover --dry-run {patient.paths.root} shows what it will do; mqproc up {patient.store_flag}",
+        f"mqproc store recover --dry-run {patient.named} shows what it will do; mqproc up {patient.store_flag}",
     )
 
 
@@ -83,7 +84,7 @@ def _read_only(patient: Patient) -> Said | None:
     return error(
         "the store is read-only: a sync has failed",
         "which of the newest messages are on the disk is not known; a second sync would succeed and prove nothing",
-        f"dmesg for the disk's error; {patient.stop_first}mqproc store repair {patient.paths.root} --execute",
+        f"dmesg for the disk's error; {patient.stop_first}mqproc store repair {patient.named} --execute",
     )
 
 
@@ -98,14 +99,14 @@ def _known_damage(patient: Patient) -> Said | None:
         return error(
             f"{patient.paths.damage} cannot be read",
             "ranges of the log that are known to be damaged are not known any more",
-            f"mqproc store verify {patient.paths.root}; {patient.stop_first}mqproc store repair {patient.paths.root}",
+            f"mqproc store verify {patient.named}; {patient.stop_first}mqproc store repair {patient.named}",
         )
     if not holes:
         return ok("no damage is known")
     return warning(
         f"{counted(len(holes), 'damaged range')} of the log, the first at {holes[0].start:,}",
         "the messages in them are lost unless a copy has the segments; everything else is served",
-        f"put the segments back from a copy and restart, or leave it; mqproc store verify {patient.paths.root}",
+        f"put the segments back from a copy and restart, or leave it; mqproc store verify {patient.named}",
     )
 
 
@@ -129,7 +130,7 @@ def _files(patient: Patient) -> Said | None:
     first = harmful[0]
     counts = Counter(str(finding.kind) for finding in harmful)
     about = KINDS[first.kind]
-    repair = f"mqproc store repair {inventory.root} shows the plan, --execute does it"
+    repair = f"mqproc store repair {patient.named} shows the plan, --execute does it"
     return error(
         f"{first.file}: {str(first.kind).replace('_', ' ')}{f' ({first.text})' if first.text else ''}"
         + (f"; in all {', '.join(f'{count} {kind}' for kind, count in counts.items())}" if harmful[1:] else ""),
@@ -164,8 +165,8 @@ def _first_records(patient: Patient) -> Said | None:
         f"commitlog/{wrong[0]:020d} does not begin with a record of its own place"
         + (f"; {counted(len(wrong) - 1, 'more segment')}" if wrong[1:] else ""),
         "the bytes have changed, or the file is another one's: its messages may be lost",
-        f"mqproc store verify {inventory.root}; put the file back from a copy, or {patient.stop_first}"
-        f"mqproc store repair {inventory.root}",
+        f"mqproc store verify {patient.named}; put the file back from a copy, or {patient.stop_first}"
+        f"mqproc store repair {patient.named}",
     )
 
 
@@ -193,13 +194,13 @@ def _sockets(patient: Patient) -> Said | None:
             "clients cannot reach it: the file was removed, or lies where this user cannot see it",
             patient.restart,
         )
-    left = [str(patient.paths.socket(name)) for name in SOCKETS if states[name] is False]
+    left = [patient.paths.socket(name) for name in SOCKETS if states[name] is False]
     if not left:
         return ok("no socket was left behind")
     return note(
         f"{left[0]} is left of a group that was killed" + (f"; {len(left) - 1} more" if left[1:] else ""),
         "it does no harm; the next start puts its own in the place",
-        "rm " + " ".join(left),
+        "rm " + " ".join(map(in_shell, left)),
     )
 
 

@@ -11,6 +11,7 @@ from mqproc.cli.doctor.patient import Patient
 from mqproc.cli.output import format_bytes
 from mqproc.cli.times import format_duration
 from mqproc.config import FIELDS
+from mqproc.paths import in_shell
 from mqproc.quantities import counted
 
 ENTRIES_PER_SLOT_MAX: Final = 8
@@ -54,7 +55,7 @@ def _index_slots(patient: Patient) -> Said | None:
 def _with_new_index(patient: Patient, mend: str) -> str:
     """The index follows from the log: a start without one makes it again, in the shape that the options say."""
     assert patient.paths is not None
-    return f"{patient.stop_first}rm -r {patient.paths.index}; {mend.removeprefix(patient.stop_first)}"
+    return f"{patient.stop_first}rm -r {in_shell(patient.paths.index)}; {mend.removeprefix(patient.stop_first)}"
 
 
 def _index_shape(patient: Patient) -> tuple[int, int]:

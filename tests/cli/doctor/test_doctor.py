@@ -64,8 +64,8 @@ def half_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def store(written: Path, tmp_path: Path) -> StorePaths:
-    """A copy of it that a test may harm."""
-    return StorePaths(Path(shutil.copytree(written, tmp_path / "store", symlinks=True)))
+    """A copy of it that a test may harm, by a name that a shell has to be told in quotes."""
+    return StorePaths(Path(shutil.copytree(written, tmp_path / "my store", symlinks=True)))
 
 
 def look(store: StorePaths | None, tmp_path: Path, *flags: str, **host: str) -> list[Finding]:
@@ -219,6 +219,7 @@ def test_what_is_wrong_is_found_with_what_mends_it(case: Case, store: StorePaths
     finding = found[case.check]
     assert case.found in finding.found
     assert case.mend in finding.mend
+    assert f" {store.root}" not in finding.mend
     assert finding.level is case.level
     assert finding.why
 
@@ -341,7 +342,7 @@ def test_too_few_index_slots_are_mended_as_the_doctor_says(make_group: Callable[
     [("ulimit -n 300", "nofile"), ("ulimit -f 100", "fsize"), ("export NUMBA_DISABLE_JIT=1", "processor")],
 )
 def test_limits_of_the_calling_shell_are_seen(shell: str, check: str, store: StorePaths) -> None:
-    command = f"{shell}; exec {sys.executable} -m mqproc doctor --store {store.root} --json"
+    command = f"{shell}; exec {sys.executable} -m mqproc doctor --store '{store.root}' --json"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
