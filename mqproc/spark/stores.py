@@ -86,7 +86,7 @@ def find_stores(paths: Iterable[str]) -> list[str]:
 
 
 def _local_stores(path: str) -> list[str]:
-    if not _WILD & set(path) or (Path(path) / "commitlog").is_dir():
+    if not _WILD & set(path) or os.path.isdir(os.path.join(path, "commitlog")):
         return [str(Path(path).absolute())]
     stores = [each for each in sorted(glob.glob(path)) if (Path(each) / "commitlog").is_dir()]
     if not stores:

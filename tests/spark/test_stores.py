@@ -42,6 +42,7 @@ def test_a_folder_whose_name_could_be_a_pattern(tmp_path: Path) -> None:
     assert find_stores([f"{tmp_path}/a[1]", f"{tmp_path}/a?"]) == [f"{tmp_path}/a[1]", f"{tmp_path}/a?"]
     assert find_stores(["memory://named/a[1]", "memory://named/a?"]) == ["memory://named/a[1]", "memory://named/a?"]
     assert find_stores([f"{tmp_path}/a[bc]"]) == [f"{tmp_path}/ab"]
+    assert find_stores([f"{tmp_path}/a[{'b' * 300}]"]) == [f"{tmp_path}/ab"]  # longer than any name may be
 
 
 def test_folders_as_urls(tmp_path: Path) -> None:
