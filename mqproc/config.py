@@ -223,8 +223,8 @@ class Options:
         -1,
         "while requests come, some hundred a second, processors wake within this time. 0 makes single messages faster,"
         " and costs power or the host of a virtual machine its processors; only root may ask for it (-1: 0 where it"
-        " may, on a machine of at most 8 processors, while messages that consumers wait for come, 500 a second or more;"
-        " -2: never)",
+        " may, on a machine of at most 8 processors, while messages that consumers wait for come one by one, 500 a"
+        " second or more; -2: never)",
         "µs",
         -2,
         10_000,
