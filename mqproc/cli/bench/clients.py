@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.cli.bench.load import TAG, Messages, Recorder, Shape, keys_of, paced, topic_name
+from mqproc.cli.bench.load import BLOCK_BYTES, TAG, Messages, Recorder, Shape, keys_of, paced, topic_name
 from mqproc.client import Batch, Client, core, sending
 from mqproc.client.connection import FRAME_BYTES_MAX
 from mqproc.client.core import IN_FLIGHT
@@ -119,9 +119,10 @@ def _singles(shape: Shape, messages: Messages, topics: Sequence[str], count: int
 
 def _send_singles(client: Client, shape: Shape, messages: Messages, recorder: Recorder) -> None:
     topics = [topic_name(index) for index in range(shape.topics)]
+    rounds = max(1, min(_MADE_AT_ONCE, BLOCK_BYTES // max(1, 2 * shape.size * shape.topics)))
     made: list[Message] = []
     for _ in paced(shape.rate, recorder):
-        made = made or _singles(shape, messages, topics, _MADE_AT_ONCE * shape.topics)[::-1]
+        made = made or _singles(shape, messages, topics, rounds * shape.topics)[::-1]
         message = made.pop()
         started_ns = time.monotonic_ns()
         client.send(message)

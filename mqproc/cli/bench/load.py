@@ -62,17 +62,21 @@ class Messages:
 
     def __init__(self, shape: Shape, producer: int) -> None:
         self._shape = shape
-        random = np.random.default_rng(producer)
-        need = max(BLOCK_BYTES, 2 * shape.size * shape.batch)
-        self._block = random.integers(0, 256, need, np.uint8)
+        self._random = np.random.default_rng(producer)
+        self._block = self._block_of(max(BLOCK_BYTES, 2 * shape.size * shape.batch))
         self.number = producer * NUMBERS_PER_PRODUCER
         self._frame = 0
         self._keys: Any = []
         self._keys_from = 0
 
+    def _block_of(self, length: int) -> NDArray[np.uint8]:
+        return self._random.integers(0, 256, length, np.uint8)
+
     def bodies(self, count: int) -> NDArray[np.uint8]:
         """uint8[count, size]: a copy, whose first eight bytes are the number."""
         size = self._shape.size
+        if len(self._block) < 2 * count * size:  # Else slices of it would have few beginnings.
+            self._block = self._block_of(2 * count * size)
         room = len(self._block) - count * size
         start = (self._frame * _STEP) % (room + 1)
         self._frame += 1
