@@ -8,7 +8,6 @@ by its key, at its place; and a second repair has nothing to do.
 from __future__ import annotations
 
 import datetime
-import errno
 import os
 import shutil
 import struct
@@ -31,6 +30,7 @@ from tests.cli.calling import call
 from tests.cli.repairing import Row, contents, damage_in, effects, flags_of, repair
 from tests.golden.fixtures import GOLDEN, Directory, directories, load_fixture, options_of
 from tests.interop.stores import Intact
+from tests.store.faulty_io import NoRoomForQueues
 from tests.store.verify.looking import overwrite
 
 ALL = {str(each): each for each in directories(GOLDEN)}
@@ -212,15 +212,6 @@ def test_levels_of_delay_go_back_with_the_logs_end(tmp_path: Path) -> None:
     assert "recovery: delay level 4: set back to its queue's end 3" in done.json["recovery"]
 
 
-class FullDisk(StoreIO):
-    """Without room for queues."""
-
-    def allocate(self, fd: int, offset: int, size: int) -> None:
-        if "/consumequeue/" in self.path_of(fd):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        super().allocate(fd, offset, size)
-
-
 def test_levels_stay_where_their_queues_wait_for_room(tmp_path: Path) -> None:
     """What was delivered of them came again when there was room."""
     io, paths = StoreIO(), StorePaths(load_fixture("i_broker", tmp_path).store)
@@ -229,7 +220,7 @@ def test_levels_stay_where_their_queues_wait_for_room(tmp_path: Path) -> None:
     options = adopt_sizes(io, paths, Options(max_queues=4096), lambda line: None)
     job = Repair(paths, options, verify_store(io, paths, options), datetime.datetime.now())
     said: list[str] = []
-    job.execute(FullDisk(), job.plan(), said.append)
+    job.execute(NoRoomForQueues(), job.plan(), said.append)
     assert any("for room on the disk" in line for line in said)
     assert delay_offsets.levels(io, paths) == levels
 

@@ -1,7 +1,8 @@
-"""A StoreIO that notes every sync and fails calls as a test tells it."""
+"""StoreIOs that note every sync, fail calls as a test tells them, or have no room."""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -58,3 +59,12 @@ class FaultyIO(StoreIO):
         for part, number in faults.items():
             if part in path:
                 raise error(number, os.strerror(number))
+
+
+class NoRoomForQueues(StoreIO):
+    """A full disk to ConsumeQueues, and to nothing else."""
+
+    def allocate(self, fd: int, offset: int, size: int) -> None:
+        if "/consumequeue/" in self.path_of(fd):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().allocate(fd, offset, size)

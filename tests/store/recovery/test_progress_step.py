@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import errno
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.store.groups.progress import GroupProgress, all_progress
+from tests.store.faulty_io import NoRoomForQueues
 from tests.store.recovery.recovering import RecordingIO
 from tests.store.stopped_store import SEGMENT, StoppedStore
 
@@ -88,15 +87,6 @@ def test_a_torn_tail_that_is_cut_takes_progress_with_it(store: StoppedStore) -> 
     assert progress_of(store) == {("First", 0): ends[0], ("First", 3): ends[3], ("Gone", 0): 1_000_000}
 
 
-class FullDiskIO(StoreIO):
-    """There is no room for ConsumeQueues."""
-
-    def allocate(self, fd: int, offset: int, size: int) -> None:
-        if "/consumequeue/" in self.path_of(fd):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        super().allocate(fd, offset, size)
-
-
 def test_messages_that_cannot_be_dispatched_yet_count(store: StoppedStore) -> None:
     """Queues end too early on a full disk, and go on by themselves; who had consumed them had."""
     consume(store, q0=56, q1=57)
@@ -104,7 +94,7 @@ def test_messages_that_cannot_be_dispatched_yet_count(store: StoppedStore) -> No
     for name in ("consumequeue", "index"):
         (store.root / "mqproc" / "marks" / name).unlink()
     (store.root / "mqproc" / "queues").unlink()
-    found = store.recover(clean=False, io=FullDiskIO())
+    found = store.recover(clean=False, io=NoRoomForQueues())
     assert found.dispatched < found.end
     assert progress_of(store) == {("First", 0): 56, ("First", 1): 56, ("Gone", 0): 1_000_000}
 

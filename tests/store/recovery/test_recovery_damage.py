@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import json
 import os
 import shutil
@@ -26,6 +25,7 @@ from mqproc.layout import control as words_of
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.store.queue_extent import filler_position
+from tests.store.faulty_io import NoRoomForQueues
 from tests.store.recovery.recovering import NOW_MS, RecordingIO, contents, recover
 from tests.store.stopped_store import (
     PER_FRAME,
@@ -456,20 +456,11 @@ def test_queues_of_a_log_that_lies_elsewhere_stay(store: StoppedStore) -> None:
 # Ends before it is done
 
 
-class FullDisk(StoreIO):
-    """Has no room for one more ConsumeQueue or index file's space."""
-
-    def allocate(self, fd: int, offset: int, size: int) -> None:
-        if "consumequeue" in self.path_of(fd):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        super().allocate(fd, offset, size)
-
-
 def test_a_full_disk_does_not_keep_the_store_from_starting(store: StoppedStore) -> None:
     """Dispatch waits; where the next messages go is known all the same, and later everything is dispatched."""
     for _ in range(30):
         store.put()
-    found = store.recover(clean=False, io=FullDisk())
+    found = store.recover(clean=False, io=NoRoomForQueues())
     assert found.end == store.end
     assert found.dispatched < found.end
     assert any("dispatch waits" in line for line in found.said)
