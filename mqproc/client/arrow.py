@@ -76,18 +76,32 @@ def _array(name: str, column: Any) -> pa.Array:
     return values_array(pa.binary() if name in _BINARY else pa.string(), *column)
 
 
-def values_array(
-    kind: pa.DataType, offsets: NDArray[np.int32], data: NDArray[np.uint8], valid: pa.Buffer | None = None
-) -> pa.Array:
-    """An array of texts or binaries over these buffers; `valid` has a bit for each that is not null.
-
-    What is stored need not be UTF-8, and Arrow's texts must be: readers of others fail. As in a StoredMessage, what is
-    none is replaced.
-    """
-    buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(data)]
+def values_array(kind: pa.DataType, offsets: NDArray[np.int32], data: NDArray[np.uint8]) -> pa.Array:
+    """An array of texts or binaries over these buffers; texts that are no UTF-8 are `mended`."""
+    array = pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
     if kind == pa.string() and data[offsets[0] : offsets[-1]].max(initial=0) > _ASCII_MAX:
-        return _mended(pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers))
-    return pa.Array.from_buffers(kind, len(offsets) - 1, buffers)
+        return mended(array)
+    return array
+
+
+def mended(array: pa.Array) -> pa.Array:
+    """An array with texts, or with lists or maps of texts, in which each text is UTF-8.
+
+    What is stored need not be, and Arrow's texts must be: readers of others fail. As in a StoredMessage, what is none
+    is replaced.
+    """
+    kind, buffers = array.type, array.buffers()
+    if pa.types.is_string(kind):
+        return _mended(pa.Array.from_buffers(pa.binary(), len(array), buffers))
+    if pa.types.is_struct(kind):
+        fields = [mended(array.field(number)) for number in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(fields, fields=list(kind))
+    items = (
+        pa.StructArray.from_arrays([array.keys, array.items], fields=list(kind.field(0).type))
+        if pa.types.is_map(kind)
+        else array.values
+    )
+    return pa.Array.from_buffers(kind, len(array), buffers[:2], children=[mended(items)])
 
 
 def _mended(texts: pa.Array) -> pa.Array:

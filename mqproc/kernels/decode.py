@@ -226,56 +226,60 @@ def locate_at(buf: Bytes, positions: Words, rows: int, places: Words, failed: Wo
 
 
 @kernel
-def take_int64(buf: Bytes, places: Words, row: int, delta: int, values: Words) -> None:
-    """Big-endian i64 at `delta` behind each record's place in `row` → `values` int64[n]."""
-    count = values.size
+def take_int64(buf: Bytes, places: Words, row: int, delta: int, values: Words, first: int, count: int) -> None:
+    """Big-endian i64 at `delta` behind each record's place in `row` → int64[count] from values[first] on."""
     for i in range(count):
-        values[i] = load_be64(buf, int(places[row * count + i]) + delta)
+        values[first + i] = load_be64(buf, int(places[row * count + i]) + delta)
 
 
 @kernel
-def take_int32(buf: Bytes, places: Words, row: int, delta: int, values: Int32s) -> None:
-    """Big-endian i32 at `delta` behind each record's place in `row` → `values` int32[n]."""
-    count = values.size
+def take_int32(buf: Bytes, places: Words, row: int, delta: int, values: Int32s, first: int, count: int) -> None:
+    """Big-endian i32 at `delta` behind each record's place in `row` → int32[count] from values[first] on."""
     for i in range(count):
-        values[i] = load_be32(buf, int(places[row * count + i]) + delta)
+        values[first + i] = load_be32(buf, int(places[row * count + i]) + delta)
 
 
 @kernel
-def take_bytes(buf: Bytes, places: Words, row: int, offsets: Int32s, data: Bytes) -> None:
-    """The bytes at `row`, with sizes in the row behind it → `offsets` int32[n + 1], `data` uint8[≥ their sum]."""
-    count = offsets.size - 1
+def take_bytes(
+    buf: Bytes, places: Words, row: int, count: int, offsets: Int32s, first: int, data: Bytes, begin: int
+) -> int:
+    """The bytes at `row`, with sizes in the row behind it; returns how many they are.
+
+    `offsets` gets int32[count + 1] from `first` on, `data` the bytes from `begin` on, where offset 0 is.
+    """
     end = 0
-    offsets[0] = 0
+    offsets[first] = 0
     for i in range(count):
         size = int(places[(row + 1) * count + i])
-        copy_bytes(data, end, buf, int(places[row * count + i]), size)
+        copy_bytes(data, begin + end, buf, int(places[row * count + i]), size)
         end += size
-        offsets[i + 1] = end
+        offsets[first + i + 1] = end
+    return end
 
 
 @kernel
-def take_hosts(buf: Bytes, places: Words, row: int, offsets: Int32s, data: Bytes) -> int:
-    """The hosts of `row` as text → `offsets` int32[n + 1] and `data` uint8[≥ HOST_TEXT_MAX × n]; returns the bytes."""
-    count = offsets.size - 1
-    end = 0
+def take_hosts(
+    buf: Bytes, places: Words, row: int, count: int, offsets: Int32s, first: int, data: Bytes, begin: int
+) -> int:
+    """The hosts of `row` as text, as `take_bytes` has it; `data` has room for HOST_TEXT_MAX × count."""
+    end = begin
     host_before = 0
     size_before = 0
-    offsets[0] = 0
+    offsets[first] = 0
     for i in range(count):
         host = int(places[row * count + i])
         size = int(places[(row + 1) * count + i])
         # Most messages have the host of the one before: its text is there.
         if size == size_before and same_bytes(buf, host, buf, host_before, size):
-            text = int(offsets[i - 1])
+            text = begin + int(offsets[first + i - 1])
             copy_bytes(data, end, data, text, end - text)
             end += end - text
         else:
             end = host_text(buf, host, size, data, end)
         host_before = host
         size_before = size
-        offsets[i + 1] = end
-    return end
+        offsets[first + i + 1] = end - begin
+    return end - begin
 
 
 def decode_to_columns(buffer: Buffer, count: int, columns: Sequence[str]) -> dict[str, Column]:
@@ -298,14 +302,20 @@ def rows_of(columns: Iterable[str]) -> int:
     return rows
 
 
-def places_at(buf: NDArray[np.uint8], positions: NDArray[np.int64], columns: Iterable[str]) -> NDArray[np.int64]:
+def place_of(name: str) -> tuple[int, int]:
+    """The row of the places that a column is taken from, and how many bytes behind it."""
+    row, delta, _width = _FIXED[name] if name in _FIXED else (_VARIABLE[name], 0, 0)
+    return row, delta
+
+
+def places_at(buf: NDArray[np.uint8], positions: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
     """The places of the records that begin at `positions` int64[n] of `buf` uint8[m]: int64[PLACE_ROWS × n].
 
-    Rows that none of the columns is taken from say nothing. Raises CorruptStoreError when one of them is no record.
+    Only `rows`, of which `rows_of` tells, are written. Raises CorruptStoreError when one of them is no record.
     """
-    failed = np.zeros(1 + PLACES_SIZE, np.int64)
+    failed = np.empty(1 + PLACES_SIZE, np.int64)
     places = np.empty(PLACE_ROWS * len(positions), np.int64)
-    reason = locate_at(buf, positions, rows_of(columns), places, failed)
+    reason = locate_at(buf, positions, rows, places, failed)
     if reason != 0:
         raise CorruptStoreError(f"no record at byte {failed[0]:,} of {buf.size:,}: {REASON_NAMES[reason]}")
     return places
@@ -342,10 +352,10 @@ def _fixed(buf: NDArray[np.uint8], places: NDArray[np.int64], count: int, name: 
     row, delta, width = _FIXED[name]
     if width == 8:
         values = np.empty(count, np.int64)
-        take_int64(buf, places, row, delta, values)
+        take_int64(buf, places, row, delta, values, 0, count)
         return values
     narrow = np.empty(count, np.int32)
-    take_int32(buf, places, row, delta, narrow)
+    take_int32(buf, places, row, delta, narrow, 0, count)
     return narrow
 
 
@@ -356,12 +366,12 @@ def _variable(
     offsets = np.empty(count + 1, np.int32)
     if name in _HOST_COLUMNS:
         text = np.empty(HOST_TEXT_MAX * count, np.uint8)
-        return offsets, text[: take_hosts(buf, places, row, offsets, text)].copy()
+        return offsets, text[: take_hosts(buf, places, row, count, offsets, 0, text, 0)].copy()
     size = int(places[(row + 1) * count : (row + 2) * count].sum())
     if size > _INT32_MAX:
         raise ValueError(f"column {name} of {size:,} bytes exceeds {_INT32_MAX:,}")
     data = np.empty(size, np.uint8)
-    take_bytes(buf, places, row, offsets, data)
+    take_bytes(buf, places, row, count, offsets, 0, data, 0)
     return offsets, data
 
 
@@ -373,8 +383,8 @@ def warm() -> None:
     count_records(buf, places)
     locate_records(buf, 0, 1, places, places)
     locate_at(buf, places[:0], 1, places, places.copy())
-    take_int64(buf, places, 0, 0, places[:1])
-    take_int32(buf, places, 0, 0, offsets[:1])
-    take_bytes(buf, places, 0, offsets, buf)
+    take_int64(buf, places, 0, 0, places, 0, 1)
+    take_int32(buf, places, 0, 0, offsets, 0, 1)
+    take_bytes(buf, places, 0, 1, offsets, 0, buf, 0)
     places[1] = record.HOST_V4_SIZE
-    take_hosts(buf, places, 0, offsets, np.zeros(HOST_TEXT_MAX, np.uint8))
+    take_hosts(buf, places, 0, 1, offsets, 0, np.zeros(HOST_TEXT_MAX, np.uint8), 0)

@@ -1,11 +1,12 @@
 """Columns that a record does not hold as they are: message ids, keys as words, properties as pairs or as JSON.
 
-All take the places that `kernels.decode` makes of `count` records and write Arrow's layout: `offsets` int32[n + 1]
-into `data` uint8, and for lists int32[count + 1] into the items. Whoever calls brings room for the longest result:
+All take the places that `kernels.decode` makes of `count` records and write Arrow's layout: offsets int32[n + 1] into
+`data` uint8, and for lists int32[count + 1] into the items. `first` is where offsets begin in `offsets`, `lists` where
+those of lists do, `begin` where offset 0 lies in `data`. Whoever calls brings room for the longest result:
 
     take_message_ids    ID_TEXT_MAX bytes a record
-    take_words          the value's bytes; items: its bytes and one a record
-    take_pairs          the properties' bytes, for names and for values; items: their bytes and one a record
+    take_words          the value's bytes; `words_max` items
+    take_pairs          the properties' bytes, for names and for values; `pairs_max` items
     take_json           JSON_GROWTH times the properties' bytes, and 2 a record
 
 Properties are read as `layout.properties` does: pairs without name or value fall out, the last of a name wins, the
@@ -57,38 +58,46 @@ def _hex_bytes(buf: Bytes, at: int, size: int, data: Bytes, end: int) -> int:
 
 
 @kernel
-def take_message_ids(buf: Bytes, places: Words, offsets: Int32s, data: Bytes) -> int:
+def take_message_ids(
+    buf: Bytes, places: Words, count: int, offsets: Int32s, first: int, data: Bytes, begin: int
+) -> int:
     """RocketMQ's offset message ids: store host and physical offset in hexadecimal; returns the bytes."""
-    count = offsets.size - 1
-    end = 0
-    offsets[0] = 0
+    end = begin
+    offsets[first] = 0
     for i in range(count):
         end = _hex_bytes(buf, int(places[STORE_HOST * count + i]), int(places[STORE_HOST_SIZE * count + i]), data, end)
         end = _hex_bytes(buf, int(places[RECORD * count + i]) + record.PHYSICAL_OFFSET, 8, data, end)
-        offsets[i + 1] = end
-    return end
+        offsets[first + i + 1] = end - begin
+    return end - begin
 
 
 @kernel
-def take_words(buf: Bytes, places: Words, row: int, lists: Int32s, offsets: Int32s, data: Bytes) -> int:
+def words_max(size: int, count: int) -> int:
+    """How many words `count` values of together `size` bytes may have: each has a character and one behind it."""
+    return (size + count) // 2
+
+
+@kernel
+def take_words(
+    buf: Bytes, places: Words, row: int, count: int, offsets: Int32s, lists: int, first: int, data: Bytes, begin: int
+) -> int:
     """The words of the value at `row`, whose size is in the row behind it; returns how many there are."""
-    count = lists.size - 1
     words = 0
     end = 0
-    lists[0] = 0
-    offsets[0] = 0
+    offsets[lists] = 0
+    offsets[first] = 0
     for i in range(count):
         at = int(places[row * count + i])
         stop = at + int(places[(row + 1) * count + i])
         while at < stop:
             word_end = find_byte(buf, at, stop, _SPACE)
             if word_end > at:
-                copy_bytes(data, end, buf, at, word_end - at)
+                copy_bytes(data, begin + end, buf, at, word_end - at)
                 end += word_end - at
                 words += 1
-                offsets[words] = end
+                offsets[first + words] = end
             at = word_end + 1
-        lists[i + 1] = words
+        offsets[lists + i + 1] = words
     return words
 
 
@@ -116,17 +125,31 @@ def _comes_again(buf: Bytes, name: int, size: int, at: int, stop: int) -> bool:
 
 
 @kernel
+def pairs_max(size: int, count: int) -> int:
+    """How many pairs `count` records' properties of together `size` bytes may have: name, value and two separators."""
+    return (size + count) // 4
+
+
+@kernel
 def take_pairs(
-    buf: Bytes, places: Words, lists: Int32s, name_offsets: Int32s, names: Bytes, value_offsets: Int32s, values: Bytes
+    buf: Bytes,
+    places: Words,
+    count: int,
+    offsets: Int32s,
+    lists: int,
+    names_first: int,
+    values_first: int,
+    data: Bytes,
+    names_begin: int,
+    values_begin: int,
 ) -> int:
     """Names and values of the properties; returns how many pairs there are."""
-    count = lists.size - 1
     pairs = 0
     names_end = 0
     values_end = 0
-    lists[0] = 0
-    name_offsets[0] = 0
-    value_offsets[0] = 0
+    offsets[lists] = 0
+    offsets[names_first] = 0
+    offsets[values_first] = 0
     for i in range(count):
         at = int(places[PROPERTIES * count + i])
         stop = at + int(places[PROPERTIES_SIZE * count + i])
@@ -134,16 +157,16 @@ def take_pairs(
             end = find_byte(buf, at, stop, _PAIR_END)
             size = _name_size(buf, at, end)
             if size > 0 and not _comes_again(buf, at, size, end + 1, stop):
-                copy_bytes(names, names_end, buf, at, size)
+                copy_bytes(data, names_begin + names_end, buf, at, size)
                 names_end += size
                 value_size = end - at - size - 1
-                copy_bytes(values, values_end, buf, at + size + 1, value_size)
+                copy_bytes(data, values_begin + values_end, buf, at + size + 1, value_size)
                 values_end += value_size
                 pairs += 1
-                name_offsets[pairs] = names_end
-                value_offsets[pairs] = values_end
+                offsets[names_first + pairs] = names_end
+                offsets[values_first + pairs] = values_end
             at = end + 1
-        lists[i + 1] = pairs
+        offsets[lists + i + 1] = pairs
     return pairs
 
 
@@ -174,33 +197,32 @@ def _json_text(buf: Bytes, at: int, stop: int, data: Bytes, end: int) -> int:
 
 
 @kernel
-def take_json(buf: Bytes, places: Words, offsets: Int32s, data: Bytes) -> int:
+def take_json(buf: Bytes, places: Words, count: int, offsets: Int32s, first: int, data: Bytes, begin: int) -> int:
     """The properties as JSON objects; returns the bytes."""
-    count = offsets.size - 1
-    written = 0
-    offsets[0] = 0
+    written = begin
+    offsets[first] = 0
     for i in range(count):
         at = int(places[PROPERTIES * count + i])
         stop = at + int(places[PROPERTIES_SIZE * count + i])
         data[written] = _OPEN
         written += 1
-        first = True
+        alone = True
         while at < stop:
             end = find_byte(buf, at, stop, _PAIR_END)
             size = _name_size(buf, at, end)
             if size > 0 and not _comes_again(buf, at, size, end + 1, stop):
-                if not first:
+                if not alone:
                     data[written] = _COMMA
                     written += 1
-                first = False
+                alone = False
                 written = _json_text(buf, at, at + size, data, written)
                 data[written] = _COLON
                 written = _json_text(buf, at + size + 1, end, data, written + 1)
             at = end + 1
         data[written] = _CLOSE
         written += 1
-        offsets[i + 1] = written
-    return written
+        offsets[first + i + 1] = written - begin
+    return written - begin
 
 
 def warm() -> None:
@@ -208,7 +230,9 @@ def warm() -> None:
     nothing = np.zeros(0, np.uint8)
     places = np.zeros(0, np.int64)
     offsets = np.zeros(1, np.int32)
-    take_message_ids(nothing, places, offsets, nothing)
-    take_words(nothing, places, 0, offsets, offsets, nothing)
-    take_pairs(nothing, places, offsets, offsets, nothing, offsets, nothing)
-    take_json(nothing, places, offsets, nothing)
+    words_max(0, 0)
+    pairs_max(0, 0)
+    take_message_ids(nothing, places, 0, offsets, 0, nothing, 0)
+    take_words(nothing, places, 0, 0, offsets, 0, 0, nothing, 0)
+    take_pairs(nothing, places, 0, offsets, 0, 0, 0, nothing, 0, 0)
+    take_json(nothing, places, 0, offsets, 0, nothing, 0)

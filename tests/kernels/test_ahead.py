@@ -65,9 +65,9 @@ def test_walks_find_the_same_with_records_of_all_sizes_that_end_with_the_view(
     assert starts[0] == starts[1]
     columns = decode.decode_to_columns(data, count, decode.ALL_COLUMNS)
     positions = np.asarray(columns["physical_offset"]) - BASE
-    places = decode.places_at(view, positions, decode.ALL_COLUMNS)
+    places = decode.places_at(view, positions, decode.rows_of(decode.ALL_COLUMNS))
     for name in decode.ALL_COLUMNS:
         found, wanted = decode.take_column(view, places, count, name), columns[name]
         assert [np.asarray(each).tolist() for each in found] == [np.asarray(each).tolist() for each in wanted]
-        alone = decode.take_column(view, decode.places_at(view, positions, [name]), count, name)
+        alone = decode.take_column(view, decode.places_at(view, positions, decode.rows_of([name])), count, name)
         assert [np.asarray(each).tolist() for each in alone] == [np.asarray(each).tolist() for each in wanted]

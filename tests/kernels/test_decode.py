@@ -74,7 +74,7 @@ def test_a_host_as_the_one_before_reads_alike() -> None:
     places = np.concatenate([starts, sizes])
     for kernel in (decode.take_hosts, plain(decode.take_hosts)):
         offsets, data = np.zeros(len(rows) + 1, np.int32), np.zeros(HOST_TEXT_MAX * len(rows), np.uint8)
-        assert kernel(buf, places, 0, offsets, data) == offsets[-1]
+        assert kernel(buf, places, 0, len(rows), offsets, 0, data, 0) == offsets[-1]
         texts = [data[start:stop].tobytes().decode() for start, stop in itertools.pairwise(offsets)]
         assert texts == [host_text_of(row) for row in rows]
 
@@ -113,12 +113,12 @@ def test_the_plain_kernels_agree(log: SmallLog) -> None:
         assert twin(decode.count_records)(buf, failed) == count
         assert twin(decode.locate_records)(buf, count, decode.rows_of(ALL_COLUMNS), places, failed) == 0
         longs, integers = np.zeros(count, np.int64), np.zeros(count, np.int32)
-        twin(decode.take_int64)(buf, places, decode.RECORD, 20, longs)
-        twin(decode.take_int32)(buf, places, decode.RECORD, 16, integers)
+        twin(decode.take_int64)(buf, places, decode.RECORD, 20, longs, 0, count)
+        twin(decode.take_int32)(buf, places, decode.RECORD, 16, integers, 0, count)
         offsets, data = np.zeros(count + 1, np.int32), np.zeros(len(buf), np.uint8)
-        twin(decode.take_bytes)(buf, places, decode.BODY, offsets, data)
+        twin(decode.take_bytes)(buf, places, decode.BODY, count, offsets, 0, data, 0)
         hosts = np.zeros(HOST_TEXT_MAX * count, np.uint8)
-        twin(decode.take_hosts)(buf, places, decode.STORE_HOST, np.zeros(count + 1, np.int32), hosts)
+        twin(decode.take_hosts)(buf, places, decode.STORE_HOST, count, np.zeros(count + 1, np.int32), 0, hosts, 0)
         found.append([each.tolist() for each in (places, longs, integers, offsets, data, hosts)])
     assert found[0] == found[1]
 

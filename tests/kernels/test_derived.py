@@ -14,6 +14,7 @@ from mqproc.kernels.jit import plain
 from mqproc.layout.record_codec import decode_records, encode_record
 from tests.records import kernel_bytes, outcomes_uncompiled, small_log
 
+BEGIN = 3
 KERNELS = ("take_message_ids", "take_words", "take_pairs", "take_json")
 
 
@@ -25,21 +26,27 @@ def columns(records: bytes, *, compiled: bool = True) -> dict[str, list[Any]]:
     buf = kernel_bytes(records)
     starts = [message.physical_offset for message in decode_records(records)]
     positions = np.array([start - starts[0] for start in starts], np.int64)
-    places = decode.places_at(buf, positions, decode.ALL_COLUMNS)
+    places = decode.places_at(buf, positions, decode.rows_of(decode.ALL_COLUMNS))
     count, room = len(positions), len(records) + len(positions) + 1
-    lists = np.zeros(count + 1, np.int32)
-    one, two = np.zeros(room, np.int32), np.zeros(room, np.int32)
-    data, more = np.zeros(derived.JSON_GROWTH * room + 200 * count, np.uint8), np.zeros(room, np.uint8)
+    # Of `offsets`, lists lie in front of the rest, names' in front of values'; likewise in `data`.
+    one, two = count + 1, count + 1 + room
+    offsets = np.zeros(two + room, np.int32)
+    data = np.zeros((derived.JSON_GROWTH + 1) * room + 200 * count, np.uint8)
+    lists = offsets[:one]
     found: dict[str, list[Any]] = {}
-    ids(buf, places, one[: count + 1], data)
-    found["ids"] = _texts(one, data, count)
-    total = int(words(buf, places, decode.KEYS, lists, one, data))
-    found["keys"] = _lists(lists, _texts(one, data, total))
-    total = int(pairs(buf, places, lists, one, data, two, more))
-    named = list(zip(_texts(one, data, total), _texts(two, more, total), strict=True))
+    size = ids(buf, places, count, offsets, one, data, BEGIN)
+    found["ids"] = _texts(offsets[one:], data[BEGIN:], count)
+    assert size == offsets[one + count]
+    total = int(words(buf, places, decode.KEYS, count, offsets, 0, one, data, BEGIN))
+    found["keys"] = _lists(lists, _texts(offsets[one:], data[BEGIN:], total))
+    sizes = places.reshape(decode.PLACE_ROWS, count)
+    assert total <= derived.words_max(int(sizes[decode.KEYS_LENGTH].sum()), count)
+    total = int(pairs(buf, places, count, offsets, 0, one, two, data, 0, room))
+    assert total <= derived.pairs_max(int(sizes[decode.PROPERTIES_SIZE].sum()), count)
+    named = list(zip(_texts(offsets[one:], data, total), _texts(offsets[two:], data[room:], total), strict=True))
     found["properties"] = [sorted(each) for each in _lists(lists, named)]
-    objects(buf, places, one[: count + 1], data)
-    found["json"] = _texts(one, data, count)
+    objects(buf, places, count, offsets, one, data, BEGIN)
+    found["json"] = _texts(offsets[one:], data[BEGIN:], count)
     return found
 
 

@@ -155,6 +155,6 @@ class PlaceReader:
 def _with_bodies(batch: pa.RecordBatch, found: Found) -> pa.RecordBatch:
     """The rows whose message has a body."""
     count = len(found.positions)
-    places = decode.places_at(found.view, found.positions, ["body"])
+    places = decode.places_at(found.view, found.positions, decode.rows_of(["body"]))
     sizes = places[decode.BODY_SIZE * count : (decode.BODY_SIZE + 1) * count]
     return batch.filter(pa.array(sizes > 0))

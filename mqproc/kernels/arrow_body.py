@@ -1,0 +1,396 @@
+"""Columns of records as the body of one Arrow message: every buffer of a batch in one run of memory, by one call.
+
+    places ──room_for──▶ bytes ──▶ words int64[head + bytes / 8] ──write_columns──▶ head filled in, body written
+
+Column by column, a batch costs Python some 100 µs beside the copies: all columns together have fifty buffers.
+`steps` int64[STEP_WORDS × columns] says how each column is made:
+
+    KIND    ROW, of the places       DELTA               NULLS
+    INT64   position                 bytes behind it
+    INT32   position                 bytes behind it
+    TIME    position                 bytes behind it     ms as µs; null where an i64 cannot have them
+    TEXT    position, sizes behind                       1: an empty one is null
+    BYTES   position, sizes behind
+    HOST    position, sizes behind
+    ID
+    WORDS   position, sizes behind                       a list of texts
+    PAIRS                                                a map from text to text
+    JSON
+    SAME    position in `same`       its size            the same text in each row
+
+The head is the metadata of such a message (`mqproc.spark.message_head`). It has words that are to be filled in, column
+by column in the order of Arrow's IPC format: nodes (length, nulls) and buffers (offset in the body, size).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.kernels.decode import (
+    PLACE_ROWS,
+    PROPERTIES_SIZE,
+    take_bytes,
+    take_hosts,
+    take_int32,
+    take_int64,
+)
+from mqproc.kernels.derived import (
+    ID_TEXT_MAX,
+    JSON_GROWTH,
+    pairs_max,
+    take_json,
+    take_message_ids,
+    take_pairs,
+    take_words,
+    words_max,
+)
+from mqproc.kernels.host_text import HOST_TEXT_MAX
+from mqproc.kernels.intrinsics import copy_bytes, load_be64, load_u8
+from mqproc.kernels.jit import kernel
+from mqproc.kernels.primitive import Bytes, Words
+
+Int32s = NDArray[np.int32]
+
+STEP_WORDS: Final = 4
+KIND, ROW, DELTA, NULLS = range(STEP_WORDS)
+INT64, INT32, TIME, TEXT, BYTES, HOST, ID, WORDS, PAIRS, JSON, SAME = range(11)
+
+HEAD_WORDS: Final = 5
+"""Of `head`: where the body begins, the length of the batch and of the body, nodes and buffers, all as words."""
+BODY_AT, LENGTH_AT, BODY_LENGTH_AT, NODES_AT, BUFFERS_AT = range(HEAD_WORDS)
+# Of `state`: the end of what is written of the body, in bytes; the words of the next node and buffer.
+_END, _NODE, _BUFFER = range(3)
+STATE_WORDS: Final = 3
+
+_ALIGNED: Final = 64
+# The most buffers that a column has, each of which begins at a multiple of 64 bytes.
+_BUFFERS_MAX: Final = 9
+_TIME_MS_MAX: Final = (2**63 - 1) // 1000
+"""Spark's timestamps, and Arrow's here, are i64 microseconds."""
+DATA_MAX: Final = 2**31 - 1
+_TOP_BIT: Final = 0x80
+
+
+@kernel
+def _sizes(places: Words, row: int, count: int) -> int:
+    total = 0
+    for i in range(row * count, (row + 1) * count):
+        total += int(places[i])
+    return total
+
+
+@kernel
+def _longest(places: Words, count: int, kind: int, row: int, delta: int) -> int:
+    """The most bytes that one buffer of a column's texts may have."""
+    if kind in (TEXT, BYTES, WORDS):
+        return _sizes(places, row + 1, count)
+    if kind == HOST:
+        return HOST_TEXT_MAX * count
+    if kind == ID:
+        return ID_TEXT_MAX * count
+    if kind == PAIRS:
+        return _sizes(places, PROPERTIES_SIZE, count)
+    if kind == JSON:
+        return JSON_GROWTH * _sizes(places, PROPERTIES_SIZE, count) + 2 * count
+    return delta * count if kind == SAME else 0
+
+
+@kernel
+def room_for(places: Words, count: int, steps: Words, columns: int) -> int:
+    """Bytes that the body takes at most; −1 − n where a text buffer of column n may exceed DATA_MAX bytes."""
+    total = 0
+    for column in range(columns):
+        at = column * STEP_WORDS
+        kind = int(steps[at + KIND])
+        data = _longest(places, count, kind, int(steps[at + ROW]), int(steps[at + DELTA]))
+        if data > DATA_MAX:
+            return -1 - column
+        total += _BUFFERS_MAX * _ALIGNED + (count + 7) // 8
+        if kind in (INT64, TIME):
+            total += 8 * count
+        elif kind == INT32:
+            total += 4 * count
+        else:
+            total += 4 * (count + 1) + data
+        if kind == WORDS:
+            total += 4 * (words_max(data, count) + 1)
+        if kind == PAIRS:
+            total += 8 * (pairs_max(data, count) + 1) + data
+    return total
+
+
+@kernel
+def _node(words: Words, state: Words, length: int, nulls: int) -> None:
+    at = int(state[_NODE])
+    words[at] = length
+    words[at + 1] = nulls
+    state[_NODE] = at + 2
+
+
+@kernel
+def _buffer(words: Words, state: Words, offset: int, size: int) -> None:
+    at = int(state[_BUFFER])
+    words[at] = offset
+    words[at + 1] = size
+    state[_BUFFER] = at + 2
+
+
+@kernel
+def _take(state: Words, size: int) -> int:
+    """Room for a buffer; its offset in the body."""
+    offset = int(state[_END])
+    state[_END] = (offset + size + _ALIGNED - 1) // _ALIGNED * _ALIGNED
+    return offset
+
+
+@kernel
+def _beyond_ascii(data: Bytes, begin: int, size: int) -> int:
+    bits = 0
+    for i in range(begin, begin + size):
+        bits |= load_u8(data, i)
+    return 1 if bits & _TOP_BIT else 0
+
+
+@kernel
+def _take_times(
+    buf: Bytes, places: Words, row: int, delta: int, words: Words, first: int, count: int, valid: Bytes, bits: int
+) -> int:
+    """Milliseconds as µs; returns how many cannot be, whose bits are 0 in `valid` from byte `bits` on if there are."""
+    nulls = 0
+    for i in range(count):
+        ms = load_be64(buf, int(places[row * count + i]) + delta)
+        fits = -_TIME_MS_MAX <= ms <= _TIME_MS_MAX
+        words[first + i] = ms * 1000 if fits else 0
+        nulls += 0 if fits else 1
+    if nulls:
+        _clear(valid, bits, count)
+        for i in range(count):
+            ms = load_be64(buf, int(places[row * count + i]) + delta)
+            if -_TIME_MS_MAX <= ms <= _TIME_MS_MAX:
+                _set_bit(valid, bits, i)
+    return nulls
+
+
+@kernel
+def _clear(data: Bytes, begin: int, count: int) -> None:
+    for i in range(begin, begin + (count + 7) // 8):
+        data[i] = 0
+
+
+@kernel
+def _set_bit(data: Bytes, begin: int, i: int) -> None:
+    data[begin + (i >> 3)] = load_u8(data, begin + (i >> 3)) | 1 << (i & 7)
+
+
+@kernel
+def _valid_sizes(places: Words, row: int, count: int, valid: Bytes, bits: int) -> int:
+    """A bit for each size that is not 0, if there are some that are; returns how many these are."""
+    nulls = 0
+    for i in range(count):
+        nulls += 1 if int(places[row * count + i]) == 0 else 0
+    if nulls:
+        _clear(valid, bits, count)
+        for i in range(count):
+            if int(places[row * count + i]) != 0:
+                _set_bit(valid, bits, i)
+    return nulls
+
+
+@kernel
+def _take_same(
+    same: Bytes, at: int, size: int, count: int, offsets: Int32s, first: int, data: Bytes, begin: int
+) -> int:
+    for i in range(count):
+        offsets[first + i] = i * size
+        copy_bytes(data, begin + i * size, same, at, size)
+    offsets[first + count] = count * size
+    return count * size
+
+
+@kernel
+def _text(
+    buf: Bytes,
+    places: Words,
+    count: int,
+    step: Words,
+    at: int,
+    same: Bytes,
+    body: int,
+    data: Bytes,
+    offsets: Int32s,
+    words: Words,
+    state: Words,
+) -> int:
+    """A column of texts or bytes; returns whether it has bytes beyond ASCII."""
+    kind, row, delta = int(step[at + KIND]), int(step[at + ROW]), int(step[at + DELTA])
+    nulls, bits = 0, 0
+    if step[at + NULLS] != 0:
+        bits = _take(state, (count + 7) // 8)
+        nulls = _valid_sizes(places, row + 1, count, data, body + bits)
+    _node(words, state, count, nulls)
+    _buffer(words, state, bits, (count + 7) // 8 if nulls else 0)
+    ends = _take(state, 4 * (count + 1))
+    first = (body + ends) // 4
+    _buffer(words, state, ends, 4 * (count + 1))
+    texts = _take(state, 0)
+    begin = body + texts
+    if kind in (TEXT, BYTES):
+        size = take_bytes(buf, places, row, count, offsets, first, data, begin)
+    elif kind == HOST:
+        size = take_hosts(buf, places, row, count, offsets, first, data, begin)
+    elif kind == ID:
+        size = take_message_ids(buf, places, count, offsets, first, data, begin)
+    elif kind == JSON:
+        size = take_json(buf, places, count, offsets, first, data, begin)
+    else:
+        size = _take_same(same, row, delta, count, offsets, first, data, begin)
+    _take(state, size)
+    _buffer(words, state, texts, size)
+    return _beyond_ascii(data, begin, size) if kind != BYTES else 0
+
+
+@kernel
+def _words(
+    buf: Bytes,
+    places: Words,
+    count: int,
+    row: int,
+    body: int,
+    data: Bytes,
+    offsets: Int32s,
+    words: Words,
+    state: Words,
+) -> int:
+    """A column of lists of words; returns whether there are bytes beyond ASCII."""
+    size = _sizes(places, row + 1, count)
+    lists = _take(state, 4 * (count + 1))
+    ends = _take(state, 4 * (words_max(size, count) + 1))
+    texts = _take(state, size)
+    first, begin = (body + ends) // 4, body + texts
+    found = take_words(buf, places, row, count, offsets, (body + lists) // 4, first, data, begin)
+    _node(words, state, count, 0)
+    _buffer(words, state, 0, 0)
+    _buffer(words, state, lists, 4 * (count + 1))
+    return _items(found, ends, texts, first, begin, data, offsets, words, state)
+
+
+@kernel
+def _items(
+    found: int,
+    ends: int,
+    texts: int,
+    first: int,
+    begin: int,
+    data: Bytes,
+    offsets: Int32s,
+    words: Words,
+    state: Words,
+) -> int:
+    """Node and buffers of the texts of lists; returns whether they have bytes beyond ASCII."""
+    size = int(offsets[first + found])
+    _node(words, state, found, 0)
+    _buffer(words, state, 0, 0)
+    _buffer(words, state, ends, 4 * (found + 1))
+    _buffer(words, state, texts, size)
+    return _beyond_ascii(data, begin, size)
+
+
+@kernel
+def _pairs(
+    buf: Bytes, places: Words, count: int, body: int, data: Bytes, offsets: Int32s, words: Words, state: Words
+) -> int:
+    """A column of maps; returns whether there are bytes beyond ASCII."""
+    size = _sizes(places, PROPERTIES_SIZE, count)
+    ends_size = 4 * (pairs_max(size, count) + 1)
+    lists = _take(state, 4 * (count + 1))
+    name_ends, names = _take(state, ends_size), _take(state, size)
+    value_ends, values = _take(state, ends_size), _take(state, size)
+    names_first, values_first = (body + name_ends) // 4, (body + value_ends) // 4
+    found = take_pairs(
+        buf,
+        places,
+        count,
+        offsets,
+        (body + lists) // 4,
+        names_first,
+        values_first,
+        data,
+        body + names,
+        body + values,
+    )
+    _node(words, state, count, 0)
+    _buffer(words, state, 0, 0)
+    _buffer(words, state, lists, 4 * (count + 1))
+    _node(words, state, found, 0)
+    _buffer(words, state, 0, 0)
+    beyond = _items(found, name_ends, names, names_first, body + names, data, offsets, words, state)
+    return beyond | _items(found, value_ends, values, values_first, body + values, data, offsets, words, state)
+
+
+@kernel
+def write_columns(
+    buf: Bytes,
+    places: Words,
+    count: int,
+    steps: Words,
+    columns: int,
+    same: Bytes,
+    head: Words,
+    data: Bytes,
+    offsets: Int32s,
+    words: Words,
+    state: Words,
+) -> int:
+    """Write the columns of `count` records; bit n of the answer: column n has texts with bytes beyond ASCII.
+
+    `data`, `offsets` and `words` are the message's memory, as bytes, i32 and i64; `head` int64[HEAD_WORDS] says where
+    in `words` what is, `state` int64[STATE_WORDS] is room for this. There may be 63 columns.
+    """
+    body = 8 * int(head[BODY_AT])
+    state[_END] = 0
+    state[_NODE] = head[NODES_AT]
+    state[_BUFFER] = head[BUFFERS_AT]
+    beyond = 0
+    for column in range(columns):
+        at = column * STEP_WORDS
+        kind, row, delta = int(steps[at + KIND]), int(steps[at + ROW]), int(steps[at + DELTA])
+        if kind == WORDS:
+            beyond |= _words(buf, places, count, row, body, data, offsets, words, state) << column
+        elif kind == PAIRS:
+            beyond |= _pairs(buf, places, count, body, data, offsets, words, state) << column
+        elif kind > TIME:
+            text = _text(buf, places, count, steps, at, same, body, data, offsets, words, state)
+            beyond |= text << column
+        else:
+            nulls, bits = 0, 0
+            width = 4 if kind == INT32 else 8
+            if kind == TIME:
+                bits = _take(state, (count + 7) // 8)
+            values = _take(state, width * count)
+            first = (body + values) // width
+            if kind == TIME:
+                nulls = _take_times(buf, places, row, delta, words, first, count, data, body + bits)
+            elif kind == INT64:
+                take_int64(buf, places, row, delta, words, first, count)
+            else:
+                take_int32(buf, places, row, delta, offsets, first, count)
+            _node(words, state, count, nulls)
+            _buffer(words, state, bits, (count + 7) // 8 if nulls else 0)
+            _buffer(words, state, values, width * count)
+    words[int(head[LENGTH_AT])] = count
+    words[int(head[BODY_LENGTH_AT])] = state[_END]
+    return beyond
+
+
+def warm() -> None:
+    """Compile or load these kernels."""
+    places = np.zeros(PLACE_ROWS, np.int64)
+    nothing, numbers = np.zeros(0, np.uint8), np.zeros(0, np.int32)
+    words = np.zeros(HEAD_WORDS, np.int64)
+    room_for(places, 0, words, 0)
+    write_columns(
+        nothing, places, 0, words, 0, nothing, words, nothing, numbers, words, np.zeros(STATE_WORDS, np.int64)
+    )

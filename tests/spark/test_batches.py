@@ -1,0 +1,143 @@
+"""Batches of records: their values are the codec's, and Arrow finds nothing wrong with them."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mqproc.errors import BadRequestError
+from mqproc.layout.record_codec import decode_records, encode_record
+from mqproc.spark.batches import BatchMaker
+from mqproc.spark.columns import MQPROC
+from mqproc.spark.message_head import head_of
+from mqproc.spark.reading import Found
+from tests.records import kernel_bytes, small_log
+
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def found_of(records: bytes) -> Found:
+    starts = [message.physical_offset for message in decode_records(records)]
+    return Found(kernel_bytes(records), np.array([start - starts[0] for start in starts], np.int64))
+
+
+def batch_of(records: bytes, *names: str) -> pa.RecordBatch:
+    batch = BatchMaker("mqproc", names or list(MQPROC), "/stores/one").batch(found_of(records))
+    batch.validate(full=True)
+    return batch
+
+
+def time_of(ms: int) -> datetime.datetime:
+    return EPOCH + datetime.timedelta(milliseconds=ms)
+
+
+def row_of(message: Any) -> dict[str, Any]:
+    """What the codec says of a message, by the names of columns."""
+    return {
+        "store": "/stores/one",
+        "topic": message.topic,
+        "queue_id": message.queue_id,
+        "queue_offset": message.queue_offset,
+        "physical_offset": message.physical_offset,
+        "size": message.size,
+        "message_id": message.message_id,
+        "keys": list(message.keys),
+        "tag": message.tag or None,
+        "body": message.body,
+        "properties": sorted(message.properties.items()),
+        "born_timestamp": time_of(message.born_timestamp_ms),
+        "store_timestamp": time_of(message.store_timestamp_ms),
+    }
+
+
+def check(records: bytes) -> None:
+    rows = batch_of(records).to_pylist()
+    for row in rows:
+        row["properties"] = sorted(row["properties"])
+    wanted = [row_of(message) for message in decode_records(records)]
+    assert [{name: row[name] for name in each} for row, each in zip(rows, wanted, strict=True)] == wanted
+
+
+def test_every_kind_of_record() -> None:
+    check(small_log(count=70).records)
+
+
+_TEXTS = st.text(st.one_of(st.sampled_from("\x01\x02 ABÄ€"), st.characters(exclude_categories=["Cs"])), max_size=30)
+_PAIRS = st.dictionaries(st.sampled_from(["KEYS", "TAGS", "x", "größe"]), _TEXTS, max_size=3)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.tuples(st.binary(max_size=40), st.one_of(_TEXTS, _PAIRS)), min_size=1, max_size=12))
+def test_any_bodies_and_properties(given: list[tuple[bytes, str | dict[str, str]]]) -> None:
+    records = b""
+    for body, pairs in given:
+        text = pairs if isinstance(pairs, str) else "\x02".join(f"{name}\x01{value}" for name, value in pairs.items())
+        records += encode_record(topic="T", body=body, properties=text, physical_offset=len(records))
+    check(records)
+
+
+def test_texts_that_are_no_utf8_are_replaced() -> None:
+    good = encode_record(topic="T", body=b"\xff", properties="KEYS\x01one a_b\x02x\x01a_b")
+    records = good.replace(b"a_b", b"a\xffb")
+    row = batch_of(records, "body", "keys", "properties", "topic").to_pylist()[0]
+    assert row == {
+        "body": b"\xff",
+        "keys": ["one", "a\ufffdb"],
+        "properties": [("KEYS", "one a\ufffdb"), ("x", "a\ufffdb")],
+        "topic": "T",
+    }
+    json = BatchMaker("rocketmq", ["properties"], "/stores/one").batch(found_of(records)).to_pylist()
+    assert json == [{"properties": '{"KEYS":"one a\ufffdb","x":"a\ufffdb"}'}]
+
+
+def test_nulls_are_absent_tags_and_times_that_spark_has_not() -> None:
+    most = (2**63 - 1) // 1000
+    times = [0, most, most + 1, -most, -most - 1, 2**63 - 1, -(2**63), 5, 6, 7]
+    records = b"".join(
+        encode_record(
+            topic="T",
+            body=b"",
+            properties="" if number % 3 else "TAGS\x01t",
+            born_timestamp_ms=ms,
+            store_timestamp_ms=number,
+        )
+        for number, ms in enumerate(times)
+    )
+    positions, at = [], 0
+    for message in decode_records(records):
+        positions.append(at)
+        at += message.size
+    found = Found(kernel_bytes(records), np.array(positions, np.int64))
+    batch = BatchMaker("mqproc", ["tag", "born_timestamp", "store_timestamp"], "/stores/one").batch(found)
+    batch.validate(full=True)
+    tags, born, stored = (batch.column(number) for number in range(3))
+    assert tags.to_pylist() == ["t" if number % 3 == 0 else None for number in range(len(times))]
+    wanted = [ms * 1000 if -most <= ms <= most else None for ms in times]
+    assert born.cast(pa.int64()).to_pylist() == wanted
+    assert (born.null_count, stored.null_count) == (4, 0)
+
+
+def test_more_text_than_a_batch_can_have_is_refused() -> None:
+    found = found_of(small_log().records)
+    store = "s" * (2**31 // len(found.positions) + 1)
+    with pytest.raises(
+        BadRequestError, match=r"column store: texts of 24 rows may exceed 2,147,483,647 bytes: read with"
+    ):
+        BatchMaker("mqproc", ["queue_id", "store"], store).batch(found)
+
+
+@pytest.mark.parametrize("names", [["flag"], ["keys", "properties"], list(MQPROC)])
+def test_a_head_with_other_numbers_is_another_batch(names: list[str]) -> None:
+    """What the head of one row says where the places are is what Arrow wrote there."""
+    maker = BatchMaker("mqproc", names, "/stores/one")
+    head = head_of(maker.schema)
+    batch = maker.batch(found_of(small_log().records))
+    assert (batch.num_rows, batch.schema) == (24, maker.schema)
+    assert len(head.words) == head.places[0]
+    assert sorted(head.places.tolist()) == sorted(set(head.places.tolist()))
