@@ -8,6 +8,7 @@ import random
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mqproc.kernels import decode
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import record
 from mqproc.layout.java_hash import java_hash
@@ -101,6 +103,12 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 def kernel_bytes(data: bytes) -> NDArray[np.uint8]:
     """A private array of the kernels' type."""
     return as_kernel_array(bytearray(data))
+
+
+def columns_of(buffer: Any, count: int, names: Sequence[str]) -> dict[str, decode.Column]:
+    """The named columns of `count` records (−1: all)."""
+    buf, places, count = decode.locate(buffer, count, decode.rows_of(names))
+    return {name: decode.take_column(buf, places, count, name) for name in names}
 
 
 def outcomes_uncompiled(test_file: str) -> Any:

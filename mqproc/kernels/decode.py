@@ -1,20 +1,18 @@
-"""Whole records, one after the other, into columns: what a pull's answer becomes for Arrow and numpy.
+"""Whole records, one after the other, into columns: where their parts are, and small kernels that copy these.
 
-    decode_to_columns(buffer, count, columns) -> {name: int64[n] or int32[n] or (offsets int32[n + 1], data uint8[m])}
+    locate(buffer, count, rows_of(columns)) ──▶ places ──▶ take_column(buf, places, count, name)
+                                                       └─▶ `arrow_body`: all columns of a batch of Arrow's at once
 
-`buffer` is any buffer of `count` records (−1: as many as there are), `columns` names from FIXED_COLUMNS and
-VARIABLE_COLUMNS, or ALL_COLUMNS. Value i of a variable column is data[offsets[i]:offsets[i + 1]]: UTF-8 for topic,
+`columns` are names from FIXED_COLUMNS and VARIABLE_COLUMNS, or ALL_COLUMNS. A fixed column is int64[n] or int32[n], a
+variable one (offsets int32[n + 1], data uint8[m]), whose value i is data[offsets[i]:offsets[i + 1]]: UTF-8 for topic,
 tag, keys (joined by a space, as stored), properties (the raw string without the CRC pair), born_host and store_host
 (`address:port`, an IPv6 address in brackets), bytes for body. An absent tag or key is empty. Nothing is shared with
-`buffer`.
-
-Two passes: `locate_records` checks sizes and says where each record's parts are, then one small kernel per column
-copies. CRCs are not checked: whoever read the records from the log did.
+`buffer`. CRCs are not checked: whoever read the records from the log did.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -282,30 +280,51 @@ def take_hosts(
     return end - begin
 
 
-def decode_to_columns(buffer: Buffer, count: int, columns: Sequence[str]) -> dict[str, Column]:
-    """Decode `count` records (−1: all) of `buffer` into the named columns, in the order they are named.
-
-    See the head of the module for the shapes. Raises CorruptStoreError when the bytes are not exactly that many
-    records, ValueError for a name that is no column or for 2 GiB and more of one column.
-    """
-    _check_names(columns)
-    buf = as_kernel_array(buffer)
-    places, count = _locate_all(buf, count, rows_of(columns))
-    return {name: take_column(buf, places, count, name) for name in columns}
-
-
 def rows_of(columns: Iterable[str]) -> int:
-    """The rows of the places that these columns are taken from, as `locate_records` is told them."""
+    """The rows of the places that these columns are taken from, as `locate_records` is told them.
+
+    Raises ValueError for a name that is no column.
+    """
     rows = 0
     for name in columns:
-        rows |= 1 << (_FIXED[name][0] if name in _FIXED else _VARIABLE[name])
+        rows |= 1 << place_of(name)[0]
     return rows
 
 
 def place_of(name: str) -> tuple[int, int]:
-    """The row of the places that a column is taken from, and how many bytes behind it."""
-    row, delta, _width = _FIXED[name] if name in _FIXED else (_VARIABLE[name], 0, 0)
-    return row, delta
+    """The row of the places that a column is taken from, and how many bytes behind it. ValueError for no column."""
+    if name in _FIXED:
+        row, delta, _width = _FIXED[name]
+        return row, delta
+    if name not in _VARIABLE:
+        raise ValueError(f"no column is called {name!r}")
+    return _VARIABLE[name], 0
+
+
+def width_of(name: str) -> int:
+    """Bytes of a fixed column's values."""
+    return _FIXED[name][2]
+
+
+def locate(buffer: Buffer, count: int, rows: int) -> tuple[NDArray[np.uint8], NDArray[np.int64], int]:
+    """The places of `count` records (−1: all) in any buffer: (its bytes, the places as of `places_at`, the count).
+
+    Raises CorruptStoreError when the bytes are not exactly that many records.
+    """
+    buf = as_kernel_array(buffer)
+    failed = np.zeros(1 + PLACES_SIZE, np.int64)
+    if count < 0:
+        count = count_records(buf, failed)
+    # A record has at least its fixed part, so a false count cannot make this large.
+    if count > buf.size // record.FIXED_SIZE_V4:
+        raise CorruptStoreError(f"{buf.size:,} bytes are not {count:,} records")
+    places = np.empty(PLACE_ROWS * count, np.int64)
+    reason = locate_records(buf, count, rows, places, failed)
+    if reason != 0:
+        raise CorruptStoreError(f"no record at byte {failed[0]:,} of {buf.size:,}: {REASON_NAMES[reason]}")
+    if failed[0] != buf.size and (count or buf.size):
+        raise CorruptStoreError(f"{count:,} records end at byte {failed[0]:,} of {buf.size:,}")
+    return buf, places, count
 
 
 def places_at(buf: NDArray[np.uint8], positions: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
@@ -324,28 +343,6 @@ def places_at(buf: NDArray[np.uint8], positions: NDArray[np.int64], rows: int) -
 def take_column(buf: NDArray[np.uint8], places: NDArray[np.int64], count: int, name: str) -> Column:
     """One column of the `count` records of `buf` that `places` tells of. See the head of the module for the shapes."""
     return _fixed(buf, places, count, name) if name in _FIXED else _variable(buf, places, count, name)
-
-
-def _check_names(columns: Sequence[str]) -> None:
-    unknown = [name for name in columns if name not in _FIXED and name not in _VARIABLE]
-    if unknown:
-        raise ValueError(f"no column is called {unknown[0]!r}")
-
-
-def _locate_all(buf: NDArray[np.uint8], count: int, rows: int) -> tuple[NDArray[np.int64], int]:
-    failed = np.zeros(1 + PLACES_SIZE, np.int64)
-    if count < 0:
-        count = count_records(buf, failed)
-    # A record has at least its fixed part, so a false count cannot make this large.
-    if count > buf.size // record.FIXED_SIZE_V4:
-        raise CorruptStoreError(f"{buf.size:,} bytes are not {count:,} records")
-    places = np.empty(PLACE_ROWS * count, np.int64)
-    reason = locate_records(buf, count, rows, places, failed)
-    if reason != 0:
-        raise CorruptStoreError(f"no record at byte {failed[0]:,} of {buf.size:,}: {REASON_NAMES[reason]}")
-    if failed[0] != buf.size and (count or buf.size):
-        raise CorruptStoreError(f"{count:,} records end at byte {failed[0]:,} of {buf.size:,}")
-    return places, count
 
 
 def _fixed(buf: NDArray[np.uint8], places: NDArray[np.int64], count: int, name: str) -> NDArray[Any]:

@@ -1,10 +1,7 @@
 """Records as Arrow batches of exactly the types that Spark has for its columns.
 
-    positions ──places──▶ room ──▶ one run of memory: a message of Arrow's with all buffers ──▶ batch
-
 Spark takes `binary` and `string` with offsets into one run of bytes, so each body is copied once, from the map of the
-log into its batch; views into the log are refused there. A batch is small enough for a processor's cache, so what
-counts beside copies is how much Python does for one: the same few calls for any number of columns.
+log into its batch; views into the log are refused there.
 """
 
 from __future__ import annotations
@@ -16,13 +13,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mqproc.client.arrow import mended
+from mqproc.client.arrow_columns import ArrowColumns, Column
 from mqproc.errors import BadMessageError, BadRequestError
 from mqproc.kernels import arrow_body, decode
 from mqproc.layout import record
 from mqproc.packing import plain_body
 from mqproc.spark.columns import sources_of, types_of
-from mqproc.spark.message_head import head_of
 from mqproc.spark.reading import Found
 
 Places = NDArray[np.int64]
@@ -40,7 +36,7 @@ _INT32_MAX: Final = 2**31 - 1
 # The decoder's columns that are numbers, by what they are made into; those of other names than ours.
 _NUMBERS: Final = {"int": arrow_body.INT32, "bigint": arrow_body.INT64, "timestamp": arrow_body.TIME}
 _DECODED: Final = {"born_timestamp": "born_timestamp_ms", "store_timestamp": "store_timestamp_ms"}
-# How the other columns are made, and of which of the decoder's; "" for what is the same in all rows.
+# How the other columns are made, and of which of the decoder's.
 _MADE: Final[dict[str, tuple[int, str]]] = {
     "topic": (arrow_body.TEXT, "topic"),
     "tag": (arrow_body.TEXT, "tag"),
@@ -51,9 +47,9 @@ _MADE: Final[dict[str, tuple[int, str]]] = {
     "keys": (arrow_body.WORDS, "keys"),
     "properties": (arrow_body.PAIRS, "properties"),
     "properties_json": (arrow_body.JSON, "properties"),
-    "store": (arrow_body.SAME, ""),
-    "store_name": (arrow_body.SAME, ""),
 }
+# Columns that are the same in all rows.
+_SAME: Final = frozenset({"store", "store_name"})
 
 
 class BatchMaker:
@@ -61,66 +57,27 @@ class BatchMaker:
 
     def __init__(self, naming: str, names: Sequence[str], store: str, *, plain_bodies: bool = False) -> None:
         types = types_of(naming)
-        self._columns = sources_of(naming, names)
-        self.schema = pa.schema([(name, ARROW[types[name]]) for name in names])
+        self._sources = [source for _name, source in sources_of(naming, names)]
+        self._unpacks = plain_bodies and bool({"body", "sys_flag"} & set(self._sources))
         self._store = store
-        self._unpacks = plain_bodies and any(source in ("body", "sys_flag") for _name, source in self._columns)
-        steps, texts, decoded = [], bytearray(), set()
-        for name, source in self._columns:
-            kind, of = _MADE.get(source) or (_NUMBERS[types[name]], _DECODED.get(source, source))
-            if of:
-                decoded.add(of)
-                steps.append([kind, *decode.place_of(of), source == "tag"])
-            else:
-                text = (store if source == "store" else store.rsplit("/", 1)[-1]).encode()
-                steps.append([kind, len(texts), len(text), 0])
-                texts += text
-        self._rows = decode.rows_of(decoded)
-        self._steps = np.array(steps, np.int64).reshape(-1)
-        self._same = np.frombuffer(texts, np.uint8)
-        self._head = head_of(self.schema)
-        self._state = np.zeros(arrow_body.STATE_WORDS, np.int64)
+        columns = zip(names, self._sources, strict=True)
+        self._columns = ArrowColumns([_column(name, types[name], source, store) for name, source in columns])
+        self.schema = self._columns.schema
 
     @property
     def reads_body(self) -> bool:
         """Whether the body is one of the columns."""
-        return any(source == "body" for _name, source in self._columns)
+        return "body" in self._sources
 
     def batch(self, found: Found) -> pa.RecordBatch:
         """The found records; shares nothing with them. Raises BadRequestError for more than a batch can have."""
         count = len(found.positions)
-        places = decode.places_at(found.view, found.positions, self._rows)
-        size = int(arrow_body.room_for(places, count, self._steps, len(self._columns)))
-        if size < 0:
-            raise BadRequestError(
-                f"column {self._columns[-1 - size][0]}: texts of {count:,} rows may exceed "
-                f"{arrow_body.DATA_MAX:,} bytes: read with less batchRows or batchBytes"
-            )
-        head = self._head
-        words = np.empty(len(head.words) + -(-size // 8), np.int64)
-        words[: len(head.words)] = head.words
-        beyond = arrow_body.write_columns(
-            found.view,
-            places,
-            count,
-            self._steps,
-            len(self._columns),
-            self._same,
-            head.places,
-            words.view(np.uint8),
-            words.view(np.int32),
-            words,
-            self._state,
-        )
-        batch = pa.ipc.read_record_batch(pa.py_buffer(words), self.schema)
-        if beyond:
-            batch = self._mended(batch, beyond)
+        places = decode.places_at(found.view, found.positions, self._columns.rows)
+        try:
+            batch = self._columns.batch(found.view, places, count)
+        except BadRequestError as error:
+            raise BadRequestError(f"{error}: read with less batchRows or batchBytes") from None
         return self._unpacked(batch, found.view, places, count) if self._unpacks else batch
-
-    def _mended(self, batch: pa.RecordBatch, beyond: int) -> pa.RecordBatch:
-        """The batch with texts that are UTF-8, as Arrow's must be, in the columns whose bit is in `beyond`."""
-        arrays = [mended(array) if beyond >> number & 1 else array for number, array in enumerate(batch.columns)]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _unpacked(self, batch: pa.RecordBatch, view: NDArray[np.uint8], places: Places, count: int) -> pa.RecordBatch:
         """The batch with bodies as they were before their producers compressed them, and flags that say so.
@@ -132,13 +89,25 @@ class BatchMaker:
         if not packed.any():
             return batch
         arrays = batch.columns
-        for number, (_name, source) in enumerate(self._columns):
+        for number, source in enumerate(self._sources):
             if source == "sys_flag":
                 arrays[number] = pa.array(np.where(packed, flags & ~record.SYS_FLAG_BODY, flags), pa.int32())
             elif source == "body":
                 offsets: Any = decode.take_column(view, places, count, "physical_offset")
                 arrays[number] = _plain(arrays[number], flags, offsets, self._store)
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def _column(name: str, kind: str, source: str, store: str) -> Column:
+    """How a column of a store is made that has the type `kind` in Spark's short word."""
+    if source in _SAME:
+        return Column(
+            name, ARROW[kind], arrow_body.SAME, text=(store if source == "store" else store.rsplit("/", 1)[-1]).encode()
+        )
+    if source in _MADE:
+        how, of = _MADE[source]
+        return Column(name, ARROW[kind], how, of, nulls=source == "tag")
+    return Column(name, ARROW[kind], _NUMBERS[kind], _DECODED.get(source, source))
 
 
 def _plain(bodies: pa.Array, flags: NDArray[np.int32], offsets: NDArray[np.int64], store: str) -> pa.Array:

@@ -19,7 +19,7 @@ from mqproc import StoreReader
 from mqproc.config import Options
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
-from mqproc.kernels.decode import ALL_COLUMNS, decode_to_columns
+from mqproc.kernels.decode import ALL_COLUMNS
 from mqproc.kernels.record_check import VERIFY_CRCS, checked_size
 from mqproc.layout import record
 from mqproc.layout.lazy_records import lazy_records
@@ -28,6 +28,7 @@ from mqproc.message import StoredMessage
 from mqproc.paths import StorePaths
 from mqproc.store.verify.verifier import verify_store
 from tests.fuzz.mutations import damage
+from tests.records import columns_of
 from tests.store.recovery.recovering import recover
 
 SEGMENT: Final = 1 << 14
@@ -184,7 +185,7 @@ def _decoders_agree(found: bytes) -> None:
     (lazy,) = lazy_records(found)
     for name in FIELDS:
         assert getattr(lazy, name) == getattr(eager, name), name
-    columns = decode_to_columns(found, 1, ALL_COLUMNS)
+    columns = columns_of(found, 1, ALL_COLUMNS)
     for name in ("queue_id", "queue_offset", "physical_offset", "flag", "reconsume_times", "store_timestamp_ms"):
         assert columns[name][0] == getattr(eager, name), name
     offsets, body = columns["body"]
@@ -201,4 +202,4 @@ def _decode_anything(found: bytes) -> None:
                 with contextlib.suppress(CorruptStoreError):
                     getattr(message, name)
     with contextlib.suppress(CorruptStoreError):
-        decode_to_columns(found, -1, ALL_COLUMNS)
+        columns_of(found, -1, ALL_COLUMNS)

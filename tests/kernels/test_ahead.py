@@ -11,7 +11,7 @@ from mqproc.kernels import ahead, decode, scan
 from mqproc.kernels.jit import COMPILED, kernel, plain
 from mqproc.kernels.primitive import Bytes
 from mqproc.layout.record_codec import encode_record
-from tests.records import BASE, kernel_bytes
+from tests.records import BASE, columns_of, kernel_bytes
 
 FAR = 1 << 45
 
@@ -63,7 +63,7 @@ def test_walks_find_the_same_with_records_of_all_sizes_that_end_with_the_view(
         assert (out[scan.COUNT], out[scan.STOPPED_AT]) == (count, len(data))
         starts.append(int(out[scan.LAST_START]))
     assert starts[0] == starts[1]
-    columns = decode.decode_to_columns(data, count, decode.ALL_COLUMNS)
+    columns = columns_of(data, count, decode.ALL_COLUMNS)
     positions = np.asarray(columns["physical_offset"]) - BASE
     places = decode.places_at(view, positions, decode.rows_of(decode.ALL_COLUMNS))
     for name in decode.ALL_COLUMNS:

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from mqproc.errors import CorruptStoreError
 from mqproc.kernels import decode
-from mqproc.kernels.decode import ALL_COLUMNS, FIXED_COLUMNS, VARIABLE_COLUMNS, decode_to_columns
+from mqproc.kernels.decode import ALL_COLUMNS, FIXED_COLUMNS, VARIABLE_COLUMNS
 from mqproc.kernels.host_text import HOST_TEXT_MAX, host_text
 from mqproc.kernels.jit import plain
 from mqproc.layout import properties
 from mqproc.layout.record_codec import decode_records, encode_record, host_bytes
 from mqproc.layout.record_codec import host_text as host_text_of
-from tests.records import SmallLog, kernel_bytes, mutated, outcomes_uncompiled, small_log
+from tests.records import SmallLog, columns_of, kernel_bytes, mutated, outcomes_uncompiled, small_log
 
 MUTATIONS = 60
 
@@ -40,7 +40,7 @@ def values(column: Any) -> list[Any]:
 
 
 def test_every_column_is_what_the_codec_reads(log: SmallLog) -> None:
-    columns = decode_to_columns(log.records, len(log.places), ALL_COLUMNS)
+    columns = columns_of(log.records, len(log.places), ALL_COLUMNS)
     messages = decode_records(log.records)
     assert list(columns) == list(ALL_COLUMNS)
     for name in FIXED_COLUMNS:
@@ -55,7 +55,7 @@ def test_every_column_is_what_the_codec_reads(log: SmallLog) -> None:
 
 
 def test_columns_have_arrows_types(log: SmallLog) -> None:
-    columns = decode_to_columns(log.records, -1, ALL_COLUMNS)
+    columns = columns_of(log.records, -1, ALL_COLUMNS)
     wide = {"physical_offset", "queue_offset", "born_timestamp_ms", "store_timestamp_ms", "prepared_transaction_offset"}
     for name in FIXED_COLUMNS:
         assert columns[name].dtype == (np.int64 if name in wide else np.int32)  # type: ignore[union-attr]
@@ -83,13 +83,13 @@ def test_a_host_as_the_one_before_reads_alike() -> None:
 @given(st.lists(st.sampled_from(ALL_COLUMNS), unique=True))
 def test_any_subset_is_the_same_as_all(names: list[str]) -> None:
     log = small_log(count=9)
-    every, some = (decode_to_columns(log.records, 9, columns) for columns in (ALL_COLUMNS, names))
+    every, some = (columns_of(log.records, 9, columns) for columns in (ALL_COLUMNS, names))
     assert list(some) == names
     assert all(values(some[name]) == values(every[name]) for name in names)
 
 
 def test_nothing_at_all() -> None:
-    columns = decode_to_columns(b"", 0, ALL_COLUMNS)
+    columns = columns_of(b"", 0, ALL_COLUMNS)
     assert all(values(column) == [] for column in columns.values())
 
 
@@ -97,11 +97,11 @@ def test_wrong_counts_and_names_are_refused(log: SmallLog) -> None:
     count = len(log.places)
     for wrong in (count + 1, count - 1, 0, 1 << 40):
         with pytest.raises(CorruptStoreError):
-            decode_to_columns(log.records, wrong, ["body"])
+            columns_of(log.records, wrong, ["body"])
     with pytest.raises(CorruptStoreError):
-        decode_to_columns(log.records[:-1], -1, ["body"])
+        columns_of(log.records[:-1], -1, ["body"])
     with pytest.raises(ValueError, match="no column"):
-        decode_to_columns(log.records, count, ["bodies"])
+        columns_of(log.records, count, ["bodies"])
 
 
 def test_the_plain_kernels_agree(log: SmallLog) -> None:
@@ -144,7 +144,7 @@ def test_hosts_read_as_the_codec_writes_them(address: Any, port: int) -> None:
 )
 def test_any_bodies_and_properties(contents: list[tuple[bytes, str]]) -> None:
     records = b"".join(encode_record(topic="T", body=body, properties=text) for body, text in contents)
-    columns = decode_to_columns(records, len(contents), ALL_COLUMNS)
+    columns = columns_of(records, len(contents), ALL_COLUMNS)
     messages = decode_records(records)
     assert values(columns["body"]) == [message.body for message in messages]
     assert values(columns["tag"]) == [message.tag.encode() for message in messages]
@@ -156,7 +156,7 @@ def outcomes() -> list[Any]:
     for seed in range(MUTATIONS):
         data = mutated(small_log(count=6, seed=seed % 3).records, random.Random(seed))
         try:
-            columns = decode_to_columns(data, -1 if seed % 2 else 6, ALL_COLUMNS)
+            columns = columns_of(data, -1 if seed % 2 else 6, ALL_COLUMNS)
             found.append([[str(value) for value in values(column)] for column in columns.values()])
         except CorruptStoreError as error:
             found.append(str(error))

@@ -15,7 +15,6 @@ from mqproc.errors import BadRequestError
 from mqproc.layout.record_codec import decode_records, encode_record
 from mqproc.spark.batches import BatchMaker
 from mqproc.spark.columns import MQPROC
-from mqproc.spark.message_head import head_of
 from mqproc.spark.reading import Found
 from tests.records import kernel_bytes, small_log
 
@@ -130,14 +129,3 @@ def test_more_text_than_a_batch_can_have_is_refused() -> None:
         BadRequestError, match=r"column store: texts of 24 rows may exceed 2,147,483,647 bytes: read with"
     ):
         BatchMaker("mqproc", ["queue_id", "store"], store).batch(found)
-
-
-@pytest.mark.parametrize("names", [["flag"], ["keys", "properties"], list(MQPROC)])
-def test_a_head_with_other_numbers_is_another_batch(names: list[str]) -> None:
-    """What the head of one row says where the places are is what Arrow wrote there."""
-    maker = BatchMaker("mqproc", names, "/stores/one")
-    head = head_of(maker.schema)
-    batch = maker.batch(found_of(small_log().records))
-    assert (batch.num_rows, batch.schema) == (24, maker.schema)
-    assert len(head.words) == head.places[0]
-    assert sorted(head.places.tolist()) == sorted(set(head.places.tolist()))

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from mqproc.errors import BadRequestError, CorruptStoreError, MessageNotFoundError, StoreAccessError
-from mqproc.kernels.decode import decode_to_columns
 from mqproc.layout import consume_queue, record
 from mqproc.layout import control as words_of
 from mqproc.layout import queue_table as table_layout
@@ -23,6 +22,7 @@ from mqproc.message import PullStatus
 from mqproc.store.reads.log_scan import Conditions
 from mqproc.store.reads.reader import StoreReader
 from mqproc.store.slices import Batch, finish
+from tests.records import columns_of
 from tests.store.engine import STORE_HOST
 from tests.store.live_store import FIRST_MS
 from tests.store.reads.numbered import COUNT, PER_FRAME, Store, all_numbers, numbers_of
@@ -85,7 +85,7 @@ def test_tags_are_filtered_and_a_filter_without_matches_goes_to_the_end(store: S
 
 def test_columns_of_a_pull(store: Store) -> None:
     pulled = store.reading.pull("Orders", 0, 0, 100, 1 << 20)
-    columns = decode_to_columns(pulled.records, pulled.count, ["queue_offset", "body"])
+    columns = columns_of(pulled.records, pulled.count, ["queue_offset", "body"])
     assert columns["queue_offset"].tolist() == list(range(100))  # type: ignore[union-attr]
 
 
