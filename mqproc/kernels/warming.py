@@ -1,4 +1,7 @@
-"""Compiling or loading every kernel, before roles are forked: they then find the code ready, and share its memory."""
+"""Compiling or loading kernels before roles are forked: they then find the code ready, and share its memory.
+
+Clients on this machine find ready what a first batch of Arrow's needs: five seconds of compiling.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ from mqproc.kernels import (
     append_frame,
     append_options,
     append_run,
+    arrow_body,
     crc,
     decode,
+    derived,
     dispatch_alone,
     dispatch_buffers,
     dispatched,
@@ -46,7 +51,9 @@ WARMED: Final[tuple[ModuleType, ...]] = (
     dispatch_alone,
     scan,
     index_verify,
+    arrow_body,
     decode,
+    derived,
     numbers,
     repeats,
     match,
