@@ -210,6 +210,7 @@ def scan(
         contains.encode("utf-8", "surrogateescape"),
         -1 if cursor is None else cursor,
         min(most, 256),
+        core.PULL_BYTES,
     )
     columns = ROW_COLUMNS if topic else [Column("topic"), *ROW_COLUMNS]
     with invocation.client() as client:

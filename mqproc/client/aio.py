@@ -335,7 +335,7 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
 
     async def trace(self, message_id: str, topic: str = "") -> Trace:
         """Where a message is: queue, index, the groups' progress, copies. Raises MessageNotFoundError."""
-        return await drive_async(self.run, tracing.trace(message_id, topic))
+        return await drive_async(self.run, tracing.trace(message_id, topic, self.pull_bytes_max))
 
     async def by_key(
         self,
@@ -352,7 +352,8 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
 
         The newest of them when there are more than `max_messages`, of which there may be 65,536.
         """
-        return await drive_async(self.run, key_steps.by_key(topic, key, begin, end, max_messages, unique, time))
+        steps = key_steps.by_key(topic, key, begin, end, max_messages, unique, time, self.pull_bytes_max)
+        return await drive_async(self.run, steps)
 
     async def query_message(
         self, topic: str, key: str, max_messages: int = 32, begin: Time = None, end: Time = None
@@ -375,7 +376,8 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
         page_messages: int = 4096,
     ) -> AsyncIterator[StoredMessage]:
         """All messages of a topic with begin ≤ time < end, queue by queue; asked for page by page."""
-        return self._pages(core.range_page(topic, begin, end, tags, filter, page_messages, time))
+        call = core.range_page(topic, begin, end, tags, filter, page_messages, self.pull_bytes_max, time)
+        return self._pages(call)
 
     def scan(
         self,
@@ -389,7 +391,8 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
         page_messages: int = 256,
     ) -> AsyncIterator[StoredMessage]:
         """Messages found by a pass over the whole log: by topic, time, one property, and bytes in the body."""
-        request = core.scan_request(topic, begin, end, properties, body_contains, physical_offset, page_messages)
+        place = topic, begin, end, properties, body_contains, physical_offset
+        request = core.scan_request(*place, page_messages, self.pull_bytes_max)
         return self._pages(core.scan_page(request))
 
     async def _pages(self, call: Call[core.Page] | None) -> AsyncIterator[StoredMessage]:

@@ -306,10 +306,11 @@ def by_key(
 
 
 def by_key_page(
-    topic: str, key: str, begin: Time, end: Time, max_messages: int, unique: bool, time: TimeKind
+    topic: str, key: str, begin: Time, end: Time, max_messages: int, unique: bool, time: TimeKind, max_bytes: int
 ) -> Call[Page]:
     """The newest messages by key, oldest first; the next page has older ones, up to `max_messages` with these."""
-    return _by_key_page(_by_key_request(topic, key, begin, end, max_messages, unique, time))
+    request = _by_key_request(topic, key, begin, end, max_messages, unique, time)
+    return _by_key_page(msgspec.structs.replace(request, max_bytes=max_bytes))
 
 
 def _by_key_request(
@@ -335,10 +336,11 @@ def _by_key_page(request: ByKeyRequest) -> Call[Page]:
 
 
 def with_key(
-    topic: str, key: str, begin_ms: int, end_ms: int, *, unique: bool = False
+    topic: str, key: str, begin_ms: int, end_ms: int, *, max_bytes: int, unique: bool = False, below: int = -1
 ) -> Call[tuple[list[StoredMessage], bool]]:
-    """The newest messages with a key and a store time from `begin_ms` to `end_ms`, and whether these are all."""
-    request = ByKeyRequest(topic, key, begin_ms, end_ms, KEY_MESSAGES_MAX, unique)
+    """The newest messages with a key and a store time from `begin_ms` to `end_ms`, and whether these are all; below a
+    place in the log where one is given."""
+    request = ByKeyRequest(topic, key, begin_ms, end_ms, KEY_MESSAGES_MAX, unique, below=below, max_bytes=max_bytes)
     return call_of(Operation.BY_KEY, request, lambda answer, rows: (lazy_records(rows), bool(answer.complete)))
 
 
@@ -378,13 +380,14 @@ def range_page(
     tags: str,
     filter: Filter | None,
     page_messages: int,
+    page_bytes: int,
     time: TimeKind,
     cursor: Sequence[int] = (),
 ) -> Call[Page]:
     """The first page of the messages with begin ≤ time < end; from the `cursor` (queue id, queue offset) on."""
     begin_ms, end_ms = _bounds(begin, end)
     names, sql = chosen(tags, filter)
-    request = RangeRequest(topic, begin_ms, end_ms, names, page_messages, _is_born(time), list(cursor), sql)
+    request = RangeRequest(topic, begin_ms, end_ms, names, page_messages, _is_born(time), list(cursor), sql, page_bytes)
     return _page_call(Operation.RANGE, request)
 
 
@@ -420,6 +423,7 @@ def scan_request(
     body_contains: bytes,
     physical_offset: int,
     page_messages: int,
+    page_bytes: int,
 ) -> ScanRequest:
     """The options of a scan; at most one property can be asked for."""
     if properties is not None and not isinstance(properties, Mapping):
@@ -428,7 +432,8 @@ def scan_request(
         raise BadRequestError(f"a scan looks for one property, not {len(properties)}")
     begin_ms, end_ms = _bounds(begin, end)
     name, value = next(iter(properties.items())) if properties else ("", "")
-    return ScanRequest(topic, physical_offset, begin_ms, end_ms, name, value, body_contains, max_messages=page_messages)
+    place = topic, physical_offset, begin_ms, end_ms, name, value, body_contains
+    return ScanRequest(*place, max_messages=page_messages, max_bytes=page_bytes)
 
 
 def count(topic: str, begin: Time, end: Time, tags: str, filter: Filter | None, time: TimeKind) -> Call[int]:

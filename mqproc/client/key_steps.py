@@ -9,11 +9,11 @@ from mqproc.message import StoredMessage
 
 
 def by_key(
-    topic: str, key: str, begin: Time, end: Time, max_messages: int, unique: bool, time: TimeKind
+    topic: str, key: str, begin: Time, end: Time, max_messages: int, unique: bool, time: TimeKind, page_bytes: int
 ) -> Steps[list[StoredMessage]]:
-    """The newest `max_messages` by key, oldest first."""
+    """The newest `max_messages` by key, oldest first; `page_bytes` of them at once."""
     pages: list[list[StoredMessage]] = []
-    call: Call[Page] | None = core.by_key_page(topic, key, begin, end, max_messages, unique, time)
+    call: Call[Page] | None = core.by_key_page(topic, key, begin, end, max_messages, unique, time, page_bytes)
     while call is not None:
         page: Page = yield call
         pages.append(page.messages)

@@ -29,7 +29,7 @@ from mqproc.client.encoding import encode_messages
 from mqproc.client.moments import time_ms
 from mqproc.client.properties import whole_properties
 from mqproc.client.settling import PATIENCE_S, UNSETTLED, check_index, has_index, settle
-from mqproc.errors import BadRequestError, MqprocError, PropertiesTooLargeError, TopicNotFoundError
+from mqproc.errors import BadRequestError, MqprocError, PropertiesTooLargeError, ProtocolError, TopicNotFoundError
 from mqproc.layout import properties, record
 from mqproc.layout.properties import KEY_SEPARATOR
 from mqproc.message import Filter, Message, StoredMessage
@@ -224,8 +224,9 @@ class Replay:
         if self._key:
             yield from (message for message in self._with_key() if _place(message) >= at)
             return
+        most_bytes = self._client.pull_bytes_max
         call: Call[Page] | None = core.range_page(
-            self._topic, self._begin_ms, self._end_ms, "", self._filter, PAGE_MESSAGES, "store", cursor=at
+            self._topic, self._begin_ms, self._end_ms, "", self._filter, PAGE_MESSAGES, most_bytes, "store", cursor=at
         )
         while call is not None:
             page = self._client.run(call)
@@ -233,18 +234,19 @@ class Replay:
             call = page.next_call
 
     def _with_key(self) -> list[StoredMessage]:
-        """All messages with the key, asked for backwards in time. Raises BadRequestError when one ms has too many."""
-        found: dict[ReplayPosition, StoredMessage] = {}
-        end_ms = min(self._end_ms, TIME_MAX_MS) - 1
+        """All messages with the key, asked for backwards in the log."""
+        found: list[StoredMessage] = []
+        end_ms, below = min(self._end_ms, TIME_MAX_MS) - 1, -1
         complete = end_ms < self._begin_ms
         while not complete:
-            some, complete = self._client.run(core.with_key(self._topic, self._key, self._begin_ms, end_ms))
-            before = len(found)
-            found |= {_place(message): message for message in some}
-            if not complete and len(found) == before:
-                raise BadRequestError(f"too many messages have the key {self._key!r} in one millisecond, at {end_ms}")
-            end_ms = min((message.store_timestamp_ms for message in some), default=end_ms)
-        return [found[place] for place in sorted(found)]
+            asked = self._topic, self._key, self._begin_ms, end_ms
+            call = core.with_key(*asked, below=below, max_bytes=self._client.pull_bytes_max)
+            some, complete = self._client.run(call)
+            if not complete and some[0].physical_offset == below:
+                raise ProtocolError(f"BY_KEY does not go on below {below}")
+            found += some
+            below = some[0].physical_offset if some else below
+        return sorted(found, key=_place)
 
     # Sending
 

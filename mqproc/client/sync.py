@@ -362,7 +362,7 @@ class Client(Calls):
 
     def trace(self, message_id: str, topic: str = "") -> Trace:
         """Where a message is: queue, index, the groups' progress, copies. Raises MessageNotFoundError."""
-        return drive(self.run, tracing.trace(message_id, topic))
+        return drive(self.run, tracing.trace(message_id, topic, self.pull_bytes_max))
 
     def by_key(
         self,
@@ -379,7 +379,8 @@ class Client(Calls):
 
         The newest of them when there are more than `max_messages`, of which there may be 65,536.
         """
-        return drive(self.run, key_steps.by_key(topic, key, begin, end, max_messages, unique, time))
+        steps = key_steps.by_key(topic, key, begin, end, max_messages, unique, time, self.pull_bytes_max)
+        return drive(self.run, steps)
 
     def query_message(
         self, topic: str, key: str, max_messages: int = 32, begin: Time = None, end: Time = None
@@ -402,7 +403,8 @@ class Client(Calls):
         page_messages: int = 4096,
     ) -> Iterator[StoredMessage]:
         """All messages of a topic with begin ≤ time < end, queue by queue; asked for page by page."""
-        return self._pages(core.range_page(topic, begin, end, tags, filter, page_messages, time))
+        call = core.range_page(topic, begin, end, tags, filter, page_messages, self.pull_bytes_max, time)
+        return self._pages(call)
 
     def scan(
         self,
@@ -416,7 +418,8 @@ class Client(Calls):
         page_messages: int = 256,
     ) -> Iterator[StoredMessage]:
         """Messages found by a pass over the whole log: by topic, time, one property, and bytes in the body."""
-        request = core.scan_request(topic, begin, end, properties, body_contains, physical_offset, page_messages)
+        place = topic, begin, end, properties, body_contains, physical_offset
+        request = core.scan_request(*place, page_messages, self.pull_bytes_max)
         return self._pages(core.scan_page(request))
 
     def _pages(self, call: Call[Page] | None) -> Iterator[StoredMessage]:

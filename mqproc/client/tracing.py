@@ -87,16 +87,16 @@ class Trace:
         return {"message": self.message.to_json(), "unit": self.unit, "transaction": self.transaction, **parts}
 
 
-def trace(message_id: str, topic: str) -> Steps[Trace]:
-    """Looks everywhere. Raises MessageNotFoundError."""
+def trace(message_id: str, topic: str, page_bytes: int) -> Steps[Trace]:
+    """Looks everywhere, with answers of at most `page_bytes`. Raises MessageNotFoundError."""
     message: StoredMessage = yield core.get(message_id, topic)
     unit = yield from _unit(message)
-    keys = yield from _keys(message)
+    keys = yield from _keys(message, page_bytes)
     progress = yield from _progress(message)
-    copies = yield from _copies(message)
+    copies = yield from _copies(message, page_bytes)
     halves = [each.message_id for each in copies if each.kind == "half message"]
     halves += [message.message_id] if message.topic == HALF_TOPIC else []
-    transaction = yield from transaction_state(message, halves)
+    transaction = yield from transaction_state(message, halves, page_bytes)
     return Trace(message, unit, keys, progress, copies, transaction)
 
 
@@ -110,14 +110,15 @@ def _unit(message: StoredMessage) -> Steps[str]:
     return f"ANOTHER RECORD: log {found.messages[0].physical_offset}"
 
 
-def _keys(message: StoredMessage) -> Steps[tuple[TracedKey, ...]]:
+def _keys(message: StoredMessage, page_bytes: int) -> Steps[tuple[TracedKey, ...]]:
     named = [(key, False) for key in message.keys]
     if message.unique_id:
         named.append((message.unique_id, True))
     found = []
     moment = message.store_timestamp_ms
     for key, unique in named:
-        hits, complete = yield core.with_key(message.topic, key, moment, moment, unique=unique)
+        call = core.with_key(message.topic, key, moment, moment, max_bytes=page_bytes, unique=unique)
+        hits, complete = yield call
         there = any(hit.physical_offset == message.physical_offset for hit in hits)
         found.append(TracedKey(key, unique, there if there or complete else None))
     return tuple(found)
@@ -144,7 +145,7 @@ def _progress(message: StoredMessage) -> Steps[tuple[TracedProgress, ...]]:
     return tuple(sorted(found, key=lambda each: each.group))
 
 
-def _copies(message: StoredMessage) -> Steps[tuple[TracedCopy, ...]]:
+def _copies(message: StoredMessage, page_bytes: int) -> Steps[tuple[TracedCopy, ...]]:
     """Records with the same unique id, or without one with the same key and origin: in the topics of copies, and where
     a message that waited was to go.
     """
@@ -160,7 +161,7 @@ def _copies(message: StoredMessage) -> Steps[tuple[TracedCopy, ...]]:
     for topic in topics:
         if topic != to and not _kind(topic):
             continue
-        same = yield from key_steps.by_key(topic, key, None, None, _COPIES_MAX, unique, "store")
+        same = yield from key_steps.by_key(topic, key, None, None, _COPIES_MAX, unique, "store", page_bytes)
         found += (each for each in same if unique or each.properties.get(ORIGIN) == origin)
     others = {each.message_id: each for each in found if each.message_id != message.message_id}
     return tuple(_copy(each, to) for each in sorted(others.values(), key=lambda each: each.physical_offset))

@@ -25,7 +25,7 @@ _LOOKED_AT: Final = 256
 _LOOKS_MAX: Final = 64
 
 
-def transaction_state(message: StoredMessage, half_ids: Sequence[str]) -> Steps[TransactionState]:
+def transaction_state(message: StoredMessage, half_ids: Sequence[str], page_bytes: int) -> Steps[TransactionState]:
     """Of the transaction that a message is of; "" when it is of none, or nothing tells of it.
 
     `half_ids`: offset message ids of its half messages, among them the message itself if it is one.
@@ -41,11 +41,13 @@ def transaction_state(message: StoredMessage, half_ids: Sequence[str]) -> Steps[
     # Ended by now, so what was made of it is written.
     dispatched = yield from _dispatched()
     half = halves[0]
-    if any(map(_is_committed, (yield from _same(half.properties.get(properties.REAL_TOPIC, ""), unique_id)))):
+    real_topic = half.properties.get(properties.REAL_TOPIC, "")
+    if any(map(_is_committed, (yield from _same(real_topic, unique_id, page_bytes)))):
         return "committed"
-    if (yield from _same(CHECK_MAX_TIME_TOPIC, unique_id)):
+    if (yield from _same(CHECK_MAX_TIME_TOPIC, unique_id, page_bytes)):
         return "given up"
-    indexed = any(each.queue_offset == half.queue_offset for each in (yield from _same(HALF_TOPIC, unique_id)))
+    of_its_id = yield from _same(HALF_TOPIC, unique_id, page_bytes)
+    indexed = any(each.queue_offset == half.queue_offset for each in of_its_id)
     surely = dispatched and indexed and (yield from _queue_reaches_back_to(half))
     return "rolled back" if surely else "ended"
 
@@ -72,9 +74,9 @@ def _halves(half_ids: Sequence[str]) -> Steps[list[StoredMessage]]:
     return sorted(found, key=lambda each: each.physical_offset)
 
 
-def _same(topic: str, unique_id: str) -> Steps[list[StoredMessage]]:
+def _same(topic: str, unique_id: str, page_bytes: int) -> Steps[list[StoredMessage]]:
     try:
-        found = yield from key_steps.by_key(topic, unique_id, None, None, _LOOKED_AT, True, "store")
+        found = yield from key_steps.by_key(topic, unique_id, None, None, _LOOKED_AT, True, "store", page_bytes)
     except (TopicNotFoundError, BadTopicError):
         return []  # Deleted since, never made, or a record that names none.
     return found

@@ -80,7 +80,7 @@ class Questions:
             born_time=options.born_time,
             below=options.below,
             max_messages=options.max_messages,
-            max_bytes=self._max_bytes,
+            max_bytes=self._most_bytes(options.max_bytes),
         )
         return _records(batch)
 
@@ -97,7 +97,7 @@ class Questions:
             born_time=options.born_time,
             cursor=options.cursor,
             max_messages=_message_limit(options.max_messages),
-            max_bytes=self._max_bytes,
+            max_bytes=self._most_bytes(options.max_bytes),
         )
         return _records(batch)
 
@@ -127,7 +127,7 @@ class Questions:
             conditions,
             options.physical_offset,
             max_messages=_message_limit(options.max_messages),
-            max_bytes=self._max_bytes,
+            max_bytes=self._most_bytes(options.max_bytes),
             max_scan_bytes=options.max_scan_bytes,
         )
         return _records(batch)
@@ -169,6 +169,10 @@ class Questions:
         problems = ready_problems(control, self._context.options.heartbeat_timeout_ms * 1_000_000)
         takes_nothing = control.read_only or control.damage_read_only
         return at_once(HealthAnswer(not problems, takes_nothing, control.dispatch_behind_bytes, problems))
+
+    def _most_bytes(self, wanted: int) -> int:
+        """Of records in an answer to who takes `wanted`."""
+        return min(max(wanted, 1), self._max_bytes)
 
 
 _QUESTIONS: dict[int, Callable[[Questions, Any], Slices[Reply]]] = {

@@ -114,6 +114,8 @@ WRITER_OPERATIONS = frozenset(
 QUEUE_ANY = -1
 QUEUE_COLUMN = -2
 COLUMN_ABSENT = -1
+PAGE_BYTES_MAX = 1 << 30
+"""More than any page has: who asks for so much takes what the server gives at once."""
 
 
 class ErrorAnswer(Options, frozen=True):
@@ -239,7 +241,8 @@ class GetRequest(Options, frozen=True):
 
 class ByKeyRequest(Options, frozen=True):
     """Times in ms, both inclusive: store times, or with `born_time` the messages' born times. `unique` looks for a
-    unique id instead of a key. `below`: only records below this position of the log, as a cursor has it; −1 for all."""
+    unique id instead of a key. `below`: only records below this position of the log, as a cursor has it; −1 for all.
+    `max_bytes` as in PullRequest."""
 
     topic: str
     key: str
@@ -249,6 +252,7 @@ class ByKeyRequest(Options, frozen=True):
     unique: bool = False
     born_time: bool = False
     below: int = -1
+    max_bytes: int = PAGE_BYTES_MAX
 
 
 class RecordsAnswer(Options, frozen=True):
@@ -261,7 +265,8 @@ class RecordsAnswer(Options, frozen=True):
 
 
 class RangeRequest(Options, frozen=True):
-    """Messages with begin_ms ≤ store time < end_ms, by queue; `cursor` from the last answer goes on."""
+    """Messages with begin_ms ≤ store time < end_ms, by queue; `cursor` from the last answer goes on. `max_bytes` as in
+    PullRequest."""
 
     topic: str
     begin_ms: int
@@ -271,6 +276,7 @@ class RangeRequest(Options, frozen=True):
     born_time: bool = False
     cursor: list[int] = []
     sql: str = ""
+    max_bytes: int = PAGE_BYTES_MAX
 
 
 class CountRequest(Options, frozen=True):
@@ -336,7 +342,8 @@ class QueryMessageAnswer(Options, frozen=True):
 class ScanRequest(Options, frozen=True):
     """A pass over the log without a key: records whose properties and body match, from `physical_offset` on.
 
-    Stops after `max_messages` hits or `max_scan_bytes` of log; `cursor` [physical offset] goes on.
+    Stops after `max_messages` hits, `max_bytes` of them as in PullRequest, or `max_scan_bytes` of log; `cursor`
+    [physical offset] goes on.
     """
 
     topic: str = ""
@@ -348,6 +355,7 @@ class ScanRequest(Options, frozen=True):
     body_contains: bytes = b""
     max_messages: int = 256
     max_scan_bytes: int = 256 << 20
+    max_bytes: int = PAGE_BYTES_MAX
 
 
 class StatsAnswer(Options, frozen=True):

@@ -51,6 +51,38 @@ def test_dead_letters_come_in_as_many_frames_as_they_need(filled: Group) -> None
         assert len(list(client.groups.dead_letters("dead"))) == len(messages) > 300
 
 
+def test_what_is_asked_page_by_page_comes_in_pages_that_fit(filled: Group) -> None:
+    """A page had what the server gives at once, which these clients do not take."""
+    with filled.client() as client:
+        client.create_topic("Keyed", 2)
+        sent = client.send_batch("Keyed", [bytes(20_000)] * 12, keys=["all"] * 12)
+        client.wait_dispatched()
+    offsets = sorted(sent.physical_offsets.tolist())
+    with Client(filled.store, max_frame_bytes=FRAME_BYTES, timeout=PATIENCE_S) as client:
+        assert [each.physical_offset for each in client.by_key("Keyed", "all")] == offsets
+        assert sorted(each.physical_offset for each in client.range("Keyed")) == offsets
+        assert [each.physical_offset for each in client.scan("Keyed")] == offsets
+        first = client.get(client.by_key("Keyed", "all", max_messages=1)[0].message_id)
+        assert all(key.indexed is not False for key in client.trace(first.message_id).keys)
+        assert client.replay("Keyed", "Keyed-again").sent == 12
+        assert client.replay("Keyed", "Keyed-by-key", key="all").sent == 12
+
+
+def test_so_it_is_page_by_page_for_asyncio(filled: Group) -> None:
+    with filled.client() as client:
+        sent = client.send_batch("KeyedToo", [bytes(20_000)] * 12, keys=["all"] * 12)
+        client.wait_dispatched()
+    offsets = sorted(sent.physical_offsets.tolist())
+
+    async def ask() -> None:
+        async with AsyncClient(filled.store, max_frame_bytes=FRAME_BYTES, timeout=PATIENCE_S) as client:
+            assert [each.physical_offset for each in await client.by_key("KeyedToo", "all")] == offsets
+            assert sorted([each.physical_offset async for each in client.range("KeyedToo")]) == offsets
+            assert [each.physical_offset async for each in client.scan("KeyedToo")] == offsets
+
+    asyncio.run(ask())
+
+
 def test_a_message_that_fits_in_no_frame_is_an_error_that_names_the_option(filled: Group) -> None:
     """It was asked for again and again, and the log told of a lost connection."""
     with Client(filled.store, max_frame_bytes=FRAME_BYTES, timeout=PATIENCE_S) as client:

@@ -83,7 +83,7 @@ def _is_in_queue(query: Caller, stored: SendResult) -> bool:
 
 
 def _has_key(query: Caller, stored: SendResult) -> bool:
-    outcome = query.call(core.with_key(TOPIC, KEY, 0, FOREVER_MS))
+    outcome = query.call(core.with_key(TOPIC, KEY, 0, FOREVER_MS, max_bytes=PULL_BYTES))
     if outcome.error is not None:
         return False
     messages, _are_all = outcome.value

@@ -287,6 +287,7 @@ def test_a_range_goes_on_from_its_cursor(filled: Group) -> None:
         cursor = answer.cursor
     assert sorted(found) == filled.store.offsets[:250]
     assert caller.call(Operation.RANGE, RangeRequest("Orders", 0, 1, cursor=[-1]))[0].count == 0
+    assert caller.call(Operation.RANGE, RangeRequest("Orders", FIRST_MS, FIRST_MS + 9, max_bytes=-5))[0].count == 1
 
 
 def test_wrong_requests_are_refused_and_the_connection_goes_on(filled: Group) -> None:
