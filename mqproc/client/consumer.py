@@ -497,7 +497,8 @@ class Consumer(OfGroup):
         any later one, and is a dead letter after the group's number of retries. A broadcast consumer passes it over.
         One that the store has no room to deliver later (`max_queues`, a full disk) is handled again here every 5 s.
         When it ends, by `stop` or by an error such as KeyboardInterrupt, handlers that run finish, and none is called
-        any more: what they were not called with comes again.
+        any more: what they were not called with comes again. The program's end is a stop for a daemon thread; where
+        another one runs when the main thread ends, it goes on with the messages one by one.
         """
         limit = self._retries() if ordered else None
         Handling(self, handler, workers, limit, stop or threading.Event(), pause_s).run()

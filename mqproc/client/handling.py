@@ -106,6 +106,20 @@ class Rest:
         self._consumer.take_back(self._left)
 
 
+class _Here:
+    """What stands for a pool where Python has none any more: the thread that asks does the work."""
+
+    def submit(self, work: Callable[..., None], *arguments: object) -> Future[None]:
+        future: Future[None] = Future()
+        try:
+            work(*arguments)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+        return future
+
+
 class Handling:
     """One run of a handler."""
 
@@ -129,6 +143,7 @@ class Handling:
         self._aside = Aside(self._rest)
         self._latest: dict[tuple[str, int], Future[None]] = {}
         """In order: what handles each queue."""
+        self._is_alone = False
 
     def run(self) -> None:
         """Until the stop. What the consumer raises, and what acknowledging raises, is raised here.
@@ -158,22 +173,28 @@ class Handling:
                 under_way.update(self._begun(pool, self._receive(timeout_s)))
 
     def _begun(self, pool: ThreadPoolExecutor, runs: Sequence[list[StoredMessage]]) -> Iterator[Future[None]]:
-        """What the pool takes: nothing more when the program ends, which is a stop for a daemon thread."""
-        ended: RuntimeError | None = None
+        """What the pool takes: nothing more when the program's main thread has ended. That is a stop for a daemon
+        thread; another one, for which the program waits, goes on without a pool."""
         for messages in runs:
             try:
-                yield self._submitted(pool, messages)
+                future = self._submitted(pool, messages)
             except RuntimeError as error:
                 if not program_ends(error):
                     raise
-                self._rest.leave(messages)
-                self._rest.broken = True
-                ended = error
-        if ended is not None and not threading.current_thread().daemon:
-            ended.add_note("the program's main thread has ended: let it wait for this one, as by join()")
-            raise ended
+                if threading.current_thread().daemon:
+                    self._rest.leave(messages)
+                    self._rest.broken = True
+                    continue
+                self._tell_alone()
+                future = self._submitted(_Here(), messages)
+            yield future
 
-    def _submitted(self, pool: ThreadPoolExecutor, messages: list[StoredMessage]) -> Future[None]:
+    def _tell_alone(self) -> None:
+        if not self._is_alone:
+            self._is_alone = True
+            _log.warning("the program's main thread has ended: messages are handled one by one from now on")
+
+    def _submitted(self, pool: ThreadPoolExecutor | _Here, messages: list[StoredMessage]) -> Future[None]:
         if self._tries_in_order is None:
             return pool.submit(self._each, messages)
         self._rest.begin(messages)

@@ -78,11 +78,11 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> None:
     class Pool(ThreadPoolExecutor):
         taken: Future[None] | None = None
 
-        def submit(self, each: Any, messages: Any, /) -> Any:  # type: ignore[override]
+        def submit(self, *work: Any) -> Any:  # type: ignore[override]
             if self.taken is not None:
                 self.taken.result()
                 raise RuntimeError("cannot schedule new futures after interpreter shutdown")
-            self.taken = super().submit(each, messages)
+            self.taken = super().submit(*work)
             return self.taken
 
     monkeypatch.setattr(handling, "ThreadPoolExecutor", Pool)
@@ -141,12 +141,62 @@ def test_the_end_of_the_program_is_a_stop_for_a_daemon_thread(client: Client, mo
 
 
 @pytest.mark.usefixtures("ending")
-def test_the_end_of_the_program_is_told_to_another_thread(client: Client) -> None:
-    fill(client, "Undead", 20, queues=1)
-    with client.consumer("undead", "Undead", start="earliest") as consumer:
-        with pytest.raises(RuntimeError, match="cannot schedule") as told:
-            consumer.run(lambda message: None)
-        assert told.value.__notes__ == ["the program's main thread has ended: let it wait for this one, as by join()"]
+@pytest.mark.parametrize("ordered", [False, True])
+def test_another_thread_goes_on_when_the_main_thread_has_ended(
+    client: Client, ordered: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent = fill(client, f"Undead{ordered}", 20, queues=2)
+    handled: list[bytes] = []
+    stop = threading.Event()
+
+    def handle(message: StoredMessage) -> None:
+        handled.append(message.body)
+        if len(handled) == 20:
+            stop.set()
+
+    with client.consumer(f"undead{ordered}", f"Undead{ordered}", start="earliest") as consumer:
+        consumer.run(handle, ordered=ordered, stop=stop)
+        assert sorted(handled) == sorted(sent)
+        consumer.commit()
+        assert offsets(client, f"undead{ordered}", f"Undead{ordered}") == [10, 10]
+    assert [each.message.partition(":")[0] for each in caplog.records] == ["the program's main thread has ended"]
+
+
+@pytest.mark.usefixtures("ending")
+def test_what_is_raised_there_ends_the_run(client: Client) -> None:
+    fill(client, "Raised", 20, queues=1)
+
+    def handle(message: StoredMessage) -> None:
+        if message.body == b"7":
+            raise Ended
+
+    with client.consumer("raised", "Raised", start="earliest") as consumer, pytest.raises(Ended):
+        consumer.run(handle)
+
+
+REAL = """
+import sys, threading
+from mqproc import Client
+
+handled, stop = [], threading.Event()
+
+def handle(message):
+    threading.main_thread().join()
+    handled.append(message.body)
+    if len(handled) == 20:
+        print(handled == [b"%d" % number for number in range(20)])
+        stop.set()
+
+consumer = Client(sys.argv[1]).consumer("undead", "Living", start="earliest")
+threading.Thread(target=consumer.run, args=(handle,), kwargs={"stop": stop}).start()
+"""
+
+
+def test_a_program_whose_main_thread_only_starts_a_run_goes_on_until_the_stop(shared: Group, client: Client) -> None:
+    fill(client, "Living", 20, queues=1)
+    done = subprocess.run([sys.executable, "-c", REAL, str(shared.store)], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, b"True\n"), done.stderr
+    assert b"Traceback" not in done.stderr
 
 
 def test_a_thread_that_does_not_start_since_the_program_ends_is_told_of(
