@@ -113,11 +113,11 @@ def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout:
         raise BadRequestError(f"options must be a mapping of names to values, not {type(options).__name__}")
     settings = [f"{name}={value}" for name, value in (options or {}).items()]
     read_flags(settings, "options")
-    above_zero("timeout", timeout)
+    timeout_s = above_zero("timeout", timeout)
     openers = Openers(StorePaths(store))
     try:
-        _start_unless_running(store, openers, settings, timeout)
-        client = OpenedClient(store, timeout=timeout)
+        _start_unless_running(store, openers, settings, timeout_s)
+        client = OpenedClient(store, timeout=timeout_s)
     except BaseException as error:
         try:
             _leave(store, openers)

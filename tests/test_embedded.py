@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +232,7 @@ def test_a_start_that_was_killed_is_not_waited_for(store: Path, monkeypatch: pyt
         run(*given)
 
     monkeypatch.setattr(embedded, "_run_command", refused_at_first)
-    with mqproc.open(store, timeout=PATIENCE_S) as client:
+    with mqproc.open(store, timeout=Decimal(PATIENCE_S)) as client:
         assert client.health()
 
 

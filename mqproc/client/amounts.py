@@ -56,12 +56,11 @@ def not_below_zero(name: str, value: SupportsFloat | SupportsIndex) -> float:
     return number
 
 
-def moment_after(name: str, seconds: float) -> float:
+def moment_after(name: str, seconds: SupportsFloat | SupportsIndex) -> float:
     """So many seconds from now, by the monotonic clock. Raises BadRequestError for what is no number."""
     try:
-        moment = time.monotonic() + seconds
-        if not math.isnan(moment):  # It would never come.
-            return moment
+        if not math.isnan(seconds):  # It would never come. A text is refused, which float() would read.
+            return time.monotonic() + float(seconds)
     except (TypeError, ValueError, OverflowError):
         pass
     raise BadRequestError(f"{name} = {repr(seconds)[:64]} is no number of seconds")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from mqproc.client.amounts import milliseconds
+from mqproc.client.amounts import milliseconds, whole_number
 from mqproc.client.core import Call, Time, call_of, nothing
 from mqproc.client.moments import time_ms
 from mqproc.errors import ERROR_BY_CODE, BadRequestError, GroupNotFoundError, InternalError, MqprocError
@@ -255,7 +255,7 @@ def reset(group: str, offsets: Sequence[tuple[str, int, int]]) -> Call[None]:
 def change(group: str, retry_max_times: int | None, retry_queue_nums: int | None, enabled: bool | None) -> Call[None]:
     """Settings that are None stay as they are. Raises BadRequestError for numbers below 0."""
     for name, value in (("retry_max_times", retry_max_times), ("retry_queue_nums", retry_queue_nums)):
-        if value is not None and value < 0:
+        if value is not None and whole_number(name, value) < 0:
             raise BadRequestError(f"{name} = {value} is out of range: 0 at least")
     numbers = [-1 if value is None else int(value) for value in (retry_max_times, retry_queue_nums, enabled)]
     return call_of(Operation.GROUP_SETTINGS, GroupSettingsRequest(group, *numbers), nothing)

@@ -8,11 +8,12 @@ def steps() -> Steps[T]:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mqproc.client import core, group_calls
+from mqproc.client.amounts import each_of, whole_number
 from mqproc.client.assignment import Queue
 from mqproc.client.core import Call, Time
 from mqproc.errors import BadRequestError, GroupNotFoundError, NoSuchQueueError, TopicNotFoundError
@@ -45,6 +46,9 @@ def check_reset(to: Any) -> None:
     given = [to.earliest, to.latest, to.offset is not None, to.time is not None, to.shift is not None]
     if sum(given) != 1:
         raise BadRequestError("a reset goes to exactly one of earliest, latest, an offset, a time, or by a shift")
+    for name, value in (("offset", to.offset), ("shift", to.shift)):
+        if value is not None:
+            whole_number(name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +140,15 @@ def lag_behind(positions: dict[Queue, int]) -> Steps[int]:
     return lag
 
 
-def execute(group: str, moves: list[Move]) -> Steps[None]:
-    """Do what was planned: all of it, or nothing."""
-    if moves:
-        yield group_calls.reset(group, [(move.topic, move.queue_id, move.after) for move in moves])
+def execute(group: str, moves: Iterable[Any]) -> Steps[None]:
+    """Do what was planned: all of it, or nothing. Raises BadRequestError for what is no plan."""
+    targets = []
+    for number, move in enumerate(each_of("moves", moves)):
+        if not isinstance(move, Move):
+            raise BadRequestError(f"item {number} of moves is no Move: {repr(move)[:64]}; give what plan_reset gives")
+        targets.append((move.topic, move.queue_id, move.after))
+    if targets:
+        yield group_calls.reset(group, targets)
 
 
 def delete(group: str) -> Steps[None]:

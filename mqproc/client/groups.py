@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from mqproc.client import core, group_calls, group_steps
+from mqproc.client.amounts import each_of
 from mqproc.client.core import PULL_BYTES, PULL_MESSAGES
 from mqproc.client.driving import drive
 from mqproc.client.group_steps import Move, ResetTo
 from mqproc.client.subscription import named
 from mqproc.groups import GroupInfo, GroupSummary
 from mqproc.message import StoredMessage
-from mqproc.names import DEAD_LETTER_PREFIX
+from mqproc.store.groups.settings import dead_letter_topic
 
 if TYPE_CHECKING:
     from mqproc.client.sync import Client
@@ -52,7 +53,9 @@ class Groups:
         self, group: str, to: ResetTo, topics: str | Sequence[str] = (), queues: Sequence[int] = ()
     ) -> list[Move]:
         """What a reset would move, of all the group's topics or of these. Changes nothing."""
-        return drive(self._client.run, group_steps.plan_reset(group, to, named(topics), tuple(queues)))
+        return drive(
+            self._client.run, group_steps.plan_reset(group, to, named(topics), tuple(each_of("queues", queues)))
+        )
 
     def plan_clone(self, source: str, target: str, topics: str | Sequence[str] = ()) -> list[Move]:
         """What giving `target` the progress of `source` would move. Changes nothing."""
@@ -60,7 +63,7 @@ class Groups:
 
     def execute(self, group: str, moves: Sequence[Move]) -> None:
         """Do what was planned, durably, all or nothing; members go on from there."""
-        drive(self._client.run, group_steps.execute(group, [*moves]))
+        drive(self._client.run, group_steps.execute(group, moves))
 
     def change(
         self,
@@ -85,7 +88,7 @@ class Groups:
 
     def dead_letters(self, group: str) -> Iterator[StoredMessage]:
         """What the group could never consume, oldest first."""
-        topic, most_bytes = DEAD_LETTER_PREFIX + group, min(PULL_BYTES, self._client.pull_bytes_max)
+        topic, most_bytes = dead_letter_topic(group), min(PULL_BYTES, self._client.pull_bytes_max)
         for queue in self._client.run(core.queues(topic)):
             at = queue.min_offset
             while at < queue.max_offset:

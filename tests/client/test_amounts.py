@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import numpy as np
 import pytest
 
 from mqproc import AsyncClient, Client
-from mqproc.client.amounts import at_least_one, milliseconds
+from mqproc.client.amounts import at_least_one, milliseconds, moment_after
 from mqproc.errors import BadRequestError
 from tests.client.consuming import fill
 from tests.conftest import PATIENCE_S, Group
@@ -53,6 +56,20 @@ def test_numpys_numbers_are_numbers() -> None:
         at_least_one("workers", np.int64(0))
     with pytest.raises(BadRequestError):
         milliseconds("timeout", np.float32("nan"))
+
+
+@pytest.mark.parametrize("seconds", [Decimal("1.5"), Fraction(3, 2), np.float32(1.5), np.array(1.5)])
+def test_a_wait_is_as_long_as_any_kind_of_number_says(seconds: Any) -> None:
+    begun_s = time.monotonic()
+    moment_s = moment_after("timeout", seconds)
+    assert type(moment_s) is float
+    assert begun_s + 1.5 <= moment_s <= time.monotonic() + 1.5
+
+
+@pytest.mark.parametrize("seconds", ["1.5", None, np.array([1, 2]), Decimal("nan"), Decimal("snan"), 10**400])
+def test_what_is_no_number_is_no_wait(seconds: Any) -> None:
+    with pytest.raises(BadRequestError, match=r"^timeout = .* is no number of seconds$"):
+        moment_after("timeout", seconds)
 
 
 def test_consumers_refuse_them(group: Group) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 import mqproc
-from mqproc import AsyncClient, Client, Message
+from mqproc import AsyncClient, Client, Message, ResetTo
 from mqproc.client.moments import time_ms
 from mqproc.errors import (
     BadMessageError,
@@ -37,6 +37,7 @@ from tests.conftest import PATIENCE_S, Group
 ARRAY = np.array(["a", "b"])
 BODIES = [b"a", b"b"]
 SERIES = pd.Series(BODIES)
+EARLIEST = ResetTo(earliest=True)
 Sent = Callable[[Client], object]
 
 
@@ -306,6 +307,13 @@ class Incomparable:
         (lambda c: mqproc.open("s", options={"nope": 1}), ConfigurationError, "options: no option is called 'nope'"),
         (lambda c: mqproc.open("s", options={"max_queues": "x"}), ConfigurationError, "options: max_queues = 'x' is"),
         (lambda c: c.groups.plan_reset("g", "earliest"), BadRequestError, "to = 'earliest' is no ResetTo"),
+        (lambda c: c.groups.plan_reset("g", ResetTo(offset="5")), BadRequestError, "offset = '5' is no whole number"),
+        (lambda c: c.groups.plan_reset("g", ResetTo(shift=1.5)), BadRequestError, "shift = 1.5 is no whole number"),
+        (lambda c: c.groups.plan_reset("g", EARLIEST, queues=5), BadRequestError, "queues = 5: give a list"),
+        (lambda c: c.groups.execute("g", 5), BadRequestError, "moves = 5: give a list"),
+        (lambda c: c.groups.execute("g", [("t", 0, 1)]), BadRequestError, r"item 0 of moves is no Move: \('t', 0, 1\)"),
+        (lambda c: c.groups.change("g", retry_max_times="x"), BadRequestError, "retry_max_times = 'x' is no whole"),
+        (lambda c: list(c.groups.dead_letters(5)), BadRequestError, "group is 5, not text"),
     ],
 )
 def test_mistakes_are_told(client: Client, send: Sent, error: type[MqprocError], told: str) -> None:

@@ -62,7 +62,9 @@ def retry_topic(group: str) -> str:
 
 
 def dead_letter_topic(group: str) -> str:
-    """Where messages end that a group could never consume."""
+    """Where messages end that a group could never consume. Raises BadRequestError for what is no name."""
+    if not isinstance(group, str):
+        raise BadRequestError(f"group is {group!r}, not text")
     return DEAD_LETTER_PREFIX + group
 
 
