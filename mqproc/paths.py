@@ -91,6 +91,13 @@ def given_path(path: str | os.PathLike[str], name: str = "the store's path") -> 
     raise BadRequestError(f"{name} is empty")
 
 
+def lost_link(path: Path) -> str:
+    """What is said of a symlink that leads to nothing; "" of all else. Raises OSError as `file_type`."""
+    if not path.is_symlink() or file_type(path):
+        return ""
+    return f"a symlink to {os.path.realpath(path)}, which is not there"
+
+
 def in_shell(path: Path) -> str:
     """A path as a word of a command that is told to somebody, who may copy it."""
     return shlex.quote(os.fspath(path))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mqproc.errors import DiskFullError, NotRunningError, StartError, StoreAccessError
 from mqproc.io import StoreIO, reason_of
-from mqproc.paths import StorePaths, file_type, in_shell
+from mqproc.paths import StorePaths, file_type, in_shell, lost_link
 from mqproc.shm import bell
 from mqproc.shm.lock import StoreLock
 from mqproc.supervisor.resources import CONTROL_SOCKET
@@ -25,6 +25,9 @@ def prepare_folder(io: StoreIO, paths: StorePaths) -> None:
     """Make the store's folder if only its last part is missing, and `mqproc/` in it. Raises StoreAccessError."""
     root = paths.root
     try:
+        for path in (root, root.parent):
+            if found := lost_link(path):
+                raise StoreAccessError(f"{path}: {found}")
         if not io.exists(root):
             if not io.exists(root.parent):
                 raise StoreAccessError(f"{root}: its parent folder does not exist")

@@ -18,7 +18,7 @@ import click
 
 from mqproc.cli.output import Output
 from mqproc.errors import ConfigurationError, StoreAccessError, StoreNotFoundError
-from mqproc.paths import StorePaths, file_type, in_shell
+from mqproc.paths import StorePaths, file_type, in_shell, lost_link
 
 if TYPE_CHECKING:
     from mqproc.client import Client
@@ -123,9 +123,8 @@ class Invocation:
             from mqproc.cli.beginning import check_not_beginning
 
             check_not_beginning(paths)
-            raise StoreNotFoundError(
-                f"{paths.root}: no such folder; mqproc up --store {in_shell(paths.root)} makes a store there"
-            )
+            makes = f"no such folder; mqproc up --store {in_shell(paths.root)} makes a store there"
+            raise StoreNotFoundError(f"{paths.root}: {lost_link(paths.root) or makes}")
         return paths
 
     def settings(self) -> dict[str, Setting]:

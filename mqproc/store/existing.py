@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Final
 
 from mqproc.errors import StoreAccessError, StoreNotFoundError
 from mqproc.io import Kind, StoreIO
-from mqproc.paths import StorePaths
+from mqproc.paths import StorePaths, lost_link
 
 # What a symlink leads to is looked at by who needs it.
 _NO_FOLDER: Final = (Kind.FILE, Kind.OTHER)
@@ -15,12 +17,12 @@ _NO_FOLDER: Final = (Kind.FILE, Kind.OTHER)
 def check_is_store(io: StoreIO, paths: StorePaths) -> None:
     """Raise StoreAccessError unless a store's folder lies there, StoreNotFoundError when nothing does."""
     try:
-        entry = io.entry(paths.root.resolve())
+        entry = io.entry(Path(os.path.realpath(paths.root)))
         log, config, own = (io.entry(folder) for folder in (paths.commit_log, paths.config, paths.own))
-    except (PermissionError, NotADirectoryError) as error:
+    except OSError as error:  # Not ours to enter, or a symlink that leads to itself.
         raise StoreAccessError(f"{paths.root}: {error.strerror}") from None
     if entry is None:
-        raise StoreNotFoundError(f"{paths.root}: no such folder")
+        raise StoreNotFoundError(f"{paths.root}: {lost_link(paths.root) or 'no such folder'}")
     if entry.kind is not Kind.FOLDER:
         raise StoreAccessError(f"{paths.root}: a {entry.kind.value}, not a store's folder")
     if log is None or log.kind in _NO_FOLDER:

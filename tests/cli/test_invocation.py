@@ -99,6 +99,8 @@ def test_what_stands_above_the_table_of_options_is_not_passed_over(
         "status --store {loop}/store",
         "send orders hello --store {loop}/store",
         "store dump {loop}/store",
+        "store verify {loop}",
+        "up --detach --store {loop}",
         "store export {store} --topic orders --to {loop}/orders.jsonl",
         "config check --config {loop}/mqproc.toml",
     ],
@@ -112,6 +114,15 @@ def test_what_cannot_be_asked_for_is_not_called_absent(tmp_path: Path, arguments
     assert refused.code not in (0, 5)
     assert "Too many levels of symbolic links" in refused.err
     assert "no such" not in refused.err
+
+
+@pytest.mark.parametrize("arguments", ["status --store", "store verify", "store info", "doctor --store"])
+def test_a_symlink_to_nothing_is_told_with_what_it_leads_to(tmp_path: Path, arguments: str) -> None:
+    """It was no such folder, which `mqproc up` were to make."""
+    (tmp_path / "store").symlink_to("nowhere")
+    told = call(*arguments.split(), tmp_path / "store")
+    assert f"{tmp_path}/store: a symlink to {tmp_path}/nowhere, which is not there" in told.out + told.err
+    assert "mqproc up" not in told.err
 
 
 @pytest.mark.parametrize(

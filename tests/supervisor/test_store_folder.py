@@ -44,6 +44,14 @@ def test_missing_parent_is_refused_and_nothing_made(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["store", "store/below"])
+def test_a_symlink_to_nothing_is_refused_with_what_it_leads_to(tmp_path: Path, name: str) -> None:
+    (tmp_path / "store").symlink_to("nowhere")
+    with pytest.raises(StoreAccessError, match=f"^{tmp_path}/store: a symlink to {tmp_path}/nowhere, which is not"):
+        prepare(tmp_path / name)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["store"]
+
+
 def test_rocketmq_store_that_others_may_read_is_taken_and_our_part_closed(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "mqproc").mkdir(mode=0o755)

@@ -21,6 +21,7 @@ from mqproc.cli.doctor.remains import REMAINS_CHECKS
 from mqproc.cli.doctor.tuning import TUNING_CHECKS
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output, format_bytes
+from mqproc.paths import lost_link
 from mqproc.quantities import counted
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def _heading(patient: Patient) -> str:
     elif os.path.isdir(patient.paths.root):
         state = "no group runs"
     else:
-        state = "not there yet"
+        state = lost_link(patient.paths.root) or "not there yet"
     return f"{patient.paths.root}: {state} ({machine})."
 
 
