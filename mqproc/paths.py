@@ -18,6 +18,7 @@ import shlex
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from mqproc.errors import BadRequestError
 
@@ -106,6 +107,9 @@ def in_shell(path: Path) -> str:
 def shown(path: Path) -> str:
     """A path that can be written out: bytes that are no UTF-8 are told as \\xNN."""
     return os.fsencode(path).decode(errors="backslashreplace")
+
+
+SOCKETS: Final = ("writer", "query", "ctl")
 
 
 @dataclass(frozen=True)
@@ -283,5 +287,5 @@ class StorePaths:
         return self.own / "openers.lock"
 
     def socket(self, name: str) -> Path:
-        """`name` is writer, query or ctl."""
+        """`name` is one of SOCKETS."""
         return self.own / f"{name}.sock"

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from mqproc.errors import StoreAccessError, StoreLockedError
-from mqproc.io import StoreIO
+from mqproc.io import Kind, StoreIO
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 
@@ -76,6 +76,8 @@ class StoreLock:
         Roles outlive a killed supervisor by some milliseconds, so a lock whose supervisor has ended is tried for
         `patience_s` more.
         """
+        if _is_no_file(io, paths.lock):
+            raise StoreAccessError(f"{paths.lock}: not a file")
         try:
             fd = io.open(paths.lock, write=True, create=True)
         except OSError as error:
@@ -106,6 +108,8 @@ class StoreLock:
 
 def holder_of(io: StoreIO, paths: StorePaths) -> Holder | None:
     """Who holds the lock of a store now, None when nobody does. Changes nothing."""
+    if _is_no_file(io, paths.lock):
+        return None
     try:
         fd = io.open(paths.lock)
     except FileNotFoundError:
@@ -123,6 +127,12 @@ def try_lock(fd: int, byte: int = 0) -> bool:
     except (BlockingIOError, PermissionError):
         return False
     return True
+
+
+def _is_no_file(io: StoreIO, lock: Path) -> bool:
+    """Whether a folder, a pipe or the like lies in its place, with which no group starts."""
+    found = io.entry(lock)
+    return found is not None and found.kind in (Kind.FOLDER, Kind.OTHER)
 
 
 def _conflict(fd: int) -> int | None:

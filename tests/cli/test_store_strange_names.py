@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,15 +117,42 @@ def test_a_pipe_in_the_place_of_a_file_is_told_and_moved_aside(
     assert call("store", "verify", store.root, *flags).code == 0
 
 
-def test_a_folder_in_the_place_of_the_lock_is_told(store: StoppedStore, flags: list[str]) -> None:
+@pytest.mark.parametrize("name", ["ctl.sock", "query.sock", "writer.sock"])
+def test_a_folder_in_the_place_of_a_socket_is_told_and_moved_aside(
+    store: StoppedStore, flags: list[str], name: str
+) -> None:
+    store.recover()
+    path = store.root / "mqproc" / name
+    path.mkdir()
+    found = call("store", "verify", store.root, *flags, "--json")
+    assert [(row.kind, row.file) for row in damage_in(found.json)] == [("misplaced_file", f"mqproc/{name}")]
+    assert call("store", "repair", store.root, "--execute", *flags).code == 0
+    assert not path.exists()
+
+
+def folder_at(path: Path) -> None:
+    path.mkdir()
+
+
+def socket_at(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(os.fspath(path))
+
+
+@pytest.mark.parametrize("make", [folder_at, os.mkfifo, socket_at])
+def test_what_is_no_file_in_the_place_of_the_lock_is_told(
+    store: StoppedStore, flags: list[str], make: Callable[[Path], None]
+) -> None:
     """No group starts, and nothing can be repaired, so it is not said to be."""
     (store.root / "lock").unlink(missing_ok=True)
-    (store.root / "lock").mkdir()
+    make(store.root / "lock")
+    assert call("store", "info", store.root, *flags).code == 0
     found = call("store", "verify", store.root, *flags, "--json").json
     assert ("lock_misplaced", "lock") in [(row.kind, row.file) for row in damage_in(found)]
     assert call("store", "repair", store.root, *flags, "--json").json["actions"] == []
     assert "move it away by hand" in call("doctor", "--store", store.root).out
-    assert call("store", "repair", store.root, "--execute", *flags).code == 3
+    refused = call("store", "repair", store.root, "--execute", *flags)
+    assert (refused.code, refused.err) == (3, f"mqproc: {store.root}/lock: not a file\n")
 
 
 def test_a_log_that_goes_nowhere_is_in_its_place(store: StoppedStore, flags: list[str]) -> None:

@@ -14,7 +14,7 @@ from mqproc.io import Kind as EntryKind
 from mqproc.layout import index_file, timer_log
 from mqproc.layout.consume_queue import EXTENSION_FOLDER
 from mqproc.names import MULTI_DISPATCH_PREFIX
-from mqproc.paths import StorePaths, file_type, index_name_time_ms, segment_start, shown
+from mqproc.paths import SOCKETS, StorePaths, file_type, index_name_time_ms, segment_start, shown
 from mqproc.quantities import counted
 from mqproc.store.queue_folders import (
     bars_queue,
@@ -331,6 +331,10 @@ class _Look:
             if entry is not None and entry.kind is EntryKind.SYMLINK:
                 self._tell(Kind.SYMLINK, path)
             elif entry is not None and entry.kind is not EntryKind.FILE:
+                self._tell(Kind.MISPLACED_FILE, path, text=entry.kind.value)
+        for path in map(paths.socket, SOCKETS):
+            # All else a group that starts replaces.
+            if (entry := self._io.entry(path)) is not None and entry.kind is EntryKind.FOLDER:
                 self._tell(Kind.MISPLACED_FILE, path, text=entry.kind.value)
         if (config := rocksdb_config(self._io, paths.config)) is not None:
             self._tell(Kind.NOT_CHECKED, config, text="topics and progress in RocksDB", as_note=True)
