@@ -66,6 +66,8 @@ def _seconds(delay: Delays) -> NDArray[np.float64]:
     if found.dtype.kind == "O" and any(is_numpys := [isinstance(one, np.timedelta64) for one in found.flat]):
         if not all(is_numpys):  # As below, each would be a bare number, in a unit of its own.
             raise TypeError("timedelta64s stand among others")
+        if len({one.dtype for one in found.flat}) > 1:  # In one unit for all of them the largest may not fit.
+            return np.array([_seconds(one) for one in found.flat]).reshape(found.shape)
         found = np.array(found.tolist())
     if found.dtype.kind == "M":  # numpy would count from 1970 in the array's own unit.
         raise TypeError("datetimes are moments, for deliver_at")

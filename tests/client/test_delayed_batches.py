@@ -145,6 +145,24 @@ def test_a_delay_is_seconds_or_a_timedelta(monkeypatch: pytest.MonkeyPatch) -> N
     assert deliver_at_ms(None, []).tolist() == []
 
 
+@pytest.mark.parametrize(("unit", "days"), [("W", 7), ("D", 1), ("h", 1 / 24)])
+@pytest.mark.parametrize("count", [1, 200_000, 300_000])
+def test_timedelta64s_of_units_far_apart_are_as_long_as_they_say(
+    monkeypatch: pytest.MonkeyPatch, unit: str, days: float, count: int
+) -> None:
+    """In the finest unit large ones came out below 0, or as another delay."""
+    monkeypatch.setattr(time, "time_ns", lambda: 1_795_420_000_000_000_000)
+    delays = np.array([np.timedelta64(2_000_000, "ns"), np.timedelta64(count, unit)], object)
+    expected = [1_795_420_000_002, 1_795_420_000_000 + round(count * days * 86_400_000)]
+    assert deliver_at_ms(None, delays).tolist() == expected
+
+
+def test_timedelta64s_of_no_fixed_length_are_refused() -> None:
+    """Beside others they were taken for seconds."""
+    with pytest.raises(BadTimeError, match="a delay is a number of seconds or a timedelta"):
+        deliver_at_ms(None, np.array([np.timedelta64(2, "M"), np.timedelta64(1, "D")], object))
+
+
 @pytest.mark.parametrize("seconds", [1_795_420_000, 1_795_420_000.5, [1_795_420_000], np.array([0.0, 1_795_420_000.5])])
 def test_seconds_are_not_taken_for_milliseconds(seconds: Any) -> None:
     with pytest.raises(BadRequestError, match=r"^17954\d+(\.5)? looks like seconds: Unix times are in ms, 17954\d{8},"):
