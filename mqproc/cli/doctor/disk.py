@@ -111,24 +111,24 @@ def _mount_options(patient: Patient) -> Said | None:
     mount = patient.host.mount_of(patient.place)
     if mount is None:
         return None
-    options = mount.options
+    options, point = mount.options, in_shell(Path(mount.point))
     if "ro" in options:
         return error(
             f"{mount.point} is mounted read-only",
             "nothing can be stored; errors=remount-ro does that after an error of the disk",
-            f"dmesg | grep -i {Path(mount.source).name}; then mount -o remount,rw {mount.point}",
+            f"dmesg | grep -i {in_shell(Path(Path(mount.source).name))}; then mount -o remount,rw {point}",
         )
     if unsafe := sorted(options & _UNSAFE):
         return warning(
             f"{mount.point} is mounted with {','.join(unsafe)}",
             "after a loss of power the disk may lack what a sync has confirmed",
-            f"take it out of /etc/fstab and mount again: mount -o remount,barrier=1 {mount.point}",
+            f"take it out of /etc/fstab and mount again: mount -o remount,barrier=1 {point}",
         )
     if slow := sorted(options & _SLOW):
         return warning(
             f"{mount.point} is mounted with {','.join(slow)}",
             "each write or read goes to the disk at once, though mqproc syncs where it must",
-            f"mount -o remount,async,relatime {mount.point}, and the same in /etc/fstab",
+            f"mount -o remount,async,relatime {point}, and the same in /etc/fstab",
         )
     return ok(",".join(sorted(options & {"rw", "relatime", "noatime", "nodiratime", "lazytime", "discard"})))
 

@@ -224,6 +224,14 @@ def test_what_is_wrong_is_found_with_what_mends_it(case: Case, store: StorePaths
     assert finding.why
 
 
+@pytest.mark.parametrize("options", ["ro", "rw,nobarrier", "rw,sync"])
+def test_what_mounts_again_names_the_mount_as_a_shell_takes_it(store: StorePaths, tmp_path: Path, options: str) -> None:
+    point = str(store.root).replace(" ", r"\040")
+    found = look(store, tmp_path, mountinfo=f"22 1 8:1 / {point} rw,relatime - ext4 /dev/sda1 {options}\n")
+    (finding,) = (finding for finding in found if finding.check == "mount-options")
+    assert f" '{store.root}'" in finding.mend
+
+
 def test_a_python_of_a_distribution_is_fine_whatever_it_says_of_itself(store: StorePaths, tmp_path: Path) -> None:
     assert bad(look(store, tmp_path, python="distribution")) == []
 
