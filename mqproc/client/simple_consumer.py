@@ -34,10 +34,10 @@ class _Calls:
     max_bytes: int
 
     def receive(self, max_messages: int, invisible_duration: float, waiting: _Waiting) -> Call[list[StoredMessage]]:
-        """The next request of one that waits.
+        """The next request of one that waits, or asks now and then.
 
-        Made again, it begins at the moment when the waiting began: "latest" would be behind what has come since into
-        a topic that was not there, and only the server that is gone knew who waited for that.
+        Made again, it begins at the moment when the waiting began, or the receive before: "latest" would be behind what
+        has come since into a topic that was not there, and only the server that is gone knew who was to get that.
         """
         wanted = self.subscription
         times = milliseconds("invisible_duration", invisible_duration), milliseconds("timeout", waiting.held_s)
@@ -61,13 +61,15 @@ class _Calls:
 class _Waiting:
     """How long one receive still waits: the role holds it for a minute at most, and lets it go when it ends itself."""
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, before_ms: int | None) -> None:
+        """`before_ms`: when the consumer's receive before, which was answered, began; None: there was none."""
         milliseconds("timeout", timeout)
         self._deadline = moment_after("timeout", timeout)
         self.left_s = timeout
-        self.is_again = False
-        self.since_ms = time.time_ns() // 1_000_000 + 1
-        """What was stored in this millisecond may have been before."""
+        self.is_again = before_ms is not None
+        self.begun_ms = time.time_ns() // 1_000_000
+        self.since_ms = self.begun_ms + 1 if before_ms is None else before_ms
+        """What was stored in its first millisecond may have been before; not so in a topic that was not there."""
 
     @property
     def held_s(self) -> float:
@@ -100,6 +102,8 @@ class SimpleConsumer(OfGroup):
         self._client = client
         self._subscription = subscription
         self._calls = _Calls(subscription, filter, client.pull_bytes_max)
+        self._before_ms: int | None = None
+        """When the last receive that was answered began."""
 
     def receive(
         self,
@@ -116,9 +120,10 @@ class SimpleConsumer(OfGroup):
         For `invisible_duration` seconds (1 to 43,200) nobody else of the group gets them. What is not acknowledged by
         then comes again, with `reconsume_times` one more, and is a dead letter after the group's `retry_max_times`.
         """
-        waiting = _Waiting(timeout)
+        waiting = _Waiting(timeout, self._before_ms)
         while True:
             found = self._client.run(self._calls.receive(max_messages, invisible_duration, waiting))
+            self._before_ms = waiting.begun_ms
             if found or waiting.is_over():
                 return found
             time.sleep(waiting.pause_s)
@@ -145,6 +150,8 @@ class AsyncSimpleConsumer(OfGroup):
         self._client = client
         self._subscription = subscription
         self._calls = _Calls(subscription, filter, client.pull_bytes_max)
+        self._before_ms: int | None = None
+        """When the last receive that was answered began."""
 
     async def receive(
         self,
@@ -159,9 +166,10 @@ class AsyncSimpleConsumer(OfGroup):
         """
         import asyncio  # The sync client shall not pay for it.
 
-        waiting = _Waiting(timeout)
+        waiting = _Waiting(timeout, self._before_ms)
         while True:
             found = await self._client.run(self._calls.receive(max_messages, invisible_duration, waiting))
+            self._before_ms = waiting.begun_ms
             if found or waiting.is_over():
                 return found
             await asyncio.sleep(waiting.pause_s)

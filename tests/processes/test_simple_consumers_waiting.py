@@ -1,4 +1,5 @@
-"""Simple consumers that wait for a topic which comes, with its first message, while the role they wait at is away."""
+"""Simple consumers that wait for a topic, or look for it now and then, which comes, with its first message, while the
+role they ask is away."""
 
 from __future__ import annotations
 
@@ -46,3 +47,44 @@ def test_what_comes_first_into_a_topic_while_query_is_away_is_for_who_waits_for_
             os.kill(group.pid(QUERY), signal.SIGKILL)
             client.send("Coming", b"first")
         assert [message.body for message in waiting.result()] == [b"first"]
+
+
+def look(group: Group, first_comes: Callable[[], None]) -> list[StoredMessage]:
+    with group.client() as client:
+        consumer = client.simple_consumer("g", TOPICS)
+        assert consumer.receive() == []
+        first_comes()
+        return consumer.receive()
+
+
+def look_async(group: Group, first_comes: Callable[[], None]) -> list[StoredMessage]:
+    async def main() -> list[StoredMessage]:
+        async with AsyncClient(group.store) as client:
+            consumer = client.simple_consumer("g", TOPICS)
+            assert await consumer.receive() == []
+            first_comes()
+            return await consumer.receive()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("looks", [look, look_async])
+def test_so_it_is_for_who_has_looked_before(
+    make_group: Callable[..., Group], looks: Callable[[Group, Callable[[], None]], list[StoredMessage]]
+) -> None:
+    group = make_group()
+
+    def first_comes() -> None:
+        with group.client() as client:
+            with group.held_up(SUPERVISOR):
+                os.kill(group.pid(QUERY), signal.SIGKILL)
+                client.send("Coming", b"first")
+            client.wait_dispatched()
+
+    with group.client() as client:
+        client.send("There", b"before")
+        client.wait_dispatched()
+        assert [message.body for message in looks(group, first_comes)] == [b"first"]
+        # A topic that the group has a place in goes on from there, and another group begins behind what is there.
+        assert client.simple_consumer("g", TOPICS).receive() == []
+        assert client.simple_consumer("h", TOPICS).receive() == []
