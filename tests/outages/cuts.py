@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from mqproc.config import FlushDiskType
+from mqproc.shm.bell import names_of, unlink_semaphore
 from tests.outages.checks import check, check_stopped
 from tests.outages.customers import Heard, customers, hold
 from tests.outages.disks import Disk
@@ -83,8 +84,12 @@ class Cuts:
         self._group.begin()
         time.sleep(self._chance.random() * START_S_MAX)
         self._stir()
+        store_id = self._group.words().get("store_id", 0)
         self._disk.cut()
         self._group.close()
+        # The next start knows them no more where the power has taken the control file.
+        for name in names_of(store_id):
+            unlink_semaphore(name)
         self._disk.unmount()
         self._disk.mount()
 

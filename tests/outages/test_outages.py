@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
+import posix_ipc
 import pytest
 
 from mqproc.armed_io import CRASH_POINTS
+from mqproc.shm.bell import names_of, semaphore_name
 from tests.conftest import wait_until
-from tests.outages import disks
+from tests.outages import cuts, disks
 from tests.outages.kills import points_of
 from tests.outages.levels import KINDS, LEVELS, NEED_DISKS, Progress, Told
 
@@ -35,6 +39,19 @@ def test_a_story_of_each_kind_holds_and_leaves_nothing_behind(tmp_path: Path) ->
     if reason := disks.missing():
         pytest.skip(f"no stories of {', '.join(sorted(NEED_DISKS))}: {reason}")
     assert set(KINDS) == {line.split()[0] for line in done.stdout.splitlines() if line.endswith("outages")}
+
+
+def test_a_start_that_loses_its_power_leaves_no_semaphores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store_id = secrets.randbits(63)
+    names = [semaphore_name(store_id, 2, role) for role in (1, 2)]
+    group = Mock(store=tmp_path, words=lambda: {"store_id": store_id})
+    monkeypatch.setattr(cuts, "Disk", lambda *_: Mock(folder=tmp_path))
+    monkeypatch.setattr(cuts, "WarmGroup", lambda *_, **_options: group)
+    story = cuts.Cuts(0, tmp_path)
+    for name in names:
+        posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600)
+    story._cut_start()
+    assert names_of(store_id) == []
 
 
 def test_what_was_told_is_not_told_again(tmp_path: Path) -> None:
