@@ -7,15 +7,17 @@ there. A lock ends with its process, however that ends: the group looks now and 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import math
+import os
 import time
 from contextlib import suppress
 from typing import Final
 
 from mqproc.control import Control
 from mqproc.errors import CorruptStoreError, NotRunningError, StartError
-from mqproc.io import StoreIO
+from mqproc.io import Kind, StoreIO
 from mqproc.paths import StorePaths
 
 LOOK_AGAIN_S: Final = 0.05
@@ -43,7 +45,7 @@ class Openers:
         if self._fd >= 0:
             return False
         with suppress(OSError):
-            self._fd = self._io.open(self._paths.openers, write=True, create=True, mode=0o600)
+            self._fd = _opened(self._io, self._paths)
         deadline = time.monotonic() + timeout_s
         while self._fd >= 0 and not self._locks(fcntl.LOCK_SH):
             if time.monotonic() >= deadline:
@@ -108,6 +110,14 @@ class Unused:
         return False
 
 
+def _opened(io: StoreIO, paths: StorePaths) -> int:
+    """The file's descriptor. Raises OSError, for a pipe, too, which takes locks and holds no text."""
+    found = io.entry(paths.openers)
+    if found is not None and found.kind is Kind.OTHER:
+        raise OSError(errno.EINVAL, "not a file", os.fspath(paths.openers))
+    return io.open(paths.openers, write=True, create=True, mode=0o600)
+
+
 def _locks(fd: int, how: int) -> bool:
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
@@ -120,7 +130,7 @@ def let_last_one_stop(paths: StorePaths) -> None:
     """The group that runs now, this process's own, is one that its last user stops. Raises StartError."""
     io = StoreIO()
     try:
-        fd = io.open(paths.openers, write=True, create=True, mode=0o600)
+        fd = _opened(io, paths)
         try:
             io.set_size(fd, 0)
             io.pwrite(fd, _running(io, paths), 0)

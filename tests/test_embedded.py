@@ -236,6 +236,13 @@ def test_a_start_that_was_killed_is_not_waited_for(store: Path, monkeypatch: pyt
         assert client.health()
 
 
+def test_a_pipe_in_the_place_of_the_openers_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mqproc").mkdir()
+    os.mkfifo(StorePaths(tmp_path).openers)
+    with pytest.raises(StartError, match=r"/openers.lock: not a file$"):
+        mqproc.open(tmp_path, timeout=PATIENCE_S)
+
+
 def test_a_start_that_goes_on_is_waited_for_as_long_as_was_said(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_given: Any) -> None:
         raise StoreLockedError("another is starting it")
