@@ -95,24 +95,20 @@ def compact(
     """
     paths = paths_of(invocation, stores)
     with session(master, conf) as spark:
-        from pyspark.sql import Observation
-        from pyspark.sql import functions as F
-
-        from mqproc.spark import jobs
-        from mqproc.spark.jobs.targets import check_sources, write_parquet
+        from mqproc.spark.jobs.compacting import planned_last
+        from mqproc.spark.jobs.parquet_files import Layout
+        from mqproc.spark.jobs.targets import check_sources, write_batches
 
         sources = check_sources(paths, fail_on_data_loss=not chosen["skip_damage"])
-        last = jobs.compact(
+        last = planned_last(
             spark,
             paths,
             drop_empty=drop_empty,
             columns=chosen["columns"],
             **selection_of(chosen),
         )
-        seen = Observation()
-        counted = last.observe(seen, F.count(F.lit(1)).alias("keys"))
-        write_parquet(counted, to, sources, mode=chosen["mode"], compression=chosen["compression"])
-        keys = int(seen.get["keys"])
+        layout = Layout(list(last.types), compression=chosen["compression"])
+        keys = write_batches(last, to, sources, mode=chosen["mode"], layout=layout).messages
     invocation.out.fields([Column("to"), Column("keys", kind="count")], {"to": to, "keys": keys})
 
 

@@ -6,6 +6,7 @@ import datetime
 import json
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,10 +17,26 @@ from mqproc.spark.session import register
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from mqproc.spark.mapped import BatchRead
+
 Moment = int | datetime.datetime
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+# Arguments that are options of the source by another name, or in other words.
+_WORDS: Final = {"topic": "subscribe", "queue_id": "queueId", "tag": "tag", "key": "key", "columns": "columns"}
+_MOMENTS: Final = {"begin": "startingTimestamp", "end": "endingTimestamp"}
+_OFFSETS: Final = {"starting_offsets": "startingOffsets", "ending_offsets": "endingOffsets"}
+_ARGUMENTS: Final = frozenset({*_WORDS, *_MOMENTS, *_OFFSETS, "fail_on_data_loss"})
 # The options of the source that jobs go by themselves, in the case that Spark takes for all.
 _OF_JOBS: Final = frozenset({"failondataloss", "verifycrc", "plainbodies"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is to be read: paths, options as Spark takes them, and what they mean."""
+
+    paths: list[str]
+    given: dict[str, str]
+    options: ReadOptions
 
 
 def messages(
@@ -50,37 +67,58 @@ def messages(
 
         messages(spark, "/var/lib/store", topic="orders", columns=["queue_offset", "body"]).count()
     """
-    given: dict[str, str | int | bool] = {"naming": naming, "failOnDataLoss": fail_on_data_loss, **options}
-    chosen = (
-        ("subscribe", "topic", topic),
-        ("queueId", "queue_id", queue_id),
-        ("tag", "tag", tag),
-        ("key", "key", key),
-        ("columns", "columns", columns),
+    asked = _asked_for(
+        path,
+        {
+            "topic": topic,
+            "queue_id": queue_id,
+            "begin": begin,
+            "end": end,
+            "tag": tag,
+            "key": key,
+            "columns": columns,
+            "starting_offsets": starting_offsets,
+            "ending_offsets": ending_offsets,
+            "naming": naming,
+            "fail_on_data_loss": fail_on_data_loss,
+            **options,
+        },
     )
-    for name, argument, words in chosen:
-        said = _words(argument, words)
-        if said is not None and (name != "columns" or said != "[]"):
-            given[name] = said
-    for name, argument, moment in (("startingTimestamp", "begin", begin), ("endingTimestamp", "end", end)):
-        if moment is not None:
-            given[name] = _ms(argument, moment)
-    for name, argument, offsets in (
-        ("startingOffsets", "starting_offsets", starting_offsets),
-        ("endingOffsets", "ending_offsets", ending_offsets),
-    ):
-        if offsets is not None:
-            given[name] = _offsets(argument, offsets)
-    paths = [str(path)] if isinstance(path, str | Path) else [str(each) for each in path]
     register(spark)
-    text = _text(given)
-    read = read_options(text | {"paths": json.dumps(paths)})
-    if read.filter_pushdown:
+    if asked.options.filter_pushdown:
         # Filters of the query reach a source, and nothing behind it.
-        return spark.read.format("mqproc").options(**text).load(paths)
-    from mqproc.spark.mapped import mapped
+        return spark.read.format("mqproc").options(**asked.given).load(asked.paths)
+    return _planned(spark, asked).rows()
 
-    return mapped(spark, paths, text, read)
+
+def planned_messages(spark: SparkSession, path: str | Path | Sequence[str | Path], **selection: Any) -> BatchRead:
+    """The read that `messages` would make rows of, by the same arguments. Raises what it raises."""
+    return _planned(spark, _asked_for(path, selection))
+
+
+def _planned(spark: SparkSession, asked: _Asked) -> BatchRead:
+    from mqproc.spark.mapped import planned
+
+    return planned(spark, asked.paths, asked.given, asked.options)
+
+
+def _asked_for(path: str | Path | Sequence[str | Path], said: Mapping[str, Any]) -> _Asked:
+    """What arguments of `messages` ask for, which say nothing where they are missing."""
+    given = {"failOnDataLoss": said.get("fail_on_data_loss", True)}
+    given |= {name: value for name, value in said.items() if name not in _ARGUMENTS}
+    for argument, option in _WORDS.items():
+        words = _words(argument, said.get(argument, ()))
+        if words is not None and (argument != "columns" or words != "[]"):
+            given[option] = words
+    for argument, option in _MOMENTS.items():
+        if (moment := said.get(argument)) is not None:
+            given[option] = _ms(argument, moment)
+    for argument, option in _OFFSETS.items():
+        if (offsets := said.get(argument)) is not None:
+            given[option] = _offsets(argument, offsets)
+    paths = [str(path)] if isinstance(path, str | Path) else [str(each) for each in path]
+    text = _text(given)
+    return _Asked(paths, text, read_options(text | {"paths": json.dumps(paths)}))
 
 
 def keys_of(key: str | Sequence[str]) -> tuple[str, ...]:

@@ -21,7 +21,8 @@ from mqproc.paths import segment_name
 from mqproc.quantities import counted
 from mqproc.spark.api import flags_of, keys_of, messages
 from mqproc.spark.batches import BatchMaker
-from mqproc.spark.columns import MQPROC, schema_of
+from mqproc.spark.columns import MQPROC, check
+from mqproc.spark.mapped import BatchRead
 from mqproc.spark.reading import Found
 from mqproc.spark.segment_bytes import open_segment
 from mqproc.spark.stores import find_stores, survey
@@ -50,10 +51,23 @@ def compact(
     deleted, and is left out. Of messages of one millisecond the one behind in its log is the last; between stores their
     names decide.
     """
+    return planned_last(spark, path, drop_empty=drop_empty, columns=columns, **selection).rows()
+
+
+def planned_last(
+    spark: SparkSession,
+    path: str | Path | Sequence[str | Path],
+    *,
+    drop_empty: bool,
+    columns: str | Sequence[str],
+    **selection: Any,
+) -> BatchRead:
+    """The read that `compact` makes rows of: the places of records, in their order, and what reads these."""
     from pyspark.sql import functions as F
 
     columns = [columns] if isinstance(columns, str) else columns
-    wanted = list(columns) or list(MQPROC)
+    wanted = list(dict.fromkeys(columns)) or list(MQPROC)
+    check("mqproc", wanted)
     flags = flags_of(selection)
     if flags.verify_crc is None:
         # Where the records are read there is no telling a damaged body from another; the pass over the log can.
@@ -79,7 +93,7 @@ def compact(
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return reader.read(batches)
 
-    return ordered.mapInArrow(read, f"key string, {schema_of('mqproc', wanted)}")
+    return BatchRead(ordered, read, {"key": "string", **{name: MQPROC[name] for name in wanted}})
 
 
 def _segment_sizes(paths: Sequence[str | Path]) -> dict[str, int]:

@@ -12,16 +12,17 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from mqproc.errors import BadRequestError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+T = TypeVar("T")
 
-# Spark has it in a folder for as long as it writes there.
-_UNFINISHED: Final = "_temporary"
+UNFINISHED: Final = "_temporary"
+"""What Spark, and jobs that write by themselves, have in a folder for as long as they write there."""
 
 
 class HadoopPath:
@@ -32,7 +33,8 @@ class HadoopPath:
         self._files = path.getFileSystem(session._jsc.hadoopConfiguration())
         self._path = self._files.makeQualified(path)
         uri = self._path.toUri()
-        self._folder = Path(uri.getPath()) if uri.getScheme() == "file" else None
+        self.folder = Path(uri.getPath()) if uri.getScheme() == "file" else None
+        """Where it is on this machine; None for what is not there."""
 
     @classmethod
     def of(cls, session: SparkSession, to: str) -> Self | None:
@@ -56,7 +58,7 @@ class HadoopPath:
     def is_unfinished(self) -> bool:
         """Whether nothing is there but what a write that was killed leaves."""
         names = [str(each.getPath().getName()) for each in self._files.listStatus(self._path)]
-        return not names or _UNFINISHED in names
+        return not names or UNFINISHED in names
 
     def remove(self) -> bool:
         return bool(self._files.delete(self._path, True))
@@ -65,8 +67,8 @@ class HadoopPath:
         """Remove what a job that failed has written: one that was interrupted may have taken Java with it."""
         with suppress(Exception):
             self.remove()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def rename(self, to: HadoopPath) -> bool:
         return bool(self._files.rename(self._path, to._path))
@@ -76,29 +78,38 @@ def write_whole(
     session: SparkSession,
     to: str,
     mode: str,
-    write: Callable[[str, str], None],
+    write: Callable[[str, str], T],
     check: Callable[[str], None],
-) -> None:
-    """Have `write(path, mode)` write to `to`; what it overwrites is there until all has been written.
+) -> T:
+    """What `write(path, mode)` gives, which writes to `to`; what it overwrites is there until all has been written.
 
     That is written to `to.partial`, which `check` may refuse, as is one that no killed write has left. With Spark
     Connect, to the root of a file system, and where it replaces partitions one by one, Spark itself overwrites.
     """
     target = HadoopPath.of(session, to)
     if target is None or _is_dynamic(session):
-        write(to, mode)
-        return
+        return write(to, mode)
     is_there = target.exists()
     partial = target.beside(".partial") if mode == "overwrite" and is_there else None
     if partial is None:
-        _write(to, mode, write, None if is_there else target)
-        return
+        return _write(to, mode, write, None if is_there else target)
     check(str(partial))
     if partial.exists() and not partial.is_unfinished():
         raise BadRequestError(f"{partial}: is there, and no unfinished write; {to} is made there first: move it away")
-    _write(str(partial), mode, write, partial)
+    written = _write(str(partial), mode, write, partial)
     if not target.remove() or not partial.rename(target):
         raise BadRequestError(f"{to}: cannot be replaced; what was written is in {partial}")
+    return written
+
+
+def folder_of(session: SparkSession, to: str) -> Path | None:
+    """The folder that `to` is, for who writes there without Spark.
+
+    None where Spark alone can or must: for a URL, the root of a file system, with Spark Connect, and where partitions
+    are replaced one by one.
+    """
+    target = HadoopPath.of(session, to)
+    return None if target is None or target.beside("") is None or _is_dynamic(session) else target.folder
 
 
 def _is_dynamic(session: SparkSession) -> bool:
@@ -106,10 +117,10 @@ def _is_dynamic(session: SparkSession) -> bool:
     return str(session.conf.get("spark.sql.sources.partitionOverwriteMode", "static")).lower() == "dynamic"
 
 
-def _write(path: str, mode: str, write: Callable[[str, str], None], new: HadoopPath | None) -> None:
+def _write(path: str, mode: str, write: Callable[[str, str], T], new: HadoopPath | None) -> T:
     """Write to a path, of which nothing stays when that fails where it is a new one."""
     try:
-        write(path, mode)
+        return write(path, mode)
     except BaseException:
         if new is not None:
             new.give_up()

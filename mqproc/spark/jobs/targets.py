@@ -1,24 +1,31 @@
 """Where jobs write files: never into a store or over one, and nothing at all before the sources have been looked at.
 
 Spark empties a target that it overwrites, and makes its folder, before it reads the first message: `replacing` has it
-write beside.
+write beside. Messages are written by the tasks that read them where that can be (`task_folders`), rows of what else
+there is by Spark.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from mqproc.errors import BadRequestError, CorruptStoreError
-from mqproc.spark.jobs.replacing import write_whole
+from mqproc.spark.jobs.parquet_files import Layout
+from mqproc.spark.jobs.replacing import folder_of, write_whole
+from mqproc.spark.jobs.task_folders import Written, write_folder
 from mqproc.spark.stores import find_stores, survey
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+    from mqproc.spark.mapped import BatchRead
+
+T = TypeVar("T")
 
 # As Hadoop understands it: with a host or without, with one slash or three.
 _FILE: Final = re.compile(r"file:(?://[^/]*)?", re.IGNORECASE)
@@ -42,11 +49,46 @@ def write_parquet(
     def write(path: str, mode: str) -> None:
         frame.write.partitionBy(*by).mode(mode).option("compression", compression).parquet(path)
 
+    _write_whole(frame.sparkSession, to, stores, mode, write)
+
+
+def write_batches(
+    read: BatchRead, to: str | Path, stores: Sequence[str | Path], *, mode: str, layout: Layout
+) -> Written:
+    """Write what tasks read of `stores` to `to`, as `write_parquet`, and without rows of Spark's where it is a folder.
+
+    Raises as `write_parquet` and `write_folder`.
+    """
+    session = read.frame.sparkSession
+
+    def write(path: str, mode: str) -> Written:
+        folder = folder_of(session, path)
+        return _write_rows(read, path, mode, layout) if folder is None else write_folder(read, folder, mode, layout)
+
+    return _write_whole(session, to, stores, mode, write)
+
+
+def _write_rows(read: BatchRead, path: str, mode: str, layout: Layout) -> Written:
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
+    # Told by the write itself; a count before it would read everything twice.
+    seen = Observation()
+    size = F.sum("size") if "size" in read.types else F.lit(0)
+    measured = read.rows().observe(seen, F.count(F.lit(1)).alias("messages"), size.alias("size"))
+    wanted = measured.select(*dict.fromkeys([*layout.columns, *layout.by]))
+    wanted.write.partitionBy(*layout.by).mode(mode).option("compression", layout.compression).parquet(path)
+    return Written(int(seen.get["messages"]), int(seen.get["size"] or 0), 0)
+
+
+def _write_whole(
+    session: SparkSession, to: str | Path, stores: Sequence[str | Path], mode: str, write: Callable[[str, str], T]
+) -> T:
     def check(path: str) -> None:
         check_target(path, stores, overwrites=mode == "overwrite")
 
     check(str(to))
-    write_whole(frame.sparkSession, str(to), mode, write, check)
+    return write_whole(session, str(to), mode, write, check)
 
 
 def check_sources(path: str | Path | Sequence[str | Path], *, fail_on_data_loss: bool = True) -> list[str]:

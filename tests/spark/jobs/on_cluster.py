@@ -23,6 +23,7 @@ def main(store: Path, folder: Path, target: Path) -> None:
         "clean": [row.clean for row in jobs.verify(spark, store, share_bytes=100_000).collect()],
         "counts": {row.topic: row.messages for row in counted.collect()},
         "exported": jobs.export(spark, store, folder / "parquet", topic="First").messages,
+        "in_files": spark.read.parquet(str(folder / "parquet")).count(),
         "keys": jobs.compact(spark, store, columns=["topic"]).count(),
         "replayed": jobs.replay(spark, store, target, "Replayed", topic="First", streams=2).sent,
         "lag": jobs.lag(spark, store).count(),

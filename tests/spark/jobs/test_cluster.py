@@ -54,6 +54,7 @@ def test_two_workers(rolled_store: Path, running: Group, tmp_path: Path) -> None
         "clean": [True],
         "counts": {"First": 224, "Second": 208, "Third": 208},
         "exported": 224,
+        "in_files": 224,
         "keys": 640,
         "replayed": 224,
         "lag": 0,

@@ -1,0 +1,221 @@
+"""Arrow batches as Parquet files, a folder for each value of the columns that they are divided by. No row is made.
+
+    batches ──enough of them──▶ a table ──one stable take──▶ a slice of each folder ──the largest──▶ a row group each
+                                  ▲────────────────the small ones wait for more────────────────┘
+
+Folders are named as Spark and Hive name them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mqproc.errors import DiskFullError, MqprocError
+from mqproc.io import reason_of
+
+_WAITING_BYTES: Final = 64 << 20
+_OPEN_MAX: Final = 256
+_NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
+_ESCAPES: Final = {ord(each): f"%{ord(each):02X}" for each in (*map(chr, range(1, 32)), *"\"#%'*/:=?[\\]^{\x7f")}
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How rows lie in files: which columns these have, by which the folders are named, and how pages are packed."""
+
+    columns: Sequence[str]
+    by: Sequence[str] = ()
+    compression: str = "zstd"
+
+    def file_name(self, name: str) -> str:
+        """The name of a file of these: readers of old look at its ending."""
+        packed = "" if self.compression == "none" else f".{self.compression}"
+        return f"{name}{packed}.parquet"
+
+    def in_files(self) -> list[str]:
+        """The columns that files have: those of the folders' names are left out."""
+        return [name for name in self.columns if name not in self.by]
+
+
+class ParquetFiles:
+    """Files below a folder, which is there. Their names begin with `name`.
+
+    `waiting_bytes` of rows wait for more of their folders, and are there three times for the moment in which they are
+    ordered. Where more than `open_max` files would be open, the one that was longest without rows is closed; further
+    ones of its folder go to a file of their own.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        name: str,
+        *,
+        waiting_bytes: int = _WAITING_BYTES,
+        open_max: int = _OPEN_MAX,
+    ) -> None:
+        self._folder = folder
+        self._layout = layout
+        self._name = name
+        self._waiting_bytes = waiting_bytes
+        self._open_max = open_max
+        self._waiting: list[pa.RecordBatch] = []
+        self._size = 0
+        self._open: OrderedDict[str, _File] = OrderedDict()
+        self.files = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self._open.values():
+            file.give_up()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take a batch. Raises DiskFullError where there is no room, MqprocError for what else storage says."""
+        if batch.num_rows == 0:
+            return
+        self._waiting.append(batch)
+        self._size += batch.get_total_buffer_size()
+        if self._size >= self._waiting_bytes:
+            self._write(self._waiting_bytes // 2)
+
+    def finish(self) -> None:
+        """Write what waits and close all files. Raises as `add`."""
+        if self._waiting:
+            self._write(0)
+        while self._open:
+            self._close_oldest()
+
+    def _write(self, wait_bytes: int) -> None:
+        """Write what waits, the largest folders first, but for the smallest ones of `wait_bytes` together."""
+        parts = _parts(pa.Table.from_batches(self._waiting), self._layout.by)
+        self._waiting.clear()
+        self._size = sum(part.nbytes for _folder, part in parts)
+        small: list[pa.Table] = []
+        for folder, part in sorted(parts, key=lambda each: each[1].nbytes, reverse=True):
+            if self._size > wait_bytes:
+                self._write_to(folder, part)
+                self._size -= part.nbytes
+            else:
+                small.append(part)
+        if small:
+            # Copied: a slice would keep what has been written, too.
+            self._waiting = pa.concat_tables(small).combine_chunks().to_batches()
+
+    def _write_to(self, folder: str, part: pa.Table) -> None:
+        if folder in self._open:
+            self._open.move_to_end(folder)
+        else:
+            if len(self._open) >= self._open_max:
+                self._close_oldest()
+            self._open[folder] = self._new_file(folder, part.schema)
+        self._open[folder].write(part)
+
+    def _close_oldest(self) -> None:
+        _folder, file = next(iter(self._open.items()))
+        file.close()
+        self._open.popitem(last=False)
+
+    def _new_file(self, folder: str, schema: pa.Schema) -> _File:
+        path = self._folder
+        for name in filter(None, folder.split("/")):
+            path /= name
+            with telling(path):
+                # Not its parents: who comes too late makes nothing anew.
+                path.mkdir(exist_ok=True)
+        made = _File(path / self._layout.file_name(f"{self._name}-{self.files:05d}"), schema, self._layout)
+        self.files += 1
+        return made
+
+
+class _File:
+    """One file that is written."""
+
+    def __init__(self, path: Path, schema: pa.Schema, layout: Layout) -> None:
+        self._path = path
+        self._columns = layout.in_files()
+        with telling(path):
+            self._sink = pa.OSFile(os.fspath(path), "wb")
+            kept = pa.schema([schema.field(name) for name in self._columns])
+            self._writer = pq.ParquetWriter(self._sink, kept, compression=layout.compression)
+
+    def write(self, part: pa.Table) -> None:
+        """Rows, as a group of their own."""
+        with telling(self._path):
+            self._writer.write_table(part.select(self._columns), row_group_size=part.num_rows)
+
+    def close(self) -> None:
+        """Write what is behind the rows."""
+        with telling(self._path):
+            self._writer.close()
+            self._sink.close()
+
+    def give_up(self) -> None:
+        """Close a file that is not finished."""
+        # Else its end is tried once more, and what comes of that is printed.
+        self._writer.is_open = False
+        with suppress(OSError):
+            self._sink.close()
+
+
+@contextmanager
+def telling(path: Path) -> Iterator[None]:
+    """Raises DiskFullError where storage has no room, MqprocError for what else it says, each with the path."""
+    try:
+        yield
+    except OSError as error:
+        number = error.errno or errno.EIO
+        kind = DiskFullError if number in _NO_ROOM else MqprocError
+        raise kind(f"{path}: {reason_of(OSError(number, os.strerror(number)))}") from error
+
+
+def _parts(table: pa.Table, by: Sequence[str]) -> list[tuple[str, pa.Table]]:
+    """Folders with their rows, in the order that they have. A table of one folder is not copied."""
+    folders, numbers = [""], np.zeros(table.num_rows, np.int64)
+    for name in by:
+        encoded = table.column(name).combine_chunks().dictionary_encode(null_encoding="encode")
+        own = [folder_name(name, each) for each in _texts(encoded.dictionary)]
+        found, numbers = np.unique(numbers * len(own) + encoded.indices.to_numpy(), return_inverse=True)
+        folders = [f"{folders[each // len(own)]}/{own[each % len(own)]}" for each in found.tolist()]
+    if len(folders) == 1:
+        return [(folders[0], table)]
+    ordered = table.combine_chunks().take(pa.array(np.argsort(numbers, kind="stable")))
+    counts = np.bincount(numbers)
+    starts = np.cumsum(counts) - counts
+    return [
+        (folder, ordered.slice(start, count))
+        for folder, start, count in zip(folders, starts.tolist(), counts.tolist(), strict=True)
+    ]
+
+
+def _texts(values: pa.Array) -> list[str | None]:
+    """Values as folders have them."""
+    if not pa.types.is_date32(values.type):
+        return list(values.to_pylist())
+    return [None if day is None else _day(day) for day in values.cast(pa.int32()).to_pylist()]
+
+
+def _day(number: int) -> str:
+    """A day since 1970, also of years that Python has no dates of."""
+    text = str(np.datetime64(number, "D"))
+    year = int(text[:-6])
+    sign = "-" if year < 0 else "+" if year > 9999 else ""
+    return f"{sign}{abs(year):04d}{text[-6:]}"
+
+
+def folder_name(column: str, value: str | None) -> str:
+    """The name of the folder of a column's value, which Spark and Hive would give it."""
+    return f"{column.translate(_ESCAPES)}={value.translate(_ESCAPES) if value else _NO_VALUE}"

@@ -1,0 +1,159 @@
+"""Folders of tasks: files of each task once, or of none, whatever attempts of it there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+from mqproc.errors import MqprocError, StoreAccessError
+from mqproc.spark.jobs import export
+from mqproc.spark.jobs.compacting import planned_last
+from mqproc.spark.jobs.exporting import COMPRESSIONS
+from mqproc.spark.jobs.parquet_files import Layout
+from mqproc.spark.jobs.targets import write_batches
+from mqproc.spark.jobs.task_folders import JobFolder, Written
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+
+def files_below(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def writing(text: str, *, fails: bool = False) -> Callable[[Path], Written]:
+    def write(folder: Path) -> Written:
+        (folder / "topic=a").mkdir()
+        (folder / "topic=a" / f"part-{text}").write_text(text)
+        if fails:
+            raise MqprocError("once more")
+        return Written(len(text), 10 * len(text), 1)
+
+    return write
+
+
+def test_attempts_of_a_task_count_once(tmp_path: Path) -> None:
+    job = JobFolder.new(tmp_path / "out")
+    with pytest.raises(MqprocError, match="once more"):
+        job.write(0, 1, writing("failed", fails=True))
+    # One that was killed leaves what it has.
+    (tmp_path / "out" / "_temporary" / job.job / "attempt-0-2" / "files").mkdir(parents=True)
+    (tmp_path / "out" / "_temporary" / job.job / "attempt-0-2" / "files" / "part-killed").touch()
+
+    def overtaken(folder: Path) -> Written:
+        assert job.write(0, 4, writing("first")) == Written(5, 50, 1)
+        return writing("second")(folder)
+
+    assert job.write(0, 3, overtaken) == Written(5, 50, 1), "both tell what is there"
+    assert job.write(0, 5, writing("third", fails=True)) == Written(5, 50, 1), "nothing is done again"
+    assert job.write(1, 6, lambda folder: Written(0, 0, 0)) == Written(0, 0, 0)
+    assert job.place() == 1
+    job.remove()
+    assert files_below(tmp_path) == ["out/topic=a/part-first"]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["topic=a"]
+
+
+def test_an_attempt_that_comes_too_late_or_elsewhere_makes_nothing(tmp_path: Path) -> None:
+    job = JobFolder.new(tmp_path / "out")
+    with pytest.raises(StoreAccessError, match="at one path"):
+        JobFolder(tmp_path / "elsewhere", job.job).write(0, 1, writing("a"))
+
+    def late(folder: Path) -> Written:
+        job.remove()
+        return writing("late")(folder)
+
+    with pytest.raises(FileNotFoundError):
+        job.write(0, 2, late)
+    assert [path.name for path in tmp_path.rglob("*")] == ["out"]
+
+
+def test_jobs_of_one_folder_leave_each_others_files(tmp_path: Path) -> None:
+    one, other = JobFolder.new(tmp_path), JobFolder.new(tmp_path)
+    for job in (one, other):
+        job.write(0, 1, writing(job.name_of(0)))
+    assert one.place() == 1
+    other.take_back()
+    assert files_below(tmp_path / "topic=a") == [f"part-{one.name_of(0)}"]
+    one.take_back()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.spark
+class TestWithSpark:
+    def test_readers_see_what_spark_would_have_written(
+        self, spark: SparkSession, rolled_store: Path, tmp_path: Path
+    ) -> None:
+        export(spark, rolled_store, tmp_path / "ours", splitBytes=50_000)
+        # Where partitions are replaced one by one, Spark writes.
+        spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
+        try:
+            done = export(spark, rolled_store, tmp_path / "sparks", mode="overwrite")
+        finally:
+            spark.conf.unset("spark.sql.sources.partitionOverwriteMode")
+        ours, sparks = (spark.read.parquet(str(tmp_path / name)) for name in ("ours", "sparks"))
+        assert ours.schema == sparks.schema
+        rows = [sorted(map(repr, frame.collect())) for frame in (ours, sparks)]
+        assert rows[0] == rows[1]
+        assert len(rows[0]) == done.messages == 640
+        assert list((tmp_path / "sparks").rglob("*.crc")) != [], "those of Spark's writer"
+        schema = ds.dataset(tmp_path / "ours", partitioning="hive").schema
+        assert str(schema.field("store_timestamp").type) == "timestamp[us, tz=UTC]"
+
+    def test_append_and_compressions(self, spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
+        for compression in COMPRESSIONS:
+            export(spark, rolled_store, tmp_path, mode="append", topic="First", columns="body", compression=compression)
+        found = {
+            pq.ParquetFile(file).metadata.row_group(0).column(0).compression for file in tmp_path.rglob("*.parquet")
+        }
+        assert found == {"ZSTD", "SNAPPY", "GZIP", "LZ4", "UNCOMPRESSED"}
+        bodies = spark.read.parquet(str(tmp_path))
+        assert (bodies.count(), bodies.distinct().count()) == (5 * 224, 224)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["_SUCCESS", "topic=First"]
+
+    def test_what_fails_in_the_end_leaves_what_was_there(
+        self, spark: SparkSession, rolled_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        out = tmp_path / "out"
+        export(spark, rolled_store, out, topic="First")
+        before, rename = files_below(out), Path.rename
+        calls: list[Path] = []
+
+        def interrupted(source: Path, target: Path) -> Path:
+            if target.suffix == ".parquet":
+                calls.append(target)
+                if len(calls) > 1:
+                    raise KeyboardInterrupt
+            return rename(source, target)
+
+        for mode in ("append", "overwrite"):
+            calls.clear()
+            with monkeypatch.context() as patched:
+                patched.setattr(Path, "rename", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    export(spark, rolled_store, out, mode=mode)
+            assert (len(calls), files_below(out)) == (2, before)
+            assert list(tmp_path.iterdir()) == [out]
+            assert [path.name for path in out.iterdir() if path.is_dir()] == ["topic=First"]
+
+    def test_files_that_are_not_there_are_told(
+        self, spark: SparkSession, rolled_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(JobFolder, "place", lambda job: 1)
+        with pytest.raises(StoreAccessError, match=r"out: 1 files are there of 3 that were written; a target must"):
+            export(spark, rolled_store, tmp_path / "out")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_nothing_to_write_still_has_columns(self, spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
+        last = planned_last(spark, rolled_store, drop_empty=False, columns=["topic", "keys"], topic="Nobody")
+        done = write_batches(last, tmp_path / "out", [], mode="error", layout=Layout(list(last.types)))
+        assert done == Written(0, 0, 0)
+        assert spark.read.parquet(str(tmp_path / "out")).columns == ["key", "topic", "keys"]
+        assert export(spark, rolled_store, tmp_path / "none", topic="Nobody").messages == 0
+        assert [path.name for path in (tmp_path / "none").iterdir()] == ["_SUCCESS"]
