@@ -91,7 +91,7 @@ def verify(
             check_target(to, folders)
         # Kept, since it is looked at three times.
         found = jobs.verify(spark, paths, share_bytes=share).persist(StorageLevel.DISK_ONLY)
-        damaged = found.where("not clean").count()
+        [(damaged, listed_count)] = found.agg(F.expr("count_if(not clean)"), F.sum(F.size("findings"))).collect()
         if to is not None:
             write_rows(invocation.out, found.orderBy("store"), to, folders)
             return EXIT_DAMAGE if damaged else 0
@@ -100,7 +100,7 @@ def verify(
             return EXIT_DAMAGE if damaged else 0
         show(invocation.out, "stores", _STORES, found.orderBy("store").drop("findings"), limit)
         listed = found.select("store", F.explode("findings").alias("finding")).select("store", "finding.*")
-        if listed.limit(1).count():
+        if listed_count:
             invocation.out.line("")
             columns = [Column("store"), *FINDING_COLUMNS]
             show(invocation.out, "findings", columns, listed.orderBy("store", "severity", "kind", "file"), limit)

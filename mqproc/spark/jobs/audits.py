@@ -81,7 +81,8 @@ def verify(
         results = [pickle.loads(result) for task, result in rows if task >= 0]
         yield _row(_compared(stores[number], pictures[number], results))
 
-    return rows_of_groups(rows_of_tasks(spark, parts, look, _RESULTS), ["store"], put_together, VERIFIED)
+    found = rows_of_tasks(spark, parts, look, _RESULTS)
+    return rows_of_groups(found, ["store"], put_together, VERIFIED, groups=len(stores))
 
 
 def _picture(store: Path, share_bytes: int) -> Picture:

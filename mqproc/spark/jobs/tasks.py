@@ -21,6 +21,9 @@ Row = Mapping[str, Any]
 
 TIME: Final = pa.timestamp("us", "UTC")
 _ROWS_PER_BATCH: Final = 8192
+# So that of several groups few are one behind the other in one task.
+_PARTITIONS_PER_GROUP: Final = 4
+_PARTITIONS_MAX: Final = 200
 _LARGE_TYPES: Final = "spark.sql.execution.arrow.useLargeVarTypes"
 
 
@@ -67,9 +70,9 @@ def rows_of_each(frame: DataFrame, do: Callable[[Row], Iterable[Row]], schema: p
 
 
 def rows_of_groups(
-    frame: DataFrame, by: Sequence[str], do: Callable[[pa.Table], Iterable[Row]], schema: pa.Schema
+    frame: DataFrame, by: Sequence[str], do: Callable[[pa.Table], Iterable[Row]], schema: pa.Schema, *, groups: int
 ) -> DataFrame:
-    """The rows that `do` makes of each group of rows with the same values in the columns `by`."""
+    """The rows that `do` makes of each group of rows with the same values in the columns `by`; there are `groups`."""
     # Unlike elsewhere Spark takes no other types here than those that the session has it give.
     is_large = str(frame.sparkSession.conf.get(_LARGE_TYPES, "false")).lower() == "true"
     made = pa.schema([field.with_type(large(field.type)) for field in schema]) if is_large else schema
@@ -77,7 +80,9 @@ def rows_of_groups(
     def run(table: pa.Table) -> pa.Table:
         return pa.Table.from_batches(list(batches_of(made, do(table))), made)
 
-    return frame.groupBy(*by).applyInArrow(run, from_arrow_schema(schema))
+    # Of what is persisted Spark would keep 200, nearly all of them empty, and have a task for each whenever it is read.
+    partitions = min(_PARTITIONS_PER_GROUP * groups, _PARTITIONS_MAX)
+    return frame.repartition(partitions, *by).groupBy(*by).applyInArrow(run, from_arrow_schema(schema))
 
 
 def large(of: pa.DataType) -> pa.DataType:

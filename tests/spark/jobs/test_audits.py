@@ -61,6 +61,18 @@ def test_in_a_session_with_large_types(spark: SparkSession, stores: Path) -> Non
     assert [row.clean for row in usual] == [False, False, True]
 
 
+def test_what_is_kept_of_a_few_stores_has_few_partitions(spark: SparkSession, stores: Path) -> None:
+    partitions = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", "200")
+    try:
+        found = verify(spark, stores / "*").persist()
+        assert found.count() == 3
+        assert found.rdd.getNumPartitions() == 12
+        found.unpersist()
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", partitions)
+
+
 def test_messages_that_are_stored_twice(spark: SparkSession, tmp_path: Path) -> None:
     store = load_fixture("b_transaction", tmp_path).store
     shutil.copytree(store, tmp_path / "zcopy")
