@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import functions
 
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
@@ -87,3 +88,23 @@ def test_messages_that_are_stored_twice(spark: SparkSession, tmp_path: Path) -> 
     assert {(row.stores, row["first"].store, row["last"].store) for row in both} == {
         (2, str(store), str(tmp_path / "zcopy"))
     }
+
+
+def test_messages_of_one_hash_are_told_apart(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = load_fixture("b_transaction", tmp_path).store
+    shutil.copytree(store, tmp_path / "zcopy")
+    order = ["topic", "unique_id"]
+    usual = duplicates(spark, [store, tmp_path / "zcopy"]).orderBy(order).collect()
+    monkeypatch.setattr(functions, "xxhash64", lambda *columns: functions.lit(7).cast("bigint"))
+    assert duplicates(spark, [store, tmp_path / "zcopy"]).orderBy(order).collect() == usual
+    assert len(usual) > 1
+
+
+def test_rows_of_messages_are_shuffled_once(
+    spark: SparkSession, rolled_store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    duplicates(spark, rolled_store).explain()
+    plan = capsys.readouterr().out
+    assert [plan.count(each) for each in ("Exchange ", "hashpartitioning(hash#")] == [1, 1]
