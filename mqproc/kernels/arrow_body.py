@@ -18,7 +18,7 @@ Column by column, a batch costs Python some 100 µs beside the copies: all colum
     JSON
     SAME    position in `same`       its size            the same text in each row
 
-The head is the metadata of such a message (`mqproc.spark.message_head`). It has words that are to be filled in, column
+The head is the metadata of such a message (`mqproc.client.message_head`). It has words that are to be filled in, column
 by column in the order of Arrow's IPC format: nodes (length, nulls) and buffers (offset in the body, size).
 """
 
