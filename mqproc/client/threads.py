@@ -8,9 +8,11 @@ import threading
 def program_ends(refused: RuntimeError) -> bool:
     """Whether the program's end is why no thread starts, or a pool of them takes nothing more.
 
-    The main thread still counts as alive while Python waits for the threads of pools: only the error tells then.
+    The main thread still counts as alive while Python waits for the threads of pools: only the error tells then. A pool
+    of which a thread has ended so says that it is shut down, and no more why.
     """
-    return "interpreter shutdown" in str(refused) or not threading.main_thread().is_alive()
+    told = str(refused)
+    return "interpreter shutdown" in told or "new futures" in told or not threading.main_thread().is_alive()
 
 
 def start(thread: threading.Thread) -> None:

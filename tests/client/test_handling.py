@@ -73,15 +73,17 @@ def test_a_stop_amid_the_pause_of_an_ordered_handler_leaves_nothing_in_hands(cli
 
 @pytest.fixture
 def ending(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that ends when a pool has taken one of a run's messages."""
+    """A program that ends when a pool has taken one of a run's messages; of the pool a thread ends a little later."""
 
     class Pool(ThreadPoolExecutor):
         taken: Future[None] | None = None
+        why = "interpreter shutdown"
 
         def submit(self, *work: Any) -> Any:  # type: ignore[override]
             if self.taken is not None:
                 self.taken.result()
-                raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+                why, self.why = self.why, "shutdown"
+                raise RuntimeError(f"cannot schedule new futures after {why}")
             self.taken = super().submit(*work)
             return self.taken
 
