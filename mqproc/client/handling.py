@@ -187,6 +187,8 @@ class Handling:
                     continue
                 self._tell_alone()
                 future = self._submitted(_Here(), messages)
+                # Before the rest of these runs: nobody looks at the future until they are through.
+                self._rest.broken = self._rest.broken or future.exception() is not None
             yield future
 
     def _tell_alone(self) -> None:

@@ -166,14 +166,19 @@ def test_another_thread_goes_on_when_the_main_thread_has_ended(
 
 @pytest.mark.usefixtures("ending")
 def test_what_is_raised_there_ends_the_run(client: Client) -> None:
-    fill(client, "Raised", 20, queues=1)
+    sent = fill(client, "Raised", 20, queues=1)
+    handled: list[bytes] = []
 
     def handle(message: StoredMessage) -> None:
-        if message.body == b"7":
+        handled.append(message.body)
+        if message.body == b"3":
             raise Ended
 
-    with client.consumer("raised", "Raised", start="earliest") as consumer, pytest.raises(Ended):
-        consumer.run(handle)
+    with client.consumer("raised", "Raised", start="earliest") as consumer:
+        with pytest.raises(Ended):
+            consumer.run(handle, workers=4)
+        assert handled == sent[:4]
+        assert bodies_of(all_of(consumer, 17)) == sent[3:]
 
 
 REAL = """
