@@ -183,15 +183,17 @@ def test_what_is_raised_there_ends_the_run(client: Client) -> None:
 
 REAL = """
 import sys, threading
+from concurrent.futures import thread
 from mqproc import Client
 
 handled, stop = [], threading.Event()
 
 def handle(message):
-    threading.main_thread().join()
-    handled.append(message.body)
+    while not thread._shutdown:
+        stop.wait(0.01)
+    handled.append(int(message.body))
     if len(handled) == 20:
-        print(handled == [b"%d" % number for number in range(20)])
+        print(sorted(handled) == [*range(20)])
         stop.set()
 
 consumer = Client(sys.argv[1]).consumer("undead", "Living", start="earliest")
