@@ -324,7 +324,10 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
         timeout: float = 0.0,
         max_bytes: int = PULL_BYTES,
     ) -> ArrowPullResult:
-        """As `pull`, with the messages as a pyarrow.RecordBatch of the named columns, or of all."""
+        """As `pull`, with the messages as a pyarrow.RecordBatch of the named columns, or of all.
+
+        These share memory: who keeps one column keeps the others, too.
+        """
         most_bytes = min(whole_number("max_bytes", max_bytes), self.pull_bytes_max)
         request = core.pull_request(topic, queue_id, offset, max_messages, most_bytes, tags, timeout, False, filter)
         return await self.run(core.pull_as(request, core.arrow_parser(columns)))

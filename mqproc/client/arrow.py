@@ -46,6 +46,8 @@ def parser(columns: Sequence[str] | None) -> Callable[[Any, memoryview], ArrowPu
     for name in names:
         if not isinstance(name, str) or name not in ALL_COLUMNS:
             raise BadRequestError(f"no column is called {name!r}; there are {', '.join(ALL_COLUMNS)}")
+    if len(set(names)) < len(names):
+        raise BadRequestError(f"columns = {list(names)!r} has a name more than once")
 
     def parse(answer: Any, payload: memoryview) -> ArrowPullResult:
         return ArrowPullResult(

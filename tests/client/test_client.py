@@ -170,6 +170,8 @@ def test_a_pull_as_arrow(client: Client) -> None:
     assert len(client.pull_arrow("orders", 0, 99)) == len(client.pull_arrow("orders", 0, 99, columns=[])) == 0
     with pytest.raises(BadRequestError, match="no column is called 'colour'"):
         client.pull_arrow("orders", 0, 0, columns=["colour"])
+    with pytest.raises(BadRequestError, match=r"columns = \['tag', 'body', 'tag'\] has a name more than once"):
+        client.pull_arrow("orders", 0, 0, columns=["tag", "body", "tag"])
 
 
 def test_ranges_counts_and_scans(client: Client) -> None:
