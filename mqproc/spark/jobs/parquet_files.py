@@ -112,8 +112,9 @@ class ParquetFiles:
             else:
                 small.append(part)
         if small:
-            # Copied: a slice would keep what has been written, too.
-            self._waiting = pa.concat_tables(small).combine_chunks().to_batches()
+            # Copied, also a single one, which `combine_chunks` does not: a slice would keep what has been written, too.
+            copied = [pa.concat_arrays(column.chunks) for column in pa.concat_tables(small).columns]
+            self._waiting = [pa.RecordBatch.from_arrays(copied, schema=small[0].schema)]
 
     def _write_to(self, folder: str, part: pa.Table) -> None:
         if folder in self._open:

@@ -81,6 +81,20 @@ def test_rows_of_one_folder_are_not_divided(tmp_path: Path) -> None:
     assert (found.metadata.num_row_groups, found.read()["place"].to_pylist()) == (1, [0, 1, 2])
 
 
+def test_what_waits_keeps_nothing_that_was_written(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with ParquetFiles(tmp_path / "out", Layout(["place"], ["topic"]), "part", waiting_bytes=1 << 20) as files:
+        before = pa.total_allocated_bytes()
+        # What no file has tells itself from what a file that is open keeps.
+        columns = [pa.array([*["a"] * 4000, "b"]), pa.array(range(4001)), pa.array(["x" * 1000] * 4001)]
+        files.add(pa.RecordBatch.from_arrays(columns, ["topic", "place", "text"]))
+        del columns
+        assert files.files == 1, "of b, more may come"
+        assert pa.total_allocated_bytes() - before < 1 << 20
+        files.finish()
+    assert places_in(tmp_path / "out" / "topic=b") == [4000]
+
+
 def test_what_has_no_value(tmp_path: Path) -> None:
     written(tmp_path / "out", [batch_of(["a", "a", None, ""], [None, 0, 1, 1])])
     default = "__HIVE_DEFAULT_PARTITION__"
