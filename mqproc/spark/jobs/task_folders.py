@@ -99,12 +99,16 @@ class JobFolder:
             source = task / _FILES
             for folder, _folders, names in os.walk(source):
                 target = self.to / Path(folder).relative_to(source)
-                with telling(target):
-                    if names:
-                        target.mkdir(parents=True, exist_ok=True)
-                    for name in names:
-                        (Path(folder) / name).rename(target / name)
-                        count += 1
+                try:
+                    with telling(target):
+                        if names:
+                            target.mkdir(parents=True, exist_ok=True)
+                        for name in names:
+                            (Path(folder) / name).rename(target / name)
+                            count += 1
+                except BaseException:
+                    self._remove_empty(target)
+                    raise
         return count
 
     def remove(self) -> None:
@@ -125,9 +129,16 @@ class JobFolder:
             own = [Path(folder) / name for name in names if self.job in name]
             for file in own:
                 file.unlink(missing_ok=True)
+            if own:
+                self._remove_empty(Path(folder))
+
+    def _remove_empty(self, folder: Path) -> None:
+        """Remove a folder of the target, and those around it there, as far as nothing is in them."""
+        for each in (folder, *folder.parents):
+            if each == self.to:
+                break
             with suppress(OSError):
-                for emptied in own[0].relative_to(self.to).parents[:-1] if own else ():
-                    (self.to / emptied).rmdir()
+                each.rmdir()
 
 
 def write_folder(read: BatchRead, to: Path, mode: str, layout: Layout) -> Written:

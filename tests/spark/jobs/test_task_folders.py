@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,6 +59,27 @@ def test_attempts_of_a_task_count_once(tmp_path: Path) -> None:
     job.remove()
     assert files_below(tmp_path) == ["out/topic=a/part-first"]
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["topic=a"]
+
+
+def test_what_cannot_be_moved_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "topic=old").mkdir()
+    job = JobFolder.new(tmp_path)
+
+    def write(folder: Path) -> Written:
+        (folder / "topic=new" / "day=1970-01-01").mkdir(parents=True)
+        (folder / "topic=new" / "day=1970-01-01" / f"part-{job.job}").touch()
+        return Written(1, 1, 1)
+
+    def refused(source: Path, target: Path) -> Path:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    job.write(0, 1, write)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", refused)
+        with pytest.raises(MqprocError, match="topic=new/day=1970-01-01: Invalid cross-device link"):
+            job.place()
+    job.take_back()
+    assert [path.name for path in tmp_path.rglob("*")] == ["topic=old"]
 
 
 def test_an_attempt_that_comes_too_late_or_elsewhere_makes_nothing(tmp_path: Path) -> None:
