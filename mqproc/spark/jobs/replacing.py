@@ -70,6 +70,12 @@ class HadoopPath:
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
+    def remove_empty(self) -> None:
+        """Remove the folder, unless something is in it but a folder for jobs without one."""
+        for each in (self.folder / UNFINISHED, self.folder) if self.folder is not None else ():
+            with suppress(OSError):
+                each.rmdir()
+
     def rename(self, to: HadoopPath) -> bool:
         return bool(self._files.rename(self._path, to._path))
 
@@ -80,11 +86,16 @@ def write_whole(
     mode: str,
     write: Callable[[str, str], T],
     check: Callable[[str], None],
+    *,
+    takes_back: bool = False,
 ) -> T:
     """What `write(path, mode)` gives, which writes to `to`; what it overwrites is there until all has been written.
 
     That is written to `to.partial`, which `check` may refuse, as is one that no killed write has left. With Spark
     Connect, to the root of a file system, and where it replaces partitions one by one, Spark itself overwrites.
+
+    When `write` fails, a folder that was not there goes with all that is in it; where it `takes_back` its own files, if
+    nothing else is.
     """
     target = HadoopPath.of(session, to)
     if target is None or _is_dynamic(session):
@@ -92,11 +103,12 @@ def write_whole(
     is_there = target.exists()
     partial = target.beside(".partial") if mode == "overwrite" and is_there else None
     if partial is None:
-        return _write(to, mode, write, None if is_there else target)
+        give_up = target.remove_empty if takes_back else target.give_up
+        return _write(to, mode, write, None if is_there else give_up)
     check(str(partial))
     if partial.exists() and not partial.is_unfinished():
         raise BadRequestError(f"{partial}: is there, and no unfinished write; {to} is made there first: move it away")
-    written = _write(str(partial), mode, write, partial)
+    written = _write(str(partial), mode, write, partial.give_up)
     if not target.remove() or not partial.rename(target):
         raise BadRequestError(f"{to}: cannot be replaced; what was written is in {partial}")
     return written
@@ -117,11 +129,11 @@ def _is_dynamic(session: SparkSession) -> bool:
     return str(session.conf.get("spark.sql.sources.partitionOverwriteMode", "static")).lower() == "dynamic"
 
 
-def _write(path: str, mode: str, write: Callable[[str, str], T], new: HadoopPath | None) -> T:
-    """Write to a path, of which nothing stays when that fails where it is a new one."""
+def _write(path: str, mode: str, write: Callable[[str, str], T], give_up: Callable[[], None] | None) -> T:
+    """Write to a path; when that fails, do what is to be done with one that is new."""
     try:
         return write(path, mode)
     except BaseException:
-        if new is not None:
-            new.give_up()
+        if give_up is not None:
+            give_up()
         raise

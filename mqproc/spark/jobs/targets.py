@@ -65,7 +65,7 @@ def write_batches(
         folder = folder_of(session, path)
         return _write_rows(read, path, mode, layout) if folder is None else write_folder(read, folder, mode, layout)
 
-    return _write_whole(session, to, stores, mode, write)
+    return _write_whole(session, to, stores, mode, write, takes_back=folder_of(session, str(to)) is not None)
 
 
 def _write_rows(read: BatchRead, path: str, mode: str, layout: Layout) -> Written:
@@ -82,13 +82,19 @@ def _write_rows(read: BatchRead, path: str, mode: str, layout: Layout) -> Writte
 
 
 def _write_whole(
-    session: SparkSession, to: str | Path, stores: Sequence[str | Path], mode: str, write: Callable[[str, str], T]
+    session: SparkSession,
+    to: str | Path,
+    stores: Sequence[str | Path],
+    mode: str,
+    write: Callable[[str, str], T],
+    *,
+    takes_back: bool = False,
 ) -> T:
     def check(path: str) -> None:
         check_target(path, stores, overwrites=mode == "overwrite")
 
     check(str(to))
-    return write_whole(session, str(to), mode, write, check)
+    return write_whole(session, str(to), mode, write, check, takes_back=takes_back)
 
 
 def check_sources(path: str | Path | Sequence[str | Path], *, fail_on_data_loss: bool = True) -> list[str]:

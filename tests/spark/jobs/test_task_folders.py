@@ -164,6 +164,22 @@ class TestWithSpark:
             assert list(tmp_path.iterdir()) == [out]
             assert [path.name for path in out.iterdir() if path.is_dir()] == ["topic=First"]
 
+    def test_what_another_job_has_written_to_a_new_folder_stays(
+        self, spark: SparkSession, rolled_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        place, out = JobFolder.place, tmp_path / "out"
+
+        def overtaken(job: JobFolder) -> int:
+            monkeypatch.setattr(JobFolder, "place", place)
+            export(spark, rolled_store, out, mode="append", topic="First")
+            raise MqprocError("called off")
+
+        monkeypatch.setattr(JobFolder, "place", overtaken)
+        with pytest.raises(MqprocError, match="called off"):
+            export(spark, rolled_store, out, mode="append")
+        assert spark.read.parquet(str(out)).count() == 224
+        assert sorted(path.name for path in out.iterdir()) == ["_SUCCESS", "topic=First"]
+
     def test_files_that_are_not_there_are_told(
         self, spark: SparkSession, rolled_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
