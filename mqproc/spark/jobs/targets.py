@@ -30,24 +30,17 @@ T = TypeVar("T")
 # As Hadoop understands it: with a host or without, with one slash or three.
 _FILE: Final = re.compile(r"file:(?://[^/]*)?", re.IGNORECASE)
 _LOG: Final = "commitlog"
+_COMPRESSION: Final = "zstd"
 
 
-def write_parquet(
-    frame: DataFrame,
-    to: str | Path,
-    stores: Sequence[str | Path],
-    *,
-    mode: str,
-    compression: str = "zstd",
-    by: Sequence[str] = (),
-) -> None:
-    """Write what was made of `stores`, those of `check_sources`, to `to`, a folder or URL; a folder for each of `by`.
+def write_parquet(frame: DataFrame, to: str | Path, stores: Sequence[str | Path], *, mode: str) -> None:
+    """Write what was made of `stores`, those of `check_sources`, to `to`, a folder or URL.
 
     Raises BadRequestError as `check_target` does, with nothing written. When the write fails, what was there stays.
     """
 
     def write(path: str, mode: str) -> None:
-        frame.write.partitionBy(*by).mode(mode).option("compression", compression).parquet(path)
+        frame.write.mode(mode).option("compression", _COMPRESSION).parquet(path)
 
     _write_whole(frame.sparkSession, to, stores, mode, write)
 

@@ -87,17 +87,17 @@ def test_what_lies_beside_the_target_is_left_alone_unless_a_killed_job_left_it(
     assert (list(tmp_path.iterdir()), rows_in(out)) == ([out], 3)
 
 
-def test_partitions_that_are_replaced_one_by_one_are_sparks_own(spark: SparkSession, tmp_path: Path) -> None:
-    write_parquet(
-        spark.sql("SELECT id, id % 2 AS part FROM range(10)"), tmp_path / "out", [], mode="error", by=["part"]
-    )
+def test_partitions_that_are_replaced_one_by_one_are_sparks_own(
+    spark: SparkSession, rolled_store: Path, tmp_path: Path
+) -> None:
+    export(spark, rolled_store, tmp_path / "out", topic="First")
     spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
     try:
-        one = spark.sql("SELECT 11L AS id, 1L AS part")
-        write_parquet(one, tmp_path / "out", [], mode="overwrite", by=["part"])
+        for _run in range(2):
+            export(spark, rolled_store, tmp_path / "out", topic="Second", mode="overwrite")
     finally:
         spark.conf.unset("spark.sql.sources.partitionOverwriteMode")
-    assert rows_in(tmp_path / "out") == 6
+    assert rows_in(tmp_path / "out") == 224 + 208
 
 
 def test_without_a_file_system_or_a_name_spark_overwrites(spark: SparkSession, tmp_path: Path) -> None:
