@@ -25,6 +25,7 @@ from pyspark import TaskContext
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from mqproc.errors import BadRequestError, StoreAccessError
+from mqproc.quantities import counted
 from mqproc.spark.jobs.parquet_files import Layout, ParquetFiles, telling
 from mqproc.spark.jobs.replacing import UNFINISHED
 from mqproc.spark.jobs.tasks import batches_of
@@ -160,7 +161,7 @@ def write_folder(read: BatchRead, to: Path, mode: str, layout: Layout) -> Writte
         placed = job.place()
         if placed != written.files:
             raise StoreAccessError(
-                f"{to}: {placed:,} files are there of {written.files:,} that were written; {_SHARED}"
+                f"{to}: of {counted(written.files, 'file')} that were written {placed:,} came there; {_SHARED}"
             )
         with telling(to):
             job.remove()

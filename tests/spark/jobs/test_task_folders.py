@@ -184,7 +184,7 @@ class TestWithSpark:
         self, spark: SparkSession, rolled_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(JobFolder, "place", lambda job: 1)
-        with pytest.raises(StoreAccessError, match=r"out: 1 files are there of 3 that were written; a target must"):
+        with pytest.raises(StoreAccessError, match=r"out: of 3 files that were written 1 came there; a target must"):
             export(spark, rolled_store, tmp_path / "out")
         assert list(tmp_path.iterdir()) == []
 
