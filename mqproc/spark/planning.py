@@ -25,6 +25,8 @@ from mqproc.spark.times import time_span
 
 MIB: Final = 1 << 20
 SPLIT_BYTES_MIN: Final = 256 * MIB
+# A task that passes over bodies is through with so much in a third of the time.
+SPLIT_BYTES_MIN_WITHOUT_BODIES: Final = 512 * MIB
 SPLIT_BYTES_MAX: Final = 1024 * MIB
 # Each task costs tens of milliseconds of a core: so many are enough for any machine.
 _SPLITS: Final = 64
@@ -140,7 +142,7 @@ def _pack(
 ) -> list[LogPartition]:
     """Ranges of at most a split each, small ones together in a partition."""
     total = sum(stop - start for _number, _found, of_store in spans for start, stop in of_store)
-    split = _split_bytes(total, options)
+    split = split_bytes(total, options)
     packed: list[list[tuple[int, LogRange]]] = []
     room = 0
     for number, found, of_store in spans:
@@ -164,14 +166,16 @@ def partition_of(stores: list[StoreSelection], ranges: list[tuple[int, LogRange]
     )
 
 
-def _split_bytes(total: int, options: ReadOptions) -> int:
-    """Raises BadRequestError for splits so small that no driver would ever get through them."""
+def split_bytes(total: int, options: ReadOptions) -> int:
+    """Bytes of log for each task, of `total`. Raises BadRequestError for so few that no driver gets through them."""
     if options.split_bytes and total // options.split_bytes > _SPLITS_MAX:
         raise BadRequestError(
             f"option splitBytes = {options.split_bytes:,} makes {total // options.split_bytes:,} partitions of "
             f"{total:,} bytes of log; the limit is {_SPLITS_MAX:,}"
         )
-    split = options.split_bytes or min(SPLIT_BYTES_MAX, max(SPLIT_BYTES_MIN, -(-total // _SPLITS)))
+    reads_bodies = not options.columns or "body" in options.columns
+    least = SPLIT_BYTES_MIN if reads_bodies else SPLIT_BYTES_MIN_WITHOUT_BODIES
+    split = options.split_bytes or min(SPLIT_BYTES_MAX, max(least, -(-total // _SPLITS)))
     return max(1, min(split, -(-total // options.min_partitions)))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructField, StructType
 
 from mqproc.errors import BadRequestError
 from mqproc.spark.columns import MQPROC, ROCKETMQ, schema_of
 from mqproc.spark.options import EARLIEST, LATEST, Offsets, ReadOptions, Selection, read_options
+from mqproc.spark.planning import split_bytes
 from mqproc.spark.source import columns_of
 
 EMPTY = ("subscribe", "topic", "subscribePattern", "queueId", "tag", "key", "columns")
@@ -133,3 +136,11 @@ def test_batches_stay_in_a_processors_cache_unless_one_says_otherwise() -> None:
     """Ones of 16 MiB took a tenth more of Java's time, and each waited for the one before."""
     assert read_options({"path": "/store"}).batch_bytes == 1 << 20
     assert read_options({"path": "/store", "batchBytes": str(16 << 20)}).batch_bytes == 16 << 20
+
+
+@pytest.mark.parametrize(("columns", "mib"), [("", 256), ("topic,body", 256), ("topic,store_timestamp", 512)])
+def test_tasks_that_pass_over_bodies_have_more_of_the_log(columns: str, mib: int) -> None:
+    options = read_options({"path": "/s", "columns": columns} if columns else {"path": "/s"})
+    assert split_bytes(4096 << 20, options) == mib << 20
+    assert split_bytes(48 << 30, options) == max(768, mib) << 20
+    assert split_bytes(4096 << 20, dataclasses.replace(options, min_partitions=32)) == 128 << 20
