@@ -123,19 +123,12 @@ def room_for(places: Words, count: int, steps: Words, columns: int) -> int:
 
 
 @kernel
-def _node(words: Words, state: Words, length: int, nulls: int) -> None:
-    at = int(state[_NODE])
-    words[at] = length
-    words[at + 1] = nulls
-    state[_NODE] = at + 2
-
-
-@kernel
-def _buffer(words: Words, state: Words, offset: int, size: int) -> None:
-    at = int(state[_BUFFER])
-    words[at] = offset
-    words[at + 1] = size
-    state[_BUFFER] = at + 2
+def _tell(words: Words, state: Words, of: int, first: int, second: int) -> None:
+    """Fill in the next node (`of` is _NODE: length, nulls) or buffer (_BUFFER: offset, size) of the head."""
+    at = int(state[of])
+    words[at] = first
+    words[at + 1] = second
+    state[of] = at + 2
 
 
 @kernel
@@ -230,11 +223,11 @@ def _text(
     if step[at + NULLS] != 0:
         bits = _take(state, (count + 7) // 8)
         nulls = _valid_sizes(places, row + 1, count, data, body + bits)
-    _node(words, state, count, nulls)
-    _buffer(words, state, bits, (count + 7) // 8 if nulls else 0)
+    _tell(words, state, _NODE, count, nulls)
+    _tell(words, state, _BUFFER, bits, (count + 7) // 8 if nulls else 0)
     ends = _take(state, 4 * (count + 1))
     first = (body + ends) // 4
-    _buffer(words, state, ends, 4 * (count + 1))
+    _tell(words, state, _BUFFER, ends, 4 * (count + 1))
     texts = _take(state, 0)
     begin = body + texts
     if kind in (TEXT, BYTES):
@@ -248,7 +241,7 @@ def _text(
     else:
         size = _take_same(same, row, delta, count, offsets, first, data, begin)
     _take(state, size)
-    _buffer(words, state, texts, size)
+    _tell(words, state, _BUFFER, texts, size)
     return _beyond_ascii(data, begin, size) if kind != BYTES else 0
 
 
@@ -271,9 +264,9 @@ def _words(
     texts = _take(state, size)
     first, begin = (body + ends) // 4, body + texts
     found = take_words(buf, places, row, count, offsets, (body + lists) // 4, first, data, begin)
-    _node(words, state, count, 0)
-    _buffer(words, state, 0, 0)
-    _buffer(words, state, lists, 4 * (count + 1))
+    _tell(words, state, _NODE, count, 0)
+    _tell(words, state, _BUFFER, 0, 0)
+    _tell(words, state, _BUFFER, lists, 4 * (count + 1))
     return _items(found, ends, texts, first, begin, data, offsets, words, state)
 
 
@@ -291,10 +284,10 @@ def _items(
 ) -> int:
     """Node and buffers of the texts of lists; returns whether they have bytes beyond ASCII."""
     size = int(offsets[first + found])
-    _node(words, state, found, 0)
-    _buffer(words, state, 0, 0)
-    _buffer(words, state, ends, 4 * (found + 1))
-    _buffer(words, state, texts, size)
+    _tell(words, state, _NODE, found, 0)
+    _tell(words, state, _BUFFER, 0, 0)
+    _tell(words, state, _BUFFER, ends, 4 * (found + 1))
+    _tell(words, state, _BUFFER, texts, size)
     return _beyond_ascii(data, begin, size)
 
 
@@ -321,11 +314,11 @@ def _pairs(
         body + names,
         body + values,
     )
-    _node(words, state, count, 0)
-    _buffer(words, state, 0, 0)
-    _buffer(words, state, lists, 4 * (count + 1))
-    _node(words, state, found, 0)
-    _buffer(words, state, 0, 0)
+    _tell(words, state, _NODE, count, 0)
+    _tell(words, state, _BUFFER, 0, 0)
+    _tell(words, state, _BUFFER, lists, 4 * (count + 1))
+    _tell(words, state, _NODE, found, 0)
+    _tell(words, state, _BUFFER, 0, 0)
     beyond = _items(found, name_ends, names, names_first, body + names, data, offsets, words, state)
     return beyond | _items(found, value_ends, values, values_first, body + values, data, offsets, words, state)
 
@@ -377,9 +370,9 @@ def write_columns(
                 take_int64(buf, places, row, delta, words, first, count)
             else:
                 take_int32(buf, places, row, delta, offsets, first, count)
-            _node(words, state, count, nulls)
-            _buffer(words, state, bits, (count + 7) // 8 if nulls else 0)
-            _buffer(words, state, values, width * count)
+            _tell(words, state, _NODE, count, nulls)
+            _tell(words, state, _BUFFER, bits, (count + 7) // 8 if nulls else 0)
+            _tell(words, state, _BUFFER, values, width * count)
     words[int(head[LENGTH_AT])] = count
     words[int(head[BODY_LENGTH_AT])] = state[_END]
     return beyond
