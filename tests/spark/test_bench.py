@@ -22,12 +22,13 @@ def test_all_cases_side_by_side() -> None:
     found = done.json
     ours = {"all_columns", "all_columns_by_source", "counts", "filter", "range"}
     lines = {"json", "json_inferred", "json_counts", "json_filter"}
-    assert found["seconds"].keys() == {"kernel", "nothing", *ours, *lines}
-    assert found["ratios"].keys() == {*GOALS, *(f"times_{name}" for name in lines)}
+    assert found["seconds"].keys() == {"kernel", "nothing", "not_decoded", *ours, *lines}
+    most = {"not_decoded", "not_decoded_times_json"}
+    assert found["ratios"].keys() == {*GOALS, *most, *(f"times_{name}" for name in lines)}
     assert found["goals"] == GOALS
     assert found["messages"] > 1000
     # One of eight in each queue.
     assert found["json_messages"] == pytest.approx(found["messages"] / 8, abs=4)
     kernel = found["seconds"]["kernel"]
-    for name in ("all_columns", "all_columns_by_source"):
+    for name in ("all_columns", "all_columns_by_source", "not_decoded"):
         assert found["ratios"][name] == pytest.approx(kernel / found["seconds"][name], rel=0.2, abs=0.002)

@@ -1,11 +1,12 @@
 """`mqproc bench spark`: reading a store through Spark, beside the bare kernels in two processes, in the same minutes.
 
-    round 1 2 3 …   kernel · all columns · by the source · counts · filter · JSON lines · 1 % of the time · nothing
+    round 1 2 3 …   kernel · all columns · by the source · not decoded · counts · filter · JSON lines · 1 % · nothing
                                                                                                  best of each
 Rates are messages of the store per second; a ratio is that of a query to the kernels'. All columns are read by
-`messages(…)`, as the other queries are, and once more by `format("mqproc")`, which has Spark write each row twice. JSON
-lines are a part of the messages, and each query of them is compared with the store's own by rate. A query's fixed cost
-is that of one whose time range has no message.
+`messages(…)`, as the other queries are, and once more by `format("mqproc")`, which has Spark write each row twice. What
+is not decoded are as many rows, by tasks that make one batch and send it over and over: what Spark alone takes, so that
+no source in Python can be faster. JSON lines are a part of the messages, and each query of them is compared with the
+store's own by rate. A query's fixed cost is that of one whose time range has no message.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +34,7 @@ from mqproc.cli.spark_session import session
 from mqproc.store.reads.reader import StoreReader
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 PROCESSES: Final = 2
@@ -60,6 +64,7 @@ _NAMES: Final = {
     "kernel": f"kernels, {PROCESSES} processes, all columns",
     "all_columns": "Spark, all columns, messages(…)",
     "all_columns_by_source": 'Spark, all columns, format("mqproc")',
+    "not_decoded": "Spark, all columns, one batch repeated",
     "counts": "Spark, groupBy(topic, window).count()",
     "filter": "Spark, one queue of a topic",
     "json": "Spark, JSON lines, a part",
@@ -215,6 +220,11 @@ def _queries(spark: SparkSession, place: _Place, lines: Path) -> dict[str, Calla
     def everything_by_source() -> None:
         _drain(spark.read.format("mqproc").load(str(place.store)))
 
+    repeated = _repeated(spark, place)
+
+    def not_decoded() -> None:
+        _drain(repeated)
+
     def count(found: DataFrame) -> None:
         found.groupBy("topic", F.window("store_timestamp", "1 second")).count().collect()
 
@@ -247,6 +257,7 @@ def _queries(spark: SparkSession, place: _Place, lines: Path) -> dict[str, Calla
     return {
         "all_columns": everything,
         "all_columns_by_source": everything_by_source,
+        "not_decoded": not_decoded,
         "counts": counts,
         "filter": of_queue,
         "json": json_lines,
@@ -275,6 +286,22 @@ def _write_json(spark: SparkSession, place: _Place, to: Path) -> int:
     return spark.read.text(str(to)).count()
 
 
+def _repeated(spark: SparkSession, place: _Place) -> DataFrame:
+    """As many rows as the store has messages: the first batch of each task, decoded once and sent again and again."""
+    from mqproc.spark.api import planned_messages
+
+    found = planned_messages(spark, place.store)
+    batches_of, of_task = found.read, place.messages // found.frame.count()
+
+    def read(partitions: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for partition in partitions:
+            for batch in islice(batches_of(iter([partition])), 1):
+                for sent in range(0, of_task, batch.num_rows):
+                    yield batch.slice(0, of_task - sent)
+
+    return replace(found, read=read).rows()
+
+
 def _drain(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
@@ -286,6 +313,8 @@ def _figures(place: _Place, lines: int, seconds: dict[str, float]) -> dict[str, 
     ratios = {name: seconds["kernel"] / seconds[name] for name in _OF_KERNELS}
     for name, ours in _OF_JSON.items():
         ratios[f"times_{name}"] = (place.messages / seconds[ours]) / (lines / seconds[name])
+    ratios["not_decoded"] = seconds["kernel"] / seconds["not_decoded"]
+    ratios["not_decoded_times_json"] = ratios["times_json"] * seconds["all_columns"] / seconds["not_decoded"]
     ratios["range_share"] = max(0.0, seconds["range"] - seconds["nothing"]) / seconds["all_columns"]
     return {
         "store": str(place.store),
@@ -309,4 +338,6 @@ def _print(out: Output, figures: dict[str, Any]) -> None:
         out.line(f"{_NAMES[name]}: {shown[name]:.2f} of the kernels' rate (goal {GOALS[name]:g})")
     for name in _OF_JSON:
         out.line(f"{shown[f'times_{name}']:.1f} times the rate of: {_NAMES[name]} (goal {GOALS['times_json']:g})")
+    most = f"{shown['not_decoded']:.2f} of the kernels' rate, {shown['not_decoded_times_json']:.1f} times JSON lines"
+    out.line(f"{_NAMES['not_decoded']}: {most}: the most that a read of all columns could have")
     out.line(f"1 % of the time: {shown['range_share']:.1%} of a full read beyond the fixed cost (goal 5 %)")
