@@ -22,6 +22,7 @@ OFFSET_MAX: Final = 1 << 62
 QUEUE_ID_MAX: Final = (1 << 31) - 1
 EARLIEST: Final = -2
 LATEST: Final = -1
+_FILE: Final = re.compile(r"file:(?://(?:localhost(?=/))?|(?=/))", re.IGNORECASE)
 
 Queue = tuple[str, int]
 
@@ -121,9 +122,11 @@ class StreamOptions:
 
 
 def without_scheme(path: str) -> str:
-    """The path of a folder that was given as `file:///tmp/store` or, as Hadoop writes it, `file:/tmp/store`."""
-    path = path.removeprefix("file://")
-    return path.removeprefix("file:") if path.startswith("file:/") else path
+    """The path of a folder that was given as `file:///tmp/store` or, as Hadoop writes it, `file:/tmp/store`.
+
+    As in other URLs the scheme may be of any case, and the host this machine.
+    """
+    return _FILE.sub("", path, count=1)
 
 
 def table_options(given: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:

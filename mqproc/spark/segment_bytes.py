@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.errors import BadRequestError, CorruptStoreError, StoreAccessError
+from mqproc.errors import BadRequestError, CorruptStoreError, MqprocError, StoreAccessError
 from mqproc.io import StoreIO
 from mqproc.kernels.views import as_kernel_array
 from mqproc.paths import segment_name
@@ -77,9 +79,10 @@ class FetchedSegment:
         stop = min(stop, self.size)
         if start < self._start or stop > self._start + len(self._view):
             stop = min(stop + AHEAD_BYTES, self.size)
-            data = self._files.cat_file(self._path, start=start, end=stop)
+            place = f"{self._path}: bytes [{start:,}, {stop:,})"
+            with telling(place):
+                data = self._files.cat_file(self._path, start=start, end=stop)
             if len(data) != stop - start:
-                place = f"{self._path}: bytes [{start:,}, {stop:,})"
                 raise CorruptStoreError(f"{place}: only {len(data):,} bytes came")
             self._start, self._view = start, as_kernel_array(data)
         return self._view, self._start
@@ -99,13 +102,14 @@ def open_segment(uri: str, start: int, segment_size: int, size: int) -> SegmentB
     if "://" not in uri:
         return MappedSegment(StoreIO(), Path(uri) / "commitlog" / segment_name(start), segment_size)
     files, root = remote(uri)
-    return FetchedSegment(files, f"{root}/commitlog/{segment_name(start)}", min(size, segment_size))
+    return FetchedSegment(files, within(root, f"commitlog/{segment_name(start)}"), min(size, segment_size))
 
 
 def remote(url: str) -> tuple[Any, str]:
     """fsspec's file system of a URL and the path in it. Credentials come from the environment, as fsspec's do.
 
-    Raises BadRequestError for a scheme that fsspec does not know, StoreAccessError for one whose package is missing.
+    Raises BadRequestError for a scheme that fsspec does not know and for a URL that does not say enough,
+    StoreAccessError for a scheme whose package is missing and for storage that cannot be reached.
     """
     try:
         import fsspec
@@ -115,6 +119,30 @@ def remote(url: str) -> tuple[Any, str]:
         files, root = fsspec.core.url_to_fs(url)
     except ValueError as error:
         raise BadRequestError(f"{url}: {error}") from None
-    except ImportError as error:
-        raise StoreAccessError(f"{url}: {error}") from None
-    return files, str(root).rstrip("/")
+    except (AttributeError, TypeError) as error:
+        # Of what lies within another file system, and of such as take more than a URL.
+        raise BadRequestError(f"{url}: says too little for fsspec: {error}") from None
+    except (ImportError, OSError) as error:
+        raise StoreAccessError(f"{url}: {_said(error)}") from None
+    return files, str(root).rstrip("/") or str(root)
+
+
+def within(root: str, name: str) -> str:
+    """The path of a name in a folder of a file system; an archive's own folder is called nothing."""
+    return f"{root}/{name}" if root else name
+
+
+@contextmanager
+def telling(place: str) -> Iterator[None]:
+    """Raises StoreAccessError for what remote storage says: each of its packages has errors of its own."""
+    try:
+        yield
+    except MqprocError:
+        raise
+    except Exception as error:
+        raise StoreAccessError(f"{place}: {_said(error)}") from error
+
+
+def _said(error: Exception) -> str:
+    """The first line of an error: libraries that are looked for in many places tell of each."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

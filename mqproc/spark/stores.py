@@ -25,7 +25,7 @@ from mqproc.kernels.record_check import BAD_MAGIC, BAD_OFFSET, BLANK, REACHED_ST
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.paths import StorePaths, segment_start
 from mqproc.spark.options import Queue, without_scheme
-from mqproc.spark.segment_bytes import remote
+from mqproc.spark.segment_bytes import remote, telling, within
 from mqproc.store.consume_queue import as_units
 from mqproc.store.existing import not_a_store
 from mqproc.store.marks import DurableMark
@@ -35,6 +35,7 @@ from mqproc.store.segments import LogSegments
 from mqproc.store.verify.deletions import read_deleted
 
 _WILD: Final = frozenset("*?[")
+_LOG: Final = "commitlog"
 # Fetched from remote storage in one request anyway.
 _UNWRITTEN_BYTES: Final = 64 << 10
 
@@ -98,18 +99,24 @@ def _remote_stores(url: str) -> list[str]:
     if not _WILD & set(url):
         return [url.rstrip("/")]
     files, pattern = remote(url)
-    if files.isdir(f"{pattern}/commitlog"):
-        return [url.rstrip("/")]
-    scheme = url.partition("://")[0]
-    stores = [each for each in sorted(files.glob(pattern)) if files.isdir(f"{each}/commitlog")]
+    with telling(url):
+        if files.isdir(within(pattern, _LOG)):
+            return [url.rstrip("/")]
+        stores = [each for each in sorted(files.glob(pattern)) if files.isdir(within(each, _LOG))]
     if not stores:
         raise StoreNotFoundError(f"{url}: no store there: no folder that it matches has a folder commitlog")
-    return [f"{scheme}://{each}" for each in stores]
+    scheme, _, place = url.partition("://")
+    # Behind the path in an archive comes where that is: zip://stores/*::s3://bucket/stores.zip
+    _, *around = place.partition("::")
+    return [f"{scheme}://{each}{''.join(around)}" for each in stores]
 
 
 def survey(uri: str) -> Survey:
     """Look at a store. Raises StoreAccessError when there is none, CorruptStoreError when it cannot be read."""
-    return _survey_remote(uri) if "://" in uri else _survey_folder(uri)
+    if "://" not in uri:
+        return _survey_folder(uri)
+    with telling(uri):
+        return _survey_remote(uri)
 
 
 def _survey_folder(uri: str) -> Survey:
@@ -225,10 +232,10 @@ def _below_a_mark(io: StoreIO, paths: StorePaths, log: LogSegments, end: int) ->
 
 def _survey_remote(uri: str) -> Survey:
     files, root = remote(uri)
-    if not files.isdir(f"{root}/commitlog"):
+    if not files.isdir(within(root, _LOG)):
         raise not_a_store(uri)
     found: dict[int, int] = {}
-    for entry in files.ls(f"{root}/commitlog", detail=True):
+    for entry in files.ls(within(root, _LOG), detail=True):
         start = segment_start(str(entry["name"]).rsplit("/", 1)[-1])
         if start is not None and entry["type"] == "file" and entry["size"]:
             found[start] = int(entry["size"])
@@ -252,4 +259,4 @@ def _segment_size(uri: str, found: Mapping[int, int]) -> int:
 
 def _is_unwritten(files: Any, root: str, start: int) -> bool:
     """Whether a segment was only made ready: it begins with more zeros than a record that is lost would leave."""
-    return not any(files.cat_file(f"{root}/commitlog/{start:020d}", start=0, end=_UNWRITTEN_BYTES))
+    return not any(files.cat_file(within(root, f"{_LOG}/{start:020d}"), start=0, end=_UNWRITTEN_BYTES))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
 
-from mqproc.errors import CorruptStoreError
+from mqproc.errors import BadRequestError, CorruptStoreError, StoreAccessError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.spark.stores import find_stores
@@ -46,7 +49,56 @@ def test_a_folder_whose_name_could_be_a_pattern(tmp_path: Path) -> None:
 
 
 def test_folders_as_urls(tmp_path: Path) -> None:
-    assert find_stores([f"file://{tmp_path}", f"file:{tmp_path}"]) == [str(tmp_path)]
+    for scheme in ("file://", "file:", "file://localhost", "FILE://", "File:"):
+        assert find_stores([f"{scheme}{tmp_path}"]) == [str(tmp_path)]
+
+
+def test_stores_in_an_archive(tmp_path: Path) -> None:
+    store = StoppedStore(tmp_path / "store")
+    with zipfile.ZipFile(tmp_path / "stores.zip", "w") as archive:
+        for file in (store.root / "commitlog").iterdir():
+            for folder in ("", "one/", "two/"):
+                archive.write(file, f"{folder}commitlog/{file.name}")
+    url = f"::{tmp_path}/stores.zip"
+    wanted = offsets_of(store.root)
+    assert offsets_of(f"zip://{url}") == wanted, "an archive's own folder is called nothing"
+    assert find_stores([f"zip://*{url}"]) == [f"zip://one{url}", f"zip://two{url}"]
+    assert offsets_of(f"zip://*{url}") == sorted(wanted * 2)
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "says"),
+    [
+        ("lacking://bucket/store", StoreAccessError, "pip install lackingfs"),
+        ("dir:///store", BadRequestError, "says too little for fsspec"),
+        ("reference://store", BadRequestError, "says too little for fsspec: .*missing 1 required"),
+        ("zip://::/nothing.zip", StoreAccessError, "No such file or directory: '/nothing.zip'"),
+        ("nope://store", BadRequestError, "Protocol not known: nope"),
+        ("refusing://store", StoreAccessError, "denied$"),
+        ("refusing://store*", StoreAccessError, "denied$"),
+    ],
+)
+def test_storage_that_cannot_be_reached_is_told_in_a_line(url: str, kind: type[Exception], says: str) -> None:
+    missing = "pip install lackingfs"
+    fsspec.register_implementation("lacking", "lackingfs.FileSystem", clobber=True, errtxt=missing)
+    fsspec.register_implementation("refusing", Refusing, clobber=True)
+    with pytest.raises(kind, match=rf"(?s)^{re.escape(url)}: [^\n]*{says}[^\n]*$"):
+        offsets_of(url)
+
+
+class Refusing(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """Storage whose package has errors of its own, of several lines."""
+
+    protocol = "refusing"
+
+    def info(self, path: str, **given: Any) -> dict[str, Any]:
+        raise RuntimeError(f"{path}: denied\nfor many reasons")
+
+    def ls(self, path: str, detail: bool = True, **given: Any) -> list[Any]:
+        return list(self.info(path))
+
+    def isdir(self, path: str) -> bool:
+        return bool(self.info(path))
 
 
 def with_zeros_in_place_of_one(root: Path) -> tuple[LiveStore, list[int], int]:
