@@ -6,7 +6,7 @@ log into its batch; views into the log are refused there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -32,7 +32,9 @@ ARROW: Final = {
     "array<string>": pa.list_(pa.string()),
     "map<string,string>": pa.map_(pa.string(), pa.string()),
 }
-_INT32_MAX: Final = 2**31 - 1
+PLAIN_BYTES: Final = 64 << 20
+"""A batch has no more of bodies that were unpacked, but for a single one."""
+
 # The decoder's columns that are numbers, by what they are made into; those of other names than ours.
 _NUMBERS: Final = {"int": arrow_body.INT32, "bigint": arrow_body.INT64, "timestamp": arrow_body.TIME}
 _DECODED: Final = {"born_timestamp": "born_timestamp_ms", "store_timestamp": "store_timestamp_ms"}
@@ -69,33 +71,48 @@ class BatchMaker:
         """Whether the body is one of the columns."""
         return "body" in self._sources
 
-    def batch(self, found: Found) -> pa.RecordBatch:
-        """The found records; shares nothing with them. Raises BadRequestError for more than a batch can have."""
+    def batches(self, found: Found) -> Iterator[pa.RecordBatch]:
+        """The found records in one batch, or several where their bodies unpack to much; shares nothing with them.
+
+        Raises BadRequestError for more than a batch can have, BadMessageError for a body that cannot be unpacked.
+        """
         count = len(found.positions)
         places = decode.places_at(found.view, found.positions, self._columns.rows)
         try:
             batch = self._columns.batch(found.view, places, count)
         except BadRequestError as error:
             raise BadRequestError(f"{error}: read with less batchRows or batchBytes") from None
-        return self._unpacked(batch, found.view, places, count) if self._unpacks else batch
+        if self._unpacks:
+            yield from self._unpacked(batch, found.view, places, count)
+        else:
+            yield batch
 
-    def _unpacked(self, batch: pa.RecordBatch, view: NDArray[np.uint8], places: Places, count: int) -> pa.RecordBatch:
-        """The batch with bodies as they were before their producers compressed them, and flags that say so.
-
-        Raises BadMessageError for one that cannot be unpacked.
-        """
+    def _unpacked(
+        self, batch: pa.RecordBatch, view: NDArray[np.uint8], places: Places, count: int
+    ) -> Iterator[pa.RecordBatch]:
+        """The batch with bodies as they were before their producers compressed them, and flags that say so."""
         flags: Any = decode.take_column(view, places, count, "sys_flag")
         packed = (flags & record.SYS_FLAG_COMPRESSED) != 0
         if not packed.any():
-            return batch
-        arrays = batch.columns
-        for number, source in enumerate(self._sources):
-            if source == "sys_flag":
-                arrays[number] = pa.array(np.where(packed, flags & ~record.SYS_FLAG_BODY, flags), pa.int32())
-            elif source == "body":
-                offsets: Any = decode.take_column(view, places, count, "physical_offset")
-                arrays[number] = _plain(arrays[number], flags, offsets, self._store)
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+            yield batch
+            return
+        plain_flags = pa.array(np.where(packed, flags & ~record.SYS_FLAG_BODY, flags), pa.int32())
+        batch = self._with("sys_flag", plain_flags, batch)
+        if not self.reads_body:
+            yield batch
+            return
+        offsets: Any = decode.take_column(view, places, count, "physical_offset")
+        at = 0
+        for bodies in _plain(batch.column(self._sources.index("body")), flags, offsets, self._store):
+            yield self._with("body", bodies, batch.slice(at, len(bodies)))
+            at += len(bodies)
+
+    def _with(self, source: str, array: pa.Array, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch with this in the place of what is made of `source`, if that is one of the columns."""
+        named = zip(self._sources, batch.columns, strict=True)
+        return pa.RecordBatch.from_arrays(
+            [array if name == source else column for name, column in named], schema=self.schema
+        )
 
 
 def _column(name: str, kind: str, source: str, store: str) -> Column:
@@ -110,16 +127,20 @@ def _column(name: str, kind: str, source: str, store: str) -> Column:
     return Column(name, ARROW[kind], _NUMBERS[kind], _DECODED.get(source, source))
 
 
-def _plain(bodies: pa.Array, flags: NDArray[np.int32], offsets: NDArray[np.int64], store: str) -> pa.Array:
-    found = []
+def _plain(bodies: pa.Array, flags: NDArray[np.int32], offsets: NDArray[np.int64], store: str) -> Iterator[pa.Array]:
+    """Bodies unpacked, so many at once as are not much: a few bytes may unpack to any length."""
+    found: list[bytes] = []
+    size = 0
     for body, flag, offset in zip(bodies.to_pylist(), flags.tolist(), offsets.tolist(), strict=True):
         try:
-            found.append(plain_body(body, flag))
+            plain = plain_body(body, flag)
         except BadMessageError as error:
             raise BadMessageError(
                 f"{store}: log position {offset:,}: {error}; plainBodies=false reads bodies as they are stored"
             ) from None
-    size = sum(map(len, found))
-    if size > _INT32_MAX:
-        raise BadRequestError(f"bodies of {len(found):,} rows unpack to {size:,} bytes: read with less batchBytes")
-    return pa.array(found, pa.binary())
+        if found and size + len(plain) > PLAIN_BYTES:
+            yield pa.array(found, pa.binary())
+            found, size = [], 0
+        found.append(plain)
+        size += len(plain)
+    yield pa.array(found, pa.binary())

@@ -50,7 +50,7 @@ def _read_slices(
         fail_on_data_loss=options.fail_on_data_loss,
     )
     for found in reader.records(slices):
-        yield makes.batch(found)
+        yield from makes.batches(found)
 
 
 def _batch_bytes(options: ReadOptions, makes: BatchMaker) -> int:
@@ -77,4 +77,4 @@ def _read_range(
         ) from None
     with closing(segment):
         for found in reader.records(segment, of, place_of(store.uri, of)):
-            yield makes.batch(found)
+            yield from makes.batches(found)

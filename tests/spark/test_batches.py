@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import zlib
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from mqproc.errors import BadRequestError
 from mqproc.layout.record_codec import decode_records, encode_record
+from mqproc.spark import batches
 from mqproc.spark.batches import BatchMaker
 from mqproc.spark.columns import MQPROC
 from mqproc.spark.reading import Found
@@ -27,7 +29,7 @@ def found_of(records: bytes) -> Found:
 
 
 def batch_of(records: bytes, *names: str) -> pa.RecordBatch:
-    batch = BatchMaker("mqproc", names or list(MQPROC), "/stores/one").batch(found_of(records))
+    [batch] = BatchMaker("mqproc", names or list(MQPROC), "/stores/one").batches(found_of(records))
     batch.validate(full=True)
     return batch
 
@@ -91,8 +93,8 @@ def test_texts_that_are_no_utf8_are_replaced() -> None:
         "properties": [("KEYS", "one a\ufffdb"), ("x", "a\ufffdb")],
         "topic": "T",
     }
-    json = BatchMaker("rocketmq", ["properties"], "/stores/one").batch(found_of(records)).to_pylist()
-    assert json == [{"properties": '{"KEYS":"one a\ufffdb","x":"a\ufffdb"}'}]
+    [json] = BatchMaker("rocketmq", ["properties"], "/stores/one").batches(found_of(records))
+    assert json.to_pylist() == [{"properties": '{"KEYS":"one a\ufffdb","x":"a\ufffdb"}'}]
 
 
 def test_nulls_are_absent_tags_and_times_that_spark_has_not() -> None:
@@ -113,7 +115,7 @@ def test_nulls_are_absent_tags_and_times_that_spark_has_not() -> None:
         positions.append(at)
         at += message.size
     found = Found(kernel_bytes(records), np.array(positions, np.int64))
-    batch = BatchMaker("mqproc", ["tag", "born_timestamp", "store_timestamp"], "/stores/one").batch(found)
+    [batch] = BatchMaker("mqproc", ["tag", "born_timestamp", "store_timestamp"], "/stores/one").batches(found)
     batch.validate(full=True)
     tags, born, stored = (batch.column(number) for number in range(3))
     assert tags.to_pylist() == ["t" if number % 3 == 0 else None for number in range(len(times))]
@@ -128,4 +130,30 @@ def test_more_text_than_a_batch_can_have_is_refused() -> None:
     with pytest.raises(
         BadRequestError, match=r"column store: texts of 24 rows may exceed 2,147,483,647 bytes: read with"
     ):
-        BatchMaker("mqproc", ["queue_id", "store"], store).batch(found)
+        list(BatchMaker("mqproc", ["queue_id", "store"], store).batches(found))
+
+
+def test_bodies_that_unpack_to_much_come_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "PLAIN_BYTES", 10_000)
+    lengths = [4_000, 6_000, 1, 30_000, 0, 9_999, 2]
+    records, positions = b"", []
+    for length in lengths:
+        positions.append(len(records))
+        packed = zlib.compress(bytes(length))
+        records += encode_record(topic="T", body=packed, sys_flag=0x301, physical_offset=len(records))
+    found = Found(kernel_bytes(records), np.array(positions, np.int64))
+    names = ["physical_offset", "body", "sys_flag"]
+    made = list(BatchMaker("mqproc", names, "/stores/one", plain_bodies=True).batches(found))
+    for batch in made:
+        batch.validate(full=True)
+    assert [[len(row["body"]) for row in batch.to_pylist()] for batch in made] == [
+        [4_000, 6_000],
+        [1],
+        [30_000],
+        [0, 9_999],
+        [2],
+    ]
+    rows = [row for batch in made for row in batch.to_pylist()]
+    assert [(row["physical_offset"], row["sys_flag"]) for row in rows] == [(each, 0) for each in positions]
+    [flags] = BatchMaker("mqproc", ["sys_flag"], "/stores/one", plain_bodies=True).batches(found)
+    assert flags.to_pylist() == [{"sys_flag": 0}] * len(lengths)

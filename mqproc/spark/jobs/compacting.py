@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from mqproc.errors import CorruptStoreError
 from mqproc.kernels import decode
@@ -30,7 +31,7 @@ from mqproc.spark.stores import find_stores, survey
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Places are read together whose records lie within so many bytes: as much as a batch may have.
+# Places are read together whose records lie within so many bytes, and are so many: as much as a batch may have.
 _SPAN_BYTES: Final = 16 << 20
 # A task reads the last messages of this much of a log.
 _TASK_BITS: Final = 28
@@ -143,7 +144,8 @@ class PlaceReader:
         """The records of one segment, in batches of bounded size."""
         makes = BatchMaker("mqproc", self._names, store, plain_bodies=self._plain_bodies)
         places = batch.column("physical_offset").to_numpy() - base
-        ends = places + batch.column("size").to_numpy()
+        sizes = batch.column("size").to_numpy()
+        ends, sums = places + sizes, np.cumsum(sizes)
         try:
             opened = open_segment(store, base, segment_size, segment_size)
         except FileNotFoundError:
@@ -156,19 +158,29 @@ class PlaceReader:
         with closing(opened) as segment:
             at = 0
             while at < len(places):
-                stop = max(at + 1, int(np.searchsorted(ends, places[at] + _SPAN_BYTES)))
+                # A message with several keys is there several times.
+                rows = int(np.searchsorted(sums, sums[at] - sizes[at] + _SPAN_BYTES, "right"))
+                stop = max(at + 1, min(rows, int(np.searchsorted(ends, places[at] + _SPAN_BYTES))))
                 view, first = segment.part(int(places[at]), int(ends[stop - 1]))
                 found = Found(view, places[at:stop] - first)
-                made = makes.batch(found)
-                keys = batch.column("key").slice(at, stop - at)
-                whole = pa.RecordBatch.from_arrays([keys, *made.columns], ["key", *made.schema.names])
-                yield _with_bodies(whole, found) if self._drop_empty else whole
+                yield from _keyed(batch.slice(at, stop - at), found, makes, drop_empty=self._drop_empty)
                 at = stop
 
 
-def _with_bodies(batch: pa.RecordBatch, found: Found) -> pa.RecordBatch:
-    """The rows whose message has a body."""
+def _keyed(batch: pa.RecordBatch, found: Found, makes: BatchMaker, *, drop_empty: bool) -> Iterator[pa.RecordBatch]:
+    """The found records with the `key` of each row of the batch; with `drop_empty` only those that have a body."""
+    has_body = _has_body(found) if drop_empty else None
+    at = 0
+    for made in makes.batches(found):
+        rows = slice(at, at + made.num_rows)
+        keys = batch.column("key")[rows]
+        whole = pa.RecordBatch.from_arrays([keys, *made.columns], ["key", *made.schema.names])
+        yield whole if has_body is None else whole.filter(pa.array(has_body[rows]))
+        at = rows.stop
+
+
+def _has_body(found: Found) -> NDArray[np.bool_]:
+    """Of each record, whether its message has a body."""
     count = len(found.positions)
     places = decode.places_at(found.view, found.positions, decode.rows_of(["body"]))
-    sizes = places[decode.BODY_SIZE * count : (decode.BODY_SIZE + 1) * count]
-    return batch.filter(pa.array(sizes > 0))
+    return places[decode.BODY_SIZE * count : (decode.BODY_SIZE + 1) * count] > 0

@@ -108,6 +108,23 @@ def test_last_messages_that_are_deleted_before_they_are_read(keyed_store: Stoppe
     assert found == [each.physical_offset for each in stored if each.physical_offset // 65536 != 1]
 
 
+def test_a_message_that_is_the_last_of_many_keys(keyed_store: StoppedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its body comes as often: what a batch has is bounded all the same."""
+    monkeypatch.setattr(compacting, "_SPAN_BYTES", 10_000)
+    deleted, *stored = reversed([each for each in messages_of(keyed_store.root) if each.keys][-30:])
+    rows = [(str(number), stored[0]) for number in range(500)] + [("gone", deleted)]
+    columns = {
+        "key": [key for key, _message in rows],
+        "store": [str(keyed_store.root)] * len(rows),
+        "physical_offset": [message.physical_offset for _key, message in rows],
+        "size": [message.size for _key, message in rows],
+    }
+    reader = PlaceReader({str(keyed_store.root): 65536}, ["size"], drop_empty=False, fail_on_data_loss=True)
+    made = list(reader.read(iter([pa.RecordBatch.from_pydict(columns)])))
+    assert [row["key"] for batch in made for row in batch.to_pylist()] == columns["key"]
+    assert max(sum(batch.column("size").to_pylist()) for batch in made) <= 10_000
+
+
 PASSED_OVER: list[dict[str, Any]] = [
     {"fail_on_data_loss": False},
     {"failOnDataLoss": False},
