@@ -2,7 +2,8 @@
 
     to/_temporary/job/attempt-3-17/ ──rename, by the first that is done──▶ task-3/ ──each file, by the driver──▶ to/
 
-An attempt that was killed leaves its folder, which goes with the job's. Only sums come to the driver.
+An attempt that was killed leaves its folder, which goes with the job's. Only sums come to the driver. It has a lock in
+the job's folder, which ends with its process: what a killed one leaves, the next job takes back.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import platform
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -26,6 +28,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from mqproc.errors import BadRequestError, StoreAccessError
 from mqproc.quantities import counted
+from mqproc.shm.lock import try_lock
 from mqproc.spark.jobs.parquet_files import Layout, ParquetFiles, telling
 from mqproc.spark.jobs.replacing import UNFINISHED
 from mqproc.spark.jobs.tasks import batches_of
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 _NUMBERS: Final = pa.schema([(name, pa.int64()) for name in ("messages", "size", "files")])
 _FILES: Final = "files"
 _WRITTEN: Final = "written.json"
+_DRIVER: Final = "driver"
+_GONE: Final = ".gone"
 _SHARED: Final = "a target must be a folder that the driver and all executors have at one path"
 
 
@@ -66,6 +71,19 @@ class JobFolder:
     @property
     def _path(self) -> Path:
         return self.to / UNFINISHED / self.job
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Have other jobs of this machine see whether this one's driver lives, where storage has locks."""
+        path = self._path / _DRIVER
+        with telling(path):
+            driver = path.open("wb", buffering=0)
+        with driver:
+            with suppress(OSError):
+                if try_lock(driver.fileno()):
+                    # By whom the lock is to be looked at: other machines may not see it.
+                    driver.write(platform.node().encode())
+            yield
 
     def name_of(self, partition: int) -> str:
         """How the names of a task's files begin; no other task of any job has that."""
@@ -113,8 +131,10 @@ class JobFolder:
         return count
 
     def remove(self) -> None:
-        """Remove the folder, in which attempts may still write."""
-        gone = self._path.with_name(f"{self.job}.gone")
+        """Remove the folder, in which attempts may still write. From here on nothing is taken back."""
+        gone = self._path.with_name(f"{self.job}{_GONE}")
+        for folder in (self._path, gone):
+            (folder / _DRIVER).unlink(missing_ok=True)
         with suppress(FileNotFoundError):
             # By this name none of them finds it.
             self._path.rename(gone)
@@ -124,14 +144,14 @@ class JobFolder:
             self._path.parent.rmdir()
 
     def take_back(self) -> None:
-        """Remove the folder, and the files that have their places, with what they leave empty."""
-        self.remove()
+        """Remove the files that have their places, with what they leave empty, and the folder."""
         for folder, _folders, names in os.walk(self.to, topdown=False):
             own = [Path(folder) / name for name in names if self.job in name]
             for file in own:
                 file.unlink(missing_ok=True)
             if own:
                 self._remove_empty(Path(folder))
+        self.remove()
 
     def _remove_empty(self, folder: Path) -> None:
         """Remove a folder of the target, and those around it there, as far as nothing is in them."""
@@ -153,22 +173,38 @@ def write_folder(read: BatchRead, to: Path, mode: str, layout: Layout) -> Writte
     with telling(to):
         if mode == "overwrite" and to.exists():
             shutil.rmtree(to)
+    take_back_dead(to)
     job = JobFolder.new(to)
     try:
-        written = _in_tasks(read, job, layout)
-        if not written.files and not layout.by:
-            _write_empty(to / layout.file_name(job.name_of(0)), read.arrow_schema(), layout)
-        placed = job.place()
-        if placed != written.files:
-            raise StoreAccessError(
-                f"{to}: of {counted(written.files, 'file')} that were written {placed:,} came there; {_SHARED}"
-            )
-        with telling(to):
-            job.remove()
-            (to / "_SUCCESS").touch()
+        with job.held():
+            return _write(read, job, layout)
     except BaseException:
         job.take_back()
         raise
+
+
+def take_back_dead(to: Path) -> None:
+    """Take back what drivers of this machine had in a folder, or were moving there, when they were killed."""
+    for path in to.glob(f"{UNFINISHED}/*/{_DRIVER}"):
+        # It may be done in this moment.
+        with telling(path), suppress(FileNotFoundError), path.open("rb+") as driver:
+            if driver.read() == platform.node().encode() and try_lock(driver.fileno()):
+                JobFolder(to, path.parent.name.removesuffix(_GONE)).take_back()
+
+
+def _write(read: BatchRead, job: JobFolder, layout: Layout) -> Written:
+    to = job.to
+    written = _in_tasks(read, job, layout)
+    if not written.files and not layout.by:
+        _write_empty(to / layout.file_name(job.name_of(0)), read.arrow_schema(), layout)
+    placed = job.place()
+    if placed != written.files:
+        raise StoreAccessError(
+            f"{to}: of {counted(written.files, 'file')} that were written {placed:,} came there; {_SHARED}"
+        )
+    with telling(to):
+        job.remove()
+        (to / "_SUCCESS").touch()
     return written
 
 

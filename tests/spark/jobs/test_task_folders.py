@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import errno
+import platform
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +21,7 @@ from mqproc.spark.jobs.compacting import planned_last
 from mqproc.spark.jobs.exporting import COMPRESSIONS
 from mqproc.spark.jobs.parquet_files import Layout
 from mqproc.spark.jobs.targets import write_batches
-from mqproc.spark.jobs.task_folders import JobFolder, Written
+from mqproc.spark.jobs.task_folders import JobFolder, Written, take_back_dead
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -107,6 +111,57 @@ def test_jobs_of_one_folder_leave_each_others_files(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def killed_job(to: Path, *, while_gone: bool = False) -> None:
+    """A driver that is killed when it has moved one of two files, or when it removes its folder."""
+    code = f"""
+import os, signal, shutil
+from pathlib import Path
+from mqproc.spark.jobs.task_folders import JobFolder, Written
+job = JobFolder.new(Path({str(to)!r}))
+def write(folder):
+    for name in "ab":
+        (folder / f"topic={{name}}").mkdir()
+        (folder / f"topic={{name}}" / f"part-{{job.job}}").touch()
+    return Written(2, 2, 2)
+def killed(*given, **more):
+    os.kill(os.getpid(), signal.SIGKILL)
+with job.held():
+    job.write(0, 1, write)
+    if {while_gone}:
+        Path.unlink, rename = killed, Path.rename
+        rename(job.to / "_temporary" / job.job, job.to / "_temporary" / f"{{job.job}}.gone")
+        job.remove()
+    rename = Path.rename
+    Path.rename = lambda source, target: (rename(source, target), killed())
+    job.place()
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("while_gone", [False, True])
+def test_what_a_killed_driver_leaves_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, while_gone: bool
+) -> None:
+    killed_job(tmp_path, while_gone=while_gone)
+    left = files_below(tmp_path)
+    assert len([name for name in left if name.startswith("topic=")]) == (not while_gone)
+    with monkeypatch.context() as patched:
+        patched.setattr(platform, "node", lambda: "elsewhere")
+        take_back_dead(tmp_path)
+    assert files_below(tmp_path) == left, "of a driver on another machine nobody knows"
+    living = JobFolder.new(tmp_path)
+    with living.held():
+        living.write(0, 1, writing(living.job))
+        take_back_dead(tmp_path)
+        assert [path.name for path in (tmp_path / "_temporary").iterdir()] == [living.job]
+        assert living.place() == 1
+        living.remove()
+    take_back_dead(tmp_path)
+    assert files_below(tmp_path) == [f"topic=a/part-{living.job}"]
+    assert [path.name for path in tmp_path.iterdir()] == ["topic=a"]
+
+
 @pytest.mark.spark
 class TestWithSpark:
     def test_readers_see_what_spark_would_have_written(
@@ -163,6 +218,16 @@ class TestWithSpark:
             assert (len(calls), files_below(out)) == (2, before)
             assert list(tmp_path.iterdir()) == [out]
             assert [path.name for path in out.iterdir() if path.is_dir()] == ["topic=First"]
+
+    def test_an_append_takes_back_what_a_killed_one_left(
+        self, spark: SparkSession, rolled_store: Path, tmp_path: Path
+    ) -> None:
+        export(spark, rolled_store, tmp_path, mode="append", topic="First")
+        before = files_below(tmp_path)
+        killed_job(tmp_path)
+        assert files_below(tmp_path) != before
+        assert export(spark, rolled_store, tmp_path, mode="append", topic="Nobody").messages == 0
+        assert files_below(tmp_path) == before
 
     def test_what_another_job_has_written_to_a_new_folder_stays(
         self, spark: SparkSession, rolled_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
