@@ -24,6 +24,8 @@ POINTS_MAX: Final = 20_000
 PICTURES: Final = (".png", ".svg", ".pdf")
 PAGES: Final = (".html",)
 _OTHERS: Final = "others"
+# Both libraries have as many colours for lines as there are largest groups; then the first one comes again.
+_OTHERS_COLOR: Final = "black"
 _INCHES: Final = (11.0, 5.5)
 _EPOCH: Final = datetime.datetime.fromtimestamp(0, datetime.UTC)
 # The first and the last moment that a picture can have: as a fraction of days the last µs would be the next year.
@@ -140,6 +142,11 @@ def _with_zeros(points: dict[int, int], first: int, last: int, step: int) -> dic
     return {at: points.get(at, 0) for at in sorted(points.keys() | zeros)}
 
 
+def _colors(series: Sequence[Series]) -> list[str | None]:
+    """That of each line; None: the library's next one."""
+    return [None if number < GROUPS_MAX else _OTHERS_COLOR for number in range(len(series))]
+
+
 def _draw_picture(series: Sequence[Series], by: str, to: Path) -> None:
     from matplotlib import rc_context
 
@@ -157,10 +164,10 @@ def _draw(series: Sequence[Series], by: str, to: Path) -> None:
     figure = Figure(figsize=_INCHES, layout="constrained")
     axes = figure.subplots()
     if any(each.times for each in series):
-        for each in series:
+        for each, color in zip(series, _colors(series), strict=True):
             # A legend leaves out what begins with an underscore.
             label = f" {each.name}" if each.name.startswith("_") else each.name
-            axes.plot(each.times, each.messages, label=label, marker="." if len(each.times) < 50 else "")
+            axes.plot(each.times, each.messages, label=label, color=color, marker="." if len(each.times) < 50 else "")
         axes.legend(loc="best", fontsize="small")
         axes.set_xlabel("UTC")
         # The margins beside the first and the last window may lie beyond the years that a date can have.
@@ -180,13 +187,15 @@ def _draw_page(series: Sequence[Series], by: str, to: Path) -> None:
     import plotly.graph_objects as go
 
     marks: list[Any] = []
-    for each in series:
+    for each, color in zip(series, _colors(series), strict=True):
         # Names are no markup.
         name = html.escape(each.name, quote=False)
         if each.times:
-            marks.append(go.Scatter(x=each.times, y=each.messages, name=name, mode="lines+markers"))
+            marks.append(
+                go.Scatter(x=each.times, y=each.messages, name=name, mode="lines+markers", marker={"color": color})
+            )
         else:
-            marks.append(go.Bar(x=each.messages, y=[name], name=name, orientation="h"))
+            marks.append(go.Bar(x=each.messages, y=[name], name=name, orientation="h", marker={"color": color}))
     figure = go.Figure(marks)
     figure.update_layout(title=f"Messages by {by}", template="plotly_white", hovermode="x unified")
     # The library goes into the page, so that it opens without a network.

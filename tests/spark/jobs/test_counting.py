@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import html
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -185,6 +186,19 @@ def test_a_plot_has_names_as_they_are(spark: SparkSession, tmp_path: Path, suffi
         # JSON in a page.
         shown = [json.dumps(name)[1:-1].replace("<", r"\u003c").replace(">", r"\u003e") for name in shown]
     assert [name for name in shown if name not in data] == []
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".html"])
+def test_the_others_of_a_plot_have_a_colour_of_their_own(spark: SparkSession, tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip("matplotlib" if suffix == ".svg" else "plotly")
+    rows = ", ".join(f"('{number}', timestamp_millis({at}), 1)" for number in range(12) for at in (1000, 2000))
+    counted = spark.sql(f"SELECT *, window_start window_end FROM VALUES {rows} AS t(topic, window_start, messages)")
+    plot_counts(counted, ["topic"], tmp_path / f"out{suffix}", slide_s=1.0)
+    data = (tmp_path / f"out{suffix}").read_text()
+    if suffix == ".svg":
+        assert len(set(re.findall(r"stroke: (#\w+); stroke-width: 1.5", data))) == 11
+    else:
+        assert len(re.findall(r'"marker":\{"color":"black"\}', data)) == 1
 
 
 def test_mistakes_are_told(spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
