@@ -183,9 +183,11 @@ def lag(
         elif window is None:
             found = found.withColumn("oldest_stored_ms", F.unix_millis("oldest_stored"))
             found = found.drop("oldest_stored", "seen_at").orderBy(F.desc("behind"), "store", "group", "topic")
-            show(invocation.out, "lag", _LAG, found, limit)
+            if not show(invocation.out, "lag", _LAG, found, limit):
+                invocation.out.note(f"no group has consumed anything in {' '.join(paths)}")
         else:
             for name in ("window_start", "window_end"):
                 found = found.withColumn(name, F.unix_millis(name)).withColumnRenamed(name, f"{name}_ms")
             found = found.orderBy("store", "group", "topic", "window_start_ms")
-            show(invocation.out, "backlog", _BACKLOG, found, limit)
+            if not show(invocation.out, "backlog", _BACKLOG, found, limit):
+                invocation.out.note(f"nothing is left to any group in {' '.join(paths)}")

@@ -21,6 +21,7 @@ from mqproc.cli.spark_session import (
     spark_options,
     write_rows,
 )
+from mqproc.errors import BadRequestError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -102,7 +103,6 @@ def counts(
         ordered = _ordered(found, by, window)
         if to is not None:
             sources = check_sources(paths, fail_on_data_loss=not chosen["skip_damage"])
-            # A second run that appended would double all sums.
             write_rows(invocation.out, ordered, to, sources, mode="error")
             return
         if not show(invocation.out, "counts", _columns(by, window, no_latencies), ordered, limit):
@@ -111,6 +111,9 @@ def counts(
 
 
 def _check_outputs(invocation: Invocation, plot: Path | None, to: Path | None) -> None:
+    if to is not None and to.exists():
+        # Those of a second run, beside these, would double all sums.
+        raise BadRequestError(f"{to}: already exists; counts are written to a new folder")
     if plot is None:
         return
     for is_given, name in ((to is not None, "--to"), (invocation.out.is_json, f"--output {invocation.output}")):
