@@ -26,7 +26,10 @@ class SegmentBytes(Protocol):
     size: int
 
     def part(self, start: int, stop: int) -> tuple[NDArray[np.uint8], int]:
-        """uint8 of at least [start, min(stop, size)), and the position of its byte 0. Valid until the next call."""
+        """uint8 of at least [start, min(stop, size)), and the position of its byte 0. Valid until the next call.
+
+        Raises FileNotFoundError when it is gone, StoreAccessError for what else remote storage says.
+        """
         ...
 
     def let_go(self, start: int, stop: int) -> None:
@@ -80,7 +83,7 @@ class FetchedSegment:
         if start < self._start or stop > self._start + len(self._view):
             stop = min(stop + AHEAD_BYTES, self.size)
             place = f"{self._path}: bytes [{start:,}, {stop:,})"
-            with telling(place):
+            with telling(place, FileNotFoundError):
                 data = self._files.cat_file(self._path, start=start, end=stop)
             if len(data) != stop - start:
                 raise CorruptStoreError(f"{place}: only {len(data):,} bytes came")
@@ -133,13 +136,16 @@ def within(root: str, name: str) -> str:
 
 
 @contextmanager
-def telling(place: str) -> Iterator[None]:
-    """Raises StoreAccessError for what remote storage says: each of its packages has errors of its own."""
+def telling(place: str, *passed: type[Exception]) -> Iterator[None]:
+    """Raises StoreAccessError for what remote storage says: each of its packages has errors of its own.
+
+    Errors of ours go through, and such as are `passed`.
+    """
     try:
         yield
-    except MqprocError:
-        raise
     except Exception as error:
+        if isinstance(error, (MqprocError, *passed)):
+            raise
         raise StoreAccessError(f"{place}: {_said(error)}") from error
 
 

@@ -68,13 +68,12 @@ def _read_range(
     options: ReadOptions, makes: BatchMaker, reader: RangeReader, store: StoreSelection, of: LogRange
 ) -> Iterator[pa.RecordBatch]:
     try:
-        segment = open_segment(store.uri, of.segment, store.segment_size, of.limit)
+        with closing(open_segment(store.uri, of.segment, store.segment_size, of.limit)) as segment:
+            for found in reader.records(segment, of, place_of(store.uri, of)):
+                yield from makes.batches(found)
     except FileNotFoundError:
         if not options.fail_on_data_loss:
             return
         raise CorruptStoreError(
             f"{place_of(store.uri, of)}: deleted since the read was planned; failOnDataLoss=false leaves it out"
         ) from None
-    with closing(segment):
-        for found in reader.records(segment, of, place_of(store.uri, of)):
-            yield from makes.batches(found)

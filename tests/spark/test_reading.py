@@ -270,6 +270,26 @@ def test_a_store_on_remote_storage(rolled_store: Path) -> None:
     assert offsets_of(f"file://{rolled_store}") == wanted
 
 
+def test_a_segment_that_went_away_on_remote_storage(rolled_store: Path) -> None:
+    files = fsspec.filesystem("memory")
+    for file in (rolled_store / "commitlog").iterdir():
+        if file.name.isdigit():
+            files.pipe_file(f"/going/commitlog/{file.name}", file.read_bytes())
+    wanted = offsets_of("memory://going")
+    second = wanted[-1] // 65536 * 65536
+    planned = {fails: partitions_of("memory://going", failOnDataLoss=fails) for fails in (True, False)}
+    files.rm(f"/going/commitlog/{second:020d}")
+
+    def read(*, fails: bool) -> list[int]:
+        options = options_of("memory://going", failOnDataLoss=fails)
+        batches = [batch for of in planned[fails] for batch in read_partition(options, ["physical_offset"], of)]
+        return [row["physical_offset"] for batch in batches for row in batch.to_pylist()]
+
+    with pytest.raises(CorruptStoreError, match="deleted since the read was planned"):
+        read(fails=True)
+    assert read(fails=False) == [offset for offset in wanted if offset < second]
+
+
 def test_names_of_rocketmqs_connector(rolled_store: Path) -> None:
     rows = rows_of(rolled_store, naming="rocketmq", topic="First")
     assert list(rows[0]) == list(ROCKETMQ)

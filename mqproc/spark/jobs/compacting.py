@@ -147,24 +147,22 @@ class PlaceReader:
         sizes = batch.column("size").to_numpy()
         ends, sums = places + sizes, np.cumsum(sizes)
         try:
-            opened = open_segment(store, base, segment_size, segment_size)
+            with closing(open_segment(store, base, segment_size, segment_size)) as segment:
+                at = 0
+                while at < len(places):
+                    # A message with several keys is there several times.
+                    rows = int(np.searchsorted(sums, sums[at] - sizes[at] + _SPAN_BYTES, "right"))
+                    stop = max(at + 1, min(rows, int(np.searchsorted(ends, places[at] + _SPAN_BYTES))))
+                    view, first = segment.part(int(places[at]), int(ends[stop - 1]))
+                    found = Found(view, places[at:stop] - first)
+                    yield from _keyed(batch.slice(at, stop - at), found, makes, drop_empty=self._drop_empty)
+                    at = stop
         except FileNotFoundError:
             if self._fail_on_data_loss:
                 raise CorruptStoreError(
                     f"{store}/commitlog/{segment_name(base)}: deleted since it was read for keys, and "
                     f"{counted(len(places), 'last message')} with it; failOnDataLoss=false leaves them out"
                 ) from None
-            return
-        with closing(opened) as segment:
-            at = 0
-            while at < len(places):
-                # A message with several keys is there several times.
-                rows = int(np.searchsorted(sums, sums[at] - sizes[at] + _SPAN_BYTES, "right"))
-                stop = max(at + 1, min(rows, int(np.searchsorted(ends, places[at] + _SPAN_BYTES))))
-                view, first = segment.part(int(places[at]), int(ends[stop - 1]))
-                found = Found(view, places[at:stop] - first)
-                yield from _keyed(batch.slice(at, stop - at), found, makes, drop_empty=self._drop_empty)
-                at = stop
 
 
 def _keyed(batch: pa.RecordBatch, found: Found, makes: BatchMaker, *, drop_empty: bool) -> Iterator[pa.RecordBatch]:
