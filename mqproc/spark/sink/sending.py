@@ -33,6 +33,7 @@ from mqproc.errors import BadRequestError, MessageTooLargeError, MqprocError, To
 from mqproc.io import StoreIO
 from mqproc.message import StoredMessage
 from mqproc.paths import StorePaths
+from mqproc.quantities import counted
 from mqproc.spark.sink.options import WriteOptions
 from mqproc.spark.sink.turns import Turn
 from mqproc.store.reads.reader import settings_of
@@ -167,7 +168,7 @@ class RowSender:
     def _columns(self, table: dict[str, pa.Array]) -> dict[str, pa.Array]:
         columns = {name: column for name, column in table.items() if name != "topic"}
         if columns["body"].null_count:
-            raise BadRequestError(f"column body: {columns['body'].null_count:,} rows have none")
+            raise BadRequestError(f"column body: {counted(columns['body'].null_count, 'row')} without one")
         if self._options.queue_id is not None:
             columns["queue_id"] = pa.array(np.full(len(columns["body"]), self._options.queue_id, np.int32))
         return columns

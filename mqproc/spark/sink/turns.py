@@ -12,7 +12,7 @@ import hashlib
 import time
 from typing import Final
 
-from mqproc.errors import StoreBusyError
+from mqproc.errors import NotRunningError, StoreBusyError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.shm.lock import try_lock
@@ -27,9 +27,17 @@ class Turn:
     """The right to send the rows of one partition of a write, until `close`."""
 
     def __init__(self, paths: StorePaths, identity: str) -> None:
-        """`identity` names write and partition. Raises StoreBusyError when another task keeps it for long."""
+        """`identity` names write and partition.
+
+        Raises StoreBusyError when another task keeps it for long, NotRunningError where no group has ever run.
+        """
         self._io = StoreIO()
-        self._fd = self._io.open(paths.spark_lock, write=True, create=True, mode=0o600)
+        try:
+            self._fd = self._io.open(paths.spark_lock, write=True, create=True, mode=0o600)
+        except FileNotFoundError:
+            raise NotRunningError(
+                f"{paths.root}: no group has run on a store there; rows are written to one that runs: mqproc up"
+            ) from None
         byte = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:_OFFSET_BYTES])
         deadline = time.monotonic() + _PATIENCE_S
         while not try_lock(self._fd, byte):

@@ -21,6 +21,7 @@ from mqproc.errors import (
     BadMessageError,
     BadPropertyError,
     BadRequestError,
+    NotRunningError,
     SendOutcomeUnknownError,
     TopicReservedError,
 )
@@ -256,7 +257,7 @@ def test_the_writer_is_killed_under_way(running: Group) -> None:
 @pytest.mark.parametrize(
     ("columns", "error", "says"),
     [
-        ({"body": [None]}, BadRequestError, "column body: 1 rows have none"),
+        ({"body": [None]}, BadRequestError, "column body: 1 row without one"),
         ({"body": [b"x"], "tag": ["a\x02"]}, BadPropertyError, "separator byte"),
         ({"body": [b"x"], "keys": [["a b"]]}, BadPropertyError, "separator byte"),
         ({"body": [b"x" * (1 << 19)]}, BadRequestError, "max_message_size|exceeds"),
@@ -268,6 +269,14 @@ def test_rows_that_are_no_messages(running: Group, columns: dict[str, Any], erro
         send(running, [pa.RecordBatch.from_pydict(columns)], "Refused")
     with running.client() as client:
         assert "Refused" not in [info.topic for info in client.topics()]
+
+
+def test_a_folder_on_which_no_group_has_run(tmp_path: Path) -> None:
+    for name in ("missing", "another's"):
+        if name != "missing":
+            (tmp_path / name / "commitlog").mkdir(parents=True)
+        with pytest.raises(NotRunningError, match=rf"{name}: no group has run on a store there"):
+            RowSender(WriteOptions(str(tmp_path / name), "Topic"), "w", 0, looks=False)
 
 
 @pytest.mark.parametrize("by_column", [False, True])
