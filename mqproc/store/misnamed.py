@@ -1,8 +1,8 @@
 """CommitLog segments that lie under another name than their records tell, as a copy that went wrong leaves them.
 
-The first record of a segment is intact and says where in the log it lies: that is the segment's name. Names are put
-right in two steps, since two segments may have each other's: all that move get the right name and SUFFIX, and lose the
-suffix then. What a kill leaves between them is found as any other file of a wrong name is.
+The first record of a segment is intact and says where in the log it lies, and the second one agrees: that is the
+segment's name. Names are put right in two steps, since two segments may have each other's: all that move get the right
+name and SUFFIX, and lose the suffix then. What a kill leaves between them is found as any other wrong name is.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Misnamed:
 
 
 def find_misnamed(io: StoreIO, folder: Path, segment_size: int) -> list[Misnamed]:
-    """Files in the log's folder, in the order of their names, whose first record belongs to another segment's begin."""
+    """Files in the log's folder, in the order of their names, whose records belong to another segment."""
     found: list[tuple[str, int]] = []
     settled: set[int] = set()
     silent: set[int] = set()
@@ -92,19 +92,32 @@ def _is_unwritten(io: StoreIO, folder: Path, start: int) -> bool:
 
 
 def start_told(io: StoreIO, path: Path, segment_size: int) -> int | None:
-    """Where the segment begins that an intact record at a file's begin tells of; None without one."""
+    """Where the segment begins that an intact record at a file's begin tells of; None without one.
+
+    None too where an intact record behind it tells of another: no CRC need cover what a record says of its own place,
+    so it is damage in the first one.
+    """
     fd = io.open(path)
     try:
-        head = as_kernel_array(np.frombuffer(io.pread(fd, record.FIXED_SIZE_V4, 0), np.uint8))
-        if len(head) < record.FIXED_SIZE_V4:
-            return None
-        size, start = int(load_be32(head, record.TOTAL_SIZE)), int(load_be64(head, record.PHYSICAL_OFFSET))
-        if not len(head) <= size <= segment_size or start < 0 or start % segment_size:
-            return None
-        whole = as_kernel_array(np.frombuffer(io.pread(fd, size, 0), np.uint8))
+        first = _size_and_start(io, fd, 0, segment_size)
+        second = None if first is None else _size_and_start(io, fd, first[0], segment_size)
     finally:
         io.close(fd)
-    return start if checked_size(whole, 0, len(whole), start, scan.VERIFY_ALL) == size else None
+    if first is None or first[1] < 0 or first[1] % segment_size:
+        return None
+    return first[1] if second is None or second[1] == first[1] else None
+
+
+def _size_and_start(io: StoreIO, fd: int, at: int, segment_size: int) -> tuple[int, int] | None:
+    """Bytes of an intact record at `at` in a file, and where that begins in the log by what the record says."""
+    head = as_kernel_array(np.frombuffer(io.pread(fd, record.FIXED_SIZE_V4, at), np.uint8))
+    if len(head) < record.FIXED_SIZE_V4:
+        return None
+    size, place = int(load_be32(head, record.TOTAL_SIZE)), int(load_be64(head, record.PHYSICAL_OFFSET))
+    if not len(head) <= size <= segment_size - at:
+        return None
+    whole = as_kernel_array(np.frombuffer(io.pread(fd, size, at), np.uint8))
+    return (size, place - at) if checked_size(whole, 0, len(whole), place, scan.VERIFY_ALL) == size else None
 
 
 def move(io: StoreIO, folder: Path, misnamed: Misnamed) -> None:
