@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -24,6 +24,7 @@ from mqproc.cli.ending import end_in_order
 from mqproc.cli.invocation import Invocation, process_began_s
 from mqproc.cli.output import STDERR, STDOUT, harmless, heard_or_not, let_go
 from mqproc.errors import MqprocError, StoreAccessError
+from mqproc.lost_pages import name_lost_pages
 from mqproc.version import installed_version
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, this program's own unless arguments are given, and return the exit code."""
     if arguments is None:
         end_in_order()
+        name_lost_pages(_end_with)
         _open_what_is_closed()
         _name_output()
         _print_anything()
@@ -165,6 +167,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where = f"{error.filename}: " if error.filename else ""
         return _failed(f"{where}{error.strerror or error}", _exit_code_of(error, invocation), invocation)
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+
+def _end_with(text: str, code: int) -> NoReturn:
+    """At once: what was going on can neither go on nor be unwound."""
+    with contextlib.suppress(OSError):
+        os.write(STDERR, f"mqproc: {text}\n".encode())
+    os._exit(code)
 
 
 def _exit_code_of(error: OSError, invocation: Invocation) -> int:

@@ -15,6 +15,7 @@ import contextlib
 import enum
 import errno
 import faulthandler
+import functools
 import os
 import random
 import signal
@@ -29,6 +30,7 @@ from mqproc.control import Control
 from mqproc.errors import MqprocError
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
+from mqproc.lost_pages import name_lost_pages
 from mqproc.metrics.error_log import ErrorLog
 from mqproc.paths import StorePaths
 from mqproc.process import log
@@ -389,11 +391,12 @@ class Loop:
 def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool = False) -> int:
     """A role's whole life in its own process; returns its exit code.
 
-    `trace_fd` takes the Python stack when the process gets SIGABRT, SIGSEGV, SIGBUS, SIGFPE or SIGILL. With `debug` a
-    debugger is entered when the role has been made.
+    `trace_fd` takes the Python stack when the process gets SIGABRT, SIGSEGV, SIGBUS, SIGFPE or SIGILL, and
+    the log what page of which file was lost. With `debug` a debugger is entered when the role has been made.
     """
     faulthandler.enable(trace_fd, all_threads=True)
     _configure_log(context)
+    name_lost_pages(functools.partial(_log_lost_page, trace_fd))
     signals = RoleSignals(context.bell)
     signals.install()
     context.heart.enter(layout.STATE_STARTING)
@@ -425,6 +428,11 @@ def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool
             log.get_logger().exception("unexpected error")
         return EXIT_FAILED
     return 0
+
+
+def _log_lost_page(trace_fd: int, text: str, _code: int) -> None:
+    log.get_logger().error(text)
+    faulthandler.dump_traceback(trace_fd, all_threads=True)
 
 
 def _configure_log(context: RoleContext) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from mqproc import Message
+from mqproc.errors import MqprocError
 from mqproc.io import StoreIO
 from mqproc.metrics.error_log import ErrorLog
-from mqproc.paths import StorePaths
+from mqproc.paths import StorePaths, segment_name
 from tests.cli.calling import call
 from tests.conftest import START_TIMEOUT_S, Group, wait_until
 
@@ -98,6 +100,21 @@ def test_a_role_that_died_is_told_with_the_group_dead(
     wait_until(lambda: group.pid("query") not in (0, before), what="another query role")
     group.kill()
     assert [text.startswith(what) and "query" in text for text in texts(group)] == [True], texts(group)
+
+
+def test_a_page_that_a_role_could_not_have_is_told_with_its_file(make_group: Callable[..., Group]) -> None:
+    """A disk that cannot read it does the same."""
+    group = make_group()
+    with group.client(timeout=0.5) as client:
+        sent = client.send("topic", b"x" * 20_000)
+        assert client.get(sent.message_id).body
+        segment = group.paths.commit_log / segment_name(0)
+        os.truncate(segment, 4096)
+        with pytest.raises(MqprocError):
+            client.get(sent.message_id)
+    told = re.compile(f"{segment}: offset [0-9,]+: the file was cut while it was read")
+    assert any(told.fullmatch(text) for text in texts(group)), texts(group)
+    assert "Current thread" in group.output.read_text()
 
 
 def test_what_halted_a_group_is_told_afterwards(make_group: Callable[..., Group]) -> None:
