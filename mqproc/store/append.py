@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.config import Options
+from mqproc.control_words import why_read_only
 from mqproc.errors import (
     BadMessageError,
     BadPropertyError,
@@ -28,6 +29,7 @@ from mqproc.errors import (
     NoSuchQueueError,
     PropertiesTooLargeError,
     StoreBusyError,
+    StoreReadOnlyError,
 )
 from mqproc.io import StoreIO, reason_of
 from mqproc.kernels import append as kernel
@@ -447,4 +449,6 @@ def as_refusal(
         return DiskFullError(f"no room for {room_for}: {reason_of(error)}", hint_ms=1000)
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         return StoreBusyError(f"out of resources: {error.strerror}", hint_ms=100)
+    if error.errno == errno.EROFS:
+        return StoreReadOnlyError(f"{failed}: {why_read_only(error.errno)}; run mqproc store repair")
     return InternalError(f"{failed}: {error.strerror or error}")

@@ -142,7 +142,10 @@ def test_a_topic_that_cannot_be_made_takes_no_frame_of_others_with_it(
     assert error_of(client, 5) is None
 
 
-@pytest.mark.parametrize(("number", "told"), [(errno.ENOSPC, DiskFullError), (errno.EIO, InternalError)])
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [(errno.ENOSPC, DiskFullError), (errno.EIO, InternalError), (errno.EROFS, StoreReadOnlyError)],
+)
 def test_a_topic_that_cannot_be_noted_is_told_as_what_it_is(
     make_rig: MakeRig, number: int, told: type[MqprocError]
 ) -> None:

@@ -31,6 +31,8 @@ _MEMORY: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 _REMOTE: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "glusterfs", "ceph", "fuse.glusterfs"})
 _COPYING: Final = frozenset({"btrfs", "zfs", "bcachefs"})
 _UNSAFE: Final = frozenset({"nobarrier", "barrier=0", "data=writeback", "nointegrity"})
+_AFTER_AN_ERROR: Final = "emergency_ro"
+_READ_ONLY: Final = frozenset({"ro", _AFTER_AN_ERROR})
 _SLOW: Final = frozenset({"sync", "dirsync", "strictatime"})
 
 
@@ -112,11 +114,13 @@ def _mount_options(patient: Patient) -> Said | None:
     if mount is None:
         return None
     options, point = mount.options, in_shell(Path(mount.point))
-    if "ro" in options:
+    if read_only := options & _READ_ONLY:
+        # Since Linux 6.14 that is not the option `ro`, and goes only with the mount.
+        again = "umount, fsck and mount" if _AFTER_AN_ERROR in read_only else "mount -o remount,rw"
         return error(
             f"{mount.point} is mounted read-only",
             "nothing can be stored; errors=remount-ro does that after an error of the disk",
-            f"dmesg | grep -i {in_shell(Path(Path(mount.source).name))}; then mount -o remount,rw {point}",
+            f"dmesg | grep -i {in_shell(Path(Path(mount.source).name))}; then {again} {point}",
         )
     if unsafe := sorted(options & _UNSAFE):
         return warning(

@@ -173,6 +173,8 @@ CASES = [
          host={"mountinfo": "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw,nobarrier\n"}),
     Case("mount-options", "read-only", "mount -o remount,rw", level=Level.ERROR,
          host={"mountinfo": "22 1 8:1 / / ro,relatime - ext4 /dev/sda1 ro\n"}),
+    Case("mount-options", "read-only", "umount, fsck and mount /", level=Level.ERROR,
+         host={"mountinfo": "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw,errors=remount-ro,emergency_ro\n"}),
     Case("modes", "mode 0777", "chmod o-w", lambda paths: paths.root.chmod(0o777), level=Level.ERROR),
     Case("modes", "mode 0755", "chmod 700", lambda paths: paths.own.chmod(0o755)),
     Case("owner", "belongs to user 65534", "chown -R 0", lambda paths: os.chown(paths.topics, 65534, -1),
