@@ -115,6 +115,19 @@ def test_a_folder_in_the_place_of_one_of_our_own_files_is_told(whole: StoppedSto
     assert [path.read_text() for path in store.rglob("precious")] == ["kept"]
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+@pytest.mark.parametrize("name", ["mqproc/openers.lock", "mqproc/spark.lock"])
+def test_what_cannot_be_locked_is_told_and_goes_aside(
+    whole: StoppedStore, store: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    make(store / name)
+    flags = flags_of(whole.engine.options)
+    outcome = call("store", "verify", store, "--json", *flags)
+    assert [(each["kind"], each["file"]) for each in outcome.json["findings"]] == [("misplaced_file", name)]
+    assert call("store", "repair", store, "--execute", *flags).code == 0
+    assert call("store", "verify", store, *flags).code == 0
+
+
 @pytest.mark.parametrize("name", ["lock", "mqproc/damage.json", *(f"mqproc/{name}" for name in MORE)])
 def test_a_link_that_a_start_refuses_is_told(whole: StoppedStore, store: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "elsewhere").write_text("{}")

@@ -332,9 +332,11 @@ class _Look:
                 self._tell(Kind.SYMLINK, path)
             elif entry is not None and entry.kind is not EntryKind.FILE:
                 self._tell(Kind.MISPLACED_FILE, path, text=entry.kind.value)
-        for path in map(paths.socket, SOCKETS):
-            # All else a group that starts replaces.
-            if (entry := self._io.entry(path)) is not None and entry.kind is EntryKind.FOLDER:
+        # All else a group that starts replaces; and a pipe takes locks, but holds no text.
+        folders = {path: {EntryKind.FOLDER} for path in map(paths.socket, SOCKETS)}
+        locked = {path: {EntryKind.FOLDER, EntryKind.OTHER} for path in (paths.openers, paths.spark_lock)}
+        for path, kinds in (folders | locked).items():
+            if (entry := self._io.entry(path)) is not None and entry.kind in kinds:
                 self._tell(Kind.MISPLACED_FILE, path, text=entry.kind.value)
         if (config := rocksdb_config(self._io, paths.config)) is not None:
             self._tell(Kind.NOT_CHECKED, config, text="topics and progress in RocksDB", as_note=True)
