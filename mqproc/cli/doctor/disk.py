@@ -103,8 +103,9 @@ def _file_system(patient: Patient) -> Said | None:
     if mount.kind in _COPYING:
         return note(
             shown,
-            "space that was allocated ahead is taken anew at each write, so a full disk is seen late",
-            f"chattr +C {in_shell(patient.place)} on btrfs before the first file, or ext4 or xfs",
+            "each write takes new room, of a mapped page too: a full disk, or a used up quota, ends the group, where "
+            "elsewhere sends are refused; nothing that was acknowledged is lost",
+            f"chattr +C {in_shell(patient.place)} on btrfs before the first file and no quota, or ext4 or xfs",
         )
     return ok(shown)
 
