@@ -94,8 +94,18 @@ class LevelDeliveries:
         self._levels = [_Level(level, delay_ms) for level, delay_ms in enumerate([*delays_ms, *more_ms], 1)]
         self._made_from = made_from
         self._loaded = False
-        if releases.settled:
+        self._awaited = self._words[words_of.WRITTEN]
+        if self._may_load:
             self._load()
+
+    @property
+    def _may_load(self) -> bool:
+        """Whether the log has all that a predecessor handed over and, at a group's start, the queues all of the log.
+
+        A full disk may keep them from that for long: what was delivered of their ends would be delivered again.
+        """
+        waits = self._context.incarnation == 1 and self._words[words_of.DISPATCHED] < self._awaited
+        return self._releases.settled and not waits
 
     @property
     def due_ns(self) -> int:
@@ -116,7 +126,7 @@ class LevelDeliveries:
     def step(self) -> int:
         """Release what is due; returns how many messages."""
         if not self._loaded:
-            if not self._releases.settled:
+            if not self._may_load:
                 return 0
             self._load()
         now_ns = self._clock.monotonic_ns()

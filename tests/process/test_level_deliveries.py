@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from mqproc.layout import control as words_of
 from mqproc.layout.consume_queue import UNIT_SIZE
+from mqproc.layout.queue_table import MAX_OFFSET
 from mqproc.names import SCHEDULE_TOPIC
 from mqproc.process.keeper import Keeper
 from mqproc.store.consume_queue import as_units
@@ -94,3 +96,21 @@ def test_a_level_that_has_wholly_expired_is_told_as_lost_and_waits_for_more(rig:
     assert rig.control.words[words_of.DELIVERIES_LOST] >= waiting > 0
     keeper.close()
     table.close()
+
+
+def test_levels_are_where_they_were_when_a_start_found_no_room_for_their_queues(rig: Rig) -> None:
+    """They were set back to what was dispatched by then, and delivered again when there was room."""
+    with contextlib.closing(QueueTable(rig.io, rig.paths.queues, write=True)) as table:
+        number = table.entry(SCHEDULE_TOPIC, 0)
+        delivered = table.max_offset(number)
+        rig.paths.delay_offsets.write_text(f'{{"offsetTable":{{1:{delivered}}},"mqproc":{{"log":0}}}}')
+        table.store(number, MAX_OFFSET, 0)
+        dispatched = rig.control.load(words_of.DISPATCHED)
+        rig.control.store(words_of.DISPATCHED, 0)
+        rig.clock.set_time_ms(FIRST_DUE_MS - 700)
+        with contextlib.closing(Keeper(rig.context(words_of.KEEPER))) as keeper:
+            keeper.do_work()
+            table.store(number, MAX_OFFSET, delivered)
+            rig.control.store(words_of.DISPATCHED, dispatched)
+            keeper.do_work()
+            assert keeper._levels._levels[0].offset == delivered > 0
