@@ -93,10 +93,17 @@ def given_path(path: str | os.PathLike[str], name: str = "the store's path") -> 
 
 
 def lost_link(path: Path) -> str:
-    """What is said of a symlink that leads to nothing; "" of all else. Raises OSError as `file_type`."""
-    if not path.is_symlink() or file_type(path):
+    """What is said of a symlink that leads to nothing, the path or a folder above it; "" of all else.
+
+    Raises OSError as `file_type`.
+    """
+    if file_type(path):
         return ""
-    return f"a symlink to {os.path.realpath(path)}, which is not there"
+    for link in (path, *path.parents):
+        if link.is_symlink() and not file_type(link):
+            told = f"a symlink to {os.path.realpath(link)}, which is not there"
+            return told if link == path else f"{shown(link)} is {told}"
+    return ""
 
 
 def in_shell(path: Path) -> str:

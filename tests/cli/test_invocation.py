@@ -123,6 +123,10 @@ def test_a_symlink_to_nothing_is_told_with_what_it_leads_to(tmp_path: Path, argu
     told = call(*arguments.split(), tmp_path / "store")
     assert f"{tmp_path}/store: a symlink to {tmp_path}/nowhere, which is not there" in told.out + told.err
     assert "mqproc up" not in told.err
+    below = call(*arguments.split(), tmp_path / "store" / "a" / "b")
+    there = f"{tmp_path}/store/a/b: {tmp_path}/store is a symlink to {tmp_path}/nowhere, which is not there"
+    assert there in below.out + below.err
+    assert "mqproc up" not in below.err
 
 
 @pytest.mark.parametrize(
