@@ -202,7 +202,11 @@ class StoreIO:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
         if not stat.S_ISREG(mode):
             raise IsADirectoryError(errno.EISDIR, "Not a file", str(path))
-        return path.read_bytes()
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            error.filename = str(path)
+            raise
 
     def read_json(self, path: Path, kind: type[T]) -> T:
         """The value of a small JSON file of our own, as a type that msgspec knows.
@@ -317,33 +321,47 @@ class StoreIO:
         """Where an open file lies, for the text of an error."""
         return os.readlink(f"/proc/self/fd/{fd}")
 
+    def _name(self, error: OSError, fd: int) -> None:
+        """The kernel does not say of which file it could not read or write a part."""
+        with contextlib.suppress(OSError):
+            error.filename = self.path_of(fd)
+
     def pread(self, fd: int, size: int, offset: int) -> bytes:
         """Up to `size` bytes; fewer at the file's end."""
-        return os.pread(fd, size, offset)
+        try:
+            return os.pread(fd, size, offset)
+        except OSError as error:
+            self._name(error, fd)
+            raise
 
     def pread_into(self, fd: int, buffer: Buffer, offset: int) -> int:
         """Fill a writable buffer; returns the bytes read, fewer only at the file's end."""
         view = memoryview(buffer).cast("B")
         done = 0
-        while done < len(view):
-            count = os.preadv(fd, [view[done:]], offset + done)
-            if count == 0:
-                break
-            done += count
+        try:
+            while done < len(view) and (count := os.preadv(fd, [view[done:]], offset + done)):
+                done += count
+        except OSError as error:
+            self._name(error, fd)
+            raise
         return done
 
     def pwrite(self, fd: int, data: Buffer, offset: int) -> None:
         """Write all of `data`. Raises OSError (ENOSPC…), after which part of it may be there."""
-        done = os.pwrite(fd, data, offset)
-        view = memoryview(data)
-        if done == view.nbytes:
-            return
-        view = view.cast("B")
-        while done < len(view):
-            count = os.pwrite(fd, view[done:], offset + done)
-            if count == 0:
-                raise OSError(errno.EIO, "pwrite wrote nothing")
-            done += count
+        try:
+            done = os.pwrite(fd, data, offset)
+            view = memoryview(data)
+            if done == view.nbytes:
+                return
+            view = view.cast("B")
+            while done < len(view):
+                count = os.pwrite(fd, view[done:], offset + done)
+                if count == 0:
+                    raise OSError(errno.EIO, "pwrite wrote nothing")
+                done += count
+        except OSError as error:
+            self._name(error, fd)
+            raise
 
     def zero(self, fd: int, offset: int, size: int) -> None:
         """Make a range read as zeros without making the file sparse or longer."""

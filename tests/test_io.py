@@ -263,3 +263,32 @@ def test_a_pipe_is_refused_as_a_folder_is_and_waits_for_nobody(tmp_path: Path) -
 def test_a_device_is_not_read_for_ever() -> None:
     with pytest.raises(IsADirectoryError, match="Not a file: '/dev/zero'"):
         StoreIO().read_file(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda io, fd: io.pread(fd, 1, 0),
+        lambda io, fd: io.pread_into(fd, bytearray(1), 0),
+        lambda io, fd: io.pwrite(fd, b"x", 0),
+    ],
+)
+def test_a_part_that_cannot_be_read_or_written_is_told_with_its_file(
+    tmp_path: Path, call: Callable[[StoreIO, int], object]
+) -> None:
+    """The kernel knows no names of descriptors: `mqproc: Input/output error` was all that a command said."""
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with pytest.raises(OSError) as caught:
+            call(StoreIO(), fd)
+    finally:
+        os.close(fd)
+    assert caught.value.filename == str(tmp_path)
+
+
+def test_a_small_file_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "small").touch()
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(OSError) as caught:
+        StoreIO().read_file(tmp_path / "small")
+    assert caught.value.filename == str(tmp_path / "small")
