@@ -25,9 +25,8 @@ def prepare_folder(io: StoreIO, paths: StorePaths) -> None:
     """Make the store's folder if only its last part is missing, and `mqproc/` in it. Raises StoreAccessError."""
     root = paths.root
     try:
-        for path in (root, root.parent):
-            if found := lost_link(path):
-                raise StoreAccessError(f"{path}: {found}")
+        if found := lost_link(root):
+            raise StoreAccessError(f"{root}: {found}")
         if not io.exists(root):
             if not io.exists(root.parent):
                 raise StoreAccessError(f"{root}: its parent folder does not exist")

@@ -44,10 +44,11 @@ def test_missing_parent_is_refused_and_nothing_made(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["store", "store/below"])
-def test_a_symlink_to_nothing_is_refused_with_what_it_leads_to(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "link"), [("store", ""), ("store/a", "{}/store is "), ("store/a/b", "{}/store is ")])
+def test_a_symlink_to_nothing_is_refused_with_what_it_leads_to(tmp_path: Path, name: str, link: str) -> None:
     (tmp_path / "store").symlink_to("nowhere")
-    with pytest.raises(StoreAccessError, match=f"^{tmp_path}/store: a symlink to {tmp_path}/nowhere, which is not"):
+    told = f"{link.format(tmp_path)}a symlink to {tmp_path}/nowhere, which is not there"
+    with pytest.raises(StoreAccessError, match=f"^{tmp_path}/{name}: {told}$"):
         prepare(tmp_path / name)
     assert [entry.name for entry in tmp_path.iterdir()] == ["store"]
 
