@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from mqproc.client.amounts import at_least_one, not_below_zero
+from mqproc.client.columns import body_bytes
 from mqproc.client.encoding import FRAME_MESSAGES_MAX, frame_key
 from mqproc.message import Message
 
@@ -58,7 +59,7 @@ class Group(Generic[F]):
 
 def cost_of(message: Message) -> int:
     """Bytes that a waiting message counts for."""
-    return len(message.body) + _MESSAGE_OVERHEAD_BYTES
+    return body_bytes(message.body) + _MESSAGE_OVERHEAD_BYTES
 
 
 def cost_of_all(messages: Sequence[Message]) -> int:

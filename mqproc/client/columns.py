@@ -130,8 +130,7 @@ def _viewed_bodies(bodies: Sequence[Any]) -> Column:
 
 def _view_of(body: Any, index: int) -> memoryview:
     try:
-        view = memoryview(body)
-        return view.cast("B") if view.nbytes else memoryview(b"")
+        return _memory_of(body)
     except (TypeError, ValueError, BufferError) as error:
         told = _TEXT_HINT if isinstance(body, str) else f": {error}"
         raise BadMessageError(f"body {index:,} is a {type(body).__name__}, not bytes{told}") from None
@@ -140,10 +139,23 @@ def _view_of(body: Any, index: int) -> memoryview:
 def as_bytes(body: Any) -> bytes:
     """One message's body. Raises BadMessageError."""
     try:
-        return bytes(memoryview(body).cast("B"))
+        return _memory_of(body).tobytes()
     except (TypeError, ValueError, BufferError):
         hint = _TEXT_HINT if isinstance(body, str) else ""
         raise BadMessageError(f"body must be bytes, not {type(body).__name__}{hint}") from None
+
+
+def body_bytes(body: Any) -> int:
+    """How many bytes a body has: the len of an array is another number. Raises TypeError for what has no size."""
+    return body.nbytes if isinstance(body, np.ndarray | memoryview) else len(body)
+
+
+def _memory_of(body: Any) -> memoryview:
+    """Raises TypeError, ValueError, BufferError for what has no bytes of its own."""
+    if isinstance(body, np.generic) and not isinstance(body, bytes):
+        raise TypeError("a number, a moment or a text")  # numpy's have memory, which is not what was meant.
+    view = memoryview(body)
+    return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 def _refuse_masked(values: Any, name: str) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mqproc.client.amounts import each_of
 from mqproc.client.batch import Batch
+from mqproc.client.columns import body_bytes
 from mqproc.client.core import IN_FLIGHT, WRITER, Call, Time, nothing
 from mqproc.client.delayed_batches import Delay, by_time, deliver_at_ms
 from mqproc.client.encoding import (
@@ -310,7 +311,7 @@ class Grouping:
         key = frame_key(message)
         group = self._groups.setdefault(key, [])
         group.append((index, message))
-        size = self._bytes[key] = self._bytes.get(key, 0) + len(message.body)
+        size = self._bytes[key] = self._bytes.get(key, 0) + body_bytes(message.body)
         if len(group) < self._messages_max and size < self._bytes_max:
             return None
         del self._bytes[key]

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mqproc.client import producer as producer_module
@@ -78,6 +79,18 @@ def test_room_is_counted_until_a_group_is_done() -> None:
     assert not waiting.has_room(Message("a", b""))
     waiting.done(group)
     assert waiting.buffered_bytes == 0
+
+
+def test_an_array_counts_for_its_bytes_and_not_for_its_rows(client: Client, roles: MemoryRoles) -> None:
+    """Frames of a thousand pictures were larger than any may be, and a single number had no size at all."""
+    pictures = np.zeros((40, 2, 500_000), np.uint8)
+    assert len(client.send_many([Message("pictures", picture) for picture in pictures])) == 40
+    frames = roles.frames
+    assert frames >= 20
+    with client.producer(linger_ms=60_000) as producer:
+        futures = [producer.send("pictures", body) for body in (*pictures[:4], np.array(7))]
+    assert roles.frames == frames + 3
+    assert client.get(futures[4].result(0).message_id).body == np.array(7).tobytes()
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), None, "5"])
