@@ -78,5 +78,5 @@ def _finite(value: SupportsFloat | SupportsIndex) -> float | None:
     """A number as a float; None for a text too, which float() would read."""
     try:
         return float(value) if math.isfinite(value) else None
-    except (TypeError, OverflowError):
+    except (TypeError, ValueError, OverflowError):  # A signaling NaN of Decimal's is a ValueError.
         return None

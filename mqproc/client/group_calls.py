@@ -37,6 +37,7 @@ from mqproc.wire.group_operations import (
     GroupSettingsRequest,
 )
 from mqproc.wire.operations import Empty, Operation
+from mqproc.wire.options import BOOLS
 
 NO_EPOCH = -1
 HANDLE = "POP_CK"
@@ -53,7 +54,7 @@ Refusals = dict[tuple[str, int], MqprocError]
 
 def start_of(start: Time) -> tuple[str, int]:
     """Where a group begins, as a join says it: "earliest", "latest", or a time."""
-    if start in (EARLIEST, LATEST):
+    if isinstance(start, str) and start in (EARLIEST, LATEST):
         return str(start), 0
     if start is None:
         raise BadRequestError('start is None: give "earliest", "latest" or a time')
@@ -181,7 +182,7 @@ def acks(group: str, messages: Sequence[StoredMessage]) -> Iterator[Call[int]]:
 def change_invisible(group: str, message: StoredMessage, duration_s: float) -> Call[StoredMessage]:
     """The message with its new handle."""
     duration_ms = milliseconds("invisible_duration", duration_s)
-    request = GroupInvisibleRequest(group, message.topic, _handle_of(message), duration_ms)
+    request = GroupInvisibleRequest(group, *_handled(message), duration_ms)
     # Made again after a lost answer it would name a handle that is not the message's any more.
     return call_of(
         Operation.GROUP_INVISIBLE, request, lambda answer, _: _with_handle(message, answer.handle), repeatable=False
@@ -253,10 +254,12 @@ def reset(group: str, offsets: Sequence[tuple[str, int, int]]) -> Call[None]:
 
 
 def change(group: str, retry_max_times: int | None, retry_queue_nums: int | None, enabled: bool | None) -> Call[None]:
-    """Settings that are None stay as they are. Raises BadRequestError for numbers below 0."""
+    """Settings that are None stay as they are. Raises BadRequestError for what is none."""
     for name, value in (("retry_max_times", retry_max_times), ("retry_queue_nums", retry_queue_nums)):
         if value is not None and whole_number(name, value) < 0:
             raise BadRequestError(f"{name} = {value} is out of range: 0 at least")
+    if enabled is not None and type(enabled).__name__ not in BOOLS:
+        raise BadRequestError(f"enabled = {repr(enabled)[:64]} is neither True nor False")
     numbers = [-1 if value is None else int(value) for value in (retry_max_times, retry_queue_nums, enabled)]
     return call_of(Operation.GROUP_SETTINGS, GroupSettingsRequest(group, *numbers), nothing)
 

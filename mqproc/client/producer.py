@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from mqproc.client import core, sending, threads
+from mqproc.client.amounts import moment_after
 from mqproc.client.batching import Batcher, Group, Limits
 from mqproc.client.encoding import check_message
 from mqproc.errors import BadRequestError, MqprocError, RequestTimeoutError, StoreBusyError
@@ -123,20 +124,21 @@ class Producer:
             topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms, sharding_key=sharding_key
         )
         check_message(message)
+        patience_s = _patience_s(timeout)
         future: Results = Future()
         if on_done is not None:
             future.add_done_callback(on_done)
         with self._changed:
             if not self._batcher.has_room(message) and not self._is_own_thread():
-                self._wait_for_room(message, timeout)
+                self._wait_for_room(message, patience_s)
             if not self._taking:
                 self._start()
             if self._batcher.add(message, future, _clock()):
                 self._changed.notify_all()
         return future
 
-    def _wait_for_room(self, message: Message, timeout: float | None) -> None:
-        if not self._changed.wait_for(lambda: self._closing or self._batcher.has_room(message), timeout):
+    def _wait_for_room(self, message: Message, patience_s: float | None) -> None:
+        if not self._changed.wait_for(lambda: self._closing or self._batcher.has_room(message), patience_s):
             raise StoreBusyError(f"{self._batcher.buffered_bytes:,} bytes are waiting to be sent")
 
     def _is_own_thread(self) -> bool:
@@ -150,12 +152,13 @@ class Producer:
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything given so far has its outcome. Raises RequestTimeoutError."""
         self._check_other_thread("flush")
+        patience_s = _patience_s(timeout)
         with self._changed:
             self._flushing += 1
             self._changed.notify_all()
             try:
-                if not self._changed.wait_for(lambda: self._batcher.empty and not self._under_way, timeout):
-                    raise RequestTimeoutError(f"not everything was sent within {timeout:g} s")
+                if not self._changed.wait_for(lambda: self._batcher.empty and not self._under_way, patience_s):
+                    raise RequestTimeoutError(f"not everything was sent within {patience_s:g} s")
             finally:
                 self._flushing -= 1
 
@@ -165,14 +168,15 @@ class Producer:
     def close(self, timeout: float | None = None) -> None:
         """Send what is left and end the thread. Raises RequestTimeoutError; the thread then goes on."""
         self._check_other_thread("close")
+        patience_s = _patience_s(timeout)
         with self._changed:
             self._end()
             thread = self._thread
         if thread is None:
             return
-        thread.join(timeout)
+        thread.join(patience_s)
         if thread.is_alive():
-            raise RequestTimeoutError(f"not everything was sent within {timeout:g} s")
+            raise RequestTimeoutError(f"not everything was sent within {patience_s:g} s")
 
     def _end(self) -> None:
         """Take nothing more."""
@@ -268,6 +272,14 @@ class Producer:
     def _fail(self, future: Results, error: BaseException) -> None:
         self._failed += self._closing
         future.set_exception(error)
+
+
+def _patience_s(timeout: float | None) -> float | None:
+    """As long as Python's locks can wait; None for ever. Raises BadRequestError for what is no number of seconds."""
+    if timeout is None:
+        return None
+    moment_after("timeout", timeout)
+    return min(float(timeout), threading.TIMEOUT_MAX)
 
 
 def _raise(error: MqprocError) -> NoReturn:

@@ -33,6 +33,7 @@ from mqproc.errors import BadRequestError, MqprocError, PropertiesTooLargeError,
 from mqproc.layout import properties, record
 from mqproc.layout.properties import KEY_SEPARATOR
 from mqproc.message import Filter, Message, StoredMessage
+from mqproc.paths import is_text
 from mqproc.wire.operations import AppendRequest, Operation
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ class Replay:
         store without an index need not say what is there. Raises TopicNotFoundError, BadRequestError.
         """
         rate = not_below_zero("rate", rate)
+        _check_texts(topic=source.topic, to=to, key=source.key, name=name)
         if source.key and source.filter is not None:
             raise BadRequestError("a replay goes by key or by filter, not by both")
         if to == source.topic:
@@ -299,6 +301,13 @@ class Replay:
 
     def _copy(self, message: StoredMessage) -> Message:
         return copy_of(message, self._to, message.queue_id % self._queues, self._unique_id(_place(message)))
+
+
+def _check_texts(**texts: object) -> None:
+    """Raise BadRequestError for what no topic, key or replay is called."""
+    for name, text in texts.items():
+        if not isinstance(text, str) or not is_text(text):
+            raise BadRequestError(f"{name} = {repr(text)[:64]} is no text, or none in UTF-8")
 
 
 def frames_of(messages: Iterable[_T], count: int, size_of: Callable[[_T], int]) -> Iterator[list[_T]]:

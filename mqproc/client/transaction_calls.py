@@ -89,7 +89,11 @@ def handle_of_asked(group: str, message: StoredMessage) -> Handle:
     return Handle(group, message.topic, message.properties[properties.TRANSACTION_ID], message.physical_offset)
 
 
-def handle_of_open(transaction: OpenTransaction) -> Handle:
+def handle_of_open(transaction: Any) -> Handle:
+    """Raises BadRequestError for what is none of `Transactions.open`."""
+    if not isinstance(transaction, OpenTransaction):
+        shown = f"a {type(transaction).__name__} is no OpenTransaction: {repr(transaction)[:64]}"
+        raise BadRequestError(f"{shown}; give them one by one")
     return Handle(transaction.group, transaction.topic, transaction.transaction_id, transaction.physical_offset)
 
 

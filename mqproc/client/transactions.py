@@ -258,5 +258,5 @@ class Transactions:
 
     def check(self, *transactions: OpenTransaction) -> int:
         """Have producers asked now, which counts as a check. How many of them are open."""
-        places = [transaction.physical_offset for transaction in transactions]
+        places = [transaction_calls.handle_of_open(each).physical_offset for each in transactions]
         return self._client.run(transaction_calls.check(places)) if places else 0

@@ -121,9 +121,9 @@ class Incomparable:
         (lambda c: c.send("t", np.str_("text")), BadMessageError, r"body must be bytes, not str_; give its encode\(\)"),
         (lambda c: c.send("t", np.int64(5)), BadMessageError, "body must be bytes, not int64"),
         (lambda c: c.send("t", np.datetime64("2027-01-01")), BadMessageError, "body must be bytes, not datetime64"),
+        (lambda c: c.send_batch("t", [b"", "text"]), BadMessageError, r"body 1 is a str, not bytes; give its enc"),
         (lambda c: c.send_batch("t", [b"", np.str_("te")]), BadMessageError, r"body 1 is a str_, not bytes; give"),
         (lambda c: c.send_batch("t", [b"", *np.arange(2)]), BadMessageError, "body 1 is a int64, not bytes: a num"),
-        (lambda c: c.send_batch("t", [b"", "text"]), BadMessageError, r"body 1 is a str, not bytes; give its enc"),
         (lambda c: c.send_batch("t", SERIES), BadMessageError, r"not Series; give its to_list\(\)"),
         (lambda c: c.send_batch("t", BODIES, tags=SERIES), BadPropertyError, r"not Series; give its to_list\(\)"),
         (lambda c: c.send_batch("t", BODIES, delay=SERIES), BadTimeError, "a delay is a number of seconds or"),
@@ -150,6 +150,15 @@ class Incomparable:
         (lambda c: c.send_many(["x"]), BadRequestError, "item 0 is no Message that can be sent: 'x'"),
         (lambda c: c.send_many([Message("t", b""), None]), BadRequestError, "item 1 is no Message .*: None"),
         (lambda c: c.send_batch("t", BODIES, queue_id="0"), BadRequestError, "queue_id = '0' is no whole number"),
+        (lambda c: c.simple_consumer(ARRAY, "t"), BadRequestError, "group is array.*, not text"),
+        (lambda c: c.simple_consumer("g", "t", start=ARRAY), BadRequestError, 'start is "earliest", "latest" or a'),
+        (lambda c: c.replay("\ud800", "u"), BadRequestError, "topic = .* is no text, or none in UTF-8"),
+        (lambda c: c.replay("t", ["u"]), BadRequestError, r"to = \['u'\] is no text"),
+        (lambda c: c.replay("t", "u", key=ARRAY), BadRequestError, "key = array.* is no text"),
+        (lambda c: c.replay("t", "u", name="\ud800"), BadRequestError, "name = .* is no text"),
+        (lambda c: c.producer().send("t", b"x", timeout="1"), BadRequestError, "timeout = '1' is no number of seconds"),
+        (lambda c: c.producer().flush("1"), BadRequestError, "timeout = '1' is no number of seconds"),
+        (lambda c: c.producer().close(math.nan), BadRequestError, "timeout = nan is no number of seconds"),
         (lambda c: c.send_batch("t", BODIES, tags="\ud800"), BadRequestError, "tag = .* cannot be sent"),
         (lambda c: c.send_batch("t", BODIES, properties={"a": "\ud800"}), BadPropertyError, "properties: 'utf-8'"),
         (lambda c: c.send_batch("t", BODIES, properties=Column([1, 2])), BadPropertyError, "not a Column"),
@@ -400,6 +409,7 @@ def test_mistakes_with_consumers_are_told(group: Group, tmp_path: Path) -> None:
             with client.consumer("mistakes", "Mistakes") as consumer:
                 assert len(consumer.receive(2, timeout=PATIENCE_S)) == 2, "none is done beside what is no message"
             _told_by_simple(client)
+            _told_of_settings_and_transactions(client)
             _told_of_dead_letters(client)
             _one_topic_is_no_list_of_letters(client)
             _told_of_paths(client, tmp_path)
@@ -429,7 +439,19 @@ def _told_by_simple(client: Client) -> None:
     for given in ([], None, "x"):
         with pytest.raises(BadRequestError, match=f"a {type(given).__name__} is no StoredMessage"):
             simple.ack(given)
+        with pytest.raises(BadRequestError, match=f"a {type(given).__name__} is no StoredMessage"):
+            simple.change_invisible_duration(given, 30)
     assert simple.receive(np.int64(2)) == []
+
+
+def _told_of_settings_and_transactions(client: Any) -> None:
+    for told, call in (
+        ("enabled = 'yes' is neither True nor False", lambda: client.groups.change("simple", enabled="yes")),
+        ("a list is no OpenTransaction", lambda: client.transactions.check([])),
+        ("a NoneType is no OpenTransaction", lambda: client.transactions.commit(None)),
+    ):
+        with pytest.raises(BadRequestError, match=told):
+            call()
 
 
 def _told_of_dead_letters(client: Client) -> None:

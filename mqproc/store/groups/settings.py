@@ -42,7 +42,8 @@ _BASE: Final = {
 def check_group(group: str) -> None:
     """Raise BadRequestError unless RocketMQ would take the name of a group."""
     if not isinstance(group, str) or not group:
-        raise BadRequestError("the group's name is empty" if group == "" else f"group is {group!r}, not text")
+        told = f"group is {group!r}, not text" if not isinstance(group, str) else "the group's name is empty"
+        raise BadRequestError(told)
     if found := _FOREIGN.search(group):
         raise BadRequestError(f"group {group[:64]!r} has {found[0]!r} at {found.start()}; allowed are A-Za-z0-9_%|-")
     if len(group) > GROUP_BYTES_MAX:
