@@ -21,7 +21,7 @@ from mqproc.client.aio_lines import Line
 from mqproc.client.amounts import above_zero, at_least_one
 from mqproc.client.connection import ANSWER_BYTES, FRAME_BYTES_MAX, Connection, open_socket
 from mqproc.client.core import Call
-from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
+from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy, policy_of
 from mqproc.errors import BadRequestError, MqprocError, NotRunningError, RequestTimeoutError, StoreBusyError
 from mqproc.paths import given_path
 
@@ -44,7 +44,7 @@ class AsyncCalls:
     ) -> None:
         self.store = given_path(store_or_socket)
         self.timeout_s = above_zero("timeout", timeout)
-        self.retry = retry or RetryPolicy()
+        self.retry = policy_of(retry)
         self._frame_bytes_max = at_least_one("max_frame_bytes", max_frame_bytes)
         self.pull_bytes_max = max(1, self._frame_bytes_max - ANSWER_BYTES)
         """So much of messages is asked for at once: one that is larger comes alone, and may not fit."""

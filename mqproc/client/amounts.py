@@ -1,4 +1,4 @@
-"""Numbers that callers give, numpy's too: refused where they are given, in words, before anything is asked for."""
+"""Numbers and truths that callers give, numpy's too: refused in words where they are given."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import SupportsFloat, SupportsIndex, TypeVar
 
 from mqproc.errors import BadRequestError
+from mqproc.wire.options import BOOLS
 
 T = TypeVar("T")
 
@@ -30,6 +31,13 @@ def whole_number(name: str, value: SupportsIndex) -> int:
         return operator.index(value)
     except TypeError:
         raise BadRequestError(f"{name} = {repr(value)[:64]} is no whole number") from None
+
+
+def true_or_false(name: str, value: object) -> bool:
+    """Raise BadRequestError for what is neither, as a text that says so."""
+    if type(value).__name__ not in BOOLS:
+        raise BadRequestError(f"{name} = {repr(value)[:64]} is neither True nor False")
+    return bool(value)
 
 
 def each_of(name: str, values: Iterable[T]) -> Iterator[T]:

@@ -20,7 +20,7 @@ from mqproc.client.connection import ANSWER_BYTES, FRAME_BYTES_MAX
 from mqproc.client.core import TIMEOUT_S, Call
 from mqproc.client.lines import Line, Lines
 from mqproc.client.pipeline import Pipeline
-from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
+from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy, policy_of
 from mqproc.errors import MqprocError
 from mqproc.paths import given_path
 
@@ -48,7 +48,7 @@ class Calls:
     ) -> None:
         self.store = given_path(store_or_socket)
         self.timeout_s = above_zero("timeout", timeout)
-        self.retry = retry or RetryPolicy()
+        self.retry = policy_of(retry)
         self._frame_bytes_max = at_least_one("max_frame_bytes", max_frame_bytes)
         self.pull_bytes_max = max(1, self._frame_bytes_max - ANSWER_BYTES)
         """So much of messages is asked for at once: one that is larger comes alone, and may not fit."""

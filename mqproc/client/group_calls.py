@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from mqproc.client.amounts import milliseconds, whole_number
+from mqproc.client.amounts import milliseconds, true_or_false, whole_number
 from mqproc.client.core import Call, Time, call_of, nothing
 from mqproc.client.moments import time_ms
 from mqproc.errors import ERROR_BY_CODE, BadRequestError, GroupNotFoundError, InternalError, MqprocError
@@ -37,7 +37,6 @@ from mqproc.wire.group_operations import (
     GroupSettingsRequest,
 )
 from mqproc.wire.operations import Empty, Operation
-from mqproc.wire.options import BOOLS
 
 NO_EPOCH = -1
 HANDLE = "POP_CK"
@@ -258,8 +257,8 @@ def change(group: str, retry_max_times: int | None, retry_queue_nums: int | None
     for name, value in (("retry_max_times", retry_max_times), ("retry_queue_nums", retry_queue_nums)):
         if value is not None and whole_number(name, value) < 0:
             raise BadRequestError(f"{name} = {value} is out of range: 0 at least")
-    if enabled is not None and type(enabled).__name__ not in BOOLS:
-        raise BadRequestError(f"enabled = {repr(enabled)[:64]} is neither True nor False")
+    if enabled is not None:
+        true_or_false("enabled", enabled)
     numbers = [-1 if value is None else int(value) for value in (retry_max_times, retry_queue_nums, enabled)]
     return call_of(Operation.GROUP_SETTINGS, GroupSettingsRequest(group, *numbers), nothing)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mqproc.client import core, group_calls
-from mqproc.client.amounts import each_of, whole_number
+from mqproc.client.amounts import each_of, true_or_false, whole_number
 from mqproc.client.assignment import Queue
 from mqproc.client.core import Call, Time
 from mqproc.errors import BadRequestError, GroupNotFoundError, NoSuchQueueError, TopicNotFoundError
@@ -43,7 +43,8 @@ def check_reset(to: Any) -> None:
     """Raises BadRequestError."""
     if not isinstance(to, ResetTo):
         raise BadRequestError(f"to = {to!r} is no ResetTo, such as ResetTo(earliest=True)")
-    given = [to.earliest, to.latest, to.offset is not None, to.time is not None, to.shift is not None]
+    ends = [true_or_false("earliest", to.earliest), true_or_false("latest", to.latest)]
+    given = [*ends, to.offset is not None, to.time is not None, to.shift is not None]
     if sum(given) != 1:
         raise BadRequestError("a reset goes to exactly one of earliest, latest, an offset, a time, or by a shift")
     for name, value in (("offset", to.offset), ("shift", to.shift)):

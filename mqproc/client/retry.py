@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
+from mqproc.client.amounts import not_below_zero, true_or_false
 from mqproc.errors import (
     BadRequestError,
     MqprocError,
@@ -40,14 +41,30 @@ class RetryPolicy:
     enabled: bool = True
     repeat_sends: bool = False
 
+    def __post_init__(self) -> None:
+        """Raises BadRequestError for what would be an error of Python's in the first outage."""
+        for name, value in (("base_ms", self.base_ms), ("max_ms", self.max_ms)):
+            not_below_zero(name, value)
+        if not_below_zero("jitter", self.jitter) > 1:
+            raise BadRequestError(f"jitter = {self.jitter!r} is out of range: from 0 to 1")
+        true_or_false("enabled", self.enabled)
+        true_or_false("repeat_sends", self.repeat_sends)
+
     def pause_s(self, attempt: int, hint_ms: int = 0) -> float:
         """Seconds to wait after failed attempt number `attempt`, which counts from 0."""
-        longest = min(self.max_ms, self.base_ms * 2.0 ** min(attempt, 30))
-        pause_ms = longest * (1.0 - self.jitter * _RANDOM.random())
+        longest = min(float(self.max_ms), float(self.base_ms) * 2.0 ** min(attempt, 30))
+        pause_ms = longest * (1.0 - float(self.jitter) * _RANDOM.random())
         return max(pause_ms, float(hint_ms)) / 1000
 
 
 NO_RETRY = RetryPolicy(enabled=False)
+
+
+def policy_of(retry: RetryPolicy | None) -> RetryPolicy:
+    """A client's policy, the usual one where none is given. Raises BadRequestError for what is none."""
+    if retry is not None and not isinstance(retry, RetryPolicy):
+        raise BadRequestError(f"retry = {repr(retry)[:64]} is no RetryPolicy, such as RetryPolicy(max_ms=1000)")
+    return retry or RetryPolicy()
 
 
 class ConnectionLost(Exception):

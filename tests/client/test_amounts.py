@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mqproc import AsyncClient, Client
-from mqproc.client.amounts import at_least_one, milliseconds, moment_after
+from mqproc import AsyncClient, Client, ResetTo
+from mqproc.client.amounts import at_least_one, milliseconds, moment_after, true_or_false
+from mqproc.client.group_steps import check_reset
 from mqproc.errors import BadRequestError
 from tests.client.consuming import fill
 from tests.conftest import PATIENCE_S, Group
@@ -47,6 +48,15 @@ def test_a_duration_is_a_number_of_seconds(value: Any) -> None:
     assert milliseconds("timeout", 0.0304) == 30
     with pytest.raises(BadRequestError, match=r"^timeout = .* is no number of seconds$"):
         milliseconds("timeout", value)
+
+
+@pytest.mark.parametrize("value", [None, 1, "True", np.array([True])])
+def test_a_truth_is_true_or_false(value: Any) -> None:
+    assert [true_or_false("enabled", each) for each in (True, np.False_)] == [True, False]
+    with pytest.raises(BadRequestError, match=r"^enabled = .* is neither True nor False$"):
+        true_or_false("enabled", value)
+    with pytest.raises(BadRequestError, match=r"^latest = .* is neither True nor False$"):
+        check_reset(ResetTo(latest=value))
 
 
 def test_numpys_numbers_are_numbers() -> None:

@@ -12,6 +12,7 @@ import resource
 import threading
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -391,6 +392,19 @@ def test_the_pauses_grow_and_keep_to_hints() -> None:
         longest = min(100.0, 2.0**attempt) / 1000
         assert longest / 2 <= policy.pause_s(attempt) <= longest
     assert policy.pause_s(0, hint_ms=500) == 0.5
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"base_ms": None}, {"max_ms": "250"}, {"base_ms": -1}, {"jitter": 1.5}, {"enabled": 0}, {"repeat_sends": "no"}],
+)
+def test_a_policy_that_is_none_is_told_before_the_first_outage(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadRequestError, match=f"^{next(iter(wrong))} = "):
+        RetryPolicy(**wrong)
+    for kind in (Client, AsyncClient):
+        with pytest.raises(BadRequestError, match=r"^retry = 3 is no RetryPolicy"):
+            kind(tmp_path, retry=3)
+    assert RetryPolicy(base_ms=Decimal(7), jitter=0).pause_s(0) == 0.007
 
 
 def test_the_pauses_take_none_of_a_programs_random_numbers() -> None:
