@@ -95,9 +95,10 @@ class Invocation:
         """The store's folder, absolute. Raises a usage error that tells how to name one."""
         named, _ = self.find_store()
         if named is None:
-            raise click.UsageError(
-                f'no store is named: give --store DIR, set MQPROC_STORE, or write store = "DIR" into {DEFAULT_CONFIG}'
-            )
+            from mqproc.environment import environment_warnings
+
+            ways = f'give --store DIR, set MQPROC_STORE, or write store = "DIR" into {DEFAULT_CONFIG}'
+            raise click.UsageError("; ".join([f"no store is named: {ways}", *environment_warnings(os.environ)]))
         return named
 
     def find_store(self) -> tuple[Path | None, str]:

@@ -33,6 +33,14 @@ def test_the_store_is_found_by_flag_environment_and_file(tmp_path: Path) -> None
     assert source_of(file, "store") == (str(tmp_path / "from-file"), str(config))
 
 
+def test_a_mistyped_variable_is_told_where_no_store_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = call("status", MQPROC_STORRE="/data")
+    assert outcome.code == 2
+    assert "no store is named: give --store DIR, set MQPROC_STORE, or" in outcome.err
+    assert "; MQPROC_STORRE is no option, and ignored; did you mean MQPROC_STORE?; mqproc status --help" in outcome.err
+
+
 def test_options_say_where_they_were_set(tmp_path: Path) -> None:
     config = tmp_path / "mqproc.toml"
     config.write_text("max_queues = 4096\nmax_spin_us = 1\nmetrics_port = 1\n")
