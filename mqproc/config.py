@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import enum
+import ipaddress
 import os
 import re
 import tomllib
@@ -312,7 +313,10 @@ def _converted(name: str, value: Any, source: str) -> Any:
         except ValueError:
             allowed = ", ".join(member.value for member in kind)
             raise ConfigurationError(f"{source}: {name} = {value!r} is none of {allowed}") from None
-    return str(value)
+    text = str(value)
+    if not text.isprintable():  # As bytes that are no UTF-8, which the environment may have.
+        raise ConfigurationError(f"{source}: {name} = {value!r} is no text that can be printed")
+    return text
 
 
 def _as_int(name: str, value: Any, source: str) -> int:
@@ -470,6 +474,12 @@ def check_together(options: Options) -> None:
             f"mapped_file_size_commit_log = {segment:,} is out of range: "
             f"from {bounds['low']:,} to {bounds['high']:,} bytes, in whole pages of {PAGE_BYTES:,}"
         )
+    try:
+        ipaddress.ip_address(options.broker_ip)
+    except ValueError:
+        raise ConfigurationError(f"broker_ip = {options.broker_ip!r} is no IP address: records have no names") from None
+    if " " in options.broker_name:
+        raise ConfigurationError(f"broker_name = {options.broker_name!r} has a space: handles have it between spaces")
     delete_hours(options.delete_when)
     cpu_numbers(options.writer_cpus)
     delays_ms_of(options.message_delay_level)

@@ -135,6 +135,21 @@ def test_what_is_no_size_is_refused(flag: str, said: str) -> None:
         load_options(None, [flag], {})
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("METRICS_HOST", "a\udcff", r"metrics_host = 'a\\udcff' is no text that can be printed"),
+        ("BROKER_NAME", "a\x01", r"broker_name = 'a\\x01' is no text that can be printed"),
+        ("BROKER_NAME", "a b", "broker_name = 'a b' has a space"),
+        ("BROKER_IP", "localhost", "broker_ip = 'localhost' is no IP address"),
+        ("BROKER_IP", "", "broker_ip = '' is no IP address"),
+    ],
+)
+def test_texts_that_a_role_would_fail_by_are_refused(variable: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^MQPROC_{variable}: {said}"):
+        load_options(environment={f"MQPROC_{variable}": value})
+
+
 def test_what_cannot_go_together_is_told_with_all_who_said_it(tmp_path: Path) -> None:
     toml = tmp_path / "mqproc.toml"
     toml.write_text('delete_when = "99"\n')
