@@ -21,7 +21,7 @@ from mqproc.cli.store_options import options_for, store_of
 from mqproc.config import MIB
 from mqproc.errors import CorruptStoreError, TopicNotFoundError
 from mqproc.io import StoreIO
-from mqproc.paths import StorePaths
+from mqproc.paths import StorePaths, is_text
 from mqproc.quantities import counted
 
 if TYPE_CHECKING:
@@ -85,6 +85,9 @@ def export(
     io = StoreIO()
     paths = store_of(invocation, io, folder)
     options = options_for(invocation, io, paths)
+    for topic in topics:
+        if not is_text(topic):
+            raise TopicNotFoundError(f"{paths.root}: no topic {topic!r} there")
     inventory = take_inventory(io, paths, sizes_of(io, paths, options))
     positions = positions_of(io, paths)
     selection = Selection(

@@ -230,6 +230,7 @@ def test_what_cannot_be_exported_leaves_nothing_behind(golden: Path, tmp_path: P
         ("out.txt", "OrderTopic", 2, "export writes .parquet, .jsonl, or a folder"),
         ("out.jsonl", "Nobody", 5, "no topic 'Nobody' there"),
         ("new", "Nobody", 5, "no topic 'Nobody' there"),
+        ("new", os.fsdecode(b"No\xff"), 5, r"no topic 'No\udcff' there"),
     ):
         outcome = call("store", "export", golden, "--topic", topic, "--to", tmp_path / target)
         assert (outcome.code, outcome.out) == (code, ""), target
