@@ -58,6 +58,7 @@ _MESSAGE: Final = re.compile(r"message (\d+): (.*)", re.DOTALL)
 _unique_id_of = operator.attrgetter("unique_id")
 _ONE_ROW = struct.Struct("<qqi")
 _MASK64: Final = (1 << 64) - 1
+_NO_NUMBERS: Final = (None,) * 5
 
 
 def message_of(
@@ -77,7 +78,12 @@ def message_of(
 ) -> Message:
     """The message that `send` was given, whole or in parts; `delay` is a `deliver_at` from now on."""
     if isinstance(topic, Message):
-        if body is not None or delay_level or deliver_at is not None or delay is not None or sharding_key:
+        numbers = body, queue_id, born_timestamp_ms, deliver_at, delay
+        try:
+            is_whole = numbers == _NO_NUMBERS and not (tag or keys or properties or flag or delay_level or sharding_key)
+        except (TypeError, ValueError):  # As below.
+            is_whole = False
+        if not is_whole:
             raise BadRequestError("give a Message, or a topic and its parts, not both")
         return topic
     if body is None:

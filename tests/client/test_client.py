@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -207,6 +208,24 @@ def test_bad_questions_are_not_asked(client: Client) -> None:
             question()
     with pytest.raises(BadTopicError):
         client.create_topic("a/b")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *({"tag": "a"}, {"keys": "a"}, {"keys": np.array(["a", "b"])}, {"properties": {"a": "b"}}, {"flag": 1}),
+        *({"queue_id": 0}, {"born_timestamp_ms": 0}, {"sharding_key": "a"}),
+    ],
+)
+def test_what_a_message_has_is_not_given_beside_it(client: Client, part: dict[str, Any]) -> None:
+    message = Message("orders", b"x")
+    for send in (client.send, client.send_oneway, client.producer().send):
+        with pytest.raises(BadRequestError, match="give a Message, or a topic and its parts, not both"):
+            send(message, **part)
+    for wait in ({"delay": 0}, {"deliver_at": 0}, {"delay_level": 1}):
+        with pytest.raises(BadRequestError, match="not both"):
+            client.send(message, **wait)  # type: ignore[arg-type]
+    assert client.send(message, tag="", keys=(), properties={}).queue_offset == 0
 
 
 def test_topics_and_queues(client: Client) -> None:
