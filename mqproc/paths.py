@@ -83,8 +83,10 @@ def given_path(path: str | os.PathLike[str], name: str = "the store's path") -> 
         text = os.fspath(path)
         if "\0" in text:
             raise BadRequestError(f"{name} {text[:64]!r} is no path: it has a byte 0")
-        if text:
+        if os.fsencode(text):  # Raises for half of a character, which no file's name has.
             return Path(text).expanduser().absolute()
+    except UnicodeEncodeError as error:
+        raise BadRequestError(f"{name} {text[:64]!r} is no path: {error}") from None
     except TypeError:
         raise BadRequestError(f"{name} is {repr(path)[:64]}, which is no path") from None
     except RuntimeError as error:  # A user who has no home, or is none.

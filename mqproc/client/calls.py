@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from mqproc.client import core
-from mqproc.client.amounts import above_zero, at_least_one
+from mqproc.client.amounts import above_zero, at_least_one, not_below_zero
 from mqproc.client.connection import ANSWER_BYTES, FRAME_BYTES_MAX
 from mqproc.client.core import TIMEOUT_S, Call
 from mqproc.client.lines import Line, Lines
@@ -57,9 +57,9 @@ class Calls:
         )
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+        spin_s = not_below_zero("max_spin_us", max_spin_us) / 1e6
         self._lines = {
-            role: Lines(path, max_spin_us / 1e6, max_frame_bytes)
-            for role, path in core.socket_paths(store_or_socket).items()
+            role: Lines(path, spin_s, max_frame_bytes) for role, path in core.socket_paths(store_or_socket).items()
         }
 
     def __repr__(self) -> str:

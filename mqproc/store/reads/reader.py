@@ -30,7 +30,7 @@ from mqproc.io import StoreIO
 from mqproc.kernels.gather import TIME_MAX, TIME_MIN
 from mqproc.layout.record_codec import decode_record, decode_records
 from mqproc.message import PullResult, PullStatus, QueueInfo, StoredMessage, TopicInfo
-from mqproc.paths import StorePaths
+from mqproc.paths import StorePaths, given_path
 from mqproc.store.existing import check_is_store
 from mqproc.store.index_shape import adopted_index_shape
 from mqproc.store.queue_folders import adopted_file_bytes
@@ -76,7 +76,7 @@ class StoreReader:
         With `whole` false a segment that is short holds what is there; else it is an error. Raises StoreAccessError
         when there is no store, CorruptStoreError when its files contradict each other.
         """
-        self.paths = StorePaths(Path(path))
+        self.paths = StorePaths(given_path(path))
         self._io = StoreIO()
         self._asking = threading.RLock()
         check_is_store(self._io, self.paths)
