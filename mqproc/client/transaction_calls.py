@@ -27,6 +27,7 @@ from mqproc.message import Message, SendResult, StoredMessage
 from mqproc.store.groups.settings import check_group
 from mqproc.transactions import OpenTransaction, TransactionResolution
 from mqproc.wire.operations import Operation
+from mqproc.wire.options import BOOLS
 from mqproc.wire.transaction_operations import (
     TransactionCheckRequest,
     TransactionEndRequest,
@@ -168,7 +169,7 @@ def resolution_of(said: object) -> TransactionResolution:
 
     Raises BadRequestError for anything else.
     """
-    if isinstance(said, bool):
+    if type(said).__name__ in BOOLS:
         return TransactionResolution.COMMIT if said else TransactionResolution.ROLLBACK
     if said is None:
         return TransactionResolution.UNKNOWN

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mqproc import AsyncClient, Client, ResetTo
+from mqproc import AsyncClient, Client, ResetTo, TransactionResolution
 from mqproc.client.amounts import at_least_one, milliseconds, moment_after, true_or_false
 from mqproc.client.group_steps import check_reset
+from mqproc.client.transaction_calls import resolution_of
 from mqproc.errors import BadRequestError
 from tests.client.consuming import fill
 from tests.conftest import PATIENCE_S, Group
@@ -57,6 +58,16 @@ def test_a_truth_is_true_or_false(value: Any) -> None:
         true_or_false("enabled", value)
     with pytest.raises(BadRequestError, match=r"^latest = .* is neither True nor False$"):
         check_reset(ResetTo(latest=value))
+
+
+def test_a_checkers_truth_is_any() -> None:
+    """numpy's, of a comparison with a table's cell, was a mistake, told once a check until the message was given up."""
+    committed, rolled_back, unknown = TransactionResolution
+    said = [True, False, np.True_, np.False_, None, "COMMIT", rolled_back]
+    assert [resolution_of(each) for each in said] == [committed, rolled_back] * 2 + [unknown, committed, rolled_back]
+    for wrong in (1, 0, "yes", np.array([True])):
+        with pytest.raises(BadRequestError, match=r"^a checker said .*, which is no TransactionRes"):
+            resolution_of(wrong)
 
 
 def test_numpys_numbers_are_numbers() -> None:
