@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from mqproc.client.message_numbers import is_whole
 from mqproc.client.properties import check_keys
 from mqproc.errors import (
     BadMessageError,
     BadPropertyError,
-    BadRequestError,
     NoSuchQueueError,
     PropertiesTooLargeError,
 )
@@ -43,7 +43,6 @@ _OFFSET_TYPES: Final = {
 }
 _SHOWN_CHARACTERS: Final = 64
 _TEXT_HINT: Final = "; give its encode()"
-_WHOLE: Final = (int, np.integer)
 _TEXT_ARRAYS: Final = ("StringArray", "LargeStringArray")
 
 Texts = Any
@@ -443,7 +442,7 @@ def numbers(values: Any, dtype: str, count: int, name: str) -> NDArray[Any]:
     try:
         found = np.asarray(values)
         if found.dtype.kind not in "iu" and len(found):
-            told = _first_that(values, lambda value: not isinstance(value, _WHOLE))
+            told = _first_that(values, lambda value: not is_whole(value))
             raise BadMessageError(f"{name}: {told}{found.dtype} are no whole numbers")
         limits = np.iinfo(dtype)
         if len(found) and not limits.min <= int(found.min()) <= int(found.max()) <= limits.max:
@@ -465,38 +464,6 @@ def _first_that(values: Any, is_wrong: Callable[[Any], bool]) -> str:
         if is_wrong(value):
             return f"{_value_of(value, row, len(rows))}: "
     return ""
-
-
-def _no_whole_number(name: str, value: object) -> str:
-    return f"{name} = {repr(value)[:_SHOWN_CHARACTERS]} is no whole number"
-
-
-def check_queue_id(queue_id: Any, of_each: Any = None) -> None:
-    """Raise NoSuchQueueError when no topic can have this queue, BadRequestError when messages have one of their own."""
-    if of_each is not None:
-        raise BadRequestError("a batch has one queue id for all messages, or one for each, not both")
-    if not isinstance(queue_id, _WHOLE):
-        raise BadRequestError(_no_whole_number("queue_id", queue_id))
-    if not 0 <= queue_id < 1 << 31:
-        raise NoSuchQueueError(f"queue id {queue_id:,} is below 0 or too large")
-
-
-def check_flag(flag: Any) -> None:
-    """Raise BadMessageError when a flag does not fit its field."""
-    if not isinstance(flag, _WHOLE):
-        raise BadMessageError(_no_whole_number("flag", flag))
-    if not -(1 << 31) <= flag < 1 << 31:
-        raise BadMessageError(f"flag {flag:,} does not fit 32 bits")
-
-
-def check_born(born_timestamp_ms: Any) -> None:
-    """Raise BadMessageError when a born time does not fit its field."""
-    if born_timestamp_ms is None:
-        return
-    if not isinstance(born_timestamp_ms, _WHOLE):
-        raise BadMessageError(_no_whole_number("born_timestamp_ms", born_timestamp_ms))
-    if not -(1 << 63) <= born_timestamp_ms < 1 << 63:
-        raise BadMessageError(f"born_timestamp_ms {born_timestamp_ms:,} does not fit 64 bits")
 
 
 def queue_numbers(queue_ids: Any, count: int) -> NDArray[np.int32]:

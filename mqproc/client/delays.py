@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
+from mqproc.client.message_numbers import is_whole
 from mqproc.delay_levels import DELAY_LEVELS
 from mqproc.errors import BadLevelError, BadMessageError, BadTimeError
 
 
 def check_delay(delay_level: Any, deliver_at_ms: Any) -> None:
     """Raise BadLevelError, BadTimeError or BadMessageError when messages wait for no time that there is."""
-    if not isinstance(delay_level, int | np.integer):
+    if not is_whole(delay_level):
         raise _not_one_time("delay_level", delay_level)
-    if not isinstance(deliver_at_ms, int | np.integer):
+    if not is_whole(deliver_at_ms):
         raise _not_one_time("deliver_at_ms", deliver_at_ms)
     if not 0 <= delay_level <= DELAY_LEVELS:
         raise BadLevelError(f"delay level {delay_level} is out of range: from 1 to {DELAY_LEVELS}")

@@ -24,9 +24,6 @@ from mqproc.client.columns import (
     arrow_texts,
     as_bytes,
     as_list,
-    check_born,
-    check_flag,
-    check_queue_id,
     encode_bodies,
     encode_keys,
     encode_sharding_keys,
@@ -38,6 +35,7 @@ from mqproc.client.columns import (
     queue_numbers,
 )
 from mqproc.client.delays import check_delay
+from mqproc.client.message_numbers import check_born, check_flag, check_queue_id
 from mqproc.client.properties import (
     FIXED_PAIRS_BYTES,
     NO_GAPS,

@@ -28,6 +28,7 @@ from mqproc.client.encoding import (
     encode_messages,
     frame_key,
 )
+from mqproc.client.message_numbers import check_born
 from mqproc.client.shapes import encode_single
 from mqproc.client.unique_id import COUNTERS, unique_ids
 from mqproc.errors import (
@@ -164,7 +165,8 @@ def _checked(parse: Callable[P, T]) -> Callable[P, T]:
 
 
 def send_oneway(message: Message, frame_bytes_max: int) -> Call[None]:
-    """One message that is not answered, so a frame that would end the connection is refused here."""
+    """One message that is not answered, so what the writer would refuse, or end the connection for, is refused here."""
+    check_born(message.born_timestamp_ms)
     try:
         frame = encode_message(message, wait=False, oneway=True)
     except _UNLOOKED_AT:

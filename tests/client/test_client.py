@@ -228,6 +228,23 @@ def test_what_a_message_has_is_not_given_beside_it(client: Client, part: dict[st
     assert client.send(message, tag="", keys=(), properties={}).queue_offset == 0
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        *({"born_timestamp_ms": time.time() * 1000}, {"born_timestamp_ms": "5"}, {"born_timestamp_ms": True}),
+        *({"flag": True}, {"flag": np.timedelta64("NaT", "s")}, {"queue_id": True}),
+    ],
+)
+def test_a_number_that_is_none_is_told_where_no_answer_would_tell_it(client: Client, part: dict[str, Any]) -> None:
+    """The writer refused it, and nobody was told that the message was lost."""
+    for send in (client.send_oneway, client.producer().send):
+        with pytest.raises(BadRequestError, match=f"^{next(iter(part))} = .* is no whole number"):
+            send("orders", b"x", **part)
+    client.send_oneway("orders", b"x", born_timestamp_ms=np.int64(5))
+    client.send("orders", b"behind it")
+    assert next(client.range("orders")).born_timestamp_ms == 5
+
+
 def test_topics_and_queues(client: Client) -> None:
     client.create_topic("orders", 3)
     client.send("orders", b"x", queue_id=2)
