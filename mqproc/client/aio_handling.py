@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mqproc.client import tasks
 from mqproc.client.amounts import at_least_one, not_below_zero
 from mqproc.client.aside import AGAIN_S, NO_ROOM, Aside, tell_refused
-from mqproc.client.handling import BUSY_S, IDLE_S, LOOK_S, MESSAGES_AT_ONCE, Rest, check_handler, queue_of
+from mqproc.client.handling import BUSY_S, IDLE_S, LOOK_S, MESSAGES_AT_ONCE, Rest, check_handler, check_stop, queue_of
 from mqproc.errors import BadRequestError, MessageNotFoundError
 from mqproc.message import StoredMessage
 
@@ -40,7 +40,7 @@ class AsyncHandling:
         self._handler = check_handler(handler)
         self._workers = at_least_one("workers", workers)
         self._tries_in_order = tries_in_order
-        self._stop = stop
+        self._stop = check_stop(stop, awaited=True)
         self._pause_s = not_below_zero("pause_s", pause_s)
         self._rest = Rest(consumer, stop, in_order=tries_in_order is not None)
         self._aside = Aside(self._rest)

@@ -29,6 +29,7 @@ _log = logging.getLogger("mqproc.consumer")
 
 
 H = TypeVar("H", bound=Callable[[StoredMessage], object])
+S = TypeVar("S")
 
 
 def check_handler(handler: H) -> H:
@@ -36,6 +37,13 @@ def check_handler(handler: H) -> H:
     if not callable(handler):
         raise BadRequestError(f"handler = {handler!r} cannot be called: give a function of one message")
     return handler
+
+
+def check_stop(stop: S, *, awaited: bool) -> S:
+    """Raise BadRequestError for what is no event: one of threads, where it is awaited, would hold up the event loop."""
+    if not hasattr(stop, "is_set") or inspect.iscoroutinefunction(getattr(stop, "wait", None)) is not awaited:
+        raise BadRequestError(f"stop = {repr(stop)[:64]} is no {'asyncio' if awaited else 'threading'}.Event")
+    return stop
 
 
 def queue_of(message: StoredMessage) -> tuple[str, int]:
@@ -137,7 +145,7 @@ class Handling:
         self._handler = check_handler(handler)
         self._workers = at_least_one("workers", workers)
         self._tries_in_order = tries_in_order
-        self._stop = stop
+        self._stop = check_stop(stop, awaited=False)
         self._pause_s = not_below_zero("pause_s", pause_s)
         self._rest = Rest(consumer, stop, in_order=tries_in_order is not None)
         self._aside = Aside(self._rest)

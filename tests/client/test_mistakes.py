@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import math
+import threading
 import time
 from collections.abc import Callable
 from decimal import Decimal
@@ -432,6 +433,8 @@ def _told_by(consumer: mqproc.Consumer, messages: Any) -> None:
         ("timeout = '1' is no number", lambda: next(consumer.messages(timeout="1"))),
         ("handler = None cannot be called", lambda: consumer.run(None)),
         ("pause_s = -1 is out of range", lambda: consumer.run(print, pause_s=-1)),
+        ("stop = <asyncio.* is no threading.Event", lambda: consumer.run(print, stop=asyncio.Event())),
+        ("stop = 5 is no threading.Event", lambda: consumer.run(print, stop=5)),
     ):
         with pytest.raises(BadRequestError, match=told):
             call()
@@ -498,5 +501,7 @@ async def _told_async(group: Group) -> None:
             await consumer.nack([])
         with pytest.raises(BadRequestError, match="handler = 'x' cannot be called"):
             await consumer.run("x")
+        with pytest.raises(BadRequestError, match=r"stop = <threading.* is no asyncio\.Event"):
+            await consumer.run(print, stop=threading.Event())
         with pytest.raises(BadRequestError, match="timeout = None is no number"):
             await consumer.receive(timeout=None)
