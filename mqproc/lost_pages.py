@@ -2,15 +2,17 @@
 
 So it is where a disk cannot read what a file has there, where the file was cut meanwhile, and where a store to a page
 finds no room, as on a file system that takes new room for each write. Nobody can go on from there: whatever touched the
-page would touch it again.
+page would touch it again. But who only reads, and knows damage by its CRCs, may be given zeros for the page.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +27,27 @@ _ADDRESS: Final = 16
 _Handler: Final = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _libc = ctypes.CDLL(None)
 _libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+_libc.mmap.restype = ctypes.c_void_p
+_MAP_FIXED: Final = 0x10
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """Pages of files of `folder` that are mapped for reading only are zeros where they cannot be had.
+
+    `tell` is called with what is wrong, once for each file.
+    """
+
+    folder: Path
+    tell: Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    path: Path
+    offset: int
+    is_read_only: bool
 
 
 class _SigAction(ctypes.Structure):
@@ -40,40 +63,58 @@ _kept: _SigAction | None = None
 """The C library knows the handler by its address only."""
 
 
-def name_lost_pages(tell: Callable[[str, int], object]) -> None:
+def name_lost_pages(tell: Callable[[str, int], object], zeros: Zeros | None = None) -> None:
     """Have `tell` called with what is wrong and an exit code for it, before this process dies by the signal.
 
-    It may end the process itself. Who is forked dies without it: its parent is to tell.
+    It may end the process itself. Who is forked dies without it: its parent is to tell. With `zeros` the process goes
+    on where these can stand in.
     """
     mine = os.getpid()
+    folder = zeros.folder.resolve() if zeros else None
+    told: set[Path] = set()
 
-    def die(_number: int, info: int, _context: int) -> None:
+    def lost(_number: int, info: int, _context: int) -> None:
         # Python's own handlers run when the interpreter comes to it, which it never would: this is within the access.
+        address = ctypes.c_size_t.from_address(info + _ADDRESS).value
+        place = _place_of(address) if os.getpid() == mine else None
+        if zeros and place and place.is_read_only and place.path.parent == folder and _put_zeros(address):
+            if place.path not in told:
+                told.add(place.path)
+                zeros.tell(f"{_why(place)[0]}; messages that have a part there are damaged ones for now")
+            return
         _libc.signal(signal.SIGBUS, None)
         os.kill(os.getpid(), signal.SIGBUS)
         if os.getpid() == mine:
-            tell(*_told_of(ctypes.c_size_t.from_address(info + _ADDRESS).value))
+            tell(*(_why(place) if place else ("a page of memory could not be had", _FAILED)))
 
     global _kept
-    _kept = _SigAction(_Handler(die), flags=_SA_SIGINFO)
+    _kept = _SigAction(_Handler(lost), flags=_SA_SIGINFO)
     _libc.sigaction(signal.SIGBUS, ctypes.byref(_kept), None)
 
 
-def _told_of(address: int) -> tuple[str, int]:
+def _place_of(address: int) -> _Place | None:
+    """What file has its page at an address."""
     for line in Path("/proc/self/maps").read_text().splitlines():
-        span, _mode, offset, _device, _inode, *name = line.split(maxsplit=5)
+        span, mode, offset, _device, _inode, *name = line.split(maxsplit=5)
         start, stop = (int(part, 16) for part in span.split("-"))
         if start <= address < stop and name:
-            return _why(Path(name[0]), int(offset, 16) + address - start)
-    return "a page of memory could not be had", _FAILED
+            return _Place(Path(name[0]), int(offset, 16) + address - start, "w" not in mode)
+    return None
 
 
-def _why(path: Path, offset: int) -> tuple[str, int]:
-    io, place = StoreIO(), f"{shown(path)}: offset {offset:,}"
+def _put_zeros(address: int) -> bool:
+    """Whether the page of an address is one of zeros now, of no file."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+    start = address & -mmap.PAGESIZE
+    return bool(_libc.mmap(start, mmap.PAGESIZE, mmap.PROT_READ, flags, -1, 0) == start)
+
+
+def _why(lost: _Place) -> tuple[str, int]:
+    io, place = StoreIO(), f"{shown(lost.path)}: offset {lost.offset:,}"
     try:
-        fd = io.open(path)
+        fd = io.open(lost.path)
         try:
-            if io.pread(fd, 1, offset):
+            if io.pread(fd, 1, lost.offset):
                 return f"{place}: there is no room for a page of the file: make room on the disk", _FAILED
         finally:
             io.close(fd)

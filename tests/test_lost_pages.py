@@ -35,6 +35,20 @@ FORKED = """if child := os.fork():
 """
 
 
+ZEROS = """
+import mmap, os, sys
+from pathlib import Path
+from mqproc.lost_pages import Zeros, name_lost_pages
+path, access = Path(sys.argv[1]), getattr(mmap, sys.argv[2])
+name_lost_pages(lambda text, code: print("dies"), Zeros(Path(sys.argv[3]), print))
+sys.stdout.reconfigure(line_buffering=True)
+with path.open("r+b") as file:
+    mapping = mmap.mmap(file.fileno(), 12288, access=access)
+    os.truncate(file.fileno(), 4096)
+print(mapping[4000], mapping[5000], mapping[9000], mapping[5000])
+"""
+
+
 def run(path: Path, before: str) -> subprocess.CompletedProcess[str]:
     path.write_bytes(bytes(8192))
     command = [sys.executable, "-c", CUT.format(before=before), path]
@@ -60,3 +74,22 @@ def test_a_page_that_cannot_be_had_is_named(tmp_path: Path, before: str, code: i
 def test_who_is_forked_dies_by_the_signal_for_its_parent_to_tell(tmp_path: Path) -> None:
     done = run(tmp_path / "segment", FORKED)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{-signal.SIGBUS}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("access", "folder", "goes_on"),
+    [("ACCESS_READ", "store", True), ("ACCESS_WRITE", "store", False), ("ACCESS_READ", "", False)],
+    ids=["read only", "writable", "of another folder"],
+)
+def test_zeros_stand_in_for_what_is_only_read(tmp_path: Path, access: str, folder: str, goes_on: bool) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    (tmp_path / "link").symlink_to(tmp_path)
+    path = store / "segment"
+    path.write_bytes(b"\x01" * 12288)
+    command = [sys.executable, "-c", ZEROS, path, access, tmp_path / "link" / folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if goes_on:
+        told = f"{path}: offset 5,000: the file was cut while it was read; messages that have a part there are damaged"
+        assert done.stdout == f"{told} ones for now\n1 0 0 0\n"
+    assert (done.returncode, done.stdout == "dies\n") == ((0, False) if goes_on else (-signal.SIGBUS, True)), done

@@ -34,7 +34,7 @@ SPECS = (
     RoleSpec(words_of.CQ_FLUSHER, CqFlusher),
     RoleSpec(words_of.INDEX_FLUSHER, IndexFlusher),
     RoleSpec(words_of.DISPATCHER, Dispatcher),
-    RoleSpec(words_of.QUERY, Query, BellKind.EVENT, sockets=("query",), prepare=keep_freed_memory),
+    RoleSpec(words_of.QUERY, Query, BellKind.EVENT, sockets=("query",), prepare=keep_freed_memory, reads_on=True),
     RoleSpec(words_of.KEEPER, Keeper),
     RoleSpec(words_of.MONITOR, Monitor, BellKind.EVENT),
 )

@@ -30,7 +30,7 @@ from mqproc.control import Control
 from mqproc.errors import MqprocError
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
-from mqproc.lost_pages import name_lost_pages
+from mqproc.lost_pages import Zeros, name_lost_pages
 from mqproc.metrics.error_log import ErrorLog
 from mqproc.paths import StorePaths
 from mqproc.process import log
@@ -165,6 +165,8 @@ class RoleSpec:
     """Names of the listening sockets it serves: the supervisor opens them, so they outlive the role."""
     prepare: Callable[[], None] = lambda: None
     """What the whole process needs for it, done before the factory."""
+    reads_on: bool = False
+    """Whether pages of the log that cannot be read are zeros to it, so damage, and not its end."""
 
 
 class RoleSignals:
@@ -396,7 +398,8 @@ def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool
     """
     faulthandler.enable(trace_fd, all_threads=True)
     _configure_log(context)
-    name_lost_pages(functools.partial(_log_lost_page, trace_fd))
+    zeros = Zeros(context.paths.commit_log, functools.partial(_log_zeros, context.heart))
+    name_lost_pages(functools.partial(_log_lost_page, trace_fd), zeros if spec.reads_on else None)
     signals = RoleSignals(context.bell)
     signals.install()
     context.heart.enter(layout.STATE_STARTING)
@@ -428,6 +431,11 @@ def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool
             log.get_logger().exception("unexpected error")
         return EXIT_FAILED
     return 0
+
+
+def _log_zeros(heart: Heart, text: str) -> None:
+    heart.failed()
+    log.get_logger().error(text)
 
 
 def _log_lost_page(trace_fd: int, text: str, _code: int) -> None:

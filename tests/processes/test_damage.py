@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -100,6 +101,28 @@ def test_damage_found_by_dispatch_is_passed(make_group: Callable[..., Group]) ->
     assert all(f"[{offsets[50]}, {offsets[52]})" in line for line in told)
     assert told
     assert group.stop() == 0
+
+
+def test_pages_of_the_log_that_cannot_be_read_are_damage_and_end_no_role(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    filled(group)
+    group.start()
+    with group.client() as client:
+        sent = client.send_batch("damage", [bytes(1000)] * 1200).physical_offsets
+    group.wait_dispatched()
+    segment = group.paths.commit_log / f"{0:020d}"
+    size = segment.stat().st_size
+    assert sent[-1] > size
+    assert len(served(group)[0]) == COUNT + 1
+    query = group.pid("query")
+    cut = size // 2
+    os.truncate(segment, cut)
+    bodies, told = served(group)
+    assert group.pid("query") == query
+    assert bodies >= {b"%04d" % n * 30 for n in range(COUNT)}
+    assert told
+    assert group.output.read_text().count(f"{segment.name}: offset") == 1
+    group.kill()
 
 
 def test_what_is_refused_is_named_and_has_its_exit_code(make_group: Callable[..., Group]) -> None:
