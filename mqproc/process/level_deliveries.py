@@ -94,18 +94,8 @@ class LevelDeliveries:
         self._levels = [_Level(level, delay_ms) for level, delay_ms in enumerate([*delays_ms, *more_ms], 1)]
         self._made_from = made_from
         self._loaded = False
-        self._awaited = self._words[words_of.WRITTEN]
-        if self._may_load:
+        if releases.settled:
             self._load()
-
-    @property
-    def _may_load(self) -> bool:
-        """Whether the log has all that a predecessor handed over and, at a group's start, the queues all of the log.
-
-        A full disk may keep them from that for long: what was delivered of their ends would be delivered again.
-        """
-        waits = self._context.incarnation == 1 and self._words[words_of.DISPATCHED] < self._awaited
-        return self._releases.settled and not waits
 
     @property
     def due_ns(self) -> int:
@@ -126,7 +116,7 @@ class LevelDeliveries:
     def step(self) -> int:
         """Release what is due; returns how many messages."""
         if not self._loaded:
-            if not self._may_load:
+            if not self._releases.settled:
                 return 0
             self._load()
         now_ns = self._clock.monotonic_ns()
@@ -139,7 +129,9 @@ class LevelDeliveries:
         return done
 
     def count_pending(self) -> int:
-        """Messages that wait for their time."""
+        """Messages that wait for their time; none as long as nobody knows how many of them were delivered."""
+        if not self._loaded:
+            return 0
         found = [self._bounds(level) for level in self._levels]
         pairs = zip(self._levels, found, strict=True)
         return sum(max(0, bounds.max_offset - level.offset) for level, bounds in pairs if bounds is not None)
@@ -283,9 +275,13 @@ class LevelDeliveries:
         return begin if all(level.caught_up for level in self._levels) else min(begin, self._inherited)
 
     def save(self, durable: int) -> None:
-        """Write the offsets as of now; `durable` is a position that the caller has made the log durable up to."""
-        self._snapshot = None
-        self._save.whole(durable)
+        """Write the offsets as of now; `durable` is a position that the caller has made the log durable up to.
+
+        What was not loaded stays as it is: the file alone says what is delivered.
+        """
+        if self._loaded:
+            self._snapshot = None
+            self._save.whole(durable)
 
     def _save_failed(self, error: OSError) -> None:
         self._context.heart.failed()

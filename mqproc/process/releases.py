@@ -55,6 +55,7 @@ class Releases:
         self._log = get_logger()
         self._made_from = made_from
         self.appender = Appender(context.paths.socket("writer"), self._words, self._clock)
+        self._awaited = self._words[words_of.WRITTEN] if context.incarnation == 1 else 0
         if context.incarnation > 1:
             self.appender.settle()
         self.known: set[int] = set()
@@ -65,8 +66,12 @@ class Releases:
 
     @property
     def settled(self) -> bool:
-        """Whether the log has every delivery that a killed keeper had handed to the writer, so that it can be asked."""
-        return self.appender.settled
+        """Whether the log has every delivery that a killed keeper had handed to the writer, so that it can be asked.
+
+        At a group's start also whether the queues have all of the log, as who sets positions back to their ends takes
+        for granted: a full disk may keep them from that for long.
+        """
+        return self.appender.settled and self._words[words_of.DISPATCHED] >= self._awaited
 
     @property
     def under_way(self) -> int:

@@ -110,6 +110,9 @@ def test_levels_are_where_they_were_when_a_start_found_no_room_for_their_queues(
         rig.clock.set_time_ms(FIRST_DUE_MS - 700)
         with contextlib.closing(Keeper(rig.context(words_of.KEEPER))) as keeper:
             keeper.do_work()
+            assert rig.control.words[words_of.DELAYED_MESSAGES] == 0, "nobody knows yet which of them wait"
+            keeper._levels.save(rig.control.words[words_of.WRITTEN])
+            assert DelayOffsets.load(rig.io, rig.paths).offsets == {1: delivered}
             table.store(number, MAX_OFFSET, delivered)
             rig.control.store(words_of.DISPATCHED, dispatched)
             keeper.do_work()

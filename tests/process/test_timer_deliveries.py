@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -12,12 +13,14 @@ import pytest
 
 from mqproc.layout import control as words_of
 from mqproc.layout import timer_log
+from mqproc.layout.queue_table import MAX_OFFSET
 from mqproc.names import TIMER_TOPIC
 from mqproc.process import timer_deliveries
 from mqproc.process.keeper import Keeper
 from mqproc.process.timer_deliveries import TimerDeliveries
 from mqproc.store.delays import timer_store
 from mqproc.store.delays.timer_store import TimerStore
+from mqproc.store.queue_table import QueueTable
 from tests.process.dispatching import append_and_dispatch
 from tests.process.flusher_rig import Rig
 from tests.store.live_store import SMALL, LiveStore
@@ -203,6 +206,33 @@ def test_what_could_not_be_filed_for_a_while_waits_for_its_cancellation(
     rig.clock.advance(1000)
     assert steps_until_handed_over(keeper) >= 2
     assert handed_over(keeper) == [b"%d" % number for number in range(1, 9)]
+    keeper.close()
+
+
+def test_the_timer_is_where_it_was_when_a_start_found_no_room_for_its_queue(tmp_path: Path) -> None:
+    """It was set back to what was dispatched by then: what was delivered was filed, and delivered, once more."""
+    rig = rig_with(tmp_path, [(b"%d" % number, pairs(SLOT_MS + 100 + number)) for number in range(2)])
+    keeper = begun(rig)
+    rig.clock.advance(7000)
+    steps_until_handed_over(keeper)
+    keeper._releases._open.pop().on_done()
+    saved_and_closed(rig, keeper)
+    words = rig.control.words
+    dispatched = words[words_of.DISPATCHED]
+    with contextlib.closing(QueueTable(rig.io, rig.paths.queues, write=True)) as table:
+        number = table.entry(TIMER_TOPIC, 0)
+        end = table.max_offset(number)
+        table.store(number, MAX_OFFSET, 0)
+        rig.control.store(words_of.DISPATCHED, 0)
+        keeper = begun(rig)
+        table.store(number, MAX_OFFSET, end)
+        rig.control.store(words_of.DISPATCHED, dispatched)
+    for _ in range(5):
+        rig.clock.advance(1000)
+        keeper.do_work()
+    assert (handed_over(keeper), keeper._timer.pending) == ([], 0)
+    assert keeper._timer._store is not None
+    assert keeper._timer._store.queue_offset == end > 0
     keeper.close()
 
 
