@@ -114,7 +114,9 @@ def _size_and_start(io: StoreIO, fd: int, at: int, segment_size: int) -> tuple[i
     if len(head) < record.FIXED_SIZE_V4:
         return None
     size, place = int(load_be32(head, record.TOTAL_SIZE)), int(load_be64(head, record.PHYSICAL_OFFSET))
-    if not len(head) <= size <= segment_size - at:
+    # What is no record, as a BLANK, may be as long as the segment.
+    is_record = load_be32(head, record.MAGIC) in (record.MAGIC_V1, record.MAGIC_V2)
+    if not is_record or not len(head) <= size <= segment_size - at:
         return None
     whole = as_kernel_array(np.frombuffer(io.pread(fd, size, at), np.uint8))
     return (size, place - at) if checked_size(whole, 0, len(whole), place, scan.VERIFY_ALL) == size else None

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from mqproc import StoreReader
-from mqproc.layout.record import PHYSICAL_OFFSET
+from mqproc.io import StoreIO
+from mqproc.layout.record import BLANK_SIZE, PHYSICAL_OFFSET
+from mqproc.layout.record_codec import encode_blank
 from mqproc.paths import segment_name
+from mqproc.store.misnamed import start_told
 from tests.cli.calling import call
 from tests.cli.repairing import damage_in, flags_of, repair
 from tests.store.stopped_store import SEGMENT, StoppedStore
@@ -138,6 +141,24 @@ def test_a_flipped_bit_in_the_place_of_a_first_record_does_not_move_its_segment(
     (store / "abort").touch()
     assert call("store", command, store, "--execute", *flags).code == (command == "recover")
     assert places(store) == [place for place in before if place != at]
+
+
+@pytest.mark.parametrize(("number", "told"), [(0, None), (1, 0)])
+def test_what_is_no_record_is_not_read_to_tell_a_name(
+    whole: StoppedStore, tmp_path: Path, number: int, told: int | None
+) -> None:
+    """A BLANK, or damage, may be as long as a segment, which need not fit into memory."""
+
+    class ShortReads(StoreIO):
+        def pread(self, fd: int, size: int, offset: int) -> bytes:
+            assert size < SEGMENT // 2
+            return super().pread(fd, size, offset)
+
+    data = bytearray((whole.root / "commitlog" / NAMES[0]).read_bytes())
+    at = number * int.from_bytes(data[:4], "big")
+    data[at : at + BLANK_SIZE] = encode_blank(SEGMENT - at)
+    (tmp_path / NAMES[0]).write_bytes(data)
+    assert start_told(ShortReads(), tmp_path / NAMES[0], SEGMENT) == told
 
 
 @pytest.mark.parametrize("command", ["repair", "recover"])
