@@ -238,7 +238,7 @@ class StoreIO:
             if failed is not None and isinstance(error, FailedSyncError):
                 failed(error)
             self.unlink(temporary)
-            if error.filename is None:
+            if not isinstance(error, FailedSyncError):
                 error.filename = str(path)
             raise
         finally:
