@@ -7,6 +7,7 @@ page would touch it again. But who only reads, and knows damage by its CRCs, may
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -83,7 +84,8 @@ def name_lost_pages(tell: Callable[[str, int], object], zeros: Zeros | None = No
                 zeros.tell(f"{_why(place)[0]}; messages that have a part there are damaged ones for now")
             return
         _libc.signal(signal.SIGBUS, None)
-        os.kill(os.getpid(), signal.SIGBUS)
+        # For this thread, which has it when this handler is left: any other, as numpy's, would end the process at once.
+        signal.raise_signal(signal.SIGBUS)
         if os.getpid() == mine:
             tell(*(_why(place) if place else ("a page of memory could not be had", _FAILED)))
 
@@ -93,12 +95,17 @@ def name_lost_pages(tell: Callable[[str, int], object], zeros: Zeros | None = No
 
 
 def _place_of(address: int) -> _Place | None:
-    """What file has its page at an address."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        span, mode, offset, _device, _inode, *name = line.split(maxsplit=5)
-        start, stop = (int(part, 16) for part in span.split("-"))
-        if start <= address < stop and name:
-            return _Place(Path(name[0]), int(offset, 16) + address - start, "w" not in mode)
+    """What file has its page at an address; None where nobody can tell, as without `/proc`.
+
+    Raises nothing: the access would come here again and again.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        # A file's name need not be text, and may have what ends a line elsewhere.
+        for line in os.fsdecode(Path("/proc/self/maps").read_bytes()).removesuffix("\n").split("\n"):
+            span, mode, offset, _device, _inode, *name = line.split(maxsplit=5)
+            start, stop = (int(part, 16) for part in span.split("-"))
+            if start <= address < stop and name:
+                return _Place(Path(name[0]), int(offset, 16) + address - start, "w" not in mode)
     return None
 
 

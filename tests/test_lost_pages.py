@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import pytest
 from mqproc.cli.main import EXIT_CODES
 
 CUT = """
-import mmap, os, sys
+import mmap, os, sys, threading
+from pathlib import Path
 import mqproc.cli.main
 from mqproc.io import StoreIO
 program = sys.modules["mqproc.cli.main"]
@@ -29,6 +31,9 @@ sys.exit(program.main())
 """
 UNREADABLE = "def pread(*place): raise OSError(5, os.strerror(5))\n    StoreIO.pread = pread"
 ROOM = "StoreIO.pread = lambda *place: b'x'"
+THREAD = "threading.Thread(target=threading.Event().wait, daemon=True).start()"
+"""As numpy has some."""
+HIDDEN = "def read_bytes(path): raise FileNotFoundError(path)\n    Path.read_bytes = read_bytes"
 FORKED = """if child := os.fork():
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         return 0
@@ -59,16 +64,23 @@ def run(path: Path, before: str) -> subprocess.CompletedProcess[str]:
     ("before", "code", "told"),
     [
         ("", 1, ": the file was cut while it was read"),
+        (THREAD, 1, ": the file was cut while it was read"),
         (ROOM, 1, ": there is no room for a page of the file: make room on the disk"),
         (UNREADABLE, 6, " cannot be read: Input/output error; put the file back from a copy, or copy what can be read"),
     ],
-    ids=["cut", "no room", "unreadable"],
+    ids=["cut", "with threads", "no room", "unreadable"],
 )
 def test_a_page_that_cannot_be_had_is_named(tmp_path: Path, before: str, code: int, told: str) -> None:
-    done = run(tmp_path / "a segment", before)
-    assert done.stderr.startswith(f"mqproc: {tmp_path}/a segment: offset 5,000{told}"), done.stderr
+    done = run(tmp_path / os.fsdecode(b"a segm\xe9nt"), before)
+    assert done.stderr.startswith(f"mqproc: {tmp_path}/a segm\\xe9nt: offset 5,000{told}"), done.stderr
     assert (done.returncode, done.stderr.count("\n")) == (code, 1)
     assert code in EXIT_CODES
+
+
+def test_a_page_of_which_the_system_tells_nothing_ends_the_process_too(tmp_path: Path) -> None:
+    """The access came to the handler again and again."""
+    done = run(tmp_path / "segment", HIDDEN)
+    assert (done.returncode, done.stderr) == (1, "mqproc: a page of memory could not be had\n")
 
 
 def test_who_is_forked_dies_by_the_signal_for_its_parent_to_tell(tmp_path: Path) -> None:
