@@ -399,7 +399,7 @@ def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool
     faulthandler.enable(trace_fd, all_threads=True)
     _configure_log(context)
     zeros = Zeros(context.paths.commit_log, functools.partial(_log_zeros, context.heart))
-    name_lost_pages(functools.partial(_log_lost_page, trace_fd), zeros if spec.reads_on else None)
+    name_lost_pages(functools.partial(_log_lost_page, context.heart, trace_fd), zeros if spec.reads_on else None)
     signals = RoleSignals(context.bell)
     signals.install()
     context.heart.enter(layout.STATE_STARTING)
@@ -438,9 +438,12 @@ def _log_zeros(heart: Heart, text: str) -> None:
     log.get_logger().error(text)
 
 
-def _log_lost_page(trace_fd: int, text: str, _code: int) -> None:
-    log.get_logger().error(text)
+def _log_lost_page(heart: Heart, trace_fd: int, text: str, _code: int) -> None:
+    # First, since all else lies in maps, for which there may be no room either: that ends this process at once.
+    os.write(trace_fd, f"{text}\n".encode())
     faulthandler.dump_traceback(trace_fd, all_threads=True)
+    heart.failed()
+    log.get_logger().error(text)
 
 
 def _configure_log(context: RoleContext) -> None:

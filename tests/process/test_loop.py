@@ -27,6 +27,7 @@ from mqproc.process.loop import (
     SLOW_STEP_NS,
     RoleContext,
     RoleSpec,
+    _log_lost_page,
     run_role,
 )
 from mqproc.shm import bell as bell_module
@@ -394,6 +395,22 @@ def test_on_a_file_system_that_is_read_only_by_now_a_role_says_so_in_a_line(
         assert (line["level"], line["role"]) == ("error", NAME)
         assert "Read-only file system" in line["error"]
         assert "exception" not in line
+
+
+def test_a_lost_page_is_in_the_trace_before_another_may_be_lost(
+    context: RoleContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose_another(heart: Heart) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Heart, "failed", lose_another)
+    with tempfile.TemporaryFile() as trace:
+        with pytest.raises(ZeroDivisionError):
+            _log_lost_page(context.heart, trace.fileno(), "segment: offset 5,000: the file was cut", 1)
+        trace.seek(0)
+        text = trace.read()
+    assert text.startswith(b"segment: offset 5,000: the file was cut\n")
+    assert b"Current thread" in text
 
 
 def test_busy_is_a_state_for_a_while(context: RoleContext) -> None:
