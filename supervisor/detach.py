@@ -23,6 +23,7 @@ from typing import Any, Final, NoReturn
 from mqproc.errors import MqprocError, RequestTimeoutError, StoreAccessError
 from mqproc.io import StoreIO
 from mqproc.layout.control import SUPERVISOR
+from mqproc.lost_pages import name_lost_pages
 from mqproc.paths import StorePaths, in_shell
 from mqproc.process import log, log_file
 from mqproc.supervisor.hooks import Outcome, Report
@@ -133,6 +134,7 @@ def _forget_interrupt() -> None:
 
 def _supervise(run: Run, paths: StorePaths, writer: int) -> int:
     caller = _Caller(writer)
+    name_lost_pages(caller.end_with)
     log.configure(SUPERVISOR)
     try:
         prepare_folder(StoreIO(), paths)
@@ -179,6 +181,12 @@ class _Caller:
         if self._writer >= 0:
             os.close(self._writer)
             self._writer = -1
+
+    def end_with(self, text: str, code: int) -> NoReturn:
+        """At once, as the group's processes do then. The caller first: the log keeps errors in a map."""
+        self.finish(Outcome(code, text))
+        log.get_logger().error(text)
+        os._exit(code)
 
     def _tell(self, message: dict[str, Any]) -> None:
         if self._writer < 0:

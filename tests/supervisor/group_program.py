@@ -11,6 +11,7 @@ import dataclasses
 import errno
 import fcntl
 import math
+import mmap
 import os
 import resource
 import signal
@@ -115,6 +116,12 @@ def make_hooks(arguments: argparse.Namespace) -> Hooks:
         note(context.paths.root, f"recover {'clean' if context.clean else 'unclean'}")
         if arguments.recovery == "refuse":
             raise CorruptStoreError("damaged below the mark")
+        if arguments.recovery == "cut":
+            with (context.paths.root / "short").open("w+b") as file:
+                file.truncate(8192)
+                mapping = mmap.mmap(file.fileno(), 8192)
+                file.truncate(4096)
+                mapping[5000]
         if arguments.recovery == "unsynced":
             raise FailedSyncError(5, "Input/output error", "commitlog/00000000000000000000")
         if arguments.recovery == "held":

@@ -38,6 +38,15 @@ class TestDetach:
         assert group.wait() == 6
         assert group.lines[-1] == "outcome 6: damaged below the mark"
 
+    def test_names_a_page_that_recovery_could_not_have(self, start_group: StartGroup) -> None:
+        """SIGBUS: the supervisor ended without a word."""
+        group = start_group(FEW, "--detach", "--recovery=cut", wait=False)
+        assert group.wait() == 1
+        told = f"{group.root}/short: offset 5,000: the file was cut while it was read"
+        assert group.lines[-1] == f"outcome 1: {told}"
+        wait_until(lambda: group.lock_is_free)
+        assert told in (group.root / "mqproc" / "log.jsonl").read_text()
+
     def test_says_so_when_its_log_cannot_be_written(self, start_group: StartGroup, tmp_path: Path) -> None:
         log = tmp_path / "store" / "mqproc" / "log.jsonl"
         log.parent.mkdir(parents=True, mode=0o700)
