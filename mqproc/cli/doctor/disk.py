@@ -116,7 +116,7 @@ def _mount_options(patient: Patient) -> Said | None:
         return None
     options, point = mount.options, in_shell(Path(mount.point))
     if read_only := options & _READ_ONLY:
-        # Since Linux 6.14 that is not the option `ro`, and goes only with the mount.
+        # After an error of the disk that is not the option `ro` since Linux 6.12, and goes only with the mount.
         again = "umount, fsck and mount" if _AFTER_AN_ERROR in read_only else "mount -o remount,rw"
         return error(
             f"{mount.point} is mounted read-only",

@@ -332,8 +332,9 @@ class _Look:
                 self._tell(Kind.SYMLINK, path)
             elif entry is not None and entry.kind is not EntryKind.FILE:
                 self._tell(Kind.MISPLACED_FILE, path, text=entry.kind.value)
-        # All else a group that starts replaces; and a pipe takes locks, but holds no text.
+        # A group that starts replaces all else in the place of a socket.
         folders = {path: {EntryKind.FOLDER} for path in map(paths.socket, SOCKETS)}
+        # A pipe takes locks, but openers write down their group there.
         locked = {path: {EntryKind.FOLDER, EntryKind.OTHER} for path in (paths.openers, paths.spark_lock)}
         for path, kinds in (folders | locked).items():
             if (entry := self._io.entry(path)) is not None and entry.kind in kinds:
