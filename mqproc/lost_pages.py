@@ -73,16 +73,21 @@ def name_lost_pages(tell: Callable[[str, int], object], zeros: Zeros | None = No
     mine = os.getpid()
     folder = zeros.folder.resolve() if zeros else None
     told: set[Path] = set()
+    again: set[int] = set()
 
     def lost(_number: int, info: int, _context: int) -> None:
         # Python's own handlers run when the interpreter comes to it, which it never would: this is within the access.
         address = ctypes.c_size_t.from_address(info + _ADDRESS).value
         place = _place_of(address) if os.getpid() == mine else None
-        if zeros and place and place.is_read_only and place.path.parent == folder and _put_zeros(address):
-            if place.path not in told:
-                told.add(place.path)
-                zeros.tell(f"{_why(place)[0]}; messages that have a part there are damaged ones for now")
-            return
+        if zeros and place and place.is_read_only and place.path.parent == folder:
+            if address not in again and _can_be_read(place):
+                again.add(address)  # The error has passed, if this was one that does.
+                return
+            if _put_zeros(address):
+                if place.path not in told:
+                    told.add(place.path)
+                    zeros.tell(f"{_why(place)[0]}; messages that have a part there are damaged ones for now")
+                return
         _libc.signal(signal.SIGBUS, None)
         # For this thread, which has it when this handler is left: any other, as numpy's, would end the process at once.
         signal.raise_signal(signal.SIGBUS)
@@ -116,15 +121,30 @@ def _put_zeros(address: int) -> bool:
     return bool(_libc.mmap(start, mmap.PAGESIZE, mmap.PROT_READ, flags, -1, 0) == start)
 
 
-def _why(lost: _Place) -> tuple[str, int]:
-    io, place = StoreIO(), f"{shown(lost.path)}: offset {lost.offset:,}"
+def _byte_of(place: _Place) -> bytes:
+    """What a file has there now: a byte, or nothing behind its end. Raises OSError."""
+    io = StoreIO()
+    fd = io.open(place.path)
     try:
-        fd = io.open(lost.path)
-        try:
-            if io.pread(fd, 1, lost.offset):
-                return f"{place}: there is no room for a page of the file: make room on the disk", _FAILED
-        finally:
-            io.close(fd)
+        return io.pread(fd, 1, place.offset)
+    finally:
+        io.close(fd)
+
+
+def _can_be_read(place: _Place) -> bool:
+    try:
+        return bool(_byte_of(place))
+    except OSError:
+        return False
+
+
+def _why(lost: _Place) -> tuple[str, int]:
+    place = f"{shown(lost.path)}: offset {lost.offset:,}"
+    try:
+        if _byte_of(lost):
+            if lost.is_read_only:
+                return f"{place} could not be read", CorruptStoreError.exit_code
+            return f"{place}: there is no room for a page of the file: make room on the disk", _FAILED
     except OSError as error:
         remedy = "put the file back from a copy, or copy what can be read of it (ddrescue) and run mqproc store repair"
         return f"{place} cannot be read: {error.strerror}; {remedy}", CorruptStoreError.exit_code

@@ -44,7 +44,9 @@ ZEROS = """
 import mmap, os, sys
 from pathlib import Path
 from mqproc.lost_pages import Zeros, name_lost_pages
+from mqproc.io import StoreIO
 path, access = Path(sys.argv[1]), getattr(mmap, sys.argv[2])
+{before}
 name_lost_pages(lambda text, code: print("dies"), Zeros(Path(sys.argv[3]), print))
 sys.stdout.reconfigure(line_buffering=True)
 with path.open("r+b") as file:
@@ -88,6 +90,22 @@ def test_who_is_forked_dies_by_the_signal_for_its_parent_to_tell(tmp_path: Path)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{-signal.SIGBUS}\n", "")
 
 
+def read_on(path: Path, access: str, folder: Path, before: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", ZEROS.replace("{before}", before), path, access, folder]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("there", "told"), [("os.truncate(path, 12288)", ""), ("None", ": offset 5,000 could not be read; messages that")]
+)
+def test_an_error_that_has_passed_is_tried_once_more(tmp_path: Path, there: str, told: str) -> None:
+    path = tmp_path / "segment"
+    path.write_bytes(b"\x01" * 12288)
+    done = read_on(path, "ACCESS_READ", tmp_path, f"StoreIO.pread = lambda *place: {there} or b'x'")
+    assert (done.returncode, done.stdout.endswith("1 0 0 0\n"), told in done.stdout) == (0, True, True), done
+    assert done.stdout.count("\n") == (2 if told else 1)
+
+
 @pytest.mark.parametrize(
     ("access", "folder", "goes_on"),
     [("ACCESS_READ", "store", True), ("ACCESS_WRITE", "store", False), ("ACCESS_READ", "", False)],
@@ -99,8 +117,7 @@ def test_zeros_stand_in_for_what_is_only_read(tmp_path: Path, access: str, folde
     (tmp_path / "link").symlink_to(tmp_path)
     path = store / "segment"
     path.write_bytes(b"\x01" * 12288)
-    command = [sys.executable, "-c", ZEROS, path, access, tmp_path / "link" / folder]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = read_on(path, access, tmp_path / "link" / folder)
     if goes_on:
         told = f"{path}: offset 5,000: the file was cut while it was read; messages that have a part there are damaged"
         assert done.stdout == f"{told} ones for now\n1 0 0 0\n"
