@@ -59,7 +59,8 @@ class Group(Generic[F]):
 
 def cost_of(message: Message) -> int:
     """Bytes that a waiting message counts for."""
-    return body_bytes(message.body) + _MESSAGE_OVERHEAD_BYTES
+    body = message.body
+    return (len(body) if type(body) is bytes else body_bytes(body)) + _MESSAGE_OVERHEAD_BYTES
 
 
 def cost_of_all(messages: Sequence[Message]) -> int:

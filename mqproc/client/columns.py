@@ -146,11 +146,16 @@ def as_bytes(body: Any) -> bytes:
 
 def body_bytes(body: Any) -> int:
     """How many bytes a body has: the len of an array is another number. Raises TypeError for what has no size."""
-    return body.nbytes if isinstance(body, np.ndarray | memoryview) else len(body)
+    try:
+        return memoryview(body).nbytes
+    except (TypeError, ValueError, BufferError):
+        return len(body)  # No body at all, as who encodes it says.
 
 
 def _memory_of(body: Any) -> memoryview:
     """Raises TypeError, ValueError, BufferError for what has no bytes of its own."""
+    if type(body) is bytes:
+        return memoryview(body)
     if isinstance(body, np.generic) and not isinstance(body, bytes):
         raise TypeError("a number, a moment or a text")  # numpy's have memory, which is not what was meant.
     view = memoryview(body)

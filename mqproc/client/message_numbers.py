@@ -9,11 +9,13 @@ import numpy as np
 from mqproc.errors import BadMessageError, BadRequestError, NoSuchQueueError
 
 _SHOWN_CHARACTERS: Final = 64
+_WHOLE: Final = (int, np.integer)
+_NOT_WHOLE: Final = (bool, np.timedelta64)
 
 
 def is_whole(value: object) -> bool:
     """Python's and numpy's integers; truths and spans of time count as these there, and are none."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool | np.timedelta64)
+    return type(value) is int or (isinstance(value, _WHOLE) and not isinstance(value, _NOT_WHOLE))
 
 
 def check_queue_id(queue_id: Any, of_each: Any = None) -> None:

@@ -319,7 +319,9 @@ class Grouping:
         key = frame_key(message)
         group = self._groups.setdefault(key, [])
         group.append((index, message))
-        size = self._bytes[key] = self._bytes.get(key, 0) + body_bytes(message.body)
+        body = message.body
+        body_size = len(body) if type(body) is bytes else body_bytes(body)
+        size = self._bytes[key] = self._bytes.get(key, 0) + body_size
         if len(group) < self._messages_max and size < self._bytes_max:
             return None
         del self._bytes[key]

@@ -9,8 +9,10 @@ import subprocess
 import sys
 import threading
 import time
+from array import array
 from concurrent.futures import Future
 from pathlib import Path
+from pickle import PickleBuffer
 from typing import Any
 
 import numpy as np
@@ -82,16 +84,17 @@ def test_room_is_counted_until_a_group_is_done() -> None:
     assert waiting.buffered_bytes == 0
 
 
-def test_an_array_counts_for_its_bytes_and_not_for_its_rows(client: Client, roles: MemoryRoles) -> None:
-    """Frames of a thousand pictures were larger than any may be, and a single number had no size at all."""
-    pictures = np.zeros((40, 2, 500_000), np.uint8)
-    assert len(client.send_many([Message("pictures", picture) for picture in pictures])) == 40
+@pytest.mark.parametrize("picture", [np.zeros((2, 500_000), np.uint8), array("d", bytes(1_000_000))])
+def test_an_array_counts_for_its_bytes_and_not_for_its_rows(client: Client, roles: MemoryRoles, picture: Any) -> None:
+    """Frames of a thousand pictures were larger than any may be, and some bodies had no size at all."""
+    assert len(client.send_many([Message("pictures", picture)] * 40)) == 40
     frames = roles.frames
     assert frames >= 20
     with client.producer(linger_ms=60_000) as producer:
-        futures = [producer.send("pictures", body) for body in (*pictures[:4], np.array(7))]
+        futures = [producer.send("pictures", body) for body in (*[picture] * 4, np.array(7), PickleBuffer(b"x"))]
     assert roles.frames == frames + 3
-    assert client.get(futures[4].result(0).message_id).body == np.array(7).tobytes()
+    bodies = [client.get(future.result(0).message_id).body for future in futures[4:]]
+    assert bodies == [np.array(7).tobytes(), b"x"]
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), None, "5"])
