@@ -19,6 +19,7 @@ from mqproc.client.batch import Batch
 from mqproc.client.columns import body_bytes
 from mqproc.client.core import IN_FLIGHT, WRITER, Call, Time, nothing
 from mqproc.client.delayed_batches import Delay, by_time, deliver_at_ms
+from mqproc.client.delays import check_delay
 from mqproc.client.encoding import (
     FRAME_MESSAGES_MAX,
     AppendFrame,
@@ -28,7 +29,7 @@ from mqproc.client.encoding import (
     encode_messages,
     frame_key,
 )
-from mqproc.client.message_numbers import check_born
+from mqproc.client.message_numbers import check_born, check_flag
 from mqproc.client.shapes import encode_single
 from mqproc.client.unique_id import COUNTERS, unique_ids
 from mqproc.errors import (
@@ -59,6 +60,8 @@ _MESSAGE: Final = re.compile(r"message (\d+): (.*)", re.DOTALL)
 _unique_id_of = operator.attrgetter("unique_id")
 _ONE_ROW = struct.Struct("<qqi")
 _MASK64: Final = (1 << 64) - 1
+_ZERO: Final = 0
+"""This very object is what a message has where nothing was given; what only equals it may be False, and no number."""
 _NO_NUMBERS: Final = (None,) * 5
 
 
@@ -167,6 +170,10 @@ def _checked(parse: Callable[P, T]) -> Callable[P, T]:
 def send_oneway(message: Message, frame_bytes_max: int) -> Call[None]:
     """One message that is not answered, so what the writer would refuse, or end the connection for, is refused here."""
     check_born(message.born_timestamp_ms)
+    if message.flag is not _ZERO:
+        check_flag(message.flag)
+    if message.delay_level is not _ZERO or message.deliver_at_ms is not _ZERO:
+        check_delay(message.delay_level, message.deliver_at_ms)
     try:
         frame = encode_message(message, wait=False, oneway=True)
     except _UNLOOKED_AT:

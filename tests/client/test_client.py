@@ -240,9 +240,17 @@ def test_a_number_that_is_none_is_told_where_no_answer_would_tell_it(client: Cli
     for send in (client.send_oneway, client.producer().send):
         with pytest.raises(BadRequestError, match=f"^{next(iter(part))} = .* is no whole number"):
             send("orders", b"x", **part)
-    client.send_oneway("orders", b"x", born_timestamp_ms=np.int64(5))
+    client.send_oneway("orders", b"x", born_timestamp_ms=np.int64(5), flag=np.int64(0))
     client.send("orders", b"behind it")
     assert next(client.range("orders")).born_timestamp_ms == 5
+
+
+@pytest.mark.parametrize("part", [{"flag": False}, {"flag": 0.0}, {"delay_level": False}, {"deliver_at_ms": None}])
+def test_what_only_stands_for_a_zero_is_told_where_no_answer_would_tell_it(
+    client: Client, part: dict[str, Any]
+) -> None:
+    with pytest.raises(BadRequestError, match=f"^{next(iter(part))} "):
+        client.send_oneway(Message("orders", b"x", **part))
 
 
 def test_topics_and_queues(client: Client) -> None:
