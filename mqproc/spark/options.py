@@ -22,7 +22,7 @@ OFFSET_MAX: Final = 1 << 62
 QUEUE_ID_MAX: Final = (1 << 31) - 1
 EARLIEST: Final = -2
 LATEST: Final = -1
-_FILE: Final = re.compile(r"file:(?://(?:localhost(?=/))?|(?=/))", re.IGNORECASE)
+_FILE: Final = re.compile(r"\Afile:(?://(?:localhost(?=/))?|(?=/))", re.IGNORECASE)
 
 Queue = tuple[str, int]
 

@@ -131,8 +131,8 @@ def remote(url: str) -> tuple[Any, str]:
 
 
 def within(root: str, name: str) -> str:
-    """The path of a name in a folder of a file system; an archive's own folder is called nothing."""
-    return f"{root}/{name}" if root else name
+    """The path of a name in a folder of a file system, which may be its root; an archive's own is called nothing."""
+    return f"{root.rstrip('/')}/{name}" if root else name
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import pytest
 from mqproc.errors import BadRequestError, CorruptStoreError, StoreAccessError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
+from mqproc.spark.segment_bytes import remote, within
 from mqproc.spark.stores import find_stores
 from mqproc.store.marks import DurableMark
 from mqproc.store.segments import LogSegments
@@ -51,6 +52,12 @@ def test_a_folder_whose_name_could_be_a_pattern(tmp_path: Path) -> None:
 def test_folders_as_urls(tmp_path: Path) -> None:
     for scheme in ("file://", "file:", "file://localhost", "FILE://", "File:"):
         assert find_stores([f"{scheme}{tmp_path}"]) == [str(tmp_path)]
+    assert find_stores(["memory://profile:/one"]) == ["memory://profile:/one"], "only a URL's beginning is its scheme"
+
+
+def test_the_root_of_a_file_system_may_be_a_store() -> None:
+    _files, root = remote("local:///")
+    assert within(root, "commitlog") == "/commitlog"
 
 
 def test_stores_in_an_archive(tmp_path: Path) -> None:
