@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import platform
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ from mqproc.shm.lock import try_lock
 from mqproc.spark.jobs.parquet_files import Layout, ParquetFiles, telling
 from mqproc.spark.jobs.replacing import UNFINISHED
 from mqproc.spark.jobs.tasks import batches_of
+from mqproc.store.groups.progress_file import boot_id
 
 if TYPE_CHECKING:
     from mqproc.spark.mapped import BatchRead
@@ -81,8 +81,7 @@ class JobFolder:
         with driver:
             with suppress(OSError):
                 if try_lock(driver.fileno()):
-                    # By whom the lock is to be looked at: other machines may not see it.
-                    driver.write(platform.node().encode())
+                    driver.write(_kernel())
             yield
 
     def name_of(self, partition: int) -> str:
@@ -186,10 +185,15 @@ def write_folder(read: BatchRead, to: Path, mode: str, layout: Layout) -> Writte
 def take_back_dead(to: Path) -> None:
     """Take back what drivers of this machine had in a folder, or were moving there, when they were killed."""
     for path in to.glob(f"{UNFINISHED}/*/{_DRIVER}"):
-        # It may be done in this moment.
-        with telling(path), suppress(FileNotFoundError), path.open("rb+") as driver:
-            if driver.read() == platform.node().encode() and try_lock(driver.fileno()):
+        # It may be done in this moment, or another user's.
+        with telling(path), suppress(FileNotFoundError, PermissionError), path.open("rb+") as driver:
+            if driver.read() == _kernel() and try_lock(driver.fileno()):
                 JobFolder(to, path.parent.name.removesuffix(_GONE)).take_back()
+
+
+def _kernel() -> bytes:
+    """By whom a lock is to be looked at: another machine, which may have the same name, need not see it."""
+    return repr(boot_id()).encode()
 
 
 def _write(read: BatchRead, job: JobFolder, layout: Layout) -> Written:

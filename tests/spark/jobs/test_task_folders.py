@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import errno
-import platform
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
 from mqproc.errors import MqprocError, StoreAccessError
-from mqproc.spark.jobs import export
+from mqproc.spark.jobs import export, task_folders
 from mqproc.spark.jobs.compacting import planned_last
 from mqproc.spark.jobs.exporting import COMPRESSIONS
 from mqproc.spark.jobs.parquet_files import Layout
@@ -147,9 +148,9 @@ def test_what_a_killed_driver_leaves_is_taken_back(
     left = files_below(tmp_path)
     assert len([name for name in left if name.startswith("topic=")]) == (not while_gone)
     with monkeypatch.context() as patched:
-        patched.setattr(platform, "node", lambda: "elsewhere")
+        patched.setattr(task_folders, "boot_id", lambda: (1, 2))
         take_back_dead(tmp_path)
-    assert files_below(tmp_path) == left, "of a driver on another machine nobody knows"
+    assert files_below(tmp_path) == left, "of a driver on another machine, of this name too, nobody knows"
     living = JobFolder.new(tmp_path)
     with living.held():
         living.write(0, 1, writing(living.job))
@@ -160,6 +161,15 @@ def test_what_a_killed_driver_leaves_is_taken_back(
     take_back_dead(tmp_path)
     assert files_below(tmp_path) == [f"topic=a/part-{living.job}"]
     assert [path.name for path in tmp_path.iterdir()] == ["topic=a"]
+
+
+def test_a_job_of_another_user_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed_job(tmp_path)
+    left = files_below(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", mock.Mock(side_effect=PermissionError(errno.EACCES, os.strerror(errno.EACCES))))
+        take_back_dead(tmp_path)
+    assert files_below(tmp_path) == left
 
 
 @pytest.mark.spark
