@@ -313,10 +313,7 @@ def _converted(name: str, value: Any, source: str) -> Any:
         except ValueError:
             allowed = ", ".join(member.value for member in kind)
             raise ConfigurationError(f"{source}: {name} = {value!r} is none of {allowed}") from None
-    text = str(value)
-    if not text.isprintable():  # As bytes that are no UTF-8, which the environment may have.
-        raise ConfigurationError(f"{source}: {name} = {value!r} is no text that can be printed")
-    return text
+    return str(value)
 
 
 def _as_int(name: str, value: Any, source: str) -> int:
@@ -478,6 +475,10 @@ def check_together(options: Options) -> None:
         ipaddress.ip_address(options.broker_ip)
     except ValueError:
         raise ConfigurationError(f"broker_ip = {options.broker_ip!r} is no IP address: records have no names") from None
+    for name in ("broker_name", "metrics_host"):
+        text = getattr(options, name)
+        if not text.isprintable():  # As bytes that are no UTF-8, which the environment may have.
+            raise ConfigurationError(f"{name} = {text!r} is no text that can be printed")
     if " " in options.broker_name:
         raise ConfigurationError(f"broker_name = {options.broker_name!r} has a space: handles have it between spaces")
     delete_hours(options.delete_when)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from mqproc.broker_conf import read_lines
-from mqproc.config import FIELDS, load_options, rocketmq_name
+from mqproc.config import FIELDS, delete_hours, load_options, rocketmq_name
+from mqproc.delay_levels import delays_ms_of
 from mqproc.errors import ConfigurationError
 
 
@@ -148,6 +149,13 @@ def test_what_is_no_size_is_refused(flag: str, said: str) -> None:
 def test_texts_that_a_role_would_fail_by_are_refused(variable: str, value: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^MQPROC_{variable}: {said}"):
         load_options(environment={f"MQPROC_{variable}": value})
+
+
+def test_lists_may_go_over_lines() -> None:
+    given = {"MQPROC_MESSAGE_DELAY_LEVEL": "1s 5s\n10s\t1m\n", "MQPROC_DELETE_WHEN": "04;\n16\n"}
+    options = load_options(environment=given)
+    assert delays_ms_of(options.message_delay_level) == (1_000, 5_000, 10_000, 60_000)
+    assert delete_hours(options.delete_when) == {4, 16}
 
 
 def test_what_cannot_go_together_is_told_with_all_who_said_it(tmp_path: Path) -> None:
