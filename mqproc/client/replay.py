@@ -116,7 +116,8 @@ class Replay:
         store without an index need not say what is there. Raises TopicNotFoundError, BadRequestError.
         """
         rate = not_below_zero("rate", rate)
-        _check_texts(topic=source.topic, to=to, key=source.key, name=name)
+        _check_texts(topic=source.topic, to=to)
+        _check_texts(**{each: text for each, text in (("key", source.key), ("name", name)) if text is not None})
         if source.key and source.filter is not None:
             raise BadRequestError("a replay goes by key or by filter, not by both")
         if to == source.topic:

@@ -44,7 +44,7 @@ def test_a_clients_timeout_lets_it_wait(tmp_path: Path, value: Any) -> None:
             kind(tmp_path, timeout=value)
 
 
-@pytest.mark.parametrize("value", [float("nan"), -float("inf"), Decimal("snan"), "1s", None])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), Decimal("snan"), "1s", None])
 def test_a_duration_is_a_number_of_seconds(value: Any) -> None:
     assert milliseconds("timeout", 0.0304) == 30
     with pytest.raises(BadRequestError, match=r"^timeout = .* is no number of seconds$"):

@@ -124,3 +124,9 @@ def test_a_rate_may_be_so_low_that_the_next_message_is_never_sent(client: Client
     with mock.patch("mqproc.client.replay.time.sleep", pauses.append):
         client.replay("rare", "rarer", rate=1e-320)
     assert pauses == [threading.TIMEOUT_MAX]
+
+
+def test_no_key_and_no_name_may_be_none_too(client: Client) -> None:
+    client.send("unnamed", b"x")
+    client.wait_dispatched()
+    assert client.replay("unnamed", "unnamed-again", key=None, name=None).sent == 1  # type: ignore[arg-type]
