@@ -132,8 +132,7 @@ class JobFolder:
     def remove(self) -> None:
         """Remove the folder, in which attempts may still write. From here on nothing is taken back."""
         gone = self._path.with_name(f"{self.job}{_GONE}")
-        for folder in (self._path, gone):
-            (folder / _DRIVER).unlink(missing_ok=True)
+        (self._path / _DRIVER).unlink(missing_ok=True)
         with suppress(FileNotFoundError):
             # By this name none of them finds it.
             self._path.rename(gone)
@@ -188,7 +187,10 @@ def take_back_dead(to: Path) -> None:
         # It may be done in this moment, or another user's.
         with telling(path), suppress(FileNotFoundError, PermissionError), path.open("rb+") as driver:
             if driver.read() == _kernel() and try_lock(driver.fileno()):
-                JobFolder(to, path.parent.name.removesuffix(_GONE)).take_back()
+                JobFolder(to, path.parent.name).take_back()
+    for gone in to.glob(f"{UNFINISHED}/*{_GONE}"):
+        # Nobody needs it any more, whoever was killed, or is about, removing it.
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def _kernel() -> bytes:
