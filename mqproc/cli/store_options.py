@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mqproc.cli.invocation import Invocation
 from mqproc.config import Options, Setting, check_together, options_from
@@ -16,6 +16,9 @@ from mqproc.store.settings import read_values
 
 if TYPE_CHECKING:
     from typing import Any
+
+_OF_ROLES: Final = frozenset({"broker_ip", "broker_name"})
+"""What only a group that is to run must have: RocketMQ's own broker.conf may name a host there."""
 
 
 def store_of(invocation: Invocation, io: StoreIO, folder: Path | None) -> StorePaths:
@@ -30,14 +33,15 @@ def options_for(invocation: Invocation, io: StoreIO, paths: StorePaths) -> Optio
 
     Settings that nobody can read are passed over: `store verify` tells of them. Raises ConfigurationError.
     """
-    said = {name: setting for name, setting in invocation.settings().items() if setting.source != "default"}
+    settings = invocation.settings()
+    said = {name: settings[name] for name in settings.keys() - _OF_ROLES if settings[name].source != "default"}
     kept = {name: Setting(value, str(paths.settings)) for name, value in _settings_of(io, paths).items()}
     return options_from(kept | said)
 
 
 def _settings_of(io: StoreIO, paths: StorePaths) -> dict[str, Any]:
     try:
-        values = read_values(io, paths)
+        values = {name: value for name, value in read_values(io, paths).items() if name not in _OF_ROLES}
         check_together(dataclasses.replace(Options(), **values))
     except (OSError, ValueError, ConfigurationError):
         return {}

@@ -174,3 +174,16 @@ def test_what_lies_aside_and_what_repairs_have_kept_is_counted(tmp_path: Path) -
     parts = call("store", "info", store, "--json").json["parts"]
     sizes = {name: (part["files"], part["bytes"]) for name, part in parts.items() if name.startswith("mqproc")}
     assert sizes == {"mqproc": (3, 5016), "mqproc/aside": (2, 5007), "mqproc/repaired": (1, 9)}
+
+
+def test_a_brokers_own_address_and_name_may_be_any(tmp_path: Path) -> None:
+    """RocketMQ takes a host's name; only a group of ours that is to run cannot have it."""
+    store = load_fixture("g1_retention", tmp_path).store
+    conf = tmp_path / "broker.conf"
+    conf.write_text("brokerIP1 = broker-a.example.com\nbrokerName = broker a\n")
+    for command in (("store", "info", store), ("store", "verify", store)):
+        outcome = call("--config", conf, *command)
+        assert outcome.code == 0, outcome.err
+    outcome = call("--config", conf, "up", "--store", tmp_path / "new")
+    assert outcome.code == 8
+    assert "broker_ip = 'broker-a.example.com' is no IP address" in outcome.err
