@@ -98,8 +98,8 @@ def _local_stores(path: str) -> list[str]:
 def _remote_stores(url: str) -> list[str]:
     if not _WILD & set(url):
         return [url.rstrip("/")]
-    files, pattern = remote(url)
     with telling(url):
+        files, pattern = remote(url)
         if files.isdir(within(pattern, _LOG)):
             return [url.rstrip("/")]
         stores = [each for each in sorted(files.glob(pattern)) if files.isdir(within(each, _LOG))]

@@ -83,9 +83,15 @@ def test_stores_in_an_archive(tmp_path: Path) -> None:
         ("nope://store", BadRequestError, "Protocol not known: nope"),
         ("refusing://store", StoreAccessError, "denied$"),
         ("refusing://store*", StoreAccessError, "denied$"),
+        ("zip://::broken.zip", StoreAccessError, "File is not a zip file"),
+        ("zip://*::broken.zip", StoreAccessError, "File is not a zip file"),
     ],
 )
-def test_storage_that_cannot_be_reached_is_told_in_a_line(url: str, kind: type[Exception], says: str) -> None:
+def test_storage_that_cannot_be_reached_is_told_in_a_line(
+    url: str, kind: type[Exception], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.zip").write_bytes(b"x" * 100)
     missing = "pip install lackingfs"
     fsspec.register_implementation("lacking", "lackingfs.FileSystem", clobber=True, errtxt=missing)
     fsspec.register_implementation("refusing", Refusing, clobber=True)
