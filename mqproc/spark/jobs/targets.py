@@ -110,7 +110,7 @@ def check_target(to: str | Path, stores: Iterable[str | Path], *, overwrites: bo
     """
     target = _place(str(to))
     for store in stores:
-        source = _place(str(store))
+        source = _place(_archive_of(str(store)))
         if source.is_relative_to(target) or target.is_relative_to(source):
             relation = "is" if source == target else "holds" if source.is_relative_to(target) else "lies in"
             raise BadRequestError(f"{to}: {relation} the store {store}, which is read; write to a folder of its own")
@@ -128,6 +128,11 @@ def _check_folder(to: str | Path, target: Path, overwrites: bool) -> None:
     for below, names, _files in os.walk(target):
         if _LOG in names:
             raise BadRequestError(f"{to}: holds the store {below}, which overwriting would delete")
+
+
+def _archive_of(store: str) -> str:
+    """Where the archive is that a store lies in, as zip://one::/stores.zip; the store itself where it lies in none."""
+    return store.rpartition("::")[2] if "://" in store.partition("::")[0] else store
 
 
 def _place(text: str) -> Path | PurePosixPath:

@@ -62,6 +62,13 @@ def test_remote_storage_has_the_same_rule(to: str) -> None:
     check_target("s3://b/stores/one-more", ["s3://b/stores/one"])
 
 
+@pytest.mark.parametrize("around", ["{}/stores.zip", "file://{}/stores.zip", "tar://stores.zip::{}/all.tar"])
+def test_the_archive_that_a_store_lies_in_is_not_written_over(tmp_path: Path, around: str) -> None:
+    with pytest.raises(BadRequestError, match=f"{tmp_path}: holds the store zip://one::"):
+        check_target(tmp_path, [f"zip://one::{around.format(tmp_path)}"], overwrites=True)
+    check_target(tmp_path / "out", [f"zip://one::{around.format(tmp_path)}"], overwrites=True)
+
+
 def test_sources_are_looked_at(rolled_store: Path, tmp_path: Path) -> None:
     assert check_sources([rolled_store, rolled_store.parent / "s*"]) == [str(rolled_store)]
     with pytest.raises(StoreAccessError, match="no such folder"):
