@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -81,7 +81,7 @@ class JobFolder:
         with driver:
             with suppress(OSError):
                 if try_lock(driver.fileno()):
-                    driver.write(_kernel())
+                    driver.write(_seen_by(driver))
             yield
 
     def name_of(self, partition: int) -> str:
@@ -186,16 +186,17 @@ def take_back_dead(to: Path) -> None:
     for path in to.glob(f"{UNFINISHED}/*/{_DRIVER}"):
         # It may be done in this moment, or another user's.
         with telling(path), suppress(FileNotFoundError, PermissionError), path.open("rb+") as driver:
-            if driver.read() == _kernel() and try_lock(driver.fileno()):
+            if driver.read() == _seen_by(driver) and try_lock(driver.fileno()):
                 JobFolder(to, path.parent.name).take_back()
     for gone in to.glob(f"{UNFINISHED}/*{_GONE}"):
         # Nobody needs it any more, whoever was killed, or is about, removing it.
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def _kernel() -> bytes:
-    """By whom a lock is to be looked at: another machine, which may have the same name, need not see it."""
-    return repr(boot_id()).encode()
+def _seen_by(driver: IO[bytes]) -> bytes:
+    """By whom a lock is to be looked at: another machine, which may have the same name, need not see it, nor another
+    mount of the same storage, as each container may have."""
+    return repr((*boot_id(), os.fstat(driver.fileno()).st_dev)).encode()
 
 
 def _write(read: BatchRead, job: JobFolder, layout: Layout) -> Written:

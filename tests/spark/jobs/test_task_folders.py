@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from unittest import mock
 
@@ -146,11 +147,12 @@ def test_what_a_killed_driver_leaves_is_taken_back(
     killed_job(tmp_path, while_gone=while_gone)
     left = files_below(tmp_path)
     assert len([name for name in left if name.startswith("topic=")]) == (not while_gone)
-    with monkeypatch.context() as patched:
-        patched.setattr(task_folders, "boot_id", lambda: (1, 2))
-        take_back_dead(tmp_path)
-    known = [] if while_gone else left
-    assert files_below(tmp_path) == known, "of a driver on another machine, of this name too, nobody knows"
+    for module, name, elsewhere in ((task_folders, "boot_id", (1, 2)), (os, "fstat", SimpleNamespace(st_dev=-1))):
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, mock.Mock(return_value=elsewhere))
+            take_back_dead(tmp_path)
+        known = [] if while_gone else left
+        assert files_below(tmp_path) == known, "of a driver on another machine, or mount, nobody knows"
     living = JobFolder.new(tmp_path)
     with living.held():
         living.write(0, 1, writing(living.job))
