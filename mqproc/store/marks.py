@@ -85,6 +85,16 @@ class DurableMark:
         self.mark = mark
         return True
 
+    def take_back(self, offset: int) -> None:
+        """From there on it vouches for nothing any more, until it is moved again.
+
+        Before what lies there is made anew: of that a kill or a loss of power leaves some, perhaps just what makes it
+        seem whole to the next recovery.
+        """
+        mark = self.valid()
+        if mark is not None and offset < mark.offset:
+            self.move(offset, mark.store_timestamp_ms)
+
     def drop(self) -> None:
         """Forget the mark: the next recovery looks at everything."""
         self._io.unlink(self._path)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from mqproc.store.damage import DamageLedger
 from mqproc.store.dispatcher import Gap
+from mqproc.store.marks import DurableMark
 from mqproc.store.recovery.index_step import IndexStep
 from mqproc.store.recovery.log_step import LogState
 from mqproc.store.recovery.queue_recovery import QueueRecovery
@@ -21,7 +22,7 @@ from mqproc.store.recovery.redispatch import Redispatch, Redispatched
 
 
 class DispatchStep:
-    """Dispatch of one recovery. `index` is None where the store has none."""
+    """Dispatch of one recovery. `index` is None where the store has none; `mark` is the queues'."""
 
     def __init__(
         self,
@@ -30,6 +31,7 @@ class DispatchStep:
         index: IndexStep | None,
         ledger: DamageLedger,
         log: LogState,
+        mark: DurableMark,
         report: Callable[[str], None],
     ) -> None:
         self._redispatch = redispatch
@@ -37,6 +39,7 @@ class DispatchStep:
         self._index = index
         self._ledger = ledger
         self._log = log
+        self._mark = mark
         self._report = report
         self.rebuilt: set[int] = set()
         """Numbers of the queues that were built again below the mark."""
@@ -72,6 +75,7 @@ class DispatchStep:
 
     def rebuild(self, lost: dict[int, int], stop: int) -> Redispatched:
         """Build queues again up to a log position: by number, from where on. Raises OSError."""
+        self._mark.take_back(min(lost.values()))
         # Where all is missing above that position, nothing below it is to be gone over.
         done = self._redispatch.run(min(stop, *lost.values()), stop, put_entries=False, only=lost)
         if done.no_room is not None:
@@ -83,6 +87,7 @@ class DispatchStep:
         """Bring lost queues up to the limit, and the index on the way, where it stands below that."""
         lost, limit = self._mender.lost, self._mender.limit
         done = Redispatched(limit, limit)
+        self._mark.take_back(min(lost.values()))
         if min(lost.values()) < (alone := min(index_at, limit)):
             done.add(self.rebuild(lost, alone))
         if index_at < limit:

@@ -9,6 +9,7 @@ from mqproc.quantities import counted
 from mqproc.store.damage import DamageLedger
 from mqproc.store.index_files import IndexFiles
 from mqproc.store.index_headers import index_file_names, last_offset
+from mqproc.store.marks import DurableMark
 from mqproc.store.reads.log_records import LogRecords, Visible
 from mqproc.store.recovery.index_recovery import IndexCheck
 from mqproc.store.recovery.log_step import LogState
@@ -27,6 +28,7 @@ class IndexStep:
         index: IndexFiles,
         ledger: DamageLedger,
         log: LogState,
+        mark: DurableMark,
     ) -> None:
         self._io = io
         self._paths = paths
@@ -35,6 +37,7 @@ class IndexStep:
         self._index = index
         self._ledger = ledger
         self._log = log
+        self._mark = mark
         self.changed = False
 
     def run(self, trusted: int | None, *, clean: bool) -> tuple[int, str]:
@@ -69,6 +72,7 @@ class IndexStep:
             found = records.store_timestamp_ms(offset)
             return found if found >= 0 else None
 
+        self._mark.take_back(position)
         self._index.rebuild(position, store_timestamp_ms)
         self.changed = True
 

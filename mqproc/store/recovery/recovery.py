@@ -172,7 +172,8 @@ class Recovery:
         self._look_at_queues(log, mender)
         index_step, index_at = self._recover_index(log)
         self._begin()
-        dispatch_step = DispatchStep(redispatch, mender, index_step, self._ledger, log, self._report)
+        mark = self._marks["consumequeue"]
+        dispatch_step = DispatchStep(redispatch, mender, index_step, self._ledger, log, mark, self._report)
         done = dispatch_step.run(index_at)
         self._changed |= index_step is not None and index_step.changed
         self._io.crash_point("recover.cq_rebuilt")
@@ -308,7 +309,8 @@ class Recovery:
         if not self._options.message_index_enable:
             return None, log.end
         self._begin()
-        step = IndexStep(self._io, self._paths, self._options, self._segments, self._index, self._ledger, log)
+        mark = self._marks["index"]
+        step = IndexStep(self._io, self._paths, self._options, self._segments, self._index, self._ledger, log, mark)
         at, text = step.run(self._trusted("index", log), clean=self._clean)
         self._end(text)
         self._io.crash_point("recover.index_cut")

@@ -15,7 +15,7 @@ import pytest
 
 from mqproc.layout import index_file
 from mqproc.layout.consume_queue import UNIT_SIZE
-from tests.store.recovery.recovering import RecordingIO, contents
+from tests.store.recovery.recovering import Killed, RecordingIO, contents
 from tests.store.stopped_store import (
     FIRST_MS,
     FRAMES,
@@ -174,6 +174,52 @@ def test_a_queue_that_lost_units_is_built_again(
         assert "records from the durable mark" in found.said_of("log")
 
 
+@pytest.mark.parametrize("harm", [remove_folder, remove_first_file, remove_last_file])
+def test_a_queue_whose_rebuild_did_not_end_is_built_again(harm: Callable[[StoppedStore], None], tmp_path: Path) -> None:
+    """Killed amid it, files had their names and their lengths, the last unit was there, and zeros before it stayed."""
+    store = StoppedStore(tmp_path / "store")
+    whole = contents(store.root)
+    harm(store)
+    harmed = tmp_path / "harmed"
+    shutil.copytree(store.root, harmed)
+    recording = RecordingIO()
+    store.recover(io=recording)
+    for number, call in enumerate(recording.calls, 1):
+        if "consumequeue/Second" not in call:
+            continue
+        shutil.rmtree(store.root)
+        shutil.copytree(harmed, store.root)
+        with pytest.raises(Killed):
+            store.recover(io=RecordingIO(number))
+        store.recover(clean=False)
+        after = contents(store.root)
+        changed = {name for name in whole.keys() | after.keys() if whole.get(name) != after.get(name)}
+        assert changed <= {"mqproc/marks/consumequeue"}, call
+
+
+def kill_as_it_ends(store: StoppedStore) -> None:
+    """Recovery dies when all is made, and nothing of it is synced."""
+    harmed = store.root.with_name("harmed")
+    shutil.copytree(store.root, harmed)
+    recording = RecordingIO()
+    store.recover(io=recording)
+    place = [call.split("/")[-1] for call in recording.calls].index("queues")
+    shutil.rmtree(store.root)
+    harmed.rename(store.root)
+    with pytest.raises(Killed, match="rename"):
+        store.recover(io=RecordingIO(place + 1))
+
+
+def test_what_a_power_loss_takes_of_a_queue_made_again_is_made_again(store: StoppedStore) -> None:
+    """It may keep the page of a queue's last unit, and none of those before it."""
+    whole = {name: data for name, data in contents(store.root).items() if name.startswith("consumequeue")}
+    remove_folder(store)
+    kill_as_it_ends(store)
+    write_at(store.queue_file("Second", 1), 3 * UNIT_SIZE, bytes(5 * UNIT_SIZE))
+    assert_whole(store, store.recover(clean=False))
+    assert {name: data for name, data in contents(store.root).items() if name.startswith("consumequeue")} == whole
+
+
 def test_without_the_table_of_the_last_run_every_unit_is_compared(store: StoppedStore) -> None:
     (store.root / "mqproc" / "queues").unlink()
     remove_folder(store)
@@ -280,6 +326,18 @@ INDEX_LOSSES = [
     empty_newest_index_file,
     leave_a_file_half_full_and_garble_the_next,
 ]
+
+
+@pytest.mark.parametrize("harm", [remove_index, remove_index_file(0)])
+def test_what_a_power_loss_takes_of_an_index_made_again_is_made_again(
+    harm: Callable[[StoppedStore], None], store: StoppedStore
+) -> None:
+    """It may keep the page of a file's header, and none of its items."""
+    harm(store)
+    kill_as_it_ends(store)
+    place = index_file.item_offset(SLOTS, ITEMS // 2)
+    write_at(store.index_files()[0], place, bytes(20 * index_file.ITEM_SIZE))
+    assert_whole(store, store.recover(clean=False))
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "killed"])
