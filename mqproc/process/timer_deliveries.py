@@ -91,7 +91,7 @@ class TimerDeliveries:
         self._slots: dict[int, Slot] = {}
         # Slots below the second had messages delivered by a predecessor, none of them below the first in the log.
         self._inherited: tuple[int, int] | None = None
-        self._backlog = Backlog()
+        self._backlog = Backlog(self._words)
         self._early: set[int] = set()  # held, though their slot is not up: all slots of their time were done
         self._busy = False
         self._release_ns = 0
@@ -124,7 +124,7 @@ class TimerDeliveries:
             return now_ns
         due_ns = self._save.due_ns if self.changed else _NEVER
         if not self._backlog.is_dispatched:
-            due_ns = min(due_ns, now_ns + FILE_GATHER_NS)
+            due_ns = min(due_ns, self._backlog.look_ns(now_ns))
         if self._is_gathering:
             due_ns = min(due_ns, max(self._gather_ns, self._file_ns))
         if self._store.pending and self._backlog.is_dispatched:
@@ -144,9 +144,7 @@ class TimerDeliveries:
                 return 0
             self._open_store()
         assert self._store is not None
-        done = self._file_and_bring_up(self._store) + self._hold_some(self._store)
-        if self._has_filed:
-            done += self._release_due()
+        done = self._file_and_bring_up(self._store) + self._hold_some(self._store) + self._release_due()
         if self._save.under_way or (self.changed and self._clock.monotonic_ns() >= self._save.due_ns):
             self._save.go_on()
         return done
@@ -186,7 +184,7 @@ class TimerDeliveries:
             if begin < written:
                 self._releases.known |= self._made_from.marks(begin, written)
                 self._inherited = begin, self._slots_up_to(store)
-            self._backlog.begin(written)
+            self._backlog.begin(self._clock.time_ms())
         self._up_ms = self._first_ms = store.read_ms
         self._store = store
 
@@ -221,16 +219,16 @@ class TimerDeliveries:
 
     def _file(self, store: TimerStore) -> int:
         store.write_out()
-        dispatched = self._words[words_of.DISPATCHED]
+        now_ns, now_ms = self._clock.monotonic_ns(), self._clock.time_ms()
+        dispatched = self._backlog.dispatched(now_ms)
         bounds = self._reading.queues.bounds(TIMER_TOPIC, 0)
         end = bounds.max_offset if bounds is not None else 0
         if self._file_ns or self._words[words_of.DISPATCH_ERRNO]:
             self._file_ns = 0
-            self._backlog.begin(self._words[words_of.WRITTEN])
-        self._backlog.look(dispatched, end)
+            self._backlog.begin(now_ms)
+        self._backlog.look(dispatched, end, store.queue_offset, now_ms)
         self.rolls.look(dispatched, end, store.queue_offset)
         came = end - store.queue_offset
-        now_ns = self._clock.monotonic_ns()
         self._is_gathering = 0 < came < FILE_MESSAGES and now_ns < self._gather_ns
         if came <= 0 or self._is_gathering:
             return 0
@@ -425,6 +423,8 @@ class TimerDeliveries:
 
     def _due_until_ms(self, now_ms: int) -> int:
         """What is due by then may go: nothing overtakes a message, or its cancellation, that is not held yet."""
+        if self._backlog.is_late or not self._has_filed:
+            now_ms = min(now_ms, self._backlog.until_ms)
         if not self._rising:
             return now_ms
         slot_ms = self._rising[0].slot_ms

@@ -236,16 +236,17 @@ def test_the_timer_is_where_it_was_when_a_start_found_no_room_for_its_queue(tmp_
     keeper.close()
 
 
-@pytest.mark.parametrize("begins", [False, True], ids=["at work", "begins"])
-def test_nothing_is_delivered_while_dispatch_waits_for_room(tmp_path: Path, begins: bool) -> None:
+@pytest.mark.parametrize("how", ["waits", "hangs", "waits as the keeper begins"])
+def test_nothing_is_delivered_that_may_be_cancelled_by_what_is_not_dispatched(tmp_path: Path, how: str) -> None:
     """What cancelled a message was in the log, and not in its queue yet: the message came."""
     due_ms = SLOT_MS + 100
+    begins = how == "waits as the keeper begins"
     waiting = [(b"%d" % number, pairs(due_ms + number, UNIQ_KEY=f"id-{number}")) for number in range(2)]
     rig = rig_with(tmp_path, waiting)
     words = rig.control.words
     words.add(words_of.WRITTEN, int(begins))
     keeper = begun(rig)
-    words[words_of.DISPATCH_ERRNO] = 0 if begins else errno.ENOSPC
+    words[words_of.DISPATCH_ERRNO] = errno.ENOSPC if how == "waits" else 0
     words.add(words_of.WRITTEN, int(not begins))
     for _ in range(7):
         rig.clock.advance(1000)
@@ -260,6 +261,44 @@ def test_nothing_is_delivered_while_dispatch_waits_for_room(tmp_path: Path, begi
     append_and_dispatch(rig.io, rig.paths, rig.options, words, 1, TIMER_TOPIC, cancels)
     assert steps_until_handed_over(keeper) >= 1
     assert handed_over(keeper) == [b"1"]
+    keeper.close()
+
+
+def test_what_is_due_goes_though_dispatch_is_always_late(tmp_path: Path) -> None:
+    """Each step of dispatch ends with what was written a second ago: so late is what is delivered, and no more."""
+    rig = rig_with(tmp_path, [(b"%d" % number, pairs(SLOT_MS + 500 + 1000 * number)) for number in range(6)])
+    words = rig.control.words
+    keeper = begun(rig)
+    rig.clock.advance(4600)
+    came = []
+    for second in range(8):
+        words[words_of.WRITTEN] += 1
+        for _ in range(4):
+            keeper.do_work()
+        came.append(len(handed_over(keeper)))
+        while keeper._releases._open:
+            keeper._releases._open.pop().on_done()
+        rig.clock.advance(1000)
+        words[words_of.DISPATCHED] = words[words_of.WRITTEN]
+        words[words_of.DISPATCHED_STORE_TIMESTAMP_MS] = SLOT_MS - 1400 + 1000 * second
+        words[words_of.WRITTEN] += 1
+    assert came == [0, 0, 1, 2, 3, 4, 5, 6], "the first was due in the second one"
+    keeper.close()
+
+
+def test_a_store_in_which_little_happens_delays_nothing(tmp_path: Path) -> None:
+    """What has just been written is not dispatched yet, and what was before it is old: it is looked at again soon."""
+    rig = rig_with(tmp_path, [(b"message", pairs(SLOT_MS + 100))])
+    words = rig.control.words
+    keeper = begun(rig)
+    rig.clock.advance(5100)
+    words[words_of.WRITTEN] += 1
+    keeper.do_work()
+    assert keeper._timer.due_ns <= rig.clock.monotonic_ns() + 5_000_000
+    words[words_of.DISPATCHED] += 1
+    assert keeper._timer.due_ns <= rig.clock.monotonic_ns()
+    keeper.do_work()
+    assert handed_over(keeper) == [b"message"]
     keeper.close()
 
 
