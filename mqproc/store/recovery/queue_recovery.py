@@ -115,6 +115,10 @@ class QueueRecovery:
             self._lose(number, good, known)
         if hint is not None and found.starts and hint.min_offset < min(found.starts[0] // UNIT_SIZE, hint.max_offset):
             # Its first file is gone, and retention would have moved the minimum before.
+            if not topic.startswith(MULTI_DISPATCH_PREFIX):
+                # Dispatch is to notice what records skip there: it would be left zeros.
+                self._table.store(number, table_layout.MAX_OFFSET, 0)
+                self._table.store(number, table_layout.LAST_PHYSICAL_END, 0)
             self._lose(number, self._log_begin, known)
 
     def _lose(self, number: int, position: int, hint: QueueHint | None) -> None:

@@ -67,6 +67,28 @@ def test_a_lost_queue_is_made_again_with_its_gaps(tmp_path: Path) -> None:
         assert reader.max_offset(last.topic, last.queue_id) == last.queue_offset + 1
 
 
+def test_a_first_file_is_made_again_with_its_gaps(tmp_path: Path) -> None:
+    """They were left zeros, which `store verify` takes for damage, and RocketMQ for the end of what a queue has."""
+    store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
+    with StoreReader(store.root) as reader:
+        own = [message for message in map(reader.look, store.offsets) if message is not None]
+    own = [message for message in own if (message.topic, message.queue_id) == ("Second", 1)]
+    for message in own[5:]:
+        raise_queue_offset(store, message.physical_offset, 3)
+    shutil.rmtree(store.root / "mqproc")
+    store.recover()
+    first = store.queue_file("Second", 1)
+    folder, before = first.parent, first.read_bytes()
+    assert len(list(folder.iterdir())) > 1
+    first.unlink()
+    store.recover()
+    assert first.read_bytes() == before
+    with StoreReader(store.root) as reader:
+        passed = reader.pull("Second", 1, 5, 8)
+        assert passed.next_offset == 8
+        assert reader.pull("Second", 1, 8, 1).messages == [reader.look(own[5].physical_offset)]
+
+
 def test_fillers_without_a_hole_do_not_point_behind_the_log(tmp_path: Path) -> None:
     """RocketMQ cuts a queue at the first unit that does, at each start: of a whole log, which it does not cut."""
     store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False, mapped_file_size_commit_log=16 * SEGMENT)
