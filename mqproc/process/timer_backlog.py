@@ -15,7 +15,7 @@ from mqproc.shm.words import Words
 LATE_MS: Final = 50
 # While its end is not known, dispatch is looked at again after so long, and sooner where it is only late.
 LOOK_NS: Final = 25_000_000
-LATE_LOOK_NS: Final = 5_000_000
+LATE_LOOK_NS: Final = 2_000_000
 _NEVER: Final = 1 << 62
 
 
