@@ -298,6 +298,8 @@ class Dispatch:
             run = units[offset : offset + count * UNIT_SIZE]
             if not is_plain:
                 expected = max(ends.get(number, 0), self._table.max_offset(number))
+                if first < expected and self._log_begin > 0:
+                    self._end_expired(number, first)
                 if first > expected:
                     # Holes lie before `start`: only a queue's first run of a step can be behind one.
                     self._explain_gap(number, expected, first, load_be64(run, 0), () if number in ends else holes)
@@ -313,6 +315,13 @@ class Dispatch:
             self.mended_units += self._queues.mend_run(topic, queue_id, first, units, generation)
         else:
             self._queues.write_run(topic, queue_id, first, units, generation)
+
+    def _end_expired(self, number: int, first: int) -> None:
+        """Units of expired records end where the queue's first record in the log is: what more of them there are came
+        with a file of another queue.
+        """
+        if self._table.last_physical_end(number) <= self._log_begin:
+            self._table.store(number, table_layout.MAX_OFFSET, first)
 
     def _explain_gap(
         self, number: int, first: int, stop: int, physical_offset: int, holes: Sequence[tuple[int, int]]

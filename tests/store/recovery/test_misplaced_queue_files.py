@@ -1,0 +1,38 @@
+"""A file of another queue in the place of one whose first records have expired: nothing that the log has is hidden."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mqproc.store.consume_queue import UNIT_DTYPE, UNIT_SIZE
+from tests.cli.calling import call
+from tests.cli.repairing import damage_in, flags_of
+from tests.store.stopped_store import QUEUE_FILE_BYTES, SEGMENT, StoppedStore
+
+QUEUE = ("Second", 0)
+PER_FILE = QUEUE_FILE_BYTES // UNIT_SIZE
+
+
+@pytest.mark.parametrize("has_marks", [False, True])
+def test_expired_units_of_another_queue_hide_nothing(has_marks: bool, tmp_path: Path) -> None:
+    """Some of them stayed where damage has swallowed the queue's own records, and it seemed to begin behind these."""
+    store = StoppedStore(tmp_path / "store")
+    store.segment(0).unlink()
+    queues = store.recover().queues()
+    store.overwrite(SEGMENT + SEGMENT // 4, bytes(SEGMENT - SEGMENT // 4))
+    units = np.zeros(PER_FILE, UNIT_DTYPE)
+    units["physical_offset"] = np.arange(PER_FILE) * 1000
+    units["size"] = 1000
+    assert SEGMENT > PER_FILE * 1000
+    store.queue_file(*QUEUE).write_bytes(units.tobytes())
+    if has_marks:
+        # Else a start believes the queue, whose last unit is right.
+        store.queue_file(*QUEUE, QUEUE_FILE_BYTES).unlink()
+    else:
+        shutil.rmtree(store.root / "mqproc")
+    assert store.recover().queues() == queues
+    assert damage_in(call("store", "verify", store.root, "--json", *flags_of(store.engine.options)).json) == []
