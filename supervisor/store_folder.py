@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from mqproc.control_words import why_read_only
 from mqproc.errors import DiskFullError, NotRunningError, StartError, StoreAccessError
 from mqproc.io import StoreIO, reason_of
 from mqproc.paths import StorePaths, file_type, in_shell, lost_link
@@ -72,6 +73,18 @@ def _room(paths: StorePaths) -> str:
     """What makes room, and needs none itself; nothing in a store that has no log yet."""
     command = f"mqproc store retention --store {in_shell(paths.root)}"
     return f"; {command} shows what may be deleted, --execute does it" if paths.commit_log.exists() else ""
+
+
+def why_unwritable(io: StoreIO, paths: StorePaths) -> str:
+    """What a role that is started on a file system that has become read-only dies of; empty when it is another reason.
+
+    Those that run have open what they write to.
+    """
+    try:
+        io.close(io.open(paths.control, write=True))
+    except OSError as error:
+        return why_read_only(errno.EROFS) if error.errno == errno.EROFS else ""
+    return ""
 
 
 def lost_name(paths: StorePaths, lock: StoreLock) -> Path | None:

@@ -48,7 +48,7 @@ from mqproc.supervisor.resources import Resources
 from mqproc.supervisor.restarts import EXIT_FAILED, Death, Halt, RestartPolicy
 from mqproc.supervisor.signals import Signals
 from mqproc.supervisor.stopping import StopPlan
-from mqproc.supervisor.store_folder import lost_name, prepare_folder, starting
+from mqproc.supervisor.store_folder import lost_name, prepare_folder, starting, why_unwritable
 from mqproc.supervisor.template import Inheritance
 from mqproc.supervisor.wakeups import Wakeups, waking_within
 from mqproc.wire.operations import RunAnswer, RunRequest, StatusAnswer
@@ -348,10 +348,12 @@ class Supervisor:
         """A role cannot be kept running."""
         booted = self._control.load(layout.GROUP_STATE) == layout.GROUP_READY
         code = EXIT_NOT_BOOTED if halt.exit_code == EXIT_FAILED and not booted else halt.exit_code
-        log.get_logger().error("the group halts", reason=halt.reason, exit_code=code)
+        why = why_unwritable(self._context.io, self._context.paths)
+        reason = f"{halt.reason}: {why}" if why else halt.reason
+        log.get_logger().error("the group halts", reason=reason, exit_code=code)
         command = f"mqproc errors --store {in_shell(self._context.paths.root)}"
-        self._stop(Outcome(code, f"{halt.reason}; {command} tells why"))
-        self._group.problems.append(halt.reason)
+        self._stop(Outcome(code, f"{reason}; {command} tells why"))
+        self._group.problems.append(reason)
 
     def _stop(self, outcome: Outcome) -> None:
         if self._stop_plan is not None:

@@ -111,6 +111,11 @@ def make_specs(names: list[str], bad: dict[str, str]) -> list[RoleSpec]:
     return [spec(name) for name in names]
 
 
+def refused(path: Path, *, write: bool = False, create: bool = False, mode: int = 0o644) -> int:
+    """An `open` for writing, on a file system that has become read-only."""
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+
 def make_hooks(arguments: argparse.Namespace) -> Hooks:
     def recover(context: GroupContext) -> None:
         note(context.paths.root, f"recover {'clean' if context.clean else 'unclean'}")
@@ -127,6 +132,8 @@ def make_hooks(arguments: argparse.Namespace) -> Hooks:
         if arguments.recovery == "held":
             while not (context.paths.root / "go").exists():
                 time.sleep(0.002)
+        if arguments.recovery == "read-only":
+            context.io.open = refused  # type: ignore[method-assign]
         if arguments.recovery == "slow":
             for _ in range(6000):  # In steps: a signal that comes just before a sleep is heard after it.
                 time.sleep(0.01)

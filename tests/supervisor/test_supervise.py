@@ -440,6 +440,14 @@ class TestHalt:
         assert "outcome 3: dispatcher died 5 times before it ever ran, at last by exit code 1" in group.lines[-1]
         assert sum("dispatcher start" in line for line in group.events) == 5
 
+    def test_halt_on_a_file_system_that_became_read_only_says_so(self, start_group: StartGroup) -> None:
+        """The roles that died of it had nowhere to keep their errors."""
+        group = start_group(FEW, "--bad=dispatcher:boot-bug", "--recovery=read-only", wait=False)
+        assert group.wait() == 3
+        why = "at last by exit code 1: the file system has become read-only, as an error of its disk leaves it"
+        assert why in group.lines[-1]
+        assert why in call("errors", "--store", group.root).out
+
 
 class TestControlSocket:
     def test_restart_and_stop_are_answered_when_done(self, start_group: StartGroup) -> None:
