@@ -72,6 +72,7 @@ class QueueRecovery:
         self._on_disk = on_disk
         self._log_begin = log_begin
         self.limit = log_begin
+        self._set_back = False
         self.lost: dict[int, int] = {}
         """By queue number: log position from which on the queue must be built again."""
         self.changed = 0
@@ -79,15 +80,20 @@ class QueueRecovery:
         # By queue number: where files without a unit begin, which matters only when the log has nothing of the queue.
         self._named: dict[int, int] = {}
 
-    def look(self, limit: int, hints: Hints) -> None:
-        """Put every queue to the table as it is below `limit`; note which are lost there."""
+    def look(self, limit: int, hints: Hints, *, set_back: bool = False) -> None:
+        """Put every queue to the table as it is below `limit`; note which are lost there.
+
+        `set_back`: units were durable above the limit, too, and damage has come since. Then what a queue lacks from its
+        last unit on may be lost below the limit as well.
+        """
         self.limit = limit
+        self._set_back = set_back
         for (topic, queue_id), found in self._on_disk.items():
             self._look_at(topic, queue_id, found, hints.get((topic, queue_id)))
         for (topic, queue_id), hint in hints.items():
-            if (topic, queue_id) not in self._on_disk and hint.physical_end <= limit:
+            if (topic, queue_id) not in self._on_disk and (set_back or hint.physical_end <= limit):
                 number = self._table.create_queue(topic, queue_id)
-                self._lose(number, self._log_begin, hint)
+                self._lose(number, self._log_begin, hint if hint.physical_end <= limit else None)
 
     def _look_at(self, topic: str, queue_id: int, found: QueueFiles, hint: QueueHint | None) -> None:
         known = hint if hint is not None and 0 < hint.physical_end <= self.limit else None
@@ -113,6 +119,8 @@ class QueueRecovery:
             if number not in self._named:
                 good = self._back_to_good(number, topic, queue_id, found, extent)
             self._lose(number, good, known)
+        elif self._set_back and hint is not None and known is None:
+            self._lose(number, max(extent.last_physical_end, self._log_begin), None)
         if hint is not None and found.starts and hint.min_offset < min(found.starts[0] // UNIT_SIZE, hint.max_offset):
             # Its first file is gone, and retention would have moved the minimum before.
             if not topic.startswith(MULTI_DISPATCH_PREFIX):

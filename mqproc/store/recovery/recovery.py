@@ -267,7 +267,7 @@ class Recovery:
         trusted = self._trusted("consumequeue", log)
         limit = log.begin if trusted is None or hints is None else trusted
         self._remove_deleted(limit)
-        mender.look(limit, hints or {})
+        mender.look(limit, hints or {}, set_back=limit == log.redispatch_from < log.end)
         tell_table(self._table, self._topics.deletions)
         text = f"queues: {len(self._files.queues):,}"
         if limit > log.begin:

@@ -1,7 +1,8 @@
-"""A file of another queue in the place of one whose first records have expired: nothing that the log has is hidden."""
+"""Files of queues that are another's, or gone, beside damage of the log: nothing that the log has is hidden."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from mqproc.store.consume_queue import UNIT_DTYPE, UNIT_SIZE
 from tests.cli.calling import call
 from tests.cli.repairing import damage_in, flags_of
-from tests.store.stopped_store import QUEUE_FILE_BYTES, SEGMENT, StoppedStore
+from tests.store.stopped_store import QUEUE_FILE_BYTES, SEGMENT, StoppedStore, assert_whole
 
 QUEUE = ("Second", 0)
 PER_FILE = QUEUE_FILE_BYTES // UNIT_SIZE
@@ -36,3 +37,19 @@ def test_expired_units_of_another_queue_hide_nothing(has_marks: bool, tmp_path: 
         shutil.rmtree(store.root / "mqproc")
     assert store.recover().queues() == queues
     assert damage_in(call("store", "verify", store.root, "--json", *flags_of(store.engine.options)).json) == []
+
+
+@pytest.mark.parametrize("first_file", [0, 1])
+def test_a_queue_that_is_lost_where_known_damage_has_grown_is_made_again(first_file: int, tmp_path: Path) -> None:
+    """Its units before the new damage were fillers, as those in it."""
+    store = StoppedStore(tmp_path / "store")
+    damaged = next(at for at in store.offsets if at > 3 * SEGMENT - 8000)
+    store.overwrite(damaged + 100, b"\xff")
+    shutil.rmtree(store.root / "mqproc" / "marks")
+    store.recover()
+    os.truncate(store.segment(damaged), SEGMENT - 16_000)
+    for number in range(first_file, 2):
+        store.queue_file(*QUEUE, number * QUEUE_FILE_BYTES).unlink()
+    found = store.recover()
+    (hole,) = found.holes
+    assert_whole(store, found, lost={number for number, at in enumerate(store.offsets) if hole[0] <= at < hole[1]})
