@@ -20,8 +20,8 @@ def outcomes() -> list[str]:
     """All rows of all records, by either naming."""
     log = small_log(seed=3)
     found = Found(kernel_bytes(log.records), np.array([place for place, _size in log.places], np.int64))
-    batches = (BatchMaker(naming, list(types_of(naming)), "/stores/one").batch(found) for naming in NAMINGS)
-    return [repr(row) for batch in batches for row in batch.to_pylist()]
+    makers = (BatchMaker(naming, list(types_of(naming)), "/stores/one") for naming in NAMINGS)
+    return [repr(row) for maker in makers for batch in maker.batches(found) for row in batch.to_pylist()]
 
 
 NAMINGS = ("mqproc", "rocketmq")
