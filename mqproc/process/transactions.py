@@ -273,9 +273,13 @@ class Transactions:
             self._busy.discard(offset)
 
     def _message(self, half: Half) -> StoredMessage | None:
-        """The half message from the log, None when retention has taken it."""
+        """The half message from the log, None when retention has taken it. Raises CorruptStoreError."""
         found = self._reading.look(half.physical_offset)
-        return None if found is None else decode_record(found.data, check_crc=False)
+        if found is not None:
+            return decode_record(found.data, check_crc=False)
+        if half.physical_offset >= self._words[words_of.MIN_PHYSICAL_OFFSET]:
+            raise CorruptStoreError(f"no record begins at {half.physical_offset:,} of the log any more")
+        return None
 
     # Ends
 
