@@ -13,7 +13,7 @@ from mqproc.shm.words import Words
 
 # What is in the log for longer and not dispatched yet may cancel what is due.
 LATE_MS: Final = 50
-# While its end is not known, dispatch is looked at again after so long, and sooner where it is only late.
+# While its end is not known, dispatch is looked at again after so long, and sooner where it has only just become late.
 LOOK_NS: Final = 25_000_000
 LATE_LOOK_NS: Final = 2_000_000
 _NEVER: Final = 1 << 62
@@ -37,11 +37,13 @@ class Backlog:
         """Whether its end is known."""
         return self.end != _NEVER
 
-    def look_ns(self, now_ns: int) -> int:
+    def look_ns(self, now_ns: int, now_ms: int) -> int:
         """When to look for its end, which is not known."""
         if self._words[words_of.DISPATCHED] >= self._written:
             return now_ns
-        return now_ns + (LATE_LOOK_NS if self.is_late else LOOK_NS)
+        # One that waits for room, or hangs, may do so for long.
+        comes_soon = self.is_late and not self._words[words_of.DISPATCH_ERRNO] and now_ms < self._began_ms + LATE_MS
+        return now_ns + (LATE_LOOK_NS if comes_soon else LOOK_NS)
 
     def begin(self, now_ms: int) -> None:
         """It is what the log has now."""

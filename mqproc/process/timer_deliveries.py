@@ -124,7 +124,7 @@ class TimerDeliveries:
             return now_ns
         due_ns = self._save.due_ns if self.changed else _NEVER
         if not self._backlog.is_dispatched:
-            due_ns = min(due_ns, self._backlog.look_ns(now_ns))
+            due_ns = min(due_ns, self._backlog.look_ns(now_ns, now_ms))
         if self._is_gathering:
             due_ns = min(due_ns, max(self._gather_ns, self._file_ns))
         if self._store.pending and self._backlog.is_dispatched:
