@@ -332,8 +332,8 @@ class Recovery:
             self._report(f"recovery: {said}, which ends at {gap.first:,}: not believed, no unit leads to it")
         mender.keep_names(holes)
         mender.fill(done.gaps, holes, keep_units=trusted)
-        # Units below the mark were there before the damage was.
-        unfilled = [hole for hole in self._ledger.holes if not (trusted and hole.filled)]
+        # Units below the mark were there before the damage was. Above it the log alone tells how far a queue goes.
+        unfilled = [hole for hole in self._ledger.holes if not (trusted and hole.filled and hole.stop <= queues_at)]
         filled = mender.fill_holes((hole.start, hole.stop) for hole in unfilled)
         # Of a log without records the queues were looked at nowhere.
         untouched = self._clean and trusted and queues_at == log.end and not filled

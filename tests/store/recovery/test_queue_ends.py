@@ -14,7 +14,8 @@ from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
 from mqproc.store.end_fillers import end_fillers
 from mqproc.store.queue_extent import filler_position
 from tests.store.recovery.recovering import Recovered
-from tests.store.stopped_store import SEGMENT, StoppedStore, assert_whole, write_at
+from tests.store.recovery.test_recovery import kill_as_it_ends
+from tests.store.stopped_store import QUEUE_FILE_BYTES, SEGMENT, StoppedStore, assert_whole, write_at
 
 # A queue's last record, which others follow in the log.
 BEFORE_THE_LAST = 4
@@ -74,3 +75,11 @@ def test_the_queue_goes_on_behind_it(store: StoppedStore) -> None:
     found = store.recover(clean=False)
     assert end_of_damaged(store, lost) not in ends(found)
     assert_whole(store, found, lost={lost})
+
+
+def test_it_stays_when_a_rebuild_of_another_queue_did_not_end(store: StoppedStore) -> None:
+    """That has set back the mark, and the queue ended where the log's records do: its offsets were given out again."""
+    queues = store.recover().queues()
+    store.queue_file("Second", 1, QUEUE_FILE_BYTES).unlink()
+    kill_as_it_ends(store)
+    assert store.recover(clean=False).queues() == queues
