@@ -77,6 +77,8 @@ class QueueRecovery:
         """By queue number: log position from which on the queue must be built again."""
         self.changed = 0
         self._tops: dict[int, QueueHint] = {}
+        # By queue number: where those end, and the record of their last unit, that lost their first file.
+        self._floors: dict[int, tuple[int, int]] = {}
         # By queue number: where files without a unit begin, which matters only when the log has nothing of the queue.
         self._named: dict[int, int] = {}
 
@@ -125,6 +127,7 @@ class QueueRecovery:
             # Its first file is gone, and retention would have moved the minimum before.
             if not topic.startswith(MULTI_DISPATCH_PREFIX):
                 # Dispatch is to notice what records skip there: it would be left zeros.
+                self._floors[number] = self._table.max_offset(number), self._table.last_physical_end(number)
                 self._table.store(number, table_layout.MAX_OFFSET, 0)
                 self._table.store(number, table_layout.LAST_PHYSICAL_END, 0)
             self._lose(number, self._log_begin, known)
@@ -257,6 +260,11 @@ class QueueRecovery:
 
         A queue's offsets are never used again, though its records are gone.
         """
+        for number, (end, physical_end) in self._floors.items():
+            if self._table.max_offset(number) < end:
+                # Units of what has expired: the log has no record as late as these.
+                self._table.store(number, table_layout.MAX_OFFSET, end)
+                self._table.store(number, table_layout.LAST_PHYSICAL_END, physical_end)
         count = 0
         for number, hint in self._tops.items():
             have = self._table.max_offset(number)

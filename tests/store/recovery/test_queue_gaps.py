@@ -89,6 +89,25 @@ def test_a_first_file_is_made_again_with_its_gaps(tmp_path: Path) -> None:
         assert reader.pull("Second", 1, 8, 1).messages == [reader.look(own[5].physical_offset)]
 
 
+def test_a_queue_that_lost_its_first_file_keeps_its_end_when_all_has_expired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it seems after a power loss: the table may be older than retention. It is too long to be filled up."""
+    monkeypatch.setattr(queue_recovery, "FILL_MAX", QUEUE_FILE_BYTES // 20 - 1)
+    store = StoppedStore(tmp_path / "store")
+    end = store.recover().queues()["Second", 1][1]
+    assert end > QUEUE_FILE_BYTES // 20
+    expired = store.end
+    while store.end < expired + 2 * SEGMENT:
+        store.engine.append("Fourth", [bytes(1000)] * 16)
+    store.recover()
+    for start in range(0, expired, SEGMENT):
+        store.segment(start).unlink()
+    store.queue_file("Second", 1).unlink()
+    for _ in range(2):
+        assert store.recover(clean=False).queues()["Second", 1] == (end, end)
+
+
 def test_fillers_without_a_hole_do_not_point_behind_the_log(tmp_path: Path) -> None:
     """RocketMQ cuts a queue at the first unit that does, at each start: of a whole log, which it does not cut."""
     store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False, mapped_file_size_commit_log=16 * SEGMENT)
