@@ -121,7 +121,7 @@ class QueueRecovery:
             if number not in self._named:
                 good = self._back_to_good(number, topic, queue_id, found, extent)
             self._lose(number, good, known)
-        elif self._set_back and hint is not None and known is None:
+        elif self._set_back and hint is not None and known is None and not self._goes_on(topic, queue_id, extent):
             self._lose(number, max(extent.last_physical_end, self._log_begin), None)
         if hint is not None and found.starts and hint.min_offset < min(found.starts[0] // UNIT_SIZE, hint.max_offset):
             # Its first file is gone, and retention would have moved the minimum before.
@@ -157,6 +157,11 @@ class QueueRecovery:
 
     def _is_below_limit(self, unit: np.void) -> bool:
         return 0 <= int(unit["physical_offset"]) < self.limit and int(unit["size"]) > 0
+
+    def _goes_on(self, topic: str, queue_id: int, extent: QueueExtent) -> bool:
+        """Whether the unit behind those below the limit is there: then none of these is missing."""
+        unit = self._unit(topic, queue_id, extent.max_offset)
+        return unit is not None and int(unit["size"]) > 0
 
     def _keeps(self, topic: str, queue_id: int, extent: QueueExtent, hint: QueueHint | None) -> bool:
         """Whether the last unit that the last run knew of is still there."""

@@ -53,3 +53,17 @@ def test_a_queue_that_is_lost_where_known_damage_has_grown_is_made_again(first_f
     found = store.recover()
     (hole,) = found.holes
     assert_whole(store, found, lost={number for number, at in enumerate(store.offsets) if hole[0] <= at < hole[1]})
+
+
+def test_no_queue_is_lost_where_damage_is_mended(tmp_path: Path) -> None:
+    """Each was gone over from its last unit before that on: one that had none, from the log's begin."""
+    store = StoppedStore(tmp_path / "store")
+    place = store.offsets[320] + 100
+    there = store.segment(place).read_bytes()[place % SEGMENT : place % SEGMENT + 1]
+    store.overwrite(place, b"\xff")
+    shutil.rmtree(store.root / "mqproc" / "marks")
+    assert store.recover().holes
+    store.overwrite(place, there)
+    found = store.recover()
+    assert "lost units" not in found.said_of("queues")
+    assert_whole(store, found)
