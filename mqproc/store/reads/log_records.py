@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mqproc.errors import CorruptStoreError
 from mqproc.kernels import gather
-from mqproc.kernels.record_check import BLANK, REASON_NAMES, VERIFY_CRCS, checked_size, stored_at_ms
+from mqproc.kernels.record_check import BLANK, REASON_NAMES, VERIFY_ALL, checked_size, stored_at_ms
 from mqproc.layout import record
 from mqproc.store.consume_queue import UNIT_DTYPE
 from mqproc.store.damage import Hole, KnownHoles
@@ -68,7 +68,7 @@ class LogRecords:
         size = checked_size(view, at, limit, physical_offset, 0)
         if size < 0:
             return None
-        reason = -checked_size(view, at, limit, physical_offset, VERIFY_CRCS)
+        reason = -checked_size(view, at, limit, physical_offset, VERIFY_ALL)
         if reason > 0:
             place = f"{self.segments.path(start)}: record [{physical_offset}, {physical_offset + size})"
             raise CorruptStoreError(f"{place}: {REASON_NAMES[reason]}")
@@ -94,7 +94,7 @@ class LogRecords:
                 start, view = entered or (-1, _NO_BYTES)
                 limit = min(len(view), end - start)
             at = place - start
-            size = checked_size(view, at, limit, place, VERIFY_CRCS) if start >= 0 else 0
+            size = checked_size(view, at, limit, place, VERIFY_ALL) if start >= 0 else 0
             found.append(view[at : at + size].tobytes() if size > 0 else None)
             segments.touched(place, size)
         return found
@@ -132,7 +132,7 @@ class LogRecords:
         out = np.empty(int(sizes[(sizes > 0) & (ats + sizes <= limit)].sum()), np.uint8)
         state = np.zeros(gather.STATE_SIZE, np.int64)
         state[gather.UNIT_STOP], state[gather.BASE], state[gather.LOG_STOP] = len(rows), start, end
-        state[gather.VERIFY], state[gather.COPY] = VERIFY_CRCS, 1
+        state[gather.VERIFY], state[gather.COPY] = VERIFY_ALL, 1
         state[gather.COUNT_LIMIT] = state[gather.BYTES_LIMIT] = state[gather.LOOK_BYTES_LEFT] = 1 << 62
         state[gather.BORN_BEGIN_MS] = state[gather.STORE_BEGIN_MS] = gather.TIME_MIN
         state[gather.BORN_END_MS] = state[gather.STORE_END_MS] = gather.TIME_MAX

@@ -28,7 +28,7 @@ from mqproc.kernels.gather import (
     VERIFY,
     gather,
 )
-from mqproc.kernels.record_check import VERIFY_CRCS
+from mqproc.kernels.record_check import VERIFY_ALL
 from mqproc.layout.consume_queue import UNIT_SIZE, place_of
 from mqproc.message import PullStatus
 from mqproc.store.consume_queue import ConsumeQueueFiles
@@ -58,7 +58,7 @@ class LoneRecords:
         self._unit_bytes = self._unit.data
         state = self._state = counts.state.copy()
         state[UNIT_STOP] = state[COPY] = state[COUNT_LIMIT] = 1
-        state[VERIFY] = VERIFY_CRCS
+        state[VERIFY] = VERIFY_ALL
         state[BORN_BEGIN_MS] = state[STORE_BEGIN_MS] = TIME_MIN
         state[BORN_END_MS] = state[STORE_END_MS] = TIME_MAX
         self._cells = state.data

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.kernels import gather as kernel
-from mqproc.kernels.record_check import BAD_OFFSET, REASON_NAMES, VERIFY_CRCS
+from mqproc.kernels.record_check import BAD_OFFSET, REASON_NAMES, VERIFY_ALL
 from mqproc.layout.consume_queue import FILLER_SIZE, physical_offset_of
 from mqproc.layout.record_codec import decode_record
 from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles, as_units
@@ -68,7 +68,7 @@ class Limits:
     born_end_ms: int = kernel.TIME_MAX
     store_begin_ms: int = kernel.TIME_MIN
     store_end_ms: int = kernel.TIME_MAX
-    verify: int = VERIFY_CRCS
+    verify: int = VERIFY_ALL
     copy: bool = True
     segment_by_segment: bool = False
     """Removed segments are passed over one at a time, as RocketMQ does: the filter is asked about each one's units."""
