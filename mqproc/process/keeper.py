@@ -55,7 +55,8 @@ class Keeper:
         self._levels = LevelDeliveries(context, self._reading, self._releases, made_from, self._syncs)
         self._timer = TimerDeliveries(context, self._reading, self._releases, made_from, self._syncs)
         self._stop_by_ns = 0
-        self._awaited = 0
+        # A start that finds something to be dispatched waits with levels and timer until it is.
+        self._awaited = self._words[words_of.WRITTEN]
 
     def do_work(self) -> int:
         now_ns = self._clock.monotonic_ns()
@@ -78,7 +79,8 @@ class Keeper:
             self._due_ns, self._retention.due_ns, self._releases.due_ns, self._levels.due_ns, self._timer.due_ns
         )
         until_due_s = min(timeout_s, max(0.0, (due_ns - self._clock.monotonic_ns()) / 1e9))
-        if self._words[words_of.DISPATCHED] < max(self._awaited, self._timer.rolls.parked_to):
+        awaited = max(self._awaited, self._timer.rolls.parked_to)
+        if self._words[words_of.DISPATCHED] < awaited and not self._words[words_of.DISPATCH_ERRNO]:
             until_due_s = min(until_due_s, DISPATCH_LOOK_S)
         if self._releases.appender.has_work:
             self._releases.appender.wait(until_due_s)

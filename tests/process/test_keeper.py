@@ -92,6 +92,25 @@ def test_old_segments_go_and_the_keeper_sleeps_in_between(tmp_path: Path) -> Non
     keeper.close()
 
 
+def test_one_that_begins_soon_looks_again_whether_all_is_dispatched_but_not_on_a_full_disk(
+    tmp_path: Path,
+) -> None:
+    """Levels and timer wait for it, and came a second late; a group that was stopped before left the timer's files."""
+    found, keeper, _disk = rig(tmp_path, delete_when="3")
+    words = found.control.words
+    keeper.close()
+    words[words_of.DISPATCHED] -= 1
+    keeper = Keeper(found.context(words_of.KEEPER))
+    live(found, keeper, 0.1)
+    assert live(found, keeper, 0.1) >= 90
+    words[words_of.DISPATCH_ERRNO] = errno.ENOSPC
+    assert live(found, keeper, 0.1) <= 5
+    words[words_of.DISPATCH_ERRNO] = 0
+    words[words_of.DISPATCHED] += 1
+    assert live(found, keeper, 0.1) <= 5
+    keeper.close()
+
+
 def test_the_disk_is_watched_each_second(tmp_path: Path) -> None:
     found, keeper, disk = rig(tmp_path, clean_file_forcibly_enable=False, delete_when="3")
     words = found.control.words
