@@ -110,7 +110,7 @@ PLANTS = {
     ),
     "readers do not look at CRCs": Plant(
         "mqproc.store.reads.unit_walk",
-        "    verify: int = VERIFY_CRCS",
+        "    verify: int = VERIFY_ALL",
         "    verify: int = 0",
         seed=24,
     ),
