@@ -349,12 +349,9 @@ class StoreIO:
     def pwrite(self, fd: int, data: Buffer, offset: int) -> None:
         """Write all of `data`. Raises OSError (ENOSPC…), after which part of it may be there."""
         try:
-            done = os.pwrite(fd, data, offset)
-            view = memoryview(data)
-            if done == view.nbytes:
-                return
-            view = view.cast("B")
-            while done < len(view):
+            view, done = memoryview(data), os.pwrite(fd, data, offset)
+            while done < view.nbytes:
+                view = view.cast("B")
                 count = os.pwrite(fd, view[done:], offset + done)
                 if count == 0:
                     raise OSError(errno.EIO, "pwrite wrote nothing")
@@ -479,6 +476,12 @@ class StoreIO:
     def shared_memory(self, size: int) -> mmap.mmap:
         """Zeros of no file, which this process shares with those that it forks."""
         return mmap.mmap(-1, size)
+
+    def put_zeros(self, address: int) -> bool:
+        """Have zeros of no file, to be read only, in the page of an address of a map; whether they are there."""
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+        start = address & -mmap.PAGESIZE
+        return bool(_libc.mmap(start, mmap.PAGESIZE, mmap.PROT_READ, flags, -1, 0) == start)
 
     def choose_pages(self, mapping: mmap.mmap, offset: int, *, large: bool) -> None:
         """Let pages from `offset` on, which are written one behind the other, be large, or small again.

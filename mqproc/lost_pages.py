@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import mmap
 import os
 import signal
 from collections.abc import Callable
@@ -28,9 +27,6 @@ _ADDRESS: Final = 16
 _Handler: Final = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _libc = ctypes.CDLL(None)
 _libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
-_libc.mmap.restype = ctypes.c_void_p
-_MAP_FIXED: Final = 0x10
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +79,7 @@ def name_lost_pages(tell: Callable[[str, int], object], zeros: Zeros | None = No
             if address not in again and _can_be_read(place):
                 again.add(address)  # The error has passed, if this was one that does.
                 return
-            if _put_zeros(address):
+            if StoreIO().put_zeros(address):
                 if place.path not in told:
                     told.add(place.path)
                     zeros.tell(f"{_why(place)[0]}; messages that have a part there are damaged ones for now")
@@ -112,13 +108,6 @@ def _place_of(address: int) -> _Place | None:
             if start <= address < stop and name:
                 return _Place(Path(name[0]), int(offset, 16) + address - start, "w" not in mode)
     return None
-
-
-def _put_zeros(address: int) -> bool:
-    """Whether the page of an address is one of zeros now, of no file."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-    start = address & -mmap.PAGESIZE
-    return bool(_libc.mmap(start, mmap.PAGESIZE, mmap.PROT_READ, flags, -1, 0) == start)
 
 
 def _byte_of(place: _Place) -> bytes:
