@@ -21,7 +21,7 @@ import os
 import resource
 import shutil
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -329,7 +329,11 @@ class StoreIO:
     def pread(self, fd: int, size: int, offset: int) -> bytes:
         """Up to `size` bytes; fewer at the file's end."""
         try:
-            return os.pread(fd, size, offset)
+            data = os.pread(fd, size, offset)
+            # Fewer come also where the next ones cannot be read: going on from there tells.
+            while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
+                data += more
+            return data
         except OSError as error:
             self._name(error, fd)
             raise
@@ -499,11 +503,3 @@ class StoreIO:
         stop = min(len(mapping), offset + size)
         if stop > start:
             mapping.madvise(mmap.MADV_DONTNEED, start, stop - start)
-
-    def sync_many(self, fds: Iterable[int]) -> int:
-        """Sync each descriptor; returns how many."""
-        count = 0
-        for fd in fds:
-            self.sync(fd)
-            count += 1
-        return count

@@ -291,6 +291,29 @@ def test_a_part_that_cannot_be_read_or_written_is_told_with_its_file(
     assert caught.value.filename == str(tmp_path)
 
 
+def test_a_part_that_cannot_be_read_is_no_end_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel gives what lies before it, as before an end."""
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 12288)
+    read = os.pread
+
+    def pread(fd: int, size: int, offset: int) -> bytes:
+        if 4096 <= offset < 8192:
+            fail(fd)
+        return read(fd, min(size, 4096 - offset) if offset < 4096 else size, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    io = StoreIO()
+    fd = io.open(path)
+    try:
+        assert (io.pread(fd, 4096, 0), io.pread(fd, 5000, 8192)) == (b"x" * 4096,) * 2
+        with pytest.raises(OSError) as caught:
+            io.pread(fd, 4097, 0)
+    finally:
+        io.close(fd)
+    assert caught.value.filename == str(path)
+
+
 def test_a_small_file_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "small").touch()
     monkeypatch.setattr(Path, "read_bytes", fail)

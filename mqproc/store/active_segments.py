@@ -58,7 +58,8 @@ class ActiveSegments:
                 self._io.sync_file_system(self._folders[role])
             elif self._fds and role in (words_of.COMMITLOG_FLUSHER, words_of.WRITER):
                 # None is opened now: a descriptor of after the failure would not be told of it.
-                self._io.sync_many(self._fds.values())
+                for fd in self._fds.values():
+                    self._io.sync(fd)
         except OSError as error:
             return error.errno or errno.EIO
         return 0
