@@ -103,7 +103,7 @@ class Query:
         self._delivered = Delivered(self._words, self._table)
         view = self._view = WordsView(self._words, self._table, sync_flush=options.sync_flush)
         looks = view.queues, view.visible, view.newest_index_ms
-        self._reading = StoreReading(io, paths, options, *looks, PRESENT_BYTES_MAX)
+        self._reading = StoreReading(io, paths, options, *looks, PRESENT_BYTES_MAX, tell_lost=self._tell_lost)
         self._read_pages = ReadPages(self._reading.segments)
         self._questions = Questions(context, self._reading)
         self._times = RequestTimes(self._words)
@@ -219,6 +219,10 @@ class Query:
         self._group_state.close()
         self._reading.close()
         self._table.close()
+
+    def _tell_lost(self, text: str) -> None:
+        self._context.heart.failed()
+        self._log.error(text)
 
     def _tell_waiting(self) -> None:
         """Say how many wait for dispatch. The first one hurries the dispatcher, which lies low while there is none."""
