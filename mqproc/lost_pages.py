@@ -2,7 +2,8 @@
 
 So it is where a disk cannot read what a file has there, where the file was cut meanwhile, and where a store to a page
 finds no room, as on a file system that takes new room for each write. Nobody can go on from there: whatever touched the
-page would touch it again. But who only reads, and knows damage by its CRCs, may be given zeros for the page.
+page would touch it again. But who only reads, and knows damage by its CRCs, or asks for it (`zeros_put`), may be given
+zeros for the page.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -31,12 +32,12 @@ _libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
 
 @dataclass(frozen=True, slots=True)
 class Zeros:
-    """Pages of files of `folder` that are mapped for reading only are zeros where they cannot be had.
+    """Pages of files of some folders that are mapped for reading only are zeros where they cannot be had.
 
-    `tell` is called with what is wrong, once for each file.
+    `tell` is called with what is wrong, once for each file, and with what `folders` say that it means.
     """
 
-    folder: Path
+    folders: Mapping[Path, str]
     tell: Callable[[str], object]
 
 
@@ -58,6 +59,12 @@ class _SigAction(ctypes.Structure):
 
 _kept: _SigAction | None = None
 """The C library knows the handler by its address only."""
+_zeros_put = 0
+
+
+def zeros_put() -> int:
+    """How many pages this process has got zeros for so far."""
+    return _zeros_put
 
 
 def name_lost_pages(tell: Callable[[str, int], object], zeros: Zeros | None = None) -> None:
@@ -67,7 +74,7 @@ def name_lost_pages(tell: Callable[[str, int], object], zeros: Zeros | None = No
     on where these can stand in.
     """
     mine = os.getpid()
-    folder = zeros.folder.resolve() if zeros else None
+    meanings = {folder.resolve(): meaning for folder, meaning in zeros.folders.items()} if zeros else {}
     told: set[Path] = set()
     again: set[int] = set()
 
@@ -75,14 +82,16 @@ def name_lost_pages(tell: Callable[[str, int], object], zeros: Zeros | None = No
         # Python's own handlers run when the interpreter comes to it, which it never would: this is within the access.
         address = ctypes.c_size_t.from_address(info + _ADDRESS).value
         place = _place_of(address) if os.getpid() == mine else None
-        if zeros and place and place.is_read_only and place.path.parent == folder:
+        if zeros and place and place.is_read_only and place.path.parent in meanings:
             if address not in again and _can_be_read(place):
                 again.add(address)  # The error has passed, if this was one that does.
                 return
             if StoreIO().put_zeros(address):
+                global _zeros_put
+                _zeros_put += 1
                 if place.path not in told:
                     told.add(place.path)
-                    zeros.tell(f"{_why(place)[0]}; messages that have a part there are damaged ones for now")
+                    zeros.tell(f"{_why(place)[0]}; {meanings[place.path.parent]}")
                 return
         _libc.signal(signal.SIGBUS, None)
         # For this thread, which has it when this handler is left: any other, as numpy's, would end the process at once.

@@ -54,6 +54,9 @@ SLOW_STEP_NS: Final = 10_000_000
 assert SLOW_STEP_NS >= SAMPLE_NS  # So a slow one ends when steps are looked at.
 
 EXIT_FAILED: Final = 1
+# What the pages mean that a role goes on without (RoleSpec.reads_on).
+LOST_OF_THE_LOG: Final = "messages that have a part there are damaged ones for now"
+LOST_OF_THE_INDEX: Final = "keys that lead there cannot be looked up for now"
 BOOT_EXIT_CODES: Final = frozenset({3, 6, 7, 8})
 """Exit codes of errors that a restart does not cure. Any other error of a role's is an unexpected one."""
 
@@ -166,7 +169,7 @@ class RoleSpec:
     prepare: Callable[[], None] = lambda: None
     """What the whole process needs for it, done before the factory."""
     reads_on: bool = False
-    """Whether pages of the log that cannot be read are zeros to it, so damage, and not its end."""
+    """Whether pages of log and index that cannot be read are zeros to it, so damage, and not its end."""
 
 
 class RoleSignals:
@@ -398,7 +401,9 @@ def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool
     """
     faulthandler.enable(trace_fd, all_threads=True)
     _configure_log(context)
-    zeros = Zeros(context.paths.commit_log, functools.partial(_log_zeros, context.heart))
+    paths = context.paths
+    meanings = {paths.commit_log: LOST_OF_THE_LOG, paths.index: LOST_OF_THE_INDEX}
+    zeros = Zeros(meanings, functools.partial(_log_zeros, context.heart))
     name_lost_pages(functools.partial(_log_lost_page, context.heart, trace_fd), zeros if spec.reads_on else None)
     signals = RoleSignals(context.bell)
     signals.install()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 from mqproc.cli.group import group_status
-from mqproc.errors import StoreReadOnlyError
+from mqproc.errors import CorruptStoreError, StoreReadOnlyError
+from mqproc.layout import index_file
 from mqproc.message import PullStatus
 from tests.conftest import Group, wait_until
 
@@ -122,6 +124,27 @@ def test_pages_of_the_log_that_cannot_be_read_are_damage_and_end_no_role(make_gr
     assert bodies >= {b"%04d" % n * 30 for n in range(COUNT)}
     assert told
     assert group.output.read_text().count(f"{segment.name}: offset") == 1
+    group.kill()
+
+
+def test_a_page_of_the_index_that_cannot_be_read_fails_the_keys_that_lead_there_and_ends_no_role(
+    make_group: Callable[..., Group],
+) -> None:
+    """Each such look-up ended query, and five in a minute the group. Without a word it would be a wrong answer."""
+    group = make_group()
+    filled(group)
+    group.start()
+    (index,) = group.paths.index.iterdir()
+    query = group.pid("query")
+    with group.client() as client:
+        assert [len(client.by_key("damage", f"k{n}")) for n in range(COUNT)] == [1] * COUNT
+        os.truncate(index, index_file.item_offset(group.options["max_hash_slot_num"], COUNT // 2) & -mmap.PAGESIZE)
+        # The first messages' entries are there still.
+        assert len(client.by_key("damage", "k0")) == 1
+        with pytest.raises(CorruptStoreError, match=f"{index}: a part that leads to the key 'k{COUNT - 1}' cannot be"):
+            client.by_key("damage", f"k{COUNT - 1}")
+    assert group.pid("query") == query
+    assert group.output.read_text().count(f"{index.name}: offset") == 1
     group.kill()
 
 

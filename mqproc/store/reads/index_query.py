@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.config import MIB
+from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
 from mqproc.kernels import index as kernels
 from mqproc.kernels.gather import TIME_MAX, TIME_MIN
@@ -23,6 +24,7 @@ from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import control as words_of
 from mqproc.layout import index_file as layout
 from mqproc.layout.java_hash import index_key_hash_of
+from mqproc.lost_pages import zeros_put
 from mqproc.shm.words import Words
 from mqproc.store.index_headers import IndexHeader, index_file_names, read_header
 from mqproc.store.slices import Slices, finish
@@ -129,10 +131,15 @@ class IndexReader:
             view = self._view(name)
             if view is None:
                 continue
+            lost = zeros_put()
             header = read_header(view)
             newest = newest or header
             if _may_hold(header, begin_ms, end_ms) and header.begin_physical_offset < below:
                 offsets += self._walk(view, header.count, key_hash, wanted - len(offsets), begin_ms, end_ms, below)
+            if zeros_put() != lost:
+                # The next one who comes there is to be told, too, or finds what was written there since.
+                del self._maps[name]
+                raise CorruptStoreError(f"{self._folder / name}: a part that leads to the key {key!r} cannot be read")
             if header.begin_timestamp_ms < begin_ms or len(offsets) >= wanted:
                 break
         if newest is None:
