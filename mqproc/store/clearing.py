@@ -1,4 +1,4 @@
-"""Zeroing what lies behind the valid part of a file, and nothing when it is zeros already."""
+"""What was ever written of a file: zeroed behind its valid part, or read to know that it can be."""
 
 from __future__ import annotations
 
@@ -45,3 +45,13 @@ def clear_behind(io: StoreIO, fd: int, position: int) -> int:
     if dirty > position:
         io.zero(fd, position, dirty - position)
     return dirty - position
+
+
+def read_written(io: StoreIO, fd: int) -> None:
+    """Read all that was ever written of a file: what cannot be read is an OSError here, and the end of who maps it."""
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    position = 0
+    while (data := io.next_data(fd, position)) is not None:
+        position = io.next_hole(fd, data)
+        for start in range(data, position, _CHUNK_BYTES):
+            io.pread_into(fd, buffer[: min(_CHUNK_BYTES, position - start)], start)

@@ -116,7 +116,7 @@ PLANTS = {
     ),
     "recovery leaves queues open": Plant(
         "mqproc.store.recovery.recovery",
-        "        self._queues.close()",
+        "        opened.callback(self._queues.close)",
         "        pass",
         seed=0,
     ),

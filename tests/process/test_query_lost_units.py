@@ -17,11 +17,11 @@ from tests.store.bad_sectors import BadSectors
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[Group]:
     io = BadSectors()
-    io.lost.add((f"/Orders/1/{0:020d}", 0))
     made = Group(tmp_path / "store", io)
     for frame in range(40):
         made.put("Orders", frame)
     made.dispatch()
+    io.lose(made.context.paths.queue("Orders", 1) / f"{0:020d}", 0)
     yield made
     made.close()
 

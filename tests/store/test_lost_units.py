@@ -78,7 +78,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 def test_pulls_go_around_a_page_that_cannot_be_read(served: Served) -> None:
     """The whole file was passed over without a word, or each pull was an error and nobody came behind it."""
     assert served.pulled() == (list(range(COUNT)), [])
-    served.io.lost.add((f"/{0:020d}", LOST_PAGE))
+    served.io.lose(served.first_file, LOST_PAGE)
     units = as_units(served.store.files.read_units("T", 0, 0, COUNT))
     log = [int(units["physical_offset"][number]) for number in (LOST.start, LOST.stop)]
     found, told = served.pulled()
@@ -92,13 +92,13 @@ def test_pulls_go_around_a_page_that_cannot_be_read(served: Served) -> None:
 
 
 def test_the_rocketmq_way_goes_around_it_too(served: Served) -> None:
-    served.io.lost.add((f"/{0:020d}", LOST_PAGE))
+    served.io.lose(served.first_file, LOST_PAGE)
     assert served.pulled(rocketmq_limits=True)[0] == [number for number in range(COUNT) if number not in LOST]
 
 
 def test_a_page_is_tried_again_when_the_file_has_changed(served: Served) -> None:
     """A disk takes its time to say that it cannot read; the dispatcher may write over such a page."""
-    served.io.lost.add((f"/{0:020d}", LOST_PAGE))
+    served.io.lose(served.first_file, LOST_PAGE)
     served.pulled()
     tried = served.io.tried
     assert tried == 3
@@ -112,7 +112,7 @@ def test_a_page_is_tried_again_when_the_file_has_changed(served: Served) -> None
 
 @pytest.mark.parametrize("lost_page", [0, 1, 2])
 def test_searches_by_time_and_ranges_find_what_lies_around(served: Served, lost_page: int) -> None:
-    served.io.lost.add((f"/{0:020d}", lost_page))
+    served.io.lose(served.first_file, lost_page)
     lost = {number for number in range(FILE_UNITS) if lost_page in (number * 20 // PAGE, (number * 20 + 19) // PAGE)}
     readable = [number for number in range(COUNT) if number not in lost]
     for number in range(0, COUNT, 100):
@@ -123,7 +123,7 @@ def test_searches_by_time_and_ranges_find_what_lies_around(served: Served, lost_
 
 
 def test_a_file_that_is_not_there_is_told_as_such(served: Served) -> None:
-    served.io.lost.add((f"/{0:020d}", LOST_PAGE))
+    served.io.lose(served.first_file, LOST_PAGE)
     files = served.reading.files
     assert isinstance(files, ServedQueueFiles)
     assert len(files.raw_units("T", 0, 0, 10 * COUNT)) == 3 * FILE_UNITS * 20

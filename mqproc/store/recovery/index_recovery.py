@@ -9,16 +9,15 @@ its entries. A healthy index costs a look at the few records at and between the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mqproc.config import MIB
 from mqproc.io import StoreIO
-from mqproc.kernels import index as kernels
 from mqproc.kernels.fields import ABSENT, find_property, place_at, place_size, properties_at, properties_end
 from mqproc.kernels.intrinsics import load_be32, load_be64
 from mqproc.kernels.keyed import AT_BLANK, FOUND_SIZE, IS_KEYED, KEYS_NAME, STOPPED_AT, UNIQ_KEY_NAME, find_keyed
@@ -107,11 +106,11 @@ class IndexCheck:
 
     def _items_of(self, name: str, header: IndexHeader, physical_offset: int, *, backwards: bool) -> int:
         """How many items of a record a file begins with, or ends with."""
-        view = self._map(name)
         items = range(layout.FIRST_ITEM, header.count)
-        for number, item in enumerate(reversed(items) if backwards else items):
-            if load_be64(view, self._item(item) + layout.ITEM_PHYSICAL_OFFSET) != physical_offset:
-                return number
+        with self._opened(name) as fd:
+            for number, item in enumerate(reversed(items) if backwards else items):
+                if self._offset_of(fd, item) != physical_offset:
+                    return number
         return len(items)
 
     def _entries_of(self, physical_offset: int) -> int:
@@ -137,39 +136,47 @@ class IndexCheck:
         return sum(self._count_in(name, begin) for name in names)
 
     def _count_in(self, name: str, begin: int) -> int:
-        view = self._map(name)
-        count = kernels.published_count(view)
-        low, high = layout.FIRST_ITEM, count
-        while low < high:
-            middle = (low + high) // 2
-            if load_be64(view, self._item(middle) + layout.ITEM_PHYSICAL_OFFSET) < begin:
-                low = middle + 1
-            else:
-                high = middle
+        with self._opened(name) as fd:
+            count = self._header_in(fd).count
+            low, high = layout.FIRST_ITEM, count
+            while low < high:
+                middle = (low + high) // 2
+                if self._offset_of(fd, middle) < begin:
+                    low = middle + 1
+                else:
+                    high = middle
         return count - low
-
-    def _map(self, name: str) -> NDArray[np.uint8]:
-        fd = self._io.open(self._folder / name)
-        try:
-            return as_kernel_array(self._io.map_as_it_is(fd, self._io.size(fd)))
-        finally:
-            self._io.close(fd)
 
     def _header(self, name: str, *, newest: bool) -> IndexHeader | None:
         """The header when it agrees with the first and the last item; None when it does not."""
-        view = self._map(name)
-        items = (len(view) - layout.items_start(self._slots)) // layout.ITEM_SIZE
-        header = read_header(view)
-        if header.count == layout.FIRST_ITEM:
-            return header if newest else None
-        if header.count > items or (header.count < items and not newest):
-            return None
-        ends = [load_be64(view, self._item(item) + layout.ITEM_PHYSICAL_OFFSET) for item in (1, header.count - 1)]
+        with self._opened(name) as fd:
+            items = (self._io.size(fd) - layout.items_start(self._slots)) // layout.ITEM_SIZE
+            header = self._header_in(fd)
+            if header.count == layout.FIRST_ITEM:
+                return header if newest else None
+            if header.count > items or (header.count < items and not newest):
+                return None
+            ends = [self._offset_of(fd, item) for item in (layout.FIRST_ITEM, header.count - 1)]
         agrees = ends == [header.begin_physical_offset, header.end_physical_offset] and 0 <= ends[0] <= ends[1]
         return header if agrees else None
 
-    def _item(self, item: int) -> int:
-        return layout.item_offset(self._slots, item)
+    # By calls, not by a map: what cannot be read is an OSError then, and no end of the process
+
+    @contextlib.contextmanager
+    def _opened(self, name: str) -> Iterator[int]:
+        fd = self._io.open(self._folder / name)
+        try:
+            yield fd
+        finally:
+            self._io.close(fd)
+
+    def _header_in(self, fd: int) -> IndexHeader:
+        return read_header(as_kernel_array(self._io.pread(fd, layout.HEADER_SIZE, 0)))
+
+    def _offset_of(self, fd: int, item: int) -> int:
+        """The log position that an item names."""
+        item_bytes = self._io.pread(fd, layout.ITEM_SIZE, layout.item_offset(self._slots, item))
+        return load_be64(as_kernel_array(item_bytes), layout.ITEM_PHYSICAL_OFFSET)
 
     def _behind(self, physical_offset: int) -> int:
         """Where the record at an offset ends; the offset itself when it is not there."""

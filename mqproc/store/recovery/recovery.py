@@ -1,6 +1,7 @@
 """Recovery: after any kind of stop, make log, queues and index agree, and say what was found, cut and rebuilt.
 
-    files    a rule for each name and length that is not as it should be (`store_files`)
+    files    a rule for each name and length that is not as it should be (`store_files`); later, when the disk cannot
+             read one of queues or index, that goes aside and all begins anew
     log      from its durable mark: walk, note damage, cut the torn tail, sync (`log_step`)
     queues   what the ConsumeQueue mark vouches for, and which queues have lost units (`queue_recovery`)
     index    what the index mark vouches for (`index_step`)
@@ -16,7 +17,9 @@ what it was vouches for nothing: then that part is compared with the log from it
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import functools
 import time
 from collections.abc import Callable
@@ -25,7 +28,7 @@ from typing import Any, Final
 
 from mqproc.config import Options
 from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
+from mqproc.io import FailedSyncError, StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.quantities import counted
@@ -115,6 +118,7 @@ class Recovery:
         self._segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
         self._files = StoreFiles(io, paths, options, report)
         self._is_checked = False
+        self._without: set[Path] = set()
 
     def check(self) -> None:
         """Raise StoreAccessError for files that are never touched, and what `check_queue_kinds` raises.
@@ -126,10 +130,51 @@ class Recovery:
         self._is_checked = True
 
     def run(self) -> None:
-        """Recover and set all positions. Raises StoreAccessError, CorruptStoreError, OSError."""
+        """Recover and set all positions. Raises StoreAccessError, CorruptStoreError, OSError.
+
+        A file of queues or index that the disk cannot read goes aside, and all begins anew: the log has what it held.
+        """
         started = time.perf_counter()
         if not self._is_checked:
             self.check()
+        while (lost := self._run()) is not None:
+            self._begin_without(lost)
+        self._tell(words_of.STEP_NONE)
+        self._words[words_of.RECOVERY_US] = int((time.perf_counter() - started) * 1_000_000)
+
+    def _run(self) -> Path | None:
+        """Recover; the file that cannot be read and is to be made again, None when all went well."""
+        opened = contextlib.ExitStack()
+        lost = None
+        try:
+            self._go(opened)
+        except OSError as error:
+            lost = self._derived_file(error)
+            if lost is None or lost in self._without:
+                raise
+        opened.close()
+        return lost
+
+    def _derived_file(self, error: OSError) -> Path | None:
+        """The file of queues or index that an error says cannot be read."""
+        if error.errno != errno.EIO or isinstance(error, FailedSyncError) or error.filename is None:
+            return None
+        found = Path(error.filename).resolve()
+        for folder in (self._paths.consume_queue, self._paths.index):
+            if folder.resolve() in found.parents:
+                return folder / found.relative_to(folder.resolve())
+        return None
+
+    def _begin_without(self, lost: Path) -> None:
+        """What was done by now is left as a kill would leave it."""
+        self._files.set_aside(lost, "the disk cannot read it, it is made again")
+        self._without.add(lost)
+        self._clean = False
+        self._files = StoreFiles(self._io, self._paths, self._options, self._report)
+        self._files.check()
+        self._segments = LogSegments(self._io, self._paths.commit_log, self._options.mapped_file_size_commit_log)
+
+    def _go(self, opened: contextlib.ExitStack) -> None:
         self._files.put_markers_in_order()
         self._make_folders()
         self._marks = {name: self._mark_type(self._io, self._paths.mark(name), self._segments) for name in _MARKS}
@@ -141,10 +186,13 @@ class Recovery:
             write=True,
             sync_follows=True,
         )
+        opened.callback(self._queues.close)
+        opened.callback(self._segments.close)
         self._files.put_queues_in_order()
         self._files.put_index_in_order()
         log = self._recover_log()
         self._table = QueueTable.create(self._io, self._paths.next_queues, self._options.max_queues)
+        opened.callback(self._table.close)
         self._index = IndexFiles(
             self._io,
             self._paths.index,
@@ -152,6 +200,7 @@ class Recovery:
             self._options.max_index_num,
             sync_follows=True,
         )
+        opened.callback(self._index.close)
         redispatch = Redispatch(
             self._io,
             self._options,
@@ -184,12 +233,6 @@ class Recovery:
             redispatch.count_on(done.position, log.end)
         ProgressStep(self._io, self._paths, self._table, self._report, self._now_ms).run()
         self._settle(log, done.position)
-        self._queues.close()
-        self._index.close()
-        self._segments.close()
-        self._table.close()
-        self._tell(words_of.STEP_NONE)
-        self._words[words_of.RECOVERY_US] = int((time.perf_counter() - started) * 1_000_000)
 
     def _begin(self) -> None:
         """A step begins."""
@@ -396,7 +439,8 @@ class Recovery:
     def _settle(self, log: LogState, dispatched: int) -> None:
         self._tell(words_of.STEP_DURABLE)
         rows = ["consumequeue", *(["index"] if self._options.message_index_enable else [])]
-        vouched = self._files.all_in_order and all(self._trusted(name, log) is not None for name in rows)
+        vouched = self._files.all_in_order and not self._without
+        vouched = vouched and all(self._trusted(name, log) is not None for name in rows)
         settling = Settling(self._io, self._paths, self._options, self._marks, log, dispatched, vouched=vouched)
         settling.make_durable(self._queues, self._index, self._ledger, changed=self._changed)
         settling.store_words(self._words, self._segments, self._index, self._ledger)

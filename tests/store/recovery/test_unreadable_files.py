@@ -1,0 +1,101 @@
+"""Files of queues and index that the disk cannot read: a start puts them aside, and makes them again from the log."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mqproc.io import FailedSyncError
+from tests.store.bad_sectors import BadSectors
+from tests.store.faulty_io import FaultyIO
+from tests.store.stopped_store import StoppedStore, assert_whole
+
+
+class DyingDisk(BadSectors):
+    """What has a name of a queue's cannot be read, however often it is made again."""
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        if "/First/2/" in self.path_of(fd):
+            raise OSError(errno.EIO, "Input/output error", self.path_of(fd))
+        return super().pread(fd, size, offset)
+
+
+def last_queue_file(store: StoppedStore) -> Path:
+    return sorted((store.root / "consumequeue/First/2").iterdir())[-1]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize(
+    ("file_of", "page"),
+    [
+        (lambda store: store.queue_file("First", 2), 0),
+        (last_queue_file, 0),
+        (lambda store: store.index_files()[-1], 0),
+        (lambda store: store.index_files()[0], 0),
+    ],
+    ids=["the first file of a queue", "its last file", "the newest file of the index", "the oldest file of the index"],
+)
+def test_what_cannot_be_read_is_made_again(
+    tmp_path: Path, clean: bool, file_of: Callable[[StoppedStore], Path], page: int
+) -> None:
+    """Each start ended there, until somebody deleted the file."""
+    store = StoppedStore(tmp_path / "store")
+    store.close_in_order()
+    io = BadSectors()
+    lost = file_of(store)
+    io.lose(lost, page)
+    if not clean:
+        for mark in (store.root / "mqproc/marks").iterdir():
+            mark.unlink()
+    found = store.recover(clean=clean, io=io)
+    aside = store.root / "mqproc/aside" / f"{lost.parent.name}.{lost.name}"
+    if io.tried:
+        assert f"recovery: {lost}: the disk cannot read it, it is made again, moved to {aside}" in found.said
+        assert (aside.stat().st_ino, page) in io.lost
+        assert_whole(store, found)
+    else:
+        # A start looks at the ends of a queue that was closed in order, and leaves the rest to a repair.
+        assert clean
+
+
+def test_a_page_of_the_index_is_read_before_it_is_mapped(tmp_path: Path) -> None:
+    """A map would end the process: a start after a kill ended by SIGBUS, and each one after it."""
+    store = StoppedStore(tmp_path / "store")
+    for page in range(3):
+        io = BadSectors()
+        io.lose(store.index_files()[-1], page)
+        found = store.recover(clean=False, io=io)
+        assert io.tried == 1
+        assert_whole(store, found)
+
+
+def test_a_disk_that_reads_nothing_ends_the_start(tmp_path: Path) -> None:
+    store = StoppedStore(tmp_path / "store")
+    store.close_in_order()
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        store.recover(clean=False, io=DyingDisk())
+    assert "/First/2/" in str(caught.value.filename)
+    assert not isinstance(caught.value, FailedSyncError)
+
+
+def test_a_part_of_the_log_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
+    store = StoppedStore(tmp_path / "store")
+    io = BadSectors()
+    io.lose(store.segment(store.end), store.end % 65536 // 4096)
+    with pytest.raises(OSError, match="Input/output error"):
+        store.recover(clean=False, io=io)
+    assert not (store.root / "mqproc/aside").exists()
+
+
+def test_a_failed_sync_of_a_queue_is_final(tmp_path: Path) -> None:
+    store = StoppedStore(tmp_path / "store")
+    lost = last_queue_file(store)
+    lost.unlink()
+    io = FaultyIO()
+    io.failing["/consumequeue/"] = errno.EIO
+    with pytest.raises(FailedSyncError):
+        store.recover(io=io)
+    assert not (store.root / "mqproc/aside").exists()
