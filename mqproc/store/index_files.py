@@ -26,7 +26,8 @@ from mqproc.kernels.dispatch_alone import AloneBuffers, put_alone
 from mqproc.kernels.intrinsics import load_be32, load_be64, store_be32, store_be64, store_release_be32
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import index_file as layout
-from mqproc.store.clearing import clear_behind, read_written
+from mqproc.store.clearing import clear_behind
+from mqproc.store.derived import read_index_file
 from mqproc.store.index_headers import IndexHeader, file_ms, index_file_names, last_offset, next_name, read_header
 from mqproc.store.unsynced import Unsynced
 
@@ -394,7 +395,7 @@ class IndexFiles:
         """Make one file anew from its items in [floor, mark), where it is not so already; the items kept."""
         if self._io.size_of(self._folder / name) == 0:
             return 0
-        self._read(name)
+        read_index_file(self._io, self._folder / name)
         file = self._mapped(name)
         try:
             header = read_header(file.view)
@@ -411,13 +412,6 @@ class IndexFiles:
         if self._clear_behind(self._folder / name, layout.item_offset(self._slots, count)) or changed:
             self._unsynced.note(name)
         return count - layout.FIRST_ITEM
-
-    def _read(self, name: str) -> None:
-        fd = self._io.open(self._folder / name)
-        try:
-            read_written(self._io, fd)
-        finally:
-            self._io.close(fd)
 
     def _header_of(
         self,

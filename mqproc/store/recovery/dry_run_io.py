@@ -106,7 +106,7 @@ class DryRunIO(StoreIO):
         fd = super().open(path)
         try:
             for at in self._pieces(fd, was, shadow.size):
-                before, after = super().pread(fd, _CHUNK, at), shadow.read(at, _CHUNK)
+                before, after = self._before(fd, at), shadow.read(at, _CHUNK)
                 if before == after:
                     continue
                 places = _differing(before, after)
@@ -119,6 +119,15 @@ class DryRunIO(StoreIO):
             first, stop = shadow.size if first < 0 else first, was
         if first >= 0:
             yield Change(path, "changed", was, shadow.size, first, stop, differing, in_place=path in self._stored)
+
+    def _before(self, fd: int, at: int) -> bytes:
+        """A piece of a file as it is, nothing where the disk cannot read it."""
+        try:
+            return super().pread(fd, _CHUNK, at)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return b""
 
     def _pieces(self, fd: int, was: int, size: int) -> Iterator[int]:
         """Where a file of `was` bytes is compared with `size` bytes; what is cut off only where it was ever written."""

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import functools
 import time
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from typing import Any, Final
 
 from mqproc.config import Options
 from mqproc.errors import CorruptStoreError
-from mqproc.io import FailedSyncError, StoreIO
+from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.quantities import counted
@@ -37,6 +36,7 @@ from mqproc.store import checkpoint_file, deleted_topics
 from mqproc.store.consume_queue import ConsumeQueueFiles
 from mqproc.store.damage import DamageLedger
 from mqproc.store.deleted_topics import tell_table
+from mqproc.store.derived import unreadable_file
 from mqproc.store.index_files import IndexFiles
 from mqproc.store.index_headers import last_offset
 from mqproc.store.index_shape import adopted_index_shape
@@ -149,21 +149,11 @@ class Recovery:
         try:
             self._go(opened)
         except OSError as error:
-            lost = self._derived_file(error)
+            lost = unreadable_file(error, self._paths)
             if lost is None or lost in self._without:
                 raise
         opened.close()
         return lost
-
-    def _derived_file(self, error: OSError) -> Path | None:
-        """The file of queues or index that an error says cannot be read."""
-        if error.errno != errno.EIO or isinstance(error, FailedSyncError) or error.filename is None:
-            return None
-        found = Path(error.filename).resolve()
-        for folder in (self._paths.consume_queue, self._paths.index):
-            if folder.resolve() in found.parents:
-                return folder / found.relative_to(folder.resolve())
-        return None
 
     def _begin_without(self, lost: Path) -> None:
         """What was done by now is left as a kill would leave it."""

@@ -36,6 +36,7 @@ class Kind(enum.StrEnum):
     QUEUE_FILE_MISSING = "queue_file_missing"
     QUEUE_FILE_LENGTH = "queue_file_length"
     INDEX_FILE_LENGTH = "index_file_length"
+    FILE_UNREADABLE = "file_unreadable"
     FILE_BEGUN = "file_begun"
     # The log
     RECORD_MAGIC = "record_magic"
@@ -164,6 +165,7 @@ KINDS: Final[dict[Kind, About]] = {
     ),
     Kind.QUEUE_FILE_MISSING: _damage("a file is missing within a ConsumeQueue's row", _REBUILD),
     Kind.QUEUE_FILE_LENGTH: _damage("a ConsumeQueue file of another length; RocketMQ does not start", _REBUILD),
+    Kind.FILE_UNREADABLE: _damage("a file of queues or index that the disk cannot read", _REBUILD),
     Kind.INDEX_FILE_LENGTH: _damage("an index file of another length; its slots would be misread", _REBUILD),
     Kind.FILE_BEGUN: _note(
         "a file without a byte, the newest of its row: it was being made when the store was killed", _NOTHING

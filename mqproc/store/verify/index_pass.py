@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from mqproc.kernels import index_verify as kernels
 from mqproc.kernels.intrinsics import load_be32, load_be64
 from mqproc.kernels.record_check import stored_at_ms
 from mqproc.layout import index_file as layout
+from mqproc.store.derived import read_index_file
 from mqproc.store.verify.findings import Finding, Kind
 from mqproc.store.verify.index_walk import index_view
 from mqproc.store.verify.log_views import LogViews
@@ -47,6 +49,8 @@ class IndexPass:
     def run(self, file: IndexFile) -> IndexChecked:
         """Check one file."""
         found = IndexChecked(file.name, [], True)
+        with contextlib.suppress(FileNotFoundError):
+            read_index_file(self._io, self._picture.inventory.paths.index / file.name)
         view = index_view(self._io, self._picture, file)
         if view is None:
             return found

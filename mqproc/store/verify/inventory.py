@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,6 +68,7 @@ class Inventory:
     timer_log: dict[int, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     unchecked_topics: set[str] = field(default_factory=set)
+    unreadable: set[Path] = field(default_factory=set)
     has_rocksdb_queues: bool = False
 
     @property
@@ -97,22 +98,29 @@ class Inventory:
         return f"consumequeue/{queue[0]}/{queue[1]}/{start:020d}", position - start
 
 
-def take_inventory(io: StoreIO, paths: StorePaths, sizes: Sizes, *, was_killed: bool = False) -> Inventory:
+def take_inventory(
+    io: StoreIO, paths: StorePaths, sizes: Sizes, *, was_killed: bool = False, unreadable: Collection[Path] = ()
+) -> Inventory:
     """Look at every name of a store, which nobody runs and nobody has closed if it `was_killed`.
+
+    Of queues and index `unreadable` files count as not there.
 
     Raises StoreAccessError when its folder cannot be listed.
     """
-    return _Look(io, paths, sizes, was_killed=was_killed).run()
+    return _Look(io, paths, sizes, was_killed=was_killed, unreadable=unreadable).run()
 
 
 class _Look:
     """One look at a store's names."""
 
-    def __init__(self, io: StoreIO, paths: StorePaths, sizes: Sizes, *, was_killed: bool) -> None:
+    def __init__(
+        self, io: StoreIO, paths: StorePaths, sizes: Sizes, *, was_killed: bool, unreadable: Collection[Path]
+    ) -> None:
         self._io = io
         self._paths = paths
         self._sizes = sizes
         self._was_killed = was_killed
+        self._unreadable = unreadable
         self._found = Inventory(paths.root, sizes)
 
     def run(self) -> Inventory:
@@ -169,6 +177,14 @@ class _Look:
         if is_begun:
             self._tell(Kind.FILE_BEGUN, path, offset=0)
         return is_begun
+
+    def _is_unreadable(self, path: Path) -> bool:
+        """Whether the disk cannot read a file; told then."""
+        is_unreadable = path in self._unreadable
+        if is_unreadable:
+            self._found.unreadable.add(path)
+            self._tell(Kind.FILE_UNREADABLE, path, text="the disk cannot read it")
+        return is_unreadable
 
     # The log
 
@@ -244,7 +260,7 @@ class _Look:
                 self._tell(Kind.MISPLACED_FILE, path, text=entry.kind.value)
             elif start % whole:
                 self._tell(Kind.MISPLACED_FILE, path, text=f"no file of {whole:,} bytes begins there")
-            else:
+            elif not self._is_unreadable(path):
                 files[start] = entry.size
         for start, size in files.items():
             path = folder / f"{start:020d}"
@@ -274,7 +290,7 @@ class _Look:
                 self._tell(Kind.STRAY_FILE, path, size=entry.size, text="RocketMQ passes over it", as_note=True)
             elif entry.kind is not EntryKind.FILE:
                 self._tell(Kind.MISPLACED_FILE, path, text=entry.kind.value)
-            elif self._is_begun(path, entry.size, is_newest=entry.name == newest):
+            elif self._is_begun(path, entry.size, is_newest=entry.name == newest) or self._is_unreadable(path):
                 continue
             elif entry.size != whole:
                 text = (

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mqproc.io import StoreIO
 from mqproc.kernels.views import as_kernel_array
+from mqproc.layout import index_file
 from mqproc.store.index_headers import IndexHeader, read_header
 from mqproc.store.verify.deletions import Deleted
 from mqproc.store.verify.inventory import Inventory, Queue
@@ -150,10 +151,10 @@ def read_index_headers(io: StoreIO, inventory: Inventory) -> list[IndexFile]:
     for name in inventory.index:
         fd = io.open(inventory.paths.index / name)
         try:
-            view = as_kernel_array(io.map_as_it_is(fd, inventory.sizes.index_file))
+            # By a call: a map of what cannot be read ends the process.
+            header = read_header(as_kernel_array(io.pread(fd, index_file.HEADER_SIZE, 0)))
         finally:
             io.close(fd)
-        header = read_header(view)
         header = msgspec.structs.replace(header, count=min(header.count, inventory.sizes.items))
         found.append(IndexFile(name, header, found[-1].header.end_timestamp_ms if found else -1))
     return found

@@ -131,15 +131,22 @@ class QueueDetails:
         units = np.zeros(count, UNIT_DTYPE)
         done = 0
         while done < count:
-            try:
-                part = as_units(self._files.read_units(*queue, first + done, count - done))
-            except (FileNotFoundError, IsADirectoryError):
-                part = units[:0]
-            units[done : done + len(part)] = part
             # Behind a short or a missing file the next one goes on.
-            following = ((first + done) // self._files.units_per_file + 1) * self._files.units_per_file
-            done = max(done + len(part), following - first)
+            following = self._files.following_file(first + done) - first
+            part = self._units_of_file(queue, first + done, min(count, following) - done)
+            units[done : done + len(part)] = part
+            done = following
         return units
+
+    def _units_of_file(self, queue: Queue, first: int, count: int) -> NDArray[np.void]:
+        """Units that one file has, as far as it does."""
+        start = self._files.following_file(first) - self._files.units_per_file
+        if self._files.path(*queue, start * UNIT_SIZE) in self._picture.inventory.unreadable:
+            return as_units(b"")
+        try:
+            return as_units(self._files.read_units(*queue, first, count))
+        except (FileNotFoundError, IsADirectoryError):
+            return as_units(b"")
 
     # What no record has
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mqproc.config import Options
-from mqproc.errors import StoreAccessError
+from mqproc.errors import CorruptStoreError, StoreAccessError
 from mqproc.io import StoreIO
 from mqproc.kernels import verify as kernels
 from mqproc.layout import control as words_of
@@ -21,6 +21,7 @@ from mqproc.paths import StorePaths, segment_start
 from mqproc.quantities import counted
 from mqproc.shm.lock import holder_of
 from mqproc.store.consume_queue import as_units
+from mqproc.store.derived import unreadable_file, unreadable_index_file
 from mqproc.store.existing import check_is_store
 from mqproc.store.index_shape import adopted_index_shape
 from mqproc.store.queue_folders import adopted_file_bytes
@@ -133,11 +134,25 @@ def verify_store(
     Raises StoreAccessError when there is no store or it may not be read.
     """
     check_is_store(io, paths)
-    try:
-        jobs = jobs or usable_jobs()
-        return _Verifier(io, paths, options, jobs, shares, share_bytes, on_progress, is_mine=is_mine).run()
-    except PermissionError as error:
-        raise StoreAccessError(f"{error.filename}: {error.strerror}") from None
+    jobs = jobs or usable_jobs()
+    unreadable: set[Path] = set()
+    while True:
+        how = _Verifier(io, paths, options, jobs, shares, share_bytes, on_progress, is_mine=is_mine)
+        how.unreadable = frozenset(unreadable)
+        try:
+            return how.run()
+        except PermissionError as error:
+            raise StoreAccessError(f"{error.filename}: {error.strerror}") from None
+        except OSError as error:
+            found = unreadable_file(error, paths)
+            if found is None or found in unreadable:
+                raise
+        except CorruptStoreError:
+            # A process of ours may have died of a page of a map.
+            found = unreadable_index_file(io, paths)
+            if found is None or found in unreadable:
+                raise
+        unreadable.add(found)
 
 
 def picture_of(
@@ -219,6 +234,8 @@ class _Verifier:
         self._shares = shares or SHARES_PER_JOB * jobs
         self._share_bytes = share_bytes
         self._on_progress = on_progress
+        self.unreadable: frozenset[Path] = frozenset()
+        """Files of queues and index that were found to be so."""
 
     def run(self) -> Verified:
         started = time.perf_counter()
@@ -232,7 +249,7 @@ class _Verifier:
         positions = positions_of(self._io, self._paths, is_mine=self._is_mine)
         sizes = sizes_of(self._io, self._paths, self._options)
         was_killed = not positions.running and self._io.exists(self._paths.abort)
-        inventory = take_inventory(self._io, self._paths, sizes, was_killed=was_killed)
+        inventory = take_inventory(self._io, self._paths, sizes, was_killed=was_killed, unreadable=self.unreadable)
         return self._picture(inventory, positions)
 
     def _workers(self, picture: Picture) -> Workers:
@@ -284,7 +301,7 @@ class _Verifier:
         lasting = inventory.findings
         deadline = time.monotonic() + _PATIENCE_S
         while is_running and lasting:
-            again = set(take_inventory(self._io, self._paths, inventory.sizes).findings)
+            again = set(take_inventory(self._io, self._paths, inventory.sizes, unreadable=self.unreadable).findings)
             lasting = [finding for finding in lasting if finding in again]
             if time.monotonic() > deadline or all(finding.as_note for finding in lasting):
                 break

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mqproc.io import FailedSyncError
+from mqproc.store.recovery.dry_run_io import DryRunIO
 from tests.store.bad_sectors import BadSectors
 from tests.store.faulty_io import FaultyIO
 from tests.store.stopped_store import StoppedStore, assert_whole
@@ -99,3 +100,20 @@ def test_a_failed_sync_of_a_queue_is_final(tmp_path: Path) -> None:
     with pytest.raises(FailedSyncError):
         store.recover(io=io)
     assert not (store.root / "mqproc/aside").exists()
+
+
+class BadDryRun(DryRunIO, BadSectors):
+    """A dry run on such a disk."""
+
+
+def test_a_plan_tells_what_goes_aside_and_what_is_made(tmp_path: Path) -> None:
+    """It ended at the comparison of the file that is made with the one that cannot be read."""
+    store = StoppedStore(tmp_path / "store")
+    store.close_in_order()
+    lost = last_queue_file(store)
+    with BadDryRun(store.root) as io:
+        io.lose(lost, 0)
+        store.recover(io=io)
+        changes = {(change.path, change.what): change for change in io.changes()}
+    assert changes[lost, "moved"].target is not None
+    assert (lost, "changed") in changes
