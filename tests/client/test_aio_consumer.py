@@ -353,11 +353,12 @@ def test_progress_passes_at_once_what_filters_do_not_let_through(run: Callable[[
         await client.send_batch("AioPassed", [b"%d" % n for n in range(100)], tags=["b"] + ["a"] * 99)
         await client.wait_dispatched()
         consumer = await client.consumer("aio-passed", "AioPassed", filter=TagFilter("b"), start="earliest")
-        async with consumer, asyncio.timeout(HOLD_S / 2):
+        async with consumer:
             assert len(await all_of_async(consumer, 1)) == 1
             for end in (100, 105, 110):
-                while await offsets(client, "aio-passed") != [end]:
-                    assert await consumer.receive(1, timeout=0.05) == []
+                async with asyncio.timeout(HOLD_S / 2):
+                    while await offsets(client, "aio-passed") != [end]:
+                        assert await consumer.receive(1, timeout=0.05) == []
                 await client.send_batch("AioPassed", [b"more"] * 5, tags=["a"] * 5)
             await client.send("AioPassed", b"found", tag="b")
             assert [message.body for message in await consumer.receive(1, timeout=PATIENCE_S)] == [b"found"]

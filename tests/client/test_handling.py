@@ -248,12 +248,16 @@ def test_an_ordered_run_gives_a_queue_back_before_another_member_has_it(client: 
     topic, group = f"Handover{fails}", f"handover{fails}"
     sent = fill(client, topic, 100, queues=2)
     handled: list[tuple[str, bytes]] = []
-    stop = threading.Event()
+    stop, shared = threading.Event(), threading.Event()
 
     def handle_as(name: str) -> Callable[[StoredMessage], None]:
         def handle(message: StoredMessage) -> None:
             if fails and name == "first" and message.queue_id == 1:
                 raise ValueError("never here")
+            if name == "second":
+                shared.set()
+            elif len(handled) >= 3:
+                shared.wait(0.5)  # However long the other one takes to come, there is something left for it.
             time.sleep(0.005)
             handled.append((name, message.body))
             if len(handled) >= (50 if fails else 100):

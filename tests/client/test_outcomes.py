@@ -6,6 +6,7 @@ Against roles that keep their messages in memory, over real sockets.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import resource
@@ -43,7 +44,7 @@ from mqproc.wire.connection import Connection, Request
 from mqproc.wire.limits import Limits
 from mqproc.wire.operations import Operation
 from tests.client.memory_roles import MemoryRoles, first
-from tests.conftest import PATIENCE_S, wait_until
+from tests.conftest import PATIENCE_S, keeps_below, wait_until
 
 # What is tried again
 
@@ -65,14 +66,14 @@ def test_a_refusal_for_now_is_tried_again(client: Client, roles: MemoryRoles) ->
 
 
 def test_a_refusal_for_now_lasts_until_the_timeout(roles: MemoryRoles) -> None:
-    # Asked at 0, 1 and 2 s: the next answer would have less time than the pause before it.
-    patient = RetryPolicy(base_ms=1000, max_ms=1000, jitter=0)
+    # Asked at 0, 1 and 3 s: the next answer would have less time than the pause before it.
+    patient = RetryPolicy(base_ms=1000, max_ms=4000, jitter=0)
     roles.behaviour = first(10_000, lambda request: request.refuse(RetryLaterError("restarting")))
-    with Client(roles.store, timeout=4.0, retry=patient) as client:
+    with Client(roles.store, timeout=10.0, retry=patient) as client:
         began = time.monotonic()
         with pytest.raises(RetryLaterError):
             client.send("orders", b"x")
-        assert 2 <= time.monotonic() - began < 4
+        assert 3 <= time.monotonic() - began < 10
     roles.behaviour = first(1, lambda request: request.refuse(RetryLaterError("restarting")))
     with Client(roles.store, retry=NO_RETRY) as client, pytest.raises(RetryLaterError):
         client.send("orders", b"x")
@@ -116,8 +117,8 @@ def test_a_lost_answer_to_a_send_is_sent_again_when_repeats_are_dropped(roles: M
         roles.behaviour = first(2, lambda request: request.connection.close())
         assert client.send("orders", b"x").physical_offset > 0
         assert [message.body for message in roles.messages] == [b"before", b"x"]
-    with Client(roles.store, timeout=1.0, retry=RetryPolicy(repeat_sends=True)) as client:
         client.send("orders", b"after")
+        client.timeout_s = 1.0
         roles.behaviour = lambda request: request.connection.close() or True
         with pytest.raises(SendOutcomeUnknownError):
             client.send("orders", b"y")
@@ -225,7 +226,7 @@ def test_a_full_server_is_asked_again(tmp_path: Path) -> None:
     # Asked at 0, 1 and 3 s: the next time would be too late, and none is under way when the timeout is over.
     patient = RetryPolicy(base_ms=1000, max_ms=4000, jitter=0)
     with MemoryRoles(tmp_path, Limits(connections=1)) as roles:
-        with Client(roles.store) as only, Client(roles.store, timeout=6.0, retry=patient) as other:
+        with Client(roles.store) as only, Client(roles.store, timeout=10.0, retry=patient) as other:
             only.send("orders", b"x")
             began = time.monotonic()
             with pytest.raises(TooManyConnectionsError):
@@ -271,14 +272,20 @@ def test_a_pipeline_goes_on_over_refusals(client: Client, roles: MemoryRoles) ->
 
 
 def test_a_pipeline_waits_once_for_what_many_of_its_calls_were_refused_for(client: Client, roles: MemoryRoles) -> None:
-    roles.behaviour = first(12, lambda request: request.refuse(StoreBusyError("busy", hint_ms=500)))
-    batches = [Batch("orders", [b"%d" % index], queue_id=0) for index in range(20)]
-    start = time.monotonic()
-    results = list(client.send_batches(batches, in_flight=12))
-    took_s = time.monotonic() - start
-    assert took_s >= 0.5, "the hint was not waited for"
-    assert took_s < 4, "each waited for itself: that is 6 s"
-    assert sorted(int(result.queue_offsets[0]) for result in results) == list(range(20))
+    rounds = itertools.count()
+
+    def took_s() -> float:
+        roles.behaviour = first(12, lambda request: request.refuse(StoreBusyError("busy", hint_ms=500)))
+        topic = f"orders-{next(rounds)}"
+        batches = [Batch(topic, [b"%d" % index], queue_id=0) for index in range(20)]
+        start = time.monotonic()
+        results = list(client.send_batches(batches, in_flight=12))
+        took_s = time.monotonic() - start
+        assert took_s >= 0.5, "the hint was not waited for"
+        assert sorted(int(result.queue_offsets[0]) for result in results) == list(range(20))
+        return took_s
+
+    keeps_below(4, took_s)  # Where each waits for itself it is 6 s.
 
 
 def test_a_pipeline_tells_whether_its_oldest_call_is_answered(client: Client, roles: MemoryRoles) -> None:

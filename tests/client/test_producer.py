@@ -384,7 +384,7 @@ def test_a_close_of_the_async_producer_that_is_given_up_goes_on(roles: MemoryRol
 
 def test_the_async_producer(roles: MemoryRoles) -> None:
     async def go() -> None:
-        async with AsyncClient(roles.store, timeout=5) as client:
+        async with AsyncClient(roles.store, timeout=PATIENCE_S) as client:
             async with client.producer(linger_ms=20, max_buffered_bytes=400_000) as producer:
                 futures = [await producer.send("orders", b"%d" % index) for index in range(1500)]
                 bad = await producer.send("orders", bytes(5 << 20))
@@ -406,7 +406,7 @@ def test_the_async_producer(roles: MemoryRoles) -> None:
 
 def test_an_async_producer_belongs_to_one_event_loop_and_warns_of_what_is_left_at_its_end(roles: MemoryRoles) -> None:
     async def make() -> AsyncProducer:
-        client = AsyncClient(roles.store, timeout=5)
+        client = AsyncClient(roles.store, timeout=PATIENCE_S)
         producer = client.producer(linger_ms=60_000)
         await producer.send("orders", b"x")
         return producer
@@ -428,7 +428,7 @@ def test_an_error_of_any_kind_is_told_to_the_futures_of_the_async_producer(
         raise OSError("as of the system")
 
     async def go() -> None:
-        async with AsyncClient(roles.store, timeout=5) as client, client.producer(linger_ms=0) as producer:
+        async with AsyncClient(roles.store, timeout=PATIENCE_S) as client, client.producer(linger_ms=0) as producer:
             with monkeypatch.context() as changed:
                 changed.setattr(client, "send_group", fail)
                 lost = await producer.send("orders", b"x")
