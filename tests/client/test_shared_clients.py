@@ -27,6 +27,9 @@ FORKS = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 def in_fork(work: Any) -> int:
     """The exit code of a forked process that does this: 0 when it does without an error or a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()  # Of what other tests have left it would be warned, too.
     pid = os.fork()
     if pid == 0:
         code = 1
