@@ -18,9 +18,10 @@ def _interrupted() -> None:
 
 
 def test_what_ends_the_block_early_ends_the_workers() -> None:
+    before = {child.pid for child in multiprocessing.active_children()}
     with pytest.raises(KeyboardInterrupt):
         _interrupted()
-    assert not multiprocessing.active_children()
+    assert {child.pid for child in multiprocessing.active_children()} <= before
 
 
 @pytest.mark.timeout(100)
