@@ -10,7 +10,7 @@ import pytest
 from mqproc.wire.address import listen
 from mqproc.wire.limits import Limits
 from mqproc.wire.server import SocketServer
-from tests.wire.peer import LIMITS, Server
+from tests.wire.peer import LIMITS, HandClock, Server
 
 
 @pytest.fixture
@@ -26,3 +26,12 @@ def serve(tmp_path: Path) -> Iterator[Server]:
     for server in servers:
         server.close()
     listener.close()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
+    """The time that passes for clients of servers: however long the machine stands still, as much as a test says."""
+    made = HandClock()
+    for module in ("server", "client_times"):
+        monkeypatch.setattr(f"mqproc.wire.{module}.time", made)
+    return made

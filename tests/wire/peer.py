@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from mqproc.errors import MqprocError
 from mqproc.layout.frame import ANSWER
+from mqproc.wire.client_times import LOOK_EVERY_S
 from mqproc.wire.connection import Request
 from mqproc.wire.limits import Limits
 from mqproc.wire.operations import Empty, Operation
@@ -21,6 +22,22 @@ IMPATIENT = dataclasses.replace(LIMITS, frame_read_s=0.15, output_grace_s=0.15)
 """Of a server whose clients are to be too slow."""
 
 Server = Callable[..., SocketServer]
+
+
+class HandClock:
+    """In the place of the module `time`, for what the server measures its clients by."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def go_on(self, server: SocketServer, seconds: float) -> None:
+        """Let time pass, in which the server looks at its clients as often as it would."""
+        for _ in range(round(seconds / LOOK_EVERY_S)):
+            self.now_s += LOOK_EVERY_S
+            assert server.poll(0) == []
 
 
 class Peer:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 
-from tests.wire.peer import LIMITS, Peer, Server, request
+from tests.wire.peer import LIMITS, HandClock, Peer, Server, request
 
 
-def test_the_time_in_which_a_client_is_not_listened_to_is_no_time_of_its_frames(serve: Server) -> None:
+def test_the_time_in_which_a_client_is_not_listened_to_is_no_time_of_its_frames(
+    serve: Server, clock: HandClock
+) -> None:
     server = serve(dataclasses.replace(LIMITS, frame_read_s=0.3))
     with Peer(server) as peer:
         frame = request(b"hello", 2)
         (found,) = peer.send(request() + frame[:-1])
         found.answer(payload=[bytes(5 << 20)])
         peer.sock.send(frame[-1:])
-        end = time.monotonic() + 0.4
-        while time.monotonic() < end:
-            assert server.poll(0.05) == []
+        clock.go_on(server, 0.4)
         while found.connection.paused:
             peer.read()
             assert server.poll(0.01) == []
-        time.sleep(0.1)  # As a role that is busy: all times are looked at next.
+        clock.now_s += 0.1  # As a role that is busy: all times are looked at next.
         (late,) = server.poll(1)
         assert late.request_id == 2
         assert server.read_timeouts == 0
