@@ -18,6 +18,8 @@ from mqproc.errors import ConfigurationError
 from mqproc.io import FailedSyncError, StoreIO
 from tests.conftest import wait_until
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
 ROOT = Path(__file__).parents[1]
 
 

@@ -121,6 +121,7 @@ def test_limit_does_not_grow_without_bound() -> None:
     assert len(limit._seen) <= 512
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_line_that_a_full_disk_has_cut_is_ended_by_the_next(tmp_path: Path) -> None:
     """Two processes share the file: whose line was cut need not be who writes next."""
     file = tmp_path / "log.jsonl"

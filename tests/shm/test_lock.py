@@ -185,6 +185,7 @@ def test_a_command_that_has_the_lock_is_not_taken_for_what_a_dead_supervisor_lef
     lock.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_forked_process_keeps_the_lock(paths: StorePaths) -> None:
     io = StoreIO()
     lock = StoreLock.acquire(io, paths)
