@@ -91,7 +91,7 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S, what
     return found
 
 
-def keeps_below(limit: float, measure: Callable[[], float], rounds: int = 3) -> None:
+def keeps_below(limit: float, measure: Callable[[], float], rounds: int = 10) -> None:
     """Measure until a round stays below the limit; fails when none does.
 
     Whatever else wants the processor makes a time longer, never shorter.

@@ -48,7 +48,7 @@ class Process:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)
 
 
 def owners(client: Client, group: str) -> dict[str, int]:
@@ -88,9 +88,9 @@ def test_queues_of_a_killed_and_of_a_stopped_member_are_served_again(group: Grou
                 wait_until(lambda: sorted(owners(client, "fleet").values()) == shares(len(active)), what="taken over")
                 return took_s
 
-            keeps_below(1.0, lambda: takes_over_s(signal.SIGKILL))
+            keeps_below(1.0, lambda: takes_over_s(signal.SIGKILL), rounds=3)
             alive = list(active)
-            keeps_below(SESSION_S + 1.0, lambda: takes_over_s(signal.SIGSTOP))
+            keeps_below(SESSION_S + 1.0, lambda: takes_over_s(signal.SIGSTOP), rounds=3)
             stopped = [member for member in alive if member not in active]
             client.send_batch("Fleet", [b"%d" % n for n in range(640)], queue_ids=[n % 64 for n in range(640)])
             wait_until(lambda: len(set().union(*map(shared, active))) == 640, what="all consumed by the others")
