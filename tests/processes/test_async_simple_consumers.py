@@ -14,6 +14,7 @@ from mqproc import AsyncClient, BadRequestError, StoredMessage
 from mqproc.client.simple_consumer import AsyncSimpleConsumer
 from mqproc.layout.control import QUERY
 from tests.conftest import Group, wait_until
+from tests.processes.test_simple_consumers import CHANGED_S
 
 Program = Callable[[AsyncClient], Awaitable[None]]
 PATIENCE_S = 60.0
@@ -118,12 +119,12 @@ def test_the_time_of_a_message_can_be_changed(shared: Group) -> None:
     async def program(client: AsyncClient) -> None:
         await fill(client, "Changed", 2)
         consumer = client.simple_consumer("changed", "Changed", start="earliest")
-        longer, shorter = await received(consumer, 2, invisible_s=4.0)
+        longer, shorter = await received(consumer, 2, invisible_s=CHANGED_S)
         kept = await consumer.change_invisible_duration(longer, LONG_S)
         given = await consumer.change_invisible_duration(shorter, 1)
         (again,) = await received(consumer, 1)
         assert again.body == shorter.body
-        assert await consumer.receive(1, timeout=4.0) == [], "the other one's time has become longer"
+        assert await consumer.receive(1, timeout=CHANGED_S) == [], "the other one's time has become longer"
         assert await consumer.ack(longer, given) == 0, "handles of before"
         assert await consumer.ack(kept, again) == 2
         for seconds in (0.5, 43_201):
@@ -175,7 +176,7 @@ def test_a_client_that_is_closed_ends_the_receives_that_wait_and_leaves_no_conne
             consumer = closed.simple_consumer("closed", "Closed", start="earliest")
             waiting = asyncio.create_task(consumer.receive(1, LONG_S, timeout=PATIENCE_S))
             await connections_are(closed, before + 1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S / 2):
             with pytest.raises(BadRequestError, match="the client was closed"):
                 await waiting
         # It can be used again, and the message is the next receive's.

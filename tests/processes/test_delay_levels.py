@@ -100,7 +100,7 @@ def test_sends_of_every_kind_wait(group: Group) -> None:
         bodies = [b"%d" % number for number in range(6)]
         all_at_once = client.send_batch("batch", bodies, delay=0.5)
         assert len(set(all_at_once.queue_ids.tolist())) == 1
-        due_ms = time.time_ns() // 1_000_000 + np.array([2900, 2600, 2900, 2600, 3200, 0])
+        due_ms = time.time_ns() // 1_000_000 + np.array([7900, 7600, 7900, 7600, 8200, 0])
         sent = client.send_batch("each", bodies, deliver_at=due_ms, queue_id=2, tags=list("abcdef"))
         client.send_batch("level", bodies, delay_level=[1, 0, 2, 1, 2, 1], queue_id=0)
         client.wait_dispatched()
@@ -201,7 +201,9 @@ def test_a_stopped_group_leaves_rocketmqs_file_and_goes_on_from_it(make_group: C
         wait_for(client, "t", 2)
     assert group.stop() == 0
     saved = rocketmq_json.parse(group.paths.delay_offsets.read_text())
-    assert saved["offsetTable"] == {"1": 2}
+    # What waits for 5 s has come where it takes longer to get here.
+    late = {"2": 1} if group.words()["delivered_messages"] == 3 else {}
+    assert saved["offsetTable"] == {"1": 2} | late
     assert "{1:2" in "".join(group.paths.delay_offsets.read_text().split()), "keys are unquoted, as RocketMQ's"
     group.start()
     with group.client() as client:
@@ -244,7 +246,7 @@ def test_a_delivery_that_the_writer_refuses_is_made_when_it_is_not(make_group: C
         with group.held_up(KEEPER):
             for number in range(5):
                 client.send("orders", b"level %d" % number, delay_level=1)
-                client.send("orders", b"time %d" % number, delay=0.5)
+                client.send("orders", b"time %d" % number, delay=4)
             client.wait_dispatched()
             client.delete_topic("orders")
             fill_up(client)
@@ -267,7 +269,7 @@ def test_a_delivery_that_is_refused_holds_up_no_others(make_group: Callable[...,
         client.create_topic("orders", 2)
         with group.held_up(KEEPER):
             client.send("orders", b"level", queue_id=1, delay_level=1)
-            client.send("orders", b"time", queue_id=1, delay=1)
+            client.send("orders", b"time", queue_id=1, delay=4)
             client.delete_topic("orders")
             fill_up(client)
         wait_until(lambda: group.words()["deliveries_refused"] >= 2, what="deliveries of both kinds are refused")
@@ -295,20 +297,25 @@ def test_a_delivery_that_is_refused_holds_up_no_others(make_group: Callable[...,
 
 def test_messages_of_other_queues_are_not_refused_with_one(make_group: Callable[..., Group]) -> None:
     """The topic was made again with fewer queues than it had, and there is no room for the others."""
-    group = make_group(max_queues=64)
+    for level, delay_ms in ((3, 10_000), (4, 30_000), (5, 60_000)):
+        group = make_group(f"level-{level}", max_queues=64)
+        with group.client() as client:
+            client.create_topic("orders", 2)
+            due_ms = time.time_ns() // 1_000_000 + delay_ms
+            for queue_id in (1, 0, 1, 0):
+                client.send("orders", b"level", queue_id=queue_id, delay_level=level)
+                client.send("orders", b"time", queue_id=queue_id, deliver_at=due_ms)
+            client.delete_topic("orders")
+        # A start gives the places of deleted queues to others.
+        assert group.stop() == 0
+        group.start()
+        with group.client() as client:
+            client.create_topic("orders", 1)
+            fill_up(client)
+        if time.time_ns() // 1_000_000 < due_ms:
+            break  # On a busy machine a start may take longer than the first ones wait.
+        group.close()
     with group.client() as client:
-        client.create_topic("orders", 2)
-        due_ms = time.time_ns() // 1_000_000 + 10_000
-        for queue_id in (1, 0, 1, 0):
-            client.send("orders", b"level", queue_id=queue_id, delay_level=3)
-            client.send("orders", b"time", queue_id=queue_id, deliver_at=due_ms)
-        client.delete_topic("orders")
-    # A start gives the places of deleted queues to others.
-    assert group.stop() == 0
-    group.start()
-    with group.client() as client:
-        client.create_topic("orders", 1)
-        fill_up(client)
         found = wait_for(client, "orders", 4)
         assert sorted(message.body for message in found) == [b"level"] * 2 + [b"time"] * 2
         wait_until(lambda: group.words()["delivered_messages"] == 4, what="all that there is room for is delivered")

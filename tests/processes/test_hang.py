@@ -15,8 +15,8 @@ from tests.conftest import Group, wait_until
 
 pytestmark = pytest.mark.timeout(400)  # It waits long: with `-n …` it begins before others.
 
-SILENT_MS = 4000
-BUSY_MS = 10_000
+SILENT_MS = 8000
+BUSY_MS = 15_000
 """Also the time that a role has to start in: more than it takes on a busy machine."""
 
 

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,9 +24,11 @@ from mqproc.names import REVIVE_GROUP, REVIVE_QUEUES, REVIVE_TOPIC
 from mqproc.paths import StorePaths
 from mqproc.store.groups import check_points, offsets_json
 from mqproc.wire.operations import Operation, RoleRequest
-from tests.conftest import Group, wait_until
+from tests.conftest import Group, keeps_below, wait_until
 
 PATIENCE_S = 60.0
+CHANGED_S = 10.0
+"""A message that comes again then is still its receiver's after a moment in which the machine stands still."""
 
 
 @pytest.fixture(scope="module")
@@ -121,13 +123,17 @@ def test_a_message_wakes_the_receive_that_waits_for_it(client: Client) -> None:
     """A role that nobody rings looks about once a second."""
     client.create_topic("Woken", 1)
     consumer = client.simple_consumer("woken", "Woken", start="earliest")
-    began = time.monotonic()
-    for number in range(20):
-        sender = threading.Timer(0.05, client.send, ("Woken", b"%d" % number))
-        sender.start()
-        assert [message.body for message in consumer.receive(1, timeout=PATIENCE_S)] == [b"%d" % number]
-        sender.join()
-    assert time.monotonic() - began < 12.0, "20 looks of its own take 15 s"
+
+    def took_s() -> float:
+        began = time.monotonic()
+        for number in range(20):
+            sender = threading.Timer(0.05, client.send, ("Woken", b"%d" % number))
+            sender.start()
+            assert [message.body for message in consumer.receive(1, timeout=PATIENCE_S)] == [b"%d" % number]
+            sender.join()
+        return time.monotonic() - began
+
+    keeps_below(12.0, took_s, rounds=3)  # 20 looks of its own take 15 s.
 
 
 def test_any_number_of_messages_is_acknowledged(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +149,7 @@ def test_a_receive_waits_for_what_comes(client: Client) -> None:
     consumer = client.simple_consumer("wait", "Wait", start="earliest")
     began = time.monotonic()
     assert consumer.receive(1, timeout=0.3) == []
-    assert 0.3 <= time.monotonic() - began < 5.0
+    assert 0.3 <= time.monotonic() - began < PATIENCE_S / 2
     client.send("Wait", b"1")
     (message,) = received(consumer, 1)
     assert message.properties["POP_CK"].split(" ")[5:] == ["mqproc", str(message.queue_id), "0"]
@@ -175,11 +181,11 @@ def test_what_is_not_acknowledged_comes_again_and_ends_among_the_dead_letters(sh
 def test_the_time_of_a_message_can_be_changed(client: Client) -> None:
     fill(client, "Longer", 2, queues=1)
     consumer = client.simple_consumer("longer", "Longer", start="earliest")
-    longer, shorter = received(consumer, 2, invisible_s=4.0)
+    longer, shorter = received(consumer, 2, invisible_s=CHANGED_S)
     kept = consumer.change_invisible_duration(longer, 60)
     given = consumer.change_invisible_duration(shorter, 1)
     assert [each.body for each in received(consumer, 1)] == [shorter.body]
-    assert consumer.receive(1, timeout=4.0) == []
+    assert consumer.receive(1, timeout=CHANGED_S) == []
     assert consumer.ack(longer, given) == 0
     assert consumer.ack(kept) == 1
     with pytest.raises(BadRequestError, match="not this receiver's any more"):
@@ -460,13 +466,16 @@ def test_restarts_bring_back_nothing_acknowledged_and_lose_nothing_else(group: G
         assert list(client.groups.dead_letters("billing")) == []
 
 
-def test_a_query_role_killed_while_messages_come_again_sends_none_of_them_twice(group: Group) -> None:
+def test_a_query_role_killed_while_messages_come_again_sends_none_of_them_twice(
+    make_group: Callable[..., Group],
+) -> None:
     """The copies are stored, their check point is not closed yet."""
+    group = make_group(heartbeat_timeout_ms=10 * int(1000 * CHANGED_S))  # The writer stands still until then.
     with group.client(timeout=30) as client:
         sent = fill(client, "orders", 10, queues=1)
         consumer = client.simple_consumer("billing", "orders", start="earliest")
-        received(consumer, 10, invisible_s=2.0)
-        expired_s = time.monotonic() + 2.0
+        received(consumer, 10, invisible_s=CHANGED_S)
+        expired_s = time.monotonic() + CHANGED_S
         writer = group.pid(WRITER)
         os.kill(writer, signal.SIGSTOP)
         try:

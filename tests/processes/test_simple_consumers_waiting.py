@@ -13,9 +13,8 @@ import pytest
 
 from mqproc import AsyncClient, StoredMessage
 from mqproc.layout.control import QUERY, SUPERVISOR
-from tests.conftest import Group, wait_until
+from tests.conftest import PATIENCE_S, Group, wait_until
 
-PATIENCE_S = 20.0
 TOPICS = ("There", "Coming")
 
 

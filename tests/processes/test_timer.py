@@ -59,11 +59,13 @@ def test_messages_arrive_at_their_millisecond(group: Group) -> None:
             return worst_late_ms(client, topic, 8)
 
         keeps_below(LATE_MS, late_ms)
-        found = received(client, "t0")
+        topic = f"t{next(topics) - 1}"
+        found = received(client, topic)
         assert [int(message.body) for message in found] == sorted(int(message.body) for message in found)
         assert "REAL_TOPIC" not in found[0].properties, "as RocketMQ's timer delivers it"
-        parked = client.pull(TIMER_TOPIC, 0, 0).messages[0]
-        assert (parked.properties["REAL_TOPIC"], parked.properties["TIMER_DELIVER_MS"]) == ("t0", parked.body.decode())
+        timed = client.pull(TIMER_TOPIC, 0, 0, 1000).messages
+        parked = next(message for message in timed if message.properties["REAL_TOPIC"] == topic)
+        assert parked.properties["TIMER_DELIVER_MS"] == parked.body.decode()
         assert int(parked.properties["TIMER_OUT_MS"]) == (int(parked.body) - 1) // 1000 * 1000
         wait_until(lambda: group.words()["timed_messages"] == 0)
 
@@ -160,7 +162,7 @@ def test_what_cannot_be_filed_for_a_while_is_delivered_when_it_can(group: Group)
         # The slots of the times at hand lie further on in the wheel's file.
         resource.prlimit(keeper, resource.RLIMIT_FSIZE, (1 << 12, resource.RLIM_INFINITY))
         failed = group.words()[f"{KEEPER}.errors"]
-        due_ms = now_ms() + 2500
+        due_ms = now_ms() + 6000
         client.send("t", b"second", deliver_at=due_ms)
         wait_until(lambda: group.words()[f"{KEEPER}.errors"] > failed, what="filing fails")
         wait_until(lambda: now_ms() > due_ms + 2500, what="the slot is over")
@@ -226,7 +228,7 @@ def test_a_stopped_group_goes_on_from_rocketmqs_files(make_group: Callable[..., 
     """250 messages survive stop and start, whichever of the timer's files is damaged: each is made from the others."""
     group = make_group()
     with group.client() as client:
-        begin_ms = now_ms() + 3000  # All are to be filed before the first is due.
+        begin_ms = now_ms() + 6000  # All are to be filed before the first is due.
         client.send_many(
             Message("t", b"%d" % (begin_ms + 10 * number), deliver_at_ms=begin_ms + 10 * number)
             for number in range(250)
@@ -259,12 +261,12 @@ def test_a_message_far_off_is_parked_again_in_between(make_group: Callable[..., 
     with group.client() as client:
         topics = itertools.count()
 
-        def late_ms() -> int:
+        def late_ms() -> float:
             topic = f"t{next(topics)}"
             send_due_in(client, topic, 3300, 3500, 3650, 3800, 3950)
             worst = worst_late_ms(client, topic, 5)
-            assert {found.properties["TIMER_ROLL_TIMES"] for found in received(client, topic)} == {"1"}
-            return worst
+            rolls = {found.properties.get("TIMER_ROLL_TIMES") for found in received(client, topic)}
+            return worst if rolls == {"1"} else math.inf
 
         keeps_below(LATE_MS, late_ms)
 
@@ -273,7 +275,7 @@ def test_a_message_far_off_is_parked_again_in_between(make_group: Callable[..., 
 def test_a_message_is_cancelled_by_its_unique_id(group: Group, key: str) -> None:
     """As each release of RocketMQ writes the key. Another id's and another topic's cancel nothing, twice is once."""
     with group.client() as client:
-        due_ms = now_ms() + 5000
+        due_ms = now_ms() + 8000
         first, second = (client.send("t", body, deliver_at=due_ms) for body in (b"first", b"second"))
         keys = [key.format(id=first.unique_id)] * 2 + ["unknown", f"u+{second.unique_id}", f"u{second.unique_id}"]
         for each in keys:

@@ -100,7 +100,7 @@ def test_one_id_for_several_topics_whose_messages_wait(group: Group) -> None:
         for topic in topics:
             for _ in range(2):
                 client.send(Message(topic, b"level", unique_id="BY-LEVEL", delay_level=1))
-                client.send(Message(topic, b"time", unique_id="BY-TIME", deliver_at_ms=int(time.time() * 1000) + 900))
+                client.send(Message(topic, b"time", unique_id="BY-TIME", deliver_at_ms=int(time.time() * 1000) + 3000))
             with client.transaction("payers", Message(topic, b"committed", unique_id="COMMITTED")):
                 pass
         for topic in topics:

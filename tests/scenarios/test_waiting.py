@@ -48,7 +48,7 @@ def test_levels_of_5_and_8_seconds_and_a_level_above_them(tmp_path: Path) -> Non
 def test_ten_topics_of_five_messages_each_are_delivered_and_counted_no_more(group: Group) -> None:
     topics = [f"topic-{number}" for number in range(10)]
     with group.client() as client:
-        due_ms = time.time_ns() // 1_000_000 + 5_000  # Ten topics are made before the first of them is sent.
+        due_ms = time.time_ns() // 1_000_000 + 10_000  # Ten topics are made before the first of them is sent.
         client.send_many(Message(topic, b"%d" % n, deliver_at_ms=due_ms) for topic in topics for n in range(5))
         wait_until(lambda: group.words()["timed_messages"] == 50, what="all filed")
         for topic in topics:
