@@ -123,7 +123,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def runs(store: Path) -> bool:
     try:
-        with mqproc.Client(store, timeout=2.0) as client:
+        with mqproc.Client(store, timeout=AT_ONCE_S) as client:
             client.health()
     except NotRunningError:
         return False
@@ -388,7 +388,7 @@ def test_a_client_that_has_stopped_its_group_says_so_at_once(store: Path) -> Non
 def test_a_client_that_is_closed_tells_what_its_consumer_could_not_commit(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = mqproc.open(store, timeout=2.0)
+    client = mqproc.open(store)
     client.send_batch("lost", [b"x"], queue_id=0)
     consumer = client.consumer("lost", "lost", start="earliest")
     while not (messages := consumer.receive(timeout=PATIENCE_S)):
@@ -402,6 +402,7 @@ def test_a_client_that_is_closed_tells_what_its_consumer_could_not_commit(
         return mqproc.Client.run(client, call)
 
     monkeypatch.setattr(client, "run", ask)
+    client.timeout_s = 2.0
     with pytest.raises((NotRunningError, SendOutcomeUnknownError)):
         client.close()
     assert len(asked) == 1, "who leaves tells nobody, since nobody is there"
