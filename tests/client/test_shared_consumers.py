@@ -104,7 +104,6 @@ def test_who_is_told_amid_its_turn_looks_again(client: Client, monkeypatch: pyte
         assert time.monotonic() - began_s < PATIENCE_S / 2
 
 
-@pytest.mark.timeout(60)
 def test_a_signal_handler_closes_the_consumer_that_it_interrupts(client: Client) -> None:
     fill(client, "Interrupted", 1, queues=1)
     consumer = client.consumer("interrupted", "Interrupted", start="earliest")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
+from unittest import mock
 
 import pytest
 
@@ -14,6 +16,11 @@ from mqproc.client.unique_id import COUNTERS, UniqueIds, reserve, unique_id
 
 def ids_of(prefix: str, first: int, count: int) -> set[str]:
     return {unique_id(prefix, first + index) for index in range(count)}
+
+
+def at(monkeypatch: pytest.MonkeyPatch, time_ns: Callable[[], int]) -> None:
+    """Ids are made at these times. The clock of all the process stays: other threads look at it too."""
+    monkeypatch.setattr(module, "time", mock.Mock(wraps=time, time_ns=time_ns))
 
 
 def test_the_layout_is_rocketmqs() -> None:
@@ -52,7 +59,7 @@ def test_no_id_comes_twice_in_a_burst() -> None:
 
 def test_time_stands_still_and_ids_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     moment = time.time_ns()
-    monkeypatch.setattr(module.time, "time_ns", lambda: moment)
+    at(monkeypatch, lambda: moment)
     source = UniqueIds()
     seen = set()
     for _ in range(200):
@@ -63,7 +70,7 @@ def test_time_stands_still_and_ids_go_on(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_clock_that_goes_back_repeats_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = iter([1_700_000_000_000, 1_700_000_005_000, 1_700_000_000_000, 1_700_000_005_000])
-    monkeypatch.setattr(module.time, "time_ns", lambda: next(moments) * 1_000_000)
+    at(monkeypatch, lambda: next(moments) * 1_000_000)
     source = UniqueIds()
     seen = set()
     for _ in range(4):
@@ -75,7 +82,7 @@ def test_a_clock_that_goes_back_repeats_nothing(monkeypatch: pytest.MonkeyPatch)
 def test_a_new_month_begins_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     start = int(time.mktime((2024, 3, 1, 0, 0, 0, 0, 0, -1))) * 1000
     for time_ms, expected in ((start - 1, 29 * 86_400_000 - 1), (start, 0), (start + 5, 5)):
-        monkeypatch.setattr(module.time, "time_ns", lambda time_ms=time_ms: time_ms * 1_000_000)
+        at(monkeypatch, lambda time_ms=time_ms: time_ms * 1_000_000)
         prefix, _ = UniqueIds().reserve(1)
         assert abs(int(prefix[-8:], 16) - expected) <= 3_600_000 * (expected > 5), "a change of the clock may shift it"
 

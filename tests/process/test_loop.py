@@ -307,7 +307,7 @@ def test_the_first_step_behind_a_wait_does_not_stand_for_the_others(
     context: RoleContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bursts of one short step and nine long ones, 20 ms apart: it would be timed each time, and they never."""
-    monkeypatch.setattr(random, "random", random.Random(1).random)
+    monkeypatch.setattr("mqproc.process.loop.random", random.Random(1))
     bursts = 300
     took_ns, steps = [0], [1]
     for _ in range(bursts):

@@ -74,6 +74,7 @@ def test_a_hundred_sends_beyond_their_deadline_stay_unknown_even_if_they_are_ans
             assert [type(outcome) for outcome in outcomes] == [SendOutcomeUnknownError] * 100
             assert len(held) == 100
             roles.behaviour = answer_held
+            client.timeout_s = 60.0
             assert (await client.send("T", b"next")).status is SendStatus.PUT_OK
             assert [type(send.exception()) for send in sends] == [SendOutcomeUnknownError] * 100
             assert len(asyncio.all_tasks()) <= 2, "this one, and the connection's reader"
