@@ -132,10 +132,10 @@ def _replaying(group: Group, to: str, *arguments: str) -> subprocess.Popen[bytes
 def test_a_replay_that_was_ended_goes_on_with_no_message_twice(group: Group, number: signal.Signals) -> None:
     to = f"after-{number.name}"
     before = group.words()["appended_messages"]
-    child = _replaying(group, to, "--rate", "2000")
-    wait_until(lambda: group.words()["appended_messages"] > before + COUNT // 6, 30)
+    child = _replaying(group, to, "--rate", "400")  # All of them take 20 s: it is at work yet when it is ended.
+    wait_until(lambda: group.words()["appended_messages"] > before + 200)
     child.send_signal(number)
-    _, err = child.communicate(timeout=30)
+    _, err = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == (130 if number is signal.SIGINT else -number)
     assert number is not signal.SIGINT or b"the same command goes on" in err
     outcome = ask(group, "--to", to)
