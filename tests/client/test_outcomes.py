@@ -149,8 +149,9 @@ def test_a_client_waits_for_a_group_that_starts_again(client: Client, roles: Mem
 
 
 def test_a_group_that_stays_away_is_told_at_the_timeout(roles: MemoryRoles) -> None:
-    with Client(roles.store, timeout=1.0) as client:
+    with Client(roles.store, timeout=PATIENCE_S) as client:
         client.send("orders", b"a")
+        client.timeout_s = 1.0
         roles.stop()
         with pytest.raises(NotRunningError):
             client.send("orders", b"b")
