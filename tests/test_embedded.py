@@ -391,9 +391,7 @@ def test_a_client_that_is_closed_tells_what_its_consumer_could_not_commit(
     client = mqproc.open(store)
     client.send_batch("lost", [b"x"], queue_id=0)
     consumer = client.consumer("lost", "lost", start="earliest")
-    while not (messages := consumer.receive(timeout=PATIENCE_S)):
-        pass
-    consumer.ack(*messages)
+    consumer.ack(*wait_until(lambda: consumer.receive(timeout=PATIENCE_S), what="the message"))
     run("down", store)
     asked: list[Any] = []
 
