@@ -83,7 +83,8 @@ def test_a_group_that_stops_in_order_leaves_no_outcome_unknown(make_group: Calla
     group = make_group()
     over = threading.Event()
     futures: list[Future[SendResult]] = []
-    with group.client() as client, client.producer(linger_ms=0, max_in_flight=4) as producer:
+    # A start may take a while on a busy machine.
+    with group.client(timeout=4 * PATIENCE_S) as client, client.producer(linger_ms=0, max_in_flight=4) as producer:
 
         def send() -> None:
             while not over.is_set():
@@ -94,7 +95,7 @@ def test_a_group_that_stops_in_order_leaves_no_outcome_unknown(make_group: Calla
         sender.start()
         try:
             for _ in range(3):
-                producer.send("orders", b"before").result(PATIENCE_S)
+                producer.send("orders", b"before").result(4 * PATIENCE_S)
                 assert group.stop() == 0
                 group.start()
         finally:
