@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
 
 from mqproc.config import Options
@@ -31,10 +32,14 @@ class Rig:
         self.options = Options(**(sizes | options))  # type: ignore[arg-type]
         clean = not self.paths.abort.exists()
         Recovery(self.io, self.paths, self.options, self.control.words, lambda line: None, clean=clean).run()
-        self.bells = {
-            role: EventBell(self.control.cells, words_of.role_word(role, "sleeping")) for role in words_of.ROLES
-        }
+        self.bells = {role: self._bell(role) for role in words_of.ROLES}
         self.io.tried()
+
+    def _bell(self, role: str) -> EventBell:
+        """Closed with whoever has it last: a process runs hundreds of tests."""
+        bell = EventBell(self.control.cells, words_of.role_word(role, "sleeping"))
+        weakref.finalize(bell, os.close, bell.fileno())
+        return bell
 
     def context(self, role: str) -> RoleContext:
         heart = Heart(self.control, role, self.clock)
