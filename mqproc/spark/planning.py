@@ -146,7 +146,7 @@ def _pack(
     packed: list[list[tuple[int, LogRange]]] = []
     room = 0
     for number, found, of_store in spans:
-        for of in _cut(found, of_store, split):
+        for of in _cut(found, of_store, max(split, found.segment_size) if found.archived else split):
             size = of.stop - of.start
             if not packed or size > room:
                 packed.append([])

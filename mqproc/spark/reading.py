@@ -125,7 +125,7 @@ class RangeReader:
     def _walk(self, bytes_: SegmentView, at: int, stop: int) -> tuple[int, int]:
         """Select from `at` on; (reason, where it stopped), positions from the segment's begin."""
         until = min(stop, at + _PART_BYTES)
-        bytes_.show(at, until)
+        bytes_.show_on(at, until)
         while True:
             reason, stopped = self._select(bytes_, at, until)
             if reason != kernels.CUT_BY_VIEW or stopped != at:
@@ -197,9 +197,18 @@ class SegmentView:
     def show(self, start: int, stop: int) -> None:
         self.view, self.first = self._segment.part(start, stop)
 
+    def show_on(self, at: int, stop: int) -> None:
+        """Have some of [at, stop) in view: as much as is there already, where that begins so."""
+        if not self.first <= at < self._end:
+            self.show(at, stop)
+
     def show_record(self, at: int) -> None:
-        """Have the whole record at `at` in view, whose header is."""
-        self.show(at, min(self.limit, at + max(_PART_BYTES, 2 * len(self.view))))
+        """Have more in view of the record at `at`, which ends behind it."""
+        self.show(at, min(self.limit, at + max(_PART_BYTES, 2 * (self._end - at))))
+
+    @property
+    def _end(self) -> int:
+        return self.first + len(self.view)
 
     def boundary(self, start: int, stop: int) -> int | None:
         """The first boundary in [start, stop)."""

@@ -79,15 +79,13 @@ class FetchedSegment:
         self._view = np.zeros(0, np.uint8)
 
     def part(self, start: int, stop: int) -> tuple[NDArray[np.uint8], int]:
-        stop = min(stop, self.size)
-        if start < self._start or stop > self._start + len(self._view):
+        stop, end = min(stop, self.size), self._start + len(self._view)
+        if start < self._start or stop > end:
             stop = min(stop + AHEAD_BYTES, self.size)
-            place = f"{self._path}: bytes [{start:,}, {stop:,})"
-            with telling(place, FileNotFoundError):
-                data = self._files.cat_file(self._path, start=start, end=stop)
-            if len(data) != stop - start:
-                raise CorruptStoreError(f"{place}: only {len(data):,} bytes came")
-            self._start, self._view = start, as_kernel_array(data)
+            # What the next part has in common with this one is not fetched again, or in an archive not gone back to.
+            kept = self._view[start - self._start :] if self._start <= start < end else self._view[:0]
+            fetched = self._fetch(start + len(kept), stop)
+            self._start, self._view = start, np.concatenate((kept, fetched)) if len(kept) else fetched
         return self._view, self._start
 
     def let_go(self, start: int, stop: int) -> None:
@@ -95,6 +93,36 @@ class FetchedSegment:
 
     def close(self) -> None:
         self._view = np.zeros(0, np.uint8)
+
+    def _fetch(self, start: int, stop: int) -> NDArray[np.uint8]:
+        place = f"{self._path}: bytes [{start:,}, {stop:,})"
+        with telling(place, FileNotFoundError):
+            data = self._bytes(start, stop)
+        if len(data) != stop - start:
+            raise CorruptStoreError(f"{place}: only {len(data):,} bytes came")
+        return as_kernel_array(data)
+
+    def _bytes(self, start: int, stop: int) -> bytes:
+        return bytes(self._files.cat_file(self._path, start=start, end=stop))
+
+
+class ArchivedSegment(FetchedSegment):
+    """A segment in an archive, which stays open: what comes next is unpacked from there on, all else from its begin."""
+
+    def __init__(self, files: Any, path: str, size: int) -> None:
+        super().__init__(files, path, size)
+        self._file: Any = None
+
+    def close(self) -> None:
+        super().close()
+        if self._file is not None:
+            self._file.close()
+
+    def _bytes(self, start: int, stop: int) -> bytes:
+        if self._file is None:
+            self._file = self._files.open(self._path, "rb")
+        self._file.seek(start)
+        return bytes(self._file.read(stop - start))
 
 
 def open_segment(uri: str, start: int, segment_size: int, size: int) -> SegmentBytes:
@@ -105,7 +133,8 @@ def open_segment(uri: str, start: int, segment_size: int, size: int) -> SegmentB
     if "://" not in uri:
         return MappedSegment(StoreIO(), Path(uri) / "commitlog" / segment_name(start), segment_size)
     files, root = remote(uri)
-    return FetchedSegment(files, within(root, f"commitlog/{segment_name(start)}"), min(size, segment_size))
+    kind = ArchivedSegment if is_archive(files) else FetchedSegment
+    return kind(files, within(root, f"commitlog/{segment_name(start)}"), min(size, segment_size))
 
 
 def remote(url: str) -> tuple[Any, str]:
@@ -128,6 +157,13 @@ def remote(url: str) -> tuple[Any, str]:
     except (ImportError, OSError) as error:
         raise StoreAccessError(f"{url}: {_said(error)}") from None
     return files, str(root).rstrip("/") or str(root)
+
+
+def is_archive(files: Any) -> bool:
+    """Whether each file of a file system of fsspec's has to be unpacked from its begin."""
+    from fsspec.archive import AbstractArchiveFileSystem
+
+    return isinstance(files, AbstractArchiveFileSystem)
 
 
 def within(root: str, name: str) -> str:

@@ -25,7 +25,7 @@ from mqproc.kernels.record_check import BAD_MAGIC, BAD_OFFSET, BLANK, REACHED_ST
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.paths import StorePaths, segment_start
 from mqproc.spark.options import Queue, without_scheme
-from mqproc.spark.segment_bytes import remote, telling, within
+from mqproc.spark.segment_bytes import is_archive, remote, telling, within
 from mqproc.store.consume_queue import as_units
 from mqproc.store.existing import not_a_store
 from mqproc.store.marks import DurableMark
@@ -63,6 +63,8 @@ class Survey:
     """For questions about queues, index and times; None on remote storage."""
     trouble: str = ""
     """What is wrong with the store already now; "" when nothing is known to be."""
+    archived: bool = False
+    """Whether a segment is unpacked from its begin by each task that has some of it."""
 
     def close(self) -> None:
         """Let go of files."""
@@ -246,7 +248,8 @@ def _survey_remote(uri: str) -> Survey:
         del found[max(found)]
     segments = [Segment(start, length, size) for start, length in sorted(found.items())]
     begin = segments[0].start
-    return Survey(uri, size, begin, None, segments, trouble=_missing(segments, begin, segments[-1].start + size, size))
+    trouble = _missing(segments, begin, segments[-1].start + size, size)
+    return Survey(uri, size, begin, None, segments, trouble=trouble, archived=is_archive(files))
 
 
 def _segment_size(uri: str, found: Mapping[int, int]) -> int:

@@ -52,7 +52,9 @@ class _Halving:
         """Positions of a record that is older, or `begin`, and of one that is not, or `end`; close to one another."""
         below, above = self._begin, self._end
         low, high = self._begin, self._end
-        while high - low > _RESOLUTION_BYTES:
+        # In an archive a probe costs as much as reading its segment up to there.
+        close = self._found.segment_size if self._found.archived else _RESOLUTION_BYTES
+        while high - low > close:
             middle = (low + high) // 2
             probed = self._probe(middle, high)
             if probed is None:
