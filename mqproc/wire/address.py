@@ -145,11 +145,11 @@ def _locked(fd: int) -> bool:
 def _remove_abandoned(folder: Path) -> None:
     """Remove what killed groups have left in the runtime folder; where their stores are gone too, nobody else would."""
     for entry in os.scandir(folder):
-        if _SHORT_NAME.fullmatch(entry.name) and _is_abandoned(entry.path):
+        if _SHORT_NAME.fullmatch(entry.name) and is_abandoned(entry.path):
             Path(entry.path).unlink(missing_ok=True)
 
 
-def _is_abandoned(path: str) -> bool:
+def is_abandoned(path: str) -> bool:
     """Whether there is a socket that no process has any more.
 
     Of one that is somebody's Linux tells that it is of another kind, so it is not connected to. Other kernels, as

@@ -43,6 +43,23 @@ def test_where_paths_are_too_long_for_sockets_there_are_none(tmp_path: Path, mon
     assert sockets_beside(python_program()) == {}
 
 
+def test_sockets_of_killed_sessions_go_with_the_next_start(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(short_folder))
+    folder = Path(sockets_beside(python_program())["spark.python.unix.domain.socket.dir"])
+    names = (".living.sock", ".fresh.sock", ".killed.sock")
+    sockets = [socket.socket(socket.AF_UNIX) for _name in names]
+    for each, name in zip(sockets, names, strict=True):
+        each.bind(str(folder / name))
+    for each in sockets[1:]:
+        each.close()
+    (folder / ".no socket.sock").touch()
+    for name in (".living.sock", ".killed.sock", ".no socket.sock"):
+        os.utime(folder / name, (0, 0))
+    sockets_beside(python_program())
+    sockets[0].close()
+    assert sorted(each.name for each in folder.iterdir()) == [".fresh.sock", ".living.sock", ".no socket.sock"]
+
+
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
     """Where a socket's path is short enough."""
