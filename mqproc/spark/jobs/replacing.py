@@ -25,6 +25,11 @@ UNFINISHED: Final = "_temporary"
 """What Spark, and jobs that write by themselves, have in a folder for as long as they write there."""
 
 
+def already_there(to: str | Path) -> BadRequestError:
+    """What a job says in mode `error` of a target that is there."""
+    return BadRequestError(f"{to}: already exists; mode append adds to it, overwrite replaces it")
+
+
 class HadoopPath:
     """A folder or URL, in the file system that Spark writes it with."""
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.spark.jobs.parquet_files import Layout
-from mqproc.spark.jobs.replacing import folder_of, write_whole
+from mqproc.spark.jobs.replacing import already_there, folder_of, write_whole
 from mqproc.spark.jobs.task_folders import Written, write_folder
 from mqproc.spark.stores import find_stores, survey
 
@@ -31,6 +31,7 @@ T = TypeVar("T")
 _FILE: Final = re.compile(r"file:(?://[^/]*)?", re.IGNORECASE)
 _LOG: Final = "commitlog"
 _COMPRESSION: Final = "zstd"
+_THERE: Final = "PATH_ALREADY_EXISTS"
 
 
 def write_parquet(frame: DataFrame, to: str | Path, stores: Sequence[str | Path], *, mode: str) -> None:
@@ -83,11 +84,19 @@ def _write_whole(
     *,
     takes_back: bool = False,
 ) -> T:
+    from pyspark.errors import AnalysisException
+
     def check(path: str) -> None:
         check_target(path, stores, overwrites=mode == "overwrite")
 
     check(str(to))
-    return write_whole(session, str(to), mode, write, check, takes_back=takes_back)
+    try:
+        return write_whole(session, str(to), mode, write, check, takes_back=takes_back)
+    except AnalysisException as error:
+        # Where Spark itself writes.
+        if error.getCondition() != _THERE:
+            raise
+        raise already_there(to) from None
 
 
 def check_sources(path: str | Path | Sequence[str | Path], *, fail_on_data_loss: bool = True) -> list[str]:

@@ -25,11 +25,11 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from mqproc.errors import BadRequestError, StoreAccessError
+from mqproc.errors import StoreAccessError
 from mqproc.quantities import counted
 from mqproc.shm.lock import try_lock
 from mqproc.spark.jobs.parquet_files import Layout, ParquetFiles, telling
-from mqproc.spark.jobs.replacing import UNFINISHED
+from mqproc.spark.jobs.replacing import UNFINISHED, already_there
 from mqproc.spark.jobs.tasks import batches_of
 from mqproc.store.groups.progress_file import boot_id
 
@@ -167,7 +167,7 @@ def write_folder(read: BatchRead, to: Path, mode: str, layout: Layout) -> Writte
     all tasks, DiskFullError and MqprocError for what storage says; Spark's error around one of a task's.
     """
     if mode == "error" and to.exists():
-        raise BadRequestError(f"{to}: already exists; mode append adds to it, overwrite replaces it")
+        raise already_there(to)
     with telling(to):
         if mode == "overwrite" and to.exists():
             shutil.rmtree(to)

@@ -95,6 +95,8 @@ def test_partitions_that_are_replaced_one_by_one_are_sparks_own(
     try:
         for _run in range(2):
             export(spark, rolled_store, tmp_path / "out", topic="Second", mode="overwrite")
+        with pytest.raises(BadRequestError, match=r"/out: already exists; mode append adds to it, overwrite"):
+            export(spark, rolled_store, tmp_path / "out", topic="Second")
     finally:
         spark.conf.unset("spark.sql.sources.partitionOverwriteMode")
     assert rows_in(tmp_path / "out") == 224 + 208
