@@ -21,7 +21,7 @@ from mqproc.kernels.match import has_key
 from mqproc.kernels.record_check import store_timestamp_at
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import properties
-from mqproc.layout.record import BORN_TIMESTAMP, QUEUE_ID, QUEUE_OFFSET
+from mqproc.layout.record import BORN_TIMESTAMP, FIXED_SIZE_V4, QUEUE_ID, QUEUE_OFFSET
 from mqproc.store.reads.index_query import LOG_END_MAX, IndexAnswer, IndexReader
 from mqproc.store.reads.log_records import LogRecords
 from mqproc.store.reads.queue_bounds import Queues
@@ -31,6 +31,9 @@ from mqproc.store.slices import Batch, Slices
 INDEX_STEP_MS: Final = 1000
 CANDIDATES_MAX: Final = 65_536
 """Index hits of one round; a key with more is searched in several."""
+CANDIDATES_MIN: Final = 256
+# Later rounds are so much larger: what a time leaves out may be all of many small ones.
+_LARGER: Final = 4
 
 SLICE_RECORDS: Final = 256
 SLICE_BYTES: Final = 8 << 20
@@ -83,8 +86,11 @@ class KeySearch:
         size, oldest_found = 0, 0
         below = LOG_END_MAX if below < 0 else below
         begin = max(TIME_MIN, begin_ms - INDEX_STEP_MS)
+        # A page of few messages looks at few, however many have the key: one after the other they read all of them.
+        candidates = max(CANDIDATES_MIN, 2 * min(max_messages, max_bytes // FIXED_SIZE_V4))
         for _ in range(_ROUNDS_MAX):
-            looked_up = yield from self._index.look_up(topic, key, CANDIDATES_MAX, begin, TIME_MAX, below)
+            candidates = min(candidates, CANDIDATES_MAX)
+            looked_up = yield from self._index.look_up(topic, key, candidates, begin, TIME_MAX, below)
             hits = looked_up.offsets
             offsets = sorted(set(hits))
             for offset in reversed(self._in_time(offsets, begin_ms, end_ms)):
@@ -100,10 +106,11 @@ class KeySearch:
                 found.append(record)
                 size += len(record)
                 oldest_found = offset
-            if len(hits) < CANDIDATES_MAX:
+            if len(hits) < candidates:
                 break
             # More hits than a round holds: go on below the oldest one of this round.
             below = offsets[0]
+            candidates *= _LARGER
             yield
         return Batch(len(found), found[::-1])
 

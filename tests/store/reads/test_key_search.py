@@ -47,6 +47,20 @@ def test_keys_with_more_hits_than_a_round_holds(fresh: Store, monkeypatch: pytes
         assert batch.count == COUNT, held
 
 
+def test_a_page_takes_few_of_a_keys_many_messages_from_the_index(fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_search, "CANDIDATES_MIN", 8)
+    for frame in range(FRAMES):
+        fresh.put("T", 100 * frame, keys=["same"] * PER_FRAME)
+    fresh.dispatch()
+    below, found = -1, 0
+    while found < COUNT:
+        matches = fresh.reading.walks.matches
+        batch = finish(fresh.reading.by_key("T", "same", below=below, max_messages=5, max_bytes=1 << 20))
+        assert fresh.reading.walks.matches - matches <= 10
+        below, found = batch.cursor[0] if batch.cursor else -1, found + batch.count
+    assert (found, batch.complete) == (COUNT, True)
+
+
 def test_keys_within_a_time(store: Store) -> None:
     """To the millisecond, although the index knows seconds, and also for a rolled file's first item."""
     for number in range(0, COUNT, 37):
