@@ -14,7 +14,7 @@ from mqproc.cli.file_dump import LAYOUT_COLUMNS, dump_file, limited
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output, encode_json, format_bytes, format_value
 from mqproc.cli.segment_dump import RECORD_COLUMNS
-from mqproc.cli.store_options import options_for
+from mqproc.cli.store_options import options_for, options_without_store
 from mqproc.errors import StoreNotFoundError
 from mqproc.io import StoreIO
 from mqproc.layout.record_codec import decode_records
@@ -52,7 +52,7 @@ def dump(invocation: Invocation, path: Path | None, most: int, topic: str, field
         return _dump_log(invocation, io, path, most, topic)
     if not kind:
         raise StoreNotFoundError(f"{path}: no such file or folder")
-    found = dump_file(io, path, invocation.options(), fields=fields)
+    found = dump_file(io, path, options_without_store(invocation), fields=fields)
     _print_file(invocation.out, found, most)
     return EXIT_DAMAGE if found.is_damaged else 0
 

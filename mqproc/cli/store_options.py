@@ -33,10 +33,18 @@ def options_for(invocation: Invocation, io: StoreIO, paths: StorePaths) -> Optio
 
     Settings that nobody can read are passed over: `store verify` tells of them. Raises ConfigurationError.
     """
-    settings = invocation.settings()
-    said = {name: settings[name] for name in settings.keys() - _OF_ROLES if settings[name].source != "default"}
     kept = {name: Setting(value, str(paths.settings)) for name, value in _settings_of(io, paths).items()}
-    return options_from(kept | said)
+    return options_from(kept | _said(invocation))
+
+
+def options_without_store(invocation: Invocation) -> Options:
+    """Flags, environment and config file, then defaults. Raises ConfigurationError."""
+    return options_from(_said(invocation))
+
+
+def _said(invocation: Invocation) -> dict[str, Setting]:
+    settings = invocation.settings()
+    return {name: settings[name] for name in settings.keys() - _OF_ROLES if settings[name].source != "default"}
 
 
 def _settings_of(io: StoreIO, paths: StorePaths) -> dict[str, Any]:

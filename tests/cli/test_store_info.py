@@ -181,8 +181,10 @@ def test_a_brokers_own_address_and_name_may_be_any(tmp_path: Path) -> None:
     store = load_fixture("g1_retention", tmp_path).store
     conf = tmp_path / "broker.conf"
     conf.write_text("brokerIP1 = broker-a.example.com\nbrokerName = broker a\n")
-    for command in (("store", "info", store), ("store", "verify", store)):
-        outcome = call("--config", conf, *command)
+    index = next((store / "index").iterdir())
+    commands = [("info", store), ("verify", store), ("dump", store), ("dump", store / "checkpoint"), ("dump", index)]
+    for command in commands:
+        outcome = call("--config", conf, "store", *command)
         assert outcome.code == 0, outcome.err
     outcome = call("--config", conf, "up", "--store", tmp_path / "new")
     assert outcome.code == 8
