@@ -48,7 +48,7 @@ class AsyncCalls:
         self._frame_bytes_max = at_least_one("max_frame_bytes", max_frame_bytes)
         self.pull_bytes_max = max(1, self._frame_bytes_max - ANSWER_BYTES)
         """So much of messages is asked for at once: one that is larger comes alone, and may not fit."""
-        self._again = functools.partial(type(self), timeout=timeout, retry=retry, max_frame_bytes=max_frame_bytes)
+        self._again = functools.partial(type(self), timeout=timeout, retry=retry, max_frame_bytes=self._frame_bytes_max)
         self._paths = core.socket_paths(store_or_socket)
         self._lines: dict[str, Line] = {}
         self._apart: list[str] = []

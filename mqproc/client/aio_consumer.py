@@ -13,7 +13,7 @@ from mqproc.client import core, group_calls
 from mqproc.client.aio_broadcast import AsyncBroadcast
 from mqproc.client.aio_handling import AsyncHandling
 from mqproc.client.aio_membership import AsyncMembership
-from mqproc.client.amounts import at_least_one, moment_after
+from mqproc.client.amounts import at_least_one, moment_after, true_or_false
 from mqproc.client.assignment import Assignment, Cursor, Loop, Piece, Queue, entries, pull_call
 from mqproc.client.driving import drive_async
 from mqproc.client.group_steps import ResetTo, lag_behind, seek_targets
@@ -368,14 +368,14 @@ class AsyncConsumer(OfGroup):
     ) -> list[StoredMessage]:
         """Up to so many messages; see `Consumer.receive`."""
         self._use(core.unread_pull)
-        at_least_one("max_messages", max_messages)
+        most, exclusive = at_least_one("max_messages", max_messages), true_or_false("ordered", ordered)
         deadline = moment_after("timeout", timeout)
         while True:
             self._changed.clear()
             self._tend()
             found: list[StoredMessage] = []
-            while len(found) < max_messages and (cursor := self._next_ready(exclusive=ordered)):
-                found += cursor.hand_out_of_first(max_messages - len(found))
+            while len(found) < most and (cursor := self._next_ready(exclusive=exclusive)):
+                found += cursor.hand_out_of_first(most - len(found))
             if found or not await self._wait(deadline):
                 return found
 
@@ -436,7 +436,7 @@ class AsyncConsumer(OfGroup):
         pause_s: float = 1.0,
     ) -> None:
         """Await `handler` for each message until `stop` is set, `workers` at once; see `Consumer.run`."""
-        limit = await self._retries() if ordered else None
+        limit = await self._retries() if true_or_false("ordered", ordered) else None
         await AsyncHandling(self, handler, workers, limit, stop or asyncio.Event(), pause_s).run()
 
     async def _retries(self) -> int:

@@ -53,13 +53,14 @@ class Calls:
         self.pull_bytes_max = max(1, self._frame_bytes_max - ANSWER_BYTES)
         """So much of messages is asked for at once: one that is larger comes alone, and may not fit."""
         self._again = functools.partial(
-            type(self), timeout=timeout, retry=retry, max_spin_us=max_spin_us, max_frame_bytes=max_frame_bytes
+            type(self), timeout=timeout, retry=retry, max_spin_us=max_spin_us, max_frame_bytes=self._frame_bytes_max
         )
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
         spin_s = not_below_zero("max_spin_us", max_spin_us) / 1e6
         self._lines = {
-            role: Lines(path, spin_s, max_frame_bytes) for role, path in core.socket_paths(store_or_socket).items()
+            role: Lines(path, spin_s, self._frame_bytes_max)
+            for role, path in core.socket_paths(store_or_socket).items()
         }
 
     def __repr__(self) -> str:

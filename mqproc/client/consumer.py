@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mqproc.client import core, group_calls
-from mqproc.client.amounts import at_least_one, moment_after
+from mqproc.client.amounts import at_least_one, moment_after, true_or_false
 from mqproc.client.assignment import Assignment, Cursor, Loop, Piece, Queue, entries, pull_call
 from mqproc.client.broadcast import Broadcast
 from mqproc.client.driving import drive
@@ -408,7 +408,7 @@ class Consumer(OfGroup):
         With `ordered` a queue's next messages come only when those before them are done.
         """
         self._use(core.unread_pull)
-        at_least_one("max_messages", max_messages)
+        most, exclusive = at_least_one("max_messages", max_messages), true_or_false("ordered", ordered)
         deadline = moment_after("timeout", timeout)
         with self._fetcher.in_turn(min(max(TURN_S, deadline - _clock()), threading.TIMEOUT_MAX)) as is_mine:
             if not is_mine:
@@ -418,8 +418,8 @@ class Consumer(OfGroup):
                 self._tend()
                 found: list[StoredMessage] = []
                 with self._lock:
-                    while len(found) < max_messages and (cursor := self._next_ready(exclusive=ordered)):
-                        found += cursor.hand_out_of_first(max_messages - len(found))
+                    while len(found) < most and (cursor := self._next_ready(exclusive=exclusive)):
+                        found += cursor.hand_out_of_first(most - len(found))
                 if found or not self._wait(deadline):
                     return found
 
@@ -500,7 +500,7 @@ class Consumer(OfGroup):
         any more: what they were not called with comes again. The program's end is a stop for a daemon thread; where
         another one runs when the main thread ends, it goes on with the messages one by one.
         """
-        limit = self._retries() if ordered else None
+        limit = self._retries() if true_or_false("ordered", ordered) else None
         Handling(self, handler, workers, limit, stop or threading.Event(), pause_s).run()
 
     def _retries(self) -> int:

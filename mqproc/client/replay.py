@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from mqproc.client import core, sending
-from mqproc.client.amounts import not_below_zero
+from mqproc.client.amounts import not_below_zero, whole_number
 from mqproc.client.core import TIME_MAX_MS, TIME_MIN_MS, WRITER, Call, Page, Time
 from mqproc.client.encoding import encode_messages
 from mqproc.client.moments import time_ms
@@ -166,7 +166,8 @@ class Replay:
         What the earlier run had under way is looked up, and left out where it was stored. Without a position everything
         is: runs before may have had another begin or filter, or the source fewer messages in its first queues.
         """
-        self.progress = ReplayProgress(0, 0, position or ReplayPosition())
+        check_told(told)
+        self.progress = ReplayProgress(0, 0, ReplayPosition() if position is None else _checked(position))
         self._anywhere = position is None and not self._is_new
         failed_at, failed_s = None, time.monotonic()
         stored = self._settled(failed_s)
@@ -309,6 +310,21 @@ def _check_texts(**texts: object) -> None:
     for name, text in texts.items():
         if not isinstance(text, str) or not is_text(text):
             raise BadRequestError(f"{name} = {repr(text)[:64]} is no text, or none in UTF-8")
+
+
+def check_told(told: object) -> None:
+    """Raise BadRequestError for what cannot be called: the first answer would end the replay."""
+    if told is not None and not callable(told):
+        raise BadRequestError(f"told must be a function of a ReplayProgress, not {type(told).__name__}")
+
+
+def _checked(position: ReplayPosition) -> ReplayPosition:
+    """Of a pair that is no ReplayPosition, as JSON gives it back, one. Raises BadRequestError for what is no pair."""
+    try:
+        queue_id, queue_offset = position
+    except (TypeError, ValueError):
+        raise BadRequestError(f"position = {repr(position)[:64]} is no ReplayPosition") from None
+    return ReplayPosition(whole_number("position", queue_id), whole_number("position", queue_offset))
 
 
 def frames_of(messages: Iterable[_T], count: int, size_of: Callable[[_T], int]) -> Iterator[list[_T]]:

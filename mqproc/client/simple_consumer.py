@@ -65,7 +65,7 @@ class _Waiting:
         """`before_ms`: when the consumer's receive before, which was answered, began; None: there was none."""
         milliseconds("timeout", timeout)
         self._deadline = moment_after("timeout", timeout)
-        self.left_s = timeout
+        self.left_s = float(timeout)
         self.is_again = before_ms is not None
         self.begun_ms = time.time_ns() // 1_000_000
         self.since_ms = self.begun_ms + 1 if before_ms is None else before_ms

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mqproc.client.amounts import milliseconds
+from mqproc.client.amounts import milliseconds, true_or_false
 from mqproc.client.core import Call, Time, chosen, pull, pull_request
 from mqproc.client.group_calls import join, start_of
 from mqproc.errors import BadRequestError, TopicNotFoundError
@@ -86,6 +86,8 @@ def subscription(
         raise BadRequestError(f"a consumer of group {group!r} names no topic")
     for topic in wanted:
         check_topic(topic)
+    if name is not None and not isinstance(name, str):
+        raise BadRequestError(f"name = {repr(name)[:64]} is no text")
     name = name or f"{socket.gethostname()}@{os.getpid()}"
     return Subscription(group, wanted, name, _session_ms(session_timeout), *start_of(start))
 
@@ -119,7 +121,7 @@ def broadcast_path(store: Path, group: str, name: str, given: str | Path | None,
 
     One without a name finds its progress again too, in whatever process. Raises BadRequestError.
     """
-    if not broadcast:
+    if not true_or_false("broadcast", broadcast):
         if given is not None:
             raise BadRequestError("offsets_path is for broadcast=True: a member's progress is its group's")
         return ""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from mqproc import AsyncClient, Client, ResetTo, TransactionResolution
@@ -105,7 +106,11 @@ def test_consumers_refuse_them(group: Group) -> None:
             ("session_timeout", lambda client: client.consumer("s", "Amounts", session_timeout=301)),
             ("pull_messages", lambda client: client.consumer("s", "Amounts", pull_messages=0)),
             ("pull_messages", lambda client: client.consumer("s", "Amounts", pull_messages=-1)),
+            ("name", lambda client: client.consumer("s", "Amounts", name=np.array(["a", "b"]))),
+            ("broadcast", lambda client: client.consumer("s", "Amounts", broadcast="no")),
             ("rate", lambda client: client.replay("Amounts", "Again", rate=float("nan"))),
+            ("position", lambda client: client.replay("Amounts", "Again", position=(0, 1.5))),
+            ("position", lambda client: client.replay("Amounts", "Again", position=5)),
             ("retry_max_times", lambda client: client.groups.change("s", retry_max_times=-5)),
             ("retry_queue_nums", lambda client: client.groups.change("s", retry_queue_nums=-1)),
         ]
@@ -117,7 +122,12 @@ def test_consumers_refuse_them(group: Group) -> None:
                 consumer.run(print, workers=0)
             with pytest.raises(BadRequestError, match=r"^max_messages = 0 "):
                 consumer.receive(0)
-            assert len(consumer.receive(2, timeout=PATIENCE_S)) == 2
+            with pytest.raises(BadRequestError, match=r"^ordered = 'no' is neither"):
+                consumer.receive(1, ordered="no")
+            with pytest.raises(BadRequestError, match=r"^ordered = 'no' is neither"):
+                consumer.run(print, ordered="no")
+            assert len(consumer.receive(pa.scalar(2), timeout=PATIENCE_S)) == 2
+        assert client.simple_consumer("s", "Amounts").receive(timeout=pa.scalar(0)) == []
 
     async def program() -> None:
         async with AsyncClient(group.store) as client, client.consumer("async-amounts", "Amounts") as consumer:
@@ -125,6 +135,10 @@ def test_consumers_refuse_them(group: Group) -> None:
                 await consumer.run(_handle, workers=0)
             with pytest.raises(BadRequestError, match=r"^max_messages = 0 "):
                 await consumer.receive(0)
+            with pytest.raises(BadRequestError, match=r"^ordered = 'no' is neither"):
+                await consumer.receive(1, ordered="no")
+            with pytest.raises(BadRequestError, match=r"^ordered = 'no' is neither"):
+                await consumer.run(_handle, ordered="no")
             with pytest.raises(BadRequestError, match=r"^pull_messages = 0 "):
                 await client.consumer("async-amounts", "Amounts", pull_messages=0)
 

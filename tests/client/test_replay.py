@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -13,7 +14,8 @@ from unittest import mock
 import pytest
 
 from mqproc.client import core
-from mqproc.client.replay import REPLAYED, Replay, ReplaySource, frames_of
+from mqproc.client.aio import AsyncClient
+from mqproc.client.replay import REPLAYED, Replay, ReplayPosition, ReplaySource, frames_of
 from mqproc.client.sync import Client
 from mqproc.errors import BadRequestError, PropertiesTooLargeError, SendOutcomeUnknownError
 from mqproc.layout.control import DISPATCHER
@@ -79,6 +81,25 @@ def test_a_copy_that_has_no_room_is_told_by_its_source(client: Client) -> None:
     (source,) = client.range("short")
     with pytest.raises(PropertiesTooLargeError, match=f"the copy of {source.message_id} has properties of 32,7"):
         client.replay("short", "short-again")
+
+
+def test_what_cannot_be_told_is_refused_before_anything_is_sent(client: Client, group: Group) -> None:
+    client.create_topic("untold", 1)
+    client.send("untold", b"x")
+    client.wait_dispatched()
+    told: Any = 5
+    with pytest.raises(BadRequestError, match="told must be a function of a ReplayProgress, not int"):
+        client.replay("untold", "untold-again", told=told)
+
+    async def program() -> None:
+        async with AsyncClient(group.store) as client:
+            await client.replay("untold", "untold-again", told=told)
+
+    with pytest.raises(BadRequestError, match="told must be a function of a ReplayProgress, not int"):
+        asyncio.run(program())
+    assert client.count("untold-again") == 0
+    position: Any = [0, 0]
+    assert client.replay("untold", "untold-again", position=position).position == ReplayPosition(0, 1)
 
 
 def test_what_was_there_is_counted_once_though_an_answer_is_lost(
