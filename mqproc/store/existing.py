@@ -24,7 +24,8 @@ def check_is_store(io: StoreIO, paths: StorePaths) -> None:
     if entry is None:
         raise StoreNotFoundError(f"{paths.root}: {lost_link(paths.root) or 'no such folder'}")
     if entry.kind is not Kind.FOLDER:
-        raise StoreAccessError(f"{paths.root}: a {entry.kind.value}, not a store's folder")
+        found = entry.kind.value if entry.kind is Kind.OTHER else f"a {entry.kind.value}"
+        raise StoreAccessError(f"{paths.root}: {found}, not a store's folder")
     if log is None or log.kind in _NO_FOLDER:
         raise not_a_store(paths.root)
     for folder, found in ((paths.config, config), (paths.own, own)):

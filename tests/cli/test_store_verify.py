@@ -122,6 +122,7 @@ def test_wrong_input_is_one_line_and_an_exit_code(tmp_path: Path) -> None:
     for path, code, said in (
         (tmp_path / "gone", 5, "gone: no such folder"),
         (tmp_path / "file", 3, "file: a file, not a store's folder"),
+        (Path("/dev/null"), 3, "/dev/null: neither file nor folder, not a store's folder"),
         (tmp_path / "empty", 3, "empty: not a store: it has no folder commitlog"),
     ):
         outcome = call("store", "verify", path)

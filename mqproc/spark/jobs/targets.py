@@ -59,7 +59,7 @@ def write_batches(
         folder = folder_of(session, path)
         return _write_rows(read, path, mode, layout) if folder is None else write_folder(read, folder, mode, layout)
 
-    return _write_whole(session, to, stores, mode, write, takes_back=folder_of(session, str(to)) is not None)
+    return _write_whole(session, to, stores, mode, write, by_tasks=True)
 
 
 def _write_rows(read: BatchRead, path: str, mode: str, layout: Layout) -> Written:
@@ -82,7 +82,7 @@ def _write_whole(
     mode: str,
     write: Callable[[str, str], T],
     *,
-    takes_back: bool = False,
+    by_tasks: bool = False,
 ) -> T:
     from pyspark.errors import AnalysisException
 
@@ -90,6 +90,7 @@ def _write_whole(
         check_target(path, stores, overwrites=mode == "overwrite")
 
     check(str(to))
+    takes_back = by_tasks and folder_of(session, str(to)) is not None
     try:
         return write_whole(session, str(to), mode, write, check, takes_back=takes_back)
     except AnalysisException as error:
@@ -115,8 +116,10 @@ def check_sources(path: str | Path | Sequence[str | Path], *, fail_on_data_loss:
 def check_target(to: str | Path, stores: Iterable[str | Path], *, overwrites: bool = False) -> None:
     """Raise BadRequestError for a target that is one of `stores`, holds one, or lies in one or in any other store.
 
-    With `overwrites` no store at all may lie below it.
+    With `overwrites` no store at all may lie below it. An empty name is none, and not the folder one is in.
     """
+    if not str(to):
+        raise BadRequestError("to is empty: name the folder or URL to write to")
     target = _place(str(to))
     for store in stores:
         source = _place(_archive_of(str(store)))

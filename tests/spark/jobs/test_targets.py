@@ -21,6 +21,11 @@ def stores(tmp_path: Path) -> Path:
     return tmp_path / "stores"
 
 
+def test_a_target_has_a_name(stores: Path) -> None:
+    with pytest.raises(BadRequestError, match="to is empty"):
+        check_target("", [stores / "one"])
+
+
 @pytest.mark.parametrize(
     ("to", "relation"),
     [
