@@ -85,14 +85,14 @@ def test_killed_in_the_middle_none_is_missed_and_none_is_twice(
     spark: SparkSession, rolled_store: Path, group: Group
 ) -> None:
     first = messages_of(rolled_store, topic="First")
-    command = [sys.executable, "-m", "mqproc", "spark", "replay", str(rolled_store), "--topic", "First", "--rate", "40"]
+    command = [sys.executable, "-m", "mqproc", "spark", "replay", str(rolled_store), "--topic", "First", "--rate", "10"]
     command += ["--to", "Killed", "--to-store", str(group.store), "--name", "k", "--master", "local[1]"]
     command += ["--conf", f"spark.driver.extraJavaOptions={quick.JAVA_OPTIONS}"]
     with (
         subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as replaying,
         group.client() as client,
     ):
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 240
         while not any(topic.topic == "Killed" and client.max_offset("Killed", 0) > 3 for topic in client.topics()):
             assert time.monotonic() < deadline
             assert replaying.poll() is None
