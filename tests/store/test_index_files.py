@@ -26,6 +26,7 @@ from mqproc.store.index_headers import next_name, read_header
 from mqproc.store.reads.index_query import IndexReader
 from mqproc.store.slices import finish
 from tests.large_pages import LARGE_PAGES, large_page_ranges
+from tests.open_files import open_below
 
 T0 = 1_700_000_000_000
 FOREVER = 2**63 - 1
@@ -437,9 +438,9 @@ def test_maps_of_a_reader_are_bounded(tmp_path: Path) -> None:
     put(index, [keyed("k", number, T0 + number) for number in range(40)])
     reader = IndexReader(StoreIO(), tmp_path, 10, 3, 64, mapped_max=4)
     reader.refresh(1)
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(open_below(tmp_path))
     assert len(reader.query_offset("T", "k", 64, 0, FOREVER).offsets) == 40
-    assert len(os.listdir("/proc/self/fd")) <= before + 4
+    assert len(open_below(tmp_path)) <= before + 4
 
 
 def test_a_header_is_read_count_first() -> None:

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,8 @@ from tests.store.stopped_store import SEGMENT, StoppedStore, assert_whole
 # The tests' own process has threads of libraries, which are not used in the scanners.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 
+Children = Callable[[], list[BaseProcess]]
+
 PIECES = (1000, 4096, 3 * SEGMENT)
 
 
@@ -46,6 +49,13 @@ def store(tmp_path: Path) -> StoppedStore:
     store = StoppedStore(tmp_path / "store")
     store.engine.segments.close()
     return store
+
+
+@pytest.fixture
+def children() -> Children:
+    """What looks for processes that a test has started and that are there: other tests may have left some."""
+    others = multiprocessing.active_children()
+    return lambda: [child for child in multiprocessing.active_children() if child not in others]
 
 
 # The scans
@@ -82,7 +92,7 @@ def everything(scans: Scans, stop: int) -> tuple[dict[int, bytes], list[tuple[in
 @pytest.mark.parametrize("piece_bytes", PIECES)
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_pieces_together_are_the_whole_log(
-    count: int, piece_bytes: int, store: StoppedStore, log: tuple[QueueTable, LogSegments]
+    count: int, piece_bytes: int, store: StoppedStore, log: tuple[QueueTable, LogSegments], children: Children
 ) -> None:
     said: list[str] = []
     with closing(ScanAhead(*log, 0, store.end, scanners(count, piece_bytes), said.append)) as ahead:
@@ -90,7 +100,7 @@ def test_pieces_together_are_the_whole_log(
     assert found == everything(StepScan(*log), store.end)
     assert len(found[1]) == len(store.offsets)
     assert said == []
-    assert multiprocessing.active_children() == []
+    assert children() == []
 
 
 def test_dispatch_scans_only_what_has_no_whole_record(
@@ -110,21 +120,23 @@ def test_dispatch_scans_only_what_has_no_whole_record(
     assert all(limit % SEGMENT == 0 and limit - start < 4096 for start, limit in scanned)
 
 
-def test_a_killed_scanner_is_told_and_not_missed(store: StoppedStore, log: tuple[QueueTable, LogSegments]) -> None:
+def test_a_killed_scanner_is_told_and_not_missed(
+    store: StoppedStore, log: tuple[QueueTable, LogSegments], children: Children
+) -> None:
     said: list[str] = []
     wanted = everything(StepScan(*log), store.end)
     with closing(ScanAhead(*log, 0, store.end, scanners(), said.append)) as ahead:
-        victim = multiprocessing.active_children()[0]
+        victim = children()[0]
         assert victim.pid is not None
         os.kill(victim.pid, signal.SIGKILL)
         victim.join(60)
         assert everything(ahead, store.end) == wanted
     assert said == ["recovery: no processes scan the log ahead any more: exit code -9"]
-    assert multiprocessing.active_children() == []
+    assert children() == []
 
 
 def test_without_processes_dispatch_scans_all(
-    store: StoppedStore, log: tuple[QueueTable, LogSegments], monkeypatch: pytest.MonkeyPatch
+    store: StoppedStore, log: tuple[QueueTable, LogSegments], children: Children, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second one cannot be forked."""
     said: list[str] = []
@@ -139,7 +151,7 @@ def test_without_processes_dispatch_scans_all(
 
     monkeypatch.setattr(os, "fork", limited)
     with closing(ScanAhead(*log, 0, store.end, scanners(), said.append)) as ahead:
-        assert multiprocessing.active_children() == []
+        assert children() == []
         assert everything(ahead, store.end) == everything(StepScan(*log), store.end)
     assert said == [f"recovery: no processes scan the log ahead any more: [Errno 11] {os.strerror(errno.EAGAIN)}"]
 
@@ -237,7 +249,9 @@ def test_whole_queues_and_index_are_made_again(store: StoppedStore) -> None:
             assert after[name] == before[name], name
 
 
-def test_killed_at_a_call_it_leaves_no_process_and_the_next_one_ends_it(store: StoppedStore, tmp_path: Path) -> None:
+def test_killed_at_a_call_it_leaves_no_process_and_the_next_one_ends_it(
+    store: StoppedStore, tmp_path: Path, children: Children
+) -> None:
     lose_queues_and_index(store)
     io = RecordingIO()
     whole = shutil.copytree(store.root, tmp_path / "whole")
@@ -246,7 +260,7 @@ def test_killed_at_a_call_it_leaves_no_process_and_the_next_one_ends_it(store: S
         root = shutil.copytree(store.root, tmp_path / str(kill_at))
         with pytest.raises(Killed):
             recover(root, store.engine.options, clean=False, scanners=scanners(), io=RecordingIO(kill_at))
-        assert multiprocessing.active_children() == []
+        assert children() == []
         recover(root, store.engine.options, clean=False, scanners=scanners())
         assert derived(root) == derived(whole), kill_at
 
