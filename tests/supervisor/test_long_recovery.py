@@ -17,7 +17,7 @@ from tests.supervisor.running_group import RunningGroup, alive, wait_until
 StartGroup = Callable[..., RunningGroup]
 
 ROLES = "--roles=writer,monitor"
-SILENT_MS = 500
+SILENT_MS = 2000
 
 
 def in_recovery(start_group: StartGroup, *arguments: str) -> RunningGroup:
@@ -34,11 +34,12 @@ def go_on(group: RunningGroup) -> None:
 
 
 def test_the_monitor_works_while_nothing_else_runs_and_goes_on_afterwards(start_group: StartGroup) -> None:
+    before_ns = time.monotonic_ns()
     group = in_recovery(start_group)
     pid = group.pid(layout.MONITOR)
     began_ns = time.monotonic_ns()
     beaten = group.control.load(layout.SUPERVISOR_HEARTBEAT_NS)
-    wait_until(lambda: time.monotonic_ns() - began_ns > 2e6 * SILENT_MS, "as long as would be silent")
+    wait_until(lambda: time.monotonic_ns() - began_ns > 1.25e6 * SILENT_MS, "as long as would be silent")
     cycles = group.cycles(layout.MONITOR)
     wait_until(lambda: group.cycles(layout.MONITOR) > cycles, "it works on")
     assert group.control.load(layout.GROUP_STATE) == layout.GROUP_RECOVERING
@@ -58,7 +59,7 @@ def test_the_monitor_works_while_nothing_else_runs_and_goes_on_afterwards(start_
     ]
     (said,) = [line for line in group.lines if line.startswith("monitor RUNNING")]
     took_ms = float(said.split()[-2])
-    assert took_ms < (time.monotonic_ns() - began_ns) / 1e6 - SILENT_MS, "its own start, not recovery's"
+    assert took_ms <= (began_ns - before_ns) / 1e6, "its own start, not recovery's"
     assert group.stop() == 0
 
 
