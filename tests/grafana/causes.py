@@ -28,7 +28,7 @@ from mqproc.control import Control
 from mqproc.control_words import flush_behind_bytes
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
-from tests.conftest import SMALL, Group, wait_until
+from tests.conftest import PATIENCE_S, SMALL, Group, wait_until
 from tests.grafana.prometheus import free_port
 from tests.store.engine import Engine
 
@@ -135,7 +135,9 @@ class Roles(Scenario):
         wait_until(lambda: self.group.words()["writer_segment_waits"] > waits, 60, "the writer waits for a segment")
         time.sleep(2)
         # Now the append goes on: stored, but late.
+        written = self.group.words()["written"]
         self.signal(words_of.COMMITLOG_FLUSHER, signal.SIGCONT)
+        wait_until(lambda: self.group.words()["written"] > written, what="the late append")
         time.sleep(1.5)
         self.signal(words_of.COMMITLOG_FLUSHER, signal.SIGSTOP)
 
@@ -256,8 +258,12 @@ class Failures(Scenario):
             assert self.group.words()["writer_clock_steps"] == 1
             client.wait_dispatched()
             with client.consumer("shipping", "orders", start="earliest") as consumer:
-                while messages := consumer.receive(max_messages=64, timeout=1):
+                given_up = 0
+                while given_up < 20:
+                    messages = consumer.receive(max_messages=64, timeout=PATIENCE_S)
+                    assert messages, "no more messages to give up"
                     consumer.nack(*messages, delay_level=-1)
+                    given_up += len(messages)
         self._delete_before_dispatch()
 
     def _delete_before_dispatch(self) -> None:

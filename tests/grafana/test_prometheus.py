@@ -32,7 +32,7 @@ class Load(threading.Thread):
         self.rounds = 0
 
     def run(self) -> None:
-        with self._group.client() as client:
+        with self._group.client(timeout=60) as client:
             client.transaction("payers", Message("orders", b"never decided")).begin()
             while not self._ended.wait(0.05):
                 for topic in ("orders", "payments"):
