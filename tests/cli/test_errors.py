@@ -105,11 +105,11 @@ def test_a_role_that_died_is_told_with_the_group_dead(
 def test_a_page_that_a_role_could_not_have_is_told_with_its_file(make_group: Callable[..., Group]) -> None:
     """The queue table's, which more roles than one write to; a disk that cannot read it does the same."""
     group = make_group()
-    with group.client(timeout=0.5) as client:
+    with group.client() as client, group.client(timeout=0.5) as impatient:
         client.send("topic", b"before")
         os.truncate(group.paths.queues, 0)
         with pytest.raises(MqprocError):
-            client.send("topic", b"after")
+            impatient.send("topic", b"after")
     told = re.compile(f"{group.paths.queues}: offset [0-9,]+: the file was cut while it was read")
     wait_until(lambda: any(told.fullmatch(text) for text in texts(group)), what="a role that tells of it")
     wait_until(lambda: "Current thread" in group.output.read_text(), what="its Python stack")

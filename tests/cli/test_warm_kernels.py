@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -63,7 +64,7 @@ def test_a_start_that_keeps_nothing_of_what_it_compiled_says_what_helps(
     monkeypatch.setattr(engine, "WARM_REPORT_S", -1.0)
     context: Any = SimpleNamespace(report=said.append)
     engine.engine_hooks().warm(context)
-    assert said[-1].startswith("kernels: compiled in 0 s")
+    assert re.match(r"kernels: compiled in \d+ s", said[-1])
     assert ("NUMBA_CACHE_DIR" in said[-1]) is not kept
 
 
