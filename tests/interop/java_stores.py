@@ -232,7 +232,7 @@ class Doomed:
 
     def _send(self) -> None:
         rng = random.Random(2)
-        with self.handed.group.client(timeout=3) as client:
+        with self.handed.group.client(timeout=30) as client:
             for frame in range(FRAMES_MAX):
                 bodies = [rng.randbytes(rng.randrange(300)) for _ in range(10)]
                 keys = [[f"kill-{frame}-{each}"] for each in range(10)]

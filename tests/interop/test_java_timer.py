@@ -31,7 +31,7 @@ TOPIC = "later"
 OURS_WAITING, OURS_DUE, THEIRS_WAITING, THEIRS_DUE = 40, 6, 10, 4
 HOUR_MS = 3_600_000
 # Long enough for the group to be stopped before; what is due by then is delivered by the first that comes to it.
-DUE_AFTER_S = 8
+DUE_AFTER_S = 15
 
 
 @dataclass
