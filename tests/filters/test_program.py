@@ -53,7 +53,7 @@ def test_recorded_answers_by_the_kernel() -> None:
 
 
 def test_random_filters_by_the_kernel() -> None:
-    source = Expressions(seed=random.randrange(1 << 30))
+    source = Expressions(seed=7)
     for _ in range(300):
         expression = source.expression()
         try:

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-PATIENCE_S = 40.0
+PATIENCE_S = 90.0
 _FLAGS = (
     "--headless=new",
     "--no-sandbox",

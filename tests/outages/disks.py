@@ -33,7 +33,7 @@ _CLONE_NEWNS: Final = 0x00020000
 _SYNC_FILE_RANGE_ALL: Final = 1 | 2 | 4
 _PAGE: Final = 4096
 DEVICE_BYTES: Final = 256 << 20
-GOING_S: Final = 2.0
+GOING_S: Final = 10.0
 """The kernel takes a moment to let a disk go whose last process has ended."""
 MKFS: Final = ("mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard")
 _libc = ctypes.CDLL(None, use_errno=True)

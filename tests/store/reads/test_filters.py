@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,7 @@ def test_pulls_by_properties(store: LiveStore, sql: str, matches: object) -> Non
 def test_random_filters_over_random_messages(tmp_path: Path) -> None:
     """Numbers that are left to Python among them, at any place of a queue."""
     store = LiveStore(tmp_path)
-    source = Expressions(seed=random.randrange(1 << 30))
+    source = Expressions(seed=7)
     messages = [source.message() for _ in range(200)]
     for number, properties in enumerate(messages):
         whole = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
