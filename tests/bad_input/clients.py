@@ -166,12 +166,14 @@ def _refused(data: bytes) -> Answer:
 
 def ten_thousand(scene: Scene) -> Answer:
     """So many are served at a time, each one more is turned away, and when some have gone others come in."""
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < CROWD + BEYOND + SPARE_FILES:
         pytest.skip(f"a process may open {hard:,} files only")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     group = scene.another(Group(scene.folder / "crowded", max_connections=CROWD)).start()
     with contextlib.ExitStack() as stack:
+        # Of this process, which runs other tests afterwards.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         crowd: list[socket.socket] = []
         while len(crowd) < CROWD + BEYOND:
             crowd.append(stack.enter_context(socket.socket(socket.AF_UNIX)))
