@@ -101,7 +101,11 @@ def test_following_ends_at_the_timeout(make_group: Callable[..., Group]) -> None
         client.wait_dispatched()
     arguments = ("tail", "watched", "--store", group.store, "-f", "--from", "beginning", "--format", "%s\\n")
     began_s = time.monotonic()
-    assert call(*arguments, "--timeout", "1s") == Outcome(0, "before\n", "")
+    outcome = call(*arguments, "--timeout", "1s")
+    if not outcome.out:
+        # The time that a busy machine has stood still is the command's, too.
+        outcome = call(*arguments, "--timeout", "20s")
+    assert outcome == Outcome(0, "before\n", "")
     assert time.monotonic() - began_s >= 1
     # As in every command that asks a group: no answer comes within no time.
     refused = call(*arguments, "--timeout", "0")

@@ -139,7 +139,7 @@ def test_a_role_runs_in_a_debugger_at_the_callers_terminal(group: Group, tmp_pat
             client.ping()
             lent_pid = group.pid("query")
             child.send_signal(signal.SIGINT)
-            assert child.wait(20) == 130
+            assert child.wait(60) == 130
             wait_until(lambda: call("status", "--store", group.store).code == 0, what="all roles running")
             assert group.pid("query") != lent_pid
             client.ping()
