@@ -26,6 +26,8 @@ from mqproc.config import Options, rocketmq_name
 
 GOLDEN = Path(__file__).parent
 FOLDER_VARIABLE = "MQPROC_FIXTURES"
+KEPT: dict[str, Any] = {"metrics_port": 0, "file_reserved_time": 1 << 20}
+"""Options of groups on these stores, which are older than files are kept: tests may run at the hour of deletion."""
 _EXPECTED = ".expected.json.gz"
 _ARCHIVE = ".tar.gz"
 _SIZES = (

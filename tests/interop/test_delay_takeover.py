@@ -9,14 +9,14 @@ from mqproc.layout.properties import decode, encode
 from mqproc.names import SCHEDULE_TOPIC
 from mqproc.store import rocketmq_json
 from tests.conftest import Group, wait_until
-from tests.golden.fixtures import load_fixture
+from tests.golden.fixtures import KEPT, load_fixture
 
 
 def opened(tmp_path: Path, name: str) -> Group:
     """A group on a fixture's store, whose file sizes it adopts."""
     fixture = load_fixture(name, tmp_path)
     group = Group(fixture.store)
-    group.options = {"metrics_port": 0, "max_message_size": 32768, "transaction_check_interval": 86_400_000}
+    group.options = KEPT | {"max_message_size": 32768, "transaction_check_interval": 86_400_000}
     return group.start()
 
 

@@ -11,7 +11,7 @@ from mqproc.message import StoredMessage
 from mqproc.names import SCHEDULE_TOPIC
 from mqproc.store import rocketmq_json
 from tests.conftest import Group, wait_until
-from tests.golden.fixtures import load_fixture
+from tests.golden.fixtures import KEPT, load_fixture
 
 TOPIC, EVERYTHING, TAG_A = "LifeTopic", "cg_all_LifeTopic", "cg_tagA_LifeTopic"
 RETRY = f"%RETRY%{EVERYTHING}"
@@ -25,7 +25,7 @@ Place = tuple[str, int, int]
 def group(tmp_path: Path) -> Iterator[Group]:
     """Not started; on the store that the broker left. It asks nobody about transactions."""
     group = Group(load_fixture("i_broker", tmp_path).store)
-    group.options = {"metrics_port": 0, "max_message_size": 32768, "transaction_check_interval": 86_400_000}
+    group.options = KEPT | {"max_message_size": 32768, "transaction_check_interval": 86_400_000}
     yield group
     group.close()
 

@@ -15,10 +15,10 @@ from mqproc.paths import StorePaths
 from tests.cli.calling import call
 from tests.cli.repairing import damage_in
 from tests.conftest import Group, wait_until
-from tests.golden.fixtures import GOLDEN, unpack
+from tests.golden.fixtures import GOLDEN, KEPT, unpack
 from tests.interop.timer_store import CANCELLED, DELIVERED, FAR, NAME, TOPIC, WAITING, dumped, units
 
-OPTIONS = {"metrics_port": 0, "max_message_size": 32768}
+OPTIONS = KEPT | {"max_message_size": 32768}
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from mqproc.names import HALF_TOPIC, OP_HALF_TOPIC
 from mqproc.store import rocketmq_json
 from mqproc.store.transactions.halves import decode_marks
 from tests.conftest import Group, wait_until
-from tests.golden.fixtures import load_fixture
+from tests.golden.fixtures import KEPT, load_fixture
 
 PRODUCERS = "txpg_LifeTopic"
 
@@ -22,8 +22,7 @@ PRODUCERS = "txpg_LifeTopic"
 def test_a_brokers_transactions_go_on_where_they_stood(tmp_path: Path) -> None:
     """Of nine three were committed, three rolled back, and three checked five times: these are left."""
     group = Group(load_fixture("i_broker", tmp_path).store)
-    group.options = {"metrics_port": 0, "max_message_size": 32768, "file_reserved_time": 1 << 19}
-    group.options["transaction_check_interval"] = 3_600_000
+    group.options = KEPT | {"max_message_size": 32768, "transaction_check_interval": 3_600_000}
     group.start()
     asked: list[StoredMessage] = []
 
