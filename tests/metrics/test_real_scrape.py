@@ -165,7 +165,7 @@ def test_five_thousand_topics_are_scraped_in_time(make_group: Callable[..., Grou
         seen.extend(rounds)
         return min(took for took, _cpu in rounds)
 
-    keeps_below(SCRAPE_S, measure)
+    keeps_below(SCRAPE_S, measure, rounds=5)
     print("s, and s of the monitor's processor time:", [(round(took, 3), round(cpu, 2)) for took, cpu in seen])
     appended = dict(re.findall(r'^mqproc_messages_appended_total\{topic="(topic-\d+)"\} (\d+)$', text, re.MULTILINE))
     assert appended == {f"topic-{number}": f"{sent}" for number in range(TOPICS)}
