@@ -48,14 +48,23 @@ PRINTED = {
 }
 
 
+RUNS_MAX = 3
+"""Of an example. It waits for half a second, and a busy machine may stand still for longer."""
+
+
 @pytest.mark.parametrize("word", PRINTED)
 def test_the_python_examples_run(tmp_path: Path, word: str) -> None:
     (example,) = (block for block in blocks("python") if word in block)
-    done = subprocess.run(
-        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == PRINTED[word]
+    runs: list[list[str]] = []
+    while PRINTED[word] not in runs:
+        assert len(runs) < RUNS_MAX, runs
+        folder = tmp_path / f"{len(runs)}"
+        folder.mkdir()
+        done = subprocess.run(
+            [sys.executable, "-c", example], cwd=folder, capture_output=True, text=True, timeout=90, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        runs.append(done.stdout.splitlines())
 
 
 def test_every_python_example_is_run() -> None:
