@@ -22,7 +22,7 @@ def make(folder: Path) -> Path:
             client.create_topic("later", 1)
             for number in range(5):
                 # What is due when it comes does not wait at all, so a busy machine gets time to send it.
-                client.send("later", b"soon %d" % number, delay=1.5)
+                client.send("later", b"soon %d" % number, delay=4)
             wait_until(lambda: group.words()["delivered_messages"] == 5)
             now_ms = client.send("later", b"now").store_timestamp_ms
             for number in range(WAITING):
