@@ -275,16 +275,16 @@ class Failures(Scenario):
         control.store(words_of.RETENTION_AIM, 2 << 20)
         control.close()
         self._restart(words_of.KEEPER)
-        wait_until(lambda: self.group.words()["min_physical_offset"] == 2 << 20, 30, "the log's minimum moved")
+        wait_until(lambda: self.group.words()["min_physical_offset"] == 2 << 20, PATIENCE_S, "the log's minimum moved")
         first = self.group.paths.commit_log / f"{0:020d}"
-        wait_until(lambda: not first.exists(), 30, "the first segment deleted")
+        wait_until(lambda: not first.exists(), PATIENCE_S, "the first segment deleted")
         self.signal(words_of.DISPATCHER, signal.SIGCONT)
-        wait_until(lambda: self.group.words()["dispatch_gap_bytes"] > 0, 30, "the gap seen")
+        wait_until(lambda: self.group.words()["dispatch_gap_bytes"] > 0, PATIENCE_S, "the gap seen")
 
     def _restart(self, role: str) -> None:
         before = self.group.pid(role)
         self.signal(role, signal.SIGKILL)
-        wait_until(lambda: self.group.pid(role) not in (0, before) and self.group.ready(), 30, f"{role} again")
+        wait_until(lambda: self.group.pid(role) not in (0, before) and self.group.ready(), PATIENCE_S, f"{role} again")
 
     def cure(self, fired: Callable[[str], bool]) -> None:
         """A sync fails under load, and the repair is the way back."""
@@ -327,14 +327,14 @@ class Hung(Scenario):
     def cause(self) -> None:
         self.send("orders", 1, 20_000, 0.1)
         silent = "commitlog-flusher silent for"
-        wait_until(lambda: silent in self.group.output.read_text(), 60, "the supervisor sees a role that hangs")
+        wait_until(lambda: silent in self.group.output.read_text(), 180, "the supervisor sees a role that hangs")
 
     def cure(self, fired: Callable[[str], bool]) -> None:
         """The supervisor's: the role's stack is logged, and another one goes on."""
         self.senders.pop().end()
-        wait_until(lambda: self.group.words()["commitlog-flusher.restarts"] == 1, 30, "the role is replaced")
+        wait_until(lambda: self.group.words()["commitlog-flusher.restarts"] == 1, PATIENCE_S, "the role is replaced")
         assert "in crash_point" in self.group.output.read_text()
-        wait_until(lambda: flush_behind_bytes(self.group.words()) == 0, 30, "all is durable")
+        wait_until(lambda: flush_behind_bytes(self.group.words()) == 0, PATIENCE_S, "all is durable")
 
 
 class FullDisk(Scenario):

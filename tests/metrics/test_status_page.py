@@ -247,11 +247,15 @@ def test_groups_disk_roles_and_errors_are_shown_as_they_are(group: Group, page: 
     (topic,) = [row for row in rows(page, "topics") if row[0] == "orders"]
     assert topic[1:4] == ["2", "600", "600"]
 
-    words = group.words()
-    disk = dict(rows(page, "disk"))
-    used, free = words["disk_used_bytes"], words["disk_free_bytes"]
-    assert disk["used"].endswith(f"of {in_bytes(used + free)}")
-    assert abs(float(disk["used"].split()[0]) - 100 * used / (used + free)) < 1
+    def disk_is_shown() -> bool:
+        """Of the same moment: others fill and empty it meanwhile."""
+        words, shown = group.words(), dict(rows(page, "disk"))["used"]
+        used, free = words["disk_used_bytes"], words["disk_free_bytes"]
+        share = 100 * used / (used + free)
+        return shown.endswith(f"of {in_bytes(used + free)}") and abs(float(shown.split()[0]) - share) < 1
+
+    page.wait(disk_is_shown, "the disk")
+    words, disk = group.words(), dict(rows(page, "disk"))
     assert disk["log"] == in_bytes(words["written"] - words["min_physical_offset"])
     assert disk["sends are refused above"] == "90 %"
     assert disk["deleted in this run"] == "0 segments, 0 B"
