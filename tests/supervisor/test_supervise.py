@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -24,7 +24,7 @@ from mqproc.layout import control as layout
 from mqproc.wire.operations import Operation, RoleRequest, StatusAnswer
 from tests.cli.calling import call
 from tests.conftest import keeps_below
-from tests.supervisor.running_group import RunningGroup, alive, titles_of, wait_until
+from tests.supervisor.running_group import RunningGroup, alive, first_in_line, titles_of, wait_until
 
 StartGroup = Callable[..., RunningGroup]
 
@@ -36,20 +36,6 @@ FEW = "--roles=writer,dispatcher"
 def closes(group: RunningGroup) -> list[str]:
     """Who has ended, in order; `finish` stands for marks and checkpoint."""
     return [line.split()[0] for line in group.events if line.endswith(" close") or line == "finish clean"]
-
-
-@contextlib.contextmanager
-def first_in_line(*pids: int) -> Iterator[None]:
-    """These processes, what they start, and this thread have a processor before others want it, if root says so."""
-    usual = os.getpriority(os.PRIO_PROCESS, 0)
-    with contextlib.suppress(PermissionError):
-        for pid in (*pids, 0):
-            os.setpriority(os.PRIO_PROCESS, pid, -20)
-    try:
-        yield
-    finally:
-        if os.getpriority(os.PRIO_PROCESS, 0) != usual:
-            os.setpriority(os.PRIO_PROCESS, 0, usual)
 
 
 class TestRunning:
@@ -263,17 +249,14 @@ class TestStopping:
         killed.process.kill()
         killed.wait()
         start_group(FEW).stop()
-        assert [line for line in killed.events if "recover" in line] == [
-            "recover clean",
-            "recover clean",
-            "recover unclean",
-        ]
+        recoveries = [line for line in killed.events if "recover" in line]
+        assert recoveries == ["recover clean", "recover clean", "recover unclean"]
 
 
 class TestKills:
     @pytest.mark.timeout(600)
     def test_each_killed_role_is_started_again_within_100_ms(self, start_group: StartGroup) -> None:
-        quickest: dict[str, float] = {}
+        quickest: dict[str, float] = {}  # any may be slow when the machine is busy with something else
 
         def median_ms() -> float:
             group = start_group()
@@ -286,7 +269,6 @@ class TestKills:
             assert group.stop() == 0
             return statistics.median(quickest.values())
 
-        # The median of each role's quickest, since any may be slow when the machine is busy with something else.
         keeps_below(SETTLED_MS, median_ms, rounds=20)
 
     def test_a_dead_flusher_is_followed_by_a_sync_of_the_supervisors_own(self, start_group: StartGroup) -> None:
@@ -399,8 +381,7 @@ class TestKills:
             told = [re.fullmatch(r"writer silent for ([\d.]+) s while running: aborted", line) for line in group.lines]
             return float([found[1] for found in told if found][-1])
 
-        # The fifth death would end the group.
-        keeps_below(1.0, silent_s, rounds=4)
+        keeps_below(1.0, silent_s, rounds=4)  # the fifth death would end the group
         assert any("SIGABRT" in line for line in group.lines)
         # Errors come another way than lines do.
         wait_until(lambda: any("a role crashed" in line and "in wait" in line for line in group.errors))
