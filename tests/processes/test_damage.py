@@ -131,7 +131,7 @@ def test_a_page_of_the_index_that_cannot_be_read_fails_the_keys_that_lead_there_
     make_group: Callable[..., Group],
 ) -> None:
     """Each such look-up ended query, and five in a minute the group. Without a word it would be a wrong answer."""
-    group = make_group()
+    group = make_group(max_hash_slot_num=5_000_000)  # So many that no two keys share one.
     filled(group)
     group.start()
     (index,) = group.paths.index.iterdir()
