@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mqproc import config
-from mqproc.errors import InternalError, MqprocError, StoreReadOnlyError
+from mqproc.errors import CorruptStoreError, InternalError, MqprocError, StoreReadOnlyError
 from mqproc.io import FailedSyncError
 from mqproc.layout import control as words_of
 from mqproc.process.appender import Appender
@@ -37,6 +37,7 @@ from mqproc.process.request_bounds import bounded
 from mqproc.process.request_times import LATE_NS, RequestTimes
 from mqproc.process.transactions import TRANSACTION_OPERATIONS, Transactions
 from mqproc.shm.code_counts import code_counter
+from mqproc.store.derived import unreadable_file
 from mqproc.store.groups.unwritable import UNWRITABLE, refusal
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.reading import StoreReading
@@ -103,7 +104,7 @@ class Query:
         self._delivered = Delivered(self._words, self._table)
         view = self._view = WordsView(self._words, self._table, sync_flush=options.sync_flush)
         looks = view.queues, view.visible, view.newest_index_ms
-        self._reading = StoreReading(io, paths, options, *looks, PRESENT_BYTES_MAX, tell_lost=self._tell_lost)
+        self._reading = StoreReading(io, paths, options, *looks, PRESENT_BYTES_MAX)
         self._read_pages = ReadPages(self._reading.segments)
         self._questions = Questions(context, self._reading)
         self._times = RequestTimes(self._words)
@@ -220,10 +221,6 @@ class Query:
         self._reading.close()
         self._table.close()
 
-    def _tell_lost(self, text: str) -> None:
-        self._context.heart.failed()
-        self._log.error(text)
-
     def _tell_waiting(self) -> None:
         """Say how many wait for dispatch. The first one hurries the dispatcher, which lies low while there is none."""
         waiting, before = len(self._held) + self._pops.waiting, self._cells[words_of.WAITING_PULLS]
@@ -325,11 +322,21 @@ class Query:
                 return
             self._context.heart.failed()
             self._log.error("reading failed", error=str(error), operation=request.operation)
-            self._refuse(request, InternalError(f"reading failed: {error.strerror or error}"))
+            self._refuse(request, self._failed_read(error))
         except Exception as error:
             self._context.heart.failed()
             self._log.exception("unexpected error", operation=request.operation)
             self._refuse(request, InternalError(f"{type(error).__name__}: {error}"))
+
+    def _failed_read(self, error: OSError) -> MqprocError:
+        """Nobody is led past units that cannot be read: their messages are in the log."""
+        lost = unreadable_file(error, self._context.paths)
+        if lost is None:
+            return InternalError(f"reading failed: {error.strerror or error}")
+        return CorruptStoreError(
+            f"{lost}: a part cannot be read; no message is lost by that: when the group is stopped, mqproc store "
+            "repair makes the file again from the log"
+        )
 
     def _answer(self, request: Asked, options: Options, payload: Payload = ()) -> None:
         request.answered = True

@@ -27,7 +27,6 @@ from mqproc.message import QueueInfo, TopicInfo
 from mqproc.paths import StorePaths
 from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles, as_units
 from mqproc.store.damage import KnownHoles
-from mqproc.store.lost_units import ServedQueueFiles
 from mqproc.store.reads.index_query import IndexAnswer, IndexReader
 from mqproc.store.reads.key_search import CANDIDATES_MAX, KeySearch
 from mqproc.store.reads.log_records import LogRecords, Visible
@@ -63,13 +62,10 @@ class StoreReading:
         *,
         whole: bool = True,
         still: bool = False,
-        tell_lost: Callable[[str], object] | None = None,
     ) -> None:
         """`present_bytes_max` is how much of the log may be present in this process's memory.
 
-        With `whole` false a segment that is short holds what is there; with `still` nobody appends to the store. With
-        `tell_lost`, which gets a line about it, messages are damaged whose unit the disk cannot read; else that raises
-        OSError.
+        With `whole` false a segment that is short holds what is there; with `still` nobody appends to the store.
         """
         self._io = io
         self._paths = paths
@@ -80,10 +76,7 @@ class StoreReading:
             io, paths.commit_log, size, whole=whole, still=still, present_bytes_max=present_bytes_max
         )
         self.records = LogRecords(self.segments, visible, KnownHoles(io, paths, self.segments.segment_size))
-        queue_files = paths.consume_queue, options.consume_queue_file_bytes
-        self.files = (
-            ConsumeQueueFiles(io, *queue_files) if tell_lost is None else ServedQueueFiles(io, *queue_files, tell_lost)
-        )
+        self.files = ConsumeQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes)
         self._index = IndexReader(io, paths.index, options.max_hash_slot_num, options.max_index_num, CANDIDATES_MAX)
         self.walks = self._index.walks
         self._pulls = QueuePulls(queues, self.files, self.records, options)

@@ -20,7 +20,6 @@ from mqproc.kernels.record_check import BAD_OFFSET, REASON_NAMES, VERIFY_ALL
 from mqproc.layout.consume_queue import FILLER_SIZE, physical_offset_of
 from mqproc.layout.record_codec import decode_record
 from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles, as_units
-from mqproc.store.lost_units import LOST_PLACE
 from mqproc.store.reads.log_records import LogRecords
 from mqproc.store.reads.passing import Passing
 from mqproc.store.segments import PAGES_AROUND_BYTES
@@ -225,10 +224,8 @@ class Walk:
 
     def pass_over_as_removed(self) -> None:
         """After Halt.DAMAGE: take it as RocketMQ takes a record that it cannot read, for one that retention removed."""
-        unit = as_units(self._units)[int(self._state[kernel.UNIT])]
-        if not _is_lost(unit):
-            physical_offset = max(0, int(unit["physical_offset"]))
-            self._pass_over_segment(self._records.segments.start_of(physical_offset))
+        physical_offset = max(0, int(as_units(self._units)[int(self._state[kernel.UNIT])]["physical_offset"]))
+        self._pass_over_segment(self._records.segments.start_of(physical_offset))
         self._state[kernel.UNIT] += 1
         self.next_offset += 1
 
@@ -271,8 +268,6 @@ class Walk:
         begin = self._files.last_end(*self._queue, self.next_offset, self._number)
         following = self._files.position_at(*self._queue, self.next_offset, self._number)
         end = following if following is not None and following >= begin else int(self._state[kernel.LOG_STOP])
-        if position == LOST_PLACE:
-            return begin, end, "a part of the queue's file cannot be read"
         holes = self._records.holes_named(position, begin, end)
         if not holes:
             return position, position, "a hole"
@@ -373,7 +368,3 @@ class Walk:
         """What points below the end of the segment at `start` is gone."""
         self._state[kernel.SKIP_BELOW] = start + self._records.segments.segment_size
         self.miss = Miss.REMOVED
-
-
-def _is_lost(unit: np.void) -> bool:
-    return int(unit["size"]) == FILLER_SIZE and int(unit["physical_offset"]) == LOST_PLACE
