@@ -9,6 +9,7 @@ from mqproc.io import FailedSyncError, StoreIO
 from mqproc.paths import StorePaths
 from mqproc.store.clearing import read_written
 from mqproc.store.index_headers import index_file_names
+from mqproc.store.queue_folders import files_of_queues
 
 
 def unreadable_file(error: OSError, paths: StorePaths) -> Path | None:
@@ -22,8 +23,8 @@ def unreadable_file(error: OSError, paths: StorePaths) -> Path | None:
     return None
 
 
-def read_index_file(io: StoreIO, path: Path) -> None:
-    """Raise OSError when a part of a file cannot be read: that ends who maps it."""
+def read_through(io: StoreIO, path: Path) -> None:
+    """Read all that was ever written of a file: raises OSError where a part cannot be read, which ends who maps it."""
     fd = io.open(path)
     try:
         read_written(io, fd)
@@ -31,15 +32,17 @@ def read_index_file(io: StoreIO, path: Path) -> None:
         io.close(fd)
 
 
-def unreadable_index_file(io: StoreIO, paths: StorePaths) -> Path | None:
-    """The first file of the index that cannot be read, None when all can."""
-    for name in index_file_names(io, paths.index):
-        try:
-            read_index_file(io, paths.index / name)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            if (found := unreadable_file(error, paths)) is None:
-                raise
-            return found
-    return None
+def unreadable_files(io: StoreIO, paths: StorePaths) -> set[Path]:
+    """All files of queues and index that cannot be read: each is read as far as it was ever written."""
+    files = [folder / entry.name for folder, entry in files_of_queues(io, paths.consume_queue)]
+    files += [paths.index / name for name in index_file_names(io, paths.index)]
+    return {path for path in files if not _can_be_read(io, path)}
+
+
+def _can_be_read(io: StoreIO, path: Path) -> bool:
+    """False where the disk fails; for any other error true, which is for those to tell who need the file."""
+    try:
+        read_through(io, path)
+    except OSError as error:
+        return error.errno != errno.EIO
+    return True

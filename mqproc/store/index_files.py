@@ -27,7 +27,7 @@ from mqproc.kernels.intrinsics import load_be32, load_be64, store_be32, store_be
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import index_file as layout
 from mqproc.store.clearing import clear_behind
-from mqproc.store.derived import read_index_file
+from mqproc.store.derived import read_through
 from mqproc.store.index_headers import IndexHeader, file_ms, index_file_names, last_offset, next_name, read_header
 from mqproc.store.unsynced import Unsynced
 
@@ -395,7 +395,7 @@ class IndexFiles:
         """Make one file anew from its items in [floor, mark), where it is not so already; the items kept."""
         if self._io.size_of(self._folder / name) == 0:
             return 0
-        read_index_file(self._io, self._folder / name)
+        read_through(self._io, self._folder / name)
         file = self._mapped(name)
         try:
             header = read_header(file.view)

@@ -85,7 +85,7 @@ def adopted_file_bytes(io: StoreIO, folder: Path, configured: int) -> int:
     """
     sizes: Counter[int] = Counter()
     starts: set[int] = set()
-    for queue, entry in _files_below(io, folder):
+    for queue, entry in files_of_queues(io, folder):
         start = segment_start(entry.name)
         if start is None:
             continue
@@ -98,7 +98,7 @@ def adopted_file_bytes(io: StoreIO, folder: Path, configured: int) -> int:
     return max(fitting, key=lambda size: (sizes[size], size)) if fitting else configured
 
 
-def _files_below(io: StoreIO, folder: Path) -> Iterator[tuple[Path, Entry]]:
+def files_of_queues(io: StoreIO, folder: Path) -> Iterator[tuple[Path, Entry]]:
     """(a queue's folder, file) of every file of a queue."""
     for topic in io.entries(folder):
         if not is_topic(topic):

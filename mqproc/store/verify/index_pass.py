@@ -14,7 +14,7 @@ from mqproc.kernels import index_verify as kernels
 from mqproc.kernels.intrinsics import load_be32, load_be64
 from mqproc.kernels.record_check import stored_at_ms
 from mqproc.layout import index_file as layout
-from mqproc.store.derived import read_index_file
+from mqproc.store.derived import read_through
 from mqproc.store.verify.findings import Finding, Kind
 from mqproc.store.verify.index_walk import index_view
 from mqproc.store.verify.log_views import LogViews
@@ -50,7 +50,7 @@ class IndexPass:
         """Check one file."""
         found = IndexChecked(file.name, [], True)
         with contextlib.suppress(FileNotFoundError):
-            read_index_file(self._io, self._picture.inventory.paths.index / file.name)
+            read_through(self._io, self._picture.inventory.paths.index / file.name)
         view = index_view(self._io, self._picture, file)
         if view is None:
             return found

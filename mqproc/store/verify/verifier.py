@@ -21,7 +21,7 @@ from mqproc.paths import StorePaths, segment_start
 from mqproc.quantities import counted
 from mqproc.shm.lock import holder_of
 from mqproc.store.consume_queue import as_units
-from mqproc.store.derived import unreadable_file, unreadable_index_file
+from mqproc.store.derived import unreadable_file, unreadable_files
 from mqproc.store.existing import check_is_store
 from mqproc.store.index_shape import adopted_index_shape
 from mqproc.store.queue_folders import adopted_file_bytes
@@ -147,12 +147,14 @@ def verify_store(
             found = unreadable_file(error, paths)
             if found is None or found in unreadable:
                 raise
+            # The others too: to begin anew for each of them would take as long as so many verifies.
+            unreadable |= {found, *unreadable_files(io, paths)}
         except CorruptStoreError:
             # A process of ours may have died of a page of a map.
-            found = unreadable_index_file(io, paths)
-            if found is None or found in unreadable:
+            others = unreadable_files(io, paths) - unreadable
+            if not others:
                 raise
-        unreadable.add(found)
+            unreadable |= others
 
 
 def picture_of(

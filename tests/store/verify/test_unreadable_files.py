@@ -21,13 +21,22 @@ def store(tmp_path: Path) -> StoppedStore:
     return store
 
 
-def test_each_is_told_and_all_else_is_looked_at(store: StoppedStore) -> None:
+def test_each_is_told_and_all_else_is_looked_at(store: StoppedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one ended the command, and a repair with it; of an index file by SIGBUS."""
     io, engine = BadSectors(), store.engine
     lost = {store.queue_file("First", 1): 0, store.queue_file("Third", 2, 800): 0, store.index_files()[-1]: 1}
     for path, page in lost.items():
         io.lose(path, page)
+    began: list[object] = []
+    run = verifier._Verifier.run
+
+    def counted(self: verifier._Verifier) -> verifier.Verified:
+        began.append(self)
+        return run(self)
+
+    monkeypatch.setattr(verifier._Verifier, "run", counted)
     found = verify_store(io, engine.paths, engine.options, jobs=1)
+    assert len(began) == 2, "a verify for each file takes as long as so many"
     told = {each.file for each in found.findings.in_order() if each.kind is Kind.FILE_UNREADABLE}
     assert told == {str(path.relative_to(store.root)) for path in lost}
     assert found.records == len(store.offsets)
@@ -39,17 +48,19 @@ def test_a_process_that_died_of_a_page_of_the_index_leaves_a_look_at_all_of_it(
 ) -> None:
     """Which page that was only the process could have told."""
     io, engine = BadSectors(), store.engine
-    io.lose(store.index_files()[-1], 1)
+    first, *_others, last = store.index_files()
+    io.lose(first, 1)
+    io.lose(last, 1)
     run = verifier._Verifier.run
 
     def dies(self: verifier._Verifier) -> verifier.Verified:
-        if not self.unreadable:
+        if len(self.unreadable) < 2:
             raise CorruptStoreError("a page of a file could not be read")
         return run(self)
 
     monkeypatch.setattr(verifier._Verifier, "run", dies)
     found = verify_store(io, engine.paths, engine.options, jobs=1)
-    assert found.findings.counts[Kind.FILE_UNREADABLE] == 1
+    assert found.findings.counts[Kind.FILE_UNREADABLE] == 2
     io.lost.clear()
     with pytest.raises(CorruptStoreError, match="a page of a file"):
         verify_store(io, engine.paths, engine.options, jobs=1)
