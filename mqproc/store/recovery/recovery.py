@@ -29,11 +29,11 @@ from mqproc.config import Options
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
-from mqproc.paths import StorePaths
+from mqproc.paths import StorePaths, segment_start
 from mqproc.quantities import counted
 from mqproc.shm.words import Words
 from mqproc.store import checkpoint_file, deleted_topics
-from mqproc.store.consume_queue import ConsumeQueueFiles
+from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles
 from mqproc.store.damage import DamageLedger
 from mqproc.store.deleted_topics import tell_table
 from mqproc.store.derived import unreadable_file
@@ -157,12 +157,25 @@ class Recovery:
 
     def _begin_without(self, lost: Path) -> None:
         """What was done by now is left as a kill would leave it."""
+        self._take_mark_back(lost)
         self._files.set_aside(lost, "the disk cannot read it, it is made again")
         self._without.add(lost)
         self._clean = False
         self._files = StoreFiles(self._io, self._paths, self._options, self._report)
         self._files.check()
         self._segments = LogSegments(self._io, self._paths.commit_log, self._options.mapped_file_size_commit_log)
+
+    def _take_mark_back(self, lost: Path) -> None:
+        """The mark of the queues vouches for what a file of theirs held, of which the last run's table may not know."""
+        begins = self._segments.starts()
+        if self._paths.consume_queue not in lost.parents or not begins:
+            return
+        end, start, folder = 0, segment_start(lost.name), lost.parent
+        if start is not None:
+            queues = ConsumeQueueFiles(self._io, self._paths.consume_queue, self._options.consume_queue_file_bytes)
+            with contextlib.closing(queues), contextlib.suppress(OSError):
+                end = queues.last_end(folder.parent.name, int(folder.name), start // UNIT_SIZE)
+        self._marks["consumequeue"].take_back(max(end, begins[0]))
 
     def _go(self, opened: contextlib.ExitStack) -> None:
         self._files.put_markers_in_order()

@@ -62,6 +62,23 @@ def test_what_cannot_be_read_is_made_again(
         assert clean
 
 
+def test_units_that_no_table_knows_of_are_made_again(tmp_path: Path) -> None:
+    """After a loss of power the table of queues is older than the files; behind the mark the log may have nothing."""
+    store = StoppedStore(tmp_path / "store")
+    store.close_in_order()
+    table = store.engine.paths.queues.read_bytes()
+    first = last_queue_file(store)
+    while last_queue_file(store) == first:
+        store.put()
+        store.recover()
+    store.engine.paths.queues.write_bytes(table)
+    io = BadSectors()
+    io.lose(last_queue_file(store), 0)
+    found = store.recover(clean=False, io=io)
+    assert io.tried
+    assert_whole(store, found)
+
+
 def test_a_page_of_the_index_is_read_before_it_is_mapped(tmp_path: Path) -> None:
     """A map would end the process: a start after a kill ended by SIGBUS, and each one after it."""
     store = StoppedStore(tmp_path / "store")
