@@ -108,7 +108,7 @@ class Recovery:
         self._options = options
         self._words = words
         self._report = report
-        self._clean = clean
+        self._clean = self._was_closed = clean
         self._mark_type = DurableMark if trust_marks else DistrustedMark
         # A repair, which trusts no marks, keeps copies of its own.
         self._keeps = clean and trust_marks
@@ -287,7 +287,7 @@ class Recovery:
         if holes := len(self._ledger.holes):
             text += f"; {counted(holes, 'damaged range')} served around, {len(log.fresh)} of them new"
         self._end(text)
-        self._words[words_of.RECOVERY_CUT_BYTES] = found.cut_bytes
+        self._words[words_of.RECOVERY_CUT_BYTES] += found.cut_bytes  # What was cut before all began anew counts, too.
         return log
 
     def _known_end(self) -> int:
@@ -385,7 +385,7 @@ class Recovery:
         untouched = self._clean and trusted and queues_at == log.end and not filled
         if not untouched:
             mender.keep_multi_dispatched()
-        if self._clean and not untouched and (beyond := mender.look_beyond()) > log.end:
+        if self._was_closed and not untouched and (beyond := mender.look_beyond()) > log.end:
             # It was closed in order, so the log had what its queues knew.
             self._ledger.note_cut(log.end, beyond, self._now_ms())
         cleared = mender.clear(mender.lost if untouched else None)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from mqproc.io import FailedSyncError
+from mqproc.layout import control as words_of
+from mqproc.store import damage
 from mqproc.store.recovery.dry_run_io import DryRunIO
 from tests.store.bad_sectors import BadSectors
 from tests.store.faulty_io import FaultyIO
@@ -77,6 +79,23 @@ def test_units_that_no_table_knows_of_are_made_again(tmp_path: Path) -> None:
     found = store.recover(clean=False, io=io)
     assert io.tried
     assert_whole(store, found)
+
+
+def test_what_the_log_has_lost_is_told_though_all_begins_anew(tmp_path: Path) -> None:
+    """What was cut before counted nothing, and that the log was durable further nobody would say."""
+    store = StoppedStore(tmp_path / "store")
+    store.close_in_order()
+    for mark in (store.root / "mqproc/marks").iterdir():
+        mark.unlink()
+    last = store.offsets[-1]
+    store.overwrite(last + 4, b"garbage!")
+    io = BadSectors()
+    io.lose(last_queue_file(store), 0)
+    found = store.recover(io=io)
+    assert io.tried
+    assert found.end == last
+    assert found.words[words_of.RECOVERY_CUT_BYTES] == store.end - last
+    assert [(cut.end, cut.durable_end) for cut in damage.load(io, store.engine.paths).cuts] == [(last, store.end)]
 
 
 def test_a_page_of_the_index_is_read_before_it_is_mapped(tmp_path: Path) -> None:
