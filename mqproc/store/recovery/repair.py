@@ -93,7 +93,10 @@ _UNFINISHED: Final = frozenset(
 # What no repair can mend.
 _HOPELESS: Final = frozenset({Kind.QUEUE_OFFSET_REPEATED, Kind.QUEUE_OFFSET_TOO_HIGH})
 # What is done at once where segments have each other's names: all else is seen only when they have their own.
-_WHATEVER_THE_LOG_HAS: Final = frozenset({Kind.STRAY_FILE, Kind.MISPLACED_FILE, Kind.CONFIG_UNREADABLE, Kind.READ_ONLY})
+_WHATEVER_THE_LOG_HAS: Final = frozenset(
+    {Kind.STRAY_FILE, Kind.MISPLACED_FILE, Kind.FILE_UNREADABLE, Kind.CONFIG_UNREADABLE, Kind.READ_ONLY}
+)
+_MOVE_ASIDE: Final = "move aside"
 _Step = Callable[[StoreIO], None]
 
 
@@ -159,8 +162,10 @@ class Repair:
             "actions": [action_row(action, self._paths) for action in plan.actions],
             "changes": [change_row(change, self._paths) for change in plan.changes],
         }
+        # These are moved to where their copies would lie; of one that the disk cannot read there is none.
+        moved = {action.path for action in plan.actions if action.what == _MOVE_ASIDE}
         try:
-            Copies(io, self._paths, self.kept).keep(plan.changes, document)
+            Copies(io, self._paths, self.kept).keep((each for each in plan.changes if each.path not in moved), document)
         except OSError as error:
             text = f"{error.filename or self.kept}: {error.strerror}: no copies can be kept, so nothing was changed"
             raise StoreAccessError(text) from error
@@ -230,7 +235,7 @@ class Repair:
                 continue
             if finding.kind is Kind.STRAY_FILE:
                 yield self._aside(path, "none of the store's files")
-            elif finding.kind is Kind.MISPLACED_FILE:
+            elif finding.kind in (Kind.MISPLACED_FILE, Kind.FILE_UNREADABLE):
                 yield self._aside(path, finding.text)
             elif finding.kind is Kind.CONFIG_UNREADABLE:
                 yield self._aside(path, f"cannot be read: {finding.text}")
@@ -291,7 +296,7 @@ class Repair:
             io.make_folder(target.parent, mode=0o700)
             io.rename(path, target)
 
-        return Action(path, "move aside", why, move)
+        return Action(path, _MOVE_ASIDE, why, move)
 
     def _blank(self, path: Path, finding: Finding) -> Action:
         offset = finding.offset or 0

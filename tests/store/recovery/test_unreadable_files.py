@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import errno
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,13 @@ from mqproc.io import FailedSyncError
 from mqproc.layout import control as words_of
 from mqproc.store import damage
 from mqproc.store.recovery.dry_run_io import DryRunIO
+from mqproc.store.recovery.repair import Repair
+from mqproc.store.verify.verifier import verify_store
 from tests.store.bad_sectors import BadSectors
 from tests.store.faulty_io import FaultyIO
 from tests.store.stopped_store import StoppedStore, assert_whole
+
+NOW = datetime.datetime(2026, 1, 2)
 
 
 class DyingDisk(BadSectors):
@@ -153,3 +158,24 @@ def test_a_plan_tells_what_goes_aside_and_what_is_made(tmp_path: Path) -> None:
         changes = {(change.path, change.what): change for change in io.changes()}
     assert changes[lost, "moved"].target is not None
     assert (lost, "changed") in changes
+
+
+def test_a_repair_moves_aside_what_a_verify_could_not_read(tmp_path: Path) -> None:
+    """It was left to recovery to come there: it need not, and what it had stored to before could not be copied."""
+    store = StoppedStore(tmp_path / "store")
+    store.close_in_order()
+    io, engine = BadSectors(), store.engine
+    lost = {store.queue_file("First", 2), last_queue_file(store), store.index_files()[0]}
+    inodes = {path: path.stat().st_ino for path in lost}
+    for path in lost:
+        io.lose(path, 0)
+    job = Repair(engine.paths, engine.options, verify_store(io, engine.paths, engine.options, jobs=1), NOW)
+    plan = job.plan()
+    assert {(action.path, action.what) for action in plan.actions} == {(path, "move aside") for path in lost}
+    tried = io.tried
+    job.execute(io, plan, lambda line: None)
+    assert io.tried == tried
+    for path, inode in inodes.items():
+        assert (job.kept / "files" / path.relative_to(store.root)).stat().st_ino == inode
+    assert verify_store(io, engine.paths, engine.options, jobs=1).clean
+    assert_whole(store, store.recover())
