@@ -130,7 +130,7 @@ class RangeReader:
             reason, stopped = self._select(bytes_, at, until)
             if reason != kernels.CUT_BY_VIEW or stopped != at:
                 return reason, stopped
-            bytes_.show_record(at)
+            bytes_.show_more(at, until)
 
     def _select(self, bytes_: SegmentView, at: int, until: int) -> tuple[int, int]:
         """One pass of the kernel over what is in view, which takes up queues as they come."""
@@ -202,9 +202,9 @@ class SegmentView:
         if not self.first <= at < self._end:
             self.show(at, stop)
 
-    def show_record(self, at: int) -> None:
-        """Have more in view of the record at `at`, which ends behind it."""
-        self.show(at, min(self.limit, at + max(_PART_BYTES, 2 * (self._end - at))))
+    def show_more(self, at: int, stop: int) -> None:
+        """Have [at, stop) in view, and more than there is of the record at `at`, which ends behind the view."""
+        self.show(at, min(self.limit, max(stop, at + 2 * (self._end - at))))
 
     @property
     def _end(self) -> int:

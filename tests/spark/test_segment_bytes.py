@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -10,34 +11,67 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from mqproc.spark import reading, segment_bytes
+from mqproc.spark.ranges import LogPartition
 from mqproc.spark.segment_bytes import open_segment
-from tests.spark.rows import offsets_of, partitions_of, rows_of
+from mqproc.spark.tasks import read_partition
+from tests.spark.rows import offsets_of, options_of, partitions_of, rows_of
 from tests.store.stopped_store import SEGMENT
 
+NAMES = ["physical_offset", "body"]
 
-def test_small_batches_fetch_nothing_twice(rolled_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files, fetched = fsspec.filesystem("memory"), 0
-    segments = sorted(each for each in (rolled_store / "commitlog").iterdir() if each.name.isdigit())
-    for file in segments:
+
+@pytest.fixture
+def url(rolled_store: Path) -> str:
+    """The store on remote storage."""
+    files = fsspec.filesystem("memory")
+    for file in segments_of(rolled_store):
         files.pipe_file(f"/once/store/commitlog/{file.name}", file.read_bytes())
+    return "memory://once/store"
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes each fetch has brought. Parts end amid records, which then come with the next one."""
+    sizes: list[int] = []
     cat_file = MemoryFileSystem.cat_file
 
     def counted(self: MemoryFileSystem, path: str, start: int, end: int) -> bytes:
-        nonlocal fetched
-        fetched += end - start
+        sizes.append(end - start)
         return bytes(cat_file(self, path, start=start, end=end))
 
     monkeypatch.setattr(MemoryFileSystem, "cat_file", counted)
-    # Parts end amid records, which then come with the next one.
     monkeypatch.setattr(segment_bytes, "AHEAD_BYTES", 30)
-    for part in (20_000, 400, 50):
-        monkeypatch.setattr(reading, "_PART_BYTES", part)
-        fetched = 0
-        assert rows_of("memory://once/store", ["physical_offset", "body"], batchBytes=1000) == rows_of(
-            rolled_store, ["physical_offset", "body"]
-        )
-        # The plan looks at the last segment's begin; behind the last record what follows is looked for.
-        assert fetched < (len(segments) + 3) * SEGMENT
+    return sizes
+
+
+def segments_of(store: Path) -> list[Path]:
+    return sorted(each for each in (store / "commitlog").iterdir() if each.name.isdigit())
+
+
+@pytest.mark.parametrize("part", [20_000, 400, 50])
+def test_small_batches_fetch_nothing_twice(
+    rolled_store: Path, url: str, fetched: list[int], monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    monkeypatch.setattr(reading, "_PART_BYTES", part)
+    assert rows_of(url, NAMES, batchBytes=1000) == rows_of(rolled_store, NAMES)
+    # The plan looks at the last segment's begin; behind the last record what follows is looked for.
+    assert sum(fetched) < (len(segments_of(rolled_store)) + 3) * SEGMENT
+
+
+@pytest.mark.parametrize("count", [40, 41, 42, 60, 80])
+def test_what_lies_behind_a_range_is_not_fetched(
+    rolled_store: Path, url: str, fetched: list[int], monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Several tasks read a segment: that is the next one's."""
+    monkeypatch.setattr(reading, "_PART_BYTES", 5000)
+    offsets = offsets_of(rolled_store)
+    whole = partitions_of(url)[0]
+    ((store, of),) = whole.ranges[:1]
+    part = LogPartition(whole.stores, [(store, replace(of, stop=offsets[count], exact_stop=True))])
+    fetched.clear()
+    batches = read_partition(options_of(url), ["physical_offset"], part)
+    assert [offset for batch in batches for offset in batch["physical_offset"].to_pylist()] == offsets[:count]
+    assert offsets[count] <= sum(fetched) < offsets[count] + 1000
 
 
 def test_what_comes_next_of_an_archive_is_unpacked_from_there_on(
