@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mqproc.client.core import Time
-from mqproc.client.replay import Replay, ReplayPosition, ReplayProgress, ReplaySource, check_told
+from mqproc.client.replay import Replay, ReplayPosition, ReplayProgress, ReplaySource, begin_of
 from mqproc.client.retry import RetryPolicy
 from mqproc.client.sync import Client
 from mqproc.message import Filter
@@ -40,7 +40,7 @@ class AsyncReplays:
         told: Callable[[ReplayProgress], None] | None = None,
     ) -> ReplayProgress:
         """As `Client.replay`; `told` is called in the event loop. Cancelled, it ends after the next answer."""
-        check_told(told)
+        begin_of(position, told)
         source = ReplaySource(topic, begin, end, key, filter)
         loop, stopped = asyncio.get_running_loop(), threading.Event()
 

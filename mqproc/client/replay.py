@@ -166,8 +166,7 @@ class Replay:
         What the earlier run had under way is looked up, and left out where it was stored. Without a position everything
         is: runs before may have had another begin or filter, or the source fewer messages in its first queues.
         """
-        check_told(told)
-        self.progress = ReplayProgress(0, 0, ReplayPosition() if position is None else _checked(position))
+        self.progress = ReplayProgress(0, 0, begin_of(position, told))
         self._anywhere = position is None and not self._is_new
         failed_at, failed_s = None, time.monotonic()
         stored = self._settled(failed_s)
@@ -312,14 +311,15 @@ def _check_texts(**texts: object) -> None:
             raise BadRequestError(f"{name} = {repr(text)[:64]} is no text, or none in UTF-8")
 
 
-def check_told(told: object) -> None:
-    """Raise BadRequestError for what cannot be called: the first answer would end the replay."""
+def begin_of(position: ReplayPosition | None, told: object) -> ReplayPosition:
+    """Where a run begins that is given these: a pair that is no ReplayPosition, as JSON gives it back, becomes one.
+
+    Raises BadRequestError for what is no pair, and for what cannot be told: the first answer would end the replay.
+    """
     if told is not None and not callable(told):
         raise BadRequestError(f"told must be a function of a ReplayProgress, not {type(told).__name__}")
-
-
-def _checked(position: ReplayPosition) -> ReplayPosition:
-    """Of a pair that is no ReplayPosition, as JSON gives it back, one. Raises BadRequestError for what is no pair."""
+    if position is None:
+        return ReplayPosition()
     try:
         queue_id, queue_offset = position
     except (TypeError, ValueError):

@@ -30,7 +30,7 @@ from mqproc.client.driving import drive
 from mqproc.client.groups import Groups
 from mqproc.client.many import send_many
 from mqproc.client.producer import Producer
-from mqproc.client.replay import Replay, ReplayPosition, ReplayProgress, ReplaySource
+from mqproc.client.replay import Replay, ReplayPosition, ReplayProgress, ReplaySource, begin_of
 from mqproc.client.simple_consumer import SimpleConsumer
 from mqproc.client.subscription import (
     CONSUMER_PULL_MESSAGES,
@@ -450,6 +450,7 @@ class Client(Calls):
         `rate` in messages a second. Under a `name` a replay can be gone on with: nothing is copied twice, and
         `position`, which `told` is told after each answer, saves looking through what was copied before.
         """
+        begin_of(position, told)  # Before the topic is made.
         source = ReplaySource(topic, begin, end, key, filter)
         return Replay(self, source, to, name=name, rate=rate).run(position, told)
 
