@@ -256,18 +256,16 @@ class TestStopping:
 class TestKills:
     @pytest.mark.timeout(600)
     def test_each_killed_role_is_started_again_within_100_ms(self, start_group: StartGroup) -> None:
-        quickest: dict[str, float] = {}  # any may be slow when the machine is busy with something else
-
         def median_ms() -> float:
             group = start_group()
             with first_in_line(group.process.pid, group.pid("template")):
                 took = {role: group.kill_and_wait(role) for role in layout.ROLES}
             print({role: f"{ms:.1f} ms" for role, ms in took.items()})
-            quickest.update({role: min(ms, quickest.get(role, ms)) for role, ms in took.items()})
             assert all(group.word(role, "restarts") == 1 for role in layout.ROLES)
             assert sum("SIGKILL (perhaps out of memory)" in line for line in group.lines) == len(layout.ROLES)
             assert group.stop() == 0
-            return statistics.median(quickest.values())
+            # Of one round: of each role's quickest in many, those who look by chance at the right time would do too.
+            return statistics.median(took.values())
 
         keeps_below(SETTLED_MS, median_ms, rounds=20)
 
