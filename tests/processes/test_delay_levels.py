@@ -139,7 +139,7 @@ def test_ten_thousand_due_at_once_are_delivered_within_a_second(group: Group) ->
 
 
 def test_two_thousand_a_second_of_a_level_are_delivered_within_the_promised_time(group: Group) -> None:
-    """Sent for a second and due for a second: none is later than 50 ms, in the best of three rounds."""
+    """Sent for a second and due for a second: none is later than 50 ms, in the best round."""
     with group.client() as client:
         topics = itertools.count()
 

@@ -73,4 +73,5 @@ def test_what_was_due_before_it_was_sent_is_there_within_200_ms(group: Group) ->
             assert found.body == b"x"
             return time.monotonic() - began
 
-        keeps_below(AT_ONCE_S, late_s)
+        # Of three: a role that nobody rings looks by itself once a second, and may by chance do so in time.
+        keeps_below(AT_ONCE_S, lambda: max(late_s() for _ in range(3)))
