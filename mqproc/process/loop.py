@@ -56,7 +56,7 @@ assert SLOW_STEP_NS >= SAMPLE_NS  # So a slow one ends when steps are looked at.
 EXIT_FAILED: Final = 1
 # What the pages mean that a role goes on without (RoleSpec.reads_on).
 LOST_OF_THE_LOG: Final = "messages that have a part there are damaged ones for now"
-LOST_OF_THE_INDEX: Final = "keys that lead there cannot be looked up for now"
+LOST_OF_THE_INDEX: Final = "keys that lead there cannot be looked up until mqproc store repair has made it again"
 BOOT_EXIT_CODES: Final = frozenset({3, 6, 7, 8})
 """Exit codes of errors that a restart does not cure. Any other error of a role's is an unexpected one."""
 
