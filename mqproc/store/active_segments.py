@@ -7,6 +7,7 @@ so a descriptor of their folder is held: a sync of its file system reports every
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from pathlib import Path
 
@@ -49,7 +50,9 @@ class ActiveSegments:
             self._io.close(self._fds.pop(start))
         for start in range(first, words[words_of.SEGMENTS_READY_END], size):
             if start not in self._fds and self._io.exists(self._segments.path(start)):
-                self._fds[start] = self._io.open(self._segments.path(start), write=True)
+                # One that was made ready goes just now when its flusher stops.
+                with contextlib.suppress(FileNotFoundError):
+                    self._fds[start] = self._io.open(self._segments.path(start), write=True)
 
     def sync(self, role: str) -> int:
         """Sync after `role` died what it may have had open; errno of the first failure, 0 when all is well."""

@@ -83,6 +83,24 @@ def test_descriptors_follow_the_log(engine: Engine) -> None:
     assert io.tried() == [f"{start * SEGMENT:020d}" for start in (4, 5)]
 
 
+def test_a_segment_that_goes_while_it_is_looked_for_is_not_held(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flusher that stops takes back what it had made ready; that ended the group."""
+    there = engine.io.exists
+
+    def goes(path: Path) -> bool:
+        found = there(path)
+        if path.name == f"{SEGMENT:020d}":
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(engine.io, "exists", goes)
+    active, io = opened(engine)
+    assert active.sync(words_of.COMMITLOG_FLUSHER) == 0
+    assert io.tried() == [f"{0:020d}"]
+
+
 def test_nothing_is_held_before_a_store_is_recovered() -> None:
     active = ActiveSegments()
     active.follow()
