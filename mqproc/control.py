@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from mqproc.control_words import map_file, take_words
 from mqproc.errors import CorruptStoreError, NotRunningError
 from mqproc.io import StoreIO
+from mqproc.ipc.clock import Clock
+from mqproc.ipc.words import Words
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
-from mqproc.shm.clock import Clock
-from mqproc.shm.words import Words
 
 
 class Control:

@@ -13,9 +13,9 @@ from typing import Final
 
 from mqproc.errors import CorruptStoreError, NotRunningError, OtherVersionError
 from mqproc.io import StoreIO
+from mqproc.ipc.words import Words
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
-from mqproc.shm.words import Words
 
 SUPERVISOR_TIMEOUT_NS: Final = 3_000_000_000
 """A supervisor that has been silent for so long is not there any more."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from mqproc.errors import InternalError, MqprocError
-from mqproc.process import log
+from mqproc.roles import log
 from mqproc.supervisor.reactor import Reactor
 from mqproc.wire.address import peer_pid
 from mqproc.wire.connection import Connection, Request

@@ -25,7 +25,7 @@ from mqproc.io import StoreIO
 from mqproc.layout.control import SUPERVISOR
 from mqproc.lost_pages import name_lost_pages
 from mqproc.paths import StorePaths, in_shell
-from mqproc.process import log, log_file
+from mqproc.roles import log, log_file
 from mqproc.supervisor.hooks import Outcome, Report
 from mqproc.supervisor.store_folder import prepare_folder
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mqproc.errors import MqprocError
+from mqproc.ipc.bell import Bell
 from mqproc.layout import control as layout
-from mqproc.process import log
-from mqproc.process.loop import RoleSpec
-from mqproc.shm.bell import Bell
+from mqproc.roles import log
+from mqproc.roles.loop import RoleSpec
 from mqproc.store.final_syncs import remember_failed_sync
 from mqproc.supervisor.children import Strays
 from mqproc.supervisor.hooks import GroupContext, Hooks, Timing

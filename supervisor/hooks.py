@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from mqproc.config import Options
 from mqproc.control import Control
 from mqproc.io import StoreIO
+from mqproc.ipc.clock import Clock
 from mqproc.paths import StorePaths
-from mqproc.shm.clock import Clock
 
 Report = Callable[[str], None]
 """Takes one line for people: a change of state, a step of recovery."""

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mqproc.control import Control
+from mqproc.ipc.bell import Bell, EventBell, SemaphoreBell, names_of, semaphore_name, unlink_semaphore
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
-from mqproc.process.loop import BellKind, RoleSpec
-from mqproc.shm.bell import Bell, EventBell, SemaphoreBell, names_of, semaphore_name, unlink_semaphore
+from mqproc.roles.loop import BellKind, RoleSpec
 from mqproc.wire.address import listen, remove
 
 CONTROL_SOCKET = "ctl"

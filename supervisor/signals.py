@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Final
 
-from mqproc.process import log_file
+from mqproc.roles import log_file
 
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 TAKEN: Final = (*STOPPING, signal.SIGHUP, signal.SIGUSR1)

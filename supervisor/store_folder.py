@@ -12,9 +12,9 @@ from pathlib import Path
 from mqproc.control_words import why_read_only
 from mqproc.errors import DiskFullError, NotRunningError, StartError, StoreAccessError
 from mqproc.io import StoreIO, reason_of
+from mqproc.ipc import bell
+from mqproc.ipc.lock import StoreLock
 from mqproc.paths import StorePaths, file_type, in_shell, lost_link
-from mqproc.shm import bell
-from mqproc.shm.lock import StoreLock
 from mqproc.supervisor.resources import CONTROL_SOCKET
 from mqproc.wire.address import connect_path
 

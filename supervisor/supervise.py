@@ -25,15 +25,15 @@ from mqproc.config import FIELDS, Options
 from mqproc.control import Control
 from mqproc.errors import BadRequestError, MqprocError, StoreAccessError, StoreBusyError, StoreReadOnlyError
 from mqproc.io import FailedSyncError, StoreIO
+from mqproc.ipc import bell
+from mqproc.ipc.clock import Clock
+from mqproc.ipc.lock import StoreLock
 from mqproc.layout import control as layout
 from mqproc.metrics.error_log import ErrorLog
 from mqproc.paths import StorePaths, in_shell, shown
-from mqproc.process import log, log_file
-from mqproc.process.loop import RoleSpec
-from mqproc.process.title import set_title
-from mqproc.shm import bell
-from mqproc.shm.clock import Clock
-from mqproc.shm.lock import StoreLock
+from mqproc.roles import log, log_file
+from mqproc.roles.loop import RoleSpec
+from mqproc.roles.title import set_title
 from mqproc.store.recovery.store_files import mark_open
 from mqproc.store.settings import write_settings
 from mqproc.supervisor import prctl

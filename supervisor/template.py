@@ -27,14 +27,14 @@ from typing import Any, Final, NoReturn
 from mqproc.config import Options, parse_option
 from mqproc.control import Control
 from mqproc.io import StoreIO
+from mqproc.ipc.bell import Bell, EventBell
+from mqproc.ipc.clock import Clock
 from mqproc.layout.control import TEMPLATE
 from mqproc.paths import StorePaths
-from mqproc.process import log, log_file
-from mqproc.process.heart import Heart
-from mqproc.process.loop import EXIT_FAILED, RoleContext, RoleSpec, run_role
-from mqproc.process.title import set_title
-from mqproc.shm.bell import Bell, EventBell
-from mqproc.shm.clock import Clock
+from mqproc.roles import log, log_file
+from mqproc.roles.heart import Heart
+from mqproc.roles.loop import EXIT_FAILED, RoleContext, RoleSpec, run_role
+from mqproc.roles.title import set_title
 from mqproc.supervisor import prctl, signals
 from mqproc.supervisor.descriptors import close_others
 from mqproc.supervisor.loan import Loan, Terminal

@@ -90,7 +90,7 @@ def _fresh(store: Path) -> None:
     if not paths.settings.is_file():
         raise BadRequestError(f"{store}: is there and is no store of the demo's; choose another place with --store")
     from mqproc.io import StoreIO
-    from mqproc.shm.lock import holder_of
+    from mqproc.ipc.lock import holder_of
 
     if holder := holder_of(StoreIO(), paths):
         raise StoreLockedError(f"{store}: in use by {holder}; mqproc down --store {in_shell(store)} stops it")

@@ -9,16 +9,16 @@ from mqproc.config import Options
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.process.commitlog_flusher import CommitLogFlusher
-from mqproc.process.cq_flusher import CqFlusher
-from mqproc.process.dispatcher import Dispatcher
-from mqproc.process.index_flusher import IndexFlusher
-from mqproc.process.keeper import Keeper
-from mqproc.process.loop import BellKind, RoleSpec
-from mqproc.process.memory import keep_freed_memory
-from mqproc.process.monitor import Monitor
-from mqproc.process.query import Query
-from mqproc.process.writer import Writer
+from mqproc.roles.commitlog_flusher import CommitLogFlusher
+from mqproc.roles.cq_flusher import CqFlusher
+from mqproc.roles.dispatcher import Dispatcher
+from mqproc.roles.index_flusher import IndexFlusher
+from mqproc.roles.keeper import Keeper
+from mqproc.roles.loop import BellKind, RoleSpec
+from mqproc.roles.memory import keep_freed_memory
+from mqproc.roles.monitor import Monitor
+from mqproc.roles.query import Query
+from mqproc.roles.writer import Writer
 from mqproc.store.active_segments import ActiveSegments
 from mqproc.store.guard import Guard
 from mqproc.store.recovery.recovery import Recovery, adopt_sizes

@@ -123,7 +123,7 @@ def start_group(
     gc.disable()
     from mqproc.cli.engine import SPECS, adopted_options, engine_hooks
     from mqproc.openers import Unused, let_last_one_stop
-    from mqproc.process.placement import writer_cpus
+    from mqproc.roles.placement import writer_cpus
     from mqproc.supervisor import detach as run_detached
     from mqproc.supervisor import lenient, supervise
 

@@ -74,7 +74,7 @@ _LAZY = {
     "stat": ("mqproc.cli.stat:stat", "Show every shared word, also of a dead group."),
     "store": ("mqproc.cli.store:store", "Look into a store's files; nothing need run."),
     "spark": ("mqproc.cli.spark:spark", "Run jobs over stores on Spark."),
-    "bench": ("mqproc.cli.bench:bench", "Measure this store against this machine's limits."),
+    "bench": ("mqproc.bench:bench", "Measure this store against this machine's limits."),
     "config": ("mqproc.cli.config:config", "Show, check and explain options."),
     "metrics": ("mqproc.cli.metrics:metrics", "List the metrics that /metrics offers."),
     "completion": ("mqproc.cli.completion:completion", "Print the shell completion script."),

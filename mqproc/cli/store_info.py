@@ -15,11 +15,11 @@ from mqproc.cli.output import Column, Output
 from mqproc.cli.store_options import options_for, store_of
 from mqproc.errors import CorruptStoreError, MqprocError, NotRunningError
 from mqproc.io import Kind, StoreIO
+from mqproc.ipc.lock import holder_of
 from mqproc.layout import control as layout
 from mqproc.layout import index_file, timer_check
 from mqproc.paths import StorePaths
 from mqproc.quantities import counted
-from mqproc.shm.lock import holder_of
 
 if TYPE_CHECKING:
     from mqproc.config import Options

@@ -18,9 +18,9 @@ from mqproc.cli.store_options import options_for, store_of
 from mqproc.cli.store_verify import print_verified, summary, verify_with_progress
 from mqproc.errors import MqprocError, StoreAccessError, StoreLockedError
 from mqproc.io import StoreIO
+from mqproc.ipc.lock import StoreLock, holder_of
 from mqproc.paths import StorePaths
 from mqproc.quantities import counted
-from mqproc.shm.lock import StoreLock, holder_of
 
 if TYPE_CHECKING:
     from mqproc.store.recovery.dry_run_io import Change

@@ -18,11 +18,11 @@ from mqproc.config import Options
 from mqproc.control import Control
 from mqproc.errors import ConfigurationError, CorruptStoreError, NotRunningError, RequestTimeoutError
 from mqproc.io import StoreIO
+from mqproc.ipc.lock import StoreLock, holder_of
+from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.quantities import counted
-from mqproc.shm.lock import StoreLock, holder_of
-from mqproc.shm.words import Words
 from mqproc.store.groups.corrections import read_unconsumed
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.store_views import GroupView

@@ -17,9 +17,9 @@ from mqproc.errors import (
     StoreBusyError,
 )
 from mqproc.io import StoreIO
+from mqproc.ipc.clock import Clock
 from mqproc.metrics.health import error_text
 from mqproc.paths import StorePaths
-from mqproc.shm.clock import Clock
 from mqproc.store.settings import read_settings
 
 UNSETTLED: Final = (SendOutcomeUnknownError, NotRunningError, RequestTimeoutError, StoreBusyError)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from mqproc.io import StoreIO
+from mqproc.ipc.words import Words
 from mqproc.layout import error_log as layout
 from mqproc.layout.control import WORD_SIZE
 from mqproc.paths import StorePaths
-from mqproc.shm.words import Words
 
 # Ids of messages and transactions are hex.
 _NUMBERS: Final = re.compile(r"\b[0-9A-Fa-f]{16,}\b|\d[\d,._]*")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
+from mqproc.ipc.histogram import Buckets
 from mqproc.metrics.catalogue import HISTOGRAM, METRICS, Metric
-from mqproc.shm.histogram import Buckets
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -9,12 +9,12 @@ from typing import Final
 from mqproc import control_words
 from mqproc.config import Options
 from mqproc.control import Control
+from mqproc.ipc.code_counts import read_code_counts
+from mqproc.ipc.histogram import Buckets, read_buckets
 from mqproc.layout import control as layout
 from mqproc.layout import figures
 from mqproc.metrics.exposition import Samples
 from mqproc.metrics.health import unflushed_seconds
-from mqproc.shm.code_counts import read_code_counts
-from mqproc.shm.histogram import Buckets, read_buckets
 
 NS: Final = 1_000_000_000
 TARGETS: Final = {"commitlog": "commitlog", "consumequeue": "cq", "index": "index"}

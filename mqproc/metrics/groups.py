@@ -18,9 +18,9 @@ import structlog
 from mqproc.config import Options
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
+from mqproc.ipc.words import Words
 from mqproc.metrics.topics import OTHERS
 from mqproc.paths import StorePaths
-from mqproc.shm.words import Words
 from mqproc.store.consume_queue import ConsumeQueueFiles
 from mqproc.store.damage import KnownHoles
 from mqproc.store.groups.progress import all_progress

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from mqproc import control_words
 from mqproc.control import Control
+from mqproc.ipc.histogram import Buckets, read_buckets
 from mqproc.layout import control as layout
 from mqproc.layout import figures
 from mqproc.metrics.collector import Collector, Picture
@@ -18,7 +19,6 @@ from mqproc.metrics.groups import GroupLag
 from mqproc.metrics.health import is_busy, is_silent, recovery_stands_at, unflushed_seconds, warnings_of
 from mqproc.metrics.topics import TopicFigures
 from mqproc.paths import StorePaths
-from mqproc.shm.histogram import Buckets, read_buckets
 
 ROWS_MAX: Final = 50
 ERRORS_MAX: Final = 20

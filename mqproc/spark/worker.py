@@ -11,7 +11,7 @@ import gc
 from collections.abc import Iterator
 from typing import TypeVar
 
-from mqproc.process.memory import keep_freed_memory
+from mqproc.roles.memory import keep_freed_memory
 
 T = TypeVar("T")
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from mqproc.config import Options
 from mqproc.io import StoreIO
+from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.shm.words import Words
 from mqproc.store.segments import LogSegments
 
 

@@ -32,6 +32,7 @@ from mqproc.errors import (
     StoreReadOnlyError,
 )
 from mqproc.io import StoreIO, reason_of
+from mqproc.ipc.words import Words
 from mqproc.kernels import append as kernel
 from mqproc.kernels import append_frame as frame
 from mqproc.kernels.append_run import BEHIND_MAX, append_alone, append_run, publish_touched
@@ -39,7 +40,6 @@ from mqproc.layout import control as words_of
 from mqproc.layout import properties, record
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout.record_codec import encode_blank
-from mqproc.shm.words import Words
 from mqproc.store.final_syncs import Syncing
 from mqproc.store.frames import AppendPlan, FrameShape, RenderedShape, render
 from mqproc.store.known_shapes import KnownShapes

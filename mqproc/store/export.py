@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from mqproc.config import MIB, Options
 from mqproc.errors import BadRequestError, StoreAccessError
 from mqproc.io import StoreIO
+from mqproc.ipc.words import Words
 from mqproc.kernels import select
 from mqproc.kernels.gather import TIME_MAX, TIME_MIN
 from mqproc.kernels.intrinsics import load_be32
@@ -26,7 +27,6 @@ from mqproc.layout import control as words_of
 from mqproc.layout import record
 from mqproc.layout.record_codec import encode_blank
 from mqproc.paths import StorePaths
-from mqproc.shm.words import Words
 from mqproc.store.intact_records import LostRange, Piece
 from mqproc.store.log_flush import make_segment
 from mqproc.store.queue_folders import queues_on_disk

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from mqproc.io import FailedSyncError, StoreIO
+from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.shm.words import Words
 
 SINGLE_SYNCS_MAX: Final = 64
 """More dirty files than this are synced with their whole file system: 22 ms for 4,000 files."""

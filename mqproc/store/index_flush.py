@@ -13,9 +13,9 @@ from typing import Final
 
 from mqproc.config import PAGE_BYTES
 from mqproc.io import StoreIO
+from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.layout import index_file as layout
-from mqproc.shm.words import Words
 from mqproc.store.final_syncs import SINGLE_SYNCS_MAX, Syncing
 from mqproc.store.index_headers import file_ms, index_file_names
 

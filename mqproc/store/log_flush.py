@@ -6,10 +6,10 @@ import errno
 
 from mqproc.config import MIB, PAGE_BYTES, Options
 from mqproc.io import FailedSyncError, StoreIO
+from mqproc.ipc.words import Words
 from mqproc.layout import checkpoint as checkpoint_layout
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.shm.words import Words
 from mqproc.store import checkpoint_file
 from mqproc.store.final_syncs import FinalSyncs, Syncing
 from mqproc.store.marks import DurableMark

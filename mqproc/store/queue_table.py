@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from mqproc.errors import CorruptStoreError, DiskFullError, TooManyQueuesError
 from mqproc.io import StoreIO
+from mqproc.ipc.words import Words
 from mqproc.kernels.intrinsics import store_release
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import queue_table as layout
 from mqproc.layout.java_hash import java_hash
 from mqproc.quantities import counted
-from mqproc.shm.words import Words
 
 POSITION_UNKNOWN: Final = (1 << 63) - 1
 """Where in the log a queue was deleted, when nobody can say: then its queue offsets alone tell its records."""

@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.errors import BadMessageError
+from mqproc.ipc.words import Words
 from mqproc.kernels import repeats as kernel
 from mqproc.kernels.append import ANSWER_BYTES_PER_MESSAGE
 from mqproc.kernels.append_counts import UNPUBLISHED_FRAMES
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import control as words_of
 from mqproc.layout import queue_table as table_layout
-from mqproc.shm.words import Words
 from mqproc.store.append import CommitLogAppender
 from mqproc.store.frames import AppendPlan, FrameShape
 from mqproc.store.queue_table import QueueTable

@@ -16,11 +16,11 @@ from typing import Final
 import numpy as np
 
 from mqproc.io import FailedSyncError, StoreIO
+from mqproc.ipc.words import Words
 from mqproc.kernels.append_counts import uncount
 from mqproc.kernels.scan import MAX_STORE_TIMESTAMP_MS, SCAN_SIZE, update_next_offsets
 from mqproc.layout import control as words_of
 from mqproc.layout import queue_table as table_layout
-from mqproc.shm.words import Words
 from mqproc.store.final_syncs import Syncing
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments

@@ -8,8 +8,8 @@ from pathlib import Path
 from mqproc.control import Control
 from mqproc.errors import MqprocError
 from mqproc.io import StoreIO
+from mqproc.ipc.code_counts import read_code_counts
 from mqproc.layout.frame import REFUSAL
-from mqproc.shm.code_counts import read_code_counts
 from mqproc.wire.address import connect_path
 from mqproc.wire.operations import Empty, Operation, Options
 from mqproc.wire.protocol import Frame, FrameReader, decode_refusal, encode_frame, encode_options

@@ -21,9 +21,9 @@ import pytest
 
 from mqproc import Message, StoreReader
 from mqproc.io import FailedSyncError, StoreIO
+from mqproc.ipc.lock import StoreLock
 from mqproc.layout.record_codec import encode_record
 from mqproc.paths import StorePaths
-from mqproc.shm.lock import StoreLock
 from mqproc.store import rocketmq_json
 from tests.cli.calling import Outcome, call
 from tests.cli.repairing import Row, contents, damage_in, flags_of, is_intact

@@ -15,8 +15,8 @@ import pytest
 
 from mqproc.cli.store_retention import RunningGroup
 from mqproc.io import StoreIO
+from mqproc.ipc.lock import StoreLock
 from mqproc.paths import StorePaths
-from mqproc.shm.lock import StoreLock
 from mqproc.store.reads.reader import StoreReader
 from tests.cli.calling import Outcome, call
 from tests.conftest import Group, wait_until

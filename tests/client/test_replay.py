@@ -135,7 +135,7 @@ def test_what_is_stored_but_not_dispatched_when_it_begins_is_sent_too(
     dispatcher = group.pid(DISPATCHER)
     os.kill(dispatcher, signal.SIGSTOP)
     client.send_batch("late", [b"second"] * 3)
-    monkeypatch.setattr("mqproc.shm.clock.Clock.sleep", lambda clock, seconds: os.kill(dispatcher, signal.SIGCONT))
+    monkeypatch.setattr("mqproc.ipc.clock.Clock.sleep", lambda clock, seconds: os.kill(dispatcher, signal.SIGCONT))
     assert client.replay("late", "later").sent == 5
 
 

@@ -13,7 +13,7 @@ import pytest
 from mqproc.client.core import Call
 from mqproc.client.settling import Patience, check_index, settle
 from mqproc.errors import BadRequestError, RequestTimeoutError
-from mqproc.shm.clock import Clock
+from mqproc.ipc.clock import Clock
 from mqproc.wire.operations import Operation
 from tests.cli.calling import call
 from tests.conftest import Group

@@ -15,9 +15,9 @@ from mqproc.config import Options
 from mqproc.control import Control
 from mqproc.errors import RequestTimeoutError, SendOutcomeUnknownError
 from mqproc.io import StoreIO
+from mqproc.ipc.clock import Clock
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.shm.clock import Clock
 from mqproc.store.settings import write_settings
 from tests.client.memory_roles import MemoryRoles
 from tests.conftest import PATIENCE_S

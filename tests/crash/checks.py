@@ -10,13 +10,13 @@ from pathlib import Path
 
 from mqproc.config import Options
 from mqproc.io import StoreIO
+from mqproc.ipc.words import Words
 from mqproc.kernels.index import published_count
 from mqproc.kernels.intrinsics import load_be64
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import control as words_of
 from mqproc.layout import index_file as layout
 from mqproc.paths import StorePaths
-from mqproc.shm.words import Words
 from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
 from mqproc.store.damage import load
 from mqproc.store.index_headers import index_file_names

@@ -11,11 +11,11 @@ from mqproc.cli.engine import SPECS
 from mqproc.config import Options
 from mqproc.control import Control
 from mqproc.errors import MqprocError
+from mqproc.ipc.bell import EventBell
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.process.heart import Heart
-from mqproc.process.loop import BOOT_EXIT_CODES, Role, RoleContext
-from mqproc.shm.bell import EventBell
+from mqproc.roles.heart import Heart
+from mqproc.roles.loop import BOOT_EXIT_CODES, Role, RoleContext
 from mqproc.store.active_segments import ActiveSegments
 from mqproc.store.recovery.recovery import Recovery, adopt_sizes
 from mqproc.supervisor.stopping import STEPS

@@ -27,13 +27,13 @@ class Plant:
 
 PLANTS = {
     "answer without the sync": Plant(
-        "mqproc.process.writer",
+        "mqproc.roles.writer",
         "            self._appender.sync()",
         "            pass",
         seed=0,
     ),
     "publish before the bytes are written": Plant(
-        "mqproc.process.writer",
+        "mqproc.roles.writer",
         "            self._appender.write_out()",
         "            self._appender.publish(); self._appender.write_out()",
         seed=0,
@@ -67,19 +67,19 @@ PLANTS = {
         seed=5,
     ),
     "index entries twice after a restart": Plant(
-        "mqproc.process.dispatcher",
+        "mqproc.roles.dispatcher",
         "                index.roll_back(committed(self._words))",
         "                committed(self._words)",
         seed=42,
     ),
     "queues' and index's marks run ahead of the log's": Plant(
-        "mqproc.process.dispatched_flusher",
+        "mqproc.roles.dispatched_flusher",
         "        position = min(dispatched, self._context.control.flushed)",
         "        position = dispatched",
         seed=7,
     ),
     "the queues' mark moves though files are dirty": Plant(
-        "mqproc.process.cq_flusher",
+        "mqproc.roles.cq_flusher",
         "            if done.complete and not self._syncs.ended():",
         "            if not self._syncs.ended():",
         seed=14,
@@ -133,31 +133,31 @@ PLANTS = {
         seed=2,
     ),
     "a commit is answered and its message not stored": Plant(
-        "mqproc.process.transactions",
+        "mqproc.roles.transactions",
         "        self._writes.store([new], stored, refused)",
         "        stored(-1)",
         seed=7,
     ),
     "progress of a member that has lost the queue is taken": Plant(
-        "mqproc.process.group_members",
+        "mqproc.roles.group_members",
         "        return of is not None and (of.member_id, of.epoch) == (member_id, epoch)",
         "        return of is not None",
         seed=390,
     ),
     "progress passes what is received before its check point": Plant(
-        "mqproc.process.pops",
+        "mqproc.roles.pops",
         "        self._writes.store([_message_of(found) for found in points], stored, refused)",
         "        self._pass(found); self._writes.store([_message_of(found) for found in points], stored, refused)",
         seed=2,
     ),
     "a start passes what is received in the order of the revive queues": Plant(
-        "mqproc.process.pops",
+        "mqproc.roles.pops",
         "        for found in sorted(self._open, key=lambda found: found.key):",
         "        for found in sorted(self._open, key=lambda found: found.key, reverse=True):",
         seed=48,
     ),
     "an acknowledgement is answered and not stored": Plant(
-        "mqproc.process.pops",
+        "mqproc.roles.pops",
         "        self._writes.store([self._ack_of(found, offsets) for found, offsets in acks], stored, refused)",
         "        stored(-1)",
         seed=6,

@@ -14,9 +14,9 @@ from random import Random
 from mqproc.control import Control
 from mqproc.errors import CorruptStoreError, NotRunningError, StoreAccessError, StoreLockedError
 from mqproc.io import StoreIO
+from mqproc.ipc.clock import Clock
+from mqproc.ipc.lock import CONTENT, StoreLock, holder_of
 from mqproc.layout import control as layout
-from mqproc.shm.clock import Clock
-from mqproc.shm.lock import CONTENT, StoreLock, holder_of
 from mqproc.supervisor.store_folder import prepare_folder
 from tests.cli.calling import call
 from tests.conftest import Group

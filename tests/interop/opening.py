@@ -10,9 +10,9 @@ from pathlib import Path
 
 from mqproc.config import Options
 from mqproc.io import StoreIO
+from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.shm.words import Words
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.reading import StoreReading
 from mqproc.store.reads.store_views import WordsView

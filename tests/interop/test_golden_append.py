@@ -17,10 +17,10 @@ import pytest
 from mqproc.config import Options
 from mqproc.errors import BadRequestError, MessageTooLargeError, PropertiesTooLargeError
 from mqproc.io import StoreIO
+from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.layout.properties import encode
 from mqproc.paths import StorePaths
-from mqproc.shm.words import Words
 from mqproc.store.append import CommitLogAppender
 from mqproc.store.frames import AppendPlan, FrameShape, topic_fields
 from mqproc.store.log_flush import make_segment

@@ -8,11 +8,11 @@ from pathlib import Path
 from mqproc.config import Options, load_options
 from mqproc.control import Control
 from mqproc.io import StoreIO
+from mqproc.ipc.clock import Clock
 from mqproc.layout import control as layout
 from mqproc.layout import queue_table, record
 from mqproc.metrics.collector import Collector
 from mqproc.paths import StorePaths, segment_name
-from mqproc.shm.clock import Clock
 from mqproc.store.queue_table import QueueTable
 
 IO = StoreIO()

@@ -12,6 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mqproc.control import Control
+from mqproc.ipc.code_counts import code_counter
+from mqproc.ipc.histogram import Histogram
 from mqproc.layout import control as layout
 from mqproc.layout import figures, queue_table
 from mqproc.metrics.catalogue import COUNTER, METRICS, family_names
@@ -20,8 +22,6 @@ from mqproc.metrics.error_log import ErrorLog
 from mqproc.metrics.exposition import render
 from mqproc.metrics.topics import OTHERS
 from mqproc.paths import StorePaths
-from mqproc.shm.code_counts import code_counter
-from mqproc.shm.histogram import Histogram
 from mqproc.store.queue_table import QueueTable
 from tests.metrics.control_file import IO, make_collector, make_control, make_queues
 

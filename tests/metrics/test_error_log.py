@@ -13,7 +13,7 @@ from mqproc.layout import control as words_of
 from mqproc.layout import error_log as layout
 from mqproc.metrics.error_log import ErrorLog, seen_errors
 from mqproc.paths import StorePaths
-from mqproc.process import log
+from mqproc.roles import log
 
 IO = StoreIO()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from mqproc.ipc.histogram import Buckets
 from mqproc.metrics.exposition import number, render
-from mqproc.shm.histogram import Buckets
 
 
 def test_label_values_are_escaped() -> None:

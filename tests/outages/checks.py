@@ -8,7 +8,7 @@ from collections.abc import Collection
 from mqproc.config import Options
 from mqproc.errors import GroupNotFoundError
 from mqproc.io import StoreIO
-from mqproc.shm.bell import names_of
+from mqproc.ipc.bell import names_of
 from mqproc.store.verify import verify_store
 from tests.conftest import SMALL
 from tests.outages.customers import GROUP, TOPICS, Heard, Place

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from mqproc.config import FlushDiskType
-from mqproc.shm.bell import names_of, unlink_semaphore
+from mqproc.ipc.bell import names_of, unlink_semaphore
 from tests.outages.checks import check, check_stopped
 from tests.outages.customers import Heard, customers, hold
 from tests.outages.disks import Disk

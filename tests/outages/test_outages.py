@@ -12,7 +12,7 @@ import posix_ipc
 import pytest
 
 from mqproc.armed_io import CRASH_POINTS
-from mqproc.shm.bell import names_of, semaphore_name
+from mqproc.ipc.bell import names_of, semaphore_name
 from tests.conftest import wait_until
 from tests.outages import cuts, disks
 from tests.outages.kills import points_of

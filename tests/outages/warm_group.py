@@ -15,7 +15,7 @@ from mqproc.cli import engine
 from mqproc.cli.main import main
 from mqproc.cli.warm_kernels import make_ready
 from mqproc.io import StoreIO
-from mqproc.shm.lock import holder_of
+from mqproc.ipc.lock import holder_of
 from mqproc.supervisor import prctl
 from tests.conftest import START_TIMEOUT_S, Group, wait_until
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from mqproc.config import Options
 from mqproc.io import StoreIO
+from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.layout import index_file as index_layout
 from mqproc.paths import StorePaths
-from mqproc.shm.words import Words
 from mqproc.store.recovery.recovery import Recovery
 from tests.conftest import Group
 

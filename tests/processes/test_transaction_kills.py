@@ -22,12 +22,12 @@ from mqproc import (
 from mqproc.client import transaction_calls
 from mqproc.control import Control
 from mqproc.io import StoreIO
+from mqproc.ipc.clock import Clock
 from mqproc.layout.control import QUERY, WRITER
 from mqproc.names import HALF_TOPIC, OP_HALF_TOPIC
-from mqproc.process.appender import Appender, NewMessage, Outcome, Stored
-from mqproc.process.group_retries import copy_of
-from mqproc.process.transaction_messages import checked, committed, given_up
-from mqproc.shm.clock import Clock
+from mqproc.roles.appender import Appender, NewMessage, Outcome, Stored
+from mqproc.roles.group_retries import copy_of
+from mqproc.roles.transaction_messages import checked, committed, given_up
 from mqproc.store.transactions.halves import MARK_PROPERTIES, decode_marks, encode_marks
 from tests.conftest import Group, wait_until
 from tests.processes.transactions import FAST, GROUP, all_ended, bodies, handle_of, left_open, messages_of, open_ids

@@ -16,7 +16,7 @@ from mqproc.store.consume_queue import UNIT_DTYPE, ConsumeQueueFiles, as_units
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.reader import StoreReader
 from mqproc.store.retention.expired_files import ExpiredQueueFiles
-from tests.process.flusher_rig import Rig
+from tests.roles.flusher_rig import Rig
 from tests.store.engine import BORN_HOST
 from tests.store.live_store import EVERYTHING, LiveStore
 from tests.store.recovery.recovering import recover

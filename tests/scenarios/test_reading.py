@@ -13,10 +13,10 @@ from mqproc.layout import control as words_of
 from mqproc.layout import record
 from mqproc.layout.record_codec import decode_records
 from mqproc.message import PullStatus
-from mqproc.process.dispatcher import Dispatcher
+from mqproc.roles.dispatcher import Dispatcher
 from mqproc.store.reads.pull import Pulled
 from mqproc.store.slices import finish
-from tests.process.flusher_rig import Rig
+from tests.roles.flusher_rig import Rig
 from tests.store.live_store import EVERYTHING, FIRST_MS, LiveStore
 
 OpenStore = Callable[..., LiveStore]

@@ -12,7 +12,7 @@ from mqproc.layout.record_codec import decode_records
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.reading import StoreReading
 from mqproc.store.reads.store_views import WordsView
-from tests.process.flusher_rig import Rig
+from tests.roles.flusher_rig import Rig
 
 COUNT = 20
 BODY = b"body"

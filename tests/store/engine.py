@@ -11,9 +11,9 @@ import numpy as np
 
 from mqproc.config import Options
 from mqproc.io import StoreIO
+from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.shm.words import Words
 from mqproc.store.append import CommitLogAppender
 from mqproc.store.final_syncs import FinalSyncs
 from mqproc.store.frames import AppendPlan, FrameShape, topic_fields

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mqproc.io import StoreIO
+from mqproc.ipc.lock import StoreLock
 from mqproc.layout.consume_queue import FILLER_SIZE
-from mqproc.shm.lock import StoreLock
 from mqproc.store.reads.index_query import IndexReader
 from tests.store.engine import Engine
 from tests.store.recovery.recovering import RecordingIO, Recovered, contents, recover

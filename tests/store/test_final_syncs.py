@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from mqproc.io import FailedSyncError
+from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.shm.words import Words
 from mqproc.store.final_syncs import FinalSyncs, remember_failed_sync
 from tests.store.faulty_io import FaultyIO
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.layout import index_file as layout
 from mqproc.paths import index_name
-from mqproc.shm.words import Words
 from mqproc.store.index_flush import ITEMS_PER_PAGE, IndexFlush, IndexState, committed_state
 from tests.store.faulty_io import FaultyIO
 

@@ -11,9 +11,9 @@ import pytest
 
 from mqproc.config import FlushDiskType
 from mqproc.io import FailedSyncError
+from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.layout import record
-from mqproc.shm.words import Words
 from mqproc.store import checkpoint_file, log_flush
 from mqproc.store.log_flush import LogFlush
 from mqproc.store.marks import DurableMark

@@ -12,8 +12,8 @@ import pytest
 from mqproc.armed_io import ArmedIO
 from mqproc.errors import TooManyQueuesError
 from mqproc.io import StoreIO
+from mqproc.ipc.words import Words
 from mqproc.layout import queue_table as layout
-from mqproc.shm.words import Words
 from mqproc.store.queue_table import NoRoomForQueuesError, QueueTable
 from mqproc.store.reads.queue_bounds import QueueBounds, TableQueues
 

@@ -23,10 +23,10 @@ from pathlib import Path
 from mqproc.config import Options, load_options
 from mqproc.errors import ConfigurationError, CorruptStoreError, MqprocError
 from mqproc.io import FailedSyncError
+from mqproc.ipc import bell
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
-from mqproc.process.loop import BellKind, RoleContext, RoleSpec
-from mqproc.shm import bell
+from mqproc.roles.loop import BellKind, RoleContext, RoleSpec
 from mqproc.supervisor import GroupContext, Hooks, Outcome, RestartPolicy, Timing, detach, supervise
 
 WITH_SOCKETS = {layout.WRITER, layout.QUERY}

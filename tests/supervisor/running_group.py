@@ -17,10 +17,10 @@ import psutil
 
 from mqproc.control import Control
 from mqproc.io import StoreIO
+from mqproc.ipc.lock import holder_of
 from mqproc.layout import control as layout
 from mqproc.layout import frame
 from mqproc.paths import StorePaths
-from mqproc.shm.lock import holder_of
 from mqproc.wire.address import connect_path
 from mqproc.wire.operations import ANSWERS, Empty, Operation, Options
 from mqproc.wire.protocol import FrameReader, decode_refusal, encode_frame, encode_options

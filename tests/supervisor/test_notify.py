@@ -13,9 +13,9 @@ import pytest
 
 from mqproc.control import Control
 from mqproc.io import StoreIO
+from mqproc.ipc.clock import Clock
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
-from mqproc.shm.clock import Clock
 from mqproc.supervisor.notify import ServiceManager
 from tests.supervisor.running_group import PATIENCE_S, RunningGroup
 

@@ -15,12 +15,12 @@ import pytest
 from mqproc.control import Control
 from mqproc.errors import DiskFullError, StartError, StoreAccessError
 from mqproc.io import StoreIO
+from mqproc.ipc import bell
+from mqproc.ipc.clock import Clock
+from mqproc.ipc.lock import StoreLock
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
-from mqproc.process.loop import RoleSpec
-from mqproc.shm import bell
-from mqproc.shm.clock import Clock
-from mqproc.shm.lock import StoreLock
+from mqproc.roles.loop import RoleSpec
 from mqproc.supervisor.resources import Resources
 from mqproc.supervisor.store_folder import lost_name, prepare_folder, starting
 from mqproc.wire.address import listen

@@ -14,8 +14,8 @@ from mqproc.cli.doctor.patient import Patient
 from mqproc.cli.output import format_bytes
 from mqproc.cli.times import format_duration
 from mqproc.config import GIB, MIB
+from mqproc.ipc.bell import semaphore_name, unlink_semaphore
 from mqproc.layout import control as layout
-from mqproc.shm.bell import semaphore_name, unlink_semaphore
 
 OWN_DESCRIPTORS: Final = 256
 """What a role has open besides its clients, at most: files, maps, bells."""

@@ -15,8 +15,8 @@ from mqproc.cli.invocation import Invocation, check_no_file
 from mqproc.config import FIELDS, Options, Setting, options_from
 from mqproc.errors import ConfigurationError, CorruptStoreError, NotRunningError, OtherVersionError
 from mqproc.io import StoreIO
+from mqproc.ipc.lock import Holder, holder_of
 from mqproc.paths import StorePaths, in_shell
-from mqproc.shm.lock import Holder, holder_of
 from mqproc.store.settings import read_values
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from mqproc.ipc.histogram import Buckets
 from mqproc.layout import control as layout
-from mqproc.shm.histogram import Buckets
 
 Snapshot = Mapping[str, Any]
 Row = dict[str, Any]

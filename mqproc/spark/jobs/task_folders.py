@@ -26,8 +26,8 @@ from pyspark import TaskContext
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from mqproc.errors import StoreAccessError
+from mqproc.ipc.lock import try_lock
 from mqproc.quantities import counted
-from mqproc.shm.lock import try_lock
 from mqproc.spark.jobs.parquet_files import Layout, ParquetFiles, telling
 from mqproc.spark.jobs.replacing import UNFINISHED, already_there
 from mqproc.spark.jobs.tasks import batches_of

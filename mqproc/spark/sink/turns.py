@@ -14,8 +14,8 @@ from typing import Final
 
 from mqproc.errors import NotRunningError, StoreBusyError
 from mqproc.io import StoreIO
+from mqproc.ipc.lock import try_lock
 from mqproc.paths import StorePaths
-from mqproc.shm.lock import try_lock
 
 _PATIENCE_S: Final = 60.0
 _RETRY_S: Final = 0.01

@@ -16,9 +16,9 @@ from typing import Final
 from mqproc.config import Options
 from mqproc.errors import BadRequestError, MqprocError, StoreAccessError
 from mqproc.io import StoreIO
+from mqproc.ipc.lock import holder_of
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.shm.lock import holder_of
 from mqproc.spark.options import Queue, Selection
 from mqproc.spark.ranges import StoreSelection
 from mqproc.spark.stores import find_stores

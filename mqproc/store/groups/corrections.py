@@ -13,9 +13,9 @@ from typing import Protocol
 import msgspec
 
 from mqproc.io import StoreIO
+from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.shm.words import Words
 from mqproc.store.final_syncs import Syncing
 from mqproc.store.groups.progress import GroupProgress, Tell
 

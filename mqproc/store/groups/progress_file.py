@@ -14,8 +14,8 @@ from typing import Final
 
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
+from mqproc.ipc.words import Words
 from mqproc.layout import progress as layout
-from mqproc.shm.words import Words
 from mqproc.store.final_syncs import Syncing
 from mqproc.store.groups.offsets_json import Progress, Table
 

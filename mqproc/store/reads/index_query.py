@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from mqproc.config import MIB
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
+from mqproc.ipc.words import Words
 from mqproc.kernels import index as kernels
 from mqproc.kernels.gather import TIME_MAX, TIME_MIN
 from mqproc.kernels.views import as_kernel_array
@@ -25,7 +26,6 @@ from mqproc.layout import control as words_of
 from mqproc.layout import index_file as layout
 from mqproc.layout.java_hash import index_key_hash_of
 from mqproc.lost_pages import zeros_put
-from mqproc.shm.words import Words
 from mqproc.store.index_headers import IndexHeader, index_file_names, read_header
 from mqproc.store.slices import Slices, finish
 

@@ -11,12 +11,12 @@ import numpy as np
 from mqproc.config import Options
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
+from mqproc.ipc.lock import holder_of
+from mqproc.ipc.words import Words
 from mqproc.kernels import scan
 from mqproc.layout import control as words_of
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.paths import StorePaths
-from mqproc.shm.lock import holder_of
-from mqproc.shm.words import Words
 from mqproc.store import damage
 from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
 from mqproc.store.damage import merged

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from mqproc.config import Options
 from mqproc.errors import CorruptStoreError, StoreReadOnlyError
 from mqproc.io import FailedSyncError, StoreIO
+from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.shm.words import Words
 from mqproc.store import damage
 from mqproc.store.final_syncs import remember_failed_sync
 from mqproc.store.recovery.dry_run_io import Change, DryRunIO

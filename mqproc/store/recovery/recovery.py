@@ -28,10 +28,10 @@ from typing import Any, Final
 from mqproc.config import Options
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
+from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths, segment_start
 from mqproc.quantities import counted
-from mqproc.shm.words import Words
 from mqproc.store import checkpoint_file, deleted_topics
 from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles
 from mqproc.store.damage import DamageLedger

@@ -23,12 +23,12 @@ from mqproc.config import OnDamage, Options
 from mqproc.errors import CorruptStoreError, StoreAccessError, StoreReadOnlyError
 from mqproc.io import FailedSyncError, StoreIO
 from mqproc.io import Kind as EntryKind
+from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.layout import record
 from mqproc.layout.record_codec import encode_blank
 from mqproc.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.paths import StorePaths
-from mqproc.shm.words import Words
 from mqproc.store import misnamed
 from mqproc.store.delays import delay_offsets
 from mqproc.store.misnamed import Misnamed

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 from mqproc.config import Options
 from mqproc.io import StoreIO
+from mqproc.ipc.words import Words
 from mqproc.layout import checkpoint as checkpoint_layout
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.shm.words import Words
 from mqproc.store import checkpoint_file, visitor
 from mqproc.store.consume_queue import ConsumeQueueFiles
 from mqproc.store.damage import DamageLedger

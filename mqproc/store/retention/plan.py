@@ -11,9 +11,9 @@ from typing import Final
 from mqproc.config import Options, RetentionGuard, delete_hours
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
+from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.shm.words import Words
 from mqproc.store.delays import delay_offsets, timer_waiting
 from mqproc.store.groups.progress import all_progress
 from mqproc.store.retention.expired_files import ExpiredQueueFiles, QueueWords

@@ -18,9 +18,9 @@ from typing import Final
 from mqproc.config import Options
 from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.io import FailedSyncError, StoreIO
+from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.shm.words import Words
 from mqproc.store.final_syncs import Syncing, remember_failed_sync
 from mqproc.store.groups.progress import Tell
 from mqproc.store.index_flush import committed_state

@@ -10,9 +10,9 @@ from typing import Any
 from mqproc.config import Options, RetentionGuard
 from mqproc.errors import CorruptStoreError, StoreAccessError, StoreReadOnlyError
 from mqproc.io import StoreIO
+from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths, in_shell
-from mqproc.shm.words import Words
 from mqproc.store.delays.timer_waiting import saved_check
 from mqproc.store.groups.corrections import Corrections
 from mqproc.store.groups.offsets_json import Progress, Skipped, skipped

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 from mqproc.config import Options
 from mqproc.errors import CorruptStoreError, StoreAccessError
 from mqproc.io import StoreIO
+from mqproc.ipc.lock import holder_of
 from mqproc.kernels import verify as kernels
 from mqproc.layout import control as words_of
 from mqproc.layout import index_file
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.paths import StorePaths, segment_start
 from mqproc.quantities import counted
-from mqproc.shm.lock import holder_of
 from mqproc.store.consume_queue import as_units
 from mqproc.store.derived import unreadable_file, unreadable_files
 from mqproc.store.existing import check_is_store

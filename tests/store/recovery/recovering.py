@@ -12,9 +12,9 @@ from typing import Any
 from mqproc.armed_io import store_io
 from mqproc.config import Options
 from mqproc.io import FailedSyncError, StoreIO
+from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.shm.words import Words
 from mqproc.store import damage
 from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
 from mqproc.store.queue_table import QueueTable

@@ -14,7 +14,7 @@ from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.store.recovery.plan import run_recovery
 from mqproc.store.recovery.queue_kinds import check_queue_kinds
-from tests.process.flusher_rig import Rig
+from tests.roles.flusher_rig import Rig
 from tests.store.recovery.recovering import contents
 from tests.store.verify.looking import damage_of, looked_at, notes_of
 

@@ -1,0 +1,343 @@
+"""`mqproc bench spark`: reading a store through Spark, beside the bare kernels in two processes, in the same minutes.
+
+    round 1 2 3 …   kernel · all columns · by the source · not decoded · counts · filter · JSON lines · 1 % · nothing
+                                                                                                 best of each
+Rates are messages of the store per second; a ratio is that of a query to the kernels'. All columns are read by
+`messages(…)`, as the other queries are, and once more by `format("mqproc")`, which has Spark write each row twice. What
+is not decoded are as many rows, by tasks that make one batch and send it over and over: what Spark alone takes, so that
+no source in Python can be faster. JSON lines are a part of the messages, and each query of them is compared with the
+store's own by rate. A query's fixed cost is that of one whose time range has no message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import psutil
+
+from mqproc.bench.verifying import made_store
+from mqproc.cli.commands import SIZE, Command
+from mqproc.cli.invocation import Invocation, pass_invocation
+from mqproc.cli.output import Output, format_bytes
+from mqproc.cli.spark_session import session
+from mqproc.store.reads.reader import StoreReader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+PROCESSES: Final = 2
+_LOG_BYTES_MAX: Final = 4 << 30
+_JSON_SHARE: Final = 8
+"""JSON lines are made of one message of so many."""
+# What ratios should be at least; of `range_share`, at most.
+GOALS: Final = {
+    "all_columns": 0.35,
+    "all_columns_by_source": 0.35,
+    "counts": 0.8,
+    "filter": 1.5,
+    "times_json": 10.0,
+    "range_share": 0.05,
+}
+_OF_KERNELS: Final = ("all_columns", "all_columns_by_source", "counts", "filter")
+"""Queries whose rate is compared with the kernels'."""
+# Queries of JSON lines, and the store's own that do the same.
+_OF_JSON: Final = {
+    "json": "all_columns",
+    "json_inferred": "all_columns",
+    "json_counts": "counts",
+    "json_filter": "filter",
+}
+_ANSWER_S: Final = 600.0
+_NAMES: Final = {
+    "kernel": f"kernels, {PROCESSES} processes, all columns",
+    "all_columns": "Spark, all columns, messages(…)",
+    "all_columns_by_source": 'Spark, all columns, format("mqproc")',
+    "not_decoded": "Spark, all columns, one batch repeated",
+    "counts": "Spark, groupBy(topic, window).count()",
+    "filter": "Spark, one queue of a topic",
+    "json": "Spark, JSON lines, a part",
+    "json_inferred": "Spark, JSON lines without a schema",
+    "json_counts": "Spark, JSON lines, counts",
+    "json_filter": "Spark, JSON lines, one queue",
+    "range": "Spark, 1 % of the time",
+    "nothing": "Spark, a time without messages",
+}
+
+
+@click.command(cls=Command)
+@click.option("--log-size", "--size-bytes", "log_size", type=SIZE, help="Log of the store that is made.  [what fits]")
+@click.option("--size", type=SIZE, default="1KiB", show_default=True, help="Bytes of a body.")
+@click.option("--topics", type=click.IntRange(1), default=4, show_default=True, help="Topics, in turns.")
+@click.option("--queues", type=click.IntRange(1), default=8, show_default=True, help="Queues of a topic.")
+@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="The best of so many.")
+@click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark's; may be repeated.")
+@pass_invocation
+def spark(
+    invocation: Invocation,
+    /,
+    log_size: int | None,
+    size: int,
+    topics: int,
+    queues: int,
+    rounds: int,
+    conf: tuple[str, ...],
+) -> None:
+    """Read a store through Spark, beside the kernels alone in two processes.
+
+    A temporary store is made by a group and stopped, or --store names one, which is only read.
+    """
+    from mqproc.bench.load import Shape
+
+    out = invocation.out
+    shape = Shape(size, 1000, topics, queues, 1, 4)
+    with made_store(invocation, shape, log_size or _fitting()) as store:
+        settings = ["spark.driver.memory=2g", "spark.sql.shuffle.partitions=2", *conf]
+        with session(f"local[{PROCESSES}]", settings) as found:
+            figures = measure(found, store, rounds)
+    if out.is_json:
+        out.document(figures)
+    else:
+        _print(out, figures)
+
+
+def _fitting() -> int:
+    """A log that stays in memory, and fits the disk together with its JSON lines."""
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    return int(min(_LOG_BYTES_MAX, psutil.virtual_memory().available // 4, free // 3))
+
+
+def measure(spark: SparkSession, store: Path, rounds: int) -> dict[str, Any]:
+    """Seconds of each case, best of the rounds, and the ratios."""
+    place = _Place(store)
+    with tempfile.TemporaryDirectory(prefix="mqproc-bench-json-") as folder, _kernels(store) as kernels:
+        lines = _write_json(spark, place, Path(folder) / "lines")
+        cases = {"kernel": kernels, **_queries(spark, place, Path(folder) / "lines")}
+        seconds: dict[str, float] = {}
+        # The first round is for whatever is done once: compiling, loading, first pages.
+        for number in range(rounds + 1):
+            for name, run in cases.items():
+                took_s = _timed(run)
+                if number:
+                    seconds[name] = min(seconds.get(name, took_s), took_s)
+    return _figures(place, lines, seconds)
+
+
+def _timed(run: Callable[[], None]) -> float:
+    began_s = time.perf_counter()
+    run()
+    return time.perf_counter() - began_s
+
+
+class _Place:
+    """A store and what of it the queries ask for."""
+
+    def __init__(self, store: Path) -> None:
+        self.store = store
+        with StoreReader(store) as reader:
+            queues = [queue for queue in reader.queues() if queue.max_offset > queue.min_offset]
+            self.messages = sum(queue.max_offset - queue.min_offset for queue in queues)
+            self.bytes = reader.visible.end - reader.visible.begin
+            queue = max(queues, key=lambda each: each.max_offset - each.min_offset)
+            self.topic, self.queue_id = queue.topic, queue.queue_id
+            count = queue.max_offset - queue.min_offset
+            half, behind = (queue.min_offset + count * percent // 100 for percent in (50, 51))
+            self.begin_ms = reader.store_time_ms(queue.topic, queue.queue_id, half)
+            self.end_ms = max(self.begin_ms + 1, reader.store_time_ms(queue.topic, queue.queue_id, behind))
+            self.after_ms = reader.store_time_ms(queue.topic, queue.queue_id, queue.max_offset - 1) + 3_600_000
+
+
+# The kernels
+
+
+@contextlib.contextmanager
+def _kernels(store: Path) -> Iterator[Callable[[], None]]:
+    """A call that has two processes decode all columns of a store, each a half of its log."""
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    for number in range(PROCESSES):
+        mine, theirs = context.Pipe()
+        process = context.Process(target=_decode_again, args=(str(store), number, theirs), daemon=True)
+        process.start()
+        pipes.append(mine)
+        processes.append(process)
+
+    def run() -> None:
+        for pipe in pipes:
+            pipe.send(True)
+        for pipe in pipes:
+            if not pipe.poll(_ANSWER_S):
+                raise TimeoutError(f"decoding takes more than {_ANSWER_S:g} s")
+            pipe.recv()
+
+    try:
+        yield run
+    finally:
+        for pipe in pipes:
+            pipe.send(False)
+        for process in processes:
+            process.join(10)
+            process.kill()
+
+
+def _decode_again(store: str, number: int, pipe: Connection) -> None:
+    from mqproc.spark.columns import types_of
+    from mqproc.spark.options import read_options
+    from mqproc.spark.planning import plan
+    from mqproc.spark.tasks import read_partition
+
+    options = read_options({"path": store, "verifyCrc": "false", "minPartitions": str(PROCESSES)})
+    names = list(types_of("mqproc"))
+    while pipe.recv():
+        for partition in plan(options)[number::PROCESSES]:
+            for _batch in read_partition(options, names, partition):
+                pass
+        pipe.send(True)
+
+
+# The queries
+
+
+def _queries(spark: SparkSession, place: _Place, lines: Path) -> dict[str, Callable[[], None]]:
+    from pyspark.sql import functions as F
+
+    from mqproc.spark import messages
+
+    def everything() -> None:
+        _drain(messages(spark, place.store))
+
+    def everything_by_source() -> None:
+        _drain(spark.read.format("mqproc").load(str(place.store)))
+
+    repeated = _repeated(spark, place)
+
+    def not_decoded() -> None:
+        _drain(repeated)
+
+    def count(found: DataFrame) -> None:
+        found.groupBy("topic", F.window("store_timestamp", "1 second")).count().collect()
+
+    def counts() -> None:
+        count(messages(spark, place.store, columns=["topic", "store_timestamp"]))
+
+    def of_queue() -> None:
+        _drain(messages(spark, place.store, topic=place.topic, queue_id=place.queue_id))
+
+    def json_lines() -> None:
+        _drain(spark.read.schema(_JSON_SCHEMA).json(str(lines)))
+
+    def json_inferred() -> None:
+        _drain(spark.read.json(str(lines)))
+
+    def json_counts() -> None:
+        count(spark.read.schema("topic string, store_timestamp timestamp").json(str(lines)))
+
+    def json_filter() -> None:
+        found = spark.read.schema(_JSON_SCHEMA).json(str(lines))
+        _drain(found.where((F.col("topic") == place.topic) & (F.col("queue_id") == place.queue_id)))
+
+    def of_time() -> None:
+        # The store was made in seconds, by one clock.
+        _drain(messages(spark, place.store, begin=place.begin_ms, end=place.end_ms, clockStepMs=0))
+
+    def nothing() -> None:
+        _drain(messages(spark, place.store, begin=place.after_ms, end=place.after_ms + 1, clockStepMs=0))
+
+    return {
+        "all_columns": everything,
+        "all_columns_by_source": everything_by_source,
+        "not_decoded": not_decoded,
+        "counts": counts,
+        "filter": of_queue,
+        "json": json_lines,
+        "json_inferred": json_inferred,
+        "json_counts": json_counts,
+        "json_filter": json_filter,
+        "range": of_time,
+        "nothing": nothing,
+    }
+
+
+_JSON_SCHEMA: Final = (
+    "store string, topic string, queue_id int, queue_offset bigint, physical_offset bigint, size int, "
+    "message_id string, keys array<string>, tag string, body binary, properties map<string,string>, flag int, "
+    "sys_flag int, born_timestamp timestamp, born_host string, store_timestamp timestamp, store_host string, "
+    "reconsume_times int, prepared_transaction_offset bigint, body_crc int"
+)
+
+
+def _write_json(spark: SparkSession, place: _Place, to: Path) -> int:
+    """All columns of a part of the messages as JSON lines; how many they are."""
+    from mqproc.spark import messages
+
+    some = messages(spark, place.store).where(f"queue_offset % {_JSON_SHARE} = 0")
+    some.write.json(str(to))
+    return spark.read.text(str(to)).count()
+
+
+def _repeated(spark: SparkSession, place: _Place) -> DataFrame:
+    """As many rows as the store has messages: the first batch of each task, decoded once and sent again and again."""
+    from mqproc.spark.api import planned_messages
+
+    found = planned_messages(spark, place.store)
+    batches_of, of_task = found.read, place.messages // found.frame.count()
+
+    def read(partitions: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for partition in partitions:
+            for batch in islice(batches_of(iter([partition])), 1):
+                for sent in range(0, of_task, batch.num_rows):
+                    yield batch.slice(0, of_task - sent)
+
+    return replace(found, read=read).rows()
+
+
+def _drain(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+# Figures
+
+
+def _figures(place: _Place, lines: int, seconds: dict[str, float]) -> dict[str, Any]:
+    ratios = {name: seconds["kernel"] / seconds[name] for name in _OF_KERNELS}
+    for name, ours in _OF_JSON.items():
+        ratios[f"times_{name}"] = (place.messages / seconds[ours]) / (lines / seconds[name])
+    ratios["not_decoded"] = seconds["kernel"] / seconds["not_decoded"]
+    ratios["not_decoded_times_json"] = ratios["times_json"] * seconds["all_columns"] / seconds["not_decoded"]
+    ratios["range_share"] = max(0.0, seconds["range"] - seconds["nothing"]) / seconds["all_columns"]
+    return {
+        "store": str(place.store),
+        "messages": place.messages,
+        "bytes": place.bytes,
+        "seconds": {name: round(value, 3) for name, value in seconds.items()},
+        "ratios": {name: round(value, 3) for name, value in ratios.items()},
+        "goals": GOALS,
+        "json_messages": lines,
+    }
+
+
+def _print(out: Output, figures: dict[str, Any]) -> None:
+    out.line(f"{figures['messages']:,} messages, {format_bytes(figures['bytes'])} of log")
+    for name, seconds in figures["seconds"].items():
+        count = figures["json_messages"] if name.startswith("json") else figures["messages"]
+        rate = f"{count / seconds:,.0f} messages/s" if name not in ("range", "nothing") else ""
+        out.line(f"{_NAMES[name]:<40} {seconds:7.3f} s  {rate}")
+    shown = figures["ratios"]
+    for name in _OF_KERNELS:
+        out.line(f"{_NAMES[name]}: {shown[name]:.2f} of the kernels' rate (goal {GOALS[name]:g})")
+    for name in _OF_JSON:
+        out.line(f"{shown[f'times_{name}']:.1f} times the rate of: {_NAMES[name]} (goal {GOALS['times_json']:g})")
+    most = f"{shown['not_decoded']:.2f} of the kernels' rate, {shown['not_decoded_times_json']:.1f} times JSON lines"
+    out.line(f"{_NAMES['not_decoded']}: {most}: the most that a read of all columns could have")
+    out.line(f"1 % of the time: {shown['range_share']:.1%} of a full read beyond the fixed cost (goal 5 %)")

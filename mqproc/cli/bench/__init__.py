@@ -1,7 +1,0 @@
-"""`mqproc bench`: this store measured with real clients, beside the limits of the machine it runs on."""
-
-from __future__ import annotations
-
-from mqproc.cli.bench.commands import bench
-
-__all__ = ["bench"]

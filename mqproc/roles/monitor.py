@@ -1,0 +1,88 @@
+"""The monitor: /metrics, /healthz, /readyz and a page for people, from the control file. Owns nothing of the store.
+
+It is the first role to start, before recovery, and the last to stop. The port may be taken, by another group perhaps:
+then the store runs all the same, and the port is tried again.
+"""
+
+from __future__ import annotations
+
+from mqproc.config import Options
+from mqproc.ipc.bell import EventBell
+from mqproc.layout import control as words_of
+from mqproc.metrics.app import make_app
+from mqproc.metrics.collector import Collector
+from mqproc.metrics.server import AsgiServer
+from mqproc.roles.log import get_logger
+from mqproc.roles.loop import RoleContext
+from mqproc.version import installed_version
+
+RETRY_NS = 5_000_000_000
+
+
+class Monitor:
+    """The role. Its bell is an EventBell, so that it is heard while clients are waited for."""
+
+    name = words_of.MONITOR
+
+    def __init__(self, context: RoleContext) -> None:
+        self._context = context
+        self._words = context.control.words
+        self._log = get_logger()
+        io, paths = context.io, context.paths
+        version = installed_version()
+        self._collector = Collector(context.control, io, paths, context.options, version)
+        self._app = make_app(self._collector, paths, version)
+        self._server: AsgiServer | None = None
+        self._retry_ns = 0
+        # A predecessor that was killed has left its own.
+        self._words[words_of.MONITOR_PORT] = 0
+        self._listen()
+
+    def do_work(self) -> int:
+        if self._server is None and self._context.clock.monotonic_ns() >= self._retry_ns:
+            self._listen()
+        return self._poll(0)
+
+    def wait(self, timeout_s: float) -> None:
+        if self._server is None:
+            self._context.bell.wait(timeout_s)
+        else:
+            self._poll(timeout_s)
+
+    def reload(self, options: Options) -> None:
+        """What pages show of options may change while running."""
+        self._collector.options = options
+
+    def on_stop(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._words[words_of.MONITOR_PORT] = 0
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self._collector.close()
+
+    def _poll(self, timeout_s: float) -> int:
+        if self._server is None:
+            return 0
+        answered = self._server.poll(timeout_s)
+        self._words.add(words_of.SCRAPES, answered)
+        return answered
+
+    def _listen(self) -> None:
+        options = self._context.options
+        try:
+            server = AsgiServer(self._app, options.metrics_host, options.metrics_port)
+        except OSError as error:
+            self._retry_ns = self._context.clock.monotonic_ns() + RETRY_NS
+            address = f"{options.metrics_host}:{options.metrics_port}"
+            self._log.warning(
+                "metrics are not offered", address=address, error=error.strerror, remedy="set metrics_port"
+            )
+            return
+        bell = self._context.bell
+        if isinstance(bell, EventBell):
+            server.watch(bell.fileno())
+        self._server = server
+        self._words[words_of.MONITOR_PORT] = server.port

@@ -1,0 +1,23 @@
+"""The system's clock in its units, and the tests' own."""
+
+from __future__ import annotations
+
+import time
+
+from mqproc.ipc.clock import Clock
+from tests.ipc.manual_clock import ManualClock
+
+
+def test_monotonic_nanoseconds_and_unix_milliseconds() -> None:
+    clock = Clock()
+    assert time.monotonic_ns() <= clock.monotonic_ns() <= time.monotonic_ns()
+    assert abs(clock.time_ms() - time.time() * 1000) < 1000
+
+
+def test_manual_clock_moves_both_together_and_unix_time_alone() -> None:
+    clock = ManualClock(time_ms=5_000)
+    before = clock.monotonic_ns()
+    clock.advance(ms=20)
+    assert (clock.monotonic_ns() - before, clock.time_ms()) == (20_000_000, 5_020)
+    clock.set_time_ms(1_000)
+    assert (clock.monotonic_ns() - before, clock.time_ms()) == (20_000_000, 1_000)

@@ -1,0 +1,152 @@
+"""The control file: made whole or not at all, never read in another version, figures that never contradict."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mqproc import control_words
+from mqproc.armed_io import ArmedIO
+from mqproc.control import Control, role_words
+from mqproc.errors import CorruptStoreError, NotRunningError, OtherVersionError
+from mqproc.io import StoreIO
+from mqproc.ipc.clock import Clock
+from mqproc.layout import control as layout
+from mqproc.paths import StorePaths
+
+IO = StoreIO()
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> StorePaths:
+    return StorePaths(tmp_path)
+
+
+def create(paths: StorePaths) -> Control:
+    return Control.create(IO, paths, Clock(), os.getpid())
+
+
+def test_new_file_has_its_header_and_zeros(paths: StorePaths) -> None:
+    control = create(paths)
+    words = control.snapshot()
+    named = {name for name, value in words.items() if value}
+    assert named == {
+        "magic",
+        "version",
+        "epoch",
+        "store_id",
+        "supervisor_pid",
+        "group_started_ms",
+        "supervisor_heartbeat_ns",
+    }
+    assert words["epoch"] == 1
+    assert list(words) == list(layout.WORDS)
+    assert paths.control.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in paths.own.iterdir()] == ["control"]
+    control.close()
+
+
+def test_next_file_counts_on_and_keeps_the_store_id(paths: StorePaths) -> None:
+    first = create(paths)
+    second = create(paths)
+    assert second.load(layout.EPOCH) == 2
+    assert second.load(layout.STORE_ID) == first.load(layout.STORE_ID)
+    assert not first.is_current(IO, paths)
+    assert second.is_current(IO, paths)
+
+
+def test_the_first_file_of_another_store_in_the_same_place_is_another(paths: StorePaths) -> None:
+    first = create(paths)
+    paths.control.unlink()
+    second = create(paths)
+    assert second.load(layout.EPOCH) == first.load(layout.EPOCH)
+    assert not first.is_current(IO, paths)
+    assert second.is_current(IO, paths)
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\0" * layout.FILE_SIZE, os.urandom(layout.FILE_SIZE), b"MQPROC01"])
+def test_garbage_is_an_error_for_readers_and_replaced_by_a_supervisor(paths: StorePaths, garbage: bytes) -> None:
+    paths.own.mkdir()
+    paths.control.write_bytes(garbage)
+    with pytest.raises(CorruptStoreError, match=r"control: .*expected .* found"):
+        Control.open(IO, paths)
+    assert create(paths).load(layout.EPOCH) == 1
+
+
+def test_another_version_is_an_error(paths: StorePaths) -> None:
+    control = create(paths)
+    control.store(layout.HEADER_VERSION, layout.VERSION + 1)
+    control.close()
+    with pytest.raises(OtherVersionError, match="another version of mqproc, of layout 5, and not 4: mqproc down stops"):
+        Control.open(IO, paths)
+    assert create(paths).load(layout.EPOCH) == 1
+
+
+def test_nothing_there(paths: StorePaths) -> None:
+    with pytest.raises(NotRunningError):
+        Control.open(IO, paths)
+
+
+def test_reader_sees_what_the_owner_stores_but_cannot_store(paths: StorePaths) -> None:
+    owner, reader = create(paths), Control.open(IO, paths)
+    owner.store(layout.WRITTEN, 4096)
+    owner.add(layout.WRITTEN, 4)
+    assert reader.load(layout.WRITTEN) == reader.cells[layout.WRITTEN] == 4100
+    with pytest.raises(TypeError):
+        reader.store(layout.WRITTEN, 1)
+    owner.cells[layout.WRITTEN] = 8
+    assert reader.snapshot()["written"] == 8
+    reader.close()
+    owner.close()
+
+
+def test_distances(paths: StorePaths) -> None:
+    control = create(paths)
+    for index, value in (
+        (layout.WRITTEN, 1000),
+        (layout.DISPATCHED, 400),
+        (layout.WRITER_SYNCED, 300),
+        (layout.FLUSHER_SYNCED, 700),
+    ):
+        control.store(index, value)
+    assert control.flushed == 700
+    assert (control.confirmed(sync_flush=False), control.confirmed(sync_flush=True)) == (1000, 700)
+    words = control.snapshot()
+    assert control.dispatch_behind_bytes == control_words.dispatch_behind_bytes(words) == 600
+    assert control_words.flush_behind_bytes(words) == 300
+    control.store(layout.DISPATCHED, 1000)
+    words = control.snapshot()
+    assert control.dispatch_behind_bytes == control_words.dispatch_behind_bytes(words) == 0
+
+
+@pytest.mark.parametrize("index", layout.SYNC_ERRNO_WORDS)
+def test_any_failed_sync_makes_the_store_read_only(paths: StorePaths, index: int) -> None:
+    control = create(paths)
+    assert not control.read_only
+    control.store(index, 5)
+    assert control.read_only
+    assert control.sync_errno == 5
+
+
+def test_every_sync_errno_word_counts() -> None:
+    named = {word.index for word in layout.WORDS.values() if word.name.endswith("_sync_errno")}
+    assert named == set(layout.SYNC_ERRNO_WORDS)
+
+
+def test_words_of_one_role(paths: StorePaths) -> None:
+    control = create(paths)
+    control.store(layout.role_word("cq-flusher", "errors"), 3)
+    control.store(layout.supervised_word("cq-flusher", "pid"), 77)
+    words = role_words(control.snapshot(), "cq-flusher")
+    assert (words["errors"], words["pid"], words["cycles"]) == (3, 77, 0)
+
+
+def test_a_file_that_finds_no_room_leaves_the_old_one_and_nothing_else(paths: StorePaths) -> None:
+    Control.create(IO, paths, Clock(), 1).close()
+    before = paths.control.read_bytes()
+    with pytest.raises(OSError, match="No space left"):
+        Control.create(ArmedIO(fault="allocate:1:ENOSPC"), paths, Clock(), 2)
+    assert [path.name for path in paths.own.iterdir()] == ["control"]
+    assert paths.control.read_bytes() == before

@@ -1,0 +1,218 @@
+"""The store's lock against other processes: ours, and programs that lock as RocketMQ does (POSIX, byte 0)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqproc.control import Control
+from mqproc.errors import StoreAccessError, StoreLockedError
+from mqproc.io import StoreIO
+from mqproc.ipc.clock import Clock
+from mqproc.ipc.lock import StoreLock, holder_of
+from mqproc.layout import control as layout
+from mqproc.paths import StorePaths
+
+ROCKETMQ = """
+import fcntl, sys
+file = open(sys.argv[1], "w+")
+try:
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+except OSError:
+    print("refused", flush=True)
+else:
+    print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def rocketmq(lock: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that locks as Java's `FileChannel.tryLock(0, 1, false)` does."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", ROCKETMQ, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> StorePaths:
+    return StorePaths(tmp_path)
+
+
+def test_one_holder_at_a_time_even_in_one_process(paths: StorePaths) -> None:
+    io = StoreIO()
+    lock = StoreLock.acquire(io, paths)
+    with pytest.raises(StoreLockedError):
+        StoreLock.acquire(io, paths)
+    lock.close()
+    StoreLock.acquire(io, paths).close()
+
+
+def test_file_holds_what_rocketmq_writes_there(paths: StorePaths) -> None:
+    paths.lock.write_bytes(b"something longer")
+    StoreLock.acquire(StoreIO(), paths).close()
+    assert paths.lock.read_bytes() == b"lock"
+
+
+def test_lock_stays_when_another_descriptor_of_the_file_is_closed(paths: StorePaths) -> None:
+    io = StoreIO()
+    lock = StoreLock.acquire(io, paths)
+    os.close(os.open(paths.lock, os.O_RDWR))
+    assert holder_of(io, paths) is not None
+    lock.close()
+
+
+def test_rocketmq_is_kept_out(paths: StorePaths) -> None:
+    lock = StoreLock.acquire(StoreIO(), paths)
+    with rocketmq(paths.lock) as process:
+        assert said(process) == "refused"
+    lock.close()
+    with rocketmq(paths.lock) as process:
+        assert said(process) == "held"
+
+
+def test_rocketmq_keeps_us_out_and_is_named(paths: StorePaths) -> None:
+    with rocketmq(paths.lock) as process:
+        assert said(process) == "held"
+        with pytest.raises(StoreLockedError, match=rf"in use by pid {process.pid} since \d{{4}}-"):
+            StoreLock.acquire(StoreIO(), paths)
+
+
+def test_holder_is_named_from_the_control_file(paths: StorePaths) -> None:
+    io = StoreIO()
+    lock = StoreLock.acquire(io, paths)
+    Control.create(io, paths, Clock(), pid=os.getpid()).close()
+    with pytest.raises(StoreLockedError, match=rf"in use by pid {os.getpid()} since \d{{4}}-"):
+        StoreLock.acquire(io, paths)
+    lock.close()
+
+
+def test_holder_is_named_from_the_abort_file_without_a_control_file(paths: StorePaths) -> None:
+    io = StoreIO()
+    lock = StoreLock.acquire(io, paths)
+    paths.abort.write_text(str(os.getpid()))
+    with pytest.raises(StoreLockedError, match=rf"in use by pid {os.getpid()} since \d{{4}}-"):
+        StoreLock.acquire(io, paths)
+    lock.close()
+
+
+def test_lock_that_nobody_owns_up_to(paths: StorePaths) -> None:
+    io = StoreIO()
+    lock = StoreLock.acquire(io, paths)
+    with pytest.raises(StoreLockedError, match="in use by another process"):
+        StoreLock.acquire(io, paths)
+    lock.close()
+
+
+@pytest.mark.parametrize("pid", [0, -1, (1 << 22) + 1, 1 << 62])
+@pytest.mark.parametrize("since_ms", [-1, 1 << 62])
+def test_a_damaged_control_file_names_nobody(paths: StorePaths, pid: int, since_ms: int) -> None:
+    io = StoreIO()
+    lock = StoreLock.acquire(io, paths)
+    control = Control.create(io, paths, Clock(), os.getpid())
+    control.store(layout.SUPERVISOR_PID, pid)
+    control.store(layout.GROUP_STARTED_MS, since_ms)
+    with pytest.raises(StoreLockedError, match=r"in use by another process$"):
+        StoreLock.acquire(io, paths)
+    control.close()
+    lock.close()
+
+
+_ROLE_THAT_HOLDS_IT = """
+import sys
+from pathlib import Path
+from mqproc.io import StoreIO
+from mqproc.paths import StorePaths
+from mqproc.roles.title import set_title
+from mqproc.ipc.lock import StoreLock
+root = Path(sys.argv[1])
+lock = StoreLock.acquire(StoreIO(), StorePaths(root))
+set_title("writer", root)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def ended(paths: StorePaths) -> int:
+    """The pid of the last group's supervisor, which was killed."""
+    supervisor = subprocess.Popen([sys.executable, "-c", ""])
+    supervisor.wait()
+    Control.create(StoreIO(), paths, Clock(), pid=supervisor.pid).close()
+    return supervisor.pid
+
+
+def test_roles_left_by_a_dead_supervisor_are_waited_for_and_then_named(paths: StorePaths, ended: int) -> None:
+    command = [sys.executable, "-c", _ROLE_THAT_HOLDS_IT, str(paths.root)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as role:
+        assert role.stdout is not None
+        assert role.stdout.readline() == b"held\n"
+        with pytest.raises(StoreLockedError, match=f"in use by processes that pid {ended} left behind"):
+            StoreLock.acquire(StoreIO(), paths, patience_s=0.05)
+        holder = holder_of(StoreIO(), paths)
+        assert holder is not None
+        assert holder.ended
+        role.communicate()
+
+
+def test_a_command_that_has_the_lock_is_not_taken_for_what_a_dead_supervisor_left(
+    paths: StorePaths, ended: int
+) -> None:
+    """A repair, for one, which takes long: whoever was told of left processes might kill it."""
+    assert ended
+    lock = StoreLock.acquire(StoreIO(), paths)
+    with pytest.raises(StoreLockedError, match=rf"in use by pid {os.getpid()} since \d{{4}}-"):
+        StoreLock.acquire(StoreIO(), paths, patience_s=0.05)
+    holder = holder_of(StoreIO(), paths)
+    assert holder is not None
+    assert (holder.pid, holder.ended) == (os.getpid(), False)
+    lock.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_forked_process_keeps_the_lock(paths: StorePaths) -> None:
+    io = StoreIO()
+    lock = StoreLock.acquire(io, paths)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(0)
+    os.close(reader)
+    lock.close()
+    assert holder_of(io, paths) is not None
+    os.close(writer)
+    os.waitpid(child, 0)
+    assert holder_of(io, paths) is None
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EISDIR])
+def test_a_lock_that_cannot_be_had_is_told(paths: StorePaths, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def fails(*_arguments: object, **_options: object) -> int:
+        raise OSError(code, os.strerror(code), str(paths.lock))
+
+    monkeypatch.setattr(StoreIO, "open", fails)
+    with pytest.raises(StoreAccessError, match=f"{paths.lock}: {os.strerror(code)}"):
+        StoreLock.acquire(StoreIO(), paths)
+
+
+def test_nobody_holds_a_store_that_was_never_opened(paths: StorePaths) -> None:
+    assert holder_of(StoreIO(), paths) is None
+    assert not paths.lock.exists()

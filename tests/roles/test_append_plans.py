@@ -1,0 +1,264 @@
+"""Plans of append requests: a kept shape gives the same plan as a new one, and only as long as it is right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from mqproc.config import Options
+from mqproc.errors import (
+    BadMessageError,
+    BadPropertyError,
+    BadRequestError,
+    NoSuchQueueError,
+    PermissionDeniedError,
+    TopicNotFoundError,
+    TopicReservedError,
+)
+from mqproc.io import StoreIO
+from mqproc.paths import StorePaths
+from mqproc.roles.append_plans import SHAPE_TEXT_MAX, SHAPES_MAX, AppendPlans
+from mqproc.roles.open_topics import OpenTopics
+from mqproc.store.frames import AppendPlan, FrameShape
+from mqproc.store.queue_table import QueueTable
+from mqproc.wire.operations import AppendRequest
+
+PREFIX = "A" * 28
+NOW_MS = 1_700_000_000_000
+
+
+class Planner:
+    """Plans over a store of its own; each request has one body of four bytes."""
+
+    def __init__(self, root: Path, **options: Any) -> None:
+        paths = StorePaths(root)
+        for folder in (paths.own, paths.consume_queue, paths.commit_log):
+            folder.mkdir(parents=True)
+        io = StoreIO()
+        table = QueueTable.create(io, paths.queues, 64)
+        settings = Options(**({"default_topic_queue_nums": 4} | options))
+        self.topics = OpenTopics(io, io, paths, settings, table)
+        self.plans = AppendPlans(self.topics)
+
+    def plan(self, payload: bytes = b"\4\0\0\0body", own: bool = False, **changes: Any) -> AppendPlan:
+        request = AppendRequest("T", 1, bodies_bytes=4, unique_prefix=PREFIX, born_timestamp_ms=NOW_MS)
+        plan, topic = self.plans.plan(msgspec.structs.replace(request, **changes), memoryview(payload), NOW_MS, own=own)
+        if plan.shape.fixed_queue == -1:
+            plan.rotation = (plan.rotation + plan.count) % len(topic.queue_numbers)
+        topic.rotation = plan.rotation
+        return plan
+
+
+@pytest.fixture
+def planner(tmp_path: Path) -> Planner:
+    return Planner(tmp_path / "store")
+
+
+def test_a_shape_is_made_once_for_frames_that_differ_in_messages_ids_and_times(planner: Planner) -> None:
+    first = planner.plan()
+    payload = b"\2\0\0\0\1\0\0\0abc\1\0\1\0xy"
+    second = planner.plan(
+        payload,
+        count=2,
+        bodies_bytes=3,
+        keys_bytes=2,
+        unique_prefix="B" * 28,
+        unique_counter=7,
+        born_timestamp_ms=5,
+    )
+    assert second.shape is first.shape
+    assert second.columns[:6] == (0, 8, 11, 15, -1, -1)
+    assert (second.unique_prefix, second.unique_counter, second.born_timestamp_ms) == (b"B" * 28, 7, 5)
+    assert bytes(second.payload) == payload
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"topic": "U"},
+        {"queue_id": 2},
+        {"tag": "t"},
+        {"flag": 9},
+        {"sys_flag": 8},
+        {"batch": True},
+        {"born_host": b"\1\2\3\4\0\0\0\5"},
+        {"unique_prefix": ""},
+        {"gap_before_unique": b"A\x01a\x02"},
+        {"gap_after_keys": b"A\x01a\x02"},
+    ],
+)
+def test_what_makes_another_shape_is_never_taken_for_the_same(planner: Planner, changes: dict[str, Any]) -> None:
+    first = planner.plan()
+    other = planner.plan(**changes)
+    assert other.shape is not first.shape
+    assert planner.plan(**changes).shape is other.shape
+    assert planner.plan().shape is first.shape
+
+
+def test_kept_and_new_shapes_say_the_same(tmp_path: Path) -> None:
+    """What a planner finds again is what another one makes."""
+    for index, changes in enumerate([{}, {"tag": "t", "flag": 3}, {"queue_id": 1, "gap_before_tag": b"A\x01a\x02"}]):
+        planner = Planner(tmp_path / f"kept-{index}")
+        for others in ({"flag": 1}, {"tag": "other"}, {"queue_id": 2}, {"gap_before_tag": b"B\x01b\x02"}):
+            planner.plan(**others)
+        planner.plan(**changes)
+        again = planner.plan(**changes).shape
+        new = Planner(tmp_path / f"new-{index}").plan(**changes).shape
+        assert again is not new
+        assert _values(again) == _values(new)
+
+
+def _values(shape: FrameShape) -> dict[str, Any]:
+    values = {name: getattr(shape, name) for name in shape.__struct_fields__}
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
+
+
+def test_whole_property_strings_have_a_kept_shape_too(planner: Planner) -> None:
+    payload = b"\4\0\0\0body\4\0a\x01b\x02"
+    first = planner.plan(payload, properties_bytes=4, unique_prefix="").shape
+    assert planner.plan(payload, properties_bytes=4, unique_prefix="").shape is first
+
+
+def test_rounds_go_on_with_a_kept_shape(planner: Planner) -> None:
+    assert [planner.plan().rotation for _ in range(5)] == [1, 2, 3, 0, 1]
+
+
+def test_a_topic_that_was_widened_has_all_its_queues_at_once(planner: Planner) -> None:
+    assert len(planner.plan().shape.queue_numbers) == 4
+    with pytest.raises(NoSuchQueueError):
+        planner.plan(queue_id=5)
+    planner.topics.create("T", 6)
+    assert len(planner.plan().shape.queue_numbers) == 6
+    assert planner.plan(queue_id=5).shape.fixed_queue == 5
+
+
+def test_nothing_is_sent_to_a_deleted_topic(tmp_path: Path) -> None:
+    planner = Planner(tmp_path / "store", auto_create_topic_enable=False)
+    planner.topics.create("T", 4)
+    planner.plan()
+    planner.topics.delete("T", 0)
+    with pytest.raises(TopicNotFoundError):
+        planner.plan()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"count": 0}, BadMessageError),
+        ({"bodies_bytes": 3}, BadMessageError),
+        ({"bodies_bytes": -1}, BadMessageError),
+        ({"queue_id": -2}, BadMessageError),
+        ({"unique_prefix": "short"}, BadPropertyError),
+        ({"unique_prefix": "a" * 28}, BadPropertyError),
+        ({"has_prepared": True}, BadMessageError),
+        ({"born_host": b"\x7f"}, BadMessageError),
+        ({"gap_before_tag": b"no pair"}, BadPropertyError),
+        ({"tag": "a\x01"}, BadPropertyError),
+    ],
+)
+def test_each_frame_is_checked_though_its_shape_is_known(
+    planner: Planner, changes: dict[str, Any], error: type[Exception]
+) -> None:
+    planner.plan()
+    with pytest.raises(error):
+        planner.plan(**changes)
+    planner.plan()
+
+
+def test_a_payload_of_another_size_is_refused_though_the_columns_have_those_of_the_frame_before(
+    planner: Planner,
+) -> None:
+    planner.plan()
+    first = planner.plan()
+    for payload in (b"\4\0\0\0body!", b"\4\0\0\0bod"):
+        with pytest.raises(BadMessageError, match="the columns take 8 bytes"):
+            planner.plan(payload)
+    assert planner.plan().columns == first.columns
+    longer = planner.plan(b"\4\0\0\0body\1\0k", keys_bytes=1)
+    assert longer.columns[:4] == (0, 4, 8, 10)
+    assert planner.plan().columns == first.columns
+
+
+def test_what_the_groups_roles_may_do_is_not_kept_for_clients(planner: Planner) -> None:
+    own = planner.plan(own=True, topic="%RETRY%G", reconsume_times=3, prepared_transaction_offset=5)
+    assert (own.shape.reconsume_times, own.shape.prepared_transaction_offset, own.shape.copies) == (3, 5, True)
+    with pytest.raises(TopicReservedError):
+        planner.plan(topic="SCHEDULE_TOPIC_XXXX")
+    planner.plan(own=True, topic="SCHEDULE_TOPIC_XXXX")
+    with pytest.raises(TopicReservedError):
+        planner.plan(topic="SCHEDULE_TOPIC_XXXX")
+    client = planner.plan(sys_flag=0xC, reconsume_times=3, prepared_transaction_offset=5)
+    assert not client.shape.copies
+    assert (client.shape.sys_flag, client.shape.reconsume_times, client.shape.prepared_transaction_offset) == (0, 0, 0)
+
+
+def test_a_topic_without_write_permission_is_for_the_groups_roles_alone(planner: Planner) -> None:
+    planner.plan()
+    planner.topics.create("T", 4, perm=4)
+    for changes in ({}, {"delay_level": 3}, {"deliver_at_ms": NOW_MS + 60_000}, {"transaction": True}):
+        with pytest.raises(PermissionDeniedError, match="'T' may not be sent to"):
+            planner.plan(**changes)
+    planner.plan(own=True)
+    planner.topics.create("T", 4, perm=6)
+    planner.plan()
+    for perm in (-1, 8):
+        with pytest.raises(BadRequestError, match=f"perm = {perm} is out of range"):
+            planner.topics.create("T", 4, perm=perm)
+
+
+def test_messages_that_wait_go_elsewhere_each_time(planner: Planner) -> None:
+    planner.plan()
+    for _ in range(2):
+        assert bytes(planner.plan(delay_level=3).shape.topic_block[1:]) == b"SCHEDULE_TOPIC_XXXX"
+    assert bytes(planner.plan(deliver_at_ms=NOW_MS + 60_000).shape.topic_block[1:]) == b"rmq_sys_wheel_timer"
+    assert bytes(planner.plan(deliver_at_ms=NOW_MS - 1).shape.topic_block[1:]) == b"T"
+
+
+def test_where_messages_have_waited_is_told_only_to_who_looks_for_repeats(planner: Planner, tmp_path: Path) -> None:
+    looking = Planner(tmp_path / "looking", dedupe_window_messages=100)
+    assert looking.plan(deliver_at_ms=NOW_MS - 1).shape.waited is None, "none has waited yet"
+    for each in (planner, looking):
+        parked = each.plan(deliver_at_ms=NOW_MS + 60_000).shape
+        late = each.plan(deliver_at_ms=NOW_MS - 1).shape
+        assert parked.real_queues is not None
+        assert (parked.real_topic, parked.real_queues.tolist()) == (b"T", late.queue_numbers.tolist())
+        if each is planner:
+            assert late.waited is None
+            continue
+        assert late.waited is not None
+        assert late.waited.topic_block is parked.topic_block
+        assert (late.waited.real_topic, late.waited.real_queues) == (b"T", late.queue_numbers)
+
+
+@pytest.mark.parametrize(
+    ("payload", "changes"),
+    [
+        (b"\4\0\0\0body", {"tag": "t" * (SHAPE_TEXT_MAX + 1)}),
+        (b"\4\0\0\0body\0\0", {"tags_bytes": 0, "tag": "unchecked"}),
+        (b"\4\0\0\0body\0\0", {"properties_bytes": 0, "tag": "unchecked"}),
+    ],
+)
+def test_what_is_long_or_was_not_checked_is_not_kept(planner: Planner, payload: bytes, changes: dict[str, Any]) -> None:
+    first = planner.plan(payload, **changes)
+    assert planner.plan(payload, **changes).shape is not first.shape
+
+
+def test_no_more_shapes_are_kept_than_there_is_room_for(planner: Planner) -> None:
+    first = planner.plan(flag=0).shape
+    for flag in range(1, SHAPES_MAX):
+        planner.plan(flag=flag)
+    assert planner.plan(flag=0).shape is first
+    planner.plan(flag=SHAPES_MAX)
+    assert planner.plan(flag=0).shape is not first
+
+
+def test_a_topic_is_not_made_by_a_frame_that_is_refused(planner: Planner) -> None:
+    with pytest.raises(BadPropertyError):
+        planner.plan(topic="new", tag="a\x01")
+    with pytest.raises(BadMessageError):
+        planner.plan(topic="new", bodies_bytes=3)
+    assert planner.topics.topics.get("new") is None

@@ -1,0 +1,202 @@
+"""The dispatcher as a role: what it publishes, and in which order."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mqproc.ipc.bell import Bell
+from mqproc.ipc.histogram import read_buckets
+from mqproc.kernels.dispatched import publish_step
+from mqproc.kernels.intrinsics import observe_stores
+from mqproc.kernels.jit import plain
+from mqproc.layout import control as words_of
+from mqproc.layout import figures
+from mqproc.roles import dispatcher as dispatcher_module
+from mqproc.roles.dispatcher import Dispatcher, committed
+from tests.ipc.manual_clock import ManualClock
+from tests.roles.flusher_rig import Rig
+
+
+def test_the_position_is_stored_before_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads the time and then the position must not take a record's time for that of an earlier position."""
+    rig = Rig(tmp_path)
+    rig.dispatch(10)
+    rig.control.store(words_of.DISPATCHED, 0)
+    words = rig.control.words
+    stores = []
+    monkeypatch.setattr(dispatcher_module, "publish_step", plain(publish_step))
+    dispatcher = Dispatcher(rig.context(words_of.DISPATCHER))
+    with observe_stores(lambda array, position, size: stores.append(position // words_of.WORD_SIZE)):
+        assert dispatcher.do_work() == 10
+    dispatcher.close()
+    at, time_at = (stores.index(word) for word in (words_of.DISPATCHED, words_of.DISPATCHED_STORE_TIMESTAMP_MS))
+    assert stores.index(words_of.COMMIT_SEQUENCE) < at < time_at
+    assert words[words_of.DISPATCHED] == words[words_of.WRITTEN]
+    assert words[words_of.DISPATCHED_STORE_TIMESTAMP_MS] == words[words_of.WRITTEN_STORE_TIMESTAMP_MS] > 0
+
+
+def test_a_step_is_committed_with_its_counts_in_turn_in_two_slots(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.dispatch(10)
+    words = rig.control.words
+    before = words[words_of.COMMIT_SEQUENCE]
+    entries = words[words_of.DISPATCHED_ENTRIES]
+    rig.control.store(words_of.DISPATCHED, 0)
+    rig.control.store(words_of.DISPATCH_ERRNO, 28)
+    dispatcher = Dispatcher(rig.context(words_of.DISPATCHER))
+    messages = words[words_of.DISPATCHED_MESSAGES]
+    assert dispatcher.do_work() == 10
+    dispatcher.close()
+    slot = words[words_of.COMMIT_SEQUENCE] & 1
+    assert words[words_of.COMMIT_SEQUENCE] == before + 1
+    assert words[words_of.COMMIT_DISPATCHED[slot]] == words[words_of.DISPATCHED] == words[words_of.WRITTEN]
+    assert words[words_of.COMMIT_MESSAGES[slot]] == words[words_of.DISPATCHED_MESSAGES] == messages + 10
+    assert words[words_of.COMMIT_INDEX_ITEMS[slot]] == words[words_of.INDEX_ITEMS] > 0
+    assert words[words_of.DISPATCHED_ENTRIES] == entries + 10
+    assert words[words_of.DISPATCH_ERRNO] == 0
+
+
+def test_delays_are_counted_for_all_messages_or_for_a_slow_steps_own(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.dispatch(10)
+    rig.control.store(words_of.DISPATCHED, 0)
+    dispatcher = Dispatcher(rig.context(words_of.DISPATCHER))
+    assert dispatcher.do_work() == 10
+    now_ns = rig.clock.monotonic_ns()
+    dispatcher.timed(now_ns - 1, now_ns, alone=False)
+    dispatcher.timed(now_ns - 1, now_ns, alone=True)
+    dispatcher.close()
+    assert sum(read_buckets(rig.control.words, figures.DISPATCH_DELAYS).counts) == 10
+
+
+class SlowClock(ManualClock):
+    """Time passes while one looks at it: a microsecond each time. At the `at`th look something happens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+        self.at = 0
+        self.happens: Callable[[], None] = lambda: None
+
+    def monotonic_ns(self) -> int:
+        self.looks += 1
+        self._monotonic_ns += 1000
+        if self.looks == self.at:
+            self.happens()
+        return self._monotonic_ns
+
+
+@dataclass
+class Alone:
+    """A dispatcher whose log grows message by message: `ends` are where they end, all of them stored already."""
+
+    rig: Rig
+    clock: SlowClock
+    dispatcher: Dispatcher
+    ends: list[int]
+
+    def append(self, number: int) -> None:
+        """The writer publishes the first `number` messages."""
+        self.rig.control.store(words_of.WRITTEN, self.ends[number - 1])
+
+    @property
+    def bell(self) -> Bell:
+        return self.rig.bells[words_of.DISPATCHER]
+
+    def is_rung(self, role: str) -> bool:
+        """Whether a role's bell was rung since the last time it was asked."""
+        bell = self.rig.bells[role]
+        rung = bell.wait(0)
+        bell.drain()
+        return rung
+
+
+MESSAGES = 6
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Alone]:
+    rig = Rig(tmp_path)
+    ends = []
+    for _ in range(MESSAGES):
+        rig.dispatch(1)
+        ends.append(rig.control.load(words_of.WRITTEN))
+    rig.control.store(words_of.DISPATCHED, 0)
+    rig.control.store(words_of.WRITTEN, 0)
+    clock = SlowClock()
+    dispatcher = Dispatcher(dataclasses.replace(rig.context(words_of.DISPATCHER), clock=clock))
+    alone = Alone(rig, clock, dispatcher, ends)
+    alone.append(1)
+    assert dispatcher.do_work() == 1
+    yield alone
+    dispatcher.close()
+
+
+def test_what_comes_alone_is_published_as_all_others(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = alone.rig.control.words
+    steps = []
+    monkeypatch.setattr(alone.dispatcher._dispatch, "step", lambda *given: steps.append(given))
+    messages, entries = words[words_of.DISPATCHED_MESSAGES], words[words_of.DISPATCHED_ENTRIES]
+    for number in range(2, MESSAGES + 1):
+        sequence = words[words_of.COMMIT_SEQUENCE] + 1
+        alone.append(number)
+        assert alone.dispatcher.do_work() == 1
+        assert words[words_of.DISPATCHED] == alone.ends[number - 1]
+        assert words[words_of.DISPATCHED_MESSAGES] == messages + number - 1
+        assert words[words_of.DISPATCHED_ENTRIES] == entries + number - 1
+        assert words[words_of.DISPATCHED_STORE_TIMESTAMP_MS] == words[words_of.WRITTEN_STORE_TIMESTAMP_MS]
+        assert words[words_of.COMMIT_SEQUENCE] == sequence
+        assert committed(words) == alone.dispatcher._dispatch.index.commit()
+    assert alone.dispatcher.do_work() == 0
+    assert steps == []
+
+
+def test_query_is_rung_when_somebody_waits(alone: Alone) -> None:
+    alone.rig.bells[words_of.QUERY].announce()
+    alone.append(2)
+    alone.dispatcher.do_work()
+    assert not alone.is_rung(words_of.QUERY)
+    alone.rig.control.store(words_of.WAITING_PULLS, 1)
+    alone.append(3)
+    alone.dispatcher.do_work()
+    assert alone.is_rung(words_of.QUERY)
+
+
+def test_one_rung_early_looks_out_for_what_is_being_stored(alone: Alone) -> None:
+    alone.rig.control.store(words_of.WAITING_PULLS, 1)
+    alone.clock.at, alone.clock.happens = alone.clock.looks + 10, lambda: alone.append(2)
+    alone.bell.announce()
+    alone.bell.ring()
+    alone.dispatcher.wait(60)
+    assert alone.clock.looks < alone.clock.at + 5
+    # So its ringer does not ring again, which would cost it more than the look costs here.
+    alone.bell.drain()
+    alone.bell.ring()
+    assert not alone.is_rung(words_of.DISPATCHER)
+    assert alone.dispatcher.do_work() == 1
+
+
+def test_one_rung_for_nothing_does_not_look_out_for_long(alone: Alone) -> None:
+    alone.rig.control.store(words_of.WAITING_PULLS, 1)
+    alone.bell.announce()
+    alone.bell.ring()
+    looks = alone.clock.looks
+    alone.dispatcher.wait(60)
+    assert looks + 10 < alone.clock.looks <= looks + alone.rig.options.max_spin_us + 5
+    assert alone.dispatcher.do_work() == 0
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_nothing_is_looked_out_for_when_nobody_waits_or_it_is_there(alone: Alone, waiting: int) -> None:
+    alone.rig.control.store(words_of.WAITING_PULLS, waiting)
+    alone.append(2 if waiting else 1)
+    alone.bell.announce()
+    alone.bell.ring()
+    looks = alone.clock.looks
+    alone.dispatcher.wait(60)
+    assert alone.clock.looks <= looks + 2

@@ -1,0 +1,238 @@
+"""Who has which queue: exclusive at every moment, handed over only when released or overdue, fenced by epochs."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from mqproc.roles.group_members import GroupMembers, Member
+
+SECOND = 1_000_000_000
+
+
+class Epochs:
+    """As the progress file gives them."""
+
+    def __init__(self) -> None:
+        self.next = 1
+
+    def take(self, above: int = 0) -> int:
+        epoch = max(self.next, above + 1)
+        self.next = epoch + 1
+        return epoch
+
+
+def member(name: str, *topics: str, now_ns: int = 0) -> Member:
+    return Member(name, name, topics or ("T",), 10 * SECOND, now_ns, owner=name)
+
+
+def ids(group: GroupMembers, name: str) -> list[int]:
+    return [queue_id for (_, queue_id), _ in group.queues_of(name)]
+
+
+def test_the_only_member_gets_everything_at_once() -> None:
+    group = GroupMembers(Epochs().take)
+    group.join(member("a"))
+    assert group.rebalance({"T": range(4)}, 0)
+    assert ids(group, "a") == [0, 1, 2, 3]
+    assert not group.rebalance({"T": range(4)}, 0)
+
+
+def test_a_queue_changes_hands_only_when_it_is_released() -> None:
+    group = GroupMembers(Epochs().take)
+    group.join(member("a"))
+    group.rebalance({"T": range(4)}, 0)
+    epochs = dict(group.queues_of("a"))
+    group.join(member("b"))
+    assert group.rebalance({"T": range(4)}, 0)
+    kept = ids(group, "a")
+    assert (len(kept), ids(group, "b")) == (2, [])
+    taken = {("T", queue_id) for queue_id in set(range(4)) - set(kept)}
+    # What was taken away may be committed until it is released, and not afterwards.
+    assert all(group.may_commit("a", queue, epochs[queue]) for queue in taken)
+    assert group.release("a", group.members["a"].generation - 1) == 0
+    assert group.release("a", group.members["a"].generation) == 2
+    assert group.rebalance({"T": range(4)}, 0)
+    assert {queue for queue, _ in group.queues_of("b")} == taken
+    assert not any(group.may_commit("a", queue, epochs[queue]) for queue in taken)
+    assert not any(group.may_commit("b", queue, epochs[queue]) for queue in taken)
+
+
+def test_who_does_not_release_in_time_loses_the_queue() -> None:
+    group = GroupMembers(Epochs().take)
+    group.join(member("a"))
+    group.rebalance({"T": range(2)}, 0)
+    group.join(member("b"))
+    group.rebalance({"T": range(2)}, 0)
+    assert group.free_overdue(10 * SECOND) == 0
+    assert group.free_overdue(10 * SECOND + 1) == 1
+    group.rebalance({"T": range(2)}, 0)
+    assert len(ids(group, "b")) == 1
+
+
+def test_queues_of_a_member_that_is_gone_are_free_at_once() -> None:
+    group = GroupMembers(Epochs().take)
+    for name in "ab":
+        group.join(member(name))
+    group.rebalance({"T": range(4)}, 0)
+    group.leave("a")
+    group.rebalance({"T": range(4)}, 0)
+    assert ids(group, "b") == [0, 1, 2, 3]
+
+
+def test_members_that_come_back_keep_what_they_hold() -> None:
+    epochs = Epochs()
+    group = GroupMembers(epochs.take)
+    group.join(member("b"), [("T", 1, 70), ("T", 3, 71)])
+    group.join(member("a"), [("T", 0, 80), ("T", 1, 5)])
+    group.rebalance({"T": range(4)}, 0)
+    assert [queue for queue in group.queues_of("b") if queue[1] < 80] == [(("T", 1), 70), (("T", 3), 71)]
+    assert dict(group.queues_of("a"))["T", 0] == 80
+    assert ids(group, "a") == [0, 2]
+    assert epochs.next > 81
+
+
+def test_who_comes_back_behind_others_gets_its_queues_by_new_epochs() -> None:
+    """Its old one was of before: the other may have gone back in the queue, and nobody may commit past that."""
+    group = GroupMembers(Epochs().take)
+    group.join(member("a"))
+    group.rebalance({"T": range(2)}, 0)
+    old = dict(group.queues_of("a"))
+    group.leave("a")
+    group.join(member("b"), [("T", 0, old["T", 0])])
+    group.rebalance({"T": range(2)}, 0)
+    between = dict(group.queues_of("b"))
+    assert between["T", 0] == old["T", 0], "who holds it by the newest one keeps it"
+    assert between["T", 1] > old["T", 1]
+    group.leave("b")
+    group.join(member("a"), [("T", queue_id, old["T", queue_id]) for queue_id in range(2)])
+    group.rebalance({"T": range(2)}, 0)
+    after = dict(group.queues_of("a"))
+    assert after["T", 1] > between["T", 1]
+    assert not group.may_commit("a", ("T", 1), old["T", 1])
+    assert group.may_commit("a", ("T", 1), after["T", 1])
+
+
+def test_of_two_that_hold_a_queue_the_newer_one_has_it() -> None:
+    """After a restart of who shares them they come in any order."""
+    group = GroupMembers(Epochs().take)
+    assert not group.join(member("late"), [("T", 0, 70), ("T", 1, 71)])
+    before = group.members["late"].generation
+    assert group.join(member("new"), [("T", 0, 90)])
+    assert group.members["late"].generation > before, "it is told"
+    group.rebalance({"T": range(2)}, 0)
+    assert (group.queues_of("late"), group.queues_of("new")) == ([(("T", 1), 71)], [(("T", 0), 90)])
+    assert not group.may_commit("late", ("T", 0), 70)
+    assert not group.join(member("late"), [("T", 0, 70), ("T", 1, 71)])
+    assert group.member_of(("T", 0)) == "new"
+
+
+def test_a_reset_while_nobody_has_the_queue_counts_for_who_comes_back() -> None:
+    epochs, newest = Epochs(), dict[tuple[str, int], int]()
+    group = GroupMembers(epochs.take, newest)
+    group.join(member("a"))
+    group.rebalance({"T": range(2)}, 0)
+    old = dict(group.queues_of("a"))
+    group.leave("a")
+    assert not GroupMembers(epochs.take, newest).renew([("T", 1)])
+    group = GroupMembers(epochs.take, newest)
+    group.join(member("a"), [("T", queue_id, epoch) for (_, queue_id), epoch in old.items()])
+    assert dict(group.queues_of("a")) == {("T", 0): old["T", 0]}
+
+
+def test_a_reset_gives_the_queue_a_new_epoch() -> None:
+    group = GroupMembers(Epochs().take)
+    group.join(member("a"))
+    group.rebalance({"T": range(2)}, 0)
+    before, generation = dict(group.queues_of("a")), group.generation
+    assert group.renew([("T", 1), ("U", 0)])
+    after = dict(group.queues_of("a"))
+    assert after["T", 0] == before["T", 0]
+    assert after["T", 1] > before["T", 1]
+    assert group.members["a"].generation > generation
+    assert not group.may_commit("a", ("T", 1), before["T", 1])
+
+
+def test_a_reset_is_not_undone_by_who_is_giving_the_queue_up() -> None:
+    group = GroupMembers(Epochs().take)
+    group.join(member("a"))
+    group.rebalance({"T": range(2)}, 0)
+    before = dict(group.queues_of("a"))
+    group.join(member("b"))
+    group.rebalance({"T": range(2)}, 0)
+    (moving,) = set(before) - set(dict(group.queues_of("a")))
+    generation = group.generation
+    assert group.may_commit("a", moving, before[moving])
+    assert not group.renew([moving]), "nobody has to be told: its next member begins at the reset"
+    assert not group.may_commit("a", moving, before[moving])
+    assert group.release("a", generation) == 1
+    group.rebalance({"T": range(2)}, 0)
+    assert dict(group.queues_of("b")).keys() == {moving}
+
+
+def test_queues_of_a_deleted_topic_are_taken_away() -> None:
+    group = GroupMembers(Epochs().take)
+    group.join(member("a"))
+    group.rebalance({"T": range(2)}, 0)
+    assert group.rebalance({"T": []}, 0)
+    assert ids(group, "a") == []
+
+
+class Life(RuleBasedStateMachine):
+    """Joins, deaths, releases and times in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.group = GroupMembers(Epochs().take)
+        self.names = itertools.count()
+        self.now_ns = 0
+        self.seen: dict[tuple[tuple[str, int], int], str] = {}
+
+    def settle(self) -> None:
+        self.group.rebalance({"T": range(9), "U": range(3)}, self.now_ns)
+
+    @rule(topics=st.sampled_from([("T",), ("T", "U"), ("U",)]))
+    def join(self, topics: tuple[str, ...]) -> None:
+        if len(self.group.members) < 6:
+            self.group.join(member(f"m{next(self.names)}", *topics, now_ns=self.now_ns))
+            self.settle()
+
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        if self.group.members:
+            self.group.leave(data.draw(st.sampled_from(sorted(self.group.members))))
+            self.settle()
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        if self.group.members:
+            name = data.draw(st.sampled_from(sorted(self.group.members)))
+            self.group.release(name, self.group.members[name].generation)
+            self.settle()
+
+    @rule(seconds=st.integers(0, 12))
+    def time_passes(self, seconds: int) -> None:
+        self.now_ns += seconds * SECOND
+        self.group.free_overdue(self.now_ns)
+        self.settle()
+
+    @invariant()
+    def an_epoch_belongs_to_one_member(self) -> None:
+        for queue, of in self.group.givings.items():
+            assert self.seen.setdefault((queue, of.epoch), of.member_id) == of.member_id
+            assert of.member_id in self.group.members
+
+    @invariant()
+    def everything_is_shared_evenly_once_released(self) -> None:
+        if any(of.given_up for of in self.group.givings.values()):
+            return
+        wanted = {("T", number) for number in range(9)} if "T" in self.group.topics else set()
+        wanted |= {("U", number) for number in range(3)} if "U" in self.group.topics else set()
+        assert set(self.group.givings) == wanted
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

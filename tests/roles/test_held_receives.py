@@ -1,0 +1,130 @@
+"""Held receives: served in order, tried once for what several want, let go when their time is over."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mqproc.errors import BadRequestError, MqprocError
+from mqproc.roles.held_receives import HeldReceives
+from tests.ipc.manual_clock import ManualClock
+
+FOREVER_NS = 1 << 62
+
+
+@dataclass
+class Receive:
+    """A request of one client."""
+
+    name: str
+    options: Any
+    connection: Any = field(default_factory=lambda: SimpleNamespace(closed=False))
+
+
+def receive(name: str, *topics: str, group: str = "billing") -> Receive:
+    return Receive(name, SimpleNamespace(group=group, topics=list(topics), tags=[], sql=""))
+
+
+class Store:
+    """How many messages each topic has, and what became of each receive."""
+
+    def __init__(self) -> None:
+        self.messages: dict[str, int] = {}
+        self.tried: list[str] = []
+        self.given: list[str] = []
+        self.told: list[str] = []
+        self.fails_with: Exception | None = None
+        self.clock = ManualClock()
+        self.held = HeldReceives(
+            self.clock, self.give, lambda asked: self.told.append(f"{asked.name}: nothing"), self.refuse
+        )
+
+    def give(self, asked: Any) -> bool:
+        self.tried.append(asked.name)
+        self.clock.advance(1)
+        if self.fails_with is not None:
+            raise self.fails_with
+        for topic in asked.options.topics:
+            if self.messages.get(topic):
+                self.messages[topic] -= 1
+                self.given.append(asked.name)
+                return True
+        return False
+
+    def refuse(self, asked: Any, error: MqprocError) -> None:
+        self.told.append(f"{asked.name}: {error.code}")
+
+
+@pytest.fixture
+def store() -> Store:
+    made = Store()
+    for name, topics in (("a", "T"), ("b", "T"), ("c", "U"), ("d", "T"), ("e", "TU")):
+        made.held.hold(receive(name, *topics), 1000)
+    return made
+
+
+def test_messages_go_to_who_waits_longest(store: Store) -> None:
+    store.messages = {"T": 2, "U": 1}
+    assert store.held.look(0, FOREVER_NS) == 3
+    assert store.given == ["a", "b", "c"]
+    assert len(store.held) == 2
+
+
+def test_nobody_is_tried_for_what_another_has_not_found(store: Store) -> None:
+    """However many wait, a look costs what their topics cost."""
+    store.messages = {"T": 1}
+    assert store.held.look(0, FOREVER_NS) == 1
+    assert store.tried == ["a", "b", "c", "e"]
+    store.held.hold(receive("f", "T", group="audit"), 1000)
+    store.tried.clear()
+    store.held.look(0, FOREVER_NS)
+    assert store.tried == ["b", "c", "e", "f"], "another group's progress is another"
+
+
+def test_another_filter_is_another_want(store: Store) -> None:
+    for name, tag, sql in (("x", "red", ""), ("y", "blue", ""), ("z", "", "a > 1"), ("x2", "red", "")):
+        wanting = receive(name, "T")
+        wanting.options.tags, wanting.options.sql = [tag] if tag else [], sql
+        store.held.hold(wanting, 1000)
+    store.held.look(0, FOREVER_NS)
+    assert store.tried == ["a", "c", "e", "x", "y", "z"]
+
+
+def test_a_look_ends_with_its_time_and_the_next_one_begins_with_those_it_did_not_try(store: Store) -> None:
+    """One with a costly filter keeps nobody waiting for long: here each costs a millisecond."""
+    now_ns = store.clock.monotonic_ns()
+    assert store.held.look(0, now_ns + 1_500_000) == 0
+    assert (store.tried, store.held.untried, len(store.held)) == (["a", "c"], 2, 5)
+    assert store.held.look(0, FOREVER_NS) == 0
+    assert (store.tried[2:], store.held.untried) == (["d", "e", "c"], 0)
+
+
+def test_time_that_is_over_and_clients_that_are_gone(store: Store) -> None:
+    gone = receive("gone", "T")
+    store.held.hold(gone, 2000)
+    store.held.hold(receive("soon", "T"), 10)
+    assert store.held.due_ns == 10
+    gone.connection.closed = True
+    assert store.held.look(10, FOREVER_NS) == 2
+    assert store.told == ["soon: nothing"]
+    assert store.held.due_ns == 1000
+    store.held.let_go()
+    assert [text[0] for text in store.told[1:]] == list("abcde")
+    assert (len(store.held), store.held.due_ns > 1 << 60) == (0, True)
+
+
+def test_errors_are_the_receives_own(store: Store) -> None:
+    store.fails_with = BadRequestError("no")
+    assert store.held.look(0, FOREVER_NS) == 5
+    store.held.hold(receive("g", "T"), 1000)
+    store.fails_with = OSError(errno.ENOSPC, "full")
+    assert store.held.look(0, FOREVER_NS) == 1
+    assert store.told == [*(f"{name}: BAD_REQUEST" for name in "abcde"), "g: DISK_FULL"]
+    store.held.hold(receive("h", "T"), 1000)
+    store.fails_with = OSError(errno.EIO, "broken")
+    with pytest.raises(OSError, match="broken"):
+        store.held.look(0, FOREVER_NS)

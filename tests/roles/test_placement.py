@@ -1,0 +1,83 @@
+"""Where roles run: the writer's processors and dispatch's niceness, as options say and as processes of a group have."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from mqproc.config import Options, cpu_numbers, load_settings, options_from
+from mqproc.errors import ConfigurationError
+from mqproc.layout.control import DISPATCHER, QUERY, WRITER
+from mqproc.roles.placement import take_place, writer_cpus
+from tests.cli.calling import call
+from tests.conftest import Group, wait_until
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"), [("", set()), ("0", {0}), ("0,2-4", {0, 2, 3, 4}), (" 1 , 1-1 ", {1}), ("63,", {63})]
+)
+def test_a_list_of_processors(text: str, cpus: set[int]) -> None:
+    assert cpu_numbers(text) == cpus
+
+
+@pytest.mark.parametrize("text", ["a", "1-", "-1", "3-1", "0x1", "1;2", "99999"])
+def test_what_is_no_list_is_refused_before_anything_starts(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"writer_cpus = .* neither a processor's number nor a range"):
+        options_from(load_settings(flags=[f"writer_cpus={text}"], environment={}))
+
+
+def test_the_writer_runs_where_it_may() -> None:
+    allowed = frozenset({1, 2, 3})
+    assert writer_cpus(Options(), allowed) == allowed
+    assert writer_cpus(Options(writer_cpus="2-3"), allowed) == {2, 3}
+    with pytest.raises(ConfigurationError, match="may not use processor 0, only 1, 2, 3"):
+        writer_cpus(Options(writer_cpus="0-1"), allowed)
+
+
+def test_a_group_does_not_begin_when_its_writer_may_not_run_there(tmp_path: Path) -> None:
+    refused = call("up", "--store", tmp_path / "store", "--set", "writer_cpus=9999")
+    assert refused.code == 8
+    assert "writer_cpus = '9999': this group may not use processor 9999, only" in refused.err
+    assert not (tmp_path / "store" / "abort").exists()
+
+
+@pytest.mark.parametrize(
+    ("role", "call", "options"),
+    [
+        (WRITER, "sched_setaffinity", Options(writer_cpus=str(min(os.sched_getaffinity(0))))),
+        (DISPATCHER, "setpriority", Options(dispatcher_nice=5)),
+    ],
+)
+def test_what_the_system_does_not_permit_is_told_of_the_option(
+    monkeypatch: pytest.MonkeyPatch, role: str, call: str, options: Options
+) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, call, refuse)
+    name = "writer_cpus" if role == WRITER else "dispatcher_nice"
+    with pytest.raises(ConfigurationError, match=rf"^{name} = .*: Operation not permitted; .* SystemCallFilter="):
+        take_place(role, options)
+    take_place(QUERY, options)
+
+
+def test_a_group_keeps_its_writer_in_place_also_a_restarted_one(tmp_path: Path) -> None:
+    allowed = os.sched_getaffinity(0)
+    chosen = max(allowed)
+    # The tests themselves may run with some niceness.
+    nicer = min(19, os.getpriority(os.PRIO_PROCESS, 0) + 7)
+    group = Group(tmp_path / "store", writer_cpus=str(chosen), dispatcher_nice=str(nicer)).start()
+    try:
+        first = group.pid(WRITER)
+        assert os.sched_getaffinity(first) == {chosen}
+        assert os.sched_getaffinity(group.pid(DISPATCHER)) == os.sched_getaffinity(group.pid(QUERY)) == allowed
+        assert os.getpriority(os.PRIO_PROCESS, group.pid(DISPATCHER)) == nicer
+        assert os.getpriority(os.PRIO_PROCESS, first) == os.getpriority(os.PRIO_PROCESS, 0)
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: (second := group.pid(WRITER)) != first and os.sched_getaffinity(second) == {chosen})
+    finally:
+        group.close()

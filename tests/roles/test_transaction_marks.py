@@ -1,0 +1,78 @@
+"""Marks on their way: one message at a time with all that are due, tried until it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mqproc.errors import DiskFullError, MqprocError
+from mqproc.names import OP_HALF_TOPIC
+from mqproc.roles.appender import NewMessage
+from mqproc.roles.transaction_marks import AGAIN_NS, Marks
+from mqproc.store.transactions.halves import decode_marks
+from tests.ipc.manual_clock import ManualClock
+
+
+class Written:
+    """Messages under way; the test says what becomes of each."""
+
+    def __init__(self) -> None:
+        self.messages: list[NewMessage] = []
+        self.stored: list[Callable[[int], None]] = []
+        self.refused: list[Callable[[MqprocError], None]] = []
+
+    def store(
+        self, messages: Sequence[NewMessage], stored: Callable[[int], None], refused: Callable[[MqprocError], None]
+    ) -> None:
+        self.messages += messages
+        self.stored.append(stored)
+        self.refused.append(refused)
+
+    def offsets(self) -> list[list[int]]:
+        return [decode_marks(bytes(message.body)) for message in self.messages]
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.written = Written()
+        self.told: list[tuple[int, list[int]]] = []
+        self.marks = Marks(self.written, self.clock, lambda at, offsets: self.told.append((at, offsets)))  # type: ignore[arg-type]
+
+    def step(self) -> int:
+        return self.marks.step(self.clock.monotonic_ns())
+
+
+def test_all_that_are_due_go_at_once_and_others_with_the_next() -> None:
+    rig = Rig()
+    done: list[str] = []
+    rig.marks.add(3)
+    rig.marks.add(7, lambda: done.append("rolled back"))
+    assert rig.step() == 2
+    rig.marks.add(9)
+    assert rig.step() == 0, "one message is under way"
+    assert (rig.told, done) == ([], [])
+    rig.written.stored[0](12)
+    assert (rig.told, done) == ([(12, [3, 7])], ["rolled back"])
+    assert rig.step() == 1
+    assert rig.written.offsets() == [[3, 7], [9]]
+    message = rig.written.messages[0]
+    assert (message.topic, message.queue_id, bytes(message.body)) == (OP_HALF_TOPIC, 0, b"3,7,")
+
+
+def test_without_room_marks_are_tried_again_and_rollbacks_are_told() -> None:
+    rig = Rig()
+    refused: list[MqprocError] = []
+    rig.marks.add(1)
+    rig.marks.add(2, None, refused.append)
+    rig.step()
+    rig.marks.add(3)
+    rig.written.refused[0](DiskFullError("no room"))
+    assert [error.code for error in refused] == ["DISK_FULL"]
+    assert rig.step() == 0
+    assert 0 < rig.marks.seconds_left(rig.clock.monotonic_ns(), 5.0) <= AGAIN_NS / 1e9
+    rig.clock.advance(AGAIN_NS // 1_000_000)
+    assert rig.step() == 2
+    assert rig.written.offsets()[1] == [1, 3]
+    rig.written.stored[1](0)
+    assert rig.told == [(0, [1, 3])]
+    assert rig.marks.seconds_left(rig.clock.monotonic_ns(), 5.0) == 5.0

@@ -1,0 +1,122 @@
+"""What a start finds in a log: what is open, what a copy has taken the place of, and what was made and not marked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from mqproc.layout import properties
+from mqproc.layout.record import SYS_FLAG_COMMIT
+from mqproc.names import HALF_TOPIC, OP_HALF_TOPIC
+from mqproc.roles.transaction_start import MARKS_BEHIND, TransactionStart
+from mqproc.roles.transaction_table import OpenHalves
+from mqproc.store.delays.made_from import mark_of
+from mqproc.store.slices import finish
+from mqproc.store.transactions.halves import encode_marks
+from tests.store.live_store import LiveStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LiveStore]:
+    found = LiveStore(tmp_path)
+    yield found
+    found.close()
+
+
+def put(store: LiveStore, topic: str, body: bytes, pairs: Mapping[str, str], **changes: int) -> int:
+    """A message of the topic's first queue; its physical offset."""
+    parts = (properties.encode(pairs).encode(), b"", b"", b"")
+    result = store.append(topic, [body], parts=parts, fixed_queue=0, **changes)
+    return int(result.physical_offsets[0])
+
+
+def put_half(store: LiveStore, name: str, made_from: int = 0, **pairs: str) -> int:
+    own = {"PGROUP": "g", "REAL_TOPIC": "T", "REAL_QID": "0", "__transactionId__": name}
+    return put(store, HALF_TOPIC, name.encode(), own | pairs, prepared_transaction_offset=made_from)
+
+
+def put_mark(store: LiveStore, *offsets: int) -> int:
+    return put(store, OP_HALF_TOPIC, encode_marks(offsets), {"TAGS": "d"})
+
+
+def commit(store: LiveStore, half_at: int) -> None:
+    put(store, "T", b"", {}, prepared_transaction_offset=mark_of(half_at), sys_flag=SYS_FLAG_COMMIT)
+
+
+def started(store: LiveStore, max_open: int = 1000, progress: tuple[int, int] = (0, 0)) -> TransactionStart:
+    store.dispatch()
+    start = TransactionStart(store.reading, OpenHalves(), max_open)
+    finish(start.read(*progress, store.engine.appender.end))
+    return start
+
+
+def names(halves: list) -> list[str]:
+    return sorted(half.transaction_id for half in halves)
+
+
+def newest(start: TransactionStart) -> list[str]:
+    table = start._table
+    return names([half for half in table.all() if table.is_newest(half)])
+
+
+def test_nothing_is_open_where_nothing_was_ever_sent(store: LiveStore) -> None:
+    put(store, "T", b"plain", {})
+    start = started(store)
+    assert (len(start._table), start.old, start.made) == (0, [], [])
+
+
+def test_what_lacks_its_mark_is_found(store: LiveStore) -> None:
+    places = [put_half(store, name) for name in ("first", "marked", "copied", "open")]
+    assert places[0] == 0, "the log's first record is named by 1"
+    commit(store, places[0])
+    put_mark(store, 1)
+    put_half(store, "copied", made_from=places[2], TRANSACTION_CHECK_TIMES="1")
+    put(store, HALF_TOPIC, b"", {"PGROUP": "g"})  # It does not say where it goes.
+    start = started(store)
+    assert names(start.made) == ["first"]
+    assert [(half.transaction_id, half.offset) for half in start.old] == [("copied", 2)]
+    assert newest(start) == ["copied", "first", "open"]
+    assert start._table.walked == 6
+    assert start._table.half_progress() == 0
+
+
+def test_progress_is_where_reading_begins(store: LiveStore) -> None:
+    for number in range(6):
+        put_half(store, str(number))
+    put_mark(store, 0, 1, 2)
+    put_mark(store, 4)
+    start = started(store, progress=(3, 1))
+    assert newest(start) == ["3", "5"]
+    # The newest marks are read in any case; none of them is needed below progress.
+    assert start._table.mark_progress(3) == 1
+
+
+def test_what_rocketmq_stored_again_before_its_first_check_is_marked_by_its_first_one(store: LiveStore) -> None:
+    put_half(store, "first")
+    put_mark(store, 0)
+    put_half(store, "first", TRAN_PREPARED_QUEUE_OFFSET="0")
+    put_half(store, "other", TRAN_PREPARED_QUEUE_OFFSET="7")
+    start = started(store, progress=(1, 0))
+    assert names(start.old) == ["first"]
+    assert newest(start) == ["first", "other"]
+
+
+def test_where_there_is_room_for_few_the_others_marks_are_kept(store: LiveStore) -> None:
+    places = [put_half(store, str(number)) for number in range(4)]
+    commit(store, places[3])
+    start = started(store, max_open=2)
+    assert (newest(start), start._table.walked, start.made) == (["0", "1"], 2, [])
+    assert start.made_marks == {mark_of(places[3])}
+
+
+def test_the_log_is_walked_from_the_third_last_mark(store: LiveStore) -> None:
+    put_half(store, "old")
+    places = [put_half(store, str(number)) for number in range(MARKS_BEHIND + 1)]
+    for number, place in enumerate(places):
+        commit(store, place)
+        put_mark(store, number + 1)
+    start = started(store)
+    assert newest(start) == ["old"]
+    assert start.made_marks == {mark_of(place) for place in places[2:]}
