@@ -10,27 +10,27 @@ import importlib
 from typing import TYPE_CHECKING
 
 # First of all, so that it is older than whatever else is imported.
-from mqproc.began import IMPORTED_NS as _IMPORTED_NS  # noqa: F401
+from mqproc.util.version import IMPORTED_NS as _IMPORTED_NS  # noqa: F401
 
 if TYPE_CHECKING:
-    from mqproc.client.aio import AsyncClient
-    from mqproc.client.aio_consumer import AsyncConsumer, JoiningConsumer
-    from mqproc.client.aio_groups import AsyncGroups
-    from mqproc.client.aio_producer import AsyncProducer
-    from mqproc.client.aio_transactions import AsyncTransaction, AsyncTransactionProducer, AsyncTransactions
+    from mqproc.client._async.client import AsyncClient
+    from mqproc.client._async.consumer import AsyncConsumer, JoiningConsumer
+    from mqproc.client._async.groups import AsyncGroups
+    from mqproc.client._async.producer import AsyncProducer
+    from mqproc.client._async.simple_consumer import AsyncSimpleConsumer, SimpleConsumer
+    from mqproc.client._async.transactions import AsyncTransaction, AsyncTransactionProducer, AsyncTransactions
+    from mqproc.client._sync.client import Client
+    from mqproc.client._sync.consumer import Consumer
+    from mqproc.client._sync.groups import Groups
+    from mqproc.client._sync.producer import Producer
+    from mqproc.client._sync.transactions import Transaction, TransactionProducer, Transactions
     from mqproc.client.arrow import ArrowPullResult
     from mqproc.client.batch import Batch
-    from mqproc.client.consumer import Consumer
-    from mqproc.client.core import QueryMessageResult
-    from mqproc.client.group_steps import Move, ResetTo
-    from mqproc.client.groups import Groups
-    from mqproc.client.producer import Producer
+    from mqproc.client.group_requests import Move, ResetTo
     from mqproc.client.replay import ReplayPosition, ReplayProgress
+    from mqproc.client.requests import QueryMessageResult
     from mqproc.client.retry import RetryPolicy
-    from mqproc.client.simple_consumer import AsyncSimpleConsumer, SimpleConsumer
-    from mqproc.client.sync import Client
     from mqproc.client.tracing import Trace, TracedCopy, TracedKey, TracedProgress
-    from mqproc.client.transactions import Transaction, TransactionProducer, Transactions
     from mqproc.embedded import open
     from mqproc.errors import (
         BadLevelError,
@@ -82,11 +82,19 @@ if TYPE_CHECKING:
         UnknownCommandError,
         UnsupportedVersionError,
     )
-    from mqproc.groups import GroupInfo, GroupMember, GroupQueue, GroupSummary
-    from mqproc.message import (
+    from mqproc.store.index.lookup import IndexAnswer
+    from mqproc.store.read.reader import StoreReader
+    from mqproc.store.read.records import Visible
+    from mqproc.store.read.scan import Conditions
+    from mqproc.types import (
         BatchResult,
+        GroupInfo,
+        GroupMember,
+        GroupQueue,
+        GroupSummary,
         Health,
         Message,
+        OpenTransaction,
         PullResult,
         PullStatus,
         QueueInfo,
@@ -96,12 +104,8 @@ if TYPE_CHECKING:
         StoredMessage,
         TagFilter,
         TopicInfo,
+        TransactionResolution,
     )
-    from mqproc.store.reads.index_query import IndexAnswer
-    from mqproc.store.reads.log_records import Visible
-    from mqproc.store.reads.log_scan import Conditions
-    from mqproc.store.reads.reader import StoreReader
-    from mqproc.transactions import OpenTransaction, TransactionResolution
 
     __version__: str
 
@@ -211,56 +215,56 @@ __all__ = [
 
 _LAZY = {
     "ArrowPullResult": "mqproc.client.arrow",
-    "AsyncClient": "mqproc.client.aio",
-    "AsyncConsumer": "mqproc.client.aio_consumer",
-    "AsyncGroups": "mqproc.client.aio_groups",
-    "AsyncProducer": "mqproc.client.aio_producer",
-    "AsyncSimpleConsumer": "mqproc.client.simple_consumer",
-    "AsyncTransaction": "mqproc.client.aio_transactions",
-    "AsyncTransactionProducer": "mqproc.client.aio_transactions",
-    "AsyncTransactions": "mqproc.client.aio_transactions",
+    "AsyncClient": "mqproc.client._async.client",
+    "AsyncConsumer": "mqproc.client._async.consumer",
+    "AsyncGroups": "mqproc.client._async.groups",
+    "AsyncProducer": "mqproc.client._async.producer",
+    "AsyncSimpleConsumer": "mqproc.client._async.simple_consumer",
+    "AsyncTransaction": "mqproc.client._async.transactions",
+    "AsyncTransactionProducer": "mqproc.client._async.transactions",
+    "AsyncTransactions": "mqproc.client._async.transactions",
     "Batch": "mqproc.client.encoding",
-    "BatchResult": "mqproc.message",
-    "Client": "mqproc.client.sync",
-    "Conditions": "mqproc.store.reads.log_scan",
-    "Consumer": "mqproc.client.consumer",
-    "GroupInfo": "mqproc.groups",
-    "GroupMember": "mqproc.groups",
-    "GroupQueue": "mqproc.groups",
-    "GroupSummary": "mqproc.groups",
-    "Groups": "mqproc.client.groups",
-    "Health": "mqproc.message",
-    "IndexAnswer": "mqproc.store.reads.index_query",
-    "JoiningConsumer": "mqproc.client.aio_consumer",
-    "Message": "mqproc.message",
-    "Move": "mqproc.client.group_steps",
-    "OpenTransaction": "mqproc.transactions",
-    "Producer": "mqproc.client.producer",
-    "PullResult": "mqproc.message",
-    "PullStatus": "mqproc.message",
-    "QueryMessageResult": "mqproc.client.core",
-    "QueueInfo": "mqproc.message",
+    "BatchResult": "mqproc.types",
+    "Client": "mqproc.client._sync.client",
+    "Conditions": "mqproc.store.read.scan",
+    "Consumer": "mqproc.client._sync.consumer",
+    "GroupInfo": "mqproc.types",
+    "GroupMember": "mqproc.types",
+    "GroupQueue": "mqproc.types",
+    "GroupSummary": "mqproc.types",
+    "Groups": "mqproc.client._sync.groups",
+    "Health": "mqproc.types",
+    "IndexAnswer": "mqproc.store.index.lookup",
+    "JoiningConsumer": "mqproc.client._async.consumer",
+    "Message": "mqproc.types",
+    "Move": "mqproc.client.group_requests",
+    "OpenTransaction": "mqproc.types",
+    "Producer": "mqproc.client._sync.producer",
+    "PullResult": "mqproc.types",
+    "PullStatus": "mqproc.types",
+    "QueryMessageResult": "mqproc.client.requests",
+    "QueueInfo": "mqproc.types",
     "ReplayPosition": "mqproc.client.replay",
     "ReplayProgress": "mqproc.client.replay",
-    "ResetTo": "mqproc.client.group_steps",
+    "ResetTo": "mqproc.client.group_requests",
     "RetryPolicy": "mqproc.client.retry",
-    "SendResult": "mqproc.message",
-    "SendStatus": "mqproc.message",
-    "SimpleConsumer": "mqproc.client.simple_consumer",
-    "SqlFilter": "mqproc.message",
-    "StoreReader": "mqproc.store.reads.reader",
-    "StoredMessage": "mqproc.message",
-    "TagFilter": "mqproc.message",
-    "TopicInfo": "mqproc.message",
+    "SendResult": "mqproc.types",
+    "SendStatus": "mqproc.types",
+    "SimpleConsumer": "mqproc.client._async.simple_consumer",
+    "SqlFilter": "mqproc.types",
+    "StoreReader": "mqproc.store.read.reader",
+    "StoredMessage": "mqproc.types",
+    "TagFilter": "mqproc.types",
+    "TopicInfo": "mqproc.types",
     "Trace": "mqproc.client.tracing",
     "TracedCopy": "mqproc.client.tracing",
     "TracedKey": "mqproc.client.tracing",
     "TracedProgress": "mqproc.client.tracing",
-    "Transaction": "mqproc.client.transactions",
-    "TransactionProducer": "mqproc.client.transactions",
-    "TransactionResolution": "mqproc.transactions",
-    "Transactions": "mqproc.client.transactions",
-    "Visible": "mqproc.store.reads.log_records",
+    "Transaction": "mqproc.client._sync.transactions",
+    "TransactionProducer": "mqproc.client._sync.transactions",
+    "TransactionResolution": "mqproc.types",
+    "Transactions": "mqproc.client._sync.transactions",
+    "Visible": "mqproc.store.read.records",
     "open": "mqproc.embedded",
 } | {name: "mqproc.errors" for name in __all__ if name.endswith("Error")}
 _MODULES = ("errors", "groups", "message", "transactions")
@@ -268,7 +272,7 @@ _MODULES = ("errors", "groups", "message", "transactions")
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        from mqproc.version import installed_version
+        from mqproc.util.version import installed_version
 
         return installed_version()
     if name in _MODULES:

@@ -18,11 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from mqproc.client import Client
-from mqproc.client.amounts import above_zero
-from mqproc.client.producer import close_all, flush_all
-from mqproc.config import read_flags
-from mqproc.control_words import read_words
-from mqproc.environment import environment_warnings
+from mqproc.client._sync.producer import close_all, flush_all
+from mqproc.client.arguments import above_zero
+from mqproc.config.parse import environment_warnings, read_flags
 from mqproc.errors import (
     ERROR_BY_CODE,
     BadRequestError,
@@ -32,7 +30,8 @@ from mqproc.errors import (
     StartError,
     StoreLockedError,
 )
-from mqproc.openers import LOOK_AGAIN_S, Openers
+from mqproc.ipc.control_words import read_words
+from mqproc.ipc.usage_lock import LOOK_AGAIN_S, Openers
 from mqproc.paths import StorePaths, given_path
 
 STOP_TIMEOUT_S = 120.0

@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from mqproc.errors import MqprocError, RequestTimeoutError, StoreAccessError
-from mqproc.io import StoreIO
+from mqproc.io.sigbus import name_lost_pages
+from mqproc.io.store_io import StoreIO
 from mqproc.layout.control import SUPERVISOR
-from mqproc.lost_pages import name_lost_pages
 from mqproc.paths import StorePaths, in_shell
-from mqproc.roles import log, log_file
+from mqproc.roles import role_log as log
+from mqproc.roles import role_log as log_file
 from mqproc.supervisor.hooks import Outcome, Report
 from mqproc.supervisor.store_folder import prepare_folder
 

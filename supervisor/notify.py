@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import MutableMapping
 from typing import Final
 
-from mqproc import control_words
-from mqproc.control import Control
+from mqproc.ipc import control_words
+from mqproc.ipc.control import Control
 from mqproc.layout import control as layout
-from mqproc.quantities import counted
+from mqproc.util.units import counted
 
 STATUS_NS: Final = 1_000_000_000
 _VARIABLES: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")

@@ -20,38 +20,112 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from mqproc.armed_io import store_io
-from mqproc.config import FIELDS, Options
-from mqproc.control import Control
+from mqproc.config.options import FIELDS, Options
 from mqproc.errors import BadRequestError, MqprocError, StoreAccessError, StoreBusyError, StoreReadOnlyError
-from mqproc.io import FailedSyncError, StoreIO
+from mqproc.io.clock import Clock
+from mqproc.io.fault_injection import store_io
+from mqproc.io.store_io import FailedSyncError, StoreIO
 from mqproc.ipc import bell
-from mqproc.ipc.clock import Clock
-from mqproc.ipc.lock import StoreLock
+from mqproc.ipc.control import Control
+from mqproc.ipc.store_lock import StoreLock
 from mqproc.layout import control as layout
 from mqproc.metrics.error_log import ErrorLog
 from mqproc.paths import StorePaths, in_shell, shown
-from mqproc.roles import log, log_file
-from mqproc.roles.loop import RoleSpec
-from mqproc.roles.title import set_title
+from mqproc.roles import role_log as log
+from mqproc.roles import role_log as log_file
+from mqproc.roles.process_setup import set_title
+from mqproc.roles.role import RoleSpec
 from mqproc.store.recovery.store_files import mark_open
 from mqproc.store.settings import write_settings
-from mqproc.supervisor import prctl
-from mqproc.supervisor.control_socket import ControlSocket, Done, GiveBack, Lent
-from mqproc.supervisor.descriptors import raise_open_files
+from mqproc.supervisor import signals as prctl
+from mqproc.supervisor.control_socket import ControlSocket, Done, GiveBack, Lent, Reactor
+from mqproc.supervisor.cpu_latency import Wakeups, waking_within
+from mqproc.supervisor.debug_attach import Loan, Terminal
 from mqproc.supervisor.group import Group, Member
-from mqproc.supervisor.hooks import GroupContext, Hooks, Outcome, Report, Timing, lenient
-from mqproc.supervisor.loan import Loan, Terminal
+from mqproc.supervisor.hooks import (
+    EXIT_FAILED,
+    Death,
+    GroupContext,
+    Halt,
+    Hooks,
+    Outcome,
+    Report,
+    RestartPolicy,
+    Timing,
+    lenient,
+)
 from mqproc.supervisor.notify import ServiceManager
-from mqproc.supervisor.reactor import Reactor
-from mqproc.supervisor.resources import Resources
-from mqproc.supervisor.restarts import EXIT_FAILED, Death, Halt, RestartPolicy
 from mqproc.supervisor.signals import Signals
-from mqproc.supervisor.stopping import StopPlan
-from mqproc.supervisor.store_folder import lost_name, prepare_folder, starting, why_unwritable
-from mqproc.supervisor.template import Inheritance
-from mqproc.supervisor.wakeups import Wakeups, waking_within
+from mqproc.supervisor.store_folder import Resources, lost_name, prepare_folder, starting, why_unwritable
+from mqproc.supervisor.template import Inheritance, raise_open_files
 from mqproc.wire.operations import RunAnswer, RunRequest, StatusAnswer
+
+# --- stopping ---
+# The order in which a group stops: whoever makes work before whoever does it.
+#
+#     keeper → writer → commitlog-flusher → dispatcher → query → cq-flusher and index-flusher
+#            → marks, checkpoint, `abort` removed → monitor
+#
+# Each role's own `on_stop` does what its place asks for: the commitlog-flusher syncs all that was written, the dispatcher
+# reaches `confirmed`, the two other flushers make their three thorough passes. `abort` stays when anything went wrong.
+
+
+STEPS: Final[tuple[tuple[str, ...], ...]] = (
+    (layout.KEEPER,),
+    (layout.WRITER,),
+    (layout.COMMITLOG_FLUSHER,),
+    (layout.DISPATCHER,),
+    (layout.QUERY,),
+    (layout.CQ_FLUSHER, layout.INDEX_FLUSHER),
+)
+LAST: Final = (layout.MONITOR,)
+assert {name for step in (*STEPS, LAST) for name in step} == set(layout.ROLES)
+
+
+class StopPlan:
+    """One ordered stop. `advance` is called again and again until it says that all is done."""
+
+    def __init__(self, group: Group, turn_away: Callable[[str], None], finish: Callable[[], None]) -> None:
+        """`turn_away` keeps clients from a role, so that none sends what nobody will read or answer."""
+        self._group = group
+        self._turn_away = turn_away
+        self._finish = finish
+        self._steps = list(STEPS)
+        self._finished = False
+        group.problems += [
+            f"{member.name} was not running when the group stopped"
+            for member in group.members.values()
+            if not member.alive
+        ]
+
+    def advance(self) -> bool:
+        """Go as far as possible without waiting; True when the last role has ended."""
+        while self._steps and self._ended(self._steps[0]):
+            self._steps.pop(0)
+        if self._steps:
+            return False
+        if not self._finished:
+            self._finished = True
+            self._finish()
+        return self._ended(LAST)
+
+    def hurry(self) -> None:
+        """Ask all at once instead of in order: what is then not dispatched or flushed, the next start will do."""
+        self._group.problems.append("the stop was cut short")
+        for member in self._group.members.values():
+            self._group.ask_to_stop(member)
+
+    def _ended(self, names: Sequence[str]) -> bool:
+        for name in names:
+            self._turn_away(name)
+        members = [member for name in names if (member := self._member(name)) is not None]
+        for member in members:
+            self._group.ask_to_stop(member)
+        return not any(member.alive for member in members)
+
+    def _member(self, name: str) -> Member | None:
+        return self._group.members.get(name)
+
 
 EXIT_NOT_BOOTED: Final = 3
 EXIT_INTERRUPTED: Final = 130

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from mqproc.cli.warm_kernels import fill_cache
-from mqproc.control import Control
 from mqproc.errors import CorruptStoreError, NotRunningError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.control import Control
 from mqproc.kernels import jit
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths

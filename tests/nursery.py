@@ -219,7 +219,7 @@ def _tell_ends(asked: socket.socket) -> None:
 
 def _live(outputs: list[int], command: list[str], environment: dict[str, str], folder: str) -> None:
     """A forked process's life. Does not return."""
-    from mqproc.supervisor import prctl
+    from mqproc.supervisor import signals as prctl
 
     code = 0
     try:

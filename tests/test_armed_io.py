@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mqproc.armed_io import CRASH_POINTS, FAILING_CALLS, ArmedIO, store_io
 from mqproc.errors import ConfigurationError
-from mqproc.io import FailedSyncError, StoreIO
+from mqproc.io.fault_injection import CRASH_POINTS, FAILING_CALLS, ArmedIO, store_io
+from mqproc.io.store_io import FailedSyncError, StoreIO
 from tests.conftest import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

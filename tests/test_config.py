@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.broker_conf import read_lines
-from mqproc.config import FIELDS, delete_hours, load_options, rocketmq_name
-from mqproc.delay_levels import delays_ms_of
+from mqproc.config.broker_conf import read_lines
+from mqproc.config.options import FIELDS, rocketmq_name
+from mqproc.config.parse import delete_hours, load_options
 from mqproc.errors import ConfigurationError
+from mqproc.util.units import delays_ms_of
 
 
 def write_conf(folder: Path, *lines: str) -> Path:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.config import Options, load_options
-from mqproc.delay_levels import DELAY_LEVELS, DELAYS, DELAYS_MS, delays_ms_of
+from mqproc.config.options import Options
+from mqproc.config.parse import load_options
 from mqproc.errors import ConfigurationError
+from mqproc.util.units import DELAY_LEVELS, DELAYS, DELAYS_MS, delays_ms_of
 
 
 def test_rocketmqs_own_are_the_default() -> None:

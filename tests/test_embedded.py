@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import mqproc
-from mqproc import embedded, openers
+from mqproc import embedded
 from mqproc.errors import (
     BadRequestError,
     MqprocError,
@@ -31,6 +31,7 @@ from mqproc.errors import (
     StartError,
     StoreLockedError,
 )
+from mqproc.ipc import usage_lock as openers
 from mqproc.paths import StorePaths
 from tests.conftest import PATIENCE_S, START_TIMEOUT_S, Group, wait_until
 from tests.metrics.held_recovery import POINTS, HeldGroup

@@ -88,10 +88,10 @@ def test_importing_the_package_imports_nothing_of_it_but_the_modules_that_always
     program = (
         "import sys, mqproc\n"
         "print([name for name in sys.modules if name.startswith('mqproc.')])\n"
-        "print(issubclass(mqproc.errors.StartError, mqproc.MqprocError), mqproc.message.Message is mqproc.Message)"
+        "print(issubclass(mqproc.errors.StartError, mqproc.MqprocError), mqproc.types.Message is mqproc.Message)"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert result.stdout == "['mqproc.began']\nTrue True\n"
+    assert result.stdout == "['mqproc.util.version']\nTrue True\n"
 
 
 def test_importing_the_client_imports_nothing_that_it_does_not_need() -> None:

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from mqproc.held_signals import signals_held
+from mqproc.util.signals import signals_held
 
 
 def test_an_interrupt_comes_at_the_end_of_the_block() -> None:

@@ -14,8 +14,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from mqproc import io as storage
-from mqproc.io import FailedSyncError, StoreIO
+from mqproc.io.store_io import FailedSyncError, StoreIO
+from mqproc.io import store_io as storage
 from tests.large_pages import LARGE_PAGES, large_page_ranges
 
 

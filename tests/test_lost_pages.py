@@ -16,7 +16,7 @@ CUT = """
 import mmap, os, sys, threading
 from pathlib import Path
 import mqproc.cli.main
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 program = sys.modules["mqproc.cli.main"]
 file = open(sys.argv.pop(), "r+b")
 mapping = mmap.mmap(file.fileno(), 8192)
@@ -43,8 +43,8 @@ FORKED = """if child := os.fork():
 ZEROS = """
 import mmap, os, sys
 from pathlib import Path
-from mqproc.lost_pages import Zeros, name_lost_pages, zeros_put
-from mqproc.io import StoreIO
+from mqproc.io.sigbus import Zeros, name_lost_pages, zeros_put
+from mqproc.io.store_io import StoreIO
 path, access = Path(sys.argv[1]), getattr(mmap, sys.argv[2])
 {before}
 name_lost_pages(lambda text, code: print("dies"), Zeros({Path(sys.argv[3]): "none is told"}, print))

@@ -6,7 +6,7 @@ import pytest
 
 from mqproc.errors import BadTopicError
 from mqproc.layout import queue_table, record
-from mqproc.names import RETRY_TOPIC_BYTES_MAX, TOPIC_BYTES_MAX, check_topic
+from mqproc.topic_names import RETRY_TOPIC_BYTES_MAX, TOPIC_BYTES_MAX, check_topic
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from unittest import mock
 import pyarrow
 import pytest
 
-from mqproc import packing
 from mqproc.errors import BadMessageError
-from mqproc.message import StoredMessage
+from mqproc.types import StoredMessage
+from mqproc.util import compression as packing
 
 BODY = bytes(range(256)) + b"x" * 100_000
 MESSAGE = StoredMessage("", 0, 0, "t", 0, 0, "", (), {}, 0, 0x301, 0, "", 0, "", 0, 0, 0, zlib.compress(BODY))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqproc.quantities import counted, parse_size
+from mqproc.util.units import counted, parse_size
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from mqproc import control_words
-from mqproc.config import Options
-from mqproc.control import Control
-from mqproc.ipc.code_counts import read_code_counts
+from mqproc.config.options import Options
+from mqproc.ipc import control_words
+from mqproc.ipc.control import Control
+from mqproc.ipc.error_counters import read_code_counts
 from mqproc.ipc.histogram import Buckets, read_buckets
 from mqproc.layout import control as layout
 from mqproc.layout import figures

@@ -15,20 +15,20 @@ from typing import Final
 
 import structlog
 
-from mqproc.config import Options
+from mqproc.config.options import Options
 from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.ipc.words import Words
 from mqproc.metrics.topics import OTHERS
 from mqproc.paths import StorePaths
-from mqproc.store.consume_queue import ConsumeQueueFiles
+from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.consumequeue.files import ConsumeQueueFiles
+from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.damage import KnownHoles
-from mqproc.store.groups.progress import all_progress
-from mqproc.store.queue_table import QueueTable
-from mqproc.store.reads.log_records import LogRecords
-from mqproc.store.reads.queue_times import QueueTimes
-from mqproc.store.reads.store_views import WordsView
-from mqproc.store.segments import LogSegments
+from mqproc.store.offsets.offset_store import committed_offsets
+from mqproc.store.read.by_time import QueueTimes
+from mqproc.store.read.records import LogRecords
+from mqproc.store.read.views import WordsView
 
 TIMES_MAX: Final = 256
 """The store times of so many queues' oldest messages are looked up for one answer."""
@@ -114,7 +114,7 @@ class GroupLags:
 
     def _look(self) -> list[GroupLag]:
         try:
-            progress = list(all_progress(self._io, self._paths))
+            progress = list(committed_offsets(self._io, self._paths))
         except (CorruptStoreError, OSError):
             # The query role tells of it; of these groups nothing is known.
             return []

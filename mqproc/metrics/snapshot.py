@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from mqproc import control_words
-from mqproc.control import Control
+from mqproc.ipc import control_words
+from mqproc.ipc.control import Control
 from mqproc.ipc.histogram import Buckets, read_buckets
 from mqproc.layout import control as layout
 from mqproc.layout import figures

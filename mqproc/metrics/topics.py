@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mqproc.layout import queue_table as layout
 from mqproc.layout.consume_queue import UNIT_SIZE
-from mqproc.store.queue_table import QueueTable
+from mqproc.store.consumequeue.table import QueueTable
 
 OTHERS: Final = "(others)"
 """The label of all topics beyond the bound; no topic can be called so."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from mqproc.errors import FilterSyntaxError
-from mqproc.names import FILTER_BYTES_MAX
+from mqproc.topic_names import FILTER_BYTES_MAX
 
 _SEPARATOR = re.compile("[\x01\x02]")
 

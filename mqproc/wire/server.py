@@ -20,30 +20,244 @@ import select
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Sequence, Sized
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
 from mqproc.errors import (
+    MqprocError,
+    PermissionDeniedError,
     ProtocolError,
     RequestTimeoutError,
     SlowConsumerError,
+    TooManyConnectionsError,
     UnknownCommandError,
 )
 from mqproc.layout.frame import CONNECTION_ID, HEADER, HEADER_SIZE, MAGIC, VERSION
-from mqproc.wire.client_times import LOOK_EVERY_S, ClientTimes
+from mqproc.util.units import MIB
+from mqproc.wire.address import peer_uid
 from mqproc.wire.connection import Connection, FrameRun, Request
-from mqproc.wire.door import Door
-from mqproc.wire.limits import Limits
+from mqproc.wire.frames import FrameReader, empty_buffer, encode_refusal
 from mqproc.wire.operations import Operation
-from mqproc.wire.protocol import FrameReader
-from mqproc.wire.shared_buffer import BUFFER_BYTES, SharedBuffer
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-    from mqproc.wire.runs import RunCutter
+    from mqproc.wire.connection import Connection, RunCutter
+
+# --- io_timeouts ---
+# By when clients of a server must have sent or read something: frames that have begun, answers that wait.
+
+
+LOOK_EVERY_S: Final = 0.05
+"""Times are looked at this often, and only while a client has one."""
+
+
+class ClientTimes:
+    """The clients whose `read_by` or `write_by` runs.
+
+    While a process stands still, stopped by a signal or with its machine, nobody is listened to: that time counts for
+    no client.
+    """
+
+    __slots__ = ("_clients", "_look_at")
+
+    def __init__(self) -> None:
+        self._clients: dict[int, Connection] = {}
+        self._look_at = 0.0
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def watch(self, client: Connection) -> None:
+        """One of the client's times has begun to run."""
+        if not self._clients:
+            self._look_at = time.monotonic() + LOOK_EVERY_S
+        self._clients[client.fd] = client
+
+    def forget(self, client: Connection) -> None:
+        """The client is gone."""
+        self._clients.pop(client.fd, None)
+
+    def seconds_left(self) -> float:
+        """Until the next look; 0 when it is time."""
+        return max(0.0, self._look_at - time.monotonic())
+
+    def over(self) -> list[Connection]:
+        """Clients one of whose times is over; one that is not listened to must only read."""
+        now = time.monotonic()
+        late_s = now - self._look_at
+        self._look_at = now + LOOK_EVERY_S
+        if late_s > LOOK_EVERY_S:
+            self._prolong(late_s)
+        over = []
+        for client in list(self._clients.values()):
+            if client.write_by:
+                if now >= client.write_by:
+                    over.append(client)
+            elif not client.read_by:
+                self.forget(client)
+            elif now >= client.read_by and not client.paused:
+                over.append(client)
+        return over
+
+    def _prolong(self, seconds: float) -> None:
+        for client in self._clients.values():
+            client.write_by = client.write_by and client.write_by + seconds
+            client.read_by = client.read_by and client.read_by + seconds
+
+
+# --- acceptor ---
+# The door of a role's socket: who comes in, and what those are told who may not.
+
+
+_ACCEPTS_PER_CALL: Final = 64
+_SOCKET_BUFFER_BYTES: Final = MIB
+
+
+class Door:
+    """Accepts from one listening socket, which belongs to whoever made it."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        inside: Sized,
+        inside_max: int,
+        allowed_uids: Container[int],
+        count_reject: Callable[[str], None],
+    ) -> None:
+        """At most `inside_max` clients may be `inside`. `count_reject` gets the code of each refusal."""
+        listener.setblocking(False)
+        self._listener = listener
+        self._inside = inside
+        self._inside_max = inside_max
+        self._allowed_uids = allowed_uids
+        self._count_reject = count_reject
+        self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def fileno(self) -> int:
+        """The listener's descriptor."""
+        return self._listener.fileno()
+
+    def let_in(self, welcome: Callable[[socket.socket], None]) -> None:
+        """Take those who wait, some at a time; `welcome` gets the socket, which does not block, of each who may."""
+        for _ in range(_ACCEPTS_PER_CALL):
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:
+                # No descriptor is left: use the spare one to tell the client so.
+                self._turn_away()
+                return
+            sock.setblocking(False)
+            if refusal := self._refusal_of(sock):
+                self._send_off(sock, refusal)
+                continue
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+            welcome(sock)
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        if self._spare_fd >= 0:
+            os.close(self._spare_fd)
+            self._spare_fd = -1
+
+    def _refusal_of(self, sock: socket.socket) -> MqprocError | None:
+        uid = peer_uid(sock)
+        if uid not in self._allowed_uids:
+            return PermissionDeniedError(f"user {uid} may not use a socket of user {os.getuid()}")
+        if len(self._inside) >= self._inside_max:
+            return self._too_many("max_connections allows no more")
+        return None
+
+    def _too_many(self, why: str) -> TooManyConnectionsError:
+        return TooManyConnectionsError(f"{len(self._inside):,} connections are open already; {why}", hint_ms=100)
+
+    def _send_off(self, sock: socket.socket, error: MqprocError) -> None:
+        self._count_reject(error.code)
+        try:
+            sock.send(encode_refusal(0, CONNECTION_ID, error))
+        except OSError:
+            pass  # It has gone by itself.
+        finally:
+            sock.close()
+
+    def _turn_away(self) -> None:
+        os.close(self._spare_fd)
+        try:
+            sock, _ = self._listener.accept()
+            sock.setblocking(False)
+            self._send_off(sock, self._too_many("no file descriptor is left"))
+        except OSError:
+            pass  # Somebody else took the descriptor; the client waits in the backlog.
+        self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
+# --- shared_buffer ---
+# The buffer that all clients of a server are read into, and how one that holds part of a frame gets its own.
+
+
+BUFFER_BYTES: Final = 2 * MIB
+_SPARE_BUFFERS_MAX: Final = 4
+
+
+class SharedBuffer:
+    """The buffer that reads of one poll go to, one connection after the other, and spare ones for the next."""
+
+    __slots__ = ("array", "at", "current", "returned", "spare")
+
+    def __init__(self) -> None:
+        self.current = empty_buffer(BUFFER_BYTES)
+        self.array = np.frombuffer(self.current, np.uint8)
+        """The current buffer as a kernel takes it."""
+        self.at = 0
+        self.spare: list[memoryview] = []
+        self.returned: list[memoryview] = []
+
+    def begin(self) -> None:
+        """A new poll: the last one's requests are done, so their buffers are free."""
+        self.at = 0
+        if self.returned:
+            self.spare = (self.spare + self.returned)[:_SPARE_BUFFERS_MAX]
+            self.returned.clear()
+
+    def take(self) -> memoryview:
+        """A free buffer."""
+        return self.spare.pop() if self.spare else empty_buffer(BUFFER_BYTES)
+
+    def replace(self) -> None:
+        """The current buffer now belongs to a connection."""
+        self.current = self.take()
+        self.array = np.frombuffer(self.current, np.uint8)
+        self.at = 0
+
+    def give_back(self, buffer: memoryview | None) -> None:
+        """A connection's buffer, still seen by this poll's requests."""
+        if buffer is not None and len(buffer) == BUFFER_BYTES:
+            self.returned.append(buffer)
+
+
+# --- limits ---
+# What a server of sockets gives one client.
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one client may take. Sizes in bytes, times in seconds.
+
+    `requests_per_poll`: one connection gives at most so many requests a poll; the others wait in its buffer.
+    """
+
+    connections: int = 1024
+    frame_bytes: int = 64 * MIB
+    output_bytes: int = 128 * MIB
+    frame_read_s: float = 30.0
+    output_grace_s: float = 10.0
+    requests_per_poll: int = 4096
+
 
 # A read into a shared buffer wants at least this much room.
 _ROOM_MIN: Final = 256 << 10

@@ -15,18 +15,18 @@ from pathlib import Path
 from random import Random
 
 from mqproc import Client, Message, StoreReader
-from mqproc.config import Options
+from mqproc.config.options import Options
 from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import record
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.layout.record_codec import check_record
-from mqproc.message import StoredMessage
-from mqproc.names import HALF_TOPIC, REVIVE_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.paths import StorePaths
-from mqproc.store.delays.delay_offsets import DelayOffsets
-from mqproc.store.groups.settings import check_file
+from mqproc.store.offsets.settings import check_file
+from mqproc.store.schedule.levels import DelayOffsets
 from mqproc.store.verify.verifier import verify_store
+from mqproc.topic_names import HALF_TOPIC, REVIVE_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from mqproc.types import StoredMessage
 from tests.conftest import Group, wait_until
 from tests.fuzz.mutations import damage
 from tests.store.recovery.recovering import RecordingIO, Recovered, contents, recover, written_ranges

@@ -18,12 +18,9 @@ from typing import Any, Final
 from mqproc.layout import control as words_of
 from mqproc.layout.control import QUERY, WRITER
 from mqproc.layout.frame import HEADER_SIZE
-from mqproc.wire import group_operations as groups
-from mqproc.wire import operations as ops
-from mqproc.wire import transaction_operations as transactions
-from mqproc.wire.operations import Operation
-from mqproc.wire.options import Options
-from mqproc.wire.protocol import encode_frame, encode_options
+from mqproc.wire.codec import Options
+from mqproc.wire.frames import encode_frame, encode_options
+from mqproc.wire.operations import Empty, Operation, groups, log, pop, transactions
 from tests.bad_input.raw_client import RawClient, rejects
 from tests.conftest import Group, wait_until
 from tests.fuzz.mutations import damage
@@ -47,7 +44,7 @@ def appends() -> list[tuple[Options, bytes]]:
 
     def frame(columns: bytes = b"", **changes: Any) -> tuple[Options, bytes]:
         given: dict[str, Any] = {"topic": "fuzzed", "count": 3, "bodies_bytes": size} | changes
-        return ops.AppendRequest(**given), data + columns
+        return log.AppendRequest(**given), data + columns
 
     return [
         frame(unique_prefix="0A" * 14, tag="t", gap_after_keys=b"name\x01value\x02"),
@@ -72,41 +69,41 @@ def appends() -> list[tuple[Options, bytes]]:
 WHOLE: Final[dict[str, list[tuple[Operation, Options, bytes]]]] = {
     WRITER: [
         *((Operation.APPEND, *append) for append in appends() * 2),
-        (Operation.CREATE_TOPIC, ops.CreateTopicRequest("made", 4), b""),
-        (Operation.DELETE_TOPIC, ops.DeleteTopicRequest("made"), b""),
-        (Operation.PING, ops.Empty(), b""),
+        (Operation.CREATE_TOPIC, log.CreateTopicRequest("made", 4), b""),
+        (Operation.DELETE_TOPIC, log.DeleteTopicRequest("made"), b""),
+        (Operation.PING, Empty(), b""),
     ],
     QUERY: [
-        (Operation.PULL, ops.PullRequest("fuzzed", 0, 0, tags=["a"]), b""),
-        (Operation.PULL, ops.PullRequest("fuzzed", 0, 1 << 40, timeout_ms=50), b""),
-        (Operation.PULL, ops.PullRequest("fuzzed", 1, 0, sql="a BETWEEN 1 AND 5 OR b IS NOT NULL"), b""),
-        (Operation.GET, ops.GetRequest("7F000001000000000000000000000000"), b""),
-        (Operation.GET, ops.GetRequest("0A" * 14 + "0000", "fuzzed"), b""),
-        (Operation.BY_KEY, ops.ByKeyRequest("fuzzed", "k1", 0, 1 << 60), b""),
-        (Operation.RANGE, ops.RangeRequest("fuzzed", 0, 1 << 60, ["a"], cursor=[0, 0]), b""),
-        (Operation.COUNT, ops.CountRequest("fuzzed", sql="a CONTAINS 'x'"), b""),
-        (Operation.OFFSET_AT, ops.OffsetAtRequest("fuzzed", 0, 1_700_000_000_000), b""),
-        (Operation.QUEUES, ops.QueuesRequest("fuzzed"), b""),
-        (Operation.TOPICS, ops.Empty(), b""),
-        (Operation.QUERY_MESSAGE, ops.QueryMessageRequest("fuzzed", "k1", 32, 0, 1 << 60), b""),
-        (Operation.SCAN, ops.ScanRequest("fuzzed", 0, property_name="name", body_contains=b"first"), b""),
-        (Operation.STATS, ops.Empty(), b""),
-        (Operation.HEALTH, ops.Empty(), b""),
+        (Operation.PULL, log.PullRequest("fuzzed", 0, 0, tags=["a"]), b""),
+        (Operation.PULL, log.PullRequest("fuzzed", 0, 1 << 40, timeout_ms=50), b""),
+        (Operation.PULL, log.PullRequest("fuzzed", 1, 0, sql="a BETWEEN 1 AND 5 OR b IS NOT NULL"), b""),
+        (Operation.GET, log.GetRequest("7F000001000000000000000000000000"), b""),
+        (Operation.GET, log.GetRequest("0A" * 14 + "0000", "fuzzed"), b""),
+        (Operation.BY_KEY, log.ByKeyRequest("fuzzed", "k1", 0, 1 << 60), b""),
+        (Operation.RANGE, log.RangeRequest("fuzzed", 0, 1 << 60, ["a"], cursor=[0, 0]), b""),
+        (Operation.COUNT, log.CountRequest("fuzzed", sql="a CONTAINS 'x'"), b""),
+        (Operation.OFFSET_AT, log.OffsetAtRequest("fuzzed", 0, 1_700_000_000_000), b""),
+        (Operation.QUEUES, log.QueuesRequest("fuzzed"), b""),
+        (Operation.TOPICS, Empty(), b""),
+        (Operation.QUERY_MESSAGE, log.QueryMessageRequest("fuzzed", "k1", 32, 0, 1 << 60), b""),
+        (Operation.SCAN, log.ScanRequest("fuzzed", 0, property_name="name", body_contains=b"first"), b""),
+        (Operation.STATS, Empty(), b""),
+        (Operation.HEALTH, Empty(), b""),
         (Operation.GROUP_JOIN, groups.GroupJoinRequest("group", ["fuzzed"], holding=[("fuzzed", 0, 1)]), b""),
         (Operation.GROUP_HEARTBEAT, groups.GroupHeartbeatRequest("group", "0011223344556677", 1), b""),
         (Operation.GROUP_RELEASE, groups.GroupReleaseRequest("group", "0011223344556677", 1), b""),
         (Operation.GROUP_LEAVE, groups.GroupLeaveRequest("group", "0011223344556677"), b""),
         (Operation.GROUP_COMMIT, groups.GroupCommitRequest("group", [("fuzzed", 0, -1, 1)]), b""),
-        (Operation.GROUPS, ops.Empty(), b""),
+        (Operation.GROUPS, Empty(), b""),
         (Operation.GROUP_INFO, groups.GroupRequest("group"), b""),
         (Operation.GROUP_RESET, groups.GroupResetRequest("group", [("fuzzed", 0, 1)]), b""),
         (Operation.GROUP_SETTINGS, groups.GroupSettingsRequest("group", 3), b""),
         (Operation.GROUP_DELETE, groups.GroupRequest("other"), b""),
         (Operation.GROUP_NACK, groups.GroupNackRequest("group", [("fuzzed", 0, 0)]), b""),
         (Operation.GROUP_RESEND, groups.GroupResendRequest("group", [0, 1]), b""),
-        (Operation.GROUP_RECEIVE, groups.GroupReceiveRequest("group", ["fuzzed"], start="earliest"), b""),
-        (Operation.GROUP_ACK, groups.GroupAckRequest("group", [("fuzzed", "0 1 2 3 4 5 6 7")]), b""),
-        (Operation.GROUP_INVISIBLE, groups.GroupInvisibleRequest("group", "fuzzed", "0 1 2 3 4 5 6 7", 1000), b""),
+        (Operation.GROUP_RECEIVE, pop.GroupReceiveRequest("group", ["fuzzed"], start="earliest"), b""),
+        (Operation.GROUP_ACK, pop.GroupAckRequest("group", [("fuzzed", "0 1 2 3 4 5 6 7")]), b""),
+        (Operation.GROUP_INVISIBLE, pop.GroupInvisibleRequest("group", "fuzzed", "0 1 2 3 4 5 6 7", 1000), b""),
         (Operation.TRANSACTION_END, transactions.TransactionEndRequest("group", "fuzzed", "0A", 0, True), b""),
         (Operation.TRANSACTION_POLL, transactions.TransactionPollRequest("group", timeout_ms=50), b""),
         (Operation.TRANSACTIONS, transactions.TransactionsRequest("group", ["0A"]), b""),

@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 
 from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.store import rocketmq_json
 from tests.fuzz.mutations import damage
 

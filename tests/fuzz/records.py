@@ -16,17 +16,17 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mqproc import StoreReader
-from mqproc.config import Options
+from mqproc.config.options import Options
 from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.kernels.decode import ALL_COLUMNS
 from mqproc.kernels.record_check import VERIFY_CRCS, checked_size
 from mqproc.layout import record
 from mqproc.layout.lazy_records import lazy_records
 from mqproc.layout.record_codec import check_record, decode_record, decode_records, encode_record, host_bytes
-from mqproc.message import StoredMessage
 from mqproc.paths import StorePaths
 from mqproc.store.verify.verifier import verify_store
+from mqproc.types import StoredMessage
 from tests.fuzz.mutations import damage
 from tests.records import columns_of
 from tests.store.recovery.recovering import recover

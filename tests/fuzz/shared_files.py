@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from mqproc.control import Control
 from mqproc.errors import CorruptStoreError, NotRunningError, StoreAccessError, StoreLockedError
-from mqproc.io import StoreIO
-from mqproc.ipc.clock import Clock
-from mqproc.ipc.lock import CONTENT, StoreLock, holder_of
+from mqproc.io.clock import Clock
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.control import Control
+from mqproc.ipc.store_lock import CONTENT, StoreLock, holder_of
 from mqproc.layout import control as layout
 from mqproc.supervisor.store_folder import prepare_folder
 from tests.cli.calling import call

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mqproc.ipc.clock import Clock
+from mqproc.io.clock import Clock
 
 
 class ManualClock(Clock):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from mqproc.ipc.clock import Clock
+from mqproc.io.clock import Clock
 from tests.ipc.manual_clock import ManualClock
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from mqproc import control_words
-from mqproc.armed_io import ArmedIO
-from mqproc.control import Control, role_words
 from mqproc.errors import CorruptStoreError, NotRunningError, OtherVersionError
-from mqproc.io import StoreIO
-from mqproc.ipc.clock import Clock
+from mqproc.io.clock import Clock
+from mqproc.io.fault_injection import ArmedIO
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc import control_words
+from mqproc.ipc.control import Control, role_words
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 

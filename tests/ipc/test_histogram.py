@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqproc.errors import ERROR_BY_CODE
-from mqproc.ipc.code_counts import code_counter, read_code_counts
+from mqproc.ipc.error_counters import code_counter, read_code_counts
 from mqproc.ipc.histogram import Buckets, Histogram, read_buckets
 from mqproc.ipc.words import Words
 from mqproc.layout import control as layout

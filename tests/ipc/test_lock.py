@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.control import Control
 from mqproc.errors import StoreAccessError, StoreLockedError
-from mqproc.io import StoreIO
-from mqproc.ipc.clock import Clock
-from mqproc.ipc.lock import StoreLock, holder_of
+from mqproc.io.clock import Clock
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.control import Control
+from mqproc.ipc.store_lock import StoreLock, holder_of
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 
@@ -137,10 +137,10 @@ def test_a_damaged_control_file_names_nobody(paths: StorePaths, pid: int, since_
 _ROLE_THAT_HOLDS_IT = """
 import sys
 from pathlib import Path
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.roles.title import set_title
-from mqproc.ipc.lock import StoreLock
+from mqproc.roles.process_setup import set_title
+from mqproc.ipc.store_lock import StoreLock
 root = Path(sys.argv[1])
 lock = StoreLock.acquire(StoreIO(), StorePaths(root))
 set_title("writer", root)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mqproc.config import Options, load_options
-from mqproc.control import Control
-from mqproc.io import StoreIO
-from mqproc.ipc.clock import Clock
+from mqproc.config.options import Options
+from mqproc.config.parse import load_options
+from mqproc.io.clock import Clock
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.control import Control
 from mqproc.layout import control as layout
 from mqproc.layout import queue_table, record
 from mqproc.metrics.collector import Collector
 from mqproc.paths import StorePaths, segment_name
-from mqproc.store.queue_table import QueueTable
+from mqproc.store.consumequeue.table import QueueTable
 
 IO = StoreIO()
 

@@ -13,7 +13,7 @@ import urllib.request
 from pathlib import Path
 from typing import Final
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
 from tests.conftest import START_TIMEOUT_S, Group, wait_until
 from tests.nursery import nursery
@@ -80,7 +80,7 @@ class HeldGroup(Group):
 
 def main(store: str, *flags: str) -> int:
     from mqproc.cli.engine import SPECS, adopted_options, engine_hooks
-    from mqproc.config import load_options
+    from mqproc.config.parse import load_options
     from mqproc.supervisor import supervise
 
     paths = StorePaths(Path(store))

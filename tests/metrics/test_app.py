@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 
-from mqproc.cli.top.figures import VIEWS, rows_of
-from mqproc.cli.top.screen import Screen
-from mqproc.cli.top.state import State
-from mqproc.control import Control
+from mqproc.cli.admin.top_screen import VIEWS, Screen, State, rows_of
+from mqproc.ipc.control import Control
 from mqproc.layout import control as layout
 from mqproc.metrics.app import STREAMS_MAX, StatusFeed, make_app
 from mqproc.metrics.error_log import ErrorLog

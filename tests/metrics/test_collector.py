@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mqproc.control import Control
-from mqproc.ipc.code_counts import code_counter
+from mqproc.ipc.control import Control
+from mqproc.ipc.error_counters import code_counter
 from mqproc.ipc.histogram import Histogram
 from mqproc.layout import control as layout
 from mqproc.layout import figures, queue_table
@@ -22,7 +22,7 @@ from mqproc.metrics.error_log import ErrorLog
 from mqproc.metrics.exposition import render
 from mqproc.metrics.topics import OTHERS
 from mqproc.paths import StorePaths
-from mqproc.store.queue_table import QueueTable
+from mqproc.store.consumequeue.table import QueueTable
 from tests.metrics.control_file import IO, make_collector, make_control, make_queues
 
 Scrape = Callable[..., str]

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import record
-from mqproc.metrics.dispatch_lag import dispatch_behind_ms
+from mqproc.metrics.health import dispatch_behind_ms
 from mqproc.paths import StorePaths
 from tests.cli.calling import call
 from tests.conftest import Group, wait_until

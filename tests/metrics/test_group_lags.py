@@ -12,7 +12,7 @@ import structlog
 from mqproc.metrics import groups
 from mqproc.metrics.groups import GroupLag, GroupLags
 from mqproc.metrics.topics import OTHERS
-from mqproc.store.groups.progress import GroupProgress
+from mqproc.store.offsets.offset_store import OffsetStore
 from tests.store.live_store import LiveStore
 
 QUEUES = 10
@@ -33,7 +33,7 @@ class Lags:
                 at_ms = now_ms - hours * HOUR_MS - queue_id * 60_000
                 self.store.append("T", [b"body"], at_ms, queues=QUEUES, fixed_queue=queue_id)
         self.store.dispatch()
-        self.progress = GroupProgress(engine.io, engine.paths, engine.io, lambda event, **figures: None)
+        self.progress = OffsetStore(engine.io, engine.paths, engine.io, lambda event, **figures: None)
         self.reader = GroupLags(engine.io, engine.paths, engine.options, engine.words, engine.table)
 
     def stand(self, offset: int, group: str = "g") -> None:

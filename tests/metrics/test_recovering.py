@@ -20,8 +20,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mqproc import Message
-from mqproc.cli import supervisor_client
-from mqproc.control_words import SUPERVISOR_TIMEOUT_NS
+from mqproc.cli.admin import supervisor_client
+from mqproc.ipc.control_words import SUPERVISOR_TIMEOUT_NS
 from mqproc.layout import control as layout
 from mqproc.metrics.collector import TOLD_IN_RECOVERY
 from mqproc.supervisor.supervise import EXIT_INTERRUPTED

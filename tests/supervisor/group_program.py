@@ -20,13 +20,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mqproc.config import Options, load_options
+from mqproc.config.options import Options
+from mqproc.config.parse import load_options
 from mqproc.errors import ConfigurationError, CorruptStoreError, MqprocError
-from mqproc.io import FailedSyncError
+from mqproc.io.store_io import FailedSyncError
 from mqproc.ipc import bell
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
-from mqproc.roles.loop import BellKind, RoleContext, RoleSpec
+from mqproc.roles.role import BellKind, RoleContext, RoleSpec
 from mqproc.supervisor import GroupContext, Hooks, Outcome, RestartPolicy, Timing, detach, supervise
 
 WITH_SOCKETS = {layout.WRITER, layout.QUERY}

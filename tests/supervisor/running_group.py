@@ -15,15 +15,16 @@ from typing import TextIO
 import msgspec
 import psutil
 
-from mqproc.control import Control
-from mqproc.io import StoreIO
-from mqproc.ipc.lock import holder_of
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.control import Control
+from mqproc.ipc.store_lock import holder_of
 from mqproc.layout import control as layout
 from mqproc.layout import frame
 from mqproc.paths import StorePaths
 from mqproc.wire.address import connect_path
-from mqproc.wire.operations import ANSWERS, Empty, Operation, Options
-from mqproc.wire.protocol import FrameReader, decode_refusal, encode_frame, encode_options
+from mqproc.wire.codec import Options
+from mqproc.wire.frames import FrameReader, decode_refusal, encode_frame, encode_options
+from mqproc.wire.operations import ANSWERS, Empty, Operation
 from tests.nursery import nursery
 
 PROGRAM = Path(__file__).with_name("group_program.py")

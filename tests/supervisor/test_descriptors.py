@@ -7,7 +7,7 @@ import os
 import socket
 from pathlib import Path
 
-from mqproc.supervisor.descriptors import close_others
+from mqproc.supervisor.template import close_others
 
 
 def test_only_what_is_named_stays_open(tmp_path: Path) -> None:

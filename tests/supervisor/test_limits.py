@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mqproc.config import FIELDS
+from mqproc.config.options import FIELDS
 from mqproc.errors import StartError
 from mqproc.layout import control as layout
-from mqproc.supervisor import descriptors
+from mqproc.supervisor import template as descriptors
 from tests.supervisor.running_group import RunningGroup
 
 StartGroup = Callable[..., RunningGroup]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.control import Control
-from mqproc.io import StoreIO
-from mqproc.ipc.clock import Clock
+from mqproc.io.clock import Clock
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.control import Control
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 from mqproc.supervisor.notify import ServiceManager

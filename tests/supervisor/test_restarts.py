@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from mqproc.supervisor.restarts import Death, Deaths, Halt, Restart, RestartPolicy
+from mqproc.supervisor.hooks import Death, Deaths, Halt, Restart, RestartPolicy
 
 SECOND = 1_000_000_000
 KILLED = Death(-1, signal.SIGKILL, lived_ms=50.0)

@@ -12,17 +12,16 @@ from unittest.mock import Mock
 
 import pytest
 
-from mqproc.control import Control
 from mqproc.errors import DiskFullError, StartError, StoreAccessError
-from mqproc.io import StoreIO
+from mqproc.io.clock import Clock
+from mqproc.io.store_io import StoreIO
 from mqproc.ipc import bell
-from mqproc.ipc.clock import Clock
-from mqproc.ipc.lock import StoreLock
+from mqproc.ipc.control import Control
+from mqproc.ipc.store_lock import StoreLock
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
-from mqproc.roles.loop import RoleSpec
-from mqproc.supervisor.resources import Resources
-from mqproc.supervisor.store_folder import lost_name, prepare_folder, starting
+from mqproc.roles.role import RoleSpec
+from mqproc.supervisor.store_folder import Resources, lost_name, prepare_folder, starting
 from mqproc.wire.address import listen
 from tests.supervisor.running_group import RunningGroup, titles_of, wait_until
 
@@ -148,7 +147,7 @@ def test_a_group_on_a_file_system_that_became_read_only_ends_as_any_other(
         tried.append(path)
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr("mqproc.supervisor.resources.remove", refuse)
+    monkeypatch.setattr("mqproc.supervisor.store_folder.remove", refuse)
     resources.remove_sockets()
     resources.close()
     control.close()

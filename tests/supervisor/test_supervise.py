@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mqproc.control import Control
 from mqproc.errors import BadRequestError, ConfigurationError, StoreAccessError, UnknownCommandError
-from mqproc.io import REPLACING_SUFFIX, StoreIO
+from mqproc.io.store_io import REPLACING_SUFFIX, StoreIO
+from mqproc.ipc.control import Control
 from mqproc.layout import control as layout
 from mqproc.wire.operations import Operation, RoleRequest, StatusAnswer
 from tests.cli.calling import call

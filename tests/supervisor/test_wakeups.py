@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.client.sync import Client
+from mqproc.client._sync.client import Client
 from mqproc.errors import ConfigurationError
-from mqproc.supervisor import wakeups
-from mqproc.supervisor.wakeups import AUTO_PROCESSORS_MAX, AUTO_US, DEVICE, NEVER_US, NO_DEMAND_US, waking_within
+from mqproc.supervisor import cpu_latency as wakeups
+from mqproc.supervisor.cpu_latency import AUTO_PROCESSORS_MAX, AUTO_US, DEVICE, NEVER_US, NO_DEMAND_US, waking_within
 from tests.cli.calling import call
 from tests.conftest import Group, wait_until
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from mqproc.wire.address import listen
-from mqproc.wire.limits import Limits
-from mqproc.wire.server import SocketServer
+from mqproc.wire.server import Limits, SocketServer
 from tests.wire.peer import LIMITS, HandClock, Server
 
 

@@ -9,12 +9,10 @@ from collections.abc import Callable
 
 from mqproc.errors import MqprocError
 from mqproc.layout.frame import ANSWER
-from mqproc.wire.client_times import LOOK_EVERY_S
 from mqproc.wire.connection import Request
-from mqproc.wire.limits import Limits
+from mqproc.wire.frames import Frame, FrameReader, decode_refusal, encode_frame
 from mqproc.wire.operations import Empty, Operation
-from mqproc.wire.protocol import Frame, FrameReader, decode_refusal, encode_frame
-from mqproc.wire.server import SocketServer
+from mqproc.wire.server import LOOK_EVERY_S, Limits, SocketServer
 
 APPEND = int(Operation.APPEND)
 LIMITS = Limits(connections=8, frame_bytes=1 << 20, output_bytes=1 << 20, frame_read_s=60.0, output_grace_s=60.0)

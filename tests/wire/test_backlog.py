@@ -9,10 +9,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from mqproc.wire.connection import FrameRun, Request
-from mqproc.wire.limits import Limits
-from mqproc.wire.runs import RunCutter
-from mqproc.wire.shared_buffer import BUFFER_BYTES
+from mqproc.wire.connection import FrameRun, Request, RunCutter
+from mqproc.wire.server import BUFFER_BYTES, Limits
 from tests.wire.peer import APPEND, LIMITS, Peer, Server, check_echo, request
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqproc.errors import FilterSyntaxError
-from mqproc.names import FILTER_BYTES_MAX
+from mqproc.topic_names import FILTER_BYTES_MAX
 from mqproc.wire.checks import parse_tags
 
 

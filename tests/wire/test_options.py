@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from mqproc.errors import BadRequestError
-from mqproc.wire.operations import CreateTopicRequest, Operation, PullRequest
-from mqproc.wire.options import encoded
-from mqproc.wire.protocol import decode_request
+from mqproc.wire.codec import encoded
+from mqproc.wire.frames import decode_request
+from mqproc.wire.operations import Operation
+from mqproc.wire.operations.log import CreateTopicRequest, PullRequest
 
 
 def pull(**fields: Any) -> PullRequest:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mqproc.wire.output import JOINED_BYTES_MAX, PIECES_MAX, OutputQueue, size_of
+from mqproc.wire.frames import JOINED_BYTES_MAX, PIECES_MAX, OutputQueue, size_of
 
 
 @pytest.fixture

@@ -27,9 +27,8 @@ from mqproc.errors import (
     UnsupportedVersionError,
 )
 from mqproc.layout.frame import ANSWER, CONNECTION_ID, HEADER, HEADER_SIZE, MAGIC, REFUSAL, VERSION
-from mqproc.wire.operations import ANSWERS, REQUESTS, AppendRequest, Operation, PullRequest
-from mqproc.wire.protocol import (
-    JOINED_BYTES_MAX,
+from mqproc.wire.frames import (
+    JOINED_FRAME_BYTES_MAX,
     NO_OPTIONS,
     ClientProtocol,
     FrameReader,
@@ -37,6 +36,8 @@ from mqproc.wire.protocol import (
     encode_frame,
     encode_refusal,
 )
+from mqproc.wire.operations import ANSWERS, REQUESTS, Operation
+from mqproc.wire.operations.log import AppendRequest, PullRequest
 
 FRAME_BYTES_MAX = 1 << 20
 
@@ -167,8 +168,8 @@ def test_the_largest_frame_passes() -> None:
 
 
 def test_large_payloads_are_not_copied() -> None:
-    column = np.arange(JOINED_BYTES_MAX, dtype=np.int64)
-    pieces = encode_frame(16, 1, b"ab", [b"", column.data, b"x" * JOINED_BYTES_MAX])
+    column = np.arange(JOINED_FRAME_BYTES_MAX, dtype=np.int64)
+    pieces = encode_frame(16, 1, b"ab", [b"", column.data, b"x" * JOINED_FRAME_BYTES_MAX])
     assert len(pieces) == 4
     assert np.shares_memory(np.frombuffer(pieces[2], np.uint8), column)
     assert len(encode_frame(16, 1, b"ab", [column[:4].data, b"x"])) == 1

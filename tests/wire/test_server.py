@@ -25,9 +25,10 @@ from mqproc.errors import (
     UnsupportedVersionError,
 )
 from mqproc.layout.frame import ANSWER, CONNECTION_ID, HEADER, MAGIC, VERSION
-from mqproc.wire.limits import Limits
-from mqproc.wire.operations import Empty, Operation, PullRequest
-from mqproc.wire.protocol import ClientProtocol, FrameReader, decode_refusal, encode_frame, encode_options
+from mqproc.wire.frames import ClientProtocol, FrameReader, decode_refusal, encode_frame, encode_options
+from mqproc.wire.operations import Empty, Operation
+from mqproc.wire.operations.log import PullRequest
+from mqproc.wire.server import Limits
 from tests.wire.peer import APPEND, IMPATIENT, LIMITS, HandClock, Peer, Server, check_echo, request
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from mqproc.errors import StoreAccessError, StoreLockedError
-from mqproc.io import Kind, StoreIO
+from mqproc.io.store_io import Kind, StoreIO
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 

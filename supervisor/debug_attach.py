@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mqproc.errors import BadRequestError, MqprocError
-from mqproc.supervisor.restarts import Death
+from mqproc.supervisor.hooks import Death
 
 # Appended, because a file behind it is opened anew: without, each process would write at a place of its own.
 _WRITE: Final = os.O_WRONLY | os.O_APPEND

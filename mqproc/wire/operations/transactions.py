@@ -1,8 +1,8 @@
-"""Options of the operations on transactions; `store/transactions/README.md` tells what happens at each."""
+"""Options of the operations on transactions; `roles/transactions/README.md` tells what happens at each."""
 
 from __future__ import annotations
 
-from mqproc.wire.options import Options
+from mqproc.wire.codec import Options
 
 
 class TransactionEndRequest(Options, frozen=True):

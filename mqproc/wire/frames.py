@@ -8,6 +8,10 @@ Servers and both clients use these very functions. Sizes are checked before anyt
 
 from __future__ import annotations
 
+import itertools
+import operator
+import socket
+from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -33,9 +37,8 @@ from mqproc.layout.frame import (
     VERSION,
     encode_header,
 )
-from mqproc.wire.operations import REQUESTS, ErrorAnswer, Operation, Options
-from mqproc.wire.options import not_decodable
-from mqproc.wire.output import size_of
+from mqproc.wire.codec import Options, not_decodable
+from mqproc.wire.operations import REQUESTS, ErrorAnswer, Operation
 
 if TYPE_CHECKING:
     import socket
@@ -43,8 +46,123 @@ if TYPE_CHECKING:
 
     from _typeshed import ReadableBuffer
 
+# --- output ---
+# Bytes on their way out of a non-blocking socket. Servers and both clients send through it.
+
+
+# sendmsg takes at most IOV_MAX (1,024) pieces; fewer are enough to fill a socket's buffer.
+PIECES_MAX = 256
+# More pieces than that are joined while they are no more bytes than this together.
+JOINED_BYTES_MAX = 1 << 20
+
+_nbytes = operator.attrgetter("nbytes")
+
+
+def size_of(pieces: Sequence[ReadableBuffer]) -> int:
+    """Bytes of all pieces."""
+    return sum(map(_nbytes, map(_view, pieces)))
+
+
+class OutputQueue:
+    """What a socket has not taken yet, oldest first.
+
+    `queued_bytes` and `sent_bytes` count from the beginning: a frame that was queued when `queued_bytes` reached N
+    has surely not been taken by the peer while `sent_bytes` is below N.
+    """
+
+    __slots__ = ("_pieces", "queued_bytes", "sent_bytes")
+
+    def __init__(self) -> None:
+        self._pieces: deque[memoryview] = deque()
+        self.queued_bytes = 0
+        self.sent_bytes = 0
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self.queued_bytes - self.sent_bytes
+
+    def write(self, sock: socket.socket, pieces: Sequence[ReadableBuffer], *, owned: bool = True) -> bool:
+        """Send what the socket takes now and keep the rest; True when nothing is left.
+
+        The caller must leave the pieces' bytes alone until they are sent; with `owned` False what is left is copied
+        instead. Raises OSError when the peer is gone.
+        """
+        if self._pieces or len(pieces) > PIECES_MAX:
+            return self._write_behind(sock, pieces, owned)
+        # Most often the socket takes all: then nothing is made of the pieces.
+        single = pieces[0] if len(pieces) == 1 else None
+        size = len(single) if type(single) is bytes else size_of(pieces)
+        self.queued_bytes += size
+        try:
+            sent = sock.sendmsg(pieces) if single is None else sock.send(single)
+        except BlockingIOError:
+            sent = 0
+        if sent == size:
+            self.sent_bytes += size
+            return True
+        count = self._keep(pieces)
+        self._took(sent)
+        if not owned:
+            self._copy_last(count)
+        return False
+
+    def _write_behind(self, sock: socket.socket, pieces: Sequence[ReadableBuffer], owned: bool) -> bool:
+        """The same of pieces that wait for others, or are many."""
+        if len(pieces) > PIECES_MAX and size_of(pieces) <= JOINED_BYTES_MAX:
+            return self.write(sock, (b"".join(pieces),))
+        count = self.queue(pieces)
+        if self.send(sock):
+            return True
+        if not owned:
+            self._copy_last(count)
+        return False
+
+    def queue(self, pieces: Sequence[ReadableBuffer]) -> int:
+        """Keep pieces for the next `send`; returns how many they are. Their bytes must stay as they are."""
+        self.queued_bytes += size_of(pieces)
+        return self._keep(pieces)
+
+    def _keep(self, pieces: Sequence[ReadableBuffer]) -> int:
+        views = [view.cast("B") for view in map(_view, pieces) if view.nbytes]
+        self._pieces.extend(views)
+        return len(views)
+
+    def _copy_last(self, count: int) -> None:
+        """Replace the newest pieces, as far as they are still here, by copies."""
+        pieces = self._pieces
+        for index in range(-min(count, len(pieces)), 0):
+            pieces[index] = memoryview(bytes(pieces[index]))
+
+    def send(self, sock: socket.socket) -> bool:
+        """Send what the socket takes now; True when nothing is left. Raises OSError when the peer is gone."""
+        while self._pieces:
+            try:
+                sent = sock.sendmsg(itertools.islice(self._pieces, PIECES_MAX))
+            except BlockingIOError:
+                return False
+            self._took(sent)
+        return True
+
+    def _took(self, count: int) -> None:
+        """The socket has taken the oldest `count` bytes."""
+        pieces = self._pieces
+        self.sent_bytes += count
+        while count and pieces:
+            first = len(pieces[0])
+            if first > count:
+                pieces[0] = pieces[0][count:]
+                break
+            count -= first
+            pieces.popleft()
+
+    def clear(self) -> None:
+        """Forget what was not sent."""
+        self._pieces.clear()
+        self.queued_bytes = self.sent_bytes
+
+
 # Frames up to this size are joined into one piece: cheaper than handing the kernel several.
-JOINED_BYTES_MAX = 16 << 10
+JOINED_FRAME_BYTES_MAX = 16 << 10
 # A reader's own buffer: small when it begins, and given back above the second size once its frame is done.
 FIRST_BUFFER_BYTES = 64 << 10
 KEPT_BUFFER_BYTES = 16 << 20
@@ -244,7 +362,7 @@ def encode_frame(
     else:
         size = size_of(payload) if payload else 0
     header = _pack_header(MAGIC, VERSION, operation, request_id, len(options), 0, size)
-    if size <= JOINED_BYTES_MAX:
+    if size <= JOINED_FRAME_BYTES_MAX:
         return [b"".join((header, options, *payload))]
     return [header + options, *payload]
 

@@ -1,0 +1,1 @@
+"""Options: the table, the parsing of their sources, RocketMQ's `broker.conf`."""

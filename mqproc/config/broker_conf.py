@@ -1,0 +1,103 @@
+"""RocketMQ's `broker.conf`: its lines, and which of them are surely mistaken.
+
+RocketMQ has many names that are none of ours, so an unknown one is passed over; one that is all but a name of ours is
+a mistake, which would leave an option at its default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from mqproc.errors import ConfigurationError
+
+STORE_NAMES: Final = ("storePathRootDir", "storePathCommitLog", "readOnlyCommitLogStorePaths")
+"""What says where a store lies, which is no option."""
+# RocketMQ's own, although all but ours.
+_ROCKETMQS: Final = frozenset({"brokerIP2"})
+_COMMENTS: Final = ("#", "!")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """`name=value`, and the number of its line, from 1."""
+
+    number: int
+    name: str
+    value: str
+
+
+def read_lines(path: Path) -> list[Line]:
+    """All lines but comments and empty ones. Raises ConfigurationError for one that is not NAME=VALUE."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+    return [_line(path, number, text) for number, text in _logical(lines)]
+
+
+def _logical(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """The lines as Java's Properties see them: one that ends in a backslash goes on in the next, but for comments."""
+    begun, text = 0, ""
+    for number, line in enumerate(lines, 1):
+        part = line.lstrip()
+        if not text and (not part or part.startswith(_COMMENTS)):
+            continue
+        begun = begun if text else number
+        text += part
+        if _goes_on(part):
+            text = text[:-1]
+            continue
+        yield begun, text.rstrip()
+        text = ""
+    if text:
+        yield begun, text.rstrip()
+
+
+def _goes_on(text: str) -> bool:
+    return (len(text) - len(text.rstrip("\\"))) % 2 == 1
+
+
+def _line(path: Path, number: int, text: str) -> Line:
+    name, separator, value = text.partition("=")
+    if not separator or not name.strip():
+        raise ConfigurationError(f"{path}, line {number}: {text!r} is not NAME=VALUE")
+    return Line(number, name.strip(), value.strip())
+
+
+def check_spelling(path: Path, lines: Iterable[Line], known: Iterable[str]) -> list[str]:
+    """The names of `lines` that are neither `known` nor like one that is.
+
+    Raises ConfigurationError for one that differs from a known name by one letter, by case or by underscores.
+    """
+    plain = {_plain(name): name for name in (*known, *STORE_NAMES)}
+    unknown = [line for line in lines if line.name not in plain.values()]
+    for line in unknown:
+        meant = next((plain[name] for name in plain if _is_near(_plain(line.name), name)), None)
+        if meant is not None and line.name not in _ROCKETMQS:
+            raise ConfigurationError(
+                f"{path}, line {line.number}: no option is called {line.name!r}; did you mean {meant}?"
+            )
+    return list(dict.fromkeys(line.name for line in unknown))
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def _is_near(one: str, other: str) -> bool:
+    """Whether one letter more, less or other, or two that changed places, make one of the other."""
+    same = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        same += 1
+    one, other = one[same:], other[same:]
+    return (
+        one[1:] == other
+        or one == other[1:]
+        or one[1:] == other[1:]
+        or (one[:2] == other[1::-1] and one[2:] == other[2:])
+    )

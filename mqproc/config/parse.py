@@ -1,0 +1,280 @@
+"""What is told of MQPROC_ variables that nothing hears."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import ipaddress
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from mqproc.config import broker_conf
+from mqproc.config.options import FIELDS, Options, rocketmq_name
+from mqproc.errors import ConfigurationError
+from mqproc.util.units import PAGE_BYTES, delays_ms_of, parse_size
+
+ENVIRONMENT_PREFIX = "MQPROC_"
+
+
+# What is heard in the environment besides options: where store and file lie, and where tests want a group to fail.
+OTHER_VARIABLES = ("MQPROC_STORE", "MQPROC_CONFIG", "MQPROC_CRASH", "MQPROC_FAULT", "MQPROC_HANG")
+
+
+_TYPES: dict[str, type] = {name: type(option.default) for name, option in FIELDS.items()}
+
+
+_BY_ROCKETMQ_NAME = {rocketmq_name(name): name for name in FIELDS}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value and where it was said: `default`, a file's path, an environment variable, or `--set`."""
+
+    value: Any
+    source: str
+
+
+def parse_option(name: str, value: Any, source: str) -> Any:
+    """`value` (text, or what TOML gave) as the option's type, within its bounds.
+
+    Raises ConfigurationError naming option, value, allowed range and source.
+    """
+    if name not in FIELDS:
+        near = difflib.get_close_matches(name, FIELDS, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigurationError(f"{source}: no option is called {name!r}{hint}")
+    return _in_bounds(name, _converted(name, value, source), source)
+
+
+def _converted(name: str, value: Any, source: str) -> Any:
+    kind = _TYPES[name]
+    if kind is bool:
+        return _as_bool(name, value, source)
+    if kind is int:
+        return _as_int(name, value, source)
+    if issubclass(kind, enum.StrEnum):
+        try:
+            return kind(str(value))
+        except ValueError:
+            allowed = ", ".join(member.value for member in kind)
+            raise ConfigurationError(f"{source}: {name} = {value!r} is none of {allowed}") from None
+    return str(value)
+
+
+def _as_int(name: str, value: Any, source: str) -> int:
+    """A whole number; a text may also be a size with its unit where the option is one in bytes."""
+    if not isinstance(value, bool) and re.fullmatch(r"[+-]?\d[\d_]*", str(value).strip()):
+        return int(value)
+    if not isinstance(value, str) or FIELDS[name].metadata["unit"] != "bytes":
+        raise ConfigurationError(f"{source}: {name} = {value!r} is not a whole number")
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise ConfigurationError(f"{source}: {name}: {error}") from None
+
+
+def _as_bool(name: str, value: Any, source: str) -> bool:
+    words = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+    found = words.get(str(value).strip().lower())
+    if found is None:
+        raise ConfigurationError(f"{source}: {name} = {value!r} is neither true nor false")
+    return found
+
+
+def _in_bounds(name: str, value: Any, source: str) -> Any:
+    low, high = FIELDS[name].metadata["low"], FIELDS[name].metadata["high"]
+    if (low is not None and value < low) or (high is not None and value > high):
+        unit = FIELDS[name].metadata["unit"]
+        least = f"from {low:,} " if low is not None else ""
+        most = f"to {high:,} " if high is not None else ""
+        raise ConfigurationError(f"{source}: {name} = {value:,} is out of range: {least}{most}{unit}".rstrip())
+    return value
+
+
+def read_toml(path: Path) -> dict[str, Setting]:
+    """Options of a TOML file: top level, or a table `[mqproc]`. Unknown names are errors."""
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+    return {
+        name: Setting(parse_option(name, value, str(path)), str(path))
+        for name, value in options_table(found, path).items()
+        if name != "store"
+    }
+
+
+def options_table(found: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Where a TOML file has its options: in a table `[mqproc]`, or at its top level. Raises ConfigurationError."""
+    table = found.get("mqproc", found)
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"{path}: mqproc = {table!r} is not a table: options stand below [mqproc], or alone")
+    if table is not found and (outside := found.keys() & {*FIELDS, "store"}):
+        raise ConfigurationError(f"{path}: {min(outside)} stands above [mqproc]: options stand below it, or alone")
+    return table
+
+
+def read_broker_conf(path: Path) -> dict[str, Setting]:
+    """Options of a RocketMQ `broker.conf` that we have too; the others are RocketMQ's own affair, unless misspelt."""
+    lines = broker_conf.read_lines(path)
+    broker_conf.check_spelling(path, lines, _BY_ROCKETMQ_NAME)
+    pairs = {line.name: line.value for line in lines}
+    _check_log_paths(pairs, path)
+    return {
+        name: Setting(parse_option(name, value, str(path)), str(path))
+        for key, value in pairs.items()
+        if (name := _BY_ROCKETMQ_NAME.get(key))
+    }
+
+
+def names_passed_over(config_file: Path | None) -> list[str]:
+    """The names of a `broker.conf` that are none of ours; a TOML file may have none. Raises ConfigurationError."""
+    if config_file is None or config_file.suffix == ".toml":
+        return []
+    return broker_conf.check_spelling(config_file, broker_conf.read_lines(config_file), _BY_ROCKETMQ_NAME)
+
+
+def _check_log_paths(pairs: Mapping[str, str], path: Path) -> None:
+    """Segments that lie elsewhere than in the store's own folder would be taken for lost ones."""
+    log = Path(pairs.get("storePathCommitLog") or "commitlog")
+    root = Path(pairs.get("storePathRootDir") or log.parent)
+    if log.name != "commitlog" or log.parent not in (root, Path()) or "," in str(log):
+        raise ConfigurationError(f"{path}: storePathCommitLog = {log}: the log can only be {root / 'commitlog'}")
+    if others := pairs.get("readOnlyCommitLogStorePaths"):
+        raise ConfigurationError(f"{path}: readOnlyCommitLogStorePaths = {others}: the log can only be in one folder")
+
+
+def read_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
+    """Options given as MQPROC_<NAME>. Others are passed over: `environment.environment_warnings` tells of them."""
+    settings = {}
+    for name in FIELDS:
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        if variable in environment and not is_of_service(variable, environment):
+            settings[name] = Setting(parse_option(name, environment[variable], variable), variable)
+    return settings
+
+
+def is_of_service(variable: str, environment: Mapping[str, str]) -> bool:
+    """Whether Kubernetes has set it: MQPROC_METRICS_PORT=tcp://…, for a service that is called mqproc-metrics."""
+    return variable.endswith("_PORT") and "://" in environment[variable]
+
+
+def read_flags(flags: Iterable[str], source: str = "--set") -> dict[str, Setting]:
+    """Options given as NAME=VALUE, by `--set` or by what else `source` names."""
+    settings = {}
+    for flag in flags:
+        name, separator, value = flag.partition("=")
+        if not separator:
+            raise ConfigurationError(f"{source} {flag}: expected NAME=VALUE")
+        name = _BY_ROCKETMQ_NAME.get(name.strip(), name.strip())
+        settings[name] = Setting(parse_option(name, value, source), source)
+    return settings
+
+
+def load_settings(
+    config_file: Path | None = None,
+    flags: Iterable[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Setting]:
+    """Every option with its value and source."""
+    settings = {name: Setting(option.default, "default") for name, option in FIELDS.items()}
+    if config_file is not None:
+        settings |= read_toml(config_file) if config_file.suffix == ".toml" else read_broker_conf(config_file)
+    settings |= read_environment(os.environ if environment is None else environment)
+    settings |= read_flags(flags)
+    return settings
+
+
+def delete_hours(text: str) -> frozenset[int]:
+    """The hours that `delete_when` names. Raises ConfigurationError."""
+    parts = [part.strip() for part in text.split(";") if part.strip()]
+    if not parts or any(not re.fullmatch(r"[01]?[0-9]|2[0-3]", part) for part in parts):
+        raise ConfigurationError(f"delete_when = {text!r} is out of range: hours from 0 to 23, separated by ';'")
+    return frozenset(map(int, parts))
+
+
+def cpu_numbers(text: str) -> frozenset[int]:
+    """The processors that a list like "0,2-3" names, as the kernel writes them. Raises ConfigurationError."""
+    found: set[int] = set()
+    for part in filter(None, text.replace(" ", "").split(",")):
+        bounds = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", part)
+        first, last = (int(bounds[1]), int(bounds[2] or bounds[1])) if bounds else (1, 0)
+        if first > last:
+            raise ConfigurationError(f"writer_cpus = {text!r}: {part!r} is neither a processor's number nor a range")
+        found.update(range(first, last + 1))
+    return frozenset(found)
+
+
+def check_together(options: Options) -> None:
+    """Combinations that cannot work. Raises ConfigurationError."""
+    segment = options.mapped_file_size_commit_log
+    if segment % PAGE_BYTES:
+        bounds = FIELDS["mapped_file_size_commit_log"].metadata
+        raise ConfigurationError(
+            f"mapped_file_size_commit_log = {segment:,} is out of range: "
+            f"from {bounds['low']:,} to {bounds['high']:,} bytes, in whole pages of {PAGE_BYTES:,}"
+        )
+    try:
+        ipaddress.ip_address(options.broker_ip)
+    except ValueError:
+        raise ConfigurationError(f"broker_ip = {options.broker_ip!r} is no IP address: records have no names") from None
+    for name in ("broker_name", "metrics_host"):
+        text = getattr(options, name)
+        if not text.isprintable():  # As bytes that are no UTF-8, which the environment may have.
+            raise ConfigurationError(f"{name} = {text!r} is no text that can be printed")
+    if " " in options.broker_name:
+        raise ConfigurationError(f"broker_name = {options.broker_name!r} has a space: handles have it between spaces")
+    delete_hours(options.delete_when)
+    cpu_numbers(options.writer_cpus)
+    delays_ms_of(options.message_delay_level)
+    if options.max_pull_bytes > options.max_frame_bytes:
+        raise ConfigurationError(
+            f"max_pull_bytes = {options.max_pull_bytes:,} exceeds max_frame_bytes = {options.max_frame_bytes:,}"
+        )
+
+
+def options_from(settings: Mapping[str, Setting]) -> Options:
+    """The options as one checked object."""
+    options = Options(**{name: setting.value for name, setting in settings.items()})
+    try:
+        check_together(options)
+    except ConfigurationError as error:
+        named = set(re.findall(r"\w+", str(error))) & settings.keys()
+        sources = sorted({settings[name].source for name in named} - {"default"})
+        raise ConfigurationError(f"{' and '.join(sources)}: {error}" if sources else str(error)) from None
+    return options
+
+
+def load_options(
+    config_file: Path | None = None, flags: Iterable[str] = (), environment: Mapping[str, str] | None = None
+) -> Options:
+    """Options from all sources, checked. Raises ConfigurationError."""
+    return options_from(load_settings(config_file, flags, environment))
+
+
+_NEAR_RATIO: Final = 0.8
+
+
+def environment_warnings(environment: Mapping[str, str]) -> list[str]:
+    """A line for each MQPROC_ variable that nothing hears, with the one that may have been meant.
+
+    They are no errors: Kubernetes sets MQPROC_PORT and the like by itself for a service of that name.
+    """
+    known = [name.upper() for name in FIELDS] + [name.removeprefix(ENVIRONMENT_PREFIX) for name in OTHER_VARIABLES]
+    lines = []
+    for variable in sorted(name for name in environment if name.startswith(ENVIRONMENT_PREFIX)):
+        name = variable.removeprefix(ENVIRONMENT_PREFIX)
+        if is_of_service(variable, environment):
+            lines.append(f"{variable} is what Kubernetes says of a service, no option, and ignored")
+        elif name not in known:
+            near = difflib.get_close_matches(name, known, 1, _NEAR_RATIO)
+            hint = f"; did you mean {ENVIRONMENT_PREFIX}{near[0]}?" if near else ""
+            lines.append(f"{variable} is no option, and ignored{hint}")
+    return lines

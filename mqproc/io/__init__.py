@@ -1,0 +1,1 @@
+"""Access to storage: StoreIO, injected faults, SIGBUS, clocks."""

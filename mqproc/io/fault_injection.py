@@ -1,0 +1,225 @@
+"""A StoreIO that ends or hangs its process at a named point, or fails a call, as the environment asks: for tests.
+
+    MQPROC_CRASH=flush.before_mark        kill -9 of the process that comes to this point first
+    MQPROC_CRASH=flush.before_mark:5      of the one that comes there as the fifth
+    MQPROC_HANG=flush.before_msync:5      the one that comes there as the fifth sleeps there for good
+    MQPROC_FAULT=sync:20:EIO              the 20th call of `sync` fails
+    MQPROC_FAULT=pwrite:7:ENOSPC:sticky   the 7th and all later calls of `pwrite`
+
+Passages and calls are counted over all processes of a group, from 1, and a crash or a hang comes once: a role that was
+started again goes on. A command without the variables has a plain StoreIO, which knows nothing of this.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import functools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from mqproc.errors import ConfigurationError
+from mqproc.io.store_io import FailedSyncError, StoreIO
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer  # type: ignore[attr-defined,unused-ignore]
+
+CRASH_VARIABLE: Final = "MQPROC_CRASH"
+HANG_VARIABLE: Final = "MQPROC_HANG"
+FAULT_VARIABLE: Final = "MQPROC_FAULT"
+
+CRASH_POINTS: Final = {
+    "ack.before_send": "writer: messages are stored, and synced where that is asked for; senders were not told",
+    "append.reserved": "writer: the next part of the log is reserved, nothing of it is written",
+    "append.half_written": "writer: half of what it is writing is in the log",
+    "append.before_publish": "writer: bytes are in the log, `written` does not cover them",
+    "append.after_publish": "writer: `written` covers them, the queues' next offsets do not, the sender was not told",
+    "checkpoint.word_stored": "flushers, recovery: a word of RocketMQ's checkpoint is stored, others may not be",
+    "control.created": "supervisor: the new control file is whole under its temporary name",
+    "control.epoch": "supervisor: the new control file has its name, and the next epoch with it",
+    "cq.half_unit": "dispatcher, recovery: half of the units that it is writing are in a ConsumeQueue file",
+    "cq.roll": "dispatcher, recovery: a queue's next file is there, nothing is in it",
+    "delay.delivered": "keeper: messages of a level are delivered, it counts them still as waiting",
+    "dispatch.units_written": "dispatcher: units are in their queues, index entries are not",
+    "dispatch.entries_put": "dispatcher: units and entries are there, nothing is published",
+    "dispatch.queues_published": "dispatcher: queues show the units, `dispatched` does not",
+    "index.roll": "dispatcher, recovery: the next index file is there, nothing is in it",
+    "flush.before_msync": "writer, commitlog-flusher: a sync of the log is next",
+    "flush.after_msync": "commitlog-flusher: the log is synced, nobody knows",
+    "flush.before_mark": "flushers: a durable mark is next",
+    "mark.slot_half": "flushers, recovery, supervisor: half of a slot of a durable mark is written",
+    "mark.slot_written": "flushers, recovery, supervisor: a slot of a durable mark is written, not synced",
+    "mark.synced": "flushers, recovery, supervisor: a durable mark is synced, nobody knows",
+    "offsets.tmp": "query: the new consumerOffset.json is durable under its temporary name",
+    "offsets.renamed": "query: consumerOffset.json is replaced, its folder is not synced",
+    "offsets.dirsynced": "query: its folder is synced too, nobody knows",
+    "pop.checked_in": "query: a check point is stored, progress has not passed it, the receiver was not told",
+    "pop.acknowledged": "query: an acknowledgement of received messages is stored, nobody was told",
+    "pop.renewed": "query: a check point with another time is stored, the one before is open, nobody was told",
+    "pop.copied": "query: received messages are sent again, their check point is open",
+    "pop.revived": "query: and their check point is closed in the log, not in memory",
+    "pop.moved": "query: what came again to simple consumers is copied for members, progress has not passed it",
+    "recover.scanned": "recovery: the log's end is known, nothing is changed",
+    "recover.tail_zeroed": "recovery: what was torn is zeroed",
+    "recover.tail_synced": "recovery: and synced",
+    "recover.later_unlinked": "recovery: a segment behind the end is removed",
+    "recover.cq_cut": "recovery: queues are cut to their mark",
+    "recover.cq_rebuilt": "recovery: everything is dispatched again",
+    "recover.index_cut": "recovery: the index is cut to its mark",
+    "recover.marked": "recovery: marks are moved, the checkpoint is not",
+    "recover.ckpt": "recovery: the checkpoint is stored",
+    "retention.min_stored": "keeper: minima are moved, nothing is deleted",
+    "retention.log_unlinked": "keeper: a segment is deleted",
+    "retention.cq_unlinked": "keeper: a ConsumeQueue file is deleted",
+    "retention.index_unlinked": "keeper: an index file is deleted",
+    "retry.copied": "query: copies of nacked messages are stored, nobody was told",
+    "retry.original_done": "query: a group's progress has passed messages, nacked ones too; nobody was told",
+    "roll.blank": "writer: a segment's end is marked, the next one is not begun",
+    "roll.created": "commitlog-flusher, recovery: the next segment has a temporary name, and no room yet",
+    "roll.fallocated": "commitlog-flusher, recovery: the next segment has its room under its temporary name",
+    "roll.renamed": "commitlog-flusher, recovery: the next segment has its name, its folder is not synced",
+    "roll.dirsynced": "commitlog-flusher, recovery: its folder is synced too, nobody knows",
+    "supervisor.abort_removed": "supervisor: all roles have ended, `abort` is removed, that is not durable yet",
+    "supervisor.bells": "supervisor: semaphores have names, sockets listen, no process was forked",
+    "supervisor.buried": "supervisor: a role has ended and was waited for, its successor is not started",
+    "supervisor.locked": "supervisor: the lock is taken, nothing is made",
+    "supervisor.recovered": "supervisor: recovery is done, no role runs",
+    "supervisor.forked": "supervisor: a role was forked",
+    "supervisor.stopped": "supervisor: all roles have ended, `abort` is still there",
+    "timer.delivered": "keeper: messages are delivered whose time has come, it counts them still as waiting",
+    "timer.filed": "keeper: messages are in the timer's log and wheel, how far it has read is not noted",
+    "topic.deletion_durable": "writer: a topic's deletion is durable, its queues are still there",
+    "topic.queues_deleted": "writer: its queues are tombstones, its files are still there",
+    "transaction.committed": "query: a committed message is stored, its half message is not marked, nobody was told",
+    "transaction.rolled_back": "query: a half message is marked, nobody was told that it is rolled back",
+}
+"""Every name that `crash_point` or `crash_amid` is called with, by whom, and what is done by then."""
+
+FAILING_CALLS: Final = (
+    "allocate",
+    "keep_link",
+    "make_folder",
+    "map",
+    "open",
+    "pread",
+    "pread_into",
+    "pwrite",
+    "read_file",
+    "rename",
+    "set_size",
+    "sync",
+    "sync_file_system",
+    "sync_folder",
+    "unlink",
+    "zero",
+)
+"""Methods of StoreIO that can be told to fail. Those that others are made of count there too."""
+
+
+_NAP_S: Final = 3600.0
+
+
+class ArmedIO(StoreIO):
+    """The storage calls of a group's processes: made before the first fork, so that all of them count together.
+
+    `crash`, `fault` and `hang` are what the variables say, empty for nothing. Raises ConfigurationError.
+    """
+
+    def __init__(self, crash: str = "", fault: str = "", hang: str = "") -> None:
+        super().__init__()
+        self._crash_point, self._crash_nth = _parse_point(CRASH_VARIABLE, crash)
+        self._hang_point, self._hang_nth = _parse_point(HANG_VARIABLE, hang)
+        self._call, self._fault_nth, self._errno, self._sticky = _parse_fault(fault) if fault else ("", 0, 0, False)
+        # Shared by fork. Two processes that count at the very same moment may count as one.
+        self._crashing, self._hanging, self._called = (memoryview(self.shared_memory(8)).cast("Q") for _ in range(3))
+
+    def crash_point(self, name: str) -> None:
+        if self._ends_at(name):
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._hang_at(name)
+
+    def crash_amid(self, name: str, fd: int, data: Buffer, offset: int) -> None:
+        """A kill leaves the first half of `data` and a byte: no whole number of units, or of words."""
+        if self._ends_at(name):
+            whole = memoryview(data).cast("B")
+            StoreIO.pwrite(self, fd, whole[: len(whole) // 2 + 1], offset)
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._hang_at(name)
+
+    def _ends_at(self, name: str) -> bool:
+        return name == self._crash_point and _counted(self._crashing) == self._crash_nth
+
+    def _hang_at(self, name: str) -> None:
+        if name == self._hang_point:
+            passage = _counted(self._hanging)
+            while passage == self._hang_nth:
+                time.sleep(_NAP_S)
+
+    def _about_to(self, call: str) -> None:
+        if call != self._call:
+            return
+        self._called[0] += 1
+        count = self._called[0]
+        if count == self._fault_nth or (self._sticky and count > self._fault_nth):
+            kind = FailedSyncError if call.startswith("sync") else OSError
+            raise kind(self._errno, os.strerror(self._errno), f"{FAULT_VARIABLE}, call {count:,} of {call}")
+
+
+def _failing(name: str) -> Callable[..., Any]:
+    plain = getattr(StoreIO, name)
+
+    @functools.wraps(plain)
+    def call(self: ArmedIO, *arguments: Any, **named: Any) -> Any:
+        self._about_to(name)
+        return plain(self, *arguments, **named)
+
+    return call
+
+
+for _name in FAILING_CALLS:
+    setattr(ArmedIO, _name, _failing(_name))
+
+
+def store_io(environment: Mapping[str, str]) -> StoreIO:
+    """The StoreIO that the environment asks for. Raises ConfigurationError naming variable and value."""
+    said = [environment.get(name, "") for name in (CRASH_VARIABLE, FAULT_VARIABLE, HANG_VARIABLE)]
+    return ArmedIO(*said) if any(said) else StoreIO()
+
+
+def _counted(passages: memoryview) -> int:
+    passages[0] = passage = int(passages[0]) + 1
+    return passage
+
+
+def _parse_point(variable: str, text: str) -> tuple[str, int]:
+    if not text:
+        return "", 0
+    name, _, nth = text.partition(":")
+    _check_name(variable, text, "point", name, CRASH_POINTS)
+    return name, _number(variable, text, nth or "1")
+
+
+def _parse_fault(text: str) -> tuple[str, int, int, bool]:
+    parts = text.split(":")
+    if len(parts) not in (3, 4) or parts[3:] not in ([], ["sticky"]):
+        raise ConfigurationError(f"{FAULT_VARIABLE} = {text!r} is not CALL:NUMBER:ERRNO or CALL:NUMBER:ERRNO:sticky")
+    call, nth, name = parts[:3]
+    _check_name(FAULT_VARIABLE, text, "call", call, FAILING_CALLS)
+    _check_name(FAULT_VARIABLE, text, "errno", name, errno.errorcode.values())
+    return call, _number(FAULT_VARIABLE, text, nth), getattr(errno, name), len(parts) == 4
+
+
+def _check_name(variable: str, text: str, what: str, name: str, names: Iterable[str]) -> None:
+    if name not in names:
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigurationError(f"{variable} = {text!r}: no {what} is called {name!r}{hint}")
+
+
+def _number(variable: str, text: str, number: str) -> int:
+    if not (number.isascii() and number.isdigit() and int(number)):
+        raise ConfigurationError(f"{variable} = {text!r}: {number!r} is not a number from 1 on")
+    return int(number)
