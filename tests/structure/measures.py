@@ -26,7 +26,8 @@ TEST_NAME_MAX = 70
 
 # Phrases that hide the meaning of a sentence. Each has a plain replacement: see CONTRIBUTING in mqproc/README.md.
 BANNED = {
-    "free relative clause": r"\b[Ww]hat (?:is|was|it|are|were|has|had|they|a|an|the|he|she|one|its|no|may|can|could|must)\b",
+    "free relative clause": r"\b[Ww]hat "
+    r"(?:is|was|it|are|were|has|had|they|a|an|the|he|she|one|its|no|may|can|could|must)\b",
     "'is none'": r"\b(?:is|are|was|were|be|be an?|has|have|holds?|that) none\b",
     "a person as subject": r"\b(?:[Ww]hoever|[Ss]omebody|[Nn]obody|[Ww]ho) \w+|\b(?:somebody|nobody)\b",
     "'behind' for 'after'": r"\b(?:lies|lie|lay|stands|comes|come|goes|go|what is|one|bytes|all|follows) behind\b"
@@ -168,7 +169,7 @@ def public_classes() -> dict[str, list[str]]:
 
 
 def import_graph() -> dict[str, set[str]]:
-    everything = [path for top in PRODUCT for path in (ROOT / top).rglob("*.py")]
+    everything = [path for top in PRODUCT for path in (ROOT / top).rglob("*.py") if path.exists()]
     paths = {name_of(path): path for path in everything if not any(parent.is_symlink() for parent in path.parents)}
     return {name: imports_of(path, paths.keys()) for name, path in paths.items()}
 

@@ -31,7 +31,7 @@ ALLOWED = {
     "outages/disks.py": {"ctypes", "struct"},
 }
 ROLES = "mqproc.roles"
-ROLES_COME_BY = {"mqproc.roles.loop", "mqproc.roles.heart", "mqproc.cli.engine"}
+ROLES_COME_BY = {"mqproc.roles.role", "mqproc.roles.role", "mqproc.cli.engine"}
 LARGE = 1 << 24
 
 
@@ -160,11 +160,11 @@ def test_what_is_allowed_is_still_needed() -> None:
         "MAGIC = 0xDAA320A7",
         "from mqproc.store.recovery.recovery import Recovery\nclass Simulated(Recovery): pass",
         "from mqproc.roles import loop\nclass Simulated(loop.Role): pass",
-        "import mqproc.store.append\nmqproc.store.append.Appender.sync = None",
-        "from mqproc.store.append import Appender\nAppender.sync = lambda self: None",
+        "import mqproc.store.commitlog.append\nmqproc.store.append.Appender.sync = None",
+        "from mqproc.store.commitlog.append import Appender\nAppender.sync = lambda self: None",
         "from mqproc.store import append\nsetattr(append, 'Appender', None)",
-        "def plant(monkeypatch): monkeypatch.setattr('mqproc.io.StoreIO.sync', None)",
-        "from mqproc.roles.writer import Writer\nROLES = [Writer]",
+        "def plant(monkeypatch): monkeypatch.setattr('mqproc.io.store_io.StoreIO.sync', None)",
+        "from mqproc.roles.writer.role import Writer\nROLES = [Writer]",
     ],
 )
 def test_a_second_implementation_is_noticed(source: str) -> None:
@@ -172,6 +172,6 @@ def test_a_second_implementation_is_noticed(source: str) -> None:
 
 
 def test_the_product_and_its_seams_are_no_second_implementation() -> None:
-    source = "from mqproc.io import StoreIO\nfrom mqproc.client import unique_id\n"
+    source = "from mqproc.io.store_io import StoreIO\nfrom mqproc.client import unique_id\n"
     source += "class Own(StoreIO): pass\nunique_id._process_ids = None\nself.value = 1\n"
     assert second_implementations(source) == []

@@ -30,10 +30,10 @@ _OS_CALLS = (
 )
 STORAGE_CALLS = {("os", name) for name in _OS_CALLS} | {("mmap", "mmap")}
 WITHOUT_STORE_IO = {
-    "mqproc/io.py",
+    "mqproc/io/store_io.py",
     # They measure what the machine does without us.
     "mqproc/bench/limits.py",
-    "mqproc/bench/verifying.py",
+    "mqproc/bench/stores.py",
 }
 
 
