@@ -11,14 +11,14 @@ from typing import Any, Final
 import msgspec
 
 from mqproc.cli.dump import Dump
-from mqproc.cli.file_layout import text_fields
 from mqproc.cli.output import Column
+from mqproc.cli.store.file_fields import text_fields
 from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
-from mqproc.json_text import decode_json
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
-from mqproc.store.verify.settings import fault_of
+from mqproc.store.verify.state import config_fault
+from mqproc.util.json_text import decode_json
 
 _Rows = Iterator[dict[str, Any]]
 
@@ -129,7 +129,7 @@ def dump_config(io: StoreIO, path: Path) -> Dump:
         raise CorruptStoreError(f"{path}: {error}") from None
     name = path.name.removesuffix(_COPY)
     known = _FILES.get(name) or _JOURNALS.get(path.parent.name) or _File("settings that mqproc does not know")
-    fault = fault_of(io, StorePaths(path.parent.parent), path)
+    fault = config_fault(io, StorePaths(path.parent.parent), path)
     copy = "; the copy before the last change" if path.suffix == _COPY else ""
     head = {"about": known.about + copy, "fault": fault or None}
     layout = list(text_fields(data))

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from mqproc.cli.file_layout import Range
 from mqproc.cli.output import Column
+from mqproc.cli.store.file_fields import Range
 
 Rows = Iterator[dict[str, Any]]
 

@@ -1,43 +1,21 @@
-"""What the supervisor runs: the engine's roles, and its part in a group's start and end."""
+"""The engine's part in the start and end of a group."""
 
 from __future__ import annotations
 
 import time
 
 from mqproc.cli.warm_kernels import NOT_KEPT, are_kept, make_ready
-from mqproc.config import Options
-from mqproc.io import StoreIO
-from mqproc.layout import control as words_of
+from mqproc.config.options import Options
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.roles.commitlog_flusher import CommitLogFlusher
-from mqproc.roles.cq_flusher import CqFlusher
-from mqproc.roles.dispatcher import Dispatcher
-from mqproc.roles.index_flusher import IndexFlusher
-from mqproc.roles.keeper import Keeper
-from mqproc.roles.loop import BellKind, RoleSpec
-from mqproc.roles.memory import keep_freed_memory
-from mqproc.roles.monitor import Monitor
-from mqproc.roles.query import Query
-from mqproc.roles.writer import Writer
-from mqproc.store.active_segments import ActiveSegments
-from mqproc.store.guard import Guard
+from mqproc.store.compat import Guard
+from mqproc.store.recovery.rebuild import usable_scanners
 from mqproc.store.recovery.recovery import Recovery, adopt_sizes
-from mqproc.store.recovery.scan_ahead import usable_scanners
+from mqproc.store.sync_guard import ActiveSegments
 from mqproc.supervisor.hooks import GroupContext, Hooks, Report
 
 # A load from the cache takes a fraction of it; compiling is worth a line.
 WARM_REPORT_S = 3.0
-
-SPECS = (
-    RoleSpec(words_of.WRITER, Writer, BellKind.EVENT, sockets=("writer",)),
-    RoleSpec(words_of.COMMITLOG_FLUSHER, CommitLogFlusher),
-    RoleSpec(words_of.CQ_FLUSHER, CqFlusher),
-    RoleSpec(words_of.INDEX_FLUSHER, IndexFlusher),
-    RoleSpec(words_of.DISPATCHER, Dispatcher),
-    RoleSpec(words_of.QUERY, Query, BellKind.EVENT, sockets=("query",), prepare=keep_freed_memory, reads_on=True),
-    RoleSpec(words_of.KEEPER, Keeper),
-    RoleSpec(words_of.MONITOR, Monitor, BellKind.EVENT),
-)
 
 
 def adopted_options(paths: StorePaths, options: Options, report: Report) -> Options:

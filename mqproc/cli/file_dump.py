@@ -12,21 +12,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.cli import file_layout as layouts
 from mqproc.cli import progress_layout, timer_layout
 from mqproc.cli.config_dump import dump_config, dump_log, is_config
 from mqproc.cli.dump import Dump, Rows
-from mqproc.cli.file_layout import Range, Ranges, whole
 from mqproc.cli.output import Column
 from mqproc.cli.segment_dump import dump_segment
+from mqproc.cli.store import file_fields as layouts
+from mqproc.cli.store.file_fields import Range, Ranges, whole
 from mqproc.cli.timer_dump import dump_timer_check, dump_timer_log, dump_timer_wheel
-from mqproc.config import Options
+from mqproc.config.options import Options
 from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
-from mqproc.layout import checkpoint, consume_queue, control, error_log, index_file, marks, progress, queue_table
+from mqproc.io.store_io import StoreIO
+from mqproc.layout import checkpoint, consume_queue, control, error_log, index_file, queue_table
+from mqproc.layout import committed_offsets as progress
+from mqproc.layout import durable_marks as marks
 from mqproc.paths import INDEX_NAME_DIGITS, index_name_time_ms, segment_start
-from mqproc.quantities import counted
-from mqproc.store.index_shape import adopted_index_shape
+from mqproc.store.index.files import adopted_index_shape
+from mqproc.util.units import counted
 
 LAYOUT_COLUMNS = [
     Column("offset", kind="number"),

@@ -1,383 +1,484 @@
-"""`mqproc up`, `down`, `restart`, `run`, `status`: the group of processes on one store."""
+"""`mqproc group list|info|lag|reset|skip|clone|change|delete|dlq`: consumer groups, progress and dead letters.
+
+What changes a group shows its plan and ends with exit code 1; with `--execute` it is done.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import gc
-import math
-import os
-import signal
-import termios
-import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import click
 
-from mqproc import control_words
-from mqproc.cli.beginning import Beginning
-from mqproc.cli.commands import Command
-from mqproc.cli.invocation import Invocation, pass_invocation
-from mqproc.cli.output import Column, Output, format_bytes
-from mqproc.cli.supervisor_client import ask_supervisor, check_listening, stop_group
+from mqproc.cli.message.format import BODIES, to_json, to_row
+from mqproc.cli.options import (
+    SECONDS,
+    TIME,
+    Command,
+    Group,
+    Invocation,
+    complete_group,
+    complete_topic,
+    pass_invocation,
+)
+from mqproc.cli.output import Column, Output, encode_json
 from mqproc.cli.times import format_duration, now_ms
-from mqproc.config import Options
-from mqproc.environment import environment_warnings
-from mqproc.errors import StoreLockedError
-from mqproc.io import StoreIO
-from mqproc.layout import control as layout
-from mqproc.metrics.dispatch_lag import dispatch_behind_ms
-from mqproc.metrics.health import not_offered, readiness, ready_problems_of, recovery_stands_at
-from mqproc.paths import StorePaths, in_shell
-from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest, StatusAnswer
+from mqproc.client import Client, Move, ResetTo
+from mqproc.client.group_requests import check_read
+from mqproc.errors import BadRequestError, GroupNotFoundError, MessageNotFoundError
+from mqproc.topic_names import DEAD_LETTER_PREFIX
+from mqproc.types import GroupInfo, GroupQueue, StoredMessage
+from mqproc.util.units import counted
 
-if TYPE_CHECKING:
-    from mqproc.control import Control
-    from mqproc.supervisor import GroupContext, Outcome, Report
+EXIT_NOT_EXECUTED: Final = 1
+EXIT_LAGS: Final = 1
 
-# Stopping in order writes out and syncs whatever is dirty.
-DOWN_TIMEOUT_S = 120.0
-# Long enough for any debugger, and within what a socket's timeout may be.
-RUN_TIMEOUT_S = 7 * 24 * 3600.0
-_ROLE = click.Choice(layout.ROLES)
-_ROLE_COLUMNS = [
-    Column("role"),
-    Column("state"),
-    Column("pid", kind="number"),
-    Column("restarts", kind="count"),
-    Column("uptime_s", "up", "number"),
-    Column("cpu_percent", "cpu %", "number"),
-    Column("pss_bytes", "memory", "bytes"),
+_GROUP_COLUMNS = [
+    Column("group"),
+    Column("members", kind="count"),
+    Column("topics", kind="count"),
+    Column("lag", kind="count"),
+    Column("retry_lag", "of it retries", "count"),
 ]
-EXIT_NOT_READY = 1
+_MEMBER_COLUMNS = [
+    Column("member_id", "member"),
+    Column("name"),
+    Column("queues", kind="count"),
+    Column("silent_ms", "silent ms", "count"),
+    Column("pid", kind="number"),
+    Column("topics"),
+]
+_QUEUE_COLUMNS = [
+    Column("topic"),
+    Column("queue_id", "queue", "number"),
+    Column("offset", kind="count"),
+    Column("max_offset", "end", "count"),
+    Column("lag", kind="count"),
+    Column("offset_time_ms", "next stored", "time_ms"),
+    Column("member_id", "member"),
+]
+_LAG_COLUMNS = [
+    Column("topic"),
+    Column("lag", kind="count"),
+    Column("oldest_time_ms", "oldest stored", "time_ms"),
+    Column("behind", "behind"),
+]
+_MOVE_COLUMNS = [
+    Column("topic"),
+    Column("queue_id", "queue", "number"),
+    Column("before", kind="count"),
+    Column("after", kind="count"),
+    Column("messages", "again", "count"),
+]
+# A table has it in words: beside "again" a number below 0 reads as one that comes again.
+_MOVES_TABLE = [*_MOVE_COLUMNS[:-1], Column("outcome")]
+_CHANGE_COLUMNS = [Column("setting"), Column("before"), Column("after")]
 
 
-@click.command(cls=Command)
-@click.option("--detach", is_flag=True, help="Return as soon as the group is ready; it goes on in the background.")
-@click.option("--opened", is_flag=True, hidden=True, help="The last of those stops it who use it by mqproc.open.")
-@pass_invocation
-def up(invocation: Invocation, detach: bool, opened: bool) -> int:
-    """Start the group on a store and stay in the foreground.
+@click.group(cls=Group)
+def group() -> None:
+    """Consumer groups: members, lag, progress, dead letters.
 
-    Prints one line per change of state. Ctrl-C or SIGTERM stops in order, a second Ctrl-C hurries. SIGHUP reads the
-    options again, but at a terminal, where it says that the terminal is closed, it stops; SIGUSR1 opens the log file of
-    --detach anew. The store's folder is made when missing. With --detach a --timeout, and Ctrl-C, end the waiting, not
-    the start.
+    Exit code 5 when there is no such group. What changes something shows its plan and ends with 1; --execute does it.
     """
-    paths = invocation.paths()
-    with contextlib.closing(Beginning(paths)) as beginning:
-        outcome = start_group(
-            paths,
-            invocation.options,
-            _reporter(invocation.out),
-            detach=detach,
-            opened=opened,
-            asked_from_here=beginning.close,
-            timeout_s=invocation.timeout if invocation.timeout_given else math.inf,
-            began_s=invocation.began_s,
-        )
-    if outcome.exit_code and outcome.reason:
-        invocation.out.note(f"mqproc: {outcome.reason}")
-    return outcome.exit_code
 
 
-def _reporter(out: Output) -> Report:
-    def report(line: str) -> None:
-        if out.is_json:
-            out.stream.write(f'{{"ts_ms":{now_ms()},"event":{_json_text(line)}}}\n')
-        else:
-            out.line(f"{time.strftime('%H:%M:%S')} {line}" if out.is_terminal else line)
-        out.flush()
+def _check_name(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
+    """Of a group that may be made: refused before there is a plan."""
+    from mqproc.store.offsets.settings import check_group
 
-    return report
-
-
-def _json_text(text: str) -> str:
-    import json
-
-    return json.dumps(text)
-
-
-def start_group(
-    paths: StorePaths,
-    load_options: Callable[[], Options],
-    report: Report,
-    *,
-    detach: bool,
-    opened: bool,
-    asked_from_here: Callable[[], None],
-    timeout_s: float,
-    began_s: float,
-) -> Outcome:
-    """Run a group here until it ends, or in the background until it is ready.
-
-    For that `timeout_s` is waited, from `began_s` on, in monotonic seconds. `asked_from_here` is called, by the
-    supervisor, once it can be asked itself. `opened` for `mqproc.open`.
-    """
-    # Numpy would start threads of its own, and the supervisor forks.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # Numba and the kernels take a second: only who starts a group pays. The collector would take a sixth of it, since
-    # modules are many objects and hardly any garbage.
-    gc.disable()
-    from mqproc.cli.engine import SPECS, adopted_options, engine_hooks
-    from mqproc.openers import Unused, let_last_one_stop
-    from mqproc.roles.placement import writer_cpus
-    from mqproc.supervisor import detach as run_detached
-    from mqproc.supervisor import lenient, supervise
-
-    gc.enable()
-
-    # Its reader may have gone away, or the lines go into a file on a full disk: a group runs without them.
-    report = lenient(report)
-    for line in environment_warnings(os.environ):
-        report(line)
-    options = adopted_options(paths, load_options(), report)
-    # Said here by name, and not by a writer that cannot boot.
-    writer_cpus(options, frozenset(os.sched_getaffinity(0)))
-    engine = engine_hooks()
-
-    def warm(context: GroupContext) -> None:
-        asked_from_here()
-        if opened:
-            let_last_one_stop(paths)
-        engine.warm(context)
-
-    unused = Unused(paths)
-
-    def watch() -> None:
-        engine.watch()
-        if opened and unused.is_so():
-            report("nobody uses the group that mqproc.open started")
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    hooks = replace(engine, warm=warm, watch=watch, reload=lambda: adopted_options(paths, load_options(), report))
-
-    def run(report: Report, ready: Callable[[], None]) -> Outcome:
-        def told(control: Control) -> None:
-            # The monitor has tried its port by now; it goes on trying.
-            if not control.load(layout.MONITOR_PORT):
-                report(not_offered(options))
-            ready()
-
-        try:
-            return supervise(paths, options, SPECS, hooks, report=report, ready=told)
-        except StoreLockedError as error:
-            asks = f"mqproc status --store {in_shell(paths.root)} shows a group that runs there, mqproc down stops it"
-            raise StoreLockedError(f"{error}; {asks}") from None
-
-    if not detach:
-        return run(report, lambda: None)
-    return run_detached(run, paths, report, timeout_s=timeout_s, began_s=began_s)
-
-
-@click.command(cls=Command)
-@pass_invocation
-def down(invocation: Invocation) -> None:
-    """Stop the group in order.
-
-    Returns when everything is durable and the store's lock is free; recovery is cut short, and the next start repeats
-    it. A --timeout ends the waiting, not the stopping.
-    """
-    started = time.monotonic()
-    timeout_s = invocation.timeout if invocation.timeout_given else DOWN_TIMEOUT_S
-    stop_group(invocation.existing_paths(), timeout_s)
-    took_s = time.monotonic() - started
-    if invocation.out.is_json:
-        invocation.out.document({"stopped": True, "seconds": round(took_s, 3)})
-    else:
-        invocation.out.note(f"stopped in {format_duration(took_s)}")
-
-
-@click.command(cls=Command)
-@click.argument("role", type=_ROLE, metavar="ROLE")
-@pass_invocation
-def restart(invocation: Invocation, role: str) -> None:
-    """Restart one role.
-
-    ROLE is one of those that `mqproc status` shows, but supervisor and template. It stops in order; the command returns
-    when it serves again.
-    """
-    started = time.monotonic()
-    ask_supervisor(invocation.existing_paths(), Operation.RESTART_ROLE, RoleRequest(role), invocation.timeout)
-    took_s = time.monotonic() - started
-    if invocation.out.is_json:
-        invocation.out.document({"role": role, "seconds": round(took_s, 3)})
-    else:
-        invocation.out.note(f"{role} restarted in {format_duration(took_s)}")
-
-
-@click.command(cls=Command)
-@click.argument("role", type=_ROLE, metavar="ROLE")
-@click.option("--debug", is_flag=True, help="Enter pdb at this terminal just before the role's loop begins.")
-@pass_invocation
-def run(invocation: Invocation, role: str, debug: bool) -> int:
-    """Run one role at this terminal, for a debugger.
-
-    ROLE is as for `mqproc restart`. The supervisor stops it in order and starts it again with this command's standard
-    input, output and error output; its log comes here, too. Meanwhile it is not watched, and `mqproc status` calls it
-    LENT. When it ends, or this command is ended (Ctrl-C), the supervisor runs it again as before. After pdb's
-    `continue`, kill -INT with the role's pid enters pdb again. Exit code 0 when the role ended in order, else 1.
-    """
-    stdin, stdout, stderr = (f"/proc/{os.getpid()}/fd/{fd}" for fd in range(3))
-    wanted = RunRequest(role, stdin, stdout, stderr, debug)
-    for fd in (1, 2):
-        # The role opens a file behind it anew: only who appends does not write over the other's lines.
-        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
-    timeout_s = invocation.timeout if invocation.timeout_given else RUN_TIMEOUT_S
-    with _terminal_kept():
-        answer: RunAnswer = ask_supervisor(invocation.existing_paths(), Operation.RUN_ROLE, wanted, timeout_s)
-    if invocation.out.is_json:
-        invocation.out.document({"role": role, "ended": answer.ended, "clean": answer.clean})
-    else:
-        invocation.out.note(f"{role} ended here with {answer.ended}; the supervisor runs it again")
-    return 0 if answer.clean else 1
-
-
-@contextlib.contextmanager
-def _terminal_kept() -> Iterator[None]:
-    """A role that is killed at a prompt leaves the terminal as its line editor had it: put it back."""
-    if not os.isatty(0):
-        yield
-        return
-    before = termios.tcgetattr(0)
     try:
-        yield
-    finally:
-        with contextlib.suppress(termios.error):  # It may have gone away.
-            if termios.tcgetattr(0) != before:
-                termios.tcsetattr(0, termios.TCSADRAIN, before)
+        check_group(name)
+    except BadRequestError as error:
+        raise click.BadParameter(str(error)) from None
+    return name
 
 
-@click.command(cls=Command)
+def _check_owner(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
+    """Of a group that is there, whatever it is called: refused before there is a plan when it is the system's own."""
+    from mqproc.store.offsets.settings import reject_system_group
+
+    try:
+        reject_system_group(name)
+    except BadRequestError as error:
+        raise click.BadParameter(str(error)) from None
+    return name
+
+
+_execute = click.option("--execute", is_flag=True, help="Really do it; without it only the plan is shown.")
+_topics = click.option(
+    "--topic", "topics", multiple=True, shell_complete=complete_topic, help="Only this topic; may be repeated.  [all]"
+)
+
+
+@group.command("list", cls=Command)
+@click.option("--prefix", default="", shell_complete=complete_group, help="Only names that begin so.")
 @pass_invocation
-def status(invocation: Invocation) -> int:
-    """Show the roles, their memory, and how far they are.
+def list_(invocation: Invocation, prefix: str) -> None:
+    """List groups with their members, and what they have not consumed."""
+    with invocation.client() as client:
+        found = [each for each in client.groups.all() if each.group.startswith(prefix)]
+    invocation.out.rows("groups", _GROUP_COLUMNS, [dataclasses.asdict(each) for each in found])
 
-    Exit code 0 when the group is ready, 1 when it runs but is not ready, 9 when it does not run.
-    """
-    from mqproc.cli.store_options import options_for
 
-    paths = invocation.existing_paths()
-    options = options_for(invocation, StoreIO(), paths)
-    found = group_status(paths, invocation.timeout, options.heartbeat_timeout_ms)
+# Looking at one group
+
+
+@group.command(cls=Command)
+@click.argument("name", metavar="GROUP", shell_complete=complete_group)
+@pass_invocation
+def info(invocation: Invocation, name: str) -> None:
+    """Show a group's settings, its members, and its progress queue by queue."""
+    with invocation.client() as client:
+        found = client.groups.info(name)
+    members = [dataclasses.asdict(member) for member in found.members]
+    queues = [_queue_row(queue) for queue in found.queues]
     out = invocation.out
+    if out.shape == "json":
+        settings = {key: getattr(found, key) for key in _SETTINGS}
+        out.document({"group": name, "lag": found.lag, **settings, "members": members, "queues": queues})
+        return
     if out.shape == "table":
-        _print_status(out, found)
-    elif out.shape == "json":
-        out.document(found)
-    else:
-        out.rows("roles", _ROLE_COLUMNS, found["roles"])
-    return 0 if found["ready"] else EXIT_NOT_READY
+        _print_head(out, found)
+        if members:
+            out.rows("members", _MEMBER_COLUMNS, members)
+            out.line("")
+    out.rows("queues", _QUEUE_COLUMNS, queues)
 
 
-def group_status(
-    paths: StorePaths, timeout_s: float, heartbeat_timeout_ms: int = Options().heartbeat_timeout_ms
-) -> dict[str, Any]:
-    """What the supervisor says, with each process's memory and the positions of the control file.
-
-    Ready is what /readyz calls so. Positions are None amid recovery: they are not known yet.
-    """
-    answer, words = _answer_and_words(paths, timeout_s)
-    roles: list[dict[str, Any]] = [
-        {"role": "supervisor", "state": "RUNNING", "pid": answer.pid, "restarts": 0},
-        *({"role": role, **values} for role, values in answer.roles.items()),
-    ]
-    for role in roles:
-        role |= process_figures(int(role["pid"]))
-    problems = ready_problems_of(words, heartbeat_timeout_ms * 1_000_000)
-    recovers = answer.group == layout.GROUP_NAMES[layout.GROUP_RECOVERING]
-    positions = {
-        "written_bytes": words["written"],
-        "dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
-        "dispatch_behind_ms": dispatch_behind_ms(StoreIO(), paths, words),
-        "flush_behind_bytes": control_words.flush_behind_bytes(words),
-    }
-    return {
-        "group": answer.group,
-        "ready": not problems,
-        "problems": problems,
-        "store": answer.store,
-        "epoch": answer.epoch,
-        "started_ms": answer.started_ms,
-        "recovery": recovery_stands_at(words) if recovers else None,
-        **(dict.fromkeys(positions) if recovers else positions),
-        "read_only": control_words.takes_nothing(words),
-        "sync_failed": control_words.read_only(words),
-        "damage_holes": control_words.damage_holes(words),
-        "pss_bytes": sum(role["pss_bytes"] or 0 for role in roles),
-        "roles": roles,
-    }
+_SETTINGS = ("generation", "retry_max_times", "retry_queue_nums", "consume_enable")
 
 
-def _answer_and_words(paths: StorePaths, timeout_s: float) -> tuple[StatusAnswer, dict[str, int]]:
-    """What the supervisor says, and the control file; one that recovers answers later, so the file stands for it."""
-    check_listening(paths)
-    words = control_words.read_words(paths)
-    if words["group_state"] != layout.GROUP_RECOVERING:
-        answer = ask_supervisor(paths, Operation.STATUS, None, timeout_s)
-        return answer, control_words.read_words(paths)
-    roles: dict[str, dict[str, int | str]] = {
-        role: {
-            "state": layout.name_of(words[f"{role}.supervised"], layout.SUPERVISED_NAMES),
-            **{word: words[f"{role}.{word}"] for word in ("pid", "incarnation", "restarts")},
-        }
-        for role in (layout.TEMPLATE, *layout.ROLES)
-    }
-    group = layout.GROUP_NAMES[layout.GROUP_RECOVERING]
-    started_ms = words["group_started_ms"]
-    return StatusAnswer(group, str(paths.root), words["supervisor_pid"], words["epoch"], started_ms, roles), words
+def _queue_row(queue: GroupQueue) -> dict[str, Any]:
+    return dataclasses.asdict(queue) | {"lag": queue.lag}
 
 
-def process_figures(pid: int) -> dict[str, Any]:
-    """Memory and CPU of a process: its proportional share (PSS), which may be added up over a group."""
-    nothing: dict[str, Any] = {"pss_bytes": None, "cpu_percent": None, "uptime_s": None}
-    try:
-        with open(f"/proc/{pid}/smaps_rollup") as rollup:
-            pss = next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
-        with open(f"/proc/{pid}/stat") as stat:
-            fields = stat.read().rpartition(")")[2].split()
-        with open("/proc/uptime") as uptime:
-            up_s = float(uptime.read().split()[0])
-    except (OSError, StopIteration):
-        return nothing
-    ticks = os.sysconf("SC_CLK_TCK")
-    # After the name: state is field 3, utime and stime 14 and 15, the start time 22.
-    cpu_s, lived_s = (int(fields[11]) + int(fields[12])) / ticks, up_s - int(fields[19]) / ticks
-    return {
-        "pss_bytes": pss,
-        "cpu_percent": round(100 * cpu_s / lived_s, 1) if lived_s > 0 else 0.0,
-        "uptime_s": round(lived_s, 1),
-    }
-
-
-def _positions_text(found: Mapping[str, Any]) -> str:
-    if found["written_bytes"] is None:
-        return "positions are not known before recovery has come to its end"
-    sizes = {name: format_bytes(found[f"{name}_bytes"]) for name in ("written", "dispatch_behind", "flush_behind")}
-    late_s = found["dispatch_behind_ms"] / 1000
-    return (
-        f"written {sizes['written']}, dispatch {sizes['dispatch_behind']}, {late_s:.1f} s behind, "
-        f"flush {sizes['flush_behind']} behind"
+def _print_head(out: Output, found: GroupInfo) -> None:
+    may = "" if found.consume_enable else "; it may not consume"
+    out.line(
+        f"{found.group}: {counted(len(found.members), 'member')}, {counted(found.lag, 'message')} not consumed, "
+        f"dead letters after {counted(found.retry_max_times, 'time')}{may}"
     )
-
-
-def _print_status(out: Output, found: Mapping[str, Any]) -> None:
-    since = format_duration((now_ms() - found["started_ms"]) / 1000)
-    state = readiness(found["group"], ready=found["ready"])
-    read_only = ", READ-ONLY" if found["read_only"] else ""
-    if found["sync_failed"]:
-        read_only += " after a failed sync"
-    holes = found["damage_holes"]
-    damaged = f", DAMAGED: {holes} ranges of the log, see mqproc/damage.json" if holes else ""
-    out.line(f"{found['store']}: {state}{read_only}{damaged}, up {since}, epoch {found['epoch']}")
-    out.line(f"{_positions_text(found)}, memory {format_bytes(found['pss_bytes'])}")
-    for problem in found["problems"]:
-        out.line(f"✗ {problem}")
     out.line("")
+
+
+@group.command(cls=Command)
+@click.argument("name", metavar="GROUP", shell_complete=complete_group)
+@_topics
+@click.option("--max", "limit", type=click.IntRange(0), metavar="N", help="Exit code 1 when more than N are left.")
+@click.option("--max-age", type=SECONDS, metavar="TIME", help="Exit code 1 when the oldest is older than that.")
+@pass_invocation
+def lag(invocation: Invocation, name: str, topics: tuple[str, ...], limit: int | None, max_age: float | None) -> int:
+    """Show what a group has not consumed, topic by topic, for people and for checks."""
+    with invocation.client() as client:
+        found = client.groups.info(name)
+    check_read(found, topics)
+    queues = [queue for queue in found.queues if not topics or queue.topic in topics]
+    rows = _lag_rows(queues, now_ms())
+    left = sum(queue.lag for queue in queues)
+    oldest_ms = max((row["age_ms"] or 0 for row in rows), default=0)
+    exceeded = (limit is not None and left > limit) or (max_age is not None and oldest_ms > max_age * 1000)
+    invocation.out.rows("topics", _LAG_COLUMNS, rows, group=name, lag=left, oldest_age_ms=oldest_ms, exceeded=exceeded)
+    return EXIT_LAGS if exceeded else 0
+
+
+def _lag_rows(queues: Sequence[GroupQueue], at_ms: int) -> list[dict[str, Any]]:
+    """A row for each topic: what is left, and since when the oldest of it waits."""
+    queues_of: dict[str, list[GroupQueue]] = {}
+    for queue in queues:
+        queues_of.setdefault(queue.topic, []).append(queue)
+    rows = []
+    for topic, of_topic in sorted(queues_of.items()):
+        behind = [queue for queue in of_topic if queue.lag]
+        times = [queue.offset_time_ms for queue in behind if queue.offset_time_ms is not None]
+        age_ms = max(0, at_ms - min(times)) if times else None
+        rows.append(
+            {
+                "topic": topic,
+                "lag": sum(queue.lag for queue in behind),
+                "oldest_time_ms": min(times, default=None),
+                "age_ms": age_ms,
+                "behind": None if age_ms is None else format_duration(age_ms / 1000),
+            }
+        )
+    return rows
+
+
+# Moving progress
+
+_TARGETS = ("--to-earliest", "--to-latest", "--to-offset", "--to-datetime", "--by-duration", "--shift-by")
+
+
+@group.command(cls=Command)
+@click.argument("name", metavar="GROUP", shell_complete=complete_group, callback=_check_name)
+@_topics
+@click.option("--queue", "queues", multiple=True, type=click.IntRange(0), help="Only this queue; may be repeated.")
+@click.option("--to-earliest", is_flag=True, help="To the first message that is there.")
+@click.option("--to-latest", is_flag=True, help="Behind the last message.")
+@click.option("--to-offset", type=click.IntRange(0), metavar="N", help="To this offset in every queue.")
+@click.option("--to-datetime", type=TIME, metavar="TIME", help="To the first message stored at TIME or later.")
+@click.option("--by-duration", type=SECONDS, metavar="TIME", help="To what was stored so long ago: 15m, 2h.")
+@click.option("--shift-by", type=int, metavar="N", help="By so many messages; below 0 goes back.")
+@_execute
+@pass_invocation
+def reset(
+    invocation: Invocation,
+    name: str,
+    topics: tuple[str, ...],
+    queues: tuple[int, ...],
+    to_earliest: bool,
+    to_latest: bool,
+    to_offset: int | None,
+    to_datetime: int | None,
+    by_duration: float | None,
+    shift_by: int | None,
+    execute: bool,
+) -> int:
+    """Have a group go on from elsewhere: exactly one of --to-…, --by-duration and --shift-by.
+
+    All queues that the group has progress in, or those that are named. What waits in its retry topic stays, unless that
+    is named or it goes to the latest. Members go on from there at once. A group that is not there yet is made when
+    --topic names what it shall read.
+    """
+    given = [value is not None for value in (to_offset, to_datetime, by_duration, shift_by)]
+    if sum((to_earliest, to_latest, *given)) != 1:
+        raise click.UsageError(f"give exactly one of {', '.join(_TARGETS[:-1])} and {_TARGETS[-1]}")
+    time = to_datetime if by_duration is None else now_ms() - round(by_duration * 1000)
+    to = ResetTo(to_earliest, to_latest, to_offset, time, shift_by)
+
+    def cut(move: Move) -> bool:
+        """Whether that is not where it was told to go."""
+        if shift_by is not None:
+            return move.before is not None and move.after != move.before + shift_by
+        return to_offset is not None and move.after != to_offset
+
+    return _move(invocation, name, execute, lambda client: client.groups.plan_reset(name, to, topics, queues), cut)
+
+
+@group.command(cls=Command)
+@click.argument("name", metavar="GROUP", shell_complete=complete_group, callback=_check_owner)
+@_topics
+@_execute
+@pass_invocation
+def skip(invocation: Invocation, name: str, topics: tuple[str, ...], execute: bool) -> int:
+    """Have a group skip everything that it has not consumed."""
+    to = ResetTo(latest=True)
+    return _move(invocation, name, execute, lambda client: client.groups.plan_reset(name, to, topics))
+
+
+@group.command(cls=Command)
+@click.argument("source", metavar="FROM", shell_complete=complete_group)
+@click.argument("target", metavar="TO", callback=_check_name)
+@_topics
+@_execute
+@pass_invocation
+def clone(invocation: Invocation, source: str, target: str, topics: tuple[str, ...], execute: bool) -> int:
+    """Give group TO the progress of group FROM; it is made when missing."""
+    return _move(invocation, target, execute, lambda client: client.groups.plan_clone(source, target, topics))
+
+
+def _move(
+    invocation: Invocation,
+    name: str,
+    execute: bool,
+    plan: Callable[[Client], list[Move]],
+    cut: Callable[[Move], bool] = lambda _move: False,
+) -> int:
+    with invocation.client() as client:
+        moves = plan(client)
+        if execute:
+            client.groups.execute(name, moves)
+    rows = [dataclasses.asdict(move) | {"messages": move.messages} for move in moves]
+    out = invocation.out
+    done = execute or not moves
+    if out.shape != "table":
+        out.rows("moves", _MOVE_COLUMNS, rows, group=name, executed=execute)
+    elif rows:
+        shown = [row | {"outcome": _outcome(move)} for row, move in zip(rows, moves, strict=True)]
+        out.rows("moves", _MOVES_TABLE, shown)
+    if not out.is_json:
+        out.note(_said(name, moves, execute))
+        if count := sum(map(cut, moves)):
+            out.note(f"{counted(count, 'queue')} cut to where the queue begins or ends: there is nothing beyond")
+    return 0 if done else EXIT_NOT_EXECUTED
+
+
+def _outcome(move: Move) -> str:
+    if move.before is None:
+        return "begins here"
+    return f"{move.messages:,} again" if move.messages > 0 else f"{-move.messages:,} skipped"
+
+
+def _said(name: str, moves: Sequence[Move], execute: bool) -> str:
+    if not moves:
+        return f"{name} stands there already"
+    again = sum(max(0, move.messages) for move in moves)
+    skipped = sum(max(0, -move.messages) for move in moves)
+    what = f"{counted(len(moves), 'queue')}: {counted(again, 'message')} again, {skipped:,} skipped"
+    return f"{name} goes on from there in {what}" if execute else f"would move {name} in {what}; --execute does it"
+
+
+@group.command(cls=Command)
+@click.argument("name", metavar="GROUP", shell_complete=complete_group, callback=_check_name)
+@click.option("--retry-max-times", type=click.IntRange(0), metavar="N", help="Dead letters after so many deliveries.")
+@click.option("--enable/--disable", "enabled", default=None, help="Whether it may consume.")
+@_execute
+@pass_invocation
+def change(invocation: Invocation, name: str, retry_max_times: int | None, enabled: bool | None, execute: bool) -> int:
+    """Change a group's settings; it is made when missing.
+
+    With --disable its members have their queues taken away, and nobody joins or receives, until --enable.
+    """
+    wanted = {"retry_max_times": retry_max_times, "consume_enable": enabled}
+    given = {setting: value for setting, value in wanted.items() if value is not None}
+    if not given:
+        raise click.UsageError("give --retry-max-times, --enable or --disable")
+    with invocation.client() as client:
+        try:
+            found: GroupInfo | None = client.groups.info(name)
+        except GroupNotFoundError:
+            found = None
+        if execute:
+            client.groups.change(name, retry_max_times=retry_max_times, enabled=enabled)
     rows = [
-        role | {"uptime_s": None if role["uptime_s"] is None else format_duration(role["uptime_s"])}
-        for role in found["roles"]
+        {"setting": setting, "before": getattr(found, setting, None), "after": value}
+        for setting, value in given.items()
+        if found is None or getattr(found, setting) != value
     ]
-    out.rows("roles", _ROLE_COLUMNS, rows)
+    out = invocation.out
+    if rows or out.shape != "table":
+        out.rows("changes", _CHANGE_COLUMNS, rows, group=name, executed=execute)
+    if not out.is_json:
+        if not rows:
+            out.note(f"{name} has these settings already")
+        else:
+            out.note(f"{name} is changed" if execute else f"would change {name}; --execute does it")
+    return 0 if execute or not rows else EXIT_NOT_EXECUTED
+
+
+@group.command(cls=Command)
+@click.argument("name", metavar="GROUP", shell_complete=complete_group, callback=_check_owner)
+@_execute
+@pass_invocation
+def delete(invocation: Invocation, name: str, execute: bool) -> int:
+    """Forget a group with what was to come again to it. Its dead letters stay; refused while it has members."""
+    with invocation.client() as client:
+        try:
+            found = client.groups.info(name)
+        except GroupNotFoundError:
+            if execute:  # A deletion that was cut off may have left topics.
+                client.groups.delete(name)
+            raise
+        has_dead_letters = bool(client.queues(DEAD_LETTER_PREFIX + name))
+        if execute:
+            client.groups.delete(name)
+    queues = sum(queue.offset is not None for queue in found.queues)
+    out = invocation.out
+    if out.is_json:
+        out.document({"group": name, "queues": queues, "members": len(found.members), "deleted": execute})
+    elif execute:
+        stays = f"; {DEAD_LETTER_PREFIX}{name} stays" if has_dead_letters else ""
+        out.note(f"group {name} is forgotten{stays}")
+    else:
+        held = counted(len(found.members), "member")
+        can = f"--execute does it when it has no members; now it has {held}" if found.members else "--execute does it"
+        out.note(f"would forget {name} with its progress in {counted(queues, 'queue')}; {can}")
+    return 0 if execute else EXIT_NOT_EXECUTED
+
+
+# --- dead_letters ---
+# `mqproc group dlq list|resend`: what a group could never consume.
+
+
+EXIT_NOT_ALL: Final = 1
+_DEAD_LETTER_COLUMNS = [
+    Column("queue_offset", "offset", "number"),
+    Column("store_timestamp_ms", "since", "time_ms"),
+    Column("origin_topic", "topic"),
+    Column("origin_message_id", "message"),
+    Column("reconsume_times", "retries", "number"),
+    Column("tag"),
+    Column("keys"),
+    Column("body"),
+]
+
+
+@group.group(cls=Group)
+def dlq() -> None:
+    """Dead letters: messages that a group could not consume, often enough to give up."""
+
+
+@dlq.command("list", cls=Command)
+@click.argument("name", metavar="GROUP", shell_complete=complete_group)
+@click.option("-n", "--count", type=click.IntRange(1), help="At most so many, the oldest.  [all]")
+@click.option("--body", type=click.Choice(BODIES), default="text", show_default=True, help="How bodies are shown.")
+@pass_invocation
+def list_dead_letters(invocation: Invocation, name: str, count: int | None, body: str) -> None:
+    """List a group's dead letters, oldest first. Exit code 5 when there is no such group."""
+    out = invocation.out
+    with invocation.client() as client:
+        letters = itertools.islice(_letters(client, name), count)
+        if out.shape == "json":
+            out.document({"group": name, "dead_letters": [_letter_json(letter, body) for letter in letters]})
+        elif out.shape == "jsonl":
+            for letter in letters:
+                out.line(encode_json(_letter_json(letter, body)))
+        else:
+            preview = out.shape == "table"
+            out.rows(
+                "dead_letters", _DEAD_LETTER_COLUMNS, (_letter_row(letter, body, preview=preview) for letter in letters)
+            )
+
+
+def _letters(client: Client, name: str) -> Iterator[StoredMessage]:
+    client.groups.info(name)  # A name that is mistyped has no dead letters either.
+    return client.groups.dead_letters(name)
+
+
+def _origin(letter: StoredMessage) -> dict[str, Any]:
+    """Where it was consumed first: its topic and id there."""
+    return {
+        "origin_topic": letter.properties.get("RETRY_TOPIC", letter.topic),
+        "origin_message_id": letter.properties.get("ORIGIN_MESSAGE_ID", letter.message_id),
+    }
+
+
+def _letter_json(letter: StoredMessage, body: str) -> dict[str, Any]:
+    return to_json(letter, body) | _origin(letter)
+
+
+def _letter_row(letter: StoredMessage, body: str, *, preview: bool) -> dict[str, Any]:
+    return to_row(letter, body, preview=preview) | _origin(letter)
+
+
+@dlq.command(cls=Command)
+@click.argument("name", metavar="GROUP", shell_complete=complete_group)
+@click.option("--offset", "offsets", multiple=True, type=click.IntRange(0), help="Only this one; may be repeated.")
+@click.option("--execute", is_flag=True, help="Really do it; without it only the plan is shown.")
+@pass_invocation
+def resend(invocation: Invocation, name: str, offsets: tuple[int, ...], execute: bool) -> int:
+    """Deliver dead letters to their group once more, as if for the first time. They stay where they are.
+
+    Exit code 1 when only the plan was shown, or not all could be sent; 5 for an --offset that is none's.
+    """
+    with invocation.client() as client:
+        wanted = set(offsets)
+        letters = [letter for letter in _letters(client, name) if not wanted or letter.queue_offset in wanted]
+        if missing := wanted - {letter.queue_offset for letter in letters}:
+            raise MessageNotFoundError(f"group {name} has no dead letter {', '.join(map(str, sorted(missing)))}")
+        sent = client.groups.resend(name, *letters) if execute else 0
+    out = invocation.out
+    found = counted(len(letters), "dead letter")
+    if out.is_json:
+        out.document({"group": name, "dead_letters": len(letters), "sent": sent, "executed": execute})
+    elif execute:
+        out.note(f"{sent:,} of {found} sent to {name} again")
+    elif not letters:
+        out.note(f"{name} has no dead letters")
+    else:
+        out.note(f"would send {found} to {name} again; --execute does it")
+    if not execute:
+        return EXIT_NOT_EXECUTED if letters else 0
+    return 0 if sent == len(letters) else EXIT_NOT_ALL

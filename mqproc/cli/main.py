@@ -1,6 +1,6 @@
-"""The `mqproc` command: its groups, what errors look like, and what exit codes mean.
+"""The `mqproc` command: its commands, exit codes, error output, and exit on signals.
 
-An error is one line on stderr: what, where, what to do. `--verbose` shows the traceback too.
+An error is one line on stderr that names the problem, the place and the remedy. `--verbose` adds the traceback.
 """
 
 from __future__ import annotations
@@ -10,75 +10,88 @@ import contextlib
 import io
 import json
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from mqproc.cli.commands import Group
-from mqproc.cli.ending import end_in_order
-from mqproc.cli.invocation import Invocation, process_began_s
-from mqproc.cli.output import STDERR, STDOUT, harmless, heard_or_not, let_go
+from mqproc.cli.options import Command, Group, Invocation, process_start_s
+from mqproc.cli.output import STDERR, STDOUT, discard_output, escape_controls, ignore_write_errors
 from mqproc.errors import MqprocError, StoreAccessError
-from mqproc.lost_pages import name_lost_pages
-from mqproc.version import installed_version
+from mqproc.io.sigbus import name_lost_pages
+from mqproc.util.version import installed_version
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-EXIT_CODES = {
+EXIT_CODES: Final = {
     0: "done",
-    1: "failed, or a check found something",
-    2: "usage",
-    3: "could not start, or the store is none or out of reach",
-    4: "timeout, or the answer was lost: it may have been done",
+    1: "failed, or a check found a problem",
+    2: "wrong usage",
+    3: "could not start, or no usable store at this path",
+    4: "timeout or lost answer: the request may have been carried out",
     5: "not found: store, file, topic, message, group",
     6: "store damaged",
     7: "store locked by another process",
-    8: "configuration wrong",
+    8: "wrong configuration",
     9: "group not running",
     130: "interrupted",
-    143: "told to end by SIGTERM",
+    143: "terminated by SIGTERM",
 }
-NOT_FOUND = 5
-INTERRUPTED = 130
-_OUTPUT = "standard output"
+NOT_FOUND: Final = 5
+INTERRUPTED: Final = 130
+COMPLETION_VARIABLE: Final = "_MQPROC_COMPLETE"
+_OUTPUT: Final = "standard output"
 
-_LAZY = {
-    "up": ("mqproc.cli.group:up", "Start the group on a store and stay in the foreground."),
-    "down": ("mqproc.cli.group:down", "Stop the group in order."),
-    "restart": ("mqproc.cli.group:restart", "Restart one role."),
-    "run": ("mqproc.cli.group:run", "Run one role at this terminal, for a debugger."),
-    "status": ("mqproc.cli.group:status", "Show the roles, their memory, and how far they are."),
-    "demo": ("mqproc.cli.demo:demo", "Show everything on 336,776 real flights."),
-    "examples": ("mqproc.cli.examples:examples", "Show examples: commands and Python that run as they stand."),
+_LAZY: Final = {
+    "up": ("mqproc.cli.admin.lifecycle:up", "Start a group on a store and stay in the foreground."),
+    "down": ("mqproc.cli.admin.lifecycle:down", "Stop the group in order."),
+    "restart": ("mqproc.cli.admin.lifecycle:restart", "Restart one role."),
+    "run": ("mqproc.cli.admin.lifecycle:run", "Run one role at this terminal, for debugging."),
+    "status": ("mqproc.cli.admin.lifecycle:status", "Show the roles, their memory and the log positions."),
+    "demo": ("mqproc.cli.admin.demo:demo", "Import and query 336,776 real flights."),
+    "examples": ("mqproc.cli.admin.guides:examples", "Show examples: commands and Python code that run as shown."),
+    "guide": ("mqproc.cli.admin.guides:guide", "Show a guide, or list the guides."),
     "topic": ("mqproc.cli.topic:topic", "Create, list, inspect and delete topics."),
-    "send": ("mqproc.cli.send:send", "Send messages: one, from stdin, or a file's lines."),
-    "import": ("mqproc.cli.importing:import_", "Import CSV, JSON lines, Parquet or plain lines."),
-    "replay": ("mqproc.cli.replay:replay", "Send stored messages once more, to another topic."),
-    "group": ("mqproc.cli.consumer_group:group", "Consumer groups: members, lag, progress, dead letters."),
+    "send": ("mqproc.cli.message.send:send", "Send messages: one, from stdin, or the lines of a file."),
+    "import": ("mqproc.cli.message.import_files:import_", "Import CSV, JSON lines, Parquet or plain lines."),
+    "replay": ("mqproc.cli.message.replay:replay", "Send stored messages again, to another topic."),
+    "group": ("mqproc.cli.group:group", "Consumer groups: members, lag, offsets, dead letters."),
     "transaction": ("mqproc.cli.transaction:transaction", "Open transactions: list, commit, roll back, check."),
-    "tail": ("mqproc.cli.tail:tail", "Print messages of a topic, and follow it."),
+    "tail": ("mqproc.cli.message.tail:tail", "Print messages of a topic, and follow it."),
     "message": ("mqproc.cli.message:message", "Find messages by id, key, offset, time or content."),
-    "top": ("mqproc.cli.top.command:top", "Watch a group live on the whole screen."),
-    "errors": ("mqproc.cli.errors:errors", "Show what has gone wrong: each distinct error once."),
+    "top": ("mqproc.cli.admin.top:top", "Watch a group live, full screen."),
+    "errors": ("mqproc.cli.admin.monitoring:errors", "Show warnings and errors, each distinct one once."),
     "doctor": (
-        "mqproc.cli.doctor.command:doctor",
-        "Find what is wrong with this machine, the options and a store, and say what mends it.",
+        "mqproc.cli.admin.doctor.command:doctor",
+        "Check this machine, the options and a store, and say how to fix each problem.",
     ),
-    "warm": ("mqproc.cli.warm:warm", "Compile what this version needs, so that no start waits for it."),
-    "stat": ("mqproc.cli.stat:stat", "Show every shared word, also of a dead group."),
-    "store": ("mqproc.cli.store:store", "Look into a store's files; nothing need run."),
+    "warm": ("mqproc.cli.admin.warm:warm", "Compile all kernels in advance, so that no start has to."),
+    "stat": ("mqproc.cli.admin.monitoring:stat", "Show every counter and state, also of a stopped group."),
+    "store": ("mqproc.cli.store:store", "Inspect, verify, repair and export a store's files."),
     "spark": ("mqproc.cli.spark:spark", "Run jobs over stores on Spark."),
     "bench": ("mqproc.bench:bench", "Measure this store against this machine's limits."),
-    "config": ("mqproc.cli.config:config", "Show, check and explain options."),
-    "metrics": ("mqproc.cli.metrics:metrics", "List the metrics that /metrics offers."),
-    "completion": ("mqproc.cli.completion:completion", "Print the shell completion script."),
+    "config": ("mqproc.cli.admin.config:config", "Show, check and explain options."),
+    "metrics": ("mqproc.cli.admin.monitoring:metrics", "List the metrics of /metrics."),
 }
+_FIRST_STEPS: Final = (
+    ("mqproc demo", "see it work"),
+    ("mqproc up --store DIR", "start a group; Ctrl-C stops it"),
+    ("mqproc send TOPIC TEXT", "send a message"),
+    ("mqproc tail TOPIC", "read it back"),
+    ("mqproc examples", "more commands, and Python code"),
+    ("mqproc guide", "how to do common tasks"),
+)
+
+
+# The command tree
 
 
 def _print_version(context: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -88,7 +101,7 @@ def _print_version(context: click.Context, parameter: click.Parameter, value: bo
 
 
 class MainGroup(Group):
-    """The outermost group: a closed pipe ends it quietly, and its help tells the exit codes."""
+    """The top-level group. A closed output pipe ends it without an error; its help lists the exit codes."""
 
     def invoke(self, ctx: click.Context) -> Any:
         result = 0
@@ -96,31 +109,22 @@ class MainGroup(Group):
             result = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            # The reader has seen enough.
-            let_go(STDOUT)
+            discard_output(STDOUT)
         return result
 
     def make_context(self, *arguments: Any, **settings: Any) -> click.Context:
-        """As above for the group's own --help and --version, which are printed here."""
+        """Handle a closed pipe here too: the group's own --help and --version print while the context is made."""
         try:
             return super().make_context(*arguments, **settings)
         except BrokenPipeError:
-            let_go(STDOUT)
+            discard_output(STDOUT)
             raise click.exceptions.Exit(0) from None
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(code), meaning) for code, meaning in EXIT_CODES.items()])
         with formatter.section("First steps"):
-            formatter.write_dl(
-                [
-                    ("mqproc demo", "see it work"),
-                    ("mqproc up --store DIR", "start a group; Ctrl-C stops it"),
-                    ("mqproc send TOPIC TEXT", "send a message"),
-                    ("mqproc tail TOPIC", "read it back"),
-                    ("mqproc examples", "more, in Python too"),
-                ]
-            )
+            formatter.write_dl(_FIRST_STEPS)
 
 
 @click.group(
@@ -135,26 +139,46 @@ def cli() -> None:
     """RocketMQ's storage engine as a group of Python processes on one machine."""
 
 
+@cli.command(cls=Command)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]), metavar="SHELL")
+def completion(shell: str) -> None:
+    """Print the shell completion script.
+
+    SHELL is bash, zsh or fish. The script completes commands, options and their values, and the names of topics and
+    groups of the store that the command line or MQPROC_STORE names.
+
+    \b
+    bash:  eval "$(mqproc completion bash)"                    in ~/.bashrc
+    zsh:   eval "$(mqproc completion zsh)"                     in ~/.zshrc, after compinit
+    fish:  mqproc completion fish > ~/.config/fish/completions/mqproc.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(cli, {}, "mqproc", COMPLETION_VARIABLE).source())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line, this program's own unless arguments are given, and return the exit code."""
+    """Run the command line (sys.argv unless arguments are given) and return the exit code."""
     if arguments is None:
-        end_in_order()
-        name_lost_pages(_end_with)
-        _open_what_is_closed()
-        _name_output()
-        _print_anything()
-    invocation = Invocation(began_s=process_began_s() if arguments is None else time.monotonic())
+        exit_on_signals()
+        name_lost_pages(_exit_now)
+        _open_closed_streams()
+        _name_stdout_in_errors()
+        _escape_unencodable()
+    invocation = Invocation(start_s=process_start_s() if arguments is None else time.monotonic())
     try:
         result = cli.main(arguments, "mqproc", standalone_mode=False, obj=invocation)
     except click.exceptions.Abort:
         return INTERRUPTED
     except click.exceptions.NoArgsIsHelpError as error:
-        with heard_or_not():
+        with ignore_write_errors():
             click.echo(error.format_message(), err=True)
         return error.exit_code
     except click.UsageError as error:
-        help_command = f"; {error.ctx.command_path} --help tells more" if error.ctx else ""
-        # What may be chosen where something is missing is told in lines of their own.
+        help_command = f"; see {error.ctx.command_path} --help" if error.ctx else ""
+        # click lists the choices of a missing argument on lines of their own.
         message = error.format_message().replace("\n\t", " ")
         return _failed(f"{message.removesuffix('.')}{help_command}", error.exit_code, invocation)
     except click.ClickException as error:
@@ -163,17 +187,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(str(error), error.exit_code, invocation)
     except OSError as error:
         if error.filename == _OUTPUT:
-            let_go(STDOUT)
+            discard_output(STDOUT)
         where = f"{error.filename}: " if error.filename else ""
         return _failed(f"{where}{error.strerror or error}", _exit_code_of(error, invocation), invocation)
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
 
 
-def _end_with(text: str, code: int) -> NoReturn:
-    """At once: what was going on can neither go on nor be unwound."""
-    with contextlib.suppress(OSError):
-        os.write(STDERR, f"mqproc: {text}\n".encode())
-    os._exit(code)
+def _failed(text: str, exit_code: int, invocation: Invocation) -> int:
+    with ignore_write_errors():
+        if invocation.verbose:
+            traceback.print_exc()
+        click.secho("mqproc: ", fg="red", nl=False, err=True, color=_stderr_color(invocation))
+        click.echo(escape_controls(text) if sys.stderr.isatty() else text, err=True)
+    return exit_code
+
+
+def _stderr_color(invocation: Invocation) -> bool | None:
+    if invocation.color != "auto":
+        return invocation.color == "always"
+    return False if os.environ.get("NO_COLOR") else None
 
 
 def _exit_code_of(error: OSError, invocation: Invocation) -> int:
@@ -187,9 +219,70 @@ def _exit_code_of(error: OSError, invocation: Invocation) -> int:
     return 1
 
 
-def _open_what_is_closed() -> None:
-    """Have output go nowhere that the caller closed, as by `>&-`; Python has no stream there, and the next file that
-    is opened, one of the store's, would get its number.
+# Exit on signals
+
+_EXIT_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
+_RESEND_S: Final = 0.01
+_mask_before_fork: set[signal.Signals] | set[int] = set()
+_is_unblocking = False
+
+
+def exit_on_signals() -> None:
+    """Raise SystemExit(128 + number) in the main thread on SIGTERM and SIGHUP, so that commands clean up.
+
+    Without this a benchmark would leave its group and an export half a file. Signals that are ignored, as under nohup,
+    stay ignored. Forked children keep the default action. `mqproc top` and the supervisor install their own handlers.
+    """
+    for number in _EXIT_SIGNALS:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _raise_exit)
+    os.register_at_fork(before=_block_signals, after_in_parent=_unblock_signals, after_in_child=_restore_default_action)
+
+
+def _raise_exit(number: int, frame: FrameType | None) -> None:
+    if _is_unblocking:
+        # Python ignores exceptions raised in an at-fork hook: send the signal again after it.
+        threading.Timer(_RESEND_S, os.kill, (os.getpid(), number)).start()
+        return
+    raise SystemExit(128 + number)
+
+
+def _block_signals() -> None:
+    # The child would lose a signal that arrives between the fork and its change of handlers.
+    global _mask_before_fork
+    _mask_before_fork = signal.pthread_sigmask(signal.SIG_BLOCK, _EXIT_SIGNALS)
+
+
+def _unblock_signals() -> None:
+    global _is_unblocking
+    _is_unblocking = True
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _mask_before_fork)
+    finally:
+        _is_unblocking = False
+
+
+def _restore_default_action() -> None:
+    for number in _EXIT_SIGNALS:
+        if signal.getsignal(number) is _raise_exit:
+            signal.signal(number, signal.SIG_DFL)
+    _unblock_signals()
+
+
+def _exit_now(text: str, code: int) -> NoReturn:
+    """Exit without unwinding the stack, after a bus error."""
+    with contextlib.suppress(OSError):
+        os.write(STDERR, f"mqproc: {text}\n".encode())
+    os._exit(code)
+
+
+# Standard streams
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null for standard streams that the caller closed (`>&-`).
+
+    Otherwise the next file that is opened, one of the store's, would get their number.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         os.set_inheritable(fd, True)
@@ -200,8 +293,8 @@ def _open_what_is_closed() -> None:
         sys.stderr = open(STDERR, "w", closefd=False)  # noqa: SIM115
 
 
-class _StandardOutput(io.FileIO):
-    """Standard output whose errors name it: a disk that is full would be taken for the store's."""
+class _NamedStdout(io.FileIO):
+    """Standard output whose write errors name it, so that a full disk is not taken for the store's."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
@@ -211,43 +304,28 @@ class _StandardOutput(io.FileIO):
             raise
 
 
-def _name_output() -> None:
+def _name_stdout_in_errors() -> None:
     out = sys.stdout
     if not isinstance(out, io.TextIOWrapper):
         return
-    raw = _StandardOutput(out.fileno(), "w", closefd=False)
-    # With python -u nothing is buffered.
+    raw = _NamedStdout(out.fileno(), "w", closefd=False)
+    # python -u does not buffer.
     buffer = raw if isinstance(out.buffer, io.RawIOBase) else io.BufferedWriter(raw)
     sys.stdout = io.TextIOWrapper(
         buffer, out.encoding, out.errors, line_buffering=out.line_buffering, write_through=out.write_through
     )
 
 
-def _print_anything() -> None:
-    """Have a character that stdout's encoding lacks printed as JSON escapes it, instead of failing."""
-    codecs.register_error("json", _escaped)
+def _escape_unencodable() -> None:
+    """Print characters that stdout's encoding lacks as JSON escapes instead of failing."""
+    codecs.register_error("json", _json_escape)
     out = sys.stdout
-    # The C locale's "surrogateescape" fails as "strict" does, where Python was told to leave ASCII alone.
+    # The C locale's "surrogateescape" fails like "strict" if Python may not replace ASCII by UTF-8.
     if isinstance(out, io.TextIOWrapper) and (out.errors == "strict" or codecs.lookup(out.encoding).name == "ascii"):
         out.reconfigure(errors="json")
 
 
-def _escaped(error: UnicodeError) -> tuple[str, int]:
+def _json_escape(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
-
-
-def _failed(text: str, exit_code: int, invocation: Invocation) -> int:
-    with heard_or_not():
-        if invocation.verbose:
-            traceback.print_exc()
-        click.secho("mqproc: ", fg="red", nl=False, err=True, color=_stderr_color(invocation))
-        click.echo(harmless(text) if sys.stderr.isatty() else text, err=True)
-    return exit_code
-
-
-def _stderr_color(invocation: Invocation) -> bool | None:
-    if invocation.color != "auto":
-        return invocation.color == "always"
-    return False if os.environ.get("NO_COLOR") else None

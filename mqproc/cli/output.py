@@ -1,13 +1,13 @@
-"""What commands print: rows as a table, plain text, JSON, JSON lines, CSV or raw, always from the same values.
+"""Output of commands: rows as a table, plain text, JSON, JSON lines, CSV or raw, from the same values; progress bars.
 
-    table   by rich on a terminal, aligned plain text into a pipe; sizes with unit on a terminal only
+    table   a rich table on a terminal, aligned plain text into a pipe; sizes have units on a terminal only
     json    one document: {"schema_version": 1, <name>: …}, exact integers, times as `_ms`
-    jsonl   one JSON object a row
+    jsonl   one JSON object per row
     csv     a header and rows of exact values
     raw     values separated by tabs, no header
 
-Data goes to stdout, everything else to stderr. What a terminal would take for orders is told as \\xNN there: whoever
-may send a message may not have a reader's terminal do things. What would break a table's rows is told so everywhere.
+Data goes to stdout, everything else to stderr. On a terminal control characters are escaped, so that a message cannot
+control it; in the cells of a table they are always escaped.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import csv
 import io
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import msgspec
@@ -27,40 +29,42 @@ from mqproc.cli.times import format_time
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
 
 SCHEMA_VERSION = 1
 STDOUT, STDERR = 1, 2
 FORMATS = ("table", "json", "jsonl", "csv", "raw")
 COLORS = ("auto", "always", "never")
 
-# C0, DEL and C1, each as an escape of Python's.
+# Python escapes of the control characters C0, DEL and C1.
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {9: "\\t", 10: "\\n", 13: "\\r"}
-_BUT_LINES = {code: text for code, text in _CONTROLS.items() if chr(code) not in "\n\t"}
+_CONTROLS_BUT_LINES = {code: text for code, text in _CONTROLS.items() if chr(code) not in "\n\t"}
 
 _CSV_END = "\r\n"
-_TEXT_LEAST = 8  # Characters of a column of text, however narrow the terminal.
+_TEXT_WIDTH_MIN = 8  # Characters of a text column, on the narrowest terminal too.
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-def let_go(number: int) -> None:
-    """Have what is still buffered go nowhere: when Python ends it would fail again, and be told, with exit code 120."""
+def discard_output(number: int) -> None:
+    """Redirect a standard stream to /dev/null, as flushing it at exit would fail again, with exit code 120."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, number)
     os.close(nowhere)
 
 
 @contextlib.contextmanager
-def heard_or_not() -> Iterator[None]:
-    """For what goes to stderr: where nobody can read it a command goes on, and its exit code tells what went wrong."""
+def ignore_write_errors() -> Iterator[None]:
+    """Ignore errors of writing to stderr in the block: the command continues, and its exit code is right."""
     try:
         yield
     except OSError:
-        let_go(STDERR)
+        discard_output(STDERR)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One value of a row. `kind`: text, count, bytes, time_ms or number; all but text stand to the right."""
+    """One value of a row. `kind` is text, count, bytes, time_ms or number."""
 
     name: str
     title: str = ""
@@ -71,7 +75,7 @@ class Column:
         return self.title or self.name.replace("_", " ")
 
     @property
-    def to_the_right(self) -> bool:
+    def is_right_aligned(self) -> bool:
         return self.kind not in ("text", "time_ms")
 
 
@@ -86,7 +90,7 @@ def format_bytes(size: float) -> str:
 
 
 def format_value(value: Any, kind: str, *, terminal: bool) -> str:
-    """A value as a table shows it."""
+    """Format a value for a table."""
     if value is None:
         return "-"
     if kind == "time_ms":
@@ -103,34 +107,34 @@ def format_value(value: Any, kind: str, *, terminal: bool) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text without control characters, which are told as escapes."""
+    """Escape all control characters of a text."""
     return text.translate(_CONTROLS)
 
 
-def harmless(text: str) -> str:
-    """Text with no control characters but newlines and tabs, the others told as escapes: fit for a terminal."""
-    return text.translate(_BUT_LINES)
+def escape_controls(text: str) -> str:
+    """Escape the control characters of a text, except newlines and tabs, for a terminal."""
+    return text.translate(_CONTROLS_BUT_LINES)
 
 
 def encode_json(value: Any) -> str:
-    """One line of JSON, integers exact, paths and the like as text; names that are no UTF-8 as `shown` has them."""
+    """Encode a value as one line of JSON: exact integers, other objects as text, invalid UTF-8 as escapes."""
     try:
         return msgspec.json.encode(value, enc_hook=str).decode()
     except UnicodeEncodeError:
-        return msgspec.json.encode(_writable(msgspec.to_builtins(value, enc_hook=str))).decode()
+        return msgspec.json.encode(_escape_surrogates(msgspec.to_builtins(value, enc_hook=str))).decode()
 
 
-def _writable(value: Any) -> Any:
-    """A value with each text as one that can be written out."""
+def _escape_surrogates(value: Any) -> Any:
+    """Replace the surrogates in every text of a value by escapes."""
     if isinstance(value, str):
         return value.encode(errors="surrogateescape").decode(errors="backslashreplace")
     if isinstance(value, dict):
-        return {_writable(key): _writable(each) for key, each in value.items()}
-    return [_writable(each) for each in value] if isinstance(value, list) else value
+        return {_escape_surrogates(key): _escape_surrogates(each) for key, each in value.items()}
+    return [_escape_surrogates(each) for each in value] if isinstance(value, list) else value
 
 
 class Output:
-    """Where a command's data goes, and in which shape."""
+    """A command's output: its stream, its format and its colours."""
 
     def __init__(
         self, shape: str = "table", color: str = "auto", stream: TextIO | None = None, errors: TextIO | None = None
@@ -142,7 +146,7 @@ class Output:
 
     @property
     def is_json(self) -> bool:
-        """True for both JSON shapes."""
+        """True for both JSON formats."""
         return self.shape in ("json", "jsonl")
 
     @property
@@ -151,7 +155,7 @@ class Output:
 
     @property
     def colored(self) -> bool:
-        """Whether stdout may get colours: never a pipe, unless asked for; never with NO_COLOR, unless asked for."""
+        """Whether stdout gets colours. Without --color always a pipe gets none, and NO_COLOR turns them off."""
         return _colored(self._color, self.stream)
 
     def console(self, *, errors: bool = False) -> Console:
@@ -164,7 +168,7 @@ class Output:
             file=stream,
             force_terminal=colored or None,
             no_color=not colored,
-            # Without a system rich writes no styles either: bold is an escape as colours are.
+            # None also turns off other styles, such as bold.
             color_system="auto" if colored else None,
             highlight=False,
             soft_wrap=False,
@@ -172,16 +176,16 @@ class Output:
 
     # Data
 
-    def shown(self, text: str) -> str:
-        """Text as it may be written to stdout: into a pipe as it is."""
-        return harmless(text) if self.is_terminal else text
+    def printable(self, text: str) -> str:
+        """Text for stdout: with escaped control characters on a terminal, unchanged into a pipe."""
+        return escape_controls(text) if self.is_terminal else text
 
     def line(self, text: str) -> None:
-        """A line of data."""
-        self.stream.write(self.shown(text) + "\n")
+        """Write a line of data."""
+        self.stream.write(self.printable(text) + "\n")
 
     def data(self, data: bytes) -> None:
-        """Bytes as they are."""
+        """Write bytes unchanged."""
         self.stream.flush()
         self.stream.buffer.write(data)
 
@@ -189,7 +193,7 @@ class Output:
         self.stream.flush()
 
     def document(self, value: Mapping[str, Any]) -> None:
-        """A JSON document with the schema's version."""
+        """Write a JSON document with the schema version."""
         versioned = {"schema_version": SCHEMA_VERSION, **value}
         if self.shape == "jsonl":
             self.line(encode_json(versioned))
@@ -197,7 +201,7 @@ class Output:
             self.line(msgspec.json.format(encode_json(versioned), indent=2))
 
     def rows(self, name: str, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], **more: Any) -> None:
-        """Rows in the chosen shape. JSON gets every value of a row, and `more` beside them."""
+        """Write rows in the chosen format. JSON has every value of a row, and `more` next to the rows."""
         if self.shape == "json":
             self.document({name: [dict(row) for row in rows], **more})
         elif self.shape == "jsonl":
@@ -209,14 +213,14 @@ class Output:
             self._table(columns, [[row.get(column.name) for column in columns] for row in rows])
 
     def further_rows(self, name: str, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> None:
-        """Rows that follow on `rows` of the same columns: in csv without a header."""
+        """Write more rows after `rows` of the same columns: CSV gets no second header."""
         if self.shape == "csv":
             self._values(columns, rows, header=False)
         else:
             self.rows(name, columns, rows)
 
     def fields(self, columns: Sequence[Column], values: Mapping[str, Any]) -> None:
-        """One thing's values: a line each."""
+        """Write the values of one object, one per line."""
         if self.is_json:
             self.document(dict(values))
         elif self.shape in ("csv", "raw"):
@@ -225,25 +229,25 @@ class Output:
             self._pairs(columns, values)
 
     def note(self, text: str) -> None:
-        """A line for people, on stderr, if somebody reads it there."""
-        with heard_or_not():
-            self.errors.write((harmless(text) if self.errors.isatty() else text) + "\n")
+        """Write a line for people to stderr; a failure is ignored."""
+        with ignore_write_errors():
+            self.errors.write((escape_controls(text) if self.errors.isatty() else text) + "\n")
             self.errors.flush()
 
     def _values(self, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], *, header: bool) -> None:
         buffer = io.StringIO()
-        # What ends no line of the writer's it leaves unquoted: a lone \r, at which readers begin another row.
+        # With \r\n as line end the writer also quotes a lone \r, which readers would take for the end of a row.
         writer = csv.writer(buffer, delimiter="," if self.shape == "csv" else "\t", lineterminator=_CSV_END)
         if header:
             writer.writerow(column.name for column in columns)
-            self._take_line(buffer)
+            self._write_csv_line(buffer)
         for row in rows:
             writer.writerow(_exact(row.get(column.name)) for column in columns)
-            self._take_line(buffer)
+            self._write_csv_line(buffer)
 
-    def _take_line(self, buffer: io.StringIO) -> None:
-        """Write out the row that a CSV writer has put into its buffer, which is empty then."""
-        self.stream.write(self.shown(buffer.getvalue().removesuffix(_CSV_END) + "\n"))
+    def _write_csv_line(self, buffer: io.StringIO) -> None:
+        """Write the row in a CSV writer's buffer and empty the buffer."""
+        self.stream.write(self.printable(buffer.getvalue().removesuffix(_CSV_END) + "\n"))
         buffer.seek(0)
         buffer.truncate()
 
@@ -268,11 +272,11 @@ class Output:
 
         console = self.console()
         widths, total = _widths(columns, cells, console.width)
-        # Where numbers and times leave no room the terminal wraps the lines: cut in two they would be others.
+        # A table that is too wide is wrapped by the terminal: a folded number would be misread.
         console.width = max(console.width, total)
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for column, width in zip(columns, widths, strict=True):
-            justify: Literal["left", "right"] = "right" if column.to_the_right else "left"
+            justify: Literal["left", "right"] = "right" if column.is_right_aligned else "left"
             table.add_column(column.heading, justify=justify, overflow="fold", width=width)
         for row in cells:
             table.add_row(*map(Text, row))
@@ -283,7 +287,7 @@ class Output:
         widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
         for line in lines:
             padded = (
-                text.rjust(width) if column.to_the_right else text.ljust(width)
+                text.rjust(width) if column.is_right_aligned else text.ljust(width)
                 for column, text, width in zip(columns, line, widths, strict=True)
             )
             self.line("  ".join(padded).rstrip())
@@ -297,9 +301,10 @@ class Output:
 
 
 def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], room: int) -> tuple[list[int | None], int]:
-    """The width of each column that is not folded, numbers and times, and the least one of the table, in characters.
+    """(width of each column, minimal width of the table) in characters.
 
-    Headings are folded when there is no room for them otherwise; None for columns of text, which share what is left.
+    Numbers and times are never folded; text columns have None and share the remaining room. Headings are folded if
+    they do not fit.
     """
     from rich.cells import cell_len
 
@@ -309,7 +314,7 @@ def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], room: int
     texts = [column.kind == "text" for column in columns]
     wide, narrow = (
         [
-            min(max(cell, heading), _TEXT_LEAST) if text else max(cell, heading)
+            min(max(cell, heading), _TEXT_WIDTH_MIN) if text else max(cell, heading)
             for cell, heading, text in zip(filled, each, texts, strict=True)
         ]
         for each in (headings, words)
@@ -331,3 +336,104 @@ def _colored(color: str, stream: TextIO) -> bool:
     if color != "auto":
         return color == "always"
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+# Progress
+
+LINE_EVERY_S = 5.0
+_BAR_EVERY_S = 0.1
+
+
+class Progress:
+    """Progress of long work on stderr: a bar on a terminal, else a line every few seconds; nothing for short work.
+
+    `things` names the counted items; `rate_unit` is the unit of the rate if it is not plain items.
+    """
+
+    def __init__(
+        self, out: Output, title: str, things: str = "records", *, rate_unit: str = "", quiet: bool = False
+    ) -> None:
+        self._out = out
+        self._title = title
+        self._things = things
+        self._per_second = f" {rate_unit}/s" if rate_unit else "/s"
+        self._quiet = quiet
+        self._terminal = out.errors.isatty()
+        self._started_s = time.monotonic()
+        self._due_s = self._started_s + (_BAR_EVERY_S if self._terminal else LINE_EVERY_S)
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+        self.count = 0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started_s
+
+    @property
+    def rate(self) -> float:
+        """Items per second since the start."""
+        return self.count / max(self.seconds, 1e-9)
+
+    def update(self, done: float, total: float, count: int) -> None:
+        """Report `done` of `total` in one unit, 0 for an unknown total, and the number of items."""
+        self.count = count
+        now_s = time.monotonic()
+        if self._quiet or now_s < self._due_s:
+            return
+        if self._terminal:
+            self._due_s = now_s + _BAR_EVERY_S
+            self._draw(done, total)
+        else:
+            self._due_s = now_s + LINE_EVERY_S
+            self._out.note(self._line(done, total))
+
+    def end(self, done: float, total: float, count: int) -> None:
+        """Show the final state; the bar stays on the screen."""
+        self.count = count
+        if self._bar is not None:
+            self._draw(done, total or done)
+            self._bar.stop()
+            self._bar = None
+
+    def _line(self, done: float, total: float) -> str:
+        share = f", {done / total:.0%}" if total else ""
+        return f"{self._title}: {self.count:,} {self._things}{share}, {self.rate:,.0f}{self._per_second}"
+
+    def _draw(self, done: float, total: float) -> None:
+        if self._bar is None:
+            self._bar, self._task = self._make_bar(total)
+        assert self._task is not None
+        self._bar.update(
+            self._task, completed=done, total=total or None, count=f"{self.count:,}", rate=f"{self.rate:,.0f}"
+        )
+
+    def _make_bar(self, total: float) -> tuple[Bar, TaskID]:
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[count]} " + self._things),
+            TextColumn("{task.fields[rate]}" + self._per_second),
+            TimeRemainingColumn(),
+            console=self._out.console(errors=True),
+        )
+        task = bar.add_task(self._title, total=total or None, count="0", rate="0")
+        bar.start()
+        return bar, task
+
+
+def rate_text(count: float, seconds: float, size: float = 0) -> str:
+    """`177,000/s` or `177,000/s, 54.3 MiB/s`."""
+    rate = f"{count / max(seconds, 1e-9):,.0f}/s"
+    return f"{rate}, {format_bytes(size / max(seconds, 1e-9))}/s" if size else rate

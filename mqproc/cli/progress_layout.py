@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from mqproc.cli.file_layout import Range, Ranges
-from mqproc.layout import error_log, progress
+from mqproc.cli.store.file_fields import Range, Ranges
+from mqproc.layout import committed_offsets as progress
+from mqproc.layout import error_log
 from mqproc.layout.control import WORD_SIZE
 
 _PROGRESS_HEADER: Final = (

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mqproc.cli.dump import Dump, Rows
-from mqproc.cli.file_layout import DAMAGE, commit_log_layout, whole
 from mqproc.cli.output import Column
-from mqproc.io import StoreIO
+from mqproc.cli.store.file_fields import DAMAGE, commit_log_layout, whole
+from mqproc.io.store_io import StoreIO
 from mqproc.layout.record_codec import decode_records
 from mqproc.paths import StorePaths, segment_start
-from mqproc.store.intact_records import Blank, IntactRecords, LostRange, Piece
+from mqproc.store.commitlog.scan import Blank, IntactRecords, LostRange, Piece
 from mqproc.store.verify.inventory import Inventory, Sizes
 from mqproc.store.verify.verifier import positions_of
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from mqproc.cli import timer_layout as layouts
 from mqproc.cli.dump import Dump, Rows
-from mqproc.cli.file_layout import mapped, whole
 from mqproc.cli.output import Column
-from mqproc.io import StoreIO
+from mqproc.cli.store.file_fields import mapped, whole
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import timer_check, timer_log, timer_wheel
 from mqproc.paths import segment_start
 

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.cli.file_layout import UNWRITTEN, Range, Ranges
+from mqproc.cli.store.file_fields import UNWRITTEN, Range, Ranges
 from mqproc.layout import timer_check, timer_log, timer_wheel
 
 _UNIT_HELP: Final = {

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import click
 
-from mqproc.cli.commands import Command, Group
-from mqproc.cli.completing import complete_topic
-from mqproc.cli.invocation import Invocation, pass_invocation
+from mqproc.cli.options import Command, Group, Invocation, complete_topic, pass_invocation
 from mqproc.cli.output import Column
 from mqproc.client import Client
 from mqproc.errors import TopicNotFoundError
-from mqproc.message import QueueInfo, TopicInfo
-from mqproc.quantities import counted
 from mqproc.store.topics import check_changeable
+from mqproc.types import QueueInfo, TopicInfo
+from mqproc.util.units import counted
 
 PERMISSIONS = {"r": 4, "w": 2, "rw": 6}
 _TOPIC_COLUMNS = [

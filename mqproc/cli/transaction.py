@@ -11,14 +11,13 @@ from typing import Any, Final
 
 import click
 
-from mqproc.cli.commands import SECONDS, Command, Group
-from mqproc.cli.invocation import Invocation, pass_invocation
+from mqproc.cli.options import SECONDS, Command, Group, Invocation, pass_invocation
 from mqproc.cli.output import Column
 from mqproc.cli.times import format_duration, now_ms
 from mqproc.client import Client
 from mqproc.errors import TransactionEndedError, TransactionNotFoundError
-from mqproc.quantities import counted
-from mqproc.transactions import OpenTransaction
+from mqproc.types import OpenTransaction
+from mqproc.util.units import counted
 
 EXIT_NOT_EXECUTED: Final = 1
 EXIT_NOT_ALL: Final = 1

@@ -10,11 +10,9 @@ Groups that start at the same time let one of them compile, and wait for it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -22,9 +20,11 @@ from typing import Any, Final
 import numba
 from numba.core.registry import cpu_target
 
-from mqproc.kernels import crc, jit
-from mqproc.kernels.warming import WARMED, warm_all
-from mqproc.supervisor import prctl
+from mqproc.kernels import crc
+from mqproc.kernels.jit import compile as jit
+from mqproc.kernels.jit.warming import WARMED, warm_all
+from mqproc.supervisor import signals as prctl
+from mqproc.util.file_lock import wait_for_flock
 
 NOT_KEPT: Final = (
     "they cannot be kept in their folder or the home; NUMBA_CACHE_DIR=DIR in the environment names another"
@@ -88,20 +88,10 @@ def _only_one(lock: Path) -> Iterator[None]:
         yield
         return
     try:
-        until = time.monotonic() + _LOCK_WAIT_S
-        while not _locked(fd) and time.monotonic() < until:
-            time.sleep(_LOCK_POLL_S)
+        wait_for_flock(fd, _LOCK_WAIT_S, poll_s=_LOCK_POLL_S)
         yield
     finally:
         os.close(fd)
-
-
-def _locked(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _compile_in_children() -> bool:

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mqproc.config import Options
+from mqproc.config.options import Options
 from mqproc.layout import record
 from mqproc.layout.record_codec import check_record
 from tests.cli.calling import Outcome, call

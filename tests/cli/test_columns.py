@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mqproc.cli.columns import ColumnMaker, FieldNames, parse_field_time, without
-from mqproc.cli.sources import Chunk, WrittenNumber
+from mqproc.cli.message.importer import ColumnMaker, FieldNames, parse_field_time, without
+from mqproc.cli.message.sources import Chunk, WrittenNumber
 from mqproc.errors import BadMessageError
 
 NOW = 1_800_000_000_000

@@ -14,8 +14,8 @@ from unittest import mock
 import click
 import pytest
 
-from mqproc.cli.commands import SIZE, Command, Group
 from mqproc.cli.main import EXIT_CODES, cli
+from mqproc.cli.options import SIZE, Command, Group
 from mqproc.errors import ERROR_BY_CODE
 from tests.cli.calling import call
 from tests.client.memory_roles import MemoryRoles
@@ -247,7 +247,7 @@ def test_completion_scripts_are_clicks() -> None:
 
 
 def test_interruption_inside_a_command_is_130() -> None:
-    with mock.patch("mqproc.cli.config.options_from", side_effect=KeyboardInterrupt):
+    with mock.patch("mqproc.cli.admin.config.options_from", side_effect=KeyboardInterrupt):
         assert call("config", "check").code == 130
 
 

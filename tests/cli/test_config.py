@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import mqproc
-from mqproc.config import FIELDS, OTHER_VARIABLES
-from mqproc.environment import environment_warnings
+from mqproc.config.options import FIELDS
+from mqproc.config.parse import OTHER_VARIABLES, environment_warnings
 from tests.cli.calling import call
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from mqproc import BadRequestError, Client
-from mqproc.cli.consumer_group import _lag_rows
+from mqproc.cli.group import _lag_rows
 from mqproc.client import Move
-from mqproc.groups import GroupQueue
+from mqproc.types import GroupQueue
 from tests.cli.calling import Outcome, call
 from tests.client.consuming import all_of
 from tests.conftest import PATIENCE_S, Group, wait_until

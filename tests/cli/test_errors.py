@@ -17,8 +17,8 @@ import pytest
 
 from mqproc import Message
 from mqproc.errors import MqprocError
-from mqproc.io import StoreIO
-from mqproc.metrics.error_log import ErrorLog
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.error_log import ErrorLog
 from mqproc.paths import StorePaths
 from tests.cli.calling import call
 from tests.conftest import START_TIMEOUT_S, Group, wait_until

@@ -1,4 +1,4 @@
-"""`mqproc examples` shows the README's examples, which run: tests/readme runs them there."""
+"""`mqproc examples` shows the README's examples, which run: tests/guides runs them there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.cli.examples import all_examples
+from mqproc.cli.admin.guides import all_examples
 from tests.cli.calling import call
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from mqproc.cli.following import _POLL_S
+from mqproc.cli.message.tail import _POLL_S
 from tests.cli.calling import Outcome, call
 from tests.conftest import Group, wait_until
 

@@ -100,10 +100,10 @@ def test_a_timeout_counts_from_the_begin_of_the_command(tmp_path: Path) -> None:
 
 _BEGAN_LONG_AGO = """
 import sys, time
-from mqproc.cli.invocation import Invocation
+from mqproc.cli.options import Invocation
 from mqproc.cli.main import cli
 
-began = Invocation(began_s=time.monotonic() - 601)
+began = Invocation(start_s=time.monotonic() - 601)
 outcome = cli.main(sys.argv[1:], "mqproc", standalone_mode=False, obj=began)
 sys.exit(outcome)
 """

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from mqproc.cli.arrow_values import not_finite
-from mqproc.cli.columns import ColumnMaker, FieldNames
-from mqproc.cli.sources import Reading, Source
+from mqproc.cli.message.importer import ColumnMaker, FieldNames
+from mqproc.cli.message.sources import Reading, Source, not_finite
 from tests.cli.calling import Outcome, call
 from tests.conftest import Group
 

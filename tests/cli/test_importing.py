@@ -20,8 +20,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from mqproc.cli import importer
-from mqproc.cli.import_journal import HEAD_BYTES, Fingerprint
+from mqproc.cli.message import importer
+from mqproc.cli.message.journal import HEAD_BYTES, Fingerprint
 from tests.cli.calling import Outcome, call
 from tests.conftest import PATIENCE_S, Group, wait_until
 
@@ -500,7 +500,7 @@ def test_a_tab_may_be_typed_as_a_delimiter(group: Group, tmp_path: Path) -> None
 def test_dispatch_is_waited_for_as_long_as_was_said(
     group: Group, tmp_path: Path, options: tuple[str | int, ...], seconds: float
 ) -> None:
-    with mock.patch("mqproc.cli.importer.settle") as settled:
+    with mock.patch("mqproc.cli.message.importer.settle") as settled:
         assert run(group, write_csv(tmp_path / "a.csv", 1), *options).code == 0
     assert settled.call_args.args[1].seconds == seconds
 

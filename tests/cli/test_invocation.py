@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mqproc.cli.invocation import Invocation, process_began_s
-from mqproc.config import FIELDS
+from mqproc.cli.options import Invocation, process_start_s
+from mqproc.config.options import FIELDS
 from mqproc.errors import ConfigurationError
 from tests.cli.calling import call
 
@@ -193,7 +193,7 @@ def test_a_config_that_is_there_and_no_file_is_not_said_to_be_missing(config: st
 def test_a_command_begins_with_its_process() -> None:
     made_s = psutil.Process().create_time()
     least_s = time.time() - made_s
-    ago_s = time.monotonic() - process_began_s()
+    ago_s = time.monotonic() - process_start_s()
     assert least_s - 1.0 <= ago_s <= time.time() - made_s + 1.0
 
 
@@ -202,7 +202,7 @@ def test_where_nothing_tells_when_a_process_began_a_command_begins_now(monkeypat
         raise FileNotFoundError(2, "No such file or directory", path)
 
     # The module's own name for it: others of this process open files, too.
-    monkeypatch.setattr("mqproc.cli.invocation.open", missing, raising=False)
+    monkeypatch.setattr("mqproc.cli.options.open", missing, raising=False)
     called_s = time.monotonic()
-    began_s = process_began_s()
+    began_s = process_start_s()
     assert called_s <= began_s <= time.monotonic()

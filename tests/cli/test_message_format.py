@@ -7,8 +7,8 @@ import zlib
 
 import pytest
 
-from mqproc.cli.message_format import body_text, compile_format, shown_body, to_json, to_row
-from mqproc.message import StoredMessage
+from mqproc.cli.message.format import body_text, compile_format, shown_body, to_json, to_row
+from mqproc.types import StoredMessage
 
 MESSAGE = StoredMessage(
     "ID", 77, 99, "orders", 3, 12, "new", ("k1", "k2"), {"UNIQ_KEY": "U", "a": "b"}, 0, 0, 1000, "127.0.0.1:0", 2000,

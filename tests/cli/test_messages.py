@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from mqproc.cli.message_format import to_json, to_row
+from mqproc.cli.message.format import to_json, to_row
 from mqproc.client import Client
-from mqproc.message import Message
-from mqproc.quantities import counted
+from mqproc.types import Message
+from mqproc.util.units import counted
 from tests.cli.calling import Outcome, call
 from tests.conftest import PATIENCE_S, SMALL, Group, wait_until
 
@@ -469,7 +469,7 @@ def test_a_scan_that_is_interrupted_amid_a_page_goes_on_with_each_hit_once(
         return real(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"mqproc.cli.message.{real.__name__}", until_interrupted)
+        patch.setattr(f"mqproc.cli.message.find.{real.__name__}", until_interrupted)
         first, interrupted = numbers()
     assert (interrupted.code, first) == (130, whole[:5])
     rest, _ = numbers("--cursor", interrupted.err.split("--cursor ")[1].split()[0])

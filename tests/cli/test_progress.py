@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from mqproc.cli import progress
+from mqproc.cli import output as progress
 from mqproc.cli.output import Output
 
 

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from mqproc.cli.times import format_time
-from mqproc.client.aio import AsyncClient
+from mqproc.client._async.client import AsyncClient
+from mqproc.client._sync.client import Client
 from mqproc.client.replay import IN_FLIGHT, PAGE_MESSAGES, REPLAYED, ReplayPosition, ReplayProgress
-from mqproc.client.sync import Client
 from mqproc.errors import BadRequestError, TopicNotFoundError
-from mqproc.message import Message, SqlFilter
+from mqproc.types import Message, SqlFilter
 from tests.cli.calling import Outcome, call
 from tests.cli.pseudo_terminal import PseudoTerminal
 from tests.conftest import PATIENCE_S, Group, wait_until

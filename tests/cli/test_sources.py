@@ -18,8 +18,8 @@ from unittest import mock
 import click
 import pytest
 
-from mqproc.cli.columns import ColumnMaker, FieldNames
-from mqproc.cli.sources import Chunk, Counted, Reading, Source, guess_kind
+from mqproc.cli.message.importer import ColumnMaker, FieldNames
+from mqproc.cli.message.sources import Chunk, Counted, Reading, Source, guess_kind
 from mqproc.errors import BadMessageError, BadRequestError
 
 CSV = 'id,name,price,ok\n1,Ann,1.50,true\n007,"B ""x"", y",,false\n3,Öl %s,-2e3,maybe\n'
@@ -117,7 +117,7 @@ def test_a_field_may_be_as_long_as_a_message(tmp_path: Path) -> None:
 def test_a_field_that_no_frame_holds_is_told(tmp_path: Path) -> None:
     path = packed(tmp_path / "a.csv", b"a\nx\nyyyyy\n")
     with (
-        mock.patch("mqproc.cli.sources.FRAME_BYTES_MAX", 4),
+        mock.patch("mqproc.cli.message.sources.FRAME_BYTES_MAX", 4),
         pytest.raises(BadMessageError, match=r"a\.csv: record 2 cannot be read: field larger than field limit \(4\)"),
     ):
         read(path)

@@ -14,10 +14,10 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 PROGRAM = """
 import os, signal, subprocess, threading
 from types import SimpleNamespace
-from mqproc.cli.ending import end_in_order
-from mqproc.cli.spark_ending import Ending
+from mqproc.cli.main import exit_on_signals
+from mqproc.cli.spark.session import Ending
 
-end_in_order()
+exit_on_signals()
 answers, asks = os.pipe()
 py4j = {{"__name__": "py4j.clientserver", "os": os}}
 exec("def wait(): os.read(%d, 1); raise ValueError('Job 0 was cancelled')" % answers, py4j)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mqproc.cli import spawned_group
-from mqproc.cli.spawned_group import start_detached
+from mqproc.cli.admin import supervisor_client as spawned_group
+from mqproc.cli.admin.supervisor_client import start_detached
 from tests.cli.calling import call
 
 

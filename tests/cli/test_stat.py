@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mqproc import control_words
 from mqproc.errors import CorruptStoreError
+from mqproc.ipc import control_words
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 from tests.cli.calling import Outcome, call

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.io import StoreIO
-from mqproc.layout import marks
+from mqproc.io.store_io import StoreIO
+from mqproc.layout import durable_marks as marks
 from mqproc.paths import StorePaths
 from tests.cli.calling import call
 from tests.golden.fixtures import Fixture, load_fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mqproc import Message
-from mqproc.config import GIB, MIB
 from mqproc.paths import StorePaths
+from mqproc.util.units import GIB, MIB
 from tests.cli.calling import call
 from tests.conftest import Group
 from tests.golden.fixtures import GOLDEN, directories, load_fixture

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from mqproc.io import StoreIO
-from mqproc.layout import control, error_log, progress, timer_log, timer_wheel
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.error_log import ErrorLog
+from mqproc.layout import committed_offsets as progress
+from mqproc.layout import control, error_log, timer_log, timer_wheel
 from mqproc.layout.java_hash import java_hash
-from mqproc.metrics.error_log import ErrorLog
 from mqproc.paths import StorePaths
 from tests.cli import timed_store
 from tests.cli.calling import call

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from mqproc import Message, StoreReader
-from mqproc.cli.export_sinks import JsonLines
-from mqproc.message import StoredMessage
+from mqproc.cli.store.export import JsonLines
+from mqproc.types import StoredMessage
 from tests.cli.calling import call
 from tests.conftest import Group
 from tests.golden.fixtures import GOLDEN, directories, load_fixture

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mqproc import Message, QueueInfo
-from mqproc.cli.store_info import _Reading
-from mqproc.config import Options
+from mqproc.cli.store.info import _Reading
+from mqproc.config.options import Options
 from mqproc.paths import StorePaths
 from tests.cli.calling import call
 from tests.conftest import Group

@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 
 from mqproc import Message, StoreReader
-from mqproc.io import FailedSyncError, StoreIO
-from mqproc.ipc.lock import StoreLock
+from mqproc.io.store_io import FailedSyncError, StoreIO
+from mqproc.ipc.store_lock import StoreLock
 from mqproc.layout.record_codec import encode_record
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
@@ -184,7 +184,7 @@ class Call:
     def __call__(self, io: StoreIO | None = None) -> Outcome:
         with self._patch.context() as patch:
             if io is not None:
-                patch.setattr("mqproc.cli.store_repair.StoreIO", lambda: io)
+                patch.setattr("mqproc.cli.store.repair.StoreIO", lambda: io)
             return call(*self._arguments)
 
 

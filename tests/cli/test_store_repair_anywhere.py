@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.store.reads.reader import StoreReader
+from mqproc.store.read.reader import StoreReader
 from tests.cli.calling import call
 from tests.cli.repairing import flags_of, is_intact
 from tests.store.stopped_store import SEGMENT, StoppedStore

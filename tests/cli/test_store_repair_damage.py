@@ -14,7 +14,8 @@ from typing import NamedTuple
 import pytest
 
 from mqproc import StoreReader
-from mqproc.layout import checkpoint, index_file, marks, queue_table, record
+from mqproc.layout import checkpoint, index_file, queue_table, record
+from mqproc.layout import durable_marks as marks
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.store import rocketmq_json
 from mqproc.store.topics import Topics

@@ -16,16 +16,16 @@ from pathlib import Path
 import pytest
 
 from mqproc import StoreReader
-from mqproc.config import Options
-from mqproc.io import StoreIO
+from mqproc.config.options import Options
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import index_file
-from mqproc.names import SCHEDULE_TOPIC
 from mqproc.paths import StorePaths
-from mqproc.store.delays import delay_offsets
+from mqproc.store.recovery.rebuild import NO_SCANNERS, Scanners
 from mqproc.store.recovery.recovery import adopt_sizes
 from mqproc.store.recovery.repair import Repair
-from mqproc.store.recovery.scan_ahead import NO_SCANNERS, Scanners
+from mqproc.store.schedule import levels as delay_offsets
 from mqproc.store.verify import verify_store
+from mqproc.topic_names import SCHEDULE_TOPIC
 from tests.cli.calling import call
 from tests.cli.repairing import Row, contents, damage_in, effects, flags_of, repair
 from tests.golden.fixtures import GOLDEN, Directory, directories, load_fixture, options_of

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from mqproc import StoreReader
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout.record import BLANK_SIZE, PHYSICAL_OFFSET
 from mqproc.layout.record_codec import encode_blank
 from mqproc.paths import segment_name
-from mqproc.store.misnamed import start_told
+from mqproc.store.commitlog.misnamed_segments import start_told
 from tests.cli.calling import call
 from tests.cli.repairing import damage_in, flags_of, repair
 from tests.store.stopped_store import SEGMENT, StoppedStore

@@ -14,8 +14,8 @@ import pytest
 from mqproc import StoreReader
 from mqproc.layout import timer_log, timer_wheel
 from mqproc.layout.consume_queue import UNIT_SIZE
-from mqproc.names import TIMER_TOPIC
 from mqproc.paths import StorePaths
+from mqproc.topic_names import TIMER_TOPIC
 from tests.cli import timed_store
 from tests.cli.calling import call
 from tests.cli.repairing import Row, damage_in, repair

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from mqproc.cli.store_retention import RunningGroup
-from mqproc.io import StoreIO
-from mqproc.ipc.lock import StoreLock
+from mqproc.cli.store.retention import RunningGroup
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.store_lock import StoreLock
 from mqproc.paths import StorePaths
-from mqproc.store.reads.reader import StoreReader
+from mqproc.store.read.reader import StoreReader
 from tests.cli.calling import Outcome, call
 from tests.conftest import Group, wait_until
 from tests.golden.fixtures import load_fixture

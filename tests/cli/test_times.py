@@ -8,7 +8,7 @@ import click
 import pytest
 
 from mqproc.cli import times
-from mqproc.cli.commands import SECONDS
+from mqproc.cli.options import SECONDS
 from tests.cli.calling import call
 from tests.conftest import Group
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.control import Control
 from mqproc.errors import TopicNotFoundError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.control import Control
 from mqproc.layout import control as words_of
 from tests.cli.calling import call
 from tests.cli.pseudo_terminal import PseudoTerminal

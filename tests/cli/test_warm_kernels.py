@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from mqproc.cli import engine, warm_kernels
-from mqproc.kernels import jit
+from mqproc.kernels.jit import compile as jit
 from tests.conftest import wait_until
 
 

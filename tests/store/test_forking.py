@@ -13,13 +13,13 @@ from tests.store.stopped_store import ITEMS, SEGMENT, SLOTS, StoppedStore
 PROGRAM = """
 import contextlib, os, signal
 from pathlib import Path
-from mqproc.cli.ending import end_in_order
-from mqproc.config import Options
-from mqproc.io import StoreIO
+from mqproc.cli.main import exit_on_signals
+from mqproc.config.options import Options
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.store.queue_table import QueueTable
-from mqproc.store.recovery.scan_ahead import ScanAhead, Scanners
-from mqproc.store.segments import LogSegments
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.recovery.rebuild import ScanAhead, Scanners
+from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.verify import verify_store
 
 paths, io = StorePaths(Path({store!r})), StoreIO()
@@ -36,7 +36,7 @@ def scan():
         print(scans.scan(0, {end}).stopped_at > 0)
 
 
-end_in_order()
+exit_on_signals()
 {signal_at_fork}
 {work}()
 """

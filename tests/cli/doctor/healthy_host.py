@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mqproc.cli.doctor.host import Host, PythonBuild
+from mqproc.cli.admin.doctor.context import Host, PythonBuild
 
 _LIMITS = """Limit                     Soft Limit           Hard Limit           Units
 Max file size             unlimited            unlimited            bytes

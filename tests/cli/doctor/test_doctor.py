@@ -24,11 +24,11 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.cli.doctor.command import CHECKS, doctor_of
-from mqproc.cli.doctor.finding import Finding, Level
-from mqproc.cli.invocation import Invocation
-from mqproc.control import Control
-from mqproc.io import FailedSyncError, StoreIO
+from mqproc.cli.admin.doctor.command import CHECKS, doctor_of
+from mqproc.cli.admin.doctor.context import Finding, Level
+from mqproc.cli.options import Invocation
+from mqproc.io.store_io import FailedSyncError, StoreIO
+from mqproc.ipc.control import Control
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from tests.cli.calling import call

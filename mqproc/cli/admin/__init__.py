@@ -1,0 +1,1 @@
+"""Commands that run and observe a group, and that check a machine."""

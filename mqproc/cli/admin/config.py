@@ -1,0 +1,126 @@
+"""`mqproc config`: every option, its value, where it was set, what it means."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from mqproc.cli.options import Command, Group, Invocation, complete_option, pass_invocation
+from mqproc.cli.output import Column
+from mqproc.config.options import FIELDS, rocketmq_name
+from mqproc.config.parse import environment_warnings, names_passed_over, options_from
+
+_SHOWN = [Column("name"), Column("value"), Column("unit"), Column("source", "set by")]
+_EXPLAINED = [
+    Column("name"),
+    Column("default"),
+    Column("unit"),
+    Column("bounds"),
+    Column("reload"),
+    Column("rocketmq_name", "in broker.conf"),
+    Column("doc", "meaning"),
+]
+
+
+@click.group(cls=Group)
+def config() -> None:
+    """Show, check and explain options.
+
+    An option is set by --set NAME=VALUE, else by MQPROC_<NAME>, else by the config file, else it has its default.
+    """
+
+
+@config.command(cls=Command)
+@click.option("--changed", is_flag=True, help="Only what differs from the default.")
+@click.argument("names", nargs=-1, shell_complete=complete_option)
+@pass_invocation
+def show(invocation: Invocation, changed: bool, names: tuple[str, ...]) -> None:
+    """Show options with their values and where each was set."""
+    _check_names(names)
+    store, source = invocation.find_store()
+    rows: list[dict[str, Any]] = []
+    if store is not None and not names:
+        rows.append({"name": "store", "value": str(store), "unit": "", "source": source})
+    for name, setting in invocation.settings().items():
+        if (names and name not in names) or (changed and setting.source == "default"):
+            continue
+        unit = FIELDS[name].metadata["unit"]
+        rows.append({"name": name, "value": setting.value, "unit": unit, "source": setting.source})
+    invocation.out.rows("options", _SHOWN, rows)
+
+
+@config.command(cls=Command)
+@pass_invocation
+def check(invocation: Invocation) -> None:
+    """Check the options from all their sources; exit code 8 when one is wrong.
+
+    Of a broker.conf it tells which names are not ours. One that is all but ours is wrong. Of the environment it tells
+    which MQPROC_ variables are no options.
+    """
+    settings = invocation.settings()
+    options_from(settings)
+    named = sum(setting.source != "default" for setting in settings.values())
+    file = invocation.config_file()
+    ignored, warnings = names_passed_over(file), environment_warnings(os.environ)
+    out = invocation.out
+    if out.is_json:
+        document = {"options": len(settings), "set": named, "file": file, "ignored": ignored}
+        out.document(document | {"warnings": warnings})
+        return
+    out.line(f"{len(settings)} options are right, {named} of them set; file: {file or 'none'}")
+    if ignored:
+        out.line(f"ignored, as none of mqproc's: {', '.join(ignored)}")
+    for line in warnings:
+        out.line(line)
+
+
+@config.command(cls=Command)
+@click.argument("names", nargs=-1, shell_complete=complete_option)
+@pass_invocation
+def doc(invocation: Invocation, names: tuple[str, ...]) -> None:
+    """Explain options: default, unit, bounds, RocketMQ's spelling, and which change without a restart."""
+    _check_names(names)
+    rows = [describe(name) for name in FIELDS if not names or name in names]
+    out = invocation.out
+    if out.shape != "table":
+        out.rows("options", _EXPLAINED, rows)
+        return
+    for row in rows:
+        out.line(f"{row['name']} = {row['default']}" + (f"  ({row['unit']})" if row["unit"] else ""))
+        out.line(f"    {row['doc']}")
+        remarks = [f"bounds {row['bounds']}"] if row["bounds"] else []
+        remarks += ["changes without a restart"] if row["reload"] else []
+        remarks.append(f"broker.conf: {row['rocketmq_name']}")
+        out.line(f"    {'; '.join(remarks)}")
+
+
+def describe(name: str) -> dict[str, Any]:
+    """What is to be said of an option."""
+    option = FIELDS[name]
+    metadata = option.metadata
+    low, high = metadata["low"], metadata["high"]
+    bounds = "" if low is None and high is None else f"{_bound(low)}…{_bound(high)}"
+    return {
+        "name": name,
+        "default": option.default,
+        "unit": metadata["unit"],
+        "bounds": bounds,
+        "low": low,
+        "high": high,
+        "reload": metadata["reload"],
+        "rocketmq_name": rocketmq_name(name),
+        "doc": metadata["doc"],
+    }
+
+
+def _bound(value: float | None) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+def _check_names(names: Iterable[str]) -> None:
+    for name in names:
+        if name not in FIELDS:
+            raise click.BadParameter(f"no option is called {name!r}; mqproc config doc lists them", param_hint="NAMES")

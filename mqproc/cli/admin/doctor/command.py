@@ -1,0 +1,191 @@
+"""`mqproc doctor`: every check run once, what it found told for people or for programs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from mqproc.cli.admin.doctor.context import ORDER, Check, DoctorContext, Finding, Host, Level, look_at
+from mqproc.cli.admin.doctor.disk_checks import DISK_CHECKS
+from mqproc.cli.admin.doctor.machine_checks import MACHINE_CHECKS
+from mqproc.cli.admin.doctor.option_checks import TUNING_CHECKS
+from mqproc.cli.admin.doctor.store_checks import REMAINS_CHECKS
+from mqproc.cli.options import Command, Invocation, pass_invocation
+from mqproc.cli.output import Column, Output, format_bytes
+from mqproc.paths import lost_link
+from mqproc.util.units import counted
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+CHECKS: Final[tuple[Check, ...]] = (*MACHINE_CHECKS, *DISK_CHECKS, *TUNING_CHECKS, *REMAINS_CHECKS)
+EXIT_FOUND: Final = 1
+_COLUMNS: Final = [
+    Column("level"),
+    Column("area"),
+    Column("check"),
+    Column("found"),
+    Column("why"),
+    Column("mend"),
+]
+_ASKED: Final = [Column("check"), Column("area"), Column("asks", "makes sure that")]
+_MARKS: Final = {Level.ERROR: "✗", Level.WARNING: "!", Level.NOTE: "·", Level.OK: "✓"}
+_STYLES: Final = {Level.ERROR: "bold red", Level.WARNING: "bold yellow", Level.NOTE: "cyan", Level.OK: "green"}
+_WIDTH_MIN: Final = 40
+_WIDTH_MAX: Final = 110
+_INDENT: Final = 4
+
+
+@click.command(cls=Command)
+@click.option("--all", "all_", is_flag=True, help="Show the checks that found nothing, too.")
+@click.option("--list", "list_", is_flag=True, help="List every check with what it asks, and end.")
+@pass_invocation
+def doctor(invocation: Invocation, all_: bool, list_: bool) -> int:
+    """Find what is wrong with this machine, the options and a store, and say what mends it.
+
+    Works with the group dead or alive, and without a store on the machine alone; changes nothing. Run it as the user
+    that runs the group. The exit code is 0 when there is nothing but notes, 1 when an error or a warning was found.
+    """
+    out = invocation.out
+    if list_:
+        out.rows("checks", _ASKED, [{"check": each.name, "area": each.area, "asks": each.asks} for each in CHECKS])
+        return 0
+    context = look_at(invocation)
+    found = examine(context)
+    if out.shape == "json":
+        out.document({**_summary(context, found), "findings": [finding.to_json() for finding in found]})
+    elif out.shape != "table":
+        out.rows("findings", _COLUMNS, [finding.to_json() for finding in found])
+    else:
+        _print(out, context, found, all_)
+    return EXIT_FOUND if any(finding.level in (Level.ERROR, Level.WARNING) for finding in found) else 0
+
+
+def examine(context: DoctorContext, checks: Sequence[Check] = CHECKS) -> list[Finding]:
+    """What every check says, the worst first."""
+    found = [finding for check in checks if (finding := check.run(context)) is not None]
+    return sorted(found, key=lambda finding: ORDER.index(finding.level))
+
+
+def doctor_of(invocation: Invocation, host: Host) -> list[Finding]:
+    """The same of a machine that is not this one."""
+    return examine(look_at(invocation, host))
+
+
+def _summary(context: DoctorContext, found: Sequence[Finding]) -> dict[str, Any]:
+    counts = Counter(finding.level for finding in found)
+    return {
+        "store": str(context.paths.root) if context.paths else None,
+        "running": context.running,
+        "healthy": not counts[Level.ERROR] and not counts[Level.WARNING],
+        "checks": len(found),
+        "errors": counts[Level.ERROR],
+        "warnings": counts[Level.WARNING],
+        "notes": counts[Level.NOTE],
+    }
+
+
+def _print(out: Output, context: DoctorContext, found: Sequence[Finding], all_: bool) -> None:
+    console = out.console()
+    width = min(max(console.width, _WIDTH_MIN), _WIDTH_MAX) if out.is_terminal else _WIDTH_MAX
+
+    def line(text: Text | str = "") -> None:
+        if isinstance(text, str):
+            out.line(text)
+        else:
+            console.print(text, soft_wrap=True)
+
+    line(_heading(context))
+    line()
+    for finding in found:
+        if finding.level is Level.OK:
+            continue
+        for text in _lines(finding, width):
+            line(text)
+        line()
+    if all_:
+        for text in _fine_lines(found):
+            line(text)
+        line()
+    line(_verdict(found, all_))
+
+
+def _heading(context: DoctorContext) -> str:
+    memory = context.host.memory().get("MemTotal", 0)
+    machine = f"{context.host.processors()} processors, {format_bytes(memory)}, Linux {platform.release()}"
+    if context.paths is None:
+        return f"This machine ({machine}); no store is named: --store DIR looks at one."
+    if context.running:
+        state = f"a group runs, supervisor {context.supervisor_pid}"
+    elif context.held and context.other_version:
+        state = "a group of another version runs"
+    elif os.path.isdir(context.paths.root):
+        state = "no group runs"
+    else:
+        state = lost_link(context.paths.root) or "not there yet"
+    return f"{context.paths.root}: {state} ({machine})."
+
+
+def _lines(finding: Finding, width: int) -> list[Text]:
+    """A finding as a paragraph: what was found, why it matters, what mends it."""
+    from rich.text import Text
+
+    lines = [_line(finding, width)]
+    for heading, text in (("why", finding.why), ("mend", finding.mend)):
+        wrapped = textwrap.wrap(text, width - _INDENT - 6, break_long_words=False, break_on_hyphens=False)
+        for number, part in enumerate(wrapped):
+            label = heading if number == 0 else ""
+            style = "bold" if heading == "mend" else ""
+            lines.append(Text.assemble(" " * _INDENT, (f"{label:<6}", "dim"), (part, style)))
+    return lines
+
+
+def _line(finding: Finding, width: int) -> Text:
+    from rich.text import Text
+
+    mark, style = _MARKS[finding.level], _STYLES[finding.level]
+    text = Text.assemble("  ", (mark, style), " ", (finding.check, style), "  ")
+    indent = " " * (_INDENT + 6)
+    wrapped = textwrap.wrap(
+        finding.found, width, initial_indent=" " * len(text), subsequent_indent=indent, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+    return text + Text("\n".join(wrapped)[len(text) :])
+
+
+def _fine_lines(found: Sequence[Finding]) -> list[Text]:
+    """What is as it should be: a line each, by area."""
+    from rich.text import Text
+
+    fine = sorted((finding for finding in found if finding.level is Level.OK), key=lambda finding: finding.area)
+    names, areas = (max((len(text) for text in texts), default=0) for texts in (
+        [finding.check for finding in fine], [finding.area for finding in fine],
+    ))  # fmt: skip
+    mark, style = _MARKS[Level.OK], _STYLES[Level.OK]
+    return [
+        Text.assemble(
+            "  ",
+            (mark, style),
+            " ",
+            (f"{finding.area:<{areas}}  ", "dim"),
+            f"{finding.check:<{names}}  ",
+            finding.found,
+        )
+        for finding in fine
+    ]
+
+
+def _verdict(found: Sequence[Finding], all_: bool) -> str:
+    counts = Counter(finding.level for finding in found)
+    parts = [counted(counts[level], str(level)) for level in (Level.ERROR, Level.WARNING, Level.NOTE) if counts[level]]
+    fine = f"{counts[Level.OK]} of {len(found)} checks found nothing"
+    more = "" if all_ else "; --all shows them"
+    if not counts[Level.ERROR] and not counts[Level.WARNING]:
+        return f"healthy: {', '.join([*parts, fine])}{more}"
+    return f"{', '.join([*parts, fine])}{more}"

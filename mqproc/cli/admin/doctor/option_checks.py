@@ -1,0 +1,318 @@
+"""Checks of options: against each other, against the store's files, against what the store sees."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+from typing import Final
+
+from mqproc.cli.admin.doctor.context import Check, DoctorContext, Said, error, note, ok, warning
+from mqproc.cli.output import format_bytes
+from mqproc.cli.times import format_duration
+from mqproc.config.options import FIELDS
+from mqproc.paths import in_shell
+from mqproc.util.units import counted
+
+ENTRIES_PER_SLOT_MAX: Final = 8
+"""RocketMQ's defaults make 4 of a full file."""
+RECORD_OVERHEAD: Final = 64 * 1024
+"""What a record has besides its body, at most: topic, properties, fixed fields."""
+ORDINARY_OVERHEAD: Final = 2048
+"""The same with keys, a tag and a few properties."""
+RATE_MS_MIN: Final = 60_000
+HOUR_MS: Final = 3_600_000
+QUEUES_RATIO_MAX: Final = 0.9
+LOSS_WINDOW_MS_MAX: Final = 60_000
+_ADOPTED: Final = (
+    "mapped_file_size_commit_log",
+    "mapped_file_size_consume_queue",
+    "max_hash_slot_num",
+    "max_index_num",
+)
+
+
+def _index_slots(context: DoctorContext) -> Said | None:
+    """How many entries share a slot: what a look-up by key has to walk."""
+    if not context.options.message_index_enable:
+        return ok("there is no index (message_index_enable = false)")
+    slots, items = _index_shape(context)
+    entries = max(_entries_of_files(context), default=0)
+    worst, whole = max(entries, 1) / slots, items / slots
+    if max(worst, whole) <= ENTRIES_PER_SLOT_MAX:
+        return ok(f"{items:,} entries in {slots:,} slots make {whole:.1f} a slot when a file is full")
+    shown = (
+        f"{entries:,} entries of an index file share {slots:,} slots: {worst:.0f} a slot, {whole:.0f} when it is full"
+        if entries
+        else f"{items:,} entries of an index file will share {slots:,} slots: {whole:.0f} a slot when it is full"
+    )
+    mend = context.set_options(max_hash_slot_num=-(-items // 4), max_index_num=items)
+    if context.inventory and context.inventory.index and context.paths:
+        mend = _with_new_index(context, mend)
+    return warning(shown, f"a look-up by key walks {max(worst, whole):.0f} entries of the file instead of 4", mend)
+
+
+def _with_new_index(context: DoctorContext, mend: str) -> str:
+    """The index follows from the log: a start without one makes it again, in the shape that the options say."""
+    assert context.paths is not None
+    return f"{context.stop_first}rm -r {in_shell(context.paths.index)}; {mend.removeprefix(context.stop_first)}"
+
+
+def _index_shape(context: DoctorContext) -> tuple[int, int]:
+    sizes = context.inventory.sizes if context.inventory else None
+    if sizes is None:
+        return context.options.max_hash_slot_num, context.options.max_index_num
+    return sizes.slots, sizes.items
+
+
+def _entries_of_files(context: DoctorContext) -> Iterable[int]:
+    from mqproc.store.verify.snapshot import read_index_headers
+
+    if context.inventory is None:
+        return []
+    return [file.header.count - 1 for file in read_index_headers(context.io, context.inventory)]
+
+
+def _retention(context: DoctorContext) -> Said | None:
+    """Whether what comes in the time that messages are kept fits on the disk, by the log's own times."""
+    words, options = context.words, context.options
+    if words is None or not words["oldest_store_timestamp_ms"]:
+        return None
+    span_ms = words["written_store_timestamp_ms"] - words["oldest_store_timestamp_ms"]
+    log_bytes = words["written"] - words["min_physical_offset"]
+    if span_ms < RATE_MS_MIN or log_bytes <= 0:
+        return ok("too little has been stored to tell a rate")
+    used, free = context.io.disk_usage(context.place)
+    for_others = max(0, used - log_bytes)
+    room = max(0, (used + free) * options.disk_max_used_space_ratio // 100 - for_others)
+    per_hour = log_bytes * HOUR_MS / span_ms
+    needed = per_hour * options.file_reserved_time
+    hours = int(room / per_hour)
+    shown = (
+        f"{format_bytes(per_hour)} an hour for {options.file_reserved_time} h (file_reserved_time) are "
+        f"{format_bytes(needed)}; up to {options.disk_max_used_space_ratio} % of the disk there is room for "
+        f"{format_bytes(room)}"
+    )
+    if needed <= room:
+        return ok(shown)
+    return warning(
+        shown,
+        f"the disk decides what is kept: after {hours} h the oldest messages go, consumed or not",
+        f"a disk of {format_bytes((needed + for_others) * 100 / options.disk_max_used_space_ratio)}, or "
+        + context.set_options(file_reserved_time=max(1, hours)),
+    )
+
+
+def _ratios(context: DoctorContext) -> Said | None:
+    options = context.options
+    low, middle, high = (
+        options.disk_max_used_space_ratio,
+        options.disk_space_clean_forcibly_ratio,
+        options.disk_space_warning_level_ratio,
+    )
+    if low <= middle <= high:
+        return ok(f"{low} % ≤ {middle} % ≤ {high} %")
+    low, middle, high = sorted((low, middle, high))
+    return warning(
+        f"disk_max_used_space_ratio = {options.disk_max_used_space_ratio}, disk_space_clean_forcibly_ratio = "
+        f"{options.disk_space_clean_forcibly_ratio}, disk_space_warning_level_ratio = "
+        f"{options.disk_space_warning_level_ratio} are not in this order",
+        "a filling disk first deletes what has expired, then the oldest, and only then refuses sends",
+        context.set_options(
+            disk_max_used_space_ratio=low, disk_space_clean_forcibly_ratio=middle, disk_space_warning_level_ratio=high
+        ),
+    )
+
+
+def _segment_on_disk(context: DoctorContext) -> Said | None:
+    """Retention deletes whole segments: three of them should fit between its two levels."""
+    used, free = context.io.disk_usage(context.place)
+    options = context.options
+    size = context.inventory.sizes.segment if context.inventory else options.mapped_file_size_commit_log
+    between = (used + free) * (options.disk_space_warning_level_ratio - options.disk_max_used_space_ratio) // 100
+    if 3 * size <= max(between, 0):
+        return ok(f"segments of {format_bytes(size)} on a disk of {format_bytes(used + free)}")
+    whole = max(1 << 20, between // 4 // 4096 * 4096)
+    return warning(
+        f"three segments of {format_bytes(size)} do not fit between {options.disk_max_used_space_ratio} % and "
+        f"{options.disk_space_warning_level_ratio} % of {format_bytes(used + free)}",
+        "one segment is written, one is ready, one is being deleted: the disk is full before retention has made room",
+        "a larger disk, or for a new store " + context.set_options(mapped_file_size_commit_log=whole),
+    )
+
+
+def _adopted_sizes(context: DoctorContext) -> Said | None:
+    """Options that say other sizes than the store's files have."""
+    if context.inventory is None or not context.inventory.segments:
+        return None
+    sizes = context.inventory.sizes
+    have = {
+        "mapped_file_size_commit_log": sizes.segment,
+        "mapped_file_size_consume_queue": sizes.queue_file,
+        "max_hash_slot_num": sizes.slots,
+        "max_index_num": sizes.items,
+    }
+    wanted = {name: _wanted(context, name) for name in _ADOPTED if context.said(name)}
+    other = {name: value for name, value in wanted.items() if value != have[name]}
+    if not other:
+        return ok("files have the sizes that the options say")
+    name, value = next(iter(other.items()))
+    start = f"mqproc up {context.store_flag}"
+    anew = (
+        f"for an index of the new shape: {_with_new_index(context, start)}"
+        if name in ("max_hash_slot_num", "max_index_num")
+        else "for files of the new size copy into a new store: mqproc store export, mqproc import"
+    )
+    return warning(
+        f"{name} = {value:,} ({context.settings[name].source}), but the store's files have {have[name]:,}",
+        "files of another size cannot lie beside them, so a start goes by what is there: the option does nothing",
+        f"{context.set_options(**{each: have[each] for each in other})}; {anew}",
+    )
+
+
+def _wanted(context: DoctorContext, name: str) -> int:
+    value = getattr(context.options, name)
+    return int(context.options.consume_queue_file_bytes if name == "mapped_file_size_consume_queue" else value)
+
+
+def _message_size(context: DoctorContext) -> Said | None:
+    options = context.options
+    segment = context.inventory.sizes.segment if context.inventory else options.mapped_file_size_commit_log
+    largest = options.max_message_size
+    if largest + RECORD_OVERHEAD > options.max_frame_bytes:
+        return warning(
+            f"max_message_size = {largest:,}, but a frame is at most max_frame_bytes = {options.max_frame_bytes:,}",
+            "the largest messages are refused before they are looked at, and their connection is closed",
+            context.set_options(max_frame_bytes=min(1 << 30, 2 * largest)),
+        )
+    if largest + ORDINARY_OVERHEAD > segment:
+        return warning(
+            f"max_message_size = {largest:,}, but a segment has {segment:,} bytes",
+            "a record lies in one segment: larger messages are refused whatever max_message_size says",
+            context.set_options(max_message_size=max(10, segment - ORDINARY_OVERHEAD)),
+        )
+    if largest > options.max_pull_bytes:
+        return note(
+            f"max_message_size = {largest:,}, max_pull_bytes = {options.max_pull_bytes:,}",
+            "a pull answers with one such message at a time",
+            context.set_options(max_pull_bytes=min(options.max_frame_bytes, 2 * largest)),
+        )
+    return ok(f"messages of {format_bytes(largest)} fit into frames, segments and pulls")
+
+
+def _late_deliveries(context: DoctorContext) -> Said | None:
+    options = context.options
+    kept_s = options.file_reserved_time * 3600
+    if options.timer_max_delay_sec <= kept_s:
+        return ok(f"a message may wait {format_duration(options.timer_max_delay_sec)}, and is kept as long")
+    return warning(
+        f"a message may wait {options.timer_max_delay_sec:,} s for its time (timer_max_delay_sec), but is kept "
+        f"{options.file_reserved_time} h (file_reserved_time)",
+        "one that has been deleted when its time comes is never delivered",
+        context.set_options(file_reserved_time=-(-options.timer_max_delay_sec // 3600)),
+    )
+
+
+def _loss_window(context: DoctorContext) -> Said | None:
+    options = context.options
+    window_ms = max(options.flush_interval_commit_log, options.flush_commit_log_thorough_interval)
+    if options.sync_flush or window_ms <= LOSS_WINDOW_MS_MAX:
+        return ok("SYNC_FLUSH: a send waits for its sync" if options.sync_flush else f"{window_ms / 1000:g} s at most")
+    return warning(
+        f"ASYNC_FLUSH with flush_commit_log_thorough_interval = {options.flush_commit_log_thorough_interval:,} ms",
+        f"a loss of power takes up to {window_ms / 1000:,.0f} s of messages that senders hold for stored",
+        context.set_options(flush_commit_log_thorough_interval=10_000),
+    )
+
+
+def _queue_count(context: DoctorContext) -> Said | None:
+    if context.inventory is None:
+        return None
+    count, most = len(context.inventory.queues), context.options.max_queues
+    if count <= QUEUES_RATIO_MAX * most:
+        return ok(f"{counted(count, 'queue')} of {most:,}")
+    return warning(
+        f"{counted(count, 'queue')}, and max_queues = {most:,}",
+        "beyond it topics cannot be made: TOO_MANY_QUEUES",
+        context.set_options(max_queues=min(1 << 20, 2 * most)),
+    )
+
+
+def _changed_options(context: DoctorContext) -> Said | None:
+    """Settings that the running group does not go by yet."""
+    if not context.running or not context.used:
+        return None
+    other = {
+        name: value
+        for name in FIELDS
+        if context.said(name) and (value := getattr(context.options, name)) != context.used.get(name, value)
+    }
+    adopted = [name for name in _ADOPTED if name in other]
+    for name in adopted:
+        del other[name]  # Told by `file-sizes`: a restart would not change them.
+    if not other:
+        return ok("the group runs with these settings")
+    shown = ", ".join(
+        f"{name} = {value} ({context.settings[name].source}), the group has {context.used[name]}"
+        for name, value in other.items()
+    )
+    return warning(
+        shown,
+        "what was changed since the group started does nothing yet",
+        context.taking_up(other),
+    )
+
+
+def _monitor_port(context: DoctorContext) -> Said | None:
+    options, words = context.options, context.words
+    address = f"{options.metrics_host}:{options.metrics_port}"
+    taken = warning(
+        f"{address} is taken by another process",
+        "the store runs, but there is no /metrics, no /readyz and no status page: no alert would tell",
+        context.set_options(metrics_port=options.metrics_port + 1),
+    )
+    if context.running and words is not None:
+        if words["monitor_port"]:
+            return ok(f"the monitor listens at port {words['monitor_port']}")
+        return taken
+    if options.metrics_port == 0:
+        return ok("the system will choose a port")
+    with socket.socket(socket.AF_INET6 if ":" in options.metrics_host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((options.metrics_host, options.metrics_port))
+        except OSError as problem:
+            if problem.errno == 98:
+                return taken
+            return error(
+                f"{address}: {problem.strerror}",
+                "the monitor cannot listen there: no /metrics, no status page",
+                context.set_options(metrics_host="127.0.0.1"),
+            )
+    return ok(f"{address} is free")
+
+
+def _metrics_address(context: DoctorContext) -> Said | None:
+    host = context.options.metrics_host
+    if host in ("127.0.0.1", "::1", "localhost"):
+        return ok(f"the status page is for this machine only ({host})")
+    return note(
+        f"/metrics and the status page are open to whoever reaches {host}",
+        "they tell names of topics and groups, and the texts of errors; there is no password",
+        "a firewall or a proxy in front, or " + context.set_options(metrics_host="127.0.0.1"),
+    )
+
+
+TUNING_CHECKS: Final = (
+    Check("index-slots", "options", "index slots suffice for the keys", _index_slots),
+    Check("retention", "options", "what is to be kept fits on the disk", _retention),
+    Check("disk-ratios", "options", "the levels of a filling disk are in order", _ratios),
+    Check("segment-size", "options", "segments are small against the disk", _segment_on_disk),
+    Check("file-sizes", "options", "files have the sizes that options say", _adopted_sizes),
+    Check("message-size", "options", "the largest message fits everywhere", _message_size),
+    Check("late-deliveries", "options", "messages are kept until their time comes", _late_deliveries),
+    Check("loss-window", "options", "a loss of power takes seconds at most", _loss_window),
+    Check("queue-count", "options", "there is room for more queues", _queue_count),
+    Check("changed-options", "options", "the group goes by these settings", _changed_options),
+    Check("monitor-port", "options", "the monitor has its port", _monitor_port),
+    Check("monitor-address", "options", "the status page is not open to everybody", _metrics_address),
+)

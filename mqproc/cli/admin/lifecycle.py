@@ -1,0 +1,364 @@
+"""`mqproc up`, `down`, `restart`, `run`, `status`: the group of processes on one store."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import math
+import os
+import signal
+import termios
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mqproc.cli.admin.supervisor_client import DOWN_TIMEOUT_S, StartLock, ask_supervisor, check_listening, stop_group
+from mqproc.cli.options import Command, Invocation, pass_invocation
+from mqproc.cli.output import Column, Output, format_bytes
+from mqproc.cli.times import format_duration, now_ms
+from mqproc.config.options import Options
+from mqproc.config.parse import environment_warnings
+from mqproc.errors import StoreLockedError
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc import control_words
+from mqproc.layout import control as layout
+from mqproc.metrics.health import dispatch_behind_ms, not_offered, readiness, ready_problems_of, recovery_stands_at
+from mqproc.paths import StorePaths, in_shell
+from mqproc.util.procfs import process_usage
+from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest, StatusAnswer
+
+if TYPE_CHECKING:
+    from mqproc.ipc.control import Control
+    from mqproc.supervisor import GroupContext, Outcome, Report
+
+# Long enough for any debugger, and within what a socket's timeout may be.
+RUN_TIMEOUT_S = 7 * 24 * 3600.0
+_ROLE = click.Choice(layout.ROLES)
+_ROLE_COLUMNS = [
+    Column("role"),
+    Column("state"),
+    Column("pid", kind="number"),
+    Column("restarts", kind="count"),
+    Column("uptime_s", "up", "number"),
+    Column("cpu_percent", "cpu %", "number"),
+    Column("pss_bytes", "memory", "bytes"),
+]
+EXIT_NOT_READY = 1
+
+
+@click.command(cls=Command)
+@click.option("--detach", is_flag=True, help="Return as soon as the group is ready; it goes on in the background.")
+@click.option("--opened", is_flag=True, hidden=True, help="The last of those stops it who use it by mqproc.open.")
+@pass_invocation
+def up(invocation: Invocation, detach: bool, opened: bool) -> int:
+    """Start the group on a store and stay in the foreground.
+
+    Prints one line per change of state. Ctrl-C or SIGTERM stops in order, a second Ctrl-C hurries. SIGHUP reads the
+    options again, but at a terminal, where it says that the terminal is closed, it stops; SIGUSR1 opens the log file of
+    --detach anew. The store's folder is made when missing. With --detach a --timeout, and Ctrl-C, end the waiting, not
+    the start.
+    """
+    paths = invocation.paths()
+    with contextlib.closing(StartLock(paths)) as start_lock:
+        outcome = start_group(
+            paths,
+            invocation.options,
+            _reporter(invocation.out),
+            detach=detach,
+            opened=opened,
+            listening=start_lock.close,
+            timeout_s=invocation.timeout if invocation.timeout_given else math.inf,
+            began_s=invocation.start_s,
+        )
+    if outcome.exit_code and outcome.reason:
+        invocation.out.note(f"mqproc: {outcome.reason}")
+    return outcome.exit_code
+
+
+def _reporter(out: Output) -> Report:
+    def report(line: str) -> None:
+        if out.is_json:
+            out.stream.write(f'{{"ts_ms":{now_ms()},"event":{_json_text(line)}}}\n')
+        else:
+            out.line(f"{time.strftime('%H:%M:%S')} {line}" if out.is_terminal else line)
+        out.flush()
+
+    return report
+
+
+def _json_text(text: str) -> str:
+    import json
+
+    return json.dumps(text)
+
+
+def start_group(
+    paths: StorePaths,
+    load_options: Callable[[], Options],
+    report: Report,
+    *,
+    detach: bool,
+    opened: bool,
+    listening: Callable[[], None],
+    timeout_s: float,
+    began_s: float,
+) -> Outcome:
+    """Run a group here until it ends, or in the background until it is ready.
+
+    For that `timeout_s` is waited, from `began_s` on, in monotonic seconds. `listening` is called, by the
+    supervisor, once it can be asked itself. `opened` for `mqproc.open`.
+    """
+    # Numpy would start threads of its own, and the supervisor forks.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # Numba and the kernels take a second: only who starts a group pays. The collector would take a sixth of it, since
+    # modules are many objects and hardly any garbage.
+    gc.disable()
+    from mqproc.cli.engine import adopted_options, engine_hooks
+    from mqproc.roles.registry import SPECS
+    from mqproc.ipc.usage_lock import Unused, let_last_one_stop
+    from mqproc.roles.process_setup import writer_cpus
+    from mqproc.supervisor import detach as run_detached
+    from mqproc.supervisor import lenient, supervise
+
+    gc.enable()
+
+    # Its reader may have gone away, or the lines go into a file on a full disk: a group runs without them.
+    report = lenient(report)
+    for line in environment_warnings(os.environ):
+        report(line)
+    options = adopted_options(paths, load_options(), report)
+    # Said here by name, and not by a writer that cannot boot.
+    writer_cpus(options, frozenset(os.sched_getaffinity(0)))
+    engine = engine_hooks()
+
+    def warm(context: GroupContext) -> None:
+        listening()
+        if opened:
+            let_last_one_stop(paths)
+        engine.warm(context)
+
+    unused = Unused(paths)
+
+    def watch() -> None:
+        engine.watch()
+        if opened and unused.is_so():
+            report("nobody uses the group that mqproc.open started")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    hooks = replace(engine, warm=warm, watch=watch, reload=lambda: adopted_options(paths, load_options(), report))
+
+    def run(report: Report, ready: Callable[[], None]) -> Outcome:
+        def told(control: Control) -> None:
+            # The monitor has tried its port by now; it goes on trying.
+            if not control.load(layout.MONITOR_PORT):
+                report(not_offered(options))
+            ready()
+
+        try:
+            return supervise(paths, options, SPECS, hooks, report=report, ready=told)
+        except StoreLockedError as error:
+            asks = f"mqproc status --store {in_shell(paths.root)} shows a group that runs there, mqproc down stops it"
+            raise StoreLockedError(f"{error}; {asks}") from None
+
+    if not detach:
+        return run(report, lambda: None)
+    return run_detached(run, paths, report, timeout_s=timeout_s, began_s=began_s)
+
+
+@click.command(cls=Command)
+@pass_invocation
+def down(invocation: Invocation) -> None:
+    """Stop the group in order.
+
+    Returns when everything is durable and the store's lock is free; recovery is cut short, and the next start repeats
+    it. A --timeout ends the waiting, not the stopping.
+    """
+    started = time.monotonic()
+    timeout_s = invocation.timeout if invocation.timeout_given else DOWN_TIMEOUT_S
+    stop_group(invocation.existing_paths(), timeout_s)
+    took_s = time.monotonic() - started
+    if invocation.out.is_json:
+        invocation.out.document({"stopped": True, "seconds": round(took_s, 3)})
+    else:
+        invocation.out.note(f"stopped in {format_duration(took_s)}")
+
+
+@click.command(cls=Command)
+@click.argument("role", type=_ROLE, metavar="ROLE")
+@pass_invocation
+def restart(invocation: Invocation, role: str) -> None:
+    """Restart one role.
+
+    ROLE is one of those that `mqproc status` shows, but supervisor and template. It stops in order; the command returns
+    when it serves again.
+    """
+    started = time.monotonic()
+    ask_supervisor(invocation.existing_paths(), Operation.RESTART_ROLE, RoleRequest(role), invocation.timeout)
+    took_s = time.monotonic() - started
+    if invocation.out.is_json:
+        invocation.out.document({"role": role, "seconds": round(took_s, 3)})
+    else:
+        invocation.out.note(f"{role} restarted in {format_duration(took_s)}")
+
+
+@click.command(cls=Command)
+@click.argument("role", type=_ROLE, metavar="ROLE")
+@click.option("--debug", is_flag=True, help="Enter pdb at this terminal just before the role's loop begins.")
+@pass_invocation
+def run(invocation: Invocation, role: str, debug: bool) -> int:
+    """Run one role at this terminal, for a debugger.
+
+    ROLE is as for `mqproc restart`. The supervisor stops it in order and starts it again with this command's standard
+    input, output and error output; its log comes here, too. Meanwhile it is not watched, and `mqproc status` calls it
+    LENT. When it ends, or this command is ended (Ctrl-C), the supervisor runs it again as before. After pdb's
+    `continue`, kill -INT with the role's pid enters pdb again. Exit code 0 when the role ended in order, else 1.
+    """
+    stdin, stdout, stderr = (f"/proc/{os.getpid()}/fd/{fd}" for fd in range(3))
+    wanted = RunRequest(role, stdin, stdout, stderr, debug)
+    for fd in (1, 2):
+        # The role opens a file behind it anew: only who appends does not write over the other's lines.
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
+    timeout_s = invocation.timeout if invocation.timeout_given else RUN_TIMEOUT_S
+    with _terminal_kept():
+        answer: RunAnswer = ask_supervisor(invocation.existing_paths(), Operation.RUN_ROLE, wanted, timeout_s)
+    if invocation.out.is_json:
+        invocation.out.document({"role": role, "ended": answer.ended, "clean": answer.clean})
+    else:
+        invocation.out.note(f"{role} ended here with {answer.ended}; the supervisor runs it again")
+    return 0 if answer.clean else 1
+
+
+@contextlib.contextmanager
+def _terminal_kept() -> Iterator[None]:
+    """A role that is killed at a prompt leaves the terminal as its line editor had it: put it back."""
+    if not os.isatty(0):
+        yield
+        return
+    before = termios.tcgetattr(0)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(termios.error):  # It may have gone away.
+            if termios.tcgetattr(0) != before:
+                termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+
+@click.command(cls=Command)
+@pass_invocation
+def status(invocation: Invocation) -> int:
+    """Show the roles, their memory, and how far they are.
+
+    Exit code 0 when the group is ready, 1 when it runs but is not ready, 9 when it does not run.
+    """
+    paths = invocation.existing_paths()
+    options = invocation.store_options(StoreIO(), paths)
+    found = group_status(paths, invocation.timeout, options.heartbeat_timeout_ms)
+    out = invocation.out
+    if out.shape == "table":
+        _print_status(out, found)
+    elif out.shape == "json":
+        out.document(found)
+    else:
+        out.rows("roles", _ROLE_COLUMNS, found["roles"])
+    return 0 if found["ready"] else EXIT_NOT_READY
+
+
+def group_status(
+    paths: StorePaths, timeout_s: float, heartbeat_timeout_ms: int = Options().heartbeat_timeout_ms
+) -> dict[str, Any]:
+    """What the supervisor says, with each process's memory and the positions of the control file.
+
+    Ready is what /readyz calls so. Positions are None amid recovery: they are not known yet.
+    """
+    answer, words = _answer_and_words(paths, timeout_s)
+    roles: list[dict[str, Any]] = [
+        {"role": "supervisor", "state": "RUNNING", "pid": answer.pid, "restarts": 0},
+        *({"role": role, **values} for role, values in answer.roles.items()),
+    ]
+    for role in roles:
+        role |= process_figures(int(role["pid"]))
+    problems = ready_problems_of(words, heartbeat_timeout_ms * 1_000_000)
+    recovers = answer.group == layout.GROUP_NAMES[layout.GROUP_RECOVERING]
+    positions = {
+        "written_bytes": words["written"],
+        "dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
+        "dispatch_behind_ms": dispatch_behind_ms(StoreIO(), paths, words),
+        "flush_behind_bytes": control_words.flush_behind_bytes(words),
+    }
+    return {
+        "group": answer.group,
+        "ready": not problems,
+        "problems": problems,
+        "store": answer.store,
+        "epoch": answer.epoch,
+        "started_ms": answer.started_ms,
+        "recovery": recovery_stands_at(words) if recovers else None,
+        **(dict.fromkeys(positions) if recovers else positions),
+        "read_only": control_words.takes_nothing(words),
+        "sync_failed": control_words.read_only(words),
+        "damage_holes": control_words.damage_holes(words),
+        "pss_bytes": sum(role["pss_bytes"] or 0 for role in roles),
+        "roles": roles,
+    }
+
+
+def _answer_and_words(paths: StorePaths, timeout_s: float) -> tuple[StatusAnswer, dict[str, int]]:
+    """What the supervisor says, and the control file; one that recovers answers later, so the file stands for it."""
+    check_listening(paths)
+    words = control_words.read_words(paths)
+    if words["group_state"] != layout.GROUP_RECOVERING:
+        answer = ask_supervisor(paths, Operation.STATUS, None, timeout_s)
+        return answer, control_words.read_words(paths)
+    roles: dict[str, dict[str, int | str]] = {
+        role: {
+            "state": layout.name_of(words[f"{role}.supervised"], layout.SUPERVISED_NAMES),
+            **{word: words[f"{role}.{word}"] for word in ("pid", "incarnation", "restarts")},
+        }
+        for role in (layout.TEMPLATE, *layout.ROLES)
+    }
+    group = layout.GROUP_NAMES[layout.GROUP_RECOVERING]
+    started_ms = words["group_started_ms"]
+    return StatusAnswer(group, str(paths.root), words["supervisor_pid"], words["epoch"], started_ms, roles), words
+
+
+def process_figures(pid: int) -> dict[str, Any]:
+    """Memory and CPU of a process: its proportional share (PSS), which may be added up over a group."""
+    usage = process_usage(pid)
+    if usage is None:
+        return {"pss_bytes": None, "cpu_percent": None, "uptime_s": None}
+    return {"pss_bytes": usage.pss_bytes, "cpu_percent": usage.cpu_percent, "uptime_s": round(usage.uptime_s, 1)}
+
+
+def _positions_text(found: Mapping[str, Any]) -> str:
+    if found["written_bytes"] is None:
+        return "positions are not known before recovery has come to its end"
+    sizes = {name: format_bytes(found[f"{name}_bytes"]) for name in ("written", "dispatch_behind", "flush_behind")}
+    late_s = found["dispatch_behind_ms"] / 1000
+    return (
+        f"written {sizes['written']}, dispatch {sizes['dispatch_behind']}, {late_s:.1f} s behind, "
+        f"flush {sizes['flush_behind']} behind"
+    )
+
+
+def _print_status(out: Output, found: Mapping[str, Any]) -> None:
+    since = format_duration((now_ms() - found["started_ms"]) / 1000)
+    state = readiness(found["group"], ready=found["ready"])
+    read_only = ", READ-ONLY" if found["read_only"] else ""
+    if found["sync_failed"]:
+        read_only += " after a failed sync"
+    holes = found["damage_holes"]
+    damaged = f", DAMAGED: {holes} ranges of the log, see mqproc/damage.json" if holes else ""
+    out.line(f"{found['store']}: {state}{read_only}{damaged}, up {since}, epoch {found['epoch']}")
+    out.line(f"{_positions_text(found)}, memory {format_bytes(found['pss_bytes'])}")
+    for problem in found["problems"]:
+        out.line(f"✗ {problem}")
+    out.line("")
+    rows = [
+        role | {"uptime_s": None if role["uptime_s"] is None else format_duration(role["uptime_s"])}
+        for role in found["roles"]
+    ]
+    out.rows("roles", _ROLE_COLUMNS, rows)

@@ -1,0 +1,599 @@
+"""What `mqproc import` reads: files and streams as chunks of message bodies, with the fields that were asked for.
+
+    file, packed or not, stdin ──bytes──▶ CSV │ JSON lines │ Parquet │ plain lines ──▶ Chunk, Chunk, …
+
+A record of CSV or Parquet becomes a JSON object, a line of the others is the body as it is. Records are counted from 0
+in the order of the input, always the same way, so that an import can go on where it stopped.
+"""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import csv
+import datetime
+import gzip
+import io
+import itertools
+import json
+import lzma
+import re
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self, TypeVar, cast
+
+import click
+import msgspec
+
+from mqproc.client.connection import FRAME_BYTES_MAX
+from mqproc.errors import BadMessageError, BadRequestError
+from mqproc.util.units import counted
+
+# --- formats ---
+# Formats that `mqproc import` reads, and what names of files tell of them.
+
+
+FORMATS = ("csv", "jsonl", "parquet", "lines")
+_SUFFIXES = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+}
+_PACKED = (".gz", ".bz2", ".xz", ".zip")
+# Read as lines they would be garbage.
+_NOT_READ = frozenset(
+    ".tar .tgz .tbz2 .txz .zst .lz4 .lzma .z .7z .rar .br .xls .xlsx .orc .avro .feather .arrow".split()
+)
+
+
+def is_packed(name: str) -> bool:
+    """Whether a file is unpacked while it is read."""
+    return Path(name).suffix.lower() in _PACKED
+
+
+def guess_kind(name: str) -> str:
+    """The format that a name tells; plain lines when it tells none. Raises a usage error for one that is not read."""
+    path = Path(name)
+    if is_packed(name):
+        path = path.with_suffix("")
+    if path.suffix.lower() in _NOT_READ:
+        raise click.UsageError(
+            f"{name}: {path.suffix} is not read; unpack or convert it, or say with --format what the file has"
+        )
+    return _SUFFIXES.get(path.suffix.lower(), "lines")
+
+
+def kind_of_member(name: str, member: str) -> str:
+    """The format of a file inside a .zip: what the archive's name tells, else the member's own; plain lines else.
+
+    Raises a usage error for one that is not read.
+    """
+    if Path(Path(name).stem).suffix.lower() in _SUFFIXES:
+        return guess_kind(name)
+    if is_packed(member):
+        raise click.UsageError(f"{name}: {member} is packed once more, which is not read; unpack it")
+    return guess_kind(member)
+
+
+# --- arrow_values ---
+# Values of Parquet that JSON or Python have not: NaN and the infinities; moments and time spans in nanoseconds.
+
+
+def not_finite(values: Any) -> int:
+    """How many numbers of a record batch or an array are NaN or infinite, those within lists and structs too."""
+    import pyarrow
+    import pyarrow.compute as compute
+
+    if isinstance(values, pyarrow.RecordBatch):
+        return sum(map(not_finite, values.columns))
+    if pyarrow.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    kind = values.type
+    if pyarrow.types.is_floating(kind):
+        wide = values.cast("float32") if pyarrow.types.is_float16(kind) else values
+        finite: int = compute.sum(compute.is_finite(wide)).as_py() or 0
+        return len(wide) - int(wide.null_count) - finite
+    if pyarrow.types.is_struct(kind):
+        return sum(map(not_finite, values.flatten()))
+    if pyarrow.types.is_map(kind):
+        values = pyarrow.ListArray.from_arrays(values.offsets, values.items)
+    return not_finite(values.flatten()) if pyarrow.types.is_nested(kind) else 0
+
+
+def plain(value: Any) -> Any:
+    """What pyarrow makes of nanoseconds where pandas is installed, as Python's own moment or time span.
+
+    Text where it has nanoseconds indeed, which those have no room for.
+    """
+    if isinstance(value, dict):
+        return {name: plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(plain, value))
+    if isinstance(value, datetime.datetime) and type(value) is not datetime.datetime:
+        moment: Any = value
+        return moment.isoformat().replace("+00:00", "Z") if moment.nanosecond else moment.to_pydatetime()
+    if isinstance(value, datetime.timedelta) and type(value) is not datetime.timedelta:
+        span: Any = value
+        return span.isoformat() if span.nanoseconds else span.to_pytimedelta()
+    return value
+
+
+STDIN = "-"
+_PACKINGS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
+    ".gz": cast(Callable[[IO[bytes]], IO[bytes]], gzip.open),
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+}
+_BUFFER_BYTES = 1 << 20
+# Records are taken up to so many at a time, until they have so many bytes: a thousand large ones would be gigabytes.
+_STEP_ROWS = 16
+_CHUNK_BYTES = 16 << 20
+_NAMES_SHOWN = 8
+# So much of a text is counted line by line. Further on its decoder tells, which is never so far ahead.
+_COUNTED_BYTES = 1 << 17
+_RAW = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_OBJECT = msgspec.json.Decoder(dict[str, Any]).decode
+_VALUE = msgspec.json.Decoder().decode
+_AHEAD_BYTES = 1 << 16
+# A column of identifiers has as many values as rows: the memory for known values is bounded.
+_KNOWN_VALUES_MAX = 100_000
+# A line behind the last one of CSV, which no UTF-8 holds: it is a record of its own unless a quote was left open.
+_END = "\ud800"
+# What JSON calls a number; "007" and "+1" are none, so codes with leading zeros stay text.
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+# What an input raises whose bytes are not what its name says, or that was cut.
+_UNPACKABLE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile)
+_UNREADABLE = (*_UNPACKABLE, csv.Error, UnicodeDecodeError)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How to read: `fields` are those whose values are wanted beside the bodies.
+
+    `typed`: numbers, true, false and empty values of CSV become JSON's, not text. `nulls`: texts that mean no value.
+    `delimiter` "": a tab for .tsv, else a comma.
+    """
+
+    fields: tuple[str, ...] = ()
+    typed: bool = False
+    nulls: tuple[str, ...] = ("",)
+    delimiter: str = ""
+    chunk_rows: int = 1000
+    skip: int = 0
+
+
+class WrittenNumber(float):
+    """A number of JSON, and its `text` there: `1e3` and `1000.0` are one number, and so are `-0` and `0`."""
+
+    __slots__ = ("text",)
+
+    def __new__(cls, text: str) -> Self:
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+    text: str
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Records [first, first + count): bodies, and the wanted fields' values, None where there is none.
+
+    `taken`: so many bytes of text, once unpacked, the records up to its end have at least; 0 where nobody knows.
+    """
+
+    first: int
+    bodies: list[bytes]
+    fields: dict[str, list[Any]] = field(default_factory=dict)
+    taken: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.bodies)
+
+
+class Counted(io.RawIOBase):
+    """A binary stream that counts what was read from it."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.count
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        self.count += len(data)
+        return len(data)
+
+
+class Source:
+    """An opened input. `total` and `done()` are in one unit, bytes or records; `total` is 0 when it is not known."""
+
+    def __init__(self, name: str, kind: str = "", member: str = "") -> None:
+        """`name` is a path or `-`. Raises OSError, or a usage error when the kind cannot be told."""
+        self.name = name
+        self.suffixes = Path(name.lower()).suffixes
+        self._told_kind = kind
+        self.kind = kind or guess_kind(name)
+        self.total = 0
+        # Numbers of the records read that JSON has not: NaN and the infinities.
+        self.not_finite = 0
+        self.done: Callable[[], int] = lambda: 0
+        self._stack = ExitStack()
+        try:
+            self.stream = self._open(member)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def compressed(self) -> bool:
+        return is_packed(self.name)
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether more records may be appended to what there is."""
+        return not self.compressed and self.kind != "parquet"
+
+    def chunks(self, reading: Reading) -> Iterator[Chunk]:
+        """The records from `reading.skip` on."""
+        return _READERS[self.kind](self, reading)
+
+    def _open(self, member: str) -> IO[bytes]:
+        if self.name == STDIN:
+            if sys.stdin is None:
+                raise click.UsageError("stdin is closed: name a file, or have something come from there")
+            return self._counted(sys.stdin.buffer)
+        path = Path(self.name)
+        packing = path.suffix.lower()
+        if packing == ".zip":
+            return self._open_zip(path, member)
+        file = self._stack.enter_context(path.open("rb"))
+        self.total = path.stat().st_size
+        if packing in _PACKINGS:
+            return self._stack.enter_context(_PACKINGS[packing](self._counted(file)))
+        return file if self.kind == "parquet" else self._counted(file)
+
+    def _counted(self, stream: IO[bytes]) -> IO[bytes]:
+        counted = Counted(stream)
+        self.done = lambda: counted.count
+        return io.BufferedReader(counted, _BUFFER_BYTES)
+
+    def _open_zip(self, path: Path, member: str) -> IO[bytes]:
+        try:
+            # A zip's names stand at its end, so a pipe's is read whole.
+            archive = zipfile.ZipFile(path if path.is_file() else io.BytesIO(path.read_bytes()))
+            self._stack.enter_context(archive)
+            info = archive.getinfo(_member(archive, path, member))
+            if not self._told_kind:
+                self.kind = kind_of_member(self.name, info.filename)
+                self.suffixes += Path(info.filename.lower()).suffixes
+            stream = self._stack.enter_context(archive.open(info))
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+            raise BadRequestError(f"{path} cannot be unpacked: {error}") from None
+        self.total = info.file_size
+        return self._counted(stream)
+
+
+def _member(archive: zipfile.ZipFile, path: Path, wanted: str) -> str:
+    """The name of the file that is wanted, or of the only one. Raises a usage error."""
+    names = [info.filename for info in archive.infolist() if not info.is_dir()]
+    if not names:
+        raise click.UsageError(f"{path} holds no file")
+    if wanted and wanted not in names:
+        raise click.UsageError(f"{path} has no member {wanted!r}; there are {', '.join(names[:_NAMES_SHOWN])}")
+    if not wanted and len(names) > 1:
+        held = f"{path} holds {counted(len(names), 'file')}"
+        raise click.UsageError(f"{held}; choose one with --member: {', '.join(names[:_NAMES_SHOWN])}")
+    return wanted or names[0]
+
+
+def _parts(records: Iterator[_T], reading: Reading, source: Source) -> Iterator[tuple[int, list[_T]]]:
+    """The records from `reading.skip` on, some at a time, with the number of the first of them."""
+    first = 0
+    while part := _take(records, reading, source, first):
+        if first >= reading.skip:
+            yield first, part
+        first += len(part)
+
+
+def _take(records: Iterator[_T], reading: Reading, source: Source, first: int) -> list[_T]:
+    """The next records, the first of them number `first`. Raises BadMessageError naming one that cannot be read."""
+    count = reading.chunk_rows
+    if first < reading.skip:
+        count = min(count, reading.skip - first)
+    taken: list[_T] = []
+    end = source.stream.tell() + _CHUNK_BYTES
+    try:
+        # What came before an error stays in the list, so that its length tells the record.
+        while len(taken) < count and source.stream.tell() < end:
+            before = len(taken)
+            # First a few, which tell by the next look whether they are large.
+            taken.extend(itertools.islice(records, min(_STEP_ROWS, before + 1, count - before)))
+            if len(taken) == before:
+                break
+    except (*_UNREADABLE, OSError) as error:
+        if _is_of_a_disk(error):
+            raise
+        raise BadMessageError(f"{source.name}: record {first + len(taken) + 1:,} cannot be read: {error}") from None
+    return taken
+
+
+def _is_of_a_disk(error: Exception) -> bool:
+    """Whether an error has a number of the system's: bz2's has none."""
+    return isinstance(error, OSError) and error.errno is not None
+
+
+# CSV
+
+
+class _Values(dict[str, bytes]):
+    """CSV text → encoded JSON value, remembered: most columns repeat theirs."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._nulls = frozenset(reading.nulls)
+        self._typed = reading.typed
+
+    def __missing__(self, text: str) -> bytes:
+        value = self._encoded(text)
+        if len(self) < _KNOWN_VALUES_MAX:
+            self[text] = value
+        return value
+
+    def _encoded(self, text: str) -> bytes:
+        if self._typed and text in self._nulls:
+            return b"null"
+        if self._typed and (text in ("true", "false") or _NUMBER.fullmatch(text)):
+            return text.encode()
+        return msgspec.json.encode(text)
+
+
+class _Lines:
+    """Lines of text, and how many bytes those that were taken have at least: a decoder reads ahead of them."""
+
+    def __init__(self, stream: IO[bytes], text: IO[str]) -> None:
+        self._stream = stream
+        self._text = text
+        self._counted = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return itertools.chain(self._first(), self._text)
+
+    def _first(self) -> Iterator[str]:
+        """Those that are counted: to go on so would cost a tenth of all reading."""
+        for line in self._text:
+            self._counted += len(line) if line.isascii() else len(line.encode(errors="surrogateescape"))
+            yield line
+            if self._counted >= _COUNTED_BYTES:
+                return
+
+    @property
+    def taken(self) -> int:
+        return max(self._counted, self._stream.tell() - _AHEAD_BYTES)
+
+
+def _object_template(names: Sequence[str]) -> bytes:
+    """A JSON object with a place for each value: much faster to fill than to encode."""
+    return b"{" + b",".join(msgspec.json.encode(name).replace(b"%", b"%%") + b":%b" for name in names) + b"}"
+
+
+def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
+    # Bytes that are no UTF-8 become surrogates, which are told with their record: a decoder reads far ahead of it.
+    text = io.TextIOWrapper(source.stream, "utf-8-sig", "surrogateescape", newline="")
+    delimiter = reading.delimiter or ("\t" if ".tsv" in source.suffixes else ",")
+    # Python's own limit is far below what a message may hold.
+    csv.field_size_limit(FRAME_BYTES_MAX)
+    lines = _Lines(source.stream, text)
+    rows = csv.reader(itertools.chain(lines, (_END,)), delimiter=delimiter)
+    header = _header(rows, source.name)
+    if header == [_END]:
+        return
+    _check_names(header, source.name)
+    if header[-1:] and header[-1].endswith(_END):
+        raise BadMessageError(f"{source.name}: the header has a quote that nothing closes")
+    places = _places(header, reading.fields, source.name)
+    template = _object_template(header)
+    encoded = _Values(reading).__getitem__
+    for first, part in _parts(filter(None, rows), reading, source):
+        if not _without_end(part, source.name, first):
+            return
+        _check_widths(part, len(header), source.name, first)
+        try:
+            bodies = [template % tuple(map(encoded, row)) for row in part]
+        except UnicodeEncodeError:
+            raise _no_utf8(part, source.name, first) from None
+        fields = {name: _column(part, place, reading.nulls) for name, place in places.items()}
+        yield Chunk(first, bodies, fields, lines.taken)
+
+
+def _header(rows: Iterator[list[str]], name: str) -> list[str]:
+    try:
+        header = next(rows)
+    except (*_UNREADABLE, OSError) as error:
+        if _is_of_a_disk(error):
+            raise
+        raise BadMessageError(f"{name}: the header cannot be read: {error}") from None
+    if header != [_END] and not _is_utf8(header):
+        raise BadMessageError(f"{name}: the header has bytes that are no UTF-8")
+    return header
+
+
+def _is_utf8(row: Sequence[str]) -> bool:
+    return not any("\udc80" <= character <= "\udcff" for character in "".join(row))
+
+
+def _no_utf8(rows: Sequence[Sequence[str]], name: str, first: int) -> BadMessageError:
+    wrong = next(index for index, row in enumerate(rows) if not _is_utf8(row))
+    return BadMessageError(f"{name}: record {first + wrong + 1:,} has bytes that are no UTF-8")
+
+
+def _check_names(names: Sequence[str], name: str) -> None:
+    """Raise a usage error when two fields have one name: an object has but one of them."""
+    if len(set(names)) < len(names):
+        raise click.UsageError(f"{name}: the header names a field twice: {', '.join(names)}")
+
+
+def _places(header: Sequence[str], fields: Sequence[str], name: str) -> dict[str, int]:
+    for wanted in fields:
+        if wanted not in header:
+            raise click.UsageError(f"{name} has no field {wanted!r}; there are {', '.join(header)}")
+    return {wanted: header.index(wanted) for wanted in fields}
+
+
+def _without_end(rows: list[list[str]], name: str, first: int) -> list[list[str]]:
+    """Rows without what stands behind the last one. Raises BadMessageError when a quote has swallowed it."""
+    if rows[-1][-1].endswith(_END) and rows.pop() != [_END]:
+        raise BadMessageError(f"{name}: record {first + len(rows) + 1:,} has a quote that nothing closes")
+    return rows
+
+
+def _check_widths(rows: Sequence[list[str]], width: int, name: str, first: int) -> None:
+    if set(map(len, rows)) != {width}:
+        wrong = next(index for index, row in enumerate(rows) if len(row) != width)
+        raise BadMessageError(f"{name}: record {first + wrong + 1:,} has {len(rows[wrong])} fields, the header {width}")
+
+
+def _column(rows: Sequence[list[str]], place: int, nulls: Sequence[str]) -> list[Any]:
+    values: list[Any] = [row[place] for row in rows]
+    if any(null in values for null in nulls):
+        return [None if value in nulls else value for value in values]
+    return values
+
+
+# Lines
+
+
+def _read_lines(source: Source, reading: Reading) -> Iterator[Chunk]:
+    if reading.fields:
+        raise click.UsageError(f"{source.name}: plain lines have no fields; --format csv or jsonl has")
+    for first, bodies in _parts(map(_strip_newline, _lines_of(source.stream)), reading, source):
+        yield Chunk(first, bodies, taken=source.stream.tell())
+
+
+def _lines_of(stream: IO[bytes]) -> Iterator[bytes]:
+    """The lines, the first one without UTF-8's byte order mark."""
+    first = (line.removeprefix(codecs.BOM_UTF8) for line in itertools.islice(stream, 1))
+    return itertools.chain(filter(None, first), stream)
+
+
+def _strip_newline(line: bytes) -> bytes:
+    return line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _read_json_lines(source: Source, reading: Reading) -> Iterator[Chunk]:
+    for first, bodies in _parts(filter(None, map(bytes.strip, _lines_of(source.stream))), reading, source):
+        if not first:
+            _check_json(bodies[0], source.name)
+        fields = _json_fields(bodies, reading, source.name, first) if reading.fields else {}
+        yield Chunk(first, bodies, fields, source.stream.tell())
+
+
+def _check_json(line: bytes, name: str) -> None:
+    """Raise BadMessageError when a file's first line is no JSON, as where one document has many lines."""
+    try:
+        # This one takes the NaN that Python itself writes; of bytes it would take UTF-16, which has other lines.
+        json.loads(line.decode())
+    except (ValueError, RecursionError) as error:
+        raise BadMessageError(
+            f"{name}: record 1 is no JSON, which must be one a line: {error}; --format lines takes lines as they are"
+        ) from None
+
+
+def _json_fields(bodies: Sequence[bytes], reading: Reading, name: str, first: int) -> dict[str, list[Any]]:
+    fields: dict[str, list[Any]] = {wanted: [] for wanted in reading.fields}
+    for index, body in enumerate(bodies):
+        try:
+            try:
+                found = _OBJECT(body)
+            except msgspec.MsgspecError:  # Of a number beyond all floats, perhaps, in another field.
+                found = {field: _VALUE(raw) for field, raw in _RAW(body).items() if field in fields}
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise BadMessageError(f"{name}: record {first + index + 1:,} is no JSON object: {error}") from None
+        for wanted, values in fields.items():
+            value = found.get(wanted)
+            # -0 is an integer too, but none of Python's.
+            if (kind := type(value)) is float or (kind is int and not value):
+                value = WrittenNumber(bytes(_RAW(body)[wanted]).decode())
+            values.append(None if value in reading.nulls else value)
+    return fields
+
+
+# Parquet
+
+
+def _read_parquet(source: Source, reading: Reading) -> Iterator[Chunk]:
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise click.UsageError("Parquet needs pyarrow: pip install 'mqproc[arrow]'") from None
+    at = 0
+    try:
+        file = parquet.ParquetFile(_seekable(source))
+        source.total = file.metadata.num_rows
+        _check_names(file.schema_arrow.names, source.name)
+        _places(file.schema_arrow.names, reading.fields, source.name)
+        has_nanoseconds = any("[ns" in str(column.type) for column in file.schema_arrow)
+        for batch in file.iter_batches(_rows_at_once(file.metadata, reading.chunk_rows)):
+            skipped = max(0, min(batch.num_rows, reading.skip - at))
+            first, end = at + skipped, at + batch.num_rows
+            rows = batch.slice(skipped).to_pylist()
+            if has_nanoseconds:
+                rows = [{name: plain(value) for name, value in row.items()} for row in rows]
+            source.not_finite += not_finite(batch.slice(skipped))
+            if rows:
+                yield _parquet_chunk(rows, first, reading.fields)
+            at = end
+            source.done = lambda at=at: at  # type: ignore[misc]
+    except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError, *_UNREADABLE) as error:
+        reason = " ".join(str(error).split())
+        raise BadMessageError(f"{source.name}: Parquet cannot be read behind record {at:,}: {reason}") from None
+
+
+def _rows_at_once(metadata: Any, most: int) -> int:
+    """As many rows as are not too large together, by the mean of all."""
+    size: int = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    return max(1, min(most, int(metadata.num_rows) * _CHUNK_BYTES // max(1, size)))
+
+
+def _parquet_chunk(rows: list[dict[str, Any]], first: int, fields: Sequence[str]) -> Chunk:
+    encode = msgspec.json.Encoder().encode
+    return Chunk(first, [encode(row) for row in rows], {wanted: [row[wanted] for row in rows] for wanted in fields})
+
+
+def _seekable(source: Source) -> IO[bytes]:
+    """Parquet begins at its end: what cannot be sought in, or only by unpacking it again, is read whole."""
+    stream = source.stream
+    return stream if stream.seekable() and not source.compressed else io.BytesIO(stream.read())
+
+
+_READERS: dict[str, Callable[[Source, Reading], Iterator[Chunk]]] = {
+    "csv": _read_csv,
+    "jsonl": _read_json_lines,
+    "lines": _read_lines,
+    "parquet": _read_parquet,
+}

@@ -1,0 +1,545 @@
+"""Common options of every command, and the click types, commands and groups that use them.
+
+`mqproc --help` and `mqproc stat` must start quickly: groups import commands on demand, and this module imports the
+client and the store only where it needs them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import math
+import os
+import re
+import stat
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from mqproc.cli import times
+from mqproc.cli.output import COLORS, FORMATS, Output
+from mqproc.config.options import FIELDS, Options
+from mqproc.config.parse import (
+    Setting,
+    check_together,
+    environment_warnings,
+    load_settings,
+    options_from,
+    options_table,
+)
+from mqproc.errors import ConfigurationError, MqprocError, StoreAccessError, StoreNotFoundError
+from mqproc.io.store_io import StoreIO
+from mqproc.paths import StorePaths, file_type, in_shell, lost_link
+from mqproc.util.units import parse_size
+
+if TYPE_CHECKING:
+    from mqproc.client import Client
+    from mqproc.types import Filter
+
+DEFAULT_CONFIG = "mqproc.toml"
+DEFAULT_TIMEOUT_S = 10.0
+COMMON_HEADING = "Common options"
+# Index of the start time in /proc/<pid>/stat, counted from the state, which follows the name.
+_START_FIELD: Final = 19
+# Names that other tools use for a command.
+_SYNONYMS: Final = {"start": "up", "stop": "down", "help": "--help"}
+# Needed only by a group that starts. A broker.conf of RocketMQ may name a host that does not exist here.
+_ROLE_OPTIONS: Final = frozenset({"broker_ip", "broker_name"})
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+# Invocation
+
+
+def process_start_s() -> float:
+    """The start of this process in monotonic seconds, to one clock tick; includes the interpreter's own start."""
+    try:
+        with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[_START_FIELD])
+    except OSError:
+        return time.monotonic()  # There is no /proc, as in a bare chroot.
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.monotonic() - age_s
+
+
+@dataclass(slots=True)
+class Invocation:
+    """Values of the common options; the methods derive what commands need.
+
+    Precedence: flag, environment, config file, default.
+    """
+
+    store: Path | None = None
+    config: Path | None = None
+    set_: list[str] = field(default_factory=list)
+    output: str = ""
+    timeout: float = DEFAULT_TIMEOUT_S
+    timeout_given: bool = False
+    color: str = "auto"
+    verbose: bool = False
+    start_s: float = field(default_factory=time.monotonic)
+
+    def set_option(self, name: str, value: Any) -> None:
+        """Store an option's value. A later value replaces an earlier one; `--set` accumulates."""
+        if name == "set_":
+            self.set_ += value
+        elif name == "json_":
+            self.output = "json"
+        else:
+            setattr(self, name, value)
+            self.timeout_given |= name == "timeout"
+
+    @property
+    def out(self) -> Output:
+        return Output(self.output or "table", self.color)
+
+    def deadline_s(self) -> float:
+        """End of a command that otherwise runs until Ctrl-C, in monotonic seconds: infinity without --timeout."""
+        return self.start_s + self.timeout if self.timeout_given else math.inf
+
+    def config_file(self) -> Path | None:
+        """The config file: --config, MQPROC_CONFIG, or ./mqproc.toml if it exists.
+
+        A file that was found once stays the config file: if it is deleted while a group runs, a reload must fail
+        instead of using the defaults.
+        """
+        named = self.config or os.environ.get("MQPROC_CONFIG")
+        if named:
+            path = Path(named)
+            kind = file_type(path)
+            if not stat.S_ISREG(kind):
+                raise ConfigurationError(f"{path}: {'not a regular file' if kind else 'no such file'}")
+            return path
+        default = Path(DEFAULT_CONFIG)
+        if not stat.S_ISREG(file_type(default)):
+            return None
+        self.config = default
+        return default
+
+    def store_path(self) -> Path:
+        """The store's folder, absolute. Raises a usage error that lists the ways to name one."""
+        named, _ = self.find_store()
+        if named is None:
+            ways = f'give --store DIR, set MQPROC_STORE, or write store = "DIR" into {DEFAULT_CONFIG}'
+            raise click.UsageError("; ".join([f"no store is named: {ways}", *environment_warnings(os.environ)]))
+        return named
+
+    def find_store(self) -> tuple[Path | None, str]:
+        """(the store's folder or None, the source that names it)."""
+        if self.store is not None:
+            return self.store.absolute(), "--store"
+        if from_environment := os.environ.get("MQPROC_STORE"):
+            return Path(from_environment).absolute(), "MQPROC_STORE"
+        file = self.config_file()
+        if file is not None and (from_file := _store_in(file)):
+            return file.absolute().parent / _expand_home(from_file, file), str(file)
+        return None, ""
+
+    def paths(self) -> StorePaths:
+        """Paths of the store's files."""
+        return StorePaths(self.store_path())
+
+    def existing_paths(self) -> StorePaths:
+        """As `paths`; raises StoreNotFoundError if the folder does not exist."""
+        paths = self.paths()
+        check_no_file(paths.root)
+        if not stat.S_ISDIR(file_type(paths.root)):
+            from mqproc.cli.admin.supervisor_client import check_not_starting
+
+            check_not_starting(paths)
+            hint = f"no such folder; mqproc up --store {in_shell(paths.root)} creates a store there"
+            raise StoreNotFoundError(f"{paths.root}: {lost_link(paths.root) or hint}")
+        return paths
+
+    def settings(self) -> dict[str, Setting]:
+        """Every engine option with its value and source."""
+        return load_settings(self.config_file(), self.set_)
+
+    def options(self) -> Options:
+        """The engine options, validated."""
+        return options_from(self.settings())
+
+    def options_without_store(self) -> Options:
+        """Engine options from flags, environment, config file and defaults, for a command that starts no role."""
+        return options_from(self._explicit_settings())
+
+    def store_options(self, io: StoreIO, paths: StorePaths) -> Options:
+        """Engine options from flags, environment and config file, else from the store's `mqproc/settings.json`.
+
+        A settings.json that cannot be read is ignored; `store verify` reports it. Raises ConfigurationError.
+        """
+        stored = {name: Setting(value, str(paths.settings)) for name, value in _stored_values(io, paths).items()}
+        return options_from(stored | self._explicit_settings())
+
+    def _explicit_settings(self) -> dict[str, Setting]:
+        settings = self.settings()
+        return {name: settings[name] for name in settings.keys() - _ROLE_OPTIONS if settings[name].source != "default"}
+
+    def store_argument(self, io: StoreIO, folder: Path | None) -> StorePaths:
+        """The store in a command's FOLDER argument, else the named store. Raises StoreAccessError if it is no store."""
+        from mqproc.store.store_check import check_is_store
+
+        paths = StorePaths(folder.absolute()) if folder else self.paths()
+        check_is_store(io, paths)
+        return paths
+
+    def client(self) -> Client:
+        """A client of the running group. Raises NotRunningError if no group runs."""
+        from mqproc.client import Client
+
+        return Client(self.existing_paths().root, timeout=self.timeout)
+
+
+def check_no_file(store: Path) -> None:
+    """Raise StoreAccessError if the store is a file."""
+    if stat.S_ISREG(file_type(store)):
+        raise StoreAccessError(f"{store}: a file; --store takes the folder that holds a store's files")
+
+
+def _stored_values(io: StoreIO, paths: StorePaths) -> dict[str, Any]:
+    from mqproc.store.settings import read_values
+
+    try:
+        values = {name: value for name, value in read_values(io, paths).items() if name not in _ROLE_OPTIONS}
+        check_together(dataclasses.replace(Options(), **values))
+    except (OSError, ValueError, ConfigurationError):
+        return {}
+    return values
+
+
+def _store_in(file: Path) -> str:
+    """The `store` of a TOML file, or RocketMQ's `storePathRootDir` of a broker.conf."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        if file.suffix != ".toml":
+            return _root_of_broker_conf(text)
+        found = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"{file}: {error}") from None
+    store = options_table(found, file).get("store", "")
+    if not isinstance(store, str):
+        raise ConfigurationError(f"{file}: store = {store!r} is not text")
+    return store
+
+
+def _expand_home(store: str, file: Path) -> Path:
+    try:
+        return Path(store).expanduser()
+    except RuntimeError as error:  # The user is unknown or has no home folder.
+        raise ConfigurationError(f"{file}: {store!r}: {error}") from None
+
+
+def _root_of_broker_conf(text: str) -> str:
+    for line in text.splitlines():
+        key, _, value = line.partition("=")
+        if key.strip() == "storePathRootDir":
+            return value.strip()
+    return ""
+
+
+pass_invocation = click.make_pass_decorator(Invocation, ensure=True)
+
+
+# Parameter types
+
+
+class Seconds(click.ParamType[float]):
+    """A duration in plain seconds, or with a unit: `500ms`, `15m`, `2h`."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value)
+        try:
+            if re.fullmatch(r"\d+(\.\d+)?", text):
+                times.check_duration_ms(float(text) * 1000, text)
+                seconds = float(text)
+            else:
+                seconds = times.parse_duration_ms(text) / 1000
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        # The longest wait that Python supports: 292 years.
+        return min(seconds, threading.TIMEOUT_MAX)
+
+
+class RateRange(click.FloatRange):
+    """A rate per second; NaN and infinity are refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        rate: float = super().convert(value, param, ctx)
+        if not math.isfinite(rate):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return rate
+
+
+class PointInTime(click.ParamType[int]):
+    """A point in time as Unix milliseconds: ISO 8601, epoch ms, or an age."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return times.parse_time_ms(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class StartRelativeTime(click.ParamType["int | str"]):
+    """A point in time for work that can be resumed. A relative one stays text, relative to the first start.
+
+    So the same command selects the same messages whenever it is repeated.
+    """
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        time_ms = TIME.convert(value, param, ctx)
+        text = str(value).strip()
+        return text if times.is_duration(text) or text == "now" else time_ms
+
+
+class Size(click.ParamType[int]):
+    """A number of bytes, plain or with a unit: `64KiB`, `10MB`, `1g`."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return parse_size(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class NonEmptyPath(click.Path):
+    """A path. The empty text, as of an unset variable, is refused: Python would use the current folder."""
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        if not os.fspath(value):
+            self.fail("the path is empty; . is the current folder", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+SECONDS = Seconds()
+TIME = PointInTime()
+START_RELATIVE_TIME = StartRelativeTime()
+SIZE = Size()
+PATH = NonEmptyPath(path_type=Path)
+
+
+# Shell completion. Names come from the store's settings files, so no group need run. Errors complete to nothing, as a
+# shell cannot show them.
+
+
+def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Topics of the store that the command line names."""
+    return _complete_from(ctx, incomplete, "topicConfigTable")
+
+
+def complete_group(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Consumer groups of the store that the command line names."""
+    return _complete_from(ctx, incomplete, "subscriptionGroupTable")
+
+
+def complete_setting(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """`NAME=` of the engine's options."""
+    return [f"{name}=" for name in FIELDS if name.startswith(incomplete)]
+
+
+def complete_option(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of the engine's options."""
+    return [name for name in FIELDS if name.startswith(incomplete)]
+
+
+def _complete_from(ctx: click.Context, incomplete: str, table: str) -> list[str]:
+    from mqproc.store import rocketmq_json
+
+    try:
+        store, _ = ctx.ensure_object(Invocation).find_store()
+        if store is None:
+            return []
+        paths = StorePaths(store)
+        file = paths.topics if table == "topicConfigTable" else paths.subscription_groups
+        value, _ = rocketmq_json.load(StoreIO(), file)
+        return sorted(name for name in (value or {}).get(table, {}) if name.startswith(incomplete))
+    except (MqprocError, click.ClickException, OSError, AttributeError):
+        return []
+
+
+# Commands and groups
+
+
+def _store_value(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Copy a common option's value into the invocation if it was given at this level."""
+    if value is not None and value != () and value is not False:
+        assert parameter.name is not None
+        context.ensure_object(Invocation).set_option(parameter.name, value)
+    return value
+
+
+def common_options() -> list[click.Parameter]:
+    """The options that every command accepts, before or after its name."""
+
+    def option(*names: str, **settings: Any) -> click.Option:
+        return click.Option(names, expose_value=False, callback=_store_value, **settings)
+
+    return [
+        # Not checked for readability here: the commands do that, and doctor explains how to fix it.
+        option(
+            "--store",
+            type=NonEmptyPath(path_type=Path, readable=False),
+            metavar="DIR",
+            help="The store; default: MQPROC_STORE, then the config file.",
+        ),
+        option(
+            "--config",
+            type=PATH,
+            metavar="FILE",
+            help="TOML file or broker.conf; default: MQPROC_CONFIG, then ./mqproc.toml.",
+        ),
+        option(
+            "--set",
+            "set_",
+            multiple=True,
+            metavar="NAME=VALUE",
+            shell_complete=complete_setting,
+            help="Set an engine option; may be repeated. See mqproc config doc.",
+        ),
+        option("--output", type=click.Choice(FORMATS), help="Output format.  [default: table]"),
+        option("--json", "json_", is_flag=True, help="Same as --output json."),
+        option("--timeout", type=SECONDS, help="Stop waiting after this time.  [default: 10s]"),
+        option("--color", type=click.Choice(COLORS), help="Use colours; auto honours NO_COLOR.  [default: auto]"),
+        option("--verbose", is_flag=True, help="Show tracebacks of errors."),
+    ]
+
+
+class Command(click.Command):
+    """A command with the common options, which its help lists apart."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.own_params = list(self.params)
+        names = {name for param in self.params for name in param.opts}
+        self.params += [option for option in common_options() if not names.intersection(option.opts)]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _format_options(self, ctx, formatter)
+
+
+class Group(click.Group):
+    """A group that imports a command when it is called, and suggests a name for a mistyped one.
+
+    `lazy` maps a command's name to ("module:attribute", short help), so that `mqproc --help` starts quickly. A test
+    compares the short help with the command's own.
+    """
+
+    command_class = Command
+
+    def __init__(self, *arguments: Any, lazy: Mapping[str, tuple[str, str]] | None = None, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.lazy = dict(lazy or {})
+        self.own_params = list(self.params)
+        self.params += common_options()
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self.lazy, *(name for name in self.commands if name not in self.lazy)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self.lazy and cmd_name not in self.commands:
+            module, _, attribute = self.lazy[cmd_name][0].partition(":")
+            self.commands[cmd_name] = getattr(importlib.import_module(module), attribute)
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            names = self.list_commands(ctx)
+            synonym = _SYNONYMS.get(args[0], "")
+            is_known = synonym in names or synonym in ctx.help_option_names
+            near = [synonym] if is_known else difflib.get_close_matches(args[0], names, 1, 0.6)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
+            ctx.fail(f"No such command {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _format_options(self, ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List names and short helps without importing commands."""
+        rows = []
+        for name in self.list_commands(ctx):
+            command = self.commands.get(name)
+            rows.append((name, self.lazy[name][1] if command is None else command.get_short_help_str(80)))
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
+def _format_options(command: Command | Group, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    own: list[tuple[str, str]] = []
+    common: list[tuple[str, str]] = []
+    for param in command.get_params(ctx):
+        record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+        if record is not None:
+            (own if param in command.own_params or param.name == "help" else common).append(record)
+    for heading, records in (("Options", own), (COMMON_HEADING, common)):
+        if records:
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+# Options that several commands share
+
+
+def filter_options(function: F) -> F:
+    """Add --tag and --sql, the filters of every command that reads a topic; the command gets `tags` and `sql`."""
+    function = click.option(
+        "--sql",
+        default="",
+        metavar="EXPR",
+        help="Only messages whose properties match this SQL92 expression: price > 10 AND region IS NOT NULL.",
+    )(function)
+    return click.option("--tag", "tags", default="", metavar="EXPR", help="Only messages with these tags: a || b.")(
+        function
+    )
+
+
+def filter_of(tags: str, sql: str) -> Filter | None:
+    """The filter for the values of `filter_options`, None for all messages."""
+    from mqproc.types import SqlFilter, TagFilter
+
+    if tags and sql:
+        raise click.UsageError("--tag and --sql exclude each other; in SQL the tag is a property: --sql \"TAGS = 'a'\"")
+    if sql:
+        return SqlFilter(sql)
+    return TagFilter(tags) if tags else None
+
+
+def replay_options(function: F) -> F:
+    """Add --to and --rate of a replay; the command gets `to` and `rate`, 0 for no limit."""
+    function = click.option(
+        "--rate",
+        type=RateRange(0),
+        default=0.0,
+        metavar="N",
+        help="At most N messages per second.  [default: no limit]",
+    )(function)
+    return click.option(
+        "--to",
+        required=True,
+        metavar="TOPIC",
+        shell_complete=complete_topic,
+        help="Topic to send them to; it is created if missing.",
+    )(function)

@@ -1,0 +1,358 @@
+"""Where a command's Spark session comes from, what its errors look like, and how its rows are shown."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType, SimpleNamespace, TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+import click
+import psutil
+
+from mqproc import errors
+from mqproc.cli.options import TIME, Command, Invocation, complete_topic
+from mqproc.cli.output import Column, Output
+from mqproc.errors import ConfigurationError, InternalError, MqprocError, StartError
+from mqproc.util.units import counted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# --- spark_ending ---
+# How a command on Spark ends when it is told to: jobs stop at once, Java goes, nothing of their insides is printed.
+#
+#     signal ──main thread waits for Java──▶ a thread cancels all jobs ──▶ Java answers so ──▶ the command ends
+#         │                                          └──after a while──▶ Java's process is ended
+#         └──it does not───────────────────▶ raised there and then
+#
+# What a handler raises while the main thread waits for an answer would break the connection off in the middle, and the
+# session would then be stopped behind the job that runs.
+
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_AGAIN_S: Final = 0.05
+# So long a job may take to stop and to remove what it has written by half; then Java may take as long for its files.
+_PATIENCE_S: Final = 2.0
+
+
+@contextlib.contextmanager
+def kept_from_spark() -> Iterator[None]:
+    """Signals stay as they are while a session starts: Spark's own Ctrl-C raises amid what Java is asked."""
+    from pyspark.core import context
+
+    sparks: Any = context
+    sparks.signal = SimpleNamespace(SIGINT=signal.SIGINT, signal=lambda number, handler: None)
+    try:
+        yield
+    finally:
+        sparks.signal = signal
+
+
+class Ending:
+    """Signals while a session is there. `owns_java`: its process was started by this one, and ends with it."""
+
+    def __init__(self, *, owns_java: bool) -> None:
+        self._owns_java = owns_java
+        self._spark: SparkSession | None = None
+        self._number = 0
+        self._left = threading.Event()
+        self._handlers: dict[signal.Signals, Any] = {}
+        self._others = set(psutil.Process().children())
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a signal has come."""
+        return self._number != 0
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            found = {number: signal.getsignal(number) for number in _SIGNALS}
+            self._handlers = {number: each for number, each in found.items() if each not in (None, signal.SIG_IGN)}
+        self._listen()
+        return self
+
+    def started(self, spark: SparkSession) -> None:
+        """The session is there."""
+        self._spark = spark
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Raises what ends a command, instead of what its jobs failed with, when a signal has come."""
+        self._left.set()
+        if self._owns_java and (self._number or self._spark is None):
+            self._end_java()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        if self._number == signal.SIGINT:
+            raise KeyboardInterrupt from None
+        if self._number:
+            raise SystemExit(128 + self._number) from None
+
+    def _listen(self) -> None:
+        for number in self._handlers:
+            signal.signal(number, self._asked)
+
+    def _asked(self, number: int, frame: FrameType | None) -> None:
+        is_first, self._number = not self._number, number
+        if is_first:
+            self._silence()
+            threading.Thread(target=self._stop, daemon=True).start()
+        if _waits_for_java(frame):
+            return
+        handler = self._handlers[signal.Signals(number)]
+        if callable(handler):
+            handler(number, frame)
+        raise SystemExit(128 + number)
+
+    def _silence(self) -> None:
+        """Have nobody print a trace for each connection that ends."""
+        logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
+        server = getattr(getattr(self._spark, "_sc", None), "_accumulatorServer", None)
+        if server is not None:
+            server.handle_error = lambda request, address: None
+
+    def _stop(self) -> None:
+        """Cancel jobs until the main thread has left; end Java when it does not, or when there is no session yet."""
+        ends_s = time.monotonic() + (_PATIENCE_S if self._owns_java else math.inf)
+        with contextlib.suppress(Exception):
+            if self._spark is not None:
+                self._spark.sparkContext.setLogLevel("OFF")
+                while not self._left.wait(_AGAIN_S) and time.monotonic() < ends_s:
+                    self._spark.sparkContext.cancelAllJobs()
+        if self._owns_java and not self._left.is_set():
+            self._end_java()
+
+    def _end_java(self) -> None:
+        """End what was started meanwhile: Java, with time to remove its files, and then its Python processes."""
+        started = set(psutil.Process().children(recursive=True)) - self._others
+        direct = [each for each in psutil.Process().children() if each in started]
+        for each in direct:
+            _signal(each, signal.SIGTERM)
+        psutil.wait_procs(direct, _PATIENCE_S)
+        for each in started:
+            _signal(each, signal.SIGKILL)
+        psutil.wait_procs(list(started), _PATIENCE_S)
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+
+
+def _waits_for_java(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).startswith("py4j."):
+            return True
+        frame = frame.f_back
+    return False
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# What spark-submit, or a Spark Connect server, has told this process: the session is theirs.
+_SUBMITTED = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
+_OURS = re.compile(r"(?:mqproc\.errors\.)(\w+): (.*)")
+# What Java says where Python does not look: "An error occurred while calling o47.parquet", a line, then this one.
+_CAUSE = re.compile(r"(?:Caused by)?: (?:[\w$]+\.)+[\w$]+: (.*\S)")
+_MASTER = re.compile(r"yarn|local(\[.+\]|-cluster\[.+\])?|(spark|k8s)://.+")
+_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+MAX_RESULT_SIZE = "16m"
+# An error that ends the command is told once, by the command.
+_QUIET = {"spark.driver.maxResultSize": MAX_RESULT_SIZE, "spark.log.level": "FATAL"}
+
+
+def spark_options(function: F) -> F:
+    """Adds --master and --conf, and the stores; the command gets `stores`, `master`, `conf`."""
+    function = click.option(
+        "--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark's; may be repeated."
+    )(function)
+    function = click.option(
+        "--master", default="local[*]", show_default=True, callback=_checked_master, help="Where Spark runs."
+    )(function)
+    return click.argument("stores", nargs=-1, metavar="[STORE]...")(function)
+
+
+def _checked_master(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    if not _MASTER.fullmatch(value):
+        raise click.BadParameter(f"{value!r}; there are local, local[2], local[*], yarn, spark://… and k8s://…")
+    return value
+
+
+def selection_options(function: F) -> F:
+    """Adds what chooses messages; the command gets `chosen`, which `selection_of` takes."""
+    for option in (
+        click.option("--key", "keys", multiple=True, help="Only messages with this key; may be repeated."),
+        click.option("--tag", "tags", multiple=True, help="Only messages with this tag; may be repeated."),
+        click.option("--end", type=TIME, metavar="TIME", help="Only messages stored before then."),
+        click.option("--begin", type=TIME, metavar="TIME", help="Only messages stored from then on."),
+        click.option(
+            "--topic",
+            "topics",
+            multiple=True,
+            shell_complete=complete_topic,
+            help="Only messages of this topic; may be repeated.",
+        ),
+        click.option("--skip-damage", is_flag=True, help="Pass over damage of the log; otherwise it is an error."),
+    ):
+        function = option(function)
+    return function
+
+
+def selection_of(chosen: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `mqproc.spark.messages` for the options."""
+    return {
+        "topic": chosen["topics"],
+        "begin": chosen["begin"],
+        "end": chosen["end"],
+        "tag": chosen["tags"],
+        "key": chosen["keys"],
+        "fail_on_data_loss": not chosen["skip_damage"],
+    }
+
+
+def paths_of(invocation: Invocation, stores: Sequence[str]) -> list[str]:
+    """The stores that were named, else the one of the common options. Raises a usage error for both."""
+    if stores and invocation.store is not None:
+        raise click.UsageError(f"{' '.join(stores)} and --store {invocation.store}: name stores in one way")
+    return list(stores) or [str(invocation.store_path())]
+
+
+@contextlib.contextmanager
+def needing_spark() -> Iterator[None]:
+    """Around imports. Raises ConfigurationError where Spark is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigurationError(f"{error.name} is not installed: pip install 'mqproc[spark]'") from None
+
+
+def check_spans(window: float | None, slide: float | None = None) -> None:
+    """Refuse windows, in seconds, that cannot be counted by, before Spark is started. It gets milliseconds."""
+    if window is None:
+        if slide is not None:
+            raise click.UsageError("--slide needs a --window")
+        return
+    with needing_spark():
+        from mqproc.spark.jobs.counting import check_windows
+    check_windows(round(window, 3), None if slide is None else round(slide, 3))
+
+
+@contextlib.contextmanager
+def session(master: str, conf: Sequence[str]) -> Iterator[SparkSession]:
+    """spark-submit's session, else one on this machine that ends with the command.
+
+    What Spark raises because of ours comes out as ours. Raises ConfigurationError without Spark, StartError when it
+    does not start with these settings. Signals end it in order.
+    """
+    with needing_spark():
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from pyspark.core.context import SparkContext
+        from pyspark.errors import PySparkException
+        from pyspark.logger import PySparkLogger
+        from pyspark.sql import SparkSession
+
+        from mqproc.spark.session import local_session
+    settings = dict(setting(each) for each in conf)
+    # A notebook or a test may have one, which goes on.
+    there = SparkSession.getActiveSession() is not None
+    submitted = any(os.environ.get(name) for name in _SUBMITTED)
+    for name in _LOGGERS:
+        # What they print comes as an error too.
+        PySparkLogger.getLogger(name).disabled = True
+    with Ending(owns_java=not submitted and SparkContext._gateway is None) as ending:
+        try:
+            with kept_from_spark():
+                spark = (
+                    _submitted_session(settings)
+                    if submitted
+                    else local_session(master, settings=_QUIET | settings, warnings=False)
+                )
+        except (PySparkException, Py4JError) as error:
+            raise StartError(f"Spark does not start: {_said(error)}") from error
+        ending.started(spark)
+        try:
+            yield spark
+        except (PySparkException, Py4JError) as error:
+            raise _ours(error) from error
+        finally:
+            if not there and not ending.is_asked:
+                spark.stop()
+
+
+def _submitted_session(settings: Mapping[str, str]) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    from mqproc.spark.session import register
+
+    builder = SparkSession.builder
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def setting(text: str) -> tuple[str, str]:
+    """Name and value of --conf. Raises a usage error."""
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise click.UsageError(f"--conf {text!r}; write NAME=VALUE")
+    return name, value
+
+
+def _ours(error: Exception) -> MqprocError:
+    """Our error inside of Spark's, else what Spark says."""
+    found = _OURS.findall(str(error))
+    if found:
+        name, message = found[-1]
+        kind = getattr(errors, name, InternalError)
+        made: MqprocError = kind(message.strip())
+        return made
+    return InternalError(f"Spark: {_said(error)}")
+
+
+def _said(error: Exception) -> str:
+    """One line of an error of Spark's or Java's: its first cause, without the names of Java's classes."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    causes = [found[1] for line in lines if (found := _CAUSE.match(line))]
+    return causes[-1] if causes else lines[0]
+
+
+def write_rows(out: Output, frame: DataFrame, to: Path, stores: Sequence[str], *, mode: str = "append") -> None:
+    """Write all rows of a frame that was made of stores, as Parquet. Raises BadRequestError for a target among them."""
+    from mqproc.spark.jobs.targets import write_parquet
+
+    write_parquet(frame, to, stores, mode=mode)
+    out.note(f"written to {to}")
+
+
+def show(out: Output, name: str, columns: Sequence[Column], frame: DataFrame, limit: int) -> int:
+    """Print at most `limit` rows of a frame. Times are Unix ms where a column is called `…_ms`.
+
+    Returns how many rows were printed.
+    """
+    rows = [row.asDict(recursive=True) for row in frame.limit(limit + 1).collect()]
+    out.rows(name, columns, rows[:limit])
+    if len(rows) > limit:
+        out.note(f"more than {counted(limit, 'row')}; --limit shows more, --to writes all")
+    return min(len(rows), limit)
+
+
+@click.command(cls=Command)
+def script() -> None:
+    """Print the file to give to spark-submit.
+
+    spark-submit "$(mqproc spark script)" counts '/stores/*' --by topic: the session is then spark-submit's. mqproc must
+    be installed for driver and executors.
+    """
+    click.echo(Path(__file__).with_name("spark_script.py"))

@@ -1,0 +1,354 @@
+"""`mqproc store info`: what a store holds, how it was left, and who wrote it last, from names, ends and headers."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from mqproc.cli.options import PATH, Command, Invocation, pass_invocation
+from mqproc.cli.output import Column, Output
+from mqproc.errors import CorruptStoreError, MqprocError, NotRunningError
+from mqproc.io.store_io import Kind, StoreIO
+from mqproc.ipc.store_lock import holder_of
+from mqproc.layout import control as layout
+from mqproc.layout import index_file, timer_check
+from mqproc.paths import StorePaths
+from mqproc.util.units import counted
+
+if TYPE_CHECKING:
+    from mqproc.config.options import Options
+    from mqproc.layout.durable_marks import Mark
+    from mqproc.store.read.reader import StoreReader
+    from mqproc.store.verify.inventory import Inventory
+    from mqproc.types import QueueInfo
+
+_FACTS = (
+    ("store", "", "text"),
+    ("written_by", "written last by", "text"),
+    ("held_by", "held by", "text"),
+    ("group", "group is or was last", "text"),
+    ("stopped_in_order", "stopped in order", "text"),
+    ("read_only", "read-only since", "text"),
+    ("log_begin", "log begins at", "count"),
+    ("log_end", "log ends at", "count"),
+    ("segments", "", "count"),
+    ("segment_bytes", "segment size", "bytes"),
+    ("first_store_timestamp_ms", "first message", "time_ms"),
+    ("last_store_timestamp_ms", "last message", "time_ms"),
+    ("topics", "", "count"),
+    ("queues", "", "count"),
+    ("messages", "messages in queues", "count"),
+    ("index_entries", "index entries", "count"),
+    ("physic_timestamp_ms", "log durable up to", "time_ms"),
+    ("logics_timestamp_ms", "queues durable up to", "time_ms"),
+    ("index_timestamp_ms", "index durable up to", "time_ms"),
+    ("timer_read_ms", "timer delivered up to", "time_ms"),
+    ("timer_filed", "timed messages filed", "count"),
+    ("timer_log_end", "timer log durable up to", "count"),
+    ("marks", "durable marks", "text"),
+    ("holes", "known damage", "text"),
+    ("trouble", "", "text"),
+)
+_PARTS = [
+    Column("part"),
+    Column("files", kind="count"),
+    Column("bytes", kind="bytes"),
+    Column("on_disk", kind="bytes"),
+]
+_TOPICS = [
+    Column("topic"),
+    Column("queues", kind="count"),
+    Column("messages", kind="count"),
+    Column("min_offsets"),
+    Column("max_offsets"),
+]
+_INDEX = [
+    Column("file"),
+    Column("entries", kind="count"),
+    Column("begin_timestamp_ms", "from", "time_ms"),
+    Column("end_timestamp_ms", "to", "time_ms"),
+    Column("begin_physical_offset", "from offset", "count"),
+    Column("end_physical_offset", "to offset", "count"),
+]
+
+
+@click.command(cls=Command)
+@click.argument("folder", required=False, type=PATH)
+@pass_invocation
+def info(invocation: Invocation, folder: Path | None) -> None:
+    """Say what lies in a store: sizes, ends, times, topics, who wrote it, how it was left.
+
+    Of any store, running or not; nothing is changed, and damage is told rather than refused.
+    """
+    io = StoreIO()
+    paths = invocation.store_argument(io, folder)
+    found = describe_store(io, paths, invocation.store_options(io, paths))
+    out = invocation.out
+    if out.is_json:
+        out.document(found)
+        return
+    _print(out, found)
+
+
+def _print(out: Output, found: dict[str, Any]) -> None:
+    shown = {**found, "holes": [f"[{hole['start']}, {hole['stop']})" for hole in found["holes"]] or None}
+    shown["marks"] = ", ".join(f"{name} {offset:,}" for name, offset in found["marks"].items()) or None
+    facts = [Column(name, title, kind) for name, title, kind in _FACTS if shown[name] is not None]
+    out.fields(facts, shown)
+    out.line("")
+    out.rows("parts", _PARTS, [{"part": name, **part} for name, part in found["parts"].items()])
+    for name, columns in (("by_topic", _TOPICS), ("index_files", _INDEX)):
+        if found[name]:
+            out.line("")
+            out.rows(name, columns, found[name])
+
+
+def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str, Any]:
+    """Everything that can be told without reading all of it. What cannot be read is None, and `trouble` says why."""
+    from mqproc.store import checkpoint as checkpoint_file
+    from mqproc.store.commitlog.segments import LogSegments, adopted_segment_size
+    from mqproc.store.verify.inventory import take_inventory
+    from mqproc.store.verify.verifier import sizes_of
+
+    holder = holder_of(io, paths)
+    checkpoint = checkpoint_file.read(io, paths.checkpoint)
+    segment_bytes = adopted_segment_size(io, paths.commit_log, options.mapped_file_size_commit_log)
+    starts = LogSegments(io, paths.commit_log, segment_bytes).starts()
+    marks = _marks(io, paths)
+    reading = _Reading(paths, options)
+    holes = _holes(io, paths)
+    was_killed = holder is None and io.exists(paths.abort)
+    inventory = take_inventory(io, paths, sizes_of(io, paths, options), was_killed=was_killed)
+    index_files = _index_files(io, inventory)
+    described = reading.describe()
+    # A running group's files come and go; those that are not yet whole are no damage.
+    described["trouble"] = described["trouble"] or (None if holder else _files_at_fault(inventory, holes))
+    return {
+        "store": str(paths.root),
+        "held_by": str(holder) if holder else None,
+        "group": _group_state(io, paths),
+        "stopped_in_order": not io.exists(paths.abort),
+        "read_only": _text(io, paths.read_only),
+        "log_begin": starts[0] if starts else 0,
+        **described,
+        "segments": len(starts),
+        "segment_bytes": segment_bytes,
+        "written_by": _written_by(io, paths, segment_bytes, reading.log_end, marks.get("commitlog")),
+        "index_entries": sum(each["entries"] for each in index_files),
+        "physic_timestamp_ms": checkpoint.physic_timestamp_ms,
+        "logics_timestamp_ms": checkpoint.logics_timestamp_ms,
+        "index_timestamp_ms": checkpoint.index_timestamp_ms,
+        **_timer(io, paths),
+        "marks": {name: mark.offset for name, mark in marks.items()},
+        "holes": holes,
+        "index_files": index_files,
+        "parts": {
+            "commitlog": _size_of(paths.commit_log),
+            "consumequeue": _size_of(paths.consume_queue),
+            "index": _size_of(paths.index),
+            "timerlog": _size_of(paths.timer_log),
+            "timerwheel": _size_of(paths.timer_wheel),
+            "config": _size_of(paths.config),
+            "mqproc": _size_of(paths.own),
+            # Of that: what only its owner deletes.
+            "mqproc/aside": _size_of(paths.aside),
+            "mqproc/repaired": _size_of(paths.repaired),
+        },
+    }
+
+
+class _Reading:
+    """What opening the store for reading tells."""
+
+    def __init__(self, paths: StorePaths, options: Options) -> None:
+        self._paths = paths
+        self._options = options
+        self.log_end: int | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """Ends, times and topics; None, and why, when the store cannot be opened."""
+        from mqproc.store.read.reader import StoreReader
+
+        unknown = dict.fromkeys(
+            ("log_end", "first_store_timestamp_ms", "last_store_timestamp_ms", "topics", "queues", "messages")
+        )
+        try:
+            with StoreReader(self._paths.root, self._options) as reader:
+                return self._of(reader)
+        except MqprocError as error:
+            return {**unknown, "by_topic": [], "trouble": str(error)}
+
+    def _of(self, reader: StoreReader) -> dict[str, Any]:
+        self.log_end = end = reader.visible.end
+        queues = reader.queues()
+        queues_of: dict[str, list[QueueInfo]] = {}
+        for queue in queues:
+            queues_of.setdefault(queue.topic, []).append(queue)
+        by_topic = [
+            {
+                "topic": topic,
+                "queues": len(of_topic),
+                "messages": sum(queue.max_offset - queue.min_offset for queue in of_topic),
+                "min_offsets": [queue.min_offset for queue in of_topic],
+                "max_offsets": [queue.max_offset for queue in of_topic],
+            }
+            for topic, of_topic in sorted(queues_of.items())
+        ]
+        messages = sum(queue.max_offset - queue.min_offset for queue in queues)
+        return {
+            "log_end": end,
+            "first_store_timestamp_ms": _first_ms(reader),
+            "last_store_timestamp_ms": _last_ms(reader, queues),
+            "topics": len(by_topic),
+            "queues": len(queues),
+            "messages": messages,
+            "by_topic": by_topic,
+            "trouble": self._trouble(end - reader.visible.begin, len(queues), messages),
+        }
+
+    def _trouble(self, log_bytes: int, queues: int, messages: int) -> str | None:
+        from mqproc.store.consumequeue.files import has_rocksdb_queues, rocksdb_config
+
+        if has_rocksdb_queues(StoreIO(), self._paths.consume_queue):
+            return "RocksDB has the queues (storeType = defaultRocksDB): no group starts on this store"
+        if (config := rocksdb_config(StoreIO(), self._paths.config)) is not None:
+            return f"RocksDB has topics and progress ({config}): no group starts on this store"
+        return _one_without_the_other(log_bytes, queues, messages)
+
+
+def _one_without_the_other(log_bytes: int, queues: int, messages: int) -> str | None:
+    if messages and not log_bytes:
+        return f"the log is empty, but its queues have {counted(messages, 'message')}"
+    if log_bytes and not queues:
+        return f"the log has {counted(log_bytes, 'byte')}, but there are no queues: a start makes them again from it"
+    return None
+
+
+def _first_ms(reader: StoreReader) -> int | None:
+    """Store time of the log's first record, None when there is none that is intact."""
+    first = next(iter(reader.scan(physical_offset=reader.visible.begin)), None)
+    return first.store_timestamp_ms if first is not None else None
+
+
+def _last_ms(reader: StoreReader, queues: list[QueueInfo]) -> int | None:
+    """The newest store time among the queues' last messages, None when none has a record."""
+    newest = (reader.store_time_ms(each.topic, each.queue_id, each.max_offset - 1) for each in queues)
+    return max((time_ms for time_ms in newest if time_ms >= 0), default=None)
+
+
+def _written_by(io: StoreIO, paths: StorePaths, segment_bytes: int, log_end: int | None, mark: Mark | None) -> str:
+    """Who appended last, as far as our mark on the log tells."""
+    from mqproc.store.commitlog.segments import LogSegments
+    from mqproc.store.durable_marks import fingerprint
+
+    if not io.exists(paths.own):
+        return "RocketMQ (there is no folder mqproc)"
+    if mark is None:
+        return "mqproc"
+    if mark.offset and not any(entry.size for entry in io.entries(paths.commit_log)):
+        return f"not known: the log is gone, which mqproc's mark says was durable up to {mark.offset:,}"
+    try:
+        value = fingerprint(io, LogSegments(io, paths.commit_log, segment_bytes, still=True), mark.offset)
+    except (CorruptStoreError, FileNotFoundError):
+        value = None
+    if value != mark.fingerprint:
+        return "another program, after mqproc: the log is not what mqproc's mark says"
+    if log_end is not None and log_end > mark.offset and not io.exists(paths.abort):
+        return "another program, after mqproc: the log goes on behind mqproc's mark"
+    return "mqproc"
+
+
+def _marks(io: StoreIO, paths: StorePaths) -> dict[str, Mark]:
+    from mqproc.layout import durable_marks as marks
+
+    files = [entry.name for entry in io.entries(paths.marks) if entry.kind is Kind.FILE]
+    found = {name: marks.decode(io.read_file(paths.mark(name))) for name in files}
+    return {name: mark for name, mark in found.items() if mark is not None}
+
+
+def _timer(io: StoreIO, paths: StorePaths) -> dict[str, int | None]:
+    """How far the timer has come; None without its check."""
+    try:
+        check = timer_check.decode(io.read_file(paths.timer_check))
+    except (FileNotFoundError, IsADirectoryError):
+        return dict.fromkeys(("timer_read_ms", "timer_filed", "timer_log_end"))
+    return {
+        "timer_read_ms": check.read_ms,
+        "timer_filed": check.queue_offset,
+        "timer_log_end": check.timer_log_flushed,
+    }
+
+
+def _holes(io: StoreIO, paths: StorePaths) -> list[dict[str, Any]]:
+    from mqproc.store import damage
+
+    try:
+        return [dataclasses.asdict(hole) for hole in damage.load(io, paths).holes]
+    except msgspec.MsgspecError:
+        return []
+
+
+def _files_at_fault(inventory: Inventory, holes: list[dict[str, Any]]) -> str | None:
+    """What names and lengths tell of damage that no start has found yet, None when nothing."""
+    from mqproc.store.verify.findings import Severity
+
+    faults = [
+        f"{each.file}: {each.kind}"
+        for each in inventory.findings
+        if each.severity is Severity.DAMAGE
+        and not any(
+            hole["start"] <= (-1 if each.physical_offset is None else each.physical_offset) < hole["stop"]
+            for hole in holes
+        )
+    ]
+    if not faults:
+        return None
+    more = f" and {counted(len(faults) - 1, 'more file')}" if len(faults) > 1 else ""
+    return f"{faults[0]}{more}; mqproc store verify tells what to do"
+
+
+def _index_files(io: StoreIO, inventory: Inventory) -> list[dict[str, Any]]:
+    """Each index file's header; those of another length than the others have none."""
+    from mqproc.store.verify.snapshot import read_index_headers
+
+    return [
+        {
+            "file": file.name,
+            "entries": file.header.count - index_file.FIRST_ITEM,
+            "begin_timestamp_ms": file.header.begin_timestamp_ms,
+            "end_timestamp_ms": file.header.end_timestamp_ms,
+            "begin_physical_offset": file.header.begin_physical_offset,
+            "end_physical_offset": file.header.end_physical_offset,
+        }
+        for file in read_index_headers(io, inventory)
+    ]
+
+
+def _group_state(io: StoreIO, paths: StorePaths) -> str | None:
+    from mqproc.ipc.control import Control
+
+    try:
+        control = Control.open(io, paths)
+    except (NotRunningError, CorruptStoreError):
+        return None
+    state = control.load(layout.GROUP_STATE)
+    control.close()
+    return layout.name_of(state, layout.GROUP_NAMES)
+
+
+def _text(io: StoreIO, path: Path) -> str | None:
+    return io.read_file(path).decode(errors="replace").strip() if io.exists(path) else None
+
+
+def _size_of(place: Path) -> dict[str, int]:
+    """A file, or those below a folder: lengths, and what they take on disk, which is less where they are sparse."""
+    files = [path.lstat() for path in (place, *place.rglob("*")) if path.is_file() and not path.is_symlink()]
+    return {
+        "files": len(files),
+        "bytes": sum(found.st_size for found in files),
+        "on_disk": sum(found.st_blocks * 512 for found in files),
+    }

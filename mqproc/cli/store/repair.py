@@ -1,0 +1,251 @@
+"""`mqproc store repair` and `mqproc store recover`: what would be done to a store, and with --execute doing it."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mqproc.cli.options import PATH, Command, Invocation, pass_invocation
+from mqproc.cli.output import Column, Output
+from mqproc.cli.store.verify import print_verified, summary, verify_with_progress
+from mqproc.errors import MqprocError, StoreAccessError, StoreLockedError
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.store_lock import StoreLock, holder_of
+from mqproc.paths import StorePaths
+from mqproc.util.units import counted
+
+if TYPE_CHECKING:
+    from mqproc.store.recovery.dry_run import Change
+    from mqproc.store.recovery.repair import RecoveryPlan, Repair, RepairPlan
+    from mqproc.store.verify import VerifyResult
+
+EXIT_DAMAGE = 1
+# Rows of a table that people read; JSON and CSV have all.
+_ROWS_MAX = 100
+_DOWN = "; mqproc down stops a group"
+_ACTIONS = [Column("file"), Column("what"), Column("why")]
+_CHANGES = [
+    Column("file"),
+    Column("what"),
+    Column("was_bytes", "was", "number"),
+    Column("bytes", "becomes", "number"),
+    Column("first_byte", "from byte", "number"),
+    Column("differing_bytes", "differing", "number"),
+    Column("moved_to"),
+]
+
+
+@click.command(cls=Command)
+@click.argument("folder", required=False, type=PATH)
+@click.option("--execute", is_flag=True, help="Do it; without, only the plan is shown.")
+@click.option("--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [one for each processor]")
+@pass_invocation
+def repair(invocation: Invocation, folder: Path | None, execute: bool, jobs: int | None) -> int:
+    """Plan how a damaged store is brought in order, or do it.
+
+    FOLDER is any stopped store, ours or RocketMQ's. It is verified, then repaired on storage that keeps nothing: this
+    is the plan. --execute keeps a copy of everything that changes in mqproc/repaired/TIME/files, does the same for
+    real, and verifies again. As long as nothing has run since, deleting what repair.json beside them lists as made and
+    copying these files over the store takes it all back. When all is well the folder can go.
+
+    A store that is read-only after a failed sync is read from the disk, whatever memory holds; then it takes messages
+    again. The exit code is 0 when the store is clean (now), 1 when it is not.
+    """
+    from mqproc.store.recovery.repair import Repair, read_from_disk
+
+    io = StoreIO()
+    paths = invocation.store_argument(io, folder)
+    out = invocation.out
+    with _alone(io, paths, execute=execute):
+        options = invocation.store_options(io, paths)
+        if io.exists(paths.read_only):
+            read_from_disk(io, paths)
+        found = verify_with_progress(paths, options, out, jobs or 0, is_mine=execute)
+        job = Repair(paths, options, found, datetime.datetime.now())
+        plan = job.plan()
+        if not execute or plan.nothing_to_do:
+            _print_repair(out, paths, found, plan)
+            return 0 if found.clean else EXIT_DAMAGE
+        _execute(io, out, job, plan)
+        after = verify_with_progress(paths, options, out, jobs or 0, is_mine=True)
+    _print_repair(out, paths, found, plan, after, kept=str(job.kept.relative_to(paths.root)))
+    return 0 if after.clean else EXIT_DAMAGE
+
+
+def _execute(io: StoreIO, out: Output, job: Repair, plan: RepairPlan) -> None:
+    try:
+        job.execute(io, plan, out.note)
+    except (MqprocError, OSError, KeyboardInterrupt, SystemExit):
+        if io.exists(job.kept):
+            out.note(f"not done to the end; {job.kept} has copies of what changed; the next repair goes on")
+        raise
+
+
+@click.command(cls=Command)
+@click.argument("folder", required=False, type=PATH)
+@click.option("--dry-run", is_flag=True, help="Change nothing; so it is without --execute, too.")
+@click.option("--execute", is_flag=True, help="Recover now, without starting a group.")
+@pass_invocation
+def recover(invocation: Invocation, folder: Path | None, dry_run: bool, execute: bool) -> int:
+    """Show what a start would do to a stopped store: steps, cuts, holes, files.
+
+    FOLDER is any stopped store, ours or RocketMQ's. Recovery itself runs, on storage that keeps nothing. Unlike
+    mqproc store repair it looks only at what may have changed since the store was last known to be durable, and keeps
+    no copies. The exit code is 1 when it finds damage or would refuse to start.
+    """
+    from mqproc.store.recovery.repair import plan_recovery, run_recovery
+
+    if dry_run and execute:
+        raise click.UsageError("--dry-run and --execute contradict each other")
+    io = StoreIO()
+    paths = invocation.store_argument(io, folder)
+    with _alone(io, paths, execute=execute):
+        options = invocation.store_options(io, paths)
+        plan = plan_recovery(paths, options)
+        executed = execute and not plan.refused
+        if executed:
+            plan.said = run_recovery(io, paths, options)
+    _print_recovery(invocation.out, paths, plan, executed=executed)
+    return EXIT_DAMAGE if plan.refused or plan.holes or plan.cuts else 0
+
+
+@contextlib.contextmanager
+def _alone(io: StoreIO, paths: StorePaths, *, execute: bool) -> Iterator[None]:
+    """Nobody else works in the store: its lock is held while it is changed.
+
+    Raises StoreLockedError, StoreAccessError.
+    """
+    # A plan has every file open that would change.
+    _limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        if execute:
+            with contextlib.closing(_acquire(io, paths)):
+                yield
+        elif (holder := holder_of(io, paths)) is not None:
+            raise StoreLockedError(f"{paths.root}: the store is in use by {holder}{_DOWN}")
+        else:
+            yield
+    except PermissionError as error:
+        raise StoreAccessError(f"{error.filename}: {error.strerror}") from None
+
+
+def _acquire(io: StoreIO, paths: StorePaths) -> StoreLock:
+    try:
+        return StoreLock.acquire(io, paths)
+    except StoreLockedError as error:
+        raise StoreLockedError(f"{error}{_DOWN}") from None
+
+
+def _print_repair(
+    out: Output,
+    paths: StorePaths,
+    found: VerifyResult,
+    plan: RepairPlan,
+    after: VerifyResult | None = None,
+    kept: str = "",
+) -> None:
+    """What was found and planned; `after` and `kept` when it was done."""
+    from mqproc.store.recovery.repair import action_row
+
+    actions = [action_row(action, paths) for action in plan.actions]
+    changes = _rows(plan.changes, paths)
+    if out.is_json:
+        out.document(
+            {
+                "store": str(paths.root),
+                "executed": after is not None,
+                "clean": (after or found).clean,
+                "before": summary(found),
+                "after": None if after is None else summary(after),
+                "findings": [finding.to_json() for finding in (after or found).findings.in_order()],
+                "actions": actions,
+                "recovery": plan.said,
+                "changes": changes,
+                "kept_in": kept or None,
+            }
+        )
+        return
+    if out.shape != "table":
+        out.rows("changes", _CHANGES, changes)
+        return
+    print_verified(out, found)
+    if plan.nothing_to_do:
+        out.line("nothing to repair" if found.clean else "nothing more can be repaired")
+        return
+    out.line("")
+    out.line("plan:" if after is None else "done:")
+    if actions:
+        _print_rows(out, "actions", _ACTIONS, actions)
+    if after is None:
+        for line in plan.said:
+            out.line(line)
+    _print_changes(out, changes)
+    out.line("")
+    for finding in plan.hopeless:
+        out.line(f"stays: {finding.kind} {finding.file} {finding.text}".rstrip())
+    if after is None:
+        out.line("nothing was changed; --execute does it, and keeps copies in mqproc/repaired")
+        return
+    out.line(f"copies of what changed are in {kept}; it can be deleted when all is well")
+    out.line("")
+    print_verified(out, after)
+
+
+def _rows(changes: list[Change], paths: StorePaths) -> list[dict[str, Any]]:
+    from mqproc.store.recovery.repair import change_row
+
+    return [change_row(change, paths) for change in changes]
+
+
+def _print_changes(out: Output, changes: list[dict[str, Any]]) -> None:
+    if changes:
+        out.line("")
+        _print_rows(out, "changes", _CHANGES, changes)
+
+
+def _print_rows(out: Output, name: str, columns: list[Column], rows: list[dict[str, Any]]) -> None:
+    out.rows(name, columns, rows[:_ROWS_MAX])
+    if len(rows) > _ROWS_MAX:
+        out.line(f"and {len(rows) - _ROWS_MAX:,} more; --json lists them all")
+
+
+def _print_recovery(out: Output, paths: StorePaths, plan: RecoveryPlan, *, executed: bool) -> None:
+    changes = _rows(plan.changes, paths)
+    if out.is_json:
+        out.document(
+            {
+                "store": str(paths.root),
+                "executed": executed,
+                "refused": plan.refused or None,
+                "log_begin": plan.log_begin,
+                "log_end": plan.log_end,
+                "cut_bytes": plan.cut_bytes,
+                "holes": [{"start": start, "stop": stop} for start, stop in plan.holes],
+                "lost": [{"end": end, "durable_end": durable_end} for end, durable_end in plan.cuts],
+                "recovery": plan.said,
+                "changes": changes,
+            }
+        )
+        return
+    if out.shape != "table":
+        out.rows("changes", _CHANGES, changes)
+        return
+    for line in plan.said:
+        out.line(line)
+    _print_changes(out, changes)
+    out.line("")
+    if plan.refused:
+        out.line(f"a start would be refused: {plan.refused}")
+    else:
+        holes = f", around {counted(len(plan.holes), 'damaged range')}" if plan.holes else ""
+        out.line(f"the log is [{plan.log_begin:,}, {plan.log_end:,}){holes}")
+        for end, durable_end in plan.cuts:
+            out.line(f"lost: the log was durable up to {durable_end:,} and ends at {end:,}")
+    out.line("recovered" if executed else "nothing was changed")

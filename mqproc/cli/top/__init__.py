@@ -1,1 +1,0 @@
-"""`mqproc top`: a group live on a terminal: dispatch lag, rates, roles, topics, consumer groups, errors."""
