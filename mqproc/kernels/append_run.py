@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from mqproc.kernels import append
+from mqproc.kernels import append_frame
 from mqproc.kernels.append_frame import (
     ANSWER_AT,
+    ANSWER_BYTES_PER_MESSAGE,
     BODIES,
     BODY_LENGTHS,
     BORN,
     BORN_TIMESTAMP_MS,
     CONSTANT_WORDS,
     COUNT,
+    ENCODED,
     FIXED_QUEUE,
     FLAGS,
     FRAME_OK,
@@ -47,26 +49,14 @@ from mqproc.kernels.append_frame import (
     TOTAL_SIZE,
     UNIQUE_COUNTER,
     check_frame,
+    encode_frame,
 )
-from mqproc.kernels.append_options import (
-    BODIES_ITEM,
-    BORN_ITEM,
-    COUNT_ITEM,
-    COUNTER_ITEM,
-    COUNTERS,
-    ITEMS,
-    KEY_BYTES_MAX,
-    KEYS_ITEM,
-    NOT_READ,
-    PREFIX_DIGITS,
-    PREFIX_ITEM,
-    PROPERTIES_ITEM,
-    SHARDING_ITEM,
-    TAGS_ITEM,
-    read_options,
-)
-from mqproc.kernels.intrinsics import (
+from mqproc.kernels.jit.compile import inlined, kernel
+from mqproc.kernels.jit.intrinsics import (
     copy_bytes,
+    load_be16,
+    load_be32,
+    load_be64,
     load_le16,
     load_le32,
     load_le64,
@@ -77,20 +67,157 @@ from mqproc.kernels.intrinsics import (
     store_le64,
     store_release,
 )
-from mqproc.kernels.jit import inlined, kernel
-from mqproc.kernels.primitive import Bytes, Words
+from mqproc.kernels.jit.lowering import Bytes, Words
 from mqproc.layout import control, queue_table, record
 from mqproc.layout.frame import (
     ANSWER,
     HEADER_SIZE,
+    MAGIC,
     OPERATION_AT,
     OPTIONS_SIZE_AT,
     PAYLOAD_SIZE_AT,
+    VERSION,
+    VERSION_AT,
+    ZERO_AT,
 )
+
+# --- append_options ---
+# The options of an append frame (wire/operations.py: AppendRequest) read in place.
+#
+# They are a MessagePack array. Some of its items differ from frame to frame of one producer: sizes, ids, times. The rest
+# is the frame's shape, and stays the same byte for byte: it is its key, under which what was made of it once is found.
+
+
+ITEMS = 31
+"""Fields of AppendRequest. Its order is the wire's; a test holds these places against it."""
+(COUNT_ITEM, BODIES_ITEM, KEYS_ITEM, TAGS_ITEM, PROPERTIES_ITEM) = (1, 3, 4, 5, 6)
+PREFIX_ITEM, COUNTER_ITEM, BORN_ITEM, SHARDING_ITEM = 11, 12, 13, 30
+VARYING_ITEMS = (
+    *(COUNT_ITEM, BODIES_ITEM, KEYS_ITEM, TAGS_ITEM, PROPERTIES_ITEM),
+    *(PREFIX_ITEM, COUNTER_ITEM, BORN_ITEM, SHARDING_ITEM),
+)
+"""Items that are no part of a shape; of some of them whether they are there is."""
+PREFIX_DIGITS = 28
+COUNTERS = 1 << 16
+"""Counters of unique ids under one prefix: a frame's first one is below."""
+KEY_BYTES_MAX = 2048
+"""A key takes no more; options with a longer one are not read here."""
+
+_VARYING = sum(1 << item for item in VARYING_ITEMS)
+_ARRAY_HEAD = 3
+_ARRAY16 = 0xDC
+_FALSE, _TRUE = 0xC2, 0xC3
+_UINT8, _INT8 = 0xCC, 0xD0
+_TEXT8, _TEXT16 = 0xD9, 0xDA
+_BYTES8, _BYTES16 = 0xC4, 0xC5
+NOT_READ = -1
+
+
+@inlined
+def _number(buffer: Bytes, at: int, width: int, signed: int) -> int:
+    """A big-endian number of 1, 2, 4 or 8 bytes."""
+    if width == 1:
+        value = load_u8(buffer, at)
+        return value - ((value & 0x80) << 1) if signed else value
+    if width == 2:
+        value = load_be16(buffer, at) & 0xFFFF
+        return value - ((value & 0x8000) << 1) if signed else value
+    if width == 4:
+        value = load_be32(buffer, at) & 0xFFFF_FFFF
+        return value - ((value & 0x8000_0000) << 1) if signed else value
+    return load_be64(buffer, at)
+
+
+@inlined
+def _are_hex_digits(buffer: Bytes, at: int) -> bool:
+    """Whether a prefix of unique ids stands here: upper-case hex digits."""
+    wrong = 0
+    for place in range(PREFIX_DIGITS):
+        digit = load_u8(buffer, at + place)
+        wrong |= int(not (48 <= digit <= 57 or 65 <= digit <= 70))
+    return wrong == 0
+
+
+@kernel
+def read_options(buffer: Bytes, at: int, end: int, found: Words, found_at: int, key: Bytes) -> int:
+    """Read the options in [at, end) of `buffer`; returns the size of their key in `key` uint8[KEY_BYTES_MAX].
+
+    `found[found_at + item]` becomes the number of each item that differs, or where in the buffer a prefix of unique ids
+    begins, −1 without one. NOT_READ for what is no such array, item by item as the wire has it, and for a key too long:
+    whoever decodes it in full says what is wrong, or that nothing is.
+    """
+    if end - at < _ARRAY_HEAD or load_u8(buffer, at) != _ARRAY16 or load_be16(buffer, at + 1) != ITEMS:
+        return NOT_READ
+    at += _ARRAY_HEAD
+    size = 0
+    for item in range(ITEMS):
+        if at >= end:
+            return NOT_READ
+        first = load_u8(buffer, at)
+        varies = (_VARYING >> item) & 1 != 0
+        head, width, value = 1, 0, first
+        is_number = first < 0x80 or first >= 0xE0
+        if first >= 0xE0:
+            value = first - 0x100
+        elif _UINT8 <= first < _UINT8 + 4 or _INT8 <= first < _INT8 + 4:
+            signed = int(first >= _INT8)
+            width = 1 << (first - (_INT8 if signed else _UINT8))
+            if at + 1 + width > end:
+                return NOT_READ
+            value = _number(buffer, at + 1, width, signed)
+            if signed == 0 and value < 0:
+                return NOT_READ
+            is_number = True
+        elif 0xA0 <= first < 0xC0:
+            width = first & 0x1F
+        elif first in (_TEXT8, _BYTES8):
+            head = 2
+            if at + head > end:
+                return NOT_READ
+            width = load_u8(buffer, at + 1)
+        elif first in (_TEXT16, _BYTES16):
+            head = 3
+            if at + head > end:
+                return NOT_READ
+            width = load_be16(buffer, at + 1) & 0xFFFF
+        elif not is_number and first != _FALSE and first != _TRUE:
+            return NOT_READ
+        stop = at + head + width
+        if stop > end:
+            return NOT_READ
+        if not varies:
+            if size + head + width >= KEY_BYTES_MAX:
+                return NOT_READ
+            copy_bytes(key, size, buffer, at, head + width)
+            size += head + width
+        elif item == PREFIX_ITEM:
+            found[found_at + item] = -1
+            if is_number or first < 0xA0 or first >= 0xC0 or (width != 0 and width != PREFIX_DIGITS):
+                return NOT_READ
+            if width != 0:
+                if not _are_hex_digits(buffer, at + head):
+                    return NOT_READ
+                found[found_at + item] = at + head
+        elif is_number:
+            found[found_at + item] = value
+        else:
+            return NOT_READ
+        at = stop
+    if at != end:
+        return NOT_READ
+    key[size] = (
+        int(found[found_at + PREFIX_ITEM] >= 0)
+        | int(found[found_at + KEYS_ITEM] >= 0) << 1
+        | int(found[found_at + TAGS_ITEM] >= 0) << 2
+        | int(found[found_at + PROPERTIES_ITEM] >= 0) << 3
+        | int(found[found_at + SHARDING_ITEM] >= 0) << 4
+    )
+    return size + 1
+
 
 # Why `append_run` returns. With the second and third the frame in hand has begun: write, and call again to go on.
 DONE, SEGMENT_FULL, STAGING_FULL, COMMIT, ANSWERS_FULL, NOT_KNOWN = range(6)
-assert (append.OK, append.SEGMENT_FULL, append.STAGING_FULL) == (DONE, SEGMENT_FULL, STAGING_FULL)
+assert (ENCODED, append_frame.SEGMENT_FULL, append_frame.STAGING_FULL) == (DONE, SEGMENT_FULL, STAGING_FULL)
 
 # Indices into `run`: the run in hand, then the table.
 (
@@ -103,7 +230,7 @@ assert (append.OK, append.SEGMENT_FULL, append.STAGING_FULL) == (DONE, SEGMENT_F
     ANSWERS_AT,  # end of the answers that are written
     ANSWER_OPTIONS_SIZE,
     ANSWER_TIME_AT,  # where in an answer's options the store time stands, as a big-endian word
-    BEHIND_MAX,  # how many bytes dispatch may be behind
+    DISPATCH_LAG_MAX,  # how many bytes dispatch may be behind
     TOUCHED,  # how many queues `touched` names
     TOUCHED_TOPIC,  # the row all of whose queues it names since the last publication; −1 = none
     FRAMES,  # counted up
@@ -122,8 +249,8 @@ ROWS_AT = SLOTS_AT + SLOTS
     ANSWERED,  # 0 = oneway
     BEFORE_AT,  # constant properties before the unique id's prefix
     BEFORE_SIZE,
-    BEHIND_AT,
-    BEHIND_SIZE,
+    AFTER_AT,
+    AFTER_SIZE,
     ROUND,  # queue number of the topic's first queue: its round is that of `rounds`
     CONSTANTS,  # words of the frame's state
 ) = range(11)
@@ -210,8 +337,8 @@ def append_run(
             begun = _begin_frame(buffer, run, state, table, key, rounds, touched, answers)
             if begun != DONE:
                 return begun
-        reason = append.encode_frame(buffer, state, table, queue_numbers, next_offsets, staging, answers)
-        if reason != append.OK:
+        reason = encode_frame(buffer, state, table, queue_numbers, next_offsets, staging, answers)
+        if reason != ENCODED:
             return reason
         _end_frame(buffer, run, state, table, queue_numbers, rounds, touched, answers)
         if state[STAGING_AT] >= run[COMMIT_BYTES]:
@@ -220,7 +347,7 @@ def append_run(
 
 
 @kernel
-def append_alone(
+def append_single(
     run: Words,
     state: Words,
     table: Bytes,
@@ -254,7 +381,7 @@ def append_alone(
     state[STAGING_AT] = 0
     state[PHYSICAL_AT] = state[control.WRITTEN]
     state[SEGMENT_END] = segment_end
-    append.encode_frame(buffer, state, table, queue_numbers, next_offsets, staging, answers)
+    encode_frame(buffer, state, table, queue_numbers, next_offsets, staging, answers)
     _end_frame(buffer, run, state, table, queue_numbers, rounds, touched, answers)
     size = int(state[STAGING_AT])
     end = state[control.WRITTEN] + size
@@ -269,7 +396,7 @@ def _is_open(run: Words, state: Words) -> bool:
     closed = 0
     for word in control.CLOSING_WORDS:
         closed |= state[word]
-    return closed == 0 and 2 * (state[control.WRITTEN] - state[control.DISPATCHED]) <= run[BEHIND_MAX]
+    return closed == 0 and 2 * (state[control.WRITTEN] - state[control.DISPATCHED]) <= run[DISPATCH_LAG_MAX]
 
 
 @kernel
@@ -301,7 +428,7 @@ def _begin_frame(
     counter = int(run[FOUND + COUNTER_ITEM]) if prefix >= 0 else -1
     if run[FOUND + COUNTER_ITEM] < 0 or run[FOUND + COUNTER_ITEM] >= COUNTERS:
         return NOT_KNOWN
-    answer_size = HEADER_SIZE + run[ANSWER_OPTIONS_SIZE] + append.ANSWER_BYTES_PER_MESSAGE * count
+    answer_size = HEADER_SIZE + run[ANSWER_OPTIONS_SIZE] + ANSWER_BYTES_PER_MESSAGE * count
     if run[ANSWERS_AT] + answer_size > answers.size:
         return ANSWERS_FULL if run[ANSWERS_AT] > 0 else NOT_KNOWN
     if 2 * run[TOUCHED] > touched.size:
@@ -324,7 +451,7 @@ def _begin_frame(
     if prefix >= 0:
         copy_bytes(table, parts + before, buffer, prefix, PREFIX_DIGITS)
         before += PREFIX_DIGITS
-    copy_bytes(table, parts + before, table, run[row + BEHIND_AT], run[row + BEHIND_SIZE])
+    copy_bytes(table, parts + before, table, run[row + AFTER_AT], run[row + AFTER_SIZE])
     run[FRAME_END] = end
     run[ROW] = row
     return DONE
@@ -395,10 +522,10 @@ def _end_frame(
         copy_bytes(answers, at, buffer, run[AT], HEADER_SIZE)
         store_le16(answers, at + OPERATION_AT, load_le16(buffer, run[AT] + OPERATION_AT) | ANSWER)
         store_le32(answers, at + OPTIONS_SIZE_AT, run[ANSWER_OPTIONS_SIZE])
-        store_le64(answers, at + PAYLOAD_SIZE_AT, append.ANSWER_BYTES_PER_MESSAGE * count)
+        store_le64(answers, at + PAYLOAD_SIZE_AT, ANSWER_BYTES_PER_MESSAGE * count)
         copy_bytes(answers, at + HEADER_SIZE, table, OPTIONS_AT, run[ANSWER_OPTIONS_SIZE])
         store_be64(answers, at + HEADER_SIZE + run[ANSWER_TIME_AT], run[STORED_AT_MS])
-        run[ANSWERS_AT] = state[ANSWER_AT] + append.ANSWER_BYTES_PER_MESSAGE * count
+        run[ANSWERS_AT] = state[ANSWER_AT] + ANSWER_BYTES_PER_MESSAGE * count
     run[AT] = run[FRAME_END]
     run[ROW] = -1
     run[FRAMES] += 1
@@ -443,13 +570,44 @@ def publish_touched(cells: Words, run: Words, own: Words, touched: Words) -> Non
     run[TOUCHED_TOPIC] = -1
 
 
+# --- frames ---
+# Frames in a buffer that a socket was read into (layout/frame.py): how far whole ones of one operation reach.
+
+
+@kernel
+def leading_run(buffer: Bytes, at: int, end: int, operation: int, bytes_max: int, limit: Words) -> int:
+    """Where the whole frames that begin at `at` end: those of `operation`, none larger than `bytes_max`.
+
+    `buffer` uint8[n] was filled up to `end`. At most `limit[0]` frames are taken, which is counted down by them. The
+    first one that is not whole, or not as it must be, is left for whoever can say what it is.
+    """
+    while limit[0] > 0 and end - at >= HEADER_SIZE:
+        if (
+            load_le32(buffer, at) != MAGIC
+            or load_le16(buffer, at + VERSION_AT) != VERSION
+            or load_le16(buffer, at + OPERATION_AT) != operation
+            or load_le32(buffer, at + ZERO_AT) != 0
+        ):
+            break
+        rest = HEADER_SIZE + load_le32(buffer, at + OPTIONS_SIZE_AT)
+        payload = load_le64(buffer, at + PAYLOAD_SIZE_AT)
+        # Apart: their sum may be no number of 64 bits.
+        if payload < 0 or payload > bytes_max or rest + payload > bytes_max or rest + payload > end - at:
+            break
+        at += rest + payload
+        limit[0] -= 1
+    return at
+
+
 def warm() -> None:
     """Compile or load these kernels."""
+    read_options(np.zeros(1, np.uint8), 0, 0, np.zeros(ITEMS, np.int64), 0, np.zeros(KEY_BYTES_MAX, np.uint8))
     nothing, words = np.zeros(1, np.uint8), np.zeros(1, np.int64)
     run, key = np.zeros(RUN_WORDS, np.int64), np.zeros(KEY_BYTES_MAX, np.uint8)
     state = np.zeros(STATE_WORDS, np.int64)
     key_hash(key, 0)
     find_row(run, nothing, key, 0)
     append_run(run, state, nothing, key, words, words, words, words, nothing, nothing, nothing)
-    append_alone(run, state, nothing, key, words, words, words, words, nothing, nothing, nothing, 0, 0, 0)
+    append_single(run, state, nothing, key, words, words, words, words, nothing, nothing, nothing, 0, 0, 0)
     publish_touched(words, run, words, words)
+    leading_run(np.zeros(1, np.uint8), 0, 0, 0, 0, np.zeros(1, np.int64))

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mqproc.kernels.intrinsics import fence, load_acquire, store_release
-from mqproc.kernels.jit import kernel
-from mqproc.kernels.primitive import Words
+from mqproc.kernels.jit.compile import kernel
+from mqproc.kernels.jit.intrinsics import fence, load_acquire, store_release
+from mqproc.kernels.jit.lowering import Words
 
 
 @kernel

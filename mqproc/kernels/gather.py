@@ -15,13 +15,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from mqproc.kernels.ahead import prefetch_bytes
-from mqproc.kernels.fields import PLACES_SIZE, TAG_AT, TAG_SIZE, find_tags_and_keys, properties_at, properties_end
-from mqproc.kernels.intrinsics import add_at, copy_bytes, load_be32, load_be64
-from mqproc.kernels.jit import inlined, kernel
-from mqproc.kernels.primitive import Bytes, Words
-from mqproc.kernels.queue_lookup import same_bytes
-from mqproc.kernels.record_check import BAD_SIZE, VERIFY_CRCS, checked_size, store_timestamp_at
+from mqproc.kernels.jit.compile import inlined, kernel
+from mqproc.kernels.jit.intrinsics import add_at, copy_bytes, load_be32, load_be64
+from mqproc.kernels.jit.lowering import Bytes, Words
+from mqproc.kernels.record_check import BAD_SIZE, checked_size, prefetch_bytes, store_timestamp_at
+from mqproc.kernels.record_fields import (
+    PLACES_SIZE,
+    TAG_AT,
+    TAG_SIZE,
+    find_tags_and_keys,
+    properties_at,
+    properties_end,
+    same_bytes,
+)
 from mqproc.kernels.sql import FAILS, PASSES, verdict
 from mqproc.kernels.sql import UNDECIDED as LEFT_TO_PYTHON
 from mqproc.layout import consume_queue, control, queue_table, record
@@ -49,7 +55,7 @@ from mqproc.layout import consume_queue, control, queue_table, record
     COUNT,
     BYTES,
     LAST_FILTERED,  # 1 when the last unit that was consumed did not match
-    LOOK_BYTES_LEFT,  # what records that do not match may still cost: their bytes, and LOOK_BYTES each
+    SCAN_BUDGET,  # what records that do not match may still cost: their bytes, and RECORD_SCAN_COST each
     # given for one unit
     DECIDED_UNIT,  # 1 + the unit whose properties Python has looked at
     DECIDED,  # whether they pass: 0 or 1
@@ -68,11 +74,11 @@ STATE_SIZE = PLACES + PLACES_SIZE
     DAMAGED,
     FILLER,
     OUT_FULL,  # the record needs a larger buffer
-    LOOKED_ENOUGH,
+    BUDGET_SPENT,
     UNDECIDED,  # Python has to look at the record's properties: kernels/sql.py
 ) = range(9)
 
-LOOK_BYTES = 1024
+RECORD_SCAN_COST = 1024
 """What looking at a record costs beside its bytes."""
 
 # A queue's records lie apart in the log, so the processor does not see where it reads next: it is told this many units
@@ -206,7 +212,7 @@ def gather(
     `units` uint8[20 × n], `view` uint8 the segment at BASE, `codes` int64[k] the tag hashes that pass (i32 values,
     empty = all), `tags` uint8 and `tag_ends` int64[m] the tags that pass themselves (end of each in `tags`, empty =
     go by the hash alone), `program` int64, `texts` uint8 and `scratch` int64 a filter by properties (kernels/sql.py, an
-    empty program = all), `out` uint8. Moves UNIT, OUT_AT, COUNT, BYTES, LAST_FILTERED and LOOK_BYTES_LEFT in `state`,
+    empty program = all), `out` uint8. Moves UNIT, OUT_AT, COUNT, BYTES, LAST_FILTERED and SCAN_BUDGET in `state`,
     and counts what is copied where that says; the caller keeps that memory alive.
     """
     unit = int(state[UNIT])
@@ -257,10 +263,10 @@ def gather(
             break
         if passes == FAILS:
             state[LAST_FILTERED] = 1
-            state[LOOK_BYTES_LEFT] -= total + LOOK_BYTES
+            state[SCAN_BUDGET] -= total + RECORD_SCAN_COST
             unit += 1
-            if state[LOOK_BYTES_LEFT] <= 0:
-                reason = LOOKED_ENOUGH
+            if state[SCAN_BUDGET] <= 0:
+                reason = BUDGET_SPENT
                 break
             continue
         if state[COPY] != 0:
@@ -337,25 +343,3 @@ def warm() -> None:
     uncount(state)
     match_units(empty, 0, 0, words, words)
     first_at_or_above(empty, 0, 0, 0)
-
-
-__all__ = [
-    "BYTES_REACHED",
-    "COUNT_REACHED",
-    "DAMAGED",
-    "FILLER",
-    "LOOKED_ENOUGH",
-    "LOOK_BYTES",
-    "OTHER_SEGMENT",
-    "OUT_FULL",
-    "STATE_SIZE",
-    "UNDECIDED",
-    "UNITS_DONE",
-    "VERIFY_CRCS",
-    "first_at_or_above",
-    "gather",
-    "match_units",
-    "sum_of_sizes",
-    "uncount",
-    "warm",
-]

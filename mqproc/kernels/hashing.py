@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mqproc.kernels.intrinsics import load_le64, load_u8
-from mqproc.kernels.jit import inlined, kernel
-from mqproc.kernels.primitive import Bytes
+from mqproc.kernels.jit.compile import inlined, kernel
+from mqproc.kernels.jit.intrinsics import load_le64, load_u8
+from mqproc.kernels.jit.lowering import Bytes
 from mqproc.layout import java_hash
 
 MASK_32 = 0xFFFFFFFF

@@ -12,10 +12,29 @@ neighbouring ranges comes to the same border in both, whatever part of the segme
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mqproc.kernels.ahead import prefetch_alike
-from mqproc.kernels.fields import (
+from mqproc.kernels.hashing import java_hash_utf8
+from mqproc.kernels.jit.compile import kernel
+from mqproc.kernels.jit.intrinsics import load_be32, load_be64
+from mqproc.kernels.jit.lowering import Bytes, Int32s, Words
+from mqproc.kernels.queue_lookup import UNKNOWN, find_queue
+from mqproc.kernels.record_check import (
+    BAD_OFFSET,
+    BLANK,
+    REACHED_STOP,
+    REASON_NAMES,
+    VERIFY_ALL,
+    checked_size,
+    crc_reason,
+    prefetch_bytes,
+    prefetch_stride,
+    record_size,
+    signed_topic_length,
+    store_timestamp_at,
+    topic_length_at,
+    topic_length_size,
+)
+from mqproc.kernels.record_fields import (
     KEYS_AT,
     KEYS_SIZE,
     PLACES_SIZE,
@@ -25,25 +44,7 @@ from mqproc.kernels.fields import (
     find_tags_and_keys,
     properties_at,
     properties_end,
-)
-from mqproc.kernels.hashing import java_hash_utf8
-from mqproc.kernels.intrinsics import load_be32, load_be64
-from mqproc.kernels.jit import kernel
-from mqproc.kernels.primitive import Bytes, Words
-from mqproc.kernels.queue_lookup import UNKNOWN, find_queue, same_bytes
-from mqproc.kernels.record_check import (
-    BAD_OFFSET,
-    BLANK,
-    REACHED_STOP,
-    REASON_NAMES,
-    VERIFY_ALL,
-    checked_size,
-    crc_reason,
-    record_size,
-    signed_topic_length,
-    store_timestamp_at,
-    topic_length_at,
-    topic_length_size,
+    same_bytes,
 )
 from mqproc.layout import properties, record
 
@@ -220,7 +221,7 @@ def select_positions(
     view: Bytes,
     queues: Bytes,
     cells: Words,
-    slots: NDArray[np.int32],
+    slots: Int32s,
     verdicts: Words,
     tags: Bytes,
     tag_ends: Words,
@@ -265,7 +266,7 @@ def select_positions(
         if load_be64(view, at + record.PHYSICAL_OFFSET) != base + at:
             reason = BAD_OFFSET
             break
-        prefetch_alike(view, at, total, last_total)
+        prefetch_stride(view, at, total, last_total)
         last_total = total
         # Before its topic is believed.
         if verify_unwanted != 0:
@@ -321,6 +322,100 @@ def select_positions(
     return reason
 
 
+# --- listed ---
+# Records at places that a queue's units name: which are what they must be, and which of those are wanted.
+#
+#     select_by_unit(view, listed, numbers, offsets, …, positions, state)
+#
+# `view` uint8[n] is a segment, BASE the log position of its byte 0. Indices of the state and what `tags` and `keys` mean
+# are `log_range`'s; AT is an index into `listed` here.
+
+
+OTHER_PLACE = CUT_BY_VIEW + 2
+"""Why select_by_unit stopped, beside record_check's reasons and FULL: the record is of another place in the queues."""
+
+# Records lie apart, so the processor is told so many ahead where it reads next.
+_AHEAD = 8
+_AHEAD_BYTES = 256
+
+
+@kernel
+def _prefetch_record(view: Bytes, listed: Words, index: int, base: int) -> None:
+    if index < listed.size:
+        prefetch_bytes(view, int(listed[index]) - base, _AHEAD_BYTES)
+
+
+@kernel
+def _is_of(view: Bytes, at: int, number: int, queues: Bytes, cells: Words, slots: Int32s) -> bool:
+    """Whether the record at `at`, whose sizes hold, is of the queue with that number in the table."""
+    width = topic_length_size(view, at)
+    length_at = topic_length_at(view, at)
+    size = signed_topic_length(view, length_at, width)
+    topic = length_at + width
+    topic_hash = java_hash_utf8(view, topic, topic + size, 0)
+    queue_id = load_be32(view, at + record.QUEUE_ID)
+    return find_queue(queues, cells, slots, view, topic, size, topic_hash, queue_id) == number
+
+
+@kernel
+def select_by_unit(
+    view: Bytes,
+    listed: Words,
+    numbers: Words,
+    offsets: Words,
+    queues: Bytes,
+    cells: Words,
+    slots: Int32s,
+    tags: Bytes,
+    tag_ends: Words,
+    keys: Bytes,
+    key_ends: Words,
+    positions: Words,
+    state: Words,
+) -> int:
+    """Positions in the view of the wanted ones of the listed records into `positions` int64[m]; why it stopped.
+
+    `listed` int64[n] are log positions, ascending; `numbers` int64[n] says of which queue of the table each must be,
+    `offsets` int64[n] its offset there. REACHED_STOP: all have been looked at; FULL: more may follow at AT; any other
+    reason says why the record at AT is not the listed one.
+    """
+    at = int(state[AT])
+    base = int(state[BASE])
+    limit = min(int(state[LIMIT]), view.size)
+    begin_ms = int(state[BEGIN_MS])
+    end_ms = int(state[END_MS])
+    verify = int(state[VERIFY])
+    bytes_max = int(state[BYTES_MAX])
+    found = 0
+    size = 0
+    reason = REACHED_STOP
+    while at < listed.size:
+        _prefetch_record(view, listed, at + _AHEAD, base)
+        place = int(listed[at]) - base
+        total = checked_size(view, place, limit, base + place, verify)
+        if total < 0:
+            reason = -total
+            break
+        if load_be64(view, place + record.QUEUE_OFFSET) != offsets[at] or not _is_of(
+            view, place, int(numbers[at]), queues, cells, slots
+        ):
+            reason = OTHER_PLACE
+            break
+        stored = load_be64(view, store_timestamp_at(view, place))
+        if begin_ms <= stored < end_ms and has_tag_and_key(view, place, total, tags, tag_ends, keys, key_ends, state):
+            if found == positions.size or (found > 0 and size + total > bytes_max):
+                reason = FULL
+                break
+            positions[found] = place
+            found += 1
+            size += total
+        at += 1
+    state[AT] = at
+    state[FOUND] = found
+    state[FOUND_BYTES] = size
+    return reason
+
+
 def warm() -> None:
     """Compile or load these kernels."""
     nothing = np.zeros(0, np.uint8)
@@ -329,3 +424,8 @@ def warm() -> None:
     none = words[:0]
     find_boundary(nothing, 0, 0, 0, 0, 0, 1, words)
     select_positions(nothing, nothing, words, slots, words, nothing, none, nothing, none, none, words)
+    nothing = np.zeros(0, np.uint8)
+    words = np.zeros(STATE_SIZE, np.int64)
+    none = words[:0]
+    slots = np.zeros(1, np.int32)
+    select_by_unit(nothing, none, none, none, nothing, words, slots, nothing, none, nothing, none, none, words)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mqproc.kernels.intrinsics import load_acquire, load_le64, load_u8
-from mqproc.kernels.jit import inlined, kernel
-from mqproc.kernels.primitive import Bytes, Words
+from mqproc.kernels.jit.compile import kernel
+from mqproc.kernels.jit.intrinsics import load_acquire
+from mqproc.kernels.jit.lowering import Bytes, Int32s, Words
+from mqproc.kernels.record_fields import same_bytes
 from mqproc.layout import queue_table as layout
 
 MASK_32 = 0xFFFFFFFF
@@ -16,26 +14,11 @@ MASK_32 = 0xFFFFFFFF
 UNKNOWN, DELETED = -1, -2
 
 
-@inlined
-def same_bytes(a: Bytes, a_at: int, b: Bytes, b_at: int, size: int) -> bool:
-    """Whether a[a_at:a_at + size] and b[b_at:b_at + size] are equal."""
-    i = 0
-    while i + 8 <= size:
-        if load_le64(a, a_at + i) != load_le64(b, b_at + i):
-            return False
-        i += 8
-    while i < size:
-        if load_u8(a, a_at + i) != load_u8(b, b_at + i):
-            return False
-        i += 1
-    return True
-
-
 @kernel
 def find_queue(
     table: Bytes,
     cells: Words,
-    slots: NDArray[np.int32],
+    slots: Int32s,
     buf: Bytes,
     topic_at: int,
     topic_size: int,
@@ -86,7 +69,7 @@ def belongs_to_deleted(cells: Words, number: int, physical_offset: int, queue_of
 def find_queue_of_record(
     table: Bytes,
     cells: Words,
-    slots: NDArray[np.int32],
+    slots: Int32s,
     buf: Bytes,
     topic_at: int,
     topic_size: int,

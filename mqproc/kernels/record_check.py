@@ -6,13 +6,14 @@ record inside the buffer, whatever the bytes are.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
-from mqproc.kernels.crc import MASK_31, crc32
-from mqproc.kernels.crc_tail import load_digits
-from mqproc.kernels.intrinsics import load_be16, load_be32, load_be64, load_u8
-from mqproc.kernels.jit import inlined, kernel
-from mqproc.kernels.primitive import Bytes
+from mqproc.kernels.crc import MASK_31, crc32, load_digits
+from mqproc.kernels.jit.compile import inlined, kernel
+from mqproc.kernels.jit.intrinsics import load_be16, load_be32, load_be64, load_u8, prefetch
+from mqproc.kernels.jit.lowering import Bytes
 from mqproc.layout import record
 
 # Why a walk over records stopped, and what is wrong with a record. Negative where `record_size` returns them.
@@ -193,16 +194,16 @@ def crc_reason(view: Bytes, at: int, total: int, verify: int) -> int:
         end = at + total
         if load_digits(view, end - 1 - record.CRC_DIGITS) == crc32(view, at, end - _TAIL) & MASK_31:
             return 0
-        return BAD_PROPERTY_CRC if body_crc_holds(view, at) else BAD_BODY_CRC
+        return BAD_PROPERTY_CRC if body_crc_matches(view, at) else BAD_BODY_CRC
     if verify & VERIFY_PROPERTY_CRC != 0 and has_broken_tail(view, at, total, verify):
         return BAD_PROPERTY_CRC
-    if verify & VERIFY_BODY_CRC != 0 and not body_crc_holds(view, at):
+    if verify & VERIFY_BODY_CRC != 0 and not body_crc_matches(view, at):
         return BAD_BODY_CRC
     return 0
 
 
 @inlined
-def body_crc_holds(view: Bytes, at: int) -> bool:
+def body_crc_matches(view: Bytes, at: int) -> bool:
     """Whether the stored CRC is the body's; an empty body's is not looked at, as in RocketMQ."""
     length_at = body_length_at(view, at)
     body_length = load_be32(view, length_at)
@@ -235,8 +236,60 @@ def stored_at_ms(view: Bytes, at: int, limit: int, physical_offset: int) -> int:
     return load_be64(view, store_timestamp_at(view, at))
 
 
+# --- ahead ---
+# Telling the processor what will be read soon: it sees by itself only what lies near what is read now.
+#
+# Hints: they read nothing, change nothing and cannot fail, wherever they point. Records lie apart by their bodies, which
+# most loops pass over, so each of them, and in it what lies behind the body, is waited for when nothing was said.
+#
+#     prefetch_alike(log, at, size, size_before)   a walk: as if records went on being as long as the last two
+#     prefetch_record(log, at, like)               the record at a place that is known
+#     prefetch_bytes(buf, at, size)                so many bytes
+
+
+RECORDS_AHEAD: Final = 4
+"""How far a walk looks ahead. (With messages of 1 KiB: 2 saves half of what 3 to 8 do.)"""
+
+_LINE = 64
+# What is read of a record beside its body: two lines at its begin; its topic and properties, most often, in three.
+_HEAD_LINES = 2
+_TAIL_LINES = 3
+_TAIL_BYTES = _TAIL_LINES * _LINE
+# Shorter records lie so near that the processor sees the next ones by itself: hints changed nothing there.
+_FAR_BYTES = 512
+
+
+@inlined
+def prefetch_bytes(buf: Bytes, at: int, size: int) -> None:
+    """Load the lines of buf[at:at + size], if the buffer has them."""
+    if 0 <= at < buf.size - size:
+        for line in range(0, size, _LINE):
+            prefetch(buf, at + line)
+
+
+@inlined
+def prefetch_record(log: Bytes, at: int, like: int) -> None:
+    """Load what is read beside the body of the record at `at`, if its parts lie as those of the one at `like` do.
+
+    The sizes of the latter hold.
+    """
+    topic = topic_length_at(log, like) - like
+    if 0 <= at < log.size - topic - _TAIL_BYTES:
+        for line in range(_HEAD_LINES):
+            prefetch(log, at + _LINE * line)
+        for line in range(_TAIL_LINES):
+            prefetch(log, at + topic + _LINE * line)
+
+
+@inlined
+def prefetch_stride(log: Bytes, at: int, size: int, size_before: int) -> None:
+    """Load what is read of a record some records on from the one at `at`, if that has the size of the one before it."""
+    if size == size_before and size >= _FAR_BYTES:
+        prefetch_record(log, at + RECORDS_AHEAD * size, at)
+
+
 def warm() -> None:
-    """Compile or load the kernels that are called from Python."""
+    """Compile or load these kernels."""
     view = np.zeros(record.BLANK_SIZE, np.uint8)
     checked_size(view, 0, 0, 0, VERIFY_CRCS)
     stored_at_ms(view, 0, 0, 0)

@@ -15,54 +15,39 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.kernels.ahead import prefetch_alike
 from mqproc.kernels.hashing import java_hash_utf8
-from mqproc.kernels.intrinsics import load_be32, load_be64
-from mqproc.kernels.jit import kernel
-from mqproc.kernels.primitive import Bytes, Words
+from mqproc.kernels.jit.compile import kernel
+from mqproc.kernels.jit.intrinsics import load_be32, load_be64, load_u8
+from mqproc.kernels.jit.lowering import Bytes, Int32s, Words
 from mqproc.kernels.queue_lookup import UNKNOWN as UNKNOWN_QUEUE
 from mqproc.kernels.queue_lookup import find_queue_of_record
 from mqproc.kernels.record_check import (
-    BAD_BODY_CRC,
-    BAD_MAGIC,
     BAD_OFFSET,
-    BAD_PROPERTY_CRC,
-    BAD_SIZE,
     BLANK,
     REACHED_STOP,
-    REASON_NAMES,
     VERIFY_ALL,
     VERIFY_CRCS,
-    ZERO,
+    body_length_at,
     checked_size,
     has_crc_tail,
+    prefetch_stride,
     record_size,
     signed_topic_length,
     store_timestamp_at,
     topic_length_at,
     topic_length_size,
 )
+from mqproc.kernels.record_fields import (
+    ABSENT,
+    KEYS_NAME,
+    UNIQ_KEY_NAME,
+    find_property,
+    place_at,
+    place_size,
+    properties_at,
+    properties_end,
+)
 from mqproc.layout import consume_queue, record
-
-__all__ = [
-    "BAD_BODY_CRC",
-    "BAD_MAGIC",
-    "BAD_OFFSET",
-    "BAD_PROPERTY_CRC",
-    "BAD_SIZE",
-    "BLANK",
-    "REACHED_STOP",
-    "REASON_NAMES",
-    "SCAN_SIZE",
-    "VERIFY_ALL",
-    "VERIFY_CRCS",
-    "ZERO",
-    "find_record",
-    "find_without_crc",
-    "scan_records",
-    "update_next_offsets",
-    "warm",
-]
 
 # What a scan says, int64[SCAN_SIZE]. The first three also of find_record and update_next_offsets, see there.
 (
@@ -120,7 +105,7 @@ def scan_records(view: Bytes, start: int, stop: int, base: int, verify: int, out
             break
         if at + total > stop:
             break
-        prefetch_alike(view, at, total, size)
+        prefetch_stride(view, at, total, size)
         latest = max(latest, load_be64(view, store_timestamp_at(view, at)))
         last = at
         size = total
@@ -146,7 +131,7 @@ def find_without_crc(view: Bytes, start: int, stop: int) -> int:
         total = record_size(view, at, stop)
         if not has_crc_tail(view, at, total):
             return at
-        prefetch_alike(view, at, total, size)
+        prefetch_stride(view, at, total, size)
         size = total
         at += total
     return -1
@@ -191,7 +176,7 @@ def update_next_offsets(
     base: int,
     table: Bytes,
     cells: Words,
-    slots: NDArray[np.int32],
+    slots: Int32s,
     next_offsets: Words,
     out: Words,
 ) -> int:
@@ -216,7 +201,7 @@ def update_next_offsets(
             break
         if at + total > stop:
             break
-        prefetch_alike(view, at, total, last_total)
+        prefetch_stride(view, at, total, last_total)
         last_total = total
         store_timestamp = load_be64(view, store_timestamp_at(view, at))
         out[LAST_START] = at
@@ -246,7 +231,7 @@ def _queue_of(
     queue_offset: int,
     table: Bytes,
     cells: Words,
-    slots: NDArray[np.int32],
+    slots: Int32s,
 ) -> int:
     width = topic_length_size(view, at)
     length_at = topic_length_at(view, at)
@@ -259,6 +244,114 @@ def _queue_of(
     )
 
 
+# --- keyed ---
+# Looking for records that the index must know: those with a unique id or keys, and not rolled back.
+
+
+# What a search says, int64[FOUND_SIZE]: where it stopped, and 1 when the record there has an entry in the index.
+IS_KEYED, AT_BLANK = 1, 2
+FOUND_SIZE = 3
+
+
+_SPACE = ord(" ")
+
+
+@kernel
+def _has_word(view: Bytes, place: int) -> bool:
+    """Whether a value that `find_property` found holds anything but spaces."""
+    if place == ABSENT:
+        return False
+    at = place_at(place)
+    end = at + place_size(place)
+    while at < end and load_u8(view, at) == _SPACE:
+        at += 1
+    return at < end
+
+
+@kernel
+def find_keyed(view: Bytes, start: int, stop: int, base: int, uniq_key: Bytes, keys: Bytes, found: Words) -> None:
+    """Walk records of view[start:stop] (a segment, its byte 0 at `base` in the log) to the first with a key.
+
+    `uniq_key` and `keys` uint8[n] are the properties' names. Stops at a record with a key, at what is no record, at a
+    BLANK, or at `stop`.
+    """
+    found[IS_KEYED] = 0
+    found[AT_BLANK] = 0
+    at = start
+    last_total = 0
+    while at < stop:
+        total = record_size(view, at, view.size)
+        if total < 0:
+            found[AT_BLANK] = 1 if total == -BLANK else 0
+            break
+        if load_be64(view, at + record.PHYSICAL_OFFSET) != base + at:
+            break
+        prefetch_stride(view, at, total, last_total)
+        last_total = total
+        transaction = load_be32(view, at + record.SYS_FLAG) & record.SYS_FLAG_TRANSACTION_MASK
+        if transaction != record.SYS_FLAG_ROLLBACK:
+            first = properties_at(view, at)
+            end = properties_end(view, at, total)
+            has_id = find_property(view, first, end, uniq_key) != ABSENT
+            if has_id or _has_word(view, find_property(view, first, end, keys)):
+                found[IS_KEYED] = 1
+                break
+        at += total
+    found[STOPPED_AT] = at
+
+
+# --- made_from ---
+# Which records of the log say that they were made from an earlier one: deliveries of parked messages, commits.
+#
+# `preparedTransactionOffset` is where they say it: RocketMQ keeps a committed message's half message there, and 0 in all
+# others; we name the parked record of a delivered one too. Walking the log for it is what tells a role, after a kill,
+# which of its deliveries were stored.
+
+
+# What the walk says, int64[MARKS_SIZE].
+MARKS_SIZE = 3
+FOUND_FULL = -1
+"""A reason of its own: `found` has no room for more; go on at STOPPED_AT."""
+
+# Bytes before a record's body length.
+_PREPARED_BACK = record.BODY_LENGTH - record.PREPARED_TRANSACTION_OFFSET
+
+
+@kernel
+def find_delivery_marks(view: Bytes, start: int, stop: int, base: int, found: Words, out: Words) -> int:
+    """Walk records of view[start:stop] and put what each was made from into `found` int64[n], where it says so.
+
+    `view` uint8 is one segment and `base` the physical offset of its byte 0. Prepared and rollback records are passed
+    over. Returns how many were found; `out` tells STOPPED_AT and REASON, which is REACHED_STOP also when `stop` cuts a
+    record, FOUND_FULL, or what is wrong with the record there. CRCs are not looked at.
+    """
+    at = start
+    count = 0
+    last_total = 0
+    out[REASON] = REACHED_STOP
+    while at < stop:
+        total = checked_size(view, at, view.size, base + at, 0)
+        if total < 0:
+            out[REASON] = -total
+            break
+        if at + total > stop:
+            break
+        prefetch_stride(view, at, total, last_total)
+        last_total = total
+        made_from = load_be64(view, body_length_at(view, at) - _PREPARED_BACK)
+        # None and commit have the bit of prepared and rollback clear.
+        if made_from > 0 and load_be32(view, at + record.SYS_FLAG) & record.SYS_FLAG_PREPARED == 0:
+            if count == found.size:
+                out[REASON] = FOUND_FULL
+                break
+            found[count] = made_from
+            count += 1
+        at += total
+    out[STOPPED_AT] = at
+    out[COUNT] = count
+    return count
+
+
 def warm() -> None:
     """Compile or load these kernels."""
     view = np.zeros(record.BLANK_SIZE, np.uint8)
@@ -267,3 +360,6 @@ def warm() -> None:
     find_without_crc(view, 0, 0)
     find_record(view, 0, 0, 0, out)
     update_next_offsets(view, 0, 0, 0, view, out, np.zeros(1, np.int32), out.copy(), out)
+    find_keyed(np.zeros(8, np.uint8), 0, 0, 0, UNIQ_KEY_NAME, KEYS_NAME, np.zeros(FOUND_SIZE, np.int64))
+    nothing: NDArray[np.uint8] = np.zeros(1, np.uint8)
+    find_delivery_marks(nothing, 0, 0, 0, np.zeros(1, np.int64), np.zeros(MARKS_SIZE, np.int64))

@@ -1,7 +1,7 @@
 """Comparing queues with the log without holding either: what all units of a queue in a share of the log come to.
 
-    sum_runs     of the units that dispatch would make of a piece of the log
-    sum_units    of the units that lie in a ConsumeQueue file
+    add_runs     of the units that dispatch would make of a piece of the log
+    add_units    of the units that lie in a ConsumeQueue file
 
 Both make one 64-bit value of each unit's queue offset, physical offset, size and tags code, and keep their count and
 their exclusive or: equal for equal sets of units, in whatever order and however many processes they were met.
@@ -25,9 +25,9 @@ from mqproc.kernels.dispatch import (
     RUN_QUEUE,
     Runs,
 )
-from mqproc.kernels.intrinsics import load_be32, load_be64
-from mqproc.kernels.jit import inlined, kernel
-from mqproc.kernels.primitive import Bytes, Words, lowering
+from mqproc.kernels.jit.compile import inlined, kernel
+from mqproc.kernels.jit.intrinsics import load_be32, load_be64
+from mqproc.kernels.jit.lowering import Bytes, Words, lowering
 from mqproc.layout import consume_queue as layout
 
 # Columns of a total, int64[TOTAL_COLUMNS]; all 0 when the count is.
@@ -51,7 +51,7 @@ TOTAL_COLUMNS = 6
 ) = range(5)
 GAP_COLUMNS = 5
 
-# What sum_units says and goes on with, int64[UNITS_SIZE]. Offsets are queue offsets, −1 = none.
+# What add_units says and goes on with, int64[UNITS_SIZE]. Offsets are queue offsets, −1 = none.
 (
     NEXT_OFFSET,  # of the first unit of the next call
     LAST_LIVE,  # the last one that is not zeros
@@ -71,14 +71,14 @@ _MULTIPLIER = 0x9E3779B97F4A7C15
 _SEED = 0x243F6A8885A308D3 >> 1
 
 
-def mixed(value: int, word: int) -> int:
+def mix64(value: int, word: int) -> int:
     """A 64-bit value made of another one and a word: for one of them fixed, different for each of the other."""
     product = ((value ^ word) & _MASK_64) * _MULTIPLIER & _MASK_64
     product ^= product >> 32
     return product - (1 << 64) if product >> 63 else product
 
 
-@lowering(mixed)
+@lowering(mix64)
 def _(builder: Any, value: Any, word: Any) -> Any:
     int64 = ir.IntType(64)
     product = builder.mul(builder.xor(value, word), ir.Constant(int64, _MULTIPLIER))
@@ -88,7 +88,7 @@ def _(builder: Any, value: Any, word: Any) -> Any:
 @inlined
 def _unit_value(queue_offset: int, physical_offset: int, size: int, tags_code: int) -> int:
     """What a unit comes to."""
-    return mixed(mixed(mixed(mixed(_SEED, physical_offset), tags_code), size), queue_offset)
+    return mix64(mix64(mix64(mix64(_SEED, physical_offset), tags_code), size), queue_offset)
 
 
 @inlined
@@ -103,7 +103,7 @@ def _add(totals: Words, column: int, value: int, queue_offset: int, physical_off
 
 
 @kernel
-def sum_runs(units: Bytes, runs: Runs, totals: Words, gaps: Words) -> int:
+def add_runs(units: Bytes, runs: Runs, totals: Words, gaps: Words) -> int:
     """Add a dispatch scan's units to the totals of their queues; how many gaps were met.
 
     `units` uint8 and `runs` int64[n, RUN_COLUMNS] are what the scan said; `totals` int64[queues × TOTAL_COLUMNS];
@@ -155,7 +155,7 @@ def bucket_of(borders: Words, physical_offset: int) -> int:
 
 
 @kernel
-def sum_units(units: Bytes, count: int, borders: Words, totals: Words, state: Words) -> None:
+def add_units(units: Bytes, count: int, borders: Words, totals: Words, state: Words) -> None:
     """Add `count` units of a queue to the totals of the ranges that they point into.
 
     `units` uint8[≥ 20 × count] begin at queue offset state[NEXT_OFFSET]; `borders` int64[ranges + 1];
@@ -208,5 +208,5 @@ def warm() -> None:
     """Compile or load these kernels."""
     nothing = np.zeros(0, np.uint8)
     words: NDArray[np.int64] = np.zeros(8 * TOTAL_COLUMNS, np.int64)
-    sum_runs(nothing, np.zeros((0, RUN_COLUMNS), np.int64), words, words)
-    sum_units(nothing, 0, words[:2], words, np.zeros(UNITS_SIZE, np.int64))
+    add_runs(nothing, np.zeros((0, RUN_COLUMNS), np.int64), words, words)
+    add_units(nothing, 0, words[:2], words, np.zeros(UNITS_SIZE, np.int64))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from mqproc.layout.fields import word
+
 PHYSIC_TIMESTAMP = 0
 LOGICS_TIMESTAMP = PHYSIC_TIMESTAMP + 8
 INDEX_TIMESTAMP = LOGICS_TIMESTAMP + 8
@@ -17,6 +19,14 @@ CONFIRM_PHYSICAL_OFFSET = MASTER_FLUSHED_OFFSET + 8
 FILE_SIZE = 4096
 _WORDS = struct.Struct(">5q")
 assert _WORDS.size == CONFIRM_PHYSICAL_OFFSET + 8
+
+FIELDS = (
+    word("physic_timestamp_ms", 0, "the log is durable up to this store time"),
+    word("logics_timestamp_ms", 1, "the ConsumeQueues are durable up to this store time"),
+    word("index_timestamp_ms", 2, "the index is durable up to this store time"),
+    word("master_flushed_offset", 3, "used by replicas only"),
+    word("confirm_physical_offset", 4, "the log is confirmed below this offset"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,19 @@ from __future__ import annotations
 
 import struct
 
+from mqproc.layout.fields import Field
+
 PHYSICAL_OFFSET = 0
 SIZE = PHYSICAL_OFFSET + 8
 TAGS_CODE = SIZE + 4
 UNIT_SIZE = TAGS_CODE + 8
 assert UNIT_SIZE == 20
+
+UNIT_FIELDS = (
+    Field("physical_offset", PHYSICAL_OFFSET, 8, "start of the record in the log"),
+    Field("size", SIZE, 4, "of the record; 7fffffff in a filler"),
+    Field("tags_code", TAGS_CODE, 8, "hash of the tag, or time of delivery"),
+)
 
 FILLER_SIZE = 0x7FFFFFFF
 END_FILLER_SIZE = 16

@@ -13,6 +13,7 @@ to 0 before one is used again, so a reader takes an entry that had the same coun
 from __future__ import annotations
 
 from mqproc.layout.control import ROLES, SUPERVISOR, WORD_SIZE
+from mqproc.layout.fields import word
 
 MAGIC = 0x3130525245514D  # "MQERR01", little-endian
 VERSION = 1
@@ -29,6 +30,14 @@ TEXT_AT = 4 * WORD_SIZE
 TEXT_BYTES_MAX = ENTRY_SIZE - TEXT_AT
 
 FILE_SIZE = HEADER_SIZE + len(OWNERS) * ENTRIES * ENTRY_SIZE
+
+HEADER_FIELDS = (word("magic", HEADER_MAGIC), word("version", HEADER_VERSION))
+ENTRY_FIELDS = (
+    word("count", COUNT, "occurrences; 0 = free"),
+    word("first_ms", FIRST_MS, "time of the first"),
+    word("last_ms", LAST_MS, "time of the last"),
+    word("text_size", TEXT_SIZE, "bytes of the text"),
+)
 
 
 def entry_offset(owner: str, number: int) -> int:

@@ -15,6 +15,8 @@ The count begins at 1, so a full file holds M − 1 items. Key = `topic#key`, ha
 
 from __future__ import annotations
 
+from mqproc.layout.fields import Field
+
 BEGIN_TIMESTAMP = 0
 END_TIMESTAMP = BEGIN_TIMESTAMP + 8
 BEGIN_PHYSICAL_OFFSET = END_TIMESTAMP + 8
@@ -32,6 +34,21 @@ ITEM_TIME_DIFFERENCE = ITEM_PHYSICAL_OFFSET + 8
 ITEM_PREVIOUS = ITEM_TIME_DIFFERENCE + 4
 ITEM_SIZE = ITEM_PREVIOUS + 4
 assert ITEM_SIZE == 20
+
+HEADER_FIELDS = (
+    Field("begin_timestamp_ms", BEGIN_TIMESTAMP, 8, "store time of the first entry's record"),
+    Field("end_timestamp_ms", END_TIMESTAMP, 8, "store time of the last entry's record"),
+    Field("begin_physical_offset", BEGIN_PHYSICAL_OFFSET, 8, "start of the first entry's record"),
+    Field("end_physical_offset", END_PHYSICAL_OFFSET, 8, "start of the last entry's record"),
+    Field("slots_used", SLOT_COUNT, 4, "slots that point to an item"),
+    Field("count", ITEM_COUNT, 4, "number of the next item"),
+)
+ITEM_FIELDS = (
+    Field("key_hash", ITEM_KEY_HASH, 4, "of topic#key, without its sign"),
+    Field("physical_offset", ITEM_PHYSICAL_OFFSET, 8, "start of the record in the log"),
+    Field("time_difference_s", ITEM_TIME_DIFFERENCE, 4, "seconds after the file's begin"),
+    Field("previous", ITEM_PREVIOUS, 4, "previous item in the slot's chain, 0 = none"),
+)
 
 FIRST_ITEM = 1
 KEY_TOPIC_SEPARATOR = "#"

@@ -22,6 +22,8 @@ Records that lie below `deleted at` in the log and have a queue offset below `de
 
 from __future__ import annotations
 
+from mqproc.layout.fields import word
+
 MAGIC = 0x3130485551514D  # "MQQUH01", little-endian
 VERSION = 1
 HEADER_SIZE = 4096
@@ -57,6 +59,32 @@ assert (DELETED_NEXT + 1) * WORD_SIZE == TOPIC_OFFSET_BYTES
 assert TOPIC_OFFSET_BYTES + TOPIC_BYTES_MAX < NEXT_OFFSET * WORD_SIZE
 
 STATE_FREE, STATE_LIVE, STATE_TOMBSTONE = range(3)
+
+HEADER_FIELDS = (
+    word("magic", HEADER_MAGIC),
+    word("version", HEADER_VERSION),
+    word("capacity", HEADER_CAPACITY),
+    word("hash_slots", HEADER_HASH_SLOTS),
+    word("count", HEADER_COUNT),
+    word("live", HEADER_LIVE),
+    word("deletions", HEADER_DELETIONS),
+)
+# The topic, of TOPIC_SIZE bytes at TOPIC_OFFSET_BYTES, is between these words.
+ENTRY_FIELDS = (
+    word("state", STATE),
+    word("queue_id", QUEUE_ID),
+    word("topic_size", TOPIC_SIZE),
+    word("topic_hash", TOPIC_HASH),
+    word("generation", GENERATION),
+    word("first_offset", FIRST_OFFSET),
+    word("deleted_at", DELETED_AT),
+    word("deleted_next", DELETED_NEXT),
+    word("next_offset", NEXT_OFFSET),
+    word("max_offset", MAX_OFFSET),
+    word("last_physical_end", LAST_PHYSICAL_END),
+    word("last_store_timestamp_ms", LAST_STORE_TIMESTAMP_MS),
+    word("min_offset", MIN_OFFSET),
+)
 
 ENTRY_WORDS = ENTRY_SIZE // WORD_SIZE
 HEADER_WORDS = HEADER_SIZE // WORD_SIZE

@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import struct
 
+from mqproc.layout.fields import Field
+
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)
 MAGIC_BLANK = 0xCBD43194 - (1 << 32)
@@ -67,6 +69,35 @@ TOPIC_V1_CHARACTERS_MAX = 127
 TOPIC_SIZE_MAX = 255
 
 BLANK_SIZE = 8
+
+# Fields in order: name, size in bytes, meaning. The size of a host holds for IPv4, that of the topic's length for V1. A
+# field of size -1 has the length that the field before it holds.
+FIELDS = (
+    ("total_size", 4, "of the whole record"),
+    ("magic", 4, "V1 daa320a7, V2 daa320ab"),
+    ("body_crc", 4, "CRC-32 of the body without its highest bit"),
+    ("queue_id", 4, ""),
+    ("flag", 4, "the producer's own"),
+    ("queue_offset", 8, "position in its queue"),
+    ("physical_offset", 8, "position in the log"),
+    ("sys_flag", 4, "1 compressed, 4/8/12 prepared/commit/rollback, 16/32 IPv6 hosts"),
+    ("born_timestamp_ms", 8, "producer's clock"),
+    ("born_host", HOST_V4_SIZE, "producer's address and port"),
+    ("store_timestamp_ms", 8, "writer's clock"),
+    ("store_host", HOST_V4_SIZE, "broker's address and port"),
+    ("reconsume_times", 4, ""),
+    ("prepared_transaction_offset", 8, "of the half message"),
+    ("body_length", 4, ""),
+    ("body", -1, "as it is stored"),
+    ("topic_length", 1, "one byte in V1, two in V2"),
+    ("topic", -1, ""),
+    ("properties_length", 2, ""),
+    ("properties", -1, "name 01 value 02 …"),
+)
+BLANK_FIELDS = (
+    Field("remaining", 0, 4, "bytes from here to the segment's end"),
+    Field("magic", 4, 4, "BLANK: the log continues in the next segment"),
+)
 
 SYS_FLAG_COMPRESSED = 0x1
 SYS_FLAG_MULTI_TAGS = 0x2

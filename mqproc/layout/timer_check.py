@@ -15,6 +15,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from mqproc.layout.fields import Field, word
+
 FILE_SIZE = 4096
 NO_LOG_POSITION = -1
 CLOCK_STEP_MAX_MS = 86_400_000
@@ -25,20 +27,21 @@ OWN_AT = 2048
 _OWN_MAGIC = 0x6D717072_6F635443  # "mqprocTC"
 
 FIELDS = (
-    ("read_ms", 0, "slots below this time are delivered"),
-    ("timer_log_flushed", 8, "the timer log is durable up to this position"),
-    ("queue_offset", 16, "units of the timer's queue below it are filed"),
-    ("master_queue_offset", 24, "the same of the master, which counts if it is lower"),
-    ("state_version", 32, "of a broker's role; 0"),
-    ("timestamp_ms", 40, "when the page was written"),
-    ("counter", 48, "how often it was written"),
-    ("magic", OWN_AT, "mqproc's part, which counts while the next two words are as above"),
-    ("own_timestamp_ms", OWN_AT + 8, ""),
-    ("own_counter", OWN_AT + 16, ""),
-    ("log", OWN_AT + 24, "no delivery of a slot from read_ms on lies below this position of the log; -1 = unknown"),
-    ("precision_ms", OWN_AT + 32, "how wide the slots are; 0 = unknown"),
+    word("read_ms", 0, "slots below this time are delivered"),
+    word("timer_log_flushed", 1, "the timer log is durable up to this position"),
+    word("queue_offset", 2, "units of the timer's queue below this offset are in the timer log"),
+    word("master_queue_offset", 3, "the same of the master, which counts if it is lower"),
+    word("state_version", 4, "of a broker's role; 0"),
+    word("timestamp_ms", 5, "time of the last write of this page"),
+    word("counter", 6, "number of writes"),
 )
-"""(name, byte, meaning) of each word."""
+OWN_FIELDS = (
+    Field("magic", OWN_AT, 8, "mqproc's part, valid while the next two words equal those above"),
+    Field("own_timestamp_ms", OWN_AT + 8, 8),
+    Field("own_counter", OWN_AT + 16, 8),
+    Field("log", OWN_AT + 24, 8, "no delivery of a slot from read_ms on is below this log position; -1 = unknown"),
+    Field("precision_ms", OWN_AT + 32, 8, "width of the slots; 0 = unknown"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ import struct
 
 import numpy as np
 
+from mqproc.layout.fields import Field
+
 UNIT = struct.Struct(">iqiqiqiiq")
 UNIT_SIZE = UNIT.size
 assert UNIT_SIZE == 52
@@ -41,6 +43,23 @@ UNIT_DTYPE = np.dtype(
     ]
 )
 assert UNIT_DTYPE.itemsize == UNIT_SIZE
+
+UNIT_FIELDS = (
+    Field("size", 0, 4, "of the unit, 52"),
+    Field("previous", 4, 8, "position of the previous unit in the same slot, -1 = none"),
+    Field("magic", 12, 4, "1 a message, +2 to be enqueued again only, +4 cancels another"),
+    Field("enqueued_ms", 16, 8, "time of enqueueing, in whole slots"),
+    Field("delay_ms", 24, 4, "distance of its slot from that time"),
+    Field("physical_offset", 28, 8, "of the waiting record in the log"),
+    Field("message_size", 36, 4, "of that record"),
+    Field("topic_hash", 40, 4, "String.hashCode of the target topic"),
+    Field("due_ms", 44, 8, "mqproc's: the exact time; RocketMQ writes 0"),
+)
+END_FIELDS = (
+    Field("remaining", 0, 4, "bytes from here to the file's end"),
+    Field("zero", 4, 8),
+    Field("magic", 12, 4, "the file ends here"),
+)
 
 NO_POSITION = -1
 MAGIC_DEFAULT, MAGIC_ROLL, MAGIC_DELETE = 1, 2, 4

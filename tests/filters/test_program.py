@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from mqproc.errors import FilterSyntaxError
-from mqproc.filters.program import Program
-from mqproc.filters.sql import compiled
-from mqproc.filters.values import INT_MAX, LONG_MAX, NotComparable, as_double, as_long, double_key
-from mqproc.kernels import numbers, sql
-from mqproc.kernels.jit import plain
+from mqproc.filters.compiler import Program, compiled
+from mqproc.filters.expressions import INT_MAX, LONG_MAX, NotComparable, as_double, as_long, double_key
+from mqproc.kernels import sql
+from mqproc.kernels.jit.compile import plain
 from mqproc.layout.properties import encode
 from tests.filters.expressions import VALUES, Expressions
 from tests.filters.test_sql import recorded
@@ -101,18 +100,18 @@ def parsed(kernel: object, text: str, *limit: int) -> tuple[int, int]:
     out = np.zeros(1, np.int64)
     data = kernel_bytes(text.encode())
     status = kernel(data, 0, len(data), *limit, out, 0)  # type: ignore[operator]
-    return int(status), int(out[0]) if status == numbers.PARSED else 0
+    return int(status), int(out[0]) if status == sql.PARSED else 0
 
 
 def check_double(text: str) -> int:
-    status, key = parsed(numbers.parse_double, text)
-    assert (status, key) == parsed(plain(numbers.parse_double), text)
-    if status == numbers.UNDECIDED:
+    status, key = parsed(sql.parse_double, text)
+    assert (status, key) == parsed(plain(sql.parse_double), text)
+    if status == sql.UNPARSED:
         return status
     try:
-        expected = (numbers.PARSED, double_key(as_double(text)))
+        expected = (sql.PARSED, double_key(as_double(text)))
     except NotComparable:
-        expected = (numbers.BAD, 0)
+        expected = (sql.BAD, 0)
     assert (status, key) == expected, text
     return status
 
@@ -121,13 +120,13 @@ def check_double(text: str) -> int:
 def test_odd_numbers(text: str) -> None:
     check_double(text)
     for limit in (INT_MAX, LONG_MAX):
-        status, value = parsed(numbers.parse_long, text, limit)
-        assert (status, value) == parsed(plain(numbers.parse_long), text, limit)
+        status, value = parsed(sql.parse_long, text, limit)
+        assert (status, value) == parsed(plain(sql.parse_long), text, limit)
         try:
-            expected = (numbers.PARSED, as_long(text, limit))
+            expected = (sql.PARSED, as_long(text, limit))
         except NotComparable:
-            expected = (numbers.BAD, 0)
-        assert status == numbers.UNDECIDED or (status, value) == expected
+            expected = (sql.BAD, 0)
+        assert status == sql.UNPARSED or (status, value) == expected
 
 
 def test_random_doubles_are_the_nearest_ones() -> None:
@@ -142,12 +141,12 @@ def test_random_doubles_are_the_nearest_ones() -> None:
             f"{value:.{rng.randint(0, 17)}e}",
             f"{rng.randrange(10**18)}e{rng.randint(-345, 310)}",
         ):
-            undecided += check_double(text) == numbers.UNDECIDED
+            undecided += check_double(text) == sql.UNPARSED
         # In the middle of two doubles, with as many digits as fit.
         middle = rng.getrandbits(53) * 2 + 1
-        undecided += check_double(str(middle)) == numbers.UNDECIDED
+        undecided += check_double(str(middle)) == sql.UNPARSED
     assert undecided == 0
-    assert check_double("9007199254740993." + "0" * 40 + "1") == numbers.UNDECIDED
+    assert check_double("9007199254740993." + "0" * 40 + "1") == sql.UNPARSED
 
 
 def test_keys_order_as_java_compares_doubles() -> None:

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from mqproc.errors import FilterSyntaxError
-from mqproc.filters.grammar import parse
-from mqproc.filters.nodes import DEPTH_MAX, Node
-from mqproc.filters.sql import COMPILED_MAX, compiled
-from mqproc.filters.values import NotComparable
-from mqproc.names import FILTER_BYTES_MAX
+from mqproc.filters.compiler import COMPILED_MAX, compiled
+from mqproc.filters.expressions import DEPTH_MAX, Node, NotComparable
+from mqproc.filters.parser import parse
+from mqproc.topic_names import FILTER_BYTES_MAX
 
 ANSWERS = Path(__file__).parent / "rocketmq_answers.jsonl.gz"
 

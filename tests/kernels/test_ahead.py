@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from mqproc.kernels import ahead, decode, scan
-from mqproc.kernels.jit import COMPILED, kernel, plain
-from mqproc.kernels.primitive import Bytes
+from mqproc.kernels import record_check, record_decode, scan
+from mqproc.kernels.jit.compile import COMPILED, kernel, plain
+from mqproc.kernels.jit.lowering import Bytes
 from mqproc.layout.record_codec import encode_record
 from tests.records import BASE, columns_of, kernel_bytes
 
@@ -18,9 +18,9 @@ FAR = 1 << 45
 
 @kernel
 def hint(buf: Bytes, at: int) -> int:
-    ahead.prefetch(buf, at)
-    ahead.prefetch_for_writing(buf, at)
-    ahead.prefetch_bytes(buf, at, 256)
+    record_check.prefetch(buf, at)
+    record_check.prefetch_for_writing(buf, at)
+    record_check.prefetch_bytes(buf, at, 256)
     return at
 
 
@@ -59,15 +59,17 @@ def test_walks_find_the_same_with_records_of_all_sizes_that_end_with_the_view(
     starts = []
     for walk in (scan.scan_records, plain(scan.scan_records)):
         out = np.zeros(scan.SCAN_SIZE, np.int64)
-        assert walk(view, 0, len(view), BASE, scan.VERIFY_ALL, out) == scan.REACHED_STOP
+        assert walk(view, 0, len(view), BASE, record_check.VERIFY_ALL, out) == record_check.REACHED_STOP
         assert (out[scan.COUNT], out[scan.STOPPED_AT]) == (count, len(data))
         starts.append(int(out[scan.LAST_START]))
     assert starts[0] == starts[1]
-    columns = columns_of(data, count, decode.ALL_COLUMNS)
+    columns = columns_of(data, count, record_decode.ALL_COLUMNS)
     positions = np.asarray(columns["physical_offset"]) - BASE
-    places = decode.places_at(view, positions, decode.rows_of(decode.ALL_COLUMNS))
-    for name in decode.ALL_COLUMNS:
-        found, wanted = decode.take_column(view, places, count, name), columns[name]
+    places = record_decode.places_at(view, positions, record_decode.rows_of(record_decode.ALL_COLUMNS))
+    for name in record_decode.ALL_COLUMNS:
+        found, wanted = record_decode.copy_column(view, places, count, name), columns[name]
         assert [np.asarray(each).tolist() for each in found] == [np.asarray(each).tolist() for each in wanted]
-        alone = decode.take_column(view, decode.places_at(view, positions, decode.rows_of([name])), count, name)
+        alone = record_decode.copy_column(
+            view, record_decode.places_at(view, positions, record_decode.rows_of([name])), count, name
+        )
         assert [np.asarray(each).tolist() for each in alone] == [np.asarray(each).tolist() for each in wanted]

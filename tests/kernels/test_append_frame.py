@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqproc.kernels import append_frame as frame
-from mqproc.kernels.jit import plain
+from mqproc.kernels.jit.compile import plain
 from mqproc.layout import record
 
 HEAD_SIZE = 88

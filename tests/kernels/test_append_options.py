@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqproc.kernels import append_options
-from mqproc.kernels.append_options import (
+from mqproc.kernels import append_run
+from mqproc.kernels.append_run import (
     BODIES_ITEM,
     BORN_ITEM,
     COUNT_ITEM,
@@ -30,8 +30,8 @@ from mqproc.kernels.append_options import (
     VARYING_ITEMS,
     read_options,
 )
-from mqproc.kernels.jit import plain
-from mqproc.wire.operations import AppendRequest
+from mqproc.kernels.jit.compile import plain
+from mqproc.wire.operations.log import AppendRequest
 
 FIELDS = AppendRequest.__struct_fields__
 NUMBER_ITEMS = sorted({*VARYING_ITEMS} - {PREFIX_ITEM})
@@ -90,7 +90,7 @@ def read(options: bytes, before: bytes = b"", behind: bytes = b"", function: Cal
 def read_plain(options: bytes, before: bytes = b"") -> Read:
     """By the plain twin, whose loads raise IndexError outside of a buffer that ends with the options."""
     called = ("_number", "_are_hex_digits")
-    with mock.patch.multiple(append_options, **{name: plain(getattr(append_options, name)) for name in called}):
+    with mock.patch.multiple(append_run, **{name: plain(getattr(append_run, name)) for name in called}):
         return read(options, before, function=plain(read_options))
 
 

@@ -14,15 +14,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqproc.config import Options
+from mqproc.config.options import Options
 from mqproc.kernels import append_run as kernels
-from mqproc.kernels.append_options import ITEMS, KEY_BYTES_MAX, read_options
-from mqproc.kernels.append_run import ROWS_MAX, SLOTS, find_row, key_hash, publish_touched
-from mqproc.kernels.jit import plain
+from mqproc.kernels.append_run import (
+    ITEMS,
+    KEY_BYTES_MAX,
+    ROWS_MAX,
+    SLOTS,
+    find_row,
+    key_hash,
+    publish_touched,
+    read_options,
+)
+from mqproc.kernels.jit.compile import plain
 from mqproc.layout import queue_table
-from mqproc.store.frames import FrameShape, render, topic_fields
-from mqproc.store.known_shapes import KnownShapes
-from mqproc.wire.operations import AppendRequest
+from mqproc.store.commitlog.append_templates import AppendTemplate, AppendTemplates, render, topic_fields
+from mqproc.wire.operations.log import AppendRequest
 
 QUEUES = 5
 HOST = bytes(8)
@@ -40,12 +47,12 @@ def key_of(topic: str) -> tuple[np.ndarray, int]:
     return key, int(read_options(options, 0, len(options), np.zeros(ITEMS, np.int64), 0, key))
 
 
-def known_topics(topics: Iterable[str]) -> KnownShapes:
+def known_topics(topics: Iterable[str]) -> AppendTemplates:
     """The table of an appender that had a frame for each of these topics."""
-    known = KnownShapes(QUEUES, np.zeros(QUEUES, np.int64), 1)
+    known = AppendTemplates(QUEUES, np.zeros(QUEUES, np.int64), 1)
     for topic in topics:
-        shape = FrameShape(*topic_fields(topic), np.zeros(1, np.int64), -1, (b"", b"", b"", b""), HOST)
-        known.add(memoryview(options_of(topic)), shape, render(shape, Options(), HOST, 1 << 20), answered=True)
+        template = AppendTemplate(*topic_fields(topic), np.zeros(1, np.int64), -1, (b"", b"", b"", b""), HOST)
+        known.add(memoryview(options_of(topic)), template, render(template, Options(), HOST, 1 << 20), answered=True)
     return known
 
 
@@ -59,7 +66,7 @@ def uncompiled(hashed: int | None = None) -> Iterator[None]:
         yield
 
 
-def is_found(known: KnownShapes, topic: str) -> bool:
+def is_found(known: AppendTemplates, topic: str) -> bool:
     """Whether a row is found by a topic's key; it is then the row with this key."""
     key, size = key_of(topic)
     row = int(kernels.find_row(known.run, known.table, key, size))

@@ -8,37 +8,37 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mqproc.kernels import arrow_body, decode
-from mqproc.kernels.jit import plain
+from mqproc.kernels import arrow, record_decode
+from mqproc.kernels.jit.compile import plain
 from mqproc.spark.batches import BatchMaker
-from mqproc.spark.columns import types_of
-from mqproc.spark.reading import Found
+from mqproc.spark.log_reader import FoundRecords
+from mqproc.spark.options import column_types
 from tests.records import kernel_bytes, outcomes_uncompiled, small_log
 
 
 def outcomes() -> list[str]:
     """All rows of all records, by either naming."""
     log = small_log(seed=3)
-    found = Found(kernel_bytes(log.records), np.array([place for place, _size in log.places], np.int64))
-    makers = (BatchMaker(naming, list(types_of(naming)), "/stores/one") for naming in NAMINGS)
+    found = FoundRecords(kernel_bytes(log.records), np.array([place for place, _size in log.places], np.int64))
+    makers = (BatchMaker(naming, list(column_types(naming)), "/stores/one") for naming in COLUMN_NAMINGS)
     return [repr(row) for maker in makers for batch in maker.batches(found) for row in batch.to_pylist()]
 
 
-NAMINGS = ("mqproc", "rocketmq")
+COLUMN_NAMINGS = ("mqproc", "rocketmq")
 
 
 def test_uncompiled_says_the_same() -> None:
     assert outcomes_uncompiled(__file__) == outcomes()
 
 
-@pytest.mark.parametrize("kernel", [arrow_body.room_for, plain(arrow_body.room_for)])
+@pytest.mark.parametrize("kernel", [arrow.body_size_max, plain(arrow.body_size_max)])
 def test_a_column_longer_than_offsets_can_tell_is_named(kernel: Any) -> None:
     count = 3
-    places = np.zeros((decode.PLACE_ROWS, count), np.int64)
-    steps = np.array([[arrow_body.INT64, 0, 0, 0], [arrow_body.BYTES, decode.BODY, 0, 0]], np.int64)
-    places[decode.BODY_SIZE] = [arrow_body.DATA_MAX - 2, 1, 1]
-    assert kernel(places.reshape(-1), count, steps.reshape(-1), 2) > arrow_body.DATA_MAX
-    places[decode.BODY_SIZE, 2] = 2
+    places = np.zeros((record_decode.PLACE_ROWS, count), np.int64)
+    steps = np.array([[arrow.INT64, 0, 0, 0], [arrow.BYTES, record_decode.BODY, 0, 0]], np.int64)
+    places[record_decode.BODY_SIZE] = [arrow.DATA_MAX - 2, 1, 1]
+    assert kernel(places.reshape(-1), count, steps.reshape(-1), 2) > arrow.DATA_MAX
+    places[record_decode.BODY_SIZE, 2] = 2
     assert kernel(places.reshape(-1), count, steps.reshape(-1), 2) == -2
 
 

@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqproc.kernels import crc, wide
-from mqproc.kernels.jit import COMPILED, kernel, plain
-from mqproc.kernels.primitive import Bytes
+from mqproc.kernels import crc
+from mqproc.kernels.jit import simd128
+from mqproc.kernels.jit.compile import COMPILED, kernel, plain
+from mqproc.kernels.jit.lowering import Bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTENT = np.random.default_rng(7).integers(0, 256, 70_000, np.uint8)
@@ -32,10 +33,10 @@ RECORD_V1 = bytes.fromhex(
 Update = Callable[[int, Bytes, int, int], int]
 METHODS: list[Update] = [
     crc.crc32_table,
-    *([crc.crc32_clmul] if wide.HAS_CLMUL or not COMPILED else []),
-    *([crc.crc32_broad] if wide.HAS_BROAD_CLMUL or not COMPILED else []),
+    *([crc.crc32_clmul] if simd128.HAS_CLMUL or not COMPILED else []),
+    *([crc.crc32_vpclmul] if simd128.HAS_VPCLMUL or not COMPILED else []),
 ]
-PLAIN: list[Update] = [plain(crc.crc32_table), plain(crc.crc32_clmul), plain(crc.crc32_broad), crc.crc32_zlib]
+PLAIN: list[Update] = [plain(crc.crc32_table), plain(crc.crc32_clmul), plain(crc.crc32_vpclmul), crc.crc32_zlib]
 
 each_method = pytest.mark.parametrize("update", METHODS, ids=lambda method: method.__name__)
 each_plain = pytest.mark.parametrize("update", PLAIN, ids=lambda method: f"{method.__name__}-plain")
@@ -100,54 +101,61 @@ def test_tables_are_those_of_the_polynomial() -> None:
 
 @kernel
 def wide_arithmetic(buf: Bytes, i: int, bits: int, a: int, b: int) -> tuple[int, int, int, int, int, int, int, int]:
-    value = wide.load_128(buf, i)
-    left = wide.shift_left_128(value, bits)
-    right = wide.shift_right_128(value, bits)
-    mixed = wide.xor_128(wide.pair_128(a, b), value)
+    value = simd128.load_128(buf, i)
+    left = simd128.shift_left_128(value, bits)
+    right = simd128.shift_right_128(value, bits)
+    mixed = simd128.xor_128(simd128.pair_128(a, b), value)
     return (
-        wide.low_64(value),
-        wide.high_64(value),
-        wide.low_64(left),
-        wide.high_64(left),
-        wide.low_64(right),
-        wide.high_64(right),
-        wide.low_64(mixed),
-        wide.high_64(mixed),
+        simd128.low_64(value),
+        simd128.high_64(value),
+        simd128.low_64(left),
+        simd128.high_64(left),
+        simd128.low_64(right),
+        simd128.high_64(right),
+        simd128.low_64(mixed),
+        simd128.high_64(mixed),
     )
 
 
 @kernel
 def wide_products(buf: Bytes, a: int, b: int) -> tuple[int, int, int, int]:
-    product = wide.multiply_64(a, b)
-    folded = wide.fold_128(wide.load_128(buf, 0), wide.pair_128(a, b), wide.load_128(buf, 16))
-    return wide.low_64(product), wide.high_64(product), wide.low_64(folded), wide.high_64(folded)
+    product = simd128.multiply_64(a, b)
+    folded = simd128.fold_128(simd128.load_128(buf, 0), simd128.pair_128(a, b), simd128.load_128(buf, 16))
+    return simd128.low_64(product), simd128.high_64(product), simd128.low_64(folded), simd128.high_64(folded)
 
 
 @kernel
 def broad_parts(buf: Bytes, a: int, b: int) -> tuple[int, int, int, int, int, int, int, int]:
-    keys = wide.pair_128(a, b)
-    four = wide.four_512(keys, wide.load_128(buf, 0), wide.load_128(buf, 16), wide.load_128(buf, 32))
-    mixed = wide.xor_512(four, wide.load_512(buf, 1))
-    first, second, third, last = wide.part_0(mixed), wide.part_1(mixed), wide.part_2(mixed), wide.part_3(mixed)
+    keys = simd128.pair_128(a, b)
+    four = simd128.join_512(keys, simd128.load_128(buf, 0), simd128.load_128(buf, 16), simd128.load_128(buf, 32))
+    mixed = simd128.xor_512(four, simd128.load_512(buf, 1))
+    first, second, third, last = (
+        simd128.part_0(mixed),
+        simd128.part_1(mixed),
+        simd128.part_2(mixed),
+        simd128.part_3(mixed),
+    )
     return (
-        wide.low_64(first),
-        wide.high_64(first),
-        wide.low_64(second),
-        wide.high_64(second),
-        wide.low_64(third),
-        wide.high_64(third),
-        wide.low_64(last),
-        wide.high_64(last),
+        simd128.low_64(first),
+        simd128.high_64(first),
+        simd128.low_64(second),
+        simd128.high_64(second),
+        simd128.low_64(third),
+        simd128.high_64(third),
+        simd128.low_64(last),
+        simd128.high_64(last),
     )
 
 
 @kernel
 def broad_products(buf: Bytes, a: int, b: int) -> tuple[int, int, int, int]:
-    keys = wide.four_512(wide.pair_128(a, b), wide.load_128(buf, 3), wide.pair_128(b, a), wide.load_128(buf, 5))
-    folded = wide.fold_512(wide.load_512(buf, 0), keys, wide.load_512(buf, 9))
-    one = wide.xor_128(wide.part_0(folded), wide.part_2(folded))
-    other = wide.xor_128(wide.part_1(folded), wide.part_3(folded))
-    return wide.low_64(one), wide.high_64(one), wide.low_64(other), wide.high_64(other)
+    keys = simd128.join_512(
+        simd128.pair_128(a, b), simd128.load_128(buf, 3), simd128.pair_128(b, a), simd128.load_128(buf, 5)
+    )
+    folded = simd128.fold_512(simd128.load_512(buf, 0), keys, simd128.load_512(buf, 9))
+    one = simd128.xor_128(simd128.part_0(folded), simd128.part_2(folded))
+    other = simd128.xor_128(simd128.part_1(folded), simd128.part_3(folded))
+    return simd128.low_64(one), simd128.high_64(one), simd128.low_64(other), simd128.high_64(other)
 
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -160,7 +168,7 @@ def test_wide_values_agree_with_their_twins(content: bytes, i: int, bits: int, a
     assert wide_arithmetic(buf, i, bits, a, b) == plain(wide_arithmetic)(buf, i, bits, a, b)
 
 
-@pytest.mark.skipif(COMPILED and not wide.HAS_CLMUL, reason="the processor has no carry-less multiplication")
+@pytest.mark.skipif(COMPILED and not simd128.HAS_CLMUL, reason="the processor has no carry-less multiplication")
 @settings(max_examples=50, deadline=None)
 @given(st.binary(min_size=32, max_size=32), INT64, INT64)
 def test_carry_less_products_agree_with_their_twins(content: bytes, a: int, b: int) -> None:
@@ -168,7 +176,7 @@ def test_carry_less_products_agree_with_their_twins(content: bytes, a: int, b: i
     assert wide_products(buf, a, b) == plain(wide_products)(buf, a, b)
 
 
-@pytest.mark.skipif(COMPILED and not wide.HAS_BROAD_CLMUL, reason="the processor does not multiply four at once")
+@pytest.mark.skipif(COMPILED and not simd128.HAS_VPCLMUL, reason="the processor does not multiply four at once")
 @settings(max_examples=50, deadline=None)
 @given(st.binary(min_size=80, max_size=80), INT64, INT64)
 def test_four_values_at_once_agree_with_their_twins(content: bytes, a: int, b: int) -> None:
@@ -179,9 +187,9 @@ def test_four_values_at_once_agree_with_their_twins(content: bytes, a: int, b: i
 
 def test_plain_wide_loads_check_bounds() -> None:
     with pytest.raises(IndexError):
-        wide.load_128(np.zeros(16, np.uint8), 1)
+        simd128.load_128(np.zeros(16, np.uint8), 1)
     with pytest.raises(IndexError):
-        wide.load_512(np.zeros(80, np.uint8), 17)
+        simd128.load_512(np.zeros(80, np.uint8), 17)
 
 
 def _run(code: str, **environment: str) -> str:
@@ -213,7 +221,7 @@ def test_a_processor_without_carry_less_multiplication_gets_the_tables(tmp_path:
     assert printed == f"crc32_table {expected} {expected} 2539445 True"
 
 
-@pytest.mark.skipif(not COMPILED or not wide.HAS_CLMUL, reason="needs carry-less multiplication")
+@pytest.mark.skipif(not COMPILED or not simd128.HAS_CLMUL, reason="needs carry-less multiplication")
 def test_a_processor_that_multiplies_one_at_a_time_gets_that(tmp_path: Path) -> None:
     expected = zlib.crc32((b"hello T#k1 " * 9)[1:99])
     printed = _run(CHECK, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="+pclmul,+ssse3", NUMBA_CACHE_DIR=str(tmp_path))

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqproc.kernels import crc_tail
-from mqproc.kernels.jit import plain
-from mqproc.kernels.primitive import Bytes
+from mqproc.kernels import crc
+from mqproc.kernels.jit.compile import plain
+from mqproc.kernels.jit.lowering import Bytes
 from mqproc.layout import record_codec
 
 Write = Callable[[Bytes, int, int], None]
 Read = Callable[[Bytes, int], int]
-WRITERS: list[Write] = [crc_tail.store_digits, plain(crc_tail.store_digits)]
-READERS: list[Read] = [crc_tail.load_digits, plain(crc_tail.load_digits)]
+WRITERS: list[Write] = [crc.store_digits, plain(crc.store_digits)]
+READERS: list[Read] = [crc.load_digits, plain(crc.load_digits)]
 
 # Where a quotient by a rounded reciprocal would be off by one first.
 EDGES = sorted(
@@ -73,10 +73,10 @@ def test_ten_digits_may_say_more_than_31_bits() -> None:
 
 
 def test_the_pair_is_the_codec_s() -> None:
-    for write in (crc_tail.write_crc_tail, plain(crc_tail.write_crc_tail)):
+    for write in (crc.write_crc_tail, plain(crc.write_crc_tail)):
         staging = np.zeros(100, np.uint8)
         staging[:50] = np.arange(50)
         write(staging, 3, 50)
-        expected = record_codec.crc_tail(crc_tail.crc32(staging, 3, 50) & 0x7FFFFFFF)
+        expected = record_codec.crc_tail(crc.crc32(staging, 3, 50) & 0x7FFFFFFF)
         assert staging[50 : 50 + len(expected)].tobytes() == expected
         assert not staging[50 + len(expected) :].any()

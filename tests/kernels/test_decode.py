@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqproc.errors import CorruptStoreError
-from mqproc.kernels import decode
-from mqproc.kernels.decode import ALL_COLUMNS, FIXED_COLUMNS, VARIABLE_COLUMNS
-from mqproc.kernels.host_text import HOST_TEXT_MAX, host_text
-from mqproc.kernels.jit import plain
+from mqproc.kernels import record_decode
+from mqproc.kernels.jit.compile import plain
+from mqproc.kernels.record_decode import ALL_COLUMNS, FIXED_COLUMNS, HOST_TEXT_MAX, VARIABLE_COLUMNS, host_text
 from mqproc.layout import properties
 from mqproc.layout.record_codec import decode_records, encode_record, host_bytes
 from mqproc.layout.record_codec import host_text as host_text_of
@@ -72,7 +71,7 @@ def test_a_host_as_the_one_before_reads_alike() -> None:
     sizes = np.array([len(row) for row in rows], np.int64)
     starts = np.cumsum(sizes) - sizes
     places = np.concatenate([starts, sizes])
-    for kernel in (decode.take_hosts, plain(decode.take_hosts)):
+    for kernel in (record_decode.write_hosts, plain(record_decode.write_hosts)):
         offsets, data = np.zeros(len(rows) + 1, np.int32), np.zeros(HOST_TEXT_MAX * len(rows), np.uint8)
         assert kernel(buf, places, 0, len(rows), offsets, 0, data, 0) == offsets[-1]
         texts = [data[start:stop].tobytes().decode() for start, stop in itertools.pairwise(offsets)]
@@ -108,17 +107,19 @@ def test_the_plain_kernels_agree(log: SmallLog) -> None:
     buf, count = kernel_bytes(log.records), len(log.places)
     found = []
     for twin in (lambda kernel: kernel, plain):
-        places = np.zeros(decode.PLACE_ROWS * count, np.int64)
+        places = np.zeros(record_decode.PLACE_ROWS * count, np.int64)
         failed = np.zeros(8, np.int64)
-        assert twin(decode.count_records)(buf, failed) == count
-        assert twin(decode.locate_records)(buf, count, decode.rows_of(ALL_COLUMNS), places, failed) == 0
+        assert twin(record_decode.count_records)(buf, failed) == count
+        assert twin(record_decode.locate_records)(buf, count, record_decode.rows_of(ALL_COLUMNS), places, failed) == 0
         longs, integers = np.zeros(count, np.int64), np.zeros(count, np.int32)
-        twin(decode.take_int64)(buf, places, decode.RECORD, 20, longs, 0, count)
-        twin(decode.take_int32)(buf, places, decode.RECORD, 16, integers, 0, count)
+        twin(record_decode.copy_int64)(buf, places, record_decode.RECORD, 20, longs, 0, count)
+        twin(record_decode.copy_int32)(buf, places, record_decode.RECORD, 16, integers, 0, count)
         offsets, data = np.zeros(count + 1, np.int32), np.zeros(len(buf), np.uint8)
-        twin(decode.take_bytes)(buf, places, decode.BODY, count, offsets, 0, data, 0)
+        twin(record_decode.copy_values)(buf, places, record_decode.BODY, count, offsets, 0, data, 0)
         hosts = np.zeros(HOST_TEXT_MAX * count, np.uint8)
-        twin(decode.take_hosts)(buf, places, decode.STORE_HOST, count, np.zeros(count + 1, np.int32), 0, hosts, 0)
+        twin(record_decode.write_hosts)(
+            buf, places, record_decode.STORE_HOST, count, np.zeros(count + 1, np.int32), 0, hosts, 0
+        )
         found.append([each.tolist() for each in (places, longs, integers, offsets, data, hosts)])
     assert found[0] == found[1]
 

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqproc.kernels import decode, derived
-from mqproc.kernels.jit import plain
+from mqproc.kernels import arrow, record_decode
+from mqproc.kernels.jit.compile import plain
 from mqproc.layout.record_codec import decode_records, encode_record
 from tests.records import kernel_bytes, outcomes_uncompiled, small_log
 
@@ -20,29 +20,29 @@ KERNELS = ("take_message_ids", "take_words", "take_pairs", "take_json")
 
 def columns(records: bytes, *, compiled: bool = True) -> dict[str, list[Any]]:
     """All derived columns of whole records, as Python values."""
-    ids, words, pairs, objects = (getattr(derived, name) for name in KERNELS)
+    ids, words, pairs, objects = (getattr(arrow, name) for name in KERNELS)
     if not compiled:
         ids, words, pairs, objects = map(plain, (ids, words, pairs, objects))
     buf = kernel_bytes(records)
     starts = [message.physical_offset for message in decode_records(records)]
     positions = np.array([start - starts[0] for start in starts], np.int64)
-    places = decode.places_at(buf, positions, decode.rows_of(decode.ALL_COLUMNS))
+    places = record_decode.places_at(buf, positions, record_decode.rows_of(record_decode.ALL_COLUMNS))
     count, room = len(positions), len(records) + len(positions) + 1
     # Of `offsets`, lists lie in front of the rest, names' in front of values'; likewise in `data`.
     one, two = count + 1, count + 1 + room
     offsets = np.zeros(two + room, np.int32)
-    data = np.zeros((derived.JSON_GROWTH + 1) * room + 200 * count, np.uint8)
+    data = np.zeros((arrow.JSON_GROWTH + 1) * room + 200 * count, np.uint8)
     lists = offsets[:one]
     found: dict[str, list[Any]] = {}
     size = ids(buf, places, count, offsets, one, data, BEGIN)
     found["ids"] = _texts(offsets[one:], data[BEGIN:], count)
     assert size == offsets[one + count]
-    total = int(words(buf, places, decode.KEYS, count, offsets, 0, one, data, BEGIN))
+    total = int(words(buf, places, record_decode.KEYS, count, offsets, 0, one, data, BEGIN))
     found["keys"] = _lists(lists, _texts(offsets[one:], data[BEGIN:], total))
-    sizes = places.reshape(decode.PLACE_ROWS, count)
-    assert total <= derived.words_max(int(sizes[decode.KEYS_LENGTH].sum()), count)
+    sizes = places.reshape(record_decode.PLACE_ROWS, count)
+    assert total <= arrow.words_max(int(sizes[record_decode.KEYS_LENGTH].sum()), count)
     total = int(pairs(buf, places, count, offsets, 0, one, two, data, 0, room))
-    assert total <= derived.pairs_max(int(sizes[decode.PROPERTIES_SIZE].sum()), count)
+    assert total <= arrow.pairs_max(int(sizes[record_decode.PROPERTIES_SIZE].sum()), count)
     named = list(zip(_texts(offsets[one:], data, total), _texts(offsets[two:], data[room:], total), strict=True))
     found["properties"] = [sorted(each) for each in _lists(lists, named)]
     objects(buf, places, count, offsets, one, data, BEGIN)

@@ -19,14 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mqproc.delay_levels import DELAYS_MS
-from mqproc.kernels import dispatch, dispatch_buffers
-from mqproc.kernels.dispatch import RUN_COLUMNS, SCHEDULE_TOPIC, StopReason
-from mqproc.kernels.dispatch_buffers import DispatchBuffers, ScanProgress, ScanResult
-from mqproc.kernels.jit import COMPILED
+from mqproc.kernels import dispatch
+from mqproc.kernels.dispatch import RUN_COLUMNS, SCHEDULE_TOPIC, DispatchBuffers, ScanProgress, ScanResult, StopReason
+from mqproc.kernels.jit.compile import COMPILED
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
 from mqproc.layout.java_hash import index_key_hash_of, java_hash
+from mqproc.util.units import DELAYS_MS
 
 SEGMENT_START = 1 << 20
 ROOT = Path(__file__).resolve().parents[2]
@@ -496,7 +495,7 @@ def test_without_index_there_are_no_entries() -> None:
 
 
 def test_the_scan_has_one_signature() -> None:
-    dispatch_buffers.warm()
+    dispatch.warm()
     if COMPILED:
         assert len(dispatch.scan.signatures) == 1  # type: ignore[attr-defined]
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqproc.errors import ProtocolError
-from mqproc.kernels.frames import leading_run
-from mqproc.kernels.jit import plain
+from mqproc.kernels.append_run import leading_run
+from mqproc.kernels.jit.compile import plain
 from mqproc.layout.frame import HEADER, HEADER_SIZE, MAGIC, VERSION
-from mqproc.wire.protocol import FrameReader
+from mqproc.wire.frames import FrameReader
 
 OPERATION = 16
 FRAME_BYTES_MAX = 200

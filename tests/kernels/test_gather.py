@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mqproc.filters.sql import compiled
-from mqproc.kernels import gather
-from mqproc.kernels.jit import plain
+from mqproc.filters.compiler import compiled
+from mqproc.kernels import gather, record_check
+from mqproc.kernels.jit.compile import plain
 from mqproc.layout import consume_queue, control, queue_table, record
 from mqproc.layout.consume_queue import EXTENSION_ADDRESS_MAX
 from mqproc.layout.java_hash import java_hash
@@ -36,7 +36,7 @@ def new_state(log: SmallLog, **changes: int) -> NDArray[np.int64]:
         "UNIT_STOP": len(log.units) // UNIT,
         "BASE": BASE,
         "LOG_STOP": BASE + len(log.segment),
-        "VERIFY": gather.VERIFY_CRCS,
+        "VERIFY": record_check.VERIFY_CRCS,
         "COPY": 1,
         "COUNT_LIMIT": 1 << 40,
         "BYTES_LIMIT": 1 << 40,
@@ -44,7 +44,7 @@ def new_state(log: SmallLog, **changes: int) -> NDArray[np.int64]:
         "STORE_BEGIN_MS": gather.TIME_MIN,
         "BORN_END_MS": gather.TIME_MAX,
         "STORE_END_MS": gather.TIME_MAX,
-        "LOOK_BYTES_LEFT": 1 << 40,
+        "SCAN_BUDGET": 1 << 40,
     } | changes
     for name, value in values.items():
         state[getattr(gather, name)] = value

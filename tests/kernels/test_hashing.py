@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mqproc.kernels import hashing
-from mqproc.kernels.jit import plain
-from mqproc.kernels.primitive import Bytes
+from mqproc.kernels.jit.compile import plain
+from mqproc.kernels.jit.lowering import Bytes
 from mqproc.layout import java_hash as plain_java_hash
 from mqproc.layout.java_hash import index_key_hash_of, java_hash
 

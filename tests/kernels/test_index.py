@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mqproc.kernels import index as kernels
-from mqproc.kernels.intrinsics import load_be32, load_be64, observe_stores
-from mqproc.kernels.jit import COMPILED, plain
+from mqproc.kernels.jit.compile import COMPILED, plain
+from mqproc.kernels.jit.intrinsics import load_be32, load_be64, observe_stores
 from mqproc.layout import index_file as layout
 from mqproc.layout.java_hash import index_key_hash_of
 
@@ -286,9 +286,9 @@ def test_slots_are_made_anew_from_the_items(entries: list[Entry], mark: int, dat
         file = File(4, 40)
         file.view[:] = whole.view
         file.view[layout.HEADER_SIZE : layout.HEADER_SIZE + 16] = noise
-        take_stock, replay, store_slots = (
+        recount_items, replay, store_slots = (
             plain(kernel) if twin else kernel
-            for kernel in (kernels.take_stock, kernels.replay_items, kernels.store_slots)
+            for kernel in (kernels.recount_items, kernels.rebuild_links, kernels.store_slots)
         )
         wrong = data.draw(st.integers(0, len(kept)))
         if wrong:
@@ -299,7 +299,7 @@ def test_slots_are_made_anew_from_the_items(entries: list[Entry], mark: int, dat
         before = file.view.tobytes()
         wanted = np.zeros(16, np.uint8)
         stock = np.zeros(kernels.STOCK_SIZE, np.int64)
-        take_stock(file.view, 4, 0, mark, whole.count, wanted, stock)
+        recount_items(file.view, 4, 0, mark, whole.count, wanted, stock)
         slots = b"".join(item.to_bytes(4, "big") for item in model.slots)
         assert (stock.tolist(), wanted.tobytes()) == ([len(kept) + 1, model.used, fits], slots)
         assert file.view.tobytes() == before
@@ -307,7 +307,7 @@ def test_slots_are_made_anew_from_the_items(entries: list[Entry], mark: int, dat
         replay(file.view, 4, len(kept) + 1, wanted)
         assert wanted.tobytes() == slots
         store_slots(file.view, 4, wanted)
-        take_stock(file.view, 4, 0, mark, whole.count, np.zeros(16, np.uint8), stock)
+        recount_items(file.view, 4, 0, mark, whole.count, np.zeros(16, np.uint8), stock)
         assert stock.tolist() == [len(kept) + 1, model.used, 1]
         assert [file.slot(number) for number in range(4)] == model.slots
         for number in range(1, len(kept) + 1):

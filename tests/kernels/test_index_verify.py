@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mqproc.kernels import index as kernels
 from mqproc.kernels import index as writing
-from mqproc.kernels import index_verify as kernels
-from mqproc.kernels.intrinsics import load_be32, store_be32, store_be64
-from mqproc.kernels.jit import plain
-from mqproc.kernels.keyed import KEYS_NAME, UNIQ_KEY_NAME
-from mqproc.kernels.views import as_kernel_array
+from mqproc.kernels.jit.compile import plain
+from mqproc.kernels.jit.intrinsics import load_be32, store_be32, store_be64
+from mqproc.kernels.jit.lowering import as_kernel_array
+from mqproc.kernels.record_fields import KEYS_NAME, UNIQ_KEY_NAME
 from mqproc.layout import index_file as layout
 from mqproc.layout import record
 from mqproc.layout.java_hash import index_key_hash_of

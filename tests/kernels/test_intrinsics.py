@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from numba import njit
 from numba.core.errors import TypingError
 
-from mqproc.kernels import intrinsics
-from mqproc.kernels.jit import COMPILED, kernel, plain
-from mqproc.kernels.primitive import Bytes, Words
+from mqproc.kernels.jit import intrinsics
+from mqproc.kernels.jit.compile import COMPILED, kernel, plain
+from mqproc.kernels.jit.lowering import Bytes, Words
 
 LOADS = {
     "u8": (1, "little", False),

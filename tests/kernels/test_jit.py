@@ -16,10 +16,11 @@ from numba import config
 from numba.core.caching import IndexDataCacheFile
 
 import mqproc
-from mqproc.kernels import crc, jit
-from mqproc.kernels.intrinsics import load_be32
-from mqproc.kernels.jit import COMPILED, kernel, plain, sources_fingerprint
-from mqproc.kernels.primitive import Bytes
+from mqproc.kernels import crc
+from mqproc.kernels.jit import compile as jit
+from mqproc.kernels.jit.compile import COMPILED, kernel, plain, sources_fingerprint
+from mqproc.kernels.jit.intrinsics import load_be32
+from mqproc.kernels.jit.lowering import Bytes
 
 pytestmark = pytest.mark.skipif(not COMPILED, reason="nothing is compiled")
 
@@ -146,8 +147,8 @@ def test_loading_imports_no_compiler_and_a_kernel_that_is_compiled_then_has_it()
 import sys
 import numpy as np
 from mqproc.kernels import crc
-from mqproc.kernels.intrinsics import load_be32
-from mqproc.kernels.jit import kernel
+from mqproc.kernels.jit.intrinsics import load_be32
+from mqproc.kernels.jit.compile import kernel
 
 def compiles():
     return "numba.np.arrayobj" in sys.modules
@@ -167,7 +168,7 @@ def test_bitcode_is_parsed_where_a_kernel_is_compiled_that_calls_a_loaded_one() 
 import numpy as np
 from llvmlite import binding
 from mqproc.kernels import crc
-from mqproc.kernels.jit import kernel
+from mqproc.kernels.jit.compile import kernel
 
 parsed = []
 parse = binding.parse_bitcode

@@ -7,31 +7,31 @@ from typing import Any
 
 import numpy as np
 
-from mqproc.kernels import listed as kernels
 from mqproc.kernels import log_range
-from mqproc.kernels.jit import plain
+from mqproc.kernels import log_range as kernels
+from mqproc.kernels.jit.compile import plain
 from mqproc.kernels.record_check import BAD_BODY_CRC, BAD_OFFSET, REACHED_STOP, VERIFY_CRCS
 from mqproc.layout.record_codec import decode_record
-from mqproc.spark.options import Selection
-from mqproc.spark.wanted import Wanted
+from mqproc.spark.log_reader import KernelSelection
+from mqproc.spark.options import ReadSelection
 from tests.records import BASE, SmallLog, kernel_bytes, mutated, small_log
 
 MUTATIONS = 60
 
 
-def listing(log: SmallLog, wanted: Wanted) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def listing(log: SmallLog, wanted: KernelSelection) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Places, numbers of queues, offsets of all records."""
     rows = []
     for place, size in log.places:
         record = decode_record(log.segment[place : place + size], check_crc=False)
-        rows.append((BASE + place, wanted.number_of((record.topic, record.queue_id)), record.queue_offset))
+        rows.append((BASE + place, wanted.queue_number((record.topic, record.queue_id)), record.queue_offset))
     columns = np.array(rows, np.int64).T
     return tuple(np.ascontiguousarray(column) for column in columns)  # type: ignore[return-value]
 
 
-def select(log: SmallLog, selection: Selection, kernel: Any, data: bytes | None = None, **changed: Any) -> Any:
+def select(log: SmallLog, selection: ReadSelection, kernel: Any, data: bytes | None = None, **changed: Any) -> Any:
     """(reason, index where it stopped, positions); what is wrong is passed over."""
-    wanted = Wanted(selection, {})
+    wanted = KernelSelection(selection, {})
     places, numbers, offsets = listing(log, wanted)
     offsets = offsets + changed.get("offsets", 0)
     view = kernel_bytes(data or log.segment)
@@ -58,7 +58,7 @@ def select(log: SmallLog, selection: Selection, kernel: Any, data: bytes | None 
             state[log_range.AT] += 1
 
 
-KERNELS = (kernels.select_listed, plain(kernels.select_listed))
+KERNELS = (kernels.select_by_unit, plain(kernels.select_by_unit))
 
 
 def test_the_wanted_ones_of_the_listed_records() -> None:
@@ -66,9 +66,9 @@ def test_the_wanted_ones_of_the_listed_records() -> None:
     places = [place for place, _size in log.places]
     numbers = range(len(places))
     for selection, wanted in (
-        (Selection(), [*numbers]),
-        (Selection(begin_ms=2_000_004, end_ms=2_000_010), [n for n in numbers if 4 <= n < 10]),
-        (Selection(tags=("Tag2",)), [n for n in numbers if n % 3 and n % 4 == 2 and n % 7 != 6]),
+        (ReadSelection(), [*numbers]),
+        (ReadSelection(begin_ms=2_000_004, end_ms=2_000_010), [n for n in numbers if 4 <= n < 10]),
+        (ReadSelection(tags=("Tag2",)), [n for n in numbers if n % 3 and n % 4 == 2 and n % 7 != 6]),
     ):
         for kernel in KERNELS:
             found, wrong = select(log, selection, kernel)
@@ -82,12 +82,12 @@ def test_the_wanted_ones_of_the_listed_records() -> None:
 def test_what_is_not_the_listed_record_is_told() -> None:
     log = small_log(count=6)
     for kernel in KERNELS:
-        found, wrong = select(log, Selection(), kernel, offsets=1)
+        found, wrong = select(log, ReadSelection(), kernel, offsets=1)
         assert found == []
         assert wrong == [(index, kernels.OTHER_PLACE) for index in range(6)]
         data = bytearray(log.segment)
         data[log.places[2][0] + 28 + 7] ^= 1
-        found, wrong = select(log, Selection(), kernel, bytes(data))
+        found, wrong = select(log, ReadSelection(), kernel, bytes(data))
         assert wrong == [(2, BAD_OFFSET)]
         assert len(found) == 5
     assert BAD_BODY_CRC != kernels.OTHER_PLACE
@@ -99,5 +99,5 @@ def test_any_bytes_give_the_same_answer_compiled_and_plain() -> None:
     for _ in range(MUTATIONS):
         data = mutated(log.segment, chance)
         if len(data) == len(log.segment):
-            compiled, uncompiled = (select(log, Selection(), kernel, data) for kernel in KERNELS)
+            compiled, uncompiled = (select(log, ReadSelection(), kernel, data) for kernel in KERNELS)
             assert compiled == uncompiled

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from mqproc.kernels import log_range
-from mqproc.kernels.intrinsics import load_be64
-from mqproc.kernels.jit import plain
+from mqproc.kernels.jit.compile import plain
+from mqproc.kernels.jit.intrinsics import load_be64
 from mqproc.kernels.record_check import BLANK, REACHED_STOP, VERIFY_CRCS
 from mqproc.layout import record
-from mqproc.spark.options import Offsets, Selection
-from mqproc.spark.wanted import Wanted
+from mqproc.spark.log_reader import KernelSelection
+from mqproc.spark.options import Offsets, ReadSelection
 from tests.records import BASE, SmallLog, kernel_bytes, mutated, outcomes_uncompiled, small_log
 
 MUTATIONS = 60
@@ -30,10 +30,10 @@ def boundary(log: SmallLog, start: int, *, seen: int | None = None, find: Any = 
 
 
 def select(
-    log: bytes, selection: Selection, kernel: Any = log_range.select_positions, *, verify: bool = True
+    log: bytes, selection: ReadSelection, kernel: Any = log_range.select_positions, *, verify: bool = True
 ) -> tuple[int, int, list[int]]:
     """(reason, where it stopped, positions) of a walk over a whole segment, as a reader makes it."""
-    wanted = Wanted(selection, {})
+    wanted = KernelSelection(selection, {})
     view = kernel_bytes(log)
     state = np.zeros(log_range.STATE_SIZE, np.int64)
     state[log_range.STOP] = state[log_range.LIMIT] = state[log_range.SEGMENT_STOP] = len(log)
@@ -53,7 +53,7 @@ def select(
         found += positions[: state[log_range.FOUND]].tolist()
         at = int(state[log_range.AT])
         if reason == log_range.UNKNOWN_QUEUE:
-            if not wanted.learn(view, at):
+            if not wanted.add_queue(view, at):
                 return reason, at, found
         elif reason != log_range.FULL:
             return reason, at, found
@@ -99,14 +99,14 @@ def test_the_wanted_records_of_a_walk() -> None:
     queued = [number for number in numbers if number % 3 != 1]
     tag = [number for number in queued if number % 3 and number % 4 == 2]
     for selection, wanted in (
-        (Selection(), queued),
-        (Selection(topics=("Orders",)), [n for n in queued if n % 2 == 0 and n % 11 != 10]),
-        (Selection(queue_ids=(2,)), [n for n in queued if n % 3 == 2]),
-        (Selection(begin_ms=2_000_004, end_ms=2_000_010), [n for n in queued if 4 <= n < 10]),
-        (Selection(tags=("Tag2",)), [n for n in tag if n % 7 != 6]),
-        (Selection(keys=("k3", "order-5")), [n for n in queued if n % 4 and (n % 7 == 3 or n == 5)]),
+        (ReadSelection(), queued),
+        (ReadSelection(topics=("Orders",)), [n for n in queued if n % 2 == 0 and n % 11 != 10]),
+        (ReadSelection(queue_ids=(2,)), [n for n in queued if n % 3 == 2]),
+        (ReadSelection(begin_ms=2_000_004, end_ms=2_000_010), [n for n in queued if 4 <= n < 10]),
+        (ReadSelection(tags=("Tag2",)), [n for n in tag if n % 7 != 6]),
+        (ReadSelection(keys=("k3", "order-5")), [n for n in queued if n % 4 and (n % 7 == 3 or n == 5)]),
         (
-            Selection(topics=("Pay",), starting=Offsets(0, {("Pay", 2): 2}), ending=Offsets(-1, {("Pay", 2): 5})),
+            ReadSelection(topics=("Pay",), starting=Offsets(0, {("Pay", 2): 2}), ending=Offsets(-1, {("Pay", 2): 5})),
             [n for n in queued if n % 2 and n % 11 != 10 and (n % 3 != 2 or 2 <= n // 3 < 5)],
         ),
     ):
@@ -127,7 +127,7 @@ def outcomes() -> list[Any]:
     found: list[Any] = []
     for seed in range(MUTATIONS):
         data = mutated(small_log(count=6, seed=seed % 3).segment, random.Random(seed))
-        found.append(select(data, Selection(tags=("Tag1",)) if seed % 2 else Selection(), verify=seed % 3 > 0))
+        found.append(select(data, ReadSelection(tags=("Tag1",)) if seed % 2 else ReadSelection(), verify=seed % 3 > 0))
         log = SmallLog(data, [(0, 0)], b"")
         found.append([boundary(log, start) for start in range(0, len(data), 97)])
     return found
@@ -139,7 +139,7 @@ def test_uncompiled_says_the_same_and_stays_inside_its_buffers() -> None:
 
 def test_reasons_are_told_apart() -> None:
     log = small_log(count=2)
-    assert select(log.records, Selection())[0] == REACHED_STOP
+    assert select(log.records, ReadSelection())[0] == REACHED_STOP
     assert load_be64(kernel_bytes(log.records), record.PHYSICAL_OFFSET) == BASE
 
 

@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from mqproc.kernels import made_from
-from mqproc.kernels.jit import plain
+from mqproc.kernels import scan
+from mqproc.kernels.jit.compile import plain
 from mqproc.kernels.record_check import BAD_MAGIC, BLANK, REACHED_STOP
 from mqproc.layout.record_codec import encode_blank, encode_record
 from tests.records import kernel_bytes
@@ -44,12 +44,12 @@ def log(marks: list[tuple[int, int]]) -> tuple[bytes, list[int]]:
 def walked(data: bytes, start: int, stop: int, room: int = 64) -> tuple[list[int], int, int]:
     """(marks, where it stopped, why); the plain twin must say the same."""
     answers = []
-    for kernel in (made_from.find_made_from, plain(made_from.find_made_from)):
+    for kernel in (scan.find_delivery_marks, plain(scan.find_delivery_marks)):
         found = np.zeros(room, np.int64)
-        out = np.zeros(made_from.OUT_SIZE, np.int64)
+        out = np.zeros(scan.OUT_SIZE, np.int64)
         count = kernel(kernel_bytes(data), start, stop, BASE, found, out)
-        assert count == out[made_from.COUNT]
-        answers.append((found[:count].tolist(), int(out[made_from.STOPPED_AT]), int(out[made_from.REASON])))
+        assert count == out[scan.COUNT]
+        answers.append((found[:count].tolist(), int(out[scan.STOPPED_AT]), int(out[scan.REASON])))
     assert answers[0] == answers[1]
     return answers[0]
 
@@ -63,7 +63,7 @@ def test_deliveries_and_commits_are_found_and_nothing_else() -> None:
 def test_a_stop_inside_a_record_and_a_full_answer_end_before_it() -> None:
     data, places = log([(number + 1, 0) for number in range(20)])
     assert walked(data, 0, places[7] + 3) == (list(range(1, 8)), places[7], REACHED_STOP)
-    assert walked(data, 0, len(data), room=5) == ([1, 2, 3, 4, 5], places[5], made_from.FOUND_FULL)
+    assert walked(data, 0, len(data), room=5) == ([1, 2, 3, 4, 5], places[5], scan.FOUND_FULL)
     assert walked(data, places[5], len(data), room=50)[0] == list(range(6, 21))
 
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqproc.kernels.dispatch import RUN_COLUMNS
-from mqproc.kernels.jit import plain
-from mqproc.kernels.publish import publish_queues
+from mqproc.kernels.dispatch_step import publish_queues
+from mqproc.kernels.jit.compile import plain
 from mqproc.layout import queue_table
 
 QUEUES = 3

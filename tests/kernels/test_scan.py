@@ -12,14 +12,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mqproc.io import StoreIO
-from mqproc.kernels import match, scan
-from mqproc.kernels.intrinsics import load_be32
-from mqproc.kernels.jit import plain
+from mqproc.io.store_io import StoreIO
+from mqproc.kernels import log_match, record_check, scan
+from mqproc.kernels.jit.compile import plain
+from mqproc.kernels.jit.intrinsics import load_be32
 from mqproc.kernels.record_check import body_length_at
 from mqproc.layout import record
 from mqproc.layout.record_codec import check_record, decode_record, encode_record
-from mqproc.store.queue_table import QueueTable
+from mqproc.store.consumequeue.table import QueueTable
 from tests.records import BASE, SmallLog, kernel_bytes, mutated, outcomes_uncompiled, small_log
 
 MUTATIONS = 60
@@ -30,7 +30,7 @@ def log() -> SmallLog:
     return small_log()
 
 
-def scanned(data: bytes, start: int = 0, stop: int | None = None, verify: int = scan.VERIFY_CRCS) -> list[int]:
+def scanned(data: bytes, start: int = 0, stop: int | None = None, verify: int = record_check.VERIFY_CRCS) -> list[int]:
     """Everything that a scan says; the plain twin must say the same."""
     view = kernel_bytes(data)
     found = []
@@ -47,7 +47,7 @@ def test_a_whole_segment_ends_at_its_blank(log: SmallLog) -> None:
     out = scanned(log.segment)
     last = log.places[-1]
     assert out[scan.STOPPED_AT] == log.end
-    assert out[scan.REASON] == scan.BLANK
+    assert out[scan.REASON] == record_check.BLANK
     assert out[scan.COUNT] == len(log.places)
     assert (out[scan.LAST_START], out[scan.LAST_SIZE]) == last
     assert out[scan.LAST_STORE_TIMESTAMP_MS] == 2_000_000 + len(log.places) - 1
@@ -57,12 +57,12 @@ def test_a_whole_segment_ends_at_its_blank(log: SmallLog) -> None:
 def test_a_stop_inside_a_record_ends_before_it(log: SmallLog, cut: int) -> None:
     start = log.places[10][0]
     out = scanned(log.segment, stop=start + cut)
-    assert (out[scan.STOPPED_AT], out[scan.REASON], out[scan.COUNT]) == (start, scan.REACHED_STOP, 10)
+    assert (out[scan.STOPPED_AT], out[scan.REASON], out[scan.COUNT]) == (start, record_check.REACHED_STOP, 10)
 
 
 def test_the_end_of_the_view_cuts_a_record(log: SmallLog) -> None:
     out = scanned(log.segment[: log.places[10][0] + 50])
-    assert (out[scan.STOPPED_AT], out[scan.REASON]) == (log.places[10][0], scan.BAD_SIZE)
+    assert (out[scan.STOPPED_AT], out[scan.REASON]) == (log.places[10][0], record_check.BAD_SIZE)
 
 
 def patched(log: SmallLog, number: int, at: int, data: bytes) -> bytes:
@@ -73,13 +73,13 @@ def patched(log: SmallLog, number: int, at: int, data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("at", "data", "reason"),
     [
-        (0, bytes(8), scan.ZERO),
-        (4, bytes(4), scan.BAD_MAGIC),
-        (0, struct.pack(">i", -5), scan.BAD_SIZE),
-        (0, struct.pack(">i", 1 << 30), scan.BAD_SIZE),
-        (record.PHYSICAL_OFFSET, struct.pack(">q", BASE + 1), scan.BAD_OFFSET),
-        (record.BODY_LENGTH, struct.pack(">i", -1), scan.BAD_SIZE),
-        (record.QUEUE_ID, b"\x55", scan.BAD_PROPERTY_CRC),
+        (0, bytes(8), record_check.ZERO),
+        (4, bytes(4), record_check.BAD_MAGIC),
+        (0, struct.pack(">i", -5), record_check.BAD_SIZE),
+        (0, struct.pack(">i", 1 << 30), record_check.BAD_SIZE),
+        (record.PHYSICAL_OFFSET, struct.pack(">q", BASE + 1), record_check.BAD_OFFSET),
+        (record.BODY_LENGTH, struct.pack(">i", -1), record_check.BAD_SIZE),
+        (record.QUEUE_ID, b"\x55", record_check.BAD_PROPERTY_CRC),
     ],
 )
 def test_what_is_wrong_is_said(at: int, data: bytes, reason: int) -> None:
@@ -92,7 +92,7 @@ def test_what_is_wrong_is_said(at: int, data: bytes, reason: int) -> None:
 def test_a_flipped_body_byte_is_a_bad_body(log: SmallLog) -> None:
     made = encode_record(topic="T", body=b"hello", physical_offset=BASE)
     data = made[: record.BODY] + b"j" + made[record.BODY + 1 :] + log.segment[-100:]
-    assert scanned(data)[scan.REASON] == scan.BAD_BODY_CRC
+    assert scanned(data)[scan.REASON] == record_check.BAD_BODY_CRC
     assert scanned(data, verify=0)[scan.COUNT] == 1
 
 
@@ -129,7 +129,7 @@ def test_the_next_record_is_found_behind_damage(log: SmallLog) -> None:
         assert kernel(view, log.places[4][0], len(view), BASE, out) == log.places[5][0]
         assert (out[scan.COUNT], out[scan.LAST_SIZE]) == (1, log.places[5][1])
     assert scan.find_record(view, log.places[-1][0] + 1, len(view), BASE, out) == log.end
-    assert out[scan.REASON] == scan.BLANK
+    assert out[scan.REASON] == record_check.BLANK
     assert scan.find_record(view, log.end + 1, len(view), BASE, out) == -1
     # Of another place in the log the same bytes are no records.
     assert scan.find_record(view, 0, log.end, BASE + 1, out) == -1
@@ -151,7 +151,7 @@ def test_next_offsets_are_raised_per_queue(tmp_path, log: SmallLog) -> None:  # 
         next_offsets = np.zeros(64, np.int64)
         out = np.zeros(scan.SCAN_SIZE, np.int64)
         reason = kernel(view, 0, log.end, BASE, table.bytes_view, table.cells, table.slots, next_offsets, out)
-        assert (reason, out[scan.COUNT]) == (scan.REACHED_STOP, len(log.places))
+        assert (reason, out[scan.COUNT]) == (record_check.REACHED_STOP, len(log.places))
         assert out[scan.UNKNOWN] > 0
         assert out[scan.MAX_STORE_TIMESTAMP_MS] == 2_000_000 + len(log.places) - 1
         found = {(topic, queue_id): int(next_offsets[number]) for number, topic, queue_id in table.live()}
@@ -186,13 +186,17 @@ def matched(data: bytes, **conditions: bytes | int) -> tuple[int, list[int]]:
     """Numbers of the records that match; compiled and plain must agree."""
     arguments = [kernel_bytes(conditions.get(name, b"")) for name in ("topic", "name", "value", "part")]  # type: ignore[arg-type]
     found = []
-    for kernel in (match.match_records, plain(match.match_records)):
-        state = np.zeros(match.STATE_SIZE, np.int64)
-        state[match.STOP], state[match.BASE], state[match.MATCHES_MAX] = len(data), BASE, conditions.get("most", 1000)
-        state[match.BEGIN_MS], state[match.END_MS] = conditions.get("begin", 0), conditions.get("end", 1 << 62)
+    for kernel in (log_match.match_records, plain(log_match.match_records)):
+        state = np.zeros(log_match.STATE_SIZE, np.int64)
+        state[log_match.STOP], state[log_match.BASE], state[log_match.MATCHES_MAX] = (
+            len(data),
+            BASE,
+            conditions.get("most", 1000),
+        )
+        state[log_match.BEGIN_MS], state[log_match.END_MS] = conditions.get("begin", 0), conditions.get("end", 1 << 62)
         matches = np.zeros(1000, np.int64)
         reason = kernel(kernel_bytes(data), *arguments, matches, state)
-        found.append((reason, matches[: state[match.MATCHES]].tolist()))
+        found.append((reason, matches[: state[log_match.MATCHES]].tolist()))
     assert found[0] == found[1]
     return found[0]
 
@@ -208,7 +212,7 @@ def test_records_are_matched_by_all_conditions(log: SmallLog) -> None:
     part = messages[3][1].body[1:9] or messages[4][1].body[1:9]
     assert matched(log.segment, part=part)[1] == [start for start, each in messages if part in each.body]
     assert matched(log.segment, begin=2_000_005, end=2_000_007)[1] == [messages[5][0], messages[6][0]]
-    assert matched(log.segment, most=2) == (match.MATCHES_FULL, [messages[0][0], messages[1][0]])
+    assert matched(log.segment, most=2) == (log_match.MATCHES_FULL, [messages[0][0], messages[1][0]])
 
 
 def outcomes() -> list[list[int]]:
@@ -217,19 +221,19 @@ def outcomes() -> list[list[int]]:
     for seed in range(MUTATIONS):
         data = mutated(small_log(count=6, seed=seed % 3).segment, random.Random(seed))
         view, out = kernel_bytes(data), np.zeros(scan.SCAN_SIZE, np.int64)
-        scan.scan_records(view, 0, len(data), BASE, scan.VERIFY_CRCS, out)
+        scan.scan_records(view, 0, len(data), BASE, record_check.VERIFY_CRCS, out)
         said = out.tolist()
         scan.find_record(view, min(len(data), said[0] + 1), len(data), BASE, out)
         said += out.tolist()
-        state = np.zeros(match.STATE_SIZE, np.int64)
-        state[match.STOP], state[match.BASE], state[match.END_MS], state[match.MATCHES_MAX] = (
+        state = np.zeros(log_match.STATE_SIZE, np.int64)
+        state[log_match.STOP], state[log_match.BASE], state[log_match.END_MS], state[log_match.MATCHES_MAX] = (
             len(data),
             BASE,
             1 << 62,
             9,
         )
         arguments = [kernel_bytes(text) for text in (b"Orders", b"KEYS", b"", b"")]
-        match.match_records(view, *arguments, np.zeros(9, np.int64), state)
+        log_match.match_records(view, *arguments, np.zeros(9, np.int64), state)
         found.append(said + state.tolist())
     return found
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mqproc.kernels import select
-from mqproc.kernels.jit import plain
-from mqproc.kernels.views import as_kernel_array
+from mqproc.kernels import log_match
+from mqproc.kernels.jit.compile import plain
+from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.layout.record_codec import check_record, decode_records
-from mqproc.store.queue_table import QueueTable
+from mqproc.store.consumequeue.table import QueueTable
 from tests.records import BASE, SmallLog, small_log
 
 
@@ -21,7 +21,7 @@ def log() -> SmallLog:
 def table_of(topics: list[str]) -> QueueTable:
     table = QueueTable.in_memory(16)
     for topic in topics:
-        table.create_queue(topic, select.CHOSEN_QUEUE)
+        table.create_queue(topic, log_match.CHOSEN_QUEUE)
     return table
 
 
@@ -37,17 +37,17 @@ def selected(
     """(records, counts by topic, whether there was room, where it ended); the plain twin must say the same."""
     found = []
     chosen, gone = table_of(topics), deleted or QueueTable.in_memory(16)
-    for kernel in (select.select_records, plain(select.select_records)):
-        state = np.zeros(select.STATE_SIZE, np.int64)
-        state[select.STOP], state[select.BASE] = log.end, BASE
-        state[select.BEGIN_MS], state[select.END_MS] = begin_ms, end_ms
+    for kernel in (log_match.select_records, plain(log_match.select_records)):
+        state = np.zeros(log_match.STATE_SIZE, np.int64)
+        state[log_match.STOP], state[log_match.BASE] = log.end, BASE
+        state[log_match.BEGIN_MS], state[log_match.END_MS] = begin_ms, end_ms
         out, counts = np.zeros(room, np.uint8), np.zeros(len(topics), np.int64)
         enough = kernel(
             as_kernel_array(bytearray(log.segment)), chosen.bytes_view, chosen.cells, chosen.slots,
             gone.bytes_view, gone.cells, gone.slots, out, counts, state,
         )  # fmt: skip
-        data = out[: state[select.FILLED]].tobytes()
-        found.append((data, counts.tolist(), bool(enough), int(state[select.AT])))
+        data = out[: state[log_match.FILLED]].tobytes()
+        found.append((data, counts.tolist(), bool(enough), int(state[log_match.AT])))
     assert found[0] == found[1]
     return found[0]
 
@@ -93,7 +93,7 @@ def test_records_of_a_deleted_queue_are_left_out(log: SmallLog) -> None:
 @pytest.mark.parametrize("room", [1 << 30, 5000, 700])
 def test_moved_records_tell_their_place_and_keep_everything_else(log: SmallLog, room: int) -> None:
     found = []
-    for kernel in (select.relocate_records, plain(select.relocate_records)):
+    for kernel in (log_match.relocate_records, plain(log_match.relocate_records)):
         records = as_kernel_array(bytearray(log.records))
         end = int(kernel(records, 0, len(records), 1_000_000, room))
         found.append((records.tobytes(), end))
@@ -113,6 +113,6 @@ def test_moved_records_tell_their_place_and_keep_everything_else(log: SmallLog, 
 
 
 def test_each_kernel_is_compiled_once() -> None:
-    select.warm()
-    for kernel in (select.select_records, select.relocate_records):
+    log_match.warm()
+    for kernel in (log_match.select_records, log_match.relocate_records):
         assert len(getattr(kernel, "signatures", [0])) == 1

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from mqproc.kernels import verify
 from mqproc.kernels.dispatch import RUN_COLUMNS
-from mqproc.kernels.jit import plain
-from mqproc.kernels.views import as_kernel_array
+from mqproc.kernels.jit.compile import plain
+from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
-from mqproc.store.consume_queue import UNIT_DTYPE
+from mqproc.store.consumequeue.files import UNIT_DTYPE
 
 Unit = tuple[int, int, int]
 BORDERS = np.array([100, 200, 500, 1000], np.int64)
@@ -29,7 +29,7 @@ def unit_bytes(units: list[Unit]) -> NDArray[np.uint8]:
 def summed_units(units: list[Unit], first: int = 0) -> tuple[list[list[int]], list[int]]:
     """(totals by range, state); the plain twin must say the same."""
     found = []
-    for kernel in (verify.sum_units, plain(verify.sum_units)):
+    for kernel in (verify.add_units, plain(verify.add_units)):
         totals = np.zeros((len(BORDERS) + 2) * verify.TOTAL_COLUMNS, np.int64)
         state = np.zeros(verify.UNITS_SIZE, np.int64)
         state[verify.NEXT_OFFSET] = first
@@ -47,7 +47,7 @@ def summed_runs(units: list[Unit], runs: list[tuple[int, int, int]]) -> tuple[li
         row[:4] = number, first, count, at
         at += count * UNIT_SIZE
     found = []
-    for kernel in (verify.sum_runs, plain(verify.sum_runs)):
+    for kernel in (verify.add_runs, plain(verify.add_runs)):
         totals = np.zeros(4 * verify.TOTAL_COLUMNS, np.int64)
         gaps = np.zeros(len(runs) * verify.GAP_COLUMNS + 1, np.int64)
         count = kernel(unit_bytes(units), rows, totals, gaps)
@@ -145,5 +145,5 @@ def test_no_ranges_at_all() -> None:
 def test_each_kernel_is_compiled_once() -> None:
     verify.warm()
     test_both_sides_come_to_the_same()
-    for kernel in (verify.sum_runs, verify.sum_units):
+    for kernel in (verify.add_runs, verify.add_units):
         assert len(getattr(kernel, "signatures", [0])) == 1

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numba import typeof as numba_typeof
 
-from mqproc.kernels.views import as_kernel_array
+from mqproc.kernels.jit.lowering import as_kernel_array
 
 typeof: Callable[[object], object] = numba_typeof
 

@@ -27,7 +27,7 @@ from mqproc.layout.record_codec import (
     split_keys,
     without_crc,
 )
-from mqproc.message import StoredMessage
+from mqproc.types import StoredMessage
 
 VECTOR = bytes.fromhex(
     "0000007bdaa320a73610a686000000030000000700000000000000050000000000000000000000000000018bcfe568007f00000100001388"

@@ -26,7 +26,7 @@ import numba
 from llvmlite import binding
 from numba import types
 
-from mqproc.began import IMPORTED_NS
+from mqproc.util.version import IMPORTED_NS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,11 +37,11 @@ COMPILED = not _numba.config.DISABLE_JIT
 """False under NUMBA_DISABLE_JIT=1: kernels are then the plain functions they were written as."""
 
 _FROZEN_FOLDERS = ("kernels", "layout")
-FROZEN_MODULES = ("began.py", "delay_levels.py", "errors.py", "message.py", "names.py", "packing.py")
+FROZEN_MODULES = ("errors.py", "topic_names.py", "types.py", "util/compression.py", "util/units.py", "util/version.py")
 """What the files of these folders import of the package beside each other, directly or not."""
 
 CODE_SUFFIX = ".nbc"
-_PACKAGE = Path(__file__).parent.parent
+_PACKAGE = Path(__file__).parents[2]
 _NAMED_DIGITS = 16
 # The kernel's clock for files goes by ticks.
 _TICK_NS = 20_000_000
@@ -69,7 +69,7 @@ def sources_changed(since_ns: int, package: Path = _PACKAGE) -> bool:
 
 
 def _frozen_sources(package: Path) -> list[Path]:
-    paths = [path for folder in _FROZEN_FOLDERS for path in sorted((package / folder).glob("*.py"))]
+    paths = [path for folder in _FROZEN_FOLDERS for path in sorted((package / folder).rglob("*.py"))]
     return [*paths, *(package / name for name in FROZEN_MODULES)]
 
 

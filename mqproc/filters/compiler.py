@@ -1,29 +1,50 @@
-"""Nodes → a program for the kernel that evaluates filters (kernels/sql.py).
-
-Whatever depends on no property is evaluated here, once; so the kernel never compares two literals.
-"""
+"""SQL92 filters: `compiled` makes one of its text, once."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.filters import nodes
-from mqproc.filters.nodes import Node, Order, Part
-from mqproc.filters.values import Double, Int, Long, NotComparable, Value, double_key
+from mqproc.filters import expressions
+from mqproc.filters.expressions import (
+    Comparison,
+    Double,
+    Int,
+    Long,
+    Node,
+    NotComparable,
+    TextMatchKind,
+    Value,
+    double_key,
+    error_at,
+)
+from mqproc.filters.parser import parse
 from mqproc.kernels import sql as kernel
-from mqproc.kernels.views import as_kernel_array
+from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.layout.properties import TAGS
+from mqproc.topic_names import FILTER_BYTES_MAX
+
+# --- program ---
+# Nodes → a program for the kernel that evaluates filters (kernels/sql.py).
+#
+# Whatever depends on no property is evaluated here, once; so the kernel never compares two literals.
+
 
 _OUTCOMES = {
-    Order.LESS: kernel.BELOW,
-    Order.LESS_OR_EQUAL: kernel.BELOW | kernel.SAME,
-    Order.GREATER: kernel.ABOVE,
-    Order.GREATER_OR_EQUAL: kernel.ABOVE | kernel.SAME,
+    Comparison.LESS: kernel.BELOW,
+    Comparison.LESS_OR_EQUAL: kernel.BELOW | kernel.SAME,
+    Comparison.GREATER: kernel.ABOVE,
+    Comparison.GREATER_OR_EQUAL: kernel.ABOVE | kernel.SAME,
 }
-_PLACES = {Part.CONTAINS: kernel.ANYWHERE, Part.STARTS_WITH: kernel.AT_START, Part.ENDS_WITH: kernel.AT_END}
+_PLACES = {
+    TextMatchKind.CONTAINS: kernel.ANYWHERE,
+    TextMatchKind.STARTS_WITH: kernel.AT_START,
+    TextMatchKind.ENDS_WITH: kernel.AT_END,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +58,7 @@ class Program:
 
 def program_of(node: Node) -> Program:
     """The program of a filter."""
-    made = _Making()
+    made = _Assembler()
     made.add(node)
     return made.program()
 
@@ -45,27 +66,27 @@ def program_of(node: Node) -> Program:
 def required_tags(node: Node) -> frozenset[str] | None:
     """Tags of which a message that passes has one; None when the filter does not say."""
     match node:
-        case nodes.Equal(nodes.Property(name), nodes.Literal(str(tag))) if name == TAGS:
+        case expressions.Equal(expressions.PropertyRef(name), expressions.Literal(str(tag))) if name == TAGS:
             return frozenset((tag,))
-        case nodes.Equal(nodes.Literal(str(tag)), nodes.Property(name)) if name == TAGS:
+        case expressions.Equal(expressions.Literal(str(tag)), expressions.PropertyRef(name)) if name == TAGS:
             return frozenset((tag,))
-        case nodes.In(nodes.Property(name), texts) if name == TAGS:
+        case expressions.In(expressions.PropertyRef(name), texts) if name == TAGS:
             return frozenset(texts)
-        case nodes.And(conditions):
+        case expressions.And(conditions):
             known = [tags for condition in conditions if (tags := required_tags(condition)) is not None]
             return frozenset.intersection(*known) if known else None
-        case nodes.Or(conditions):
+        case expressions.Or(conditions):
             each = [required_tags(condition) for condition in conditions]
             return None if None in each else frozenset().union(*(tags for tags in each if tags is not None))
     return None
 
 
 def _has_property(node: Node) -> bool:
-    return isinstance(node, nodes.Property) or any(map(_has_property, node.parts()))
+    return isinstance(node, expressions.PropertyRef) or any(map(_has_property, node.parts()))
 
 
 @dataclass(slots=True)
-class _Making:
+class _Assembler:
     """A program while it is made."""
 
     names: dict[str, int] = field(default_factory=dict)
@@ -95,33 +116,33 @@ class _Making:
                 self._emit(kernel.FAIL, leaves=1)
             return
         match node:
-            case nodes.Property(name):
+            case expressions.PropertyRef(name):
                 self._emit(kernel.LOAD, self._name(name), leaves=1)
-            case nodes.Equal(left, right):
+            case expressions.Equal(left, right):
                 self.add(left)
                 self.add(right)
                 self._emit(kernel.EQUALS, leaves=-1)
-            case nodes.Ordered(left, right, order):
+            case expressions.OrderedComparison(left, right, order):
                 self._ordered(left, right, _OUTCOMES[order])
-            case nodes.In(inner, texts):
+            case expressions.In(inner, texts):
                 self.add(inner)
                 self._emit(kernel.IS_ONE_OF, self._list(texts), len(texts))
-            case nodes.Holds(_, _, ""):
+            case expressions.TextMatch(_, _, ""):
                 self._push(False)
-            case nodes.Holds(inner, part, text, negated):
+            case expressions.TextMatch(inner, part, text, negated):
                 self.add(inner)
-                self._emit(kernel.LACKS if negated else kernel.HOLDS, _PLACES[part], *self._text(text))
-            case nodes.IsNull(inner):
+                self._emit(kernel.TEXT_DIFFERS if negated else kernel.TEXT_MATCHES, _PLACES[part], *self._text(text))
+            case expressions.IsNull(inner):
                 self._one(inner, kernel.IS_NULL)
-            case nodes.Not(inner):
+            case expressions.Not(inner):
                 self._one(inner, kernel.NOT)
-            case nodes.Cast(inner):
+            case expressions.Cast(inner):
                 self._one(inner, kernel.CAST)
-            case nodes.Negate(inner):
-                self._one(inner, kernel.FORGET)
-            case nodes.And(conditions):
+            case expressions.Negate(inner):
+                self._one(inner, kernel.TO_NULL)
+            case expressions.And(conditions):
                 self._chain(conditions, kernel.AND, kernel.JUMP_IF_FALSE)
-            case nodes.Or(conditions):
+            case expressions.Or(conditions):
                 self._chain(conditions, kernel.OR, kernel.JUMP_IF_TRUE)
             case _:
                 raise AssertionError(f"no instructions for {type(node).__name__}")
@@ -190,3 +211,41 @@ class _Making:
         data = text.encode("utf-8", "surrogatepass")
         self.texts += data
         return len(self.texts) - len(data), len(data)
+
+
+COMPILED_MAX = 256
+"""Compiled filters that are kept; the one that was not used for longest goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledFilter:
+    """A filter ready to be asked. `tags`: a message that passes has one of them; None when the filter does not say."""
+
+    node: Node
+    program: Program
+    tags: frozenset[str] | None
+
+    def matches(self, properties: Mapping[str, str]) -> bool:
+        """Whether a message with these properties passes: what the kernel does, in Python.
+
+        Values that RocketMQ cannot compare end the evaluation, and the message does not pass.
+        """
+        try:
+            return self.node.evaluate(properties) is True
+        except NotComparable:
+            return False
+
+
+def check_size(expression: str) -> None:
+    """Raise FilterSyntaxError when a filter is too long to be looked at."""
+    size = len(expression.encode("utf-8", "surrogatepass"))
+    if size > FILTER_BYTES_MAX:
+        raise error_at(f"filter of {size:,} bytes exceeds {FILTER_BYTES_MAX:,}", FILTER_BYTES_MAX)
+
+
+@functools.lru_cache(COMPILED_MAX)
+def compiled(expression: str) -> CompiledFilter:
+    """The filter of an expression. Raises FilterSyntaxError, which has the position of what is wrong."""
+    check_size(expression)
+    node = parse(expression)
+    return CompiledFilter(node, program_of(node), required_tags(node))

@@ -15,20 +15,151 @@ refuses when it compiles is refused here too, where a part is made.
 from __future__ import annotations
 
 import enum
+import re
+import struct
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from mqproc.errors import FilterSyntaxError
-from mqproc.filters.values import (
-    Double,
-    Int,
-    Long,
-    NotComparable,
-    Value,
-    compare,
-    compare_texts_as_numbers,
-)
+
+# --- values ---
+# Values of a filter and how RocketMQ compares them, with Java's rules for turning texts into numbers.
+#
+#     properties   str, or None where the message has no such property
+#     literals     str, bool, None, Int (32 bits), Long (64 bits), Double
+#
+# A text beside a number becomes a number of that very kind: "5.5" beside the integer 5 is an error, not unequal.
+
+
+INT_MAX: Final = 2**31 - 1
+LONG_MAX: Final = 2**63 - 1
+DOUBLE_MAX: Final = 1.7976931348623157e308
+DOUBLE_MIN: Final = 5e-324
+
+
+class NotComparable(Exception):
+    """Two values that RocketMQ cannot compare: evaluation ends, and the message does not match."""
+
+
+@dataclass(frozen=True, slots=True)
+class Int:
+    """A literal that fits 32 bits; a text beside it must, too."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Long:
+    """A literal of 64 bits."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Double:
+    """A literal with a point or an exponent."""
+
+    value: float
+
+
+Number = Int | Long | Double
+Value = str | bool | Number | None
+
+# What Java's String.trim takes away.
+_BLANKS: Final = "".join(map(chr, range(0x21)))
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?[fFdD]?", re.ASCII)
+_HEX = re.compile(r"([+-]?)0[xX](([0-9a-fA-F]+)\.?|([0-9a-fA-F]*)\.([0-9a-fA-F]+))[pP]([+-]?\d+)[fFdD]?", re.ASCII)
+_NAMED: Final = {sign + name: f"{sign}{name}" for sign in ("", "+", "-") for name in ("NaN", "Infinity")}
+_NAN_KEY: Final = 0x7FF8_0000_0000_0000
+# Hex digits and exponents beyond this are no numbers that anybody means; Python would compute them for long.
+_HEX_CHARACTERS_MAX: Final = 256
+
+
+def as_long(text: str, limit: int) -> int:
+    """The text as Java's Integer.valueOf (`limit` INT_MAX) or Long.valueOf takes it. Raises NotComparable."""
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    values = [unicodedata.decimal(digit, -1) if ord(digit) < 0x10000 else -1 for digit in digits]
+    if not values or min(values) < 0:
+        raise NotComparable(f"{text[:64]!r} is no integer")
+    number = 0
+    for value in values:
+        number = 10 * number + value
+        if number > limit + 1:
+            break
+    number = -number if text[0] == "-" else number
+    if not -limit - 1 <= number <= limit:
+        raise NotComparable(f"{text[:64]!r} is no integer up to {limit:,}")
+    return number
+
+
+def as_double(text: str) -> float:
+    """The text as Java's Double.valueOf takes it. Raises NotComparable."""
+    text = text.strip(_BLANKS)
+    if text in _NAMED:
+        return float(_NAMED[text])
+    if _NUMBER.fullmatch(text):
+        return float(text.rstrip("fFdD"))
+    found = _HEX.fullmatch(text)
+    if found is None or len(text) > _HEX_CHARACTERS_MAX:
+        raise NotComparable(f"{text[:64]!r} is no number")
+    sign, mantissa, _, _, _, exponent = found.groups()
+    # An exponent of many digits is as good as this one.
+    power = max(-100_000, min(100_000, int(exponent)))
+    try:
+        return float.fromhex(f"{sign}0x{mantissa}p{power}")
+    except OverflowError:
+        return float(f"{sign}inf")
+
+
+def double_key(value: float) -> int:
+    """An i64 that orders doubles as Java's Double.compare does: −0.0 below 0.0, NaN above all and equal to itself."""
+    if value != value:
+        return _NAN_KEY
+    (bits,) = struct.unpack(">q", struct.pack(">d", value))
+    return int(bits) if bits >= 0 else int(bits ^ LONG_MAX)
+
+
+def compare(left: str | bool | Number, right: str | bool | Number) -> int:
+    """Below 0, 0 or above 0, as RocketMQ compares two values that are there. Raises NotComparable."""
+    if isinstance(left, str) and not isinstance(right, str):
+        left = _as_kind_of(right, left)
+    elif isinstance(right, str) and not isinstance(left, str):
+        if isinstance(left, bool):
+            raise NotComparable("a boolean on the left cannot be compared with a text")
+        right = _as_kind_of(left, right)
+    if isinstance(left, str) or isinstance(right, str):
+        return 0 if left == right else 1
+    if isinstance(left, bool) or isinstance(right, bool):
+        return int(left) - int(right) if isinstance(left, bool) and isinstance(right, bool) else -1
+    return _compare_numbers(left, right)
+
+
+def compare_texts_as_numbers(left: str, right: str) -> int:
+    """What `<` and its like make of two texts. Raises NotComparable."""
+    return _order(double_key(as_double(left)), double_key(as_double(right)))
+
+
+def _as_kind_of(example: bool | Number, text: str) -> bool | Number:
+    if isinstance(example, bool):
+        return text.isascii() and text.lower() == "true"
+    if isinstance(example, Int):
+        return Int(as_long(text, INT_MAX))
+    if isinstance(example, Long):
+        return Long(as_long(text, LONG_MAX))
+    return Double(as_double(text))
+
+
+def _compare_numbers(left: Number, right: Number) -> int:
+    if isinstance(left, Double) or isinstance(right, Double):
+        return _order(double_key(float(left.value)), double_key(float(right.value)))
+    return _order(left.value, right.value)
+
+
+def _order(left: int, right: int) -> int:
+    return (left > right) - (left < right)
+
 
 DEPTH_MAX = 64
 """Levels of parts within parts; a chain of ANDs or of ORs is one."""
@@ -54,7 +185,7 @@ class Node(Protocol):
         ...
 
 
-class Order(enum.Enum):
+class Comparison(enum.Enum):
     """Ordering comparisons, each with the outcomes that hold."""
 
     LESS = "<"
@@ -67,15 +198,15 @@ class Order(enum.Enum):
         return _HOLDS[self](outcome)
 
 
-_HOLDS: dict[Order, Callable[[int], bool]] = {
-    Order.LESS: lambda outcome: outcome < 0,
-    Order.LESS_OR_EQUAL: lambda outcome: outcome <= 0,
-    Order.GREATER: lambda outcome: outcome > 0,
-    Order.GREATER_OR_EQUAL: lambda outcome: outcome >= 0,
+_HOLDS: dict[Comparison, Callable[[int], bool]] = {
+    Comparison.LESS: lambda outcome: outcome < 0,
+    Comparison.LESS_OR_EQUAL: lambda outcome: outcome <= 0,
+    Comparison.GREATER: lambda outcome: outcome > 0,
+    Comparison.GREATER_OR_EQUAL: lambda outcome: outcome >= 0,
 }
 
 
-class Part(enum.Enum):
+class TextMatchKind(enum.Enum):
     """Where in a text another one is looked for."""
 
     CONTAINS = "CONTAINS"
@@ -84,9 +215,9 @@ class Part(enum.Enum):
 
     def found(self, text: str, part: str) -> bool:
         """Whether `part` is there."""
-        if self is Part.STARTS_WITH:
+        if self is TextMatchKind.STARTS_WITH:
             return text.startswith(part)
-        return text.endswith(part) if self is Part.ENDS_WITH else part in text
+        return text.endswith(part) if self is TextMatchKind.ENDS_WITH else part in text
 
 
 class _Base:
@@ -114,7 +245,7 @@ class Literal(_Base):
 
 
 @dataclass(frozen=True, slots=True)
-class Property(_Base):
+class PropertyRef(_Base):
     """A property by name; upper and lower case are different."""
 
     name: str
@@ -125,7 +256,7 @@ class Property(_Base):
 
 
 @dataclass(frozen=True, slots=True)
-class _Inner(_Base):
+class _Composite(_Base):
     """A part with parts within."""
 
     depth: int = field(init=False, default=1)
@@ -142,7 +273,7 @@ class _Inner(_Base):
 
 
 @dataclass(frozen=True, slots=True)
-class _One(_Inner):
+class _Unary(_Composite):
     """A part with one part within."""
 
     inner: Node
@@ -152,7 +283,7 @@ class _One(_Inner):
 
 
 @dataclass(frozen=True, slots=True)
-class _Two(_Inner):
+class _Binary(_Composite):
     """A part with two parts within."""
 
     left: Node
@@ -163,14 +294,14 @@ class _Two(_Inner):
         yield self.right
 
 
-class _Truth:
+class _Condition:
     """Marks the parts that are True, False or unknown: what AND, OR, NOT and a whole filter are made of."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Negate(_One):
+class Negate(_Unary):
     """`-x`: of a number its negative, of anything else unknown, a property's text included."""
 
     def evaluate(self, properties: Properties) -> Value:
@@ -186,7 +317,7 @@ class Negate(_One):
 
 
 @dataclass(frozen=True, slots=True)
-class Cast(_One, _Truth):
+class Cast(_Unary, _Condition):
     """A property in the place of a condition: never True, since its value is a text."""
 
     def evaluate(self, properties: Properties) -> Value:
@@ -194,7 +325,7 @@ class Cast(_One, _Truth):
 
 
 @dataclass(frozen=True, slots=True)
-class Not(_One, _Truth):
+class Not(_Unary, _Condition):
     """NOT."""
 
     def evaluate(self, properties: Properties) -> Value:
@@ -203,7 +334,7 @@ class Not(_One, _Truth):
 
 
 @dataclass(frozen=True, slots=True)
-class Equal(_Two, _Truth):
+class Equal(_Binary, _Condition):
     """`=`; `<>` is NOT of it."""
 
     def __post_init__(self) -> None:
@@ -212,7 +343,7 @@ class Equal(_Two, _Truth):
                 raise error("NULL cannot be compared; IS NULL asks for it", side)
         if _is_boolean_literal(self.left) and isinstance(self.right, Literal) and not _is_boolean_literal(self.right):
             raise error("a boolean cannot be compared with another literal", self.right)
-        _Inner.__post_init__(self)
+        _Composite.__post_init__(self)
 
     def evaluate(self, properties: Properties) -> Value:
         left, right = self.left.evaluate(properties), self.right.evaluate(properties)
@@ -224,18 +355,18 @@ class Equal(_Two, _Truth):
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered(_Two, _Truth):
+class OrderedComparison(_Binary, _Condition):
     """`<`, `<=`, `>`, `>=`: numbers only."""
 
-    order: Order
+    order: Comparison
 
     def __post_init__(self) -> None:
         for side in (self.left, self.right):
-            if isinstance(side, _Truth) or (
+            if isinstance(side, _Condition) or (
                 isinstance(side, Literal) and not isinstance(side.value, Int | Long | Double)
             ):
                 raise error(f"{self.order.value} compares numbers only", side)
-        _Inner.__post_init__(self)
+        _Composite.__post_init__(self)
 
     def evaluate(self, properties: Properties) -> Value:
         left = self.left.evaluate(properties)
@@ -250,7 +381,7 @@ class Ordered(_Two, _Truth):
 
 
 @dataclass(frozen=True, slots=True)
-class IsNull(_One, _Truth):
+class IsNull(_Unary, _Condition):
     """IS NULL; IS NOT NULL is NOT of it."""
 
     def evaluate(self, properties: Properties) -> Value:
@@ -258,15 +389,15 @@ class IsNull(_One, _Truth):
 
 
 @dataclass(frozen=True, slots=True)
-class In(_One, _Truth):
+class In(_Unary, _Condition):
     """IN over texts; NOT IN is NOT of it, unknown as well where the property is missing."""
 
     texts: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.inner, Property):
+        if not isinstance(self.inner, PropertyRef):
             raise error("IN needs a property on its left", self.inner)
-        _Inner.__post_init__(self)
+        _Composite.__post_init__(self)
 
     def evaluate(self, properties: Properties) -> Value:
         value = self.inner.evaluate(properties)
@@ -274,10 +405,10 @@ class In(_One, _Truth):
 
 
 @dataclass(frozen=True, slots=True)
-class Holds(_One, _Truth):
+class TextMatch(_Unary, _Condition):
     """CONTAINS, STARTSWITH, ENDSWITH. Of what is no text, and for an empty text, both polarities are False."""
 
-    part: Part
+    part: TextMatchKind
     text: str
     negated: bool
 
@@ -291,7 +422,7 @@ class Holds(_One, _Truth):
 
 
 @dataclass(frozen=True, slots=True)
-class _Several(_Inner, _Truth):
+class _Chain(_Composite, _Condition):
     """A chain of conditions, evaluated from the left until it is decided."""
 
     conditions: tuple[Node, ...]
@@ -310,7 +441,7 @@ class _Several(_Inner, _Truth):
 
 
 @dataclass(frozen=True, slots=True)
-class And(_Several):
+class And(_Chain):
     """AND."""
 
     def evaluate(self, properties: Properties) -> Value:
@@ -318,7 +449,7 @@ class And(_Several):
 
 
 @dataclass(frozen=True, slots=True)
-class Or(_Several):
+class Or(_Chain):
     """OR."""
 
     def evaluate(self, properties: Properties) -> Value:
@@ -337,9 +468,11 @@ def error_at(problem: str, position: int) -> FilterSyntaxError:
 
 def condition(node: Node) -> Node:
     """The part as a condition. Raises FilterSyntaxError when it can be none."""
-    if isinstance(node, _Truth) or (isinstance(node, Literal) and (node.value is None or isinstance(node.value, bool))):
+    if isinstance(node, _Condition) or (
+        isinstance(node, Literal) and (node.value is None or isinstance(node.value, bool))
+    ):
         return node
-    if isinstance(node, Property):
+    if isinstance(node, PropertyRef):
         return Cast(node)
     raise error("a condition is expected here", node)
 
@@ -355,13 +488,16 @@ def between(value: Node, low: Node, high: Node) -> Node:
             raise error(str(problem), low) from None
         if outcome < 0:
             raise error("the lower bound is above the upper one", low)
-    above, below = Ordered(value, low, Order.GREATER_OR_EQUAL), Ordered(value, high, Order.LESS_OR_EQUAL)
+    above, below = (
+        OrderedComparison(value, low, Comparison.GREATER_OR_EQUAL),
+        OrderedComparison(value, high, Comparison.LESS_OR_EQUAL),
+    )
     return And((above, below))
 
 
 def not_between(value: Node, low: Node, high: Node) -> Node:
     """`value NOT BETWEEN low AND high`; the bounds may be the wrong way round, as in RocketMQ."""
-    return Or((Ordered(value, low, Order.LESS), Ordered(value, high, Order.GREATER)))
+    return Or((OrderedComparison(value, low, Comparison.LESS), OrderedComparison(value, high, Comparison.GREATER)))
 
 
 def _is_boolean_literal(node: Node) -> bool:

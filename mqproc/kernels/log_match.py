@@ -10,8 +10,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from mqproc.kernels.ahead import prefetch_alike
-from mqproc.kernels.fields import (
+from mqproc.kernels.crc import write_crc_tail
+from mqproc.kernels.hashing import java_hash_utf8
+from mqproc.kernels.jit.compile import kernel
+from mqproc.kernels.jit.intrinsics import copy_bytes, load_be32, load_be64, load_u8, store_be64
+from mqproc.kernels.jit.lowering import Bytes, Int32s, Words
+from mqproc.kernels.queue_lookup import DELETED, UNKNOWN, belongs_to_deleted, find_queue
+from mqproc.kernels.record_check import (
+    BAD_OFFSET,
+    REACHED_STOP,
+    body_length_at,
+    has_crc_tail,
+    prefetch_stride,
+    record_size,
+    signed_topic_length,
+    store_timestamp_at,
+    topic_length_at,
+    topic_length_size,
+)
+from mqproc.kernels.record_fields import (
     ABSENT,
     find_byte,
     find_property,
@@ -19,20 +36,7 @@ from mqproc.kernels.fields import (
     place_size,
     properties_at,
     properties_end,
-)
-from mqproc.kernels.intrinsics import load_be32, load_be64, load_u8
-from mqproc.kernels.jit import kernel
-from mqproc.kernels.primitive import Bytes, Words
-from mqproc.kernels.queue_lookup import same_bytes
-from mqproc.kernels.record_check import (
-    BAD_OFFSET,
-    REACHED_STOP,
-    body_length_at,
-    record_size,
-    signed_topic_length,
-    store_timestamp_at,
-    topic_length_at,
-    topic_length_size,
+    same_bytes,
 )
 from mqproc.layout import properties, record
 
@@ -135,7 +139,7 @@ def match_records(
             break
         if at + total > stop:
             break
-        prefetch_alike(view, at, total, last_total)
+        prefetch_stride(view, at, total, last_total)
         last_total = total
         if _matches(view, at, total, topic, name, value, part, begin_ms, end_ms):
             if found >= state[MATCHES_MAX]:
@@ -172,8 +176,117 @@ def has_key(view: Bytes, at: int, total: int, topic: Bytes, name: Bytes, key: By
     return False
 
 
+# --- select ---
+# Taking the records of some topics out of a log, and giving records another place in a log of their own.
+#
+# select_records     whole records of chosen topics and times, one after the other into a buffer
+# relocate_records   their physical offsets, and with them the CRC that covers these, for another place
+
+
+FILLED = 5
+
+CHOSEN_QUEUE = 0
+"""The queue id that stands for a chosen topic in the table."""
+
+
+@kernel
+def _is_deleted(
+    view: Bytes, at: int, topic: int, size: int, topic_hash: int, physical_offset: int, table: Bytes, cells: Words,
+    slots: Int32s,
+) -> bool:  # fmt: skip
+    queue_id = load_be32(view, at + record.QUEUE_ID)
+    number = find_queue(table, cells, slots, view, topic, size, topic_hash, queue_id)
+    if number == UNKNOWN:
+        return False
+    queue_offset = load_be64(view, at + record.QUEUE_OFFSET)
+    return belongs_to_deleted(cells, max(number, DELETED - number), physical_offset, queue_offset)
+
+
+@kernel
+def select_records(
+    view: Bytes,
+    topics: Bytes,
+    topic_cells: Words,
+    topic_slots: Int32s,
+    deleted: Bytes,
+    deleted_cells: Words,
+    deleted_slots: Int32s,
+    out: Bytes,
+    counts: Words,
+    state: Words,
+) -> bool:
+    """Copy the chosen records of view[AT:STOP] into `out` from FILLED on; False when the next one has no room there.
+
+    `view` uint8 is a segment; whole records lie between AT and STOP. The two tables are queue tables' `bytes_view`,
+    `cells` and `slots`: one has queue CHOSEN_QUEUE of each chosen topic, the other the queues that have been deleted.
+    `counts` int64[topics] counts the records by the topics' numbers.
+    """
+    at = int(state[AT])
+    stop = int(state[STOP])
+    filled = int(state[FILLED])
+    last_topic = 0
+    last_size = -1
+    topic_hash = 0
+    chosen = -1
+    last_total = 0
+    room = True
+    while at < stop:
+        total = record_size(view, at, stop)
+        prefetch_stride(view, at, total, last_total)
+        last_total = total
+        width = topic_length_size(view, at)
+        length_at = topic_length_at(view, at)
+        size = signed_topic_length(view, length_at, width)
+        topic = length_at + width
+        if size != last_size or not same_bytes(view, topic, view, last_topic, size):
+            topic_hash = java_hash_utf8(view, topic, topic + size, 0)
+            chosen = find_queue(topics, topic_cells, topic_slots, view, topic, size, topic_hash, CHOSEN_QUEUE)
+        last_topic = topic
+        last_size = size
+        if chosen >= 0:
+            stored = load_be64(view, store_timestamp_at(view, at))
+            place = state[BASE] + at
+            wanted = state[BEGIN_MS] <= stored < state[END_MS]
+            if wanted and not _is_deleted(
+                view, at, topic, size, topic_hash, place, deleted, deleted_cells, deleted_slots
+            ):
+                if filled + total > out.size:
+                    room = False
+                    break
+                copy_bytes(out, filled, view, at, total)
+                filled += total
+                counts[chosen] += 1
+        at += total
+    state[AT] = at
+    state[FILLED] = filled
+    return room
+
+
+@kernel
+def relocate_records(records: Bytes, start: int, stop: int, physical_offset: int, room: int) -> int:
+    """Give the whole records of records[start:stop] places in a log from `physical_offset` on; where that ended.
+
+    It ends before a record that does not leave 8 bytes of `room`, which a segment's end needs.
+    """
+    at = start
+    while at < stop:
+        total = load_be32(records, at + record.TOTAL_SIZE)
+        if at + total + record.BLANK_SIZE > start + room:
+            break
+        store_be64(records, at + record.PHYSICAL_OFFSET, physical_offset + at - start)
+        if has_crc_tail(records, at, total):
+            write_crc_tail(records, at, at + total - record.CRC_TAIL_SIZE)
+        at += total
+    return at
+
+
 def warm() -> None:
     """Compile or load these kernels."""
     empty = np.zeros(0, np.uint8)
     has_key(np.zeros(record.FIXED_SIZE_V4, np.uint8), 0, record.FIXED_SIZE_V4, np.zeros(1, np.uint8), empty, empty)
     match_records(empty, empty, empty, empty, empty, np.zeros(0, np.int64), np.zeros(STATE_SIZE, np.int64))
+    nothing = np.zeros(0, np.uint8)
+    words = np.zeros(STATE_SIZE, np.int64)
+    slots = np.zeros(1, np.int32)
+    select_records(nothing, nothing, words, slots, nothing, words, slots, nothing, words, words)
+    relocate_records(nothing, 0, 0, 0, 0)

@@ -43,7 +43,7 @@ CODES = tuple(ERROR_BY_CODE)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HistogramLayout:
     """One histogram. `index` is its first word, `label` tells it from others of the same name."""
 
     name: str
@@ -59,7 +59,7 @@ class Place:
         return self.index + len(self.bounds) + 1
 
 
-HISTOGRAMS: list[Place] = []
+HISTOGRAMS: list[HistogramLayout] = []
 _used = dict.fromkeys(control.ROLES, 0)
 
 
@@ -67,12 +67,14 @@ def _take(owner: str, words: int) -> int:
     at = _used[owner]
     _used[owner] = at + words
     assert _used[owner] <= PAGE_SIZE // WORD_SIZE, f"figures of {owner} are full"
-    return (control.FIGURES_START + control.ROLES.index(owner) * PAGE_SIZE) // WORD_SIZE + at
+    return (control.HISTOGRAMS_START + control.ROLES.index(owner) * PAGE_SIZE) // WORD_SIZE + at
 
 
-def _histogram(name: str, owner: str, bounds: tuple[int, ...], label: str = "", *, unit: float = 1e-9) -> Place:
+def _histogram(
+    name: str, owner: str, bounds: tuple[int, ...], label: str = "", *, unit: float = 1e-9
+) -> HistogramLayout:
     assert list(bounds) == sorted(set(bounds)), name
-    place = Place(name, owner, label, bounds, unit, _take(owner, len(bounds) + 2))
+    place = HistogramLayout(name, owner, label, bounds, unit, _take(owner, len(bounds) + 2))
     HISTOGRAMS.append(place)
     return place
 

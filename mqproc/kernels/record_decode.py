@@ -1,6 +1,6 @@
 """Whole records, one after the other, into columns: where their parts are, and small kernels that copy these.
 
-    locate(buffer, count, rows_of(columns)) ──▶ places ──▶ take_column(buf, places, count, name)
+    locate(buffer, count, rows_of(columns)) ──▶ places ──▶ copy_column(buf, places, count, name)
                                                        └─▶ `arrow_body`: all columns of a batch of Arrow's at once
 
 `columns` are names from FIXED_COLUMNS and VARIABLE_COLUMNS, or ALL_COLUMNS. A fixed column is int64[n] or int32[n], a
@@ -19,30 +19,139 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.errors import CorruptStoreError
-from mqproc.kernels.ahead import prefetch_record
-from mqproc.kernels.fields import KEYS_AT, KEYS_SIZE, PLACES_SIZE, TAG_AT, TAG_SIZE, find_tags_and_keys
-from mqproc.kernels.host_text import HOST_TEXT_MAX, host_text
-from mqproc.kernels.intrinsics import copy_bytes, load_be32, load_be64
-from mqproc.kernels.jit import inlined, kernel
-from mqproc.kernels.primitive import Bytes, Words
-from mqproc.kernels.queue_lookup import same_bytes
+from mqproc.kernels.jit.compile import inlined, kernel
+from mqproc.kernels.jit.intrinsics import copy_bytes, load_be16, load_be32, load_be64, load_u8
+from mqproc.kernels.jit.lowering import Bytes, Int32s, Words, as_kernel_array
 from mqproc.kernels.record_check import (
     REASON_NAMES,
     body_length_at,
     born_host_size,
     has_crc_tail,
+    prefetch_record,
     record_size,
     signed_topic_length,
     store_host_size,
     topic_length_size,
 )
-from mqproc.kernels.views import as_kernel_array
+from mqproc.kernels.record_fields import (
+    KEYS_AT,
+    KEYS_SIZE,
+    PLACES_SIZE,
+    TAG_AT,
+    TAG_SIZE,
+    find_tags_and_keys,
+    same_bytes,
+)
 from mqproc.layout import record
 
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined,unused-ignore]
 
-Int32s = NDArray[np.int32]
+# --- host_text ---
+# A record's host (layout/record.py) as `address:port` text; IPv6 as RFC 5952 writes it, in brackets.
+
+
+HOST_TEXT_MAX = len("[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:-2147483648")
+"""Longest text of a host: the port is an i32."""
+
+_HOST_V6 = record.HOST_V6_SIZE
+_GROUPS = 8
+_COLON, _DOT, _OPEN, _CLOSE, _MINUS, _ZERO, _SMALL_A = (ord(character) for character in ":.[]-0a")
+
+
+@kernel
+def decimal_text(value: int, out: Bytes, at: int) -> int:
+    """Write a number in decimal at out[at]; returns the position behind it. |value| < 10¹⁸."""
+    if value < 0:
+        out[at] = _MINUS
+        at += 1
+        value = -value
+    scale = 1
+    while value // scale >= 10:
+        scale *= 10
+    while scale > 0:
+        out[at] = _ZERO + value // scale % 10
+        at += 1
+        scale //= 10
+    return at
+
+
+@kernel
+def hex_text(value: int, out: Bytes, at: int) -> int:
+    """Write a u16 in hexadecimal without leading zeros; returns the position behind it."""
+    shift = 12
+    while shift > 0 and value >> shift == 0:
+        shift -= 4
+    while shift >= 0:
+        digit = value >> shift & 15
+        out[at] = _ZERO + digit if digit < 10 else _SMALL_A - 10 + digit
+        at += 1
+        shift -= 4
+    return at
+
+
+@kernel
+def _group(buf: Bytes, host: int, index: int) -> int:
+    return load_be16(buf, host + 2 * index) & 0xFFFF
+
+
+@kernel
+def _zeros_from(buf: Bytes, host: int, first: int) -> int:
+    """How many groups from `first` on are 0."""
+    count = 0
+    while first + count < _GROUPS and _group(buf, host, first + count) == 0:
+        count += 1
+    return count
+
+
+@kernel
+def _v6_text(buf: Bytes, host: int, out: Bytes, at: int) -> int:
+    """The address with its longest run of two or more zero groups left out, the first one of equals."""
+    gap = -1
+    gap_size = 1
+    for first in range(_GROUPS):
+        zeros = _zeros_from(buf, host, first)
+        if zeros > gap_size:
+            gap = first
+            gap_size = zeros
+    index = 0
+    while index < _GROUPS:
+        if index == gap:
+            out[at] = _COLON
+            at += 1
+            index += gap_size
+            if index == _GROUPS:
+                out[at] = _COLON
+                at += 1
+            continue
+        if index > 0:
+            out[at] = _COLON
+            at += 1
+        at = hex_text(_group(buf, host, index), out, at)
+        index += 1
+    return at
+
+
+@kernel
+def host_text(buf: Bytes, host: int, size: int, out: Bytes, at: int) -> int:
+    """Write the host buf[host:host + size] at out[at]; returns the position behind it.
+
+    `size` is 8 or 20; `out` has HOST_TEXT_MAX bytes of room.
+    """
+    if size == _HOST_V6:
+        out[at] = _OPEN
+        at = _v6_text(buf, host, out, at + 1)
+        out[at] = _CLOSE
+        at += 1
+    else:
+        for part in range(4):
+            if part > 0:
+                out[at] = _DOT
+                at += 1
+            at = decimal_text(load_u8(buf, host + part), out, at)
+    out[at] = _COLON
+    return decimal_text(load_be32(buf, host + size - 4), out, at + 1)
+
 
 # Rows of the places, int64[PLACE_ROWS × n]: row r of record i is word r × n + i. Positions and sizes are bytes. A size
 # is written with the row before it, and tags with keys.
@@ -224,21 +333,21 @@ def locate_at(buf: Bytes, positions: Words, rows: int, places: Words, failed: Wo
 
 
 @kernel
-def take_int64(buf: Bytes, places: Words, row: int, delta: int, values: Words, first: int, count: int) -> None:
+def copy_int64(buf: Bytes, places: Words, row: int, delta: int, values: Words, first: int, count: int) -> None:
     """Big-endian i64 at `delta` behind each record's place in `row` → int64[count] from values[first] on."""
     for i in range(count):
         values[first + i] = load_be64(buf, int(places[row * count + i]) + delta)
 
 
 @kernel
-def take_int32(buf: Bytes, places: Words, row: int, delta: int, values: Int32s, first: int, count: int) -> None:
+def copy_int32(buf: Bytes, places: Words, row: int, delta: int, values: Int32s, first: int, count: int) -> None:
     """Big-endian i32 at `delta` behind each record's place in `row` → int32[count] from values[first] on."""
     for i in range(count):
         values[first + i] = load_be32(buf, int(places[row * count + i]) + delta)
 
 
 @kernel
-def take_bytes(
+def copy_values(
     buf: Bytes, places: Words, row: int, count: int, offsets: Int32s, first: int, data: Bytes, begin: int
 ) -> int:
     """The bytes at `row`, with sizes in the row behind it; returns how many they are.
@@ -256,7 +365,7 @@ def take_bytes(
 
 
 @kernel
-def take_hosts(
+def write_hosts(
     buf: Bytes, places: Words, row: int, count: int, offsets: Int32s, first: int, data: Bytes, begin: int
 ) -> int:
     """The hosts of `row` as text, as `take_bytes` has it; `data` has room for HOST_TEXT_MAX × count."""
@@ -340,7 +449,7 @@ def places_at(buf: NDArray[np.uint8], positions: NDArray[np.int64], rows: int) -
     return places
 
 
-def take_column(buf: NDArray[np.uint8], places: NDArray[np.int64], count: int, name: str) -> Column:
+def copy_column(buf: NDArray[np.uint8], places: NDArray[np.int64], count: int, name: str) -> Column:
     """One column of the `count` records of `buf` that `places` tells of. See the head of the module for the shapes."""
     return _fixed(buf, places, count, name) if name in _FIXED else _variable(buf, places, count, name)
 
@@ -349,10 +458,10 @@ def _fixed(buf: NDArray[np.uint8], places: NDArray[np.int64], count: int, name: 
     row, delta, width = _FIXED[name]
     if width == 8:
         values = np.empty(count, np.int64)
-        take_int64(buf, places, row, delta, values, 0, count)
+        copy_int64(buf, places, row, delta, values, 0, count)
         return values
     narrow = np.empty(count, np.int32)
-    take_int32(buf, places, row, delta, narrow, 0, count)
+    copy_int32(buf, places, row, delta, narrow, 0, count)
     return narrow
 
 
@@ -363,12 +472,12 @@ def _variable(
     offsets = np.empty(count + 1, np.int32)
     if name in _HOST_COLUMNS:
         text = np.empty(HOST_TEXT_MAX * count, np.uint8)
-        return offsets, text[: take_hosts(buf, places, row, count, offsets, 0, text, 0)].copy()
+        return offsets, text[: write_hosts(buf, places, row, count, offsets, 0, text, 0)].copy()
     size = int(places[(row + 1) * count : (row + 2) * count].sum())
     if size > _INT32_MAX:
         raise ValueError(f"column {name} of {size:,} bytes exceeds {_INT32_MAX:,}")
     data = np.empty(size, np.uint8)
-    take_bytes(buf, places, row, count, offsets, 0, data, 0)
+    copy_values(buf, places, row, count, offsets, 0, data, 0)
     return offsets, data
 
 
@@ -380,8 +489,8 @@ def warm() -> None:
     count_records(buf, places)
     locate_records(buf, 0, 1, places, places)
     locate_at(buf, places[:0], 1, places, places.copy())
-    take_int64(buf, places, 0, 0, places, 0, 1)
-    take_int32(buf, places, 0, 0, offsets, 0, 1)
-    take_bytes(buf, places, 0, 1, offsets, 0, buf, 0)
+    copy_int64(buf, places, 0, 0, places, 0, 1)
+    copy_int32(buf, places, 0, 0, offsets, 0, 1)
+    copy_values(buf, places, 0, 1, offsets, 0, buf, 0)
     places[1] = record.HOST_V4_SIZE
-    take_hosts(buf, places, 0, 1, offsets, 0, np.zeros(HOST_TEXT_MAX, np.uint8), 0)
+    write_hosts(buf, places, 0, 1, offsets, 0, np.zeros(HOST_TEXT_MAX, np.uint8), 0)

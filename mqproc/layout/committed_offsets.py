@@ -24,6 +24,8 @@ import zlib
 from dataclasses import dataclass
 from typing import Final
 
+from mqproc.layout.fields import Field, word
+
 MAGIC: Final = 0x3130524750514D  # "MQPGR01", little-endian
 VERSION: Final = 1
 HEADER_SIZE: Final = 4096
@@ -55,9 +57,32 @@ _FIELDS: Final = struct.Struct("<IIIIHHI")
 _CRC: Final = struct.Struct("<I")
 assert _FIELDS.size == 24
 
+HEADER_FIELDS: Final = (
+    word("magic", HEADER_MAGIC, "MQPGR01"),
+    word("version", HEADER_VERSION),
+    word("end", HEADER_END, "bytes of the file in use"),
+    word("boot", HEADER_BOOT[0], "boot id of the machine when the words were stored"),
+    word("boot", HEADER_BOOT[1], "its second half"),
+    word("saved", HEADER_SAVED, "fingerprint of the consumerOffset.json that was written last"),
+    word("saving", HEADER_SAVING, "of the one that is being written"),
+    word("epoch", HEADER_EPOCH, "number of the next assignment of a queue to a member"),
+    word("reset_at", HEADER_RESET_AT, "end of the log when a group was reset or deleted last"),
+    word("changes", HEADER_CHANGES, "words stored since the file was created"),
+    word("saved_changes", HEADER_SAVED_CHANGES, "those of them that consumerOffset.json has"),
+)
+BLOCK_FIELDS: Final = (
+    Field("crc", 0, 4, "of the bytes after it, up to the end of the names"),
+    Field("size", 4, 4, "of the block, a multiple of 64"),
+    Field("first_queue", 8, 4, "queue id of the first word"),
+    Field("queues", 12, 4, "number of words"),
+    Field("group_size", 16, 2, "bytes of the group's name"),
+    Field("topic_size", 18, 2, "bytes of the topic's name"),
+)
+NAMES_AT: Final = _FIELDS.size
+
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class OffsetBlock:
     """Where a block's words lie: `state` and `first_offset` are word indices in the file, `end` is in bytes."""
 
     group: str
@@ -96,7 +121,7 @@ def encode_block(group: str, topic: str, first_queue: int, queues: int) -> bytes
     return bytes(block)
 
 
-def decode_block(data: bytes | memoryview, at: int, end: int) -> Block | None:
+def decode_block(data: bytes | memoryview, at: int, end: int) -> OffsetBlock | None:
     """The block at byte `at` of a file in use up to `end`; None when none lies there."""
     if at + _FIELDS.size > end:
         return None
@@ -112,4 +137,4 @@ def decode_block(data: bytes | memoryview, at: int, end: int) -> Block | None:
         group, topic = names[:group_size].decode(), names[group_size:].decode()
     except UnicodeDecodeError:
         return None
-    return Block(group, topic, first_queue, queues, (at + words_at) // WORD_SIZE, at + size)
+    return OffsetBlock(group, topic, first_queue, queues, (at + words_at) // WORD_SIZE, at + size)

@@ -22,7 +22,7 @@ from llvmlite import ir
 from numba.core import cgutils
 from numpy.typing import NDArray
 
-from mqproc.kernels.primitive import Bytes, Words, lowering
+from mqproc.kernels.jit.lowering import Bytes, Words, lowering
 
 I8 = ir.IntType(8)
 I16 = ir.IntType(16)
@@ -203,6 +203,14 @@ def add_at(address: int, i: int, v: int) -> None:
     ctypes.c_int64.from_address(address + 8 * int(i)).value += int(v)
 
 
+def prefetch(buf: Bytes, i: int) -> None:
+    """Have the cache line of byte `i` loaded, which will be read."""
+
+
+def prefetch_for_writing(buf: Bytes, i: int) -> None:
+    """Have the cache line of byte `i` loaded, which will be written."""
+
+
 def fence() -> None:
     """Full fence: all loads and stores before it come before all after it, seen from every other core."""
     # Called from Python this takes a lock: its locked instruction is a full fence on x86-64.
@@ -295,6 +303,25 @@ def _(builder: Any, address: Any, i: Any, v: Any) -> None:
 @lowering(fence)
 def _(builder: Any) -> None:
     builder.fence("seq_cst")
+
+
+def _hint(builder: Any, buf: Any, i: Any, is_written: int) -> None:
+    int32 = ir.IntType(32)
+    pointer = builder.gep(buf, [i])
+    signature = ir.FunctionType(ir.VoidType(), [pointer.type, int32, int32, int32])
+    function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], signature)
+    in_all_caches, data = int32(3), int32(1)
+    builder.call(function, [pointer, int32(is_written), in_all_caches, data])
+
+
+@lowering(prefetch)
+def _(builder: Any, buf: Any, i: Any) -> None:
+    _hint(builder, buf, i, 0)
+
+
+@lowering(prefetch_for_writing)
+def _(builder: Any, buf: Any, i: Any) -> None:
+    _hint(builder, buf, i, 1)
 
 
 def _copy_function(module: Any) -> Any:

@@ -14,9 +14,29 @@ from lark import Lark, Token, Transformer, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedToken, VisitError
 
 from mqproc.errors import FilterSyntaxError
-from mqproc.filters import nodes
-from mqproc.filters.nodes import And, Equal, Holds, In, IsNull, Literal, Negate, Node, Not, Or, Order, Ordered, Part
-from mqproc.filters.values import DOUBLE_MAX, DOUBLE_MIN, INT_MAX, LONG_MAX, Double, Int, Long
+from mqproc.filters import expressions
+from mqproc.filters.expressions import (
+    DOUBLE_MAX,
+    DOUBLE_MIN,
+    INT_MAX,
+    LONG_MAX,
+    And,
+    Comparison,
+    Double,
+    Equal,
+    In,
+    Int,
+    IsNull,
+    Literal,
+    Long,
+    Negate,
+    Node,
+    Not,
+    Or,
+    OrderedComparison,
+    TextMatch,
+    TextMatchKind,
+)
 
 _GRAMMAR = r"""
     start: _or
@@ -94,7 +114,7 @@ _NAMES = {
     "','": frozenset({"COMMA"}),
     "the end": frozenset({"$END"}),
 }
-_PARTS = {part.value: part for part in Part}
+_PARTS = {part.value: part for part in TextMatchKind}
 
 
 def _text(token: Token) -> str:
@@ -102,20 +122,20 @@ def _text(token: Token) -> str:
 
 
 @v_args(inline=True)
-class _Nodes(Transformer[Token, Node]):
+class _TreeBuilder(Transformer[Token, Node]):
     """Makes the nodes, a method for each rule."""
 
     def start(self, node: Node) -> Node:
-        return nodes.condition(node)
+        return expressions.condition(node)
 
     def any_of(self, *parts: Node) -> Node:
-        return Or(tuple(map(nodes.condition, parts)))
+        return Or(tuple(map(expressions.condition, parts)))
 
     def all_of(self, *parts: Node) -> Node:
-        return And(tuple(map(nodes.condition, parts)))
+        return And(tuple(map(expressions.condition, parts)))
 
     def negation(self, inner: Node) -> Node:
-        return Not(nodes.condition(inner))
+        return Not(expressions.condition(inner))
 
     def equal(self, left: Node, right: Node) -> Node:
         return Equal(left, right)
@@ -130,13 +150,13 @@ class _Nodes(Transformer[Token, Node]):
         return Not(IsNull(inner))
 
     def ordered(self, left: Node, order: Token, right: Node) -> Node:
-        return Ordered(left, right, Order(str(order)))
+        return OrderedComparison(left, right, Comparison(str(order)))
 
     def between(self, value: Node, low: Node, high: Node) -> Node:
-        return nodes.between(value, low, high)
+        return expressions.between(value, low, high)
 
     def not_between(self, value: Node, low: Node, high: Node) -> Node:
-        return nodes.not_between(value, low, high)
+        return expressions.not_between(value, low, high)
 
     def one_of(self, inner: Node, *texts: Token) -> Node:
         return In(inner, tuple(map(_text, texts)))
@@ -145,10 +165,10 @@ class _Nodes(Transformer[Token, Node]):
         return Not(In(inner, tuple(map(_text, texts))))
 
     def holds(self, inner: Node, part: Token, text: Token) -> Node:
-        return Holds(inner, _PARTS[part.upper()], _text(text), False)
+        return TextMatch(inner, _PARTS[part.upper()], _text(text), False)
 
     def not_holds(self, inner: Node, part: Token, text: Token) -> Node:
-        return Holds(inner, _PARTS[part.upper()], _text(text), True)
+        return TextMatch(inner, _PARTS[part.upper()], _text(text), True)
 
     def negate(self, inner: Node) -> Node:
         return Negate(inner)
@@ -159,13 +179,13 @@ class _Nodes(Transformer[Token, Node]):
     def integer(self, token: Token) -> Node:
         value = int(str(token).rstrip("lL")[:24])
         if value > LONG_MAX:
-            raise nodes.error_at(f"{str(token)[:24]} does not fit 64 bits", _at(token))
+            raise expressions.error_at(f"{str(token)[:24]} does not fit 64 bits", _at(token))
         return Literal(Int(value) if value <= INT_MAX else Long(value), _at(token))
 
     def real(self, token: Token) -> Node:
         value = float(token)
         if not DOUBLE_MIN <= value <= DOUBLE_MAX:
-            raise nodes.error_at(f"{str(token)[:24]} is not between {DOUBLE_MIN} and {DOUBLE_MAX}", _at(token))
+            raise expressions.error_at(f"{str(token)[:24]} is not between {DOUBLE_MIN} and {DOUBLE_MAX}", _at(token))
         return Literal(Double(value), _at(token))
 
     def true(self, token: Token) -> Node:
@@ -178,7 +198,7 @@ class _Nodes(Transformer[Token, Node]):
         return Literal(None, _at(token))
 
     def property(self, token: Token) -> Node:
-        return nodes.Property(str(token), _at(token))
+        return expressions.PropertyRef(str(token), _at(token))
 
 
 def _at(token: Token) -> int:
@@ -188,7 +208,7 @@ def _at(token: Token) -> int:
 @functools.cache
 def _parser() -> Lark:
     """Made when the first filter comes: most stores never see one."""
-    return Lark(_GRAMMAR, parser="lalr", lexer="basic", transformer=_Nodes(), maybe_placeholders=False)
+    return Lark(_GRAMMAR, parser="lalr", lexer="basic", transformer=_TreeBuilder(), maybe_placeholders=False)
 
 
 def parse(text: str) -> Node:
@@ -203,15 +223,17 @@ def parse(text: str) -> Node:
         place = failure.pos_in_stream or 0
         found = text[place]
         problem = "a text that does not end" if found == "'" else f"{found!r} belongs to no filter"
-        raise nodes.error_at(problem, place) from None
+        raise expressions.error_at(problem, place) from None
     except UnexpectedEOF as failure:
-        raise nodes.error_at(f"the filter ends where {_expected(failure.expected)} is expected", len(text)) from None
+        raise expressions.error_at(
+            f"the filter ends where {_expected(failure.expected)} is expected", len(text)
+        ) from None
     except UnexpectedToken as failure:
         if failure.token.type == "$END":
             problem, place = "the filter ends", len(text)
         else:
             problem, place = f"{str(failure.token)[:32]!r} found", _at(failure.token)
-        raise nodes.error_at(f"{problem} where {_expected(failure.expected)} is expected", place) from None
+        raise expressions.error_at(f"{problem} where {_expected(failure.expected)} is expected", place) from None
 
 
 def _expected(terminals: Iterable[str]) -> str:

@@ -16,6 +16,8 @@ import struct
 import zlib
 from dataclasses import dataclass
 
+from mqproc.layout.fields import Field
+
 MAGIC = 0x314B52414D51504D  # "MPQMARK1", little-endian
 SLOT_SPACING = 4096
 FILE_SIZE = 2 * SLOT_SPACING
@@ -25,16 +27,15 @@ _CRC = struct.Struct("<I")
 SLOT_SIZE = _FIELDS.size + _CRC.size
 assert SLOT_SIZE == 40
 
-# Name, byte offset in the slot, size, meaning: for tools that explain a slot field by field.
 SLOT_FIELDS = (
-    ("magic", 0, 8, ""),
-    ("sequence", 8, 8, "the slot with the higher one counts"),
-    ("offset", 16, 8, "log position up to which the row is durable"),
-    ("store_timestamp_ms", 24, 8, "of the last record before it"),
-    ("fingerprint", 32, 4, "CRC-32 of the log's 4 KiB before it"),
-    ("crc", _FIELDS.size, _CRC.size, "CRC-32 of the fields before it"),
+    Field("magic", 0, 8),
+    Field("sequence", 8, 8, "the slot with the higher one counts"),
+    Field("offset", 16, 8, "log position up to which the row is durable"),
+    Field("store_timestamp_ms", 24, 8, "of the last record before it"),
+    Field("fingerprint", 32, 4, "CRC-32 of the log's 4 KiB before it"),
+    Field("crc", _FIELDS.size, _CRC.size, "CRC-32 of the fields before it"),
 )
-assert sum(size for _name, _at, size, _help in SLOT_FIELDS) == SLOT_SIZE
+assert sum(field.size for field in SLOT_FIELDS) == SLOT_SIZE
 
 
 @dataclass(frozen=True, slots=True)

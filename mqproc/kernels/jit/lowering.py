@@ -14,14 +14,12 @@ numba's `@overload` nothing is compiled for itself, so a primitive costs no comp
 | `Broad` | eight 64-bit lanes in one register | vector of 8 × i64 |
 """
 
-# mypy: allow-untyped-calls, allow-subclassing-any
-
 from __future__ import annotations
 
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any, NewType, get_type_hints
+from typing import TYPE_CHECKING, Any, NewType, get_type_hints
 
 import numpy as np
 from llvmlite import ir
@@ -30,23 +28,32 @@ from numba.core.typing.templates import signature
 from numba.extending import lower_builtin, models, register_model, type_callable
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from collections.abc import Buffer  # type: ignore[attr-defined,unused-ignore]
+
+# mypy: allow-untyped-calls, allow-subclassing-any
+
+
 # Byte orders are compiled in for the machines we know; a big-endian one needs its swaps turned round.
 assert sys.byteorder == "little"
 
 Bytes = NDArray[np.uint8]
 """A C-contiguous buffer of bytes."""
 
+Int32s = NDArray[np.int32]
+"""32-bit words in the machine's byte order. Kernels index these themselves; no primitive takes them."""
+
 Words = NDArray[np.int64]
 """Aligned 8-byte words in the machine's byte order."""
 
-Wide = NewType("Wide", int)
+Vector128 = NewType("Wide", int)
 """128 bits: byte 0 of memory is the lowest. A Python int where nothing is compiled."""
 
-Broad = NewType("Broad", int)
+Vector512 = NewType("Broad", int)
 """512 bits, otherwise as `Wide`."""
 
 
-class WideType(types.Type):
+class VectorType(types.Type):
     """numba's type for `Wide` and `Broad`; it never crosses into Python."""
 
     def __init__(self, name: str, lanes: int) -> None:
@@ -54,21 +61,21 @@ class WideType(types.Type):
         self.vector = ir.VectorType(ir.IntType(64), lanes)
 
 
-WIDE = WideType("Wide", 2)
-BROAD = WideType("Broad", 8)
-LANES = WIDE.vector
+VECTOR_128 = VectorType("Wide", 2)
+VECTOR_512 = VectorType("Broad", 8)
+LANES = VECTOR_128.vector
 
 
-@register_model(WideType)
-class _WideModel(models.PrimitiveModel):
+@register_model(VectorType)
+class _VectorModel(models.PrimitiveModel):
     """A vector, so that a value stays in one register through a loop."""
 
-    def __init__(self, manager: Any, wide_type: WideType) -> None:
+    def __init__(self, manager: Any, wide_type: VectorType) -> None:
         super().__init__(manager, wide_type, wide_type.vector)
 
 
 _ARRAYS: dict[Any, types.Type] = {Bytes: types.uint8, Words: types.int64}
-_REGISTERS: dict[Any, types.Type] = {Wide: WIDE, Broad: BROAD}
+_REGISTERS: dict[Any, types.Type] = {Vector128: VECTOR_128, Vector512: VECTOR_512}
 _VALUES: dict[Any, types.Type] = {int: types.int64, np.uint64: types.uint64, type(None): types.none, **_REGISTERS}
 
 Emit = Callable[..., Any]
@@ -124,3 +131,47 @@ def lowering(plain: Callable[..., Any], *, stores: bool = False) -> Callable[[Em
         return emit
 
     return attach
+
+
+# --- views ---
+# Any memory as an array of the one type that kernels are compiled for.
+#
+# numba has a type of its own for read-only arrays and compiles each kernel again for it. `np.frombuffer` over a map made
+# with ACCESS_READ, or over `bytes`, is read-only and cannot be made writable. An object with `__array_interface__` can
+# state the same memory as writable; so kernels see one type, and the page protection still guards the file: a store
+# through such an array kills the process with SIGSEGV (a map) or breaks Python's promise (`bytes`). Kernels that only
+# read only load.
+
+
+class _Memory:
+    """States `size` bytes at `address` as a writable array; keeps the owner of the memory alive."""
+
+    __slots__ = ("__array_interface__", "_owner")
+
+    def __init__(self, address: int, size: int, owner: object) -> None:
+        self.__array_interface__: dict[str, Any] = {
+            "data": (address, False),
+            "shape": (size,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+        self._owner = owner
+
+
+def as_kernel_array(memory: Buffer | int, size: int | None = None, *, owner: object = None) -> NDArray[np.uint8]:
+    """The first `size` bytes of a buffer (all of them when None) as a uint8 array of the kernels' type, not copied.
+
+    `memory` is any contiguous buffer (mmap, bytes, bytearray, memoryview, array), or an address, for which `size` is
+    needed and `owner` is what keeps the memory alive. The array keeps the buffer exported: closing a mmap under it
+    raises BufferError.
+    """
+    if isinstance(memory, int):
+        if size is None:
+            raise ValueError("an address needs a size")
+        return np.asarray(_Memory(memory, size, owner))
+    exported = np.frombuffer(memory, np.uint8)
+    if size is None:
+        size = exported.size
+    elif not 0 <= size <= exported.size:
+        raise ValueError(f"{size} bytes of a buffer of {exported.size}")
+    return np.asarray(_Memory(exported.ctypes.data, size, exported))

@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import config
 from numba.core.codegen import get_host_cpu_features
 
-from mqproc.kernels.primitive import BROAD, LANES, Broad, Bytes, Wide, lowering
+from mqproc.kernels.jit.lowering import LANES, VECTOR_512, Bytes, Vector128, Vector512, lowering
 
 I32 = ir.IntType(32)
 I64 = ir.IntType(64)
@@ -38,7 +38,7 @@ def _compiled_for() -> frozenset[str]:
 _FEATURES = _compiled_for()
 HAS_CLMUL = "+pclmul" in _FEATURES
 """Whether kernels may use `multiply_64` and `fold_128`; without it they do not compile."""
-HAS_BROAD_CLMUL = HAS_CLMUL and {"+vpclmulqdq", "+avx512f"} <= _FEATURES
+HAS_VPCLMUL = HAS_CLMUL and {"+vpclmulqdq", "+avx512f"} <= _FEATURES
 """Whether they may use `fold_512` too."""
 
 
@@ -59,99 +59,99 @@ def _carry_less(a: int, b: int) -> int:
     return product
 
 
-def load_128(buf: Bytes, i: int) -> Wide:
+def load_128(buf: Bytes, i: int) -> Vector128:
     """The 16 bytes at `i`."""
     if i < 0 or i + 16 > buf.size:
         raise IndexError(f"16 bytes at {i} of a buffer of {buf.size}")
-    return Wide(int.from_bytes(buf[i : i + 16].tobytes(), "little"))
+    return Vector128(int.from_bytes(buf[i : i + 16].tobytes(), "little"))
 
 
-def pair_128(low: int, high: int) -> Wide:
+def pair_128(low: int, high: int) -> Vector128:
     """A value from its two lanes."""
-    return Wide(int(low) & _MASK_64 | (int(high) & _MASK_64) << 64)
+    return Vector128(int(low) & _MASK_64 | (int(high) & _MASK_64) << 64)
 
 
-def low_64(value: Wide) -> int:
+def low_64(value: Vector128) -> int:
     """The low lane, as int64."""
     return _signed_64(value)
 
 
-def high_64(value: Wide) -> int:
+def high_64(value: Vector128) -> int:
     """The high lane, as int64."""
     return _signed_64(value >> 64)
 
 
-def xor_128(a: Wide, b: Wide) -> Wide:
+def xor_128(a: Vector128, b: Vector128) -> Vector128:
     """a ^ b."""
-    return Wide(a ^ b)
+    return Vector128(a ^ b)
 
 
-def shift_left_128(value: Wide, bits: int) -> Wide:
+def shift_left_128(value: Vector128, bits: int) -> Vector128:
     """Towards the later bytes, 0 ≤ bits < 128."""
-    return Wide(value << int(bits) & _MASK_128)
+    return Vector128(value << int(bits) & _MASK_128)
 
 
-def shift_right_128(value: Wide, bits: int) -> Wide:
+def shift_right_128(value: Vector128, bits: int) -> Vector128:
     """Towards the earlier bytes, 0 ≤ bits < 128; zeros come in."""
-    return Wide(value >> int(bits))
+    return Vector128(value >> int(bits))
 
 
-def multiply_64(a: int, b: int) -> Wide:
+def multiply_64(a: int, b: int) -> Vector128:
     """The carry-less product of two 64-bit numbers."""
-    return Wide(_carry_less(int(a) & _MASK_64, int(b) & _MASK_64))
+    return Vector128(_carry_less(int(a) & _MASK_64, int(b) & _MASK_64))
 
 
-def fold_128(value: Wide, keys: Wide, following: Wide) -> Wide:
+def fold_128(value: Vector128, keys: Vector128, following: Vector128) -> Vector128:
     """low × low key ^ high × high key ^ following: moves a value past later bytes of a message."""
     low = _carry_less(value & _MASK_64, keys & _MASK_64)
     high = _carry_less(value >> 64, keys >> 64)
-    return Wide(low ^ high ^ following)
+    return Vector128(low ^ high ^ following)
 
 
-def load_512(buf: Bytes, i: int) -> Broad:
+def load_512(buf: Bytes, i: int) -> Vector512:
     """The 64 bytes at `i`."""
     if i < 0 or i + 64 > buf.size:
         raise IndexError(f"64 bytes at {i} of a buffer of {buf.size}")
-    return Broad(int.from_bytes(buf[i : i + 64].tobytes(), "little"))
+    return Vector512(int.from_bytes(buf[i : i + 64].tobytes(), "little"))
 
 
-def four_512(a: Wide, b: Wide, c: Wide, d: Wide) -> Broad:
+def join_512(a: Vector128, b: Vector128, c: Vector128, d: Vector128) -> Vector512:
     """A value from its four parts of 128 bits, the first bytes first."""
-    return Broad(a | b << 128 | c << 256 | d << 384)
+    return Vector512(a | b << 128 | c << 256 | d << 384)
 
 
-def xor_512(a: Broad, b: Broad) -> Broad:
+def xor_512(a: Vector512, b: Vector512) -> Vector512:
     """a ^ b."""
-    return Broad(a ^ b)
+    return Vector512(a ^ b)
 
 
-def part_0(value: Broad) -> Wide:
+def part_0(value: Vector512) -> Vector128:
     """The first 128 bits."""
-    return Wide(value & _MASK_128)
+    return Vector128(value & _MASK_128)
 
 
-def part_1(value: Broad) -> Wide:
+def part_1(value: Vector512) -> Vector128:
     """The second 128 bits."""
-    return Wide(value >> 128 & _MASK_128)
+    return Vector128(value >> 128 & _MASK_128)
 
 
-def part_2(value: Broad) -> Wide:
+def part_2(value: Vector512) -> Vector128:
     """The third 128 bits."""
-    return Wide(value >> 256 & _MASK_128)
+    return Vector128(value >> 256 & _MASK_128)
 
 
-def part_3(value: Broad) -> Wide:
+def part_3(value: Vector512) -> Vector128:
     """The last 128 bits."""
-    return Wide(value >> 384)
+    return Vector128(value >> 384)
 
 
-def fold_512(value: Broad, keys: Broad, following: Broad) -> Broad:
+def fold_512(value: Vector512, keys: Vector512, following: Vector512) -> Vector512:
     """`fold_128` of each of the four parts."""
     folded = 0
     for bit in range(0, 512, 128):
-        parts = (Wide(given >> bit & _MASK_128) for given in (value, keys, following))
+        parts = (Vector128(given >> bit & _MASK_128) for given in (value, keys, following))
         folded |= fold_128(*parts) << bit
-    return Broad(folded)
+    return Vector512(folded)
 
 
 # Compiled bodies
@@ -191,10 +191,10 @@ def _(builder: Any, buf: Any, i: Any) -> Any:
 
 @lowering(load_512)
 def _(builder: Any, buf: Any, i: Any) -> Any:
-    return _load(builder, buf, i, BROAD.vector)
+    return _load(builder, buf, i, VECTOR_512.vector)
 
 
-@lowering(four_512)
+@lowering(join_512)
 def _(builder: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     first, second = (_shuffle(builder, *pair, range(4)) for pair in ((a, b), (c, d)))
     return _shuffle(builder, first, second, range(8))
@@ -221,7 +221,7 @@ def _(builder: Any, a: Any, b: Any) -> Any:
     return builder.xor(a, b)
 
 
-def _lower_part(plain: Callable[[Broad], Wide], number: int) -> None:
+def _lower_part(plain: Callable[[Vector512], Vector128], number: int) -> None:
     @lowering(plain)
     def _(builder: Any, value: Any) -> Any:
         return _shuffle(builder, value, value, range(2 * number, 2 * number + 2))

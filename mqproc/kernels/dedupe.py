@@ -5,7 +5,7 @@
     look_up(…)           the record in the window that has the hash, message by message
     confirm(…)           whether that record has these very topics and unique id; then what it was answered
     remember(…)          put records into the window, each in the place of the oldest one
-    remember_log(…)      the same for the records of a part of the log
+    insert_from_log(…)      the same for the records of a part of the log
 
 The window is a ring of `capacity` entries (hash, physical offset) with a hash table of chains over it. A hash that two
 messages share costs a look at a record; nothing is dropped by its hash alone.
@@ -15,17 +15,29 @@ from __future__ import annotations
 
 import numpy as np
 
-from mqproc.kernels.ahead import prefetch_alike
-from mqproc.kernels.fields import ABSENT, find_property, place_at, place_size, properties_at, properties_end
-from mqproc.kernels.intrinsics import copy_bytes, load_be32, load_be64, load_le32, load_u8, store_le32, store_le64
-from mqproc.kernels.jit import kernel
-from mqproc.kernels.keyed import UNIQ_KEY_NAME
-from mqproc.kernels.primitive import Bytes, Words
-from mqproc.kernels.queue_lookup import belongs_to_deleted, same_bytes
-from mqproc.kernels.record_check import record_size, signed_topic_length, topic_length_at, topic_length_size
-from mqproc.kernels.views import as_kernel_array
+from mqproc.kernels.jit.compile import kernel
+from mqproc.kernels.jit.intrinsics import copy_bytes, load_be32, load_be64, load_le32, load_u8, store_le32, store_le64
+from mqproc.kernels.jit.lowering import Bytes, Words, as_kernel_array
+from mqproc.kernels.queue_lookup import belongs_to_deleted
+from mqproc.kernels.record_check import (
+    prefetch_stride,
+    record_size,
+    signed_topic_length,
+    topic_length_at,
+    topic_length_size,
+)
+from mqproc.kernels.record_fields import (
+    ABSENT,
+    UNIQ_KEY_NAME,
+    find_property,
+    place_at,
+    place_size,
+    properties_at,
+    properties_end,
+    same_bytes,
+)
 from mqproc.layout import properties, record
-from mqproc.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from mqproc.topic_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 
 # The window's state, int64[WINDOW_SIZE].
 (
@@ -167,7 +179,7 @@ def _slot_of(found: int, slots: Words) -> int:
 
 
 @kernel
-def look_up(hashes: Words, ring: Words, slots: Words, places: Words) -> int:
+def lookup(hashes: Words, ring: Words, slots: Words, places: Words) -> int:
     """The newest record in the window with each hash: `places` int64[count], NONE for none; returns how many."""
     found = 0
     for i in range(hashes.size):
@@ -186,7 +198,7 @@ def look_up(hashes: Words, ring: Words, slots: Words, places: Words) -> int:
 
 
 @kernel
-def confirm(
+def verify_duplicates(
     view: Bytes,
     base: int,
     stop: int,
@@ -283,7 +295,7 @@ def _put(found: int, place: int, ring: Words, slots: Words, window: Words) -> No
 
 
 @kernel
-def remember(hashes: Words, places: Words, ring: Words, slots: Words, window: Words) -> None:
+def insert(hashes: Words, places: Words, ring: Words, slots: Words, window: Words) -> None:
     """Records at `places` int64[count] into the window; those with the hash NO_ID are passed over."""
     for i in range(hashes.size):
         if hashes[i] != NO_ID:
@@ -291,7 +303,7 @@ def remember(hashes: Words, places: Words, ring: Words, slots: Words, window: Wo
 
 
 @kernel
-def forget_from(physical_offset: int, ring: Words, slots: Words, window: Words) -> None:
+def remove_from(physical_offset: int, ring: Words, slots: Words, window: Words) -> None:
     """Take the newest records out again that lie at or above a physical offset."""
     capacity = ring.size // ENTRY_WORDS
     while window[COUNT] > 0:
@@ -304,7 +316,7 @@ def forget_from(physical_offset: int, ring: Words, slots: Words, window: Words) 
 
 
 @kernel
-def remember_log(view: Bytes, start: int, stop: int, base: int, ring: Words, slots: Words, window: Words) -> int:
+def insert_from_log(view: Bytes, start: int, stop: int, base: int, ring: Words, slots: Words, window: Words) -> int:
     """Records of view[start:stop] (a segment, its byte 0 at `base` in the log) into the window; how many.
 
     Ends at what is no record. With an empty ring they are only counted.
@@ -316,7 +328,7 @@ def remember_log(view: Bytes, start: int, stop: int, base: int, ring: Words, slo
         total = record_size(view, at, stop)
         if total < 0 or load_be64(view, at + record.PHYSICAL_OFFSET) != base + at:
             break
-        prefetch_alike(view, at, total, last_total)
+        prefetch_stride(view, at, total, last_total)
         last_total = total
         found = find_property(view, properties_at(view, at), properties_end(view, at, total), UNIQ_KEY_NAME)
         if found != ABSENT:
@@ -341,8 +353,8 @@ def warm() -> None:
     window = np.zeros(WINDOW_SIZE, np.int64)
     locate_ids(nothing, 0, -1, 0, -1, nothing, nothing, words)
     hash_ids(nothing, words, nothing, nothing, words)
-    look_up(words, words, slots, words)
-    confirm(nothing, 0, 0, nothing, words, nothing, nothing, 0, words, words, words, nothing)
-    remember(words, words, words, slots, window)
-    forget_from(0, words, slots, window)
-    remember_log(nothing, 0, 0, 0, words, slots, window)
+    lookup(words, words, slots, words)
+    verify_duplicates(nothing, 0, 0, nothing, words, nothing, nothing, 0, words, words, words, nothing)
+    insert(words, words, words, slots, window)
+    remove_from(0, words, slots, window)
+    insert_from_log(nothing, 0, 0, 0, words, slots, window)

@@ -7,16 +7,18 @@ bytes before it may be read.
 
 from __future__ import annotations
 
-from mqproc.kernels.intrinsics import load_be32, load_le64, load_u8, trailing_zeros
-from mqproc.kernels.jit import inlined, kernel
-from mqproc.kernels.primitive import Bytes, Words
-from mqproc.kernels.queue_lookup import same_bytes
+from mqproc.kernels.jit.compile import inlined, kernel
+from mqproc.kernels.jit.intrinsics import load_be32, load_le64, load_u8, trailing_zeros
+from mqproc.kernels.jit.lowering import Bytes, Words, as_kernel_array
 from mqproc.kernels.record_check import has_crc_tail, signed_topic_length, topic_length_at, topic_length_size
 from mqproc.layout import properties, record
 
 # Where find_tags_and_keys says that the values are, PLACES_SIZE words; sizes are 0 where the property is absent.
 TAG_AT, TAG_SIZE, KEYS_AT, KEYS_SIZE = range(4)
 PLACES_SIZE = 4
+
+UNIQ_KEY_NAME = as_kernel_array(bytearray(properties.UNIQ_KEY.encode()))
+KEYS_NAME = as_kernel_array(bytearray(properties.KEYS.encode()))
 
 ABSENT = -1
 _SIZE_BITS = 16
@@ -31,6 +33,21 @@ _PAIR_END = ord(properties.PAIR_END)
 _TAGS = int.from_bytes(properties.TAGS.encode(), "big")
 _KEYS = int.from_bytes(properties.KEYS.encode(), "big")
 assert len(properties.TAGS) == len(properties.KEYS) == 4
+
+
+@inlined
+def same_bytes(a: Bytes, a_at: int, b: Bytes, b_at: int, size: int) -> bool:
+    """Whether a[a_at:a_at + size] and b[b_at:b_at + size] are equal."""
+    i = 0
+    while i + 8 <= size:
+        if load_le64(a, a_at + i) != load_le64(b, b_at + i):
+            return False
+        i += 8
+    while i < size:
+        if load_u8(a, a_at + i) != load_u8(b, b_at + i):
+            return False
+        i += 1
+    return True
 
 
 @inlined
