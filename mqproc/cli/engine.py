@@ -8,10 +8,10 @@ from mqproc.cli.warm_kernels import NOT_KEPT, are_kept, make_ready
 from mqproc.config.options import Options
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.store.compat import Guard
+from mqproc.store.compat import RocketmqGuard
 from mqproc.store.recovery.rebuild import usable_scanners
 from mqproc.store.recovery.recovery import Recovery, adopt_sizes
-from mqproc.store.sync_guard import ActiveSegments
+from mqproc.store.sync_guard import SyncWatch
 from mqproc.supervisor.hooks import GroupContext, Hooks, Report
 
 # A load from the cache takes a fraction of it; compiling is worth a line.
@@ -25,8 +25,8 @@ def adopted_options(paths: StorePaths, options: Options, report: Report) -> Opti
 
 def engine_hooks() -> Hooks:
     """The engine's part, for one group's life."""
-    active = ActiveSegments()
-    guards: list[Guard] = []
+    active = SyncWatch()
+    guards: list[RocketmqGuard] = []
     checked: list[Recovery] = []
 
     def warm(context: GroupContext) -> None:
@@ -52,7 +52,7 @@ def engine_hooks() -> Hooks:
 
     def recover(context: GroupContext) -> None:
         context.io.make_folder(context.paths.commit_log)
-        guards.append(Guard(context.io, context.paths))
+        guards.append(RocketmqGuard(context.io, context.paths))
         checked.pop().run()
         active.open(context.io, context.paths, context.options, context.control.words)
 

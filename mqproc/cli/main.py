@@ -25,7 +25,7 @@ import click
 from mqproc.cli.options import Command, Group, Invocation, process_start_s
 from mqproc.cli.output import STDERR, STDOUT, discard_output, escape_controls, ignore_write_errors
 from mqproc.errors import MqprocError, StoreAccessError
-from mqproc.io.sigbus import name_lost_pages
+from mqproc.io.sigbus import install_sigbus_handler
 from mqproc.util.version import installed_version
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (sys.argv unless arguments are given) and return the exit code."""
     if arguments is None:
         exit_on_signals()
-        name_lost_pages(_exit_now)
+        install_sigbus_handler(_exit_now)
         _open_closed_streams()
         _name_stdout_in_errors()
         _escape_unencodable()

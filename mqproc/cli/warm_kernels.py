@@ -70,7 +70,7 @@ def _note_of_full_cache() -> Path | None:
     if folder is None:
         return None
     # numba goes by the times of the sources too.
-    sources = sorted(Path(jit.__file__).parent.glob("*.py"))
+    sources = sorted(Path(jit.__file__).parents[1].rglob("*.py"))
     stamps = [(path.name, path.stat().st_mtime_ns) for path in sources]
     processor = cpu_target.target_context.codegen().magic_tuple()
     said = repr((numba.__version__, processor, jit.sources_fingerprint(), stamps))

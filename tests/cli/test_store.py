@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mqproc.io.store_io import StoreIO
-from mqproc.layout import durable_marks as marks
+from mqproc.layout import durable_marks
 from mqproc.paths import StorePaths
 from tests.cli.calling import call
 from tests.golden.fixtures import Fixture, load_fixture
@@ -177,9 +177,11 @@ def test_marks_control_and_config_are_explained(tmp_path: Path) -> None:
     make_control(tmp_path).close()
     paths = StorePaths(tmp_path)
     paths.marks.mkdir()
-    mark = marks.Mark(7, 4711, 1_700_000_000_000, 0xABCD)
-    slots = bytearray(marks.FILE_SIZE)
-    slots[marks.slot_offset(7) : marks.slot_offset(7) + marks.SLOT_SIZE] = marks.encode(mark)
+    mark = durable_marks.Mark(7, 4711, 1_700_000_000_000, 0xABCD)
+    slots = bytearray(durable_marks.FILE_SIZE)
+    slots[durable_marks.slot_offset(7) : durable_marks.slot_offset(7) + durable_marks.SLOT_SIZE] = durable_marks.encode(
+        mark
+    )
     paths.mark("commitlog").write_bytes(slots)
     rows = call("store", "dump", paths.mark("commitlog"), "--json").json["rows"]
     assert rows[0] == {"slot": 0, "valid": False, "is_mark": False}

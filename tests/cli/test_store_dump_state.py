@@ -10,8 +10,7 @@ import pytest
 
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.error_log import ErrorLog
-from mqproc.layout import committed_offsets as progress
-from mqproc.layout import control, error_log, timer_log, timer_wheel
+from mqproc.layout import committed_offsets, control, error_log, timer_log, timer_wheel
 from mqproc.layout.java_hash import java_hash
 from mqproc.paths import StorePaths
 from tests.cli import timed_store
@@ -101,11 +100,11 @@ def test_progress_is_its_words(paths: StorePaths) -> None:
     rows = {(row["group"], row["topic"], row["queue_id"]): row for row in found["rows"]}
     assert rows["billing", "later", 0]["next_offset"] >= 0
     block = next(part for part in found["layout"] if part["name"] == "block")
-    assert block["offset"] == progress.HEADER_SIZE
+    assert block["offset"] == committed_offsets.HEADER_SIZE
     named = [each for each in fields if each["offset"] >= block["offset"]]
     assert [each["value"] for each in named if each["name"] in ("group", "topic")][:2] == ["billing", "later"]
-    header = {each["name"]: each["value"] for each in fields if each["offset"] < progress.HEADER_SIZE}
-    assert (header["magic"], header["end"]) == (progress.MAGIC, found["end"])
+    header = {each["name"]: each["value"] for each in fields if each["offset"] < committed_offsets.HEADER_SIZE}
+    assert (header["magic"], header["end"]) == (committed_offsets.MAGIC, found["end"])
 
 
 def test_errors_are_their_entries(paths: StorePaths, tmp_path: Path) -> None:

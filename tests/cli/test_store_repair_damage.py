@@ -14,8 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from mqproc import StoreReader
-from mqproc.layout import checkpoint, index_file, queue_table, record
-from mqproc.layout import durable_marks as marks
+from mqproc.layout import checkpoint, durable_marks, index_file, queue_table, record
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.store import rocketmq_json
 from mqproc.store.topics import Topics
@@ -202,9 +201,9 @@ CASES = [
     Case("checkpoint: long", sized("checkpoint", 5000), "checkpoint_length", 5000),
     Case("checkpoint: folder", folder("checkpoint"), "misplaced_file"),
     # Ours
-    Case("mark: flipped", flipped("mqproc/marks/commitlog", marks.SLOT_SPACING + 20), "mark_unreadable", 4096),
+    Case("mark: flipped", flipped("mqproc/marks/commitlog", durable_marks.SLOT_SPACING + 20), "mark_unreadable", 4096),
     Case("mark: garbage", written("mqproc/marks/index", 0, b"x" * 8192), "mark_unreadable", 0),
-    Case("mark: short", sized("mqproc/marks/index", marks.SLOT_SPACING + 20), "mark_unreadable", 4096),
+    Case("mark: short", sized("mqproc/marks/index", durable_marks.SLOT_SPACING + 20), "mark_unreadable", 4096),
     Case("table: begins too late", flipped(TABLE, MIN_WORD, 1), "queue_table"),
     Case("table: ends too late", flipped(TABLE, MAX_WORD + 1, 1), "queue_table"),
     Case("table: a name", flipped(TABLE, NAME), "queue_table"),

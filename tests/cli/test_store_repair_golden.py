@@ -215,14 +215,14 @@ def test_levels_of_delay_go_back_with_the_logs_end(tmp_path: Path) -> None:
 def test_levels_stay_where_their_queues_wait_for_room(tmp_path: Path) -> None:
     """What was delivered of them came again when there was room."""
     io, paths = StoreIO(), StorePaths(load_fixture("i_broker", tmp_path).store)
-    levels = delay_offsets.levels(io, paths)
+    levels = delay_offsets.read_levels(io, paths)
     shutil.rmtree(paths.consume_queue / SCHEDULE_TOPIC)
     options = adopt_sizes(io, paths, Options(max_queues=4096), lambda line: None)
     job = Repair(paths, options, verify_store(io, paths, options), datetime.datetime.now())
     said: list[str] = []
     job.execute(NoRoomForQueues(), job.plan(), said.append)
     assert any("for room on the disk" in line for line in said)
-    assert delay_offsets.levels(io, paths) == levels
+    assert delay_offsets.read_levels(io, paths) == levels
 
 
 def test_delivered_levels_whose_copy_is_another_file_keep_nobody_from_a_repair(tmp_path: Path) -> None:

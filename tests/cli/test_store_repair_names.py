@@ -16,7 +16,7 @@ from mqproc.io.store_io import StoreIO
 from mqproc.layout.record import BLANK_SIZE, PHYSICAL_OFFSET
 from mqproc.layout.record_codec import encode_blank
 from mqproc.paths import segment_name
-from mqproc.store.commitlog.misnamed_segments import start_told
+from mqproc.store.commitlog.misnamed_segments import claimed_start
 from tests.cli.calling import call
 from tests.cli.repairing import damage_in, flags_of, repair
 from tests.store.stopped_store import SEGMENT, StoppedStore
@@ -158,7 +158,7 @@ def test_what_is_no_record_is_not_read_to_tell_a_name(
     at = number * int.from_bytes(data[:4], "big")
     data[at : at + BLANK_SIZE] = encode_blank(SEGMENT - at)
     (tmp_path / NAMES[0]).write_bytes(data)
-    assert start_told(ShortReads(), tmp_path / NAMES[0], SEGMENT) == told
+    assert claimed_start(ShortReads(), tmp_path / NAMES[0], SEGMENT) == told
 
 
 @pytest.mark.parametrize("command", ["repair", "recover"])

@@ -107,9 +107,9 @@ def _fresh(store: Path) -> None:
     if not paths.settings.is_file():
         raise BadRequestError(f"{store}: is there and is no store of the demo's; choose another place with --store")
     from mqproc.io.store_io import StoreIO
-    from mqproc.ipc.store_lock import holder_of
+    from mqproc.ipc.store_lock import lock_holder
 
-    if holder := holder_of(StoreIO(), paths):
+    if holder := lock_holder(StoreIO(), paths):
         raise StoreLockedError(f"{store}: in use by {holder}; mqproc down --store {in_shell(store)} stops it")
     shutil.rmtree(store)
 

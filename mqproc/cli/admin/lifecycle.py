@@ -118,9 +118,9 @@ def start_group(
     # modules are many objects and hardly any garbage.
     gc.disable()
     from mqproc.cli.engine import adopted_options, engine_hooks
-    from mqproc.roles.registry import SPECS
-    from mqproc.ipc.usage_lock import Unused, let_last_one_stop
+    from mqproc.ipc.usage_lock import IdleWatch, mark_stoppable_by_last_user
     from mqproc.roles.process_setup import writer_cpus
+    from mqproc.roles.registry import SPECS
     from mqproc.supervisor import detach as run_detached
     from mqproc.supervisor import lenient, supervise
 
@@ -138,10 +138,10 @@ def start_group(
     def warm(context: GroupContext) -> None:
         listening()
         if opened:
-            let_last_one_stop(paths)
+            mark_stoppable_by_last_user(paths)
         engine.warm(context)
 
-    unused = Unused(paths)
+    unused = IdleWatch(paths)
 
     def watch() -> None:
         engine.watch()
@@ -282,7 +282,7 @@ def group_status(
     for role in roles:
         role |= process_figures(int(role["pid"]))
     problems = ready_problems_of(words, heartbeat_timeout_ms * 1_000_000)
-    recovers = answer.group == layout.GROUP_NAMES[layout.GROUP_RECOVERING]
+    is_recovering = answer.group == layout.GROUP_NAMES[layout.GROUP_RECOVERING]
     positions = {
         "written_bytes": words["written"],
         "dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
@@ -296,9 +296,9 @@ def group_status(
         "store": answer.store,
         "epoch": answer.epoch,
         "started_ms": answer.started_ms,
-        "recovery": recovery_stands_at(words) if recovers else None,
-        **(dict.fromkeys(positions) if recovers else positions),
-        "read_only": control_words.takes_nothing(words),
+        "recovery": recovery_stands_at(words) if is_recovering else None,
+        **(dict.fromkeys(positions) if is_recovering else positions),
+        "read_only": control_words.refuses_messages(words),
         "sync_failed": control_words.read_only(words),
         "damage_holes": control_words.damage_holes(words),
         "pss_bytes": sum(role["pss_bytes"] or 0 for role in roles),

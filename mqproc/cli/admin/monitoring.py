@@ -75,12 +75,12 @@ def read_all(paths: StorePaths) -> dict[str, Any]:
     """What follows from several words, then every word, read at one moment. What is not known yet is None."""
     words = control_words.read_words(paths)
     found: dict[str, Any] = {
-        "alive": int(control_words.is_alive(words, time.monotonic_ns())),
+        "alive": int(control_words.supervisor_alive(words, time.monotonic_ns())),
         "dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
         "dispatch_behind_ms": dispatch_behind_ms(StoreIO(), paths, words),
         "flush_behind_bytes": control_words.flush_behind_bytes(words),
         "flushed": control_words.flushed(words),
-        "read_only": int(control_words.takes_nothing(words)),
+        "read_only": int(control_words.refuses_messages(words)),
         **words,
     }
     if control_words.positions_known(words):
@@ -317,7 +317,7 @@ def _check_metrics(invocation: Invocation) -> int:
     io, paths = StoreIO(), invocation.existing_paths()
     control = Control.open(io, paths)
     port = control.load(layout.MONITOR_PORT)
-    alive = control_words.is_alive(control.snapshot(), time.monotonic_ns())
+    alive = control_words.supervisor_alive(control.snapshot(), time.monotonic_ns())
     control.close()
     options = invocation.store_options(io, paths)
     if alive and not port:

@@ -37,7 +37,7 @@ from mqproc.layout.frame import ANSWER, HEADER, HEADER_SIZE, MAGIC, OPERATION_MA
 from mqproc.paths import StorePaths, in_shell
 from mqproc.util.signals import deferred_signals
 from mqproc.wire.address import connect_path, peer_pid
-from mqproc.wire.codec import Options
+from mqproc.wire.codec import FrameOptions
 from mqproc.wire.operations import ANSWERS, Empty, ErrorAnswer, Operation
 
 # An orderly stop writes and syncs all dirty data.
@@ -93,7 +93,7 @@ def _start_address(paths: StorePaths) -> str:
 # Requests
 
 
-def ask_supervisor(paths: StorePaths, operation: Operation, options: Options | None, timeout_s: float) -> Any:
+def ask_supervisor(paths: StorePaths, operation: Operation, options: FrameOptions | None, timeout_s: float) -> Any:
     """Send one request and return the decoded answer.
 
     Raises NotRunningError, RequestTimeoutError, or the error of the supervisor's refusal.

@@ -22,7 +22,7 @@ from mqproc.config.options import Options
 from mqproc.errors import NotRunningError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
-from mqproc.metrics.collector import Collector
+from mqproc.metrics.collector import MetricsCollector
 from mqproc.metrics.snapshot import snapshot
 from mqproc.paths import StorePaths
 
@@ -169,7 +169,9 @@ class Source:
 
     def _open(self) -> None:
         self._control = Control.open(self._io, self._paths)
-        self._collector = Collector(self._control, self._io, self._paths, self._options(), "", processes_every_s=0.0)
+        self._collector = MetricsCollector(
+            self._control, self._io, self._paths, self._options(), "", processes_every_s=0.0
+        )
 
     def _read_settings(self) -> bytes:
         """The file that a group writes when it starts and when its options are reloaded; empty without one."""

@@ -329,7 +329,7 @@ class Importer:
             core.by_key(self._topic, unique_id_of(name, generation, record), None, None, 1, True, "store")
             for record in records
         )
-        answers = self._client.run_all(calls, core.QUERY, _LOOKUPS_IN_FLIGHT)
+        answers = self._client.run_all(calls, _LOOKUPS_IN_FLIGHT)
         return {
             record: _digest(messages[0].body) for record, messages in zip(records, answers, strict=True) if messages
         }
@@ -379,7 +379,7 @@ class Importer:
     def _send(self, chunks: Iterable[Chunk], stored: Stored) -> None:
         self._under_way.clear()
         try:
-            for end in self._client.run_all(self._until_failure(chunks, stored), core.WRITER, IN_FLIGHT):
+            for end in self._client.run_all(self._until_failure(chunks, stored), IN_FLIGHT):
                 self._under_way.popleft()
                 self._pass(end)
         except BadRequestError as error:

@@ -1,62 +1,81 @@
-"""`mqproc store dump`: the records of a store, or what the bytes of one of its files are."""
+"""`mqproc store dump`: the records of a store, or an explanation of one of its files."""
 
 from __future__ import annotations
 
+import itertools
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 import click
 
-from mqproc.cli.dump import Dump
-from mqproc.cli.file_dump import LAYOUT_COLUMNS, dump_file, limited
 from mqproc.cli.options import PATH, Command, Invocation, pass_invocation
 from mqproc.cli.output import Column, Output, encode_json, format_bytes, format_value
-from mqproc.cli.segment_dump import RECORD_COLUMNS
-from mqproc.errors import StoreNotFoundError
+from mqproc.cli.store import file_formats as formats
+from mqproc.cli.store.file_formats import RECORD_COLUMNS, FileDump, StoreFile, fill_gaps
+from mqproc.cli.store.json_files import group_log, is_json_file, json_file
+from mqproc.errors import CorruptStoreError, StoreNotFoundError
 from mqproc.io.store_io import StoreIO
 from mqproc.layout.record_codec import decode_records
-from mqproc.paths import StorePaths, file_type
+from mqproc.paths import INDEX_NAME_DIGITS, StorePaths, file_type, segment_start
 from mqproc.store.commitlog.scan import IntactRecords, LostRange
 from mqproc.store.store_check import check_is_store
 from mqproc.store.verify.inventory import take_inventory
 from mqproc.store.verify.verifier import positions_of, sizes_of
 from mqproc.types import StoredMessage
 
-EXIT_DAMAGE = 1
-_RECORD_COLUMNS = [*RECORD_COLUMNS, Column("message_id")]
+EXIT_DAMAGE: Final = 1
+_LISTED_COLUMNS: Final = [*RECORD_COLUMNS, Column("message_id")]
+_LAYOUT_COLUMNS: Final = [
+    Column("offset", kind="number"),
+    Column("size", kind="number"),
+    Column("name", "bytes"),
+    Column("help", "meaning"),
+]
+_FIELD_COLUMNS: Final = [*_LAYOUT_COLUMNS[:3], Column("value"), _LAYOUT_COLUMNS[3]]
 
 
 @click.command(cls=Command)
 @click.argument("path", required=False, type=PATH)
-@click.option("--max", "most", type=click.IntRange(0), default=0, metavar="N", help="Stop after so many rows.  [all]")
-@click.option("--topic", default="", help="Of a folder: only records of this topic.")
-@click.option("--fields", is_flag=True, help="Of a file: each field with its bytes, value and meaning.")
+@click.option("--max", "limit", type=click.IntRange(0), default=0, metavar="N", help="At most N rows.  [default: all]")
+@click.option("--topic", default="", help="For a folder: only records of this topic.")
+@click.option("--fields", is_flag=True, help="For a file: each field with its bytes, value and meaning.")
 @pass_invocation
-def dump(invocation: Invocation, path: Path | None, most: int, topic: str, fields: bool) -> int:
+def dump(invocation: Invocation, path: Path | None, limit: int, topic: str, fields: bool) -> int:
     """Print every CommitLog record of the store PATH, or explain the file PATH.
 
-    Without PATH it is the store that --store and the like name. Of a folder, --json prints one JSON line a record, in
-    the order of the log. Holes are told on stderr, and the exit code is then 1. Of a store that runs only what is
-    published counts. A file may be the checkpoint, a CommitLog segment, a ConsumeQueue, an index file, one of the
-    timer's files, a durable mark, the control file, the queue table, groups' progress, the error list, the topics'
-    journal, a marker or a config file: first comes which bytes are what, from the first to the last, then each record,
-    unit, item or word. The exit code is 1 when a segment has damage, or when a config file's reader would not take it.
+    The default for PATH is the store named by --store and the like.
+
+    For a folder the records are printed in log order; --json prints one JSON object per line. Holes in the log are
+    reported on stderr and set the exit code to 1. Of a running store only published records count.
+
+    For a file the large parts are listed from the first byte to the last, then each record, unit, item or word. The
+    file may be the checkpoint, a CommitLog segment, a ConsumeQueue file, an index file, a timer file, a durable mark,
+    the control file, the queue table, the committed offsets, the error list, the topics' journal, a marker or a config
+    file. The exit code is 1 if a segment is damaged or a config file is invalid.
     """
     io = StoreIO()
     path = path or invocation.paths().root
     kind = file_type(path)
     if stat.S_ISDIR(kind):
-        return _dump_log(invocation, io, path, most, topic)
+        return _dump_log(invocation, io, path, limit, topic)
     if not kind:
         raise StoreNotFoundError(f"{path}: no such file or folder")
-    found = dump_file(io, path, invocation.options_without_store(), fields=fields)
-    _print_file(invocation.out, found, most)
+    file = StoreFile(io, path.absolute(), invocation.options_without_store())
+    found = _explain(file)
+    if fields:
+        rows = (each.to_json() for each in fill_gaps(found.fields(), io.size_of(path)))
+        found = FileDump(found.kind, found.head, _FIELD_COLUMNS, rows, found.fields, found.layout, found.is_damaged)
+    _print_file(invocation.out, found, limit)
     return EXIT_DAMAGE if found.is_damaged else 0
 
 
-def _dump_log(invocation: Invocation, io: StoreIO, folder: Path, most: int, topic: str) -> int:
-    """Also takes the commitlog folder itself."""
+# The records of a store
+
+
+def _dump_log(invocation: Invocation, io: StoreIO, folder: Path, limit: int, topic: str) -> int:
+    """Print the records of a store, given by its folder or its commitlog folder."""
     out, folder = invocation.out, folder.absolute()
     paths = StorePaths(folder.parent if folder.name == "commitlog" else folder)
     check_is_store(io, paths)
@@ -64,36 +83,35 @@ def _dump_log(invocation: Invocation, io: StoreIO, folder: Path, most: int, topi
     positions = positions_of(io, paths)
     log = IntactRecords(io, inventory, positions.begin, positions.end)
     try:
-        return _print_records(out, _Records(log, paths.commit_log, out, most, topic))
+        return _print_records(out, _Records(log, paths.commit_log, out, limit, topic))
     finally:
         log.close()
 
 
 def _print_records(out: Output, records: _Records) -> int:
-    if out.is_json:
-        # Written in large pieces: a store has millions of lines.
-        for messages in records:
+    for messages in records:
+        if out.is_json:
+            # One write for many lines: a store has millions.
             out.stream.write("".join(encode_json(message.to_json()) + "\n" for message in messages))
-    else:
-        for messages in records:
-            rows = [message.to_json() for message in messages]
-            if out.shape == "table":
-                for row in rows:
-                    out.line("  ".join(format_value(row[c.name], c.kind, terminal=False) for c in _RECORD_COLUMNS))
-            else:
-                out.rows("records", _RECORD_COLUMNS, rows)
+            continue
+        rows = [message.to_json() for message in messages]
+        if out.shape == "table":
+            for row in rows:
+                out.line("  ".join(format_value(row[c.name], c.kind, terminal=False) for c in _LISTED_COLUMNS))
+        else:
+            out.rows("records", _LISTED_COLUMNS, rows)
     return EXIT_DAMAGE if records.holes else 0
 
 
 class _Records:
-    """The records asked for, in lists; counts the holes and tells them on stderr."""
+    """Iterator over the selected records, in lists; counts holes and reports them on stderr."""
 
-    def __init__(self, log: IntactRecords, path: Path, out: Output, most: int, topic: str) -> None:
+    def __init__(self, log: IntactRecords, path: Path, out: Output, limit: int, topic: str) -> None:
         self.holes = 0
         self._log = log
         self._path = path
         self._out = out
-        self._left = most or None
+        self._left = limit or None
         self._topic = topic
 
     def __iter__(self) -> Iterator[list[StoredMessage]]:
@@ -115,19 +133,66 @@ class _Records:
                     return
 
 
-def _print_file(out: Output, dump: Dump, most: int) -> None:
-    rows = limited(dump.rows, most)
-    layout = [part.to_json() for part in dump.layout]
+# One file
+
+
+def _explain(file: StoreFile) -> FileDump:
+    """Recognise a file by its name and folder and explain it. Raises CorruptStoreError if it is no file of a store."""
+    for matches, explain in _FORMATS:
+        if matches(file.path):
+            return explain(file)
+    raise CorruptStoreError(f"{file.path}: not a file of a store")
+
+
+def _named(folder: str, *names: str) -> Callable[[Path], bool]:
+    return lambda path: path.name in names and folder in ("", path.parent.name)
+
+
+def _is_segment_of(folder: str) -> Callable[[Path], bool]:
+    return lambda path: path.parent.name == folder and segment_start(path.name) is not None
+
+
+def _is_queue_file(path: Path) -> bool:
+    return path.parent.parent.parent.name == "consumequeue" and segment_start(path.name) is not None
+
+
+def _is_index_file(path: Path) -> bool:
+    return len(path.name) == INDEX_NAME_DIGITS and path.name.isdigit()
+
+
+_FORMATS: Final[tuple[tuple[Callable[[Path], bool], Callable[[StoreFile], FileDump]], ...]] = (
+    (_named("", "checkpoint"), formats.checkpoint_file),
+    (_named("", "topics.journal"), formats.topics_journal),
+    (_named("", "abort", "abort.bak", "lock", "read_only"), formats.text_file),
+    (lambda path: path.parent.name == "marks", formats.durable_mark),
+    (_named("mqproc", "control"), formats.control_file),
+    (_named("mqproc", "queues", "queues.next"), formats.queue_table_file),
+    (_named("mqproc", "progress"), formats.committed_offsets_file),
+    (_named("mqproc", "errors"), formats.error_list),
+    (_named("mqproc", "log.jsonl"), group_log),
+    (_named("", "timerwheel"), formats.timer_wheel_file),
+    (_named("config", "timercheck"), formats.timer_check_file),
+    (_is_segment_of("timerlog"), formats.timer_log_file),
+    (is_json_file, json_file),
+    (_is_segment_of("commitlog"), formats.commitlog_segment),
+    (_is_queue_file, formats.consumequeue_file),
+    (_is_index_file, formats.message_index),
+)
+
+
+def _print_file(out: Output, found: FileDump, limit: int) -> None:
+    rows = itertools.islice(found.rows, limit) if limit else found.rows
+    layout = [part.to_json() for part in found.layout]
     if out.shape == "json":
-        out.document({"kind": dump.kind, **dump.head, "layout": layout, "rows": list(rows)})
+        out.document({"kind": found.kind, **found.head, "layout": layout, "rows": list(rows)})
         return
     if out.shape == "jsonl":
-        out.document({"kind": dump.kind, **dump.head, "layout": layout})
+        out.document({"kind": found.kind, **found.head, "layout": layout})
     elif out.shape == "table":
-        out.fields([Column("kind"), *(Column(name) for name in dump.head)], {"kind": dump.kind, **dump.head})
+        out.fields([Column("kind"), *(Column(name) for name in found.head)], {"kind": found.kind, **found.head})
         out.line("")
         if layout:
-            out.rows("layout", LAYOUT_COLUMNS, layout)
+            out.rows("layout", _LAYOUT_COLUMNS, layout)
             out.line("")
-    if dump.columns:
-        out.rows("rows", dump.columns, rows)
+    if found.columns:
+        out.rows("rows", found.columns, rows)

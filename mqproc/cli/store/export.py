@@ -30,7 +30,7 @@ from mqproc.store.verify.inventory import Sizes
 from mqproc.util.units import MIB, counted
 
 if TYPE_CHECKING:
-    from mqproc.store.export import Selection, Taken
+    from mqproc.store.export import ExportProgress, RecordSelection
     from mqproc.store.topics import TopicConfig
     from mqproc.store.verify.inventory import Inventory
     from mqproc.store.verify.snapshot import LogPositions
@@ -267,7 +267,7 @@ def export(
     opens it too. Holes of the log are told on stderr, and the exit code is then 1.
     """
     from mqproc.kernels.gather import TIME_MAX, TIME_MIN
-    from mqproc.store.export import Selection, Taken
+    from mqproc.store.export import ExportProgress, RecordSelection
     from mqproc.store.verify.inventory import take_inventory
     from mqproc.store.verify.snapshot import read_deleted
     from mqproc.store.verify.verifier import positions_of, sizes_of
@@ -282,14 +282,14 @@ def export(
             raise TopicNotFoundError(f"{paths.root}: no topic {topic!r} there")
     inventory = take_inventory(io, paths, sizes_of(io, paths, options))
     positions = positions_of(io, paths)
-    selection = Selection(
+    selection = RecordSelection(
         list(dict.fromkeys(topics)),
         TIME_MIN if begin is None else begin,
         TIME_MAX if end is None else end,
         read_deleted(io, paths, running=positions.end is not None),
     )
     started_s = time.monotonic()
-    taken = Taken()
+    taken = ExportProgress()
     with sink_for(io, target, compression, options, inventory.sizes, lambda line: None) as sink:
         with Progress(invocation.out, "export", "MiB", rate_unit="MiB") as progress:
             for records in _records(io, inventory, positions, selection, taken, progress):
@@ -306,11 +306,16 @@ def export(
 
 
 def _records(
-    io: StoreIO, inventory: Inventory, positions: LogPositions, selection: Selection, taken: Taken, progress: Progress
+    io: StoreIO,
+    inventory: Inventory,
+    positions: LogPositions,
+    selection: RecordSelection,
+    taken: ExportProgress,
+    progress: Progress,
 ) -> Iterator[NDArray[np.uint8]]:
     """Buffers of selected records, with a bar for how far the log is read."""
     from mqproc.store.commitlog.scan import IntactRecords
-    from mqproc.store.export import Selector
+    from mqproc.store.export import RecordSelector
 
     begin = positions.begin
     total = sum(inventory.segments.values()) if positions.end is None else positions.end - begin
@@ -320,7 +325,7 @@ def _records(
         progress.update(position - begin, total, (position - begin) // MIB)
 
     try:
-        yield from Selector(selection).buffers(log.pieces(show), taken)
+        yield from RecordSelector(selection).buffers(log.pieces(show), taken)
         progress.end(total, total, total // MIB)
     finally:
         log.close()
@@ -349,7 +354,7 @@ def _made_up(topic: str) -> TopicConfig:
     return TopicConfig(topic, 1)
 
 
-def _tell(out: Output, paths: StorePaths, target: Path, taken: Taken, seconds: float) -> None:
+def _tell(out: Output, paths: StorePaths, target: Path, taken: ExportProgress, seconds: float) -> None:
     for lost in taken.lost:
         size = format_bytes(lost.stop - lost.start)
         out.note(f"{paths.commit_log}: hole [{lost.start}, {lost.stop}), {size}: {lost.reason}")

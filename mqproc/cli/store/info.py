@@ -13,7 +13,7 @@ from mqproc.cli.options import PATH, Command, Invocation, pass_invocation
 from mqproc.cli.output import Column, Output
 from mqproc.errors import CorruptStoreError, MqprocError, NotRunningError
 from mqproc.io.store_io import Kind, StoreIO
-from mqproc.ipc.store_lock import holder_of
+from mqproc.ipc.store_lock import lock_holder
 from mqproc.layout import control as layout
 from mqproc.layout import index_file, timer_check
 from mqproc.paths import StorePaths
@@ -114,7 +114,7 @@ def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str
     from mqproc.store.verify.inventory import take_inventory
     from mqproc.store.verify.verifier import sizes_of
 
-    holder = holder_of(io, paths)
+    holder = lock_holder(io, paths)
     checkpoint = checkpoint_file.read(io, paths.checkpoint)
     segment_bytes = adopted_segment_size(io, paths.commit_log, options.mapped_file_size_commit_log)
     starts = LogSegments(io, paths.commit_log, segment_bytes).starts()
@@ -252,7 +252,7 @@ def _written_by(io: StoreIO, paths: StorePaths, segment_bytes: int, log_end: int
     if mark.offset and not any(entry.size for entry in io.entries(paths.commit_log)):
         return f"not known: the log is gone, which mqproc's mark says was durable up to {mark.offset:,}"
     try:
-        value = fingerprint(io, LogSegments(io, paths.commit_log, segment_bytes, still=True), mark.offset)
+        value = fingerprint(io, LogSegments(io, paths.commit_log, segment_bytes, static=True), mark.offset)
     except (CorruptStoreError, FileNotFoundError):
         value = None
     if value != mark.fingerprint:

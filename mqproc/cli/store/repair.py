@@ -16,7 +16,7 @@ from mqproc.cli.output import Column, Output
 from mqproc.cli.store.verify import print_verified, summary, verify_with_progress
 from mqproc.errors import MqprocError, StoreAccessError, StoreLockedError
 from mqproc.io.store_io import StoreIO
-from mqproc.ipc.store_lock import StoreLock, holder_of
+from mqproc.ipc.store_lock import StoreLock, lock_holder
 from mqproc.paths import StorePaths
 from mqproc.util.units import counted
 
@@ -57,7 +57,7 @@ def repair(invocation: Invocation, folder: Path | None, execute: bool, jobs: int
     A store that is read-only after a failed sync is read from the disk, whatever memory holds; then it takes messages
     again. The exit code is 0 when the store is clean (now), 1 when it is not.
     """
-    from mqproc.store.recovery.repair import Repair, read_from_disk
+    from mqproc.store.recovery.repair import Repair, drop_page_cache
 
     io = StoreIO()
     paths = invocation.store_argument(io, folder)
@@ -65,7 +65,7 @@ def repair(invocation: Invocation, folder: Path | None, execute: bool, jobs: int
     with _alone(io, paths, execute=execute):
         options = invocation.store_options(io, paths)
         if io.exists(paths.read_only):
-            read_from_disk(io, paths)
+            drop_page_cache(io, paths)
         found = verify_with_progress(paths, options, out, jobs or 0, is_mine=execute)
         job = Repair(paths, options, found, datetime.datetime.now())
         plan = job.plan()
@@ -110,7 +110,7 @@ def recover(invocation: Invocation, folder: Path | None, dry_run: bool, execute:
         plan = plan_recovery(paths, options)
         executed = execute and not plan.refused
         if executed:
-            plan.said = run_recovery(io, paths, options)
+            plan.reported = run_recovery(io, paths, options)
     _print_recovery(invocation.out, paths, plan, executed=executed)
     return EXIT_DAMAGE if plan.refused or plan.holes or plan.cuts else 0
 
@@ -128,7 +128,7 @@ def _alone(io: StoreIO, paths: StorePaths, *, execute: bool) -> Iterator[None]:
         if execute:
             with contextlib.closing(_acquire(io, paths)):
                 yield
-        elif (holder := holder_of(io, paths)) is not None:
+        elif (holder := lock_holder(io, paths)) is not None:
             raise StoreLockedError(f"{paths.root}: the store is in use by {holder}{_DOWN}")
         else:
             yield
@@ -166,7 +166,7 @@ def _print_repair(
                 "after": None if after is None else summary(after),
                 "findings": [finding.to_json() for finding in (after or found).findings.in_order()],
                 "actions": actions,
-                "recovery": plan.said,
+                "recovery": plan.reported,
                 "changes": changes,
                 "kept_in": kept or None,
             }
@@ -184,11 +184,11 @@ def _print_repair(
     if actions:
         _print_rows(out, "actions", _ACTIONS, actions)
     if after is None:
-        for line in plan.said:
+        for line in plan.reported:
             out.line(line)
     _print_changes(out, changes)
     out.line("")
-    for finding in plan.hopeless:
+    for finding in plan.unrepairable:
         out.line(f"stays: {finding.kind} {finding.file} {finding.text}".rstrip())
     if after is None:
         out.line("nothing was changed; --execute does it, and keeps copies in mqproc/repaired")
@@ -229,7 +229,7 @@ def _print_recovery(out: Output, paths: StorePaths, plan: RecoveryPlan, *, execu
                 "cut_bytes": plan.cut_bytes,
                 "holes": [{"start": start, "stop": stop} for start, stop in plan.holes],
                 "lost": [{"end": end, "durable_end": durable_end} for end, durable_end in plan.cuts],
-                "recovery": plan.said,
+                "recovery": plan.reported,
                 "changes": changes,
             }
         )
@@ -237,7 +237,7 @@ def _print_recovery(out: Output, paths: StorePaths, plan: RecoveryPlan, *, execu
     if out.shape != "table":
         out.rows("changes", _CHANGES, changes)
         return
-    for line in plan.said:
+    for line in plan.reported:
         out.line(line)
     _print_changes(out, changes)
     out.line("")

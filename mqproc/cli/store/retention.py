@@ -16,7 +16,7 @@ from mqproc.config.options import Options
 from mqproc.errors import ConfigurationError, CorruptStoreError, NotRunningError, RequestTimeoutError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
-from mqproc.ipc.store_lock import StoreLock, holder_of
+from mqproc.ipc.store_lock import StoreLock, lock_holder
 from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
@@ -26,7 +26,7 @@ from mqproc.store.read.views import GroupView
 from mqproc.store.recovery.recovery import adopt_sizes
 from mqproc.store.retention import request as retention_request
 from mqproc.store.retention.plan import Due, due_now
-from mqproc.store.retention.request import Request
+from mqproc.store.retention.request import DeletionRequest
 from mqproc.store.retention.survey import StoppedStore, Survey, check_stopped_in_order, delete_now, survey
 from mqproc.store.settings import read_settings
 from mqproc.util.units import counted
@@ -149,7 +149,7 @@ class RunningGroup:
         return _executed(deleted, minimum, words)
 
     def _alive(self) -> bool:
-        return holder_of(self._io, self._paths) is not None and self._control.is_current(self._io, self._paths)
+        return lock_holder(self._io, self._paths) is not None and self._control.is_current(self._io, self._paths)
 
 
 def _executed(deleted: dict[str, int], minimum: int, words: Words) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def _survey(
     options = read_settings(io, paths) if running is not None else _stopped_options(io, paths, invocation)
     time_ms = now_ms()
     used, free = io.disk_usage(paths.root)
-    due = due_now(options, time_ms, used, free, requested_ms=Request(reserved_ms).reserved_ms_by(options))
+    due = due_now(options, time_ms, used, free, requested_ms=DeletionRequest(reserved_ms).reserved_ms_by(options))
     assert due is not None  # A request is always due.
     if running is not None:
         found = survey(io, paths, options, running.words, running.table, due, time_ms)

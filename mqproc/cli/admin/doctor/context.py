@@ -21,7 +21,7 @@ from mqproc.config.parse import Setting, options_from
 from mqproc.errors import ConfigurationError, CorruptStoreError, NotRunningError, OtherVersionError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc import control_words
-from mqproc.ipc.store_lock import Holder, holder_of
+from mqproc.ipc.store_lock import LockHolder, lock_holder
 from mqproc.paths import StorePaths, in_shell
 from mqproc.store.settings import read_values
 
@@ -195,7 +195,7 @@ class DoctorContext:
     """The control file's, of a group that lives or lived."""
     other_version: str
     """What is said of a control file that another version of mqproc has made, empty when none has."""
-    holder: Holder | None
+    holder: LockHolder | None
     """Who has the store's lock."""
     running: bool
     used: Mapping[str, Any]
@@ -299,7 +299,7 @@ def look_at(invocation: Invocation, host: Host | None = None) -> DoctorContext:
     options = Options(**{**used, **said})
     reachable = paths is None or _may_look_into(paths)
     words, other_version = _words(paths) if paths else (None, "")
-    holder = holder_of(io, paths) if paths and reachable else None
+    holder = lock_holder(io, paths) if paths and reachable else None
     return DoctorContext(
         host=host or Host(),
         io=io,
@@ -311,7 +311,7 @@ def look_at(invocation: Invocation, host: Host | None = None) -> DoctorContext:
         words=words,
         other_version=other_version,
         holder=holder,
-        running=holder is not None and words is not None and control_words.is_alive(words, time.monotonic_ns()),
+        running=holder is not None and words is not None and control_words.supervisor_alive(words, time.monotonic_ns()),
         used=used,
         inventory=_inventory(io, paths, options, holder) if paths and reachable and os.path.isdir(paths.root) else None,
     )
@@ -343,7 +343,7 @@ def _used(io: StoreIO, paths: StorePaths) -> dict[str, Any]:
         return {}
 
 
-def _inventory(io: StoreIO, paths: StorePaths, options: Options, holder: Holder | None) -> Inventory:
+def _inventory(io: StoreIO, paths: StorePaths, options: Options, holder: LockHolder | None) -> Inventory:
     from mqproc.store.verify.inventory import take_inventory
     from mqproc.store.verify.verifier import sizes_of
 
