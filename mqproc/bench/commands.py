@@ -1,4 +1,4 @@
-"""`mqproc bench append|counting|delay|dispatch|pull|consume|filter|query|e2e|verify|recovery|rebuild|spark`.
+"""`mqproc bench append|delay|dispatch|pull|consume|filter|query|e2e|verify|recovery|rebuild|spark`.
 
 A command starts a group on a fresh temporary store (or uses --store), runs its clients in processes of their own, and
 prints a line every five seconds, a summary in Kafka's shape, CPU and memory by role, and this machine's own limits.
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from mqproc.cli.commands import SECONDS, SIZE, Command, Group, Rate
-from mqproc.cli.invocation import Invocation, pass_invocation
+from mqproc.cli.options import SECONDS, SIZE, Command, Group, Invocation, RateRange, pass_invocation
 from mqproc.cli.output import Output, format_bytes
 from mqproc.errors import DiskFullError
 
@@ -29,11 +28,10 @@ _WARM = "page_cache_behind_bytes=0"
 
 
 _LAZY = {
-    "counting": ("mqproc.bench.counting:counting", "Measure what counting costs a message."),
-    "recovery": ("mqproc.bench.recovering:recovery", "Start a store again after a clean stop and after kill -9."),
-    "rebuild": ("mqproc.bench.recovering:rebuild", "Make lost ConsumeQueues and index again from the log."),
-    "spark": ("mqproc.bench.sparking:spark", "Read a store through Spark, beside the kernels alone."),
-    "verify": ("mqproc.bench.verifying:verify", "Verify a store, beside the rate at which its files can be read."),
+    "recovery": ("mqproc.bench.stores:recovery", "Start a store again after a clean stop and after kill -9."),
+    "rebuild": ("mqproc.bench.stores:rebuild", "Make lost ConsumeQueues and index again from the log."),
+    "spark": ("mqproc.bench.spark:spark", "Read a store through Spark, beside the kernels alone."),
+    "verify": ("mqproc.bench.stores:verify", "Verify a store, beside the rate at which its files can be read."),
 }
 
 
@@ -85,7 +83,7 @@ _MESSAGES = {
     "consumers": "Messages to load before.",
     "clients": "Messages to load before.",
 }
-_rate = click.option("--rate", type=Rate(0), default=0.0, metavar="N", help="Messages a second.  [no limit]")
+_rate = click.option("--rate", type=RateRange(0), default=0.0, metavar="N", help="Messages a second.  [no limit]")
 
 
 _pin = click.option(
@@ -104,7 +102,7 @@ _PINNED_NICE = 5
 @pass_invocation
 def append(invocation: Invocation, /, rate: float, **shared: Any) -> None:
     """Send: --batch 1 --in-flight 1 for single sends, back to back or --rate 1000 for one per ms."""
-    from mqproc.bench.modes import append as measure
+    from mqproc.bench.producing import append as measure
 
     _check_frames(shared)
     _run(invocation, shared, rate, measure)
@@ -119,7 +117,7 @@ def append(invocation: Invocation, /, rate: float, **shared: Any) -> None:
 @pass_invocation
 def e2e(invocation: Invocation, /, rate: float, part: str, **shared: Any) -> None:
     """Send with dispatch beside and see its lag; then a message's way to a waiting consumer, one per ms or --rate."""
-    from mqproc.bench.modes import e2e as measure
+    from mqproc.bench.producing import e2e as measure
 
     def both(bench: Bench, settings: Settings) -> dict[str, Any]:
         return measure(bench, settings, throughput=part != "latency", latency=part != "throughput")
@@ -131,13 +129,13 @@ def e2e(invocation: Invocation, /, rate: float, part: str, **shared: Any) -> Non
 
 @bench.command(cls=Command)
 @_shared(0, 10, "producers")
-@_option("--rate", 10_000.0, "Messages due a second.", Rate(1))
+@_option("--rate", 10_000.0, "Messages due a second.", RateRange(1))
 @_option("--level", 0, "Wait for this delay level; 0: for a time of --ahead.", click.IntRange(0, 18))
 @_option("--ahead", "3", "Time from send to due, without --level.", SECONDS)
 @pass_invocation
 def delay(invocation: Invocation, /, rate: float, level: int, ahead: float, **shared: Any) -> None:
     """Send what waits for its time, --batch of one time together, and see how late it is stored and seen."""
-    from mqproc.bench.delaying import delay as measure
+    from mqproc.bench.producing import delay as measure
 
     _check_frames(shared)
     _run(invocation, shared, rate, lambda bench, settings: measure(bench, settings, level, ahead))
@@ -148,7 +146,7 @@ def delay(invocation: Invocation, /, rate: float, level: int, ahead: float, **sh
 @pass_invocation
 def dispatch(invocation: Invocation, /, **shared: Any) -> None:
     """Fill the log while the dispatcher is frozen, let it go, and see how fast it catches up."""
-    from mqproc.bench.modes import dispatch as measure
+    from mqproc.bench.producing import dispatch as measure
 
     if invocation.store is not None:
         raise click.UsageError("bench dispatch freezes the dispatcher: it takes a group of its own, no --store")
@@ -164,7 +162,7 @@ def dispatch(invocation: Invocation, /, **shared: Any) -> None:
 @pass_invocation
 def pull(invocation: Invocation, /, kinds: tuple[str, ...], columns: tuple[str, ...], **shared: Any) -> None:
     """Read loaded queues from beginning to end, as Arrow and as objects; --batch is messages a pull."""
-    from mqproc.bench.modes import pulls
+    from mqproc.bench.producing import pulls
 
     chosen = kinds or ("arrow", "objects")
     wanted = list(columns) or None
@@ -179,8 +177,8 @@ def pull(invocation: Invocation, /, kinds: tuple[str, ...], columns: tuple[str, 
 @pass_invocation
 def consume(invocation: Invocation, /, kinds: tuple[str, ...], idle: int, **shared: Any) -> None:
     """Consume loaded queues as members of a group, as objects, as Arrow, and 1 in 100 by tag and SQL."""
-    from mqproc.bench.consuming import KINDS, OWN_SETTINGS
-    from mqproc.bench.consuming import consume as measure
+    from mqproc.bench.reading import KINDS, OWN_SETTINGS
+    from mqproc.bench.reading import consume as measure
 
     chosen = tuple(kind for kind in kinds or KINDS if kind in KINDS)
     own = [_WARM, *(OWN_SETTINGS if idle else ())]
@@ -193,7 +191,7 @@ def consume(invocation: Invocation, /, kinds: tuple[str, ...], idle: int, **shar
 @pass_invocation
 def filter_(invocation: Invocation, /, names: tuple[str, ...], **shared: Any) -> None:
     """Look through loaded queues for 1 message in 100, by tag and by properties; --batch is messages a pull."""
-    from mqproc.bench.filtering import filters
+    from mqproc.bench.reading import filters
 
     _run(invocation, shared, 0.0, lambda bench, settings: filters(bench, settings, names or ("tag", "sql")), [_WARM])
 
@@ -203,7 +201,7 @@ def filter_(invocation: Invocation, /, names: tuple[str, ...], **shared: Any) ->
 @pass_invocation
 def query(invocation: Invocation, /, **shared: Any) -> None:
     """Ask one request after the other: by key, by id, one message by offset, offset by time; --seconds each."""
-    from mqproc.bench.modes import queries
+    from mqproc.bench.producing import queries
 
     _run(invocation, shared, 0.0, queries, [_WARM])
 
@@ -214,8 +212,8 @@ def query(invocation: Invocation, /, **shared: Any) -> None:
 @pass_invocation
 def retention(invocation: Invocation, /, fill: int, **shared: Any) -> None:
     """Send single messages alone for --seconds, then while retention deletes a filled log, and compare."""
-    from mqproc.bench.retention import OWN_SETTINGS
-    from mqproc.bench.retention import retention as measure
+    from mqproc.bench.producing import OWN_SETTINGS
+    from mqproc.bench.producing import retention as measure
 
     if invocation.store is not None:
         raise click.UsageError("bench retention deletes all that it finds: it takes a group of its own, no --store")
@@ -230,8 +228,8 @@ def _run(
     own_settings: list[str] | None = None,
 ) -> None:
     """A benchmark from beginning to end: limits, group, figures."""
+    from mqproc.bench.clients import Shape
     from mqproc.bench.limits import measure_limits
-    from mqproc.bench.load import Shape
     from mqproc.bench.runs import Settings
 
     out = invocation.out

@@ -29,7 +29,7 @@ SYNC_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MachineLimits:
     """Rates in bytes a second, times in µs."""
 
     memcpy_bytes_per_s: float
@@ -45,11 +45,11 @@ class Limits:
         return {name: round(value, 1) for name, value in asdict(self).items()}
 
 
-def measure_limits(folder: Path) -> Limits:
+def measure_limits(folder: Path) -> MachineLimits:
     """All limits; files are made in `folder`, which is the store's file system."""
     echo = socket_echo_us()
     sync = fdatasync_us(folder)
-    return Limits(
+    return MachineLimits(
         memcpy_bytes_per_s=memcpy_rate(),
         fresh_memory_bytes_per_s=fresh_memory_rate(),
         pwrite_bytes_per_s=pwrite_rate(folder),

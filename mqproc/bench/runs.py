@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
@@ -17,20 +17,139 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mqproc.bench.figures import MB, CpuMeter, Figures, figures_of, load_rows, memory_of
-from mqproc.bench.load import Recorder, Shape, topic_name
-from mqproc.cli.group import group_status
+from mqproc.bench.clients import Recorder, Shape, topic_name
+from mqproc.cli.admin.lifecycle import group_status, process_figures
+from mqproc.cli.admin.supervisor_client import running_group
 from mqproc.cli.output import Output
-from mqproc.cli.spawned_group import running_group
-from mqproc.client import Client, core
-from mqproc.control import Control
+from mqproc.client import Client
+from mqproc.client import requests as core
 from mqproc.errors import NotRunningError, RequestTimeoutError, StartError
-from mqproc.io import StoreIO
-from mqproc.ipc.code_counts import read_code_counts
-from mqproc.ipc.lock import holder_of
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.control import Control
+from mqproc.ipc.error_counters import read_error_counters
+from mqproc.ipc.store_lock import lock_holder
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
+
+# --- figures ---
+# From what was measured to figures: rates, percentiles of the full distribution, CPU per message and role.
+
+
+PERCENTILES = (50, 95, 99, 99.9)
+MB = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Requests that ended inside the measured time. Latencies in µs."""
+
+    messages: int
+    size: int
+    seconds: float
+    requests: int
+    mean_us: float
+    max_us: float
+    percentiles_us: tuple[float, ...]
+
+    @property
+    def per_second(self) -> float:
+        return self.messages / max(self.seconds, 1e-9)
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.size / max(self.seconds, 1e-9)
+
+    def line(self, verb: str) -> str:
+        """Kafka's summary."""
+        shown = ", ".join(
+            f"{value:.1f} µs {percentile:g}th"
+            for percentile, value in zip(PERCENTILES, self.percentiles_us, strict=True)
+        )
+        return (
+            f"{self.messages:,} records {verb}, {self.per_second:,.1f} records/sec "
+            f"({self.bytes_per_second / MB:,.2f} MB/sec), {self.mean_us:,.1f} µs avg latency, "
+            f"{self.max_us:,.1f} µs max latency, {shown}."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        named = {
+            f"latency_us_p{percentile:g}": round(value, 2)
+            for percentile, value in zip(PERCENTILES, self.percentiles_us, strict=True)
+        }
+        return {
+            "messages": self.messages,
+            "bytes": self.size,
+            "seconds": round(self.seconds, 4),
+            "requests": self.requests,
+            "messages_per_second": round(self.per_second),
+            "bytes_per_second": round(self.bytes_per_second),
+            "latency_us_mean": round(self.mean_us, 2),
+            "latency_us_max": round(self.max_us, 2),
+            **named,
+        }
+
+
+def load_rows(paths: list[Path]) -> NDArray[np.int64]:
+    """All clients' rows: ended ns, latency ns, messages; what else a client has noted is left out."""
+    return np.concatenate([np.load(path)[:, :3] for path in paths if path.exists()] or [np.empty((0, 3), np.int64)])
+
+
+def figures_of(rows: NDArray[np.int64], begin_ns: int, end_ns: int, message_size: int) -> Figures:
+    """Figures of the requests that ended in (begin, end]."""
+    inside = rows[(rows[:, 0] > begin_ns) & (rows[:, 0] <= end_ns)]
+    latencies = inside[:, 1] / 1000
+    messages = int(inside[:, 2].sum())
+    some = len(latencies) > 0
+    return Figures(
+        messages=messages,
+        size=messages * message_size,
+        seconds=(end_ns - begin_ns) / 1e9,
+        requests=len(inside),
+        mean_us=float(latencies.mean()) if some else 0.0,
+        max_us=float(latencies.max()) if some else 0.0,
+        percentiles_us=tuple(float(value) for value in np.percentile(latencies, PERCENTILES)) if some else (0.0,) * 4,
+    )
+
+
+class CpuMeter:
+    """CPU seconds of processes between two moments."""
+
+    def __init__(self, pids: Mapping[str, int]) -> None:
+        self._clocks = {name: _cpu_clock_of(pid) for name, pid in pids.items() if pid}
+        self._before = self._read()
+
+    def _read(self) -> dict[str, float]:
+        found = {}
+        for name, clock in self._clocks.items():
+            try:
+                found[name] = time.clock_gettime(clock)
+            except OSError:
+                continue  # The process has ended.
+        return found
+
+    def restart(self) -> None:
+        self._before = self._read()
+
+    def seconds(self) -> dict[str, float]:
+        """CPU seconds by process since the last restart."""
+        now = self._read()
+        return {name: max(0.0, now[name] - self._before.get(name, 0.0)) for name in now}
+
+
+def _cpu_clock_of(pid: int) -> int:
+    """The clock of all threads of a process, as clock_getcpuclockid(3) makes it on Linux.
+
+    The times of /proc count ticks: who wakes at ticks, or for less than one, has too much or too little of them.
+    """
+    return (~pid << 3) | 2
+
+
+def memory_of(pids: Mapping[str, int]) -> dict[str, int]:
+    """PSS in bytes by process."""
+    return {name: int(process_figures(pid)["pss_bytes"] or 0) for name, pid in pids.items() if pid}
+
 
 LINE_EVERY_S = 5.0
 _TICK_S = 0.02
@@ -94,7 +213,7 @@ class Bench:
 
     def refusals(self) -> Counter[str]:
         """What the writer has refused so far, by error code."""
-        return Counter(read_code_counts(self.control.words, words_of.WRITER))
+        return Counter(read_error_counters(self.control.words, words_of.WRITER))
 
     def refresh(self) -> None:
         """Read the roles' pids anew."""
@@ -113,7 +232,7 @@ class Bench:
                 raise RequestTimeoutError(f"dispatch is still {behind:,} bytes behind")
             if now - looked > _LOOK_S:
                 looked = now
-                if holder_of(StoreIO(), self.paths) is None:
+                if lock_holder(StoreIO(), self.paths) is None:
                     raise NotRunningError(f"{self.store}: the group ended {behind:,} bytes before the log's end")
             time.sleep(0.0005)
         return time.monotonic() - started
@@ -123,7 +242,7 @@ class Bench:
         started = time.monotonic()
         with Client(self.store, timeout=60) as client:
             calls = (core.create_topic(topic_name(index), queues, 6) for index in range(topics))
-            for _ in client.run_all(calls, core.WRITER, 16):
+            for _ in client.run_all(calls, 16):
                 pass
         return time.monotonic() - started
 
@@ -193,7 +312,7 @@ class Result:
         }
 
 
-class Run:
+class BenchRun:
     """Client processes, watched: started, warmed up, measured, stopped. `limit` messages end it early."""
 
     def __init__(self, bench: Bench, starts: Sequence[Start], settings: Settings) -> None:
@@ -207,7 +326,7 @@ class Run:
         self.results = [self._folder / f"{index}.npy" for index in range(len(starts))]
         self._processes: list[BaseProcess] = []
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> BenchRun:
         context = multiprocessing.get_context("spawn")
         for index, (function, arguments) in enumerate(self._starts):
             process = context.Process(

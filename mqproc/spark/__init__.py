@@ -3,7 +3,7 @@
 Needs the extra `spark`: `pip install 'mqproc[spark]'`.
 """
 
-from mqproc.spark.api import messages
+from mqproc.spark.batch_read import messages
 from mqproc.spark.session import local_session, register
 
 __all__ = ["local_session", "messages", "register"]

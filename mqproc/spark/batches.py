@@ -1,25 +1,29 @@
-"""Records as Arrow batches of exactly the types that Spark has for its columns.
+"""Read a partition: selected records become Arrow batches with exactly the types of Spark's columns.
 
-Spark takes `binary` and `string` with offsets into one run of bytes, so each body is copied once, from the map of the
-log into its batch; views into the log are refused there.
+Spark takes `binary` and `string` only with offsets into one buffer, so each body is copied once, from the mapped log
+into its batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mqproc.client.arrow_columns import ArrowColumns, Column
-from mqproc.errors import BadMessageError, BadRequestError
-from mqproc.kernels import arrow_body, decode
+from mqproc.client.arrow import ArrowColumn, ArrowColumns
+from mqproc.errors import BadMessageError, BadRequestError, CorruptStoreError
+from mqproc.kernels import arrow, record_decode
 from mqproc.layout import record
-from mqproc.packing import plain_body
-from mqproc.spark.columns import sources_of, types_of
-from mqproc.spark.reading import Found
+from mqproc.spark.log_reader import FoundRecords, KernelSelection, RangeReader, Verify, segment_uri
+from mqproc.spark.options import ReadOptions, column_sources, column_types
+from mqproc.spark.partitions import LogPartition, LogRange, QueueSlice, StoreSelection
+from mqproc.spark.queue_reader import SliceReader
+from mqproc.spark.segment_bytes import open_segment
+from mqproc.util.compression import plain_body
 
 Places = NDArray[np.int64]
 
@@ -33,33 +37,33 @@ ARROW: Final = {
     "map<string,string>": pa.map_(pa.string(), pa.string()),
 }
 PLAIN_BYTES: Final = 64 << 20
-"""A batch has no more of bodies that were unpacked, but for a single one."""
+"""Limit on decompressed bodies in a batch of more than one row."""
 
-# The decoder's columns that are numbers, by what they are made into; those of other names than ours.
-_NUMBERS: Final = {"int": arrow_body.INT32, "bigint": arrow_body.INT64, "timestamp": arrow_body.TIME}
+# Numeric columns: their kind by type, and the decoder's names where they differ.
+_NUMBERS: Final = {"int": arrow.INT32, "bigint": arrow.INT64, "timestamp": arrow.TIME}
 _DECODED: Final = {"born_timestamp": "born_timestamp_ms", "store_timestamp": "store_timestamp_ms"}
-# How the other columns are made, and of which of the decoder's.
+# Other columns: their kind, and the decoder's column.
 _MADE: Final[dict[str, tuple[int, str]]] = {
-    "topic": (arrow_body.TEXT, "topic"),
-    "tag": (arrow_body.TEXT, "tag"),
-    "body": (arrow_body.BYTES, "body"),
-    "born_host": (arrow_body.HOST, "born_host"),
-    "store_host": (arrow_body.HOST, "store_host"),
-    "message_id": (arrow_body.ID, "store_host"),
-    "keys": (arrow_body.WORDS, "keys"),
-    "properties": (arrow_body.PAIRS, "properties"),
-    "properties_json": (arrow_body.JSON, "properties"),
+    "topic": (arrow.TEXT, "topic"),
+    "tag": (arrow.TEXT, "tag"),
+    "body": (arrow.BYTES, "body"),
+    "born_host": (arrow.HOST, "born_host"),
+    "store_host": (arrow.HOST, "store_host"),
+    "message_id": (arrow.ID, "store_host"),
+    "keys": (arrow.WORDS, "keys"),
+    "properties": (arrow.PAIRS, "properties"),
+    "properties_json": (arrow.JSON, "properties"),
 }
-# Columns that are the same in all rows.
+# Columns with the same value in all rows.
 _SAME: Final = frozenset({"store", "store_name"})
 
 
 class BatchMaker:
-    """Makes batches of the named columns for the records of one store."""
+    """Makes batches of the named columns from records of one store."""
 
     def __init__(self, naming: str, names: Sequence[str], store: str, *, plain_bodies: bool = False) -> None:
-        types = types_of(naming)
-        self._sources = [source for _name, source in sources_of(naming, names)]
+        types = column_types(naming)
+        self._sources = [source for _name, source in column_sources(naming, names)]
         self._unpacks = plain_bodies and bool({"body", "sys_flag"} & set(self._sources))
         self._store = store
         columns = zip(names, self._sources, strict=True)
@@ -68,20 +72,20 @@ class BatchMaker:
 
     @property
     def reads_body(self) -> bool:
-        """Whether the body is one of the columns."""
+        """Whether bodies are read."""
         return "body" in self._sources
 
-    def batches(self, found: Found) -> Iterator[pa.RecordBatch]:
-        """The found records in one batch, or several where their bodies unpack to much; shares nothing with them.
+    def batches(self, found: FoundRecords) -> Iterator[pa.RecordBatch]:
+        """The records as one batch, or several when decompressed bodies are large; copies everything.
 
-        Raises BadRequestError for more than a batch can have, BadMessageError for a body that cannot be unpacked.
+        Raises BadRequestError when a batch becomes too large, BadMessageError for a body that cannot be decompressed.
         """
         count = len(found.positions)
-        places = decode.places_at(found.view, found.positions, self._columns.rows)
+        places = record_decode.places_at(found.view, found.positions, self._columns.rows)
         try:
             batch = self._columns.batch(found.view, places, count)
         except BadRequestError as error:
-            raise BadRequestError(f"{error}: read with less batchRows or batchBytes") from None
+            raise BadRequestError(f"{error}: lower batchRows or batchBytes") from None
         if self._unpacks:
             yield from self._unpacked(batch, found.view, places, count)
         else:
@@ -90,8 +94,8 @@ class BatchMaker:
     def _unpacked(
         self, batch: pa.RecordBatch, view: NDArray[np.uint8], places: Places, count: int
     ) -> Iterator[pa.RecordBatch]:
-        """The batch with bodies as they were before their producers compressed them, and flags that say so."""
-        flags: Any = decode.take_column(view, places, count, "sys_flag")
+        """The batch with decompressed bodies, and sys_flags without their compression bits."""
+        flags: Any = record_decode.copy_column(view, places, count, "sys_flag")
         packed = (flags & record.SYS_FLAG_COMPRESSED) != 0
         if not packed.any():
             yield batch
@@ -101,34 +105,34 @@ class BatchMaker:
         if not self.reads_body:
             yield batch
             return
-        offsets: Any = decode.take_column(view, places, count, "physical_offset")
+        offsets: Any = record_decode.copy_column(view, places, count, "physical_offset")
         at = 0
         for bodies in _plain(batch.column(self._sources.index("body")), flags, offsets, self._store):
             yield self._with("body", bodies, batch.slice(at, len(bodies)))
             at += len(bodies)
 
     def _with(self, source: str, array: pa.Array, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with this in the place of what is made of `source`, if that is one of the columns."""
+        """The batch with `array` as the column built from `source`, if it has that column."""
         named = zip(self._sources, batch.columns, strict=True)
         return pa.RecordBatch.from_arrays(
             [array if name == source else column for name, column in named], schema=self.schema
         )
 
 
-def _column(name: str, kind: str, source: str, store: str) -> Column:
-    """How a column of a store is made that has the type `kind` in Spark's short word."""
+def _column(name: str, kind: str, source: str, store: str) -> ArrowColumn:
+    """Describe a column of a store for the kernel; `kind` is Spark's short type name."""
     if source in _SAME:
-        return Column(
-            name, ARROW[kind], arrow_body.SAME, text=(store if source == "store" else store.rsplit("/", 1)[-1]).encode()
+        return ArrowColumn(
+            name, ARROW[kind], arrow.SAME, text=(store if source == "store" else store.rsplit("/", 1)[-1]).encode()
         )
     if source in _MADE:
         how, of = _MADE[source]
-        return Column(name, ARROW[kind], how, of, nulls=source == "tag")
-    return Column(name, ARROW[kind], _NUMBERS[kind], _DECODED.get(source, source))
+        return ArrowColumn(name, ARROW[kind], how, of, nulls=source == "tag")
+    return ArrowColumn(name, ARROW[kind], _NUMBERS[kind], _DECODED.get(source, source))
 
 
 def _plain(bodies: pa.Array, flags: NDArray[np.int32], offsets: NDArray[np.int64], store: str) -> Iterator[pa.Array]:
-    """Bodies unpacked, so many at once as are not much: a few bytes may unpack to any length."""
+    """Decompress bodies in arrays of bounded size: a few bytes may expand to any length."""
     found: list[bytes] = []
     size = 0
     for body, flag, offset in zip(bodies.to_pylist(), flags.tolist(), offsets.tolist(), strict=True):
@@ -144,3 +148,68 @@ def _plain(bodies: pa.Array, flags: NDArray[np.int32], offsets: NDArray[np.int64
         found.append(plain)
         size += len(plain)
     yield pa.array(found, pa.binary())
+
+
+# Partitions
+
+_NO_LIMIT: Final = 1 << 62
+
+
+def read_partition(options: ReadOptions, names: Sequence[str], partition: LogPartition) -> Iterator[pa.RecordBatch]:
+    """Read a partition; its batches are in log order."""
+    for number, store in enumerate(partition.stores):
+        maker = BatchMaker(options.naming, names, store.uri, plain_bodies=options.plain_bodies)
+        slices = [queue_slice for index, queue_slice in partition.slices if index == number]
+        if slices:
+            yield from _read_slices(options, maker, store, slices)
+        reader = RangeReader(
+            KernelSelection(store.selection, store.deleted),
+            batch_rows=options.batch_rows,
+            batch_bytes=_batch_bytes(options, maker),
+            verify=_verify(options, maker),
+            fail_on_data_loss=options.fail_on_data_loss,
+        )
+        for index, log_range in partition.ranges:
+            if index == number:
+                yield from _read_range(options, maker, reader, store, log_range)
+
+
+def _read_slices(
+    options: ReadOptions, maker: BatchMaker, store: StoreSelection, slices: Sequence[QueueSlice]
+) -> Iterator[pa.RecordBatch]:
+    reader = SliceReader(
+        store,
+        batch_rows=options.batch_rows,
+        batch_bytes=_batch_bytes(options, maker),
+        verify=_verify(options, maker),
+        fail_on_data_loss=options.fail_on_data_loss,
+    )
+    for found in reader.records(slices):
+        yield from maker.batches(found)
+
+
+def _batch_bytes(options: ReadOptions, maker: BatchMaker) -> int:
+    """Bytes of records per batch; unlimited when bodies are not read."""
+    return options.batch_bytes if maker.reads_body else _NO_LIMIT
+
+
+def _verify(options: ReadOptions, maker: BatchMaker) -> Verify:
+    if options.verify_crc is None:
+        return Verify.WANTED if maker.reads_body else Verify.NOTHING
+    return Verify.EVERYTHING if options.verify_crc else Verify.NOTHING
+
+
+def _read_range(
+    options: ReadOptions, maker: BatchMaker, reader: RangeReader, store: StoreSelection, log_range: LogRange
+) -> Iterator[pa.RecordBatch]:
+    try:
+        with closing(open_segment(store.uri, log_range.segment, store.segment_size, log_range.limit)) as segment:
+            for found in reader.records(segment, log_range, segment_uri(store.uri, log_range)):
+                yield from maker.batches(found)
+    except FileNotFoundError:
+        if not options.fail_on_data_loss:
+            return
+        place = segment_uri(store.uri, log_range)
+        raise CorruptStoreError(
+            f"{place}: deleted since the read was planned; failOnDataLoss=false leaves it out"
+        ) from None

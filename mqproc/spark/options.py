@@ -1,7 +1,8 @@
-"""The source's options, read from what the user gave to Spark. Names are the Kafka source's where the meaning is.
+"""Options of source and sink, and the columns of messages.
 
-Every option that is given is looked at, and one that is not known is refused: a misspelt filter would otherwise give
-every row. Light, as `columns` is.
+Options have the names of Spark's Kafka source where the meaning is the same. An unknown option is an error: a misspelt
+filter would return every row. Spark imports this module to discover the source, so it imports neither numpy nor
+pyarrow.
 """
 
 from __future__ import annotations
@@ -9,12 +10,91 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mqproc.errors import BadRequestError
-from mqproc.spark.columns import NAMINGS, check
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+# Columns
+
+# Columns of mqproc's naming in their default order, with Spark's short type names.
+MQPROC_COLUMNS: Final[dict[str, str]] = {
+    "store": "string",
+    "topic": "string",
+    "queue_id": "int",
+    "queue_offset": "bigint",
+    "physical_offset": "bigint",
+    "size": "int",
+    "message_id": "string",
+    "keys": "array<string>",
+    "tag": "string",
+    "body": "binary",
+    "properties": "map<string,string>",
+    "flag": "int",
+    "sys_flag": "int",
+    "born_timestamp": "timestamp",
+    "born_host": "string",
+    "store_timestamp": "timestamp",
+    "store_host": "string",
+    "reconsume_times": "int",
+    "prepared_transaction_offset": "bigint",
+    "body_crc": "int",
+}
+# Columns of RocketMQ's Spark connector: the mqproc column of each, and its type.
+ROCKETMQ_COLUMNS: Final[dict[str, tuple[str, str]]] = {
+    "topic": ("topic", "string"),
+    "flag": ("flag", "int"),
+    "body": ("body", "binary"),
+    "properties": ("properties_json", "string"),
+    "brokerName": ("store_name", "string"),
+    "queueId": ("queue_id", "int"),
+    "queueOffset": ("queue_offset", "bigint"),
+    "bornTimestamp": ("born_timestamp", "timestamp"),
+    "storeTimestamp": ("store_timestamp", "timestamp"),
+}
+COLUMN_NAMINGS: Final = ("mqproc", "rocketmq")
+# DDL type names that do not depend on the session's spark.sql.timestampType.
+_DDL_TYPES: Final = {"timestamp": "timestamp_ltz"}
+
+
+def column_types(naming: str) -> dict[str, str]:
+    """All columns of a naming in order, with Spark's short type names."""
+    if naming == "mqproc":
+        return dict(MQPROC_COLUMNS)
+    return {name: kind for name, (_source, kind) in ROCKETMQ_COLUMNS.items()}
+
+
+def schema_ddl(naming: str, names: Sequence[str] = ()) -> str:
+    """The DDL of the named columns (empty: all). Raises BadRequestError for an unknown column."""
+    types = column_types(naming)
+    check_column_names(naming, names)
+    return ", ".join(f"{name} {ddl_type(types[name])}" for name in names or types)
+
+
+def ddl_type(kind: str) -> str:
+    """The DDL name of a type given by Spark's short name."""
+    return _DDL_TYPES.get(kind, kind)
+
+
+def check_column_names(naming: str, names: Iterable[str]) -> None:
+    """Raise BadRequestError for an unknown column."""
+    types = column_types(naming)
+    for name in names:
+        if name not in types:
+            raise BadRequestError(f"unknown column {name!r}; columns are {', '.join(types)}")
+
+
+def column_sources(naming: str, names: Sequence[str]) -> list[tuple[str, str]]:
+    """(column, source that `batches` builds it from) for each name."""
+    return [(name, name if naming == "mqproc" else ROCKETMQ_COLUMNS[name][0]) for name in names]
+
+
+# Options of reads and streams
+
 
 TIME_MIN: Final = -(1 << 62)
 TIME_MAX: Final = 1 << 62
@@ -29,7 +109,7 @@ Queue = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """Queue offsets by queue; `default` for the others: EARLIEST or LATEST, which may stand in `by_queue` too."""
+    """Queue offsets by queue; `default` applies to other queues. EARLIEST and LATEST are allowed in both."""
 
     default: int
     by_queue: Mapping[Queue, int] = dataclasses.field(default_factory=dict)
@@ -39,8 +119,8 @@ class Offsets:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
-    """Which messages: empty means all. begin_ms ≤ store time < end_ms; a message has one of `tags`, one of `keys`."""
+class ReadSelection:
+    """Which messages to read: begin_ms ≤ store time < end_ms, one of `tags`, one of `keys`. Empty means all."""
 
     topics: tuple[str, ...] = ()
     topic_pattern: str = ""
@@ -53,27 +133,27 @@ class Selection:
     starting: Offsets = Offsets(EARLIEST)
     ending: Offsets = Offsets(LATEST)
 
-    def takes(self, topic: str, queue_id: int) -> bool:
-        """Whether messages of a queue are wanted."""
+    def includes(self, topic: str, queue_id: int) -> bool:
+        """Whether the selection includes a queue."""
         if self.queues and (topic, queue_id) not in self.queues:
             return False
-        return self.takes_topic(topic) and (not self.queue_ids or queue_id in self.queue_ids)
+        return self.includes_topic(topic) and (not self.queue_ids or queue_id in self.queue_ids)
 
-    def takes_topic(self, topic: str) -> bool:
-        """Whether messages of a topic may be wanted."""
+    def includes_topic(self, topic: str) -> bool:
+        """Whether the selection may include queues of a topic."""
         if self.topics and topic not in self.topics:
             return False
         return not self.topic_pattern or re.fullmatch(self.topic_pattern, topic) is not None
 
     @property
     def is_narrow(self) -> bool:
-        """Whether some queues are left out."""
+        """Whether the selection excludes some queues."""
         return bool(self.topics or self.topic_pattern or self.queues or self.queue_ids)
 
     def named_queues(self) -> list[Queue] | None:
-        """All queues that can be meant; None when only the stores can tell."""
+        """All queues that the selection can include; None when that depends on the stores."""
         if self.queues:
-            return [queue for queue in self.queues if self.takes(*queue)]
+            return [queue for queue in self.queues if self.includes(*queue)]
         if self.topics and self.queue_ids:
             return [(topic, queue_id) for topic in self.topics for queue_id in self.queue_ids]
         return None
@@ -81,68 +161,65 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a read was asked for."""
+    """Options of a batch read."""
 
     paths: tuple[str, ...]
-    selection: Selection = Selection()
+    selection: ReadSelection = ReadSelection()
     naming: str = "mqproc"
     columns: tuple[str, ...] = ()
     min_partitions: int = 1
     split_bytes: int = 0
-    """Bytes of log a partition has; 0: chosen by the size of the stores."""
+    """Bytes of log per partition; 0: chosen by the size of the stores."""
     batch_rows: int = 32_768
     batch_bytes: int = 1 << 20
-    """Of records, where bodies are read: few enough to stay in a processor's cache on their way to a row."""
+    """Bytes of records per batch when bodies are read; the default fits a processor's cache."""
     fail_on_data_loss: bool = True
     verify_crc: bool | None = None
-    """Of all records that are passed, or of none; None: of the wanted ones where the body is among the columns."""
+    """CRCs to verify: of all records in the range, of none, or (None) of selected records when bodies are read."""
     clock_step_ms: int = 60_000
-    """How far a store's clock may have been set back; decides how much of the log a time range leaves unread."""
+    """Largest step back of a store's clock; widens the part of the log that is read for a time range."""
     filter_pushdown: bool = False
     plain_bodies: bool = False
-    """Bodies as they were before their producers compressed them, instead of as they are stored."""
+    """Decompress bodies that producers have compressed."""
     by_units: bool | None = None
-    """Read queues by their units, or all of the log; None: what is less work."""
+    """Read queues by their ConsumeQueue units, or scan the log; None: whichever is less work."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """What a stream was asked for: what of `read` has a meaning there, and where and how fast it goes."""
+    """Options of a stream: those of a read that apply to streams, the start position and the rate."""
 
     read: ReadOptions
     starting: Offsets
     starting_ms: int | None = None
-    """Where a new query begins, by store time; None: by `starting`."""
+    """Store time at which a new query starts; None: `starting` decides."""
     offsets_per_trigger_max: int = 0
-    """Messages of a micro-batch; 0: all that there are."""
+    """Messages per micro-batch; 0: no limit."""
     records_per_partition_max: int = 0
-    """Messages of a task; 0: chosen by the size of the micro-batch."""
+    """Messages per task; 0: chosen by the size of the micro-batch."""
     consumer_group: str = ""
-    """The group whose progress in the stores follows the query's; "" for none."""
+    """Consumer group whose committed offsets follow the query; "" for none."""
 
 
 def without_scheme(path: str) -> str:
-    """The path of a folder that was given as `file:///tmp/store` or, as Hadoop writes it, `file:/tmp/store`.
-
-    As in other URLs the scheme may be of any case, and the host this machine.
-    """
+    """The folder's path, without a `file:` scheme in any case and with or without a local host."""
     return _FILE.sub("", path, count=1)
 
 
 def table_options(given: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """(naming, columns), of a read or a stream. Raises BadRequestError."""
-    values = _lowered(given, "", _BOTH + _BATCH_ONLY + _STREAM_ONLY, ())
-    naming = values.get("naming", NAMINGS[0])
-    if naming not in NAMINGS:
-        raise BadRequestError(f"option naming = {naming!r}; it is one of {', '.join(NAMINGS)}")
+    """(naming, columns) of a read or a stream. Raises BadRequestError."""
+    values = _canonical(given, "", _BOTH + _BATCH_ONLY + _STREAM_ONLY, ())
+    naming = values.get("naming", COLUMN_NAMINGS[0])
+    if naming not in COLUMN_NAMINGS:
+        raise BadRequestError(f"option naming = {naming!r}; it is one of {', '.join(COLUMN_NAMINGS)}")
     columns = _words(values, "columns")
-    check(naming, columns)
+    check_column_names(naming, columns)
     return naming, columns
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """Options of a batch read. Raises BadRequestError that names option, value and what it may be."""
-    values = _lowered(given, "is for streams", _BOTH + _BATCH_ONLY, _STREAM_ONLY)
+    """Parse the options of a batch read. Raises BadRequestError with option, value and allowed values."""
+    values = _canonical(given, "is for streams", _BOTH + _BATCH_ONLY, _STREAM_ONLY)
     selection = dataclasses.replace(
         _selection(values),
         begin_ms=_integer(values, "startingTimestamp", TIME_MIN),
@@ -151,7 +228,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         ending=_offsets(values, "endingOffsets", LATEST),
     )
     _check_offsets(selection, startingOffsets=selection.starting, endingOffsets=selection.ending)
-    _check_something_is_left(values, selection)
+    _check_ranges(values, selection)
     return dataclasses.replace(
         _read(given, values, selection),
         split_bytes=_integer(values, "splitBytes", 0, low=0, high=1 << 50),
@@ -162,8 +239,8 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
 
 
 def stream_options(given: Mapping[str, str]) -> StreamOptions:
-    """Options of a stream. Raises BadRequestError that names option, value and what it may be."""
-    values = _lowered(given, "is for batch reads", _BOTH + _STREAM_ONLY, _BATCH_ONLY)
+    """Parse the options of a stream. Raises BadRequestError with option, value and allowed values."""
+    values = _canonical(given, "is for batch reads", _BOTH + _STREAM_ONLY, _BATCH_ONLY)
     if "startingTimestamp" in values and "startingOffsets" in values:
         raise BadRequestError("options startingOffsets and startingTimestamp exclude one another in a stream")
     starting_ms = _integer(values, "startingTimestamp", 0) if "startingTimestamp" in values else None
@@ -179,30 +256,31 @@ def stream_options(given: Mapping[str, str]) -> StreamOptions:
     )
 
 
-def _check_offsets(selection: Selection, **given: Offsets) -> None:
-    """Raise BadRequestError when offsets are given of a queue that is not read: it, or the choice, is misspelled."""
+def _check_offsets(selection: ReadSelection, **given: Offsets) -> None:
+    """Raise BadRequestError when offsets name a queue that the selection excludes."""
     for name, offsets in given.items():
         for topic, queue_id in offsets.by_queue:
-            if not selection.takes(topic, queue_id):
-                raise BadRequestError(f"option {name}: queue {queue_id} of {topic} is none of those that are read")
+            if not selection.includes(topic, queue_id):
+                raise BadRequestError(f"option {name}: queue {queue_id} of {topic} is not among the selected queues")
 
 
-def _check_something_is_left(values: Mapping[str, str], of: Selection) -> None:
-    """Raise BadRequestError when no message can be of a batch read's times and offsets."""
-    if of.begin_ms >= of.end_ms:
+def _check_ranges(values: Mapping[str, str], selection: ReadSelection) -> None:
+    """Raise BadRequestError when the time range or a queue's offset range is empty."""
+    begin_ms, end_ms = selection.begin_ms, selection.end_ms
+    if begin_ms >= end_ms:
         raise BadRequestError(
-            f"option startingTimestamp = {of.begin_ms:,} leaves nothing to read below endingTimestamp = {of.end_ms:,}"
+            f"option startingTimestamp = {begin_ms:,} leaves nothing to read below endingTimestamp = {end_ms:,}"
         )
-    for queue, start in of.starting.by_queue.items():
-        if 0 <= of.ending.of(*queue) < start:
+    for (topic, queue_id), start in selection.starting.by_queue.items():
+        if 0 <= (end := selection.ending.of(topic, queue_id)) < start:
             raise BadRequestError(
-                f"option startingOffsets = {values['startingOffsets']!r}: {start:,} of queue {queue[1]} of {queue[0]} "
-                f"lies behind its {of.ending.of(*queue):,} of endingOffsets"
+                f"option startingOffsets = {values['startingOffsets']!r}: {start:,} of queue {queue_id} of {topic} "
+                f"is after its endingOffsets {end:,}"
             )
 
 
-def _selection(values: Mapping[str, str]) -> Selection:
-    found = Selection(
+def _selection(values: Mapping[str, str]) -> ReadSelection:
+    found = ReadSelection(
         topics=_topics(values),
         topic_pattern=_pattern(values),
         queues=_assigned(values),
@@ -216,7 +294,7 @@ def _selection(values: Mapping[str, str]) -> Selection:
     return found
 
 
-def _read(given: Mapping[str, str], values: Mapping[str, str], selection: Selection) -> ReadOptions:
+def _read(given: Mapping[str, str], values: Mapping[str, str], selection: ReadSelection) -> ReadOptions:
     naming, columns = table_options(given)
     return ReadOptions(
         paths=_paths(values),
@@ -228,7 +306,7 @@ def _read(given: Mapping[str, str], values: Mapping[str, str], selection: Select
         batch_bytes=_integer(values, "batchBytes", 1 << 20, low=1, high=1 << 30),
         fail_on_data_loss=_boolean(values, "failOnDataLoss", True) is True,
         verify_crc=_boolean(values, "verifyCrc", None),
-        # RocketMQ's connector gives them so, and no column of its names tells which are compressed.
+        # RocketMQ's connector returns plain bodies, and its columns do not show which are compressed.
         plain_bodies=_boolean(values, "plainBodies", naming == "rocketmq") is True,
     )
 
@@ -241,27 +319,30 @@ _BOTH: Final = (
     *("minPartitions", "batchRows", "batchBytes", "failOnDataLoss", "verifyCrc", "plainBodies"),
 )
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "splitBytes", "clockStepMs", "filterPushdown", "byUnits")
-# What Spark's catalog adds to the options of a table.
-_OF_TABLES: Final = frozenset({"owner", "location", "provider", "comment", "external", "is_managed_location"})
+# Options that Spark's catalog adds for a table.
+_TABLE_OPTIONS: Final = frozenset({"owner", "location", "provider", "comment", "external", "is_managed_location"})
 _STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxRecordsPerPartition", "consumerGroup")
 
 
-def _lowered(
-    given: Mapping[str, str], elsewhere: str, known: tuple[str, ...], others: tuple[str, ...]
+def _canonical(
+    given: Mapping[str, str], other_use: str, known: tuple[str, ...], others: tuple[str, ...]
 ) -> dict[str, str]:
-    """The given options under their own names, whose case Spark does not keep; `others` have a meaning elsewhere."""
+    """The given options under their canonical names, whose case Spark does not keep.
+
+    Raises BadRequestError for an unknown option, with `other_use` for one of `others`.
+    """
     names, other_names = ({name.lower(): name for name in some} for some in (known, others))
     found: dict[str, str] = {}
     for name, value in given.items():
         if name.lower() in other_names:
-            raise BadRequestError(f"option {other_names[name.lower()]!r} {elsewhere}")
-        if name.lower() in _OF_TABLES:
+            raise BadRequestError(f"option {other_names[name.lower()]!r} {other_use}")
+        if name.lower() in _TABLE_OPTIONS:
             raise BadRequestError(
-                f"option {name!r} is that of a table in Spark's catalog, which a store cannot be: CREATE TEMPORARY "
-                "VIEW name USING mqproc OPTIONS (path '…') gives one a name"
+                f"option {name!r} belongs to a table in Spark's catalog, and a store cannot be one: use CREATE "
+                "TEMPORARY VIEW name USING mqproc OPTIONS (path '…')"
             )
         if name.lower() not in names:
-            raise BadRequestError(f"option {name!r} is not known; there are {', '.join(sorted(known))}")
+            raise BadRequestError(f"option {name!r} is unknown; options are {', '.join(sorted(known))}")
         found[names[name.lower()]] = str(value)
     return found
 
@@ -269,7 +350,7 @@ def _lowered(
 def _paths(values: Mapping[str, str]) -> tuple[str, ...]:
     several = _texts(values, "paths") if "paths" in values else []
     paths = (*([values["path"]] if values.get("path") else []), *several)
-    # An empty one would be the folder that Spark was started in.
+    # An empty path would mean the folder that Spark was started in.
     if not paths or "" in paths:
         raise BadRequestError("no path is given: load(path) takes a store's folder, a pattern, or a list of them")
     return paths
@@ -278,7 +359,7 @@ def _paths(values: Mapping[str, str]) -> tuple[str, ...]:
 def _topics(values: Mapping[str, str]) -> tuple[str, ...]:
     given = [name for name in _SUBSCRIPTIONS if name in values]
     if len(given) > 1:
-        raise BadRequestError(f"options {' and '.join(given)} exclude one another")
+        raise BadRequestError(f"options {' and '.join(given)} exclude each other")
     if "topic" in values:
         return (_not_empty(values, "topic"),)
     return _words(values, "subscribe")
@@ -296,16 +377,16 @@ def _pattern(values: Mapping[str, str]) -> str:
 
 
 def _words(values: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """Words with commas between, or a JSON list of them; () when the option is not given."""
+    """The words of an option, separated by commas or as a JSON list; () when the option is missing."""
     if name not in values:
         return ()
     text = values[name]
     words = _texts(values, name) if text.startswith("[") else [word.strip() for word in text.split(",")]
-    return _some(values, name, words)
+    return _nonempty(values, name, words)
 
 
-def _some(values: Mapping[str, str], name: str, words: Iterable[str]) -> tuple[str, ...]:
-    """The words that are not empty, each once. Raises BadRequestError when there is none: that is not to mean all."""
+def _nonempty(values: Mapping[str, str], name: str, words: Iterable[str]) -> tuple[str, ...]:
+    """The non-empty words, each once. Raises BadRequestError when none is left, which must not mean all."""
     found = tuple(dict.fromkeys(word for word in words if word))
     if not found:
         raise BadRequestError(f"option {name} = {values[name]!r} names nothing; leave it out for all")
@@ -313,22 +394,24 @@ def _some(values: Mapping[str, str], name: str, words: Iterable[str]) -> tuple[s
         try:
             word.encode()
         except UnicodeEncodeError as error:
-            raise BadRequestError(f"option {name} = {word!r}: character {error.start} is half of one") from None
+            raise BadRequestError(
+                f"option {name} = {word!r}: character {error.start} is an unpaired surrogate"
+            ) from None
     return found
 
 
 def _not_empty(values: Mapping[str, str], name: str) -> str:
-    return _some(values, name, [values[name]])[0]
+    return _nonempty(values, name, [values[name]])[0]
 
 
 def _tags(values: Mapping[str, str]) -> tuple[str, ...]:
-    """`tag` names tags as words, `subExpression` as RocketMQ does: `a || b`, and `*` or nothing for all."""
+    """Tags from `tag` as words, or from `subExpression` as `a || b`; `*` and an empty expression mean all."""
     expression = values.get("subExpression", "*")
     if expression.strip() in ("*", ""):
         return _words(values, "tag")
     if "tag" in values:
-        raise BadRequestError("options tag and subExpression exclude one another")
-    return _some(values, "subExpression", (tag.strip() for tag in expression.split("||")))
+        raise BadRequestError("options tag and subExpression exclude each other")
+    return _nonempty(values, "subExpression", (tag.strip() for tag in expression.split("||")))
 
 
 def _integer(values: Mapping[str, str], name: str, default: int, low: int = TIME_MIN, high: int = TIME_MAX) -> int:
@@ -338,7 +421,7 @@ def _integer(values: Mapping[str, str], name: str, default: int, low: int = TIME
     try:
         number = int(text)
     except ValueError:
-        raise BadRequestError(f"option {name} = {text!r} is no integer") from None
+        raise BadRequestError(f"option {name} = {text!r} is not an integer") from None
     if not low <= number <= high:
         raise BadRequestError(f"option {name} = {number:,} is not in [{low:,}, {high:,}]")
     return number
@@ -374,7 +457,7 @@ _OFFSET_WORDS: Final = {"earliest": EARLIEST, "latest": LATEST}
 
 def _offsets(values: Mapping[str, str], name: str, default: int) -> Offsets:
     text = values.get(name, "").lower()
-    # A read from the end on, or up to the beginning, has no rows whatever is stored: a mistake.
+    # A read that starts at the end, or ends at the start, returns no rows from any store: a mistake.
     if text in _OFFSET_WORDS and _OFFSET_WORDS[text] != default:
         raise BadRequestError(f"option {name} = {text!r} leaves nothing to read")
     if not text or text in _OFFSET_WORDS:
@@ -383,7 +466,7 @@ def _offsets(values: Mapping[str, str], name: str, default: int) -> Offsets:
 
 
 def _starting(values: Mapping[str, str]) -> Offsets:
-    """Where a stream begins; queues that JSON does not name, at their beginning."""
+    """Where a stream starts; queues missing from the JSON start at their first message."""
     text = values.get("startingOffsets", "latest").lower()
     if text in _OFFSET_WORDS:
         return Offsets(_OFFSET_WORDS[text])
@@ -396,13 +479,13 @@ def _by_queue(values: Mapping[str, str], name: str, words: tuple[int, ...]) -> d
         for queue, offset in queues.items():
             is_queue = queue.isascii() and queue.isdecimal() and int(queue) <= QUEUE_ID_MAX
             if not is_queue or type(offset) is not int or not (0 <= offset <= OFFSET_MAX or offset in words):
-                raise BadRequestError(f"option {name}: {offset!r} is no queue offset for queue {queue!r} of {topic!r}")
+                raise BadRequestError(f"option {name}: {offset!r} is not an offset for queue {queue!r} of {topic!r}")
             found[topic, int(queue)] = offset
     return found
 
 
 def _json(values: Mapping[str, str], name: str, kind: type[list[Any] | dict[str, Any]], like: str) -> dict[str, Any]:
-    """An option's JSON: of each topic one of `kind`, as in the example `like`."""
+    """An option's JSON object, whose values are of a `kind`; `like` is the example for the error."""
     found = _loaded(values, name)
     if not isinstance(found, dict) or not all(isinstance(part, kind) for part in found.values()):
         raise BadRequestError(f"option {name} = {values[name]!r}; it is like {like}")
@@ -410,7 +493,7 @@ def _json(values: Mapping[str, str], name: str, kind: type[list[Any] | dict[str,
 
 
 def _texts(values: Mapping[str, str], name: str) -> list[str]:
-    """An option's JSON list of texts."""
+    """An option's JSON list of strings."""
     found = _loaded(values, name)
     if not isinstance(found, list) or not all(isinstance(part, str) for part in found):
         raise BadRequestError(f'option {name} = {values[name]!r}; it is like ["one", "two"]')
@@ -421,4 +504,76 @@ def _loaded(values: Mapping[str, str], name: str) -> Any:
     try:
         return json.loads(values[name])
     except json.JSONDecodeError as error:
-        raise BadRequestError(f"option {name} = {values[name]!r} is no JSON: {error}") from None
+        raise BadRequestError(f"option {name} = {values[name]!r} is not valid JSON: {error}") from None
+
+
+# Options and columns of the sink
+
+DEFAULT_QUEUES: Final = 8
+"""Queues of a topic that a write creates."""
+
+SINK_COLUMNS: Final[dict[str, tuple[str, ...]]] = {
+    "topic": ("string",),
+    "body": ("binary", "string"),
+    "tag": ("string",),
+    "keys": ("array<string>", "string"),
+    "queue_id": ("int",),
+    "properties": ("map<string,string>",),
+    "flag": ("int",),
+    "born_timestamp": ("timestamp",),
+}
+"""Columns that a write accepts, with their types: those of the source that a sender may set."""
+
+_SINK_OPTIONS: Final = ("path", "topic", "queues", "queueId", "writeId", "checkpointLocation")
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """Options of a write. `store` is the folder of a group that runs on the executors' machine."""
+
+    store: str
+    topic: str = ""
+    """The topic of all rows; "": the column `topic` of each row."""
+    queue_id: int | None = None
+    """The queue of all rows; None: the column `queue_id`, or one queue for the rows of a partition."""
+    queues: int = DEFAULT_QUEUES
+    write_id: str = ""
+    """Name of a batch write, under which repeating it stores no row twice; "": a new name for each write."""
+
+
+def write_options(given: Mapping[str, str], *, overwrite: bool) -> WriteOptions:
+    """Parse the options of a write. Raises BadRequestError with option, value and allowed values."""
+    names = {name.lower(): name for name in _SINK_OPTIONS}
+    values: dict[str, str] = {}
+    for name, value in given.items():
+        if name.lower() not in names:
+            raise BadRequestError(f"option {name!r} is unknown; options are {', '.join(sorted(_SINK_OPTIONS[:-1]))}")
+        values[names[name.lower()]] = str(value)
+    if overwrite:
+        raise BadRequestError("messages are appended and cannot be overwritten; use mode('append')")
+    store = without_scheme(values.get("path", ""))
+    if not store or "://" in store:
+        raise BadRequestError(f"path = {store!r}: must be the folder of one store")
+    return WriteOptions(
+        store,
+        values.get("topic", ""),
+        _integer(values, "queueId", 0, low=0, high=QUEUE_ID_MAX) if "queueId" in values else None,
+        _integer(values, "queues", DEFAULT_QUEUES, low=1, high=1 << 16),
+        values.get("writeId", ""),
+    )
+
+
+def check_columns(options: WriteOptions, schema: StructType) -> None:
+    """Raise BadRequestError for a column that cannot be written, and for a missing one."""
+    names = schema.fieldNames()
+    for field in schema.fields:
+        if field.name not in SINK_COLUMNS:
+            raise BadRequestError(f"column {field.name} cannot be written; select from {', '.join(SINK_COLUMNS)}")
+        actual = field.dataType.simpleString()
+        if actual not in SINK_COLUMNS[field.name]:
+            allowed = " or ".join(map(ddl_type, SINK_COLUMNS[field.name]))
+            raise BadRequestError(f"column {field.name} is {actual}; it must be {allowed}")
+    if "body" not in names:
+        raise BadRequestError("column body is missing")
+    if "topic" not in names and not options.topic:
+        raise BadRequestError("column topic is missing; the option topic sets one topic for all rows")

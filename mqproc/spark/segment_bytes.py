@@ -1,4 +1,4 @@
-"""The bytes of a CommitLog segment, wherever it lies: mapped from a folder, or fetched from remote storage in parts."""
+"""The bytes of a CommitLog segment: mapped from a folder, or fetched in parts from remote storage."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.errors import BadRequestError, CorruptStoreError, MqprocError, StoreAccessError
-from mqproc.io import StoreIO
-from mqproc.kernels.views import as_kernel_array
+from mqproc.io.store_io import StoreIO
+from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.paths import segment_name
 
-# Fetched at once beyond what was asked for: most records that begin before a range's end also end there.
+# Fetched in addition: most records that begin before a range's end also end within this.
 AHEAD_BYTES: Final = 1 << 20
 
 
 class SegmentBytes(Protocol):
-    """One segment. Positions are bytes from its begin; `size` is the file's length, at most a segment's."""
+    """One segment. Positions are bytes from its start; `size` is the file's length, at most a segment's."""
 
     size: int
 
     def part(self, start: int, stop: int) -> tuple[NDArray[np.uint8], int]:
         """uint8 of at least [start, min(stop, size)), and the position of its byte 0. Valid until the next call.
 
-        Raises FileNotFoundError when it is gone, StoreAccessError for what else remote storage says.
+        Raises FileNotFoundError when the file is gone, StoreAccessError for other errors of remote storage.
         """
         ...
 
-    def let_go(self, start: int, stop: int) -> None:
-        """Nobody looks at [start, stop) soon."""
+    def release_pages(self, start: int, stop: int) -> None:
+        """Release memory of [start, stop), which is not needed soon."""
         ...
 
     def close(self) -> None:
-        """Let go of everything. Parts that somebody still has stay valid."""
+        """Close the file. Parts that are still referenced stay valid."""
         ...
 
 
@@ -45,7 +45,7 @@ class MappedSegment:
     """A segment in a folder of this machine, mapped as a whole."""
 
     def __init__(self, io: StoreIO, path: Path, segment_size: int) -> None:
-        """Raises FileNotFoundError when there is none."""
+        """Raises FileNotFoundError when the segment does not exist."""
         self._io = io
         fd = io.open(path)
         try:
@@ -58,7 +58,7 @@ class MappedSegment:
     def part(self, start: int, stop: int) -> tuple[NDArray[np.uint8], int]:
         return self._view, 0
 
-    def let_go(self, start: int, stop: int) -> None:
+    def release_pages(self, start: int, stop: int) -> None:
         if self._map is not None and stop > start:
             self._io.unmap_pages(self._map, start, stop - start)
 
@@ -68,7 +68,7 @@ class MappedSegment:
 
 
 class FetchedSegment:
-    """A segment on remote storage, of which one part at a time is in memory."""
+    """A segment on remote storage, with one part at a time in memory."""
 
     def __init__(self, files: Any, path: str, size: int) -> None:
         """`files` is fsspec's file system, `size` the object's length."""
@@ -82,21 +82,21 @@ class FetchedSegment:
         stop, end = min(stop, self.size), self._start + len(self._view)
         if start < self._start or stop > end:
             stop = min(stop + AHEAD_BYTES, self.size)
-            # What the next part has in common with this one is not fetched again, or in an archive not gone back to.
+            # The overlap with the next part is kept: fetching it again costs a request, and a rewind in an archive.
             kept = self._view[start - self._start :] if self._start <= start < end else self._view[:0]
             fetched = self._fetch(start + len(kept), stop)
             self._start, self._view = start, np.concatenate((kept, fetched)) if len(kept) else fetched
         return self._view, self._start
 
-    def let_go(self, start: int, stop: int) -> None:
-        """Parts are small; the next one replaces this one."""
+    def release_pages(self, start: int, stop: int) -> None:
+        """Nothing to do: parts are small, and the next one replaces this one."""
 
     def close(self) -> None:
         self._view = np.zeros(0, np.uint8)
 
     def _fetch(self, start: int, stop: int) -> NDArray[np.uint8]:
         place = f"{self._path}: bytes [{start:,}, {stop:,})"
-        with telling(place, FileNotFoundError):
+        with storage_errors(place, FileNotFoundError):
             data = self._bytes(start, stop)
         if len(data) != stop - start:
             raise CorruptStoreError(f"{place}: only {len(data):,} bytes came")
@@ -107,7 +107,7 @@ class FetchedSegment:
 
 
 class ArchivedSegment(FetchedSegment):
-    """A segment in an archive, which stays open: what comes next is unpacked from there on, all else from its begin."""
+    """A segment in an archive, kept open: sequential reads decompress onwards, others from its start."""
 
     def __init__(self, files: Any, path: str, size: int) -> None:
         super().__init__(files, path, size)
@@ -126,22 +126,22 @@ class ArchivedSegment(FetchedSegment):
 
 
 def open_segment(uri: str, start: int, segment_size: int, size: int) -> SegmentBytes:
-    """The segment of the store at `uri`, a folder's path or a URL, that begins at log position `start`.
+    """Open the segment at log position `start` of the store at `uri`, a folder or a URL.
 
     `size` is the file's length as far as it is known. Raises FileNotFoundError.
     """
     if "://" not in uri:
         return MappedSegment(StoreIO(), Path(uri) / "commitlog" / segment_name(start), segment_size)
-    files, root = remote(uri)
+    files, root = open_file_system(uri)
     kind = ArchivedSegment if is_archive(files) else FetchedSegment
-    return kind(files, within(root, f"commitlog/{segment_name(start)}"), min(size, segment_size))
+    return kind(files, join_path(root, f"commitlog/{segment_name(start)}"), min(size, segment_size))
 
 
-def remote(url: str) -> tuple[Any, str]:
-    """fsspec's file system of a URL and the path in it. Credentials come from the environment, as fsspec's do.
+def open_file_system(url: str) -> tuple[Any, str]:
+    """fsspec's file system for a URL and the path in it. Credentials come from the environment.
 
-    Raises BadRequestError for a scheme that fsspec does not know and for a URL that does not say enough,
-    StoreAccessError for a scheme whose package is missing and for storage that cannot be reached.
+    Raises BadRequestError for an unknown scheme and an incomplete URL, StoreAccessError when the scheme's package is
+    missing or storage cannot be reached.
     """
     try:
         import fsspec
@@ -152,39 +152,36 @@ def remote(url: str) -> tuple[Any, str]:
     except ValueError as error:
         raise BadRequestError(f"{url}: {error}") from None
     except (AttributeError, TypeError) as error:
-        # Of what lies within another file system, and of such as take more than a URL.
-        raise BadRequestError(f"{url}: says too little for fsspec: {error}") from None
+        # File systems inside another one, and those that need more than a URL.
+        raise BadRequestError(f"{url}: incomplete for fsspec: {error}") from None
     except (ImportError, OSError) as error:
-        raise StoreAccessError(f"{url}: {_said(error)}") from None
+        raise StoreAccessError(f"{url}: {_first_line(error)}") from None
     return files, str(root).rstrip("/") or str(root)
 
 
 def is_archive(files: Any) -> bool:
-    """Whether each file of a file system of fsspec's has to be unpacked from its begin."""
+    """Whether reading a file of this fsspec file system decompresses it from its start."""
     from fsspec.archive import AbstractArchiveFileSystem
 
     return isinstance(files, AbstractArchiveFileSystem)
 
 
-def within(root: str, name: str) -> str:
-    """The path of a name in a folder of a file system, which may be its root; an archive's own is called nothing."""
+def join_path(root: str, name: str) -> str:
+    """The path of a name in a folder; the folder may be a root, which is "" in an archive."""
     return f"{root.rstrip('/')}/{name}" if root else name
 
 
 @contextmanager
-def telling(place: str, *passed: type[Exception]) -> Iterator[None]:
-    """Raises StoreAccessError for what remote storage says: each of its packages has errors of its own.
-
-    Errors of ours go through, and such as are `passed`.
-    """
+def storage_errors(place: str, *passed: type[Exception]) -> Iterator[None]:
+    """Turn errors of storage packages into StoreAccessError; mqproc's own errors and those of `passed` pass."""
     try:
         yield
     except Exception as error:
         if isinstance(error, (MqprocError, *passed)):
             raise
-        raise StoreAccessError(f"{place}: {_said(error)}") from error
+        raise StoreAccessError(f"{place}: {_first_line(error)}") from error
 
 
-def _said(error: Exception) -> str:
-    """The first line of an error: libraries that are looked for in many places tell of each."""
+def _first_line(error: Exception) -> str:
+    """The first line of an error, as some libraries list every location they tried."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__

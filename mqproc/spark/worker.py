@@ -1,29 +1,71 @@
-"""What a Python process of Spark's keeps from one task to the next: memory that was freed, and what is loaded.
+"""Spark's Python worker processes: their daemon, and what they keep from one task to the next.
 
-A worker makes a full garbage collection behind each task. Through all that Spark, Arrow and numba have loaded, which
-is never garbage, that is 0.1 s of a processor: more than a small task does.
+`runtimes.py` starts this module in place of `pyspark.daemon`, with the same arguments.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import socket
+import sys
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from mqproc.roles.memory import keep_freed_memory
+from pyspark import daemon
+
+from mqproc.roles.process_setup import keep_freed_memory
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 T = TypeVar("T")
 
+_run_worker = daemon.worker
+_CLOSED = (BrokenPipeError, ConnectionResetError)
+
 
 @functools.cache
-def keep_loaded() -> None:
-    """Leave what is there by now out of garbage collections. The first call in a process counts."""
+def exclude_loaded_from_gc() -> None:
+    """Exclude all objects that exist at the first call from garbage collections.
+
+    A worker runs a full collection after each task. Over the objects of Spark, Arrow and numba that takes 0.1 s, longer
+    than a small task.
+    """
     gc.freeze()
 
 
-def as_task(results: Iterator[T]) -> Iterator[T]:
-    """What a task gives, made in a process that keeps; the first task brings in most of what is loaded."""
+def run_task(results: Iterator[T]) -> Iterator[T]:
+    """Yield a task's results; freed memory and loaded modules stay in the process for its next task."""
     keep_freed_memory()
     yield from results
-    keep_loaded()
+    exclude_loaded_from_gc()
+
+
+def worker(sock: socket.socket, authenticated: bool) -> int:
+    """Run a task as Spark's own worker does; 0, or 1 when this was the last task or Java closed the connection.
+
+    Java closes it when a query has enough rows (`show()`, a limit) and when a session ends. Spark's own worker prints a
+    stack trace then.
+    """
+    sys.unraisablehook = _report_unraisable
+    try:
+        return _run_worker(sock, authenticated)
+    except _CLOSED:
+        return 1
+
+
+def _report_unraisable(unraisable: UnraisableHookArgs) -> None:
+    """Report unless a file could not flush to a closed connection, which Python 3.13 and newer report too."""
+    if not isinstance(unraisable.exc_value, _CLOSED):
+        sys.__unraisablehook__(unraisable)
+
+
+def main() -> None:
+    """Fork workers until Java ends this process."""
+    daemon.worker = worker
+    daemon.manager()
+
+
+if __name__ == "__main__":
+    main()

@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 
 from mqproc import Client, Message
-from mqproc.bench import commands, limits, recovering
+from mqproc.bench import commands, limits
+from mqproc.bench import stores as recovering
+from mqproc.bench.clients import KEY_CHARACTERS, Messages, Recorder, Shape, key_of, paced
 from mqproc.bench.commands import _print
-from mqproc.bench.figures import figures_of
-from mqproc.bench.load import KEY_CHARACTERS, Messages, Recorder, Shape, key_of, paced
-from mqproc.bench.runs import Bench
+from mqproc.bench.runs import Bench, figures_of
 from mqproc.cli.output import Output
 from mqproc.client.retry import NO_RETRY
-from mqproc.control import Control
 from mqproc.errors import DiskFullError, NotRunningError, RequestTimeoutError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.control import Control
 from mqproc.layout import control as words_of
 from tests.cli.calling import call
 from tests.conftest import Group, wait_until

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from mqproc.bench.figures import CpuMeter
+from mqproc.bench.runs import CpuMeter
 from tests.conftest import wait_until
 
 

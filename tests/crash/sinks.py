@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from mqproc.client.core import TIMEOUT_S, Call
+from mqproc.client.dispatch_barrier import Patience
+from mqproc.client.requests import TIMEOUT_S, Call
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
-from mqproc.client.settling import Patience
 from mqproc.errors import MqprocError
 from mqproc.paths import StorePaths
 from tests.crash.parties import Found
@@ -104,14 +104,14 @@ class Sinks:
     def _send(self, epoch: int, rows: list[Sent], paths: StorePaths, schedule: Schedule, clock: SimulatedClock) -> None:
         """One task. A micro-batch that was under way when it began may be over when it comes to its turn."""
         # Here, so that a bug can be planted before, and who has no such tasks needs no Arrow.
-        from mqproc.spark.sink.sending import TopicRows
+        from mqproc.spark.sink import TopicRows
 
         may_live = self.patient or self.rng.random() > KILL_CHANCE
         client = _Client(paths, schedule, clock, 0 if may_live else self.rng.randint(1, CALLS_UNTIL_KILL_MAX))
         self.tasks += 1
         try:
             task = TopicRows(client, TOPIC, f"query\0{epoch}\0{QUEUE}", QUEUE, Patience(clock, PATIENT_PINGS))
-            task.look()
+            task.find_stored()
             at = 0
             while at < len(rows):
                 stop = min(len(rows), at + self.rng.randint(1, ROWS_PER_BATCH_MAX))

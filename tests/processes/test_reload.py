@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 
 from mqproc import DiskFullError, Message, MessageTooLargeError
-from mqproc.cli.top.source import Source
+from mqproc.cli.admin.top import Source
 from mqproc.client.retry import NO_RETRY
-from mqproc.config import FIELDS
-from mqproc.io import StoreIO
+from mqproc.config.options import FIELDS
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.store.settings import read_settings
 from tests.conftest import ROOT, START_TIMEOUT_S, Group, wait_until
@@ -78,7 +78,7 @@ READERS = {
     "metrics/snapshot.py": {words_of.MONITOR, TOP},
     # Of a command that ends at once, and of a task of Spark's.
     "store/retention/survey.py": set(),
-    "spark/sink/sending.py": set(),
+    "spark/sink.py": set(),
 }
 """Who runs the modules that read an option which may change."""
 

@@ -6,23 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.bench.counting import STEP, counting_cost
 from mqproc.ipc.histogram import read_buckets
-from mqproc.kernels.append_counts import UNPUBLISHED_FRAMES
+from mqproc.kernels.append_frame import UNPUBLISHED_FRAMES
 from mqproc.layout import control as layout
-from mqproc.layout import figures
-from mqproc.roles.append_times import AppendTimes
-from mqproc.store.succession import take_over
-from tests.conftest import keeps_below
+from mqproc.layout import histograms
+from mqproc.roles.writer.role import AppendLatency
+from mqproc.store.commitlog.takeover import take_over
 from tests.store.engine import Engine
-
-# The bar.
-BATCH_NS_MAX = 10.0
 
 
 def counts(engine: Engine) -> tuple[int, int, int, float]:
     """Frames, messages, sizes counted, bytes counted."""
-    sizes = read_buckets(engine.words, figures.MESSAGE_SIZES)
+    sizes = read_buckets(engine.words, histograms.MESSAGE_SIZES)
     words = engine.words
     return words[layout.APPENDED_FRAMES], words[layout.APPENDED_MESSAGES], sum(sizes.counts), sizes.total
 
@@ -32,7 +27,7 @@ def test_frames_messages_and_the_size_of_each_record_are_counted_as_they_are_enc
     engine.append("T", [b"x" * 10] * 3)
     engine.append("T", [b"x" * 10, b"x" * 5000])
     assert counts(engine) == (2, 5, 5, engine.written)
-    sizes = read_buckets(engine.words, figures.MESSAGE_SIZES)
+    sizes = read_buckets(engine.words, histograms.MESSAGE_SIZES)
     assert [(bound, count) for bound, count in zip(sizes.bounds, sizes.counts, strict=False) if count] == [
         (256, 4),
         (16384, 1),
@@ -52,7 +47,7 @@ def test_frames_that_are_taken_back_are_not_counted(tmp_path: Path) -> None:
     engine.append("T", [b"x"])
     assert counts(engine)[:3] == (2, 11, 11)
     # Nothing is left to be taken back once more.
-    engine.appender.take_back()
+    engine.appender.roll_back()
     assert counts(engine)[:3] == (2, 11, 11)
 
 
@@ -67,33 +62,28 @@ def test_what_a_killed_writer_had_not_published_is_taken_back_by_its_successor(t
 
 def test_a_step_that_is_timed_stands_for_the_frames_before_it(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
-    times = AppendTimes(engine.words)
+    times = AppendLatency(engine.words)
     for number in range(5):
         engine.append("T", [b"body"] * 3)
         engine.words[layout.WRITTEN_NS] = number
     times.timed(4, 60_004, alone=False)
-    found = read_buckets(engine.words, figures.APPENDS)
+    found = read_buckets(engine.words, histograms.APPENDS)
     assert (sum(found.counts), found.quantile(1.0)) == (5, 100e-6)
     assert found.total == pytest.approx(5 * 60e-6)
 
 
 def test_a_slow_step_is_counted_with_its_own_frames_only(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
-    times = AppendTimes(engine.words)
+    times = AppendLatency(engine.words)
     for _ in range(5):
         engine.append("T", [b"body"])
     engine.words[layout.WRITTEN_NS] = 100
     assert engine.words[UNPUBLISHED_FRAMES] == 1
     times.timed(100, 100 + 2_000_000_000, alone=True)
-    found = read_buckets(engine.words, figures.APPENDS)
+    found = read_buckets(engine.words, histograms.APPENDS)
     assert (sum(found.counts), found.total) == (1, 2.0)
     # A slow step that stored nothing is no append's.
     times.timed(200, 200 + 9_000_000_000, alone=True)
-    assert read_buckets(engine.words, figures.APPENDS) == found
+    assert read_buckets(engine.words, histograms.APPENDS) == found
     times.timed(100, 50_100, alone=False)
-    assert sum(read_buckets(engine.words, figures.APPENDS).counts) == 5
-
-
-@pytest.mark.parametrize("role", [layout.WRITER, layout.DISPATCHER, layout.QUERY, STEP])
-def test_counting_costs_a_message_of_a_batch_nanoseconds(role: str) -> None:
-    keeps_below(BATCH_NS_MAX, lambda: counting_cost(128, role, pairs=51)["message_ns"])
+    assert sum(read_buckets(engine.words, histograms.APPENDS).counts) == 5

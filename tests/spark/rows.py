@@ -7,13 +7,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from mqproc.message import StoredMessage
-from mqproc.spark.columns import types_of
-from mqproc.spark.options import ReadOptions, read_options
+from mqproc.spark.batches import read_partition
+from mqproc.spark.options import ReadOptions, column_types, read_options
+from mqproc.spark.partitions import LogPartition
 from mqproc.spark.planning import plan
-from mqproc.spark.ranges import LogPartition
-from mqproc.spark.tasks import read_partition
-from mqproc.store.reads.reader import StoreReader
+from mqproc.store.read.reader import StoreReader
+from mqproc.types import StoredMessage
 
 Row = dict[str, Any]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -31,7 +30,7 @@ def partitions_of(path: Path | str, **given: Any) -> list[LogPartition]:
 def rows_of(path: Path | str, names: Sequence[str] = (), **given: Any) -> list[Row]:
     """Every row of a read, ordered by place in the log."""
     options = options_of(path, **given)
-    wanted = list(names or options.columns or types_of(options.naming))
+    wanted = list(names or options.columns or column_types(options.naming))
     found: list[Row] = []
     for partition in plan(options):
         for batch in read_partition(options, wanted, partition):
@@ -54,7 +53,7 @@ def messages_of(path: Path | str, **wanted: Any) -> list[StoredMessage]:
 
 def row_of(message: StoredMessage, store: Path) -> Row:
     """The row that a message must become."""
-    row: Row = {name: getattr(message, name, None) for name in types_of("mqproc")}
+    row: Row = {name: getattr(message, name, None) for name in column_types("mqproc")}
     row |= {"store": str(store), "tag": message.tag or None, "keys": list(message.keys)}
     row |= {"properties": sorted(message.properties.items())}
     for name in ("born_timestamp", "store_timestamp"):

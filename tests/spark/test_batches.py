@@ -16,20 +16,20 @@ from mqproc.errors import BadRequestError
 from mqproc.layout.record_codec import decode_records, encode_record
 from mqproc.spark import batches
 from mqproc.spark.batches import BatchMaker
-from mqproc.spark.columns import MQPROC
-from mqproc.spark.reading import Found
+from mqproc.spark.log_reader import FoundRecords
+from mqproc.spark.options import MQPROC_COLUMNS
 from tests.records import kernel_bytes, small_log
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
-def found_of(records: bytes) -> Found:
+def found_of(records: bytes) -> FoundRecords:
     starts = [message.physical_offset for message in decode_records(records)]
-    return Found(kernel_bytes(records), np.array([start - starts[0] for start in starts], np.int64))
+    return FoundRecords(kernel_bytes(records), np.array([start - starts[0] for start in starts], np.int64))
 
 
 def batch_of(records: bytes, *names: str) -> pa.RecordBatch:
-    [batch] = BatchMaker("mqproc", names or list(MQPROC), "/stores/one").batches(found_of(records))
+    [batch] = BatchMaker("mqproc", names or list(MQPROC_COLUMNS), "/stores/one").batches(found_of(records))
     batch.validate(full=True)
     return batch
 
@@ -114,7 +114,7 @@ def test_nulls_are_absent_tags_and_times_that_spark_has_not() -> None:
     for message in decode_records(records):
         positions.append(at)
         at += message.size
-    found = Found(kernel_bytes(records), np.array(positions, np.int64))
+    found = FoundRecords(kernel_bytes(records), np.array(positions, np.int64))
     [batch] = BatchMaker("mqproc", ["tag", "born_timestamp", "store_timestamp"], "/stores/one").batches(found)
     batch.validate(full=True)
     tags, born, stored = (batch.column(number) for number in range(3))
@@ -141,7 +141,7 @@ def test_bodies_that_unpack_to_much_come_in_several_batches(monkeypatch: pytest.
         positions.append(len(records))
         packed = zlib.compress(bytes(length))
         records += encode_record(topic="T", body=packed, sys_flag=0x301, physical_offset=len(records))
-    found = Found(kernel_bytes(records), np.array(positions, np.int64))
+    found = FoundRecords(kernel_bytes(records), np.array(positions, np.int64))
     names = ["physical_offset", "body", "sys_flag"]
     made = list(BatchMaker("mqproc", names, "/stores/one", plain_bodies=True).batches(found))
     for batch in made:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqproc.bench.sparking import GOALS
+from mqproc.bench.spark import GOALS
 from tests.cli.calling import call
 
 pytestmark = [

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from mqproc.errors import CorruptStoreError
+from mqproc.spark.batches import read_partition
+from mqproc.spark.partitions import LogPartition, QueueSlice, partitioned
 from mqproc.spark.planning import plan
-from mqproc.spark.ranges import LogPartition, QueueSlice
-from mqproc.spark.slicing import partitioned
-from mqproc.spark.tasks import read_partition
-from mqproc.store.consume_queue import fillers
+from mqproc.store.consumequeue.files import filler_units
 from tests.conftest import Group
 from tests.golden.fixtures import load_fixture
 from tests.spark.rows import messages_of, offsets_of, options_of, partitions_of, rows_of
@@ -147,7 +146,7 @@ def test_units_that_are_damaged_are_not_gone_by(tmp_path: Path) -> None:
     later = [each.physical_offset for each in every if each.store_timestamp_ms >= every[10].store_timestamp_ms]
     file = store.queue_file("Second", 2)
     whole = file.read_bytes()
-    filler = fillers(1).tobytes()
+    filler = filler_units(1).tobytes()
     for first, units in ((0, bytes(40)), (9, bytes(20)), (10, bytes(40)), (20, filler), (8, whole[180:200])):
         file.write_bytes(whole)
         write_at(file, 20 * first, units)

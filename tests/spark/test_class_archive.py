@@ -15,9 +15,8 @@ import pyspark
 import pytest
 
 from mqproc.errors import InternalError
-from mqproc.spark import class_archive
-from mqproc.spark.class_archive import Loaded, archive_of, make_archive, options_of
-from mqproc.spark.java import Java, find_java
+from mqproc.spark import runtimes as class_archive
+from mqproc.spark.runtimes import Java, LoadedClasses, archive_of, archive_options, find_java, make_archive
 from mqproc.spark.session import settings_of
 
 TIMEOUT_S = 120
@@ -52,10 +51,10 @@ def jars() -> list[Path]:
 
 
 @pytest.fixture
-def loaded(java: Java, jars: list[Path], tmp_path: Path) -> Loaded:
+def loaded(java: Java, jars: list[Path], tmp_path: Path) -> LoadedClasses:
     class_list = tmp_path / "classes"
     assert started(java, f"-XX:DumpLoadedClassList={class_list}", jars=jars).returncode == 0
-    return Loaded(class_list, ["-Xmx1g", OPENS], os.pathsep.join(map(str, jars)))
+    return LoadedClasses(class_list, ["-Xmx1g", OPENS], os.pathsep.join(map(str, jars)))
 
 
 def test_who_has_no_home_keeps_none_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -67,16 +66,18 @@ def test_who_has_no_home_keeps_none_there(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert FOLDERS() == [Path(class_archive.__file__).parent / "__pycache__"]
 
 
-def test_what_is_made_is_what_later_starts_map(java: Java, jars: list[Path], loaded: Loaded, folder: Path) -> None:
+def test_what_is_made_is_what_later_starts_map(
+    java: Java, jars: list[Path], loaded: LoadedClasses, folder: Path
+) -> None:
     assert archive_of(java) is None
-    assert options_of(java, "") == []
+    assert archive_options(java, "") == []
     archive = make_archive(java, loaded)
     assert archive.parent == folder
     assert archive_of(java) == archive
     # Again: in its place.
     assert make_archive(java, loaded) == archive
     assert len(list(folder.iterdir())) == 2
-    options = [each.strip('"') for each in options_of(java, "-Xmx1g")]
+    options = [each.strip('"') for each in archive_options(java, "-Xmx1g")]
     # Java ends where it must use a file that it cannot.
     assert started(java, *options, OPENS, "-Xshare:on", jars=jars).returncode == 0
     archive.chmod(0o600)
@@ -89,7 +90,7 @@ def test_what_is_made_is_what_later_starts_map(java: Java, jars: list[Path], loa
 
 
 def test_another_java_or_spark_uses_none(
-    java: Java, loaded: Loaded, folder: Path, monkeypatch: pytest.MonkeyPatch
+    java: Java, loaded: LoadedClasses, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_archive(java, loaded)
     assert archive_of(replace(java, build="openjdk 99")) is None
@@ -104,7 +105,9 @@ def test_another_java_or_spark_uses_none(
     assert archive_of(java) is None
 
 
-def test_a_session_names_it_unless_its_options_do(java: Java, loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_names_it_unless_its_options_do(
+    java: Java, loaded: LoadedClasses, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("SPARK_CONF_DIR", "SPARK_HOME"):
         monkeypatch.delenv(name, raising=False)
     archive = make_archive(java, loaded)
@@ -115,13 +118,13 @@ def test_a_session_names_it_unless_its_options_do(java: Java, loaded: Loaded, mo
         assert named not in settings_of("local", {OPTIONS: option}, java)[OPTIONS]
 
 
-def test_a_java_that_keeps_none_says_why_and_leaves_nothing(java: Java, loaded: Loaded, folder: Path) -> None:
-    with pytest.raises(InternalError, match="no classes are kept"):
+def test_a_java_that_keeps_none_says_why_and_leaves_nothing(java: Java, loaded: LoadedClasses, folder: Path) -> None:
+    with pytest.raises(InternalError, match="no class-data archive"):
         make_archive(java, replace(loaded, class_list=loaded.class_list.with_name("missing")))
     assert list(folder.iterdir()) == []
 
 
-def test_without_a_folder_that_takes_it(java: Java, loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_that_takes_it(java: Java, loaded: LoadedClasses, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = class_archive._folders()[:1]
     monkeypatch.setattr(class_archive, "_folders", lambda: folders)
     with pytest.raises(InternalError, match="below cannot be written to"):
@@ -132,7 +135,7 @@ COMMAND = """
 import sys
 from pathlib import Path
 from mqproc.cli import main
-from mqproc.spark import class_archive
+from mqproc.spark import runtimes as class_archive
 folder = Path(sys.argv.pop(1))
 class_archive._folders = lambda: [folder]
 sys.exit(main())
@@ -140,7 +143,8 @@ sys.exit(main())
 MAPPED = """
 import sys
 from pathlib import Path
-from mqproc.spark import class_archive, local_session, messages
+from mqproc.spark import local_session, messages
+from mqproc.spark import runtimes as class_archive
 class_archive._folders = lambda: [Path(sys.argv[1])]
 spark = local_session("local[1]", warnings=False)
 pid = spark._jvm.java.lang.ProcessHandle.current().pid()

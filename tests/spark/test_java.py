@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mqproc.errors import ConfigurationError
-from mqproc.spark import java
+from mqproc.spark import runtimes as java
 
 
 def fake_java(folder: Path, says: str) -> Path:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mqproc.spark import java, messages
+from mqproc.spark import messages
+from mqproc.spark import runtimes as java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,9 +24,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 PROJECT = Path(__file__).parents[2]
 PROGRAM = """
 import json, signal, sys
-from mqproc.cli.spark_ending import kept_from_spark
+from mqproc.cli.spark.session import kept_from_spark
 from mqproc.spark import local_session, messages
-from mqproc.spark.java import find_java
+from mqproc.spark.runtimes import find_java
 found = find_java()
 before = signal.getsignal(signal.SIGINT)
 with kept_from_spark():

@@ -102,10 +102,10 @@ def test_filters_of_the_query_in_the_kernel_where_that_is_asked(spark: SparkSess
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"subscribes": "First"}, "option 'subscribes' is not known"),
+        ({"subscribes": "First"}, "option 'subscribes' is unknown"),
         ({"maxOffsetsPerTrigger": 3}, "option 'maxOffsetsPerTrigger' is for streams"),
         ({"startingOffsets": "latest"}, "leaves nothing to read"),
-        ({"columns": "topics"}, "no column is called 'topics'"),
+        ({"columns": "topics"}, "unknown column 'topics'"),
         ({"naming": "ours"}, "option naming = 'ours'"),
         ({"minPartitions": 0}, r"minPartitions = 0 is not in \[1, "),
     ],
@@ -150,7 +150,7 @@ def test_arguments_may_be_of_other_libraries(spark: SparkSession, rolled_store: 
     assert messages(spark, rolled_store, queue_id=np.int32(3)).count() == 160
     for given, says in (
         ({"tag": None}, "tag = None is neither a word nor several"),
-        ({"queue_id": True}, "option queueId = 'true' is no integer"),
+        ({"queue_id": True}, "option queueId = 'true' is not an integer"),
         ({"starting_offsets": {"First": 5}}, "starting_offsets = {'First': 5}; it is like {'orders': {0: 23}}"),
         ({"ending_offsets": [1]}, "ending_offsets = [1]; it is like"),
         ({"ending_offsets": {"First": {0: object}}}, "it is like {'orders': {0: 23}}"),

@@ -8,21 +8,30 @@ import pytest
 from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructField, StructType
 
 from mqproc.errors import BadRequestError
-from mqproc.spark.columns import MQPROC, ROCKETMQ, schema_of
-from mqproc.spark.options import EARLIEST, LATEST, Offsets, ReadOptions, Selection, read_options
+from mqproc.spark.options import (
+    EARLIEST,
+    LATEST,
+    MQPROC_COLUMNS,
+    ROCKETMQ_COLUMNS,
+    Offsets,
+    ReadOptions,
+    ReadSelection,
+    read_options,
+    schema_ddl,
+)
 from mqproc.spark.planning import split_bytes
 from mqproc.spark.source import columns_of
 
 EMPTY = ("subscribe", "topic", "subscribePattern", "queueId", "tag", "key", "columns")
 
 
-def selection(**given: str) -> Selection:
+def selection(**given: str) -> ReadSelection:
     return read_options({"path": "/store", **given}).selection
 
 
 def test_nothing_given_means_everything() -> None:
     assert read_options({"path": "/store"}) == ReadOptions(("/store",))
-    assert selection(startingOffsets="earliest", endingOffsets="latest", subExpression="*") == Selection()
+    assert selection(startingOffsets="earliest", endingOffsets="latest", subExpression="*") == ReadSelection()
 
 
 def test_names_are_taken_in_any_case_and_paths_as_spark_passes_them() -> None:
@@ -53,47 +62,47 @@ def test_words_with_commas_are_given_as_json() -> None:
     [
         ({"path": ""}, "no path is given"),
         ({"paths": '["/a", ""]'}, "no path is given"),
-        ({"topics": "a"}, "option 'topics' is not known; there are assign, batchBytes"),
-        ({"owner": "me"}, "option 'owner' is that of a table in Spark's catalog.* CREATE TEMPORARY VIEW name USING"),
-        ({"subscribe": "a", "assign": '{"a": [0]}'}, "subscribe and assign exclude one another"),
+        ({"topics": "a"}, "option 'topics' is unknown; options are assign, batchBytes"),
+        ({"owner": "me"}, "option 'owner' belongs to a table in Spark's catalog.* CREATE TEMPORARY VIEW name USING"),
+        ({"subscribe": "a", "assign": '{"a": [0]}'}, "subscribe and assign exclude each other"),
         ({"subscribePattern": "("}, "subscribePattern = '\\('"),
         ({"assign": '{"a": ["x"]}'}, "it is like"),
         ({"startingOffsets": "end"}, "no JSON"),
         ({"startingOffsets": "latest"}, "leaves nothing to read"),
-        ({"startingOffsets": '{"a": {"0": -1}}'}, "-1 is no queue offset for queue '0' of 'a'"),
+        ({"startingOffsets": '{"a": {"0": -1}}'}, "-1 is not an offset for queue '0' of 'a'"),
         ({"endingOffsets": '{"a": 7}'}, "it is like"),
         ({"startingOffsets": '{"a": [0, 1]}'}, "it is like"),
         ({"topic": "b", "startingOffsets": '{"a": {"0": 1}}'}, "startingOffsets: queue 0 of a is none of those"),
         ({"assign": '{"a": [1]}', "endingOffsets": '{"a": {"0": 1}}'}, "endingOffsets: queue 0 of a is none of those"),
-        ({"startingOffsets": '{"a": {"²": 1}}'}, "1 is no queue offset for queue '²' of 'a'"),
-        ({"startingOffsets": '{"a": {"0": true}}'}, "True is no queue offset"),
+        ({"startingOffsets": '{"a": {"²": 1}}'}, "1 is not an offset for queue '²' of 'a'"),
+        ({"startingOffsets": '{"a": {"0": true}}'}, "True is not an offset"),
         ({"assign": '{"a": [true]}'}, "it is like"),
         ({"assign": '{"a": [2147483648]}'}, "it is like"),
-        ({"startingOffsets": '{"a": {"2147483648": 0}}'}, "0 is no queue offset for queue '2147483648' of 'a'"),
-        ({"endingOffsets": '{"a": {"0": 9223372036854775808}}'}, "9223372036854775808 is no queue offset"),
-        ({"paths": "/a"}, "option paths = '/a' is no JSON"),
+        ({"startingOffsets": '{"a": {"2147483648": 0}}'}, "0 is not an offset for queue '2147483648' of 'a'"),
+        ({"endingOffsets": '{"a": {"0": 9223372036854775808}}'}, "9223372036854775808 is not an offset"),
+        ({"paths": "/a"}, "option paths = '/a' is not valid JSON"),
         ({"paths": "[1]"}, "it is like"),
-        ({"key": '["a"'}, "option key = .* is no JSON"),
-        ({"startingTimestamp": "yesterday"}, "startingTimestamp = 'yesterday' is no integer"),
+        ({"key": '["a"'}, "option key = .* is not valid JSON"),
+        ({"startingTimestamp": "yesterday"}, "startingTimestamp = 'yesterday' is not an integer"),
         ({"batchRows": "0"}, r"batchRows = 0 is not in \[1, 16,777,216\]"),
         ({"verifyCrc": "yes"}, "verifyCrc = 'yes' is neither true nor false"),
         ({"naming": "kafka"}, "naming = 'kafka'; it is one of mqproc, rocketmq"),
-        ({"naming": "rocketmq", "columns": "queue_id"}, "no column is called 'queue_id'; there are topic, flag"),
-        ({"tag": "x", "subExpression": "y"}, "tag and subExpression exclude one another"),
+        ({"naming": "rocketmq", "columns": "queue_id"}, "unknown column 'queue_id'; columns are topic, flag"),
+        ({"tag": "x", "subExpression": "y"}, "tag and subExpression exclude each other"),
         *(({name: ""}, f"option {name} = '' names nothing; leave it out for all") for name in EMPTY),
         ({"subscribe": ","}, "option subscribe = ',' names nothing"),
         ({"key": " "}, "option key = ' ' names nothing"),
         ({"tag": "[]"}, r"option tag = '\[\]' names nothing"),
         ({"subExpression": "||"}, r"option subExpression = '\|\|' names nothing"),
-        ({"tag": "a,b\ud800"}, r"option tag = 'b\\ud800': character 1 is half of one"),
-        ({"key": '["\\udc00"]'}, r"option key = '\\udc00': character 0 is half of one"),
+        ({"tag": "a,b\ud800"}, r"option tag = 'b\\ud800': character 1 is an unpaired surrogate"),
+        ({"key": '["\\udc00"]'}, r"option key = '\\udc00': character 0 is an unpaired surrogate"),
         ({"assign": "{}"}, "option assign = '{}' names no queue"),
         ({"assign": '{"a": []}'}, "names no queue"),
         ({"assign": '{"a": [0]}', "queueId": "2"}, "option queueId = '2' leaves nothing to read of assign = "),
         ({"startingTimestamp": "7", "endingTimestamp": "7"}, "startingTimestamp = 7 leaves nothing to read below"),
         (
             {"startingOffsets": '{"a": {"0": 9}}', "endingOffsets": '{"a": {"0": 8}}'},
-            "startingOffsets = .*: 9 of queue 0 of a lies behind its 8 of endingOffsets",
+            "startingOffsets = .*: 9 of queue 0 of a is after its endingOffsets 8",
         ),
     ],
 )
@@ -103,11 +112,11 @@ def test_a_wrong_option_is_named(given: dict[str, str], says: str) -> None:
 
 
 def test_schemas() -> None:
-    assert schema_of("mqproc").startswith("store string, topic string, queue_id int, queue_offset bigint")
-    assert schema_of("mqproc", ["body", "keys"]) == "body binary, keys array<string>"
-    assert schema_of("rocketmq", ["bornTimestamp"]) == "bornTimestamp timestamp_ltz"
-    assert len(schema_of("rocketmq").split(", ")) == len(ROCKETMQ) == 9
-    assert "map<string,string>" in MQPROC.values()
+    assert schema_ddl("mqproc").startswith("store string, topic string, queue_id int, queue_offset bigint")
+    assert schema_ddl("mqproc", ["body", "keys"]) == "body binary, keys array<string>"
+    assert schema_ddl("rocketmq", ["bornTimestamp"]) == "bornTimestamp timestamp_ltz"
+    assert len(schema_ddl("rocketmq").split(", ")) == len(ROCKETMQ_COLUMNS) == 9
+    assert "map<string,string>" in MQPROC_COLUMNS.values()
 
 
 TOPIC = StructField("topic", StringType())
@@ -116,7 +125,7 @@ TOPIC = StructField("topic", StringType())
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ([], "the schema has no column; there are store, topic, "),
+        ([], "the schema has no columns; columns are store, topic, "),
         ([TOPIC, StructField("body", BinaryType()), TOPIC], "the schema has column 'topic' 2 times"),
         ([StructField("topic", StringType(), nullable=False)], "column topic of the schema is NOT NULL"),
         ([StructField("keys", ArrayType(StringType(), False))], "column keys of the schema is NOT NULL"),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from mqproc.spark.python import python_program, sockets_beside
+from mqproc.spark.runtimes import python_program, socket_settings
 
 PACKAGE = Path(pyspark.__file__).parent
 TIMEOUT_S = 60
@@ -31,7 +31,7 @@ def test_workers_take_the_installed_pyspark_not_the_archive() -> None:
 
 
 def test_sockets_lie_in_a_folder_that_others_do_not_reach() -> None:
-    folder = Path(sockets_beside(python_program())["spark.python.unix.domain.socket.dir"])
+    folder = Path(socket_settings(python_program())["spark.python.unix.domain.socket.dir"])
     assert folder.is_dir()
     assert folder.parent.stat().st_mode & 0o077 == 0
 
@@ -40,12 +40,12 @@ def test_where_paths_are_too_long_for_sockets_there_are_none(tmp_path: Path, mon
     deep = tmp_path / ("d" * 60)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(deep))
-    assert sockets_beside(python_program()) == {}
+    assert socket_settings(python_program()) == {}
 
 
 def test_sockets_of_killed_sessions_go_with_the_next_start(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(short_folder))
-    folder = Path(sockets_beside(python_program())["spark.python.unix.domain.socket.dir"])
+    folder = Path(socket_settings(python_program())["spark.python.unix.domain.socket.dir"])
     names = (".living.sock", ".fresh.sock", ".killed.sock")
     sockets = [socket.socket(socket.AF_UNIX) for _name in names]
     for each, name in zip(sockets, names, strict=True):
@@ -55,7 +55,7 @@ def test_sockets_of_killed_sessions_go_with_the_next_start(short_folder: Path, m
     (folder / ".no socket.sock").touch()
     for name in (".living.sock", ".killed.sock", ".no socket.sock"):
         os.utime(folder / name, (0, 0))
-    sockets_beside(python_program())
+    socket_settings(python_program())
     sockets[0].close()
     assert sorted(each.name for each in folder.iterdir()) == [".fresh.sock", ".living.sock", ".no socket.sock"]
 
@@ -67,10 +67,10 @@ def short_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.parametrize("module", ["pyspark.daemon", "mqproc.spark.daemon"])
+@pytest.mark.parametrize("module", ["pyspark.daemon", "mqproc.spark.worker"])
 def test_a_worker_whose_java_closes_first_ends_without_a_word(module: str, short_folder: Path) -> None:
     """As Java does it where a session ends. Spark's own prints a trace: else this would show nothing."""
-    own = module == "mqproc.spark.daemon"
+    own = module == "mqproc.spark.worker"
     # Ours takes the place of Spark's by the script.
     program = [python_program(), "-m", "pyspark.daemon"] if own else [sys.executable, "-m", module]
     environment = os.environ | {

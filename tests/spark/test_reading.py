@@ -15,10 +15,10 @@ import pytest
 
 from mqproc.errors import BadMessageError, BadRequestError, CorruptStoreError, StoreAccessError
 from mqproc.layout.record_codec import encode_record
-from mqproc.spark import key_spans
-from mqproc.spark.columns import ROCKETMQ
-from mqproc.spark.tasks import read_partition
-from mqproc.store.deleted_topics import Deletion, save
+from mqproc.spark import pruning as key_spans
+from mqproc.spark.batches import read_partition
+from mqproc.spark.options import ROCKETMQ_COLUMNS
+from mqproc.store.topics import TopicDeletion, save_deletions
 from tests.spark.rows import messages_of, offsets_of, options_of, partitions_of, rows_of
 from tests.store.live_store import LiveStore
 from tests.store.stopped_store import FIRST_MS, SEGMENT, StoppedStore
@@ -31,7 +31,7 @@ def log_bytes(store: Path, **given: Any) -> int:
 def test_topics_queues_and_patterns(rolled_store: Path) -> None:
     everything = messages_of(rolled_store)
     assert offsets_of(rolled_store) == [each.physical_offset for each in everything]
-    for given, takes in (
+    for given, includes in (
         ({"subscribe": "First,Third"}, lambda m: m.topic in ("First", "Third")),
         ({"topic": "Second", "queueId": "1,3"}, lambda m: m.topic == "Second" and m.queue_id in (1, 3)),
         ({"subscribePattern": "F.*|T.*"}, lambda m: m.topic != "Second"),
@@ -39,7 +39,7 @@ def test_topics_queues_and_patterns(rolled_store: Path) -> None:
         ({"subscribe": "Nobody"}, lambda m: False),
     ):
         assert offsets_of(rolled_store, splitBytes=20_000, **given) == [
-            each.physical_offset for each in everything if takes(each)
+            each.physical_offset for each in everything if includes(each)
         ]
 
 
@@ -165,7 +165,9 @@ def test_what_is_no_text_is_replaced(tmp_path: Path) -> None:
 def test_a_deleted_topics_messages_are_no_rows(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store")
     store.engine.paths.config.mkdir(exist_ok=True)
-    save(store.engine.io, store.engine.io, store.engine.paths, {"Second": Deletion(store.end, (10**6,) * 4)})
+    save_deletions(
+        store.engine.io, store.engine.io, store.engine.paths, {"Second": TopicDeletion(store.end, (10**6,) * 4)}
+    )
     assert offsets_of(store.root) == [
         each.physical_offset for each in messages_of(store.root) if each.topic != "Second"
     ]
@@ -232,9 +234,9 @@ def test_several_stores_are_one_table(rolled_store: Path, tmp_path: Path) -> Non
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreAccessError, match="no such folder"):
         rows_of(tmp_path / "missing")
-    with pytest.raises(StoreAccessError, match="no folder that it matches"):
+    with pytest.raises(StoreAccessError, match="no matching folder"):
         rows_of(tmp_path / "*")
-    with pytest.raises(BadRequestError, match="'topics' is not known; there are assign, "):
+    with pytest.raises(BadRequestError, match="'topics' is unknown; options are assign, "):
         rows_of(tmp_path, topics="First")
     with pytest.raises(BadRequestError, match="nowhere://store: Protocol not known"):
         rows_of("nowhere://store")
@@ -292,7 +294,7 @@ def test_a_segment_that_went_away_on_remote_storage(rolled_store: Path) -> None:
 
 def test_names_of_rocketmqs_connector(rolled_store: Path) -> None:
     rows = rows_of(rolled_store, naming="rocketmq", topic="First")
-    assert list(rows[0]) == list(ROCKETMQ)
+    assert list(rows[0]) == list(ROCKETMQ_COLUMNS)
     wanted = {(m.queue_id, m.queue_offset): m for m in messages_of(rolled_store, topic="First")}
     assert len(rows) == len(wanted)
     for row in rows:
@@ -335,7 +337,7 @@ def test_damage_outside_of_the_wanted_records_is_seen_when_asked_for(tmp_path: P
         offsets_of(store.root, topic="First", verifyCrc=True)
     # One that is no text is damage however it is read.
     store.overwrite(message.physical_offset + 88 + len(message.body) + 1, b"\xff")
-    with pytest.raises(CorruptStoreError, match="a topic that is no text"):
+    with pytest.raises(CorruptStoreError, match="a topic that is not UTF-8"):
         offsets_of(store.root, topic="First")
     others = [each.physical_offset for each in messages_of(store.root) if each != message]
     assert offsets_of(store.root, failOnDataLoss=False) == others

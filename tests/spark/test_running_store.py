@@ -7,11 +7,11 @@ from contextlib import closing
 import pytest
 
 from mqproc import Message
-from mqproc.control import Control
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.control import Control
 from mqproc.layout import control as words_of
-from mqproc.spark.tasks import read_partition
-from mqproc.store.segments import LogSegments
+from mqproc.spark.batches import read_partition
+from mqproc.store.commitlog.segments import LogSegments
 from tests.conftest import Group
 from tests.spark.rows import messages_of, offsets_of, options_of, partitions_of, rows_of
 

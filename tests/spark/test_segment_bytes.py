@@ -10,10 +10,11 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from mqproc.spark import reading, segment_bytes
-from mqproc.spark.ranges import LogPartition
+from mqproc.spark import log_reader as reading
+from mqproc.spark import segment_bytes
+from mqproc.spark.batches import read_partition
+from mqproc.spark.partitions import LogPartition
 from mqproc.spark.segment_bytes import open_segment
-from mqproc.spark.tasks import read_partition
 from tests.spark.rows import offsets_of, options_of, partitions_of, rows_of
 from tests.store.stopped_store import SEGMENT
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mqproc.errors import ConfigurationError
+from mqproc.spark.runtimes import write_script
 from mqproc.spark.session import LOGGING, prepare_environment, settings_of
-from mqproc.spark.wrappers import wrapper
 
 MASTER = "local[2]"
 
@@ -81,16 +81,16 @@ def test_options_that_were_chosen_are_left_alone(bare: pytest.MonkeyPatch) -> No
 @pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another user takes root")
 def test_a_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    program = wrapper("java", "one", "#!/bin/sh\n")
+    program = write_script("java", "one", "#!/bin/sh\n")
     assert program.read_text() == "#!/bin/sh\n"
     assert program.parents[1].stat().st_mode & 0o777 == 0o700
     folder = program.parents[1]
     os.chown(folder, 65534, 65534)
     with pytest.raises(ConfigurationError, match="belongs to another user"):
-        wrapper("java", "one", "#!/bin/sh\n")
+        write_script("java", "one", "#!/bin/sh\n")
     # Nor is it followed into one of this user's.
     shutil.rmtree(folder)
     folder.symlink_to(tmp_path)
     os.chown(folder, 65534, 65534, follow_symlinks=False)
     with pytest.raises(ConfigurationError, match="belongs to another user"):
-        wrapper("java", "one", "#!/bin/sh\n")
+        write_script("java", "one", "#!/bin/sh\n")

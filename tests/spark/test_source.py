@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mqproc.spark import messages
-from mqproc.spark.columns import MQPROC, ROCKETMQ
+from mqproc.spark.options import MQPROC_COLUMNS, ROCKETMQ_COLUMNS
 from mqproc.spark.session import LOOKUP_FOLDER
 from tests.spark.rows import comparable, messages_of, row_of
 from tests.store.live_store import LiveStore
@@ -31,7 +31,7 @@ def load(spark: SparkSession, store: Path, schema: str = "", **given: Any) -> Da
 
 def test_rows_are_the_stores_messages(spark: SparkSession, rolled_store: Path) -> None:
     frame = load(spark, rolled_store, splitBytes=50_000)
-    assert dict(frame.dtypes) == MQPROC
+    assert dict(frame.dtypes) == MQPROC_COLUMNS
     rows = [comparable(row.asDict()) for row in frame.orderBy("physical_offset").collect()]
     wanted = [row_of(message, rolled_store) for message in messages_of(rolled_store)]
     for row in wanted:
@@ -77,7 +77,7 @@ def test_columns_by_schema_by_option_and_by_helper(spark: SparkSession, rolled_s
 
 def test_names_of_rocketmqs_connector(spark: SparkSession, rolled_store: Path) -> None:
     frame = load(spark, rolled_store, naming="rocketmq")
-    assert frame.dtypes == [(name, kind) for name, (_ours, kind) in ROCKETMQ.items()]
+    assert frame.dtypes == [(name, kind) for name, (_ours, kind) in ROCKETMQ_COLUMNS.items()]
     row = (
         frame.where("topic = 'First' and queueId = 0 and queueOffset = 0")
         .selectExpr("get_json_object(properties, '$.KEYS')")
@@ -119,9 +119,9 @@ def test_a_filter_of_what_stands_for_no_text_is_left_to_spark(spark: SparkSessio
 @pytest.mark.parametrize(
     ("given", "schema", "says"),
     [
-        ({"subscribes": "First"}, "", "option 'subscribes' is not known"),
+        ({"subscribes": "First"}, "", "option 'subscribes' is unknown"),
         ({"startingOffsets": "latest"}, "", "leaves nothing to read"),
-        ({"columns": "topics"}, "", "no column is called 'topics'"),
+        ({"columns": "topics"}, "", "unknown column 'topics'"),
         ({}, "topic int", "column topic is string; the schema asks for int"),
         ({"minPartitions": 0}, "", r"minPartitions = 0 is not in \[1, "),
     ],

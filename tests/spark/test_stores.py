@@ -14,12 +14,12 @@ import fsspec
 import pytest
 
 from mqproc.errors import BadRequestError, CorruptStoreError, StoreAccessError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.spark.segment_bytes import remote, within
-from mqproc.spark.stores import find_stores
-from mqproc.store.marks import DurableMark
-from mqproc.store.segments import LogSegments
+from mqproc.spark.segment_bytes import join_path, remote
+from mqproc.spark.survey import find_stores
+from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.durable_marks import DurableMark
 from tests.golden.fixtures import GOLDEN, Directory
 from tests.spark.rows import messages_of, offsets_of
 from tests.store.live_store import LiveStore
@@ -57,7 +57,7 @@ def test_folders_as_urls(tmp_path: Path) -> None:
 
 def test_the_root_of_a_file_system_may_be_a_store() -> None:
     _files, root = remote("local:///")
-    assert within(root, "commitlog") == "/commitlog"
+    assert join_path(root, "commitlog") == "/commitlog"
 
 
 def test_stores_in_an_archive(tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_stores_in_an_archive(tmp_path: Path) -> None:
     ("url", "kind", "says"),
     [
         ("lacking://bucket/store", StoreAccessError, "pip install lackingfs"),
-        ("dir:///store", BadRequestError, "says too little for fsspec"),
-        ("reference://store", BadRequestError, "says too little for fsspec: .*missing 1 required"),
+        ("dir:///store", BadRequestError, "incomplete for fsspec"),
+        ("reference://store", BadRequestError, "incomplete for fsspec: .*missing 1 required"),
         ("zip://::/nothing.zip", StoreAccessError, "No such file or directory: '/nothing.zip'"),
         ("nope://store", BadRequestError, "Protocol not known: nope"),
         ("refusing://store", StoreAccessError, "denied$"),
@@ -174,7 +174,7 @@ def test_a_log_that_never_was_one_is_no_empty_one(tmp_path: Path) -> None:
         (store / "commitlog").mkdir(parents=True)
         (store / f"commitlog/{start:020d}").write_bytes(begin + bytes(SEGMENT - len(begin)))
         if says:
-            with pytest.raises(CorruptStoreError, match=rf"no intact record, and does not begin as one \({says}\)"):
+            with pytest.raises(CorruptStoreError, match=rf"no intact record, and does not begin with one \({says}\)"):
                 offsets_of(store)
         assert offsets_of(store, failOnDataLoss=not says) == []
 

@@ -5,11 +5,9 @@ from mqproc.spark import jobs
 jobs.counts(spark, "/stores/*", by=("topic",), window="1 hour").orderBy("window_start").show()
 """
 
-from mqproc.spark.jobs.audits import duplicates, verify
-from mqproc.spark.jobs.compacting import compact
+from mqproc.spark.jobs.audits import backlog, duplicates, lag, verify
+from mqproc.spark.jobs.copies import compact, export
 from mqproc.spark.jobs.counting import counts
-from mqproc.spark.jobs.exporting import export
-from mqproc.spark.jobs.group_lag import backlog, lag
 from mqproc.spark.jobs.rebuilding import rebuild
 from mqproc.spark.jobs.replaying import replay
 

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from mqproc.config import Options
-from mqproc.io import StoreIO
+from mqproc.config.options import Options
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.spark.api import messages
-from mqproc.spark.jobs.folders import local_stores
-from mqproc.spark.jobs.tasks import Row, rows_of_groups, rows_of_tasks
-from mqproc.store.existing import check_is_store
-from mqproc.store.reads.reader import settings_of
-from mqproc.store.verify.picture import IndexFile, Picture, Share
-from mqproc.store.verify.verifier import Verified, compare, picture_of, tasks_of
-from mqproc.store.verify.workers import QueueGroup, Task, Worker
+from mqproc.spark.batch_read import messages
+from mqproc.spark.jobs.tasks import TIME, Row, local_stores, rows_of_groups, rows_of_tasks
+from mqproc.store.offsets.offset_store import load
+from mqproc.store.read.reader import StoreReader, settings_of
+from mqproc.store.store_check import check_is_store
+from mqproc.store.verify.snapshot import IndexFile, Share, Snapshot
+from mqproc.store.verify.verifier import VerifyResult, compare, take_snapshot, tasks_of
+from mqproc.store.verify.workers import QueueBatch, Task, Worker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,7 +68,7 @@ def verify(
     that all executors have at the same path. Raises StoreAccessError where there is no store.
     """
     stores = local_stores(path)
-    pictures = [_picture(store, share_bytes) for store in stores]
+    pictures = [_snapshot(store, share_bytes) for store in stores]
     parts = [_Part(number, task) for number, each in enumerate(pictures) for task in range(-1, len(tasks_of(each)))]
 
     def look(part: _Part) -> Iterator[Row]:
@@ -85,29 +85,29 @@ def verify(
     return rows_of_groups(found, ["store"], put_together, VERIFIED, groups=len(stores))
 
 
-def _picture(store: Path, share_bytes: int) -> Picture:
+def _snapshot(store: Path, share_bytes: int) -> Snapshot:
     io, paths = StoreIO(), StorePaths(store)
     check_is_store(io, paths)
-    return picture_of(io, paths, settings_of(io, paths), share_bytes=share_bytes)
+    return take_snapshot(io, paths, settings_of(io, paths), share_bytes=share_bytes)
 
 
-def _look(picture: Picture, task: int) -> Any:
-    with closing(Worker(StoreIO(), picture, lambda size: None)) as worker:
-        return worker.run(tasks_of(picture)[task])
+def _look(snapshot: Snapshot, task: int) -> Any:
+    with closing(Worker(StoreIO(), snapshot, lambda size: None)) as worker:
+        return worker.run(tasks_of(snapshot)[task])
 
 
-def _compared(store: Path, picture: Picture, results: list[Any]) -> Verified:
+def _compared(store: Path, snapshot: Snapshot, results: list[Any]) -> VerifyResult:
     io, paths = StoreIO(), StorePaths(store)
     options: Options = settings_of(io, paths)
-    with closing(Worker(io, picture, lambda size: None)) as worker:
-        return compare(io, paths, options, picture, _Answers(picture, results, worker))
+    with closing(Worker(io, snapshot, lambda size: None)) as worker:
+        return compare(io, paths, options, snapshot, _Answers(snapshot, results, worker))
 
 
 class _Answers:
     """Results that are there already, and a worker for the questions that follow from them."""
 
-    def __init__(self, picture: Picture, results: list[Any], worker: Worker) -> None:
-        self._known = {_name(task): result for task, result in zip(tasks_of(picture), results, strict=True)}
+    def __init__(self, snapshot: Snapshot, results: list[Any], worker: Worker) -> None:
+        self._known = {_name(task): result for task, result in zip(tasks_of(snapshot), results, strict=True)}
         self._worker = worker
 
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
@@ -124,12 +124,12 @@ def _name(task: Task) -> tuple[str, Any]:
         of = task.number
     elif isinstance(task, IndexFile):
         of = task.name
-    elif isinstance(task, QueueGroup):
+    elif isinstance(task, QueueBatch):
         of = task.queues[0]
     return type(task).__name__, of
 
 
-def _row(found: Verified) -> Row:
+def _row(found: VerifyResult) -> Row:
     return found.figures() | {"findings": [finding.to_json() for finding in found.findings.in_order()]}
 
 
@@ -161,3 +161,71 @@ def duplicates(spark: SparkSession, path: str | Path | Sequence[str | Path], **s
         F.max("place").alias("last"),
     )
     return counted.where("copies > 1").drop("hash")
+
+
+# --- group_lag ---
+# How far consumer groups are behind their queues: now, and by when the messages they have not consumed were stored.
+
+
+LAG: Final = pa.schema(
+    [
+        *((name, pa.string()) for name in ("store", "group", "topic")),
+        ("queue_id", pa.int32()),
+        *((name, pa.int64()) for name in ("offset", "min_offset", "max_offset", "behind", "expired")),
+        ("oldest_stored", TIME),
+    ]
+)
+
+
+def lag(spark: SparkSession, path: str | Path | Sequence[str | Path]) -> DataFrame:
+    """A row of `LAG` for each store, group and queue that the group has progress in, and `seen_at`.
+
+    `offset` is consumed next; `behind` messages from there on are stored, `expired` ones before the queue's beginning
+    went unconsumed; `oldest_stored` is the store time of the first one that is behind. Rows of one call have one
+    `seen_at`: append them to a table again and again to see lag over time. A running store is as it has published.
+    """
+    from pyspark.sql import functions as F
+
+    found = rows_of_tasks(spark, local_stores(path), _of_store, LAG)
+    return found.withColumn("seen_at", F.current_timestamp())
+
+
+def _of_store(store: Path) -> Iterator[Row]:
+    io = StoreIO()
+    with closing(StoreReader(store)) as reader:
+        for at in load(io, reader.paths).progress:
+            low, high = reader.min_offset(at.topic, at.queue_id), reader.max_offset(at.topic, at.queue_id)
+            behind = max(0, high - max(low, at.offset))
+            stored_ms = reader.store_time_ms(at.topic, at.queue_id, max(low, at.offset)) if behind else -1
+            yield {
+                "store": str(store),
+                "group": at.group,
+                "topic": at.topic,
+                "queue_id": at.queue_id,
+                "offset": at.offset,
+                "min_offset": low,
+                "max_offset": high,
+                "behind": behind,
+                "expired": max(0, low - at.offset),
+                "oldest_stored": 1000 * stored_ms if stored_ms >= 0 else None,
+            }
+
+
+def backlog(
+    spark: SparkSession, path: str | Path | Sequence[str | Path], *, window: str = "1 hour", **selection: Any
+) -> DataFrame:
+    """Messages that groups have not consumed, by store, group, topic and window of store time: when lag arose.
+
+    `window` is a length as Spark writes it, `selection` arguments of `messages`. Rows have `window_start`,
+    `window_end`, `messages` and `bytes`.
+    """
+    from pyspark.sql import functions as F
+
+    progress = lag(spark, path).select("store", "group", "topic", "queue_id", "offset")
+    columns = ["store", "topic", "queue_id", "queue_offset", "store_timestamp", "size"]
+    stored = messages(spark, path, columns=columns, **selection)
+    left = stored.join(F.broadcast(progress), ["store", "topic", "queue_id"]).where("queue_offset >= offset")
+    windows = left.groupBy("store", "group", "topic", F.window("store_timestamp", window).alias("window"))
+    counted = windows.agg(F.count(F.lit(1)).alias("messages"), F.sum("size").alias("bytes"))
+    start, end = F.col("window.start").alias("window_start"), F.col("window.end").alias("window_end")
+    return counted.select("store", "group", "topic", start, end, "messages", "bytes")

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mqproc.errors import DiskFullError, MqprocError
-from mqproc.io import reason_of
+from mqproc.io.store_io import reason_of
 
 _WAITING_BYTES: Final = 64 << 20
 _OPEN_MAX: Final = 256
@@ -134,7 +134,7 @@ class ParquetFiles:
         path = self._folder
         for name in filter(None, folder.split("/")):
             path /= name
-            with telling(path):
+            with file_errors(path):
                 # Not its parents: who comes too late makes nothing anew.
                 path.mkdir(exist_ok=True)
         made = _File(path / self._layout.file_name(f"{self._name}-{self.files:05d}"), schema, self._layout)
@@ -148,19 +148,19 @@ class _File:
     def __init__(self, path: Path, schema: pa.Schema, layout: Layout) -> None:
         self._path = path
         self._columns = layout.in_files()
-        with telling(path):
+        with file_errors(path):
             self._sink = pa.OSFile(os.fspath(path), "wb")
             kept = pa.schema([schema.field(name) for name in self._columns])
             self._writer = pq.ParquetWriter(self._sink, kept, compression=layout.compression)
 
     def write(self, part: pa.Table) -> None:
         """Rows, as a group of their own."""
-        with telling(self._path):
+        with file_errors(self._path):
             self._writer.write_table(part.select(self._columns), row_group_size=part.num_rows)
 
     def close(self) -> None:
         """Write what is behind the rows."""
-        with telling(self._path):
+        with file_errors(self._path):
             self._writer.close()
             self._sink.close()
 
@@ -173,7 +173,7 @@ class _File:
 
 
 @contextmanager
-def telling(path: Path) -> Iterator[None]:
+def file_errors(path: Path) -> Iterator[None]:
     """Raises DiskFullError where storage has no room, MqprocError for what else it says, each with the path."""
     try:
         yield

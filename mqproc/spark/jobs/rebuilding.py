@@ -13,35 +13,265 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from mqproc.config import Options
+from mqproc.config.options import Options
 from mqproc.errors import BadRequestError, CorruptStoreError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
+from mqproc.kernels.dispatch import ScanResult
+from mqproc.kernels.jit.intrinsics import load_be64
+from mqproc.layout.consume_queue import PHYSICAL_OFFSET, UNIT_SIZE
+from mqproc.layout.index_file import FIRST_ITEM
 from mqproc.paths import StorePaths
 from mqproc.spark.jobs.audits import SHARE_BYTES
-from mqproc.spark.jobs.folders import local_stores
-from mqproc.spark.jobs.index_build import IndexBuild, Piece, pieces_of_files
-from mqproc.spark.jobs.queue_build import QueueRuns, UnitWriter
 from mqproc.spark.jobs.targets import check_target
-from mqproc.spark.jobs.tasks import Row, rows_of_each, rows_of_groups, rows_of_tasks
-from mqproc.store.existing import check_is_store
-from mqproc.store.index_headers import next_name
-from mqproc.store.reads.reader import settings_of
-from mqproc.store.verify.log_findings import WholeLog, join_shares
-from mqproc.store.verify.log_pass import LogPass, LogShare
-from mqproc.store.verify.picture import Picture, Share, cut_into_shares
+from mqproc.spark.jobs.tasks import Row, local_stores, rows_of_each, rows_of_groups, rows_of_tasks
+from mqproc.store.consumequeue.bounds import explained_by
+from mqproc.store.consumequeue.files import ConsumeQueueFiles, filler_units
+from mqproc.store.consumequeue.fillers import end_fillers
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.index.files import IndexFiles, IndexHeader, next_name
+from mqproc.store.read.reader import settings_of
+from mqproc.store.store_check import check_is_store
+from mqproc.store.verify.index import IndexWalk
+from mqproc.store.verify.inventory import Queue
+from mqproc.store.verify.log import LogPass, LogScanner, LogShare, WholeLog, join_shares
+from mqproc.store.verify.snapshot import Share, Snapshot, cut_into_shares
 from mqproc.store.verify.state import known_holes
-from mqproc.store.verify.verifier import picture_of
+from mqproc.store.verify.verifier import take_snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+# --- index_build ---
+# One index file from the shares of the log that have its entries.
+
+
+Entries = tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]
+"""Key hashes, log positions, store times."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRange:
+    """Entries [skip, skip + take) of the log positions [begin, end), where `faults` are known to have no records."""
+
+    begin: int
+    end: int
+    faults: Sequence[tuple[int, int]]
+    skip: int
+    take: int
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A file: its entries, and the store time of the first one."""
+
+    entries: int
+    first_stored_ms: int
+
+
+def pieces_of_files(shares: Sequence[LogShare], items: int) -> Iterator[list[EntryRange]]:
+    """The pieces of each index file of `items` items, in order; from the second file on with the entry before it."""
+    capacity = items - FIRST_ITEM
+    total = sum(found.entries for found in shares)
+    for first in range(0, total, capacity):
+        yield list(_pieces(shares, max(0, first - 1), min(total, first + capacity)))
+
+
+def _pieces(shares: Sequence[LogShare], first: int, stop: int) -> Iterator[EntryRange]:
+    before = 0
+    for found in shares:
+        low, high = max(first, before), min(stop, before + found.entries)
+        if low < high and found.begin is not None:
+            faults = [(fault.start, fault.stop) for fault in found.faults]
+            yield EntryRange(found.begin, found.end, faults, low - before, high - low)
+        before += found.entries
+
+
+class IndexBuild:
+    """Builds one file in a folder of its own."""
+
+    def __init__(self, io: StoreIO, snapshot: Snapshot, folder: Path) -> None:
+        sizes = snapshot.inventory.sizes
+        io.remove_folder(folder)
+        self._scanner = LogScanner(io, snapshot)
+        self._files = IndexFiles(io, folder, sizes.slots, sizes.items)
+        self._behind: IndexHeader | None = None
+        self._built = Built(0, 0)
+
+    def run(self, pieces: Sequence[EntryRange], *, is_first: bool) -> Built:
+        """Put the entries of all pieces; of a file that is not the first one the first of them belongs to another."""
+        entries = (each for piece in pieces for each in self._entries(piece))
+        for hashes, offsets, times in entries:
+            at = 0
+            if not is_first and self._behind is None:
+                self._behind = IndexHeader(0, int(times[0]), 0, int(offsets[0]), 0, 0)
+                at = 1
+            if at < len(hashes):
+                self._put(hashes[at:], offsets[at:], times[at:])
+        self._files.sync()
+        self._files.close()
+        self._scanner.views.close()
+        return self._built
+
+    def _entries(self, piece: EntryRange) -> Iterator[Entries]:
+        skip, left = piece.skip, piece.take
+        for result in self._scanner.walk(piece.begin, piece.end, piece.faults):
+            low, high = min(skip, result.entries), min(skip + left, result.entries)
+            if low < high:
+                yield result.hashes[low:high], result.offsets[low:high], result.times[low:high]
+            skip -= low
+            left -= high - low
+            if not left:
+                return
+
+    def _put(self, hashes: NDArray[np.int32], offsets: NDArray[np.int64], times: NDArray[np.int64]) -> None:
+        if not self._built.entries:
+            if self._behind is not None:
+                self._files.begin_behind(self._behind, int(times[0]))
+            self._built = Built(0, int(times[0]))
+        self._files.put(hashes, offsets, times, len(hashes))
+        self._built = Built(self._built.entries + len(hashes), self._built.first_stored_ms)
+
+
+# --- queue_build ---
+# ConsumeQueue files that many tasks write at once: units at their places, and fillers where none can be.
+
+
+@dataclass(slots=True)
+class UnitRun:
+    """Units of the queue offsets [first, stop); their records lie within [physical_begin, physical_end) of the log."""
+
+    first: int
+    stop: int
+    physical_begin: int
+    physical_end: int
+
+
+class UnitWriter:
+    """Writes units into files that others write to at the same time, and keeps account of the runs."""
+
+    def __init__(self, io: StoreIO, folder: Path, snapshot: Snapshot) -> None:
+        self._io = io
+        self._files = ConsumeQueueFiles(io, folder, snapshot.inventory.sizes.queue_file, write=True)
+        self._made: set[Path] = set()
+        self.runs: dict[Queue, list[UnitRun]] = {}
+
+    def take(self, result: ScanResult, table: QueueTable) -> None:
+        """Write what a scan has given."""
+        for number, first, count, at, physical_end, _time in result.runs.tolist():
+            units = result.units[at : at + count * UNIT_SIZE]
+            queue = table.name(number)
+            self.write(queue, first, units)
+            self._note(queue, UnitRun(first, first + count, load_be64(units, PHYSICAL_OFFSET), physical_end))
+
+    def write(self, queue: Queue, first: int, units: NDArray[np.uint8]) -> None:
+        """Write consecutive units, uint8[20 × n], from a queue offset on. Raises OSError."""
+        size = self._files.file_bytes
+        begin, end = first * UNIT_SIZE, first * UNIT_SIZE + len(units)
+        for start in range(begin - begin % size, end, size):
+            self._make(self._files.path(*queue, start), size)
+        self._files.write_run(*queue, first, units)
+
+    def sync(self) -> None:
+        """Make all of it durable."""
+        self._files.sync()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+
+    def _make(self, path: Path, size: int) -> None:
+        """Give a file its length, whoever comes first: one that has it gets no fillers by the way."""
+        if path in self._made:
+            return
+        self._io.make_folder(path.parent, sync=False)
+        fd = self._io.open(path, write=True, create=True)
+        try:
+            if self._io.size(fd) != size:
+                self._io.set_size(fd, size)
+        finally:
+            self._io.close(fd)
+        self._made.add(path)
+
+    def _note(self, queue: Queue, run: UnitRun) -> None:
+        runs = self.runs.setdefault(queue, [])
+        if runs and runs[-1].stop == run.first:
+            runs[-1].stop, runs[-1].physical_end = run.stop, run.physical_end
+        else:
+            runs.append(run)
+
+
+class QueueRuns:
+    """The runs of all shares, queue by queue: what lies between them."""
+
+    def __init__(self, log: WholeLog, snapshot: Snapshot, writer: UnitWriter) -> None:
+        self._log = log
+        self._holes = log.fault_ranges
+        self._segment_size = snapshot.inventory.sizes.segment
+        self._units_per_file = snapshot.inventory.sizes.queue_file // UNIT_SIZE
+        self._writer = writer
+
+    def of_all(self, table: pa.Table) -> Iterator[Row]:
+        """A row for each queue. `table` has runs in any order: topic (null: none), queue_id, and Run's fields."""
+        runs = table.filter(pa.compute.is_valid(table.column("topic"))).sort_by(
+            [("topic", "ascending"), ("queue_id", "ascending"), ("physical_begin", "ascending")]
+        )
+        waiting: list[UnitRun] = []
+        of: Queue | None = None
+        for batch in runs.to_batches(max_chunksize=8192):
+            for row in batch.to_pylist():
+                queue = row.pop("topic"), row.pop("queue_id")
+                if of is not None and queue != of:
+                    yield self._of_queue(of, waiting)
+                    waiting = []
+                of = queue
+                waiting.append(UnitRun(**row))
+        if of is not None:
+            yield self._of_queue(of, waiting)
+
+    def _of_queue(self, queue: Queue, runs: list[UnitRun]) -> Row:
+        """Fill what lies between a queue's runs, in the order of the log, as dispatch would have; its row."""
+        expected, physical_end = 0, 0
+        found = {"units": 0, "fillers": 0, "missing": 0, "repeated": 0}
+        first = min(run.first for run in runs)
+        for run in runs:
+            found["units"] += run.stop - run.first
+            found["repeated"] += max(0, min(expected, run.stop) - run.first)
+            if run.first > expected:
+                filled = self._fill(queue, expected, run, physical_end)
+                found["fillers"] += filled
+                first = min(first, expected) if filled and not expected else first
+                found["missing"] += run.first - expected - filled if expected else 0
+            expected, physical_end = max(expected, run.stop), run.physical_end
+        return {"topic": queue[0], "queue_id": queue[1], "min_offset": first, "max_offset": expected, **found}
+
+    def _fill(self, queue: Queue, expected: int, run: UnitRun, physical_end: int) -> int:
+        """Fillers for the offsets [expected, run.first); how many stand for lost records.
+
+        Where damage does not explain them, a file that begins in between has fillers up to its first unit.
+        """
+        expired = expected == 0 and self._log.begin > 0
+        missing = run.first - expected
+        place = None
+        if not expired:
+            place = explained_by(self._holes, missing, physical_end, run.physical_begin, self._segment_size)
+        if place is not None:
+            self._writer.write(queue, expected, end_fillers(missing, place, self._segment_size))
+            return missing
+        start = run.first - run.first % self._units_per_file
+        if expected <= start < run.first:
+            self._writer.write(queue, start, filler_units(run.first - start))
+        return 0
+
 
 _RUN: Final = [(name, pa.int64()) for name in ("first", "stop", "physical_begin", "physical_end")]
 WALKED: Final = pa.schema(
@@ -100,7 +330,7 @@ def rebuild(
     if len(folders) > 1:
         raise BadRequestError(f"{store}: means {len(folders):,} stores; a rebuild is of one")
     job = RebuildJob.of(folders[0], Path(to), share_bytes=share_bytes, fail_on_data_loss=fail_on_data_loss)
-    walked = rows_of_tasks(spark, job.picture.shares, job.walk, WALKED).persist(StorageLevel.DISK_ONLY)
+    walked = rows_of_tasks(spark, job.snapshot.shares, job.walk, WALKED).persist(StorageLevel.DISK_ONLY)
     joined = rows_of_groups(walked, ["log"], job.join, JOINED, groups=1).persist(StorageLevel.DISK_ONLY)
     files = joined.where("file is not null").select("file", "pieces")
     # An explicit number, since Spark would put rows this small into one task.
@@ -115,13 +345,13 @@ def rebuild(
     return Rebuilt(queues, index)
 
 
-def _picture(io: StoreIO, paths: StorePaths, options: Options, share_bytes: int) -> Picture:
+def _snapshot(io: StoreIO, paths: StorePaths, options: Options, share_bytes: int) -> Snapshot:
     """The store with all of its log to be dispatched, and with no index to be compared."""
-    picture = picture_of(io, paths, options, share_bytes=share_bytes)
-    picture.positions = dataclasses.replace(picture.positions, dispatched=None)
-    picture.shares = cut_into_shares(io, picture.inventory, picture.positions, 1 << 30, share_bytes)
-    picture.index = []
-    return picture
+    snapshot = take_snapshot(io, paths, options, share_bytes=share_bytes)
+    snapshot.positions = dataclasses.replace(snapshot.positions, dispatched=None)
+    snapshot.shares = cut_into_shares(io, snapshot.inventory, snapshot.positions, 1 << 30, share_bytes)
+    snapshot.index = []
+    return snapshot
 
 
 def _make_target(target: StorePaths) -> None:
@@ -135,8 +365,8 @@ def _make_target(target: StorePaths) -> None:
 class RebuildJob:
     """The steps of one rebuild; travels to every executor."""
 
-    def __init__(self, picture: Picture, target: StorePaths, fail_on_data_loss: bool, with_index: bool) -> None:
-        self.picture = picture
+    def __init__(self, snapshot: Snapshot, target: StorePaths, fail_on_data_loss: bool, with_index: bool) -> None:
+        self.snapshot = snapshot
         self._with_index = with_index
         self._target = target
         self._fail_on_data_loss = fail_on_data_loss
@@ -148,19 +378,19 @@ class RebuildJob:
         check_is_store(io, paths)
         check_target(to, [store])
         options = settings_of(io, paths)
-        picture = _picture(io, paths, options, share_bytes)
+        snapshot = _snapshot(io, paths, options, share_bytes)
         _make_target(target)
-        return cls(picture, target, fail_on_data_loss, options.message_index_enable)
+        return cls(snapshot, target, fail_on_data_loss, options.message_index_enable)
 
     @property
     def _store(self) -> Path:
-        return self.picture.inventory.root
+        return self.snapshot.inventory.root
 
     def walk(self, share: Share) -> Iterator[Row]:
         """Scan a share and write its units; a row for the share, and one for each run of its units."""
         io = StoreIO()
-        with closing(UnitWriter(io, self._target.consume_queue, self.picture)) as writer:
-            with closing(LogPass(io, self.picture, lambda size: None, writer.take)) as log_pass:
+        with closing(UnitWriter(io, self._target.consume_queue, self.snapshot)) as writer:
+            with closing(LogPass(io, self.snapshot, IndexWalk, lambda size: None, writer.take)) as log_pass:
                 found = log_pass.run(share)
             writer.sync()
         found.totals = found.totals[:0]
@@ -175,17 +405,17 @@ class RebuildJob:
         shares.sort(key=lambda found: found.share.number)
         log = self._joined(shares)
         io = StoreIO()
-        with closing(UnitWriter(io, self._target.consume_queue, self.picture)) as writer:
-            yield from QueueRuns(log, self.picture, writer).of_all(table.drop_columns(["log", "share"]))
+        with closing(UnitWriter(io, self._target.consume_queue, self.snapshot)) as writer:
+            yield from QueueRuns(log, self.snapshot, writer).of_all(table.drop_columns(["log", "share"]))
             writer.sync()
-        files = pieces_of_files(shares, self.picture.inventory.sizes.items) if self._with_index else ()
+        files = pieces_of_files(shares, self.snapshot.inventory.sizes.items) if self._with_index else ()
         for number, pieces in enumerate(files):
             yield {"file": number, "pieces": pickle.dumps(pieces)}
 
     def _joined(self, shares: list[LogShare]) -> WholeLog:
         io, paths = StoreIO(), StorePaths(self._store)
         known, _findings = known_holes(io, paths)
-        log = join_shares(io, self.picture, shares, self._refuse, known)
+        log = join_shares(io, self.snapshot, shares, self._refuse, known)
         unknown = [fault for fault in log.fault_ranges if not any(a <= fault[0] and fault[1] <= b for a, b in known)]
         if unknown and self._fail_on_data_loss:
             start, stop = unknown[0]
@@ -197,7 +427,7 @@ class RebuildJob:
         return log
 
     def _refuse(self, share: Share) -> LogShare:
-        size = self.picture.inventory.sizes.segment
+        size = self.snapshot.inventory.sizes.segment
         raise CorruptStoreError(
             f"{self._store}: a record reaches over {share.start:,}, where a share of the log seemed to begin; bodies "
             f"seem to hold copies of records: rebuild with shares of a segment, {size:,} bytes"
@@ -205,8 +435,8 @@ class RebuildJob:
 
     def build(self, row: Row) -> Iterator[Row]:
         """One index file, which has no name of its own yet."""
-        pieces: list[Piece] = pickle.loads(row["pieces"])
-        built = IndexBuild(StoreIO(), self.picture, self._unnamed(row["file"])).run(pieces, is_first=row["file"] == 0)
+        pieces: list[EntryRange] = pickle.loads(row["pieces"])
+        built = IndexBuild(StoreIO(), self.snapshot, self._unnamed(row["file"])).run(pieces, is_first=row["file"] == 0)
         yield {"log": 0, "file": row["file"], "entries": built.entries, "first_stored_ms": built.first_stored_ms}
 
     def name(self, table: pa.Table) -> Iterator[Row]:

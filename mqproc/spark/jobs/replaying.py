@@ -24,18 +24,18 @@ import pyarrow as pa
 
 from mqproc.errors import BadRequestError, TopicExistsError
 from mqproc.layout import record
-from mqproc.message import Message, StoredMessage
-from mqproc.names import check_topic
-from mqproc.spark.api import flags_of, messages
+from mqproc.spark.batch_read import flags_of, messages
 from mqproc.spark.jobs.targets import check_sources
 from mqproc.spark.jobs.tasks import batches_of
 from mqproc.store.topics import check_sendable
+from mqproc.topic_names import check_topic
+from mqproc.types import Message, StoredMessage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from mqproc.client import Client
-    from mqproc.client.core import Call
+    from mqproc.client.requests import Call
 
 _T = TypeVar("_T")
 _Copy = tuple[Message, int]
@@ -138,7 +138,7 @@ def _check(spark: SparkSession, topics: Sequence[str], rate: float, streams: int
 
 def _target(store: str, topic: str, name: str, rate: float, queues: int) -> Target:
     from mqproc.client import Client
-    from mqproc.client.settling import check_index
+    from mqproc.client.dispatch_barrier import check_index
 
     with Client(store) as client:
         there = {info.topic: info.queues for info in client.topics()}.get(topic)
@@ -214,21 +214,21 @@ class Stream:
         self._due_s = 0.0
         self._topic_is_missing = target.is_missing
         # A task that is done again may have sent some before.
-        self._looks = not target.is_new or _attempt() > 0
+        self._check_stored = not target.is_new or _attempt() > 0
         self.sent = 0
         self.found = 0
-        if self._looks:
+        if self._check_stored:
             _patiently(self._settle)
 
     def take(self, window: list[tuple[str, StoredMessage]]) -> None:
         """Send a window's messages that are not there yet. Raises MqprocError when the target stays away too long."""
-        from mqproc.client.settling import UNSETTLED
+        from mqproc.client.dispatch_barrier import UNSETTLED
 
         copies = [(self._copy(store, message), message.sys_flag) for store, message in window]
         if self._topic_is_missing:
             _patiently(self._make_topic)
             self._topic_is_missing = False
-        left = _patiently(lambda: self._missing(copies)) if self._looks else copies
+        left = _patiently(lambda: self._missing(copies)) if self._check_stored else copies
         self.found += len(copies) - len(left)
         self.sent += len(left)
         try:
@@ -249,7 +249,7 @@ class Stream:
 
     def _settle(self) -> None:
         """Have the index know all that was sent before. Raises BadRequestError when the target has none."""
-        from mqproc.client.settling import check_index, settle
+        from mqproc.client.dispatch_barrier import check_index, settle
 
         check_index(self._target.store)
         settle(self._client)
@@ -268,18 +268,17 @@ class Stream:
 
     def _missing(self, copies: list[_Copy]) -> list[_Copy]:
         """Those that the target's index does not have."""
-        from mqproc.client import core
+        from mqproc.client import requests as core
 
         calls = (core.by_key(copy.topic, copy.unique_id, None, None, 1, True, "store") for copy, _flag in copies)
-        answers = self._client.run_all(calls, core.QUERY, _LOOKUPS_IN_FLIGHT)
+        answers = self._client.run_all(calls, _LOOKUPS_IN_FLIGHT)
         return [copy for copy, there in zip(copies, answers, strict=True) if not there]
 
     def _send(self, copies: list[_Copy]) -> None:
-        from mqproc.client import core
 
         # With a rate each answer can be waited for.
         in_flight = 1 if self._target.rate else _FRAMES_IN_FLIGHT
-        for _answer in self._client.run_all(self._calls(copies), core.WRITER, in_flight):
+        for _answer in self._client.run_all(self._calls(copies), in_flight):
             pass
 
     def _calls(self, copies: list[_Copy]) -> Iterator[Call[Any]]:
@@ -306,7 +305,7 @@ class Stream:
 
 def _patiently(step: Callable[[], _T]) -> _T:
     """A step's value; while the target is away it is done again. Raises its MqprocError when that takes too long."""
-    from mqproc.client.settling import PATIENCE_S, UNSETTLED
+    from mqproc.client.dispatch_barrier import PATIENCE_S, UNSETTLED
 
     began_s = time.monotonic()
     while True:

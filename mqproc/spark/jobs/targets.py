@@ -15,15 +15,14 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from mqproc.errors import BadRequestError, CorruptStoreError
+from mqproc.spark.jobs.output_commit import Written, already_there, folder_of, write_folder, write_whole
 from mqproc.spark.jobs.parquet_files import Layout
-from mqproc.spark.jobs.replacing import already_there, folder_of, write_whole
-from mqproc.spark.jobs.task_folders import Written, write_folder
-from mqproc.spark.stores import find_stores, survey
+from mqproc.spark.survey import find_stores, survey_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from mqproc.spark.mapped import BatchRead
+    from mqproc.spark.batch_read import BatchRead
 
 T = TypeVar("T")
 
@@ -107,7 +106,7 @@ def check_sources(path: str | Path | Sequence[str | Path], *, fail_on_data_loss:
     """
     stores = find_stores([str(path)] if isinstance(path, str | Path) else [str(each) for each in path])
     for store in stores:
-        with closing(survey(store)) as found:
+        with closing(survey_store(store)) as found:
             if found.trouble and fail_on_data_loss:
                 raise CorruptStoreError(f"{store}: {found.trouble}; what is intact is read where damage is passed over")
     return stores

@@ -8,10 +8,14 @@ A task that failed is done again by Spark, so what a task does must come to the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
+
+from mqproc.errors import BadRequestError
+from mqproc.spark.survey import find_stores
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -96,3 +100,16 @@ def large(of: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(of):
         return pa.struct([field.with_type(large(field.type)) for field in of])
     return of
+
+
+# --- folders ---
+# Stores in folders: jobs that need more than a log's bytes (queues, index, settings) take no others.
+
+
+def local_stores(path: str | Path | Sequence[str | Path]) -> list[Path]:
+    """The folders that paths and patterns mean. Raises StoreAccessError for none, BadRequestError for a URL."""
+    found = find_stores([str(path)] if isinstance(path, str | Path) else [str(each) for each in path])
+    for uri in found:
+        if "://" in uri:
+            raise BadRequestError(f"{uri}: this job needs a store in a folder that all executors have at one path")
+    return [Path(uri) for uri in found]

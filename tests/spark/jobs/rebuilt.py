@@ -14,7 +14,7 @@ from mqproc.layout.consume_queue import FILLER_SIZES
 from mqproc.spark.jobs import rebuilding
 from mqproc.spark.jobs.rebuilding import RebuildJob
 from mqproc.spark.jobs.tasks import Row, batches_of
-from mqproc.store.reads.reader import StoreReader
+from mqproc.store.read.reader import StoreReader
 
 _ITEM = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.spark.jobs import duplicates, verify
-from mqproc.store.reads.reader import settings_of
+from mqproc.store.read.reader import settings_of
 from mqproc.store.verify import verify_store
 from tests.golden.fixtures import load_fixture
 from tests.spark.rows import messages_of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.cli import spark_script
+from mqproc.cli.spark import script as spark_script
 from mqproc.spark.session import prepare_environment
 from tests.conftest import Group
 from tests.spark import quick

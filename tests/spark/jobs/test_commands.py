@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pytest
 
-from mqproc.cli import spark_session
+from mqproc.cli.spark import session as spark_session
 from tests.cli.calling import call
 from tests.golden.fixtures import load_fixture
 from tests.spark.rows import messages_of

@@ -12,9 +12,10 @@ import pytest
 
 from mqproc.cli.times import parse_time_ms
 from mqproc.errors import BadRequestError, CorruptStoreError
-from mqproc.spark.api import flags_of
-from mqproc.spark.jobs import compact, compacting, export
-from mqproc.spark.jobs.compacting import PlaceReader
+from mqproc.spark.batch_read import flags_of
+from mqproc.spark.jobs import compact, export
+from mqproc.spark.jobs import copies as compacting
+from mqproc.spark.jobs.copies import PlaceReader
 from tests.spark.rows import messages_of
 from tests.store.live_store import LiveStore
 from tests.store.stopped_store import FIRST_MS, StoppedStore

@@ -14,7 +14,7 @@ import pytest
 
 from mqproc.errors import BadRequestError
 from mqproc.spark.jobs import counts
-from mqproc.spark.jobs.plotting import plot_counts, series_of
+from mqproc.spark.jobs.counting import plot_counts, series_of
 from tests.spark.rows import messages_of
 from tests.store.live_store import LiveStore
 from tests.store.stopped_store import FIRST_MS

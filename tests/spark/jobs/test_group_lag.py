@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mqproc.spark.jobs import backlog, lag
-from mqproc.store.reads.reader import StoreReader
+from mqproc.store.read.reader import StoreReader
 from tests.golden.fixtures import load_fixture
 from tests.spark.rows import messages_of
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mqproc.errors import DiskFullError, MqprocError
-from mqproc.spark.jobs.parquet_files import Layout, ParquetFiles, folder_name, telling
+from mqproc.spark.jobs.parquet_files import Layout, ParquetFiles, file_errors, folder_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -138,7 +138,7 @@ def test_what_storage_refuses_is_told_with_its_file(tmp_path: Path, rows: int) -
 
 
 def test_a_full_disk_is_one(tmp_path: Path) -> None:
-    with pytest.raises(DiskFullError, match="out: No space left on device"), telling(tmp_path / "out"):
+    with pytest.raises(DiskFullError, match="out: No space left on device"), file_errors(tmp_path / "out"):
         raise OSError(errno.ENOSPC, "Error writing bytes to file. Detail: [errno 28]")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from mqproc.errors import BadRequestError, CorruptStoreError, StoreAccessError
 from mqproc.spark.jobs import rebuild
-from mqproc.store.reads.reader import StoreReader
+from mqproc.store.read.reader import StoreReader
 from tests.golden.fixtures import GOLDEN, directories
 from tests.spark.jobs.rebuilt import entries_of, files_below, rebuild_here, units_from
 from tests.spark.rows import messages_of

@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 
 from mqproc.errors import BadRequestError
 from mqproc.spark.jobs import export
-from mqproc.spark.jobs.replacing import HadoopPath, write_whole
+from mqproc.spark.jobs.output_commit import HadoopPath, write_whole
 from mqproc.spark.jobs.targets import write_parquet
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ import pytest
 from mqproc.client import Client
 from mqproc.client.replay import REPLAYED
 from mqproc.errors import BadRequestError, CorruptStoreError, NotRunningError, StoreAccessError, TopicReservedError
-from mqproc.message import StoredMessage
 from mqproc.spark.jobs import replay
 from mqproc.spark.jobs.replaying import Stream, Target
+from mqproc.types import StoredMessage
 from tests.conftest import Group
 from tests.spark import quick
 from tests.spark.rows import messages_of

@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from mqproc.errors import MqprocError, StoreAccessError
-from mqproc.spark.jobs import export, task_folders
-from mqproc.spark.jobs.compacting import planned_last
-from mqproc.spark.jobs.exporting import COMPRESSIONS
+from mqproc.spark.jobs import export
+from mqproc.spark.jobs import output_commit as task_folders
+from mqproc.spark.jobs.copies import COMPRESSIONS, plan_compaction
+from mqproc.spark.jobs.output_commit import JobFolder, Written, roll_back_dead_jobs
 from mqproc.spark.jobs.parquet_files import Layout
 from mqproc.spark.jobs.targets import write_batches
-from mqproc.spark.jobs.task_folders import JobFolder, Written, take_back_dead
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,7 +61,7 @@ def test_attempts_of_a_task_count_once(tmp_path: Path) -> None:
     assert job.write(0, 3, overtaken) == Written(5, 50, 1), "both tell what is there"
     assert job.write(0, 5, writing("third", fails=True)) == Written(5, 50, 1), "nothing is done again"
     assert job.write(1, 6, lambda folder: Written(0, 0, 0)) == Written(0, 0, 0)
-    assert job.place() == 1
+    assert job.publish() == 1
     job.remove()
     assert files_below(tmp_path) == ["out/topic=a/part-first"]
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["topic=a"]
@@ -83,8 +83,8 @@ def test_what_cannot_be_moved_leaves_no_folder(tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", refused)
         with pytest.raises(MqprocError, match="topic=new/day=1970-01-01: Invalid cross-device link"):
-            job.place()
-    job.take_back()
+            job.publish()
+    job.roll_back()
     assert [path.name for path in tmp_path.rglob("*")] == ["topic=old"]
 
 
@@ -106,10 +106,10 @@ def test_jobs_of_one_folder_leave_each_others_files(tmp_path: Path) -> None:
     one, other = JobFolder.new(tmp_path), JobFolder.new(tmp_path)
     for job in (one, other):
         job.write(0, 1, writing(job.name_of(0)))
-    assert one.place() == 1
-    other.take_back()
+    assert one.publish() == 1
+    other.roll_back()
     assert files_below(tmp_path / "topic=a") == [f"part-{one.name_of(0)}"]
-    one.take_back()
+    one.roll_back()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -118,7 +118,7 @@ def killed_job(to: Path, *, while_gone: bool = False) -> None:
     code = f"""
 import os, signal, shutil
 from pathlib import Path
-from mqproc.spark.jobs.task_folders import JobFolder, Written
+from mqproc.spark.jobs.output_commit import JobFolder, Written
 job = JobFolder.new(Path({str(to)!r}))
 def write(folder):
     for name in "ab":
@@ -134,7 +134,7 @@ with job.held():
         job.remove()
     rename = Path.rename
     Path.rename = lambda source, target: (rename(source, target), killed())
-    job.place()
+    job.publish()
 """
     done = subprocess.run([sys.executable, "-c", code], check=False)
     assert done.returncode == -signal.SIGKILL
@@ -150,17 +150,17 @@ def test_what_a_killed_driver_leaves_is_taken_back(
     for module, name, elsewhere in ((task_folders, "boot_id", (1, 2)), (os, "fstat", SimpleNamespace(st_dev=-1))):
         with monkeypatch.context() as patched:
             patched.setattr(module, name, mock.Mock(return_value=elsewhere))
-            take_back_dead(tmp_path)
+            roll_back_dead_jobs(tmp_path)
         known = [] if while_gone else left
         assert files_below(tmp_path) == known, "of a driver on another machine, or mount, nobody knows"
     living = JobFolder.new(tmp_path)
-    with living.held():
+    with living.locked():
         living.write(0, 1, writing(living.job))
-        take_back_dead(tmp_path)
+        roll_back_dead_jobs(tmp_path)
         assert [path.name for path in (tmp_path / "_temporary").iterdir()] == [living.job]
-        assert living.place() == 1
+        assert living.publish() == 1
         living.remove()
-    take_back_dead(tmp_path)
+    roll_back_dead_jobs(tmp_path)
     assert files_below(tmp_path) == [f"topic=a/part-{living.job}"]
     assert [path.name for path in tmp_path.iterdir()] == ["topic=a"]
 
@@ -170,7 +170,7 @@ def test_a_job_of_another_user_is_left_alone(tmp_path: Path, monkeypatch: pytest
     left = files_below(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(Path, "open", mock.Mock(side_effect=PermissionError(errno.EACCES, os.strerror(errno.EACCES))))
-        take_back_dead(tmp_path)
+        roll_back_dead_jobs(tmp_path)
     assert files_below(tmp_path) == left
 
 
@@ -266,7 +266,7 @@ class TestWithSpark:
         assert list(tmp_path.iterdir()) == []
 
     def test_nothing_to_write_still_has_columns(self, spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
-        last = planned_last(spark, rolled_store, drop_empty=False, columns=["topic", "keys"], topic="Nobody")
+        last = plan_compaction(spark, rolled_store, drop_empty=False, columns=["topic", "keys"], topic="Nobody")
         done = write_batches(last, tmp_path / "out", [], mode="error", layout=Layout(list(last.types)))
         assert done == Written(0, 0, 0)
         assert spark.read.parquet(str(tmp_path / "out")).columns == ["key", "topic", "keys"]

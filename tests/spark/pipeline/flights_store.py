@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from mqproc.cli.flights import find_flights
+from mqproc.cli.admin.demo import find_flights
 from mqproc.cli.times import parse_time_ms
 from tests.store.live_store import LiveStore
 

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from mqproc.errors import InternalError
-from mqproc.spark.pipeline import running
-from mqproc.spark.pipeline.running import PipelineFolder, prepare, run
+from mqproc.spark.jobs import pipeline as running
+from mqproc.spark.jobs.pipeline import PipelineFolder, prepare, run
 from tests.conftest import PATIENCE_S, wait_until
 
 

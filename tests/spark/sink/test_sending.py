@@ -25,12 +25,12 @@ from mqproc.errors import (
     SendOutcomeUnknownError,
     TopicReservedError,
 )
-from mqproc.io import StoreIO
-from mqproc.message import StoredMessage
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.spark.sink.options import COLUMNS, WriteOptions, check_columns, write_options
-from mqproc.spark.sink.sending import RowSender, TopicRows
+from mqproc.spark.options import SINK_COLUMNS, WriteOptions, check_columns, write_options
+from mqproc.spark.sink import RowSender, TopicRows
 from mqproc.store.retention.request import ask
+from mqproc.types import StoredMessage
 from tests.conftest import Group, wait_until
 from tests.spark.rows import messages_of
 from tests.workers import loaded_context
@@ -53,11 +53,11 @@ def send(
     topic: str = "",
     *,
     write: str = "w",
-    looks: bool = True,
+    check_stored: bool = True,
     ends: bool = True,
 ) -> tuple[int, int]:
     """(sent, found) of partition 3 of a write, which ends behind the batches, or is cut off there."""
-    with RowSender(WriteOptions(str(group.store), topic, queues=4), write, 3, looks=looks) as sender:
+    with RowSender(WriteOptions(str(group.store), topic, queues=4), write, 3, check_stored=check_stored) as sender:
         for batch in batches:
             sender.send(batch)
         if ends:
@@ -102,13 +102,13 @@ def test_a_write_that_is_done_again_with_rows_of_other_partitions_sends_none_of_
     """As behind a sort, whose bounds are drawn anew, or of a source that has grown: they may be stored elsewhere."""
     assert send(running, [rows(0, 300)], "Others") == (300, 0)
     for others in ([rows(100, 500)], [rows(0, 150), rows(151, 500)], [rows(0, 299), rows(300, 301)]):
-        with pytest.raises(BadRequestError, match=r"topic Others: row \d+ is another one than is stored: a write"):
+        with pytest.raises(BadRequestError, match=r"topic Others: row \d+ differs from the stored one: a repeated write"):
             send(running, others, "Others")
     for more in ([rows(0, 500)], [rows(0, 300), rows(300, 301)], [rows(0, 299), rows(300, 500)]):
-        with pytest.raises(BadRequestError, match="topic Others: there are more rows than the 300 before: a write"):
+        with pytest.raises(BadRequestError, match="topic Others: more rows than the 300 before: a repeated write"):
             send(running, more, "Others")
     for fewer in (1, 200, 299):
-        with pytest.raises(BadRequestError, match=f"Others: there are {fewer} rows, and were 300 before: a write"):
+        with pytest.raises(BadRequestError, match=f"Others: {fewer} rows now, 300 before: a repeated write"):
             send(running, [rows(0, fewer)], "Others")
     assert [int(message.body) for message in stored(running, "Others")] == list(range(300))
     texts = pa.RecordBatch.from_pydict({"body": [f"{number}" for number in range(300)]})
@@ -117,13 +117,13 @@ def test_a_write_that_is_done_again_with_rows_of_other_partitions_sends_none_of_
 
 def test_a_try_that_was_cut_off_had_more_rows_than_are_stored(running: Group) -> None:
     assert send(running, [rows(0, 301)], "Begun", ends=False) == (300, 0)
-    with pytest.raises(BadRequestError, match="there are 300 rows, and were at least 301 before: a write"):
+    with pytest.raises(BadRequestError, match="300 rows now, at least 301 before: a repeated write"):
         send(running, [rows(0, 300)], "Begun")
     assert send(running, [rows(0, 301)], "Begun") == (1, 300)
 
 
 def test_the_answer_to_the_last_row_is_lost(running: Group) -> None:
-    with RowSender(WriteOptions(str(running.store), "Last", queues=4), "w", 0, looks=False) as sender:
+    with RowSender(WriteOptions(str(running.store), "Last", queues=4), "w", 0, check_stored=False) as sender:
         sender.send(rows(0, 10))
         really, lost = TopicRows._send_frame, [1]
 
@@ -184,7 +184,7 @@ def test_all_columns(running: Group) -> None:
 
 
 def _send_all(store: str, write: str) -> None:
-    with RowSender(WriteOptions(store, "Killed"), write, 0, looks=True) as sender:
+    with RowSender(WriteOptions(store, "Killed"), write, 0, check_stored=True) as sender:
         for first in range(0, ROWS, PER_BATCH):
             sender.send(rows(first, first + PER_BATCH))
 
@@ -213,7 +213,7 @@ def test_killed_again_and_again_each_row_is_there_once(running: Group) -> None:
 
 
 def send_again(group: Group) -> tuple[int, int]:
-    with RowSender(WriteOptions(str(group.store), "Killed"), "killed", 0, looks=True) as sender:
+    with RowSender(WriteOptions(str(group.store), "Killed"), "killed", 0, check_stored=True) as sender:
         for first in range(0, ROWS, PER_BATCH):
             sender.send(rows(first, first + PER_BATCH))
         sender.end()
@@ -223,7 +223,7 @@ def send_again(group: Group) -> tuple[int, int]:
 def test_a_task_that_lives_on_and_the_next_one_take_turns(running: Group) -> None:
     with running.client() as client, ThreadPoolExecutor() as threads:
         client.create_topic("Turns", 4)
-        with RowSender(WriteOptions(str(running.store), "Turns"), "turns", 3, looks=True) as first:
+        with RowSender(WriteOptions(str(running.store), "Turns"), "turns", 3, check_stored=True) as first:
             first.send(rows(0, 100))
             second = threads.submit(send, running, [rows(0, 200)], "Turns", write="turns")
             other = threads.submit(send, running, [rows(0, 100)], "Other", write="another write")
@@ -257,7 +257,7 @@ def test_the_writer_is_killed_under_way(running: Group) -> None:
 @pytest.mark.parametrize(
     ("columns", "error", "says"),
     [
-        ({"body": [None]}, BadRequestError, "column body: 1 row without one"),
+        ({"body": [None]}, BadRequestError, "column body: 1 row without a body"),
         ({"body": [b"x"], "tag": ["a\x02"]}, BadPropertyError, "separator byte"),
         ({"body": [b"x"], "keys": [["a b"]]}, BadPropertyError, "separator byte"),
         ({"body": [b"x" * (1 << 19)]}, BadRequestError, "max_message_size|exceeds"),
@@ -275,8 +275,8 @@ def test_a_folder_on_which_no_group_has_run(tmp_path: Path) -> None:
     for name in ("missing", "another's"):
         if name != "missing":
             (tmp_path / name / "commitlog").mkdir(parents=True)
-        with pytest.raises(NotRunningError, match=rf"{name}: no group has run on a store there"):
-            RowSender(WriteOptions(str(tmp_path / name), "Topic"), "w", 0, looks=False)
+        with pytest.raises(NotRunningError, match=rf"{name}: no group has run on a store here"):
+            RowSender(WriteOptions(str(tmp_path / name), "Topic"), "w", 0, check_stored=False)
 
 
 @pytest.mark.parametrize("by_column", [False, True])
@@ -286,7 +286,7 @@ def test_a_topic_is_made_with_queues_though_rows_name_theirs(running: Group, by_
         columns: dict[str, Any] = {"body": [b"1", b"2"]}
         if by_column:
             columns["queue_id"] = pa.array([queue_id, None], pa.int32())
-        with RowSender(options, "w", 1, looks=True) as sender:
+        with RowSender(options, "w", 1, check_stored=True) as sender:
             sender.send(pa.RecordBatch.from_pydict(columns))
             sender.end()
 
@@ -314,7 +314,7 @@ def test_topics_of_the_systems_own_are_not_made(running: Group) -> None:
 
 
 def test_a_topic_for_each_row(running: Group) -> None:
-    with pytest.raises(BadRequestError, match="column topic: a row has none"):
+    with pytest.raises(BadRequestError, match="column topic: a row has no topic"):
         send(running, [pa.RecordBatch.from_pydict({"topic": ["Some", None], "body": [b"", b""]})])
 
 
@@ -323,12 +323,12 @@ def test_a_store_that_cannot_be_asked(tmp_path: Path) -> None:
     own.mkdir(parents=True)
     (own / "settings.json").write_text('{"message_index_enable": false}')
     with pytest.raises(BadRequestError, match="message_index_enable is off"):
-        RowSender(WriteOptions(str(tmp_path / "store"), "Topic"), "w", 0, looks=True)
+        RowSender(WriteOptions(str(tmp_path / "store"), "Topic"), "w", 0, check_stored=True)
 
 
 def test_rows_of_a_lost_answer_are_not_sent_again_where_none_can_be_found(tmp_path: Path) -> None:
     group = Group(tmp_path / "store", message_index_enable=False).start()
-    with RowSender(WriteOptions(str(group.store), "Topic", queues=1), "w", 0, looks=False) as sender:
+    with RowSender(WriteOptions(str(group.store), "Topic", queues=1), "w", 0, check_stored=False) as sender:
         sender.send(rows(0, 10))
         with (
             mock.patch.object(TopicRows, "_send_frame", side_effect=SendOutcomeUnknownError("lost")),
@@ -344,9 +344,9 @@ def test_rows_of_a_lost_answer_are_not_sent_again_where_none_can_be_found(tmp_pa
     [
         ({"path": ""}, "written to one store, given as its folder"),
         ({"path": "s3://bucket/store"}, "written to one store, given as its folder"),
-        ({"subscribe": "a"}, "option 'subscribe' is not known; there are path, queueId, queues, topic"),
+        ({"subscribe": "a"}, "option 'subscribe' is unknown; there are path, queueId, queues, topic"),
         ({"queues": "0"}, r"queues = 0 is not in \[1, 65,536\]"),
-        ({"queueId": "one"}, "queueId = 'one' is no integer"),
+        ({"queueId": "one"}, "queueId = 'one' is not an integer"),
     ],
 )
 def test_wrong_options(given: dict[str, str], says: str) -> None:
@@ -378,18 +378,18 @@ WRITEABLE = {
     ("changes", "says"),
     [
         ({"value": types.BinaryType()}, "column value cannot be written; select of topic, body, tag"),
-        ({"body": None}, "no column is called body"),
-        ({"topic": None}, "no column is called topic; the option topic"),
+        ({"body": None}, "column body is missing"),
+        ({"topic": None}, "column topic is missing; the option topic"),
         ({"body": types.ArrayType(types.IntegerType())}, "column body is array<int>; it must be binary or string"),
         ({"queue_id": types.LongType()}, "column queue_id is bigint; it must be int"),
     ],
 )
 def test_wrong_columns(changes: dict[str, Any], says: str) -> None:
-    check_columns(WriteOptions("/store"), schema_of(WRITEABLE))
-    assert set(WRITEABLE) < set(COLUMNS)
+    check_columns(WriteOptions("/store"), schema_ddl(WRITEABLE))
+    assert set(WRITEABLE) < set(SINK_COLUMNS)
     with pytest.raises(BadRequestError, match=says):
-        check_columns(WriteOptions("/store"), schema_of(WRITEABLE | changes))
+        check_columns(WriteOptions("/store"), schema_ddl(WRITEABLE | changes))
 
 
-def schema_of(columns: dict[str, Any]) -> types.StructType:
+def schema_ddl(columns: dict[str, Any]) -> types.StructType:
     return types.StructType([types.StructField(name, kind) for name, kind in columns.items() if kind is not None])

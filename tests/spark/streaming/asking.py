@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from mqproc.spark.options import stream_options
-from mqproc.spark.streaming.reader import StreamReader
+from mqproc.spark.stream_reader import StreamReader
 from tests.spark.rows import Row
 
 COLUMNS = ["store", "topic", "queue_id", "queue_offset", "body"]

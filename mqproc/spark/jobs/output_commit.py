@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Self
+from typing import IO, TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,16 +25,151 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from mqproc.errors import StoreAccessError
-from mqproc.ipc.lock import try_lock
-from mqproc.quantities import counted
-from mqproc.spark.jobs.parquet_files import Layout, ParquetFiles, telling
-from mqproc.spark.jobs.replacing import UNFINISHED, already_there
+from mqproc.errors import BadRequestError, StoreAccessError
+from mqproc.spark.jobs.parquet_files import Layout, ParquetFiles, file_errors
 from mqproc.spark.jobs.tasks import batches_of
-from mqproc.store.groups.progress_file import boot_id
+from mqproc.store.offsets.file import boot_id
+from mqproc.util.file_lock import try_lock_byte
+from mqproc.util.units import counted
 
 if TYPE_CHECKING:
-    from mqproc.spark.mapped import BatchRead
+    from pyspark.sql import SparkSession
+
+    from mqproc.spark.batch_read import BatchRead
+
+# --- replacing ---
+# What a job writes takes its place as a whole: one that fails leaves what was there before it, and nothing else.
+#
+#     to            what was there ────────────────────────────────▶ removed ─┐
+#     to.partial            └── written, all of it read and found well ──────┴──▶ to
+#
+# Spark removes what it overwrites before it reads the first message, and leaves a folder behind a write that failed.
+
+
+T = TypeVar("T")
+
+UNFINISHED: Final = "_temporary"
+"""What Spark, and jobs that write by themselves, have in a folder for as long as they write there."""
+
+
+def already_there(to: str | Path) -> BadRequestError:
+    """What a job says in mode `error` of a target that is there."""
+    return BadRequestError(f"{to}: already exists; mode append adds to it, overwrite replaces it")
+
+
+class HadoopPath:
+    """A folder or URL, in the file system that Spark writes it with."""
+
+    def __init__(self, session: Any, path: Any) -> None:
+        self._session = session
+        self._files = path.getFileSystem(session._jsc.hadoopConfiguration())
+        self._path = self._files.makeQualified(path)
+        uri = self._path.toUri()
+        self.folder = Path(uri.getPath()) if uri.getScheme() == "file" else None
+        """Where it is on this machine; None for what is not there."""
+
+    @classmethod
+    def of(cls, session: SparkSession, to: str) -> Self | None:
+        """None where Spark's own file systems are out of reach: with Spark Connect."""
+        jvm: Any = getattr(session, "_jvm", None)
+        return cls(session, jvm.org.apache.hadoop.fs.Path(to)) if jvm is not None else None
+
+    def __str__(self) -> str:
+        return str(self._path.toString())
+
+    def beside(self, ending: str) -> Self | None:
+        """The path with an ending to its name; None for a root, which has no name."""
+        parent = self._path.getParent()
+        if parent is None:
+            return None
+        return type(self)(self._session, parent.suffix(f"/{self._path.getName()}{ending}"))
+
+    def exists(self) -> bool:
+        return bool(self._files.exists(self._path))
+
+    def is_unfinished(self) -> bool:
+        """Whether nothing is there but what a write that was killed leaves."""
+        names = [str(each.getPath().getName()) for each in self._files.listStatus(self._path)]
+        return not names or UNFINISHED in names
+
+    def remove(self) -> bool:
+        return bool(self._files.delete(self._path, True))
+
+    def give_up(self) -> None:
+        """Remove what a job that failed has written: one that was interrupted may have taken Java with it."""
+        with suppress(Exception):
+            self.remove()
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def remove_empty(self) -> None:
+        """Remove the folder, unless something is in it but a folder for jobs without one."""
+        for each in (self.folder / UNFINISHED, self.folder) if self.folder is not None else ():
+            with suppress(OSError):
+                each.rmdir()
+
+    def rename(self, to: HadoopPath) -> bool:
+        return bool(self._files.rename(self._path, to._path))
+
+
+def write_whole(
+    session: SparkSession,
+    to: str,
+    mode: str,
+    write: Callable[[str, str], T],
+    check: Callable[[str], None],
+    *,
+    takes_back: bool = False,
+) -> T:
+    """What `write(path, mode)` gives, which writes to `to`; what it overwrites is there until all has been written.
+
+    That is written to `to.partial`, which `check` may refuse, as is one that no killed write has left. With Spark
+    Connect, to the root of a file system, and where it replaces partitions one by one, Spark itself overwrites.
+
+    When `write` fails, a folder that was not there goes with all that is in it; where it `takes_back` its own files, if
+    nothing else is.
+    """
+    target = HadoopPath.of(session, to)
+    if target is None or _is_dynamic(session):
+        return write(to, mode)
+    is_there = target.exists()
+    partial = target.beside(".partial") if mode == "overwrite" and is_there else None
+    if partial is None:
+        give_up = target.remove_empty if takes_back else target.give_up
+        return _write_to(to, mode, write, None if is_there else give_up)
+    check(str(partial))
+    if partial.exists() and not partial.is_unfinished():
+        raise BadRequestError(f"{partial}: is there, and no unfinished write; {to} is made there first: move it away")
+    written = _write_to(str(partial), mode, write, partial.give_up)
+    if not target.remove() or not partial.rename(target):
+        raise BadRequestError(f"{to}: cannot be replaced; what was written is in {partial}")
+    return written
+
+
+def folder_of(session: SparkSession, to: str) -> Path | None:
+    """The folder that `to` is, for who writes there without Spark.
+
+    None where Spark alone can or must: for a URL, the root of a file system, with Spark Connect, and where partitions
+    are replaced one by one.
+    """
+    target = HadoopPath.of(session, to)
+    return None if target is None or target.beside("") is None or _is_dynamic(session) else target.folder
+
+
+def _is_dynamic(session: SparkSession) -> bool:
+    """Whether partitions stay that are not written again, and the others are replaced when all is written."""
+    return str(session.conf.get("spark.sql.sources.partitionOverwriteMode", "static")).lower() == "dynamic"
+
+
+def _write_to(path: str, mode: str, write: Callable[[str, str], T], give_up: Callable[[], None] | None) -> T:
+    """Write to a path; when that fails, do what is to be done with one that is new."""
+    try:
+        return write(path, mode)
+    except BaseException:
+        if give_up is not None:
+            give_up()
+        raise
+
 
 _NUMBERS: Final = pa.schema([(name, pa.int64()) for name in ("messages", "size", "files")])
 _FILES: Final = "files"
@@ -64,7 +199,7 @@ class JobFolder:
     def new(cls, to: Path) -> Self:
         """Make that of a job which begins."""
         made = cls(to, str(uuid.uuid4()))
-        with telling(made._path):
+        with file_errors(made._path):
             made._path.mkdir(parents=True)
         return made
 
@@ -73,14 +208,14 @@ class JobFolder:
         return self.to / UNFINISHED / self.job
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Have other jobs of this machine see whether this one's driver lives, where storage has locks."""
         path = self._path / _DRIVER
-        with telling(path):
+        with file_errors(path):
             driver = path.open("wb", buffering=0)
         with driver:
             with suppress(OSError):
-                if try_lock(driver.fileno()):
+                if try_lock_byte(driver.fileno()):
                     driver.write(_seen_by(driver))
             yield
 
@@ -99,18 +234,18 @@ class JobFolder:
         if whole.exists():
             return _told(whole)
         try:
-            with telling(own):
+            with file_errors(own):
                 own.mkdir()
                 (own / _FILES).mkdir()
             written = write(own / _FILES)
-            with telling(own):
+            with file_errors(own):
                 (own / _WRITTEN).write_text(json.dumps(dataclasses.asdict(written)))
                 _rename_first(own, whole)
             return _told(whole)
         finally:
             shutil.rmtree(own, ignore_errors=True)
 
-    def place(self) -> int:
+    def publish(self) -> int:
         """Give the files of all tasks their places in the target; how many there are."""
         count = 0
         for task in self._path.glob("task-*"):
@@ -118,7 +253,7 @@ class JobFolder:
             for folder, _folders, names in os.walk(source):
                 target = self.to / Path(folder).relative_to(source)
                 try:
-                    with telling(target):
+                    with file_errors(target):
                         if names:
                             target.mkdir(parents=True, exist_ok=True)
                         for name in names:
@@ -141,7 +276,7 @@ class JobFolder:
             # Another job may have its own there.
             self._path.parent.rmdir()
 
-    def take_back(self) -> None:
+    def roll_back(self) -> None:
         """Remove the files that have their places, with what they leave empty, and the folder."""
         for folder, _folders, names in os.walk(self.to, topdown=False):
             own = [Path(folder) / name for name in names if self.job in name]
@@ -168,26 +303,26 @@ def write_folder(read: BatchRead, to: Path, mode: str, layout: Layout) -> Writte
     """
     if mode == "error" and to.exists():
         raise already_there(to)
-    with telling(to):
+    with file_errors(to):
         if mode == "overwrite" and to.exists():
             shutil.rmtree(to)
-    take_back_dead(to)
+    roll_back_dead_jobs(to)
     job = JobFolder.new(to)
     try:
-        with job.held():
+        with job.locked():
             return _write(read, job, layout)
     except BaseException:
-        job.take_back()
+        job.roll_back()
         raise
 
 
-def take_back_dead(to: Path) -> None:
+def roll_back_dead_jobs(to: Path) -> None:
     """Take back what drivers of this machine had in a folder, or were moving there, when they were killed."""
     for path in to.glob(f"{UNFINISHED}/*/{_DRIVER}"):
         # It may be done in this moment, or another user's.
-        with telling(path), suppress(FileNotFoundError, PermissionError), path.open("rb+") as driver:
-            if driver.read() == _seen_by(driver) and try_lock(driver.fileno()):
-                JobFolder(to, path.parent.name).take_back()
+        with file_errors(path), suppress(FileNotFoundError, PermissionError), path.open("rb+") as driver:
+            if driver.read() == _seen_by(driver) and try_lock_byte(driver.fileno()):
+                JobFolder(to, path.parent.name).roll_back()
     for gone in to.glob(f"{UNFINISHED}/*{_GONE}"):
         # Nobody needs it any more, whoever was killed, or is about, removing it.
         shutil.rmtree(gone, ignore_errors=True)
@@ -204,12 +339,12 @@ def _write(read: BatchRead, job: JobFolder, layout: Layout) -> Written:
     written = _in_tasks(read, job, layout)
     if not written.files and not layout.by:
         _write_empty(to / layout.file_name(job.name_of(0)), read.arrow_schema(), layout)
-    placed = job.place()
+    placed = job.publish()
     if placed != written.files:
         raise StoreAccessError(
             f"{to}: of {counted(written.files, 'file')} that were written {placed:,} came there; {_SHARED}"
         )
-    with telling(to):
+    with file_errors(to):
         job.remove()
         (to / "_SUCCESS").touch()
     return written
@@ -247,7 +382,7 @@ def _write_files(batches: Iterator[pa.RecordBatch], folder: Path, layout: Layout
 
 def _write_empty(path: Path, schema: pa.Schema, layout: Layout) -> None:
     """Write a file without rows, by which readers know what the columns were to be."""
-    with telling(path):
+    with file_errors(path):
         pq.write_table(schema.empty_table().select(layout.columns), path, compression=layout.compression)
 
 
@@ -261,5 +396,5 @@ def _rename_first(own: Path, whole: Path) -> None:
 
 
 def _told(whole: Path) -> Written:
-    with telling(whole):
+    with file_errors(whole):
         return Written(**json.loads((whole / _WRITTEN).read_text()))

@@ -7,35 +7,41 @@ what this machine could do at best: the dispatch kernel alone on a log in memory
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import statistics
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import numpy as np
 
+from mqproc.bench.clients import Shape
 from mqproc.bench.limits import disk_rate, disk_read_rate, fresh_memory_rate
-from mqproc.bench.load import Shape
-from mqproc.bench.modes import load
+from mqproc.bench.producing import load
 from mqproc.bench.runs import Bench
-from mqproc.cli.commands import SIZE, Command
-from mqproc.cli.invocation import Invocation, pass_invocation
+from mqproc.cli.admin.supervisor_client import start_detached, stop
+from mqproc.cli.options import SIZE, Command, Invocation, pass_invocation
 from mqproc.cli.output import Output, format_bytes
-from mqproc.cli.spawned_group import start_detached, stop
-from mqproc.config import MIB
-from mqproc.errors import RequestTimeoutError
-from mqproc.io import StoreIO
-from mqproc.kernels.dispatch_buffers import DispatchBuffers
+from mqproc.cli.store.verify import summary
+from mqproc.errors import CorruptStoreError, RequestTimeoutError
+from mqproc.io.store_io import StoreIO
+from mqproc.kernels.dispatch import DispatchBuffers
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.quantities import counted
-from mqproc.store.queue_table import QueueTable
-from mqproc.store.step_scan import ENTRIES_PER_RECORD, GOING_ON, STEP_BYTES_MAX, STEP_RECORDS_MAX
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.dispatch import ENTRIES_PER_RECORD, GOING_ON, STEP_BYTES_MAX, STEP_RECORDS_MAX
+from mqproc.util.units import MIB, counted
+
+if TYPE_CHECKING:
+    from mqproc.config.options import Options
+    from mqproc.store.verify import VerifyResult
 
 # Messages are sent in parts, so that the store is asked between them whether it is large enough.
 _PART_MESSAGES: Final = 250_000
@@ -259,3 +265,178 @@ def rebuild(invocation: Invocation, /, log_bytes: int, size: int, topics: int) -
 
     ways = [("queues and index removed", lost), ("the same, with the log in memory", lost_in_memory)]
     _measure(invocation, _shape(size, topics), log_bytes, ways)
+
+
+# --- verifying ---
+# `mqproc bench verify`: verify a store from disk and from memory, beside the rates at which its files can be read.
+
+
+BLOCK_BYTES = 1 << 20
+# What a message takes beside its body, roughly: for the number of messages that a size asks for.
+_OVERHEAD_BYTES = 190
+_VERIFY_ROUNDS = 3
+
+
+@click.command(cls=Command)
+@click.option("--log-size", type=SIZE, default="2GiB", show_default=True, help="Log of the store that is made.")
+@click.option("--size", type=SIZE, default="1KiB", show_default=True, help="Bytes of a body.")
+@click.option("--topics", type=click.IntRange(1), default=4, show_default=True, help="Topics, in turns.")
+@click.option("--queues", type=click.IntRange(1), default=8, show_default=True, help="Queues of a topic.")
+@click.option("--keys", type=click.IntRange(0), default=1, show_default=True, help="Keys of a message.")
+@click.option("--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [one for each processor]")
+@click.option("--cold/--no-cold", default=True, show_default=True, help="Also with the files gone from memory.")
+@pass_invocation
+def verify(
+    invocation: Invocation, log_size: int, size: int, topics: int, queues: int, keys: int, jobs: int | None, cold: bool
+) -> None:
+    """Verify a store, beside the rate at which its files can be read.
+
+    A temporary store is made by a group and stopped, or --store names one, which is only read.
+    """
+    from mqproc.bench.clients import Shape
+
+    out = invocation.out
+    shape = Shape(size, 1000, topics, queues, keys, 4)
+    with made_store(invocation, shape, log_size) as store:
+        found = measure(store, invocation.store_options(StoreIO(), StorePaths(store)), out, jobs=jobs or 0, cold=cold)
+    if out.is_json:
+        out.document(found)
+    else:
+        _print_verified(out, found)
+
+
+@contextlib.contextmanager
+def made_store(invocation: Invocation, shape: Any, log_bytes: int) -> Iterator[Path]:
+    """The store that --store names, or one made for this."""
+    from mqproc.bench.producing import load
+    from mqproc.bench.runs import Bench
+    from mqproc.cli.admin.supervisor_client import running_group
+
+    if invocation.store is not None:
+        yield invocation.store.absolute()
+        return
+    folder = Path(tempfile.mkdtemp(prefix="mqproc-bench-"))
+    try:
+        bench = Bench(folder / "store", invocation.out)
+        settings = ["metrics_port=0", *invocation.set_]
+        group = running_group(bench.store, settings, invocation.config_file(), lambda line: None)
+        with group, contextlib.closing(bench):
+            bench.create_topics(shape.topics, shape.queues)
+            load(bench, shape, max(1000, log_bytes // (shape.size + _OVERHEAD_BYTES)))
+            bench.await_dispatch()
+        yield bench.store
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def measure(store: Path, options: Options, out: Output, *, jobs: int, cold: bool) -> dict[str, Any]:
+    """Figures of a store: verified from memory (best of some) and from the disk (median), beside the machine's.
+
+    Raises CorruptStoreError when it is not clean: damaged stores take another way.
+    """
+    found: dict[str, Any] = {}
+    machine: dict[str, float] = {}
+    if cold:
+        rates, from_disk = _cold_rounds(store, options, jobs)
+        machine.update(rates)
+        found["from_disk"] = _figures(from_disk)
+    runs = [_verified(store, options, jobs) for _ in range(_VERIFY_ROUNDS)]
+    machine["read_from_memory_bytes_per_s"] = max(read_rate(store) for _ in range(2))
+    best = max(runs, key=lambda run: run.bytes_per_second)
+    found = {"from_memory": _figures(best), **found}
+    if cold:
+        disk = max(machine[name] for name in machine if name.startswith("sequential"))
+        found["share_of_disk_rate"] = round(found["from_disk"]["bytes_per_second"] / disk, 3)
+    parts = {name: value for name, value in summary(best).items() if name in ("records", "units", "index_entries")}
+    return {**parts, **found, "machine": {name: round(value) for name, value in machine.items()}, "store": str(store)}
+
+
+def _cold_rounds(store: Path, options: Options, jobs: int) -> tuple[dict[str, float], VerifyResult]:
+    """Median rates of reading by one and by all, and of verifying, in turns: a disk's rate may change by the second."""
+    readers = {
+        "sequential_read_bytes_per_s": 1,
+        "sequential_read_all_processors_bytes_per_s": len(os.sched_getaffinity(0)),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in readers}
+    runs = []
+    for _ in range(_VERIFY_ROUNDS):
+        for name, count in readers.items():
+            drop_from_memory(store)
+            rates[name].append(read_rate(store, count))
+        drop_from_memory(store)
+        runs.append(_verified(store, options, jobs))
+    middle = sorted(runs, key=lambda run: run.bytes_per_second)[_VERIFY_ROUNDS // 2]
+    return {name: statistics.median(found) for name, found in rates.items()}, middle
+
+
+def _verified(store: Path, options: Options, jobs: int) -> VerifyResult:
+    from mqproc.store.verify import verify_store
+
+    found = verify_store(StoreIO(), StorePaths(store), options, jobs=jobs)
+    if not found.clean:
+        raise CorruptStoreError(f"{store}: damaged, so there is nothing to measure; mqproc store verify tells where")
+    return found
+
+
+def _figures(found: VerifyResult) -> dict[str, Any]:
+    return {
+        "bytes": found.size,
+        "seconds": round(found.seconds, 4),
+        "bytes_per_second": round(found.bytes_per_second),
+        "records_per_second": round(found.records / max(found.seconds, 1e-9)),
+    }
+
+
+def drop_from_memory(store: Path) -> None:
+    """Let the kernel forget a store's files, so that they are read from the disk again."""
+    os.sync()
+    for path in store.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def read_rate(store: Path, readers: int = 1) -> float:
+    """Bytes a second of the log's segments read from beginning to end by so many threads, each a part of every one."""
+    segments = sorted((store / "commitlog").iterdir())
+    done = [0] * readers
+
+    def read(number: int) -> None:
+        block = bytearray(BLOCK_BYTES)
+        for path in segments:
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                # Space that was never written is not read from anywhere.
+                written = os.lseek(fd, 0, os.SEEK_HOLE)
+                part = -(-written // readers // BLOCK_BYTES) * BLOCK_BYTES
+                for at in range(number * part, min((number + 1) * part, written), BLOCK_BYTES):
+                    done[number] += os.preadv(fd, [block], at)
+            finally:
+                os.close(fd)
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(readers)]
+    started = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(done) / (time.perf_counter() - started)
+
+
+def _print_verified(out: Output, found: dict[str, Any]) -> None:
+    for name in ("from_memory", "from_disk"):
+        if name in found:
+            figures = found[name]
+            out.line(
+                f"verified {name.replace('_', ' ')}: {figures['bytes_per_second'] / 1e9:.2f} GB/s, "
+                f"{figures['records_per_second']:,} records/s, {format_bytes(figures['bytes'])} "
+                f"in {figures['seconds']:.2f} s"
+            )
+    parts = (("records", "record"), ("units", "unit"), ("index_entries", "index entry"))
+    out.line(", ".join(counted(found[name], noun) for name, noun in parts))
+    out.line("this machine:")
+    for name, value in found["machine"].items():
+        out.line(f"  {name.removesuffix('_bytes_per_s').replace('_', ' ')}: {value / 1e9:.2f} GB/s")
+    if "share_of_disk_rate" in found:
+        out.line(f"verified from disk at {found['share_of_disk_rate']:.0%} of the faster sequential read")

@@ -18,9 +18,9 @@ from typing import IO, Final
 import pyarrow.dataset as ds
 
 from mqproc.errors import ConfigurationError, InternalError
-from mqproc.held_signals import signals_held
 from mqproc.spark.jobs.targets import check_target
 from mqproc.spark.session import prepare_environment
+from mqproc.util.signals import deferred_signals
 
 TABLES: Final = ("flights", "hourly_counts", "carrier_delays", "dead_letters")
 TIMEOUT_S: Final = 1800.0
@@ -102,7 +102,7 @@ def run(folder: PipelineFolder, master: str, settings: Mapping[str, str], *, tim
 def _is_done(command: list[str], folder: Path, environment: Mapping[str, str], log: IO[str], timeout_s: float) -> bool:
     """Run a program; whether it ended well in time. However this ends, no process that it has started stays."""
     with contextlib.ExitStack() as stack:
-        with signals_held():
+        with deferred_signals():
             running = subprocess.Popen(
                 command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )

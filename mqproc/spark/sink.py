@@ -1,18 +1,27 @@
-"""The rows of one partition as messages: in order, each once, with ids by which the store is asked what it has.
+"""The sink: `write` and `writeStream.format("mqproc")` send rows as messages from the tasks, each once, in order.
 
-rows of a topic  0 1 2 3 4 5 6 7 … last     id = digest of (write, partition, topic), block, counter of 65,536
-                 └─ stored ──┘└─ sent, a frame at a time, each answered before the next
-                              ▲
-                              found by doubling and halving: stored rows are the first ones
+    task ──ids of (write, partition, topic, row)──▶ how many rows are stored? ──▶ the rest, in order ──▶ writer
 
-The last row's id is made of another digest: so a write that is done again with more rows in a partition, as behind
-another cut into partitions, is known before it sends any.
+    rows of a topic  0 1 2 3 4 5 6 7 … last     id = digest of (write, partition, topic), block, counter of 65,536
+                     └─ stored ──┘└─ sent, a frame at a time, each answered before the next
+                                  ▲
+                                  found by exponential and binary search: stored rows are a prefix
+
+There is nothing to commit: a row is visible once it is sent. A repeated task or micro-batch gives its rows the same ids
+and skips those that the store has. The last row's id has another digest, so that repeating a write with more rows in a
+partition is detected before any is sent.
+
+A task that Spark has given up may still be sending. So a task locks a byte of mqproc/spark.lock, chosen by write and
+partition; the kernel releases it with the process. Sockets of a store are local, and so is this file.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -21,50 +30,170 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
 
-from mqproc.client import Client, core, sending
+from mqproc.client import Client
+from mqproc.client import requests as core
+from mqproc.client import send_requests as sending
 from mqproc.client.batch import Batch
 from mqproc.client.connection import FRAME_BYTES_MAX
+from mqproc.client.dispatch_barrier import PATIENCE_S, UNSETTLED, Patience, Runs, check_index, settle
 from mqproc.client.encoding import encode_batch
 from mqproc.client.replay import OWN_PROPERTIES
-from mqproc.client.settling import PATIENCE_S, UNSETTLED, Patience, Runs, check_index, settle
 from mqproc.client.unique_id import COUNTERS, unique_id
-from mqproc.errors import BadRequestError, MessageTooLargeError, MqprocError, TopicExistsError
-from mqproc.io import StoreIO
-from mqproc.message import StoredMessage
+from mqproc.errors import (
+    BadRequestError,
+    MessageTooLargeError,
+    MqprocError,
+    NotRunningError,
+    StoreBusyError,
+    TopicExistsError,
+)
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.quantities import counted
-from mqproc.spark.sink.options import WriteOptions
-from mqproc.spark.sink.turns import Turn
-from mqproc.store.reads.reader import settings_of
+from mqproc.spark.options import WriteOptions, check_columns
+from mqproc.store.read.reader import settings_of
 from mqproc.store.topics import check_sendable
+from mqproc.types import StoredMessage
+from mqproc.util.file_lock import try_lock_byte
+from mqproc.util.units import counted
 
-# A frame goes out when the one before is answered, so larger ones cost fewer waits.
+_TURN_TIMEOUT_S: Final = 60.0
+_RETRY_S: Final = 0.01
+# Keeps lock offsets below 2^63.
+_OFFSET_BYTES: Final = 7
+# Each frame waits for the previous answer, so large frames save waits.
 _FRAME_ROWS: Final = 8192
 _FRAME_BYTES: Final = 8 << 20
 _PAUSE_S: Final = 0.1
-# 28 characters of prefix: a digest, and which block of 65,536 rows.
+# The 28 characters of an id's prefix: a digest and the block of 65,536 rows.
 _DIGEST_CHARACTERS: Final = 20
 _BLOCK_CHARACTERS: Final = 8
-# Where retention has deleted the first rows, others are looked for among so many: found if a fifth or more are left.
+# After retention has deleted the first rows, this many are probed, which succeeds when at least a fifth are left.
 _ROWS_MAX: Final = 1 << 24
 _LOOKUPS_IN_FLIGHT: Final = 64
+# Properties that Spark sets for the tasks of a micro-batch.
+_QUERY: Final = "sql.streaming.queryId"
+_EPOCH: Final = "streaming.sql.batchId"
+
+
+@dataclass(frozen=True, slots=True)
+class Sent(WriterCommitMessage):
+    """Result of a task: rows sent, and rows that the store had already."""
+
+    sent: int
+    found: int
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """One write of a DataFrame. Repeating it under one `writeId` stores no row twice."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        check_columns(options, schema)
+        self.write_options = options
+        self.write_id = options.write_id or str(uuid.uuid4())
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
+        context = _context()
+        # Under a fresh write id rows can only be stored by an earlier attempt of this task.
+        check_stored = bool(self.write_options.write_id) or context.attemptNumber() > 0
+        return _write(self.write_options, self.write_id, context.partitionId(), iterator, check_stored=check_stored)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Nothing to do."""
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Nothing to do: sent rows stay, and a write with the same `writeId` continues after them."""
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """The sink of a streaming query, for all its micro-batches."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        check_columns(options, schema)
+        if options.write_id:
+            raise BadRequestError("option writeId is for batch writes; a query is identified by its checkpoint")
+        self.write_options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
+        context = _context()
+        query, epoch = context.getLocalProperty(_QUERY), context.getLocalProperty(_EPOCH)
+        if query is None or epoch is None:
+            raise BadRequestError("Spark names neither query nor micro-batch, so rows cannot be identified")
+        return _write(self.write_options, f"{query}\0{epoch}", context.partitionId(), iterator, check_stored=True)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing to do."""
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing to do: sent rows stay, and the repeated micro-batch continues after them."""
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    assert context is not None
+    return context
+
+
+def _write(
+    options: WriteOptions, write: str, partition: int, batches: Iterator[pa.RecordBatch], *, check_stored: bool
+) -> Sent:
+    from mqproc.spark.worker import exclude_loaded_from_gc
+
+    with RowSender(options, f"{write}\0{partition}", partition, check_stored=check_stored) as sender:
+        for batch in batches:
+            sender.send(batch)
+        sender.end()
+        exclude_loaded_from_gc()
+        return Sent(sender.sent, sender.found)
+
+
+class SendTurn:
+    """The exclusive right to send the rows of one partition of a write, until `close`."""
+
+    def __init__(self, paths: StorePaths, identity: str) -> None:
+        """`identity` names write and partition.
+
+        Raises StoreBusyError when another task holds the turn for long, NotRunningError when no group has run.
+        """
+        self._io = StoreIO()
+        try:
+            self._fd = self._io.open(paths.spark_lock, write=True, create=True, mode=0o600)
+        except FileNotFoundError:
+            raise NotRunningError(
+                f"{paths.root}: no group has run on a store here; rows can be written to a running store: mqproc up"
+            ) from None
+        byte = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:_OFFSET_BYTES])
+        deadline = time.monotonic() + _TURN_TIMEOUT_S
+        while not try_lock_byte(self._fd, byte):
+            if time.monotonic() > deadline:
+                self.close()
+                raise StoreBusyError(
+                    f"{paths.root}: another task has been sending the rows of this partition for {_TURN_TIMEOUT_S:g} s"
+                )
+            time.sleep(_RETRY_S)
+
+    def close(self) -> None:
+        """Release the turn."""
+        self._io.close(self._fd)
 
 
 class RowSender:
-    """Sends what one task is given to a store whose group runs."""
+    """Sends the rows of one task to a running store."""
 
-    def __init__(self, options: WriteOptions, identity: str, partition: int, *, looks: bool) -> None:
-        """`identity` names write and partition. With `looks` the store is asked which rows it has."""
+    def __init__(self, options: WriteOptions, identity: str, partition: int, *, check_stored: bool) -> None:
+        """`identity` names write and partition. With `check_stored`, rows that the store has are skipped."""
         self._options = options
         self._identity = identity
         self._partition = partition
-        self._looks = looks
-        if looks:
+        self._check_stored = check_stored
+        if check_stored:
             check_index(options.store)
         self._client = Client(options.store)
         try:
-            self._turn = Turn(StorePaths(Path(options.store)), identity)
+            self._turn = SendTurn(StorePaths(Path(options.store)), identity)
         except BaseException:
             self._client.close()
             raise
@@ -78,7 +207,7 @@ class RowSender:
 
     @property
     def found(self) -> int:
-        """Rows that were there."""
+        """Rows that were stored already."""
         return sum(rows.found for rows in self._topics.values())
 
     def __enter__(self) -> Self:
@@ -91,9 +220,9 @@ class RowSender:
         self._turn.close()
 
     def send(self, batch: pa.RecordBatch) -> None:
-        """Send the rows that are not there yet; a topic's newest row waits for the next one, or for `end`.
+        """Send rows that are not stored; the latest row of a topic waits for the next one or for `end`.
 
-        Raises BadRequestError for rows that are no messages, and for others than those that are there.
+        Raises BadRequestError for invalid rows, and when stored rows differ.
         """
         table = {name: batch.column(name) for name in batch.schema.names}
         if self._options.topic or not batch.num_rows:
@@ -101,7 +230,7 @@ class RowSender:
             return
         for topic in table["topic"].unique().to_pylist():
             if not topic:
-                raise BadRequestError("column topic: a row has none, and the option topic is not given")
+                raise BadRequestError("column topic: a row has no topic, and the option topic is not set")
             of_topic = pc.indices_nonzero(pc.equal(table["topic"], topic))
             self._send_rows(topic, {name: column.take(of_topic) for name, column in table.items()}, len(of_topic))
 
@@ -111,26 +240,27 @@ class RowSender:
         columns = self._columns(table)
         rows = self._topics.get(topic)
         if rows is None:
-            # Asked for with a queue of all rows too: a missing topic is made here, and not by the store's own default.
+            # Also with a fixed queue: creates a missing topic with the option's number of queues, not the store's
+            # default.
             queues = self._queues_of(topic, columns)
             queue_id = self._partition % queues if self._options.queue_id is None else None
             rows = self._topics[topic] = TopicRows(
                 self._client, topic, self._identity, queue_id, store=self._options.store
             )
-            if self._looks:
-                # Once a task is enough: what one before it has left is of all topics.
-                rows.look(drained=len(self._topics) > 1)
-                if rows.has_none and any(queue.min_offset for queue in self._client.queues(topic)):
-                    rows.look_behind_deleted(self._client)
+            if self._check_stored:
+                # One settling per task is enough: rows of an earlier attempt, of any topic, are then indexed.
+                rows.find_stored(drained=len(self._topics) > 1)
+                if rows.nothing_stored and any(queue.min_offset for queue in self._client.queues(topic)):
+                    rows.find_stored_after_deleted(self._client)
         rows.send(columns, count)
 
     def end(self) -> None:
-        """Send what has waited: there are no more rows. Raises BadRequestError when more of them are stored."""
+        """Send the waiting rows. Raises BadRequestError when the store has more rows."""
         for rows in self._topics.values():
             rows.end()
 
     def _queues_of(self, topic: str, columns: dict[str, pa.Array]) -> int:
-        """How many queues a topic has; it is made when it is missing and its first rows are messages."""
+        """The number of queues of a topic; creates a missing topic if its first rows are valid."""
         if self._queues is None:
             self._queues = {info.topic: info.queues for info in self._client.topics()}
         if topic not in self._queues:
@@ -138,13 +268,13 @@ class RowSender:
             try:
                 self._client.create_topic(topic, self._options.queues)
             except TopicExistsError:
-                # Another task has made it.
+                # Another task has created it.
                 return len(self._client.queues(topic)) or self._options.queues
             self._queues[topic] = self._options.queues
         return self._queues[topic]
 
     def _check(self, topic: str, columns: dict[str, pa.Array]) -> None:
-        """Raise BadRequestError for rows that a store would refuse, so that they leave no topic behind."""
+        """Raise BadRequestError for rows that the store would reject, before a topic is created for them."""
         check_sendable(topic)
         self._check_queues(topic, columns)
         limit = settings_of(StoreIO(), StorePaths(Path(self._options.store))).max_message_size
@@ -155,27 +285,27 @@ class RowSender:
             pass
 
     def _check_queues(self, topic: str, columns: dict[str, pa.Array]) -> None:
-        """Raise BadRequestError for rows of a queue that the topic would not have when it is made."""
+        """Raise BadRequestError for rows of a queue that the new topic would not have."""
         if "queue_id" not in columns:
             return
         largest = pc.max(columns["queue_id"]).as_py()
         if largest is not None and largest >= self._options.queues:
             raise BadRequestError(
-                f"topic {topic} is missing, and option queues = {self._options.queues:,} makes it without "
-                f"queue {largest:,}; give more, or make the topic before"
+                f"topic {topic} is missing, and option queues = {self._options.queues:,} creates it without "
+                f"queue {largest:,}; set more queues, or create the topic before"
             )
 
     def _columns(self, table: dict[str, pa.Array]) -> dict[str, pa.Array]:
         columns = {name: column for name, column in table.items() if name != "topic"}
         if columns["body"].null_count:
-            raise BadRequestError(f"column body: {counted(columns['body'].null_count, 'row')} without one")
+            raise BadRequestError(f"column body: {counted(columns['body'].null_count, 'row')} without a body")
         if self._options.queue_id is not None:
             columns["queue_id"] = pa.array(np.full(len(columns["body"]), self._options.queue_id, np.int32))
         return columns
 
 
 class TopicRows:
-    """The rows of one topic of a partition. The first `_stored` are there, and behind them the last one if `_ended`."""
+    """The rows of one topic of a partition: the first `_stored` are stored, and the last one if `_ended`."""
 
     def __init__(
         self,
@@ -187,7 +317,7 @@ class TopicRows:
         *,
         store: str = "",
     ) -> None:
-        """`store` is the client's: it must be one that can be asked. "" where that is known."""
+        """`store` is the client's, whose index is checked before lookups; "" to skip the check."""
         self._client = client
         self._store = store
         self._patience = patience or Patience()
@@ -198,53 +328,53 @@ class TopicRows:
         self._at = 0
         self._stored = 0
         self._ended = False
-        # The newest row: whether it is the last one is not known.
+        # The latest row, which may be the last one.
         self._newest: dict[str, pa.Array] = {}
         self._seen: dict[int, bytes] = {}
         self.sent = 0
         self.found = 0
 
     @property
-    def has_none(self) -> bool:
-        """Whether no row is known to be stored."""
+    def nothing_stored(self) -> bool:
+        """Whether no stored row is known."""
         return not self._stored and not self._ended
 
     def send(self, columns: dict[str, pa.Array], count: int) -> None:
-        """Send the next `count` rows that are not there, but for the newest one.
+        """Send the next `count` rows that are not stored, except the latest one.
 
-        Raises BadRequestError when those that are there are others: what would be sent may be there, elsewhere.
+        Raises BadRequestError when stored rows differ: then the rows may be stored elsewhere.
         """
         if self._newest:
             self._send_rows(self._newest, 1)
         self._send_rows({name: column[: count - 1] for name, column in columns.items()}, count - 1)
-        # A slice would keep the whole batch.
+        # A slice would keep the whole batch in memory.
         self._newest = {name: column.take(pa.array([count - 1])) for name, column in columns.items()}
 
     def end(self) -> None:
-        """Send the newest row as the last one. Raises BadRequestError when more rows are stored."""
+        """Send the latest row as the last one. Raises BadRequestError when the store has more rows."""
         if self._stored > self._at:
             before = f"{'' if self._ended else 'at least '}{self._stored + 1:,}"
-            raise self._not_the_same(f"there are {self._at + 1:,} rows, and were {before} before")
+            raise self._mismatch(f"{self._at + 1:,} rows now, {before} before")
         if self._ended:
-            self._check_same(self._newest["body"], 1)
+            self._check_unchanged(self._newest["body"], 1)
             self.found += 1
         else:
             self._send_patiently(self._newest, 1, is_last=True)
             self.sent += 1
 
     def _send_rows(self, columns: dict[str, pa.Array], count: int) -> None:
-        """Send the next `count` rows that are not there; more come behind them."""
+        """Send the next `count` rows that are not stored; more follow."""
         found = min(max(self._stored - self._at, 0), count)
-        self._check_same(columns["body"], found)
+        self._check_unchanged(columns["body"], found)
         if self._ended and found < count:
-            raise self._not_the_same(f"there are more rows than the {self._stored + 1:,} before")
+            raise self._mismatch(f"more rows than the {self._stored + 1:,} before")
         self._at += found
         self._send_patiently({name: column[found:] for name, column in columns.items()}, count - found)
         self.found += found
         self.sent += count - found
 
     def _send_patiently(self, columns: dict[str, pa.Array], count: int, *, is_last: bool = False) -> None:
-        """Send rows from `_at` on; after a lost answer those of them that are not there."""
+        """Send rows from `_at` on; after a lost answer, those that are not stored."""
         first, end = self._at, self._at + count
         failed_s: float | None = None
         while self._at < end:
@@ -258,36 +388,36 @@ class TopicRows:
                 failed_s = self._now_s() if failed_s is None else failed_s
                 self._pause_after(error, failed_s)
                 self._stored = at
-                self.look()
+                self.find_stored()
                 self._at = end if is_last and self._ended else min(self._stored, end)
 
-    def _check_same(self, bodies: pa.Array, found: int) -> None:
-        """Raise BadRequestError when one of the next `found` rows is not the one that was seen in its place."""
+    def _check_unchanged(self, bodies: pa.Array, found: int) -> None:
+        """Raise BadRequestError when one of the next `found` rows differs from the stored row that was seen."""
         for row, digest in self._seen.items():
             if 0 <= row - self._at < found and _digest_of(bodies[row - self._at].as_py()) != digest:
-                raise self._not_the_same(f"row {row:,} is another one than is stored")
+                raise self._mismatch(f"row {row:,} differs from the stored one")
 
-    def _not_the_same(self, what: str) -> BadRequestError:
+    def _mismatch(self, what: str) -> BadRequestError:
         return BadRequestError(
-            f"topic {self._topic}: {what}: a write that is done again needs the same rows in the same partitions and "
-            "order; behind a shuffle, write what was saved before, or under another writeId what may come twice"
+            f"topic {self._topic}: {what}: a repeated write needs the same rows in the same partitions and "
+            "order; after a shuffle write a saved result, or use another writeId and accept duplicates"
         )
 
-    def look_behind_deleted(self, client: Client) -> None:
-        """Find stored rows behind some that retention has deleted, when `look` has found none."""
+    def find_stored_after_deleted(self, client: Client) -> None:
+        """Find stored rows after some that retention has deleted, when `find_stored` has found none."""
         probes, row = [], 1
         while row < _ROWS_MAX:
             probes.append(row)
             row += max(1, row // 4)
-        answers = client.run_all(map(self._lookup, probes), core.QUERY, _LOOKUPS_IN_FLIGHT)
+        answers = client.run_all(map(self._lookup, probes), _LOOKUPS_IN_FLIGHT)
         there = [row for row, answer in zip(probes, answers, strict=True) if answer]
         if there:
-            self._look_from(there[-1])
+            self._find_stored_from(there[-1])
 
-    def look(self, *, drained: bool = False) -> None:
-        """Find out how many rows are stored, as soon as that can be said; `drained`: no socket holds any of them.
+    def find_stored(self, *, drained: bool = False) -> None:
+        """Find how many rows are stored; waits for dispatch unless no sent row can still be on its way (`drained`).
 
-        Raises BadRequestError when the store has no index to say it by.
+        Raises BadRequestError when the store has no index for the lookup.
         """
         if self._store:
             check_index(self._store)
@@ -296,13 +426,13 @@ class TopicRows:
             try:
                 if not drained:
                     settle(self._client, self._patience)
-                self._look_from(self._stored)
+                self._find_stored_from(self._stored)
                 return
             except UNSETTLED as error:
                 drained = False
                 self._pause_after(error, since_s)
 
-    def _look_from(self, known: int) -> None:
+    def _find_stored_from(self, known: int) -> None:
         self._stored = self._count_stored(known)
         self._ended = self._is_stored(self._stored, is_last=True)
 
@@ -310,13 +440,13 @@ class TopicRows:
         return self._patience.clock.monotonic_ns() / 1e9
 
     def _pause_after(self, error: MqprocError, since_s: float) -> None:
-        """Wait a little, unless it has been failing for long: then raise the error."""
+        """Wait a little; raise the error once it has persisted for long."""
         if self._now_s() - since_s > PATIENCE_S:
             raise error
         self._patience.clock.sleep(_PAUSE_S)
 
     def _count_stored(self, known: int) -> int:
-        """How many rows from the first on are stored, at least `known`: doubling steps, then halves."""
+        """The number of stored rows, at least `known`: exponential, then binary search."""
         low, step = known, 1
         while self._is_stored(low + step - 1):
             low += step
@@ -345,7 +475,7 @@ class TopicRows:
         return f"{self._last_digest if is_last else self._digest}{block:0{_BLOCK_CHARACTERS}X}", counter
 
     def _send_frame(self, columns: dict[str, pa.Array], unique: tuple[str, int]) -> None:
-        """One frame, or a few when rows are large, one after the other: what is stored is always the first rows."""
+        """Send one frame, or several in order when rows are large, so that stored rows are always a prefix."""
         batch = _batch(self._topic, columns, self._queue_id, unique)
         for call in sending.send_batch(batch, FRAME_BYTES_MAX):
             self._client.run(call)
@@ -376,7 +506,7 @@ def _digest_of(body: bytes | str) -> bytes:
 
 
 def _frame_rows(bodies: pa.Array, first: int) -> int:
-    """How many rows from `first` on make a frame."""
+    """Rows from `first` on that make one frame."""
     mean = max(1, int(bodies.nbytes) // max(1, len(bodies)))
     return max(1, min(_FRAME_ROWS, _FRAME_BYTES // mean, len(bodies) - first))
 
@@ -390,7 +520,7 @@ def _integers(columns: dict[str, pa.Array], name: str, default: int) -> NDArray[
 
 
 def _born_ms(columns: dict[str, pa.Array]) -> NDArray[np.int64] | None:
-    """Milliseconds of the times; rows without one were born now."""
+    """Born times in ms; rows without one are born now."""
     column = columns.get("born_timestamp")
     if column is None:
         return None
@@ -400,7 +530,7 @@ def _born_ms(columns: dict[str, pa.Array]) -> NDArray[np.int64] | None:
 
 
 def _properties(columns: dict[str, pa.Array]) -> list[dict[str, str]] | None:
-    """Without those that say of another record how it went its way."""
+    """Properties, without those that describe the delivery of another record."""
     column = columns.get("properties")
     if column is None:
         return None

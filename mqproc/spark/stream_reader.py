@@ -1,38 +1,89 @@
-"""`readStream.format("mqproc")`: what Spark asks while a query runs.
+"""`readStream.format("mqproc")`: the calls that Spark makes while a query runs.
 
     initialOffset ──▶ latestOffset(start, limit) ──▶ partitions(start, end) ──▶ read, in tasks
                            ▲─────────────────────────────────────────────────────────┘
 
-Offsets are kept by Spark's checkpoint alone. Rows of a micro-batch follow from its two offsets and nothing else, so one
-that is done again after a crash has the same rows in the same partitions.
+Only Spark's checkpoint keeps offsets. The rows and partitions of a micro-batch depend on its two offsets alone, so that
+repeating it after a crash gives the same rows.
 
-A query's first micro-batch is empty: it writes down where the query begins. A queue or store that appears later begins
-at its first message, which is written down in the same way before anything of it is read.
+The first micro-batch of a query is empty and records where the query starts. A queue or store that appears later starts
+at its first message, which an offset records before anything of it is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from mqproc.errors import BadRequestError, CorruptStoreError
-from mqproc.spark.options import EARLIEST, LATEST, Queue, Selection, StreamOptions
-from mqproc.spark.ranges import LogPartition, QueueSlice, StoreSelection
-from mqproc.spark.streaming.offsets import Place, Position, StorePosition, from_json, shared, to_json
+from mqproc.client import Client
+from mqproc.errors import (
+    BadRequestError,
+    CorruptStoreError,
+    NoSuchQueueError,
+    NotRunningError,
+    RequestTimeoutError,
+    RetryLaterError,
+    SendOutcomeUnknownError,
+    StaleOffsetError,
+    TopicNotFoundError,
+)
+from mqproc.spark.options import EARLIEST, LATEST, Queue, ReadSelection, StreamOptions
+from mqproc.spark.partitions import LogPartition, QueueSlice, StoreSelection
+from mqproc.spark.stream_stores import (
+    Bounds,
+    LiveStore,
+    LiveStores,
+    Place,
+    Position,
+    StorePosition,
+    from_json,
+    share_limit,
+    to_json,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from mqproc.spark.streaming.live import Bounds, LiveStore, LiveStores
-
 _NO_LIMIT: Final = 1 << 60
+# After these errors the next micro-batch commits again.
+_RETRIED: Final = (NotRunningError, RequestTimeoutError, RetryLaterError, SendOutcomeUnknownError)
+
+
+def commit_progress(group: str, position: Position, committed: Mapping[Place, int]) -> dict[Place, int]:
+    """Commit a position as a consumer group's, in running stores, so that lag is visible and retention can wait.
+
+    Returns the committed offsets by queue, which `committed` holds from earlier calls. Raises GroupInUseError when
+    consumers own the queues.
+    """
+    done = dict(committed)
+    for uri, store_position in position.items():
+        new = {queue: offset for queue, offset in store_position.offsets.items() if done.get((uri, queue)) != offset}
+        if not new:
+            continue
+        try:
+            with Client(uri) as client:
+                for queue, offset in new.items():
+                    _commit(client, group, *queue, offset)
+                    done[uri, queue] = offset
+        except _RETRIED:
+            continue
+    return done
+
+
+def _commit(client: Client, group: str, topic: str, queue_id: int, offset: int) -> None:
+    try:
+        client.groups.commit(group, topic, queue_id, offset)
+    except (StaleOffsetError, NoSuchQueueError, TopicNotFoundError):
+        # The query restarted from an older checkpoint, and committed offsets do not go back; or its checkpoint has a
+        # queue that was deleted.
+        return
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream of the queues of stores. It lives as long as the query runs; `read` alone is called elsewhere."""
+    """A stream of the queues of stores. It lives as long as the query; only `read` runs in other processes."""
 
     def __init__(self, options: StreamOptions, names: Sequence[str]) -> None:
         self.options = options
@@ -41,20 +92,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Position | None = None
         self._checked = False
         self._is_new = False
-        self._told: dict[Place, int] = {}
-        self._told_of: dict[str, Any] = {}
+        self._committed: dict[Place, int] = {}
+        self._committed_at: dict[str, Any] = {}
 
-    # Where a query begins
+    # The start of a query
 
     def initialOffset(self) -> dict[str, Any]:
-        """Asked of a query without a checkpoint, or whose first micro-batch is done again."""
+        """Called for a query without a checkpoint, and when its first micro-batch is repeated."""
         self._is_new = True
         found = self._live().all_queues(self._selection)
         return to_json({uri: StorePosition(self._beginning(uri, queues)) for uri, queues in found.items()})
 
     def _beginning(self, uri: str, queues: dict[Queue, Bounds]) -> dict[Queue, int]:
         for queue in self.options.starting.by_queue:
-            if queue not in queues and self._selection.takes(*queue) and self._fails:
+            if queue not in queues and self._selection.includes(*queue) and self._fails:
                 raise BadRequestError(f"{uri}: startingOffsets: there is no queue {queue[1]} of {queue[0]}")
         return {queue: self._begin(uri, queue, bounds) for queue, bounds in queues.items()}
 
@@ -71,21 +122,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return min(max(offset, bounds.low), bounds.high)
 
-    # How far it may go
+    # Limits
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        # Never "all": that is how a trigger says that this is the only micro-batch.
+        # ReadAllAvailable would mean that this is the only micro-batch.
         return ReadMaxRows(self.options.offsets_per_trigger_max or _NO_LIMIT)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = _ends(self._live().all_queues(self._selection))
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """For progress reports: the ends of all queues."""
+        """The ends of all queues, for progress reports."""
         return to_json(_ends(self._live().queues(self._selection)))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Up to where the next micro-batch goes. Raises CorruptStoreError for messages that are lost."""
+        """The end of the next micro-batch. Raises CorruptStoreError when messages are lost."""
         is_new, self._is_new = self._is_new, False
         if is_new and not isinstance(limit, ReadAllAvailable):
             return start
@@ -95,38 +146,40 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._check_anchors(position, found.keys())
         self._check_gone(position, found)
         if not is_new:
-            self._tell(start, position)
+            self._commit_progress(start, position)
         lags: dict[Place, int] = {}
         for uri, queues in found.items():
             for queue, bounds in queues.items():
                 self._lag(position, lags, (uri, queue), bounds)
-        self._advance(position, shared(limit.max_rows if isinstance(limit, ReadMaxRows) else _NO_LIMIT, lags))
+        self._advance(position, share_limit(limit.max_rows if isinstance(limit, ReadMaxRows) else _NO_LIMIT, lags))
         return to_json(position)
 
-    def _tell(self, start: dict[str, Any], position: Position) -> None:
-        """Say in the stores how far the query is, when a consumer group was named.
+    def _commit_progress(self, start: dict[str, Any], position: Position) -> None:
+        """Commit the query's progress for the option `consumerGroup`.
 
-        Spark asks for the next micro-batch when the one that ends at `start` is committed, behind the last one too;
-        `commit` it calls with the next one only. It asks often, so each position is told once.
+        Spark asks for the next micro-batch once the one that ends at `start` is committed, also after the last one, but
+        calls `commit` only with the next one. It asks often, so each position is committed once.
         """
-        if self.options.consumer_group and start != self._told_of:
-            from mqproc.spark.streaming.progress import tell
-
-            self._told = tell(self.options.consumer_group, position, self._told)
-            self._told_of = start
+        if self.options.consumer_group and start != self._committed_at:
+            self._committed = commit_progress(self.options.consumer_group, position, self._committed)
+            self._committed_at = start
 
     def _lag(self, position: Position, lags: dict[Place, int], place: Place, bounds: Bounds) -> None:
-        """Note how many messages wait in a queue; a new queue enters the position, at its first message."""
+        """Note a queue's lag. A new queue enters the position at its first message."""
         uri, queue = place
-        of = position.setdefault(uri, StorePosition())
-        offsets = of.offsets
+        store_position = position.setdefault(uri, StorePosition())
+        offsets = store_position.offsets
         if queue not in offsets:
             offsets[queue] = bounds.low
             return
         if not bounds.low <= offsets[queue] <= bounds.high:
             offsets[queue] = self._lost(place, offsets[queue], bounds)
-            if of.anchor is not None and of.anchor.queue == queue and of.anchor.queue_offset >= bounds.high:
-                of.anchor = None  # It is gone as well, and another message will have its place.
+            if (
+                store_position.anchor is not None
+                and store_position.anchor.queue == queue
+                and store_position.anchor.queue_offset >= bounds.high
+            ):
+                store_position.anchor = None  # It is gone too, and another message will take its place.
         stop = bounds.high
         if self._target is not None:
             stop = min(stop, self._target.get(uri, StorePosition()).offsets.get(queue, 0))
@@ -134,17 +187,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             lags[place] = stop - offsets[queue]
 
     def _lost(self, place: Place, at: int, bounds: Bounds) -> int:
-        """Where to go on in a queue that does not have the next message."""
+        """Where to continue in a queue whose next message is missing."""
         uri, (topic, queue_id) = place
         if self._fails:
-            what = (
-                f"offsets [{at:,}, {bounds.low:,}) are deleted and have not been read"
+            cause = (
+                f"offsets [{at:,}, {bounds.low:,}) were deleted before they were read"
                 if at < bounds.low
-                else f"the next offset is {at:,}, but it ends at {bounds.high:,}: what was read is gone"
+                else f"the next offset is {at:,}, but it ends at {bounds.high:,}: messages that were read are gone"
             )
-            raise CorruptStoreError(
-                f"{uri}: queue {queue_id} of {topic}: {what}; failOnDataLoss=false goes on where it can"
-            )
+            raise CorruptStoreError(f"{uri}: queue {queue_id} of {topic}: {cause}; failOnDataLoss=false continues")
         return min(max(at, bounds.low), bounds.high)
 
     def _advance(self, position: Position, shares: dict[Place, int]) -> None:
@@ -157,10 +208,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             anchor = self._live().get(uri).anchor(queue, position[uri].offsets[queue] - 1)
             position[uri].anchor = anchor or position[uri].anchor
 
-    # Whether the stores are those of the checkpoint
+    # Checks that the stores are those of the checkpoint
 
     def _check(self, position: Position) -> None:
-        """When a query goes on. What it goes on with is looked at each time."""
+        """Check once, when a query starts or continues."""
         if self._checked:
             return
         there = self._live().all_queues(self._selection)
@@ -173,8 +224,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for uri in position.keys() & there:
             self._check_anchor(self._live().get(uri), position[uri])
 
-    def _check_anchor(self, store: LiveStore, of: StorePosition) -> None:
-        known = of.anchor
+    def _check_anchor(self, store: LiveStore, store_position: StorePosition) -> None:
+        known = store_position.anchor
         if known is None:
             return
         found = store.anchor(known.queue, known.queue_offset)
@@ -186,49 +237,49 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _check_gone(self, position: Position, found: dict[str, dict[Queue, Bounds]]) -> None:
-        """Raise CorruptStoreError for stores and queues that were not read to their end and are not there any more."""
+        """Raise CorruptStoreError for missing stores and queues that were not read to their end."""
         if not self._fails:
             return
         there = {store.uri for store in self._live().all()}
-        for uri, of in position.items():
+        for uri, store_position in position.items():
             if uri not in there:
-                raise CorruptStoreError(f"{uri}: the store is gone; failOnDataLoss=false goes on without it")
+                raise CorruptStoreError(f"{uri}: the store is gone; failOnDataLoss=false continues without it")
             if uri in found:
-                self._check_queues(uri, of, found[uri])
+                self._check_queues(uri, store_position, found[uri])
 
-    def _check_queues(self, uri: str, of: StorePosition, found: dict[Queue, Bounds]) -> None:
-        gone = {queue for queue in of.offsets.keys() - found.keys() if self._selection.takes(*queue)}
+    def _check_queues(self, uri: str, store_position: StorePosition, found: dict[Queue, Bounds]) -> None:
+        gone = {queue for queue in store_position.offsets.keys() - found.keys() if self._selection.includes(*queue)}
         ended = self._live().get(uri).deleted() if gone else {}
         for queue in sorted(gone):
-            if of.offsets[queue] < ended.get(queue, _NO_LIMIT):
+            if store_position.offsets[queue] < ended.get(queue, _NO_LIMIT):
                 raise CorruptStoreError(
                     f"{uri}: queue {queue[1]} of {queue[0]} is gone, and was not read to its end; "
-                    "failOnDataLoss=false goes on without it"
+                    "failOnDataLoss=false continues without it"
                 )
 
-    # A micro-batch
+    # Micro-batches
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        from mqproc.spark.partitions import partitioned
         from mqproc.spark.planning import partition_of
-        from mqproc.spark.slicing import partitioned
 
         self._is_new = False
         first, last = from_json(start), from_json(end)
         self._check(last)
         stores: list[StoreSelection] = []
         slices: list[tuple[int, QueueSlice]] = []
-        for uri, of in last.items():
-            found = self._slices(uri, first.get(uri, StorePosition()).offsets, of.offsets)
+        for uri, store_position in last.items():
+            found = self._slices(uri, first.get(uri, StorePosition()).offsets, store_position.offsets)
             if found:
                 slices += [(len(stores), each) for each in found]
-                stores.append(self._live().get(uri).selected(self._selection))
+                stores.append(self._live().get(uri).store_selection(self._selection))
         return [
             partition_of(stores, [], some)
             for some in partitioned(slices, self.options.records_per_partition_max, self.options.read.min_partitions)
         ]
 
     def _slices(self, uri: str, begins: dict[Queue, int], ends: dict[Queue, int]) -> list[QueueSlice]:
-        """What lies between two offsets; of a queue that enters the position now, nothing."""
+        """The messages between two offsets; none of a queue that enters the position now."""
         begins = {queue: begins.get(queue, stop) for queue, stop in ends.items()}
         if not self._fails:
             there = self._live().get(uri).queues(self._selection) or {}
@@ -236,11 +287,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [QueueSlice(*queue, begins[queue], stop) for queue, stop in ends.items() if begins[queue] < stop]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from mqproc.spark.tasks import read_partition
-        from mqproc.spark.worker import as_task
+        from mqproc.spark.batches import read_partition
+        from mqproc.spark.worker import run_task
 
         found: LogPartition = partition  # type: ignore[assignment]
-        return as_task(read_partition(self.options.read, self.names, found))
+        return run_task(read_partition(self.options.read, self.names, found))
 
     def stop(self) -> None:
         if self._stores is not None:
@@ -251,12 +302,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.options.read.fail_on_data_loss
 
     @property
-    def _selection(self) -> Selection:
+    def _selection(self) -> ReadSelection:
         return self.options.read.selection
 
     def _live(self) -> LiveStores:
-        from mqproc.spark.streaming.live import LiveStores
-
         if self._stores is None:
             self._stores = LiveStores(self.options.read.paths)
         return self._stores

@@ -26,12 +26,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import psutil
 
-from mqproc.bench.verifying import made_store
-from mqproc.cli.commands import SIZE, Command
-from mqproc.cli.invocation import Invocation, pass_invocation
+from mqproc.bench.stores import made_store
+from mqproc.cli.options import SIZE, Command, Invocation, pass_invocation
 from mqproc.cli.output import Output, format_bytes
-from mqproc.cli.spark_session import session
-from mqproc.store.reads.reader import StoreReader
+from mqproc.cli.spark.session import session
+from mqproc.store.read.reader import StoreReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -98,7 +97,7 @@ def spark(
 
     A temporary store is made by a group and stopped, or --store names one, which is only read.
     """
-    from mqproc.bench.load import Shape
+    from mqproc.bench.clients import Shape
 
     out = invocation.out
     shape = Shape(size, 1000, topics, queues, 1, 4)
@@ -192,13 +191,12 @@ def _kernels(store: Path) -> Iterator[Callable[[], None]]:
 
 
 def _decode_again(store: str, number: int, pipe: Connection) -> None:
-    from mqproc.spark.columns import types_of
-    from mqproc.spark.options import read_options
+    from mqproc.spark.batches import read_partition
+    from mqproc.spark.options import column_types, read_options
     from mqproc.spark.planning import plan
-    from mqproc.spark.tasks import read_partition
 
     options = read_options({"path": store, "verifyCrc": "false", "minPartitions": str(PROCESSES)})
-    names = list(types_of("mqproc"))
+    names = list(column_types("mqproc"))
     while pipe.recv():
         for partition in plan(options)[number::PROCESSES]:
             for _batch in read_partition(options, names, partition):
@@ -288,9 +286,9 @@ def _write_json(spark: SparkSession, place: _Place, to: Path) -> int:
 
 def _repeated(spark: SparkSession, place: _Place) -> DataFrame:
     """As many rows as the store has messages: the first batch of each task, decoded once and sent again and again."""
-    from mqproc.spark.api import planned_messages
+    from mqproc.spark.batch_read import plan_messages
 
-    found = planned_messages(spark, place.store)
+    found = plan_messages(spark, place.store)
     batches_of, of_task = found.read, place.messages // found.frame.count()
 
     def read(partitions: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

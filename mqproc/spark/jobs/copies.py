@@ -1,14 +1,10 @@
-"""The last message of each key: what a topic says at its end, with everything that was overwritten left out.
-
-    log ──keys, times, places──▶ the last place of each key ──by store and place──▶ records read there ──▶ rows
-
-Only keys, times and places are shuffled; bodies are read of the messages that stay, each once.
-"""
+"""Messages as Parquet, a folder for each topic and day: what other tools read, and what outlives retention."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,20 +12,87 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mqproc.errors import CorruptStoreError
-from mqproc.kernels import decode
+from mqproc.errors import BadRequestError, CorruptStoreError
+from mqproc.kernels import record_decode
 from mqproc.paths import segment_name
-from mqproc.quantities import counted
-from mqproc.spark.api import flags_of, keys_of, messages
+from mqproc.spark.batch_read import BatchFunction, BatchRead, flags_of, keys_of, messages, plan_messages
 from mqproc.spark.batches import BatchMaker
-from mqproc.spark.columns import MQPROC, check
-from mqproc.spark.mapped import BatchRead
-from mqproc.spark.reading import Found
+from mqproc.spark.jobs.parquet_files import Layout
+from mqproc.spark.jobs.targets import check_sources, write_batches
+from mqproc.spark.log_reader import FoundRecords
+from mqproc.spark.options import MQPROC_COLUMNS, check_column_names
 from mqproc.spark.segment_bytes import open_segment
-from mqproc.spark.stores import find_stores, survey
+from mqproc.spark.survey import find_stores, survey_store
+from mqproc.util.units import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+MODES: Final = ("error", "append", "overwrite")
+# Of a moment the time in UTC.
+_UTC: Final = pa.timestamp("us")
+COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "lz4", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written: messages, and the bytes that their records have in the log."""
+
+    messages: int
+    size: int
+
+
+def export(
+    spark: SparkSession,
+    path: str | Path | Sequence[str | Path],
+    to: str | Path,
+    *,
+    mode: str = "error",
+    compression: str = "zstd",
+    columns: str | Sequence[str] = (),
+    **selection: Any,
+) -> Exported:
+    """Write messages to `to`, a folder or URL: `to/topic=orders/day=2026-01-31/….parquet`, days in UTC by store time.
+
+    A task writes a file for each topic and day that its part of the log has, more where it has very many. `mode` is
+    what to do when there is something at `to` already; `columns` are those to write, all if none are named; `selection`
+    as in `messages`. Raises BadRequestError for another mode or compression, for `topic` as the only column, which is
+    the folders', for a target in a store or around one, and for one that is there in mode `error`.
+    """
+    columns = [columns] if isinstance(columns, str) else columns
+    for name, value, allowed in (("mode", mode, MODES), ("compression", compression, COMPRESSIONS)):
+        if value not in allowed:
+            raise BadRequestError(f"{name} = {value!r}; there are {', '.join(allowed)}")
+    if set(columns) == {"topic"}:
+        raise BadRequestError("columns = topic: folders are named by it, and their files need another column")
+    stores = check_sources(path, fail_on_data_loss=flags_of(selection).fail_on_data_loss)
+    wanted = list(columns) or list(MQPROC_COLUMNS)
+    found = plan_messages(
+        spark, path, **selection | {"columns": list(dict.fromkeys([*wanted, "topic", "store_timestamp", "size"]))}
+    )
+    dated = BatchRead(found.frame, _dated(found.read), {**found.types, "day": "date"})
+    layout = Layout(list(dict.fromkeys(wanted)), ("topic", "day"), compression)
+    done = write_batches(dated, to, stores, mode=mode, layout=layout)
+    return Exported(done.messages, done.size)
+
+
+def _dated(read: BatchFunction) -> BatchFunction:
+    """Batches with the day of each message, which no session's zone has a part in."""
+
+    def dated(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in read(batches):
+            yield batch.append_column("day", batch.column("store_timestamp").cast(_UTC).cast(pa.date32()))
+
+    return dated
+
+
+# --- compacting ---
+# The last message of each key: what a topic says at its end, with everything that was overwritten left out.
+#
+#     log ──keys, times, places──▶ the last place of each key ──by store and place──▶ records read there ──▶ rows
+#
+# Only keys, times and places are shuffled; bodies are read of the messages that stay, each once.
+
 
 # Places are read together whose records lie within so many bytes, and are so many: as much as a batch may have.
 _SPAN_BYTES: Final = 16 << 20
@@ -52,10 +115,10 @@ def compact(
     deleted, and is left out. Of messages of one millisecond the one behind in its log is the last; between stores their
     names decide.
     """
-    return planned_last(spark, path, drop_empty=drop_empty, columns=columns, **selection).rows()
+    return plan_compaction(spark, path, drop_empty=drop_empty, columns=columns, **selection).rows()
 
 
-def planned_last(
+def plan_compaction(
     spark: SparkSession,
     path: str | Path | Sequence[str | Path],
     *,
@@ -67,8 +130,8 @@ def planned_last(
     from pyspark.sql import functions as F
 
     columns = [columns] if isinstance(columns, str) else columns
-    wanted = list(dict.fromkeys(columns)) or list(MQPROC)
-    check("mqproc", wanted)
+    wanted = list(dict.fromkeys(columns)) or list(MQPROC_COLUMNS)
+    check_column_names("mqproc", wanted)
     flags = flags_of(selection)
     if flags.verify_crc is None:
         # Where the records are read there is no telling a damaged body from another; the pass over the log can.
@@ -94,14 +157,14 @@ def planned_last(
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return reader.read(batches)
 
-    return BatchRead(ordered, read, {"key": "string", **{name: MQPROC[name] for name in wanted}})
+    return BatchRead(ordered, read, {"key": "string", **{name: MQPROC_COLUMNS[name] for name in wanted}})
 
 
 def _segment_sizes(paths: Sequence[str | Path]) -> dict[str, int]:
     """By store, how long its segments are."""
     sizes: dict[str, int] = {}
     for uri in find_stores([str(each) for each in paths]):
-        with closing(survey(uri)) as found:
+        with closing(survey_store(uri)) as found:
             sizes[uri] = found.segment_size
     return sizes
 
@@ -154,7 +217,7 @@ class PlaceReader:
                     rows = int(np.searchsorted(sums, sums[at] - sizes[at] + _SPAN_BYTES, "right"))
                     stop = max(at + 1, min(rows, int(np.searchsorted(ends, places[at] + _SPAN_BYTES))))
                     view, first = segment.part(int(places[at]), int(ends[stop - 1]))
-                    found = Found(view, places[at:stop] - first)
+                    found = FoundRecords(view, places[at:stop] - first)
                     yield from _keyed(batch.slice(at, stop - at), found, makes, drop_empty=self._drop_empty)
                     at = stop
         except FileNotFoundError:
@@ -165,7 +228,9 @@ class PlaceReader:
                 ) from None
 
 
-def _keyed(batch: pa.RecordBatch, found: Found, makes: BatchMaker, *, drop_empty: bool) -> Iterator[pa.RecordBatch]:
+def _keyed(
+    batch: pa.RecordBatch, found: FoundRecords, makes: BatchMaker, *, drop_empty: bool
+) -> Iterator[pa.RecordBatch]:
     """The found records with the `key` of each row of the batch; with `drop_empty` only those that have a body."""
     has_body = _has_body(found) if drop_empty else None
     at = 0
@@ -177,8 +242,8 @@ def _keyed(batch: pa.RecordBatch, found: Found, makes: BatchMaker, *, drop_empty
         at = rows.stop
 
 
-def _has_body(found: Found) -> NDArray[np.bool_]:
+def _has_body(found: FoundRecords) -> NDArray[np.bool_]:
     """Of each record, whether its message has a body."""
     count = len(found.positions)
-    places = decode.places_at(found.view, found.positions, decode.rows_of(["body"]))
-    return places[decode.BODY_SIZE * count : (decode.BODY_SIZE + 1) * count] > 0
+    places = record_decode.places_at(found.view, found.positions, record_decode.rows_of(["body"]))
+    return places[record_decode.BODY_SIZE * count : (record_decode.BODY_SIZE + 1) * count] > 0

@@ -1,9 +1,9 @@
-"""Which stores a path means, and what of each one there is to read at this moment.
+"""Find the stores at a path and survey each: segments, log end, queues, deleted queues, damage.
 
-    path, pattern, list, URL ──▶ uris ──▶ Survey: segments, ends, queues, what was deleted
+    path, pattern, list, URL ──▶ uris ──▶ StoreSurvey
 
-A store in a folder is looked at by `StoreReader`: of one that runs, positions are those that its group has published.
-Of one on remote storage only the segments are looked at; its log ends where its records do.
+A store in a folder is read through `StoreReader`; a running group has published its positions. Of a store on remote
+storage only segments are read, and its log ends after its last record.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from typing import Any, Final
 import numpy as np
 
 from mqproc.errors import BadRequestError, StoreNotFoundError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.kernels import scan
 from mqproc.kernels.record_check import BAD_MAGIC, BAD_OFFSET, BLANK, REACHED_STOP, REASON_NAMES
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.paths import StorePaths, segment_start
 from mqproc.spark.options import Queue, without_scheme
-from mqproc.spark.segment_bytes import is_archive, remote, telling, within
-from mqproc.store.consume_queue import as_units
-from mqproc.store.existing import not_a_store
-from mqproc.store.marks import DurableMark
-from mqproc.store.reads.reader import StoreReader
-from mqproc.store.recovery.resync import Resync
-from mqproc.store.segments import LogSegments
-from mqproc.store.verify.deletions import read_deleted
+from mqproc.spark.segment_bytes import is_archive, join_path, open_file_system, storage_errors
+from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.consumequeue.files import as_units
+from mqproc.store.durable_marks import DurableMark
+from mqproc.store.read.reader import StoreReader
+from mqproc.store.recovery.log import Resync
+from mqproc.store.store_check import not_a_store
+from mqproc.store.verify.snapshot import read_deleted
 
 _WILD: Final = frozenset("*?[")
 _LOG: Final = "commitlog"
-# Fetched from remote storage in one request anyway.
+# Remote storage returns at least this much per request.
 _UNWRITTEN_BYTES: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A CommitLog file: where it begins in the log, its length, and where the log ends in it."""
+    """A CommitLog file: its start in the log, its length, and where the log ends in it."""
 
     start: int
     size: int
@@ -50,8 +50,8 @@ class Segment:
 
 
 @dataclass(slots=True)
-class Survey:
-    """One store at one moment. `begin` and `end` are log positions; `end` None: where the records end."""
+class StoreSurvey:
+    """One store at one moment. `begin` and `end` are log positions; `end` is None when only the records show it."""
 
     uri: str
     segment_size: int
@@ -60,23 +60,22 @@ class Survey:
     segments: list[Segment]
     deleted: Mapping[Queue, tuple[int, int]] = field(default_factory=dict)
     reader: StoreReader | None = None
-    """For questions about queues, index and times; None on remote storage."""
+    """Reads queues, index and times; None on remote storage."""
     trouble: str = ""
-    """What is wrong with the store already now; "" when nothing is known to be."""
+    """Damage that is known before the read; "" for none."""
     archived: bool = False
-    """Whether a segment is unpacked from its begin by each task that has some of it."""
+    """Whether each task must decompress a segment from its start."""
 
     def close(self) -> None:
-        """Let go of files."""
+        """Close the files."""
         if self.reader is not None:
             self.reader.close()
 
 
 def find_stores(paths: Iterable[str]) -> list[str]:
-    """The stores that paths, patterns and URLs mean, each once. Raises StoreNotFoundError when one means none.
+    """The stores that paths, patterns and URLs name, each once. Raises StoreNotFoundError when one names no store.
 
-    A store has the name that was given, even one that could be a pattern. Of several names of one folder, that of the
-    folder itself, else the first.
+    A store's own name wins over a pattern. Of several names of one folder, its real path is used, else the first.
     """
     named: dict[str, str] = {}
     for path in paths:
@@ -93,56 +92,56 @@ def _local_stores(path: str) -> list[str]:
         return [str(Path(path).absolute())]
     stores = [each for each in sorted(glob.glob(path)) if (Path(each) / "commitlog").is_dir()]
     if not stores:
-        raise StoreNotFoundError(f"{path}: no store there: no folder that it matches has a folder commitlog")
+        raise StoreNotFoundError(f"{path}: no store: no matching folder contains a folder commitlog")
     return [str(Path(each).absolute()) for each in stores]
 
 
 def _remote_stores(url: str) -> list[str]:
     if not _WILD & set(url):
         return [url.rstrip("/")]
-    with telling(url):
-        files, pattern = remote(url)
-        if files.isdir(within(pattern, _LOG)):
+    with storage_errors(url):
+        files, pattern = open_file_system(url)
+        if files.isdir(join_path(pattern, _LOG)):
             return [url.rstrip("/")]
-        stores = [each for each in sorted(files.glob(pattern)) if files.isdir(within(each, _LOG))]
+        stores = [each for each in sorted(files.glob(pattern)) if files.isdir(join_path(each, _LOG))]
     if not stores:
-        raise StoreNotFoundError(f"{url}: no store there: no folder that it matches has a folder commitlog")
+        raise StoreNotFoundError(f"{url}: no store: no matching folder contains a folder commitlog")
     scheme, _, place = url.partition("://")
-    # Behind the path in an archive comes where that is: zip://stores/*::s3://bucket/stores.zip
+    # The location of an archive follows the path in it: zip://stores/*::s3://bucket/stores.zip
     _, *around = place.partition("::")
     return [f"{scheme}://{each}{''.join(around)}" for each in stores]
 
 
-def survey(uri: str) -> Survey:
-    """Look at a store. Raises StoreAccessError when there is none, CorruptStoreError when it cannot be read."""
+def survey_store(uri: str) -> StoreSurvey:
+    """Survey a store. Raises StoreAccessError when there is no store, CorruptStoreError when it is unreadable."""
     if "://" not in uri:
         return _survey_folder(uri)
-    with telling(uri):
+    with storage_errors(uri):
         return _survey_remote(uri)
 
 
-def _survey_folder(uri: str) -> Survey:
+def _survey_folder(uri: str) -> StoreSurvey:
     io, paths = StoreIO(), StorePaths(Path(uri))
     reader = StoreReader(paths.root, whole=False)
     visible = reader.visible
     size = reader.options.mapped_file_size_commit_log
-    log = LogSegments(io, paths.commit_log, size, whole=False, still=True)
+    log = LogSegments(io, paths.commit_log, size, whole=False, static=True)
     end, trouble = visible.end, ""
     if not reader.running:
         if not _was_closed_at(io, paths, log, end):
-            end, trouble = _behind_the_end(log, end)
-        trouble = _short(log) or trouble or _without_records(reader, end) or _below_a_mark(io, paths, log, end)
+            end, trouble = _scan_after_end(log, end)
+        trouble = _short_segment(log) or trouble or _unit_after_end(reader, end) or _mark_after_end(io, paths, log, end)
     segments = _segments(log, visible.begin, end)
-    # What retention has deleted meanwhile is not missing.
+    # Segments that retention has deleted in the meantime are not missing.
     begin = reader.visible.begin
-    trouble = _missing(segments, begin, end, size) or trouble
+    trouble = _missing_segment(segments, begin, end, size) or trouble
     log.close()
     deleted = read_deleted(io, paths, running=reader.running)
-    return Survey(uri, size, begin, end, segments, deleted, reader, trouble)
+    return StoreSurvey(uri, size, begin, end, segments, deleted, reader, trouble)
 
 
 def _segments(log: LogSegments, begin: int, end: int) -> list[Segment]:
-    """The segments that have some of [begin, end), but for those that are deleted at this moment."""
+    """The segments that overlap [begin, end), without any that are being deleted."""
     segments = []
     for start in log.starts():
         limit = min(log.segment_size, end - start)
@@ -152,8 +151,8 @@ def _segments(log: LogSegments, begin: int, end: int) -> list[Segment]:
     return segments
 
 
-def _short(log: LogSegments) -> str:
-    """The first segment that is not as long as segments are."""
+def _short_segment(log: LogSegments) -> str:
+    """Describe the first segment that is too short."""
     for start in log.starts():
         length = log.io.size_of(log.path(start))
         if length < log.segment_size:
@@ -161,8 +160,8 @@ def _short(log: LogSegments) -> str:
     return ""
 
 
-def _missing(segments: list[Segment], begin: int, end: int, size: int) -> str:
-    """The first segment between begin and end that is not there."""
+def _missing_segment(segments: list[Segment], begin: int, end: int, size: int) -> str:
+    """Describe the first missing segment between begin and end."""
     there = {segment.start for segment in segments}
     for start in range(begin - begin % size, end, size):
         if start not in there:
@@ -171,14 +170,14 @@ def _missing(segments: list[Segment], begin: int, end: int, size: int) -> str:
 
 
 def _was_closed_at(io: StoreIO, paths: StorePaths, log: LogSegments, end: int) -> bool:
-    """Whether the store was stopped in order with its log made durable up to `end`: nothing was written behind it."""
-    return not io.exists(paths.abort) and DurableMark(io, paths.mark("commitlog"), log).stands_at(end)
+    """Whether the store was stopped cleanly with its log durable up to `end`, so that nothing follows."""
+    return not io.exists(paths.abort) and DurableMark(io, paths.mark("commitlog"), log).is_at(end)
 
 
-def _behind_the_end(log: LogSegments, end: int) -> tuple[int, str]:
-    """Where the last intact record of a stopped store ends, and what is wrong when that is not `end`.
+def _scan_after_end(log: LogSegments, end: int) -> tuple[int, str]:
+    """Where the last intact record of a stopped store ends, and the damage when that is after `end`.
 
-    With its queues lost, a log seems to end at the first damage.
+    A log whose queues are lost appears to end at the first damage.
     """
     starts = log.starts()
     limit = starts[-1] + log.segment_size if starts else 0
@@ -186,22 +185,22 @@ def _behind_the_end(log: LogSegments, end: int) -> tuple[int, str]:
     reason, stopped = _walk(log, end) if end < limit else (REACHED_STOP, end)
     last, trouble = end, ""
     while stopped < limit:
-        # Zeros may be a sector that was lost as well as space that was never written.
+        # Zeros may be a lost sector or space that was never written.
         is_whole = reason in (BLANK, REACHED_STOP)
         following = resync.next_record(log.start_of(stopped) + log.segment_size if is_whole else stopped + 1, limit)
         if following is None:
             break
-        trouble = trouble or f"the log ends at {end:,} ({REASON_NAMES[reason]}), but at {following:,} is a record"
+        trouble = trouble or f"the log ends at {end:,} ({REASON_NAMES[reason]}), but a record follows at {following:,}"
         reason, stopped = _walk(log, following)
         last = stopped
     if starts and last == starts[0] and reason in (BAD_MAGIC, BAD_OFFSET):
-        # What a kill leaves behind the last record, or of the very first, begins as a record of this place does.
-        trouble = f"the log has no intact record, and does not begin as one ({REASON_NAMES[reason]})"
+        # A torn first record would begin with a valid header for this position.
+        trouble = f"the log has no intact record and does not begin with one ({REASON_NAMES[reason]})"
     return last, trouble
 
 
 def _walk(log: LogSegments, position: int) -> tuple[int, int]:
-    """(why, where) whole records end, within the segment of a position."""
+    """(reason, position) at which intact records end, within the segment of a position."""
     base = log.start_of(position)
     if not log.io.exists(log.path(base)):
         return REACHED_STOP, position
@@ -210,8 +209,8 @@ def _walk(log: LogSegments, position: int) -> tuple[int, int]:
     return reason, base + int(out[scan.STOPPED_AT])
 
 
-def _without_records(reader: StoreReader, end: int) -> str:
-    """A queue of a stopped store whose last unit has its record behind the log's end, where none is."""
+def _unit_after_end(reader: StoreReader, end: int) -> str:
+    """Describe a queue of a stopped store whose last unit refers to a record after the log's end."""
     for queue in reader.queues():
         if queue.min_offset >= queue.max_offset:
             continue
@@ -223,8 +222,8 @@ def _without_records(reader: StoreReader, end: int) -> str:
     return ""
 
 
-def _below_a_mark(io: StoreIO, paths: StorePaths, log: LogSegments, end: int) -> str:
-    """A durable mark of a stopped store that knows of records behind the log's end."""
+def _mark_after_end(io: StoreIO, paths: StorePaths, log: LogSegments, end: int) -> str:
+    """Describe a durable mark of a stopped store that is after the log's end."""
     for name in ("commitlog", "consumequeue"):
         mark = DurableMark(io, paths.mark(name), log).mark
         if mark is not None and mark.offset > end:
@@ -232,28 +231,28 @@ def _below_a_mark(io: StoreIO, paths: StorePaths, log: LogSegments, end: int) ->
     return ""
 
 
-def _survey_remote(uri: str) -> Survey:
-    files, root = remote(uri)
-    if not files.isdir(within(root, _LOG)):
+def _survey_remote(uri: str) -> StoreSurvey:
+    files, root = open_file_system(uri)
+    if not files.isdir(join_path(root, _LOG)):
         raise not_a_store(uri)
     found: dict[int, int] = {}
-    for entry in files.ls(within(root, _LOG), detail=True):
+    for entry in files.ls(join_path(root, _LOG), detail=True):
         start = segment_start(str(entry["name"]).rsplit("/", 1)[-1])
         if start is not None and entry["type"] == "file" and entry["size"]:
             found[start] = int(entry["size"])
     if not found:
-        return Survey(uri, 1 << 30, 0, None, [])
+        return StoreSurvey(uri, 1 << 30, 0, None, [])
     size = _segment_size(uri, found)
     while len(found) > 1 and _is_unwritten(files, root, max(found)):
         del found[max(found)]
     segments = [Segment(start, length, size) for start, length in sorted(found.items())]
     begin = segments[0].start
-    trouble = _missing(segments, begin, segments[-1].start + size, size)
-    return Survey(uri, size, begin, None, segments, trouble=trouble, archived=is_archive(files))
+    trouble = _missing_segment(segments, begin, segments[-1].start + size, size)
+    return StoreSurvey(uri, size, begin, None, segments, trouble=trouble, archived=is_archive(files))
 
 
 def _segment_size(uri: str, found: Mapping[int, int]) -> int:
-    """What all segments but the last must be long, and what their names are multiples of."""
+    """The size of all segments but the last, and the unit of their names."""
     sizes = {length for start, length in found.items() if start != max(found)} or {found[max(found)]}
     if len(sizes) != 1:
         raise BadRequestError(f"{uri}: segments of {len(sizes)} sizes: {', '.join(map(str, sorted(sizes)))}")
@@ -261,5 +260,5 @@ def _segment_size(uri: str, found: Mapping[int, int]) -> int:
 
 
 def _is_unwritten(files: Any, root: str, start: int) -> bool:
-    """Whether a segment was only made ready: it begins with more zeros than a record that is lost would leave."""
-    return not any(files.cat_file(within(root, f"{_LOG}/{start:020d}"), start=0, end=_UNWRITTEN_BYTES))
+    """Whether a segment was only preallocated: it begins with more zeros than a lost record would leave."""
+    return not any(files.cat_file(join_path(root, f"{_LOG}/{start:020d}"), start=0, end=_UNWRITTEN_BYTES))

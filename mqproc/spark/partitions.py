@@ -1,0 +1,141 @@
+"""Partitions of a read: ranges of logs and slices of queues. They travel with every task, so imports are few.
+
+A stream cuts the messages between two offsets into the same partitions each time:
+
+    queue a  ├── 1 ──┼── 2 ──┼── 3 ──┤       each partition has a share of every queue, since messages stored together
+    queue b  ├── 1 ──┼── 2 ──┼── 3 ──┤       are read together; small queues are packed whole
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql.datasource import InputPartition
+
+from mqproc.spark.options import Queue, ReadSelection
+
+
+@dataclass(frozen=True, slots=True)
+class LogRange:
+    """Positions [start, stop) of the segment at log position `segment`, whose log ends at `limit`.
+
+    A record belongs to the range in which it begins. Without `exact_start` the first record begins after `start`, where
+    the previous range proves it; likewise for the end. With `open_end` the log ends where its records do.
+    """
+
+    segment: int
+    start: int
+    stop: int
+    limit: int
+    segment_size: int
+    exact_start: bool = False
+    exact_stop: bool = False
+    open_end: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSelection:
+    """A store and its selection with resolved offsets, as a task needs them.
+
+    `uri` is a folder or URL; `deleted` maps each deleted queue to (log position, next offset) at its deletion.
+    """
+
+    uri: str
+    segment_size: int
+    selection: ReadSelection
+    deleted: Mapping[Queue, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    queue_file_bytes: int = 0
+    """Size of ConsumeQueue files, to read slices."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSlice:
+    """Messages [start, stop) of a queue, located by its units."""
+
+    topic: str
+    queue_id: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+class LogPartition(InputPartition):
+    """Ranges and slices for one task, each with an index into `stores`."""
+
+    def __init__(
+        self,
+        stores: list[StoreSelection],
+        ranges: list[tuple[int, LogRange]],
+        slices: Sequence[tuple[int, QueueSlice]] = (),
+    ) -> None:
+        super().__init__(None)
+        self.stores = stores
+        self.ranges = ranges
+        self.slices = list(slices)
+
+    @property
+    def size(self) -> int:
+        """Bytes of log in the ranges."""
+        return sum(each.stop - each.start for _store, each in self.ranges)
+
+    @property
+    def rows(self) -> int:
+        """Messages in the slices."""
+        return sum(len(each) for _store, each in self.slices)
+
+
+# Splitting slices
+
+PARTITIONS_USUALLY: Final = 64
+"""Default limit on partitions, as each task costs tens of milliseconds; large micro-batches have more."""
+RECORDS_MIN: Final = 50_000
+RECORDS_MAX: Final = 2_000_000
+# With fewer messages per queue and partition, opening files repeatedly would dominate.
+_SLICE_MIN: Final = 256
+
+Slices = list[tuple[int, QueueSlice]]
+"""Slices with the index of their store."""
+
+
+def partitioned(slices: Slices, records_max: int, partitions_min: int) -> list[Slices]:
+    """Split slices into partitions of at most `records_max` messages (0: chosen here), at least `partitions_min`."""
+    total = sum(len(queue_slice) for _store, queue_slice in slices)
+    if not total:
+        return []
+    most = records_max or min(RECORDS_MAX, max(RECORDS_MIN, -(-total // PARTITIONS_USUALLY)))
+    count = min(total, max(-(-total // most), partitions_min))
+    if count == 1 or total // count >= _SLICE_MIN * len(slices):
+        return [_share(slices, number, count) for number in range(count)]
+    return _packed(slices, -(-total // count))
+
+
+def _share(slices: Slices, number: int, count: int) -> Slices:
+    """Share `number` of `count` shares of each slice."""
+    found = []
+    for store, queue_slice in slices:
+        start = queue_slice.start + len(queue_slice) * number // count
+        stop = queue_slice.start + len(queue_slice) * (number + 1) // count
+        if start < stop:
+            found.append((store, QueueSlice(queue_slice.topic, queue_slice.queue_id, start, stop)))
+    return found
+
+
+def _packed(slices: Sequence[tuple[int, QueueSlice]], most: int) -> list[Slices]:
+    """Pack slices in order, cut where a partition is full."""
+    packed: list[Slices] = [[]]
+    room = most
+    for store, queue_slice in slices:
+        starts = [queue_slice.start, *range(queue_slice.start + room, queue_slice.stop, most), queue_slice.stop]
+        for start, stop in itertools.pairwise(starts):
+            if not room:
+                packed.append([])
+                room = most
+            packed[-1].append((store, QueueSlice(queue_slice.topic, queue_slice.queue_id, start, stop)))
+            room -= stop - start
+    return packed

@@ -1,1 +1,0 @@
-"""Streams of the queues of stores, exactly once through Spark's checkpoints."""
