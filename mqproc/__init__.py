@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING
 from mqproc.util.version import IMPORTED_NS as _IMPORTED_NS  # noqa: F401
 
 if TYPE_CHECKING:
-    from mqproc.client._async.client import AsyncClient
-    from mqproc.client._async.consumer import AsyncConsumer, JoiningConsumer
+    from mqproc.client._async.client import AsyncClient, JoiningConsumer
+    from mqproc.client._async.consumer import AsyncConsumer
     from mqproc.client._async.groups import AsyncGroups
     from mqproc.client._async.producer import AsyncProducer
-    from mqproc.client._async.simple_consumer import AsyncSimpleConsumer, SimpleConsumer
+    from mqproc.client._async.simple_consumer import AsyncSimpleConsumer
     from mqproc.client._async.transactions import AsyncTransaction, AsyncTransactionProducer, AsyncTransactions
     from mqproc.client._sync.client import Client
     from mqproc.client._sync.consumer import Consumer
     from mqproc.client._sync.groups import Groups
     from mqproc.client._sync.producer import Producer
+    from mqproc.client._sync.simple_consumer import SimpleConsumer
     from mqproc.client._sync.transactions import Transaction, TransactionProducer, Transactions
     from mqproc.client.arrow import ArrowPullResult
     from mqproc.client.batch import Batch
@@ -223,7 +224,7 @@ _LAZY = {
     "AsyncTransaction": "mqproc.client._async.transactions",
     "AsyncTransactionProducer": "mqproc.client._async.transactions",
     "AsyncTransactions": "mqproc.client._async.transactions",
-    "Batch": "mqproc.client.encoding",
+    "Batch": "mqproc.client.batch",
     "BatchResult": "mqproc.types",
     "Client": "mqproc.client._sync.client",
     "Conditions": "mqproc.store.read.scan",
@@ -235,7 +236,7 @@ _LAZY = {
     "Groups": "mqproc.client._sync.groups",
     "Health": "mqproc.types",
     "IndexAnswer": "mqproc.store.index.lookup",
-    "JoiningConsumer": "mqproc.client._async.consumer",
+    "JoiningConsumer": "mqproc.client._async.client",
     "Message": "mqproc.types",
     "Move": "mqproc.client.group_requests",
     "OpenTransaction": "mqproc.types",
@@ -250,7 +251,7 @@ _LAZY = {
     "RetryPolicy": "mqproc.client.retry",
     "SendResult": "mqproc.types",
     "SendStatus": "mqproc.types",
-    "SimpleConsumer": "mqproc.client._async.simple_consumer",
+    "SimpleConsumer": "mqproc.client._sync.simple_consumer",
     "SqlFilter": "mqproc.types",
     "StoreReader": "mqproc.store.read.reader",
     "StoredMessage": "mqproc.types",

@@ -31,7 +31,7 @@ from mqproc.errors import (
     StoreLockedError,
 )
 from mqproc.ipc.control_words import read_words
-from mqproc.ipc.usage_lock import LOOK_AGAIN_S, Openers
+from mqproc.ipc.usage_lock import RETRY_S, UsageLock
 from mqproc.paths import StorePaths, given_path
 
 STOP_TIMEOUT_S = 120.0
@@ -58,10 +58,10 @@ class OpenedClient(Client):
     closed can be used as long as its group runs, and fails at once when it does not.
     """
 
-    _openers: Openers | None = None
+    _openers: UsageLock | None = None
     _process = 0
 
-    def join(self, openers: Openers) -> None:
+    def join(self, openers: UsageLock) -> None:
         """Be the client of one of those who use the group."""
         self._openers, self._process = openers, os.getpid()
         _opened.append(self)
@@ -92,7 +92,7 @@ class OpenedClient(Client):
             if _leave(self.store, openers):
                 ended = "was stopped with it"
         finally:
-            self._not_waited_for(f"this client is closed, and its group {ended}")
+            self._fail_fast(f"this client is closed, and its group {ended}")
 
 
 _opened: list[OpenedClient] = []
@@ -113,7 +113,7 @@ def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout:
     settings = [f"{name}={value}" for name, value in (options or {}).items()]
     read_flags(settings, "options")
     timeout_s = above_zero("timeout", timeout)
-    openers = Openers(StorePaths(store))
+    openers = UsageLock(StorePaths(store))
     try:
         _start_unless_running(store, openers, settings, timeout_s)
         client = OpenedClient(store, timeout=timeout_s)
@@ -127,7 +127,7 @@ def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout:
     return client
 
 
-def _leave(store: Path, openers: Openers) -> bool:
+def _leave(store: Path, openers: UsageLock) -> bool:
     """Whether this was the group's last user, and has stopped it."""
     try:
         if openers.is_last():
@@ -139,7 +139,7 @@ def _leave(store: Path, openers: Openers) -> bool:
         openers.leave()
 
 
-def _start_unless_running(store: Path, openers: Openers, settings: list[str], timeout_s: float) -> None:
+def _start_unless_running(store: Path, openers: UsageLock, settings: list[str], timeout_s: float) -> None:
     flags = [part for setting in settings for part in ("--set", setting)]
     deadline = time.monotonic() + timeout_s
     while not _is_usable(store, openers, deadline):
@@ -160,7 +160,7 @@ def _start_unless_running(store: Path, openers: Openers, settings: list[str], ti
             openers.join(STOP_TIMEOUT_S)
 
 
-def _is_usable(store: Path, openers: Openers, deadline_s: float) -> bool:
+def _is_usable(store: Path, openers: UsageLock, deadline_s: float) -> bool:
     """Whether a group runs that no other opener stops: it may be gone when it answered before this was one of them."""
     openers.join(STOP_TIMEOUT_S)
     while _answers(store, deadline_s):
@@ -174,7 +174,7 @@ def _answers_by(store: Path, moment_s: float, deadline_s: float) -> bool:
     while not _answers(store, deadline_s):
         if time.monotonic() >= moment_s:
             return False
-        time.sleep(LOOK_AGAIN_S)
+        time.sleep(RETRY_S)
     return True
 
 

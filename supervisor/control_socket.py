@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from mqproc.errors import InternalError, MqprocError
-from mqproc.roles import role_log as log
+from mqproc.roles import role_log
 from mqproc.wire.address import peer_pid
-from mqproc.wire.connection import Connection, Request
+from mqproc.wire.connection import Request, ServerConnection
 from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest, StatusAnswer
-from mqproc.wire.server import Limits, SocketServer
+from mqproc.wire.server import ServerLimits, SocketServer
 
 # --- reactor ---
 # Which descriptor wakes the supervisor, and what it then calls.
@@ -65,7 +65,7 @@ OPERATIONS: Final = frozenset(
     }
 )
 # Requests are a few bytes, and clients few: people and their tools.
-LIMITS: Final = Limits(connections=64, frame_bytes=1 << 16, output_bytes=1 << 20, frame_read_s=5.0)
+LIMITS: Final = ServerLimits(connections=64, frame_bytes=1 << 16, output_bytes=1 << 20, frame_read_s=5.0)
 _DRAIN_S: Final = 1.0
 
 Done = Callable[[MqprocError | None], None]
@@ -96,7 +96,7 @@ class ControlSocket:
     def __init__(self, listener: socket.socket, commands: Commands, reactor: Reactor) -> None:
         self._commands = commands
         self._server = SocketServer(listener, LIMITS, operations=OPERATIONS, on_close=self._gone)
-        self._borrowed: dict[Connection, list[GiveBack]] = {}
+        self._borrowed: dict[ServerConnection, list[GiveBack]] = {}
         self._server.register(reactor.fileno(), reactor.dispatch)
 
     def poll(self, timeout_s: float) -> None:
@@ -107,7 +107,7 @@ class ControlSocket:
             except MqprocError as error:
                 request.refuse(error)
             except Exception:
-                log.get_logger().exception("a request failed", operation=request.operation)
+                role_log.get_logger().exception("a request failed", operation=request.operation)
                 request.refuse(InternalError("unexpected error: the supervisor's log has it"))
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class ControlSocket:
             case _:
                 request.answer()
 
-    def _gone(self, connection: Connection) -> None:
+    def _gone(self, connection: ServerConnection) -> None:
         for give_back in self._borrowed.pop(connection, ()):
             give_back()
 

@@ -34,7 +34,7 @@ _SECOND_NS: Final = 1_000_000_000
 _demand = struct.Struct("=i")
 
 
-class Wakeups:
+class CpuLatencyRequest:
     """A group's demand: in force from when its requests come fast until they have not for a second."""
 
     def __init__(self, fd: int | None, latency_us: int) -> None:
@@ -72,7 +72,7 @@ class Wakeups:
 
 
 @contextlib.contextmanager
-def waking_within(latency_us: int) -> Iterator[Wakeups]:
+def request_cpu_latency(latency_us: int) -> Iterator[CpuLatencyRequest]:
     """What demands it, or `AUTO_US`, `NEVER_US`. Raises ConfigurationError when a time cannot be demanded here."""
     with contextlib.ExitStack() as stack:
         fd = None
@@ -85,7 +85,7 @@ def waking_within(latency_us: int) -> Iterator[Wakeups]:
                 if latency_us != AUTO_US:
                     raise _refusal(latency_us, error) from None
                 fd = None
-        yield Wakeups(fd, latency_us)
+        yield CpuLatencyRequest(fd, latency_us)
 
 
 def _refusal(latency_us: int, error: OSError) -> ConfigurationError:

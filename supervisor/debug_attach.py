@@ -65,7 +65,7 @@ def _open(path: str, flags: int) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Loan:
+class DebugAttachment:
     """One role at one caller's terminal."""
 
     borrower: int

@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from mqproc.errors import MqprocError, RequestTimeoutError, StoreAccessError
-from mqproc.io.sigbus import name_lost_pages
+from mqproc.io.sigbus import install_sigbus_handler
 from mqproc.io.store_io import StoreIO
 from mqproc.layout.control import SUPERVISOR
 from mqproc.paths import StorePaths, in_shell
-from mqproc.roles import role_log as log
-from mqproc.roles import role_log as log_file
+from mqproc.roles import role_log
 from mqproc.supervisor.hooks import Outcome, Report
 from mqproc.supervisor.store_folder import prepare_folder
 
@@ -135,8 +134,8 @@ def _forget_interrupt() -> None:
 
 def _supervise(run: Run, paths: StorePaths, writer: int) -> int:
     caller = _Caller(writer)
-    name_lost_pages(caller.end_with)
-    log.configure(SUPERVISOR)
+    install_sigbus_handler(caller.end_with)
+    role_log.configure(SUPERVISOR)
     try:
         prepare_folder(StoreIO(), paths)
         _redirect(paths.log)
@@ -144,7 +143,7 @@ def _supervise(run: Run, paths: StorePaths, writer: int) -> int:
     except MqprocError as error:
         outcome = Outcome(error.exit_code, str(error))
     except Exception as error:
-        log.get_logger().exception("the supervisor failed")
+        role_log.get_logger().exception("the supervisor failed")
         outcome = Outcome(EXIT_FAILED, f"{type(error).__name__}: {error}")
     caller.finish(outcome)
     sys.stdout.flush()
@@ -155,13 +154,13 @@ def _supervise(run: Run, paths: StorePaths, writer: int) -> int:
 def _redirect(path: Path) -> None:
     """Standard input from nowhere, output to the log. Raises StoreAccessError."""
     try:
-        log_file.write_to(path)
+        role_log.redirect_output(path)
     except OSError as error:
         raise StoreAccessError(f"{path}: {error.strerror}") from None
     nowhere = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nowhere, 0)
     os.close(nowhere)
-    log.configure(SUPERVISOR)
+    role_log.configure(SUPERVISOR)
 
 
 class _Caller:
@@ -171,7 +170,7 @@ class _Caller:
         self._writer = writer
 
     def report(self, line: str) -> None:
-        log.get_logger().info(line)
+        role_log.get_logger().info(line)
         self._tell({"report": line})
 
     def ready(self) -> None:
@@ -186,7 +185,7 @@ class _Caller:
     def end_with(self, text: str, code: int) -> NoReturn:
         """At once, as the group's processes do then. The caller first: the log keeps errors in a map."""
         self.finish(Outcome(code, text))
-        log.get_logger().error(text)
+        role_log.get_logger().error(text)
         os._exit(code)
 
     def _tell(self, message: dict[str, Any]) -> None:

@@ -18,16 +18,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import psutil
-
 from mqproc.errors import MqprocError
 from mqproc.ipc.bell import Bell
 from mqproc.layout import control as layout
-from mqproc.roles import role_log as log
+from mqproc.roles import role_log
 from mqproc.roles.role import RoleSpec
 from mqproc.store.sync_guard import remember_failed_sync
 from mqproc.supervisor.control_socket import Reactor
-from mqproc.supervisor.debug_attach import Loan
+from mqproc.supervisor.debug_attach import DebugAttachment
 from mqproc.supervisor.hooks import (
     EXIT_FAILED,
     Death,
@@ -51,11 +49,11 @@ from mqproc.supervisor.template import Inheritance, Template, TemplateGoneError
 _ROUNDS_MAX: Final = 100
 
 
-class Strays:
+class OrphanReaper:
     """Made before the first fork: children that the process had already are not ours to end."""
 
     def __init__(self) -> None:
-        self._foreign = _children()
+        self._foreign = own_children()
 
     def reap(self, known: frozenset[int] = frozenset()) -> int:
         """Kill and wait for every child but the known ones; returns how many there were.
@@ -64,7 +62,7 @@ class Strays:
         """
         count = 0
         for _ in range(_ROUNDS_MAX):
-            strays = _children() - known - self._foreign
+            strays = own_children() - known - self._foreign
             if not strays:
                 break
             for pid in strays:
@@ -79,20 +77,10 @@ class Strays:
     def bury(self, known: frozenset[int]) -> int:
         """Wait for those that have ended by themselves, the known ones left out; returns how many there were."""
         count = 0
-        for pid in _children() - known - self._foreign:
+        for pid in own_children() - known - self._foreign:
             with contextlib.suppress(ChildProcessError):
                 count += os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG) is not None
         return count
-
-
-def _children() -> frozenset[int]:
-    """Living and dead children of this process."""
-    pid = os.getpid()
-    try:
-        with open(f"/proc/self/task/{pid}/children", encoding="ascii") as file:
-            return frozenset(map(int, file.read().split()))
-    except FileNotFoundError:  # The kernel was built without this file.
-        return frozenset(child.pid for child in psutil.Process(pid).children())
 
 
 _MS: Final = 1_000_000
@@ -126,7 +114,7 @@ class Member:
     to_start_again: bool = False
     """It was asked to stop for a restart."""
     has_run: bool = False
-    loan: Loan | None = None
+    loan: DebugAttachment | None = None
     """Somebody wants it, or has it, at his terminal."""
 
     @property
@@ -166,7 +154,7 @@ class Group:
         self._timing = timing
         self._halted = halted
         self._template = Template(inheritance, timing.spawn_ms / 1000)
-        self._strays = Strays()
+        self._strays = OrphanReaper()
         self._template_deaths = Deaths(layout.TEMPLATE, policy)
         self._template_started_ns = 0
         self._template_incarnation = 0
@@ -341,12 +329,12 @@ class Group:
         else:
             self.start(member)
 
-    def lend(self, member: Member, loan: Loan) -> None:
+    def lend(self, member: Member, loan: DebugAttachment) -> None:
         """Stop a role and start it again at somebody's terminal."""
         member.loan = loan
         self.restart(member)
 
-    def take_back(self, member: Member, loan: Loan) -> None:
+    def take_back(self, member: Member, loan: DebugAttachment) -> None:
         """The borrower has gone: stop the role there and start it as any other."""
         if member.loan is not loan:
             return
@@ -416,7 +404,7 @@ class Group:
             self.start(member)
         else:
             if not was_told:
-                log.get_logger().error("a role died", dead_role=member.name, dead_pid=pid, death=str(death))
+                role_log.get_logger().error("a role died", dead_role=member.name, dead_pid=pid, death=str(death))
             self._died(member, death, detail)
 
     def _end_loan(self, member: Member, death: Death) -> bool:
@@ -499,7 +487,7 @@ class Group:
             return False
         text = io.pread(trace, _TRACE_BYTES_MAX, 0).decode(errors="replace")
         io.set_size(trace, 0)
-        log.get_logger().error("a role crashed", crashed_role=name, crashed_pid=pid, death=str(death), trace=text)
+        role_log.get_logger().error("a role crashed", crashed_role=name, crashed_pid=pid, death=str(death), trace=text)
         return True
 
     # The template's end

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Final
 
-from mqproc.roles import role_log as log_file
+from mqproc.roles import role_log
 
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 TAKEN: Final = (*STOPPING, signal.SIGHUP, signal.SIGUSR1)
@@ -97,7 +97,7 @@ def drop_in_child() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    signal.signal(signal.SIGUSR1, log_file.on_signal)
+    signal.signal(signal.SIGUSR1, role_log.on_reopen_signal)
     signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGTERM, signal.SIGHUP})
 
 

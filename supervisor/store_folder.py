@@ -15,7 +15,7 @@ from pathlib import Path
 from mqproc.errors import DiskFullError, NotRunningError, StartError, StoreAccessError
 from mqproc.io.store_io import StoreIO, reason_of
 from mqproc.ipc import bell
-from mqproc.ipc.bell import Bell, EventBell, SemaphoreBell, names_of, semaphore_name, unlink_semaphore
+from mqproc.ipc.bell import Bell, EventBell, SemaphoreBell, semaphore_name, semaphore_names, unlink_semaphore
 from mqproc.ipc.control import Control
 from mqproc.ipc.control_words import why_read_only
 from mqproc.ipc.store_lock import StoreLock
@@ -111,7 +111,7 @@ def _trace_file(role: str) -> int:
 
 def _unlink_left_over(control: Control) -> None:
     """Supervisors that were killed before they unlinked their names left them, of the last epoch or of earlier ones."""
-    for name in names_of(control.load(layout.STORE_ID)):
+    for name in semaphore_names(control.load(layout.STORE_ID)):
         unlink_semaphore(name)
 
 

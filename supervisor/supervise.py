@@ -23,24 +23,23 @@ from typing import Final
 from mqproc.config.options import FIELDS, Options
 from mqproc.errors import BadRequestError, MqprocError, StoreAccessError, StoreBusyError, StoreReadOnlyError
 from mqproc.io.clock import Clock
-from mqproc.io.fault_injection import store_io
+from mqproc.io.fault_injection import io_from_environment
 from mqproc.io.store_io import FailedSyncError, StoreIO
 from mqproc.ipc import bell
 from mqproc.ipc.control import Control
+from mqproc.ipc.error_log import ErrorLog
 from mqproc.ipc.store_lock import StoreLock
 from mqproc.layout import control as layout
-from mqproc.metrics.error_log import ErrorLog
 from mqproc.paths import StorePaths, in_shell, shown
-from mqproc.roles import role_log as log
-from mqproc.roles import role_log as log_file
+from mqproc.roles import role_log
 from mqproc.roles.process_setup import set_title
 from mqproc.roles.role import RoleSpec
 from mqproc.store.recovery.store_files import mark_open
 from mqproc.store.settings import write_settings
 from mqproc.supervisor import signals as prctl
 from mqproc.supervisor.control_socket import ControlSocket, Done, GiveBack, Lent, Reactor
-from mqproc.supervisor.cpu_latency import Wakeups, waking_within
-from mqproc.supervisor.debug_attach import Loan, Terminal
+from mqproc.supervisor.cpu_latency import CpuLatencyRequest, request_cpu_latency
+from mqproc.supervisor.debug_attach import DebugAttachment, Terminal
 from mqproc.supervisor.group import Group, Member
 from mqproc.supervisor.hooks import (
     EXIT_FAILED,
@@ -109,7 +108,7 @@ class StopPlan:
             self._finish()
         return self._ended(LAST)
 
-    def hurry(self) -> None:
+    def expedite(self) -> None:
         """Ask all at once instead of in order: what is then not dispatched or flushed, the next start will do."""
         self._group.problems.append("the stop was cut short")
         for member in self._group.members.values():
@@ -156,10 +155,10 @@ def supervise(
     process is the supervisor from then on and has no threads of its own, since it forks (OPENBLAS_NUM_THREADS=1 in the
     environment before numpy is imported keeps numpy from making some).
     """
-    io, clock = io or store_io(os.environ), clock or Clock()
+    io, clock = io or io_from_environment(os.environ), clock or Clock()
     paths = StorePaths(paths.root.absolute())
     with contextlib.ExitStack() as stack:
-        wakeups = stack.enter_context(waking_within(options.cpu_latency_us))
+        wakeups = stack.enter_context(request_cpu_latency(options.cpu_latency_us))
         prepare_folder(io, paths)
         with starting(paths):
             lock = StoreLock.acquire(io, paths)
@@ -167,7 +166,7 @@ def supervise(
         io.crash_point("supervisor.locked")
         with starting(paths):
             errors = ErrorLog.create(io, paths, layout.SUPERVISOR)
-        log.configure(layout.SUPERVISOR, errors=errors, log_format=options.log_format)
+        role_log.configure(layout.SUPERVISOR, errors=errors, log_format=options.log_format)
         set_title(layout.SUPERVISOR, paths.root)
         prctl.become_subreaper()
         raise_open_files()
@@ -197,7 +196,7 @@ class Supervisor:
         hooks: Hooks,
         specs: Sequence[RoleSpec],
         lock: StoreLock,
-        wakeups: Wakeups,
+        wakeups: CpuLatencyRequest,
         ready: Ready,
         timing: Timing,
         policy: RestartPolicy,
@@ -389,7 +388,7 @@ class Supervisor:
         elif self._interrupts == 2:
             self._outcome = Outcome(EXIT_INTERRUPTED, "the stop was cut short; the next start recovers")
             self._group.stop_limit_ms = self._timing.quick_stop_ms
-            self._stop_plan.hurry()
+            self._stop_plan.expedite()
         elif self._interrupts > 2:
             self._group.signal_all(signal.SIGKILL)
 
@@ -399,18 +398,18 @@ class Supervisor:
             self.reload()
         except (MqprocError, OSError) as error:
             # Whoever asked by a signal hears of it nowhere else.
-            log.get_logger().error(f"options not reloaded: {error}")
+            role_log.get_logger().error(f"options not reloaded: {error}")
         except Exception:
             # A file that cannot be read in a way that nobody thought of is no reason to end the group.
-            log.get_logger().exception("options not reloaded")
+            role_log.get_logger().exception("options not reloaded")
         self._manager.say_state(self._control.load(layout.GROUP_STATE))
 
     def _reopen_logs(self) -> None:
         """A detached group's log file may have been moved away; another's output is somebody else's affair."""
         try:
-            reopened = log_file.reopen()
+            reopened = role_log.reopen_log_file()
         except OSError as error:
-            log.get_logger().error(f"log file not opened anew, the old one goes on: {error}")
+            role_log.get_logger().error(f"log file not opened anew, the old one goes on: {error}")
             return
         if reopened:
             self._group.reopen_logs()
@@ -424,7 +423,7 @@ class Supervisor:
         code = EXIT_NOT_BOOTED if halt.exit_code == EXIT_FAILED and not booted else halt.exit_code
         why = why_unwritable(self._context.io, self._context.paths)
         reason = f"{halt.reason}: {why}" if why else halt.reason
-        log.get_logger().error("the group halts", reason=reason, exit_code=code)
+        role_log.get_logger().error("the group halts", reason=reason, exit_code=code)
         command = f"mqproc errors --store {in_shell(self._context.paths.root)}"
         self._stop(Outcome(code, f"{reason}; {command} tells why"))
         self._group.problems.append(reason)
@@ -475,7 +474,7 @@ class Supervisor:
     def _let_go(self, lost: Path) -> None:
         """Everything ends at once, as by a kill: whatever an orderly stop wrote by a name might be another's."""
         reason = f"{lost} was deleted, moved or replaced under the group, which ends: see to the store, then mqproc up"
-        log.get_logger().error("the group halts", reason=reason, exit_code=EXIT_NOT_BOOTED)
+        role_log.get_logger().error("the group halts", reason=reason, exit_code=EXIT_NOT_BOOTED)
         self._context.report(reason)
         self._outcome = Outcome(EXIT_NOT_BOOTED, reason)
         self._end()
@@ -529,7 +528,7 @@ class Supervisor:
         def ended(how: Death | MqprocError) -> None:
             done(how if isinstance(how, MqprocError) else RunAnswer(str(how), how.clean))
 
-        loan = Loan(borrower, terminal, wanted.debug, ended)
+        loan = DebugAttachment(borrower, terminal, wanted.debug, ended)
         self._group.lend(member, loan)
         return lambda: self._group.take_back(member, loan)
 

@@ -35,13 +35,12 @@ from mqproc.ipc.bell import Bell, EventBell
 from mqproc.ipc.control import Control
 from mqproc.layout.control import TEMPLATE
 from mqproc.paths import StorePaths
-from mqproc.roles import role_log as log
-from mqproc.roles import role_log as log_file
+from mqproc.roles import role_log
 from mqproc.roles.process_setup import set_title
-from mqproc.roles.role import EXIT_FAILED, Heart, RoleContext, RoleSpec, run_role
+from mqproc.roles.role import EXIT_FAILED, Heartbeat, RoleContext, RoleSpec, run_role
 from mqproc.supervisor import signals
 from mqproc.supervisor import signals as prctl
-from mqproc.supervisor.debug_attach import Loan, Terminal
+from mqproc.supervisor.debug_attach import DebugAttachment, Terminal
 
 # --- descriptors ---
 # How many descriptors a group may have; after a fork, closing what belongs to the parent or to other roles.
@@ -69,7 +68,7 @@ def raise_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def close_others(keep: Iterable[int], keep_files: Iterable[Path] = ()) -> None:
+def close_other_descriptors(keep: Iterable[int], keep_files: Iterable[Path] = ()) -> None:
     """Close every descriptor but 0, 1, 2, `keep`, and those of the files `keep_files`.
 
     Files are kept by identity because a Python mmap has a descriptor of its own whose number it does not tell. The
@@ -157,7 +156,9 @@ class Template:
         self._connection = ours
         self.pidfd = os.pidfd_open(self.pid)
 
-    def spawn(self, role: str, incarnation: int, changes: Mapping[str, Any], loan: Loan | None = None) -> int:
+    def spawn(
+        self, role: str, incarnation: int, changes: Mapping[str, Any], loan: DebugAttachment | None = None
+    ) -> int:
         """Start a role; returns the pid of what is now this process's child.
 
         `changes` are the options that were reloaded since the template was forked, `loan` is for a role at somebody's
@@ -215,7 +216,7 @@ def _run_template(inheritance: Inheritance, connection: socket.socket) -> NoRetu
         if os.getppid() == inheritance.supervisor_pid:
             os.setsid()  # Ctrl-C, Ctrl-Z and the end of a terminal are the supervisor's affair.
             signals.drop_in_child()
-            close_others(inheritance.all_descriptors() | {connection.fileno()}, [inheritance.paths.control])
+            close_other_descriptors(inheritance.all_descriptors() | {connection.fileno()}, [inheritance.paths.control])
             set_title(TEMPLATE, inheritance.paths.root)
             gc.freeze()
             _serve(inheritance, connection)
@@ -294,13 +295,13 @@ def _live(inheritance: Inheritance, request: Mapping[str, Any]) -> int:
     trace = inheritance.traces[spec.name]
     sockets = {name: inheritance.sockets[name] for name in spec.sockets}
     own = {trace, *(listener.fileno() for listener in sockets.values())}
-    close_others(inheritance.shared_descriptors() | own, [inheritance.paths.control])
+    close_other_descriptors(inheritance.shared_descriptors() | own, [inheritance.paths.control])
     set_title(spec.name, inheritance.paths.root)
     if "terminal" in request:
         Terminal(**request["terminal"]).attach()
-        log_file.leave()
-        log.configure(spec.name, log_format=inheritance.options.log_format)
-        log.get_logger().info("handed over to this terminal", incarnation=request["incarnation"])
+        role_log.forget_log_file()
+        role_log.configure(spec.name, log_format=inheritance.options.log_format)
+        role_log.get_logger().info("handed over to this terminal", incarnation=request["incarnation"])
     changes = {name: parse_option(name, value, "reload") for name, value in request["changes"].items()}
     context = RoleContext(
         name=spec.name,
@@ -312,7 +313,7 @@ def _live(inheritance: Inheritance, request: Mapping[str, Any]) -> int:
         bells=inheritance.bells,
         sockets=sockets,
         incarnation=request["incarnation"],
-        heart=Heart(
+        heartbeat=Heartbeat(
             inheritance.control,
             spec.name,
             inheritance.clock,

@@ -22,7 +22,7 @@ from mqproc.cli.warm_kernels import fill_cache
 from mqproc.errors import CorruptStoreError, NotRunningError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
-from mqproc.kernels import jit
+from mqproc.kernels.jit import compile as jit
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from tests.allocator import map_large_blocks

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.kernels import decode
-from mqproc.kernels.views import as_kernel_array
+from mqproc.kernels import record_decode
+from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.layout import record
 from mqproc.layout.java_hash import java_hash
 from mqproc.layout.record_codec import encode_record, host_bytes
@@ -105,10 +105,10 @@ def kernel_bytes(data: bytes) -> NDArray[np.uint8]:
     return as_kernel_array(bytearray(data))
 
 
-def columns_of(buffer: Any, count: int, names: Sequence[str]) -> dict[str, decode.Column]:
+def columns_of(buffer: Any, count: int, names: Sequence[str]) -> dict[str, record_decode.Column]:
     """The named columns of `count` records (−1: all)."""
-    buf, places, count = decode.locate(buffer, count, decode.rows_of(names))
-    return {name: decode.take_column(buf, places, count, name) for name in names}
+    buf, places, count = record_decode.locate(buffer, count, record_decode.rows_of(names))
+    return {name: record_decode.copy_column(buf, places, count, name) for name in names}
 
 
 def outcomes_uncompiled(test_file: str) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from mqproc.errors import ConfigurationError
-from mqproc.io.fault_injection import CRASH_POINTS, FAILING_CALLS, ArmedIO, store_io
+from mqproc.io.fault_injection import CRASH_POINTS, FAILING_CALLS, FaultInjectionIO, io_from_environment
 from mqproc.io.store_io import FailedSyncError, StoreIO
 from tests.conftest import wait_until
 
@@ -33,11 +33,11 @@ def in_a_child(io: StoreIO, point: str, times: int) -> int:
 
 
 def test_without_the_variables_it_is_the_plain_one() -> None:
-    assert type(store_io({})) is StoreIO
+    assert type(io_from_environment({})) is StoreIO
 
 
 def test_passages_are_counted_over_all_processes_and_one_of_them_ends() -> None:
-    io = store_io({"MQPROC_CRASH": "flush.before_mark:3"})
+    io = io_from_environment({"MQPROC_CRASH": "flush.before_mark:3"})
     assert in_a_child(io, "flush.after_msync", 5) == 0
     assert in_a_child(io, "flush.before_mark", 2) == 0
     assert in_a_child(io, "flush.before_mark", 1) == signal.SIGKILL
@@ -45,7 +45,7 @@ def test_passages_are_counted_over_all_processes_and_one_of_them_ends() -> None:
 
 
 def test_a_process_that_ends_amid_a_write_leaves_half_of_it(tmp_path: Path) -> None:
-    io = store_io({"MQPROC_CRASH": "mark.slot_half:2"})
+    io = io_from_environment({"MQPROC_CRASH": "mark.slot_half:2"})
     fd = io.open(tmp_path / "file", write=True, create=True)
     for ended, there in ((0, b""), (signal.SIGKILL, b"\0\0half"), (0, b"\0\0half")):
         if (pid := os.fork()) == 0:
@@ -57,7 +57,7 @@ def test_a_process_that_ends_amid_a_write_leaves_half_of_it(tmp_path: Path) -> N
 
 
 def test_one_process_hangs_at_a_point_until_it_is_killed() -> None:
-    io = store_io({"MQPROC_HANG": "flush.before_mark:2"})
+    io = io_from_environment({"MQPROC_HANG": "flush.before_mark:2"})
     assert in_a_child(io, "flush.before_mark", 1) == 0
     if (pid := os.fork()) == 0:
         io.crash_point("flush.before_mark")
@@ -70,7 +70,7 @@ def test_one_process_hangs_at_a_point_until_it_is_killed() -> None:
 
 
 def test_a_call_fails_once(tmp_path: Path) -> None:
-    io = store_io({"MQPROC_FAULT": "pwrite:2:ENOSPC"})
+    io = io_from_environment({"MQPROC_FAULT": "pwrite:2:ENOSPC"})
     fd = io.open(tmp_path / "file", write=True, create=True)
     io.pwrite(fd, b"1", 0)
     with pytest.raises(OSError, match="call 2 of pwrite") as failed:
@@ -82,7 +82,7 @@ def test_a_call_fails_once(tmp_path: Path) -> None:
 
 
 def test_a_sticky_one_fails_from_then_on_and_a_failed_sync_is_called_so(tmp_path: Path) -> None:
-    io = store_io({"MQPROC_FAULT": "sync_folder:2:EIO:sticky"})
+    io = io_from_environment({"MQPROC_FAULT": "sync_folder:2:EIO:sticky"})
     io.sync_folder(tmp_path)
     for _ in range(2):
         with pytest.raises(FailedSyncError, match="Input/output error"):
@@ -109,7 +109,7 @@ def test_a_sticky_one_fails_from_then_on_and_a_failed_sync_is_called_so(tmp_path
 )
 def test_what_is_no_point_call_or_number_is_refused(variable: str, value: str, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text) as refused:
-        store_io({variable: value})
+        io_from_environment({variable: value})
     assert variable in str(refused.value)
     assert repr(value) in str(refused.value)
 
@@ -137,4 +137,4 @@ def test_each_name_that_the_code_uses_is_in_the_list_and_the_other_way_round() -
 
 def test_each_call_that_can_fail_is_one_of_storage() -> None:
     for name in FAILING_CALLS:
-        assert getattr(ArmedIO, name) is not getattr(StoreIO, name)
+        assert getattr(FaultInjectionIO, name) is not getattr(StoreIO, name)

@@ -126,7 +126,7 @@ def test_sizes_in_bytes_may_have_units(tmp_path: Path, text: str, size: int) -> 
 @pytest.mark.parametrize(
     ("flag", "said"),
     [
-        ("mapped_file_size_commit_log=1PiB", "--set: mapped_file_size_commit_log: '1PiB' is no size; write"),
+        ("mapped_file_size_commit_log=1PiB", "--set: mapped_file_size_commit_log: '1PiB' is not a size; write"),
         ("mapped_file_size_commit_log=4GiB", "4,294,967,296 is out of range"),
         ("max_queues=1k", "max_queues = '1k' is not a whole number"),
         ("flush_interval_commit_log=1k", "is not a whole number"),

@@ -9,13 +9,13 @@ import threading
 
 import pytest
 
-from mqproc.util.signals import signals_held
+from mqproc.util.signals import deferred_signals
 
 
 def test_an_interrupt_comes_at_the_end_of_the_block() -> None:
     steps = []
 
-    @signals_held()
+    @deferred_signals()
     def work() -> None:
         signal.raise_signal(signal.SIGINT)
         steps.append("whole")
@@ -34,7 +34,7 @@ def test_an_interrupt_comes_at_the_end_of_the_block() -> None:
 def test_what_is_started_in_the_block_hears_signals_as_ever() -> None:
     program = "import signal; print(signal.getsignal(signal.SIGINT), signal.pthread_sigmask(signal.SIG_BLOCK, []))"
     command = [sys.executable, "-c", program]
-    with signals_held():
+    with deferred_signals():
         inside = subprocess.check_output(command)
     assert inside == subprocess.check_output(command)
 
@@ -42,7 +42,7 @@ def test_what_is_started_in_the_block_hears_signals_as_ever() -> None:
 def test_what_is_ignored_and_what_no_handler_has_stay_so() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with signals_held():
+        with deferred_signals():
             found = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     finally:
         signal.signal(signal.SIGINT, before)
@@ -54,7 +54,7 @@ def test_other_threads_may_use_it() -> None:
 
     def use() -> None:
         try:
-            with signals_held():
+            with deferred_signals():
                 pass
         except BaseException as error:
             raised.append(error)

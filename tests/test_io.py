@@ -14,8 +14,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from mqproc.io.store_io import FailedSyncError, StoreIO
 from mqproc.io import store_io as storage
+from mqproc.io.store_io import FailedSyncError, StoreIO
 from tests.large_pages import LARGE_PAGES, large_page_ranges
 
 
@@ -72,12 +72,12 @@ def test_the_disk_may_begin_early_with_what_is_dirty(tmp_path: Path) -> None:
     io = StoreIO()
     fd = io.open(tmp_path / "file", write=True, create=True)
     io.pwrite(fd, b"x" * 10_000, 0)
-    io.start_writing(fd, 4096, 4096)
+    io.start_writeback(fd, 4096, 4096)
     assert io.pread(fd, 10_000, 0) == b"x" * 10_000
     io.close(fd)
     reader, writer = os.pipe()
     with pytest.raises(OSError, match="pipe") as caught:
-        io.start_writing(writer, 0, 1)
+        io.start_writeback(writer, 0, 1)
     assert caught.value.errno == errno.ESPIPE
     os.close(reader)
     os.close(writer)
@@ -135,17 +135,17 @@ def test_a_file_is_out_of_reach_without_a_name_and_without_another_reader(tmp_pa
     path.write_bytes(b"x" * 8192)
     io = StoreIO()
     fd = io.open(path, write=True)
-    assert not io.is_out_of_reach(fd)
+    assert not io.is_unreachable(fd)
     io.unlink(path)
-    assert io.is_out_of_reach(fd)
+    assert io.is_unreachable(fd)
     # By another open file of the same process, by a map whose descriptor is closed.
     other = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
-    assert not io.is_out_of_reach(fd)
+    assert not io.is_unreachable(fd)
     mapping = io.map(other, 8192)
     os.close(other)
-    assert not io.is_out_of_reach(fd)
+    assert not io.is_unreachable(fd)
     mapping.close()
-    assert io.is_out_of_reach(fd)
+    assert io.is_unreachable(fd)
     io.close(fd)
 
 
@@ -225,9 +225,9 @@ def test_large_pages_are_asked_for_from_the_page_that_the_range_begins_in(tmp_pa
     path.write_bytes(bytes(size))
     fd = io.open(path, write=True)
     with io.map(fd, size, write=True) as mapping:
-        io.choose_pages(mapping, (2 << 20) + 1000, large=True)
+        io.advise_page_size(mapping, (2 << 20) + 1000, large=True)
         assert large_page_ranges(path) == [(2 << 20, size)]
-        io.choose_pages(mapping, 4 << 20, large=False)
+        io.advise_page_size(mapping, 4 << 20, large=False)
         assert large_page_ranges(path) == [(2 << 20, 4 << 20)]
         mapping[3 << 20 : (3 << 20) + 4] = b"item"
         assert path.read_bytes()[3 << 20 : (3 << 20) + 4] == b"item"
@@ -236,7 +236,7 @@ def test_large_pages_are_asked_for_from_the_page_that_the_range_begins_in(tmp_pa
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOMEM, errno.EAGAIN])
 def test_who_does_not_take_the_advice_has_small_pages(number: int) -> None:
-    StoreIO().choose_pages(cast(mmap.mmap, _Refusing(number)), 0, large=True)
+    StoreIO().advise_page_size(cast(mmap.mmap, _Refusing(number)), 0, large=True)
 
 
 def test_what_cannot_be_asked_for_is_not_taken_for_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

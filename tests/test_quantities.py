@@ -24,5 +24,5 @@ def test_a_noun_has_the_form_that_its_number_wants(count: int, noun: str, text: 
 
 def test_a_size_may_have_a_unit() -> None:
     assert [parse_size(text) for text in ("17", "64KiB", "10MB", "1g")] == [17, 65_536, 10_000_000, 1 << 30]
-    with pytest.raises(ValueError, match="'64 elephants' is no size"):
+    with pytest.raises(ValueError, match="'64 elephants' is not a size"):
         parse_size("64 elephants")

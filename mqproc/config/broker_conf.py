@@ -21,7 +21,7 @@ _COMMENTS: Final = ("#", "!")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ConfLine:
     """`name=value`, and the number of its line, from 1."""
 
     number: int
@@ -29,7 +29,7 @@ class Line:
     value: str
 
 
-def read_lines(path: Path) -> list[Line]:
+def read_lines(path: Path) -> list[ConfLine]:
     """All lines but comments and empty ones. Raises ConfigurationError for one that is not NAME=VALUE."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -60,14 +60,14 @@ def _goes_on(text: str) -> bool:
     return (len(text) - len(text.rstrip("\\"))) % 2 == 1
 
 
-def _line(path: Path, number: int, text: str) -> Line:
+def _line(path: Path, number: int, text: str) -> ConfLine:
     name, separator, value = text.partition("=")
     if not separator or not name.strip():
         raise ConfigurationError(f"{path}, line {number}: {text!r} is not NAME=VALUE")
-    return Line(number, name.strip(), value.strip())
+    return ConfLine(number, name.strip(), value.strip())
 
 
-def check_spelling(path: Path, lines: Iterable[Line], known: Iterable[str]) -> list[str]:
+def check_spelling(path: Path, lines: Iterable[ConfLine], known: Iterable[str]) -> list[str]:
     """The names of `lines` that are neither `known` nor like one that is.
 
     Raises ConfigurationError for one that differs from a known name by one letter, by case or by underscores.

@@ -1,4 +1,4 @@
-"""The two clocks. Roles get one as an object, so that a test can put its own in place."""
+"""Clocks, passed to roles as an object that tests can replace."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import time
 
 
 class Clock:
-    """The machine's clocks: monotonic for intervals and heartbeats, Unix time for what people read."""
+    """Monotonic time for intervals and heartbeats, Unix time for timestamps."""
 
-    # The function itself: it is asked several times for each message.
+    # The function itself, without a call in between: it runs several times per message.
     monotonic_ns = staticmethod(time.monotonic_ns)
-    """Nanoseconds that never go back; the same for all processes of a machine."""
+    """Nanoseconds that never decrease; the same for all processes of a machine."""
 
     def time_ms(self) -> int:
-        """Unix time in milliseconds; may step either way, so nothing is ordered by it."""
+        """Unix time in milliseconds. It may jump in both directions, so it orders nothing."""
         return time.time_ns() // 1_000_000
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Sleep for so long."""
         time.sleep(seconds)

@@ -1,13 +1,13 @@
-"""A StoreIO that ends or hangs its process at a named point, or fails a call, as the environment asks: for tests.
+"""Fault injection for tests: kill, hang, or fail a storage call, by environment variables.
 
-    MQPROC_CRASH=flush.before_mark        kill -9 of the process that comes to this point first
-    MQPROC_CRASH=flush.before_mark:5      of the one that comes there as the fifth
-    MQPROC_HANG=flush.before_msync:5      the one that comes there as the fifth sleeps there for good
+    MQPROC_CRASH=flush.before_mark        kill -9 the first process that reaches this point
+    MQPROC_CRASH=flush.before_mark:5      the fifth one
+    MQPROC_HANG=flush.before_msync:5      the fifth one sleeps there forever
     MQPROC_FAULT=sync:20:EIO              the 20th call of `sync` fails
-    MQPROC_FAULT=pwrite:7:ENOSPC:sticky   the 7th and all later calls of `pwrite`
+    MQPROC_FAULT=pwrite:7:ENOSPC:sticky   the 7th and all later calls of `pwrite` fail
 
-Passages and calls are counted over all processes of a group, from 1, and a crash or a hang comes once: a role that was
-started again goes on. A command without the variables has a plain StoreIO, which knows nothing of this.
+Counts start at 1 and cover all processes of a group. A crash or hang happens once, so a restarted role continues.
+Without the variables a plain StoreIO is used.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ HANG_VARIABLE: Final = "MQPROC_HANG"
 FAULT_VARIABLE: Final = "MQPROC_FAULT"
 
 CRASH_POINTS: Final = {
-    "ack.before_send": "writer: messages are stored, and synced where that is asked for; senders were not told",
+    "ack.before_send": "writer: messages are stored, and synced if requested; senders have no answer",
     "append.reserved": "writer: the next part of the log is reserved, nothing of it is written",
     "append.half_written": "writer: half of what it is writing is in the log",
     "append.before_publish": "writer: bytes are in the log, `written` does not cover them",
-    "append.after_publish": "writer: `written` covers them, the queues' next offsets do not, the sender was not told",
+    "append.after_publish": "writer: `written` covers them, next offsets do not, senders have no answer",
     "checkpoint.word_stored": "flushers, recovery: a word of RocketMQ's checkpoint is stored, others may not be",
-    "control.created": "supervisor: the new control file is whole under its temporary name",
+    "control.created": "supervisor: the new control file is complete under its temporary name",
     "control.epoch": "supervisor: the new control file has its name, and the next epoch with it",
     "cq.half_unit": "dispatcher, recovery: half of the units that it is writing are in a ConsumeQueue file",
     "cq.roll": "dispatcher, recovery: a queue's next file is there, nothing is in it",
@@ -48,26 +48,26 @@ CRASH_POINTS: Final = {
     "dispatch.queues_published": "dispatcher: queues show the units, `dispatched` does not",
     "index.roll": "dispatcher, recovery: the next index file is there, nothing is in it",
     "flush.before_msync": "writer, commitlog-flusher: a sync of the log is next",
-    "flush.after_msync": "commitlog-flusher: the log is synced, nobody knows",
+    "flush.after_msync": "commitlog-flusher: the log is synced, the position is not published",
     "flush.before_mark": "flushers: a durable mark is next",
     "mark.slot_half": "flushers, recovery, supervisor: half of a slot of a durable mark is written",
     "mark.slot_written": "flushers, recovery, supervisor: a slot of a durable mark is written, not synced",
-    "mark.synced": "flushers, recovery, supervisor: a durable mark is synced, nobody knows",
+    "mark.synced": "flushers, recovery, supervisor: a durable mark is synced, not published",
     "offsets.tmp": "query: the new consumerOffset.json is durable under its temporary name",
     "offsets.renamed": "query: consumerOffset.json is replaced, its folder is not synced",
-    "offsets.dirsynced": "query: its folder is synced too, nobody knows",
-    "pop.checked_in": "query: a check point is stored, progress has not passed it, the receiver was not told",
-    "pop.acknowledged": "query: an acknowledgement of received messages is stored, nobody was told",
-    "pop.renewed": "query: a check point with another time is stored, the one before is open, nobody was told",
-    "pop.copied": "query: received messages are sent again, their check point is open",
+    "offsets.dirsynced": "query: its folder is synced too, nothing is published",
+    "pop.checked_in": "query: a check point is stored, progress is not advanced, the receiver has no answer",
+    "pop.acknowledged": "query: an acknowledgement is stored, the client has no answer",
+    "pop.renewed": "query: a check point with a new time is stored, the previous one is open, no answer is sent",
+    "pop.copied": "query: received messages are sent for redelivery, their check point is open",
     "pop.revived": "query: and their check point is closed in the log, not in memory",
-    "pop.moved": "query: what came again to simple consumers is copied for members, progress has not passed it",
+    "pop.moved": "query: redelivered pop messages are copied for members, progress is not advanced",
     "recover.scanned": "recovery: the log's end is known, nothing is changed",
-    "recover.tail_zeroed": "recovery: what was torn is zeroed",
-    "recover.tail_synced": "recovery: and synced",
-    "recover.later_unlinked": "recovery: a segment behind the end is removed",
+    "recover.tail_zeroed": "recovery: the torn tail is zeroed",
+    "recover.tail_synced": "recovery: the zeroed tail is synced",
+    "recover.later_unlinked": "recovery: a segment after the end is removed",
     "recover.cq_cut": "recovery: queues are cut to their mark",
-    "recover.cq_rebuilt": "recovery: everything is dispatched again",
+    "recover.cq_rebuilt": "recovery: redispatch is complete",
     "recover.index_cut": "recovery: the index is cut to its mark",
     "recover.marked": "recovery: marks are moved, the checkpoint is not",
     "recover.ckpt": "recovery: the checkpoint is stored",
@@ -75,13 +75,13 @@ CRASH_POINTS: Final = {
     "retention.log_unlinked": "keeper: a segment is deleted",
     "retention.cq_unlinked": "keeper: a ConsumeQueue file is deleted",
     "retention.index_unlinked": "keeper: an index file is deleted",
-    "retry.copied": "query: copies of nacked messages are stored, nobody was told",
-    "retry.original_done": "query: a group's progress has passed messages, nacked ones too; nobody was told",
-    "roll.blank": "writer: a segment's end is marked, the next one is not begun",
+    "retry.copied": "query: copies of nacked messages are stored, the client has no answer",
+    "retry.original_done": "query: progress has passed messages, nacked ones too; the client has no answer",
+    "roll.blank": "writer: a segment's end is marked, the next one is unused",
     "roll.created": "commitlog-flusher, recovery: the next segment has a temporary name, and no room yet",
     "roll.fallocated": "commitlog-flusher, recovery: the next segment has its room under its temporary name",
     "roll.renamed": "commitlog-flusher, recovery: the next segment has its name, its folder is not synced",
-    "roll.dirsynced": "commitlog-flusher, recovery: its folder is synced too, nobody knows",
+    "roll.dirsynced": "commitlog-flusher, recovery: its folder is synced too, not published",
     "supervisor.abort_removed": "supervisor: all roles have ended, `abort` is removed, that is not durable yet",
     "supervisor.bells": "supervisor: semaphores have names, sockets listen, no process was forked",
     "supervisor.buried": "supervisor: a role has ended and was waited for, its successor is not started",
@@ -89,14 +89,14 @@ CRASH_POINTS: Final = {
     "supervisor.recovered": "supervisor: recovery is done, no role runs",
     "supervisor.forked": "supervisor: a role was forked",
     "supervisor.stopped": "supervisor: all roles have ended, `abort` is still there",
-    "timer.delivered": "keeper: messages are delivered whose time has come, it counts them still as waiting",
+    "timer.delivered": "keeper: due messages are delivered, its counters still include them",
     "timer.filed": "keeper: messages are in the timer's log and wheel, how far it has read is not noted",
     "topic.deletion_durable": "writer: a topic's deletion is durable, its queues are still there",
     "topic.queues_deleted": "writer: its queues are tombstones, its files are still there",
-    "transaction.committed": "query: a committed message is stored, its half message is not marked, nobody was told",
-    "transaction.rolled_back": "query: a half message is marked, nobody was told that it is rolled back",
+    "transaction.committed": "query: a committed message is stored, its half message not marked, no answer sent",
+    "transaction.rolled_back": "query: a half message is marked as rolled back, no answer is sent",
 }
-"""Every name that `crash_point` or `crash_amid` is called with, by whom, and what is done by then."""
+"""All names passed to `crash_point` and `crash_amid`: the process, and its progress there."""
 
 FAILING_CALLS: Final = (
     "allocate",
@@ -116,16 +116,16 @@ FAILING_CALLS: Final = (
     "unlink",
     "zero",
 )
-"""Methods of StoreIO that can be told to fail. Those that others are made of count there too."""
+"""Methods of StoreIO that can fail. Calls from other methods of StoreIO count too."""
 
 
 _NAP_S: Final = 3600.0
 
 
-class ArmedIO(StoreIO):
-    """The storage calls of a group's processes: made before the first fork, so that all of them count together.
+class FaultInjectionIO(StoreIO):
+    """StoreIO with faults. Made before the first fork, so that counts cover all processes.
 
-    `crash`, `fault` and `hang` are what the variables say, empty for nothing. Raises ConfigurationError.
+    The parameters are the values of the variables, empty for none. Raises ConfigurationError.
     """
 
     def __init__(self, crash: str = "", fault: str = "", hang: str = "") -> None:
@@ -133,7 +133,7 @@ class ArmedIO(StoreIO):
         self._crash_point, self._crash_nth = _parse_point(CRASH_VARIABLE, crash)
         self._hang_point, self._hang_nth = _parse_point(HANG_VARIABLE, hang)
         self._call, self._fault_nth, self._errno, self._sticky = _parse_fault(fault) if fault else ("", 0, 0, False)
-        # Shared by fork. Two processes that count at the very same moment may count as one.
+        # Shared by fork. Two simultaneous increments may count as one.
         self._crashing, self._hanging, self._called = (memoryview(self.shared_memory(8)).cast("Q") for _ in range(3))
 
     def crash_point(self, name: str) -> None:
@@ -142,7 +142,7 @@ class ArmedIO(StoreIO):
         self._hang_at(name)
 
     def crash_amid(self, name: str, fd: int, data: Buffer, offset: int) -> None:
-        """A kill leaves the first half of `data` and a byte: no whole number of units, or of words."""
+        """A kill leaves half of `data` plus a byte: never a whole number of units or words."""
         if self._ends_at(name):
             whole = memoryview(data).cast("B")
             StoreIO.pwrite(self, fd, whole[: len(whole) // 2 + 1], offset)
@@ -172,7 +172,7 @@ def _failing(name: str) -> Callable[..., Any]:
     plain = getattr(StoreIO, name)
 
     @functools.wraps(plain)
-    def call(self: ArmedIO, *arguments: Any, **named: Any) -> Any:
+    def call(self: FaultInjectionIO, *arguments: Any, **named: Any) -> Any:
         self._about_to(name)
         return plain(self, *arguments, **named)
 
@@ -180,13 +180,13 @@ def _failing(name: str) -> Callable[..., Any]:
 
 
 for _name in FAILING_CALLS:
-    setattr(ArmedIO, _name, _failing(_name))
+    setattr(FaultInjectionIO, _name, _failing(_name))
 
 
-def store_io(environment: Mapping[str, str]) -> StoreIO:
-    """The StoreIO that the environment asks for. Raises ConfigurationError naming variable and value."""
+def io_from_environment(environment: Mapping[str, str]) -> StoreIO:
+    """The StoreIO for the environment's variables. Raises ConfigurationError with variable and value."""
     said = [environment.get(name, "") for name in (CRASH_VARIABLE, FAULT_VARIABLE, HANG_VARIABLE)]
-    return ArmedIO(*said) if any(said) else StoreIO()
+    return FaultInjectionIO(*said) if any(said) else StoreIO()
 
 
 def _counted(passages: memoryview) -> int:

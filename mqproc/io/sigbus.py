@@ -1,9 +1,8 @@
-"""A mapped page that cannot be had ends a process by SIGBUS, without a word: here it names the file before.
+"""SIGBUS handler: reports the file of an inaccessible mapped page before the process dies.
 
-So it is where a disk cannot read what a file has there, where the file was cut meanwhile, and where a store to a page
-finds no room, as on a file system that takes new room for each write. Nobody can go on from there: whatever touched the
-page would touch it again. But who only reads, and knows damage by its CRCs, or asks for it (`zeros_put`), may be given
-zeros for the page.
+SIGBUS means that the disk cannot read the page, that the file was truncated meanwhile, or that a store found no space,
+as on a copy-on-write file system. The faulting access cannot continue, as it would fault again. A process that only
+reads, and detects damage by CRCs or by `zero_filled_pages`, may get zeros in place of the page.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from mqproc.paths import shown
 _FAILED: Final = 1
 _SA_SIGINFO: Final = 4
 _ADDRESS: Final = 16
-"""Where `siginfo_t` has the address, on machines of 64 bits."""
+"""Offset of the address in `siginfo_t` on 64-bit machines."""
 _Handler: Final = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _libc = ctypes.CDLL(None)
 _libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
 
 
 @dataclass(frozen=True, slots=True)
-class Zeros:
-    """Pages of files of some folders that are mapped for reading only are zeros where they cannot be had.
+class ZeroFill:
+    """Replace inaccessible pages of read-only maps by zeros, for files in some folders.
 
-    `tell` is called with what is wrong, once for each file, and with what `folders` say that it means.
+    `tell` is called once per file with the cause, and the consequence that `folders` states.
     """
 
     folders: Mapping[Path, str]
@@ -58,20 +57,20 @@ class _SigAction(ctypes.Structure):
 
 
 _kept: _SigAction | None = None
-"""The C library knows the handler by its address only."""
+"""Keeps the handler alive: the C library has only its address."""
 _zeros_put = 0
 
 
-def zeros_put() -> int:
-    """How many pages this process has got zeros for so far."""
+def zero_filled_pages() -> int:
+    """Number of pages that this process has replaced by zeros."""
     return _zeros_put
 
 
-def name_lost_pages(tell: Callable[[str, int], object], zeros: Zeros | None = None) -> None:
-    """Have `tell` called with what is wrong and an exit code for it, before this process dies by the signal.
+def install_sigbus_handler(tell: Callable[[str, int], object], zeros: ZeroFill | None = None) -> None:
+    """Call `tell` with a message and exit code before a SIGBUS ends this process.
 
-    It may end the process itself. Who is forked dies without it: its parent is to tell. With `zeros` the process goes
-    on where these can stand in.
+    `tell` may end the process itself. Forked processes die without it: their parent reports it. With `zeros` the
+    process continues where they can replace the page.
     """
     mine = os.getpid()
     meanings = {folder.resolve(): meaning for folder, meaning in zeros.folders.items()} if zeros else {}
@@ -79,14 +78,14 @@ def name_lost_pages(tell: Callable[[str, int], object], zeros: Zeros | None = No
     again: set[int] = set()
 
     def lost(_number: int, info: int, _context: int) -> None:
-        # Python's own handlers run when the interpreter comes to it, which it never would: this is within the access.
+        # A Python signal handler would run in the interpreter, which never resumes from this access.
         address = ctypes.c_size_t.from_address(info + _ADDRESS).value
         place = _place_of(address) if os.getpid() == mine else None
         if zeros and place and place.is_read_only and place.path.parent in meanings:
             if address not in again and _can_be_read(place):
-                again.add(address)  # The error has passed, if this was one that does.
+                again.add(address)  # A transient error: retry once.
                 return
-            if StoreIO().put_zeros(address):
+            if StoreIO().map_zero_page(address):
                 global _zeros_put
                 _zeros_put += 1
                 if place.path not in told:
@@ -94,10 +93,10 @@ def name_lost_pages(tell: Callable[[str, int], object], zeros: Zeros | None = No
                     zeros.tell(f"{_why(place)[0]}; {meanings[place.path.parent]}")
                 return
         _libc.signal(signal.SIGBUS, None)
-        # For this thread, which has it when this handler is left: any other, as numpy's, would end the process at once.
+        # To this thread, on return from this handler. Other threads, such as numpy's, would die at once.
         signal.raise_signal(signal.SIGBUS)
         if os.getpid() == mine:
-            tell(*(_why(place) if place else ("a page of memory could not be had", _FAILED)))
+            tell(*(_why(place) if place else ("a page of memory is inaccessible", _FAILED)))
 
     global _kept
     _kept = _SigAction(_Handler(lost), flags=_SA_SIGINFO)
@@ -105,12 +104,12 @@ def name_lost_pages(tell: Callable[[str, int], object], zeros: Zeros | None = No
 
 
 def _place_of(address: int) -> _Place | None:
-    """What file has its page at an address; None where nobody can tell, as without `/proc`.
+    """The mapped file at an address; None when unknown, as without `/proc`.
 
-    Raises nothing: the access would come here again and again.
+    Raises nothing: the access would fault again.
     """
     with contextlib.suppress(OSError, ValueError):
-        # A file's name need not be text, and may have what ends a line elsewhere.
+        # File names may contain arbitrary bytes, including line separators of other encodings.
         for line in os.fsdecode(Path("/proc/self/maps").read_bytes()).removesuffix("\n").split("\n"):
             span, mode, offset, _device, _inode, *name = line.split(maxsplit=5)
             start, stop = (int(part, 16) for part in span.split("-"))
@@ -120,7 +119,7 @@ def _place_of(address: int) -> _Place | None:
 
 
 def _byte_of(place: _Place) -> bytes:
-    """What a file has there now: a byte, or nothing behind its end. Raises OSError."""
+    """The file's byte there, empty after its end. Raises OSError."""
     io = StoreIO()
     fd = io.open(place.path)
     try:
@@ -142,8 +141,8 @@ def _why(lost: _Place) -> tuple[str, int]:
         if _byte_of(lost):
             if lost.is_read_only:
                 return f"{place} could not be read", CorruptStoreError.exit_code
-            return f"{place}: there is no room for a page of the file: make room on the disk", _FAILED
+            return f"{place}: no space for a page of the file: free space on the disk", _FAILED
     except OSError as error:
-        remedy = "put the file back from a copy, or copy what can be read of it (ddrescue) and run mqproc store repair"
+        remedy = "restore the file from a copy, or copy its readable part (ddrescue) and run mqproc store repair"
         return f"{place} cannot be read: {error.strerror}; {remedy}", CorruptStoreError.exit_code
-    return f"{place}: the file was cut while it was read", _FAILED
+    return f"{place}: the file was truncated while it was read", _FAILED

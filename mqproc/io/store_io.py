@@ -1,12 +1,11 @@
-"""StoreIO, the only door to storage.
+"""StoreIO, the only path to storage.
 
-Everything that the engine reads or writes goes through one object of this class, so that a test can record, fail or
-crash at each call. Here it is thin. Kernels fill buffers which are then given to `pwrite`; the few that store into a
-map do it only by the store primitives of `mqproc.kernels.intrinsics`.
+All reads and writes of the engine are calls of one StoreIO object, which tests replace to record, fail or crash at each
+call. Kernels fill buffers for `pwrite`; the few that store into maps use the primitives of
+`mqproc.kernels.jit.intrinsics`.
 
-Errors are `OSError` with errno and file name; nothing is retried here. A failed sync is a FailedSyncError and must be
-treated as final by the caller: the kernel marks the pages clean, and a second sync would succeed although the data is
-lost.
+Errors are OSError with errno and file name; nothing is retried. A failed sync raises FailedSyncError, which is final:
+the kernel marks the pages clean, and a second sync would succeed although the data is lost.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined,unused-ignore]
 
 REPLACING_SUFFIX: Final = ".tmp"
-"""Behind the name of a small file while its next version is written."""
+"""Suffix of a small file's name while its next version is written."""
 _FALLOC_FL_ZERO_RANGE: Final = 0x10
 _SYNC_FILE_RANGE_WRITE: Final = 2
 _ZEROS: Final = bytes(1 << 20)
 _BLOCK_BYTES: Final = 512
-# Of `struct statfs`, whose first word is the file system's kind; it is smaller on every machine.
+# Size of `struct statfs`, at most; its first word is the file system's type.
 _STATFS_BYTES: Final = 256
 _TMPFS_MAGIC: Final = 0x01021994
 _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
-# A process may have 65,530 maps; what is in more pieces is rare.
+# A process may have 65,530 maps. More pieces than this are rare.
 _PIECES_MAX: Final = 256
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -60,12 +59,12 @@ _libc.mmap.restype = ctypes.c_void_p
 
 
 def reason_of(error: OSError) -> str:
-    """Why a call failed, in words; for a file that may not be so large also the limit, which nobody thinks of."""
+    """The cause of a failed call as text, with the limit if a file is too large for ulimit."""
     reason = error.strerror or str(error)
     if error.errno != errno.EFBIG:
         return reason
     limit, _most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    return reason if limit == resource.RLIM_INFINITY else f"{reason}; files may have {limit:,} bytes here (ulimit -f)"
+    return reason if limit == resource.RLIM_INFINITY else f"{reason}; files are limited to {limit:,} bytes (ulimit -f)"
 
 
 def _was_interrupted() -> bool:
@@ -83,11 +82,11 @@ def _sync_file_system(fd: int) -> None:
 
 
 class FailedSyncError(OSError):
-    """Data or names could not be made durable: final. Other errors of storage, like a full disk, may pass."""
+    """Data or names could not be made durable. Final, unlike other errors such as a full disk."""
 
 
 class Kind(enum.Enum):
-    """What a name in a folder stands for; a symlink is not followed."""
+    """Type of a folder's entry; symlinks are not followed."""
 
     FILE = "file"
     FOLDER = "folder"
@@ -96,8 +95,8 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One name in a folder: `size` in bytes, `uid` of its owner, `modified_ns` since the epoch."""
+class FolderEntry:
+    """An entry of a folder: `size` in bytes, `uid` of the owner, `modified_ns` since the epoch."""
 
     name: str
     kind: Kind
@@ -114,49 +113,49 @@ def _kind(mode: int) -> Kind:
     return Kind.SYMLINK if stat.S_ISLNK(mode) else Kind.OTHER
 
 
-def _entry(name: str, of: os.stat_result) -> Entry:
-    return Entry(name, _kind(of.st_mode), of.st_size, of.st_uid, of.st_mtime_ns)
+def _entry(name: str, of: os.stat_result) -> FolderEntry:
+    return FolderEntry(name, _kind(of.st_mode), of.st_size, of.st_uid, of.st_mtime_ns)
 
 
 class StoreIO:
-    """Storage calls of one process. Descriptors and maps belong to the caller, who closes them."""
+    """Storage calls of a process. The caller owns and closes descriptors and maps."""
 
     def __init__(self) -> None:
         self._around_sync: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
-    def say_when_syncing(self, around: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
-        """Enter `around()` for the time of each sync from now on: a slow disk may take many seconds for one."""
+    def wrap_syncs(self, around: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        """Enter `around()` during each sync from now on: on a slow disk one may take many seconds."""
         self._around_sync = around
 
     def crash_point(self, name: str) -> None:
-        """A place at which tests end the process: see `armed_io.CRASH_POINTS`. Nothing happens here."""
+        """A point at which tests end the process (`fault_injection.CRASH_POINTS`); no effect here."""
 
     def crash_amid(self, name: str, fd: int, data: Buffer, offset: int) -> None:
-        """A place at which tests end the process amid the write that comes next. Nothing happens here."""
+        """A point at which tests end the process within the next write; no effect here."""
 
     # Files by name
 
     def exists(self, path: Path) -> bool:
-        """Whether it is there. Raises OSError when that cannot be told."""
+        """Whether the path exists. Raises OSError when that cannot be determined."""
         return file_type(path) != 0
 
     def size_of(self, path: Path) -> int:
-        """Bytes of a file; raises FileNotFoundError."""
+        """Size of a file in bytes. Raises FileNotFoundError."""
         return path.stat().st_size
 
     def allocated_of(self, path: Path) -> int:
-        """Bytes that a file takes on disk, fewer than its length where it is sparse; raises FileNotFoundError."""
+        """Bytes allocated to a file, below its size if sparse. Raises FileNotFoundError."""
         return path.stat().st_blocks * _BLOCK_BYTES
 
     def names(self, folder: Path) -> list[str]:
-        """Sorted names in a folder; none when there is no such folder."""
+        """Sorted names in a folder; none if there is no such folder."""
         try:
             return sorted(os.listdir(folder))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def entries(self, folder: Path) -> list[Entry]:
-        """Everything in a folder by name, sorted; nothing when there is no such folder."""
+    def entries(self, folder: Path) -> list[FolderEntry]:
+        """All entries of a folder, sorted by name; none if there is no such folder."""
         try:
             with os.scandir(folder) as scanned:
                 found = sorted(scanned, key=lambda entry: entry.name)
@@ -164,13 +163,13 @@ class StoreIO:
             return []
         entries = []
         for entry in found:
-            # One that is deleted meanwhile is not there any more.
+            # Deleted meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 entries.append(_entry(entry.name, entry.stat(follow_symlinks=False)))
         return entries
 
-    def entry(self, path: Path) -> Entry | None:
-        """One name, None when it is not there."""
+    def entry(self, path: Path) -> FolderEntry | None:
+        """One entry, or None."""
         try:
             of = path.lstat()
         except (FileNotFoundError, NotADirectoryError):
@@ -178,7 +177,7 @@ class StoreIO:
         return _entry(path.name, of)
 
     def make_folder(self, folder: Path, mode: int = 0o755, *, sync: bool = True) -> None:
-        """Make a folder and those above it; each new name is synced into its parent unless the caller does it later."""
+        """Create a folder and its parents; sync each new name unless `sync` is False."""
         missing = []
         while not self.exists(folder):
             missing.append(folder)
@@ -192,9 +191,9 @@ class StoreIO:
         folder.mkdir(mode=mode, exist_ok=True)
 
     def read_file(self, path: Path) -> bytes:
-        """A whole small file. A pipe or a device is refused as a folder is: it would be read for ever.
+        """Read a small file. Rejects pipes and devices, which would block, as it does folders.
 
-        Below what is no folder there is no file, as for `entry`.
+        Raises FileNotFoundError also below a path that is not a folder, as `entry` does.
         """
         try:
             mode = path.stat().st_mode
@@ -209,9 +208,9 @@ class StoreIO:
             raise
 
     def read_json(self, path: Path, kind: type[T]) -> T:
-        """The value of a small JSON file of our own, as a type that msgspec knows.
+        """Read a small JSON file as a type known to msgspec.
 
-        Raises FileNotFoundError, and msgspec.MsgspecError for what is none, a folder included.
+        Raises FileNotFoundError, and msgspec.MsgspecError for invalid contents or a folder.
         """
         try:
             text = self.read_file(path)
@@ -222,11 +221,11 @@ class StoreIO:
     def write_file_atomically(
         self, path: Path, data: bytes, mode: int = 0o644, failed: Callable[[FailedSyncError], object] | None = None
     ) -> None:
-        """Replace a small file: temporary file, sync, rename, folder sync. A crash leaves the old or the new one.
+        """Replace a small file: temporary file, sync, rename, folder sync. Crash-safe.
 
-        One process at a time does that to a path: whoever owns the file. What a crash leaves of the temporary file the
-        next recovery removes; after an error nothing is left. `failed` is told of a failed sync before that is removed:
-        this process may be killed then, and another one would sync the same file again.
+        Only the file's owner writes it. The next recovery removes a temporary file left by a crash; errors leave none.
+        `failed` is called for a failed sync before that file is removed: this process may be killed then, and another
+        process must not sync the file again.
         """
         temporary = path.with_name(path.name + REPLACING_SUFFIX)
         fd = self.open(temporary, write=True, create=True, mode=mode)
@@ -246,7 +245,7 @@ class StoreIO:
         self.rename(temporary, path)
 
     def rename(self, source: Path, target: Path, between: Callable[[], None] | None = None) -> None:
-        """Rename and sync the folders of both names. `between` is called before, when it is not durable yet."""
+        """Rename and sync the folders of both names. `between` runs before the rename is durable."""
         self._rename(source, target)
         if between is not None:
             between()
@@ -258,19 +257,19 @@ class StoreIO:
         os.rename(source, target)
 
     def unlink(self, path: Path) -> None:
-        """Remove a name if it is there; the caller syncs the folder when the order matters."""
+        """Remove a file if it exists; the caller syncs the folder when the order matters."""
         path.unlink(missing_ok=True)
 
     def keep_link(self, path: Path, target: Path) -> None:
-        """A second name for a file's bytes: they stay when the first one is removed. Raises OSError (EXDEV…)."""
+        """Hard-link a file, so that its bytes outlive the first name. Raises OSError (EXDEV…)."""
         os.link(path, target, follow_symlinks=False)
 
     def make_link(self, path: Path, target: str) -> None:
-        """Make a symlink; it need not lead anywhere."""
+        """Create a symlink, perhaps a dangling one."""
         path.symlink_to(target)
 
     def remove_folder(self, folder: Path) -> None:
-        """Remove a folder with everything in it, if it is there."""
+        """Remove a folder with its contents, if it exists."""
         shutil.rmtree(folder, ignore_errors=not self.exists(folder))
 
     def sync_folder(self, folder: Path) -> None:
@@ -282,14 +281,14 @@ class StoreIO:
             os.close(fd)
 
     def disk_usage(self, folder: Path) -> tuple[int, int]:
-        """(used, free) bytes of the file system, as `df` counts them: what root keeps back is neither."""
+        """(used, free) bytes of the file system as in `df`; root's reserve is in neither."""
         found = os.statvfs(folder)
         return (found.f_blocks - found.f_bfree) * found.f_frsize, found.f_bavail * found.f_frsize
 
     # Descriptors
 
     def open(self, path: Path, *, write: bool = False, create: bool = False, mode: int = 0o644) -> int:
-        """A descriptor; FileNotFoundError unless `create`, IsADirectoryError for a pipe that nobody may write to."""
+        """Open a file. Raises FileNotFoundError unless `create`, IsADirectoryError for a pipe."""
         if not write and stat.S_ISFIFO(os.stat(path).st_mode):
             raise IsADirectoryError(errno.EISDIR, "Not a file", str(path))
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
@@ -302,15 +301,15 @@ class StoreIO:
         """Bytes of an open file."""
         return os.fstat(fd).st_size
 
-    def is_out_of_reach(self, fd: int) -> bool:
-        """Whether a file has no name any more and nobody else has it open or mapped.
+    def is_unreachable(self, fd: int) -> bool:
+        """Whether a file has no name left and is not open or mapped by other processes.
 
-        Nobody can then come to it again. False also where the file system does not tell (it knows no leases).
+        False also on file systems without leases.
         """
         if os.fstat(fd).st_nlink:
             return False
         try:
-            # A write lease is given only to the one who alone has a file open; a map counts.
+            # A write lease is granted only if there is no other open descriptor or map.
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         except OSError:
             return False
@@ -318,19 +317,19 @@ class StoreIO:
         return True
 
     def path_of(self, fd: int) -> str:
-        """Where an open file lies, for the text of an error."""
+        """Path of an open file, for error texts."""
         return os.readlink(f"/proc/self/fd/{fd}")
 
     def _name(self, error: OSError, fd: int) -> None:
-        """The kernel does not say of which file it could not read or write a part."""
+        """Add the file's name to the kernel's error."""
         with contextlib.suppress(OSError):
             error.filename = self.path_of(fd)
 
     def pread(self, fd: int, size: int, offset: int) -> bytes:
-        """Up to `size` bytes; fewer at the file's end."""
+        """Read up to `size` bytes; fewer at the file's end."""
         try:
             data = os.pread(fd, size, offset)
-            # Fewer come also where the next ones cannot be read: going on from there tells.
+            # A short read may also precede an unreadable page: continue, and the error is raised.
             while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
                 data += more
             return data
@@ -339,7 +338,7 @@ class StoreIO:
             raise
 
     def pread_into(self, fd: int, buffer: Buffer, offset: int) -> int:
-        """Fill a writable buffer; returns the bytes read, fewer only at the file's end."""
+        """Fill a writable buffer; return the bytes read, fewer only at the file's end."""
         view = memoryview(buffer).cast("B")
         done = 0
         try:
@@ -351,7 +350,7 @@ class StoreIO:
         return done
 
     def pwrite(self, fd: int, data: Buffer, offset: int) -> None:
-        """Write all of `data`. Raises OSError (ENOSPC…), after which part of it may be there."""
+        """Write all of `data`. After an OSError (ENOSPC…) a part may have been written."""
         try:
             view, done = memoryview(data), os.pwrite(fd, data, offset)
             while done < view.nbytes:
@@ -365,11 +364,11 @@ class StoreIO:
             raise
 
     def zero(self, fd: int, offset: int, size: int) -> None:
-        """Make a range read as zeros without making the file sparse or longer."""
+        """Make a range read as zeros, without holes and without extending the file."""
         size = min(size, self.size(fd) - offset)
         if size <= 0:
             return
-        # A signal may come amid it; the interpreter runs its handler here.
+        # EINTR: the interpreter runs the signal's handler here.
         while (failed := _libc.fallocate(fd, _FALLOC_FL_ZERO_RANGE, offset, size)) and _was_interrupted():
             pass
         if not failed:
@@ -379,8 +378,8 @@ class StoreIO:
         for start in range(offset, offset + size, len(_ZEROS)):
             self.pwrite(fd, memoryview(_ZEROS)[: min(len(_ZEROS), offset + size - start)], start)
 
-    def holes_take_room(self, fd: int) -> bool:
-        """Whether a file has holes that take room once a map of them is read, as on tmpfs: it ends a process there."""
+    def holes_allocate_on_read(self, fd: int) -> bool:
+        """Whether reading a map of a file's holes allocates memory, as on tmpfs, where it may fail."""
         found = os.fstat(fd)
         if found.st_blocks * _BLOCK_BYTES >= found.st_size:
             return False
@@ -390,9 +389,9 @@ class StoreIO:
         return ctypes.c_long.from_buffer(told).value == _TMPFS_MAGIC
 
     def next_data(self, fd: int, offset: int) -> int | None:
-        """Where the next byte that was ever written lies, at or after `offset`; None when there is none.
+        """Offset of the next written byte at or after `offset`, or None.
 
-        Allocated but unwritten space does not count, so an untouched tail of a segment is passed over at once.
+        Skips allocated, unwritten space, such as the unused tail of a segment.
         """
         try:
             return os.lseek(fd, offset, os.SEEK_DATA)
@@ -402,11 +401,11 @@ class StoreIO:
             raise
 
     def next_hole(self, fd: int, offset: int) -> int:
-        """Where written data ends, at or after `offset`; the file's end at the latest."""
+        """End of the written data at or after `offset`; the file's end at the latest."""
         return os.lseek(fd, offset, os.SEEK_HOLE)
 
     def allocate(self, fd: int, offset: int, size: int) -> None:
-        """Reserve space on disk; ENOSPC is raised here instead of at a store into a map, with file and bytes."""
+        """Reserve disk space: ENOSPC is raised here, not as SIGBUS at a store into a map."""
         try:
             os.posix_fallocate(fd, offset, size)
         except OSError as error:
@@ -414,25 +413,25 @@ class StoreIO:
             raise OSError(error.errno, text, self.path_of(fd)) from None
 
     def set_size(self, fd: int, size: int) -> None:
-        """Lengthen a file (sparse), or shorten one that nobody maps."""
+        """Extend a file (sparse), or truncate one that is not mapped."""
         try:
             os.ftruncate(fd, size)
         except OSError as error:
             raise OSError(error.errno, error.strerror, self.path_of(fd)) from None
 
     def sync(self, fd: int) -> None:
-        """Make a file's data durable. Raises FailedSyncError, which is final: see the head of the module."""
+        """Make a file's data durable. Raises FailedSyncError, which is final."""
         self._sync_with(os.fdatasync, fd)
 
-    def start_writing(self, fd: int, offset: int, size: int) -> None:
-        """Let the disk begin with what is dirty of a range, so that a later `sync` has less to wait for."""
+    def start_writeback(self, fd: int, offset: int, size: int) -> None:
+        """Start writing back a range's dirty pages, so that a later `sync` is shorter."""
         if _libc.sync_file_range(fd, offset, size, _SYNC_FILE_RANGE_WRITE) != 0:
             _raise_errno(self.path_of(fd))
 
     def sync_file_system(self, fd: int) -> None:
-        """Make everything on the file system of `fd` durable: cheaper than many single syncs.
+        """Make the whole file system of `fd` durable: cheaper than many single syncs.
 
-        Raises FailedSyncError for any write to it that failed since `fd` was opened.
+        Raises FailedSyncError for any failed write since `fd` was opened.
         """
         self._sync_with(_sync_file_system, fd)
 
@@ -444,27 +443,27 @@ class StoreIO:
             raise FailedSyncError(error.errno, error.strerror, self.path_of(fd)) from error
 
     def drop_cache(self, fd: int, offset: int, size: int) -> None:
-        """Let the kernel forget clean pages of a range. `size` must not be 0, which would mean the whole file."""
+        """Drop clean pages of a range from the page cache. `size` 0 would mean the whole file."""
         assert size > 0
         os.posix_fadvise(fd, offset, size, os.POSIX_FADV_DONTNEED)
 
-    def will_need(self, fd: int, offset: int, size: int) -> None:
-        """Ask the kernel to read a range ahead."""
+    def read_ahead(self, fd: int, offset: int, size: int) -> None:
+        """Start reading a range ahead."""
         os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
 
-    def read_only_what_is_asked(self, fd: int) -> None:
-        """No reading ahead through this descriptor."""
+    def disable_read_ahead(self, fd: int) -> None:
+        """Disable read-ahead for this descriptor."""
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 
     # Maps
 
     def map(self, fd: int, size: int, *, write: bool = False) -> mmap.mmap:
-        """Map a file from its start, shared. The map holds a descriptor of its own."""
+        """Map a file from its start, shared. The map has its own descriptor."""
         return mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
 
-    def map_as_it_is(self, fd: int, size: int) -> mmap.mmap:
-        """Map a file for reading; where holes would take room they are zeros of no file, whatever comes there later."""
-        if not self.holes_take_room(fd):
+    def map_without_filling_holes(self, fd: int, size: int) -> mmap.mmap:
+        """Map a file for reading; on tmpfs its holes stay zeros without allocating memory."""
+        if not self.holes_allocate_on_read(fd):
             return self.map(fd, size)
         mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
         address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
@@ -478,27 +477,26 @@ class StoreIO:
         return mapping
 
     def shared_memory(self, size: int) -> mmap.mmap:
-        """Zeros of no file, which this process shares with those that it forks."""
+        """Anonymous zeroed memory that forked processes share."""
         return mmap.mmap(-1, size)
 
-    def put_zeros(self, address: int) -> bool:
-        """Have zeros of no file, to be read only, in the page of an address of a map; whether they are there."""
+    def map_zero_page(self, address: int) -> bool:
+        """Map a read-only zero page at an address; return whether that succeeded."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
         start = address & -mmap.PAGESIZE
         return bool(_libc.mmap(start, mmap.PAGESIZE, mmap.PROT_READ, flags, -1, 0) == start)
 
-    def choose_pages(self, mapping: mmap.mmap, offset: int, *, large: bool) -> None:
-        """Let pages from `offset` on, which are written one behind the other, be large, or small again.
+    def advise_page_size(self, mapping: mmap.mmap, offset: int, *, large: bool) -> None:
+        """Advise large or small pages from `offset` on, for sequential writes.
 
-        A fault then brings many at once. It is advice: who does not take it has small ones. A store to a large page
-        takes space for all of it, which must have been allocated.
+        A large page takes fewer faults. A store allocates space for the whole page, which must have been reserved.
         """
         start = offset & -mmap.PAGESIZE
         with contextlib.suppress(OSError):
             mapping.madvise(mmap.MADV_HUGEPAGE if large else mmap.MADV_NOHUGEPAGE, start, len(mapping) - start)
 
-    def unmap_pages(self, mapping: mmap.mmap, offset: int, size: int) -> None:
-        """Let go of mapped pages, which count as memory of this process; the data stays in the page cache."""
+    def release_pages(self, mapping: mmap.mmap, offset: int, size: int) -> None:
+        """Release mapped pages from this process's memory; the data stays in the page cache."""
         start = offset & -mmap.PAGESIZE
         stop = min(len(mapping), offset + size)
         if stop > start:

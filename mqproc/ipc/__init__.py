@@ -1,1 +1,1 @@
-"""What processes share: words in mapped files, rows of segments, the store's lock, bells, clocks."""
+"""Shared state of processes: control file words, bells, locks, histograms, error counters and log."""

@@ -1,16 +1,17 @@
-"""Doorbells: they only say "look again". What is true stands in the control file.
+"""Doorbells that wake a role when another process has published something.
 
-A ringer publishes, fences, looks at the listener's `sleeping` word and posts only if it is set. A listener drains, sets
-`sleeping`, fences, looks for work again, waits at most MAX_WAIT_S and clears `sleeping`. A lost or an extra post
-therefore does no harm. Posts are drained before a wait and not behind it: what the listener was woken for comes first.
+A bell only means "check again"; the state itself is in the control file. The ringer publishes, fences, reads the
+listener's `sleeping` word, and posts only if it is set. The listener drains, sets `sleeping`, fences, checks for work,
+waits at most MAX_WAIT_S and clears `sleeping`. So lost and extra posts are harmless. Posts are drained before a wait
+rather than after it: the work that the listener was woken for comes first.
 
     ringer      bell.publish(index, value)           or: stores of its own, then bell.ring()
-    listener    bell.announce(); look again; bell.wait(seconds); bell.awake()
+    listener    bell.announce(); check for work; bell.wait(seconds); bell.awake()
 
-A listener may also lie low for a moment, `bell.lie_low()` in place of `announce`: then only who `hurry`s wakes it.
+A listener may also linger, `bell.linger()` instead of `announce`: then only `expedite` wakes it.
 
-`SemaphoreBell` is the cheaper one for a role that waits for nothing else; `EventBell` has a descriptor that stands in
-an epoll beside sockets, and waits by the monotonic clock.
+`SemaphoreBell` is cheaper, for a role that waits for nothing else; `EventBell` has a descriptor for an epoll with
+sockets, and waits by the monotonic clock.
 """
 
 from __future__ import annotations
@@ -28,92 +29,92 @@ from numpy.typing import NDArray
 from mqproc.kernels.fences import fence_and_peek, publish_and_peek
 
 MAX_WAIT_S = 1.0
-"""Every wait ends by itself: `sem_timedwait` goes by the wall clock, and a bell rung by nobody must not be the end."""
+"""Limit of each wait: `sem_timedwait` uses the wall clock, and a lost ring must not block forever."""
 
-# What `sleeping` says.
-AWAKE, ASLEEP, LYING_LOW = range(3)
+# Values of the `sleeping` word.
+AWAKE, ASLEEP, LINGERING = range(3)
 
 _MOST_POSTS_DRAINED = 1 << 16
-# Where the C library keeps semaphores with names, and what it puts before them.
+# Where the C library keeps named semaphores, and its prefix of their names.
 FOLDER = "/dev/shm"
 _FILE_PREFIX = "sem."
 
 
 class Bell(abc.ABC):
-    """One listener's bell, bound to the word that says whether it sleeps."""
+    """A listener's bell, bound to the word that says whether it sleeps."""
 
     def __init__(self, cells: NDArray[np.int64], sleeping_index: int) -> None:
         self._cells = cells
         self._sleeping_index = sleeping_index
 
-    # Ringer
+    # Ringer side
 
     def publish(self, index: int, value: int) -> None:
-        """Store a word of the ringer's own, then ring: one compiled call when the listener is awake."""
+        """Store a word that the ringer owns, then ring: one compiled call if the listener is awake."""
         if publish_and_peek(self._cells, index, value, self._sleeping_index) == ASLEEP:
             self.post()
 
     def ring(self) -> None:
-        """Wake the listener if it sleeps. What it is to see has been stored before."""
+        """Wake the listener if it sleeps. The caller has published its state before."""
         if fence_and_peek(self._cells, self._sleeping_index) == ASLEEP:
             self.post()
 
-    def hurry(self) -> None:
-        """Wake the listener if it lies low: somebody waits for what it does. Who has been stored before."""
-        if fence_and_peek(self._cells, self._sleeping_index) == LYING_LOW:
+    def expedite(self) -> None:
+        """Wake a lingering listener, since a client waits for its work. Published before."""
+        if fence_and_peek(self._cells, self._sleeping_index) == LINGERING:
             self.post()
 
     @abc.abstractmethod
     def post(self) -> None:
-        """Wake the listener whether it sleeps or not."""
+        """Wake the listener unconditionally."""
 
     def fileno(self) -> int:
-        """For an epoll, readable once the bell was rung. Only an EventBell has one."""
-        raise TypeError(f"a {type(self).__name__} has no descriptor: give the role BellKind.EVENT")
+        """A descriptor for epoll, readable after a ring. Only an EventBell has one."""
+        raise TypeError(f"a {type(self).__name__} has no descriptor: use BellKind.EVENT for the role")
 
-    # Listener
+    # Listener side
 
     def announce(self) -> None:
-        """Forget the posts so far and say that a wait comes; after this look for work once more."""
+        """Discard earlier posts and announce a wait; check for work once more afterwards."""
         self.drain()
         publish_and_peek(self._cells, self._sleeping_index, ASLEEP, self._sleeping_index)
 
-    def lie_low(self) -> None:
-        """As `announce`, of a short wait that only who hurries ends; after this look once more whether anybody does."""
+    def linger(self) -> None:
+        """Announce a short wait that only `expedite` ends; check once more for waiting clients."""
         self.drain()
-        publish_and_peek(self._cells, self._sleeping_index, LYING_LOW, self._sleeping_index)
+        publish_and_peek(self._cells, self._sleeping_index, LINGERING, self._sleeping_index)
 
     @abc.abstractmethod
     def wait(self, timeout_s: float) -> bool:
-        """Sleep until a post, a signal, or `timeout_s` (at most MAX_WAIT_S) has passed; whether a post was the end."""
+        """Sleep until a post, a signal, or `timeout_s` (at most MAX_WAIT_S); return whether posted."""
 
     def awake(self) -> None:
-        """Say that the wait is over."""
+        """End the announced wait."""
         self._cells[self._sleeping_index] = AWAKE
 
     @abc.abstractmethod
     def drain(self) -> None:
-        """Forget all posts."""
+        """Discard all posts."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Let go of this process's handle."""
+        """Close this process's handle."""
 
 
 class SemaphoreBell(Bell):
-    """A POSIX semaphore. Its name ends with `unlink`; the handle goes on, here and in forked processes."""
+    """A POSIX semaphore. After `unlink` the handle remains valid, also in forked processes."""
 
     def __init__(self, name: str, cells: NDArray[np.int64], sleeping_index: int) -> None:
         super().__init__(cells, sleeping_index)
         self._semaphore = _new_semaphore(name)
 
     def unlink(self) -> None:
-        """Remove the name, if it is still there: done as soon as those who need the handle can inherit it."""
+        """Remove the name, once every process that needs the handle can inherit it."""
         with contextlib.suppress(posix_ipc.ExistentialError):
             self._semaphore.unlink()
 
     def post(self) -> None:
-        # EOVERFLOW: 2³¹−1 posts wait already.
+        # EOVERFLOW: 2³¹−1 posts are pending.
         with contextlib.suppress(OSError):
             self._semaphore.release()
 
@@ -135,7 +136,7 @@ class SemaphoreBell(Bell):
 
 
 class EventBell(Bell):
-    """An eventfd, for a role that waits for sockets too."""
+    """An eventfd, for a role that also waits for sockets."""
 
     def __init__(self, cells: NDArray[np.int64], sleeping_index: int) -> None:
         super().__init__(cells, sleeping_index)
@@ -147,7 +148,7 @@ class EventBell(Bell):
         return self._fd
 
     def post(self) -> None:
-        # The counter is full: the listener has been rung 2⁶⁴−2 times and did not drain.
+        # The counter is full: 2⁶⁴−2 rings without a drain.
         with contextlib.suppress(BlockingIOError):
             os.eventfd_write(self._fd, 1)
 
@@ -155,7 +156,7 @@ class EventBell(Bell):
         return bool(self._poll.poll(_bounded(timeout_s) * 1000))
 
     def drain(self) -> None:
-        # Most often there is none: to ask costs less than an error. Nobody else reads.
+        # Usually there are none: polling costs less than an exception. There is no other reader.
         if self._poll.poll(0):
             os.eventfd_read(self._fd)
 
@@ -164,19 +165,19 @@ class EventBell(Bell):
 
 
 def warm() -> None:
-    """Load what bells call of compiled code, so that forked processes find it ready."""
+    """Load the compiled code of bells, so that forked processes find it ready."""
     cells = np.zeros(1, np.int64)
     publish_and_peek(cells, 0, 0, 0)
     fence_and_peek(cells, 0)
 
 
 def semaphore_name(store_id: int, epoch: int, role_number: int) -> str:
-    """A semaphore's name: hex digits only, never anything that a user typed."""
+    """Name of a role's semaphore: hex digits only, no user input."""
     return f"/{store_id:016x}{epoch:08x}{role_number:02x}"
 
 
-def names_of(store_id: int) -> list[str]:
-    """Names of all semaphores of a store that there are, of whatever epoch."""
+def semaphore_names(store_id: int) -> list[str]:
+    """Names of all existing semaphores of a store, of any epoch."""
     try:
         found = os.listdir(FOLDER)
     except FileNotFoundError:
@@ -186,9 +187,9 @@ def names_of(store_id: int) -> list[str]:
 
 
 def _new_semaphore(name: str) -> posix_ipc.Semaphore:
-    """Raises OSError that names the folder: who is told of no room, and not where, looks at the store's disk."""
+    """Create a semaphore. Errors name its folder, or a full one would look like a full disk."""
     try:
-        # Exclusive: a left-over of the same name would keep its old value and mode.
+        # Exclusive: a leftover of the same name would keep its value and mode.
         return posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0)
     except posix_ipc.PermissionsError:
         number = errno.EACCES
@@ -198,16 +199,16 @@ def _new_semaphore(name: str) -> posix_ipc.Semaphore:
         number = errno.ENOENT
     except OSError as error:
         number = error.errno or errno.EIO
-    what = f"{os.strerror(number)}; the group's semaphores lie there, mqproc doctor tells what they need"
+    what = f"{os.strerror(number)}; the group's semaphores are files there, mqproc doctor shows what they need"
     raise OSError(number, what, FOLDER)
 
 
 def unlink_semaphore(name: str) -> None:
-    """Remove a name that a killed supervisor left, if it is there."""
+    """Remove the name that a killed supervisor left, if it exists."""
     with contextlib.suppress(posix_ipc.ExistentialError):
         posix_ipc.unlink_semaphore(name)
 
 
 def _bounded(timeout_s: float) -> float:
-    # Written so that NaN, which sem_timedwait takes for a semaphore that does not exist, becomes 0.
+    # Maps NaN to 0: sem_timedwait would report a missing semaphore for it.
     return min(timeout_s, MAX_WAIT_S) if timeout_s > 0 else 0.0

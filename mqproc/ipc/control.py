@@ -1,8 +1,8 @@
-"""The control file of one store: what the roles of a running group tell each other, and what tools read.
+"""The control file of a store: state shared by the roles of a running group, and read by tools.
 
-A supervisor makes a new one at each start; roles inherit its map by fork. A word has one owner (`layout.control`); this
-class does not check who stores. Positions are trusted only under the supervisor that made the file: after that they
-are what was true last, which is what `mqproc stat` wants to show.
+A supervisor creates a new file at each start; roles inherit its map by fork. Each word has one owner
+(`layout.control`), which this class does not enforce. Positions are valid only under the supervisor that created the
+file; afterwards they are the last known ones, as `mqproc stat` shows them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mqproc.errors import CorruptStoreError, NotRunningError
 from mqproc.io.clock import Clock
 from mqproc.io.store_io import StoreIO
-from mqproc.ipc.control_words import map_file, take_words
+from mqproc.ipc.control_words import map_file, snapshot_words
 from mqproc.ipc.words import Words
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
@@ -35,9 +35,10 @@ class Control:
 
     @classmethod
     def create(cls, io: StoreIO, paths: StorePaths, clock: Clock, pid: int) -> Control:
-        """A new file in the place of any old one: next epoch, the old store id, everything else 0.
+        """Replace the file: next epoch, same store id, all other words 0.
 
-        The caller holds the store's lock. It is renamed into place when complete, so a reader never sees half of it.
+        The caller holds the store's lock. The file is renamed into place when complete, so readers never see a partial
+        one.
         """
         epoch, store_id = _identity(io, paths)
         temporary = paths.control.with_name("control.tmp")
@@ -45,11 +46,11 @@ class Control:
         io.unlink(temporary)
         fd = io.open(temporary, write=True, create=True, mode=0o600)
         try:
-            # Allocated, since a store into a hole on a full disk is a SIGBUS.
+            # Allocated, since a store to a hole on a full disk raises SIGBUS.
             io.allocate(fd, 0, layout.FILE_SIZE)
             control = cls(io.map(fd, layout.FILE_SIZE, write=True))
         except OSError:
-            # A full disk needs what was allocated of it.
+            # Return the allocated space to a full disk.
             io.unlink(temporary)
             raise
         finally:
@@ -68,19 +69,19 @@ class Control:
 
     @classmethod
     def open(cls, io: StoreIO, paths: StorePaths, *, write: bool = False) -> Control:
-        """The file as it is. Raises NotRunningError when there is none, CorruptStoreError when it cannot be read,
-        OtherVersionError when another version of mqproc has made it.
+        """Open the existing file.
 
-        A tool that goes on reading asks `is_current` now and then: a new supervisor makes a new file.
+        Raises NotRunningError without a file, CorruptStoreError for an invalid one, OtherVersionError for the layout of
+        another version. A long-running tool checks `is_current`: a new supervisor creates a new file.
         """
         return cls(map_file(io, paths, write=write))
 
     def load(self, index: int) -> int:
-        """One word."""
+        """Load a word."""
         return self.words[index]
 
     def store(self, index: int, value: int) -> None:
-        """One word, in one go. Only its owner does this."""
+        """Store a word atomically. Only its owner does this."""
         self.words[index] = value
 
     def add(self, index: int, value: int) -> None:
@@ -88,11 +89,11 @@ class Control:
         self.words.add(index, value)
 
     def snapshot(self) -> dict[str, int]:
-        """Every word by name, in the layout's order."""
-        return take_words(self.words)
+        """All words by name, in the layout's order."""
+        return snapshot_words(self.words)
 
     def close(self) -> None:
-        """Unmap. Views that others made of `cells` keep the map until they go too."""
+        """Unmap. Views of `cells` that others made keep the map alive."""
         self.words.close()
         del self.cells
         try:
@@ -100,46 +101,46 @@ class Control:
         except BufferError:
             return
 
-    # Figures that follow from several words
+    # Values derived from several words
 
     @property
     def flushed(self) -> int:
-        """The log is durable below this."""
+        """Log position below which everything is durable."""
         return max(self.load(layout.WRITER_SYNCED), self.load(layout.FLUSHER_SYNCED))
 
     def confirmed(self, *, sync_flush: bool) -> int:
-        """The log may be seen by consumers below this."""
+        """Log position below which consumers may see messages."""
         return self.flushed if sync_flush else self.load(layout.WRITTEN)
 
     @property
     def dispatch_behind_bytes(self) -> int:
-        """How much of the log is not in queues and index yet."""
+        """Bytes of the log that are not in queues and index yet."""
         dispatched = self.load(layout.DISPATCHED)
         return max(0, self.load(layout.WRITTEN) - dispatched)
 
     @property
     def sync_errno(self) -> int:
-        """errno of a failed sync, 0 when none failed."""
+        """errno of a failed sync, 0 without one."""
         return layout.sync_errno(self.words.cells)
 
     @property
     def read_only(self) -> bool:
-        """A sync failed, so what is durable is not known: nothing more is taken."""
+        """Whether a sync failed: the durable position is unknown, so writes are refused."""
         return self.sync_errno != 0
 
     @property
     def damage_holes(self) -> int:
-        """Damaged ranges of the log that are served around."""
+        """Number of damaged log ranges that reads skip."""
         return self.load(layout.DAMAGE_HOLES) + self.load(layout.DISPATCH_HOLES)
 
     @property
     def damage_read_only(self) -> bool:
-        """There is damage, and `on_damage = read_only`: no messages are taken; all else goes on."""
+        """Whether messages are refused because of damage and `on_damage = read_only`."""
         cells = self.words.cells
         return bool(cells[layout.DAMAGE_READ_ONLY] or cells[layout.DISPATCH_READ_ONLY])
 
     def is_current(self, io: StoreIO, paths: StorePaths) -> bool:
-        """False when another supervisor has made a newer file since this one was opened."""
+        """Whether no other supervisor has replaced the file since it was opened."""
         try:
             fd = io.open(paths.control)
         except FileNotFoundError:
@@ -154,13 +155,13 @@ class Control:
 
 
 def role_words(words: Mapping[str, int], role: str) -> dict[str, int]:
-    """A snapshot's words of one role, without the role's name in front."""
+    """The words of one role, without the role's prefix."""
     prefix = f"{role}."
     return {name.removeprefix(prefix): value for name, value in words.items() if name.startswith(prefix)}
 
 
 def _identity(io: StoreIO, paths: StorePaths) -> tuple[int, int]:
-    """Epoch and store id of the file that is there; zeros when it is none of ours."""
+    """Epoch and store id of an existing file; zeros when it is invalid."""
     try:
         old = Control.open(io, paths)
     except (NotRunningError, CorruptStoreError, OSError):
@@ -169,5 +170,5 @@ def _identity(io: StoreIO, paths: StorePaths) -> tuple[int, int]:
         epoch, store_id = old.load(layout.EPOCH), old.load(layout.STORE_ID)
     finally:
         old.close()
-    # A semaphore's name has 8 hex digits for the epoch: anything else is garbage behind a valid magic.
+    # A semaphore's name has 8 hex digits for the epoch; other values are garbage after a valid magic.
     return (epoch, store_id) if 0 < epoch < 1 << 31 and 0 < store_id < 1 << 62 else (0, 0)

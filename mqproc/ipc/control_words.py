@@ -1,6 +1,6 @@
-"""All words of a control file, read at one moment, and what follows from several of them.
+"""A snapshot of all words of a control file, and values derived from several of them.
 
-Tools that must start at once need nothing else: no numpy, nothing but a map and a copy.
+It imports neither numpy nor the kernels, for tools that must start fast.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from mqproc.io.store_io import StoreIO
 from mqproc.ipc.words import Words
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
+from mqproc.util.procfs import is_running
 
 SUPERVISOR_TIMEOUT_NS: Final = 3_000_000_000
-"""A supervisor that has been silent for so long is not there any more."""
+"""A supervisor without a heartbeat for longer is gone."""
 
-# Of a process that nobody has waited for yet, and of one that ends just now.
-_ENDED_STATES: Final = ("Z", "X", "")
 _SYNC_ERRNOS = tuple(name for name, word in layout.WORDS.items() if word.index in layout.SYNC_ERRNO_WORDS)
-# A time is read before the position that it belongs to, and what follows the log before the log: so neither dispatch
-# nor a sync seems ahead of the writer. The state before all: a group that does not recover has its positions.
+# A time is read before its position, and followers of the log before the log, so that neither dispatch nor a sync
+# appears ahead of the writer. The state is read first: a group that is not recovering has valid positions.
 _READ_FIRST = (
     "group_state",
     "dispatched_store_timestamp_ms",
@@ -39,8 +38,9 @@ _READ_ORDER = (*_READ_FIRST, *(name for name in layout.WORDS if name not in _REA
 
 
 def map_file(io: StoreIO, paths: StorePaths, *, write: bool = False) -> mmap.mmap:
-    """The file as it is. Raises NotRunningError when there is none, CorruptStoreError when it cannot be read, an
-    OtherVersionError when that is for another version of mqproc to do.
+    """Map the control file. Raises NotRunningError without a file, CorruptStoreError for an invalid one.
+
+    Raises OtherVersionError for the layout of another version of mqproc.
     """
     try:
         fd = io.open(paths.control, write=write)
@@ -65,94 +65,88 @@ def _check_header(words: Words, paths: StorePaths) -> None:
         place = f"{paths.control}: magic at byte {layout.HEADER_MAGIC * layout.WORD_SIZE}"
         raise CorruptStoreError(f"{place}: expected {layout.MAGIC:#x}, found {found & (1 << 64) - 1:#x}")
     if (found := words[layout.HEADER_VERSION]) != layout.VERSION:
-        # Of whoever runs another version than the one that is installed now: an upgrade is no damage.
-        versions = f"of layout {found}, and not {layout.VERSION}"
-        mend = "mqproc down stops its group if it still runs, mqproc up starts one that this version reads"
-        raise OtherVersionError(f"{paths.control}: from another version of mqproc, {versions}: {mend}")
+        # Its group runs another version than the installed one: an upgrade, not damage.
+        versions = f"layout {found} instead of {layout.VERSION}"
+        remedy = "mqproc down stops its group if it still runs, mqproc up starts one with this version"
+        raise OtherVersionError(f"{paths.control}: from another version of mqproc, {versions}: {remedy}")
 
 
 def read_words(paths: StorePaths) -> dict[str, int]:
     """Every word by name, in the layout's order. Raises as `map_file`."""
     with contextlib.closing(map_file(StoreIO(), paths)) as mapping, contextlib.closing(Words(mapping)) as words:
-        return take_words(words)
+        return snapshot_words(words)
 
 
-def take_words(words: Words) -> dict[str, int]:
+def snapshot_words(words: Words) -> dict[str, int]:
     """Every word of a mapped file by name, in the layout's order."""
     found = {name: words[layout.WORDS[name].index] for name in _READ_ORDER}
     return {name: found[name] for name in layout.WORDS}
 
 
-def is_alive(words: Mapping[str, int], now_ns: int) -> bool:
-    """Whether the supervisor beats, or recovers the store. A beat from before a reboot may lie ahead of the clock."""
+def supervisor_alive(words: Mapping[str, int], now_ns: int) -> bool:
+    """Whether the supervisor sends heartbeats, or recovers the store.
+
+    A heartbeat from before a reboot may be ahead of the clock.
+    """
     silent_ns = now_ns - words["supervisor_heartbeat_ns"]
     if words["group_state"] == layout.GROUP_DOWN or silent_ns < 0:
         return False
-    return silent_ns <= SUPERVISOR_TIMEOUT_NS or recovers(words)
+    return silent_ns <= SUPERVISOR_TIMEOUT_NS or is_recovering(words)
 
 
-def recovers(words: Mapping[str, int]) -> bool:
-    """Whether the supervisor recovers the store, for which it does not beat: so its process is looked for."""
-    return words["group_state"] == layout.GROUP_RECOVERING and _runs(words["supervisor_pid"])
+def is_recovering(words: Mapping[str, int]) -> bool:
+    """Whether the supervisor recovers the store; it sends no heartbeats then, but its process runs."""
+    return words["group_state"] == layout.GROUP_RECOVERING and is_running(words["supervisor_pid"])
 
 
 def positions_known(words: Mapping[str, int]) -> bool:
-    """Whether recovery has come to its end: before that, and when it was cut short, positions are nothing but zeros."""
+    """Whether recovery has finished; until then, and after an aborted one, positions are 0."""
     state = words["group_state"]
     return state != layout.GROUP_RECOVERING and (state != layout.GROUP_DOWN or words["recovery_us"] > 0)
 
 
-def _runs(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            state = file.read().rpartition(")")[2].lstrip()[:1]
-    except OSError:
-        return False
-    return state not in _ENDED_STATES
-
-
 def flushed(words: Mapping[str, int]) -> int:
-    """The log is durable below this."""
+    """Log position below which everything is durable."""
     return max(words["writer_synced"], words["flusher_synced"])
 
 
 def dispatch_behind_bytes(words: Mapping[str, int]) -> int:
-    """How much of the log is not in queues and index yet."""
+    """Bytes of the log that are not in queues and index yet."""
     return max(0, words["written"] - words["dispatched"])
 
 
 def dispatch_behind_messages(words: Mapping[str, int]) -> int:
-    """How many messages are not in queues and index yet."""
+    """Messages that are not in queues and index yet."""
     return max(0, words["appended_messages"] - words["dispatched_messages"])
 
 
 def flush_behind_bytes(words: Mapping[str, int]) -> int:
-    """How much of the log a power loss could take."""
+    """Bytes of the log that a power loss could take."""
     return max(0, words["written"] - flushed(words))
 
 
 def sync_errno(words: Mapping[str, int]) -> int:
-    """errno of a failed sync of any role, 0 when none failed."""
+    """errno of a failed sync of any role, 0 without one."""
     return next((words[name] for name in _SYNC_ERRNOS if words[name]), 0)
 
 
 def read_only(words: Mapping[str, int]) -> bool:
-    """A sync failed, so nothing more is taken."""
+    """Whether a sync failed, so that the store takes no more writes."""
     return sync_errno(words) != 0
 
 
-def takes_nothing(words: Mapping[str, int]) -> bool:
-    """No messages are taken: a sync failed, or there is damage and `on_damage = read_only`."""
+def refuses_messages(words: Mapping[str, int]) -> bool:
+    """Whether messages are refused: a sync failed, or damage with `on_damage = read_only`."""
     return read_only(words) or bool(words["damage_read_only"] or words["dispatch_read_only"])
 
 
 def why_read_only(failed: int) -> str:
-    """What `sync_errno` tells of, in words."""
+    """Text for the cause in `sync_errno`."""
     if failed == errno.EROFS:
-        return "the file system has become read-only, as an error of its disk leaves it"
+        return "the file system has become read-only, as after a disk error"
     return f"a sync failed with errno {failed}"
 
 
 def damage_holes(words: Mapping[str, int]) -> int:
-    """Damaged ranges of the log that are served around."""
+    """Number of damaged log ranges that reads skip."""
     return words["damage_holes"] + words["dispatch_holes"]

@@ -1,4 +1,4 @@
-"""A histogram in the control file: its owner adds, everybody reads."""
+"""Histograms in the control file: one owner adds, every process may read."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 from mqproc.ipc.words import Words
-from mqproc.layout.figures import Place
+from mqproc.layout.histograms import HistogramLayout
 
 
 class Histogram:
-    """Counts values by bucket. For what happens at each message a kernel counts instead, into the same words."""
+    """Counts values by bucket. Per-message values are counted by kernels, in the same words."""
 
     __slots__ = ("_bounds", "_counts", "_first", "_sum")
 
-    def __init__(self, words: Words, place: Place) -> None:
+    def __init__(self, words: Words, place: HistogramLayout) -> None:
         self._bounds = place.bounds
         self._counts = words.cells
         self._first = place.index
@@ -28,7 +28,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """What a histogram holds: the count of each bucket, not added up, the last one without bound; the sum."""
+    """Contents of a histogram: counts per bucket, not cumulative, the last unbounded, and the sum."""
 
     bounds: tuple[float, ...]
     """In base units."""
@@ -36,12 +36,12 @@ class Buckets:
     total: float
 
     def plus(self, other: Buckets) -> Buckets:
-        """Both as one: two roles that do the same thing."""
+        """Add another histogram of the same kind, such as another role's."""
         counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
         return Buckets(self.bounds, counts, self.total + other.total)
 
     def quantile(self, share: float) -> float:
-        """The value below which this share of what was counted lies, by the bucket's upper bound; 0 without any."""
+        """Upper bound of the bucket with this share of the values below it; 0 when empty."""
         wanted = share * sum(self.counts)
         below = 0
         for bound, count in zip(self.bounds, self.counts, strict=False):
@@ -51,13 +51,13 @@ class Buckets:
         return float("inf") if below < sum(self.counts) else 0.0
 
     def minus(self, earlier: Buckets) -> Buckets:
-        """What was counted since an earlier look."""
+        """Values counted since an earlier read."""
         counts = tuple(a - b for a, b in zip(self.counts, earlier.counts, strict=True))
         return Buckets(self.bounds, counts, self.total - earlier.total)
 
 
-def read_buckets(words: Words, place: Place) -> Buckets:
-    """A histogram's content now."""
+def read_buckets(words: Words, place: HistogramLayout) -> Buckets:
+    """Read a histogram's current contents."""
     counts = words.cells[place.index : place.sum_index].tolist()
     bounds = tuple(float(f"{bound * place.unit:.6g}") for bound in place.bounds)
     return Buckets(bounds, tuple(counts), words.cells[place.sum_index] * place.unit)

@@ -1,8 +1,8 @@
 """The store's lock: an open-file-description lock on byte 0 of `<store>/lock`.
 
-It conflicts with the POSIX lock that RocketMQ takes on the same byte, in both directions. Unlike a POSIX lock it
-belongs to the open file, not to the process: every role inherits it by fork, so it is free only when the last process
-of a group is gone, and closing another descriptor of the file does not drop it.
+It conflicts with RocketMQ's POSIX lock of the same byte, in both directions. Unlike a POSIX lock it belongs to the open
+file, not to the process: roles inherit it by fork, so it is free only after the last process of a group has ended, and
+closing another descriptor of the file does not release it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
-import fcntl
-import os
 import struct
 import time
 from dataclasses import dataclass
@@ -23,29 +21,28 @@ from mqproc.errors import StoreAccessError, StoreLockedError
 from mqproc.io.store_io import Kind, StoreIO
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
+from mqproc.util.file_lock import byte_lock_holder, try_lock_byte
+from mqproc.util.procfs import processes_with_byte_lock
 
 CONTENT = b"lock"  # RocketMQ's
 PATIENCE_S = 2.0
-"""How long to wait for roles that a dead supervisor left: the kernel kills them, which takes some milliseconds."""
+"""How long to wait for the end of roles whose supervisor has died; the kernel kills them within milliseconds."""
 
 _RETRY_S = 0.01
-_FLOCK = struct.Struct("hhqqi4x")  # struct flock where off_t has 64 bits: type, whence, start, length, pid
-_LOCK_SIZE = 1
 _NO_ACCESS = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.EISDIR})
-# A process's start is told in ticks since boot; a clock set forward after the group started adds to it.
+# Process start times count ticks since boot; setting the clock forward afterwards adds to them.
 _CLOCKS_APART_MS = 3_600_000
-# What a descriptor's fdinfo says when it has such a lock, and how titles of a group's processes begin.
-_LOCK_TOLD = "OFDLCK"
+# Titles of a group's processes begin with this.
 _TITLE = "mqproc: "
 _WORD = struct.Struct("=q")
-# What lies beyond them is no pid and no time, but damage.
+# Values above these are damage, not pids or times.
 _PID_MAX = 1 << 22
 _SINCE_MS_MAX = 4_102_444_800_000  # the year 2100
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """Who holds a store's lock, as far as can be told: 0 and None stand for unknown."""
+class LockHolder:
+    """Holder of a store's lock, as far as known: 0 and None mean unknown."""
 
     pid: int
     since_ms: int | None
@@ -63,7 +60,7 @@ class Holder:
 
 
 class StoreLock:
-    """A held lock. `fd` is what roles inherit; the lock ends with its last copy."""
+    """A held lock. Roles inherit `fd`; the lock ends with its last copy."""
 
     def __init__(self, io: StoreIO, fd: int) -> None:
         self._io = io
@@ -71,10 +68,10 @@ class StoreLock:
 
     @classmethod
     def acquire(cls, io: StoreIO, paths: StorePaths, *, patience_s: float = PATIENCE_S) -> StoreLock:
-        """Take the lock; raises StoreLockedError naming the holder, StoreAccessError where there can be none.
+        """Acquire the lock.
 
-        Roles outlive a killed supervisor by some milliseconds, so a lock whose supervisor has ended is tried for
-        `patience_s` more.
+        Raises StoreLockedError naming the holder, StoreAccessError when the file cannot be a lock. If the holder's
+        supervisor has ended, retries for `patience_s`: roles outlive a killed supervisor by milliseconds.
         """
         if _is_no_file(io, paths.lock):
             raise StoreAccessError(f"{paths.lock}: not a file")
@@ -86,10 +83,10 @@ class StoreLock:
             raise StoreAccessError(f"{paths.lock}: {error.strerror}") from None
         deadline = time.monotonic() + patience_s
         try:
-            while not try_lock(fd):
+            while not try_lock_byte(fd):
                 holder = _holder(io, paths, fd)
                 if not holder.ended or time.monotonic() >= deadline:
-                    raise StoreLockedError(f"{paths.root}: the store is in use by {_surely(holder, fd)}")
+                    raise StoreLockedError(f"{paths.root}: the store is in use by {_or_command(holder, fd)}")
                 time.sleep(_RETRY_S)
             if io.pread(fd, len(CONTENT) + 1, 0) != CONTENT:
                 io.set_size(fd, 0)
@@ -100,14 +97,14 @@ class StoreLock:
         return cls(io, fd)
 
     def close(self) -> None:
-        """Close this process's copy. The lock stays as long as another process has one."""
+        """Close this process's copy; the lock remains while another process has one."""
         if self.fd >= 0:
             self._io.close(self.fd)
             self.fd = -1
 
 
-def holder_of(io: StoreIO, paths: StorePaths) -> Holder | None:
-    """Who holds the lock of a store now, None when nobody does. Changes nothing."""
+def lock_holder(io: StoreIO, paths: StorePaths) -> LockHolder | None:
+    """Current holder of a store's lock, or None. Changes nothing."""
     if _is_no_file(io, paths.lock):
         return None
     try:
@@ -115,66 +112,45 @@ def holder_of(io: StoreIO, paths: StorePaths) -> Holder | None:
     except FileNotFoundError:
         return None
     try:
-        return _surely(_holder(io, paths, fd), fd) if _conflict(fd) is not None else None
+        return _or_command(_holder(io, paths, fd), fd) if byte_lock_holder(fd) is not None else None
     finally:
         io.close(fd)
 
 
-def try_lock(fd: int, byte: int = 0) -> bool:
-    """Lock one byte of a file that is open for writing, until its last descriptor is closed; False: another has it."""
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, _LOCK_SIZE, 0))
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
-
-
 def _is_no_file(io: StoreIO, lock: Path) -> bool:
-    """Whether a folder, a pipe or the like lies in its place, with which no group starts."""
+    """Whether a folder, a pipe or the like is in its place; no group can start then."""
     found = io.entry(lock)
     return found is not None and found.kind in (Kind.FOLDER, Kind.OTHER)
 
 
-def _conflict(fd: int) -> int | None:
-    """Pid of a POSIX lock in the way, −1 for an open-file-description lock, None when there is none."""
-    question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, _LOCK_SIZE, 0)
-    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, question))
-    return None if kind == fcntl.F_UNLCK else int(pid)
-
-
-def _holder(io: StoreIO, paths: StorePaths, fd: int) -> Holder:
-    posix_pid = _conflict(fd) or 0
+def _holder(io: StoreIO, paths: StorePaths, fd: int) -> LockHolder:
+    posix_pid = byte_lock_holder(fd) or 0
     if posix_pid > 0:
-        return Holder(posix_pid, _started_ms(posix_pid))
+        return LockHolder(posix_pid, _started_ms(posix_pid))
     pid, since_ms = _from_control(io, paths)
     if not pid:
         pid = _from_abort(io, paths)
         since_ms = _started_ms(pid) if pid else None
-    return Holder(pid, since_ms, ended=bool(pid) and _has_ended(pid, since_ms))
+    return LockHolder(pid, since_ms, ended=bool(pid) and _has_ended(pid, since_ms))
 
 
-def _surely(holder: Holder, fd: int) -> Holder:
-    """The store's files tell of groups only: when the last one's supervisor has ended, a command may have the lock."""
+def _or_command(holder: LockHolder, fd: int) -> LockHolder:
+    """Replace an ended holder by a command that has the lock: the store's files name only groups."""
     pid = _command_that_holds(fd) if holder.ended else 0
-    return Holder(pid, _started_ms(pid)) if pid else holder
+    return LockHolder(pid, _started_ms(pid)) if pid else holder
 
 
 def _command_that_holds(fd: int) -> int:
-    """A process that is none of a group's, and has the lock of this file; 0: none that may be looked at."""
-    path = os.readlink(f"/proc/self/fd/{fd}")
-    for pid in psutil.pids():
-        with contextlib.suppress(OSError, psutil.Error):  # It may end meanwhile, or be another user's.
-            for name in os.listdir(f"/proc/{pid}/fd"):
-                if os.readlink(f"/proc/{pid}/fd/{name}") != path:
-                    continue
-                told = Path(f"/proc/{pid}/fdinfo/{name}").read_text()
-                if _LOCK_TOLD in told and not " ".join(psutil.Process(pid).cmdline()).startswith(_TITLE):
-                    return int(pid)
+    """A process outside of groups that holds the lock of this file; 0 when none is found."""
+    for pid in processes_with_byte_lock(fd):
+        with contextlib.suppress(psutil.Error):  # It may have ended.
+            if not " ".join(psutil.Process(pid).cmdline()).startswith(_TITLE):
+                return pid
     return 0
 
 
 def _from_control(io: StoreIO, paths: StorePaths) -> tuple[int, int | None]:
-    """Pid and start of the supervisor that made the control file; zeros when there is no valid one."""
+    """Pid and start of the supervisor that made the control file; (0, None) if invalid."""
 
     def word(index: int) -> int:
         return int(_WORD.unpack(io.pread(fd, _WORD.size, index * _WORD.size))[0])
@@ -193,7 +169,7 @@ def _from_control(io: StoreIO, paths: StorePaths) -> tuple[int, int | None]:
 
 
 def _from_abort(io: StoreIO, paths: StorePaths) -> int:
-    """The pid that `abort` tells; RocketMQ writes its own there too."""
+    """The pid in `abort`; RocketMQ writes its own there too."""
     try:
         text = io.read_file(paths.abort).strip()
     except OSError:
@@ -202,7 +178,7 @@ def _from_abort(io: StoreIO, paths: StorePaths) -> int:
 
 
 def _has_ended(pid: int, since_ms: int | None) -> bool:
-    """Also true of a process that nobody has waited for yet, and of another one that got the same pid later."""
+    """Also true for zombies, and for another process that got the same pid later."""
     try:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:

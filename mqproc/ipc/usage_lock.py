@@ -1,14 +1,13 @@
-"""Who uses a group that `mqproc.open` has started: the last of them stops it.
+"""Users of a group started by `mqproc.open`: the last one stops it.
 
-Each holds a shared lock on a file of the store's, whose text says which group one of them started: the group writes it,
-since who started it may have ended by then. Who leaves asks to have the file alone, and gets it when nobody else is
-there. A lock ends with its process, however that ends: the group looks now and then whether all have been killed.
+Each user holds a shared lock on a file whose text identifies a group that one of them started; the group writes it,
+since that user may have ended by then. A leaving user requests the exclusive lock, and gets it if there are no others.
+Locks end with their process, also when it is killed: the group checks periodically for remaining users.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import math
 import os
 import time
@@ -19,17 +18,18 @@ from mqproc.errors import CorruptStoreError, NotRunningError, StartError
 from mqproc.io.store_io import Kind, StoreIO
 from mqproc.ipc.control import Control
 from mqproc.paths import StorePaths
+from mqproc.util.file_lock import try_flock, unlock
 
-LOOK_AGAIN_S: Final = 0.05
+RETRY_S: Final = 0.05
 UNUSED_S: Final = 10.0
-"""So long a group goes on that all its users have left without stopping it."""
-_LOOK_S: Final = 2.0
-_MOMENT_S: Final = 0.002
+"""A group continues for this long after all its users were killed."""
+_CHECK_EVERY_S: Final = 2.0
+_GROUP_CHECK_S: Final = 0.002
 _TEXT_MAX: Final = 64
 
 
-class Openers:
-    """One of those who use a store's group, until it leaves."""
+class UsageLock:
+    """One user of a store's group, from `join` to `leave`."""
 
     def __init__(self, paths: StorePaths) -> None:
         self._io = StoreIO()
@@ -37,97 +37,86 @@ class Openers:
         self._fd = -1
 
     def join(self, timeout_s: float) -> bool:
-        """Be one of them; whether this was none before.
+        """Become a user; return whether this object was none before.
 
-        Waits while somebody stops the group, and raises StartError when that takes too long. Who cannot open the file
-        is none: there is no store yet, or it is another user's.
+        Waits while another user stops the group; raises StartError after `timeout_s`. Does nothing when the file cannot
+        be opened: there is no store yet, or it belongs to another user account.
         """
         if self._fd >= 0:
             return False
         with suppress(OSError):
             self._fd = _opened(self._io, self._paths)
         deadline = time.monotonic() + timeout_s
-        while self._fd >= 0 and not self._locks(fcntl.LOCK_SH):
+        while self._fd >= 0 and not try_flock(self._fd, shared=True):
             if time.monotonic() >= deadline:
                 raise StartError(f"{self._paths.root}: the group has been stopping for {timeout_s:g} s")
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(RETRY_S)
         return self._fd >= 0
 
     def is_last(self) -> bool:
-        """Whether nobody else uses the group that runs, and one of them started it; then nobody can join until `leave`.
+        """Whether the running group has no other users, and was started by one of them.
 
-        Asked of once, by the one who leaves.
+        No user can join after that until `leave`. Call it once, when leaving.
         """
-        if self._fd < 0 or not (self._locks(fcntl.LOCK_EX) or self._locks_soon()):
+        if self._fd < 0 or not (try_flock(self._fd) or self._locks_soon()):
             return False
         running = _running(self._io, self._paths)
         return bool(running) and self._io.pread(self._fd, _TEXT_MAX, 0) == running
 
     def leave(self) -> None:
-        """Let the others know."""
+        """Stop being a user."""
         if self._fd >= 0:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)  # A forked process may have the descriptor still.
+            unlock(self._fd)  # A forked process may still have the descriptor.
             self._io.close(self._fd)
             self._fd = -1
 
-    def _locks(self, how: int) -> bool:
-        return _locks(self._fd, how)
-
     def _locks_soon(self) -> bool:
-        """The group may have had the file for the moment of its look."""
-        time.sleep(_MOMENT_S)
-        return self._locks(fcntl.LOCK_EX)
+        """Retry: the group itself may have locked the file for a check."""
+        time.sleep(_GROUP_CHECK_S)
+        return try_flock(self._fd)
 
 
-class Unused:
-    """The group's own look at those who use it."""
+class IdleWatch:
+    """The group's own periodic check for users."""
 
     def __init__(self, paths: StorePaths) -> None:
         self._io = StoreIO()
         self._paths = paths
         self._fd = -1
-        self._look_s = 0.0
-        # Since the first look: a start may have taken minutes, and who waits for its end joins then.
+        self._check_at_s = 0.0
+        # Counts from the first check: a start may take minutes, and waiting users join after it.
         self._used_s = math.inf
 
-    def is_so(self) -> bool:
-        """Whether nobody has used it for `UNUSED_S`, told once; nobody can join from then until this process ends."""
+    def unused_too_long(self) -> bool:
+        """Whether it had no users for `UNUSED_S`; reported once, and no user can join afterwards."""
         now_s = time.monotonic()
-        if now_s < self._look_s:
+        if now_s < self._check_at_s:
             return False
-        self._look_s = now_s + _LOOK_S
+        self._check_at_s = now_s + _CHECK_EVERY_S
         with suppress(OSError):
             if self._fd < 0:
                 self._fd = self._io.open(self._paths.openers, write=True)
-            if _locks(self._fd, fcntl.LOCK_EX):
+            if try_flock(self._fd):
                 self._used_s = min(self._used_s, now_s)
                 if now_s - self._used_s >= UNUSED_S:
-                    self._look_s = math.inf
+                    self._check_at_s = math.inf
                     return True
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
+                unlock(self._fd)
                 return False
         self._used_s = now_s
         return False
 
 
 def _opened(io: StoreIO, paths: StorePaths) -> int:
-    """The file's descriptor. Raises OSError, for a pipe, too, which takes locks and holds no text."""
+    """Open the file. Raises OSError, also for a pipe, which can be locked but holds no text."""
     found = io.entry(paths.openers)
     if found is not None and found.kind is Kind.OTHER:
         raise OSError(errno.EINVAL, "not a file", os.fspath(paths.openers))
     return io.open(paths.openers, write=True, create=True, mode=0o600)
 
 
-def _locks(fd: int, how: int) -> bool:
-    try:
-        fcntl.flock(fd, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def let_last_one_stop(paths: StorePaths) -> None:
-    """The group that runs now, this process's own, is one that its last user stops. Raises StartError."""
+def mark_stoppable_by_last_user(paths: StorePaths) -> None:
+    """Allow the last user to stop this process's group. Raises StartError."""
     io = StoreIO()
     try:
         fd = _opened(io, paths)
@@ -141,7 +130,7 @@ def let_last_one_stop(paths: StorePaths) -> None:
 
 
 def _running(io: StoreIO, paths: StorePaths) -> bytes:
-    """What tells this group from those before and after it; empty when there is none."""
+    """Identify the running group; empty without one."""
     try:
         control = Control.open(io, paths)
     except (NotRunningError, CorruptStoreError):

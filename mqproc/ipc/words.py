@@ -1,7 +1,7 @@
 """Shared 8-byte words in a mapped file.
 
-A word is native-endian and aligned; it is stored in one go (never by `struct.pack_into`, which other processes see as
-a zero in between). x86-64 keeps stores in order; where the order of a store and a later load matters, `fence` first.
+Words are native-endian and aligned, and stored by one instruction. Never use `struct.pack_into`: other processes would
+see a zero in between. x86-64 keeps stores in order; where the order of a store and a later load matters, `fence` first.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import mmap
 
 
 class Words:
-    """An int64 view of a shared map: `words[index]` loads, `words[index] = value` stores in one go."""
+    """int64 view of a shared map: `words[index]` loads, `words[index] = value` stores atomically."""
 
     __slots__ = ("cells", "mapping")
 
     def __init__(self, mapping: mmap.mmap | bytearray | memoryview) -> None:
         self.mapping = mapping
         self.cells = memoryview(mapping).cast("q")
-        """The words as an int64 memoryview, for loops that must be fast and for numpy views."""
+        """The words as an int64 memoryview, for fast loops and numpy views."""
 
     def __getitem__(self, index: int) -> int:
         return self.cells[index]
@@ -33,5 +33,5 @@ class Words:
         self.cells[index] += value
 
     def close(self) -> None:
-        """Release the view; the map belongs to whoever made it."""
+        """Release the view; the map remains open."""
         self.cells.release()

@@ -8,13 +8,20 @@ name. Label values are few: topics and groups are bounded by the option `metrics
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from mqproc.ipc.histogram import Buckets
 
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 
+Labels = tuple[str, ...]
+Samples = Sequence[tuple[Labels, float | Buckets]]
+"""One metric's samples: label values in the catalogue's order, and the value."""
+
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class MetricSpec:
     """One metric family. `name` is what a query says, `_total` included."""
 
     name: str
@@ -24,19 +31,19 @@ class Metric:
     labels: tuple[str, ...] = ()
 
 
-def _counter(name: str, unit: str, help_text: str, *labels: str) -> Metric:
-    return Metric(name, COUNTER, unit, help_text, labels)
+def _counter(name: str, unit: str, help_text: str, *labels: str) -> MetricSpec:
+    return MetricSpec(name, COUNTER, unit, help_text, labels)
 
 
-def _gauge(name: str, unit: str, help_text: str, *labels: str) -> Metric:
-    return Metric(name, GAUGE, unit, help_text, labels)
+def _gauge(name: str, unit: str, help_text: str, *labels: str) -> MetricSpec:
+    return MetricSpec(name, GAUGE, unit, help_text, labels)
 
 
-def _histogram(name: str, unit: str, help_text: str, *labels: str) -> Metric:
-    return Metric(name, HISTOGRAM, unit, help_text, labels)
+def _histogram(name: str, unit: str, help_text: str, *labels: str) -> MetricSpec:
+    return MetricSpec(name, HISTOGRAM, unit, help_text, labels)
 
 
-METRICS: tuple[Metric, ...] = (
+METRICS: tuple[MetricSpec, ...] = (
     # The group
     _gauge("mqproc_up", "", "1 while the supervisor's heartbeat goes on, or it recovers the store."),
     _gauge("mqproc_build_info", "", "1, with the version of mqproc and of Python.", "version", "python"),

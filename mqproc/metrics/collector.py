@@ -14,75 +14,240 @@ Prometheus takes for a reset; the supervisor's errors go on.
 
 from __future__ import annotations
 
-import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from mqproc.config.options import Options
 from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import StoreIO
+from mqproc.ipc import control_words
 from mqproc.ipc.control import Control
+from mqproc.ipc.error_counters import read_error_counters
+from mqproc.ipc.error_log import SeenError, seen_errors
+from mqproc.ipc.histogram import Buckets, read_buckets
 from mqproc.layout import control as layout
-from mqproc.layout import index_file
-from mqproc.metrics.error_log import SeenError, seen_errors
-from mqproc.metrics.exposition import Samples
-from mqproc.metrics.from_words import samples_of_words
+from mqproc.layout import histograms, index_file
+from mqproc.metrics.catalogue import Samples
 from mqproc.metrics.groups import GroupLag, GroupLags
-from mqproc.metrics.health import dispatch_behind_ms, ready_problems_of
+from mqproc.metrics.health import dispatch_behind_ms, ready_problems_of, unflushed_seconds
 from mqproc.metrics.topics import TableFigures, TopicTable
 from mqproc.paths import StorePaths
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.index.files import index_file_names
+from mqproc.util.procfs import ProcessUsage, process_usage
 
-# --- processes ---
-# What the kernel says of a process: memory, processor time, descriptors. Linux' /proc.
-
-
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# --- from_words ---
+# The metrics that are words of the control file, or follow from several of them.
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessFigures:
-    """One process at one moment. `pss_bytes` counts a page that n processes share as 1/n, so it may be added up."""
+NS: Final = 1_000_000_000
+TARGETS: Final = {"commitlog": "commitlog", "consumequeue": "cq", "index": "index"}
+"""What is flushed, and how its flusher's words begin."""
 
-    cpu_s: float
-    lived_s: float
-    resident_bytes: int
-    pss_bytes: int
-    open_fds: int
+_SYNCED = {"consumequeue": "cq_synced", "index": "index_synced"}
+_DELETED = {
+    "commitlog": "retention_segments",
+    "consumequeue": "retention_queue_files",
+    "index": "retention_index_files",
+}
+_DELAYED = {"level": "delayed_messages", "time": "timed_messages"}
+_CONNECTIONS = {layout.WRITER: "writer_connections", layout.QUERY: "query_connections"}
+_PARTIAL_FRAMES = {layout.WRITER: "writer_partial_frames", layout.QUERY: "query_partial_frames"}
+_HISTOGRAMS = {
+    "append": "mqproc_append_duration_seconds",
+    "message_size": "mqproc_message_size_bytes",
+    "flush": "mqproc_flush_duration_seconds",
+    "dispatch_delay": "mqproc_dispatch_delay_seconds",
+    "request": "mqproc_request_duration_seconds",
+    "role_step": "mqproc_role_cycle_seconds",
+}
 
-    @property
-    def cpu_percent(self) -> float:
-        """Of one processor, over the whole life."""
-        return round(100 * self.cpu_s / self.lived_s, 1) if self.lived_s > 0 else 0.0
+_DISK_LIMITS: Final[Mapping[str, Callable[[Options], int]]] = {
+    "delete_expired": lambda options: options.disk_max_used_space_ratio,
+    "delete_any_age": lambda options: options.disk_space_clean_forcibly_ratio,
+    "refuse_sends": lambda options: options.disk_space_warning_level_ratio,
+}
+
+_SYNC_ERRNOS = tuple(word.name for word in layout.WORDS.values() if word.index in layout.SYNC_ERRNO_WORDS)
+
+PLAIN: Final[Mapping[str, tuple[str, float]]] = {
+    "mqproc_group_started_timestamp_seconds": ("group_started_ms", 1e-3),
+    "mqproc_append_frames_total": ("appended_frames", 1),
+    "mqproc_append_failures_total": ("append_rejects", 1),
+    "mqproc_repeats_dropped_total": ("dropped_repeats", 1),
+    "mqproc_appended_bytes_total": ("written", 1),
+    "mqproc_commit_log_min_offset_bytes": ("min_physical_offset", 1),
+    "mqproc_commit_log_max_offset_bytes": ("written", 1),
+    "mqproc_last_append_timestamp_seconds": ("written_store_timestamp_ms", 1e-3),
+    "mqproc_segment_waits_total": ("writer_segment_waits", 1),
+    "mqproc_segment_wait_seconds_total": ("writer_segment_wait_us", 1e-6),
+    "mqproc_segment_blocked": ("segment_errno", 1),
+    "mqproc_append_slowed_seconds_total": ("writer_slowed_ms", 1e-3),
+    "mqproc_clock_steps_total": ("writer_clock_steps", 1),
+    "mqproc_durable_mark_bytes": ("commitlog_mark", 1),
+    "mqproc_dispatched_offset_bytes": ("dispatched", 1),
+    "mqproc_messages_dispatched_total": ("dispatched_messages", 1),
+    "mqproc_index_entries_total": ("dispatched_entries", 1),
+    "mqproc_dispatch_blocked": ("dispatch_errno", 1),
+    "mqproc_dispatch_gap_bytes_total": ("dispatch_gap_bytes", 1),
+    "mqproc_requests_total": ("query_requests", 1),
+    "mqproc_request_failures_total": ("query_rejects", 1),
+    "mqproc_requests_in_progress": ("query_waiting", 1),
+    "mqproc_pulls_total": ("pulls", 1),
+    "mqproc_pulls_empty_total": ("empty_pulls", 1),
+    "mqproc_delivered_bytes_total": ("pulled_bytes", 1),
+    "mqproc_waiting_pulls": ("waiting_pulls", 1),
+    "mqproc_key_queries_total": ("key_queries", 1),
+    "mqproc_key_files_walked_total": ("key_files", 1),
+    "mqproc_key_entries_walked_total": ("key_items", 1),
+    "mqproc_key_entries_matched_total": ("key_matches", 1),
+    "mqproc_consumer_members": ("group_members", 1),
+    "mqproc_consumer_rebalances_total": ("group_rebalances", 1),
+    "mqproc_offsets_committed_total": ("group_commits", 1),
+    "mqproc_messages_retried_total": ("group_retries", 1),
+    "mqproc_messages_dead_lettered_total": ("group_dead_letters", 1),
+    "mqproc_transactions_open": ("open_transactions", 1),
+    "mqproc_oldest_transaction_timestamp_seconds": ("oldest_transaction_ms", 1e-3),
+    "mqproc_transaction_producers": ("transaction_producers", 1),
+    "mqproc_transaction_checks_total": ("transaction_checks", 1),
+    "mqproc_transactions_committed_total": ("transaction_commits", 1),
+    "mqproc_transactions_rolled_back_total": ("transaction_rollbacks", 1),
+    "mqproc_transactions_given_up_total": ("transaction_discards", 1),
+    "mqproc_delay_error_seconds": ("delivery_late_ms", 1e-3),
+    "mqproc_delayed_messages_delivered_total": ("delivered_messages", 1),
+    "mqproc_delayed_messages_lost_total": ("deliveries_lost", 1),
+    "mqproc_delayed_deliveries_refused_total": ("deliveries_refused", 1),
+    "mqproc_oldest_message_timestamp_seconds": ("oldest_store_timestamp_ms", 1e-3),
+    "mqproc_retention_deleted_bytes_total": ("retention_bytes", 1),
+    "mqproc_retention_pending_bytes": ("retention_pending_bytes", 1),
+    "mqproc_retention_last_look_timestamp_seconds": ("retention_pass_ms", 1e-3),
+    "mqproc_retention_blocked": ("retention_errno", 1),
+    "mqproc_unconsumed_messages_deleted_total": ("retention_unconsumed", 1),
+    "mqproc_disk_used_bytes": ("disk_used_bytes", 1),
+    "mqproc_disk_free_bytes": ("disk_free_bytes", 1),
+    "mqproc_disk_full": ("disk_full", 1),
+    "mqproc_recovery_duration_seconds": ("recovery_us", 1e-6),
+    "mqproc_recovery_cut_bytes": ("recovery_cut_bytes", 1),
+    "mqproc_scrapes_total": ("scrapes", 1),
+}
+"""Metrics that are one word, perhaps in another unit: name → (word, factor)."""
 
 
-def figures_of(pid: int) -> ProcessFigures | None:
-    """A process's figures; None when it is gone, or belongs to somebody else."""
-    if pid <= 0:
-        return None
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            fields = stat.read().rpartition(")")[2].split()
-        with open("/proc/uptime") as uptime:
-            up_s = float(uptime.read().split()[0])
-        with open(f"/proc/{pid}/smaps_rollup") as rollup:
-            pss = next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
-        open_fds = len(os.listdir(f"/proc/{pid}/fd"))
-    except (OSError, StopIteration):
-        return None
-    # After the name: state is field 3; utime and stime are 14 and 15, the start time 22, the resident pages 24.
-    return ProcessFigures(
-        cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
-        lived_s=round(up_s - int(fields[19]) / _TICKS_PER_S, 2),
-        resident_bytes=int(fields[21]) * _PAGE_BYTES,
-        pss_bytes=pss,
-        open_fds=open_fds,
-    )
+def samples_of_words(
+    control: Control, options: Options, words: Mapping[str, int], *, ready: bool, behind_ms: int
+) -> dict[str, Samples]:
+    """Samples by metric; `words` is one snapshot, so that no figure contradicts another.
+
+    `ready` is what /readyz says, `behind_ms` how late dispatch is.
+    """
+    now_ns = time.monotonic_ns()
+    unix_offset_ns = time.time_ns() - now_ns
+
+    def to_unix(monotonic_ns: int) -> float:
+        """Unix seconds; 0 for what has never happened."""
+        return (monotonic_ns + unix_offset_ns) / NS if monotonic_ns else 0.0
+
+    plain: dict[str, Samples] = {name: [((), words[word] * factor)] for name, (word, factor) in PLAIN.items()}
+    single = _derived(control, options, words, now_ns) | {
+        "mqproc_group_ready": ready,
+        "mqproc_dispatch_behind_seconds": behind_ms / 1000,
+    }
+    return {
+        **plain,
+        **{name: [((), float(value))] for name, value in single.items()},
+        **_by_role(control, words, to_unix),
+        **_by_target(words, to_unix),
+        **_histograms(control),
+        "mqproc_disk_limit_ratio": [((limit,), of(options) / 100) for limit, of in _DISK_LIMITS.items()],
+    }
+
+
+def _derived(control: Control, options: Options, words: Mapping[str, int], now_ns: int) -> dict[str, float]:
+    used, free = words["disk_used_bytes"], words["disk_free_bytes"]
+    ready_end, segment = words["segments_ready_end"], options.mapped_file_size_commit_log
+    slots_used = words[f"commit_index_slots_{words['commit_sequence'] & 1}"]
+    entries = max(0, words["index_items"] - 1)
+    return {
+        "mqproc_up": control_words.supervisor_alive(words, now_ns),
+        "mqproc_group_recovering": words["group_state"] == layout.GROUP_RECOVERING,
+        "mqproc_read_only": control_words.refuses_messages(words),
+        "mqproc_sync_failed": control.read_only,
+        "mqproc_damage_holes": control_words.damage_holes(words),
+        "mqproc_dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
+        "mqproc_dispatch_behind_messages": control_words.dispatch_behind_messages(words),
+        "mqproc_unflushed_seconds": unflushed_seconds(words, now_ns),
+        "mqproc_segments_ready": max(0, ready_end - words["written"]) // segment,
+        "mqproc_disk_usage_ratio": used / (used + free) if used + free else 0.0,
+        "mqproc_index_slots_used_ratio": slots_used / options.max_hash_slot_num,
+        "mqproc_index_file_filled_ratio": entries / max(1, options.max_index_num - 1),
+        "mqproc_index_entries_per_slot": entries / slots_used if slots_used else 0.0,
+    }
+
+
+def _by_role(control: Control, words: Mapping[str, int], to_unix: Callable[[int], float]) -> dict[str, Samples]:
+    def of(name: str) -> Samples:
+        return [((role,), words[f"{role}.{name}"]) for role in layout.ROLES]
+
+    codes = {role: read_error_counters(control.words, role) for role in histograms.REJECTS}
+    return {
+        "mqproc_role_up": [((role,), float(words[f"{role}.supervised"] == layout.RUNNING)) for role in layout.ROLES],
+        "mqproc_role_heartbeat_timestamp_seconds": [
+            ((role,), to_unix(words[f"{role}.heartbeat_ns"])) for role in layout.ROLES
+        ],
+        "mqproc_role_restarts_total": of("restarts"),
+        "mqproc_role_cycles_total": of("cycles"),
+        "mqproc_errors_total": of("errors"),
+        "mqproc_client_connections": [((role,), words[word]) for role, word in _CONNECTIONS.items()],
+        "mqproc_partial_frames_total": [((role,), words[word]) for role, word in _PARTIAL_FRAMES.items()],
+        "mqproc_sync_errno": [((layout.WORDS[name].owner,), words[name]) for name in _SYNC_ERRNOS],
+        "mqproc_delayed_messages": [((by,), words[word]) for by, word in _DELAYED.items()],
+        "mqproc_rejected_total": [
+            ((role, code), count) for role, counts in codes.items() for code, count in counts.items()
+        ],
+    }
+
+
+def _by_target(words: Mapping[str, int], to_unix: Callable[[int], float]) -> dict[str, Samples]:
+    def of(word: str) -> Samples:
+        return [((target,), words[f"{prefix}_{word}"]) for target, prefix in TARGETS.items()]
+
+    def moments(word: str) -> Samples:
+        return [((target,), to_unix(words[f"{prefix}_{word}"])) for target, prefix in TARGETS.items()]
+
+    positions = {"commitlog": control_words.flushed(words), **{target: words[word] for target, word in _SYNCED.items()}}
+    written = words["written"]
+    return {
+        "mqproc_flushed_offset_bytes": [((target,), position) for target, position in positions.items()],
+        "mqproc_flush_behind_bytes": [((target,), max(0, written - at)) for target, at in positions.items()],
+        "mqproc_flushes_total": of("syncs"),
+        "mqproc_flush_passes_total": of("passes"),
+        "mqproc_forced_flushes_total": of("forced_passes"),
+        "mqproc_last_flush_timestamp_seconds": moments("pass_ns"),
+        "mqproc_last_forced_flush_timestamp_seconds": moments("forced_ns"),
+        "mqproc_retention_deleted_files_total": [((target,), words[word]) for target, word in _DELETED.items()],
+        "mqproc_retention_held_back": [
+            ((name,), float(words["retention_held_by"] == number))
+            for number, name in enumerate(layout.HELD_NAMES)
+            if number != layout.HELD_NOTHING
+        ],
+    }
+
+
+def _histograms(control: Control) -> dict[str, Samples]:
+    """Every histogram; what two roles keep under one label is added up."""
+    found: dict[str, dict[str, Buckets]] = {metric: {} for metric in _HISTOGRAMS.values()}
+    for place in histograms.HISTOGRAMS:
+        of_metric = found[_HISTOGRAMS[place.name]]
+        buckets = read_buckets(control.words, place)
+        before = of_metric.get(place.label)
+        of_metric[place.label] = before.plus(buckets) if before else buckets
+    return {
+        metric: [((label,) if label else (), buckets) for label, buckets in by_label.items()]
+        for metric, by_label in found.items()
+    }
 
 
 TOLD_IN_RECOVERY: Final = frozenset(
@@ -111,11 +276,11 @@ PROCESSES_EVERY_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class GroupState:
     """A group at one moment."""
 
     words: Mapping[str, int]
-    processes: Mapping[str, ProcessFigures]
+    processes: Mapping[str, ProcessUsage]
     """By role; the supervisor and the template are among them."""
     table: TableFigures | None
     """None before recovery has made the queue table, which takes the place of the last run's."""
@@ -127,7 +292,7 @@ class Picture:
     """Every distinct error, the one that came last first."""
 
     @property
-    def recovers(self) -> bool:
+    def is_recovering(self) -> bool:
         """Neither positions nor queues are known yet."""
         return self.words["group_state"] == layout.GROUP_RECOVERING
 
@@ -137,7 +302,7 @@ class Picture:
         return sum(error.count for error in self.errors if error.owner == layout.SUPERVISOR)
 
 
-class Collector:
+class MetricsCollector:
     """Reads one group. `version` goes into the build's info; processes are asked for at most so often."""
 
     def __init__(
@@ -158,18 +323,18 @@ class Collector:
         self._topics: TopicTable | None = None
         self._groups: GroupLags | None = None
         self._opened_in = layout.GROUP_DOWN
-        self._processes: dict[str, ProcessFigures] = {}
+        self._processes: dict[str, ProcessUsage] = {}
         self._processes_due = 0.0
         self._processes_every_s = processes_every_s
 
-    def picture(self) -> Picture:
+    def picture(self) -> GroupState:
         """The group now."""
         # The words first: a queue table that is a little newer contradicts nothing that follows from them.
         words = self.control.snapshot()
         # At once, too: a heartbeat is silent for no longer than it was when it was read.
         problems = ready_problems_of(words, self.options.heartbeat_timeout_ms * 1_000_000)
         self._take_table(words["group_state"])
-        return Picture(
+        return GroupState(
             words=words,
             processes=self._look_at_processes(words),
             table=self._topics.figures() if self._topics else None,
@@ -180,7 +345,7 @@ class Collector:
         )
 
     def samples(self) -> dict[str, Samples]:
-        """Every metric's samples by its name; of a group that recovers only those that are known."""
+        """Every metric's samples by its name; of a group that is_recovering only those that are known."""
         picture = self.picture()
         of_words = samples_of_words(
             self.control,
@@ -195,7 +360,7 @@ class Collector:
         ]
         of_words |= _of_processes(picture.processes)
         of_words["mqproc_build_info"] = [((self._version, platform.python_version()), 1)]
-        if picture.recovers:
+        if picture.is_recovering:
             return {name: samples for name, samples in of_words.items() if name in TOLD_IN_RECOVERY}
         return {
             **of_words,
@@ -234,13 +399,13 @@ class Collector:
         self._topics = TopicTable(table, options.metrics_series_max, options.consume_queue_file_bytes)
         self._groups = GroupLags(self._io, self._paths, options, self.control.words, table)
 
-    def _look_at_processes(self, words: Mapping[str, int]) -> dict[str, ProcessFigures]:
+    def _look_at_processes(self, words: Mapping[str, int]) -> dict[str, ProcessUsage]:
         now = time.monotonic()
         if now >= self._processes_due:
             self._processes_due = now + self._processes_every_s
             pids = {layout.SUPERVISOR: words["supervisor_pid"], layout.TEMPLATE: words["template_pid"]}
             pids |= {role: words[f"{role}.pid"] for role in layout.ROLES}
-            found = {role: figures_of(pid) for role, pid in pids.items()}
+            found = {role: process_usage(pid) for role, pid in pids.items()}
             self._processes = {role: figures for role, figures in found.items() if figures is not None}
         return self._processes
 
@@ -255,7 +420,7 @@ class Collector:
             "mqproc_messages_consumed_total": [((lag.group, lag.topic), lag.consumed) for lag in lags],
         }
 
-    def _of_storage(self, picture: Picture) -> dict[str, Samples]:
+    def _of_storage(self, picture: GroupState) -> dict[str, Samples]:
         words, options = picture.words, self.options
         segment = options.mapped_file_size_commit_log
         begin = words["min_physical_offset"]
@@ -278,7 +443,7 @@ class Collector:
         }
 
 
-def _of_processes(processes: Mapping[str, ProcessFigures]) -> dict[str, Samples]:
+def _of_processes(processes: Mapping[str, ProcessUsage]) -> dict[str, Samples]:
     return {
         "mqproc_process_cpu_seconds_total": [((role,), of.cpu_s) for role, of in processes.items()],
         "mqproc_process_resident_memory_bytes": [((role,), of.resident_bytes) for role, of in processes.items()],

@@ -124,7 +124,7 @@ def readiness(group: str, *, ready: bool) -> str:
 
 def _alive_problems(words: Mapping[str, int], now_ns: int) -> list[str]:
     silent_ns = now_ns - words["supervisor_heartbeat_ns"]
-    if silent_ns > SUPERVISOR_TIMEOUT_NS and not control_words.recovers(words):
+    if silent_ns > SUPERVISOR_TIMEOUT_NS and not control_words.is_recovering(words):
         return [f"the supervisor has been silent for {silent_ns / 1e9:.1f} s: mqproc errors, then mqproc up"]
     return []
 

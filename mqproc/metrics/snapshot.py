@@ -13,8 +13,8 @@ from mqproc.ipc import control_words
 from mqproc.ipc.control import Control
 from mqproc.ipc.histogram import Buckets, read_buckets
 from mqproc.layout import control as layout
-from mqproc.layout import figures
-from mqproc.metrics.collector import Collector, Picture
+from mqproc.layout import histograms
+from mqproc.metrics.collector import GroupState, MetricsCollector
 from mqproc.metrics.groups import GroupLag
 from mqproc.metrics.health import is_busy, is_silent, recovery_stands_at, unflushed_seconds, warnings_of
 from mqproc.metrics.topics import TopicFigures
@@ -24,22 +24,22 @@ ROWS_MAX: Final = 50
 ERRORS_MAX: Final = 20
 
 LATENCIES: Final = {
-    "append": (figures.APPENDS,),
-    "dispatch": (figures.DISPATCH_DELAYS,),
-    "pull": (figures.PULL_REQUESTS,),
-    "key": (figures.KEY_REQUESTS,),
-    "flush": (figures.WRITER_SYNCS, figures.LOG_FLUSHES),
+    "append": (histograms.APPENDS,),
+    "dispatch": (histograms.DISPATCH_DELAYS,),
+    "pull": (histograms.PULL_REQUESTS,),
+    "key": (histograms.KEY_REQUESTS,),
+    "flush": (histograms.WRITER_SYNCS, histograms.LOG_FLUSHES),
 }
 """What is timed, and the histograms that hold it."""
 
 
-def snapshot(collector: Collector, paths: StorePaths, *, rows_max: int = ROWS_MAX) -> dict[str, Any]:
+def snapshot(collector: MetricsCollector, paths: StorePaths, *, rows_max: int = ROWS_MAX) -> dict[str, Any]:
     """The group now; topics and groups are cut to `rows_max`, the busiest and the furthest behind first."""
     return as_values(collector, paths, collector.picture(), rows_max=rows_max)
 
 
 def as_values(
-    collector: Collector, paths: StorePaths, picture: Picture, *, rows_max: int = ROWS_MAX, name: str = ""
+    collector: MetricsCollector, paths: StorePaths, picture: GroupState, *, rows_max: int = ROWS_MAX, name: str = ""
 ) -> dict[str, Any]:
     """A picture's figures. With a `name` only topics and groups that have it in theirs, in any case of letters."""
     control = collector.control
@@ -54,12 +54,12 @@ def as_values(
         "epoch": words["epoch"],
         "group": layout.name_of(words["group_state"], layout.GROUP_NAMES),
         "ready": not picture.problems,
-        "recovery": recovery_stands_at(words) if picture.recovers else None,
+        "recovery": recovery_stands_at(words) if picture.is_recovering else None,
         "problems": picture.problems,
         "warnings": warnings_of(words, time.monotonic_ns(), picture.dispatch_behind_ms),
         "started_ms": words["group_started_ms"],
         "sync_flush": collector.options.sync_flush,
-        "path": {**_if(known, _path(picture)), "read_only": control_words.takes_nothing(words)},
+        "path": {**_if(known, _path(picture)), "read_only": control_words.refuses_messages(words)},
         "latencies": {name: _buckets(control, name) for name in LATENCIES},
         "roles": _roles(picture, collector.options.heartbeat_timeout_ms * 1_000_000),
         "topics": _topics(topics, rows_max),
@@ -102,7 +102,7 @@ def _buckets(control: Control, name: str) -> dict[str, Any]:
     return {"bounds_s": buckets.bounds, "counts": buckets.counts, "sum_s": buckets.total}
 
 
-def _path(picture: Picture) -> dict[str, Any]:
+def _path(picture: GroupState) -> dict[str, Any]:
     words = picture.words
     return {
         "appended_messages": words["appended_messages"],
@@ -130,20 +130,20 @@ def _path(picture: Picture) -> dict[str, Any]:
     }
 
 
-def _roles(picture: Picture, timeout_ns: int) -> list[dict[str, Any]]:
+def _roles(picture: GroupState, timeout_ns: int) -> list[dict[str, Any]]:
     """Every process but the template. `silent` is as /readyz has it; `silent_s` is None for one that need not beat."""
     words = picture.words
     now_ns = time.monotonic_ns()
     silent_ns = max(0, now_ns - words["supervisor_heartbeat_ns"])
-    recovers = control_words.recovers(words)
+    is_recovering = control_words.is_recovering(words)
     rows: list[dict[str, Any]] = [
         {
             "role": layout.SUPERVISOR,
             "state": layout.name_of(words["group_state"], layout.GROUP_NAMES),
             "pid": words["supervisor_pid"],
-            "busy": recovers,
-            "silent": silent_ns > control_words.SUPERVISOR_TIMEOUT_NS and not recovers,
-            "silent_s": None if recovers else silent_ns / 1e9,
+            "busy": is_recovering,
+            "silent": silent_ns > control_words.SUPERVISOR_TIMEOUT_NS and not is_recovering,
+            "silent_s": None if is_recovering else silent_ns / 1e9,
             "restarts": 0,
             "errors": picture.supervisor_errors,
             "cycles": 0,
@@ -201,7 +201,7 @@ def _groups(lags: list[GroupLag], rows_max: int) -> list[dict[str, Any]]:
     ]
 
 
-def _disk(collector: Collector, picture: Picture) -> dict[str, Any]:
+def _disk(collector: MetricsCollector, picture: GroupState) -> dict[str, Any]:
     words, options = picture.words, collector.options
     used, free = words["disk_used_bytes"], words["disk_free_bytes"]
     total = used + free

@@ -1,4 +1,4 @@
-"""JSON that may be anything: what is none of a type is refused in one way."""
+"""Decoding of JSON from any source, with one error type for invalid input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def decode_json(text: bytes, kind: type[T]) -> T:
-    """A text's value as a type that msgspec knows. Raises msgspec.MsgspecError for what is none, no UTF-8 included."""
+    """Decode JSON to a type known to msgspec. Raises msgspec.MsgspecError, also for invalid UTF-8."""
     try:
         return msgspec.json.decode(text, type=kind)
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Numbers with what they count, as people write and read them."""
+"""Units as text: sizes, counts, delay levels."""
 
 from __future__ import annotations
 
@@ -29,27 +29,23 @@ def parse_size(text: str) -> int:
     """Bytes: a number, or one with unit: `64KiB`, `10MB`, `1g`. Raises ValueError."""
     match = re.fullmatch(r"(\d[\d_]*)\s*([kmgt]?)(i?b?)", text.strip(), re.IGNORECASE)
     if match is None:
-        raise ValueError(f"{text!r} is no size; write 1000000, 64KiB, 10MB or 1g")
+        raise ValueError(f"{text!r} is not a size; write 1000000, 64KiB, 10MB or 1g")
     number, unit, tail = match[1], match[2].lower(), match[3].lower()
     base = 1000 if unit and tail == "b" else 1024
     return int(number) * int(base ** _PREFIXES.index(unit))
 
 
-# --- delay_levels ---
-# The delay levels of a store: RocketMQ's `messageDelayLevel`, numbers with a unit, as in `1s 5s 10m 2h 1d`.
-
-
 DELAY_LEVELS: Final = 18
-"""As many queues SCHEDULE_TOPIC_XXXX has; a store may have fewer levels."""
+"""Queues of SCHEDULE_TOPIC_XXXX; a store may use fewer levels."""
 DELAY_MS_MAX: Final = 40 * 86_400_000
 DELAY_STEP_MS: Final = 1_000
-"""Every delay is some of these."""
+"""All delays are multiples of this."""
 _UNITS_MS: Final = {"s": DELAY_STEP_MS, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 @functools.lru_cache(16)
 def delays_ms_of(text: str) -> tuple[int, ...]:
-    """The levels' delays in ms, the first level's first. Raises ConfigurationError."""
+    """Parse `messageDelayLevel`, as in `1s 5s 10m 2h 1d`, to ms per level. Raises ConfigurationError."""
     parts = [re.fullmatch(r"([0-9]{1,9})([smhd])", part) for part in text.split()]
     delays = tuple(int(part[1]) * _UNITS_MS[part[2]] for part in parts if part is not None)
     if not 1 <= len(parts) == len(delays) <= DELAY_LEVELS or max(delays) > DELAY_MS_MAX:
@@ -60,4 +56,4 @@ def delays_ms_of(text: str) -> tuple[int, ...]:
 
 DELAYS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 DELAYS_MS: Final = delays_ms_of(DELAYS)
-"""RocketMQ's own."""
+"""RocketMQ's default."""

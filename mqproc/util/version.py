@@ -1,4 +1,4 @@
-"""Which version of the package this is."""
+"""The package's version, and the time at which this process imported it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ from typing import Final
 
 
 def installed_version() -> str:
-    """As the package's metadata say."""
-    # With what it needs of e-mail it takes longer than the modules of a short command.
+    """Version in the package's metadata."""
+    # Imported here: with its dependencies it takes longer to import than a short command.
     import importlib.metadata
 
     try:
         return importlib.metadata.version("mqproc")
     except importlib.metadata.PackageNotFoundError:
-        return "0+checkout"  # One that is not installed.
-
-
-# --- began ---
-# When this process began to import the package: what it imports later may be of another version by then.
+        return "0+checkout"  # Not installed.
 
 
 IMPORTED_NS: Final = time.time_ns()
-"""Unix time in ns. `mqproc` imports this module before all others."""
+"""Unix time in ns, before any other module of the package: later imports may be of a newer version."""

@@ -1,1 +1,1 @@
-"""Frames on the Unix sockets: header, options, columns. The same for every role and both clients."""
+"""Frames on Unix sockets: header, options, columns; the same for all roles and both clients."""

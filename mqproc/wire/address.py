@@ -1,47 +1,44 @@
-"""Where sockets lie: bound 0600 in a 0700 folder, found again by clients although a socket's path is at most 107 bytes.
+"""Addresses of Unix sockets, also where a path exceeds the limit of 107 bytes.
 
-A path that is too long gets a short one in the user's runtime folder; at the original place then lies a small file, the
-pointer, which holds the short path. Those of killed groups go when another one is made: where their stores were removed
-nobody starts them again.
+Sockets are bound with mode 0600 in a 0700 folder. A path that is too long gets a short one in the user's runtime
+folder, and a small file at the original place, the pointer, holds it. Sockets of killed groups are removed when the
+next one is made, since their stores may have been removed too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import re
 import socket
 import stat
 import struct
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from mqproc.errors import NotRunningError, StoreAccessError
+from mqproc.util.file_lock import wait_for_flock
 
 # sun_path has 108 bytes with the NUL that ends it.
 SOCKET_PATH_BYTES_MAX: Final = 107
 BACKLOG: Final = 512
 _TEMPORARY_SUFFIX: Final = ".tmp"
 _SHORT_NAME: Final = re.compile(r"[0-9a-f]{24}\.sock(\.tmp)?")
-_POINTER_BYTES_MAX: Final = 4096
-# So long a start waits for another one that makes its sockets, which takes a moment.
+# Longest wait for another start that creates its sockets.
 _PATIENCE_S: Final = 2.0
-_AGAIN_S: Final = 0.01
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """The user that the process at the other end runs as."""
+    """User id of the process at the other end."""
     return _peer(connection)[1]
 
 
 def peer_pid(connection: socket.socket) -> int:
-    """The process that connected."""
+    """Pid of the process that connected."""
     return _peer(connection)[0]
 
 
@@ -50,9 +47,9 @@ def _peer(connection: socket.socket) -> tuple[int, ...]:
 
 
 def runtime_folder() -> Path:
-    """The user's folder for sockets whose own path is too long; made 0700 when missing.
+    """The user's folder for sockets whose path is too long; created with mode 0700.
 
-    Raises StoreAccessError when it is not a folder of ours that nobody else may enter.
+    Raises StoreAccessError unless it is a folder of this user that no other user may enter.
     """
     uid = os.getuid()
     base = os.environ.get("XDG_RUNTIME_DIR")
@@ -72,7 +69,7 @@ def _fits(path: Path) -> bool:
 
 
 def _short_path(path: Path) -> Path:
-    """The same short path for the same long one."""
+    """Map a long path to a short one, always to the same."""
     name = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:24]
     short = runtime_folder() / f"{name}.sock"
     if not _fits(short):
@@ -81,10 +78,10 @@ def _short_path(path: Path) -> Path:
 
 
 def listen(path: Path, backlog: int = BACKLOG) -> socket.socket:
-    """A listening socket at `path`, non-blocking, mode 0600; a socket or pointer that was there is replaced.
+    """Listen at `path`, non-blocking, mode 0600, in place of an existing socket or pointer.
 
-    It is bound under another name first, so that `path` always leads to somebody who listens. Call it only while
-    holding the store's lock.
+    The socket is bound under a temporary name first, so `path` always has a listener. The caller holds the store's
+    lock.
     """
     path = path.absolute()
     path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -118,42 +115,29 @@ def _bound(path: Path, target: Path, backlog: int) -> socket.socket:
 
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[bool]:
-    """Only one process at a time makes sockets in the runtime folder, or removes abandoned ones.
+    """Lock the runtime folder while sockets are created or removed there.
 
-    False where the other one takes long, since it was stopped: that keeps nobody from starting a group.
+    Yields False when another process, perhaps stopped, holds the lock too long; a start continues then.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield _locked(fd)
+        yield wait_for_flock(fd, _PATIENCE_S)
     finally:
         os.close(fd)
 
 
-def _locked(fd: int) -> bool:
-    ends_s = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > ends_s:
-                return False
-            time.sleep(_AGAIN_S)
-        else:
-            return True
-
-
 def _remove_abandoned(folder: Path) -> None:
-    """Remove what killed groups have left in the runtime folder; where their stores are gone too, nobody else would."""
+    """Remove sockets of killed groups from the runtime folder: their stores may be gone."""
     for entry in os.scandir(folder):
         if _SHORT_NAME.fullmatch(entry.name) and is_abandoned(entry.path):
             Path(entry.path).unlink(missing_ok=True)
 
 
 def is_abandoned(path: str) -> bool:
-    """Whether there is a socket that no process has any more.
+    """Whether a socket exists that no process listens on.
 
-    Of one that is somebody's Linux tells that it is of another kind, so it is not connected to. Other kernels, as
-    gVisor's, refuse the wrong kind in any case: they are asked with the right one, too.
+    Linux refuses a connection of the wrong type without connecting. Other kernels, such as gVisor, refuse the wrong
+    type in any case, so the right type is tried too.
     """
     try:
         return stat.S_ISSOCK(os.lstat(path).st_mode) and all(
@@ -164,7 +148,7 @@ def is_abandoned(path: str) -> bool:
 
 
 def _connected(path: str, kind: socket.SocketKind) -> int:
-    """What comes of connecting to a socket: an errno, or 0."""
+    """The errno of connecting to a socket, or 0."""
     with socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK) as sock:
         return sock.connect_ex(path)
 
@@ -177,7 +161,7 @@ def _write_pointer(path: Path, target: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a socket's name, and the short one that it points to."""
+    """Remove a socket and its short path."""
     try:
         target = connect_path(path)
     except NotRunningError:
@@ -187,9 +171,9 @@ def remove(path: Path) -> None:
 
 
 def connect_path(path: Path) -> Path:
-    """The path to connect to for the socket at `path`: itself, or where the pointer leads.
+    """The path to connect to for the socket at `path`: itself, or the pointer's target.
 
-    Raises NotRunningError when nothing is there.
+    Raises NotRunningError when there is none.
     """
     try:
         found = path.lstat()
@@ -209,5 +193,5 @@ def _read_pointer(path: Path) -> Path:
         os.close(fd)
     target = Path(os.fsdecode(data.rstrip(b"\n")))
     if b"\0" in data or not target.is_absolute() or found.st_uid != os.getuid():
-        raise NotRunningError(f"{path}: neither a socket nor our pointer to one")
+        raise NotRunningError(f"{path}: neither a socket nor a pointer to one")
     return target

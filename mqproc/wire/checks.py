@@ -1,4 +1,4 @@
-"""What a filter may be. Clients ask before they send, servers before they believe."""
+"""Checks of filter expressions, made by clients before sending and by servers on receipt."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _SEPARATOR = re.compile("[\x01\x02]")
 
 
 def parse_tags(expression: str) -> list[str]:
-    """The tags of a filter `a || b`; none for the empty one and for `*`, which mean all.
+    """Parse a filter `a || b` into tags; empty and `*` give none, which means all.
 
-    Raises FilterSyntaxError with the place of what no tag can have.
+    Raises FilterSyntaxError with the position of an invalid character.
     """
     _check_size(expression)
     if separator := _SEPARATOR.search(expression):
         place = separator.start()
-        told = f"filter, character {place + 1} (the first is 1): no tag has byte 0x{ord(separator[0]):02X}"
-        raise FilterSyntaxError(told, position=place)
+        text = f"filter, character {place + 1} (the first is 1): a tag cannot contain byte 0x{ord(separator[0]):02X}"
+        raise FilterSyntaxError(text, position=place)
     if expression.strip() in ("", "*"):
         return []
     tags = [tag for part in expression.split("||") if (tag := part.strip())]
@@ -29,7 +29,7 @@ def parse_tags(expression: str) -> list[str]:
 
 
 def check_sql(expression: str) -> str:
-    """The SQL92 filter as it is sent. Raises FilterSyntaxError when it is empty or too long; the server parses it."""
+    """Return a valid SQL92 filter. Raises FilterSyntaxError if empty or too long; servers parse it."""
     _check_size(expression)
     if not expression.strip():
         raise FilterSyntaxError("the SQL92 filter is empty")
@@ -38,7 +38,7 @@ def check_sql(expression: str) -> str:
 
 def _check_size(expression: str) -> None:
     if not isinstance(expression, str):
-        raise FilterSyntaxError(f"filter {repr(expression)[:64]} is no text")
+        raise FilterSyntaxError(f"filter {repr(expression)[:64]} is not text")
     size = len(expression.encode("utf-8", "surrogatepass"))
     if size > FILTER_BYTES_MAX:
         raise FilterSyntaxError(f"filter of {size:,} bytes exceeds {FILTER_BYTES_MAX:,}", position=FILTER_BYTES_MAX)

@@ -1,4 +1,4 @@
-"""What all options on the wire have in common, and what is said of those that cannot be."""
+"""Encoding of request options, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from mqproc.errors import BadRequestError
 
 _SHOWN_MAX: Final = 64
 BOOLS: Final = ("bool", "bool_")
-"""What Python's and numpy's own truths are called: by name, since not all who send options need load numpy."""
-# msgspec tells of a field that it is no … at `$[2]`, or further in it.
+"""Type names of Python's and numpy's booleans; not every client imports numpy."""
+# msgspec reports a field as `$[2]`, or deeper.
 _PLACE = re.compile(r"(.*?)(?: - at `\$\[(\d+)\].*`)", re.DOTALL)
 _decode = msgspec.msgpack.Decoder().decode
 
 
-class Options(msgspec.Struct, array_like=True, frozen=True):
-    """Base of all options: an array on the wire, so that a field added at the end is read as its default."""
+class FrameOptions(msgspec.Struct, array_like=True, frozen=True):
+    """Base of all options: an array on the wire, so that fields added at the end have defaults."""
 
 
 def _plain(value: Any) -> Any:
-    """What msgspec asks for a value that it does not know: numpy's numbers and texts are numbers and texts."""
+    """Convert numpy's numbers, booleans and strings for msgspec."""
     if isinstance(value, str):
         return str(value)
     return bool(value) if type(value).__name__ in BOOLS else operator.index(value)
@@ -33,15 +33,15 @@ _encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _UNENCODABLE: Final = (TypeError, UnicodeError, OverflowError)
 
 
-def encoded(options: Options) -> bytes:
-    """A request's options as they are sent. Raises BadRequestError naming the first field that cannot be."""
+def encoded(options: FrameOptions) -> bytes:
+    """Encode a request's options. Raises BadRequestError that names the first invalid field."""
     try:
         return _encode(options)
     except _UNENCODABLE:
         raise _not_encodable(options) from None
 
 
-def _not_encodable(options: Options) -> BadRequestError:
+def _not_encodable(options: FrameOptions) -> BadRequestError:
     for name in options.__struct_fields__:
         value = getattr(options, name)
         try:
@@ -51,8 +51,8 @@ def _not_encodable(options: Options) -> BadRequestError:
     return BadRequestError(f"options cannot be sent: {options!r}")
 
 
-def not_decodable(operation: str, kind: type[Options], options: Any, error: Exception) -> BadRequestError:
-    """What is said of options that are none of their kind: the field that is not, where it is known."""
+def not_decodable(operation: str, kind: type[FrameOptions], options: Any, error: Exception) -> BadRequestError:
+    """The error for options that do not decode; names the field if known."""
     found = _PLACE.fullmatch(str(error))
     if found is None or int(found[2]) >= len(kind.__struct_fields__):
         return BadRequestError(f"options of {operation}: {error}")
@@ -65,7 +65,7 @@ def _value_at(options: Any, number: int) -> str:
     try:
         return f" = {_shown(_decode(options)[number])}"
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return ""  # What comes behind it cannot be read at all.
+        return ""  # The array is unreadable after this field.
 
 
 def _shown(value: Any) -> str:

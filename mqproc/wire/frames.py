@@ -1,4 +1,4 @@
-"""The protocol without I/O: cutting bytes into frames, building frames, matching answers to requests.
+"""The frame protocol without I/O: cutting, building, matching answers, and output queues.
 
     socket ──bytes──▶ FrameReader ──Frame──▶ server: Request        client: ClientProtocol ──▶ Answer
     socket ◀─buffers── encode_frame, encode_refusal ◀── answer      request ──▶ ClientProtocol ──▶ buffers
@@ -37,7 +37,7 @@ from mqproc.layout.frame import (
     VERSION,
     encode_header,
 )
-from mqproc.wire.codec import Options, not_decodable
+from mqproc.wire.codec import FrameOptions, not_decodable
 from mqproc.wire.operations import REQUESTS, ErrorAnswer, Operation
 
 if TYPE_CHECKING:
@@ -46,28 +46,24 @@ if TYPE_CHECKING:
 
     from _typeshed import ReadableBuffer
 
-# --- output ---
-# Bytes on their way out of a non-blocking socket. Servers and both clients send through it.
-
-
 # sendmsg takes at most IOV_MAX (1,024) pieces; fewer are enough to fill a socket's buffer.
 PIECES_MAX = 256
-# More pieces than that are joined while they are no more bytes than this together.
+# Up to this many bytes, more pieces than that are joined.
 JOINED_BYTES_MAX = 1 << 20
 
 _nbytes = operator.attrgetter("nbytes")
 
 
 def size_of(pieces: Sequence[ReadableBuffer]) -> int:
-    """Bytes of all pieces."""
+    """Total bytes of all pieces."""
     return sum(map(_nbytes, map(_view, pieces)))
 
 
 class OutputQueue:
-    """What a socket has not taken yet, oldest first.
+    """Bytes that a non-blocking socket has not taken yet, oldest first.
 
-    `queued_bytes` and `sent_bytes` count from the beginning: a frame that was queued when `queued_bytes` reached N
-    has surely not been taken by the peer while `sent_bytes` is below N.
+    `queued_bytes` and `sent_bytes` count from the beginning: the peer cannot have a whole frame that ended at
+    `queued_bytes` N while `sent_bytes` is below N.
     """
 
     __slots__ = ("_pieces", "queued_bytes", "sent_bytes")
@@ -82,14 +78,14 @@ class OutputQueue:
         return self.queued_bytes - self.sent_bytes
 
     def write(self, sock: socket.socket, pieces: Sequence[ReadableBuffer], *, owned: bool = True) -> bool:
-        """Send what the socket takes now and keep the rest; True when nothing is left.
+        """Send as much as the socket takes and keep the rest; return True when nothing is left.
 
-        The caller must leave the pieces' bytes alone until they are sent; with `owned` False what is left is copied
-        instead. Raises OSError when the peer is gone.
+        The caller must not change the pieces until they are sent; with `owned` False the rest is copied instead. Raises
+        OSError when the peer is gone.
         """
         if self._pieces or len(pieces) > PIECES_MAX:
-            return self._write_behind(sock, pieces, owned)
-        # Most often the socket takes all: then nothing is made of the pieces.
+            return self._write_queued(sock, pieces, owned)
+        # Usually the socket takes everything, and no views are made.
         single = pieces[0] if len(pieces) == 1 else None
         size = len(single) if type(single) is bytes else size_of(pieces)
         self.queued_bytes += size
@@ -106,8 +102,8 @@ class OutputQueue:
             self._copy_last(count)
         return False
 
-    def _write_behind(self, sock: socket.socket, pieces: Sequence[ReadableBuffer], owned: bool) -> bool:
-        """The same of pieces that wait for others, or are many."""
+    def _write_queued(self, sock: socket.socket, pieces: Sequence[ReadableBuffer], owned: bool) -> bool:
+        """Write pieces after queued ones, or a large number of pieces."""
         if len(pieces) > PIECES_MAX and size_of(pieces) <= JOINED_BYTES_MAX:
             return self.write(sock, (b"".join(pieces),))
         count = self.queue(pieces)
@@ -118,7 +114,7 @@ class OutputQueue:
         return False
 
     def queue(self, pieces: Sequence[ReadableBuffer]) -> int:
-        """Keep pieces for the next `send`; returns how many they are. Their bytes must stay as they are."""
+        """Queue pieces for the next `send`; return their number. Their bytes must not change."""
         self.queued_bytes += size_of(pieces)
         return self._keep(pieces)
 
@@ -128,13 +124,13 @@ class OutputQueue:
         return len(views)
 
     def _copy_last(self, count: int) -> None:
-        """Replace the newest pieces, as far as they are still here, by copies."""
+        """Replace those of the newest pieces that are still queued by copies."""
         pieces = self._pieces
         for index in range(-min(count, len(pieces)), 0):
             pieces[index] = memoryview(bytes(pieces[index]))
 
     def send(self, sock: socket.socket) -> bool:
-        """Send what the socket takes now; True when nothing is left. Raises OSError when the peer is gone."""
+        """Send as much as the socket takes; return True when nothing is left. Raises OSError."""
         while self._pieces:
             try:
                 sent = sock.sendmsg(itertools.islice(self._pieces, PIECES_MAX))
@@ -144,7 +140,7 @@ class OutputQueue:
         return True
 
     def _took(self, count: int) -> None:
-        """The socket has taken the oldest `count` bytes."""
+        """Remove the oldest `count` bytes."""
         pieces = self._pieces
         self.sent_bytes += count
         while count and pieces:
@@ -156,14 +152,14 @@ class OutputQueue:
             pieces.popleft()
 
     def clear(self) -> None:
-        """Forget what was not sent."""
+        """Discard unsent bytes."""
         self._pieces.clear()
         self.queued_bytes = self.sent_bytes
 
 
-# Frames up to this size are joined into one piece: cheaper than handing the kernel several.
+# Frames up to this size are joined into one piece: cheaper than passing several to the kernel.
 JOINED_FRAME_BYTES_MAX = 16 << 10
-# A reader's own buffer: small when it begins, and given back above the second size once its frame is done.
+# A reader starts with the first size, and releases a buffer above the second once its frame is done.
 FIRST_BUFFER_BYTES = 64 << 10
 KEPT_BUFFER_BYTES = 16 << 20
 
@@ -172,14 +168,14 @@ _unpack_header = HEADER.unpack_from
 _pack_header = HEADER.pack
 _view: Callable[[ReadableBuffer], memoryview] = memoryview
 encode_options: Final = msgspec.msgpack.Encoder().encode
-"""Options as bytes: the encoder's own function, since an answer's client waits for it."""
+"""The encoder's own method, without a Python call in between: a client waits for the answer."""
 _decode_error_answer = msgspec.msgpack.Decoder(ErrorAnswer).decode
 _REQUEST_DECODERS = {int(operation): msgspec.msgpack.Decoder(kind) for operation, kind in REQUESTS.items()}
 NO_OPTIONS = encode_options([])
 
 
 class Frame(msgspec.Struct, eq=False):
-    """One frame. The views are valid until the reader is given more bytes."""
+    """One frame. Its views are valid until the reader gets more bytes."""
 
     operation: int  # with ANSWER and REFUSAL
     request_id: int
@@ -188,7 +184,7 @@ class Frame(msgspec.Struct, eq=False):
 
 
 class BadFrame(NamedTuple):
-    """What a server says before it closes: the refused frame's operation and id, as far as they are known."""
+    """The refusal that a server sends before it closes: operation and id as far as they are known."""
 
     operation: int
     request_id: int
@@ -196,12 +192,12 @@ class BadFrame(NamedTuple):
 
 
 def empty_buffer(size: int) -> memoryview:
-    """A writable buffer whose pages take memory only when bytes arrive in them."""
+    """A writable buffer whose pages take memory only once bytes arrive in them."""
     return np.empty(size, np.uint8).data
 
 
 def check_greeting(view: memoryview, at: int) -> None:
-    """Raise unless the bytes at `at`, at least 6 of them, begin a frame of this version."""
+    """Check that the bytes at `at`, at least 6, begin a frame of this version; else raise."""
     magic, version = GREETING.unpack_from(view, at)
     if magic != MAGIC:
         raise UnsupportedVersionError(f"frame begins with 0x{magic:08X}, not 0x{MAGIC:08X}; speaks 1..{VERSION}")
@@ -212,14 +208,14 @@ def check_greeting(view: memoryview, at: int) -> None:
 class FrameReader:
     """Cuts a stream of bytes into frames without copying them.
 
-    Ask `writable` for room, put bytes there, tell `received` how many, then take frames until there are none. Frames
+    Get room from `writable`, fill it, report the size to `received`, then take frames until there are none. Frames
     already taken become invalid with the next `writable`.
     """
 
     __slots__ = ("_bound", "_buffer", "_end", "_frame_bytes_max", "_hint", "_needed", "_start", "has_more")
 
     def __init__(self, frame_bytes_max: int, limit: str = "") -> None:
-        """`limit`: what the bound is called where who asks has set it, "" elsewhere."""
+        """`limit`: name of the bound in errors when the caller configured it."""
         self._frame_bytes_max = frame_bytes_max
         self._bound, self._hint = f"{frame_bytes_max:,}", ""
         if limit:
@@ -228,46 +224,46 @@ class FrameReader:
         self._buffer: memoryview | None = None
         self._start = 0
         self._end = 0
-        self._needed = 0  # bytes of the frame that begins at _start, 0 while its header is not whole
+        self._needed = 0  # size of the frame at _start, 0 while its header is incomplete
         self.has_more = False
-        """Whether something lay behind the frame that was taken last."""
+        """Whether bytes followed the last frame."""
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes received that no frame was made of yet."""
+        """Bytes received that belong to no frame yet."""
         return self._end - self._start
 
     def adopt(self, buffer: memoryview, start: int, end: int) -> None:
-        """Go on in `buffer`, where bytes [start, end) have been received already."""
+        """Continue in `buffer`, which has received bytes [start, end)."""
         self._buffer, self._start, self._end, self._needed = buffer, start, end, 0
 
     def release(self) -> memoryview | None:
-        """Give the buffer away; what was waiting in it is forgotten."""
+        """Give the buffer away; pending bytes are discarded."""
         buffer, self._buffer = self._buffer, None
         self._start = self._end = self._needed = 0
         return buffer
 
     def move_to(self, buffer: memoryview) -> None:
-        """Go on in another buffer, large enough for what waits."""
+        """Continue in another buffer, large enough for the pending bytes."""
         waiting = self.rest()
         buffer[: len(waiting)] = waiting
         self._buffer, self._start, self._end = buffer, 0, len(waiting)
 
     def rest(self) -> memoryview:
-        """What was received and not yet taken."""
+        """The pending bytes."""
         return memoryview(b"") if self._buffer is None else self._buffer[self._start : self._end]
 
     def place(self) -> tuple[memoryview, int, int]:
-        """(buffer, begin, end) of what was received and not yet taken; only while something was."""
+        """(buffer, begin, end) of the pending bytes; call it only when there are some."""
         assert self._buffer is not None
         return self._buffer, self._start, self._end
 
     def take_to(self, end: int) -> None:
-        """Whole frames up to `end` of the buffer were taken by whoever looked at its place."""
+        """Skip whole frames up to `end` of the buffer, which the caller has taken."""
         self._start, self._needed = end, 0
 
     def writable(self) -> memoryview:
-        """Room for more bytes: at least for the rest of the frame that has begun."""
+        """Room for more bytes: at least for the rest of the partial frame."""
         buffer = self._buffer
         if buffer is None:
             buffer = self._buffer = empty_buffer(FIRST_BUFFER_BYTES)
@@ -280,18 +276,18 @@ class FrameReader:
         begun = self._needed > waiting
         needed = self._needed if begun else waiting + HEADER_SIZE
         if self._start + needed > len(buffer):
-            # Whole frames that nobody has taken may fill the buffer: then it doubles, as often as it must.
+            # Unread whole frames may fill the buffer: double it as often as needed.
             buffer = self._make_room(buffer, needed if begun else max(needed, 2 * waiting))
         return buffer[self._end :]
 
     def _make_room(self, buffer: memoryview, needed: int) -> memoryview:
-        """Move the waiting bytes to the front, of a larger buffer when the frame does not fit in this one."""
+        """Move the pending bytes to the front, of a larger buffer if the frame does not fit."""
         target = buffer if needed <= len(buffer) else empty_buffer(max(needed, FIRST_BUFFER_BYTES))
         self.move_to(target)
         return target
 
     def fill(self, sock: socket.socket) -> int:
-        """Read what a socket has into `writable`; returns how many bytes that is, 0 at its end. Raises OSError."""
+        """Read from a socket into `writable`; return the byte count, 0 at its end. Raises OSError."""
         buffer = self._buffer
         if buffer is not None and self._start == self._end and len(buffer) <= KEPT_BUFFER_BYTES:
             self._start = self._end = 0
@@ -302,11 +298,11 @@ class FrameReader:
         return count
 
     def received(self, size: int) -> None:
-        """`size` bytes have been put into the last `writable`."""
+        """Account for `size` bytes put into the last `writable`."""
         self._end += size
 
     def feed(self, data: ReadableBuffer) -> None:
-        """Copy `data` in, however long it is."""
+        """Copy `data` of any length in."""
         view = memoryview(data).cast("B")
         while view.nbytes:
             room = self.writable()
@@ -316,7 +312,7 @@ class FrameReader:
             view = view[count:]
 
     def next_frame(self) -> Frame | None:
-        """The next whole frame, or None. Raises a ProtocolError, after which the stream cannot be read any more."""
+        """Return the next whole frame, or None. After a ProtocolError the stream is unusable."""
         buffer, start, end = self._buffer, self._start, self._end
         waiting = end - start
         if buffer is None or waiting < HEADER_SIZE:
@@ -343,7 +339,7 @@ class FrameReader:
         return Frame(operation, request_id, buffer[options_start:payload_start], buffer[payload_start:end_of_frame])
 
     def bad_frame(self, error: MqprocError) -> BadFrame:
-        """What `next_frame` refused, told with the operation and id of its header if that is one of ours."""
+        """The refusal for the frame that `next_frame` rejected, with its operation and id if known."""
         rest = self.rest()
         if len(rest) < HEADER_SIZE or isinstance(error, UnsupportedVersionError):
             return BadFrame(0, CONNECTION_ID, error)
@@ -354,8 +350,8 @@ class FrameReader:
 def encode_frame(
     operation: int, request_id: int, options: bytes, payload: Sequence[ReadableBuffer] = ()
 ) -> list[ReadableBuffer]:
-    """A frame as buffers to be sent one after the other: a single one when it is small, else without a copy."""
-    # Most often there is none, or one piece: then no sizes are added up.
+    """Encode a frame as buffers to send in order: one if it is small, else without a copy."""
+    # Usually there is none or one piece, and no sizes are added up.
     if len(payload) == 1:
         piece = payload[0]
         size = len(piece) if type(piece) is bytes else _view(piece).nbytes
@@ -368,13 +364,13 @@ def encode_frame(
 
 
 def encode_refusal(operation: int, request_id: int, error: MqprocError) -> bytes:
-    """The whole frame that refuses a request."""
+    """Encode the whole frame that refuses a request."""
     options = encode_options(ErrorAnswer(error.code, str(error), error_details(error)))
     return encode_header((operation & OPERATION_MASK) | ANSWER | REFUSAL, request_id, len(options), 0) + options
 
 
-def decode_request(operation: int, options: ReadableBuffer) -> Options:
-    """A request's options as the type that `REQUESTS` names. Raises BadRequestError."""
+def decode_request(operation: int, options: ReadableBuffer) -> FrameOptions:
+    """Decode a request's options to the type in `REQUESTS`. Raises BadRequestError."""
     try:
         return _REQUEST_DECODERS[operation].decode(options)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -382,16 +378,16 @@ def decode_request(operation: int, options: ReadableBuffer) -> Options:
 
 
 def decode_refusal(options: ReadableBuffer) -> MqprocError:
-    """The error that a refusal carries."""
+    """Decode the error that a refusal carries."""
     try:
         answer = _decode_error_answer(options)
         return error_from_wire(answer.code, answer.message, answer.details)
     except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
-        return ProtocolError(f"refusal cannot be read: {error}")
+        return ProtocolError(f"unreadable refusal: {error}")
 
 
-class Answer(msgspec.Struct, eq=False):
-    """What came back for a request: options and payload, or the error that refused it."""
+class AnswerFrame(msgspec.Struct, eq=False):
+    """The answer to a request: options and payload, or the error that refused it."""
 
     request_id: int
     options: memoryview
@@ -400,7 +396,7 @@ class Answer(msgspec.Struct, eq=False):
 
 
 class ClientProtocol:
-    """A client's side of one connection: gives requests their ids and finds out which answer belongs to which."""
+    """A client's side of a connection: numbers requests and matches answers to them."""
 
     __slots__ = ("_last_id", "_operations", "reader")
 
@@ -411,26 +407,26 @@ class ClientProtocol:
 
     @property
     def waiting(self) -> int:
-        """Requests whose answers have not come."""
+        """Number of unanswered requests."""
         return len(self._operations)
 
     def request(
         self, operation: int, options: bytes, payload: Sequence[ReadableBuffer] = (), *, oneway: bool = False
     ) -> tuple[int, list[ReadableBuffer]]:
-        """The id of a new request and the buffers to send. A oneway request gets no answer."""
+        """Number a request; return its id and the buffers to send. Oneway requests get no answer."""
         request_id = self._last_id = self._last_id + 1
         if not oneway:
             self._operations[request_id] = operation
         return request_id, encode_frame(operation, request_id, options, payload)
 
     def forget(self, request_id: int) -> None:
-        """Nobody waits for this request any more; its answer will be dropped."""
+        """Drop the answer to this request when it arrives."""
         self._operations.pop(request_id, None)
 
-    def next_answer(self) -> Answer | None:
-        """The next whole answer, or None.
+    def next_answer(self) -> AnswerFrame | None:
+        """Return the next whole answer, or None.
 
-        Raises the error that a server tells before it closes, or a ProtocolError; the connection is useless then.
+        Raises the error that a server sends before it closes, or ProtocolError; the connection is unusable then.
         """
         while (frame := self.reader.next_frame()) is not None:
             word, request_id = frame.operation, frame.request_id
@@ -439,14 +435,14 @@ class ClientProtocol:
                 self._check_unexpected(word, request_id, frame.options)
                 continue
             if word == operation | ANSWER:
-                return Answer(request_id, frame.options, frame.payload, None)
+                return AnswerFrame(request_id, frame.options, frame.payload, None)
             if word == operation | ANSWER | REFUSAL:
-                return Answer(request_id, frame.options, frame.payload, decode_refusal(frame.options))
+                return AnswerFrame(request_id, frame.options, frame.payload, decode_refusal(frame.options))
             raise ProtocolError(f"request {request_id} was operation {operation}, its answer is 0x{word:04X}")
         return None
 
     def _check_unexpected(self, word: int, request_id: int, options: memoryview) -> None:
-        """An answer that nobody waits for may be late; one to what was never asked is an error."""
+        """Ignore late answers to forgotten requests; an answer to an unsent request is an error."""
         if request_id == CONNECTION_ID and word & REFUSAL:
             raise decode_refusal(options)
         if request_id == CONNECTION_ID or request_id > self._last_id:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from mqproc.layout import control as words_of
 from mqproc.layout.control import QUERY, WRITER
 from mqproc.layout.frame import HEADER_SIZE
-from mqproc.wire.codec import Options
+from mqproc.wire.codec import FrameOptions
 from mqproc.wire.frames import encode_frame, encode_options
 from mqproc.wire.operations import Empty, Operation, groups, log, pop, transactions
 from tests.bad_input.raw_client import RawClient, rejects
@@ -37,12 +37,12 @@ PROPERTIES: Final = struct.pack("<3H", 8, 8, 8) + b"KEYS\x01k1\x02" * 3
 NUMBERS: Final = struct.pack("<3q", 1_700_000_000_000, 0, -1)
 
 
-def appends() -> list[tuple[Options, bytes]]:
+def appends() -> list[tuple[FrameOptions, bytes]]:
     """Frames of three messages with every kind of column."""
     data = LENGTHS + b"".join(BODIES)
     size = sum(map(len, BODIES))
 
-    def frame(columns: bytes = b"", **changes: Any) -> tuple[Options, bytes]:
+    def frame(columns: bytes = b"", **changes: Any) -> tuple[FrameOptions, bytes]:
         given: dict[str, Any] = {"topic": "fuzzed", "count": 3, "bodies_bytes": size} | changes
         return log.AppendRequest(**given), data + columns
 
@@ -66,7 +66,7 @@ def appends() -> list[tuple[Options, bytes]]:
     ]
 
 
-WHOLE: Final[dict[str, list[tuple[Operation, Options, bytes]]]] = {
+WHOLE: Final[dict[str, list[tuple[Operation, FrameOptions, bytes]]]] = {
     WRITER: [
         *((Operation.APPEND, *append) for append in appends() * 2),
         (Operation.CREATE_TOPIC, log.CreateTopicRequest("made", 4), b""),

@@ -19,11 +19,17 @@ from mqproc import StoreReader
 from mqproc.config.options import Options
 from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import StoreIO
-from mqproc.kernels.decode import ALL_COLUMNS
 from mqproc.kernels.record_check import VERIFY_CRCS, checked_size
+from mqproc.kernels.record_decode import ALL_COLUMNS
 from mqproc.layout import record
-from mqproc.layout.lazy_records import lazy_records
-from mqproc.layout.record_codec import check_record, decode_record, decode_records, encode_record, host_bytes
+from mqproc.layout.record_codec import (
+    check_record,
+    decode_record,
+    decode_records,
+    encode_record,
+    host_bytes,
+    lazy_records,
+)
 from mqproc.paths import StorePaths
 from mqproc.store.verify.verifier import verify_store
 from mqproc.types import StoredMessage

@@ -15,7 +15,7 @@ from mqproc.errors import CorruptStoreError, NotRunningError, StoreAccessError, 
 from mqproc.io.clock import Clock
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
-from mqproc.ipc.store_lock import CONTENT, StoreLock, holder_of
+from mqproc.ipc.store_lock import CONTENT, StoreLock, lock_holder
 from mqproc.layout import control as layout
 from mqproc.supervisor.store_folder import prepare_folder
 from tests.cli.calling import call
@@ -121,11 +121,11 @@ class SharedFiles:
     def _lock(self) -> None:
         """It is free, whatever it holds; whoever asks is told who has it, as far as that can be known."""
         io = StoreIO()
-        assert self.paths.lock.is_dir() or holder_of(io, self.paths) is None
+        assert self.paths.lock.is_dir() or lock_holder(io, self.paths) is None
         lock = StoreLock.acquire(io, self.paths)
         try:
             assert self.paths.lock.read_bytes() == CONTENT
-            holder = holder_of(io, self.paths)
+            holder = lock_holder(io, self.paths)
             assert holder is not None
             assert str(holder)
             refused = _error_of(StoreLockedError, lambda: StoreLock.acquire(io, self.paths, patience_s=0.0).close())

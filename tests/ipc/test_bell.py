@@ -17,7 +17,16 @@ import pytest
 from numpy.typing import NDArray
 
 from mqproc.ipc import bell as bell_module
-from mqproc.ipc.bell import MAX_WAIT_S, Bell, EventBell, SemaphoreBell, names_of, semaphore_name, unlink_semaphore, warm
+from mqproc.ipc.bell import (
+    MAX_WAIT_S,
+    Bell,
+    EventBell,
+    SemaphoreBell,
+    semaphore_name,
+    semaphore_names,
+    unlink_semaphore,
+    warm,
+)
 from tests.conftest import PATIENCE_S
 
 ROUNDS = 20_000
@@ -104,16 +113,16 @@ def test_ring_posts_only_to_a_sleeping_listener(bell: Bell, cells: Cells) -> Non
 
 
 def test_who_hurries_wakes_a_listener_that_lies_low_and_nobody_else_does(bell: Bell, cells: Cells) -> None:
-    bell.hurry()
+    bell.expedite()
     assert silent(bell)
     bell.announce()
-    bell.hurry()
+    bell.expedite()
     assert silent(bell), "it is to be rung, and whoever has something for it does"
-    bell.lie_low()
+    bell.linger()
     bell.ring()
     bell.publish(PING, 1)
     assert silent(bell)
-    bell.hurry()
+    bell.expedite()
     assert rung(bell)
     bell.awake()
     assert cells[PING_SLEEPING] == 0
@@ -129,7 +138,7 @@ def test_publish_stores_and_rings_in_one(bell: Bell, cells: Cells) -> None:
     assert rung(bell)
 
 
-@pytest.mark.parametrize("begin", [Bell.announce, Bell.lie_low])
+@pytest.mark.parametrize("begin", [Bell.announce, Bell.linger])
 def test_a_wait_is_not_ended_by_posts_from_before_it(bell: Bell, begin: Callable[[Bell], None]) -> None:
     for _ in range(5):
         bell.post()
@@ -168,12 +177,12 @@ def test_a_stores_semaphores_are_found_whatever_their_epoch(cells: Cells) -> Non
     store_id = secrets.randbits(60)
     names = [semaphore_name(store_id, epoch, 3) for epoch in (1, 7, 1 << 31)]
     bells = [SemaphoreBell(name, cells, 0) for name in names]
-    assert names_of(store_id) == sorted(names)
-    assert names_of(store_id + 1) == []
+    assert semaphore_names(store_id) == sorted(names)
+    assert semaphore_names(store_id + 1) == []
     for bell in bells:
         bell.unlink()
         bell.close()
-    assert names_of(store_id) == []
+    assert semaphore_names(store_id) == []
 
 
 def test_semaphore_names_are_hex_and_never_taken_over(cells: Cells) -> None:

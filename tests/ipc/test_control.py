@@ -9,7 +9,7 @@ import pytest
 
 from mqproc.errors import CorruptStoreError, NotRunningError, OtherVersionError
 from mqproc.io.clock import Clock
-from mqproc.io.fault_injection import ArmedIO
+from mqproc.io.fault_injection import FaultInjectionIO
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc import control_words
 from mqproc.ipc.control import Control, role_words
@@ -147,6 +147,6 @@ def test_a_file_that_finds_no_room_leaves_the_old_one_and_nothing_else(paths: St
     Control.create(IO, paths, Clock(), 1).close()
     before = paths.control.read_bytes()
     with pytest.raises(OSError, match="No space left"):
-        Control.create(ArmedIO(fault="allocate:1:ENOSPC"), paths, Clock(), 2)
+        Control.create(FaultInjectionIO(fault="allocate:1:ENOSPC"), paths, Clock(), 2)
     assert [path.name for path in paths.own.iterdir()] == ["control"]
     assert paths.control.read_bytes() == before

@@ -14,9 +14,9 @@ import pytest
 from numpy.typing import NDArray
 
 from mqproc.kernels.fences import fence_and_peek, publish_and_peek
-from mqproc.kernels.intrinsics import load_acquire, store_release
-from mqproc.kernels.jit import COMPILED, kernel
-from mqproc.kernels.primitive import Words
+from mqproc.kernels.jit.compile import COMPILED, kernel
+from mqproc.kernels.jit.intrinsics import load_acquire, store_release
+from mqproc.kernels.jit.lowering import Words
 
 ROUNDS = 200
 CHUNKS = 2000

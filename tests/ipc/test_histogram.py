@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqproc.errors import ERROR_BY_CODE
-from mqproc.ipc.error_counters import code_counter, read_code_counts
+from mqproc.ipc.error_counters import error_counter, read_error_counters
 from mqproc.ipc.histogram import Buckets, Histogram, read_buckets
 from mqproc.ipc.words import Words
 from mqproc.layout import control as layout
-from mqproc.layout import figures
+from mqproc.layout import histograms
 
 
 def words() -> Words:
@@ -21,11 +21,11 @@ def words() -> Words:
 @given(st.lists(st.tuples(st.integers(0, 1 << 40), st.integers(1, 1000)), max_size=20))
 def test_each_value_is_counted_in_the_first_bucket_that_holds_it(values: list[tuple[int, int]]) -> None:
     cells = words()
-    histogram = Histogram(cells, figures.APPENDS)
+    histogram = Histogram(cells, histograms.APPENDS)
     for value, weight in values:
         histogram.observe(value, weight)
-    found = read_buckets(cells, figures.APPENDS)
-    edges = [-1, *figures.APPENDS.bounds, 1 << 62]
+    found = read_buckets(cells, histograms.APPENDS)
+    edges = [-1, *histograms.APPENDS.bounds, 1 << 62]
     for place, count in enumerate(found.counts):
         assert count == sum(weight for value, weight in values if edges[place] < value <= edges[place + 1])
     assert abs(found.total - sum(value * weight for value, weight in values) * 1e-9) <= 1e-6 * (1 + found.total)
@@ -33,12 +33,14 @@ def test_each_value_is_counted_in_the_first_bucket_that_holds_it(values: list[tu
 
 def test_places_lie_in_their_owners_page_and_do_not_overlap() -> None:
     taken: set[int] = set()
-    spans = [(place.owner, place.index, place.sum_index + 1) for place in figures.HISTOGRAMS]
-    spans += [(role, first, first + len(figures.CODES)) for role, first in figures.REJECTS.items()]
-    spans.append((layout.WRITER, figures.APPEND_STATE, figures.APPEND_STATE + figures.APPEND_STATE_WORDS))
-    spans.append((layout.DISPATCHER, figures.DISPATCH_STATE, figures.DISPATCH_STATE + figures.DISPATCH_STATE_WORDS))
+    spans = [(place.owner, place.index, place.sum_index + 1) for place in histograms.HISTOGRAMS]
+    spans += [(role, first, first + len(histograms.CODES)) for role, first in histograms.REJECTS.items()]
+    spans.append((layout.WRITER, histograms.APPEND_STATE, histograms.APPEND_STATE + histograms.APPEND_STATE_WORDS))
+    spans.append(
+        (layout.DISPATCHER, histograms.DISPATCH_STATE, histograms.DISPATCH_STATE + histograms.DISPATCH_STATE_WORDS)
+    )
     for owner, first, stop in spans:
-        page = (layout.FIGURES_START + layout.ROLES.index(owner) * layout.PAGE_SIZE) // layout.WORD_SIZE
+        page = (layout.HISTOGRAMS_START + layout.ROLES.index(owner) * layout.PAGE_SIZE) // layout.WORD_SIZE
         assert page <= first < stop <= page + layout.PAGE_SIZE // layout.WORD_SIZE
         assert not taken & set(range(first, stop))
         taken |= set(range(first, stop))
@@ -57,10 +59,10 @@ def test_quantiles_are_upper_bounds_of_buckets() -> None:
 def test_quantiles_of_a_thousand_times_are_right_to_a_bucket() -> None:
     """n samples of n ms for n from 1 to 1,000, as RocketMQ's own statistics are tested."""
     cells = words()
-    histogram = Histogram(cells, figures.APPENDS)
+    histogram = Histogram(cells, histograms.APPENDS)
     for number in range(1, 1001):
         histogram.observe(number * 1_000_000, number)
-    found = read_buckets(cells, figures.APPENDS)
+    found = read_buckets(cells, histograms.APPENDS)
     assert sum(found.counts) == 500_500
     assert found.total == pytest.approx(333_833.5)
     exact_s = {0.01: 0.1, 0.1: 0.316, 0.25: 0.5, 0.5: 0.707, 0.9: 0.949, 0.99: 0.995, 0.999: 1.0}
@@ -72,6 +74,6 @@ def test_quantiles_of_a_thousand_times_are_right_to_a_bucket() -> None:
 def test_every_error_code_has_a_count() -> None:
     cells = words()
     for code in ERROR_BY_CODE:
-        code_counter(cells, layout.WRITER)(code)
-    assert read_code_counts(cells, layout.WRITER) == dict.fromkeys(ERROR_BY_CODE, 1)
-    assert not any(read_code_counts(cells, layout.QUERY).values())
+        error_counter(cells, layout.WRITER)(code)
+    assert read_error_counters(cells, layout.WRITER) == dict.fromkeys(ERROR_BY_CODE, 1)
+    assert not any(read_error_counters(cells, layout.QUERY).values())

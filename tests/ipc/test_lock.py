@@ -16,7 +16,7 @@ from mqproc.errors import StoreAccessError, StoreLockedError
 from mqproc.io.clock import Clock
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
-from mqproc.ipc.store_lock import StoreLock, holder_of
+from mqproc.ipc.store_lock import StoreLock, lock_holder
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 
@@ -74,7 +74,7 @@ def test_lock_stays_when_another_descriptor_of_the_file_is_closed(paths: StorePa
     io = StoreIO()
     lock = StoreLock.acquire(io, paths)
     os.close(os.open(paths.lock, os.O_RDWR))
-    assert holder_of(io, paths) is not None
+    assert lock_holder(io, paths) is not None
     lock.close()
 
 
@@ -165,7 +165,7 @@ def test_roles_left_by_a_dead_supervisor_are_waited_for_and_then_named(paths: St
         assert role.stdout.readline() == b"held\n"
         with pytest.raises(StoreLockedError, match=f"in use by processes that pid {ended} left behind"):
             StoreLock.acquire(StoreIO(), paths, patience_s=0.05)
-        holder = holder_of(StoreIO(), paths)
+        holder = lock_holder(StoreIO(), paths)
         assert holder is not None
         assert holder.ended
         role.communicate()
@@ -179,7 +179,7 @@ def test_a_command_that_has_the_lock_is_not_taken_for_what_a_dead_supervisor_lef
     lock = StoreLock.acquire(StoreIO(), paths)
     with pytest.raises(StoreLockedError, match=rf"in use by pid {os.getpid()} since \d{{4}}-"):
         StoreLock.acquire(StoreIO(), paths, patience_s=0.05)
-    holder = holder_of(StoreIO(), paths)
+    holder = lock_holder(StoreIO(), paths)
     assert holder is not None
     assert (holder.pid, holder.ended) == (os.getpid(), False)
     lock.close()
@@ -197,10 +197,10 @@ def test_forked_process_keeps_the_lock(paths: StorePaths) -> None:
         os._exit(0)
     os.close(reader)
     lock.close()
-    assert holder_of(io, paths) is not None
+    assert lock_holder(io, paths) is not None
     os.close(writer)
     os.waitpid(child, 0)
-    assert holder_of(io, paths) is None
+    assert lock_holder(io, paths) is None
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EISDIR])
@@ -214,5 +214,5 @@ def test_a_lock_that_cannot_be_had_is_told(paths: StorePaths, monkeypatch: pytes
 
 
 def test_nobody_holds_a_store_that_was_never_opened(paths: StorePaths) -> None:
-    assert holder_of(StoreIO(), paths) is None
+    assert lock_holder(StoreIO(), paths) is None
     assert not paths.lock.exists()

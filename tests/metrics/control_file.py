@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import CollectorRegistry
 
 from mqproc.config.options import Options
 from mqproc.config.parse import load_options
@@ -12,7 +16,9 @@ from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
 from mqproc.layout import control as layout
 from mqproc.layout import queue_table, record
-from mqproc.metrics.collector import Collector
+from mqproc.metrics.catalogue import Samples
+from mqproc.metrics.collector import MetricsCollector
+from mqproc.metrics.exposition import PrometheusCollector
 from mqproc.paths import StorePaths, segment_name
 from mqproc.store.consumequeue.table import QueueTable
 
@@ -90,6 +96,13 @@ def options(**changes: object) -> Options:
     return load_options(flags=[f"{name}={value}" for name, value in changes.items()], environment={})
 
 
-def make_collector(store: Path, control: Control, **changes: object) -> Collector:
+def render(samples: Mapping[str, Samples]) -> bytes:
+    """Samples as a scrape in the text format."""
+    registry = CollectorRegistry()
+    registry.register(PrometheusCollector(lambda: samples))
+    return generate_latest(registry)
+
+
+def make_collector(store: Path, control: Control, **changes: object) -> MetricsCollector:
     """A collector over such a store."""
-    return Collector(control, IO, StorePaths(store), options(**changes), "1.2.3")
+    return MetricsCollector(control, IO, StorePaths(store), options(**changes), "1.2.3")

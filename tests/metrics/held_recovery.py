@@ -79,8 +79,9 @@ class HeldGroup(Group):
 
 
 def main(store: str, *flags: str) -> int:
-    from mqproc.cli.engine import SPECS, adopted_options, engine_hooks
+    from mqproc.cli.engine import adopted_options, engine_hooks
     from mqproc.config.parse import load_options
+    from mqproc.roles.registry import SPECS
     from mqproc.supervisor import supervise
 
     paths = StorePaths(Path(store))

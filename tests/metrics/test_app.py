@@ -15,9 +15,9 @@ import pytest
 
 from mqproc.cli.admin.top_screen import VIEWS, Screen, State, rows_of
 from mqproc.ipc.control import Control
+from mqproc.ipc.error_log import ErrorLog
 from mqproc.layout import control as layout
 from mqproc.metrics.app import STREAMS_MAX, StatusFeed, make_app
-from mqproc.metrics.error_log import ErrorLog
 from mqproc.metrics.groups import GroupLag
 from mqproc.metrics.snapshot import snapshot
 from mqproc.paths import StorePaths

@@ -12,18 +12,17 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mqproc.ipc.control import Control
-from mqproc.ipc.error_counters import code_counter
+from mqproc.ipc.error_counters import error_counter
+from mqproc.ipc.error_log import ErrorLog
 from mqproc.ipc.histogram import Histogram
 from mqproc.layout import control as layout
-from mqproc.layout import figures, queue_table
+from mqproc.layout import histograms, queue_table
 from mqproc.metrics.catalogue import COUNTER, METRICS, family_names
 from mqproc.metrics.collector import TOLD_IN_RECOVERY
-from mqproc.metrics.error_log import ErrorLog
-from mqproc.metrics.exposition import render
 from mqproc.metrics.topics import OTHERS
 from mqproc.paths import StorePaths
 from mqproc.store.consumequeue.table import QueueTable
-from tests.metrics.control_file import IO, make_collector, make_control, make_queues
+from tests.metrics.control_file import IO, make_collector, make_control, make_queues, render
 
 Scrape = Callable[..., str]
 
@@ -130,8 +129,8 @@ def test_roles_are_up_with_heartbeats_in_unix_time(scrape: Scrape) -> None:
 
 
 def test_a_histogram_adds_up_what_two_roles_keep(control: Control, scrape: Scrape) -> None:
-    Histogram(control.words, figures.WRITER_SYNCS).observe(3_000_000)
-    Histogram(control.words, figures.LOG_FLUSHES).observe(20_000_000_000, 2)
+    Histogram(control.words, histograms.WRITER_SYNCS).observe(3_000_000)
+    Histogram(control.words, histograms.LOG_FLUSHES).observe(20_000_000_000, 2)
     text = scrape()
     name = "mqproc_flush_duration_seconds"
     assert value(text, f"{name}_bucket", target="commitlog", le="0.0025") == 0
@@ -143,9 +142,9 @@ def test_a_histogram_adds_up_what_two_roles_keep(control: Control, scrape: Scrap
 
 
 def test_refusals_are_counted_by_role_and_code(control: Control, scrape: Scrape) -> None:
-    code_counter(control.words, layout.WRITER)("DISK_FULL")
-    code_counter(control.words, layout.QUERY)("DISK_FULL")
-    code_counter(control.words, layout.QUERY)("DISK_FULL")
+    error_counter(control.words, layout.WRITER)("DISK_FULL")
+    error_counter(control.words, layout.QUERY)("DISK_FULL")
+    error_counter(control.words, layout.QUERY)("DISK_FULL")
     text = scrape()
     assert value(text, "mqproc_rejected_total", role="writer", code="DISK_FULL") == 1
     assert value(text, "mqproc_rejected_total", role="query", code="DISK_FULL") == 2

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from mqproc.io.store_io import StoreIO
+from mqproc.ipc.error_log import ErrorLog, seen_errors
 from mqproc.layout import control as words_of
 from mqproc.layout import error_log as layout
-from mqproc.metrics.error_log import ErrorLog, seen_errors
 from mqproc.paths import StorePaths
 from mqproc.roles import role_log as log
 

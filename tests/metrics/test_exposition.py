@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
+from typing import Any
+
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from mqproc.ipc.histogram import Buckets
-from mqproc.metrics.exposition import number, render
+from mqproc.metrics.exposition import make_metrics_app
+from tests.metrics.control_file import render
 
 
 def test_label_values_are_escaped() -> None:
@@ -20,15 +26,52 @@ def test_a_histogram_is_added_up_and_ends_at_infinity() -> None:
     text = render({"mqproc_append_duration_seconds": [((), buckets)]}).decode()
     lines = [line for line in text.splitlines() if line.startswith("mqproc_append_duration_seconds")]
     assert lines == [
-        'mqproc_append_duration_seconds_bucket{le="0.5"} 1',
-        'mqproc_append_duration_seconds_bucket{le="1"} 1',
-        'mqproc_append_duration_seconds_bucket{le="+Inf"} 3',
+        'mqproc_append_duration_seconds_bucket{le="0.5"} 1.0',
+        'mqproc_append_duration_seconds_bucket{le="1.0"} 1.0',
+        'mqproc_append_duration_seconds_bucket{le="+Inf"} 3.0',
+        "mqproc_append_duration_seconds_count 3.0",
         "mqproc_append_duration_seconds_sum 7.25",
-        "mqproc_append_duration_seconds_count 3",
     ]
 
 
-def test_whole_numbers_are_exact() -> None:
-    assert number(float(2**53)) == "9007199254740992"
-    assert number(True) == "1"
-    assert number(0.1) == "0.1"
+def scrape(query: bytes = b"", **headers: str) -> tuple[dict[str, str], bytes]:
+    """Headers and body of an answer to a scrape of one topic's messages."""
+    app = make_metrics_app(lambda: {"mqproc_messages_appended_total": [(("orders",), 3)], "mqproc_topics": [((), 1)]})
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    encoded = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    asyncio.run(app({"type": "http", "query_string": query, "headers": encoded}, receive, send))
+    return {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}, sent[1]["body"]
+
+
+def test_plain_text_is_the_default_format() -> None:
+    headers, body = scrape()
+    assert headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert b'\nmqproc_messages_appended_total{topic="orders"} 3.0\n' in body
+
+
+def test_openmetrics_is_sent_when_accepted() -> None:
+    headers, body = scrape(accept="application/openmetrics-text; version=1.0.0")
+    assert headers["content-type"].startswith("application/openmetrics-text")
+    families = {family.name: family for family in openmetrics.text_string_to_metric_families(body.decode())}
+    assert families["mqproc_messages_appended"].samples[0].value == 3
+    assert families["mqproc_storage_bytes"].unit == "bytes"
+
+
+def test_gzip_is_sent_when_accepted() -> None:
+    headers, body = scrape(accept_encoding="gzip")
+    assert headers["content-encoding"] == "gzip"
+    assert b"mqproc_topics 1.0" in gzip.decompress(body)
+
+
+def test_name_parameter_restricts_the_scrape() -> None:
+    _, body = scrape(b"name[]=mqproc_messages_appended_total")
+    assert [line.split()[2] for line in body.decode().splitlines() if line.startswith("# TYPE")] == [
+        "mqproc_messages_appended_total"
+    ]

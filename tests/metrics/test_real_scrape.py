@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mqproc import Message, MessageTooLargeError
 from mqproc.layout import control as words_of
-from mqproc.metrics.from_words import PLAIN, TARGETS
+from mqproc.metrics.collector import PLAIN, TARGETS
 from tests.cli.calling import call
 from tests.conftest import PATIENCE_S, Group, keeps_below, wait_until
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mqproc.metrics.app import AsgiServer
+from mqproc.metrics.server import AsgiServer
 from tests.conftest import wait_until
 
 

@@ -63,7 +63,7 @@ class Counter:
             raise RuntimeError("a bug in the factory")
         if bad == "slow-sync":
             # The supervisor looks by its clock, and the role is in its first step by then.
-            context.heart._changed = lambda: None
+            context.heartbeat._changed = lambda: None
         self._stops = 3
         self._due_ns = 0
 
@@ -74,7 +74,7 @@ class Counter:
             while True:
                 time.sleep(60)
         if self._bad == "slow-sync":
-            with self._context.heart.busy(layout.STATE_SYNCING):
+            with self._context.heartbeat.busy(layout.STATE_SYNCING):
                 for _ in range(SLOW_SYNC_LOOKS):
                     if (self._root / "synced").exists():
                         break

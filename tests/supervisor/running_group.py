@@ -17,12 +17,12 @@ import psutil
 
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
-from mqproc.ipc.store_lock import holder_of
+from mqproc.ipc.store_lock import lock_holder
 from mqproc.layout import control as layout
 from mqproc.layout import frame
 from mqproc.paths import StorePaths
 from mqproc.wire.address import connect_path
-from mqproc.wire.codec import Options
+from mqproc.wire.codec import FrameOptions
 from mqproc.wire.frames import FrameReader, decode_refusal, encode_frame, encode_options
 from mqproc.wire.operations import ANSWERS, Empty, Operation
 from tests.nursery import nursery
@@ -116,7 +116,7 @@ class RunningGroup:
 
     @property
     def lock_is_free(self) -> bool:
-        return holder_of(StoreIO(), self.paths) is None
+        return lock_holder(StoreIO(), self.paths) is None
 
     # What is done to it
 
@@ -134,12 +134,12 @@ class RunningGroup:
             f"{role} again",
         )
 
-    def ask(self, operation: Operation, options: Options | None = None) -> Options:
+    def ask(self, operation: Operation, options: FrameOptions | None = None) -> FrameOptions:
         """One request at the control socket."""
         with self.send(operation, options) as client:
             return answer_to(client, operation)
 
-    def send(self, operation: Operation, options: Options | None = None) -> socket.socket:
+    def send(self, operation: Operation, options: FrameOptions | None = None) -> socket.socket:
         """The same without waiting for the answer."""
         client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         client.settimeout(PATIENCE_S)
@@ -181,7 +181,7 @@ def first_in_line(*pids: int) -> Iterator[None]:
             os.setpriority(os.PRIO_PROCESS, 0, usual)
 
 
-def answer_to(client: socket.socket, operation: Operation) -> Options:
+def answer_to(client: socket.socket, operation: Operation) -> FrameOptions:
     """What the supervisor answers; a refusal is raised."""
     reader = FrameReader(1 << 20)
     while (found := reader.next_frame()) is None:

@@ -7,7 +7,7 @@ import os
 import socket
 from pathlib import Path
 
-from mqproc.supervisor.template import close_others
+from mqproc.supervisor.template import close_other_descriptors
 
 
 def test_only_what_is_named_stays_open(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_only_what_is_named_stays_open(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        close_others({kept, writer}, [mapped])
+        close_other_descriptors({kept, writer}, [mapped])
         left = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if int(fd) > 2 and _open(fd)}
         os.write(writer, "\n".join(sorted(left)).encode())
         mapping[0] = 1

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mqproc.kernels.append import encode_frame
+from mqproc.kernels.append_frame import encode_frame
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 from tests.conftest import ROOT, START_TIMEOUT_S, STOP_TIMEOUT_S, Group, skip_unless_nobody_can_run
@@ -39,7 +39,7 @@ class OtherUser:
         self._environment |= {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
         os.chown(folder, OWNER, OWNER)
         folder.chmod(0o755)
-        where = "from mqproc.kernels.append import encode_frame; print(encode_frame.stats.cache_path)"
+        where = "from mqproc.kernels.append_frame import encode_frame; print(encode_frame.stats.cache_path)"
         compiled = Path(self.run(OWNER, "-c", where).stdout.strip())
         shutil.copytree(encode_frame.stats.cache_path, compiled, dirs_exist_ok=True)
         for path in (folder / "compiled", *(folder / "compiled").rglob("*")):

@@ -160,7 +160,7 @@ def test_a_start_that_cannot_listen_leaves_no_semaphores(tmp_path: Path) -> None
     paths.socket("ctl").mkdir()
     with pytest.raises(StoreAccessError, match="cannot listen"):
         Resources.make(paths, control, [RoleSpec(layout.KEEPER, Mock())])
-    assert bell.names_of(control.load(layout.STORE_ID)) == []
+    assert bell.semaphore_names(control.load(layout.STORE_ID)) == []
     control.close()
 
 

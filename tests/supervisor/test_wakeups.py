@@ -13,7 +13,14 @@ import pytest
 from mqproc.client._sync.client import Client
 from mqproc.errors import ConfigurationError
 from mqproc.supervisor import cpu_latency as wakeups
-from mqproc.supervisor.cpu_latency import AUTO_PROCESSORS_MAX, AUTO_US, DEVICE, NEVER_US, NO_DEMAND_US, waking_within
+from mqproc.supervisor.cpu_latency import (
+    AUTO_PROCESSORS_MAX,
+    AUTO_US,
+    DEVICE,
+    NEVER_US,
+    NO_DEMAND_US,
+    request_cpu_latency,
+)
 from tests.cli.calling import call
 from tests.conftest import Group, wait_until
 
@@ -68,7 +75,7 @@ def demands(device: Path) -> list[int]:
 
 def test_nothing_is_demanded_where_it_never_may(device: Path) -> None:
     device.touch()
-    with waking_within(NEVER_US) as wakeups:
+    with request_cpu_latency(NEVER_US) as wakeups:
         wakeups.look(SECOND_NS, 1_000_000, 1_000_000, 1)
     assert demands(device) == []
 
@@ -86,7 +93,7 @@ def test_by_itself_a_group_demands_it_while_messages_that_somebody_waits_for_com
     device: Path, sends: int, reads: int, waiting: int, is_demanded: bool
 ) -> None:
     device.touch()
-    with waking_within(AUTO_US) as wakeups:
+    with request_cpu_latency(AUTO_US) as wakeups:
         wakeups.look(SECOND_NS, sends, reads, waiting)
         wakeups.look(2 * SECOND_NS, sends, reads, waiting)
     assert demands(device) == ([NO_DEMAND_US, 0, NO_DEMAND_US] if is_demanded else [NO_DEMAND_US])
@@ -96,13 +103,13 @@ def test_by_itself_a_group_demands_it_on_small_machines_only(device: Path, monke
     device.touch()
     for processors in AUTO_PROCESSORS_MAX, AUTO_PROCESSORS_MAX + 1:
         monkeypatch.setattr(os, "cpu_count", lambda count=processors: count)
-        with waking_within(AUTO_US) as wakeups:
+        with request_cpu_latency(AUTO_US) as wakeups:
             wakeups.look(SECOND_NS, 1_000, 1_000, 1)
     assert demands(device) == [NO_DEMAND_US, 0]
 
 
 def test_by_itself_a_group_does_without_where_it_may_not(device: Path) -> None:
-    with waking_within(AUTO_US) as wakeups:
+    with request_cpu_latency(AUTO_US) as wakeups:
         wakeups.look(SECOND_NS, 1_000, 1_000, 1)
     assert not device.exists()
 
@@ -122,7 +129,7 @@ def test_a_demand_is_in_force_from_a_hundred_requests_a_second_until_a_second_wi
         (9.25, 1_000_095, [7]),
     ]
     expected = [NO_DEMAND_US]
-    with waking_within(7) as wakeups:
+    with request_cpu_latency(7) as wakeups:
         for at_s, requests, written in looks:
             wakeups.look(int(at_s * SECOND_NS), requests // 2, requests - requests // 2, 0)
             expected += written
@@ -131,7 +138,7 @@ def test_a_demand_is_in_force_from_a_hundred_requests_a_second_until_a_second_wi
 
 def test_a_system_that_takes_no_demand_is_named(device: Path) -> None:
     refused = pytest.raises(ConfigurationError, match=r"cpu_latency_us = 0: .*device: No such file[a-z ]*$")
-    with refused, waking_within(0):
+    with refused, request_cpu_latency(0):
         pass
 
 
@@ -140,7 +147,7 @@ def test_who_may_not_demand_it_is_told_who_may(monkeypatch: pytest.MonkeyPatch) 
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(ConfigurationError, match="Permission denied; only root may write it"), waking_within(0):
+    with pytest.raises(ConfigurationError, match="Permission denied; only root may write it"), request_cpu_latency(0):
         pass
 
 

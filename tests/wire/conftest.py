@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mqproc.wire.address import listen
-from mqproc.wire.server import Limits, SocketServer
+from mqproc.wire.server import ServerLimits, SocketServer
 from tests.wire.peer import LIMITS, HandClock, Server
 
 
@@ -17,7 +17,7 @@ def serve(tmp_path: Path) -> Iterator[Server]:
     servers = []
     listener = listen(tmp_path / "mqproc" / "x.sock")
 
-    def start(limits: Limits = LIMITS, **options: object) -> SocketServer:
+    def start(limits: ServerLimits = LIMITS, **options: object) -> SocketServer:
         servers.append(SocketServer(listener, limits, **options))  # type: ignore[arg-type]
         return servers[-1]
 

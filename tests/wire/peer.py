@@ -12,10 +12,10 @@ from mqproc.layout.frame import ANSWER
 from mqproc.wire.connection import Request
 from mqproc.wire.frames import Frame, FrameReader, decode_refusal, encode_frame
 from mqproc.wire.operations import Empty, Operation
-from mqproc.wire.server import LOOK_EVERY_S, Limits, SocketServer
+from mqproc.wire.server import LOOK_EVERY_S, ServerLimits, SocketServer
 
 APPEND = int(Operation.APPEND)
-LIMITS = Limits(connections=8, frame_bytes=1 << 20, output_bytes=1 << 20, frame_read_s=60.0, output_grace_s=60.0)
+LIMITS = ServerLimits(connections=8, frame_bytes=1 << 20, output_bytes=1 << 20, frame_read_s=60.0, output_grace_s=60.0)
 IMPATIENT = dataclasses.replace(LIMITS, frame_read_s=0.15, output_grace_s=0.15)
 """Of a server whose clients are to be too slow."""
 

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from mqproc.wire.connection import FrameRun, Request, RunCutter
-from mqproc.wire.server import BUFFER_BYTES, Limits
+from mqproc.wire.connection import FrameBatch, FrameBatcher, Request
+from mqproc.wire.server import BUFFER_BYTES, ServerLimits
 from tests.wire.peer import APPEND, LIMITS, Peer, Server, check_echo, request
 
 
 def test_requests_beyond_the_polls_limit_wait(serve: Server) -> None:
-    with Peer(serve(Limits(requests_per_poll=3))) as peer:
+    with Peer(serve(ServerLimits(requests_per_poll=3))) as peer:
         data = b"".join(request(request_id=index) for index in range(1, 11))
         found = [peer.send(data)]
         while sum(map(len, found)) < 10:
@@ -27,11 +27,11 @@ def test_requests_beyond_the_polls_limit_wait(serve: Server) -> None:
 
 @pytest.mark.parametrize("in_runs", [False, True])
 def test_what_is_read_behind_requests_that_waited_is_not_written_over_them(serve: Server, in_runs: bool) -> None:
-    limits = Limits(requests_per_poll=3)
+    limits = ServerLimits(requests_per_poll=3)
     payloads = [bytes([65 + index]) * 1000 for index in range(5)] + [b"z" * (BUFFER_BYTES - 1000)]
     data = memoryview(b"".join(request(payload, index + 1) for index, payload in enumerate(payloads)))
     with Peer(serve(limits)) as peer:
-        peer.server._runs = RunCutter(APPEND, limits.frame_bytes) if in_runs else None
+        peer.server._runs = FrameBatcher(APPEND, limits.frame_bytes) if in_runs else None
         found: list[bytes] = []
         # The last frame needs the whole buffer, at whose begin the others lie.
         for size in (20_000, 100_000, len(data)):
@@ -39,13 +39,13 @@ def test_what_is_read_behind_requests_that_waited_is_not_written_over_them(serve
             while part:
                 with contextlib.suppress(BlockingIOError):
                     part = part[peer.sock.send(part) :]
-                found += payloads_of(peer.server.poll_runs(0))
-        while requests := peer.server.poll_runs(0.1):
+                found += payloads_of(peer.server.poll_batches(0))
+        while requests := peer.server.poll_batches(0.1):
             found += payloads_of(requests)
         assert found == payloads
 
 
-def payloads_of(requests: Sequence[Request | FrameRun]) -> list[bytes]:
+def payloads_of(requests: Sequence[Request | FrameBatch]) -> list[bytes]:
     """Those of requests and of the frames of runs, in their order."""
     found = []
     for one in requests:

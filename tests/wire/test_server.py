@@ -28,7 +28,7 @@ from mqproc.layout.frame import ANSWER, CONNECTION_ID, HEADER, MAGIC, VERSION
 from mqproc.wire.frames import ClientProtocol, FrameReader, decode_refusal, encode_frame, encode_options
 from mqproc.wire.operations import Empty, Operation
 from mqproc.wire.operations.log import PullRequest
-from mqproc.wire.server import Limits
+from mqproc.wire.server import ServerLimits
 from tests.wire.peer import APPEND, IMPATIENT, LIMITS, HandClock, Peer, Server, check_echo, request
 
 
@@ -58,7 +58,7 @@ def test_frames_cut_anywhere_arrive(serve: Server) -> None:
 
 
 def test_the_largest_frame_works_and_its_memory_is_given_back(serve: Server) -> None:
-    limits = Limits(frame_bytes=64 << 20)
+    limits = ServerLimits(frame_bytes=64 << 20)
     with Peer(serve(limits)) as peer:
         payload = bytes(range(256)) * (1 << 18)
         payload = payload[: (64 << 20) - 33]
@@ -247,7 +247,7 @@ def test_a_client_that_reads_slowly_goes_on(serve: Server) -> None:
 
 
 def test_a_queued_answer_is_copied_unless_it_is_owned(serve: Server) -> None:
-    with Peer(serve(Limits())) as peer:
+    with Peer(serve(ServerLimits())) as peer:
         (found,) = peer.send(request())
         hot = bytearray(b"a" * (3 << 20))
         found.answer(payload=[hot])
@@ -362,7 +362,7 @@ def test_without_descriptors_a_client_is_told_so(serve: Server) -> None:
 
 
 def test_a_thousand_idle_clients_are_cheap(serve: Server) -> None:
-    server = serve(Limits())
+    server = serve(ServerLimits())
     peers = []
     for _ in range(1000):
         peers.append(socket.socket(socket.AF_UNIX))
@@ -383,7 +383,7 @@ def test_a_thousand_idle_clients_are_cheap(serve: Server) -> None:
 
 
 def test_garbage_from_some_clients_does_not_disturb_others(serve: Server) -> None:
-    server = serve(Limits(frame_bytes=1 << 20))
+    server = serve(ServerLimits(frame_bytes=1 << 20))
     random = Random(20261121)
     with Peer(server) as good:
         for _ in range(300):

@@ -1,10 +1,10 @@
-"""Operations on the sockets: numbers, options of requests and answers, tables of both."""
+"""Operations on the sockets: their numbers, and the options of each request and answer."""
 
 from __future__ import annotations
 
 import enum
 
-from mqproc.wire.codec import Options
+from mqproc.wire.codec import FrameOptions
 from mqproc.wire.operations.groups import (
     GroupAssignment,
     GroupCommitAnswer,
@@ -65,7 +65,7 @@ from mqproc.wire.operations.transactions import (
 
 
 class Operation(enum.IntEnum):
-    """Numbers on the wire; never reused for something else."""
+    """Operation numbers on the wire; a number is never reused."""
 
     PING = 1
     # writer
@@ -120,7 +120,7 @@ WRITER_OPERATIONS = frozenset(
 )
 
 
-class ErrorAnswer(Options, frozen=True):
+class ErrorAnswer(FrameOptions, frozen=True):
     """Options of a refusal."""
 
     code: str
@@ -128,31 +128,32 @@ class ErrorAnswer(Options, frozen=True):
     details: dict[str, int] = {}
 
 
-class Empty(Options, frozen=True):
+class Empty(FrameOptions, frozen=True):
     """No options."""
 
 
-class StatsAnswer(Options, frozen=True):
+class StatsAnswer(FrameOptions, frozen=True):
     """Every word of the control file by name."""
 
     words: dict[str, int]
 
 
-class HealthAnswer(Options, frozen=True):
+class HealthAnswer(FrameOptions, frozen=True):
     ready: bool
     read_only: bool
     dispatch_behind_bytes: int
     problems: list[str]
 
 
-class RoleRequest(Options, frozen=True):
+class RoleRequest(FrameOptions, frozen=True):
     role: str
 
 
-class RunRequest(Options, frozen=True):
-    """Lend a role to the caller's terminal until the role or the connection ends; the answer comes at the role's end.
+class RunRequest(FrameOptions, frozen=True):
+    """Attach a role to the caller's terminal until the role or the connection ends.
 
-    The three paths name open files of the caller's own: `/proc/<its pid>/fd/0`. `debug`: pdb there before the loop.
+    The answer is sent when the role ends. The three paths name the caller's open files: `/proc/<its pid>/fd/0`. `debug`
+    starts pdb before the role's loop.
     """
 
     role: str
@@ -162,15 +163,15 @@ class RunRequest(Options, frozen=True):
     debug: bool = False
 
 
-class RunAnswer(Options, frozen=True):
+class RunAnswer(FrameOptions, frozen=True):
     """`ended` is "exit code 0" or a signal's name."""
 
     ended: str
     clean: bool
 
 
-class StatusAnswer(Options, frozen=True):
-    """The supervisor's view; `roles` maps a role to {"state", "pid", "incarnation", "restarts"}."""
+class StatusAnswer(FrameOptions, frozen=True):
+    """The supervisor's view; `roles` maps role to {"state", "pid", "incarnation", "restarts"}."""
 
     group: str
     store: str
@@ -180,7 +181,7 @@ class StatusAnswer(Options, frozen=True):
     roles: dict[str, dict[str, int | str]]
 
 
-REQUESTS: dict[Operation, type[Options]] = {
+REQUESTS: dict[Operation, type[FrameOptions]] = {
     Operation.PING: Empty,
     Operation.APPEND: AppendRequest,
     Operation.CREATE_TOPIC: CreateTopicRequest,
@@ -225,7 +226,7 @@ REQUESTS: dict[Operation, type[Options]] = {
 }
 
 
-ANSWERS: dict[Operation, type[Options]] = {
+ANSWERS: dict[Operation, type[FrameOptions]] = {
     Operation.PING: Empty,
     Operation.APPEND: AppendAnswer,
     Operation.CREATE_TOPIC: Empty,

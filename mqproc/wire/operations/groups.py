@@ -1,10 +1,10 @@
-"""Options of the operations on consumer groups; `process/README.md` tells how members and the query role talk."""
+"""Options of consumer group operations; see `roles/groups` for the protocol."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from mqproc.wire.codec import Options
+from mqproc.wire.codec import FrameOptions
 
 EARLIEST = "earliest"
 
@@ -19,19 +19,19 @@ SESSION_MS_MIN: Final = 300
 
 
 SESSION_MS_MAX: Final = 300_000
-"""Of a member's `session_timeout_ms`; one out of this range is taken for the nearest in it."""
+"""Range of a member's `session_timeout_ms`; values outside are clamped."""
 
 
 Assigned = tuple[str, int, int, int]
-"""Topic, queue id, the assignment's epoch, and the queue offset to begin at."""
+"""Topic, queue id, epoch of the assignment, queue offset to begin at."""
 
 
-class GroupJoinRequest(Options, frozen=True):
-    """Become a member, or with `member_id` be one again after a loss of the connection.
+class GroupJoinRequest(FrameOptions, frozen=True):
+    """Join a group, or with `member_id` rejoin after a lost connection.
 
-    The member lives as long as the connection does and a request of its comes within `session_timeout_ms`. `start`
-    says where the group begins in topics that it has no progress in: EARLIEST, LATEST, or AT_TIME at `start_ms`.
-    `holding`: what the member works on since before the loss: topic, queue id, epoch.
+    Membership ends with the connection, or `session_timeout_ms` after the last request. `start` is where the group
+    begins in topics without committed offsets: EARLIEST, LATEST, or AT_TIME at `start_ms`. `holding` lists the queues
+    that the member still processes since before the loss: topic, queue id, epoch.
     """
 
     group: str
@@ -44,10 +44,10 @@ class GroupJoinRequest(Options, frozen=True):
     holding: list[tuple[str, int, int]] = []
 
 
-class GroupAssignment(Options, frozen=True):
-    """What a member has to work on as of `generation`. `changed` false: it is what it was, and `queues` is empty.
+class GroupAssignment(FrameOptions, frozen=True):
+    """A member's queues as of `generation`. With `changed` false they are unchanged, and `queues` is empty.
 
-    Ask again within `heartbeat_ms`.
+    The member sends its next request within `heartbeat_ms`.
     """
 
     member_id: str
@@ -57,32 +57,32 @@ class GroupAssignment(Options, frozen=True):
     heartbeat_ms: int = 0
 
 
-class GroupHeartbeatRequest(Options, frozen=True):
-    """Say that a member lives. The answer is held until its queues are others than at `generation`, or a while."""
+class GroupHeartbeatRequest(FrameOptions, frozen=True):
+    """Keep a membership alive. The answer is held until the assignment changes, or some time."""
 
     group: str
     member_id: str
     generation: int
 
 
-class GroupReleaseRequest(Options, frozen=True):
-    """The member does nothing any more with the queues that were taken from it up to `generation`."""
+class GroupReleaseRequest(FrameOptions, frozen=True):
+    """Confirm that the member no longer uses queues revoked up to `generation`."""
 
     group: str
     member_id: str
     generation: int
 
 
-class GroupLeaveRequest(Options, frozen=True):
+class GroupLeaveRequest(FrameOptions, frozen=True):
     group: str
     member_id: str
 
 
-class GroupCommitRequest(Options, frozen=True):
-    """Everything below the offsets is consumed: [topic, queue id, epoch, offset].
+class GroupCommitRequest(FrameOptions, frozen=True):
+    """Commit offsets: everything below is consumed. [topic, queue id, epoch, offset].
 
-    A member commits to what it was assigned, by its epoch. Epoch −1 is for who is no member: it is refused for a queue
-    that a member has.
+    A member commits to its assigned queues, by their epoch. Epoch −1 is for clients that are not members; it is refused
+    for a queue that is assigned to a member.
     """
 
     group: str
@@ -90,29 +90,30 @@ class GroupCommitRequest(Options, frozen=True):
     member_id: str = ""
 
 
-class GroupCommitAnswer(Options, frozen=True):
-    """[topic, queue id, error's code, text] of what was refused; the others were stored."""
+class GroupCommitAnswer(FrameOptions, frozen=True):
+    """[topic, queue id, error code, text] of refused commits; the others are stored."""
 
     refused: list[tuple[str, int, str, str]] = []
 
 
-class GroupRequest(Options, frozen=True):
+class GroupRequest(FrameOptions, frozen=True):
     group: str
 
 
-class GroupsAnswer(Options, frozen=True):
-    """[group, members, topics, messages not consumed yet, messages of them in the retry topic] a group."""
+class GroupsAnswer(FrameOptions, frozen=True):
+    """[group, members, topics, lag, lag in the retry topic] per group."""
 
     groups: list[tuple[str, int, int, int, int]]
 
 
 GroupQueueRow = tuple[str, int, int, int, int, int, str]
-"""Topic, queue id, offset (−1: none yet), minimum, maximum, store time in ms of the message at the offset (−1: none),
-the member that has the queue ("": nobody)."""
+"""Topic, queue id, offset (−1: none), minimum, maximum, store time in ms of the message at the offset (−1: none),
+member that has the queue ("": none).
+"""
 
 
-class GroupInfoAnswer(Options, frozen=True):
-    """A group's settings, members [id, name, topics, queues, ms since its last request, pid] and queues."""
+class GroupInfoAnswer(FrameOptions, frozen=True):
+    """Settings, members [id, name, topics, queues, ms since last request, pid], and queues."""
 
     group: str
     known: bool
@@ -124,18 +125,18 @@ class GroupInfoAnswer(Options, frozen=True):
     queues: list[GroupQueueRow]
 
 
-class GroupResetRequest(Options, frozen=True):
-    """Begin at these offsets, whatever was before: [topic, queue id, offset]. Members go on from there.
+class GroupResetRequest(FrameOptions, frozen=True):
+    """Set a group's offsets: [topic, queue id, offset]. Members continue from there.
 
-    All or nothing; refused for an offset outside [minimum, maximum] of its queue. Durable when it is answered.
+    All or nothing; refused for an offset outside [minimum, maximum] of its queue. Durable when answered.
     """
 
     group: str
     offsets: list[tuple[str, int, int]]
 
 
-class GroupSettingsRequest(Options, frozen=True):
-    """Make a group, or change its settings; −1 leaves one as it is."""
+class GroupSettingsRequest(FrameOptions, frozen=True):
+    """Create a group, or change its settings; −1 leaves a setting unchanged."""
 
     group: str
     retry_max_times: int = -1
@@ -143,12 +144,12 @@ class GroupSettingsRequest(Options, frozen=True):
     consume_enable: int = -1
 
 
-class GroupNackRequest(Options, frozen=True):
-    """Messages that the group could not consume, by place: [topic, queue id, queue offset].
+class GroupNackRequest(FrameOptions, frozen=True):
+    """Negative acknowledgement of messages: [topic, queue id, queue offset].
 
-    Each is sent to the group's retry topic by way of the delay levels, or to its dead letters. `delay_level` 0: the
-    level follows from how often it was delivered; above: this one; below: it is a dead letter at once.
-    `max_times` ≥ 0 counts instead of the group's own number.
+    Each is copied to the group's retry topic through a delay level, or to its dead letters. `delay_level` 0 derives the
+    level from the number of deliveries, above 0 names it, below 0 makes it a dead letter at once. `max_times` ≥ 0
+    replaces the group's own limit.
     """
 
     group: str
@@ -157,21 +158,20 @@ class GroupNackRequest(Options, frozen=True):
     max_times: int = -1
 
 
-class GroupNackAnswer(Options, frozen=True):
-    """What became of each message: the delay level it waits in, 0 for a dead letter, −1 when it is gone from the log,
-    −2 when it could not be copied now."""
+class GroupNackAnswer(FrameOptions, frozen=True):
+    """Per message: its delay level, 0 dead letter, −1 no longer in the log, −2 copy failed."""
 
     levels: list[int]
 
 
-class GroupResendRequest(Options, frozen=True):
-    """Dead letters, by queue offset, to be delivered to their group again, as if for the first time."""
+class GroupResendRequest(FrameOptions, frozen=True):
+    """Deliver dead letters, by queue offset, to their group again as first deliveries."""
 
     group: str
     offsets: list[int]
 
 
-class GroupResendAnswer(Options, frozen=True):
-    """How many were sent; the others are gone from the log."""
+class GroupResendAnswer(FrameOptions, frozen=True):
+    """How many were sent; the others are no longer in the log."""
 
     sent: int

@@ -1,6 +1,6 @@
-"""Every operation with the options of its request and of its answer; the payloads' columns are told with each.
+"""Options of appends, topics and reads, and the columns of their payloads.
 
-Columns follow one another without padding, each as little-endian numbers or raw bytes:
+Columns follow one another without padding, as little-endian numbers or raw bytes:
 
 APPEND        body_lengths u32[n] · bodies
               · keys_bytes ≥ 0:        key_lengths u16[n] · keys          (each message's keys joined by a space)
@@ -18,7 +18,7 @@ PULL, GET, BY_KEY, RANGE   answer: whole CommitLog records, one after the other
 
 from __future__ import annotations
 
-from mqproc.wire.codec import Options
+from mqproc.wire.codec import FrameOptions
 
 QUEUE_ANY = -1
 
@@ -30,27 +30,26 @@ COLUMN_ABSENT = -1
 
 
 PAGE_BYTES_MAX = 1 << 30
-"""More than any page has: who asks for so much takes what the server gives at once."""
+"""Above any page size: the client accepts whatever the server returns at once."""
 
 
-class AppendRequest(Options, frozen=True):
+class AppendRequest(FrameOptions, frozen=True):
     """A frame of `count` messages for one topic.
 
-    `queue_id` ≥ 0 names the queue of all, QUEUE_ANY lets the writer go round the topic's queues message by message,
-    QUEUE_COLUMN says that a column names them. `tag` is every message's tag unless a column is there. The unique id of
-    message i is `unique_prefix` (28 upper-case hex digits; empty for none) followed by (unique_counter + i) mod 65536
-    in 4 digits. `gap_…` are further properties, the same for every message, already encoded and split at the places
-    where UNIQ_KEY, TAGS and KEYS stand between them in RocketMQ's order. With `properties_bytes` ≥ 0 the column holds
-    whole property strings and none of tag, keys, unique id and gaps applies. A message with a sharding key goes to the
-    queue that the key's hash gives, and the key is stored, unless a whole property string has it already; the column
-    goes with QUEUE_ANY alone. `batch`: all or nothing inside one
-    segment, one store time, as RocketMQ's batch. `wait` false: answer before the sync of a SYNC_FLUSH store.
-    `born_host` is address and port as in the record: 8 or 20 bytes. With `delay_level` or `deliver_at_ms` above 0 the
-    messages wait first: see `process.parking`; the answer then tells where they wait. `transaction`: the one message of
-    the frame is a half message, whose properties say so.
+    `queue_id` ≥ 0 is the queue of all messages, QUEUE_ANY distributes them over the topic's queues, QUEUE_COLUMN takes
+    the queues from a column. `tag` is every message's tag unless there is a column. The unique id of message i is
+    `unique_prefix` (28 upper-case hex digits; empty for none) followed by (unique_counter + i) mod 65536 in 4 digits.
+    `gap_…` are further properties, the same for every message, encoded and split at the places of UNIQ_KEY, TAGS and
+    KEYS in RocketMQ's order. With `properties_bytes` ≥ 0 the column has whole property strings, and tag, keys, unique
+    id and gaps do not apply. The hash of a sharding key selects the queue, and the key is stored unless the property
+    string has it; this column requires QUEUE_ANY. `batch`: all or nothing, inside one segment, with one store time, as
+    RocketMQ's batch. `wait` false: answer before the sync of a SYNC_FLUSH store. `born_host` is address and port as in
+    the record: 8 or 20 bytes. With `delay_level` or `deliver_at_ms` above 0 the messages are delayed (see
+    `roles.writer.delayed_send`), and the answer has their place in the delay topic. `transaction`: the frame's only
+    message is a half message, as its properties say.
 
-    APPEND_OWN has the same options and is for the group's own roles: it may write to the system's topics, and of it
-    alone `sys_flag`, `reconsume_times`, `prepared_transaction_offset` and `has_prepared` are taken.
+    APPEND_OWN has the same options, for the group's own roles: it may write to system topics, and only it uses
+    `sys_flag`, `reconsume_times`, `prepared_transaction_offset` and `has_prepared`.
     """
 
     topic: str
@@ -86,32 +85,32 @@ class AppendRequest(Options, frozen=True):
     sharding_bytes: int = COLUMN_ABSENT
 
 
-class AppendAnswer(Options, frozen=True):
+class AppendAnswer(FrameOptions, frozen=True):
     """`store_timestamp_ms` of the frame; `store_host` as in the record, for message ids."""
 
     store_timestamp_ms: int
     store_host: bytes
 
 
-class CreateTopicRequest(Options, frozen=True):
+class CreateTopicRequest(FrameOptions, frozen=True):
     topic: str
     queues: int
     perm: int | None = None
 
 
-class DeleteTopicRequest(Options, frozen=True):
+class DeleteTopicRequest(FrameOptions, frozen=True):
     topic: str
 
 
-class PullRequest(Options, frozen=True):
-    """`timeout_ms` > 0 holds the request until a message that matches is there. `tags` are tag strings, empty = all.
-    `sql` is a filter by properties, empty = none; it goes without tags.
+class PullRequest(FrameOptions, frozen=True):
+    """`timeout_ms` > 0 is a long poll: the answer waits for a matching message.
 
-    `rocketmq_limits`: stop at RocketMQ's own 32 messages and 256 KiB, filter by the hash alone, one ConsumeQueue file
-    a call, no CRC check, an unknown queue is an empty one: its answers exactly.
+    `tags` are tag strings, empty = all. `sql` is a filter on properties, empty = none; not with tags.
 
-    `progress_ms`: one that waits is also answered when it has passed messages that do not match, but not before so many
-    milliseconds; 0 = at once, below 0 = only when its time is over.
+    `rocketmq_limits` answers exactly as RocketMQ does: at most 32 messages and 256 KiB, filter by tag hash only, one
+    ConsumeQueue file per call, no CRC check, an unknown queue is empty.
+
+    `progress_ms`: a long poll that skipped messages is answered after so many ms; 0 = at once, below 0 = at its timeout.
     """
 
     topic: str
@@ -126,7 +125,7 @@ class PullRequest(Options, frozen=True):
     progress_ms: int = -1
 
 
-class PullAnswer(Options, frozen=True):
+class PullAnswer(FrameOptions, frozen=True):
     status: str
     next_offset: int
     min_offset: int
@@ -135,17 +134,19 @@ class PullAnswer(Options, frozen=True):
     detail: str = ""
 
 
-class GetRequest(Options, frozen=True):
-    """`message_id` is an offset id (32 or 56 hex digits) or a unique id, which is looked up in `topic` when given."""
+class GetRequest(FrameOptions, frozen=True):
+    """`message_id`: an offset id (32 or 56 hex digits), or a unique id, looked up in `topic` if given."""
 
     message_id: str
     topic: str = ""
 
 
-class ByKeyRequest(Options, frozen=True):
-    """Times in ms, both inclusive: store times, or with `born_time` the messages' born times. `unique` looks for a
-    unique id instead of a key. `below`: only records below this position of the log, as a cursor has it; −1 for all.
-    `max_bytes` as in PullRequest."""
+class ByKeyRequest(FrameOptions, frozen=True):
+    """Find messages by key, or with `unique` by unique id.
+
+    Times in ms are inclusive: store times, or with `born_time` born times. `below` is a cursor: only records below this
+    log position; −1 for all. `max_bytes` as in PullRequest.
+    """
 
     topic: str
     key: str
@@ -158,18 +159,22 @@ class ByKeyRequest(Options, frozen=True):
     max_bytes: int = PAGE_BYTES_MAX
 
 
-class RecordsAnswer(Options, frozen=True):
-    """`count` records in the payload. `cursor` is where the next request goes on, −1 at the end; `complete` false when
-    a limit cut the answer short."""
+class RecordsAnswer(FrameOptions, frozen=True):
+    """`count` records in the payload.
+
+    `cursor` continues in the next request, −1 at the end; `complete` false when a limit cut the answer.
+    """
 
     count: int
     cursor: list[int] = []
     complete: bool = True
 
 
-class RangeRequest(Options, frozen=True):
-    """Messages with begin_ms ≤ store time < end_ms, by queue; `cursor` from the last answer goes on. `max_bytes` as in
-    PullRequest."""
+class RangeRequest(FrameOptions, frozen=True):
+    """Messages with begin_ms ≤ store time < end_ms, by queue.
+
+    `cursor` of the last answer continues. `max_bytes` as in PullRequest.
+    """
 
     topic: str
     begin_ms: int
@@ -182,7 +187,7 @@ class RangeRequest(Options, frozen=True):
     max_bytes: int = PAGE_BYTES_MAX
 
 
-class CountRequest(Options, frozen=True):
+class CountRequest(FrameOptions, frozen=True):
     topic: str
     begin_ms: int = -(1 << 62)
     end_ms: int = 1 << 62
@@ -191,11 +196,11 @@ class CountRequest(Options, frozen=True):
     sql: str = ""
 
 
-class CountAnswer(Options, frozen=True):
+class CountAnswer(FrameOptions, frozen=True):
     count: int
 
 
-class OffsetAtRequest(Options, frozen=True):
+class OffsetAtRequest(FrameOptions, frozen=True):
     """`upper`: the last message at or before the time, else the first at or after it."""
 
     topic: str
@@ -204,30 +209,30 @@ class OffsetAtRequest(Options, frozen=True):
     upper: bool = False
 
 
-class OffsetAnswer(Options, frozen=True):
+class OffsetAnswer(FrameOptions, frozen=True):
     offset: int
 
 
-class QueuesRequest(Options, frozen=True):
+class QueuesRequest(FrameOptions, frozen=True):
     """Queues of a topic; an empty name means all queues of the store."""
 
     topic: str = ""
 
 
-class QueuesAnswer(Options, frozen=True):
+class QueuesAnswer(FrameOptions, frozen=True):
     """[topic, queue id, min offset, max offset] a queue."""
 
     queues: list[tuple[str, int, int, int]]
 
 
-class TopicsAnswer(Options, frozen=True):
+class TopicsAnswer(FrameOptions, frozen=True):
     """[topic, queues, perm, message count, attributes] a topic."""
 
     topics: list[tuple[str, int, int, int, dict[str, str]]]
 
 
-class QueryMessageRequest(Options, frozen=True):
-    """RocketMQ's own `queryMessage`: hash hits and all."""
+class QueryMessageRequest(FrameOptions, frozen=True):
+    """RocketMQ's own `queryMessage`, including hash collisions."""
 
     topic: str
     key: str
@@ -236,17 +241,17 @@ class QueryMessageRequest(Options, frozen=True):
     end_ms: int
 
 
-class QueryMessageAnswer(Options, frozen=True):
+class QueryMessageAnswer(FrameOptions, frozen=True):
     physical_offsets: list[int]
     index_last_update_timestamp_ms: int
     index_last_update_physical_offset: int
 
 
-class ScanRequest(Options, frozen=True):
-    """A pass over the log without a key: records whose properties and body match, from `physical_offset` on.
+class ScanRequest(FrameOptions, frozen=True):
+    """Scan the log without a key for records by properties and body.
 
-    Stops after `max_messages` hits, `max_bytes` of them as in PullRequest, or `max_scan_bytes` of log; `cursor`
-    [physical offset] goes on.
+    Starts at `physical_offset`; stops after `max_messages` hits, `max_bytes` of them as in PullRequest, or
+    `max_scan_bytes` of log; `cursor` [physical offset] continues.
     """
 
     topic: str = ""

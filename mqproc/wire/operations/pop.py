@@ -1,21 +1,21 @@
-"""Options of receiving messages one by one, as simple consumers do, and of their acknowledgements."""
+"""Options of receiving single messages (pop), as simple consumers do, and acknowledging them."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from mqproc.wire.codec import Options
+from mqproc.wire.codec import FrameOptions
 from mqproc.wire.operations.groups import LATEST
 
 RECEIVE_MS_MAX: Final = 60_000
-"""So long one receive is held; who wants to wait for longer asks again."""
+"""Longest long poll; a client that waits longer repeats the request."""
 
 
-class GroupReceiveRequest(Options, frozen=True):
-    """Get messages that nobody else of the group gets for `invisible_ms`, of one of the topics' queues.
+class GroupReceiveRequest(FrameOptions, frozen=True):
+    """Receive messages of the topics' queues, invisible to other receivers for `invisible_ms`.
 
-    The answer is held until some come, `timeout_ms` at most. `start` as in GroupJoinRequest, `tags`, `sql` and
-    `max_bytes` as in PullRequest; the group goes past what they do not let pass.
+    The answer waits for messages for up to `timeout_ms`. `start` as in GroupJoinRequest, `tags`, `sql` and `max_bytes`
+    as in PullRequest; messages that do not match are skipped for the group.
     """
 
     group: str
@@ -30,31 +30,31 @@ class GroupReceiveRequest(Options, frozen=True):
     max_bytes: int = 1 << 30
 
 
-class GroupReceiveAnswer(Options, frozen=True):
-    """`count` records in the payload. A handle is one of `handles`, a space, and the message's queue offset.
+class GroupReceiveAnswer(FrameOptions, frozen=True):
+    """`count` records in the payload. A receipt handle: one of `handles`, a space, the queue offset.
 
-    The first one is for the first CHECK_POINT_MESSAGES of the messages, and so on.
+    The first handle is for the first CHECK_POINT_MESSAGES messages, and so on.
     """
 
     count: int
     handles: list[str] = []
 
 
-class GroupAckRequest(Options, frozen=True):
-    """Messages that are done: [topic, handle]."""
+class GroupAckRequest(FrameOptions, frozen=True):
+    """Acknowledge messages: [topic, handle]."""
 
     group: str
     messages: list[tuple[str, str]]
 
 
-class GroupAckAnswer(Options, frozen=True):
-    """How many were still the receiver's; the others are done already, or come again to somebody."""
+class GroupAckAnswer(FrameOptions, frozen=True):
+    """How many were still invisible; others are acknowledged, or redelivered."""
 
     accepted: int
 
 
-class GroupInvisibleRequest(Options, frozen=True):
-    """Nobody else gets a message for `invisible_ms` from now on."""
+class GroupInvisibleRequest(FrameOptions, frozen=True):
+    """Keep a message invisible for `invisible_ms` from now."""
 
     group: str
     topic: str
@@ -62,7 +62,7 @@ class GroupInvisibleRequest(Options, frozen=True):
     invisible_ms: int
 
 
-class GroupInvisibleAnswer(Options, frozen=True):
-    """The message's handle from now on."""
+class GroupInvisibleAnswer(FrameOptions, frozen=True):
+    """The message's new handle."""
 
     handle: str

@@ -1,14 +1,14 @@
-"""Options of the operations on transactions; `roles/transactions/README.md` tells what happens at each."""
+"""Options of transaction operations; see `roles/transactions/README.md`."""
 
 from __future__ import annotations
 
-from mqproc.wire.codec import Options
+from mqproc.wire.codec import FrameOptions
 
 
-class TransactionEndRequest(Options, frozen=True):
-    """Commit a transaction, or roll it back. `physical_offset` is where its half message lies, or lay before checks.
+class TransactionEndRequest(FrameOptions, frozen=True):
+    """Commit or roll back. `physical_offset` is that of the half message, perhaps before checks.
 
-    `from_check`: the producer was asked, or an operator decides; then no time is too late.
+    `from_check`: the answer to a check, or an operator's decision; it is never too late.
     """
 
     group: str
@@ -19,23 +19,22 @@ class TransactionEndRequest(Options, frozen=True):
     from_check: bool = False
 
 
-class TransactionPollRequest(Options, frozen=True):
-    """Be asked about transactions of a producer group. The answer is held until one is due, `timeout_ms` at most."""
+class TransactionPollRequest(FrameOptions, frozen=True):
+    """Wait for checks of a producer group's transactions, up to `timeout_ms`."""
 
     group: str
     max_messages: int = 32
     timeout_ms: int = 0
 
 
-class TransactionPollAnswer(Options, frozen=True):
-    """`count` half messages in the payload, as records."""
+class TransactionPollAnswer(FrameOptions, frozen=True):
+    """`count` half messages as records in the payload."""
 
     count: int
 
 
-class TransactionsRequest(Options, frozen=True):
-    """The oldest open transactions: of a producer group when one is named; of those transaction or message ids when
-    some are."""
+class TransactionsRequest(FrameOptions, frozen=True):
+    """The oldest open transactions, of a producer group if named, with the given ids if any."""
 
     group: str = ""
     ids: list[str] = []
@@ -44,24 +43,25 @@ class TransactionsRequest(Options, frozen=True):
 
 TransactionRow = tuple[str, str, str, str, int, int, int, int, int, int]
 """Transaction id, message id of the half message, group, topic, physical offset, size, born time and store time in ms,
-checks so far, time of the next check in ms."""
+checks so far, time of the next check in ms.
+"""
 
 
-class TransactionsAnswer(Options, frozen=True):
-    """`open`: how many there are in all. `producers`: of the named group, or of all, how many wait to be asked."""
+class TransactionsAnswer(FrameOptions, frozen=True):
+    """`open`: their total. `producers`: waiting for checks, of the named group or of all."""
 
     open: int
     producers: int
     transactions: list[TransactionRow]
 
 
-class TransactionCheckRequest(Options, frozen=True):
-    """Have the producers of open transactions asked now. It counts as a check. Half messages by physical offset."""
+class TransactionCheckRequest(FrameOptions, frozen=True):
+    """Check transactions now, by physical offset of their half messages; counts as a check."""
 
     physical_offsets: list[int]
 
 
-class TransactionCheckAnswer(Options, frozen=True):
-    """How many were open."""
+class TransactionCheckAnswer(FrameOptions, frozen=True):
+    """Number of open transactions among them."""
 
     checked: int

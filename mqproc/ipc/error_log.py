@@ -1,7 +1,7 @@
-"""Distinct errors of a group's processes: each one once, with how often it came, and when first and last.
+"""Distinct errors of a group's processes, each with its count, first and last time.
 
-Two errors are the same when their texts differ in numbers and ids only. An owner with more distinct errors than the
-file has room for forgets the one that came last the longest time ago.
+Errors are equal when their texts differ only in numbers and ids. When the file has no room for another error of an
+owner, the one that occurred longest ago is replaced.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SeenError:
 
 
 class ErrorLog:
-    """One owner's entries, for writing."""
+    """The entries of one owner, for writing."""
 
     def __init__(self, mapping: mmap.mmap, owner: str) -> None:
         self._map = mapping
@@ -49,9 +49,9 @@ class ErrorLog:
 
     @classmethod
     def create(cls, io: StoreIO, paths: StorePaths, owner: str) -> ErrorLog | None:
-        """The file that is there, or a new one in its place. The caller holds the store's lock.
+        """Open the file, or create a new one in place of an invalid one. The caller holds the store's lock.
 
-        None when the disk has no room for one: a group runs without it. Raises other OSErrors.
+        Returns None when the disk is full: a group runs without it. Raises other OSErrors.
         """
         found = cls.open(io, paths, owner)
         if found is not None:
@@ -66,13 +66,13 @@ class ErrorLog:
 
     @classmethod
     def open(cls, io: StoreIO, paths: StorePaths, owner: str) -> ErrorLog | None:
-        """The file's entries of one owner; None when there is no such file."""
+        """Open one owner's entries; None without such a file."""
         mapping = _open(io, paths, write=True)
         return None if mapping is None else cls(mapping, owner)
 
     def note(self, text: str, now_ms: int) -> None:
-        """An error has come."""
-        # A file's name in it need not be text.
+        """Count an error."""
+        # File names in it may not be UTF-8.
         encoded = text.encode(errors="backslashreplace")[: layout.TEXT_BYTES_MAX]
         text = encoded.decode(errors="ignore")
         number = self._known.get(_shape(text))
@@ -84,7 +84,7 @@ class ErrorLog:
         self._words.add(at + layout.COUNT, 1)
 
     def _make(self, text: bytes, now_ms: int) -> int:
-        """An entry with everything but its count."""
+        """Write an entry except for its count."""
         number = self._free()
         start = layout.entry_offset(self._owner, number)
         at = start // WORD_SIZE
@@ -108,7 +108,7 @@ class ErrorLog:
 
 
 def seen_errors(io: StoreIO, paths: StorePaths) -> list[SeenError]:
-    """Every distinct error, the one that came last first; none when there is no file."""
+    """All distinct errors, the most recent first; none without a file."""
     mapping = _open(io, paths, write=False)
     if mapping is None:
         return []
@@ -125,12 +125,12 @@ def seen_errors(io: StoreIO, paths: StorePaths) -> list[SeenError]:
 
 
 def _make(io: StoreIO, paths: StorePaths) -> None:
-    """An empty file in the place of whatever is there."""
+    """Create an empty file, replacing an existing one."""
     temporary = paths.errors.with_name(paths.errors.name + ".tmp")
     io.unlink(temporary)
     fd = io.open(temporary, write=True, create=True, mode=0o600)
     try:
-        # Allocated, since a store into a hole on a full disk is a SIGBUS.
+        # Allocated, since a store to a hole on a full disk raises SIGBUS.
         io.allocate(fd, 0, layout.FILE_SIZE)
         mapping = io.map(fd, layout.FILE_SIZE, write=True)
     except OSError:
@@ -164,7 +164,7 @@ def _open(io: StoreIO, paths: StorePaths, *, write: bool) -> mmap.mmap | None:
 
 
 def _read(words: Words, mapping: mmap.mmap, owner: str, number: int) -> SeenError | None:
-    """An entry; None when it is free, or just being used again."""
+    """Read an entry; None when it is free or being replaced."""
     start = layout.entry_offset(owner, number)
     at = start // WORD_SIZE
     for _ in range(_READ_TRIES):
@@ -180,5 +180,5 @@ def _read(words: Words, mapping: mmap.mmap, owner: str, number: int) -> SeenErro
 
 
 def _shape(text: str) -> str:
-    """What two texts have in common when they tell of the same thing."""
+    """The text without its numbers and ids."""
     return _NUMBERS.sub("#", text)
