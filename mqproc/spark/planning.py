@@ -48,8 +48,8 @@ def plan(options: ReadOptions) -> list[LogPartition]:
         for uri in find_stores(options.paths):
             survey = survey_store(uri)
             surveys.append(survey)
-            if survey.trouble and options.fail_on_data_loss:
-                raise CorruptStoreError(f"{uri}: {survey.trouble}; failOnDataLoss=false reads what there is")
+            if survey.damage and options.fail_on_data_loss:
+                raise CorruptStoreError(f"{uri}: {survey.damage}; failOnDataLoss=false reads what there is")
             selection = _resolved(survey, options)
             of_queues, of_log = _pruned(survey, selection, options)
             spans.append((len(stores), survey, of_log))

@@ -248,7 +248,7 @@ def slices_by_units(
 
 
 def _is_possible(survey: StoreSurvey, selection: ReadSelection, options: ReadOptions) -> bool:
-    if survey.reader is None or survey.trouble or options.by_units is False:
+    if survey.reader is None or survey.damage or options.by_units is False:
         return False
     # Keys use the index, and verifyCrc also needs the records in between.
     return selection.is_narrow and not selection.keys and options.verify_crc is not True

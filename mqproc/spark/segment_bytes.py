@@ -50,7 +50,7 @@ class MappedSegment:
         fd = io.open(path)
         try:
             self.size = min(io.size(fd), segment_size)
-            self._map: mmap.mmap | None = io.map_as_it_is(fd, self.size) if self.size else None
+            self._map: mmap.mmap | None = io.map_without_filling_holes(fd, self.size) if self.size else None
         finally:
             io.close(fd)
         self._view = as_kernel_array(self._map) if self._map is not None else np.zeros(0, np.uint8)
@@ -60,7 +60,7 @@ class MappedSegment:
 
     def release_pages(self, start: int, stop: int) -> None:
         if self._map is not None and stop > start:
-            self._io.unmap_pages(self._map, start, stop - start)
+            self._io.release_pages(self._map, start, stop - start)
 
     def close(self) -> None:
         self._view = np.zeros(0, np.uint8)

@@ -61,7 +61,7 @@ class StoreSurvey:
     deleted: Mapping[Queue, tuple[int, int]] = field(default_factory=dict)
     reader: StoreReader | None = None
     """Reads queues, index and times; None on remote storage."""
-    trouble: str = ""
+    damage: str = ""
     """Damage that is known before the read; "" for none."""
     archived: bool = False
     """Whether each task must decompress a segment from its start."""
@@ -126,18 +126,18 @@ def _survey_folder(uri: str) -> StoreSurvey:
     visible = reader.visible
     size = reader.options.mapped_file_size_commit_log
     log = LogSegments(io, paths.commit_log, size, whole=False, static=True)
-    end, trouble = visible.end, ""
+    end, damage = visible.end, ""
     if not reader.running:
         if not _was_closed_at(io, paths, log, end):
-            end, trouble = _scan_after_end(log, end)
-        trouble = _short_segment(log) or trouble or _unit_after_end(reader, end) or _mark_after_end(io, paths, log, end)
+            end, damage = _scan_after_end(log, end)
+        damage = _short_segment(log) or damage or _unit_after_end(reader, end) or _mark_after_end(io, paths, log, end)
     segments = _segments(log, visible.begin, end)
     # Segments that retention has deleted in the meantime are not missing.
     begin = reader.visible.begin
-    trouble = _missing_segment(segments, begin, end, size) or trouble
+    damage = _missing_segment(segments, begin, end, size) or damage
     log.close()
     deleted = read_deleted(io, paths, running=reader.running)
-    return StoreSurvey(uri, size, begin, end, segments, deleted, reader, trouble)
+    return StoreSurvey(uri, size, begin, end, segments, deleted, reader, damage)
 
 
 def _segments(log: LogSegments, begin: int, end: int) -> list[Segment]:
@@ -183,20 +183,20 @@ def _scan_after_end(log: LogSegments, end: int) -> tuple[int, str]:
     limit = starts[-1] + log.segment_size if starts else 0
     resync = Resync(log)
     reason, stopped = _walk(log, end) if end < limit else (REACHED_STOP, end)
-    last, trouble = end, ""
+    last, damage = end, ""
     while stopped < limit:
         # Zeros may be a lost sector or space that was never written.
         is_whole = reason in (BLANK, REACHED_STOP)
         following = resync.next_record(log.start_of(stopped) + log.segment_size if is_whole else stopped + 1, limit)
         if following is None:
             break
-        trouble = trouble or f"the log ends at {end:,} ({REASON_NAMES[reason]}), but a record follows at {following:,}"
+        damage = damage or f"the log ends at {end:,} ({REASON_NAMES[reason]}), but a record follows at {following:,}"
         reason, stopped = _walk(log, following)
         last = stopped
     if starts and last == starts[0] and reason in (BAD_MAGIC, BAD_OFFSET):
         # A torn first record would begin with a valid header for this position.
-        trouble = f"the log has no intact record and does not begin with one ({REASON_NAMES[reason]})"
-    return last, trouble
+        damage = f"the log has no intact record and does not begin with one ({REASON_NAMES[reason]})"
+    return last, damage
 
 
 def _walk(log: LogSegments, position: int) -> tuple[int, int]:
@@ -247,8 +247,8 @@ def _survey_remote(uri: str) -> StoreSurvey:
         del found[max(found)]
     segments = [Segment(start, length, size) for start, length in sorted(found.items())]
     begin = segments[0].start
-    trouble = _missing_segment(segments, begin, segments[-1].start + size, size)
-    return StoreSurvey(uri, size, begin, None, segments, trouble=trouble, archived=is_archive(files))
+    damage = _missing_segment(segments, begin, segments[-1].start + size, size)
+    return StoreSurvey(uri, size, begin, None, segments, damage=damage, archived=is_archive(files))
 
 
 def _segment_size(uri: str, found: Mapping[int, int]) -> int:

@@ -1,9 +1,9 @@
-"""Stores verified in parallel, and messages that are there twice: audits of one store or hundreds.
+"""Audits of one store or hundreds: verify in parallel, duplicate messages, lag of consumer groups.
 
-    store ──pictured──▶ shares of the log, groups of queues, index files ──▶ one task each ──▶ results
-                                                                     by store ──compared──▶ a row a store
+    store ──snapshot──▶ shares of the log, groups of queues, index files ──▶ one task each ──▶ results
+                                                                   by store ──compare──▶ one row per store
 
-What is looked at and what it means is `mqproc.store.verify`'s; here its tasks are Spark's.
+`mqproc.store.verify` defines the tasks and their meaning; Spark runs them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SHARE_BYTES: Final = 256 << 20
-"""A task looks at so much of a log."""
+"""Bytes of log per task."""
 
 _RESULTS: Final = pa.schema([("store", pa.int32()), ("task", pa.int32()), ("result", pa.binary())])
 _NUMBERS: Final = ("offset", "physical_offset", "size", "count")
@@ -53,7 +53,7 @@ VERIFIED: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One task of one store's verify; −1: none, so that a store without any has a row too."""
+    """One task of one store's verify; task −1 ensures a row for a store without tasks."""
 
     store: int
     task: int
@@ -62,10 +62,10 @@ class _Part:
 def verify(
     spark: SparkSession, path: str | Path | Sequence[str | Path], *, share_bytes: int = SHARE_BYTES
 ) -> DataFrame:
-    """A row of `VERIFIED` for each store: whether it is clean, how much was looked at, and what was found.
+    """A row of `VERIFIED` for each store: whether it is clean, how much was verified, and the findings.
 
-    Of each kind of finding 1,000 are listed and all are counted, as `mqproc store verify` does. Stores lie in folders
-    that all executors have at the same path. Raises StoreAccessError where there is no store.
+    At most 1,000 findings of a kind are listed, all are counted. All executors need the stores at the same path. Raises
+    StoreAccessError when there is no store.
     """
     stores = local_stores(path)
     pictures = [_snapshot(store, share_bytes) for store in stores]
@@ -104,21 +104,21 @@ def _compared(store: Path, snapshot: Snapshot, results: list[Any]) -> VerifyResu
 
 
 class _Answers:
-    """Results that are there already, and a worker for the questions that follow from them."""
+    """Known results, and a worker for follow-up tasks."""
 
     def __init__(self, snapshot: Snapshot, results: list[Any], worker: Worker) -> None:
         self._known = {_name(task): result for task, result in zip(tasks_of(snapshot), results, strict=True)}
         self._worker = worker
 
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
-        """Each task with its result."""
+        """Yield each task with its result."""
         for task in tasks:
             known = self._known.get(_name(task))
             yield task, self._worker.run(task) if known is None else known
 
 
 def _name(task: Task) -> tuple[str, Any]:
-    """What tells a picture's tasks from each other, and from questions."""
+    """Identity of a task within a snapshot, which follow-up tasks do not have."""
     of: Any = None
     if isinstance(task, Share):
         of = task.number
@@ -134,10 +134,10 @@ def _row(found: VerifyResult) -> Row:
 
 
 def duplicates(spark: SparkSession, path: str | Path | Sequence[str | Path], **selection: Any) -> DataFrame:
-    """Messages of one topic with one unique id that are stored more than once, in one store or in several.
+    """Messages of a topic with the same unique id that are stored several times, in one store or in several.
 
-    Rows of `topic, unique_id, copies, stores, first_stored, last_stored`, and `first` and `last`: store and position
-    in the log of two of them. A producer that sends again after a lost answer makes such copies.
+    Rows of `topic, unique_id, copies, stores, first_stored, last_stored`, and `first` and `last`: store and log
+    position of two copies. A producer that sends again after a lost answer makes copies.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -147,10 +147,10 @@ def duplicates(spark: SparkSession, path: str | Path | Sequence[str | Path], **s
     named = found.withColumn("unique_id", F.col("properties")["UNIQ_KEY"]).where("unique_id is not null")
     place = F.struct("store", "physical_offset").alias("place")
     of_id = F.xxhash64("topic", "unique_id").alias("hash")
-    # Nearly all messages are there once: numbers tell so in less than half the time that texts take.
+    # Nearly all messages are unique, and comparing hashes takes less than half the time of comparing strings.
     of_hash = F.count(F.lit(1)).over(Window.partitionBy("hash"))
     rows = named.select("topic", "unique_id", place, "store_timestamp", of_id).withColumn("of_hash", of_hash)
-    # By the hash, too, since rows already lie by it: these are not shuffled again.
+    # Grouping by the hash too avoids a second shuffle.
     groups = rows.where("of_hash > 1").groupBy("hash", "topic", "unique_id")
     counted = groups.agg(
         F.count(F.lit(1)).alias("copies"),
@@ -161,10 +161,6 @@ def duplicates(spark: SparkSession, path: str | Path | Sequence[str | Path], **s
         F.max("place").alias("last"),
     )
     return counted.where("copies > 1").drop("hash")
-
-
-# --- group_lag ---
-# How far consumer groups are behind their queues: now, and by when the messages they have not consumed were stored.
 
 
 LAG: Final = pa.schema(
@@ -178,11 +174,11 @@ LAG: Final = pa.schema(
 
 
 def lag(spark: SparkSession, path: str | Path | Sequence[str | Path]) -> DataFrame:
-    """A row of `LAG` for each store, group and queue that the group has progress in, and `seen_at`.
+    """A row of `LAG` for each store, group and queue with a committed offset, and `seen_at`.
 
-    `offset` is consumed next; `behind` messages from there on are stored, `expired` ones before the queue's beginning
-    went unconsumed; `oldest_stored` is the store time of the first one that is behind. Rows of one call have one
-    `seen_at`: append them to a table again and again to see lag over time. A running store is as it has published.
+    `offset` is consumed next; `behind` messages from there on are stored; `expired` messages were deleted unconsumed;
+    `oldest_stored` is the store time of the oldest message that is behind. All rows of a call have the same `seen_at`,
+    so appending them to a table shows lag over time. Positions of a running store are those it has published.
     """
     from pyspark.sql import functions as F
 
@@ -216,8 +212,8 @@ def backlog(
 ) -> DataFrame:
     """Messages that groups have not consumed, by store, group, topic and window of store time: when lag arose.
 
-    `window` is a length as Spark writes it, `selection` arguments of `messages`. Rows have `window_start`,
-    `window_end`, `messages` and `bytes`.
+    `window` is a length in Spark's syntax, `selection` arguments of `messages`. Rows have `window_start`, `window_end`,
+    `messages` and `bytes`.
     """
     from pyspark.sql import functions as F
 

@@ -1,4 +1,9 @@
-"""Messages as Parquet, a folder for each topic and day: what other tools read, and what outlives retention."""
+"""Copy messages to Parquet: all selected ones by topic and day (export), or the last one of each key (compact).
+
+    log ──keys, times, positions──▶ last position of each key ──by store and position──▶ records read there ──▶ rows
+
+Compaction shuffles only keys, times and positions; bodies are read once, of the messages that stay.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +34,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MODES: Final = ("error", "append", "overwrite")
-# Of a moment the time in UTC.
+# The type whose cast from a timestamp gives the time in UTC.
 _UTC: Final = pa.timestamp("us")
 COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "lz4", "none")
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written: messages, and the bytes that their records have in the log."""
+    """Messages written, and bytes of their records in the log."""
 
     messages: int
     size: int
@@ -54,17 +59,17 @@ def export(
 ) -> Exported:
     """Write messages to `to`, a folder or URL: `to/topic=orders/day=2026-01-31/….parquet`, days in UTC by store time.
 
-    A task writes a file for each topic and day that its part of the log has, more where it has very many. `mode` is
-    what to do when there is something at `to` already; `columns` are those to write, all if none are named; `selection`
-    as in `messages`. Raises BadRequestError for another mode or compression, for `topic` as the only column, which is
-    the folders', for a target in a store or around one, and for one that is there in mode `error`.
+    A task writes a file for each topic and day in its part of the log, several when there are very many. `mode` applies
+    to an existing target; `columns` are those to write (default: all); `selection` as in `messages`. Raises
+    BadRequestError for an unknown mode or compression, for `topic` as the only column, for a target that overlaps a
+    store, and for an existing one in mode `error`.
     """
     columns = [columns] if isinstance(columns, str) else columns
     for name, value, allowed in (("mode", mode, MODES), ("compression", compression, COMPRESSIONS)):
         if value not in allowed:
-            raise BadRequestError(f"{name} = {value!r}; there are {', '.join(allowed)}")
+            raise BadRequestError(f"{name} = {value!r}; must be one of {', '.join(allowed)}")
     if set(columns) == {"topic"}:
-        raise BadRequestError("columns = topic: folders are named by it, and their files need another column")
+        raise BadRequestError("columns = topic: it names the folders, so their files need another column")
     stores = check_sources(path, fail_on_data_loss=flags_of(selection).fail_on_data_loss)
     wanted = list(columns) or list(MQPROC_COLUMNS)
     found = plan_messages(
@@ -77,7 +82,7 @@ def export(
 
 
 def _dated(read: BatchFunction) -> BatchFunction:
-    """Batches with the day of each message, which no session's zone has a part in."""
+    """Batches with each message's day in UTC, whatever the session's time zone."""
 
     def dated(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in read(batches):
@@ -86,17 +91,11 @@ def _dated(read: BatchFunction) -> BatchFunction:
     return dated
 
 
-# --- compacting ---
-# The last message of each key: what a topic says at its end, with everything that was overwritten left out.
-#
-#     log ──keys, times, places──▶ the last place of each key ──by store and place──▶ records read there ──▶ rows
-#
-# Only keys, times and places are shuffled; bodies are read of the messages that stay, each once.
+# Compaction
 
-
-# Places are read together whose records lie within so many bytes, and are so many: as much as a batch may have.
+# Records that are read together lie within this many bytes, and have at most this many, as a batch is limited.
 _SPAN_BYTES: Final = 16 << 20
-# A task reads the last messages of this much of a log.
+# Each task reads 2^28 bytes of log.
 _TASK_BITS: Final = 28
 
 
@@ -108,12 +107,11 @@ def compact(
     columns: str | Sequence[str] = (),
     **selection: Any,
 ) -> DataFrame:
-    """Of each topic and key the message that was stored last, over all stores; messages without a key are left out.
+    """The last stored message of each topic and key, over all stores; messages without a key are left out.
 
-    The rows have `key` and the columns of `messages`. A message with several keys is there for each that it is the last
-    of; where `key` chooses, for the chosen ones. `drop_empty`: a key whose last message has an empty body has been
-    deleted, and is left out. Of messages of one millisecond the one behind in its log is the last; between stores their
-    names decide.
+    Rows have `key` and the columns of `messages`. A message with several keys appears for each of which it is the last;
+    with a selection by `key`, only for selected keys. With `drop_empty`, a last message with an empty body deletes its
+    key. Within a millisecond the later position in the log is the last; between stores their names decide.
     """
     return plan_compaction(spark, path, drop_empty=drop_empty, columns=columns, **selection).rows()
 
@@ -126,7 +124,7 @@ def plan_compaction(
     columns: str | Sequence[str],
     **selection: Any,
 ) -> BatchRead:
-    """The read that `compact` makes rows of: the places of records, in their order, and what reads these."""
+    """The read behind `compact`: the positions of records, in order, and the reader of these."""
     from pyspark.sql import functions as F
 
     columns = [columns] if isinstance(columns, str) else columns
@@ -134,12 +132,12 @@ def plan_compaction(
     check_column_names("mqproc", wanted)
     flags = flags_of(selection)
     if flags.verify_crc is None:
-        # Where the records are read there is no telling a damaged body from another; the pass over the log can.
+        # Only the scan of the log can detect damaged bodies; a read at known positions cannot tell them apart.
         selection["verifyCrc"] = "body" in wanted
     names = ["store", "topic", "keys", "store_timestamp", "physical_offset", "size"]
     placed = messages(spark, path, columns=names, **selection).withColumn("key", F.explode("keys"))
     if chosen := keys_of(selection.get("key", ())):
-        # Of what else these messages have as keys, others may be the last.
+        # Messages may have other keys, of which unselected messages may be the last.
         placed = placed.where(F.col("key").isin(list(chosen)))
     last = F.max(F.struct("store_timestamp", "store", "physical_offset", "size")).alias("last")
     kept = placed.groupBy("topic", "key").agg(last).select("key", "last.store", "last.physical_offset", "last.size")
@@ -161,7 +159,7 @@ def plan_compaction(
 
 
 def _segment_sizes(paths: Sequence[str | Path]) -> dict[str, int]:
-    """By store, how long its segments are."""
+    """Segment sizes by store."""
     sizes: dict[str, int] = {}
     for uri in find_stores([str(each) for each in paths]):
         with closing(survey_store(uri)) as found:
@@ -170,7 +168,7 @@ def _segment_sizes(paths: Sequence[str | Path]) -> dict[str, int]:
 
 
 class PlaceReader:
-    """Reads records at known places, which come ordered by store and place."""
+    """Reads records at known positions, ordered by store and position."""
 
     def __init__(
         self,
@@ -188,7 +186,7 @@ class PlaceReader:
         self._plain_bodies = plain_bodies
 
     def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Batches of `key`, `store`, `physical_offset`, `size` become batches of `key` and the columns."""
+        """Turn batches of `key`, `store`, `physical_offset`, `size` into batches of `key` and the columns."""
         for batch in batches:
             offsets = batch.column("physical_offset").to_numpy()
             stores = batch.column("store").dictionary_encode()
@@ -213,7 +211,7 @@ class PlaceReader:
             with closing(open_segment(store, base, segment_size, segment_size)) as segment:
                 at = 0
                 while at < len(places):
-                    # A message with several keys is there several times.
+                    # A message with several keys appears several times.
                     rows = int(np.searchsorted(sums, sums[at] - sizes[at] + _SPAN_BYTES, "right"))
                     stop = max(at + 1, min(rows, int(np.searchsorted(ends, places[at] + _SPAN_BYTES))))
                     view, first = segment.part(int(places[at]), int(ends[stop - 1]))
@@ -223,7 +221,7 @@ class PlaceReader:
         except FileNotFoundError:
             if self._fail_on_data_loss:
                 raise CorruptStoreError(
-                    f"{store}/commitlog/{segment_name(base)}: deleted since it was read for keys, and "
+                    f"{store}/commitlog/{segment_name(base)}: deleted since its keys were read, and "
                     f"{counted(len(places), 'last message')} with it; failOnDataLoss=false leaves them out"
                 ) from None
 
@@ -231,7 +229,7 @@ class PlaceReader:
 def _keyed(
     batch: pa.RecordBatch, found: FoundRecords, makes: BatchMaker, *, drop_empty: bool
 ) -> Iterator[pa.RecordBatch]:
-    """The found records with the `key` of each row of the batch; with `drop_empty` only those that have a body."""
+    """The records with the `key` of each row of the batch; with `drop_empty` only those with a body."""
     has_body = _has_body(found) if drop_empty else None
     at = 0
     for made in makes.batches(found):
@@ -243,7 +241,7 @@ def _keyed(
 
 
 def _has_body(found: FoundRecords) -> NDArray[np.bool_]:
-    """Of each record, whether its message has a body."""
+    """Whether each record has a body."""
     count = len(found.positions)
     places = record_decode.places_at(found.view, found.positions, record_decode.rows_of(["body"]))
     return places[record_decode.BODY_SIZE * count : (record_decode.BODY_SIZE + 1) * count] > 0

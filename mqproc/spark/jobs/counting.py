@@ -1,4 +1,4 @@
-"""How many messages, of how many bytes, how long on their way: by topic, tag, key, store and window of time."""
+"""Count messages, bytes and latencies by topic, tag, key, store and window of time, and plot the counts."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ BY: Final = ("store", "topic", "queue_id", "tag", "key")
 TIMES: Final = ("store_timestamp", "born_timestamp")
 QUANTILES: Final = (0.5, 0.99)
 WINDOWS_MAX: Final = 1500
-"""In so many windows a message may be, of each of which Spark has a row: those of a day, one a minute, are 1,440."""
-# Where lengths are measured: months and years from a February of a leap year on differ from those from the epoch on.
-# Without a zone, since the clocks of the session's may change in between.
+"""Limit on windows per message, each of which is a row: windows of a day, one a minute, are 1,440."""
+# Lengths must be the same from both times: months and years differ after February of a leap year. The timestamps have
+# no time zone, since the session's may change its offset.
 _MEASURED_FROM: Final = ("TIMESTAMP_NTZ '1970-01-01 00:00:00'", "TIMESTAMP_NTZ '1972-02-01 00:00:00'")
-# Spark's timestamps. No window begins before them or ends behind them.
+# Range of Spark's timestamps, within which windows lie.
 _TIME_MIN_US: Final = -(1 << 63)
 _TIME_MAX_US: Final = (1 << 63) - 1
-# How exact quantiles are: to 1/1000 of the rows of a group.
+# Quantiles are exact to 1/1000 of a group's rows.
 _ACCURACY: Final = 1000
 
 
@@ -44,19 +44,17 @@ def counts(
     latencies: bool = True,
     **selection: Any,
 ) -> DataFrame:
-    """Rows of the columns `by`, `window_start` and `window_end` when a window is given, and of what was counted.
+    """Rows of the columns `by`, of `window_start` and `window_end` if there is a window, and of the counts.
 
-    `by` are some of BY. `window` is a length as Spark writes it (`1 hour`), `slide` how far one begins behind the one
-    before, if not where that ends; `time` says by which of TIMES. A message with several keys counts for each of them,
-    one without for a null. One born at a time that Spark has no timestamp for, or by less than a window's length from
-    the first or last such time, is in no window: where windows go by that it counts for a null, too. `selection` are
-    arguments of `messages`: topic, begin, end, tag, key and so on.
+    `by` are some of BY. `window` is a length in Spark's syntax (`1 hour`), `slide` the distance of window starts
+    (default: the length), `time` one of TIMES. A message with several keys counts for each, one without keys for a
+    null. A message whose born time is not a timestamp of Spark's, or too close to the limits, has a null window.
+    `selection` are arguments of `messages`: topic, begin, end, tag, key and so on.
 
-    Counted are `messages`, `bytes` of their records, and `latency_ms` from born to stored: mean, p50, p99 and max.
-    Clocks of producers may differ from the store's: a latency may be below 0.
+    Counts are `messages`, `bytes` of their records, and `latency_ms` from born to stored: mean, p50, p99 and max. A
+    latency may be negative, as clocks of producers and store differ.
 
-    Raises BadRequestError for a column that is none of these, a slide without a window, and lengths that
-    `check_windows` refuses.
+    Raises BadRequestError for an unknown column, a slide without a window, and lengths that `check_windows` rejects.
     """
     by = (by,) if isinstance(by, str) else tuple(dict.fromkeys(by))
     _check(by, window, slide, time)
@@ -77,15 +75,15 @@ def counts(
 def _check(by: Sequence[str], window: str, slide: str, time: str) -> None:
     for name in by:
         if name not in BY:
-            raise BadRequestError(f"counts by {name!r}; there are {', '.join(BY)}")
+            raise BadRequestError(f"cannot count by {name!r}; columns are {', '.join(BY)}")
     if time not in TIMES:
-        raise BadRequestError(f"windows of {time!r}; there are {', '.join(TIMES)}")
+        raise BadRequestError(f"no windows by {time!r}; times are {', '.join(TIMES)}")
     if slide and not window:
         raise BadRequestError(f"slide = {slide!r} needs a window")
 
 
 def check_windows(window_s: float, slide_s: float | None) -> None:
-    """Raise BadRequestError for lengths that make no windows, or put a message into more than WINDOWS_MAX of them."""
+    """Raise BadRequestError for lengths that are not positive, and for more than WINDOWS_MAX windows per message."""
     if window_s <= 0:
         raise BadRequestError(f"window = {window_s:g} s; it must be longer than 0")
     if slide_s is None:
@@ -103,21 +101,19 @@ def check_windows(window_s: float, slide_s: float | None) -> None:
 
 
 def _seconds(spark: SparkSession, length: str) -> float:
-    """What Spark takes a length for. Raises BadRequestError for one that is longer at some times than at others."""
+    """Seconds of a length in Spark's syntax. Raises BadRequestError for one that varies, such as a month."""
     ends = ", ".join(f"({start} + CAST(:length AS INTERVAL)) - {start}" for start in _MEASURED_FROM)
     row = spark.sql(f"SELECT {ends}", args={"length": length}).first()
     if row is None or row[0] is None or row[0] != row[1]:
-        raise BadRequestError(
-            f"{length!r} is no length of time, or none that is always the same; write it like '1 hour'"
-        )
+        raise BadRequestError(f"{length!r} is not a length of time, or not a constant one; write it like '1 hour'")
     measured: datetime.timedelta = row[0]
     return measured.total_seconds()
 
 
 def _in_windows(found: DataFrame, time: str, window_us: int, slide_us: int) -> DataFrame:
-    """A row of each message for each window that it is in, with a column `window`.
+    """A row for each message and window that contains it, with a column `window`.
 
-    Spark's own function has an expression for each window of a message, and takes minutes to compile hundreds.
+    Spark's own function makes an expression for each window of a message, and takes minutes to compile hundreds.
     """
     from pyspark.sql import functions as F
 
@@ -125,7 +121,7 @@ def _in_windows(found: DataFrame, time: str, window_us: int, slide_us: int) -> D
     at = F.when(at.between(_TIME_MIN_US + window_us, _TIME_MAX_US - window_us), at)
     starts = at - F.pmod(at, F.lit(slide_us))
     if slide_us < window_us:
-        # The first multiple of a slide behind which a message lies by less than a window.
+        # The start of the first window that contains the message.
         behind = at - F.lit(window_us - 1)
         starts = F.explode_outer(F.sequence(behind + F.pmod(-behind, F.lit(slide_us)), starts, F.lit(slide_us)))
     started = found.withColumn("start_us", starts)
@@ -162,28 +158,27 @@ def _counted(found: DataFrame, by: Sequence[str], *, has_windows: bool, latencie
     return counted.select(*shown)
 
 
-# --- plotting ---
-# Counts as a picture: lines over windows of time, or bars; PNG, SVG and PDF by matplotlib, HTML by plotly.
+# Plots: lines over windows of time, or bars; PNG, SVG and PDF by matplotlib, HTML by plotly
 
 
 GROUPS_MAX: Final = 10
 POINTS_MAX: Final = 20_000
-"""What the driver takes of a result, however large that is."""
+"""Limit on the rows that the driver collects."""
 
 PICTURES: Final = (".png", ".svg", ".pdf")
 PAGES: Final = (".html",)
 _OTHERS: Final = "others"
-# Both libraries have as many colours for lines as there are largest groups; then the first one comes again.
+# Both libraries have GROUPS_MAX colours for lines, so the first would be used again.
 _OTHERS_COLOR: Final = "black"
 _INCHES: Final = (11.0, 5.5)
 _EPOCH: Final = datetime.datetime.fromtimestamp(0, datetime.UTC)
-# The first and the last moment that a picture can have: as a fraction of days the last µs would be the next year.
+# Range of times in a picture: matplotlib would round the last µs of year 9999 up.
 _DATES: Final = (datetime.datetime.min, datetime.datetime.max.replace(microsecond=0))
 
 
 @dataclass(slots=True)
 class Series:
-    """One line, or one bar: messages by window, of which the times (datetime) are UTC; without windows one number."""
+    """One line, or one bar: messages by window start (datetime in UTC), or one number without windows."""
 
     name: str
     times: list[Any] = field(default_factory=list)
@@ -191,7 +186,7 @@ class Series:
 
 
 def check_plot(to: Path) -> None:
-    """Raise BadRequestError for a file that is no plot by its suffix, or lies in no folder or in a store."""
+    """Raise BadRequestError for an unknown suffix, a missing folder, and a file in a store."""
     if to.suffix not in PICTURES + PAGES:
         raise BadRequestError(f"{to}: a plot is one of {', '.join(PICTURES + PAGES)}")
     if not to.parent.is_dir():
@@ -200,11 +195,11 @@ def check_plot(to: Path) -> None:
 
 
 def plot_counts(counted: DataFrame, by: Sequence[str], to: Path, *, slide_s: float | None = None) -> None:
-    """Draw the messages of `counts`: the GROUPS_MAX largest groups and the others together.
+    """Draw the messages of `counts`: the GROUPS_MAX largest groups and the sum of the others.
 
-    `slide_s`: how far windows lie apart, if not by their length. Raises BadRequestError for a file that `check_plot`
-    refuses, more windows than POINTS_MAX points are for, one that no calendar has, or messages without one;
-    ConfigurationError without the library.
+    `slide_s` is the distance of window starts, if not their length. Raises BadRequestError as `check_plot`, for more
+    than POINTS_MAX points, for windows outside the calendar and for messages without a window; ConfigurationError when
+    the library is missing.
     """
     check_plot(to)
     series = series_of(counted, by, slide_s)
@@ -216,9 +211,9 @@ def plot_counts(counted: DataFrame, by: Sequence[str], to: Path, *, slide_s: flo
 
 
 def series_of(counted: DataFrame, by: Sequence[str], slide_s: float | None = None) -> list[Series]:
-    """The groups' messages by window, largest group first; what is collected is bounded.
+    """The groups' messages by window, largest group first; at most POINTS_MAX rows are collected.
 
-    Windows without messages have 0 where a line would run over them otherwise.
+    Gaps between windows become 0, so that no line runs across them.
     """
     from pyspark.sql import functions as F
 
@@ -238,7 +233,7 @@ def series_of(counted: DataFrame, by: Sequence[str], slide_s: float | None = Non
     points = grouped.agg(F.sum("messages").alias("messages"), length.alias("length"))
     rows = points.orderBy("at").limit(POINTS_MAX + 1).collect()
     if len(rows) > POINTS_MAX:
-        raise BadRequestError(f"more than {POINTS_MAX:,} points to draw: take longer windows or less time")
+        raise BadRequestError(f"more than {POINTS_MAX:,} points to draw: use longer windows or less time")
     if not has_windows:
         return _bars(rows, [*top, others])
     _check_windows(rows)
@@ -252,7 +247,7 @@ def _bars(rows: Sequence[Row], names: Sequence[str]) -> list[Series]:
 
 
 def _check_windows(rows: Sequence[Row]) -> None:
-    """Raise BadRequestError for messages without a window."""
+    """Raise BadRequestError for messages whose window is null."""
     without = sum(int(row.messages) for row in rows if row["at"] is None)
     if without:
         raise BadRequestError(
@@ -262,7 +257,7 @@ def _check_windows(rows: Sequence[Row]) -> None:
 
 
 def _lines(rows: Sequence[Row], names: Sequence[str], step_ms: int) -> list[Series]:
-    """Rows come in the order of time."""
+    """Lines of rows that are ordered by time."""
     lines = []
     for name in names:
         points = {row["at"]: int(row.messages) for row in rows if row.name == name}
@@ -273,18 +268,18 @@ def _lines(rows: Sequence[Row], names: Sequence[str], step_ms: int) -> list[Seri
 
 
 def _moment(at_ms: int) -> datetime.datetime:
-    """Raises BadRequestError beyond the years 1 to 9999: a producer may have given µs for ms."""
+    """Raises BadRequestError outside the years 1 to 9999: a producer may have passed µs for ms."""
     try:
         return _EPOCH + datetime.timedelta(milliseconds=at_ms)
     except OverflowError:
         raise BadRequestError(
-            f"a window begins at {at_ms:,} ms, which is in none of the years 1 to 9999: it cannot be drawn; windows by "
+            f"a window begins at {at_ms:,} ms, which is not in the years 1 to 9999: it cannot be drawn; windows by "
             "the store time can"
         ) from None
 
 
 def _with_zeros(points: dict[int, int], first: int, last: int, step: int) -> dict[int, int]:
-    """Points in their order, with a 0 at both ends of each gap between `first` and `last`: enough for a line."""
+    """Points in order, with zeros at both ends of each gap between `first` and `last`."""
     zeros: set[int] = set()
     for before, behind in itertools.pairwise([first - step, *points, last + step]):
         zeros |= {before + step, behind - step} if behind - before > step else set()
@@ -292,14 +287,14 @@ def _with_zeros(points: dict[int, int], first: int, last: int, step: int) -> dic
 
 
 def _colors(series: Sequence[Series]) -> list[str | None]:
-    """That of each line; None: the library's next one."""
+    """Colour of each line; None for the library's next colour."""
     return [None if number < GROUPS_MAX else _OTHERS_COLOR for number in range(len(series))]
 
 
 def _draw_picture(series: Sequence[Series], by: str, to: Path) -> None:
     from matplotlib import rc_context
 
-    # Tags and keys may have dollars, which are no formulas.
+    # Dollars in tags and keys are not formulas.
     with rc_context({"text.parse_math": False}):
         _draw(series, by, to)
 
@@ -308,18 +303,18 @@ def _draw(series: Sequence[Series], by: str, to: Path) -> None:
     from matplotlib import dates
     from matplotlib.figure import Figure
 
-    # Which has no types.
+    # matplotlib has no types.
     to_number: Any = dates.date2num
     figure = Figure(figsize=_INCHES, layout="constrained")
     axes = figure.subplots()
     if any(each.times for each in series):
         for each, color in zip(series, _colors(series), strict=True):
-            # A legend leaves out what begins with an underscore.
+            # A legend omits labels that begin with an underscore.
             label = f" {each.name}" if each.name.startswith("_") else each.name
             axes.plot(each.times, each.messages, label=label, color=color, marker="." if len(each.times) < 50 else "")
         axes.legend(loc="best", fontsize="small")
         axes.set_xlabel("UTC")
-        # The margins beside the first and the last window may lie beyond the years that a date can have.
+        # The margins beside the first and last window may be outside the range of dates.
         low, high = axes.get_xlim()
         first, last = to_number(_DATES)
         axes.set_xlim(max(low, first), min(high, last))
@@ -337,7 +332,7 @@ def _draw_page(series: Sequence[Series], by: str, to: Path) -> None:
 
     marks: list[Any] = []
     for each, color in zip(series, _colors(series), strict=True):
-        # Names are no markup.
+        # plotly interprets HTML in names.
         name = html.escape(each.name, quote=False)
         if each.times:
             marks.append(
@@ -347,5 +342,5 @@ def _draw_page(series: Sequence[Series], by: str, to: Path) -> None:
             marks.append(go.Bar(x=each.messages, y=[name], name=name, orientation="h", marker={"color": color}))
     figure = go.Figure(marks)
     figure.update_layout(title=f"Messages by {by}", template="plotly_white", hovermode="x unified")
-    # The library goes into the page, so that it opens without a network.
+    # The page includes the library, so that it opens without a network.
     figure.write_html(to, include_plotlyjs=True)

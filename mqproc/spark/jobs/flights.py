@@ -1,6 +1,6 @@
-"""Flights of the demo's store as tables: how many an hour, how late which carrier, and what no consumer could take.
+"""Tables of the demo's flights: counts by hour, delays by carrier, and dead letters.
 
-A pipeline of Spark's: each function is a table, Spark finds out which needs which and keeps them up to date.
+A declarative pipeline of Spark's: each function is a table, and Spark derives their dependencies and updates them.
 `mqproc spark pipeline` copies this file into a folder of yours and runs it there.
 """
 
@@ -18,7 +18,7 @@ LATE_MIN = 15
 
 
 def stored(**options: str) -> DataFrame:
-    """Messages of the store that the pipeline's configuration names."""
+    """Messages of the store in the pipeline's configuration."""
     spark = SparkSession.active()
     return spark.read.format("mqproc").options(**options).load(spark.conf.get("mqproc.store"))
 

@@ -1,9 +1,16 @@
-"""Files that tasks write by themselves: all of a job's are there in the end, each once, or none.
+"""Commit a job's output as a whole: a failed job leaves the previous content and nothing else.
 
-    to/_temporary/job/attempt-3-17/ ──rename, by the first that is done──▶ task-3/ ──each file, by the driver──▶ to/
+    to            previous content ──────────────────────────────▶ removed ─┐
+    to.partial            └── written, all sources read without error ──────┴──▶ to
 
-An attempt that was killed leaves its folder, which goes with the job's. Only sums come to the driver. It has a lock in
-the job's folder, which ends with its process: what a killed one leaves, the next job takes back.
+Spark itself removes a target before it reads the first message, and leaves the folder of a failed write.
+
+Tasks that write files themselves commit all of a job's files, each once, or none:
+
+    to/_temporary/job/attempt-3-17/ ──rename by the first attempt that is done──▶ task-3/ ──files, by the driver──▶ to/
+
+The folder of a killed attempt is removed with the job's. Only sums travel to the driver. The driver locks a file in the
+job's folder; the next job rolls back jobs whose driver has died.
 """
 
 from __future__ import annotations
@@ -37,23 +44,14 @@ if TYPE_CHECKING:
 
     from mqproc.spark.batch_read import BatchRead
 
-# --- replacing ---
-# What a job writes takes its place as a whole: one that fails leaves what was there before it, and nothing else.
-#
-#     to            what was there ────────────────────────────────▶ removed ─┐
-#     to.partial            └── written, all of it read and found well ──────┴──▶ to
-#
-# Spark removes what it overwrites before it reads the first message, and leaves a folder behind a write that failed.
-
-
 T = TypeVar("T")
 
 UNFINISHED: Final = "_temporary"
-"""What Spark, and jobs that write by themselves, have in a folder for as long as they write there."""
+"""Folder in a target while Spark, or a job that writes files itself, writes there."""
 
 
-def already_there(to: str | Path) -> BadRequestError:
-    """What a job says in mode `error` of a target that is there."""
+def already_exists_error(to: str | Path) -> BadRequestError:
+    """The error of mode `error` for an existing target."""
     return BadRequestError(f"{to}: already exists; mode append adds to it, overwrite replaces it")
 
 
@@ -66,11 +64,11 @@ class HadoopPath:
         self._path = self._files.makeQualified(path)
         uri = self._path.toUri()
         self.folder = Path(uri.getPath()) if uri.getScheme() == "file" else None
-        """Where it is on this machine; None for what is not there."""
+        """The folder on this machine; None for other storage."""
 
     @classmethod
     def of(cls, session: SparkSession, to: str) -> Self | None:
-        """None where Spark's own file systems are out of reach: with Spark Connect."""
+        """None with Spark Connect, which has no access to Spark's file systems."""
         jvm: Any = getattr(session, "_jvm", None)
         return cls(session, jvm.org.apache.hadoop.fs.Path(to)) if jvm is not None else None
 
@@ -78,7 +76,7 @@ class HadoopPath:
         return str(self._path.toString())
 
     def beside(self, ending: str) -> Self | None:
-        """The path with an ending to its name; None for a root, which has no name."""
+        """The path with a suffix to its name; None for a root."""
         parent = self._path.getParent()
         if parent is None:
             return None
@@ -88,22 +86,22 @@ class HadoopPath:
         return bool(self._files.exists(self._path))
 
     def is_unfinished(self) -> bool:
-        """Whether nothing is there but what a write that was killed leaves."""
+        """Whether the content is only that of a killed write."""
         names = [str(each.getPath().getName()) for each in self._files.listStatus(self._path)]
         return not names or UNFINISHED in names
 
     def remove(self) -> bool:
         return bool(self._files.delete(self._path, True))
 
-    def give_up(self) -> None:
-        """Remove what a job that failed has written: one that was interrupted may have taken Java with it."""
+    def discard(self) -> None:
+        """Remove a failed job's output; an interrupt may have ended Java too."""
         with suppress(Exception):
             self.remove()
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def remove_empty(self) -> None:
-        """Remove the folder, unless something is in it but a folder for jobs without one."""
+        """Remove the folder if it holds nothing but an empty `UNFINISHED` folder."""
         for each in (self.folder / UNFINISHED, self.folder) if self.folder is not None else ():
             with suppress(OSError):
                 each.rmdir()
@@ -119,15 +117,15 @@ def write_whole(
     write: Callable[[str, str], T],
     check: Callable[[str], None],
     *,
-    takes_back: bool = False,
+    removes_own: bool = False,
 ) -> T:
-    """What `write(path, mode)` gives, which writes to `to`; what it overwrites is there until all has been written.
+    """Run `write(path, mode)` for the target `to`; previous content stays until everything is written.
 
-    That is written to `to.partial`, which `check` may refuse, as is one that no killed write has left. With Spark
-    Connect, to the root of a file system, and where it replaces partitions one by one, Spark itself overwrites.
+    An overwrite goes to `to.partial` first, which `check` may reject, as is an existing one that no killed write has
+    left. With Spark Connect, for the root of a file system and for dynamic partition overwrite, Spark overwrites
+    itself.
 
-    When `write` fails, a folder that was not there goes with all that is in it; where it `takes_back` its own files, if
-    nothing else is.
+    When `write` fails, a new folder is removed with its content, or, if `write` removes its own files, when empty.
     """
     target = HadoopPath.of(session, to)
     if target is None or _is_dynamic(session):
@@ -135,39 +133,39 @@ def write_whole(
     is_there = target.exists()
     partial = target.beside(".partial") if mode == "overwrite" and is_there else None
     if partial is None:
-        give_up = target.remove_empty if takes_back else target.give_up
-        return _write_to(to, mode, write, None if is_there else give_up)
+        discard = target.remove_empty if removes_own else target.discard
+        return _write_to(to, mode, write, None if is_there else discard)
     check(str(partial))
     if partial.exists() and not partial.is_unfinished():
-        raise BadRequestError(f"{partial}: is there, and no unfinished write; {to} is made there first: move it away")
-    written = _write_to(str(partial), mode, write, partial.give_up)
+        raise BadRequestError(f"{partial}: exists and is not an unfinished write; {to} is written there first: move it")
+    written = _write_to(str(partial), mode, write, partial.discard)
     if not target.remove() or not partial.rename(target):
-        raise BadRequestError(f"{to}: cannot be replaced; what was written is in {partial}")
+        raise BadRequestError(f"{to}: cannot be replaced; the output is in {partial}")
     return written
 
 
 def folder_of(session: SparkSession, to: str) -> Path | None:
-    """The folder that `to` is, for who writes there without Spark.
+    """The folder of a target that jobs can write without Spark.
 
-    None where Spark alone can or must: for a URL, the root of a file system, with Spark Connect, and where partitions
-    are replaced one by one.
+    None when only Spark can write it: a URL, the root of a file system, with Spark Connect, and with dynamic partition
+    overwrite.
     """
     target = HadoopPath.of(session, to)
     return None if target is None or target.beside("") is None or _is_dynamic(session) else target.folder
 
 
 def _is_dynamic(session: SparkSession) -> bool:
-    """Whether partitions stay that are not written again, and the others are replaced when all is written."""
+    """Whether overwriting replaces only the partitions that are written (dynamic partition overwrite)."""
     return str(session.conf.get("spark.sql.sources.partitionOverwriteMode", "static")).lower() == "dynamic"
 
 
-def _write_to(path: str, mode: str, write: Callable[[str, str], T], give_up: Callable[[], None] | None) -> T:
-    """Write to a path; when that fails, do what is to be done with one that is new."""
+def _write_to(path: str, mode: str, write: Callable[[str, str], T], discard: Callable[[], None] | None) -> T:
+    """Write to a path; call `discard` when that fails."""
     try:
         return write(path, mode)
     except BaseException:
-        if give_up is not None:
-            give_up()
+        if discard is not None:
+            discard()
         raise
 
 
@@ -176,12 +174,12 @@ _FILES: Final = "files"
 _WRITTEN: Final = "written.json"
 _DRIVER: Final = "driver"
 _GONE: Final = ".gone"
-_SHARED: Final = "a target must be a folder that the driver and all executors have at one path"
+_SHARED: Final = "a target must be a folder at the same path for the driver and all executors"
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written: messages, bytes of their records where batches have their `size`; files, 0 for Spark's."""
+    """Messages written, bytes of their records if batches have `size`, and files (0 when Spark wrote them)."""
 
     messages: int
     size: int
@@ -190,14 +188,14 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class JobFolder:
-    """The folder of a job below its target. Tasks make no folder above their own: they may come when it is gone."""
+    """A job's folder below its target. Tasks never create it, as they may run after its removal."""
 
     to: Path
     job: str
 
     @classmethod
     def new(cls, to: Path) -> Self:
-        """Make that of a job which begins."""
+        """Create the folder of a new job."""
         made = cls(to, str(uuid.uuid4()))
         with file_errors(made._path):
             made._path.mkdir(parents=True)
@@ -209,30 +207,30 @@ class JobFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Have other jobs of this machine see whether this one's driver lives, where storage has locks."""
+        """Hold the lock that shows other jobs on this machine that this driver lives, if storage has locks."""
         path = self._path / _DRIVER
         with file_errors(path):
             driver = path.open("wb", buffering=0)
         with driver:
             with suppress(OSError):
                 if try_lock_byte(driver.fileno()):
-                    driver.write(_seen_by(driver))
+                    driver.write(_lock_scope(driver))
             yield
 
     def name_of(self, partition: int) -> str:
-        """How the names of a task's files begin; no other task of any job has that."""
+        """Prefix of the file names of a task, unique among all jobs."""
         return f"part-{partition:05d}-{self.job}"
 
     def write(self, partition: int, attempt: int, write: Callable[[Path], Written]) -> Written:
-        """Have an attempt write below a folder, unless one of the same task has done so; what that has written.
+        """Run an attempt's `write` unless the task is done already; the result of the first attempt that finished.
 
-        Raises StoreAccessError where the job's folder is not there, and what `write` raises, with nothing left.
+        Raises StoreAccessError when the job's folder is missing, and errors of `write`, after removing its files.
         """
         own, whole = self._path / f"attempt-{partition}-{attempt}", self._path / f"task-{partition}"
         if not self._path.exists():
-            raise StoreAccessError(f"{self._path}: is not there; {_SHARED}")
+            raise StoreAccessError(f"{self._path}: does not exist; {_SHARED}")
         if whole.exists():
-            return _told(whole)
+            return _load_result(whole)
         try:
             with file_errors(own):
                 own.mkdir()
@@ -241,12 +239,12 @@ class JobFolder:
             with file_errors(own):
                 (own / _WRITTEN).write_text(json.dumps(dataclasses.asdict(written)))
                 _rename_first(own, whole)
-            return _told(whole)
+            return _load_result(whole)
         finally:
             shutil.rmtree(own, ignore_errors=True)
 
     def publish(self) -> int:
-        """Give the files of all tasks their places in the target; how many there are."""
+        """Move the files of all tasks into the target; their number."""
         count = 0
         for task in self._path.glob("task-*"):
             source = task / _FILES
@@ -265,19 +263,19 @@ class JobFolder:
         return count
 
     def remove(self) -> None:
-        """Remove the folder, in which attempts may still write. From here on nothing is taken back."""
+        """Remove the job's folder, in which attempts may still be writing. After this nothing is rolled back."""
         gone = self._path.with_name(f"{self.job}{_GONE}")
         (self._path / _DRIVER).unlink(missing_ok=True)
         with suppress(FileNotFoundError):
-            # By this name none of them finds it.
+            # Attempts do not find the folder by its new name.
             self._path.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
         with suppress(OSError):
-            # Another job may have its own there.
+            # Another job may have its folder there.
             self._path.parent.rmdir()
 
     def roll_back(self) -> None:
-        """Remove the files that have their places, with what they leave empty, and the folder."""
+        """Remove published files and folders that become empty, then the job's folder."""
         for folder, _folders, names in os.walk(self.to, topdown=False):
             own = [Path(folder) / name for name in names if self.job in name]
             for file in own:
@@ -287,7 +285,7 @@ class JobFolder:
         self.remove()
 
     def _remove_empty(self, folder: Path) -> None:
-        """Remove a folder of the target, and those around it there, as far as nothing is in them."""
+        """Remove a folder of the target and its parents there as far as they are empty."""
         for each in (folder, *folder.parents):
             if each == self.to:
                 break
@@ -296,13 +294,13 @@ class JobFolder:
 
 
 def write_folder(read: BatchRead, to: Path, mode: str, layout: Layout) -> Written:
-    """Have tasks write what they read to files in a folder, all of them or none; `mode` as Spark has it.
+    """Write a read to a folder by its tasks, completely or not at all; `mode` as in Spark.
 
-    Raises BadRequestError where something is there and may not be, StoreAccessError where the folder is not that of
-    all tasks, DiskFullError and MqprocError for what storage says; Spark's error around one of a task's.
+    Raises BadRequestError when the folder exists and must not, StoreAccessError when tasks do not share the folder,
+    DiskFullError and MqprocError for errors of the disk; Spark's error for a failed task.
     """
     if mode == "error" and to.exists():
-        raise already_there(to)
+        raise already_exists_error(to)
     with file_errors(to):
         if mode == "overwrite" and to.exists():
             shutil.rmtree(to)
@@ -317,20 +315,19 @@ def write_folder(read: BatchRead, to: Path, mode: str, layout: Layout) -> Writte
 
 
 def roll_back_dead_jobs(to: Path) -> None:
-    """Take back what drivers of this machine had in a folder, or were moving there, when they were killed."""
+    """Roll back jobs in a folder whose drivers on this machine were killed."""
     for path in to.glob(f"{UNFINISHED}/*/{_DRIVER}"):
-        # It may be done in this moment, or another user's.
+        # The job may end at this moment, or belong to another user.
         with file_errors(path), suppress(FileNotFoundError, PermissionError), path.open("rb+") as driver:
-            if driver.read() == _seen_by(driver) and try_lock_byte(driver.fileno()):
+            if driver.read() == _lock_scope(driver) and try_lock_byte(driver.fileno()):
                 JobFolder(to, path.parent.name).roll_back()
     for gone in to.glob(f"{UNFINISHED}/*{_GONE}"):
-        # Nobody needs it any more, whoever was killed, or is about, removing it.
+        # A removal that was interrupted, or is in progress.
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def _seen_by(driver: IO[bytes]) -> bytes:
-    """By whom a lock is to be looked at: another machine, which may have the same name, need not see it, nor another
-    mount of the same storage, as each container may have."""
+def _lock_scope(driver: IO[bytes]) -> bytes:
+    """Where the lock is visible: this boot and this mount, as other machines and containers may not see it."""
     return repr((*boot_id(), os.fstat(driver.fileno()).st_dev)).encode()
 
 
@@ -341,9 +338,7 @@ def _write(read: BatchRead, job: JobFolder, layout: Layout) -> Written:
         _write_empty(to / layout.file_name(job.name_of(0)), read.arrow_schema(), layout)
     placed = job.publish()
     if placed != written.files:
-        raise StoreAccessError(
-            f"{to}: of {counted(written.files, 'file')} that were written {placed:,} came there; {_SHARED}"
-        )
+        raise StoreAccessError(f"{to}: {placed:,} of {counted(written.files, 'file')} arrived; {_SHARED}")
     with file_errors(to):
         job.remove()
         (to / "_SUCCESS").touch()
@@ -381,13 +376,13 @@ def _write_files(batches: Iterator[pa.RecordBatch], folder: Path, layout: Layout
 
 
 def _write_empty(path: Path, schema: pa.Schema, layout: Layout) -> None:
-    """Write a file without rows, by which readers know what the columns were to be."""
+    """Write a file without rows, which shows readers the columns."""
     with file_errors(path):
         pq.write_table(schema.empty_table().select(layout.columns), path, compression=layout.compression)
 
 
 def _rename_first(own: Path, whole: Path) -> None:
-    """Give an attempt's folder the name of the task's, unless another one has it by now."""
+    """Rename an attempt's folder to the task's, unless another attempt was first."""
     try:
         own.rename(whole)
     except OSError:
@@ -395,6 +390,6 @@ def _rename_first(own: Path, whole: Path) -> None:
             raise
 
 
-def _told(whole: Path) -> Written:
+def _load_result(whole: Path) -> Written:
     with file_errors(whole):
         return Written(**json.loads((whole / _WRITTEN).read_text()))

@@ -1,7 +1,7 @@
-"""Arrow batches as Parquet files, a folder for each value of the columns that they are divided by. No row is made.
+"""Write Arrow batches as Parquet files, with a folder for each value of the partition columns.
 
-    batches ──enough of them──▶ a table ──one stable take──▶ a slice of each folder ──the largest──▶ a row group each
-                                  ▲────────────────the small ones wait for more────────────────┘
+    batches ──enough of them──▶ a table ──one stable take──▶ a slice per folder ──the largest──▶ a row group each
+                                  ▲────────────────small slices wait for more rows──────────┘
 
 Folders are named as Spark and Hive name them.
 """
@@ -33,28 +33,27 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How rows lie in files: which columns these have, by which the folders are named, and how pages are packed."""
+    """Columns of the files, columns that name the folders, and compression."""
 
     columns: Sequence[str]
     by: Sequence[str] = ()
     compression: str = "zstd"
 
     def file_name(self, name: str) -> str:
-        """The name of a file of these: readers of old look at its ending."""
+        """A file name with the extension that readers expect for the compression."""
         packed = "" if self.compression == "none" else f".{self.compression}"
         return f"{name}{packed}.parquet"
 
     def in_files(self) -> list[str]:
-        """The columns that files have: those of the folders' names are left out."""
+        """The columns in the files, without those that name folders."""
         return [name for name in self.columns if name not in self.by]
 
 
 class ParquetFiles:
-    """Files below a folder, which is there. Their names begin with `name`.
+    """Files below an existing folder, with names that begin with `name`.
 
-    `waiting_bytes` of rows wait for more of their folders, and are there three times for the moment in which they are
-    ordered. Where more than `open_max` files would be open, the one that was longest without rows is closed; further
-    ones of its folder go to a file of their own.
+    At most `waiting_bytes` of rows wait for more rows of their folders; sorting them takes three times that memory.
+    With more than `open_max` open files, the one that was idle longest is closed; its folder gets another file.
     """
 
     def __init__(
@@ -81,10 +80,10 @@ class ParquetFiles:
 
     def __exit__(self, *error: object) -> None:
         for file in self._open.values():
-            file.give_up()
+            file.discard()
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take a batch. Raises DiskFullError where there is no room, MqprocError for what else storage says."""
+        """Add a batch. Raises DiskFullError when there is no space, MqprocError for other errors of the disk."""
         if batch.num_rows == 0:
             return
         self._waiting.append(batch)
@@ -93,14 +92,14 @@ class ParquetFiles:
             self._write(self._waiting_bytes // 2)
 
     def finish(self) -> None:
-        """Write what waits and close all files. Raises as `add`."""
+        """Write waiting rows and close all files. Raises as `add`."""
         if self._waiting:
             self._write(0)
         while self._open:
             self._close_oldest()
 
     def _write(self, wait_bytes: int) -> None:
-        """Write what waits, the largest folders first, but for the smallest ones of `wait_bytes` together."""
+        """Write waiting rows, largest folders first, and keep the smallest folders of `wait_bytes` in total."""
         parts = _parts(pa.Table.from_batches(self._waiting), self._layout.by)
         self._waiting.clear()
         self._size = sum(part.nbytes for _folder, part in parts)
@@ -112,7 +111,7 @@ class ParquetFiles:
             else:
                 small.append(part)
         if small:
-            # Copied, also a single one, which `combine_chunks` does not: a slice would keep what has been written, too.
+            # A copy, which `combine_chunks` skips for a single chunk: slices would keep all written rows in memory.
             copied = [pa.concat_arrays(column.chunks) for column in pa.concat_tables(small).columns]
             self._waiting = [pa.RecordBatch.from_arrays(copied, schema=small[0].schema)]
 
@@ -135,7 +134,7 @@ class ParquetFiles:
         for name in filter(None, folder.split("/")):
             path /= name
             with file_errors(path):
-                # Not its parents: who comes too late makes nothing anew.
+                # Without parents: a late attempt must not create the job's folder again.
                 path.mkdir(exist_ok=True)
         made = _File(path / self._layout.file_name(f"{self._name}-{self.files:05d}"), schema, self._layout)
         self.files += 1
@@ -143,7 +142,7 @@ class ParquetFiles:
 
 
 class _File:
-    """One file that is written."""
+    """One open file."""
 
     def __init__(self, path: Path, schema: pa.Schema, layout: Layout) -> None:
         self._path = path
@@ -154,19 +153,19 @@ class _File:
             self._writer = pq.ParquetWriter(self._sink, kept, compression=layout.compression)
 
     def write(self, part: pa.Table) -> None:
-        """Rows, as a group of their own."""
+        """Write rows as one row group."""
         with file_errors(self._path):
             self._writer.write_table(part.select(self._columns), row_group_size=part.num_rows)
 
     def close(self) -> None:
-        """Write what is behind the rows."""
+        """Write the footer and close."""
         with file_errors(self._path):
             self._writer.close()
             self._sink.close()
 
-    def give_up(self) -> None:
-        """Close a file that is not finished."""
-        # Else its end is tried once more, and what comes of that is printed.
+    def discard(self) -> None:
+        """Close an unfinished file."""
+        # Otherwise the writer tries again to write the footer, and prints the error.
         self._writer.is_open = False
         with suppress(OSError):
             self._sink.close()
@@ -174,7 +173,7 @@ class _File:
 
 @contextmanager
 def file_errors(path: Path) -> Iterator[None]:
-    """Raises DiskFullError where storage has no room, MqprocError for what else it says, each with the path."""
+    """Turn OSError into DiskFullError or MqprocError with the path."""
     try:
         yield
     except OSError as error:
@@ -184,7 +183,7 @@ def file_errors(path: Path) -> Iterator[None]:
 
 
 def _parts(table: pa.Table, by: Sequence[str]) -> list[tuple[str, pa.Table]]:
-    """Folders with their rows, in the order that they have. A table of one folder is not copied."""
+    """(folder, rows) of a table, in the rows' order. A table of one folder is not copied."""
     folders, numbers = [""], np.zeros(table.num_rows, np.int64)
     for name in by:
         encoded = table.column(name).combine_chunks().dictionary_encode(null_encoding="encode")
@@ -203,14 +202,14 @@ def _parts(table: pa.Table, by: Sequence[str]) -> list[tuple[str, pa.Table]]:
 
 
 def _texts(values: pa.Array) -> list[str | None]:
-    """Values as folders have them."""
+    """Values as folder names show them."""
     if not pa.types.is_date32(values.type):
         return list(values.to_pylist())
     return [None if day is None else _day(day) for day in values.cast(pa.int32()).to_pylist()]
 
 
 def _day(number: int) -> str:
-    """A day since 1970, also of years that Python has no dates of."""
+    """A day since 1970 as text, also outside the years of Python's dates."""
     text = str(np.datetime64(number, "D"))
     year = int(text[:-6])
     sign = "-" if year < 0 else "+" if year > 9999 else ""
@@ -218,5 +217,5 @@ def _day(number: int) -> str:
 
 
 def folder_name(column: str, value: str | None) -> str:
-    """The name of the folder of a column's value, which Spark and Hive would give it."""
+    """Folder name for a column's value, as Spark and Hive write it."""
     return f"{column.translate(_ESCAPES)}={value.translate(_ESCAPES) if value else _NO_VALUE}"

@@ -1,4 +1,4 @@
-"""A run of the example pipeline: a folder with specification, code, tables and state; Spark's own tool runs it."""
+"""Run the example pipeline in a folder with specification, code, tables and state, by Spark's own tool."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ TABLES: Final = ("flights", "hourly_counts", "carrier_delays", "dead_letters")
 TIMEOUT_S: Final = 1800.0
 _TOOL: Final = "spark-pipelines"
 _LAST_LINES: Final = 20
-# So long Spark's processes may take to end by themselves.
-_PATIENCE_S: Final = 3.0
-_AGAIN_S: Final = 0.05
+# Time for Spark's processes to exit by themselves.
+_EXIT_TIMEOUT_S: Final = 3.0
+_POLL_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineFolder:
-    """Where a pipeline lives. Tables are Parquet, `warehouse/TABLE/`."""
+    """A pipeline's folder. Tables are Parquet files in `warehouse/TABLE/`."""
 
     root: Path
 
@@ -46,14 +46,14 @@ class PipelineFolder:
         return self.root / "warehouse" / name
 
     def rows(self, name: str) -> int:
-        """How many rows a table has."""
+        """The number of rows of a table."""
         return int(ds.dataset(self.table(name), format="parquet").count_rows())
 
 
 def prepare(root: Path, store: Path) -> PipelineFolder:
-    """Put the example's code and a specification for a store into a folder; code that is there stays as it is.
+    """Put the example's code, unless it exists, and a specification for a store into a folder.
 
-    Raises BadRequestError for a folder in a store or around it: a run removes the tables that lie there.
+    Raises BadRequestError for a folder that overlaps a store, since a run removes the folder's tables.
     """
     check_target(root, [store])
     folder = PipelineFolder(root.absolute())
@@ -61,7 +61,7 @@ def prepare(root: Path, store: Path) -> PipelineFolder:
     code.parent.mkdir(parents=True, exist_ok=True)
     if not code.exists():
         shutil.copyfile(Path(__file__).with_name("flights.py"), code)
-    # JSON is YAML too.
+    # YAML is a superset of JSON.
     specification = {
         "name": "flights",
         "storage": (folder.root / "state").as_uri(),
@@ -73,18 +73,18 @@ def prepare(root: Path, store: Path) -> PipelineFolder:
 
 
 def run(folder: PipelineFolder, master: str, settings: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> None:
-    """Make all tables anew from what the store has now; what a failed run leaves is no table.
+    """Build all tables from the store's present content. A failed run leaves no valid tables.
 
-    Raises InternalError with what Spark said, ConfigurationError without the tool.
+    Raises InternalError with Spark's output, ConfigurationError when the tool is not installed.
     """
     tool = Path(sys.executable).with_name(_TOOL)
     program = str(tool) if tool.exists() else shutil.which(_TOOL)
     if program is None:
         raise ConfigurationError(f"{_TOOL} is not installed: pip install 'mqproc[pipelines]'")
     prepare_environment(master)
-    # The catalog lives as long as a run, and knows nothing of tables that lie there.
+    # The catalog is in memory and does not know the tables of an earlier run.
     shutil.rmtree(folder.root / "warehouse", ignore_errors=True)
-    # Spark's tool starts a server, which hears of no setting on the command line.
+    # Spark's tool starts a server, which takes no settings from the command line.
     lines = [f"{name} {value}\n" for name, value in (_settings(folder) | dict(settings)).items()]
     conf = folder.root / "conf"
     conf.mkdir(exist_ok=True)
@@ -94,19 +94,19 @@ def run(folder: PipelineFolder, master: str, settings: Mapping[str, str], *, tim
     with (folder.root / "last-run.log").open("w+") as log:
         failed = not _is_done(command, folder.root, environment, log, timeout_s)
         log.seek(0)
-        said = log.read().splitlines()
+        output = log.read().splitlines()
     if failed:
-        raise InternalError("\n".join([f"{folder.root}: the pipeline failed:", *_told(said)]))
+        raise InternalError("\n".join([f"{folder.root}: the pipeline failed:", *_last_lines(output)]))
 
 
 def _is_done(command: list[str], folder: Path, environment: Mapping[str, str], log: IO[str], timeout_s: float) -> bool:
-    """Run a program; whether it ended well in time. However this ends, no process that it has started stays."""
+    """Run a program; whether it succeeded in time. No process that it has started remains."""
     with contextlib.ExitStack() as stack:
         with deferred_signals():
             running = subprocess.Popen(
                 command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
-            # What is left of its session: the tool's server would go on making tables.
+            # The tool's server would otherwise continue to build tables.
             stack.callback(_end_group, running)
         try:
             return running.wait(timeout_s) == 0
@@ -118,11 +118,11 @@ def _end_group(running: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(running.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            running.wait(_PATIENCE_S)
-        ends_s = time.monotonic() + _PATIENCE_S
+            running.wait(_EXIT_TIMEOUT_S)
+        ends_s = time.monotonic() + _EXIT_TIMEOUT_S
         while time.monotonic() < ends_s:
             os.killpg(running.pid, 0)
-            time.sleep(_AGAIN_S)
+            time.sleep(_POLL_S)
         os.killpg(running.pid, signal.SIGKILL)
     running.wait()
 
@@ -138,6 +138,6 @@ def _settings(folder: PipelineFolder) -> dict[str, str]:
     }
 
 
-def _told(lines: list[str]) -> Iterator[str]:
-    """What the tool said last, without Java's stack traces."""
+def _last_lines(lines: list[str]) -> Iterator[str]:
+    """The last lines of output, without Java's stack traces."""
     yield from [line for line in lines if not line.lstrip().startswith("at ")][-_LAST_LINES:]

@@ -1,12 +1,12 @@
-"""ConsumeQueue and Index of a store built from its CommitLog alone, in parallel, in a folder beside it.
+"""Rebuild ConsumeQueue and Index of a store from its CommitLog, in parallel, in another folder.
 
-    shares of the log ──scanned──▶ units, each written at its own place (queue offset × 20): no shuffle, no sort
-                           └────▶ runs, counts of entries ──▶ what lies between runs: fillers
-                                                         └──▶ index files, each from the shares with its entries
+    shares of the log ──scan──▶ units, each written at queue offset × 20: no shuffle, no sort
+                        └────▶ runs of units, counts of entries ──▶ fillers between runs
+                                                             └──▶ index files, each from the shares with its entries
 
-A record says which place in its queue it has, so tasks write into the same files without talking; done twice, a task
-writes the same bytes. An index file is a chain of its entries, so one task builds it, and knows from the counts of the
-shares before which entries are its own. Names of index files follow from one another: they come last.
+A record carries its queue offset, so tasks write into the same files without communication, and a repeated task writes
+the same bytes. Entries of an index file are chained, so one task builds it; the counts of earlier shares tell which
+entries it has. The name of an index file depends on the previous one, so files are named last.
 """
 
 from __future__ import annotations
@@ -51,17 +51,16 @@ from mqproc.store.verify.verifier import take_snapshot
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# --- index_build ---
-# One index file from the shares of the log that have its entries.
+# Index files
 
 
 Entries = tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]
-"""Key hashes, log positions, store times."""
+"""Key hashes, log positions and store times."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntryRange:
-    """Entries [skip, skip + take) of the log positions [begin, end), where `faults` are known to have no records."""
+    """Entries [skip, skip + take) of log positions [begin, end); `faults` are ranges without records."""
 
     begin: int
     end: int
@@ -72,14 +71,14 @@ class EntryRange:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A file: its entries, and the store time of the first one."""
+    """Entries of an index file, and the store time of the first one."""
 
     entries: int
     first_stored_ms: int
 
 
 def pieces_of_files(shares: Sequence[LogShare], items: int) -> Iterator[list[EntryRange]]:
-    """The pieces of each index file of `items` items, in order; from the second file on with the entry before it."""
+    """The entries of each index file of `items` items, in order; from the second file on with the previous entry."""
     capacity = items - FIRST_ITEM
     total = sum(found.entries for found in shares)
     for first in range(0, total, capacity):
@@ -97,7 +96,7 @@ def _pieces(shares: Sequence[LogShare], first: int, stop: int) -> Iterator[Entry
 
 
 class IndexBuild:
-    """Builds one file in a folder of its own."""
+    """Builds one index file in its own folder."""
 
     def __init__(self, io: StoreIO, snapshot: Snapshot, folder: Path) -> None:
         sizes = snapshot.inventory.sizes
@@ -108,7 +107,7 @@ class IndexBuild:
         self._built = Built(0, 0)
 
     def run(self, pieces: Sequence[EntryRange], *, is_first: bool) -> Built:
-        """Put the entries of all pieces; of a file that is not the first one the first of them belongs to another."""
+        """Add the entries of all pieces; except in the first file, the first entry belongs to the previous file."""
         entries = (each for piece in pieces for each in self._entries(piece))
         for hashes, offsets, times in entries:
             at = 0
@@ -136,19 +135,18 @@ class IndexBuild:
     def _put(self, hashes: NDArray[np.int32], offsets: NDArray[np.int64], times: NDArray[np.int64]) -> None:
         if not self._built.entries:
             if self._behind is not None:
-                self._files.begin_behind(self._behind, int(times[0]))
+                self._files.begin_after(self._behind, int(times[0]))
             self._built = Built(0, int(times[0]))
         self._files.put(hashes, offsets, times, len(hashes))
         self._built = Built(self._built.entries + len(hashes), self._built.first_stored_ms)
 
 
-# --- queue_build ---
-# ConsumeQueue files that many tasks write at once: units at their places, and fillers where none can be.
+# ConsumeQueue files
 
 
 @dataclass(slots=True)
 class UnitRun:
-    """Units of the queue offsets [first, stop); their records lie within [physical_begin, physical_end) of the log."""
+    """Units of offsets [first, stop), whose records lie in [physical_begin, physical_end) of the log."""
 
     first: int
     stop: int
@@ -157,7 +155,7 @@ class UnitRun:
 
 
 class UnitWriter:
-    """Writes units into files that others write to at the same time, and keeps account of the runs."""
+    """Writes units into files that other tasks write at the same time, and records the runs of units."""
 
     def __init__(self, io: StoreIO, folder: Path, snapshot: Snapshot) -> None:
         self._io = io
@@ -166,7 +164,7 @@ class UnitWriter:
         self.runs: dict[Queue, list[UnitRun]] = {}
 
     def take(self, result: ScanResult, table: QueueTable) -> None:
-        """Write what a scan has given."""
+        """Write the units of a scan."""
         for number, first, count, at, physical_end, _time in result.runs.tolist():
             units = result.units[at : at + count * UNIT_SIZE]
             queue = table.name(number)
@@ -182,7 +180,7 @@ class UnitWriter:
         self._files.write_run(*queue, first, units)
 
     def sync(self) -> None:
-        """Make all of it durable."""
+        """Make all units durable."""
         self._files.sync()
 
     def close(self) -> None:
@@ -190,7 +188,7 @@ class UnitWriter:
         self._files.close()
 
     def _make(self, path: Path, size: int) -> None:
-        """Give a file its length, whoever comes first: one that has it gets no fillers by the way."""
+        """Give a file its length before anything is written, so that it gets no fillers."""
         if path in self._made:
             return
         self._io.make_folder(path.parent, sync=False)
@@ -211,7 +209,7 @@ class UnitWriter:
 
 
 class QueueRuns:
-    """The runs of all shares, queue by queue: what lies between them."""
+    """The runs of all shares by queue, and the fillers between them."""
 
     def __init__(self, log: WholeLog, snapshot: Snapshot, writer: UnitWriter) -> None:
         self._log = log
@@ -221,7 +219,7 @@ class QueueRuns:
         self._writer = writer
 
     def of_all(self, table: pa.Table) -> Iterator[Row]:
-        """A row for each queue. `table` has runs in any order: topic (null: none), queue_id, and Run's fields."""
+        """A row for each queue. `table` has runs in any order: topic (null: no run), queue_id, fields of UnitRun."""
         runs = table.filter(pa.compute.is_valid(table.column("topic"))).sort_by(
             [("topic", "ascending"), ("queue_id", "ascending"), ("physical_begin", "ascending")]
         )
@@ -239,7 +237,7 @@ class QueueRuns:
             yield self._of_queue(of, waiting)
 
     def _of_queue(self, queue: Queue, runs: list[UnitRun]) -> Row:
-        """Fill what lies between a queue's runs, in the order of the log, as dispatch would have; its row."""
+        """Fill the gaps between a queue's runs in log order, as dispatch would; the queue's row."""
         expected, physical_end = 0, 0
         found = {"units": 0, "fillers": 0, "missing": 0, "repeated": 0}
         first = min(run.first for run in runs)
@@ -255,9 +253,9 @@ class QueueRuns:
         return {"topic": queue[0], "queue_id": queue[1], "min_offset": first, "max_offset": expected, **found}
 
     def _fill(self, queue: Queue, expected: int, run: UnitRun, physical_end: int) -> int:
-        """Fillers for the offsets [expected, run.first); how many stand for lost records.
+        """Write fillers for the offsets [expected, run.first); the number that replace lost records.
 
-        Where damage does not explain them, a file that begins in between has fillers up to its first unit.
+        Gaps without damage are not filled, except from the start of a file up to its first unit.
         """
         expired = expected == 0 and self._log.begin > 0
         missing = run.first - expected
@@ -292,17 +290,17 @@ _BUILDERS_MAX: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """What was built: a row a queue, and a row an index file. Both are kept by Spark until `unpersist`.
+    """A row for each queue and for each index file. Spark persists both until `unpersist`.
 
-    `queues`: topic, queue_id, min_offset, max_offset, units that were written, fillers for what damage has swallowed,
-    offsets that are missing, and such that two records have, of which one has the place. `index`: name, entries.
+    `queues`: topic, queue_id, min_offset, max_offset, units written, fillers for damaged records, missing offsets, and
+    repeated offsets, of which one record has the unit. `index`: name, entries.
     """
 
     queues: DataFrame
     index: DataFrame
 
     def unpersist(self) -> None:
-        """Let Spark forget the rows."""
+        """Release the rows in Spark."""
         self.queues.unpersist()
         self.index.unpersist()
 
@@ -317,23 +315,23 @@ def rebuild(
 ) -> Rebuilt:
     """Build `to/consumequeue` and `to/index` from the log of the store in the folder `store`, which is only read.
 
-    `to` is an empty folder or none, on a file system that all executors have at the same path. ConsumeQueue files are
-    byte for byte what dispatch makes of this log; so is the index but for files that began before the log does. A
-    running store is built up to what it has published.
+    `to` is a missing or empty folder at the same path on all executors. ConsumeQueue files have the bytes that dispatch
+    would write for this log, and so have index files unless they began before the log does. A running store is built
+    up to its published positions.
 
-    Raises StoreAccessError when there is no store, BadRequestError when something is in `to`; CorruptStoreError for
-    damage, unless `fail_on_data_loss` is off: then it is passed over, with fillers for what it has swallowed.
+    Raises StoreAccessError when there is no store, BadRequestError when `to` is not empty; CorruptStoreError for
+    damage, unless `fail_on_data_loss` is off: then it is skipped, with fillers for the lost records.
     """
     from pyspark import StorageLevel
 
     folders = local_stores(str(store))
     if len(folders) > 1:
-        raise BadRequestError(f"{store}: means {len(folders):,} stores; a rebuild is of one")
+        raise BadRequestError(f"{store}: matches {len(folders):,} stores; a rebuild takes one")
     job = RebuildJob.of(folders[0], Path(to), share_bytes=share_bytes, fail_on_data_loss=fail_on_data_loss)
     walked = rows_of_tasks(spark, job.snapshot.shares, job.walk, WALKED).persist(StorageLevel.DISK_ONLY)
     joined = rows_of_groups(walked, ["log"], job.join, JOINED, groups=1).persist(StorageLevel.DISK_ONLY)
     files = joined.where("file is not null").select("file", "pieces")
-    # An explicit number, since Spark would put rows this small into one task.
+    # An explicit number of partitions, since Spark would put small rows into one task.
     spread = files.repartition(max(1, min(files.count(), _BUILDERS_MAX)), "file")
     built = rows_of_each(spread, job.build, BUILT)
     index = rows_of_groups(built, ["log"], job.name, _NAMED, groups=1).persist(StorageLevel.DISK_ONLY)
@@ -346,7 +344,7 @@ def rebuild(
 
 
 def _snapshot(io: StoreIO, paths: StorePaths, options: Options, share_bytes: int) -> Snapshot:
-    """The store with all of its log to be dispatched, and with no index to be compared."""
+    """A snapshot in which all of the log is to be dispatched and no index is compared."""
     snapshot = take_snapshot(io, paths, options, share_bytes=share_bytes)
     snapshot.positions = dataclasses.replace(snapshot.positions, dispatched=None)
     snapshot.shares = cut_into_shares(io, snapshot.inventory, snapshot.positions, 1 << 30, share_bytes)
@@ -357,7 +355,7 @@ def _snapshot(io: StoreIO, paths: StorePaths, options: Options, share_bytes: int
 def _make_target(target: StorePaths) -> None:
     io = StoreIO()
     if io.names(target.root):
-        raise BadRequestError(f"{target.root}: not empty; what is built needs a folder of its own")
+        raise BadRequestError(f"{target.root}: not empty; a rebuild needs an empty folder")
     io.make_folder(target.consume_queue)
     io.make_folder(target.index)
 
@@ -373,7 +371,7 @@ class RebuildJob:
 
     @classmethod
     def of(cls, store: Path, to: Path, *, share_bytes: int, fail_on_data_loss: bool) -> RebuildJob:
-        """Plan a rebuild and make its target. Raises StoreAccessError, or BadRequestError where it cannot lie."""
+        """Plan a rebuild and create its target. Raises StoreAccessError; BadRequestError for an invalid target."""
         io, paths, target = StoreIO(), StorePaths(store), StorePaths(to.absolute())
         check_is_store(io, paths)
         check_target(to, [store])
@@ -387,7 +385,7 @@ class RebuildJob:
         return self.snapshot.inventory.root
 
     def walk(self, share: Share) -> Iterator[Row]:
-        """Scan a share and write its units; a row for the share, and one for each run of its units."""
+        """Scan a share and write its units; returns a row for the share and one for each run of units."""
         io = StoreIO()
         with closing(UnitWriter(io, self._target.consume_queue, self.snapshot)) as writer:
             with closing(LogPass(io, self.snapshot, IndexWalk, lambda size: None, writer.take)) as log_pass:
@@ -400,7 +398,7 @@ class RebuildJob:
                 yield {"log": 0, "topic": topic, "queue_id": queue_id, **dataclasses.asdict(run)}
 
     def join(self, table: pa.Table) -> Iterator[Row]:
-        """All shares together: what is missing between runs, and which entries each index file gets."""
+        """Fill the gaps between the runs of all shares, and assign entries to index files."""
         shares = [pickle.loads(each) for each in table.column("share").to_pylist() if each is not None]
         shares.sort(key=lambda found: found.share.number)
         log = self._joined(shares)
@@ -422,30 +420,30 @@ class RebuildJob:
             raise CorruptStoreError(
                 f"{self._store}: no intact record in [{start:,}, {stop:,}) of the log"
                 f"{f', nor in {len(unknown) - 1:,} more ranges' if len(unknown) > 1 else ''}; "
-                "without fail_on_data_loss such ranges are passed over"
+                "without fail_on_data_loss such ranges are skipped"
             )
         return log
 
     def _refuse(self, share: Share) -> LogShare:
         size = self.snapshot.inventory.sizes.segment
         raise CorruptStoreError(
-            f"{self._store}: a record reaches over {share.start:,}, where a share of the log seemed to begin; bodies "
-            f"seem to hold copies of records: rebuild with shares of a segment, {size:,} bytes"
+            f"{self._store}: a record spans {share.start:,}, where a share of the log seemed to begin; bodies "
+            f"seem to contain copies of records: rebuild with shares of a segment, {size:,} bytes"
         )
 
     def build(self, row: Row) -> Iterator[Row]:
-        """One index file, which has no name of its own yet."""
+        """Build one index file, which has no name yet."""
         pieces: list[EntryRange] = pickle.loads(row["pieces"])
         built = IndexBuild(StoreIO(), self.snapshot, self._unnamed(row["file"])).run(pieces, is_first=row["file"] == 0)
         yield {"log": 0, "file": row["file"], "entries": built.entries, "first_stored_ms": built.first_stored_ms}
 
     def name(self, table: pa.Table) -> Iterator[Row]:
-        """Give all index files their names, each behind the one before."""
+        """Name all index files, each after the previous one."""
         io, name = StoreIO(), ""
         for row in sorted(table.to_pylist(), key=lambda row: int(row["file"])):
             name = next_name(row["first_stored_ms"], name)
             folder = self._unnamed(row["file"])
-            # Done again, it may have been moved already.
+            # A repeated task may have moved the file already.
             for unnamed in io.names(folder):
                 io.rename(folder / unnamed, self._target.index / name)
             yield {"name": name, "entries": row["entries"]}

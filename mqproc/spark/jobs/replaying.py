@@ -1,9 +1,9 @@
-"""Stored messages once more, into a topic of a running store: by time or key, throttled, gone on with by name.
+"""Replay stored messages to a topic of a running store: selected, throttled, and resumable by name.
 
-    messages of stores ──in the order of their logs──▶ streams ──copies with ids of their places──▶ the target's writer
-                                                                     └──which of them are there?──▶ its index
+    messages of stores ──in log order──▶ streams ──copies with ids of their sources──▶ the target's writer
+                                                        └──which are stored already?──▶ its index
 
-`mqproc.client.replay` is the sequential form, within one store; what a copy is, both have in common.
+`mqproc.client.replay` is the sequential form within one store, and defines the copies.
 """
 
 from __future__ import annotations
@@ -51,26 +51,26 @@ _FRAME: Final = 1000
 _LOOKUPS_IN_FLIGHT: Final = 64
 _FRAMES_IN_FLIGHT: Final = 4
 _PAUSE_S: Final = 0.1
-# Of a topic that is made.
+# Queues of a topic that is created.
 _QUEUES: Final = 8
-# With a rate so many frames go out a second, so that it is even.
+# With a rate, this many frames are sent per second, so that it is even.
 _FRAMES_PER_SECOND: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """How many messages were sent, and how many had been there already."""
+    """Messages sent, and messages that were stored already."""
 
     sent: int
     found: int
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """Where copies go: a store whose group runs on the executors' machine, and a topic with so many queues.
+class ReplayTarget:
+    """A topic with `queues` queues in a store that runs on the executors' machine.
 
-    Copies bear ids made of `name` and of their source's place. `is_new`: none of them can be there yet. `is_missing`:
-    the topic is made with the first copies, so that a replay that finds nothing leaves nothing.
+    Ids of copies are derived from `name` and the source's position. `is_new`: no copy can be stored yet. `is_missing`:
+    the topic is created with the first copies, so that a replay without messages leaves nothing.
     """
 
     store: str
@@ -95,15 +95,15 @@ def replay(
     queues: int = 0,
     **selection: Any,
 ) -> Replayed:
-    """Send the messages of `topic` that `selection` (arguments of `messages`: begin, end, key, tag…) takes.
+    """Send the messages of `topic` that `selection` (arguments of `messages`: begin, end, key, tag…) includes.
 
-    They become messages of `to_topic` in the running store `to_store`, which is made when it is missing, with `queues`
-    queues or 8. Under the same `name` no message of a store's path is copied twice, so that a replay that was stopped
-    goes on. `rate`: messages a second over all streams. One stream keeps the order of each log; several are faster.
+    They become messages of `to_topic` in the running store `to_store`; a missing topic is created with `queues` queues
+    (default: 8). Under the same `name` no message is copied twice, so a replay can be resumed. `rate` is in messages a
+    second over all streams. One stream keeps the order of each log; several are faster.
 
-    A topic that goes into itself gives its messages of other stores only. Raises BadRequestError with speculative
-    execution, which would send twice, for a topic of the system's own, and where the target has no index to say which
-    copies it has; StoreAccessError for a path without a store; NotRunningError when the target does not run.
+    A topic replayed to itself gets messages of other stores only. Raises BadRequestError with speculative execution,
+    which would send twice, for a system topic, and when the target has no index to find copies in; StoreAccessError for
+    a path without a store; NotRunningError when the target does not run.
     """
     from pyspark.sql import functions as F
 
@@ -115,7 +115,7 @@ def replay(
     target = _target(str(to_store), to_topic, name, rate / streams, queues)
     found = messages(spark, path, topic=topics, columns=_COLUMNS, **selection)
     if to_topic in topics:
-        # The same folder may be there under several names.
+        # The folder may have several names.
         itself = [store for store in stores if os.path.realpath(store) == os.path.realpath(target.store)]
         found = found.where((F.col("topic") != to_topic) | ~F.col("store").isin(itself))
     sums = _sent(found.coalesce(streams), target).selectExpr("sum(sent)", "sum(found)").first()
@@ -125,18 +125,18 @@ def replay(
 
 def _check(spark: SparkSession, topics: Sequence[str], rate: float, streams: int) -> None:
     if not all(topics) or not topics:
-        raise BadRequestError("a replay needs the topics to send once more")
+        raise BadRequestError("a replay needs topics")
     if rate < 0:
-        raise BadRequestError(f"a rate of {rate:g} messages a second is below 0")
+        raise BadRequestError(f"rate = {rate:g} messages a second; it must not be negative")
     if streams < 1:
-        raise BadRequestError(f"{streams} streams; there must be one at least")
+        raise BadRequestError(f"streams = {streams}; at least one is needed")
     if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
         raise BadRequestError(
             "spark.speculation = true: two tasks at once would send the same messages; set it to false"
         )
 
 
-def _target(store: str, topic: str, name: str, rate: float, queues: int) -> Target:
+def _target(store: str, topic: str, name: str, rate: float, queues: int) -> ReplayTarget:
     from mqproc.client import Client
     from mqproc.client.dispatch_barrier import check_index
 
@@ -145,7 +145,7 @@ def _target(store: str, topic: str, name: str, rate: float, queues: int) -> Targ
     is_new = there is None or not name
     if not is_new:
         check_index(store)
-    return Target(
+    return ReplayTarget(
         str(Path(store).absolute()),
         topic,
         there or queues or _QUEUES,
@@ -156,29 +156,29 @@ def _target(store: str, topic: str, name: str, rate: float, queues: int) -> Targ
     )
 
 
-def _sent(found: DataFrame, target: Target) -> DataFrame:
+def _sent(found: DataFrame, target: ReplayTarget) -> DataFrame:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from mqproc.client import Client
 
         with closing(Client(target.store)) as client:
-            stream = Stream(client, target)
+            stream = ReplayStream(client, target)
             for batch in batches:
                 for at in range(0, len(batch), _WINDOW):
-                    stream.take(_messages(batch.slice(at, _WINDOW)))
+                    stream.send(_messages(batch.slice(at, _WINDOW)))
         yield from batches_of(_DONE, [{"sent": stream.sent, "found": stream.found}])
 
     return found.mapInArrow(run, "sent bigint, found bigint")
 
 
 def _messages(batch: pa.RecordBatch) -> list[tuple[str, StoredMessage]]:
-    """(store, message) of each row. Times stay numbers: producers that give µs for ms have years beyond Python's."""
+    """(store, message) of each row. Times stay integers: producers that pass µs for ms exceed Python's years."""
     at = batch.schema.get_field_index("born_timestamp")
     plain = batch.set_column(at, "born_timestamp", batch.column(at).cast(pa.int64()))
     return [_message(row) for row in plain.to_pylist()]
 
 
 def _message(row: dict[str, Any]) -> tuple[str, StoredMessage]:
-    """(store, message) of a row, with what a copy takes of it; one without a born time, in µs, is born now."""
+    """(store, message) of a row, with the fields of a copy. A message without a born time, in µs, is born now."""
     born_us = row["born_timestamp"]
     message = StoredMessage(
         row["message_id"],
@@ -204,51 +204,51 @@ def _message(row: dict[str, Any]) -> tuple[str, StoredMessage]:
     return row["store"], message
 
 
-class Stream:
-    """Sends what one task is given."""
+class ReplayStream:
+    """Sends the messages of one task."""
 
-    def __init__(self, client: Client, target: Target) -> None:
+    def __init__(self, client: Client, target: ReplayTarget) -> None:
         self._client = client
         self._target = target
         self._families: dict[tuple[str, str], str] = {}
         self._due_s = 0.0
         self._topic_is_missing = target.is_missing
-        # A task that is done again may have sent some before.
+        # An earlier attempt of the task may have sent some.
         self._check_stored = not target.is_new or _attempt() > 0
         self.sent = 0
         self.found = 0
         if self._check_stored:
-            _patiently(self._settle)
+            _retry(self._settle)
 
-    def take(self, window: list[tuple[str, StoredMessage]]) -> None:
-        """Send a window's messages that are not there yet. Raises MqprocError when the target stays away too long."""
+    def send(self, window: list[tuple[str, StoredMessage]]) -> None:
+        """Send the messages of a window that are not stored. Raises MqprocError when the target is away for long."""
         from mqproc.client.dispatch_barrier import UNSETTLED
 
         copies = [(self._copy(store, message), message.sys_flag) for store, message in window]
         if self._topic_is_missing:
-            _patiently(self._make_topic)
+            _retry(self._make_topic)
             self._topic_is_missing = False
-        left = _patiently(lambda: self._missing(copies)) if self._check_stored else copies
+        left = _retry(lambda: self._missing(copies)) if self._check_stored else copies
         self.found += len(copies) - len(left)
         self.sent += len(left)
         try:
-            self._send(left)
+            self._send_copies(left)
         except UNSETTLED:
-            _patiently(lambda: self._send_rest(left))
+            _retry(lambda: self._send_rest(left))
 
     def _make_topic(self) -> None:
-        # Another stream may have made it.
+        # Another stream may have created it.
         with suppress(TopicExistsError):
             self._client.create_topic(self._target.topic, self._target.queues)
 
     def _send_rest(self, copies: list[_Copy]) -> None:
-        """Send those of a window that are not there, after an answer was lost."""
+        """After a lost answer, send the messages of a window that are not stored."""
         time.sleep(_PAUSE_S)
         self._settle()
-        self._send(self._missing(copies))
+        self._send_copies(self._missing(copies))
 
     def _settle(self) -> None:
-        """Have the index know all that was sent before. Raises BadRequestError when the target has none."""
+        """Wait until the index has all that was sent. Raises BadRequestError when the target has no index."""
         from mqproc.client.dispatch_barrier import check_index, settle
 
         check_index(self._target.store)
@@ -267,16 +267,16 @@ class Stream:
         return copy_of(message, target.topic, message.queue_id % target.queues, unique_id)
 
     def _missing(self, copies: list[_Copy]) -> list[_Copy]:
-        """Those that the target's index does not have."""
+        """The copies that the target's index does not have."""
         from mqproc.client import requests as core
 
         calls = (core.by_key(copy.topic, copy.unique_id, None, None, 1, True, "store") for copy, _flag in copies)
         answers = self._client.run_all(calls, _LOOKUPS_IN_FLIGHT)
         return [copy for copy, there in zip(copies, answers, strict=True) if not there]
 
-    def _send(self, copies: list[_Copy]) -> None:
+    def _send_copies(self, copies: list[_Copy]) -> None:
 
-        # With a rate each answer can be waited for.
+        # With a rate there is time to wait for each answer.
         in_flight = 1 if self._target.rate else _FRAMES_IN_FLIGHT
         for _answer in self._client.run_all(self._calls(copies), in_flight):
             pass
@@ -286,7 +286,7 @@ class Stream:
 
         rate = self._target.rate
         size = _FRAME if not rate else max(1, min(_FRAME, int(rate / _FRAMES_PER_SECOND)))
-        # Within a queue the order stays; a frame is for one queue.
+        # The order within a queue stays; a frame is for one queue.
         ordered = sorted(copies, key=_queue_of)
         for _queue, run in itertools.groupby(ordered, key=_frame_of):
             for frame in frames_of(run, size, _size_of):
@@ -294,7 +294,7 @@ class Stream:
                 yield send_copies([copy for copy, _flag in frame], frame[0][1])
 
     def _wait_for_turn(self, count: int) -> None:
-        """Sleep as long as the rate asks for."""
+        """Sleep to keep the rate."""
         if not self._target.rate:
             return
         now_s = time.monotonic()
@@ -303,8 +303,8 @@ class Stream:
         self._due_s = max(self._due_s, now_s) + count / self._target.rate
 
 
-def _patiently(step: Callable[[], _T]) -> _T:
-    """A step's value; while the target is away it is done again. Raises its MqprocError when that takes too long."""
+def _retry(step: Callable[[], _T]) -> _T:
+    """Repeat a step while the target is away; its result. Raises its MqprocError when that takes too long."""
     from mqproc.client.dispatch_barrier import PATIENCE_S, UNSETTLED
 
     began_s = time.monotonic()
@@ -322,7 +322,7 @@ def _queue_of(copy: _Copy) -> int:
 
 
 def _frame_of(copy: _Copy) -> tuple[int, int]:
-    """What all messages of a frame have in common."""
+    """The properties that all messages of a frame share."""
     return _queue_of(copy), copy[1] & record.SYS_FLAG_BODY
 
 
@@ -331,7 +331,7 @@ def _size_of(copy: _Copy) -> int:
 
 
 def _attempt() -> int:
-    """How often Spark has tried this task before."""
+    """Number of earlier attempts of this task."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

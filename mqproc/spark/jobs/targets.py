@@ -1,8 +1,7 @@
-"""Where jobs write files: never into a store or over one, and nothing at all before the sources have been looked at.
+"""Check the sources and targets of jobs, and write their files: never into or over a store.
 
-Spark empties a target that it overwrites, and makes its folder, before it reads the first message: `replacing` has it
-write beside. Messages are written by the tasks that read them where that can be (`task_folders`), rows of what else
-there is by Spark.
+Spark empties a target that it overwrites, and creates its folder, before it reads the first message, so `output_commit`
+writes to a sibling folder first. Messages are written by the tasks that read them where possible, other rows by Spark.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from mqproc.errors import BadRequestError, CorruptStoreError
-from mqproc.spark.jobs.output_commit import Written, already_there, folder_of, write_folder, write_whole
+from mqproc.spark.jobs.output_commit import Written, already_exists_error, folder_of, write_folder, write_whole
 from mqproc.spark.jobs.parquet_files import Layout
 from mqproc.spark.survey import find_stores, survey_store
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# As Hadoop understands it: with a host or without, with one slash or three.
+# Hadoop accepts these with and without a host, and with one or three slashes.
 _FILE: Final = re.compile(r"file:(?://[^/]*)?", re.IGNORECASE)
 _LOG: Final = "commitlog"
 _COMPRESSION: Final = "zstd"
@@ -34,9 +33,10 @@ _THERE: Final = "PATH_ALREADY_EXISTS"
 
 
 def write_parquet(frame: DataFrame, to: str | Path, stores: Sequence[str | Path], *, mode: str) -> None:
-    """Write what was made of `stores`, those of `check_sources`, to `to`, a folder or URL.
+    """Write a frame derived from `stores` to `to`, a folder or URL.
 
-    Raises BadRequestError as `check_target` does, with nothing written. When the write fails, what was there stays.
+    Raises BadRequestError as `check_target`, before anything is written. After a failure the old content is still
+    there.
     """
 
     def write(path: str, mode: str) -> None:
@@ -48,7 +48,7 @@ def write_parquet(frame: DataFrame, to: str | Path, stores: Sequence[str | Path]
 def write_batches(
     read: BatchRead, to: str | Path, stores: Sequence[str | Path], *, mode: str, layout: Layout
 ) -> Written:
-    """Write what tasks read of `stores` to `to`, as `write_parquet`, and without rows of Spark's where it is a folder.
+    """Write a read of `stores` to `to`; to a folder without converting batches to Spark's rows.
 
     Raises as `write_parquet` and `write_folder`.
     """
@@ -65,7 +65,7 @@ def _write_rows(read: BatchRead, path: str, mode: str, layout: Layout) -> Writte
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
-    # Told by the write itself; a count before it would read everything twice.
+    # Observed by the write itself, as a separate count would read everything twice.
     seen = Observation()
     size = F.sum("size") if "size" in read.types else F.lit(0)
     measured = read.rows().observe(seen, F.count(F.lit(1)).alias("messages"), size.alias("size"))
@@ -89,33 +89,33 @@ def _write_whole(
         check_target(path, stores, overwrites=mode == "overwrite")
 
     check(str(to))
-    takes_back = by_tasks and folder_of(session, str(to)) is not None
+    removes_own = by_tasks and folder_of(session, str(to)) is not None
     try:
-        return write_whole(session, str(to), mode, write, check, takes_back=takes_back)
+        return write_whole(session, str(to), mode, write, check, removes_own=removes_own)
     except AnalysisException as error:
-        # Where Spark itself writes.
+        # Raised when Spark itself writes.
         if error.getCondition() != _THERE:
             raise
-        raise already_there(to) from None
+        raise already_exists_error(to) from None
 
 
 def check_sources(path: str | Path | Sequence[str | Path], *, fail_on_data_loss: bool = True) -> list[str]:
-    """The stores that a path means, each looked at.
+    """The stores at a path, each surveyed.
 
-    Raises StoreAccessError for a path without a store, CorruptStoreError for damage that is seen already now.
+    Raises StoreAccessError for a path without a store, CorruptStoreError for damage that is known before the read.
     """
     stores = find_stores([str(path)] if isinstance(path, str | Path) else [str(each) for each in path])
     for store in stores:
         with closing(survey_store(store)) as found:
-            if found.trouble and fail_on_data_loss:
-                raise CorruptStoreError(f"{store}: {found.trouble}; what is intact is read where damage is passed over")
+            if found.damage and fail_on_data_loss:
+                raise CorruptStoreError(f"{store}: {found.damage}; skipping damage reads the intact records")
     return stores
 
 
 def check_target(to: str | Path, stores: Iterable[str | Path], *, overwrites: bool = False) -> None:
-    """Raise BadRequestError for a target that is one of `stores`, holds one, or lies in one or in any other store.
+    """Raise BadRequestError for a target that is, contains or is inside one of `stores`, or is inside any other store.
 
-    With `overwrites` no store at all may lie below it. An empty name is none, and not the folder one is in.
+    With `overwrites` it must not contain any store. An empty name is an error rather than the current folder.
     """
     if not str(to):
         raise BadRequestError("to is empty: name the folder or URL to write to")
@@ -124,7 +124,7 @@ def check_target(to: str | Path, stores: Iterable[str | Path], *, overwrites: bo
         source = _place(_archive_of(str(store)))
         if source.is_relative_to(target) or target.is_relative_to(source):
             relation = "is" if source == target else "holds" if source.is_relative_to(target) else "lies in"
-            raise BadRequestError(f"{to}: {relation} the store {store}, which is read; write to a folder of its own")
+            raise BadRequestError(f"{to}: {relation} the store {store}, which is read; write to a separate folder")
     if isinstance(target, Path):
         _check_folder(to, target, overwrites)
 
@@ -133,7 +133,7 @@ def _check_folder(to: str | Path, target: Path, overwrites: bool) -> None:
     for folder in (target, *target.parents):
         if (folder / _LOG).is_dir():
             relation = "is" if folder == target else "lies in"
-            raise BadRequestError(f"{to}: {relation} the store {folder}; write to a folder of its own")
+            raise BadRequestError(f"{to}: {relation} the store {folder}; write to a separate folder")
     if not overwrites:
         return
     for below, names, _files in os.walk(target):
@@ -142,14 +142,14 @@ def _check_folder(to: str | Path, target: Path, overwrites: bool) -> None:
 
 
 def _archive_of(store: str) -> str:
-    """Where the archive is that a store lies in, as zip://one::/stores.zip; the store itself where it lies in none."""
+    """The location of the archive that contains a store, as zip://one::/stores.zip, or the store itself."""
     return store.rpartition("::")[2] if "://" in store.partition("::")[0] else store
 
 
 def _place(text: str) -> Path | PurePosixPath:
-    """A folder, however it was spelled; of a URL what follows its scheme, since s3 and s3a are one storage."""
+    """A folder in canonical form; of a URL the part after its scheme, since s3 and s3a are the same storage."""
     local = _FILE.sub("", text, count=1) if _FILE.match(text) else text
     if "://" in local:
         return PurePosixPath(local.partition("://")[2].lstrip("/"))
-    # Names first, then links: in this order Hadoop takes a path too.
+    # Hadoop, too, resolves `..` before links.
     return Path(os.path.realpath(os.path.abspath(local)))

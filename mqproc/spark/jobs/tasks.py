@@ -1,8 +1,8 @@
-"""Work cut into tasks by the driver, done by executors, with rows as the result: how jobs run that are no query.
+"""Run a job's tasks on executors, with rows as results, for jobs that are not queries.
 
-    tasks, planned from names and positions ──▶ one task of Spark each ──▶ rows of a DataFrame
+    tasks, planned from names and positions ──▶ one Spark task each ──▶ rows of a DataFrame
 
-A task that failed is done again by Spark, so what a task does must come to the same when it is done twice.
+Spark repeats a failed task, so a task must be idempotent.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Row = Mapping[str, Any]
 
 TIME: Final = pa.timestamp("us", "UTC")
 _ROWS_PER_BATCH: Final = 8192
-# So that of several groups few are one behind the other in one task.
+# Spreads groups over tasks.
 _PARTITIONS_PER_GROUP: Final = 4
 _PARTITIONS_MAX: Final = 200
 _LARGE_TYPES: Final = "spark.sql.execution.arrow.useLargeVarTypes"
 
 
 def batches_of(schema: pa.Schema, rows: Iterable[Row]) -> Iterator[pa.RecordBatch]:
-    """Rows, of which there are not many, as Arrow batches; what a row does not name is null."""
+    """A small number of rows as Arrow batches; missing columns are null."""
     waiting: list[Row] = []
     for row in rows:
         waiting.append(row)
@@ -46,9 +46,9 @@ def batches_of(schema: pa.Schema, rows: Iterable[Row]) -> Iterator[pa.RecordBatc
 def rows_of_tasks(
     spark: SparkSession, tasks: Sequence[T], do: Callable[[T], Iterable[Row]], schema: pa.Schema
 ) -> DataFrame:
-    """The rows that `do` makes of each task, each done by a task of Spark.
+    """The rows that `do` returns for each task, each run by one Spark task.
 
-    Tasks travel with the function to every executor: they are small, and what they need is read where they run.
+    All tasks travel to every executor with the function: they are small, and read their data where they run.
     """
     several = list(tasks)
 
@@ -57,13 +57,13 @@ def rows_of_tasks(
             for number in batch.column(0).to_pylist():
                 yield from batches_of(schema, do(several[number]))
 
-    # One row a partition: its number.
+    # One row per partition: the task's number.
     numbers = spark.range(0, len(several), 1, max(1, len(several)))
     return numbers.mapInArrow(run, from_arrow_schema(schema))
 
 
 def rows_of_each(frame: DataFrame, do: Callable[[Row], Iterable[Row]], schema: pa.Schema) -> DataFrame:
-    """The rows that `do` makes of each row of a frame, in the frame's partitions."""
+    """The rows that `do` returns for each row of a frame, in the frame's partitions."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -76,21 +76,21 @@ def rows_of_each(frame: DataFrame, do: Callable[[Row], Iterable[Row]], schema: p
 def rows_of_groups(
     frame: DataFrame, by: Sequence[str], do: Callable[[pa.Table], Iterable[Row]], schema: pa.Schema, *, groups: int
 ) -> DataFrame:
-    """The rows that `do` makes of each group of rows with the same values in the columns `by`; there are `groups`."""
-    # Unlike elsewhere Spark takes no other types here than those that the session has it give.
+    """The rows that `do` returns for each of `groups` groups with the same values in the columns `by`."""
+    # Unlike elsewhere, Spark accepts only the session's string and binary types here.
     is_large = str(frame.sparkSession.conf.get(_LARGE_TYPES, "false")).lower() == "true"
     made = pa.schema([field.with_type(large(field.type)) for field in schema]) if is_large else schema
 
     def run(table: pa.Table) -> pa.Table:
         return pa.Table.from_batches(list(batches_of(made, do(table))), made)
 
-    # Of what is persisted Spark would keep 200, nearly all of them empty, and have a task for each whenever it is read.
+    # Otherwise Spark would persist 200 partitions, nearly all empty, and run a task for each at every read.
     partitions = min(_PARTITIONS_PER_GROUP * groups, _PARTITIONS_MAX)
     return frame.repartition(partitions, *by).groupBy(*by).applyInArrow(run, from_arrow_schema(schema))
 
 
 def large(of: pa.DataType) -> pa.DataType:
-    """A type as Spark has it where texts and bytes, and those in lists and structs, have offsets of 64 bits."""
+    """The type with 64-bit offsets for strings and bytes, also in lists and structs."""
     if pa.types.is_string(of):
         return pa.large_string()
     if pa.types.is_binary(of):
@@ -102,14 +102,13 @@ def large(of: pa.DataType) -> pa.DataType:
     return of
 
 
-# --- folders ---
-# Stores in folders: jobs that need more than a log's bytes (queues, index, settings) take no others.
-
-
 def local_stores(path: str | Path | Sequence[str | Path]) -> list[Path]:
-    """The folders that paths and patterns mean. Raises StoreAccessError for none, BadRequestError for a URL."""
+    """The store folders at a path, for jobs that need queues, index or settings.
+
+    Raises StoreAccessError when there are none, BadRequestError for a URL.
+    """
     found = find_stores([str(path)] if isinstance(path, str | Path) else [str(each) for each in path])
     for uri in found:
         if "://" in uri:
-            raise BadRequestError(f"{uri}: this job needs a store in a folder that all executors have at one path")
+            raise BadRequestError(f"{uri}: this job needs a store in a folder at the same path on all executors")
     return [Path(uri) for uri in found]

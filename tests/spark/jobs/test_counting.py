@@ -131,7 +131,7 @@ def test_a_window_is_as_long_in_every_zone(spark: SparkSession, rolled_store: Pa
             found = counts(spark, rolled_store, by=(), window=length, latencies=False)
             [row] = found.selectExpr("unix_micros(window_start)", "unix_micros(window_end)", "messages").collect()
             assert (row[1] - row[0], row[0] % wanted_us, row[2]) == (wanted_us, 0, 640)
-        with pytest.raises(BadRequestError, match="'1 month' is no length of time, or none that is always the same"):
+        with pytest.raises(BadRequestError, match="'1 month' is not a length of time, or not a constant one"):
             counts(spark, rolled_store, window="1 month")
     finally:
         spark.conf.unset("spark.sql.timestampType")
@@ -202,7 +202,7 @@ def test_the_others_of_a_plot_have_a_colour_of_their_own(spark: SparkSession, tm
 
 
 def test_mistakes_are_told(spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadRequestError, match="counts by 'body'; there are store, topic"):
+    with pytest.raises(BadRequestError, match="cannot count by 'body'; columns are store, topic"):
         counts(spark, rolled_store, by=("body",))
     with pytest.raises(BadRequestError, match="slide = '1 hour' needs a window"):
         counts(spark, rolled_store, slide="1 hour")
@@ -214,8 +214,8 @@ def test_mistakes_are_told(spark: SparkSession, rolled_store: Path, tmp_path: Pa
         ),
         ("1 hour", "2 hours", "slide = 7200 s; it must be longer than 0, and no longer than the window, 3600 s"),
         ("0 seconds", "", "window = 0 s; it must be longer than 0"),
-        ("an hour", "", "'an hour' is no length of time"),
-        ("1 month", "", "'1 month' is no length of time, or none that is always the same"),
+        ("an hour", "", "'an hour' is not a length of time"),
+        ("1 month", "", "'1 month' is not a length of time, or not a constant one"),
     ):
         with pytest.raises(BadRequestError, match=says):
             counts(spark, rolled_store, window=window, slide=slide)

@@ -78,7 +78,7 @@ def test_what_lies_beside_the_target_is_left_alone_unless_a_killed_job_left_it(
     out.mkdir()
     partial.mkdir()
     (partial / "mine.txt").write_text("of a user")
-    with pytest.raises(BadRequestError, match=r"out\.partial: is there, and no unfinished write"):
+    with pytest.raises(BadRequestError, match=r"out\.partial: exists and is not an unfinished write"):
         write_parquet(spark.range(3).toDF("id"), out, [], mode="overwrite")
     assert (partial / "mine.txt").read_text() == "of a user"
     (partial / "mine.txt").rename(partial / "part-0.parquet")

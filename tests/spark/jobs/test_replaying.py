@@ -17,7 +17,7 @@ from mqproc.client import Client
 from mqproc.client.replay import REPLAYED
 from mqproc.errors import BadRequestError, CorruptStoreError, NotRunningError, StoreAccessError, TopicReservedError
 from mqproc.spark.jobs import replay
-from mqproc.spark.jobs.replaying import Stream, Target
+from mqproc.spark.jobs.replaying import ReplayStream, ReplayTarget
 from mqproc.types import StoredMessage
 from tests.conftest import Group
 from tests.spark import quick
@@ -57,9 +57,9 @@ def test_a_target_that_is_away_for_a_moment_is_waited_for(
     window = [(str(rolled_store), message) for message in messages_of(rolled_store, topic="First")]
     with group.client() as client:
         for is_missing, found in ((True, 0), (False, len(window))):
-            target = Target(str(group.store), "Away", 8, "r", 0.0, is_new=False, is_missing=is_missing)
-            stream = Stream(_Leaving(client), target)  # type: ignore[arg-type]
-            stream.take(window)
+            target = ReplayTarget(str(group.store), "Away", 8, "r", 0.0, is_new=False, is_missing=is_missing)
+            stream = ReplayStream(_Leaving(client), target)  # type: ignore[arg-type]
+            stream.send(window)
             assert (stream.sent, stream.found) == (len(window) - found, found)
 
 

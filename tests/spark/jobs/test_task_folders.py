@@ -90,7 +90,7 @@ def test_what_cannot_be_moved_leaves_no_folder(tmp_path: Path, monkeypatch: pyte
 
 def test_an_attempt_that_comes_too_late_or_elsewhere_makes_nothing(tmp_path: Path) -> None:
     job = JobFolder.new(tmp_path / "out")
-    with pytest.raises(StoreAccessError, match="at one path"):
+    with pytest.raises(StoreAccessError, match="at the same path"):
         JobFolder(tmp_path / "elsewhere", job.job).write(0, 1, writing("a"))
 
     def late(folder: Path) -> Written:
@@ -261,7 +261,7 @@ class TestWithSpark:
         self, spark: SparkSession, rolled_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(JobFolder, "place", lambda job: 1)
-        with pytest.raises(StoreAccessError, match=r"out: of 3 files that were written 1 came there; a target must"):
+        with pytest.raises(StoreAccessError, match=r"out: 1 of 3 files arrived; a target must"):
             export(spark, rolled_store, tmp_path / "out")
         assert list(tmp_path.iterdir()) == []
 
