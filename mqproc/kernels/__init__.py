@@ -1,1 +1,4 @@
-"""The compiled loops over buffers and numbers, and the few primitives they are made of; see README.md here."""
+"""The compiled loops over buffers and numbers, and the few primitives they are made of.
+
+See README.md here.
+"""

@@ -1,7 +1,14 @@
-"""An append frame as kernels see it: its state, and the check of every length and bound before anything is changed.
+"""Check an append frame and encode its messages as CommitLog records (layout/record.py).
 
-The frame's payload is read in place. The state lies in the control file, so that `encode_frame` (append.py) reaches the
-words in which it counts what it encodes.
+    payload columns ──check_frame──▶ lengths and bounds verified ──encode_frame──▶ records in a staging buffer
+
+The payload is read in place. Records are written one after the other into the staging buffer, which the caller stores
+with one `pwrite`. Fields that are equal in all messages of a frame are rendered once, as an append template: the fixed
+part of a record up to its body length, the topic with its length, and constant properties. `encode_frame` copies these
+and fills in the rest. It stops when the segment or the staging buffer is full and can be called again to continue.
+
+The state of the frame lies in the control file, so the kernel reaches the message counters, which lie there too,
+without a further argument.
 """
 
 from __future__ import annotations
@@ -29,32 +36,33 @@ from mqproc.layout import control, histograms, record
 from mqproc.layout.properties import NAME_END, SHARDING_KEY
 from mqproc.layout.properties import PAIR_END as PAIR_END_TEXT
 
-# --- append_counts ---
-# Counting what is appended, in the control file: frames, messages, sizes of records. `encode_frame` calls these.
+# Message counters in the control file: frames, messages and a histogram of record sizes.
 #
-# What is encoded is not published yet, and may never be. As long as `written` stands where it stood when the first such
-# frame was encoded, the UNPUBLISHED words say what was counted since, and `uncount` takes that back.
-
+# Encoded frames are counted before they are published, and publication may fail. The UNPUBLISHED words hold the counts
+# since `written` had the value UNPUBLISHED_FROM; `uncount` subtracts them again.
 
 _SIZES = histograms.MESSAGE_SIZES.index
 _SIZES_SUM = histograms.MESSAGE_SIZES.sum_index - _SIZES
 _SIZES_WORDS = _SIZES_SUM + 1
 _BOUNDS = len(histograms.MESSAGE_SIZES.bounds)
 _FIRST_BOUND = histograms.MESSAGE_SIZES.bounds[0]
-# Each bound is four times the one before.
+# Each bound is four times the previous one; `count_size` relies on it.
 assert histograms.MESSAGE_SIZES.bounds == tuple(_FIRST_BOUND << 2 * place for place in range(_BOUNDS))
 
-# Indices into the control file's words: the last ones of the state of `kernels.append`.
+# Indices into the control file's words: the last words of the append state.
 UNPUBLISHED_FROM = histograms.APPEND_STATE + histograms.APPEND_STATE_WORDS - 3 - _SIZES_WORDS
 UNPUBLISHED_FRAMES = UNPUBLISHED_FROM + 1
 UNPUBLISHED_MESSAGES = UNPUBLISHED_FROM + 2
-UNPUBLISHED_SIZES = UNPUBLISHED_FROM + 3  # here and behind it: as the histogram of sizes, with its sum
+UNPUBLISHED_SIZES = UNPUBLISHED_FROM + 3  # first word of a histogram of sizes with its sum
 _STOP = UNPUBLISHED_SIZES + _SIZES_WORDS
 
 
 @kernel
 def begin_counting(cells: Words) -> None:
-    """Before anything of a frame is counted: a `written` that has moved says that what was counted is published."""
+    """Reset the unpublished counts if `written` has moved.
+
+    The frames counted before are published.
+    """
     if cells[UNPUBLISHED_FROM] != cells[control.WRITTEN]:
         cells[UNPUBLISHED_FROM] = cells[control.WRITTEN]
         for word in range(UNPUBLISHED_FRAMES, _STOP):
@@ -63,14 +71,14 @@ def begin_counting(cells: Words) -> None:
 
 @kernel
 def count_frame(cells: Words) -> None:
-    """Count a frame, of which every message was counted."""
+    """Count a frame whose messages are all counted."""
     cells[UNPUBLISHED_FRAMES] += 1
     cells[control.APPENDED_FRAMES] += 1
 
 
 @inlined
 def count_size(cells: Words, size: int) -> None:
-    """Count a record's size."""
+    """Add a record's size to the histograms."""
     bucket = 0
     while bucket < _BOUNDS and size > _FIRST_BOUND << 2 * bucket:
         bucket += 1
@@ -80,7 +88,7 @@ def count_size(cells: Words, size: int) -> None:
 
 @kernel
 def count_messages(cells: Words, messages: int, size: int) -> None:
-    """Count so many messages, of so many bytes together."""
+    """Count messages and the sum of their record sizes in bytes."""
     cells[UNPUBLISHED_MESSAGES] += messages
     cells[UNPUBLISHED_SIZES + _SIZES_SUM] += size
     cells[_SIZES + _SIZES_SUM] += size
@@ -89,7 +97,7 @@ def count_messages(cells: Words, messages: int, size: int) -> None:
 
 @kernel
 def uncount(cells: Words) -> None:
-    """Take back what was counted of frames that are not published, and never will be."""
+    """Subtract the counts of frames that were encoded and will not be published."""
     if cells[UNPUBLISHED_FROM] != cells[control.WRITTEN]:
         return
     cells[control.APPENDED_FRAMES] -= cells[UNPUBLISHED_FRAMES]
@@ -100,8 +108,7 @@ def uncount(cells: Words) -> None:
         cells[word] = 0
 
 
-# Indices into the control file's words: the frame's state.
-# Offsets are byte positions in the payload, −1 = no such column.
+# Frame state: indices into the control file's words. Column positions are bytes of the payload, −1 = no such column.
 (
     COUNT,
     BODY_LENGTHS,
@@ -119,13 +126,13 @@ def uncount(cells: Words) -> None:
     SHARDING_LENGTHS,
     SHARDING_KEYS,
     PAYLOAD_SIZE,
-    UNIQUE_COUNTER,  # −1 = no unique ids
-    ROTATION,  # next queue of the round, kept across frames
+    UNIQUE_COUNTER,  # first counter of the unique ids, −1 = no unique ids
+    ROTATION,  # next queue of the round robin, kept across frames
     STORE_TIMESTAMP_MS,
-    BORN_TIMESTAMP_MS,  # of all messages when there is no column
-    NEXT_MESSAGE,  # moved by encode_frame
-    # what frames of one shape have in common
-    FIXED_QUEUE,  # −1 = go round, −2 = column
+    BORN_TIMESTAMP_MS,  # of all messages if there is no column
+    NEXT_MESSAGE,  # advanced by encode_frame
+    # constant for an append template
+    FIXED_QUEUE,  # −1 = round robin, −2 = column
     QUEUE_COUNT,
     TAKES_QUEUE_OFFSET,  # 0 for prepared and rollback records
     BODY_SIZE_MAX,
@@ -137,25 +144,25 @@ def uncount(cells: Words) -> None:
     PART_1_END,
     PART_2_END,
     PART_3_END,
-    SHARDING_AT,  # where in the first part a sharding key stands
-    HEAD_AT,  # where in the shape's bytes a record's fixed part stands,
-    TOPIC_AT,  # the topic with its length,
+    SHARDING_AT,  # position of the sharding key in the first part
+    HEAD_AT,  # positions in the template's bytes: fixed part of a record
+    TOPIC_AT,  # topic with its length
     TOPIC_SIZE,
-    PARTS_AT,  # and the constant parts
-    NUMBERS_AT,  # where the topic's queue numbers begin
-    # moved by encode_frame
+    PARTS_AT,  # constant parts of the properties
+    NUMBERS_AT,  # index of the topic's first queue number
+    # advanced by encode_frame
     STAGING_AT,
     PHYSICAL_AT,
     SEGMENT_END,
-    # said by check_frame
+    # results of check_frame
     TOTAL_SIZE,
     FAILED_MESSAGE,
     FAILED_VALUE,
-    # where the answer's columns begin
+    # position of the answer's columns
     ANSWER_AT,
 ) = range(histograms.APPEND_STATE, histograms.APPEND_STATE + 46)
 assert ANSWER_AT < UNPUBLISHED_FROM
-# The words of each frame, and those that frames of one shape have in common.
+# Words that change with each frame, and words that are constant for a template.
 VARIABLE_WORDS, CONSTANT_WORDS = FIXED_QUEUE - COUNT, STAGING_AT - FIXED_QUEUE
 VARIABLES, CONSTANTS = struct.Struct(f"={VARIABLE_WORDS}q"), struct.Struct(f"={CONSTANT_WORDS}q")
 VARIABLES_AT, CONSTANTS_AT = COUNT * control.WORD_SIZE, FIXED_QUEUE * control.WORD_SIZE
@@ -172,7 +179,7 @@ STATE_WORDS = control.FILE_SIZE // control.WORD_SIZE
     SEPARATOR_BYTE,
 ) = range(7)
 
-# Of properties that are composed: "TAGS" and "KEYS" with the byte behind them, a pair's overhead with its end.
+# Size of "TAGS" or "KEYS" with its separator, and the overhead of such a pair with both separators.
 NAME_SIZE = 5
 PAIR_OVERHEAD = NAME_SIZE + 1
 SHARDING_NAME = np.frombuffer(f"{SHARDING_KEY}{NAME_END}".encode(), np.uint8).copy()
@@ -181,7 +188,7 @@ SHARDING_OVERHEAD = SHARDING_NAME_SIZE + 1
 UNIQUE_DIGITS = 4
 PAIR_END = ord(PAIR_END_TEXT)
 TAIL_SIZE = record.CRC_TAIL_SIZE
-# In each lane of a word.
+# Constants for byte-parallel comparison: one byte value in each of the eight lanes of a word.
 _ONES = 0x0101_0101_0101_0101
 _TWOS = 0x0202_0202_0202_0202
 _HIGH_BITS = -0x7F7F_7F7F_7F7F_7F80
@@ -197,13 +204,13 @@ def length16(payload: Bytes, column: int, message: int) -> int:
 
 @inlined
 def closing_of(payload: Bytes, end: int, size: int) -> int:
-    """1 where a given property string of `size` bytes, which ends at `end`, needs an end of its last pair, else 0."""
+    """1 if the property string of `size` bytes before `end` lacks its final separator, else 0."""
     return 1 if size > 0 and payload[end - 1] != PAIR_END else 0
 
 
 @inlined
 def _composed_size(payload: Bytes, state: Words, message: int, key_size: int, tag_size: int) -> int:
-    """Size of a message's properties that are not given whole, without the CRC tail."""
+    """Size of properties composed from columns and constant parts, without the CRC tail."""
     size = state[PART_3_END]
     if state[UNIQUE_COUNTER] >= 0:
         size += UNIQUE_DIGITS
@@ -219,7 +226,10 @@ def _composed_size(payload: Bytes, state: Words, message: int, key_size: int, ta
 
 @inlined
 def _lengths16(payload: Bytes, column: int, count: int) -> tuple[int, int, int]:
-    """Of a column of u16 lengths: the sum, the largest, and how many are not 0; all 0 where there is no column."""
+    """Sum, maximum and number of non-zero values of a column of u16 lengths.
+
+    Zeros if there is no column.
+    """
     total = 0
     largest = 0
     present = 0
@@ -234,10 +244,10 @@ def _lengths16(payload: Bytes, column: int, count: int) -> tuple[int, int, int]:
 
 @kernel
 def check_frame(payload: Bytes, state: Words) -> int:
-    """Check every length of a frame; FRAME_OK or what is wrong, with FAILED_MESSAGE and FAILED_VALUE in `state`.
+    """Check every length of a frame; returns FRAME_OK or the first violation.
 
-    `payload` uint8[n], `state` int64[STATE_WORDS]. TOTAL_SIZE becomes the bytes that all records need at most: a
-    byte for each message less where given properties are closed.
+    `payload` uint8[n], `state` int64[STATE_WORDS]. On a violation FAILED_MESSAGE and FAILED_VALUE are set. TOTAL_SIZE
+    is set to an upper bound of the size of all records: it assumes that each property string needs a final separator.
     """
     count = state[COUNT]
     body_lengths = state[BODY_LENGTHS]
@@ -252,13 +262,13 @@ def check_frame(payload: Bytes, state: Words) -> int:
     properties, largest_properties, _ = _lengths16(payload, state[PROPERTY_LENGTHS], count)
     sharding_keys, largest_sharding, have_sharding = _lengths16(payload, state[SHARDING_LENGTHS], count)
 
-    # What each message has in any case, and what all of them have besides: their sums and the largest of each kind.
+    # `fixed` applies to each message; `own` sums the variable parts; `largest` is an upper bound for one message.
     tail = TAIL_SIZE if state[PROPERTY_CRC] != 0 else 0
     fixed = state[PART_3_END] + tail
     if state[PROPERTY_LENGTHS] >= 0:
         own = properties
         largest = largest_properties
-        # One byte more when the last pair of a given string must be closed before what follows.
+        # A separator is added to a string that lacks its last one, if anything is appended to it.
         fixed += 1 if fixed != 0 else 0
     else:
         fixed += UNIQUE_DIGITS if state[UNIQUE_COUNTER] >= 0 else 0
@@ -279,7 +289,7 @@ def check_frame(payload: Bytes, state: Words) -> int:
         or head + largest_body + fixed + largest > state[RECORD_SIZE_MAX]
         or state[QUEUES] >= 0
     ):
-        # Perhaps no message has the largest of each.
+        # The bounds combine the largest of each column, which no single message may have: check each message.
         found = _check_each(payload, state)
         if found != FRAME_OK:
             return found
@@ -298,9 +308,10 @@ def check_frame(payload: Bytes, state: Words) -> int:
 
 @kernel
 def _check_each(payload: Bytes, state: Words) -> int:
-    """Check message by message: FRAME_OK, or what is wrong with the first one that FAILED_MESSAGE then names.
+    """Check the messages one by one.
 
-    The columns have the sizes that their lengths add up to.
+    Returns FRAME_OK or the first violation, with FAILED_MESSAGE set. The column sizes must already equal the sums of
+    their lengths.
     """
     tail = TAIL_SIZE if state[PROPERTY_CRC] != 0 else 0
     given = state[PROPERTY_LENGTHS] >= 0
@@ -313,7 +324,7 @@ def _check_each(payload: Bytes, state: Words) -> int:
         if given:
             size = length16(payload, state[PROPERTY_LENGTHS], message)
             given_end += size
-            # As it is stored: a byte more where the last pair must be closed before what follows.
+            # The stored size, which includes a missing separator if anything follows the string.
             size += behind + (closing_of(payload, given_end, size) if behind > 0 else 0)
         else:
             size = _composed_size(payload, state, message, key_size, tag_size) + tail
@@ -339,11 +350,11 @@ def _check_each(payload: Bytes, state: Words) -> int:
 
 @kernel
 def _has_separator(payload: Bytes, start: int, stop: int) -> bool:
-    """Whether a byte 1 or 2 stands in [start, stop): it would end a property early."""
+    """Whether [start, stop) contains a separator byte, 1 or 2, which would end a property early."""
     found = 0
     at = start
     while at + 8 <= stop:
-        # Eight bytes at once; subtracting one borrows out of each lane that is 0.
+        # Haszero test of Mycroft on eight bytes at once: subtracting 1 borrows from each lane that is 0.
         first = load_le64(payload, at) ^ _ONES
         second = load_le64(payload, at) ^ _TWOS
         found |= (first - _ONES) & ~first | (second - _ONES) & ~second
@@ -357,7 +368,7 @@ def _has_separator(payload: Bytes, start: int, stop: int) -> bool:
 
 @kernel
 def _column_size(state: Words, column: int) -> int:
-    """Bytes of a data column: up to the start of the next column that is there, or the payload's end."""
+    """Bytes of a data column, up to the next existing column or the end of the payload."""
     start = state[column]
     if start < 0:
         return 0
@@ -367,25 +378,16 @@ def _column_size(state: Words, column: int) -> int:
     return 0
 
 
-# --- append ---
-# Encoding an append frame into CommitLog records (layout/record.py).
-#
-# The frame's payload is read in place, records are written one after the other into a staging buffer, and the caller
-# gives that to one `pwrite`. `encode_frame` writes as many messages as fit the segment and the staging buffer, and can be
-# called again to go on. The frame has been checked (append_frame.py).
-#
-# Everything that does not differ between a frame's messages is rendered once by the caller, as the bytes of its shape: a
-# record's fixed part up to its body length, the topic with its length, and the constant properties around the unique id,
-# tag and keys, or behind property strings that are given whole. A sharding key stands inside the first part.
+# Encoding.
 
 
 ENCODED, SEGMENT_FULL, STAGING_FULL = range(3)
-# An answer has three columns: physical offset i64, queue offset i64, queue id i32 a message.
+# Columns of an answer, for each message: physical offset i64, queue offset i64, queue id i32.
 ANSWER_BYTES_PER_MESSAGE = 20
 
 _TAGS_NAME = np.frombuffer(b"TAGS\x01", np.uint8).copy()
 _KEYS_NAME = np.frombuffer(b"KEYS\x01", np.uint8).copy()
-# preparedTransactionOffset and bodyLength end a record's fixed part.
+# preparedTransactionOffset and bodyLength are the last fields of the fixed part.
 _PREPARED_BACK = 12
 
 
@@ -396,7 +398,10 @@ def _hex_digit(value: int) -> int:
 
 @inlined
 def _write_given(payload: Bytes, at: int, size: int, closing: int, staging: Bytes, to: int) -> int:
-    """Copy a whole property string; closes its last pair when `closing`. Returns the position behind it."""
+    """Copy a property string and add the final separator if `closing` is 1.
+
+    Returns the end position.
+    """
     copy_bytes(staging, to, payload, at, size)
     if closing != 0:
         staging[to + size] = PAIR_END
@@ -419,9 +424,10 @@ def _write_composed(
     staging: Bytes,
     at: int,
 ) -> int:
-    """Write constant parts, sharding key, unique id (`number` −1 = none), tag and keys; returns the position behind.
+    """Write constant parts, sharding key, unique id (`number` −1 = none), tag and keys.
 
-    The parts begin at `parts` in `shape`; `ends` is the frame's state: it holds where each part ends.
+    Returns the end position. The parts begin at `parts` in `shape`; `ends` is the frame's state, which holds the end of
+    each part.
     """
     first = ends[PART_0_END]
     second = ends[PART_1_END]
@@ -459,7 +465,10 @@ def _write_composed(
 def _write_pair(
     staging: Bytes, at: int, name: Bytes, name_size: int, payload: Bytes, value_at: int, value_size: int
 ) -> int:
-    """`name_size` is a constant of the caller, so that the compiler copies a name by a store or two."""
+    """Write a property pair.
+
+    `name_size` is constant at each call, so the copy of the name compiles to one or two stores.
+    """
     copy_bytes(staging, at, name, 0, name_size)
     at += name_size
     copy_bytes(staging, at, payload, value_at, value_size)
@@ -470,21 +479,16 @@ def _write_pair(
 
 @kernel
 def encode_frame(
-    payload: Bytes,
-    state: Words,
-    shape: Bytes,
-    queue_numbers: Words,
-    next_offsets: Words,
-    staging: Bytes,
-    answer: Bytes,
+    payload: Bytes, state: Words, shape: Bytes, queue_numbers: Words, next_offsets: Words, staging: Bytes, answer: Bytes
 ) -> int:
-    """Encode messages from NEXT_MESSAGE on into `staging` from STAGING_AT on.
+    """Encode messages from NEXT_MESSAGE on into `staging`, beginning at STAGING_AT.
 
-    `payload`, `shape`, `staging` uint8; `queue_numbers` int64 gives each queue id its number from NUMBERS_AT on,
-    `next_offsets` int64[max_queues] by number is counted up; `answer` gets the three answer columns from ANSWER_AT on,
-    20 × count bytes. Moves NEXT_MESSAGE, STAGING_AT, PHYSICAL_AT and the data columns in `state`, and counts there
-    what it has encoded. ENCODED when all messages are, SEGMENT_FULL when the next record and a BLANK do not fit below
-    SEGMENT_END, STAGING_FULL when the next record does not fit the staging buffer: write it out and call again.
+    `payload`, `shape` (the template's bytes) and `staging` are uint8. `queue_numbers` int64 maps queue ids to queue
+    numbers, beginning at NUMBERS_AT; `next_offsets` int64[max_queues] is indexed by queue number and incremented. The
+    three columns of the answer (20 × count bytes) are written to `answer` at ANSWER_AT. Advances NEXT_MESSAGE,
+    STAGING_AT, PHYSICAL_AT and the data columns in `state`, and updates the message counters there. Returns ENCODED
+    after the last message; SEGMENT_FULL if the next record and a BLANK do not fit below SEGMENT_END; STAGING_FULL if
+    the next record does not fit the staging buffer: write the buffer and call again.
     """
     count = state[COUNT]
     head_size = state[HEAD_SIZE]
@@ -496,7 +500,7 @@ def encode_frame(
     answer_at = state[ANSWER_AT]
     property_crc = state[PROPERTY_CRC] != 0
     given = state[PROPERTY_LENGTHS] >= 0
-    # Stores to `staging` may alias `state` for all the compiler knows: what the loop uses is kept in locals.
+    # The compiler must assume that stores to `staging` alias `state`, so the loop's values are kept in locals.
     body_lengths = state[BODY_LENGTHS]
     key_lengths = state[KEY_LENGTHS]
     tag_lengths = state[TAG_LENGTHS]
@@ -520,7 +524,7 @@ def encode_frame(
     store_timestamp_ms = state[STORE_TIMESTAMP_MS]
     born_timestamp_ms = state[BORN_TIMESTAMP_MS]
     segment_end = state[SEGMENT_END]
-    # Behind a given string the parts follow as a whole.
+    # After a given property string all constant parts follow without a gap.
     constant_size = state[PART_3_END] + (UNIQUE_DIGITS if counter >= 0 and not given else 0)
     at = state[STAGING_AT]
     physical = state[PHYSICAL_AT]
@@ -623,7 +627,8 @@ def encode_frame(
                 position,
             )
         if property_crc:
-            # One record late: a CRC's wide loads right behind the narrow stores that made the bytes would stall.
+            # The tail is written one record late: wide CRC loads right after narrow stores to the same bytes would
+            # stall.
             if tail_at >= 0:
                 write_crc_tail(staging, tail_of, tail_at)
             tail_of = at

@@ -1,11 +1,10 @@
-"""Append frames one behind the other in the buffer that a socket was read into: whole runs of them without Python.
+"""Append a run of frames from a receive buffer without returning to Python between them.
 
-    at the frame that is next ──▶ options read, shape found ──▶ columns checked ──▶ records staged, answer written
+    next frame ──▶ parse options, find template ──▶ check columns ──▶ stage records, write answer
 
-A frame's shape must be known: what was made of it once is found by the bytes of its options (append_options.py) in a
-table of open addresses, whose rows and bytes are the caller's (store/known_shapes.py). A frame that is not known, or
-not as it must be, is left for the caller, who says what is wrong with it. Answers are whole frames (layout/frame.py),
-ready to be sent when what they tell of is published.
+The options of a frame are looked up by their bytes in a hash table of append templates, whose rows and bytes the caller
+maintains (store/commitlog/append_templates.py). A frame without a template, or with an error, is left to the caller.
+Answers are complete frames (layout/frame.py), to be sent after publication.
 """
 
 from __future__ import annotations
@@ -81,27 +80,26 @@ from mqproc.layout.frame import (
     ZERO_AT,
 )
 
-# --- append_options ---
-# The options of an append frame (wire/operations.py: AppendRequest) read in place.
+# Options of an append frame (AppendRequest in wire), parsed in place.
 #
-# They are a MessagePack array. Some of its items differ from frame to frame of one producer: sizes, ids, times. The rest
-# is the frame's shape, and stays the same byte for byte: it is its key, under which what was made of it once is found.
+# The options are a MessagePack array. Items that vary between frames of one producer (sizes, ids, times) are returned
+# as numbers. The bytes of the other items are the key of the append template.
 
 
 ITEMS = 31
-"""Fields of AppendRequest. Its order is the wire's; a test holds these places against it."""
+"""Number of fields of AppendRequest, in wire order; a test compares the item numbers with it."""
 (COUNT_ITEM, BODIES_ITEM, KEYS_ITEM, TAGS_ITEM, PROPERTIES_ITEM) = (1, 3, 4, 5, 6)
 PREFIX_ITEM, COUNTER_ITEM, BORN_ITEM, SHARDING_ITEM = 11, 12, 13, 30
 VARYING_ITEMS = (
     *(COUNT_ITEM, BODIES_ITEM, KEYS_ITEM, TAGS_ITEM, PROPERTIES_ITEM),
     *(PREFIX_ITEM, COUNTER_ITEM, BORN_ITEM, SHARDING_ITEM),
 )
-"""Items that are no part of a shape; of some of them whether they are there is."""
+"""Items that are not part of the key. The presence of some of them is."""
 PREFIX_DIGITS = 28
 COUNTERS = 1 << 16
-"""Counters of unique ids under one prefix: a frame's first one is below."""
+"""Number of unique ids with one prefix; the first counter of a frame is below it."""
 KEY_BYTES_MAX = 2048
-"""A key takes no more; options with a longer one are not read here."""
+"""Maximum size of a key; longer options are NOT_READ."""
 
 _VARYING = sum(1 << item for item in VARYING_ITEMS)
 _ARRAY_HEAD = 3
@@ -115,7 +113,7 @@ NOT_READ = -1
 
 @inlined
 def _number(buffer: Bytes, at: int, width: int, signed: int) -> int:
-    """A big-endian number of 1, 2, 4 or 8 bytes."""
+    """Parse a big-endian integer of 1, 2, 4 or 8 bytes."""
     if width == 1:
         value = load_u8(buffer, at)
         return value - ((value & 0x80) << 1) if signed else value
@@ -130,7 +128,7 @@ def _number(buffer: Bytes, at: int, width: int, signed: int) -> int:
 
 @inlined
 def _are_hex_digits(buffer: Bytes, at: int) -> bool:
-    """Whether a prefix of unique ids stands here: upper-case hex digits."""
+    """Whether a unique-id prefix, PREFIX_DIGITS upper-case hexadecimal digits, lies at `at`."""
     wrong = 0
     for place in range(PREFIX_DIGITS):
         digit = load_u8(buffer, at + place)
@@ -140,11 +138,11 @@ def _are_hex_digits(buffer: Bytes, at: int) -> bool:
 
 @kernel
 def read_options(buffer: Bytes, at: int, end: int, found: Words, found_at: int, key: Bytes) -> int:
-    """Read the options in [at, end) of `buffer`; returns the size of their key in `key` uint8[KEY_BYTES_MAX].
+    """Parse the options in [at, end) of `buffer`.
 
-    `found[found_at + item]` becomes the number of each item that differs, or where in the buffer a prefix of unique ids
-    begins, −1 without one. NOT_READ for what is no such array, item by item as the wire has it, and for a key too long:
-    whoever decodes it in full says what is wrong, or that nothing is.
+    Returns the size of the key written to `key` uint8[KEY_BYTES_MAX]. `found[found_at + item]` receives the value of
+    each varying item; for the unique-id prefix its position in the buffer, −1 if absent. Returns NOT_READ if the bytes
+    are not such an array or the key is too long; the full decoder then accepts them or reports the error.
     """
     if end - at < _ARRAY_HEAD or load_u8(buffer, at) != _ARRAY16 or load_be16(buffer, at + 1) != ITEMS:
         return NOT_READ
@@ -215,51 +213,51 @@ def read_options(buffer: Bytes, at: int, end: int, found: Words, found_at: int, 
     return size + 1
 
 
-# Why `append_run` returns. With the second and third the frame in hand has begun: write, and call again to go on.
+# Results of `append_run`. After SEGMENT_FULL and STAGING_FULL a frame is partly encoded: make room and call again.
 DONE, SEGMENT_FULL, STAGING_FULL, COMMIT, ANSWERS_FULL, NOT_KNOWN = range(6)
 assert (ENCODED, append_frame.SEGMENT_FULL, append_frame.STAGING_FULL) == (DONE, SEGMENT_FULL, STAGING_FULL)
 
-# Indices into `run`: the run in hand, then the table.
+# Indices into `run`: the current run, then the table of templates.
 (
-    AT,  # of the frame that is next, or in hand
+    AT,  # position of the next or current frame
     END,
     FRAME_END,
-    ROW,  # of the frame in hand; −1 = none is
-    STORED_AT_MS,  # store time of what is appended
-    COMMIT_BYTES,  # return with COMMIT when so much is staged
-    ANSWERS_AT,  # end of the answers that are written
+    ROW,  # template of the current frame, −1 = no current frame
+    STORED_AT_MS,  # store time of the appended records
+    COMMIT_BYTES,  # return COMMIT when this much is staged
+    ANSWERS_AT,  # end of the written answers
     ANSWER_OPTIONS_SIZE,
-    ANSWER_TIME_AT,  # where in an answer's options the store time stands, as a big-endian word
-    DISPATCH_LAG_MAX,  # how many bytes dispatch may be behind
-    TOUCHED,  # how many queues `touched` names
-    TOUCHED_TOPIC,  # the row all of whose queues it names since the last publication; −1 = none
-    FRAMES,  # counted up
-    FOUND,  # what read_options finds
+    ANSWER_TIME_AT,  # position of the store time, a big-endian word, in an answer's options
+    DISPATCH_LAG_MAX,  # bytes that dispatch may lag behind the log
+    TOUCHED,  # length of `touched`
+    TOUCHED_TOPIC,  # row of a template whose queues are all in `touched`, −1 = none
+    FRAMES,  # appended frames
+    FOUND,  # results of read_options
 ) = range(14)
 ROWS_MAX = 4096
 SLOTS = 2 * ROWS_MAX
-SLOTS_AT = FOUND + ITEMS  # the number of a row + 1, 0 = free
+SLOTS_AT = FOUND + ITEMS  # hash slots: row number + 1, 0 = free
 ROWS_AT = SLOTS_AT + SLOTS
-# Words of a row; positions are of the table's bytes.
+# Words of a row. Positions are bytes of the table.
 (
     KEY_AT,
     KEY_SIZE,
     KEY_HASH,
     COLUMNS,
-    ANSWERED,  # 0 = oneway
-    BEFORE_AT,  # constant properties before the unique id's prefix
+    ANSWERED,  # 0 = one-way
+    BEFORE_AT,  # constant properties before the unique-id prefix
     BEFORE_SIZE,
     AFTER_AT,
     AFTER_SIZE,
-    ROUND,  # queue number of the topic's first queue: its round is that of `rounds`
-    CONSTANTS,  # words of the frame's state
+    ROUND,  # queue number of the topic's first queue, index of its round robin in `rounds`
+    CONSTANTS,  # constant words of the frame's state
 ) = range(11)
 ROW_WORDS = CONSTANTS + CONSTANT_WORDS
 RUN_WORDS = ROWS_AT + ROWS_MAX * ROW_WORDS
 # Bits of COLUMNS.
 HAS_BORN, HAS_QUEUES, HAS_FLAGS = 1, 2, 4
 
-# Places in the table's bytes: what is put together for a frame, a key that is looked for, the answer's options.
+# Regions of the table's bytes: scratch for the current frame, the answer's options, templates.
 SCRATCH_AT = 0
 SCRATCH_BYTES = 4096
 OPTIONS_AT = SCRATCH_AT + SCRATCH_BYTES
@@ -272,7 +270,7 @@ _HASH_MASK = (1 << 40) - 1
 
 @kernel
 def key_hash(key: Bytes, size: int) -> int:
-    """A number for a key: FNV over words of two bytes, kept below 2⁴⁰ so that no product passes 2⁶³."""
+    """FNV-like hash of a key over 16-bit words, limited to 40 bits: no product exceeds 2⁶³."""
     hashed = size
     at = 0
     while at + 2 <= size:
@@ -299,7 +297,7 @@ def _is_key(table: Bytes, at: int, key: Bytes, size: int) -> bool:
 
 @kernel
 def find_row(run: Words, table: Bytes, key: Bytes, size: int) -> int:
-    """The index in `run` of the row with this key, −1 when there is none."""
+    """Index in `run` of the row with this key, −1 if absent. Linear probing."""
     hashed = key_hash(key, size)
     slot = hashed & (SLOTS - 1)
     while run[SLOTS_AT + slot] != 0:
@@ -325,12 +323,13 @@ def append_run(
     answers: Bytes,
     buffer: Bytes,
 ) -> int:
-    """Append frames from AT to END of `buffer`, as far as that goes; returns why it went no further.
+    """Append frames from AT to END of `buffer`; returns DONE or the reason for an early stop.
 
-    `run` int64[RUN_WORDS] and `table` uint8 are the shapes that are known, `key` uint8[KEY_BYTES_MAX] is room for one,
-    `queue_numbers` int64 those of their topics, `rounds` int64[max_queues] the queue that each topic's round is at.
-    `state`, `next_offsets`, `staging` are as for `encode_frame`. `answers` uint8 gets whole frames from ANSWERS_AT on,
-    `touched` int64[2 × max_queues] the numbers of queues whose next offset is another now.
+    `run` int64[RUN_WORDS] and `table` uint8 hold the append templates, `key` uint8[KEY_BYTES_MAX] is scratch,
+    `queue_numbers` int64 holds the queue numbers of the templates' topics, `rounds` int64[max_queues] the next queue of
+    each topic's round robin. `state`, `next_offsets` and `staging` are as in `encode_frame`. Complete answer frames are
+    written to `answers` uint8 from ANSWERS_AT on; `touched` int64[2 × max_queues] receives the numbers of the queues
+    whose next offset changed.
     """
     while run[AT] < run[END]:
         if run[ROW] < 0:
@@ -363,10 +362,10 @@ def append_single(
     store_timestamp_ms: int,
     segment_end: int,
 ) -> int:
-    """Append the whole frame at `at` when nothing is staged and no answer waits, and reserve what it takes of the log.
+    """Append one frame when nothing is staged and no answer is pending, and reserve log space.
 
-    Returns the bytes of its records, which are then what is staged; 0 when it is one for `append_run`, whose arguments
-    these are: then nothing is changed. `segment_end` is where the segment ends that is written to.
+    The arguments are those of `append_run` and `segment_end`, the end of the active segment. Returns the size of the
+    staged records, or 0 if the frame needs `append_run`; then nothing has changed.
     """
     if store_timestamp_ms < state[control.WRITTEN_STORE_TIMESTAMP_MS] or not _is_open(run, state):
         return 0
@@ -392,7 +391,10 @@ def append_single(
 
 @inlined
 def _is_open(run: Words, state: Words) -> bool:
-    """Whether nothing keeps appends out, or holds them back."""
+    """Whether the log accepts appends.
+
+    No closing word is set and dispatch lags by less than half of the limit.
+    """
     closed = 0
     for word in control.CLOSING_WORDS:
         closed |= state[word]
@@ -401,16 +403,9 @@ def _is_open(run: Words, state: Words) -> bool:
 
 @kernel
 def _begin_frame(
-    buffer: Bytes,
-    run: Words,
-    state: Words,
-    table: Bytes,
-    key: Bytes,
-    rounds: Words,
-    touched: Words,
-    answers: Bytes,
+    buffer: Bytes, run: Words, state: Words, table: Bytes, key: Bytes, rounds: Words, touched: Words, answers: Bytes
 ) -> int:
-    """Make the frame at AT the one in hand: everything is checked, nothing is appended yet."""
+    """Check the frame at AT and make it the current frame; nothing is appended yet."""
     at = int(run[AT])
     options = at + HEADER_SIZE
     payload = options + load_le32(buffer, at + OPTIONS_SIZE_AT)
@@ -459,11 +454,14 @@ def _begin_frame(
 
 @inlined
 def _place_columns(run: Words, state: Words, columns: int, at: int, end: int) -> bool:
-    """Where each column of a frame's payload in [at, end) begins; False when they do not fill it."""
+    """Set the position of each column of the payload in [at, end).
+
+    False if the columns do not fill it exactly.
+    """
     count = run[FOUND + COUNT_ITEM]
     room = end - at
     for item in (BODIES_ITEM, KEYS_ITEM, TAGS_ITEM, PROPERTIES_ITEM, SHARDING_ITEM):
-        # No sum of them passes 2⁶³ then.
+        # Bounded sizes cannot overflow the sums below.
         if run[FOUND + item] < -1 or run[FOUND + item] > room:
             return False
     if run[FOUND + BODIES_ITEM] < 0:
@@ -512,7 +510,7 @@ def _end_frame(
     touched: Words,
     answers: Bytes,
 ) -> None:
-    """The frame in hand is staged: note its queues, write its answer, go on behind it."""
+    """Finish the current frame after staging: record its queues, write its answer, advance AT."""
     row = run[ROW]
     count = state[COUNT]
     rounds[run[row + ROUND]] = state[ROTATION]
@@ -533,7 +531,7 @@ def _end_frame(
 
 @inlined
 def _touch(run: Words, row: int, state: Words, queue_numbers: Words, touched: Words, answers: Bytes) -> None:
-    """Note the queues of the frame in hand; those of a topic all of whose queues are noted need not be again."""
+    """Add the queues of the current frame to `touched`, unless its topic is already complete."""
     if run[TOUCHED_TOPIC] == row:
         return
     noted = run[TOUCHED]
@@ -558,9 +556,9 @@ def _touch(run: Words, row: int, state: Words, queue_numbers: Words, touched: Wo
 
 @kernel
 def publish_touched(cells: Words, run: Words, own: Words, touched: Words) -> None:
-    """Store the next offsets of the queues that frames were appended to, and note no queue any more.
+    """Publish the next offsets of the touched queues in the queue table, and clear `touched`.
 
-    `cells` int64 is the queue table, `own` int64[max_queues] the writer's own next offsets.
+    `cells` int64 is the queue table, `own` int64[max_queues] holds the writer's next offsets.
     """
     for place in range(run[TOUCHED]):
         number = touched[place]
@@ -570,16 +568,15 @@ def publish_touched(cells: Words, run: Words, own: Words, touched: Words) -> Non
     run[TOUCHED_TOPIC] = -1
 
 
-# --- frames ---
-# Frames in a buffer that a socket was read into (layout/frame.py): how far whole ones of one operation reach.
+# Frames in a receive buffer.
 
 
 @kernel
 def leading_run(buffer: Bytes, at: int, end: int, operation: int, bytes_max: int, limit: Words) -> int:
-    """Where the whole frames that begin at `at` end: those of `operation`, none larger than `bytes_max`.
+    """End of the leading complete frames of one operation, none larger than `bytes_max`.
 
-    `buffer` uint8[n] was filled up to `end`. At most `limit[0]` frames are taken, which is counted down by them. The
-    first one that is not whole, or not as it must be, is left for whoever can say what it is.
+    `buffer` uint8[n] is filled up to `end`. At most `limit[0]` frames are accepted; `limit[0]` is decremented for each.
+    The scan stops at the first frame that is incomplete, invalid, or of another operation.
     """
     while limit[0] > 0 and end - at >= HEADER_SIZE:
         if (
@@ -591,7 +588,7 @@ def leading_run(buffer: Bytes, at: int, end: int, operation: int, bytes_max: int
             break
         rest = HEADER_SIZE + load_le32(buffer, at + OPTIONS_SIZE_AT)
         payload = load_le64(buffer, at + PAYLOAD_SIZE_AT)
-        # Apart: their sum may be no number of 64 bits.
+        # Compared separately, since the sum may overflow 64 bits.
         if payload < 0 or payload > bytes_max or rest + payload > bytes_max or rest + payload > end - at:
             break
         at += rest + payload

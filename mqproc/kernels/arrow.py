@@ -1,25 +1,27 @@
-"""Columns of records as the body of one Arrow message: every buffer of a batch in one run of memory, by one call.
+"""Write columns of records as the body of an Arrow IPC message.
 
-    places ──room_for──▶ bytes ──▶ words int64[head + bytes / 8] ──write_columns──▶ head filled in, body written
+All buffers of a batch in one block, by one call.
 
-Column by column, a batch costs Python some 100 µs beside the copies: all columns together have fifty buffers.
-`steps` int64[STEP_WORDS × columns] says how each column is made:
+    places ──body_size_max──▶ bytes ──▶ words int64[head + bytes / 8] ──write_columns──▶ head filled in, body written
+
+A batch of all columns has fifty buffers, which would cost some 100 µs in Python in addition to the copies.
+`steps` int64[STEP_WORDS × columns] defines the columns:
 
     KIND    ROW, of the places       DELTA               NULLS
-    INT64   position                 bytes behind it
-    INT32   position                 bytes behind it
-    TIME    position                 bytes behind it     ms as µs; null where an i64 cannot have them
-    TEXT    position, sizes behind                       1: an empty one is null
-    BYTES   position, sizes behind
-    HOST    position, sizes behind
+    INT64   position                 distance in bytes
+    INT32   position                 distance in bytes
+    TIME    position                 distance in bytes   ms as µs; null if outside the range of an i64
+    TEXT    position, size in next                       1: an empty text is null
+    BYTES   position, size in next
+    HOST    position, size in next
     ID
-    WORDS   position, sizes behind                       a list of texts
-    PAIRS                                                a map from text to text
+    WORDS   position, size in next                       list of texts
+    PAIRS                                                map from text to text
     JSON
     SAME    position in `same`       its size            the same text in each row
 
-The head is the metadata of such a message (`mqproc.client.arrow`). It has words that are to be filled in, column
-by column in the order of Arrow's IPC format: nodes (length, nulls) and buffers (offset in the body, size).
+The head is the metadata of the message (`mqproc.client.arrow`). `write_columns` fills in its words, column by column in
+the order of Arrow's IPC format: nodes (length, nulls) and buffers (offset in the body, size).
 """
 
 from __future__ import annotations
@@ -47,25 +49,24 @@ from mqproc.kernels.record_decode import (
 from mqproc.kernels.record_fields import find_byte, same_bytes
 from mqproc.layout import properties, record
 
-# --- derived ---
-# Columns that a record does not hold as they are: message ids, keys as words, properties as pairs or as JSON.
+# Columns derived from fields: message ids, keys as words, properties as pairs or as JSON.
 #
-# All take the places that `kernels.decode` makes of `count` records and write Arrow's layout: offsets int32[n + 1] into
-# `data` uint8, and for lists int32[count + 1] into the items. `first` is where offsets begin in `offsets`, `lists` where
-# those of lists do, `begin` where offset 0 lies in `data`. Whoever calls brings room for the longest result:
+# These kernels take the places of `count` records (record_decode) and write Arrow's layout: offsets int32[n + 1] into
+# `data` uint8, and for lists int32[count + 1] into the items. `first` is the position of the offsets in `offsets`,
+# `lists` that of the lists' offsets, `begin` the position of offset 0 in `data`. The caller allocates the maximum:
 #
-#     take_message_ids    ID_TEXT_MAX bytes a record
-#     take_words          the value's bytes; `words_max` items
-#     take_pairs          the properties' bytes, for names and for values; `pairs_max` items
-#     take_json           JSON_GROWTH times the properties' bytes, and 2 a record
+#     write_message_ids    ID_TEXT_MAX bytes a record
+#     write_words          bytes of the values; `words_max` items
+#     write_pairs          bytes of the properties, for names and for values; `pairs_max` items
+#     write_json           JSON_GROWTH times the bytes of the properties, and 2 a record
 #
-# Properties are read as `layout.properties` does: pairs without name or value fall out, the last of a name wins, the
-# CRC pair belongs to the record.
+# Properties are parsed as in `layout.properties`: pairs without name or value are ignored, the last pair of a name
+# wins, and the CRC pair is excluded.
 
 
 ID_TEXT_MAX = 2 * (record.HOST_V6_SIZE + 8)
 JSON_GROWTH = 6
-"""A control character becomes six."""
+"""A control character is escaped as six bytes."""
 
 _NAME_END = ord(properties.NAME_END)
 _PAIR_END = ord(properties.PAIR_END)
@@ -96,7 +97,10 @@ def _hex_bytes(buf: Bytes, at: int, size: int, data: Bytes, end: int) -> int:
 def write_message_ids(
     buf: Bytes, places: Words, count: int, offsets: Int32s, first: int, data: Bytes, begin: int
 ) -> int:
-    """RocketMQ's offset message ids: store host and physical offset in hexadecimal; returns the bytes."""
+    """Write RocketMQ's offset message ids, store host and physical offset in hexadecimal.
+
+    Returns the bytes written.
+    """
     end = begin
     offsets[first] = 0
     for i in range(count):
@@ -108,7 +112,10 @@ def write_message_ids(
 
 @kernel
 def words_max(size: int, count: int) -> int:
-    """How many words `count` values of together `size` bytes may have: each has a character and one behind it."""
+    """Maximum number of words in `count` values of `size` bytes in total.
+
+    A character and a separator each.
+    """
     return (size + count) // 2
 
 
@@ -116,7 +123,7 @@ def words_max(size: int, count: int) -> int:
 def write_words(
     buf: Bytes, places: Words, row: int, count: int, offsets: Int32s, lists: int, first: int, data: Bytes, begin: int
 ) -> int:
-    """The words of the value at `row`, whose size is in the row behind it; returns how many there are."""
+    """Write the words of the values located by `row`; returns their number."""
     words = 0
     end = 0
     offsets[lists] = 0
@@ -138,7 +145,7 @@ def write_words(
 
 @kernel
 def _name_size(buf: Bytes, at: int, end: int) -> int:
-    """Bytes of the name of the pair buf[at:end]; 0 for one that counts for nothing."""
+    """Bytes of the name of the pair buf[at:end]; 0 for a pair that is ignored."""
     name_end = find_byte(buf, at, end, _NAME_END)
     size = name_end - at
     if size == 0 or name_end + 1 >= end:
@@ -149,8 +156,8 @@ def _name_size(buf: Bytes, at: int, end: int) -> int:
 
 
 @kernel
-def _comes_again(buf: Bytes, name: int, size: int, at: int, stop: int) -> bool:
-    """Whether a pair of the same name lies in buf[at:stop]."""
+def _is_repeated(buf: Bytes, name: int, size: int, at: int, stop: int) -> bool:
+    """Whether buf[at:stop] contains another pair of the same name."""
     while at < stop:
         end = find_byte(buf, at, stop, _PAIR_END)
         if _name_size(buf, at, end) == size and same_bytes(buf, at, buf, name, size):
@@ -161,7 +168,10 @@ def _comes_again(buf: Bytes, name: int, size: int, at: int, stop: int) -> bool:
 
 @kernel
 def pairs_max(size: int, count: int) -> int:
-    """How many pairs `count` records' properties of together `size` bytes may have: name, value and two separators."""
+    """Maximum number of pairs in `count` records' properties of `size` bytes.
+
+    Name, value and two separators each.
+    """
     return (size + count) // 4
 
 
@@ -178,7 +188,7 @@ def write_pairs(
     names_begin: int,
     values_begin: int,
 ) -> int:
-    """Names and values of the properties; returns how many pairs there are."""
+    """Write names and values of the properties; returns the number of pairs."""
     pairs = 0
     names_end = 0
     values_end = 0
@@ -191,7 +201,7 @@ def write_pairs(
         while at < stop:
             end = find_byte(buf, at, stop, _PAIR_END)
             size = _name_size(buf, at, end)
-            if size > 0 and not _comes_again(buf, at, size, end + 1, stop):
+            if size > 0 and not _is_repeated(buf, at, size, end + 1, stop):
                 copy_bytes(data, names_begin + names_end, buf, at, size)
                 names_end += size
                 value_size = end - at - size - 1
@@ -207,7 +217,7 @@ def write_pairs(
 
 @kernel
 def _json_text(buf: Bytes, at: int, stop: int, data: Bytes, end: int) -> int:
-    """buf[at:stop] as a JSON string at data[end]; returns the position behind it."""
+    """Write buf[at:stop] as a JSON string at data[end]; returns the end position."""
     data[end] = _QUOTE
     end += 1
     for place in range(at, stop):
@@ -233,7 +243,7 @@ def _json_text(buf: Bytes, at: int, stop: int, data: Bytes, end: int) -> int:
 
 @kernel
 def write_json(buf: Bytes, places: Words, count: int, offsets: Int32s, first: int, data: Bytes, begin: int) -> int:
-    """The properties as JSON objects; returns the bytes."""
+    """Write the properties as JSON objects; returns the bytes written."""
     written = begin
     offsets[first] = 0
     for i in range(count):
@@ -245,7 +255,7 @@ def write_json(buf: Bytes, places: Words, count: int, offsets: Int32s, first: in
         while at < stop:
             end = find_byte(buf, at, stop, _PAIR_END)
             size = _name_size(buf, at, end)
-            if size > 0 and not _comes_again(buf, at, size, end + 1, stop):
+            if size > 0 and not _is_repeated(buf, at, size, end + 1, stop):
                 if not alone:
                     data[written] = _COMMA
                     written += 1
@@ -265,17 +275,17 @@ KIND, ROW, DELTA, NULLS = range(STEP_WORDS)
 INT64, INT32, TIME, TEXT, BYTES, HOST, ID, WORDS, PAIRS, JSON, SAME = range(11)
 
 HEAD_WORDS: Final = 5
-"""Of `head`: where the body begins, the length of the batch and of the body, nodes and buffers, all as words."""
+"""Words of `head`, all indices of words: the body, the lengths of batch and body, nodes and buffers."""
 BODY_AT, LENGTH_AT, BODY_LENGTH_AT, NODES_AT, BUFFERS_AT = range(HEAD_WORDS)
-# Of `state`: the end of what is written of the body, in bytes; the words of the next node and buffer.
+# Words of `state`: end of the written body in bytes, next node, next buffer.
 _END, _NODE, _BUFFER = range(3)
 STATE_WORDS: Final = 3
 
 _ALIGNED: Final = 64
-# The most buffers that a column has, each of which begins at a multiple of 64 bytes.
+# Maximum number of buffers of a column; each begins at a multiple of 64 bytes.
 _BUFFERS_MAX: Final = 9
 _TIME_MS_MAX: Final = (2**63 - 1) // 1000
-"""Spark's timestamps, and Arrow's here, are i64 microseconds."""
+"""Timestamps are i64 microseconds in Spark and in these batches."""
 DATA_MAX: Final = 2**31 - 1
 _TOP_BIT: Final = 0x80
 
@@ -289,8 +299,8 @@ def _sizes(places: Words, row: int, count: int) -> int:
 
 
 @kernel
-def _longest(places: Words, count: int, kind: int, row: int, delta: int) -> int:
-    """The most bytes that one buffer of a column's texts may have."""
+def _data_size_max(places: Words, count: int, kind: int, row: int, delta: int) -> int:
+    """Maximum number of bytes in one buffer of a column's texts."""
     if kind in (TEXT, BYTES, WORDS):
         return _sizes(places, row + 1, count)
     if kind == HOST:
@@ -306,12 +316,15 @@ def _longest(places: Words, count: int, kind: int, row: int, delta: int) -> int:
 
 @kernel
 def body_size_max(places: Words, count: int, steps: Words, columns: int) -> int:
-    """Bytes that the body takes at most; −1 − n where a text buffer of column n may exceed DATA_MAX bytes."""
+    """Maximum size of the body in bytes.
+
+    −1 − n if a text buffer of column n may exceed DATA_MAX bytes.
+    """
     total = 0
     for column in range(columns):
         at = column * STEP_WORDS
         kind = int(steps[at + KIND])
-        data = _longest(places, count, kind, int(steps[at + ROW]), int(steps[at + DELTA]))
+        data = _data_size_max(places, count, kind, int(steps[at + ROW]), int(steps[at + DELTA]))
         if data > DATA_MAX:
             return -1 - column
         total += _BUFFERS_MAX * _ALIGNED + (count + 7) // 8
@@ -329,8 +342,11 @@ def body_size_max(places: Words, count: int, steps: Words, columns: int) -> int:
 
 
 @kernel
-def _tell(words: Words, state: Words, of: int, first: int, second: int) -> None:
-    """Fill in the next node (`of` is _NODE: length, nulls) or buffer (_BUFFER: offset, size) of the head."""
+def _fill_in(words: Words, state: Words, of: int, first: int, second: int) -> None:
+    """Fill in the next node (`of` is _NODE: length, nulls) or buffer (_BUFFER.
+
+    Offset, size) of the head.
+    """
     at = int(state[of])
     words[at] = first
     words[at + 1] = second
@@ -338,8 +354,8 @@ def _tell(words: Words, state: Words, of: int, first: int, second: int) -> None:
 
 
 @kernel
-def _take(state: Words, size: int) -> int:
-    """Room for a buffer; its offset in the body."""
+def _allocate(state: Words, size: int) -> int:
+    """Allocate an aligned buffer in the body; returns its offset."""
     offset = int(state[_END])
     state[_END] = (offset + size + _ALIGNED - 1) // _ALIGNED * _ALIGNED
     return offset
@@ -354,10 +370,13 @@ def _beyond_ascii(data: Bytes, begin: int, size: int) -> int:
 
 
 @kernel
-def _take_times(
+def _write_times(
     buf: Bytes, places: Words, row: int, delta: int, words: Words, first: int, count: int, valid: Bytes, bits: int
 ) -> int:
-    """Milliseconds as µs; returns how many cannot be, whose bits are 0 in `valid` from byte `bits` on if there are."""
+    """Write milliseconds as µs.
+
+    Returns the number of values out of range, whose bits in `valid` are 0.
+    """
     nulls = 0
     for i in range(count):
         ms = load_be64(buf, int(places[row * count + i]) + delta)
@@ -386,7 +405,7 @@ def _set_bit(data: Bytes, begin: int, i: int) -> None:
 
 @kernel
 def _valid_sizes(places: Words, row: int, count: int, valid: Bytes, bits: int) -> int:
-    """A bit for each size that is not 0, if there are some that are; returns how many these are."""
+    """Clear the validity bits of empty values, if there are any; returns their number."""
     nulls = 0
     for i in range(count):
         nulls += 1 if int(places[row * count + i]) == 0 else 0
@@ -399,7 +418,7 @@ def _valid_sizes(places: Words, row: int, count: int, valid: Bytes, bits: int) -
 
 
 @kernel
-def _take_same(
+def _write_same(
     same: Bytes, at: int, size: int, count: int, offsets: Int32s, first: int, data: Bytes, begin: int
 ) -> int:
     for i in range(count):
@@ -423,18 +442,18 @@ def _text(
     words: Words,
     state: Words,
 ) -> int:
-    """A column of texts or bytes; returns whether it has bytes beyond ASCII."""
+    """Write a column of texts or bytes; returns 1 if it contains bytes beyond ASCII."""
     kind, row, delta = int(step[at + KIND]), int(step[at + ROW]), int(step[at + DELTA])
     nulls, bits = 0, 0
     if step[at + NULLS] != 0:
-        bits = _take(state, (count + 7) // 8)
+        bits = _allocate(state, (count + 7) // 8)
         nulls = _valid_sizes(places, row + 1, count, data, body + bits)
-    _tell(words, state, _NODE, count, nulls)
-    _tell(words, state, _BUFFER, bits, (count + 7) // 8 if nulls else 0)
-    ends = _take(state, 4 * (count + 1))
+    _fill_in(words, state, _NODE, count, nulls)
+    _fill_in(words, state, _BUFFER, bits, (count + 7) // 8 if nulls else 0)
+    ends = _allocate(state, 4 * (count + 1))
     first = (body + ends) // 4
-    _tell(words, state, _BUFFER, ends, 4 * (count + 1))
-    texts = _take(state, 0)
+    _fill_in(words, state, _BUFFER, ends, 4 * (count + 1))
+    texts = _allocate(state, 0)
     begin = body + texts
     if kind in (TEXT, BYTES):
         size = copy_values(buf, places, row, count, offsets, first, data, begin)
@@ -445,55 +464,42 @@ def _text(
     elif kind == JSON:
         size = write_json(buf, places, count, offsets, first, data, begin)
     else:
-        size = _take_same(same, row, delta, count, offsets, first, data, begin)
-    _take(state, size)
-    _tell(words, state, _BUFFER, texts, size)
+        size = _write_same(same, row, delta, count, offsets, first, data, begin)
+    _allocate(state, size)
+    _fill_in(words, state, _BUFFER, texts, size)
     return _beyond_ascii(data, begin, size) if kind != BYTES else 0
 
 
 @kernel
 def _words(
-    buf: Bytes,
-    places: Words,
-    count: int,
-    row: int,
-    body: int,
-    data: Bytes,
-    offsets: Int32s,
-    words: Words,
-    state: Words,
+    buf: Bytes, places: Words, count: int, row: int, body: int, data: Bytes, offsets: Int32s, words: Words, state: Words
 ) -> int:
-    """A column of lists of words; returns whether there are bytes beyond ASCII."""
+    """Write a column of lists of words; returns 1 if it contains bytes beyond ASCII."""
     size = _sizes(places, row + 1, count)
-    lists = _take(state, 4 * (count + 1))
-    ends = _take(state, 4 * (words_max(size, count) + 1))
-    texts = _take(state, size)
+    lists = _allocate(state, 4 * (count + 1))
+    ends = _allocate(state, 4 * (words_max(size, count) + 1))
+    texts = _allocate(state, size)
     first, begin = (body + ends) // 4, body + texts
     found = write_words(buf, places, row, count, offsets, (body + lists) // 4, first, data, begin)
-    _tell(words, state, _NODE, count, 0)
-    _tell(words, state, _BUFFER, 0, 0)
-    _tell(words, state, _BUFFER, lists, 4 * (count + 1))
+    _fill_in(words, state, _NODE, count, 0)
+    _fill_in(words, state, _BUFFER, 0, 0)
+    _fill_in(words, state, _BUFFER, lists, 4 * (count + 1))
     return _items(found, ends, texts, first, begin, data, offsets, words, state)
 
 
 @kernel
 def _items(
-    found: int,
-    ends: int,
-    texts: int,
-    first: int,
-    begin: int,
-    data: Bytes,
-    offsets: Int32s,
-    words: Words,
-    state: Words,
+    found: int, ends: int, texts: int, first: int, begin: int, data: Bytes, offsets: Int32s, words: Words, state: Words
 ) -> int:
-    """Node and buffers of the texts of lists; returns whether they have bytes beyond ASCII."""
+    """Fill in node and buffers of the items of lists.
+
+    Returns 1 if they contain bytes beyond ASCII.
+    """
     size = int(offsets[first + found])
-    _tell(words, state, _NODE, found, 0)
-    _tell(words, state, _BUFFER, 0, 0)
-    _tell(words, state, _BUFFER, ends, 4 * (found + 1))
-    _tell(words, state, _BUFFER, texts, size)
+    _fill_in(words, state, _NODE, found, 0)
+    _fill_in(words, state, _BUFFER, 0, 0)
+    _fill_in(words, state, _BUFFER, ends, 4 * (found + 1))
+    _fill_in(words, state, _BUFFER, texts, size)
     return _beyond_ascii(data, begin, size)
 
 
@@ -501,30 +507,21 @@ def _items(
 def _pairs(
     buf: Bytes, places: Words, count: int, body: int, data: Bytes, offsets: Int32s, words: Words, state: Words
 ) -> int:
-    """A column of maps; returns whether there are bytes beyond ASCII."""
+    """Write a column of maps; returns 1 if it contains bytes beyond ASCII."""
     size = _sizes(places, PROPERTIES_SIZE, count)
     ends_size = 4 * (pairs_max(size, count) + 1)
-    lists = _take(state, 4 * (count + 1))
-    name_ends, names = _take(state, ends_size), _take(state, size)
-    value_ends, values = _take(state, ends_size), _take(state, size)
+    lists = _allocate(state, 4 * (count + 1))
+    name_ends, names = _allocate(state, ends_size), _allocate(state, size)
+    value_ends, values = _allocate(state, ends_size), _allocate(state, size)
     names_first, values_first = (body + name_ends) // 4, (body + value_ends) // 4
     found = write_pairs(
-        buf,
-        places,
-        count,
-        offsets,
-        (body + lists) // 4,
-        names_first,
-        values_first,
-        data,
-        body + names,
-        body + values,
+        buf, places, count, offsets, (body + lists) // 4, names_first, values_first, data, body + names, body + values
     )
-    _tell(words, state, _NODE, count, 0)
-    _tell(words, state, _BUFFER, 0, 0)
-    _tell(words, state, _BUFFER, lists, 4 * (count + 1))
-    _tell(words, state, _NODE, found, 0)
-    _tell(words, state, _BUFFER, 0, 0)
+    _fill_in(words, state, _NODE, count, 0)
+    _fill_in(words, state, _BUFFER, 0, 0)
+    _fill_in(words, state, _BUFFER, lists, 4 * (count + 1))
+    _fill_in(words, state, _NODE, found, 0)
+    _fill_in(words, state, _BUFFER, 0, 0)
     beyond = _items(found, name_ends, names, names_first, body + names, data, offsets, words, state)
     return beyond | _items(found, value_ends, values, values_first, body + values, data, offsets, words, state)
 
@@ -543,10 +540,11 @@ def write_columns(
     words: Words,
     state: Words,
 ) -> int:
-    """Write the columns of `count` records; bit n of the answer: column n has texts with bytes beyond ASCII.
+    """Write the columns of `count` records.
 
-    `data`, `offsets` and `words` are the message's memory, as bytes, i32 and i64; `head` int64[HEAD_WORDS] says where
-    in `words` what is, `state` int64[STATE_WORDS] is room for this. There may be 63 columns.
+    Bit n of the result is set if texts of column n have bytes beyond ASCII. `data`, `offsets` and `words` are the
+    message's memory as bytes, i32 and i64; `head` int64[HEAD_WORDS] locates its parts in `words`; `state`
+    int64[STATE_WORDS] is scratch. At most 63 columns.
     """
     body = 8 * int(head[BODY_AT])
     state[_END] = 0
@@ -567,18 +565,18 @@ def write_columns(
             nulls, bits = 0, 0
             width = 4 if kind == INT32 else 8
             if kind == TIME:
-                bits = _take(state, (count + 7) // 8)
-            values = _take(state, width * count)
+                bits = _allocate(state, (count + 7) // 8)
+            values = _allocate(state, width * count)
             first = (body + values) // width
             if kind == TIME:
-                nulls = _take_times(buf, places, row, delta, words, first, count, data, body + bits)
+                nulls = _write_times(buf, places, row, delta, words, first, count, data, body + bits)
             elif kind == INT64:
                 copy_int64(buf, places, row, delta, words, first, count)
             else:
                 copy_int32(buf, places, row, delta, offsets, first, count)
-            _tell(words, state, _NODE, count, nulls)
-            _tell(words, state, _BUFFER, bits, (count + 7) // 8 if nulls else 0)
-            _tell(words, state, _BUFFER, values, width * count)
+            _fill_in(words, state, _NODE, count, nulls)
+            _fill_in(words, state, _BUFFER, bits, (count + 7) // 8 if nulls else 0)
+            _fill_in(words, state, _BUFFER, values, width * count)
     words[int(head[LENGTH_AT])] = count
     words[int(head[BODY_LENGTH_AT])] = state[_END]
     return beyond

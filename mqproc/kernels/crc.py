@@ -1,11 +1,11 @@
-"""CRC-32 as zlib's (reflected polynomial 0xEDB88320), of ranges of a buffer.
+"""CRC-32 of buffer ranges (zlib's, reflected polynomial 0xEDB88320); `__CRC32#` property.
 
-By carry-less multiplication where the processor has it: the message is folded 64 bytes a step into 128 bits that have
-the same remainder, and those are reduced to 32 (Gopal and others, "Fast CRC Computation for Generic Polynomials Using
-PCLMULQDQ Instruction", Intel 2009, with its constants for this polynomial). Where registers of 512 bits can do it, four
-parts are folded by one instruction, and long ranges 256 bytes a step. Elsewhere by sixteen tables, 16 bytes a step
-(Kounavis and Berry, "Novel Table Lookup-Based Algorithms for High-Performance CRC Generation", 2008). Where nothing is
-compiled, zlib itself.
+With carry-less multiplication (PCLMULQDQ) the message is folded 64 bytes a step into 128 bits with the same remainder,
+which are then reduced to 32: Gopal and others, "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
+Instruction", Intel 2009, with its constants for this polynomial. With 512-bit registers (VPCLMULQDQ) one instruction
+folds four parts, and long ranges are folded 256 bytes a step. Other processors use sixteen tables, 16 bytes a step:
+Kounavis and Berry, "Novel Table Lookup-Based Algorithms for High-Performance CRC Generation", 2008. Uncompiled runs
+call zlib.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MASK_32 = 0xFFFFFFFF
 
 
 def _power(exponent: int) -> int:
-    """x^exponent modulo the polynomial, bit-reflected and one bit up, as the folds need it."""
+    """x^exponent modulo the polynomial, bit-reflected and shifted up one bit, as folding needs."""
     power = 1 << 31  # x^0
     for _ in range(exponent):
         power = power >> 1 ^ (POLYNOMIAL if power & 1 else 0)
@@ -55,7 +55,7 @@ def _power(exponent: int) -> int:
 
 
 def _fold_keys(distance_bytes: int) -> tuple[int, int]:
-    """What moves the two lanes of 128 bits so many bytes on."""
+    """Multipliers that move the two lanes of 128 bits by a distance."""
     bits = 8 * distance_bytes
     return _power(bits + 32), _power(bits - 32)
 
@@ -65,7 +65,7 @@ FOLD_64_BYTES = _fold_keys(64)
 FOLD_48_BYTES = _fold_keys(48)
 FOLD_32_BYTES = _fold_keys(32)
 FOLD_16_BYTES = _fold_keys(16)
-# As the paper has them.
+# Constants given in the paper.
 assert FOLD_64_BYTES == (0x1_5444_2BD4, 0x1_C6E4_1596)
 assert FOLD_16_BYTES == (0x1_7519_97D0, 0x0_CCAA_009E)
 FOLD_TO_64_BITS = 0x1_63CD_6124
@@ -74,7 +74,10 @@ POLYNOMIAL_INVERSE = 0x1_F701_1641
 
 
 def _make_tables() -> Bytes:
-    """Sixteen tables of 256 u32 as bytes: table k, at 0x400 × k, holds the CRC of a byte followed by k zero bytes."""
+    """Sixteen tables of 256 u32 as bytes.
+
+    Table k, at 0x400 × k, holds the CRC of a byte followed by k zero bytes.
+    """
     tables = np.empty((16, 256), np.uint32)
     row = np.arange(256, dtype=np.uint32)
     for _ in range(8):
@@ -90,7 +93,7 @@ TABLES = _make_tables()
 
 @kernel
 def crc32_table(crc: int, buf: Bytes, start: int, stop: int) -> int:
-    """`crc32_update` by sixteen tables."""
+    """`crc32_update` with sixteen tables."""
     state = crc ^ MASK_32
     i = start
     while i + 16 <= stop:
@@ -123,18 +126,18 @@ def crc32_table(crc: int, buf: Bytes, start: int, stop: int) -> int:
 
 @inlined
 def _reduced(a: Vector128, buf: Bytes, i: int, stop: int) -> int:
-    """The CRC of what has been folded into `a`, at least 16 bytes that end at `i`, and of buf[i:stop] behind it."""
+    """Reduce `a`, the folded message up to `i` (16 bytes at least), and buf[i:stop] to a CRC."""
     fold_16 = pair_128(FOLD_16_BYTES[0], FOLD_16_BYTES[1])
     while i + 16 <= stop:
         a = fold_128(a, fold_16, load_128(buf, i))
         i += 16
     if i < stop:
-        # `a` and the last 1…15 bytes are one message: its first bytes, with zeros before them, fold over its last 16.
+        # Treat `a` and the last 1 to 15 bytes as one message: fold its first bytes, zero-extended, over its last 16.
         rest_bits = 8 * (stop - i)
         tail = shift_right_128(load_128(buf, stop - 16), 128 - rest_bits)
         last = xor_128(shift_right_128(a, rest_bits), shift_left_128(tail, 128 - rest_bits))
         a = fold_128(shift_left_128(a, 128 - rest_bits), fold_16, last)
-    # 128 bits to 96, to 64, then Barrett's division leaves the remainder in the upper half of 64.
+    # Reduce 128 bits to 96, then to 64; Barrett reduction leaves the remainder in the upper half of 64 bits.
     wide = xor_128(multiply_64(low_64(a), FOLD_16_BYTES[1]), pair_128(high_64(a), 0))
     wide = xor_128(multiply_64(low_64(wide) & MASK_32, FOLD_TO_64_BITS), shift_right_128(wide, 32))
     quotient = low_64(multiply_64(low_64(wide) & MASK_32, POLYNOMIAL_INVERSE)) & MASK_32
@@ -144,7 +147,7 @@ def _reduced(a: Vector128, buf: Bytes, i: int, stop: int) -> int:
 
 @inlined
 def crc32_clmul(crc: int, buf: Bytes, start: int, stop: int) -> int:
-    """`crc32_update` by carry-less multiplication; needs HAS_CLMUL."""
+    """`crc32_update` with carry-less multiplication; requires HAS_CLMUL."""
     if stop - start < 16:
         return crc32_table(crc, buf, start, stop)
     fold_16 = pair_128(FOLD_16_BYTES[0], FOLD_16_BYTES[1])
@@ -168,7 +171,7 @@ def crc32_clmul(crc: int, buf: Bytes, start: int, stop: int) -> int:
 
 @inlined
 def crc32_vpclmul(crc: int, buf: Bytes, start: int, stop: int) -> int:
-    """`crc32_update` by carry-less multiplication of four parts at once; needs HAS_VPCLMUL."""
+    """`crc32_update` with carry-less multiplication of four parts at once; requires HAS_VPCLMUL."""
     if stop - start < 2 * 64:
         return crc32_clmul(crc, buf, start, stop)
     keys = pair_128(FOLD_64_BYTES[0], FOLD_64_BYTES[1])
@@ -193,7 +196,7 @@ def crc32_vpclmul(crc: int, buf: Bytes, start: int, stop: int) -> int:
     while i + 64 <= stop:
         a = fold_512(a, fold_64, load_512(buf, i))
         i += 64
-    # The four parts become one: each is moved to where the last one lies.
+    # Fold the four 128-bit parts into the last one.
     last = fold_128(part_2(a), pair_128(FOLD_16_BYTES[0], FOLD_16_BYTES[1]), part_3(a))
     last = fold_128(part_1(a), pair_128(FOLD_32_BYTES[0], FOLD_32_BYTES[1]), last)
     last = fold_128(part_0(a), pair_128(FOLD_48_BYTES[0], FOLD_48_BYTES[1]), last)
@@ -201,13 +204,13 @@ def crc32_vpclmul(crc: int, buf: Bytes, start: int, stop: int) -> int:
 
 
 def crc32_zlib(crc: int, buf: Bytes, start: int, stop: int) -> int:
-    """`crc32_update` by zlib, for uncompiled runs."""
+    """`crc32_update` with zlib, for uncompiled runs."""
     return zlib.crc32(buf[start:stop].data, crc)
 
 
 _compiled = crc32_vpclmul if HAS_VPCLMUL else crc32_clmul if HAS_CLMUL else crc32_table
 crc32_update = _compiled if COMPILED else crc32_zlib
-"""(crc, buf, start, stop) → the CRC-32 that continues `crc` with buf[start:stop]; 0 begins one. Unsigned, in int64."""
+"""(crc, buf, start, stop) → CRC-32 of buf[start:stop], continuing `crc` (0 = start). Unsigned, in an int64."""
 
 
 @inlined
@@ -218,17 +221,16 @@ def crc32(buf: Bytes, start: int, stop: int) -> int:
 
 @kernel
 def crc31(buf: Bytes, start: int, stop: int) -> int:
-    """RocketMQ's form, the low 31 bits: what a record's bodyCRC holds."""
+    """CRC-32 without its highest bit, the form of RocketMQ's bodyCRC."""
     return crc32_update(0, buf, start, stop) & MASK_31
 
 
-# --- crc_tail ---
-# RocketMQ's `__CRC32#` pair, with which a record's properties may end: ten digits, the least significant first.
+# The `__CRC32#` property, the last pair of a record's properties: ten decimal digits, the least significant first.
 #
-# The digits are made and read eight at once, in the lanes of a word: a number below 10⁸ is split into two below 10⁴, four
-# below 100, eight below 10, each split for all lanes by one multiplication (the reciprocal trick of Granlund and
-# Montgomery, "Division by Invariant Integers using Multiplication", 1994). One after the other they would cost as much as
-# the CRC itself.
+# Eight digits are converted at once in the lanes of a word: a number below 10⁸ is split into two below 10⁴, four below
+# 100, eight below 10. Each split divides all lanes with one multiplication by a reciprocal (Granlund and Montgomery,
+# "Division by Invariant Integers using Multiplication", 1994). Digit by digit this would cost as much as the CRC
+# itself.
 
 
 _CRC_NAME = np.frombuffer(record.CRC_NAME + b"\x01", np.uint8).copy()
@@ -237,7 +239,7 @@ _NAME_SIZE = _TAIL_SIZE - record.CRC_DIGITS - 1
 assert record.CRC_DIGITS == 10
 
 _EIGHT_DIGITS = 10**8
-# n // d as n * (2^k / d, rounded up) >> k, exact for all n that come: 31 bits, below 10⁸, below 10⁴, below 100.
+# n // d = n × ceil(2^k / d) >> k. Exact for the values that occur: 31 bits, and below 10⁸, 10⁴ and 100.
 _BY_EIGHT_DIGITS, _EIGHT_DIGITS_SHIFT = 1_441_151_881, 57
 _BY_10_000, _10_000_SHIFT = 109_951_163, 40
 _BY_100, _100_SHIFT = 10_486, 20
@@ -250,13 +252,13 @@ _LANES_8_LOW_4 = 0x0F0F_0F0F_0F0F_0F0F
 _ZEROS = 0x3030_3030_3030_3030
 _LAST_TWO_AND_END = 0x3030 << 8 | ord(PAIR_END) << 24
 _THREES = 0x0303_0303_0303_0303
-# A byte from '0' to '?' goes beyond '?' with this when it is above '9'.
+# Added to a byte '0' to '?', carries beyond '?' if the byte is above '9'.
 _SIXES = 0x0606_0606_0606_0606
 
 
 @inlined
 def store_digits(buf: Bytes, at: int, value: int) -> None:
-    """Store a number of at most 31 bits as ten decimal digits, the least significant first, and the pair's end."""
+    """Store a 31-bit number as ten decimal digits, lowest first, and the pair separator."""
     high = value * _BY_EIGHT_DIGITS >> _EIGHT_DIGITS_SHIFT
     low = value - high * _EIGHT_DIGITS
     upper = low * _BY_10_000 >> _10_000_SHIFT
@@ -272,7 +274,7 @@ def store_digits(buf: Bytes, at: int, value: int) -> None:
 
 @inlined
 def load_digits(buf: Bytes, at: int) -> int:
-    """The number of ten decimal digits, the least significant first; −1 for other characters."""
+    """Parse ten decimal digits, the least significant first; −1 for other characters."""
     low = load_le64(buf, at)
     if low >> 4 & _LANES_8_LOW_4 != _THREES or low + _SIXES >> 4 & _LANES_8_LOW_4 != _THREES:
         return -1
@@ -290,7 +292,7 @@ def load_digits(buf: Bytes, at: int) -> int:
 
 @inlined
 def write_crc_tail(staging: Bytes, start: int, at: int) -> None:
-    """Write the pair for [start, at)."""
+    """Append the CRC property of [start, at) at `at`."""
     value = crc32(staging, start, at) & 0x7FFFFFFF
     copy_bytes(staging, at, _CRC_NAME, 0, _NAME_SIZE)
     store_digits(staging, at + _NAME_SIZE, value)

@@ -1,14 +1,14 @@
-"""A window over the newest messages by topic and unique id, for a writer that drops what it has stored already.
+"""Deduplication window: the newest messages by topic and unique id, for the writer.
 
-    locate_ids(…)        where the unique ids of a frame's messages are
-    hash_ids(…)          a hash of topic and unique id for each, and of the topic that one which waits goes to
-    look_up(…)           the record in the window that has the hash, message by message
-    confirm(…)           whether that record has these very topics and unique id; then what it was answered
-    remember(…)          put records into the window, each in the place of the oldest one
-    insert_from_log(…)      the same for the records of a part of the log
+    locate_ids(…)         positions of the unique ids of a frame's messages
+    hash_ids(…)           hash of topic, real topic and unique id for each message
+    lookup(…)             the record in the window with the same hash
+    verify_duplicates(…)  compare that record with the message, and fill in the answer for a duplicate
+    insert(…)             add records to the window, replacing the oldest
+    insert_from_log(…)    the same for the records of a part of the log
 
-The window is a ring of `capacity` entries (hash, physical offset) with a hash table of chains over it. A hash that two
-messages share costs a look at a record; nothing is dropped by its hash alone.
+The window is a ring of `capacity` entries (hash, physical offset) with a chained hash table over it. Equal hashes only
+cause a comparison with the record; no message is dropped because of its hash alone.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from mqproc.kernels.record_fields import (
 from mqproc.layout import properties, record
 from mqproc.topic_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 
-# The window's state, int64[WINDOW_SIZE].
+# State of the window, int64[WINDOW_SIZE].
 (
-    NEXT,  # entry of the ring that is written next
-    COUNT,  # entries that hold something
+    NEXT,  # next entry of the ring to write
+    COUNT,  # entries in use
 ) = range(2)
 WINDOW_SIZE = 2
 # The ring, int64[ENTRY_WORDS × capacity].
 (
     HASH,
     PLACE,  # physical offset
-    LINK,  # the next entry of the chain, NONE at its end
+    LINK,  # next entry of the chain, NONE at its end
 ) = range(3)
 ENTRY_WORDS = 3
 NONE = -1
@@ -60,19 +60,19 @@ TIMER_NAME = as_kernel_array(bytearray(TIMER_TOPIC.encode()))
 REAL_TOPIC_NAME = as_kernel_array(bytearray(properties.REAL_TOPIC.encode()))
 
 NO_ID = 0
-"""The hash of a message without a unique id."""
+"""Hash of a message without a unique id."""
 
 UNIQUE_DIGITS = 4
 _ROUND_1 = 0x9E3779B1
 _ROUND_2 = 0x85EBCA77
 _MASK = 0xFFFF_FFFF
 _LOW_31 = 0x7FFF_FFFF
-_PROPERTIES_SIZE_MIN = 10  # shorter ones hold no unique id, and a search needs 8 bytes before their end
+_PROPERTIES_SIZE_MIN = 10  # shorter strings hold no unique id, and a search needs 8 bytes before their end
 
 
 @kernel
 def _mixed(seed: int, buf: Bytes, at: int, size: int) -> int:
-    """A hash of 63 bits of bytes, going on from `seed`: two lanes of 32 bits."""
+    """63-bit hash of bytes, continued from `seed`: two lanes of 32 bits."""
     one = (seed >> 31) & _MASK
     two = seed & _LOW_31
     stop = at + size
@@ -108,11 +108,11 @@ def _hex_digit(value: int) -> int:
 def locate_ids(
     payload: Bytes, count: int, lengths_at: int, properties: int, counter: int, prefix: Bytes, made: Bytes, ids: Words
 ) -> None:
-    """Where the unique ids of a frame are: position and size, `ids` int64[2 × count]; size 0 for none.
+    """Locate the unique ids of a frame's messages.
 
-    Of whole property strings (`lengths_at` ≥ 0) they are in the payload; none is looked for behind its end, where
-    lengths may lead that nobody has checked yet. Else they are made of `prefix` and a counter (below 0: there are
-    none), into `made` uint8[(prefix + UNIQUE_DIGITS) × count], and are there.
+    Position and size in `ids` int64[2 × count], size 0 = none. Ids in property strings (`lengths_at` ≥ 0) are located
+    in the payload, but not beyond its end, since the lengths are not verified yet. Otherwise ids are composed from
+    `prefix` and a counter (negative = no ids) in `made` uint8[(prefix + UNIQUE_DIGITS) × count] and located there.
     """
     at = properties
     size = prefix.size + UNIQUE_DIGITS
@@ -139,14 +139,17 @@ def locate_ids(
 
 @kernel
 def _seed(topic: Bytes, topic_at: int, topic_size: int, real: Bytes, real_at: int, real_size: int) -> int:
-    """What the hashes of a topic's messages begin with; of those that wait for `real` with that too."""
+    """Initial hash for a topic, including the real topic of messages in a system topic."""
     seed = _mixed(0, topic, topic_at, topic_size)
     return _mixed(seed, real, real_at, real_size) if real_size > 0 else seed
 
 
 @kernel
 def _real_topic(view: Bytes, at: int, total: int) -> int:
-    """Where the topic stands that a record which waits for its time, or for its producer, goes to; 0 for others."""
+    """Locate the real topic of a record in a system topic (half, schedule or timer message).
+
+    0 for other records.
+    """
     width = topic_length_size(view, at)
     name_at = topic_length_at(view, at) + width
     size = signed_topic_length(view, name_at - width, width)
@@ -162,9 +165,9 @@ def _real_topic(view: Bytes, at: int, total: int) -> int:
 
 @kernel
 def hash_ids(texts: Bytes, ids: Words, topic_block: Bytes, real_topic: Bytes, hashes: Words) -> None:
-    """Hashes of topic and unique id, `hashes` int64[count]; NO_ID for none. `texts` is what `ids` point into.
+    """Hash topic and unique id of each message into `hashes` int64[count], NO_ID = none.
 
-    `real_topic` is the name of the topic that messages go to which wait in this one, empty for others.
+    `ids` point into `texts`. `real_topic` is the destination of messages that wait in a system topic, empty for others.
     """
     seed = _seed(topic_block, 0, topic_block.size, real_topic, 0, real_topic.size)
     for i in range(hashes.size):
@@ -174,13 +177,16 @@ def hash_ids(texts: Bytes, ids: Words, topic_block: Bytes, real_topic: Bytes, ha
 
 @kernel
 def _slot_of(found: int, slots: Words) -> int:
-    """A table's slot; `slots` has a power of two of them."""
+    """Slot of a hash; the number of `slots` is a power of two."""
     return (found ^ (found >> 32)) & (slots.size - 1)
 
 
 @kernel
 def lookup(hashes: Words, ring: Words, slots: Words, places: Words) -> int:
-    """The newest record in the window with each hash: `places` int64[count], NONE for none; returns how many."""
+    """Find the newest record with each hash: `places` int64[count], NONE = none.
+
+    Returns the number found.
+    """
     found = 0
     for i in range(hashes.size):
         wanted = int(hashes[i])
@@ -212,11 +218,11 @@ def verify_duplicates(
     places: Words,
     answer: Bytes,
 ) -> int:
-    """Look at the records of `places` that lie in the segment at `base`, up to physical offset `stop`; how many hold.
+    """Compare messages with those records at `places` that lie in the segment, below `stop`.
 
-    Of one that has the message's topics and unique id, and was not deleted with its topic, the answer's columns are
-    filled in; of another the place becomes NONE. `queue_numbers` and the queue table's `cells` are the topic's;
-    `deleted_at` is where the log ended when the real topic was deleted, 0 without one.
+    If topics and unique id are equal and the record's topic is not deleted, the answer's columns are filled in;
+    otherwise the place is set to NONE. Returns the number of duplicates. `queue_numbers` and the queue table's `cells`
+    belong to the topic; `deleted_at` is the end of the log at the deletion of the real topic, 0 = not deleted.
     """
     held = 0
     count = places.size
@@ -261,8 +267,8 @@ def verify_duplicates(
 
 
 @kernel
-def _forget(entry: int, ring: Words, slots: Words) -> None:
-    """Take an entry out of its chain."""
+def _unlink(entry: int, ring: Words, slots: Words) -> None:
+    """Remove an entry from its chain."""
     slot = _slot_of(int(ring[ENTRY_WORDS * entry + HASH]), slots)
     following = int(ring[ENTRY_WORDS * entry + LINK])
     at = int(slots[slot])
@@ -279,11 +285,11 @@ def _forget(entry: int, ring: Words, slots: Words) -> None:
 
 @kernel
 def _put(found: int, place: int, ring: Words, slots: Words, window: Words) -> None:
-    """A record into the window, in the place of the oldest one when it is full."""
+    """Insert a record, replacing the oldest one if the window is full."""
     capacity = ring.size // ENTRY_WORDS
     entry = int(window[NEXT])
     if window[COUNT] == capacity:
-        _forget(entry, ring, slots)
+        _unlink(entry, ring, slots)
     else:
         window[COUNT] += 1
     slot = _slot_of(found, slots)
@@ -296,7 +302,7 @@ def _put(found: int, place: int, ring: Words, slots: Words, window: Words) -> No
 
 @kernel
 def insert(hashes: Words, places: Words, ring: Words, slots: Words, window: Words) -> None:
-    """Records at `places` int64[count] into the window; those with the hash NO_ID are passed over."""
+    """Insert the records at `places` int64[count], except those with the hash NO_ID."""
     for i in range(hashes.size):
         if hashes[i] != NO_ID:
             _put(int(hashes[i]), int(places[i]), ring, slots, window)
@@ -304,22 +310,23 @@ def insert(hashes: Words, places: Words, ring: Words, slots: Words, window: Word
 
 @kernel
 def remove_from(physical_offset: int, ring: Words, slots: Words, window: Words) -> None:
-    """Take the newest records out again that lie at or above a physical offset."""
+    """Remove the newest records that lie at or above a physical offset."""
     capacity = ring.size // ENTRY_WORDS
     while window[COUNT] > 0:
         last = int(window[NEXT]) - 1 if window[NEXT] > 0 else capacity - 1
         if ring[ENTRY_WORDS * last + PLACE] < physical_offset:
             return
-        _forget(last, ring, slots)
+        _unlink(last, ring, slots)
         window[NEXT] = last
         window[COUNT] -= 1
 
 
 @kernel
 def insert_from_log(view: Bytes, start: int, stop: int, base: int, ring: Words, slots: Words, window: Words) -> int:
-    """Records of view[start:stop] (a segment, its byte 0 at `base` in the log) into the window; how many.
+    """Insert the records of view[start:stop] into the window.
 
-    Ends at what is no record. With an empty ring they are only counted.
+    Returns the number of records with a unique id. `view` is a segment, `base` the log position of its byte 0. Stops at
+    the first invalid record. With an empty ring the records are only counted.
     """
     at = start
     remembered = 0

@@ -1,10 +1,10 @@
-"""Scanning a range of a mapped CommitLog segment into ConsumeQueue units and index entries (reput).
+"""Dispatch (RocketMQ: reput): convert a range of the log to queue units and index entries.
 
-    log ──▶ records ──▶ units, one run a queue           ──▶ one pwrite a run
+    log ──▶ records ──▶ units, in runs of one queue      ──▶ one pwrite a run
                    └──▶ (key hash, offset, store time)   ──▶ kernels/index.py
 
-One pass checks and parses whole records; a second sorts the 20-byte units, so that each queue's lie together. Records
-are looked at no further than their properties; bodies and CRCs are not read. Knows nothing of files.
+`scan` validates and parses complete records in one pass; `sort_units` then groups the 20-byte units by run, so that the
+units of a queue are contiguous. Properties are parsed; bodies and CRCs are not read. No files are accessed.
 """
 
 from __future__ import annotations
@@ -52,41 +52,41 @@ Runs = NDArray[np.int64]
 
 
 class StopReason(enum.IntEnum):
-    """Why a scan ended where it did."""
+    """Reason for the end of a scan."""
 
     LIMIT = 0
-    """All records that begin below the limit are done."""
+    """All records that begin below the limit are dispatched."""
     RECORDS = 1
-    """The record limit is reached."""
+    """The maximum number of records is reached."""
     BLANK = 2
-    """A BLANK: the log goes on at the next segment's start."""
+    """A BLANK: the log continues at the start of the next segment."""
     UNKNOWN_QUEUE = 3
     """The record's queue is not in the table."""
     BAD_RECORD = 4
-    """No intact record begins here."""
+    """No valid record begins here."""
     ENTRIES_FULL = 5
-    """The next record's entries do not fit the buffer any more."""
+    """The entries of the next record do not fit the buffer."""
 
 
 _LIMIT, _RECORDS, _BLANK, _UNKNOWN_QUEUE, _BAD_RECORD, _ENTRIES_FULL = (int(reason) for reason in StopReason)
 
-# Indices into the scan's state, int64[STATE_SIZE]. Positions are bytes in the segment.
+# Indices into the scan's state, int64[STATE_SIZE]. Positions are bytes of the segment.
 (
     START,
-    LIMIT,  # records that begin at or above it are left for the next scan
+    LIMIT,  # records that begin at or above it belong to the next scan
     STOP,  # nothing at or above it is read
     SEGMENT_START,  # CommitLog offset of the segment's byte 0
     MAX_RECORDS,
     WITH_ENTRIES,  # 0 = no index entries
-    # said by the scan
+    # results
     STOPPED_AT,
     REASON,
     RECORDS,
     UNITS,
     RUNS,
     ENTRIES,
-    STORE_TIMESTAMP_MS,  # of the last record, 0 when there was none
-    # of the record in hand
+    STORE_TIMESTAMP_MS,  # of the last record, 0 without records
+    # the current record
     TOPIC_AT,
     TOPIC_SIZE,
     PROPERTIES_AT,
@@ -99,24 +99,24 @@ _LIMIT, _RECORDS, _BLANK, _UNKNOWN_QUEUE, _BAD_RECORD, _ENTRIES_FULL = (int(reas
     TAGS_END,
     DELAY_AT,
     DELAY_END,
-    # said by the caller once
-    LEVELS,  # how many delay levels there are
-    DELAYS,  # here and behind it: their delays in ms
+    # set once by the caller
+    LEVELS,  # number of delay levels
+    DELAYS,  # first of the delays in ms, one for each level
 ) = range(27)
 STATE_SIZE = DELAYS + DELAY_LEVELS
 
-# Columns of a run, int64[RUN_COLUMNS]: consecutive queue offsets of one queue.
+# Columns of a run, int64[RUN_COLUMNS]: units of one queue with consecutive queue offsets.
 (
     RUN_QUEUE,  # number in the queue table
     RUN_FIRST_OFFSET,
     RUN_COUNT,
     RUN_BYTE_OFFSET,  # in the sorted units
-    RUN_PHYSICAL_END,  # of its last record
-    RUN_STORE_TIMESTAMP_MS,  # of its last record
+    RUN_PHYSICAL_END,  # of the last record
+    RUN_STORE_TIMESTAMP_MS,  # of the last record
 ) = range(6)
 RUN_COLUMNS = 6
 
-# The shortest key takes two bytes with its space, so a record has at most this many entries.
+# The shortest key takes two bytes with its separator, which bounds the number of a record's entries.
 RECORD_ENTRIES_MAX: Final = record.PROPERTIES_SIZE_MAX // 2 + 2
 
 _UNIT = consume_queue.UNIT_SIZE
@@ -144,13 +144,16 @@ assert [len(name) for name in (properties.KEYS, properties.TAGS, properties.DELA
 _SCHEDULE_SIZE = len(SCHEDULE_TOPIC)
 _SCHEDULE_WORDS = tuple(_name_word(SCHEDULE_TOPIC, start, 8) for start in (0, 8, _SCHEDULE_SIZE - 8))
 
-# The numbers of the last topic's queues, by the low bits of the queue id: pairs of (generation and id, number).
+# Cache of the current topic's queue numbers by the low bits of the queue id: pairs of (generation and id, number).
 CACHE_SIZE = 256
 
 
 @inlined
-def _take_record(log: Bytes, at: int, stop: int, state: Words) -> int:
-    """Size of the intact record at `at`, with its topic's and properties' places in `state`; else −reason."""
+def _parse_record(log: Bytes, at: int, stop: int, state: Words) -> int:
+    """Size of the valid record at `at`, whose topic and properties are located in `state`.
+
+    Else −reason.
+    """
     total = record_size(log, at, stop)
     if total < 0:
         return total
@@ -167,10 +170,10 @@ def _take_record(log: Bytes, at: int, stop: int, state: Words) -> int:
 
 
 @inlined
-def _note_property(log: Bytes, state: Words, at: int, name_end: int, end: int) -> None:
-    """Remember the value (name_end, end) if the name in [at, name_end) is one that dispatch needs."""
+def _match_property(log: Bytes, state: Words, at: int, name_end: int, end: int) -> None:
+    """Record the value (name_end, end) if the name in [at, name_end) is one that dispatch needs."""
     if name_end <= at or end <= name_end + 1:
-        return  # RocketMQ drops pairs without a name or a value.
+        return  # RocketMQ ignores pairs without a name or a value.
     size = name_end - at
     if size == 4:
         word = load_be32(log, at)
@@ -191,10 +194,11 @@ def _note_property(log: Bytes, state: Words, at: int, name_end: int, end: int) -
 
 @inlined
 def _find_properties(log: Bytes, state: Words) -> None:
-    """Where the values of UNIQ_KEY, KEYS, TAGS and DELAY are; end = 0 where the property is absent. The last one wins.
+    """Locate the values of UNIQ_KEY, KEYS, TAGS and DELAY; end = 0 if a property is absent.
 
-    Pairs end at 0x02 and split at their first 0x01. Eight bytes a step are searched for bytes below 3; what is found
-    above the lowest such byte of a step may be another byte, and behind the end may be anything.
+    The last pair of a name wins. Pairs end with 0x02 and are split at their first 0x01. Each step tests eight bytes for
+    values below 3. The test may also flag other bytes above the lowest match, and bytes after the end, so each match is
+    compared again.
     """
     state[UNIQ_KEY_END] = 0
     state[KEYS_END] = 0
@@ -214,14 +218,14 @@ def _find_properties(log: Bytes, state: Words) -> None:
             found &= found - 1
             byte = load_u8(log, place)
             if byte == _PAIR_END:
-                _note_property(log, state, pair_at, name_end, place)
+                _match_property(log, state, pair_at, name_end, place)
                 pair_at = place + 1
                 name_end = -1
             elif byte == _NAME_END and name_end < 0:
                 name_end = place
         at += 8
-    # The last pair may lack its end.
-    _note_property(log, state, pair_at, name_end, stop)
+    # The final separator may be missing.
+    _match_property(log, state, pair_at, name_end, stop)
 
 
 @inlined
@@ -234,7 +238,10 @@ def _is_schedule_topic(log: Bytes, at: int, size: int) -> bool:
 
 @kernel
 def _delay_level(log: Bytes, at: int, stop: int) -> int:
-    """The decimal number in [at, stop), or a large one; 0 when it is no positive number."""
+    """Parse the decimal number in [at, stop); large values saturate.
+
+    0 if it is not a positive number.
+    """
     if load_u8(log, at) == 43 and at + 1 < stop:  # '+'
         at += 1
     level = 0
@@ -242,7 +249,7 @@ def _delay_level(log: Bytes, at: int, stop: int) -> int:
         digit = load_u8(log, at) - 48
         if digit < 0 or digit > 9:
             return 0
-        # Saturates: 32,767 digits must not overflow.
+        # Saturate, so that 32,767 digits do not overflow.
         level = min(level * 10 + digit, 1_000_000)
         at += 1
     return level
@@ -250,7 +257,7 @@ def _delay_level(log: Bytes, at: int, stop: int) -> int:
 
 @inlined
 def _tags_code(log: Bytes, state: Words, is_schedule: bool, store_timestamp_ms: int) -> int:
-    """The unit's tags code: the tag's hash, or in the schedule topic the time to deliver at."""
+    """Tags code of the unit: the hash of the tag, or in the schedule topic the delivery time."""
     if is_schedule and state[DELAY_END] != 0:
         level = _delay_level(log, state[DELAY_AT], state[DELAY_END])
         if level > 0:
@@ -264,7 +271,7 @@ def _tags_code(log: Bytes, state: Words, is_schedule: bool, store_timestamp_ms: 
 def _put_entries(
     log: Bytes, state: Words, prefix_hash: int, offset: int, time_ms: int, hashes: Int32s, offsets: Words, times: Words
 ) -> int:
-    """Add the entries of the record in hand behind state[ENTRIES]; their number, −1 when they do not fit."""
+    """Append the entries of the current record; returns their number, −1 if they do not fit."""
     first = int(state[ENTRIES])
     entry = first
     if state[UNIQ_KEY_END] != 0:
@@ -293,7 +300,10 @@ def _put_entries(
 def _put_unit(
     units: Bytes, run_of_unit: Int32s, run_of_queue: Int32s, runs: Words, state: Words, number: int, queue_offset: int
 ) -> int:
-    """Add a unit's place to its queue's run; the run's first column in `runs`."""
+    """Add a unit to the current run of its queue, or start a new run.
+
+    Returns the run's first column in `runs`.
+    """
     run = int(run_of_queue[number]) - 1
     column = run * RUN_COLUMNS
     if run < 0 or runs[column + RUN_FIRST_OFFSET] + runs[column + RUN_COUNT] != queue_offset:
@@ -313,9 +323,9 @@ def _put_unit(
 def sort_units(
     units: Bytes, sorted_units: Bytes, run_of_unit: Int32s, run_of_queue: Int32s, runs: Words, state: Words
 ) -> None:
-    """Copy the units of scans into `sorted_units` run by run, and clear `run_of_queue`; arrays as `scan` has them.
+    """Copy the units run by run to `sorted_units` uint8[20 × records]; clear `run_of_queue`.
 
-    `sorted_units` uint8[20 × records].
+    The other arrays are those of `scan`.
     """
     offset = 0
     for run in range(state[RUNS]):
@@ -348,13 +358,13 @@ def scan(
     offsets: Words,
     times: Words,
 ) -> None:
-    """Scan records of `log` (a segment, uint8[segment size]) as state[START:WITH_ENTRIES + 1] says.
+    """Scan records of `log`, a segment, with the parameters state[START:WITH_ENTRIES + 1].
 
     `state` int64[STATE_SIZE]; `table`, `cells`, `slots` are the queue table's views; `cache` int64[2 × CACHE_SIZE];
-    `units` uint8[20 × records]; `run_of_unit` int32[records]; `run_of_queue` int32[queues], all 0 at first;
-    `runs` int64[RUN_COLUMNS × records]; `hashes` int32[n], `offsets` and `times` int64[n] take the entries.
-    Adds to what state[RECORDS:STORE_TIMESTAMP_MS + 1] says was found before, all 0 at first, and says where and why it
-    stopped; what it says of units and entries belongs to whole records. `sort_units` ends it.
+    `units` uint8[20 × records]; `run_of_unit` int32[records]; `run_of_queue` int32[queues], initially 0; `runs`
+    int64[RUN_COLUMNS × records]; `hashes` int32[n], `offsets` and `times` int64[n] receive the index entries. Results
+    accumulate in state[RECORDS:STORE_TIMESTAMP_MS + 1], initially 0; STOPPED_AT and REASON describe the end. Only
+    complete records are counted. Finish with `sort_units`.
     """
     at = int(state[START])
     limit = int(state[LIMIT])
@@ -373,7 +383,7 @@ def scan(
         if at >= limit:
             state[REASON] = _LIMIT
             break
-        total = _take_record(log, at, stop, state)
+        total = _parse_record(log, at, stop, state)
         if total < 0:
             state[REASON] = _BLANK if total == -BLANK else _BAD_RECORD
             break
@@ -412,7 +422,7 @@ def scan(
                 if number == UNKNOWN:
                     state[REASON] = _UNKNOWN_QUEUE
                     break
-                # Behind records of the deleted queue those of its successor may come.
+                # Not cached if deleted: records of the queue's next generation may follow.
                 if number >= 0:
                     cache[cached] = wanted
                     cache[cached + 1] = number
@@ -442,15 +452,15 @@ def scan(
     state[RECORDS] = records
 
 
-# --- dispatch_buffers ---
-# The arrays that a dispatch scan fills (kernels/dispatch.py), and what one found as views of them.
+# Buffers of a scan.
 
 
 class ScanResult(msgspec.Struct, frozen=True, eq=False):
-    """What a scan found. `stopped_at` is a byte of the segment; arrays are views of the buffers until the next scan.
+    """Result of a scan. `stopped_at` is a byte of the segment.
 
-    `runs` int64[runs, RUN_COLUMNS], in the order of their first records: a queue's last run holds its newest record.
-    Index entries, in the order of the log: `hashes` int32[entries], `offsets` and `times` int64[entries].
+    The arrays are views, valid until the next scan. `runs` int64[runs, RUN_COLUMNS] is ordered by first record: the
+    last run of a queue holds its newest record. Index entries in log order: `hashes` int32[entries], `offsets` and
+    `times` int64[entries].
     """
 
     stopped_at: int
@@ -469,7 +479,10 @@ class ScanResult(msgspec.Struct, frozen=True, eq=False):
 
 
 class ScanProgress(NamedTuple):
-    """How far a scan has come: a byte of the segment, why no further, and what it has found since `begin`."""
+    """Progress of a scan since `begin`.
+
+    Position in the segment, reason for the stop, records and runs found.
+    """
 
     stopped_at: int
     reason: StopReason
@@ -477,14 +490,14 @@ class ScanProgress(NamedTuple):
     runs: int
 
 
-# An enum's member takes ten times as long to find by its value.
+# Indexing a tuple is ten times as fast as looking up an enum member by value.
 _REASONS = tuple(StopReason)
 assert [int(reason) for reason in _REASONS] == list(range(len(_REASONS)))
 Zeros = Callable[[int, DTypeLike], NDArray[Any]]
 
 
 class DispatchBuffers:
-    """The arrays that scans fill, allocated once."""
+    """Arrays filled by scans, allocated once."""
 
     def __init__(
         self,
@@ -494,10 +507,10 @@ class DispatchBuffers:
         zeros: Zeros = np.zeros,
         delays_ms: Sequence[int] = DELAYS_MS,
     ) -> None:
-        """Buffers for tables of `queues` queues and scans of up to `records_max` records.
+        """Allocate buffers for tables of `queues` queues and scans of up to `records_max` records.
 
-        `delays_ms` are those of the delay levels, the first level's first.
-        `zeros` makes the arrays: where another process scans, it makes them in shared memory.
+        `delays_ms` are the delays of the levels, beginning with level 1. `zeros` allocates the arrays; pass an
+        allocator of shared memory if another process scans.
         """
         self.records_max = records_max
         entries_max = max(entries_max, RECORD_ENTRIES_MAX)
@@ -528,7 +541,10 @@ class DispatchBuffers:
         segment_start: int,
         with_entries: bool = True,
     ) -> ScanResult:
-        """Scan the records of a segment that begin in [start, limit); nothing at or above `stop` is read."""
+        """Scan the records of a segment that begin in [start, limit).
+
+        Nothing at or above `stop` is read.
+        """
         self.begin()
         self.add(
             log,
@@ -545,7 +561,7 @@ class DispatchBuffers:
         return self.finish()
 
     def begin(self) -> None:
-        """Forget what was found before, also when that never came to its `finish`."""
+        """Discard the previous results, also those of an unfinished scan."""
         if not self._is_finished:
             self._run_of_queue[:] = 0
         self._is_finished = False
@@ -565,9 +581,9 @@ class DispatchBuffers:
         records_max: int,
         with_entries: bool = True,
     ) -> int:
-        """As `scan`, of up to `records_max` records behind those that were added since `begin`; `finish` ends it.
+        """Continue a scan with up to `records_max` records; call `begin` before and `finish` after.
 
-        Returns how far it has come: a byte of the segment.
+        Returns the position in the segment where it stopped.
         """
         state = self._state
         records_end = min(int(state[RECORDS]) + records_max, self.records_max)
@@ -590,18 +606,18 @@ class DispatchBuffers:
         return int(state[STOPPED_AT])
 
     def progress(self) -> ScanProgress:
-        """How far the scan has come."""
+        """Progress since `begin`."""
         said = self._state.tolist()
         return ScanProgress(said[STOPPED_AT], _REASONS[said[REASON]], said[RECORDS], said[RUNS])
 
     def finish(self) -> ScanResult:
-        """What was found since `begin`."""
+        """Sort the units and return the results since `begin`."""
         sort_units(self._units, self._sorted_units, self._run_of_unit, self._run_of_queue, self._runs, self._state)
         self._is_finished = True
         return self.result()
 
     def result(self) -> ScanResult:
-        """What the last scan found, also when another process has made it."""
+        """The results of the last scan, also if another process made it."""
         said = self._state.tolist()
         run_count, entry_count = said[RUNS], said[ENTRIES]
         return ScanResult(

@@ -1,7 +1,11 @@
-"""Publishing a dispatch step: its commit, what it counted, `dispatched` itself, whether somebody waits for it.
+"""Publish a dispatch step, and dispatch a single record with few Python calls.
 
-One call instead of two dozen stores from Python. The step's own numbers lie in the control file, behind the role's
-histograms, so the file's words are all that the kernel is given.
+    publish_step      commit the index position, update the counters, advance `dispatched`, check for waiting pulls
+    publish_queues    raise the maximum offsets in the queue table
+    scan_single, put_single    scan and index one record that arrives alone
+
+One call replaces two dozen stores from Python. The parameters of a step lie in the control file after the role's
+histograms, so the kernel needs no argument but the file's words.
 """
 
 from __future__ import annotations
@@ -45,13 +49,13 @@ from mqproc.kernels.jit.lowering import Bytes, Int32s, Words
 from mqproc.layout import control, histograms, index_file, queue_table
 from mqproc.layout.consume_queue import UNIT_SIZE
 
-# Indices into the control file's words: what a step says of itself.
+# Parameters of a step: indices into the control file's words.
 (
     STEP_END,
     STEP_RECORDS,
     STEP_ENTRIES,
-    STEP_STORE_TIMESTAMP_MS,  # of its last record, 0 when it had none
-    INDEX_MS,  # where the index stands: as `IndexCommit`
+    STEP_STORE_TIMESTAMP_MS,  # of its last record, 0 if it had none
+    INDEX_MS,  # position of the index, as in `IndexCommit`
     INDEX_ITEMS,
     INDEX_SLOTS,
     INDEX_END_MS,
@@ -59,7 +63,7 @@ from mqproc.layout.consume_queue import UNIT_SIZE
 ) = range(histograms.DISPATCH_STATE, histograms.DISPATCH_STATE + 9)
 assert INDEX_END < histograms.DISPATCH_STATE + histograms.DISPATCH_STATE_WORDS
 
-# Of a commit's two slots the first; each word's second one lies in the next line.
+# First slot of a commit; the second slot of each word lies in the next cache line.
 _SLOT = control.WORDS_PER_LINE
 _DISPATCHED = control.COMMIT_DISPATCHED[0]
 _MESSAGES = control.COMMIT_MESSAGES[0]
@@ -89,11 +93,12 @@ def _count_entries(cells: Words) -> None:
 
 @kernel
 def publish_step(cells: Words) -> int:
-    """Publish the step that cells[STEP_END:INDEX_END + 1] tell of; returns how many pulls wait.
+    """Publish the step in cells[STEP_END:INDEX_END + 1]; returns the number of waiting pulls.
 
-    `cells` int64 is the control file. The commit comes first: where the index stands at this position, the slot before
-    its number. Then `dispatched`, and behind it its store time: who reads the time first never takes it for an earlier
-    position's. Between `dispatched` and the look at `waiting_pulls` is a full fence, as query has it the other way.
+    `cells` int64 is the control file. The commit, the index position that belongs to this step, is stored first: the
+    slot, then the sequence number. `dispatched` follows, then its store time, so a reader that loads the time first
+    never gets that of a later position. A full fence separates the store of `dispatched` from the load of
+    `waiting_pulls`; the query role stores and loads them in the opposite order.
     """
     sequence = cells[control.COMMIT_SEQUENCE] + 1
     slot = _SLOT * (sequence & 1)
@@ -119,16 +124,15 @@ def publish_step(cells: Words) -> int:
     return waiting_pulls
 
 
-# --- publish ---
-# Publishing in the queue table (layout/queue_table.py) what a dispatch step wrote.
+# Queue table.
 
 
 @kernel
 def publish_queues(cells: Words, runs: Runs) -> None:
-    """Raise the queues' words in the queue table to what their runs say, position before time.
+    """Raise the words of queues in the table to the ends of their runs, positions before times.
 
-    `cells` int64 is the table, `runs` int64[n, RUN_COLUMNS] in the order of the records. A word is never lowered: a
-    repeated step may be shorter than it was.
+    `cells` int64 is the table, `runs` int64[n, RUN_COLUMNS] in record order. No word is lowered, since a repeated step
+    may be shorter.
     """
     for run in range(len(runs)):
         entry = queue_table.HEADER_WORDS + runs[run, RUN_QUEUE] * queue_table.ENTRY_WORDS
@@ -143,10 +147,8 @@ def _raise(cells: Words, index: int, value: int) -> None:
         store_release(cells, index, value)
 
 
-# --- dispatch_alone ---
-# Dispatching a record that comes by itself: what `dispatch` and `index` do with many, in fewer calls and small arrays.
-#
-# Behind a wait each step of Python takes several times what it takes in a busy process, and somebody may be waiting.
+# A single record. After a wait each Python step takes several times as long as in a busy process, and a client may be
+# waiting for the record.
 
 
 @kernel
@@ -168,9 +170,9 @@ def scan_single(
     stop: int,
     segment_start: int,
 ) -> bool:
-    """Scan the record in [start, stop) of a segment as `scan` does, whose arrays these are.
+    """Scan the single record in [start, stop) of a segment; the arrays are those of `scan`.
 
-    False when there is no record, more than one, or one that belongs into no queue.
+    False if [start, stop) is not exactly one record with a place in a queue.
     """
     state[START] = start
     state[LIMIT] = stop
@@ -197,10 +199,10 @@ def put_single(
     times: Words,
     cells: Words,
 ) -> bool:
-    """Put the entries of a record that `scan_single` has found, and say in `cells` what `publish_step` is to publish.
+    """Index the record scanned by `scan_single`, and set the parameters of `publish_step`.
 
-    `cells` int64 is the control file; the others are those of `put_entries`, and the time that the file's name tells.
-    False, and nothing is done, when the items that may be put have no room for all.
+    `cells` int64 is the control file, `file_ms` the time in the index file's name; the others are those of
+    `put_entries`. False, with nothing changed, if not all entries fit below `item_limit`.
     """
     count = int(state[ENTRIES])
     if published_count(view) + count > item_limit:
@@ -220,16 +222,12 @@ def put_single(
 
 
 class SingleRecordBuffers:
-    """The arrays of `scan_single`: what it found of a record."""
+    """Arrays of `scan_single`, which hold the result for one record."""
 
     def __init__(
-        self,
-        table: NDArray[np.uint8],
-        cells: NDArray[np.int64],
-        slots: NDArray[np.int32],
-        delays_ms: Sequence[int],
+        self, table: NDArray[np.uint8], cells: NDArray[np.int64], slots: NDArray[np.int32], delays_ms: Sequence[int]
     ) -> None:
-        """`table`, `cells` and `slots` are the queue table's views, `delays_ms` those of the delay levels."""
+        """Allocate arrays; `table`, `cells`, `slots` are the queue table's, `delays_ms` the levels'."""
         self.state = np.zeros(STATE_SIZE, np.int64)
         self.state[WITH_ENTRIES] = 1
         self.state[LEVELS] = len(delays_ms)
@@ -240,7 +238,7 @@ class SingleRecordBuffers:
         self.unit = np.zeros(UNIT_SIZE, np.uint8)
         self.runs = np.zeros((1, RUN_COLUMNS), np.int64)
         self.run: memoryview = self.runs.data.cast("B").cast("q")
-        """The columns of the record's run, as `dispatch` names them."""
+        """Columns of the record's run, see `dispatch`."""
         self.scan = functools.partial(
             scan_single,
             self.state,

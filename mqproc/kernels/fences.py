@@ -1,8 +1,8 @@
-"""Store, full fence, load: what a ringer and a listener each do so that no bell is lost.
+"""Store, full fence, load: the two halves of a wake-up that cannot be lost.
 
-The ringer publishes a word and then looks whether the listener sleeps; the listener says that it sleeps and then looks
-at the word again. Each must do its store before its load, which only a full fence guarantees: without it both may see
-the other's old value, and a wake-up is lost.
+The sender publishes a word and then checks whether the receiver sleeps; the receiver announces that it sleeps and then
+checks the word again. Each side must store before it loads, which only a full fence guarantees. Without it both sides
+may see the other's old value, and the wake-up is lost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mqproc.kernels.jit.lowering import Words
 
 @kernel
 def publish_and_peek(words: Words, index: int, value: int, peek_index: int) -> int:
-    """Publish `value` as word `index`, then load word `peek_index`, with a full fence in between."""
+    """Publish `value` as word `index`, then load word `peek_index` after a full fence."""
     store_release(words, index, value)
     fence()
     return load_acquire(words, peek_index)
@@ -24,7 +24,7 @@ def publish_and_peek(words: Words, index: int, value: int, peek_index: int) -> i
 
 @kernel
 def fence_and_peek(words: Words, peek_index: int) -> int:
-    """Load word `peek_index` after everything that this process stored before."""
+    """Load word `peek_index` after all earlier stores of this process."""
     fence()
     return load_acquire(words, peek_index)
 

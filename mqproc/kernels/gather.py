@@ -1,14 +1,14 @@
-"""Answering a pull: ConsumeQueue units × a mapped segment → whole records, one after the other, in an answer's buffer.
+"""Answer a pull: copy records from a mapped segment by their ConsumeQueue units.
 
     gather(units, view, codes, tags, tag_ends, program, texts, scratch, out, state)
-                                                               until a limit, a bad record, or another segment
-    match_units(units, first, stop, codes, matches)            the tag filter alone
+                                                     stops at a limit, an invalid record, or another segment
+    match_units(units, first, stop, codes, matches)  applies the tag filter alone
 
-A unit is looked at in this order: filler, limits, filter by tag hash, segment, record, filter by tag, time and
-properties, copy.
-So a unit that is not taken is the next pull's first. A record goes out only when magic, size, own offset and CRCs hold.
-What goes to a client is counted here, in the control file and for its queue: another call, or two more arrays, would
-cost more than the counting, so the state holds their addresses.
+Each unit passes these checks in order: filler, limits, tag hash, segment, record, tag, time and properties; then its
+record is copied. A unit that stops the loop is not consumed and is the first of the next pull. Records are returned
+only if magic, size, own offset and CRCs are valid. Delivered messages are counted here, in the control file and the
+queue table. The state holds the addresses of these, since another call or two more arrays would cost more than the
+counting.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from mqproc.layout import consume_queue, control, queue_table, record
 
 # Indices into the state, int64[STATE_SIZE].
 (
-    UNIT,  # index of the next unit; moved
+    UNIT,  # index of the next unit; advanced
     UNIT_STOP,
     BASE,  # physical offset of the view's byte 0
     LOG_STOP,  # records end at or below this physical offset
-    SKIP_BELOW,  # units that point below this physical offset are passed over: their segment is gone
+    SKIP_BELOW,  # units that point below this physical offset are skipped: their segment is deleted
     VERIFY,  # sum of record_check's VERIFY_…
     COPY,  # 0 = only count
     COUNT_LIMIT,
@@ -47,21 +47,21 @@ from mqproc.layout import consume_queue, control, queue_table, record
     BORN_END_MS,
     STORE_BEGIN_MS,  # the same for the store time
     STORE_END_MS,
-    QUEUE,  # number in the queue table, perhaps with its generation; only looked at where it is counted
-    COUNTS,  # address of the control file when what is copied is counted, 0 when not
-    TABLE,  # then that of the queue table
-    # moved
+    QUEUE,  # number in the queue table, possibly with its generation; used only for counting
+    COUNTS,  # address of the control file, 0 = do not count
+    TABLE,  # address of the queue table, if counting
+    # advanced
     OUT_AT,
     COUNT,
     BYTES,
-    LAST_FILTERED,  # 1 when the last unit that was consumed did not match
-    SCAN_BUDGET,  # what records that do not match may still cost: their bytes, and RECORD_SCAN_COST each
-    # given for one unit
-    DECIDED_UNIT,  # 1 + the unit whose properties Python has looked at
-    DECIDED,  # whether they pass: 0 or 1
-    # said
+    LAST_FILTERED,  # 1 if the last consumed unit did not match
+    SCAN_BUDGET,  # remaining cost of records that do not match: their bytes, plus RECORD_SCAN_COST each
+    # decision for one unit
+    DECIDED_UNIT,  # 1 + the unit whose properties Python has evaluated
+    DECIDED,  # result: 0 or 1
+    # results
     DAMAGE,  # record_check's reason for DAMAGED
-    PLACES,  # of the record in hand
+    PLACES,  # positions of the current record's tag and keys
 ) = range(25)
 STATE_SIZE = PLACES + PLACES_SIZE
 
@@ -75,19 +75,19 @@ STATE_SIZE = PLACES + PLACES_SIZE
     FILLER,
     OUT_FULL,  # the record needs a larger buffer
     BUDGET_SPENT,
-    UNDECIDED,  # Python has to look at the record's properties: kernels/sql.py
+    UNDECIDED,  # Python has to evaluate the record's properties: kernels/sql.py
 ) = range(9)
 
 RECORD_SCAN_COST = 1024
-"""What looking at a record costs beside its bytes."""
+"""Cost of examining a record in addition to its bytes."""
 
-# A queue's records lie apart in the log, so the processor does not see where it reads next: it is told this many units
-# ahead, so many bytes of the record. (Measured: a third to a half less time per record; 512 instead of 256 bytes takes
-# a third off one with a body of 128. A number of lines that goes by the record's size is slower than a fixed one.)
+# The records of a queue are scattered in the log, so hardware prefetching does not help: prefetch this many bytes of
+# the record this many units ahead. (Measured: a third to a half less time per record; 512 instead of 256 bytes saves a
+# third for records with a body of 128. A fixed number of lines is faster than one that depends on the record's size.)
 AHEAD_UNITS = 8
 _AHEAD_BYTES = 512
 
-# No bounds. Messages may be born before 1970, or at no time that a calendar has, even beyond these.
+# No bounds. Born times before 1970 and beyond the calendar are valid, also beyond these.
 TIME_MIN = -(1 << 62)
 TIME_MAX = 1 << 62
 
@@ -102,7 +102,7 @@ _FILLER_SIZE = consume_queue.FILLER_SIZE
 
 @inlined
 def _prefetch_record(units: Bytes, unit: int, unit_stop: int, view: Bytes, base: int) -> None:
-    """Load the first lines of the record that a unit points to, when that lies in the view."""
+    """Prefetch the first lines of the record that a unit points to if it lies in the view."""
     if unit >= unit_stop:
         return
     physical = load_be64(units, _UNIT_SIZE * unit)
@@ -111,7 +111,7 @@ def _prefetch_record(units: Bytes, unit: int, unit_stop: int, view: Bytes, base:
 
 @inlined
 def _has_code(codes: Words, code: int) -> bool:
-    """Whether a tag hash (i32) is one of `codes`; none given means all."""
+    """Whether a tag hash (i32) is one of `codes`; an empty `codes` matches all."""
     if codes.size == 0:
         return True
     found = False
@@ -122,18 +122,22 @@ def _has_code(codes: Words, code: int) -> bool:
 
 @inlined
 def _may_pass(units: Bytes, at: int, codes: Words) -> bool:
-    """Whether the record of the unit at byte `at` may have one of the tags: its hash says so, or it says nothing.
+    """Whether a unit's tags code allows that its record has one of the tags.
 
-    The address of a ConsumeQueue extension stands in the place of a hash; RocketMQ without the extension passes it too.
+    The code may be an address of a ConsumeQueue extension instead of a hash; such units pass, as in RocketMQ without
+    the extension.
     """
-    # Both are asked: nothing can predict a branch on the first.
+    # Evaluate both conditions: a branch on the first is unpredictable.
     by_hash = _has_code(codes, load_be32(units, at + _LOW_CODE))
     return by_hash | (load_be64(units, at + _TAGS_CODE) <= _EXTENSION_ADDRESS_MAX)
 
 
 @kernel
 def _has_tag(view: Bytes, at: int, total: int, tags: Bytes, tag_ends: Words, state: Words) -> bool:
-    """Whether the tag of the record at `at` is one of `tags`, byte for byte; none given means all."""
+    """Whether the tag of the record at `at` equals one of `tags` byte for byte.
+
+    An empty list matches all.
+    """
     if tag_ends.size == 0:
         return True
     find_tags_and_keys(view, properties_at(view, at), properties_end(view, at, total), state, PLACES)
@@ -166,7 +170,10 @@ def _in_time(view: Bytes, at: int, state: Words) -> bool:
 def _verdict(
     view: Bytes, at: int, total: int, unit: int, program: Words, texts: Bytes, scratch: Words, state: Words
 ) -> int:
-    """Whether the properties of the record at `at` pass, by the filter or by what was decided; sql's words for it."""
+    """FAILS, PASSES or UNDECIDED for the properties of the record at `at`.
+
+    Python's decision or the filter's verdict.
+    """
     if program.size == 0:
         return PASSES
     if state[DECIDED_UNIT] == unit + 1:
@@ -176,7 +183,7 @@ def _verdict(
 
 @kernel
 def _count(state: Words, messages: int, size: int, pulls: int) -> None:
-    """Count messages that are handed out, and so many pulls, where the state says."""
+    """Add delivered messages, their bytes and pulls to the counters."""
     counts = int(state[COUNTS])
     add_at(counts, control.PULLED_MESSAGES, messages)
     add_at(counts, control.PULLED_BYTES, size)
@@ -189,7 +196,7 @@ def _count(state: Words, messages: int, size: int, pulls: int) -> None:
 
 @kernel
 def uncount(state: Words) -> None:
-    """Take back what was counted of a walk whose records are not handed out after all."""
+    """Subtract the counts of a gather whose records are not delivered."""
     if state[COUNTS] != 0 and state[COUNT] != 0:
         _count(state, -int(state[COUNT]), -int(state[BYTES]), -1)
 
@@ -207,13 +214,14 @@ def gather(
     out: Bytes,
     state: Words,
 ) -> int:
-    """Copy the records of units[UNIT:UNIT_STOP] into `out` from OUT_AT on; returns why it stopped.
+    """Copy the records of units[UNIT:UNIT_STOP] into `out` from OUT_AT on.
 
-    `units` uint8[20 × n], `view` uint8 the segment at BASE, `codes` int64[k] the tag hashes that pass (i32 values,
-    empty = all), `tags` uint8 and `tag_ends` int64[m] the tags that pass themselves (end of each in `tags`, empty =
-    go by the hash alone), `program` int64, `texts` uint8 and `scratch` int64 a filter by properties (kernels/sql.py, an
-    empty program = all), `out` uint8. Moves UNIT, OUT_AT, COUNT, BYTES, LAST_FILTERED and SCAN_BUDGET in `state`,
-    and counts what is copied where that says; the caller keeps that memory alive.
+    Returns the reason for the stop. `units` uint8[20 × n]; `view` uint8 is the segment at BASE; `codes` int64[k] are
+    the accepted tag hashes (i32 values, empty = all); `tags` uint8 and `tag_ends` int64[m] are the accepted tags and
+    their ends in `tags` (empty = compare hashes only); `program` int64, `texts` uint8 and `scratch` int64 are a
+    property filter (kernels/sql.py; an empty program accepts all); `out` uint8. Advances UNIT, OUT_AT, COUNT, BYTES,
+    LAST_FILTERED and SCAN_BUDGET in `state`. Updates the counters at COUNTS and TABLE, whose memory the caller keeps
+    alive.
     """
     unit = int(state[UNIT])
     unit_stop = int(state[UNIT_STOP])
@@ -288,13 +296,13 @@ def gather(
 
 @kernel
 def match_units(units: Bytes, first: int, stop: int, codes: Words, matches: Words) -> int:
-    """Indices of the units in [first, stop) that may have one of the tags, into `matches`; returns how many.
+    """Find the units in [first, stop) that may have one of the tags; returns their number.
 
     `units` uint8[20 × n], `codes` int64[k] not empty, `matches` int64[≥ stop − first]. Fillers never match.
     """
     found = 0
     if codes.size == 1:
-        # Without a branch on the outcome, which nothing can predict.
+        # Branch-free, since the outcome is unpredictable.
         only = codes[0]
         for unit in range(first, stop):
             at = _UNIT_SIZE * unit
@@ -315,7 +323,7 @@ def match_units(units: Bytes, first: int, stop: int, codes: Words, matches: Word
 
 @kernel
 def first_at_or_above(units: Bytes, first: int, stop: int, physical_offset: int) -> int:
-    """First unit in [first, stop) that points at or above a physical offset; `stop` when none does."""
+    """First unit in [first, stop) at or above a physical offset, `stop` if there is none."""
     for unit in range(first, stop):
         if load_be64(units, _UNIT_SIZE * unit) >= physical_offset:
             return unit
@@ -324,7 +332,7 @@ def first_at_or_above(units: Bytes, first: int, stop: int, physical_offset: int)
 
 @kernel
 def sum_of_sizes(units: Bytes, first: int, stop: int) -> int:
-    """Bytes of the records of units [first, stop), by what the units say; fillers count nothing."""
+    """Sum of the record sizes in units [first, stop), without fillers."""
     total = 0
     for unit in range(first, stop):
         size = load_be32(units, _UNIT_SIZE * unit + _SIZE)

@@ -1,7 +1,8 @@
-"""Java's `String.hashCode` over UTF-8 in a buffer: h = 31 h + u for each UTF-16 code unit, as an i32.
+"""Java's `String.hashCode` over UTF-8 in a buffer.
 
-ASCII goes eight bytes a step: the bytes of a word are combined two by two in lanes of 16, 32 and 64 bits, and one
-multiplication by 31⁸ carries the hash of what came before. `mqproc.layout.java_hash` has the same for Python strings.
+H = 31 h + u for each UTF-16 code unit, as an i32. ASCII is processed eight bytes a step: the bytes of a word are
+combined pairwise in lanes of 16, 32 and 64 bits, and one multiplication by 31⁸ applies the previous hash.
+`mqproc.layout.java_hash` does the same for Python strings.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ MASK_32 = 0xFFFFFFFF
 SIGN_32 = 0x80000000
 REPLACEMENT = 0xFFFD
 
-# As int64: an unsigned constant would turn the arithmetic of a kernel into uint64, and its sums into floats.
+# Signed: an unsigned constant would turn the arithmetic of a kernel into uint64, and its sums into floats.
 NON_ASCII = -0x7F7F_7F7F_7F7F_7F80  # 0x8080808080808080
 EVEN_BYTES = 0x00FF_00FF_00FF_00FF
 EVEN_PAIRS = 0x0000_FFFF_0000_FFFF
@@ -28,7 +29,10 @@ POWER_8 = int(POWERS_OF_31[8])
 
 @inlined
 def hash_of_8(word: int) -> int:
-    """Σ byte k × 31^(7−k) of eight ASCII bytes, byte 0 lowest; leading zero bytes add nothing. Below 2⁴²."""
+    """Σ byte k × 31^(7−k) of eight ASCII bytes, byte 0 lowest; leading zero bytes add nothing.
+
+    Below 2⁴².
+    """
     pairs = (word & EVEN_BYTES) * 31 + (word >> 8 & EVEN_BYTES)
     quads = (pairs & EVEN_PAIRS) * 961 + (pairs >> 16 & EVEN_PAIRS)
     return (quads & MASK_32) * 923_521 + (quads >> 32)
@@ -36,10 +40,10 @@ def hash_of_8(word: int) -> int:
 
 @kernel
 def java_hash_decoding(buf: Bytes, start: int, stop: int, seed: int) -> int:
-    """`java_hash_utf8` code point by code point.
+    """`java_hash_utf8` one code point at a time.
 
-    Malformed bytes count as U+FFFD as often as Java's decoder puts it: once for each longest beginning of a sequence,
-    and once for a whole encoded surrogate.
+    Malformed bytes count as U+FFFD as often as in Java's decoder: once for each longest valid prefix of a sequence, and
+    once for an encoded surrogate.
     """
     h = seed & MASK_32
     i = start
@@ -88,7 +92,7 @@ def java_hash_decoding(buf: Bytes, start: int, stop: int, seed: int) -> int:
 
 @inlined
 def java_hash_utf8(buf: Bytes, start: int, stop: int, seed: int) -> int:
-    """`String.hashCode` of seed's string + the UTF-8 in buf[start:stop]; seed 0 begins one. An i32, sign-extended."""
+    """`String.hashCode`, an i32, of the UTF-8 in buf[start:stop], continuing `seed` (0 = start)."""
     h = seed & MASK_32
     i = start
     while i + 8 <= stop:
@@ -99,7 +103,7 @@ def java_hash_utf8(buf: Bytes, start: int, stop: int, seed: int) -> int:
         i += 8
     rest = stop - i
     if rest > 0 and stop - start >= 8:
-        # The last eight bytes with those already done blanked out, which then add nothing.
+        # Load the last eight bytes and clear those already hashed, which then add nothing.
         word = load_le64(buf, stop - 8) & -1 << 64 - 8 * rest
         if word & NON_ASCII != 0:
             return java_hash_decoding(buf, i, stop, h)

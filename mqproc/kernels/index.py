@@ -1,8 +1,8 @@
-"""Putting entries into a mapped index file, walking its chains, and mending its slots (layout/index_file.py).
+"""Index files: add entries, walk chains, rebuild slots and links, verify items.
 
-Order of stores: an item, then its slot (release), then the header, and the count last (release). So a reader finds a
-whole item behind every slot, ignores items that the count does not cover yet, and follows `previous` past them.
-A file's slots and count can always be derived again from its items.
+Stores are ordered: an item, its slot (release), then the header, and the count last (release). Readers therefore find a
+complete item at every slot, ignore items not yet covered by the count, and follow `previous` past them. Slots and count
+can always be rebuilt from the items.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from mqproc.layout import properties, record
 _INT32_MAX = 2**31 - 1
 _SECOND_MS = 1000
 
-# A slot is a random one of 20 MB: its line is asked for this many entries before it is needed.
+# Slots are accessed randomly in 20 MB: prefetch a slot's cache line this many entries before it is used.
 AHEAD_ENTRIES: Final = 24
 
 
@@ -67,8 +67,8 @@ def _slot_at(key_hash: int, slots: int) -> int:
 
 @inlined
 def _slot_by(key_hash: int, slots: int, reciprocal: int) -> int:
-    """`_slot_at` without a division, of a hash from 0 to 2³¹ − 1; `reciprocal` is 2³² // slots."""
-    # The quotient is right or one too low: what it lacks is hash / 2³² at most, below a half.
+    """`_slot_at` without a division, for hashes from 0 to 2³¹ − 1; `reciprocal` is 2³² // slots."""
+    # The quotient is exact or one too low, since its error is at most hash / 2³² < 1/2.
     slot = key_hash - (key_hash * reciprocal >> 32) * slots
     if slot >= slots:
         slot -= slots
@@ -77,13 +77,19 @@ def _slot_by(key_hash: int, slots: int, reciprocal: int) -> int:
 
 @inlined
 def published_count(view: Bytes) -> int:
-    """Number of the next item; items 1…count−1 are whole. A file without entries says 0, which counts as 1."""
+    """Number of the next item; items 1…count−1 are complete.
+
+    An empty file stores 0, which counts as 1.
+    """
     return max(layout.FIRST_ITEM, load_acquire_be32(view, layout.ITEM_COUNT))
 
 
 @kernel
 def load_header(view: Bytes, fields: Words) -> None:
-    """The header's six fields as int64[HEADER_FIELDS], in the file's order; the count is read first."""
+    """Load the six header fields in file order into int64[HEADER_FIELDS].
+
+    The count is loaded first.
+    """
     fields[5] = published_count(view)
     fields[0] = load_be64(view, layout.BEGIN_TIMESTAMP)
     fields[1] = load_be64(view, layout.END_TIMESTAMP)
@@ -96,10 +102,10 @@ def load_header(view: Bytes, fields: Words) -> None:
 def put_entries(
     view: Bytes, slots: int, item_limit: int, hashes: Int32s, offsets: Words, times: Words, first: int, stop: int
 ) -> int:
-    """Put entries [first, stop) as far as their item numbers are below `item_limit`; the first entry not put.
+    """Add entries [first, stop) while item numbers are below `item_limit`.
 
-    `view` uint8[file size] is the mapped file, its space below `item_limit` allocated; `hashes` int32[n], `offsets` and
-    `times` (store times in ms) int64[n].
+    Returns the first entry not added. `view` uint8[file size] is the mapped file, allocated up to `item_limit`;
+    `hashes` int32[n], `offsets` and `times` (store times in ms) int64[n].
     """
     count = published_count(view)
     stop = min(stop, first + item_limit - count)
@@ -127,7 +133,7 @@ def put_entries(
         store_be32(view, item_at + layout.ITEM_PREVIOUS, previous)
         store_release_be32(view, slot_at, count)
         if count == layout.FIRST_ITEM:
-            # Only now: the first item's time counts from the begin that the file was made with.
+            # After the first item, whose time counts from the begin time that the file was created with.
             begin_ms = times[entry]
             store_be64(view, layout.BEGIN_TIMESTAMP, begin_ms)
             store_be64(view, layout.BEGIN_PHYSICAL_OFFSET, offsets[entry])
@@ -152,13 +158,11 @@ def walk_chain(
     max_results: int,
     out: Words,
 ) -> int:
-    """Physical offsets under `below` of the items with a key hash and a time in [begin_ms, end_ms], newest first; their
-    number.
+    """Find items by key hash, time in [begin_ms, end_ms], and physical offset under `below`.
 
-    `view` uint8[file size]; `count` is the published count that the reader goes by; `out` int64[> max_results], of
-    which the last word takes the number of items that were looked at. Times
-    are whole seconds after the file's begin. Items at or above `count` are passed over, and a chain that does not
-    descend ends there.
+    Newest first; returns their number. `view` uint8[file size]; `count` is the published count; `out` int64[>
+    max_results] receives the offsets, and its last word the number of examined items. Times are whole seconds after the
+    file's begin time. Items at or above `count` are skipped, and a chain whose item numbers do not descend ends there.
     """
     out[out.size - 1] = 0
     if count <= layout.FIRST_ITEM:
@@ -192,9 +196,9 @@ def walk_chain(
 
 @kernel
 def roll_back(view: Bytes, slots: int, committed_count: int) -> int:
-    """Walk every slot that names an item ≥ `committed_count` back along `previous` below it; how many were changed.
+    """Reset every slot that names an item ≥ `committed_count` along `previous` to one below it.
 
-    Readers may look on: each slot goes from one whole chain to a shorter one.
+    Returns their number. Safe with concurrent readers: each slot changes from one complete chain to a shorter one.
     """
     items_at = _items_start(slots)
     capacity = (view.size - items_at) // layout.ITEM_SIZE
@@ -212,23 +216,23 @@ def roll_back(view: Bytes, slots: int, committed_count: int) -> int:
     return changed
 
 
-# What `recount_items` says.
+# Results of `recount_items`.
 (
-    COUNT,  # the number behind the last item
+    COUNT,  # number after the last item
     USED,  # slots in use
-    FITS,  # 0 when the `previous` of an item is another than it should be
+    FITS,  # 0 if the `previous` of an item is wrong
 ) = range(3)
 STOCK_SIZE = 3
 
 
 @kernel
 def recount_items(view: Bytes, slots: int, floor: int, mark: int, header_count: int, wanted: Bytes, out: Words) -> None:
-    """Go through the items of a file that lie below `mark`: how many there are, and what slots and chains they make.
+    """Count the items below `mark`, and compute the slots and chains that they form.
 
-    Items 1… are taken while their offsets do not descend, from `floor` on, and stay below `mark`. An item of zeros
-    tells nothing by itself (it may be a key of hash 0 in the record at offset 0): such items at the end count only
-    below `header_count`. `wanted` uint8[4 × slots], all 0, takes the slots as they should lie in the file; `out`
-    int64[STOCK_SIZE]. Changes nothing in the file.
+    Items count from 1 on while their offsets do not descend, begin at or above `floor`, and stay below `mark`. An item
+    of zeros is ambiguous (it may be a key with hash 0 of the record at offset 0): at the end of the items these count
+    only below `header_count`. `wanted` uint8[4 × slots], initially 0, receives the correct slots; `out`
+    int64[STOCK_SIZE] the results. The file is not changed.
     """
     items_at = _items_start(slots)
     capacity = (view.size - items_at) // layout.ITEM_SIZE
@@ -267,9 +271,10 @@ def recount_items(view: Bytes, slots: int, floor: int, mark: int, header_count: 
 
 @kernel
 def rebuild_links(view: Bytes, slots: int, count: int, wanted: Bytes) -> None:
-    """Make each `previous` anew for the items below `count`. Nobody may look on.
+    """Correct the `previous` of each item below `count`.
 
-    `wanted` as in `recount_items`. Only what differs is stored: other pages need not be written to the disk.
+    Requires that no reader has the file open. `wanted` as in `recount_items`. Only differences are stored, so that
+    unchanged pages stay clean.
     """
     items_at = _items_start(slots)
     for item in range(layout.FIRST_ITEM, count):
@@ -283,40 +288,42 @@ def rebuild_links(view: Bytes, slots: int, count: int, wanted: Bytes) -> None:
 
 @kernel
 def store_slots(view: Bytes, slots: int, wanted: Bytes) -> None:
-    """Let the slots say what `wanted` does; stores only what differs. Nobody may look on."""
+    """Set the slots to `wanted`, storing only differences.
+
+    Requires that no reader has the file open.
+    """
     for slot_at in range(0, layout.SLOT_SIZE * slots, layout.SLOT_SIZE):
         item = load_be32(wanted, slot_at)
         if load_be32(view, layout.HEADER_SIZE + slot_at) != item:
             store_be32(view, layout.HEADER_SIZE + slot_at, item)
 
 
-# --- index_verify ---
-# Checking index files: items against the entries that the log gives, links against items (layout/index_file.py).
+# Verification of items against the log, and of links and slots against items.
 
 
-# Why match_entries stopped.
+# Results of match_entries.
 ENTRIES_DONE, ITEMS_DONE, DIFFERS = range(3)
-# Where: int64[MATCH_SIZE].
+# Position of the stop, int64[MATCH_SIZE].
 MATCH_ITEM, MATCH_ENTRY = range(2)
 MATCH_SIZE = 2
 
-# What check_chains says, int64[CHAINS_SIZE]; numbers of items and slots, −1 = none.
+# Results of check_chains, int64[CHAINS_SIZE]: counts, and numbers of items and slots (−1 = none).
 (
-    SLOTS_USED,  # slots that items make
+    SLOTS_USED,  # slots that the items use
     BAD_LINKS,
     FIRST_BAD_LINK,
     BAD_SLOTS,
     FIRST_BAD_SLOT,
-    DESCENTS,  # items whose offset is below the one's before them
+    DESCENTS,  # items whose offset is below that of the previous item
     FIRST_DESCENT,
 ) = range(7)
 CHAINS_SIZE = 7
 
-# What is wrong with an item.
+# Faults of an item.
 ITEM_FITS, NO_RECORD, OTHER_KEY, OTHER_TIME = range(4)
 
 UNKNOWN_MS = -1
-"""In the place of the time at which the file before ended, when that is not known."""
+"""Unknown end time of the previous file."""
 
 _SPACE = ord(properties.KEY_SEPARATOR)
 _SEPARATOR = ord(layout.KEY_TOPIC_SEPARATOR)
@@ -329,7 +336,7 @@ def _item_at(slots: int, item: int) -> int:
 
 @kernel
 def _seconds(time_ms: int, begin_ms: int) -> int:
-    """The time difference that RocketMQ puts into an item."""
+    """Time difference in seconds that RocketMQ stores in an item."""
     if begin_ms <= 0:
         return 0
     return min(max(time_ms - begin_ms, 0) // _SECOND_MS, _INT32_MAX)
@@ -337,9 +344,9 @@ def _seconds(time_ms: int, begin_ms: int) -> int:
 
 @kernel
 def _time_fits(item: int, seconds: int, time_ms: int, begin_ms: int, previous_end_ms: int) -> bool:
-    """Whether an item's seconds are those of a record stored at `time_ms`.
+    """Whether an item's seconds match a record stored at `time_ms`.
 
-    A file's first item may count from the end of the file before.
+    The first item of a file may count from the end time of the previous file.
     """
     if seconds == _seconds(time_ms, begin_ms):
         return True
@@ -362,10 +369,10 @@ def match_entries(
     stop: int,
     out: Words,
 ) -> int:
-    """Compare entries [entry, stop) with items [item, stop_item) of a mapped file; ENTRIES_DONE, ITEMS_DONE, DIFFERS.
+    """Compare entries [entry, stop) with items [item, stop_item) of a mapped file.
 
-    `view` uint8[file size]; `hashes` int32, `offsets` and `times` int64 are what a dispatch scan gave. `out`
-    int64[MATCH_SIZE] tells how far both are equal.
+    ENTRIES_DONE, ITEMS_DONE or DIFFERS. `view` uint8[file size]; `hashes` int32, `offsets` and `times` int64 are
+    results of a dispatch scan. `out` int64[MATCH_SIZE] receives the first item and entry that are not equal.
     """
     begin_ms = load_be64(view, layout.BEGIN_TIMESTAMP)
     reason = ENTRIES_DONE
@@ -393,7 +400,10 @@ def match_entries(
 
 @kernel
 def first_item_at(view: Bytes, slots: int, count: int, physical_offset: int) -> int:
-    """The first item in [1, count) at or above a log position, `count` when there is none, while items ascend."""
+    """First item in [1, count) at or above a log position, `count` if there is none.
+
+    Item offsets must ascend.
+    """
     low = layout.FIRST_ITEM
     high = count
     while low < high:
@@ -407,10 +417,10 @@ def first_item_at(view: Bytes, slots: int, count: int, physical_offset: int) -> 
 
 @kernel
 def check_chains(view: Bytes, slots: int, count: int, heads: Int32s, out: Words) -> None:
-    """Compare slots and links with what the items below `count` make of them.
+    """Compare the slots and links of a file with those that the items below `count` form.
 
-    `view` uint8[file size]; `heads` int32[slots], all 0; `out` int64[CHAINS_SIZE]. A slot may lead over items at or
-    above `count`, which are being put.
+    `view` uint8[file size]; `heads` int32[slots], initially 0; `out` int64[CHAINS_SIZE]. Slots may lead over items at
+    or above `count`, which are being added.
     """
     capacity = (view.size - _item_at(slots, 0)) // layout.ITEM_SIZE
     for column in range(CHAINS_SIZE):
@@ -453,16 +463,16 @@ def check_chains(view: Bytes, slots: int, count: int, heads: Int32s, out: Words)
 
 @kernel
 def _value_has_hash(log: Bytes, place: int, prefix_hash: int, key_hash: int) -> bool:
-    """Whether a property's value is a key of this hash; `place` is what `find_property` found."""
+    """Whether a value located by `find_property` is a key with this hash."""
     at = place_at(place)
     return index_key_hash(java_hash_utf8(log, at, at + place_size(place), prefix_hash)) == key_hash
 
 
 @kernel
 def record_has_hash(log: Bytes, at: int, total: int, key_hash: int, uniq_key: Bytes, keys: Bytes) -> bool:
-    """Whether the record at `at`, whose sizes hold, has a key of this hash: its unique id, or a word of its keys.
+    """Whether the valid record at `at` has a key with this hash.
 
-    `uniq_key` and `keys` uint8 are the names of these properties.
+    Its unique id or a word of its keys. `uniq_key` and `keys` uint8 are the names of these properties.
     """
     if load_be32(log, at + record.SYS_FLAG) & record.SYS_FLAG_TRANSACTION_MASK == record.SYS_FLAG_ROLLBACK:
         return False
@@ -501,10 +511,11 @@ def check_items(
     keys: Bytes,
     faults: Bytes,
 ) -> None:
-    """Look up the records of items that point into a segment; what is wrong with each, into `faults` uint8[n].
+    """Check items that point into a segment against their records.
 
-    `view` uint8[file size]; `items` int64[n] are item numbers; `log` uint8 is the segment, its byte 0 at `base` in the
-    log; `uniq_key` and `keys` uint8 are the properties' names.
+    The fault of each is stored in `faults` uint8[n]. `view` uint8[file size]; `items` int64[n] are item numbers; `log`
+    uint8 is the segment, `base` the log position of its byte 0; `uniq_key` and `keys` uint8 are the names of the
+    properties.
     """
     begin_ms = load_be64(view, layout.BEGIN_TIMESTAMP)
     for index in range(items.size):

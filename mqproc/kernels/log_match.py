@@ -1,9 +1,11 @@
-"""A pass over the log without a key: which records of a range have a topic, a property, bytes in the body, a time.
+"""Select records in a pass over the log: by topic, property, text in the body, store time.
 
-    match_records(view, topic, name, value, part, matches, state)
-    has_key(view, at, total, topic, name, key)             of one record
+    match_records(view, topic, name, value, part, matches, state)     positions of the matching records
+    has_key(view, at, total, topic, name, key)                        test of one record
+    select_records(…)                                                 copy the records of chosen topics and times
+    relocate_records(…)                                               assign new physical offsets to copied records
 
-Empty conditions hold for every record. Bodies are searched as they are stored: a compressed one is not inflated.
+Empty conditions match every record. Bodies are searched as stored: compressed bodies are not decompressed.
 """
 
 from __future__ import annotations
@@ -40,29 +42,32 @@ from mqproc.kernels.record_fields import (
 )
 from mqproc.layout import properties, record
 
-# Indices into the state, int64[STATE_SIZE].
+# Indices into the state, int64[STATE_SIZE]. `select_records` uses FILLED in place of MATCHES_MAX.
 (
-    AT,  # position in the view; moved
-    STOP,  # records that end above it are left
+    AT,  # position in the view; advanced
+    STOP,  # records that end above it are excluded
     BASE,  # physical offset of the view's byte 0
     BEGIN_MS,  # BEGIN_MS ≤ store time < END_MS
     END_MS,
     MATCHES_MAX,
-    # said
+    # results
     MATCHES,
-    RECORDS,  # looked at
+    RECORDS,  # examined records
 ) = range(8)
 STATE_SIZE = 8
 
 _SPACE = ord(properties.KEY_SEPARATOR)
 
 MATCHES_FULL = 100
-"""A reason beside record_check's: the next match has no room any more."""
+"""Reason in addition to record_check's: `matches` has no room for the next match."""
 
 
 @kernel
 def _holds_part(view: Bytes, start: int, stop: int, part: Bytes) -> bool:
-    """Whether `part` (not empty) occurs in view[start:stop]; at least 8 bytes lie before `start`."""
+    """Whether `part` (not empty) occurs in view[start:stop].
+
+    At least 8 bytes must precede `start`.
+    """
     last = stop - part.size
     first = load_u8(part, 0)
     at = start
@@ -86,7 +91,7 @@ def _has_topic(view: Bytes, at: int, topic: Bytes) -> bool:
 
 @kernel
 def _has_property(view: Bytes, at: int, total: int, name: Bytes, value: Bytes) -> bool:
-    """Whether the record has the property, with the value unless that is empty."""
+    """Whether the record has the property, with this value unless `value` is empty."""
     place = find_property(view, properties_at(view, at), properties_end(view, at, total), name)
     if place == ABSENT:
         return False
@@ -115,10 +120,10 @@ def _matches(
 def match_records(
     view: Bytes, topic: Bytes, name: Bytes, value: Bytes, part: Bytes, matches: Words, state: Words
 ) -> int:
-    """Positions of the matching records of view[AT:STOP], into `matches` int64[≥ MATCHES_MAX]; why it stopped.
+    """Find the matching records of view[AT:STOP]; positions in `matches` int64[≥ MATCHES_MAX].
 
-    `view`, `topic`, `name` and `value` (of a property), `part` (of a body) uint8. The reason is MATCHES_FULL or one of
-    record_check's. CRCs are not looked at here: whoever hands a match out checks it.
+    `view`, `topic`, `name` and `value` (of a property), `part` (of a body) uint8. Returns MATCHES_FULL or a reason of
+    record_check. CRCs are not checked; check those of a match before returning it.
     """
     at = int(state[AT])
     stop = int(state[STOP])
@@ -157,9 +162,9 @@ def match_records(
 
 @kernel
 def has_key(view: Bytes, at: int, total: int, topic: Bytes, name: Bytes, key: Bytes) -> bool:
-    """Whether the record at `at`, whose sizes hold, has a topic and a key: one word of property `name`.
+    """Whether the valid record at `at` has a topic and a key, a word of property `name`.
 
-    `topic`, `name` (KEYS, or UNIQ_KEY) and `key` uint8, not empty.
+    `topic`, `name` (KEYS or UNIQ_KEY) and `key` uint8, not empty.
     """
     if not _has_topic(view, at, topic):
         return False
@@ -176,23 +181,18 @@ def has_key(view: Bytes, at: int, total: int, topic: Bytes, name: Bytes, key: By
     return False
 
 
-# --- select ---
-# Taking the records of some topics out of a log, and giving records another place in a log of their own.
-#
-# select_records     whole records of chosen topics and times, one after the other into a buffer
-# relocate_records   their physical offsets, and with them the CRC that covers these, for another place
+# Copying records of chosen topics, for export and compaction.
 
-
-FILLED = 5
+FILLED = MATCHES_MAX  # bytes of `out` in use; advanced
 
 CHOSEN_QUEUE = 0
-"""The queue id that stands for a chosen topic in the table."""
+"""Queue id under which the table holds a chosen topic."""
 
 
 @kernel
 def _is_deleted(
     view: Bytes, at: int, topic: int, size: int, topic_hash: int, physical_offset: int, table: Bytes, cells: Words,
-    slots: Int32s,
+    slots: Int32s
 ) -> bool:  # fmt: skip
     queue_id = load_be32(view, at + record.QUEUE_ID)
     number = find_queue(table, cells, slots, view, topic, size, topic_hash, queue_id)
@@ -215,11 +215,11 @@ def select_records(
     counts: Words,
     state: Words,
 ) -> bool:
-    """Copy the chosen records of view[AT:STOP] into `out` from FILLED on; False when the next one has no room there.
+    """Copy the chosen records of view[AT:STOP] into `out` from FILLED on.
 
-    `view` uint8 is a segment; whole records lie between AT and STOP. The two tables are queue tables' `bytes_view`,
-    `cells` and `slots`: one has queue CHOSEN_QUEUE of each chosen topic, the other the queues that have been deleted.
-    `counts` int64[topics] counts the records by the topics' numbers.
+    False if the next one does not fit. `view` uint8 is a segment with complete records between AT and STOP. Both tables
+    are given as `bytes_view`, `cells` and `slots` of a queue table: the first holds queue CHOSEN_QUEUE of each chosen
+    topic, the second the deleted queues. `counts` int64[topics] is incremented at the topic's number.
     """
     at = int(state[AT])
     stop = int(state[STOP])
@@ -264,9 +264,10 @@ def select_records(
 
 @kernel
 def relocate_records(records: Bytes, start: int, stop: int, physical_offset: int, room: int) -> int:
-    """Give the whole records of records[start:stop] places in a log from `physical_offset` on; where that ended.
+    """Give the records in records[start:stop] physical offsets from `physical_offset` on.
 
-    It ends before a record that does not leave 8 bytes of `room`, which a segment's end needs.
+    Updates their CRC properties. Stops before a record that would leave less than BLANK_SIZE of `room`; returns the
+    position of the stop.
     """
     at = start
     while at < stop:

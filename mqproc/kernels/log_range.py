@@ -1,12 +1,15 @@
-"""Reading a range of a CommitLog segment that may begin and end anywhere: where its records begin, which are wanted.
+"""Read a range of a CommitLog segment with arbitrary bounds.
+
+Find record boundaries and select records.
 
     find_boundary(view, start, stop, base, limit, segment_stop, successor, out)
-                                        where a record begins, proven by the record itself and by the one behind it
-    select_positions(view, …, state)    the positions of the wanted records of view[AT:STOP]
+                                        a record boundary, proven by the record and by its successor
+    select_positions(view, …, state)    positions of the selected records of view[AT:STOP]
+    select_by_unit(view, …, state)      the same for records given by the units of a queue
 
-`view` uint8[n] is a segment or a part of one, `base` the log position of its byte 0. `limit` and `segment_stop` are
-positions in it, which may lie behind its end: where the log ends and where the segment does. Whoever reads two
-neighbouring ranges comes to the same border in both, whatever part of the segment each of them holds.
+`view` uint8[n] is a segment or a part of one, `base` the log position of its byte 0. `limit`, the end of the log, and
+`segment_stop`, the end of the segment, are positions in the view and may lie beyond it. Readers of two adjacent ranges
+find the same boundary between them, whatever part of the segment each has in memory.
 """
 
 from __future__ import annotations
@@ -48,41 +51,41 @@ from mqproc.kernels.record_fields import (
 )
 from mqproc.layout import properties, record
 
-# What find_boundary returns in place of a position.
+# Results of find_boundary in place of a position.
 NOWHERE = -1
 NEEDS_MORE = -2
-"""The answer lies behind the view's end; out[NEEDED] says how far the view must reach at least."""
+"""The view ends too early; out[NEEDED] is the minimum end of a view that decides it."""
 NEEDED = 0
 BOUNDARY_SIZE = 1
 
-# Why select_positions stopped, beside record_check's reasons.
+# Reasons of select_positions in addition to record_check's.
 FULL = len(REASON_NAMES)
 UNKNOWN_QUEUE = FULL + 1
 CUT_BY_VIEW = FULL + 2
 
 # Indices into the state, int64[STATE_SIZE].
 (
-    AT,  # position in the view; moved
-    STOP,  # up to where records are looked at; one that begins before it is looked at whole
-    LIMIT,  # where the log ends in this segment
+    AT,  # position in the view; advanced
+    STOP,  # records that begin below it are examined
+    LIMIT,  # end of the log in this segment
     SEGMENT_STOP,
     BASE,
     BEGIN_MS,  # BEGIN_MS ≤ store time < END_MS
     END_MS,
-    VERIFY,  # a sum of record_check's VERIFY_…, looked at in wanted records
-    VERIFY_UNWANTED,  # the same, in the others
-    BYTES_MAX,  # wanted records of so many bytes are enough for once
-    FOUND,  # positions written; with FOUND_BYTES moved, so that a walk that is gone on with adds to them
+    VERIFY,  # sum of record_check's VERIFY_…, applied to selected records
+    VERIFY_UNWANTED,  # the same for the other records
+    BYTES_MAX,  # stop after selected records of this size
+    FOUND,  # positions written; like FOUND_BYTES accumulated by a continued walk
     FOUND_BYTES,
     SCRATCH,
 ) = range(13)
 STATE_SIZE = SCRATCH + PLACES_SIZE
 
-# What is wanted of a queue, int64[VERDICT_COLUMNS] for each queue of the table.
+# Selection by queue, int64[VERDICT_COLUMNS] for each queue of the table.
 (
     FIRST_OFFSET,  # FIRST_OFFSET ≤ queue offset < STOP_OFFSET
     STOP_OFFSET,
-    DELETED_AT,  # records below both belong to a queue of this name that was deleted
+    DELETED_AT,  # records below both bounds belong to an earlier, deleted queue of this name
     DELETED_NEXT,
 ) = range(4)
 VERDICT_COLUMNS = 4
@@ -92,22 +95,23 @@ _MAGIC_V2 = record.MAGIC_V2
 _MAGIC_BLANK = record.MAGIC_BLANK
 _HEADER_END = record.PHYSICAL_OFFSET + 8
 _SPACE = ord(properties.KEY_SEPARATOR)
-# Prepared and rolled back messages have no place in a queue: none and commit have this bit clear.
+# Prepared and rolled-back messages have no queue offset; types none and commit have this bit clear.
 _HAS_NO_PLACE = 0x4
 assert record.SYS_FLAG_PREPARED & record.SYS_FLAG_ROLLBACK == _HAS_NO_PLACE
 
 
 @kernel
 def _fills_segment(view: Bytes, at: int, segment_stop: int) -> bool:
-    """Whether the BLANK at `at` is the one that ends the segment."""
+    """Whether the BLANK at `at` extends exactly to the end of the segment."""
     return load_be32(view, at + record.TOTAL_SIZE) == segment_stop - at
 
 
 @kernel
 def _is_followed(view: Bytes, at: int, base: int, limit: int, segment_stop: int) -> int:
-    """1 when what lies at `at` may follow a record: a header of its own place, the right BLANK, zeros, the log's end.
+    """1 if the bytes at `at` may follow a record.
 
-    0 when it may not, NEEDS_MORE when the view ends before that is known.
+    A header with its own offset, the final BLANK, zeros, or the log's end. 0 if they may not, NEEDS_MORE if the view
+    ends too early.
     """
     if at >= limit:
         return 1
@@ -129,11 +133,11 @@ def _is_followed(view: Bytes, at: int, base: int, limit: int, segment_stop: int)
 def find_boundary(
     view: Bytes, start: int, stop: int, base: int, limit: int, segment_stop: int, successor: int, out: Words
 ) -> int:
-    """First position in view[start:stop] where an intact record begins, or the BLANK that ends the segment.
+    """First position in view[start:stop] of a valid record or the segment's final BLANK.
 
-    Intact: magic, own physical offset, sizes and CRCs hold, and it ends at or below `limit`; with `successor` ≠ 0 what
-    lies behind it must fit too, so that a copy of a record inside of a body is none. NOWHERE, or NEEDS_MORE with
-    out[NEEDED], where `out` is int64[BOUNDARY_SIZE].
+    Valid means: magic, own physical offset, sizes and CRCs match, and the record ends at or below `limit`. With
+    `successor` ≠ 0 the following bytes must fit too, which rejects a copy of a record inside a body. Returns NOWHERE,
+    or NEEDS_MORE with out[NEEDED], if there is no position; `out` is int64[BOUNDARY_SIZE].
     """
     seen = min(stop, view.size - record.BLANK_SIZE + 1)
     for at in range(start, seen):
@@ -168,7 +172,7 @@ def find_boundary(
 
 @kernel
 def is_one_of(view: Bytes, at: int, size: int, texts: Bytes, ends: Words) -> bool:
-    """Whether view[at:at + size] is one of `texts` uint8, whose ends are `ends` int64[count]."""
+    """Whether view[at:at + size] equals one of `texts` uint8 with `ends` int64[count]."""
     first = 0
     for number in range(ends.size):
         end = int(ends[number])
@@ -180,7 +184,7 @@ def is_one_of(view: Bytes, at: int, size: int, texts: Bytes, ends: Words) -> boo
 
 @kernel
 def has_one_of(view: Bytes, at: int, size: int, texts: Bytes, ends: Words) -> bool:
-    """Whether a word of view[at:at + size], which are separated by spaces, is one of `texts`."""
+    """Whether one of the space-separated words of view[at:at + size] is one of `texts`."""
     stop = at + size
     while at < stop:
         end = find_byte(view, at, stop, _SPACE)
@@ -194,7 +198,10 @@ def has_one_of(view: Bytes, at: int, size: int, texts: Bytes, ends: Words) -> bo
 def has_tag_and_key(
     view: Bytes, at: int, total: int, tags: Bytes, tag_ends: Words, keys: Bytes, key_ends: Words, state: Words
 ) -> bool:
-    """Whether the record at `at`, whose sizes hold, has one of the tags and one of the keys; none given means all."""
+    """Whether the valid record at `at` has one of the tags and one of the keys.
+
+    An empty list matches all.
+    """
     if tag_ends.size == 0 and key_ends.size == 0:
         return True
     find_tags_and_keys(view, properties_at(view, at), properties_end(view, at, total), state, SCRATCH)
@@ -208,7 +215,7 @@ def has_tag_and_key(
 
 @kernel
 def _is_cut(view: Bytes, at: int, limit: int, log_limit: int) -> bool:
-    """Whether what lies at `at` may be a record that ends behind view[:limit] and within `log_limit`."""
+    """Whether a record at `at` may extend beyond view[:limit] but not beyond `log_limit`."""
     if limit - at < record.BLANK_SIZE:
         return log_limit - at >= record.BLANK_SIZE
     magic = load_be32(view, at + record.MAGIC)
@@ -230,13 +237,12 @@ def select_positions(
     positions: Words,
     state: Words,
 ) -> int:
-    """Positions of the wanted records that begin in view[AT:STOP] into `positions` int64[n] from FOUND on; why it
-    stopped.
+    """Select records that begin in view[AT:STOP]; adds their positions to `positions` int64[n].
 
-    `queues`, `cells`, `slots` are a queue table's `bytes_view`, `cells` and `slots`, and `verdicts`
-    int64[VERDICT_COLUMNS × queues] says what is wanted of each; a record of a queue that the table lacks stops the
-    walk with UNKNOWN_QUEUE. `tags` and `keys` uint8 with their ends int64: without any, all pass. Where the walk
-    stopped is AT, and FULL means that more may follow there. CUT_BY_VIEW: the record at AT ends behind the view.
+    `queues`, `cells`, `slots` are a queue table's `bytes_view`, `cells` and `slots`; `verdicts` int64[VERDICT_COLUMNS ×
+    queues] is the selection for each queue. `tags` and `keys` uint8 with their ends int64 restrict it further; empty
+    lists match all. Returns the reason for the stop at AT: FULL if more may follow, UNKNOWN_QUEUE for a record of a
+    queue that the table lacks, CUT_BY_VIEW if the record extends beyond the view, or a reason of record_check.
     """
     at = int(state[AT])
     stop = int(state[STOP])
@@ -268,7 +274,7 @@ def select_positions(
             break
         prefetch_stride(view, at, total, last_total)
         last_total = total
-        # Before its topic is believed.
+        # Checked before the topic is trusted.
         if verify_unwanted != 0:
             bad = crc_reason(view, at, total, verify_unwanted)
             if bad != 0:
@@ -322,19 +328,13 @@ def select_positions(
     return reason
 
 
-# --- listed ---
-# Records at places that a queue's units name: which are what they must be, and which of those are wanted.
-#
-#     select_by_unit(view, listed, numbers, offsets, …, positions, state)
-#
-# `view` uint8[n] is a segment, BASE the log position of its byte 0. Indices of the state and what `tags` and `keys` mean
-# are `log_range`'s; AT is an index into `listed` here.
+# Selection by units. AT of the state is an index into `listed` here.
 
 
 OTHER_PLACE = CUT_BY_VIEW + 2
-"""Why select_by_unit stopped, beside record_check's reasons and FULL: the record is of another place in the queues."""
+"""Reason of select_by_unit: the record has another queue or queue offset than the unit says."""
 
-# Records lie apart, so the processor is told so many ahead where it reads next.
+# The records are scattered; prefetch this many ahead.
 _AHEAD = 8
 _AHEAD_BYTES = 256
 
@@ -347,7 +347,7 @@ def _prefetch_record(view: Bytes, listed: Words, index: int, base: int) -> None:
 
 @kernel
 def _is_of(view: Bytes, at: int, number: int, queues: Bytes, cells: Words, slots: Int32s) -> bool:
-    """Whether the record at `at`, whose sizes hold, is of the queue with that number in the table."""
+    """Whether the valid record at `at` belongs to the queue with this number in the table."""
     width = topic_length_size(view, at)
     length_at = topic_length_at(view, at)
     size = signed_topic_length(view, length_at, width)
@@ -373,11 +373,11 @@ def select_by_unit(
     positions: Words,
     state: Words,
 ) -> int:
-    """Positions in the view of the wanted ones of the listed records into `positions` int64[m]; why it stopped.
+    """Write the positions of the selected records among the listed ones to `positions` int64[m].
 
-    `listed` int64[n] are log positions, ascending; `numbers` int64[n] says of which queue of the table each must be,
-    `offsets` int64[n] its offset there. REACHED_STOP: all have been looked at; FULL: more may follow at AT; any other
-    reason says why the record at AT is not the listed one.
+    `listed` int64[n] are ascending log positions from a queue's units; `numbers` int64[n] are the expected queue
+    numbers in the table, `offsets` int64[n] the expected queue offsets. Returns REACHED_STOP if all are examined, FULL
+    if more may follow at AT; any other reason says why the record at AT is not the expected one.
     """
     at = int(state[AT])
     base = int(state[BASE])

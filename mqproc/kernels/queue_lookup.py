@@ -1,4 +1,4 @@
-"""Finding a queue's number in the queue table from the bytes of a record (layout/queue_table.py)."""
+"""Look up the queue of a record in the queue table (layout/queue_table.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mqproc.layout import queue_table as layout
 
 MASK_32 = 0xFFFFFFFF
 
-# What find_queue returns in place of a number; of a deleted queue DELETED − its number, so DELETED and all below it.
+# Results of find_queue in place of a queue number. A deleted queue is returned as DELETED − number.
 UNKNOWN, DELETED = -1, -2
 
 
@@ -25,11 +25,10 @@ def find_queue(
     topic_hash: int,
     queue_id: int,
 ) -> int:
-    """Number of the live queue (buf[topic_at:topic_at + topic_size], queue_id); DELETED − number of a tombstone that
-    bears its name, else UNKNOWN.
+    """Number of a live queue, DELETED − number of a deleted one, or UNKNOWN.
 
-    `table` uint8, `cells` int64 and `slots` int32 are the queue table's `bytes_view`, `cells` and `slots`;
-    `topic_hash` is the topic's Java hash.
+    The topic is buf[topic_at:topic_at + topic_size], `topic_hash` its Java hash. `table` uint8, `cells` int64 and
+    `slots` int32 are the queue table's `bytes_view`, `cells` and `slots`.
     """
     mask = slots.size - 1
     mixed = (
@@ -47,7 +46,7 @@ def find_queue(
             and cells[first + layout.TOPIC_SIZE] == topic_size
             and same_bytes(table, layout.WORD_SIZE * first + layout.TOPIC_OFFSET_BYTES, buf, topic_at, topic_size)
         ):
-            # The state before the words that it makes valid.
+            # Load the state before the words that it validates.
             live = load_acquire(cells, first + layout.STATE) == layout.STATE_LIVE
             return number if live else DELETED - number
         slot = (slot + 1) & mask
@@ -56,9 +55,9 @@ def find_queue(
 
 @kernel
 def belongs_to_deleted(cells: Words, number: int, physical_offset: int, queue_offset: int) -> bool:
-    """Whether a record of the queue `number` was appended before the queue was deleted the last time.
+    """Whether a record of queue `number` was appended before the queue's last deletion.
 
-    Offsets alone would do while only this program appends: another one begins at 0 again.
+    Both offsets are compared: another program that appends restarts the queue offsets at 0.
     """
     first = layout.HEADER_WORDS + number * layout.ENTRY_WORDS
     below = physical_offset < cells[first + layout.DELETED_AT] and queue_offset < cells[first + layout.DELETED_NEXT]
@@ -78,9 +77,10 @@ def find_queue_of_record(
     physical_offset: int,
     queue_offset: int,
 ) -> int:
-    """As `find_queue`, by what the record itself says: DELETED when it was appended before its queue was deleted.
+    """`find_queue` that also considers the record's offsets.
 
-    A record of a later life than the table knows of is UNKNOWN: its queue has to be made again first.
+    DELETED if it precedes the deletion of its queue. A record appended after a deletion that the table still shows as a
+    tombstone is UNKNOWN: re-create the queue first.
     """
     found = find_queue(table, cells, slots, buf, topic_at, topic_size, topic_hash, queue_id)
     if found == UNKNOWN:

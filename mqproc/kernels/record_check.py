@@ -1,7 +1,7 @@
-"""Whether the bytes at a place are a whole record: sizes, magic, own offset, CRCs (layout/record.py).
+"""Validate records in place: sizes, magic, own offset and CRCs (layout/record.py).
 
-Every kernel that reads records goes through `record_size` first; after that all fields lie inside the record, and the
-record inside the buffer, whatever the bytes are.
+Every kernel that reads records calls `record_size` first. If it accepts the record, all fields lie inside the record
+and the record inside the buffer, whatever the bytes contain.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mqproc.kernels.jit.intrinsics import load_be16, load_be32, load_be64, load_
 from mqproc.kernels.jit.lowering import Bytes
 from mqproc.layout import record
 
-# Why a walk over records stopped, and what is wrong with a record. Negative where `record_size` returns them.
+# Reasons for the end of a walk over records, and faults of a record. Returned as negative values in place of a size.
 (
     REACHED_STOP,
     BLANK,
@@ -38,19 +38,19 @@ REASON_NAMES = (
     "bad property CRC",
 )
 
-# What `record_reason` looks at beside the sizes: sums of these.
+# Bits of `verify`: which CRCs are checked in addition to the sizes.
 VERIFY_NOTHING = 0
 VERIFY_BODY_CRC = 1
 VERIFY_PROPERTY_CRC = 2
 VERIFY_CRCS = VERIFY_BODY_CRC | VERIFY_PROPERTY_CRC
-# For recovery: a zero byte where the tail would be is what a torn write leaves, since segments begin as zeros.
+# Recovery: a zero byte in place of the tail indicates a torn write, since segments are preallocated with zeros.
 VERIFY_TORN_TAIL = 4
 VERIFY_ALL = VERIFY_CRCS | VERIFY_TORN_TAIL
 
 _MAGIC_V1 = record.MAGIC_V1
 _MAGIC_V2 = record.MAGIC_V2
 _MAGIC_BLANK = record.MAGIC_BLANK
-# The parts of a record beside hosts, topic length, body, topic and properties.
+# Fixed fields except the hosts and the topic length.
 _SIZE_WITHOUT_HOSTS = record.FIXED_SIZE_V4 - 2 * record.HOST_V4_SIZE - 1
 _HOST_V4 = record.HOST_V4_SIZE
 _HOST_V6 = record.HOST_V6_SIZE
@@ -58,7 +58,7 @@ _TAIL = record.CRC_TAIL_SIZE
 _NAME_FIRST_8 = int.from_bytes(record.CRC_NAME[:8], "big")
 _NAME_END = 1
 _PAIR_END = 2
-# A tail of which this much of the name is left was one; fewer equal bytes happen in other properties too.
+# This many bytes of the name identify a damaged tail; fewer matches occur by chance in other properties.
 _NAME_BYTES_LEFT = 5
 assert len(record.CRC_NAME) == 8
 assert _NAME_FIRST_8 < 1 << 63
@@ -66,19 +66,19 @@ assert _NAME_FIRST_8 < 1 << 63
 
 @inlined
 def born_host_size(sys_flag: int) -> int:
-    """8 for IPv4, 20 for IPv6."""
+    """Bytes of the born host: 8 for IPv4, 20 for IPv6."""
     return _HOST_V6 if sys_flag & record.SYS_FLAG_BORN_HOST_V6 != 0 else _HOST_V4
 
 
 @inlined
 def store_host_size(sys_flag: int) -> int:
-    """8 for IPv4, 20 for IPv6."""
+    """Bytes of the store host: 8 for IPv4, 20 for IPv6."""
     return _HOST_V6 if sys_flag & record.SYS_FLAG_STORE_HOST_V6 != 0 else _HOST_V4
 
 
 @inlined
 def body_length_at(view: Bytes, at: int) -> int:
-    """Position of the body's length of the record at `at`; the body lies 4 bytes behind it."""
+    """Position of the body length of the record at `at`; the body follows 4 bytes later."""
     sys_flag = load_be32(view, at + record.SYS_FLAG)
     return at + record.BODY_LENGTH - 2 * _HOST_V4 + born_host_size(sys_flag) + store_host_size(sys_flag)
 
@@ -91,20 +91,20 @@ def store_timestamp_at(view: Bytes, at: int) -> int:
 
 @inlined
 def topic_length_at(view: Bytes, at: int) -> int:
-    """Position of the topic's length of the record at `at`, whose sizes hold."""
+    """Position of the topic length of the valid record at `at`."""
     length_at = body_length_at(view, at)
     return length_at + 4 + load_be32(view, length_at)
 
 
 @inlined
 def topic_length_size(view: Bytes, at: int) -> int:
-    """1 for V1 and 2 for V2."""
+    """Bytes of the topic length: 1 in V1, 2 in V2."""
     return 1 if load_be32(view, at + record.MAGIC) == _MAGIC_V1 else 2
 
 
 @inlined
 def signed_topic_length(view: Bytes, at: int, width: int) -> int:
-    """The topic's length at `at`, signed as RocketMQ reads it."""
+    """The topic length at `at`, signed as RocketMQ reads it."""
     if width == 2:
         return load_be16(view, at)
     length = load_u8(view, at)
@@ -113,7 +113,7 @@ def signed_topic_length(view: Bytes, at: int, width: int) -> int:
 
 @inlined
 def record_size(view: Bytes, at: int, limit: int) -> int:
-    """Total size of the record at `at` when its magic and sizes hold and it ends at or below `limit`, else −reason.
+    """Size of the record at `at` if magic and sizes are valid and it ends by `limit`, else −reason.
 
     `view` uint8[≥ limit]. Reads nothing at or beyond `limit`.
     """
@@ -129,7 +129,7 @@ def record_size(view: Bytes, at: int, limit: int) -> int:
     if total < record.FIXED_SIZE_V4 or total > limit - at:
         return -BAD_SIZE
     length_at = body_length_at(view, at)
-    # What is left for body, topic and properties.
+    # Bytes left for body, topic and properties.
     room = total - (length_at - at) - 4 - width - 2
     if room < 0:
         return -BAD_SIZE
@@ -148,7 +148,7 @@ def record_size(view: Bytes, at: int, limit: int) -> int:
 
 @inlined
 def has_crc_tail(view: Bytes, at: int, total: int) -> bool:
-    """Whether the record, whose sizes hold, ends with a `__CRC32#` pair of its properties."""
+    """Whether the properties of a valid record end with a `__CRC32#` pair."""
     width = topic_length_size(view, at)
     topic_at = topic_length_at(view, at)
     properties_at = topic_at + width + signed_topic_length(view, topic_at, width) + 2
@@ -161,9 +161,10 @@ def has_crc_tail(view: Bytes, at: int, total: int) -> bool:
 
 @kernel
 def has_broken_tail(view: Bytes, at: int, total: int, verify: int) -> bool:
-    """Whether a record without a CRC tail seems to have lost it: most of its name is there, or zeros are.
+    """Whether a record without a CRC tail seems to have lost it.
 
-    Without this, damage to the tail itself would pass for a record that never had one.
+    Most of the name, or zero bytes, are in its place. Without this check, damage to the tail would pass for a record
+    that never had one.
     """
     width = topic_length_size(view, at)
     topic_at = topic_length_at(view, at)
@@ -185,10 +186,9 @@ def has_broken_tail(view: Bytes, at: int, total: int, verify: int) -> bool:
 
 @inlined
 def crc_reason(view: Bytes, at: int, total: int, verify: int) -> int:
-    """0, or BAD_BODY_CRC, or BAD_PROPERTY_CRC, for a record whose sizes hold.
+    """0, BAD_BODY_CRC or BAD_PROPERTY_CRC for a record with valid sizes.
 
-    A property CRC covers the body too, so the body's own is looked at only where there is none, or to tell which part
-    is bad.
+    The property CRC covers the body too, so the body CRC is checked only without one, or to determine the damaged part.
     """
     if verify & VERIFY_PROPERTY_CRC != 0 and has_crc_tail(view, at, total):
         end = at + total
@@ -204,7 +204,10 @@ def crc_reason(view: Bytes, at: int, total: int, verify: int) -> int:
 
 @inlined
 def body_crc_matches(view: Bytes, at: int) -> bool:
-    """Whether the stored CRC is the body's; an empty body's is not looked at, as in RocketMQ."""
+    """Whether the body matches its stored CRC.
+
+    As in RocketMQ, that of an empty body is not checked.
+    """
     length_at = body_length_at(view, at)
     body_length = load_be32(view, length_at)
     if body_length == 0:
@@ -215,9 +218,9 @@ def body_crc_matches(view: Bytes, at: int) -> bool:
 
 @inlined
 def checked_size(view: Bytes, at: int, limit: int, physical_offset: int, verify: int) -> int:
-    """Total size of a record that is all right, else −reason.
+    """Total size of a record that passes all checks, else −reason.
 
-    `physical_offset` is what the record must say of its own place.
+    `physical_offset` must equal the record's own physical offset field.
     """
     total = record_size(view, at, limit)
     if total < 0:
@@ -230,38 +233,33 @@ def checked_size(view: Bytes, at: int, limit: int, physical_offset: int, verify:
 
 @kernel
 def stored_at_ms(view: Bytes, at: int, limit: int, physical_offset: int) -> int:
-    """Store time of the record at `at`, −1 when its sizes or its own offset do not hold."""
+    """Store time of the record at `at`, −1 if its sizes or its own offset are invalid."""
     if record_size(view, at, limit) < 0 or load_be64(view, at + record.PHYSICAL_OFFSET) != physical_offset:
         return -1
     return load_be64(view, store_timestamp_at(view, at))
 
 
-# --- ahead ---
-# Telling the processor what will be read soon: it sees by itself only what lies near what is read now.
+# Prefetching.
 #
-# Hints: they read nothing, change nothing and cannot fail, wherever they point. Records lie apart by their bodies, which
-# most loops pass over, so each of them, and in it what lies behind the body, is waited for when nothing was said.
-#
-#     prefetch_alike(log, at, size, size_before)   a walk: as if records went on being as long as the last two
-#     prefetch_record(log, at, like)               the record at a place that is known
-#     prefetch_bytes(buf, at, size)                so many bytes
+# Walks over records skip the bodies, so hardware prefetchers do not predict the next access. These hints have no effect
+# but on caches and cannot fail, whatever address they point to.
 
 
 RECORDS_AHEAD: Final = 4
-"""How far a walk looks ahead. (With messages of 1 KiB: 2 saves half of what 3 to 8 do.)"""
+"""Prefetch distance of a walk, in records. (With messages of 1 KiB, 3 to 8 perform alike; 2 gains half as much.)"""
 
 _LINE = 64
-# What is read of a record beside its body: two lines at its begin; its topic and properties, most often, in three.
+# Lines read outside the body: usually two at the start of the record and three for topic and properties.
 _HEAD_LINES = 2
 _TAIL_LINES = 3
 _TAIL_BYTES = _TAIL_LINES * _LINE
-# Shorter records lie so near that the processor sees the next ones by itself: hints changed nothing there.
+# Hardware prefetching covers shorter records; hints had no effect there.
 _FAR_BYTES = 512
 
 
 @inlined
 def prefetch_bytes(buf: Bytes, at: int, size: int) -> None:
-    """Load the lines of buf[at:at + size], if the buffer has them."""
+    """Prefetch the cache lines of buf[at:at + size] if they lie in the buffer."""
     if 0 <= at < buf.size - size:
         for line in range(0, size, _LINE):
             prefetch(buf, at + line)
@@ -269,10 +267,7 @@ def prefetch_bytes(buf: Bytes, at: int, size: int) -> None:
 
 @inlined
 def prefetch_record(log: Bytes, at: int, like: int) -> None:
-    """Load what is read beside the body of the record at `at`, if its parts lie as those of the one at `like` do.
-
-    The sizes of the latter hold.
-    """
+    """Prefetch the record at `at` except its body, assumed to be laid out like that at `like`."""
     topic = topic_length_at(log, like) - like
     if 0 <= at < log.size - topic - _TAIL_BYTES:
         for line in range(_HEAD_LINES):
@@ -283,7 +278,7 @@ def prefetch_record(log: Bytes, at: int, like: int) -> None:
 
 @inlined
 def prefetch_stride(log: Bytes, at: int, size: int, size_before: int) -> None:
-    """Load what is read of a record some records on from the one at `at`, if that has the size of the one before it."""
+    """Prefetch RECORDS_AHEAD records ahead of `at` if the last two records have equal sizes."""
     if size == size_before and size >= _FAR_BYTES:
         prefetch_record(log, at + RECORDS_AHEAD * size, at)
 

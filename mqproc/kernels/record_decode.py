@@ -1,13 +1,15 @@
-"""Whole records, one after the other, into columns: where their parts are, and small kernels that copy these.
+"""Decode consecutive records into columns.
+
+Locate their fields, then copy them column by column.
 
     locate(buffer, count, rows_of(columns)) ──▶ places ──▶ copy_column(buf, places, count, name)
-                                                       └─▶ `arrow_body`: all columns of a batch of Arrow's at once
+                                                       └─▶ kernels/arrow.py: all columns of an Arrow batch at once
 
-`columns` are names from FIXED_COLUMNS and VARIABLE_COLUMNS, or ALL_COLUMNS. A fixed column is int64[n] or int32[n], a
-variable one (offsets int32[n + 1], data uint8[m]), whose value i is data[offsets[i]:offsets[i + 1]]: UTF-8 for topic,
+`columns` are names from FIXED_COLUMNS and VARIABLE_COLUMNS, or ALL_COLUMNS. A fixed column is int64[n] or int32[n]; a
+variable one is (offsets int32[n + 1], data uint8[m]), with value i at data[offsets[i]:offsets[i + 1]]: UTF-8 for topic,
 tag, keys (joined by a space, as stored), properties (the raw string without the CRC pair), born_host and store_host
-(`address:port`, an IPv6 address in brackets), bytes for body. An absent tag or key is empty. Nothing is shared with
-`buffer`. CRCs are not checked: whoever read the records from the log did.
+(`address:port`, an IPv6 address in brackets), bytes for body. An absent tag or key is empty. Columns share no memory
+with `buffer`. CRCs are not checked; they are checked where records are read from the log.
 """
 
 from __future__ import annotations
@@ -47,12 +49,11 @@ from mqproc.layout import record
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined,unused-ignore]
 
-# --- host_text ---
-# A record's host (layout/record.py) as `address:port` text; IPv6 as RFC 5952 writes it, in brackets.
+# Hosts as `address:port` text; IPv6 addresses in brackets, formatted by RFC 5952.
 
 
 HOST_TEXT_MAX = len("[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:-2147483648")
-"""Longest text of a host: the port is an i32."""
+"""Longest text of a host; the port is an i32."""
 
 _HOST_V6 = record.HOST_V6_SIZE
 _GROUPS = 8
@@ -61,7 +62,7 @@ _COLON, _DOT, _OPEN, _CLOSE, _MINUS, _ZERO, _SMALL_A = (ord(character) for chara
 
 @kernel
 def decimal_text(value: int, out: Bytes, at: int) -> int:
-    """Write a number in decimal at out[at]; returns the position behind it. |value| < 10¹⁸."""
+    """Write a number, |value| < 10¹⁸, in decimal at out[at]; returns the end position."""
     if value < 0:
         out[at] = _MINUS
         at += 1
@@ -78,7 +79,7 @@ def decimal_text(value: int, out: Bytes, at: int) -> int:
 
 @kernel
 def hex_text(value: int, out: Bytes, at: int) -> int:
-    """Write a u16 in hexadecimal without leading zeros; returns the position behind it."""
+    """Write a u16 in hexadecimal without leading zeros; returns the end position."""
     shift = 12
     while shift > 0 and value >> shift == 0:
         shift -= 4
@@ -97,7 +98,7 @@ def _group(buf: Bytes, host: int, index: int) -> int:
 
 @kernel
 def _zeros_from(buf: Bytes, host: int, first: int) -> int:
-    """How many groups from `first` on are 0."""
+    """Number of zero groups from `first` on."""
     count = 0
     while first + count < _GROUPS and _group(buf, host, first + count) == 0:
         count += 1
@@ -106,7 +107,7 @@ def _zeros_from(buf: Bytes, host: int, first: int) -> int:
 
 @kernel
 def _v6_text(buf: Bytes, host: int, out: Bytes, at: int) -> int:
-    """The address with its longest run of two or more zero groups left out, the first one of equals."""
+    """Write an IPv6 address, replacing the first longest run of two or more zero groups by `::`."""
     gap = -1
     gap_size = 1
     for first in range(_GROUPS):
@@ -134,9 +135,9 @@ def _v6_text(buf: Bytes, host: int, out: Bytes, at: int) -> int:
 
 @kernel
 def host_text(buf: Bytes, host: int, size: int, out: Bytes, at: int) -> int:
-    """Write the host buf[host:host + size] at out[at]; returns the position behind it.
+    """Write the host buf[host:host + size] at out[at]; returns the end position.
 
-    `size` is 8 or 20; `out` has HOST_TEXT_MAX bytes of room.
+    `size` is 8 or 20; `out` needs HOST_TEXT_MAX bytes.
     """
     if size == _HOST_V6:
         out[at] = _OPEN
@@ -153,8 +154,8 @@ def host_text(buf: Bytes, host: int, size: int, out: Bytes, at: int) -> int:
     return decimal_text(load_be32(buf, host + size - 4), out, at + 1)
 
 
-# Rows of the places, int64[PLACE_ROWS × n]: row r of record i is word r × n + i. Positions and sizes are bytes. A size
-# is written with the row before it, and tags with keys.
+# Rows of the places, int64[PLACE_ROWS × n]: row r of record i is word r × n + i. Positions and sizes in bytes. The row
+# of a size is written with the row before it, and tags with keys.
 (
     RECORD,
     STORE_TIMESTAMP,
@@ -178,7 +179,7 @@ PLACE_ROWS: Final = 17
 _TAIL_SIZE = record.BODY_LENGTH - record.RECONSUME_TIMES
 _PREPARED = record.PREPARED_TRANSACTION_OFFSET - record.RECONSUME_TIMES
 
-# Each fixed column: the row that its position counts from, the distance, and its width in bytes.
+# Fixed columns: row that the position refers to, distance from it, width in bytes.
 _FIXED: Final[dict[str, tuple[int, int, int]]] = {
     "physical_offset": (RECORD, record.PHYSICAL_OFFSET, 8),
     "size": (RECORD, record.TOTAL_SIZE, 4),
@@ -192,7 +193,7 @@ _FIXED: Final[dict[str, tuple[int, int, int]]] = {
     "prepared_transaction_offset": (TAIL, _PREPARED, 8),
     "body_crc": (RECORD, record.BODY_CRC, 4),
 }
-# Each variable column: its row; the sizes are in the next one.
+# Variable columns: row of the position; the next row holds the size.
 _VARIABLE: Final[dict[str, int]] = {
     "topic": TOPIC,
     "tag": TAG,
@@ -229,7 +230,7 @@ ALL_COLUMNS: Final = (
 )
 assert sorted(ALL_COLUMNS) == sorted(FIXED_COLUMNS + VARIABLE_COLUMNS)
 _INT32_MAX = 2**31 - 1
-# So many records ahead the processor is told of the next ones, where it is told where they lie.
+# Prefetch distance, in records, if the positions are given.
 _AHEAD: Final = 8
 
 Column = NDArray[Any] | tuple[NDArray[np.int32], NDArray[np.uint8]]
@@ -237,7 +238,10 @@ Column = NDArray[Any] | tuple[NDArray[np.int32], NDArray[np.uint8]]
 
 @kernel
 def count_records(buf: Bytes, failed: Words) -> int:
-    """How many whole records follow one another in `buf`; failed[0] is the position of the first byte behind them."""
+    """Number of complete consecutive records in `buf`.
+
+    Failed[0] receives the position after the last one.
+    """
     count = 0
     at = 0
     while at < buf.size:
@@ -252,7 +256,7 @@ def count_records(buf: Bytes, failed: Words) -> int:
 
 @inlined
 def _locate(buf: Bytes, at: int, total: int, i: int, count: int, rows: int, places: Words, scratch: Words) -> None:
-    """Where the parts of the record at `at`, whose sizes hold, are: column i of the places, as far as `rows` asks."""
+    """Locate the fields of the valid record at `at`: column i of the places, limited to `rows`."""
     places[RECORD * count + i] = at
     sys_flag = load_be32(buf, at + record.SYS_FLAG)
     store_at = at + record.BORN_HOST + born_host_size(sys_flag)
@@ -298,10 +302,10 @@ def _locate(buf: Bytes, at: int, total: int, i: int, count: int, rows: int, plac
 
 @kernel
 def locate_records(buf: Bytes, count: int, rows: int, places: Words, failed: Words) -> int:
-    """Where the parts of `count` records are; `places` int64[PLACE_ROWS × count], of which `rows` are written.
+    """Locate `count` records' fields: writes `rows` of `places` int64[PLACE_ROWS × count].
 
-    `rows` is a sum of 1 << row (`rows_of`). Returns 0, or the reason (record_check) why the bytes at failed[0] are no
-    record; `failed` int64[1 + PLACES_SIZE] is also room for the search.
+    `rows` is a sum of 1 << row (`rows_of`). Returns 0, or the reason (record_check) why failed[0] is not the position
+    of a valid record. `failed` int64[1 + PLACES_SIZE] also serves as scratch.
     """
     at = 0
     for i in range(count):
@@ -317,7 +321,7 @@ def locate_records(buf: Bytes, count: int, rows: int, places: Words, failed: Wor
 
 @kernel
 def locate_at(buf: Bytes, positions: Words, rows: int, places: Words, failed: Words) -> int:
-    """As `locate_records`, of the records that begin at `positions` int64[count] of `buf`."""
+    """`locate_records` for the records that begin at `positions` int64[count] of `buf`."""
     count = positions.size
     for i in range(count):
         at = int(positions[i])
@@ -334,14 +338,14 @@ def locate_at(buf: Bytes, positions: Words, rows: int, places: Words, failed: Wo
 
 @kernel
 def copy_int64(buf: Bytes, places: Words, row: int, delta: int, values: Words, first: int, count: int) -> None:
-    """Big-endian i64 at `delta` behind each record's place in `row` → int64[count] from values[first] on."""
+    """Copy the big-endian i64 at each position in `row`, plus `delta`, to values[first] on."""
     for i in range(count):
         values[first + i] = load_be64(buf, int(places[row * count + i]) + delta)
 
 
 @kernel
 def copy_int32(buf: Bytes, places: Words, row: int, delta: int, values: Int32s, first: int, count: int) -> None:
-    """Big-endian i32 at `delta` behind each record's place in `row` → int32[count] from values[first] on."""
+    """Copy the big-endian i32 at each position in `row`, plus `delta`, to values[first] on."""
     for i in range(count):
         values[first + i] = load_be32(buf, int(places[row * count + i]) + delta)
 
@@ -350,9 +354,10 @@ def copy_int32(buf: Bytes, places: Words, row: int, delta: int, values: Int32s, 
 def copy_values(
     buf: Bytes, places: Words, row: int, count: int, offsets: Int32s, first: int, data: Bytes, begin: int
 ) -> int:
-    """The bytes at `row`, with sizes in the row behind it; returns how many they are.
+    """Copy the values located by `row`, whose sizes are in the next row.
 
-    `offsets` gets int32[count + 1] from `first` on, `data` the bytes from `begin` on, where offset 0 is.
+    Returns their total size. `offsets` receives int32[count + 1] at `first`; `data` receives the bytes at `begin`,
+    which is offset 0.
     """
     end = 0
     offsets[first] = 0
@@ -368,7 +373,10 @@ def copy_values(
 def write_hosts(
     buf: Bytes, places: Words, row: int, count: int, offsets: Int32s, first: int, data: Bytes, begin: int
 ) -> int:
-    """The hosts of `row` as text, as `take_bytes` has it; `data` has room for HOST_TEXT_MAX × count."""
+    """Write the hosts located by `row` as text, like `copy_values`.
+
+    `data` needs HOST_TEXT_MAX × count bytes.
+    """
     end = begin
     host_before = 0
     size_before = 0
@@ -376,7 +384,7 @@ def write_hosts(
     for i in range(count):
         host = int(places[row * count + i])
         size = int(places[(row + 1) * count + i])
-        # Most messages have the host of the one before: its text is there.
+        # Most messages have the host of the previous one: copy its text.
         if size == size_before and same_bytes(buf, host, buf, host_before, size):
             text = begin + int(offsets[first + i - 1])
             copy_bytes(data, end, data, text, end - text)
@@ -390,9 +398,9 @@ def write_hosts(
 
 
 def rows_of(columns: Iterable[str]) -> int:
-    """The rows of the places that these columns are taken from, as `locate_records` is told them.
+    """Rows of the places that these columns need, as a bit mask for `locate_records`.
 
-    Raises ValueError for a name that is no column.
+    Raises ValueError for an unknown column.
     """
     rows = 0
     for name in columns:
@@ -401,7 +409,10 @@ def rows_of(columns: Iterable[str]) -> int:
 
 
 def place_of(name: str) -> tuple[int, int]:
-    """The row of the places that a column is taken from, and how many bytes behind it. ValueError for no column."""
+    """Row of the places that locates a column, and the distance from it.
+
+    Raises ValueError for an unknown column.
+    """
     if name in _FIXED:
         row, delta, _width = _FIXED[name]
         return row, delta
@@ -411,20 +422,21 @@ def place_of(name: str) -> tuple[int, int]:
 
 
 def width_of(name: str) -> int:
-    """Bytes of a fixed column's values."""
+    """Bytes of a value of a fixed column."""
     return _FIXED[name][2]
 
 
 def locate(buffer: Buffer, count: int, rows: int) -> tuple[NDArray[np.uint8], NDArray[np.int64], int]:
-    """The places of `count` records (−1: all) in any buffer: (its bytes, the places as of `places_at`, the count).
+    """Locate `count` records (−1: all) of a buffer.
 
-    Raises CorruptStoreError when the bytes are not exactly that many records.
+    Returns its bytes, the places (see `places_at`), and the count. Raises CorruptStoreError if the bytes are not
+    exactly that many records.
     """
     buf = as_kernel_array(buffer)
     failed = np.zeros(1 + PLACES_SIZE, np.int64)
     if count < 0:
         count = count_records(buf, failed)
-    # A record has at least its fixed part, so a false count cannot make this large.
+    # A record is at least as large as its fixed part, which bounds the allocation for a wrong count.
     if count > buf.size // record.FIXED_SIZE_V4:
         raise CorruptStoreError(f"{buf.size:,} bytes are not {count:,} records")
     places = np.empty(PLACE_ROWS * count, np.int64)
@@ -437,9 +449,10 @@ def locate(buffer: Buffer, count: int, rows: int) -> tuple[NDArray[np.uint8], ND
 
 
 def places_at(buf: NDArray[np.uint8], positions: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
-    """The places of the records that begin at `positions` int64[n] of `buf` uint8[m]: int64[PLACE_ROWS × n].
+    """Locate the records that begin at `positions` int64[n] of `buf` uint8[m].
 
-    Only `rows`, of which `rows_of` tells, are written. Raises CorruptStoreError when one of them is no record.
+    Places int64[PLACE_ROWS × n]. Only `rows`, a result of `rows_of`, are written. Raises CorruptStoreError if one of
+    them is not a valid record.
     """
     failed = np.empty(1 + PLACES_SIZE, np.int64)
     places = np.empty(PLACE_ROWS * len(positions), np.int64)
@@ -450,7 +463,10 @@ def places_at(buf: NDArray[np.uint8], positions: NDArray[np.int64], rows: int) -
 
 
 def copy_column(buf: NDArray[np.uint8], places: NDArray[np.int64], count: int, name: str) -> Column:
-    """One column of the `count` records of `buf` that `places` tells of. See the head of the module for the shapes."""
+    """Copy one column of the `count` records located by `places`.
+
+    See the module's docstring for the shapes.
+    """
     return _fixed(buf, places, count, name) if name in _FIXED else _variable(buf, places, count, name)
 
 

@@ -1,8 +1,8 @@
-"""Finding properties in a record's properties string, without decoding it (layout/properties.py).
+"""Find properties in a record without decoding its string (layout/properties.py).
 
-A pair counts only with a name and a value, the first 0x01 ends the name, and the last of a name wins: as RocketMQ
-reads the string. Positions are bytes in the buffer; what is searched lies inside a checked record, so that up to seven
-bytes before it may be read.
+RocketMQ's rules apply: pairs need a name and a value, the first 0x01 ends the name, and the last pair of a name wins.
+Positions are bytes in the buffer. Searched ranges lie inside a valid record, so up to seven bytes before them may be
+read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from mqproc.kernels.jit.lowering import Bytes, Words, as_kernel_array
 from mqproc.kernels.record_check import has_crc_tail, signed_topic_length, topic_length_at, topic_length_size
 from mqproc.layout import properties, record
 
-# Where find_tags_and_keys says that the values are, PLACES_SIZE words; sizes are 0 where the property is absent.
+# Results of find_tags_and_keys, PLACES_SIZE words; a size is 0 if the property is absent.
 TAG_AT, TAG_SIZE, KEYS_AT, KEYS_SIZE = range(4)
 PLACES_SIZE = 4
 
@@ -25,7 +25,7 @@ _SIZE_BITS = 16
 _SIZE_MASK = (1 << _SIZE_BITS) - 1
 assert record.PROPERTIES_SIZE_MAX <= _SIZE_MASK
 
-# Eight equal bytes each, as signed numbers: an unsigned constant would make floats of a kernel's sums.
+# One byte value in each of eight lanes, as signed numbers: an unsigned constant would turn a kernel's sums into floats.
 ONES = 0x0101_0101_0101_0101
 HIGH_BITS = -0x7F7F_7F7F_7F7F_7F80
 _NAME_END = ord(properties.NAME_END)
@@ -52,7 +52,10 @@ def same_bytes(a: Bytes, a_at: int, b: Bytes, b_at: int, size: int) -> bool:
 
 @inlined
 def find_byte(buf: Bytes, at: int, stop: int, byte: int) -> int:
-    """First position of `byte` in [at, stop); `stop` when there is none. Needs 8 bytes before `stop` in the buffer."""
+    """First position of `byte` in [at, stop), `stop` if absent.
+
+    At least 8 bytes must precede `stop` in the buffer.
+    """
     flip = byte * ONES
     while at + 8 <= stop:
         word = load_le64(buf, at) ^ flip
@@ -64,14 +67,14 @@ def find_byte(buf: Bytes, at: int, stop: int, byte: int) -> int:
         word = (load_le64(buf, stop - 8) >> 8 * (8 - (stop - at))) ^ flip
         found = (word - ONES) & ~word & HIGH_BITS
         if found != 0:
-            # Bits that were shifted in may look like the byte.
+            # Bits shifted in may look like the byte.
             return min(stop, at + (trailing_zeros(found) >> 3))
     return stop
 
 
 @kernel
 def properties_at(buf: Bytes, at: int) -> int:
-    """Position of the properties of the record at `at`, whose sizes hold."""
+    """Position of the properties of the valid record at `at`."""
     width = topic_length_size(buf, at)
     length_at = topic_length_at(buf, at)
     return length_at + width + signed_topic_length(buf, length_at, width) + 2
@@ -79,13 +82,16 @@ def properties_at(buf: Bytes, at: int) -> int:
 
 @kernel
 def properties_end(buf: Bytes, at: int, total: int) -> int:
-    """End of the properties of the record at `at`, whose sizes hold, without its CRC pair."""
+    """End of the properties of the valid record at `at`, without its CRC pair."""
     return at + total - record.CRC_TAIL_SIZE if has_crc_tail(buf, at, total) else at + total
 
 
 @kernel
 def find_tags_and_keys(buf: Bytes, start: int, stop: int, places: Words, first: int) -> None:
-    """Where TAGS and KEYS are in the properties buf[start:stop]: PLACES_SIZE words of `places` from `first` on."""
+    """Locate the values of TAGS and KEYS in the properties buf[start:stop].
+
+    PLACES_SIZE words of `places` at `first`.
+    """
     places[first + TAG_AT] = start
     places[first + TAG_SIZE] = 0
     places[first + KEYS_AT] = start
@@ -93,7 +99,7 @@ def find_tags_and_keys(buf: Bytes, start: int, stop: int, places: Words, first: 
     at = start
     while at < stop:
         end = find_byte(buf, at, stop, _PAIR_END)
-        # Name of four letters, its end, one character at least.
+        # A name of four letters, its separator, and a value of at least one byte.
         if end - at >= 6 and load_u8(buf, at + 4) == _NAME_END:
             word = load_be32(buf, at)
             if word == _TAGS:
@@ -107,8 +113,9 @@ def find_tags_and_keys(buf: Bytes, start: int, stop: int, places: Words, first: 
 
 @kernel
 def find_property(buf: Bytes, start: int, stop: int, name: Bytes) -> int:
-    """Where the value of a property is in the properties buf[start:stop], to be taken apart by `place_at` and
-    `place_size`; ABSENT when it is not there. `name` uint8[n], without its end.
+    """Locate the value of a property in buf[start:stop]; ABSENT if it is not there.
+
+    `name` uint8[n], without separator. The result packs position and size; `place_at` and `place_size` unpack it.
     """
     size = name.size
     found = ABSENT
@@ -123,11 +130,11 @@ def find_property(buf: Bytes, start: int, stop: int, name: Bytes) -> int:
 
 @kernel
 def place_at(place: int) -> int:
-    """Position that `find_property` found."""
+    """Position of a value located by `find_property`."""
     return place >> _SIZE_BITS
 
 
 @kernel
 def place_size(place: int) -> int:
-    """Bytes of the value that `find_property` found."""
+    """Bytes of a value located by `find_property`."""
     return place & _SIZE_MASK

@@ -1,13 +1,15 @@
-"""Walking the CommitLog: where whole records end, where they begin again after damage, what they say of their queues.
+"""Walk the CommitLog: end of valid records, resynchronisation, queue offsets, keys, marks.
 
-    scan_records(view, start, stop, base, verify, out)         recovery: the end of the whole records
-    find_without_crc(view, start, stop)                        recovery: what a crash may have torn
-    find_record(view, start, stop, base, out)                  after damage: where the next whole record or BLANK begins
+    scan_records(view, start, stop, base, verify, out)         recovery: the end of the valid records
+    find_without_crc(view, start, stop)                        recovery: records that a crash may have torn
+    find_record(view, start, stop, base, out)                  after damage: the next valid record or BLANK
     update_next_offsets(view, start, stop, base, table, cells, slots, next_offsets, out)
-                                                               a writer's successor: next queue offsets
+                                                               takeover by a new writer: next queue offsets
+    find_keyed(view, start, stop, base, uniq_key, keys, found) the next record with index entries
+    find_delivery_marks(view, start, stop, base, found, out)   records that were made from an earlier record
 
 `view` uint8[n] is one segment (or a part of one) and `base` the physical offset of its byte 0; `start` and `stop` are
-positions in it. Records must lie inside `view`, so `stop` may cut one: the walk then ends before it with REACHED_STOP.
+positions in it. A record that `stop` cuts is not walked over: the walk ends before it with REACHED_STOP.
 """
 
 from __future__ import annotations
@@ -49,24 +51,24 @@ from mqproc.kernels.record_fields import (
 )
 from mqproc.layout import consume_queue, record
 
-# What a scan says, int64[SCAN_SIZE]. The first three also of find_record and update_next_offsets, see there.
+# Results of a scan, int64[SCAN_SIZE]. find_record and update_next_offsets document the words that they set.
 (
-    STOPPED_AT,  # position of the first byte not walked over
+    STOPPED_AT,  # position of the first byte after the walked records
     REASON,
-    COUNT,  # records seen
-    LAST_START,  # position of the last whole record, −1 = none
+    COUNT,  # records walked over
+    LAST_START,  # position of the last record, −1 = none
     LAST_SIZE,
     LAST_STORE_TIMESTAMP_MS,
     MAX_STORE_TIMESTAMP_MS,
-    UNKNOWN,  # update_next_offsets: records of queues that the table does not have
-    FIRST_UNKNOWN,  # position of the first of them, −1 = none
+    UNKNOWN,  # update_next_offsets: records of queues that the table lacks
+    FIRST_UNKNOWN,  # position of the first of these, −1 = none
 ) = range(9)
 SCAN_SIZE = 9
 
 _MAGIC_V1 = record.MAGIC_V1
 _MAGIC_V2 = record.MAGIC_V2
 _MAGIC_BLANK = record.MAGIC_BLANK
-_TAKES_NO_QUEUE_OFFSET = 0x4  # prepared and rollback; none and commit have this bit clear
+_TAKES_NO_QUEUE_OFFSET = 0x4  # set in types prepared and rollback, clear in none and commit
 _QUEUE_OFFSET_LIMIT = consume_queue.QUEUE_OFFSET_LIMIT
 assert record.SYS_FLAG_PREPARED & record.SYS_FLAG_ROLLBACK == _TAKES_NO_QUEUE_OFFSET
 assert record.SYS_FLAG_COMMIT & _TAKES_NO_QUEUE_OFFSET == 0
@@ -87,9 +89,9 @@ def _begin(out: Words, start: int) -> None:
 
 @kernel
 def scan_records(view: Bytes, start: int, stop: int, base: int, verify: int, out: Words) -> int:
-    """Walk whole records of view[start:stop]; `out` int64[SCAN_SIZE] tells how far and why no further.
+    """Walk over the valid records of view[start:stop]; results in `out` int64[SCAN_SIZE].
 
-    `verify` is a sum of VERIFY_BODY_CRC and VERIFY_PROPERTY_CRC. Returns the reason.
+    Returns the reason for the stop. `verify` is a sum of VERIFY_BODY_CRC and VERIFY_PROPERTY_CRC.
     """
     _begin(out, start)
     at = start
@@ -124,7 +126,7 @@ def scan_records(view: Bytes, start: int, stop: int, base: int, verify: int, out
 
 @kernel
 def find_without_crc(view: Bytes, start: int, stop: int) -> int:
-    """Position of the first record without a CRC of its own in view[start:stop], which are whole records; −1 = none."""
+    """First record without a CRC property in view[start:stop], which is valid; −1 = none."""
     at = start
     size = 0
     while at < stop:
@@ -139,11 +141,11 @@ def find_without_crc(view: Bytes, start: int, stop: int) -> int:
 
 @kernel
 def find_record(view: Bytes, start: int, stop: int, base: int, out: Words) -> int:
-    """Where in view[start:stop] the next intact record begins, or the BLANK that fills `view` to its end; −1 = nowhere.
+    """Next valid record in view[start:stop], or the BLANK that fills `view`; −1 = not found.
 
-    Intact: magic, own physical offset, sizes and CRCs hold. `out` int64[SCAN_SIZE] gets STOPPED_AT, and REASON
-    REACHED_STOP (nowhere), BLANK, or the record's COUNT 1, LAST_START, LAST_SIZE and store time. `view` must be a
-    whole segment from its begin or a part of it up to its end, else no BLANK is recognised.
+    Valid means: magic, own physical offset, sizes and CRCs match. `out` int64[SCAN_SIZE] receives STOPPED_AT, and
+    either REASON (REACHED_STOP if nothing was found, or BLANK) or COUNT 1, LAST_START, LAST_SIZE and the store time of
+    the record. `view` must extend to the end of the segment, else no BLANK is recognised.
     """
     _begin(out, start)
     last = min(stop, view.size - record.BLANK_SIZE + 1)
@@ -180,11 +182,11 @@ def update_next_offsets(
     next_offsets: Words,
     out: Words,
 ) -> int:
-    """Raise next_offsets[queue number] to queue offset + 1 of every record that has a place in its queue.
+    """Raise next_offsets[queue number] to queue offset + 1 of each record with a queue.
 
     `table` uint8, `cells` int64 and `slots` int32 are the queue table's `bytes_view`, `cells` and `slots`;
-    `next_offsets` int64[capacity]. CRCs are not looked at: the range was published. `out` int64[SCAN_SIZE] tells how
-    far and why no further, the greatest store time, and how many records belong to queues that the table lacks.
+    `next_offsets` int64[capacity]. CRCs are not checked, since the range was published. `out` int64[SCAN_SIZE] receives
+    the position and reason of the stop, the maximum store time, and the number of records whose queue the table lacks.
     """
     _begin(out, start)
     at = start
@@ -225,13 +227,7 @@ def update_next_offsets(
 
 @kernel
 def _queue_of(
-    view: Bytes,
-    at: int,
-    physical_offset: int,
-    queue_offset: int,
-    table: Bytes,
-    cells: Words,
-    slots: Int32s,
+    view: Bytes, at: int, physical_offset: int, queue_offset: int, table: Bytes, cells: Words, slots: Int32s
 ) -> int:
     width = topic_length_size(view, at)
     length_at = topic_length_at(view, at)
@@ -244,11 +240,9 @@ def _queue_of(
     )
 
 
-# --- keyed ---
-# Looking for records that the index must know: those with a unique id or keys, and not rolled back.
+# Records with index entries: those with a unique id or keys that are not rolled back.
 
-
-# What a search says, int64[FOUND_SIZE]: where it stopped, and 1 when the record there has an entry in the index.
+# Results of find_keyed, int64[FOUND_SIZE]: STOPPED_AT, and whether the record there is keyed or is a BLANK.
 IS_KEYED, AT_BLANK = 1, 2
 FOUND_SIZE = 3
 
@@ -258,7 +252,7 @@ _SPACE = ord(" ")
 
 @kernel
 def _has_word(view: Bytes, place: int) -> bool:
-    """Whether a value that `find_property` found holds anything but spaces."""
+    """Whether a value located by `find_property` contains anything but spaces."""
     if place == ABSENT:
         return False
     at = place_at(place)
@@ -270,10 +264,10 @@ def _has_word(view: Bytes, place: int) -> bool:
 
 @kernel
 def find_keyed(view: Bytes, start: int, stop: int, base: int, uniq_key: Bytes, keys: Bytes, found: Words) -> None:
-    """Walk records of view[start:stop] (a segment, its byte 0 at `base` in the log) to the first with a key.
+    """Walk over records of view[start:stop] to the first one with a key.
 
-    `uniq_key` and `keys` uint8[n] are the properties' names. Stops at a record with a key, at what is no record, at a
-    BLANK, or at `stop`.
+    `base` is the log position of the view's byte 0. `uniq_key` and `keys` uint8[n] are the names of the properties.
+    Stops at a keyed record, an invalid one, a BLANK, or `stop`.
     """
     found[IS_KEYED] = 0
     found[AT_BLANK] = 0
@@ -300,30 +294,28 @@ def find_keyed(view: Bytes, start: int, stop: int, base: int, uniq_key: Bytes, k
     found[STOPPED_AT] = at
 
 
-# --- made_from ---
-# Which records of the log say that they were made from an earlier one: deliveries of parked messages, commits.
+# Delivery marks: a record's `preparedTransactionOffset` names the record that it was made from.
 #
-# `preparedTransactionOffset` is where they say it: RocketMQ keeps a committed message's half message there, and 0 in all
-# others; we name the parked record of a delivered one too. Walking the log for it is what tells a role, after a kill,
+# RocketMQ sets it in committed messages to the offset of the half message, and to 0 elsewhere. mqproc also sets it in
+# delivered messages to the offset of the scheduled record. After a kill, a role walks the log for these marks to learn
 # which of its deliveries were stored.
 
-
-# What the walk says, int64[MARKS_SIZE].
+# Results of find_delivery_marks, int64[MARKS_SIZE]: STOPPED_AT, REASON, COUNT.
 MARKS_SIZE = 3
 FOUND_FULL = -1
-"""A reason of its own: `found` has no room for more; go on at STOPPED_AT."""
+"""Reason: `found` is full; continue at STOPPED_AT."""
 
-# Bytes before a record's body length.
+# Distance from the field to the body length.
 _PREPARED_BACK = record.BODY_LENGTH - record.PREPARED_TRANSACTION_OFFSET
 
 
 @kernel
 def find_delivery_marks(view: Bytes, start: int, stop: int, base: int, found: Words, out: Words) -> int:
-    """Walk records of view[start:stop] and put what each was made from into `found` int64[n], where it says so.
+    """Walk over records of view[start:stop] and write their delivery marks to `found` int64[n].
 
-    `view` uint8 is one segment and `base` the physical offset of its byte 0. Prepared and rollback records are passed
-    over. Returns how many were found; `out` tells STOPPED_AT and REASON, which is REACHED_STOP also when `stop` cuts a
-    record, FOUND_FULL, or what is wrong with the record there. CRCs are not looked at.
+    Returns their number. `view` uint8 is one segment, `base` the physical offset of its byte 0. Prepared and rollback
+    records are skipped. `out` receives STOPPED_AT and REASON: REACHED_STOP (also if `stop` cuts a record), FOUND_FULL,
+    or the fault of the record there. CRCs are not checked.
     """
     at = start
     count = 0
@@ -339,7 +331,7 @@ def find_delivery_marks(view: Bytes, start: int, stop: int, base: int, found: Wo
         prefetch_stride(view, at, total, last_total)
         last_total = total
         made_from = load_be64(view, body_length_at(view, at) - _PREPARED_BACK)
-        # None and commit have the bit of prepared and rollback clear.
+        # Types none and commit have this bit clear.
         if made_from > 0 and load_be32(view, at + record.SYS_FLAG) & record.SYS_FLAG_PREPARED == 0:
             if count == found.size:
                 out[REASON] = FOUND_FULL

@@ -1,14 +1,14 @@
-"""Evaluating a compiled filter over the properties of a record, as it lies in the log (filters/program.py makes it).
+"""Evaluate a compiled SQL92 filter on a record's properties in place.
 
     verdict(buf, start, stop, program, texts, scratch) -> FAILS, PASSES, or UNDECIDED
 
-A filter is a program for a stack of values. A value is three words: what it is, then a number, a double's key, or
-where a text lies. Three-valued logic, and what is unknown when, is told in filters/nodes.py, which also decides what
-is UNDECIDED here: texts whose number is left to Python (kernels/numbers.py).
+A filter is a program for a stack machine. A value takes three words: its kind, then a number, the key of a double, or
+the position and size of a text. filters/expressions.py defines the three-valued logic. UNDECIDED is returned for
+numbers that this module does not parse; Python then evaluates the filter.
 
-    program   NAMES (i64) · CODE (i64) · for each name: at, size · lists: at, size each · code: 4 words an instruction
-    texts     names and texts of the filter, UTF-8
-    scratch   where each name's value is (at, or −1; size) · the stack
+    program   NAMES (i64) · CODE (i64) · position and size of each name · of each list element · 4 words an instruction
+    texts     names and literals of the filter, UTF-8
+    scratch   position (−1 = absent) and size of each named property · the stack
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from mqproc.kernels.jit.lowering import Bytes, Words
 from mqproc.kernels.record_fields import find_byte, same_bytes
 from mqproc.layout import properties
 
-# --- numbers ---
-# Texts as numbers by Java's rules: `Integer.valueOf`, `Long.valueOf` and `Double.valueOf` over bytes.
+# Numbers in texts, by the rules of Java's Integer.valueOf, Long.valueOf and Double.valueOf.
 #
 #     parse_long(buf, at, stop, limit, out, place)     the number in out[place]
-#     parse_double(buf, at, stop, out, place)          a key that orders as Double.compare does (filters/values.py)
+#     parse_double(buf, at, stop, out, place)          a key that orders like Double.compare (filters/expressions.py)
 #
-# Both return PARSED, BAD, or UNPARSED for what is left to Python: digits of other scripts, hexadecimal numbers, and
-# decimals of more than 18 digits that lie so near the middle of two doubles that the others count.
+# Both return PARSED, BAD, or UNPARSED for texts left to Python: digits of other scripts, hexadecimal numbers, and
+# decimals of more than 18 digits that are too close to the midpoint of two doubles.
 #
-# Decimals become the nearest double without a division: D. Lemire, *Number Parsing at a Gigabyte per Second*, Software:
-# Practice and Experience 51(8), 2021; that one step of it is never in doubt: N. Mushtak and D. Lemire, *Fast Number
-# Parsing Without Fallback*, 2023. Numbers of 64 bits are two halves here, since a kernel's integers have a sign.
+# Decimals are converted to the nearest double without a division: D. Lemire, *Number Parsing at a Gigabyte per Second*,
+# Software: Practice and Experience 51(8), 2021. No fallback is needed for one step of it: N. Mushtak and D. Lemire,
+# *Fast Number Parsing Without Fallback*, 2023. 64-bit numbers are processed as two halves, since a kernel's integers
+# are signed.
 
 
 BAD, PARSED, UNPARSED = range(3)
@@ -41,10 +41,10 @@ NAN_KEY = 0x7FF8_0000_0000_0000
 INFINITY_KEY = 0x7FF0_0000_0000_0000
 
 _HALF = 0xFFFF_FFFF
-_POWER_MIN = -342  # 10^19 × 10^q is 0 below it
-_POWER_MAX = 308  # and infinite above it
+_POWER_MIN = -342  # below it 10^19 × 10^q rounds to 0
+_POWER_MAX = 308  # above it the result is infinite
 _DIGITS_MAX = 18  # 10^18 < 2^60
-_EXPONENT_MAX = 100_000  # an exponent beyond it is as good as this one
+_EXPONENT_MAX = 100_000  # larger exponents give the same result
 _MANTISSA_BITS = 52
 _HIDDEN_BIT = 1 << _MANTISSA_BITS
 _EXPONENT_BIAS = 1023
@@ -58,7 +58,7 @@ _INFINITY_TAIL = int.from_bytes(_INFINITY[4:], "big")
 
 
 def _powers_of_five() -> Words:
-    """128 bits of 5^q, the highest one set, for each q: four halves from the highest. Rounded up below q = 0."""
+    """128 bits of each 5^q, the highest set, as four 32-bit words; rounded up for q < 0."""
     halves = []
     for q in range(_POWER_MIN, _POWER_MAX + 1):
         if q < 0:
@@ -77,7 +77,7 @@ _FIVES = _powers_of_five()
 
 @kernel
 def parse_long(buf: Bytes, at: int, stop: int, limit: int, out: Words, place: int) -> int:
-    """The integer buf[at:stop] as Java takes it: a sign, then digits, between −limit − 1 and limit."""
+    """Parse buf[at:stop] as a Java integer: optional sign, digits, between −limit − 1 and limit."""
     if at >= stop:
         return BAD
     first = load_u8(buf, at)
@@ -86,7 +86,7 @@ def parse_long(buf: Bytes, at: int, stop: int, limit: int, out: Words, place: in
         at += 1
     if at >= stop:
         return BAD
-    # Counted down, since the lowest number has no positive one.
+    # Accumulate negatively, since the minimum has no positive counterpart.
     lowest = -limit - 1 if negative else -limit
     number = 0
     fits = True
@@ -97,7 +97,7 @@ def parse_long(buf: Bytes, at: int, stop: int, limit: int, out: Words, place: in
         digit = byte - _ZERO
         if digit < 0 or digit > 9:
             return BAD
-        # limit // 10 is the same for both signs, as neither limit ends in 9.
+        # limit // 10 is correct for both signs, as neither limit ends in 9.
         if fits and number >= -(limit // 10) and 10 * number >= lowest + digit:
             number = 10 * number - digit
         else:
@@ -108,18 +108,18 @@ def parse_long(buf: Bytes, at: int, stop: int, limit: int, out: Words, place: in
 
 @kernel
 def _nearest_double(digits: int, power: int) -> int:
-    """The bits of the double nearest to digits × 10^power, for 0 < digits < 2^60."""
+    """Bits of the double nearest to digits × 10^power, for 0 < digits < 2^60."""
     if power < _POWER_MIN:
         return 0
     if power > _POWER_MAX:
         return INFINITY_KEY
-    # The highest bit of 64 is set: of 63 here, so that the sign stays clear.
+    # Normalise to 63 bits instead of 64, so that the sign bit stays clear.
     zeros = leading_zeros(digits)
     digits <<= zeros - 1
     high = digits >> 31
     low = (digits << 1) & _HALF
     row = 4 * (power - _POWER_MIN)
-    # digits × the upper 64 bits of the power: 128 bits in p3 … p0.
+    # digits × the upper 64 bits of the power: a 128-bit product in p3 … p0.
     five = int(_FIVES[row])
     lower_five = int(_FIVES[row + 1])
     a = low * lower_five
@@ -133,7 +133,7 @@ def _nearest_double(digits: int, power: int) -> int:
     p2 = carry & _HALF
     p3 = ((carry >> 32) + ((d >> 32) & _HALF)) & _HALF
     if p2 & 0x1FF == 0x1FF:
-        # The lower 64 bits of the power may carry into what counts: the upper half of their product is added.
+        # The lower 64 bits of the power may carry into the result: add the upper half of their product.
         five = int(_FIVES[row + 2])
         lower_five = int(_FIVES[row + 3])
         a = low * lower_five
@@ -154,13 +154,13 @@ def _nearest_double(digits: int, power: int) -> int:
     mantissa = (p3 << (32 - shift)) | (p2 >> shift)
     exponent = ((217706 * power) >> 16) + 63 + upper - zeros + _EXPONENT_BIAS
     if exponent <= 0:
-        # Below the normal numbers.
+        # Subnormal.
         if 1 - exponent >= 64:
             return 0
         mantissa >>= 1 - exponent
         mantissa += mantissa & 1
         return mantissa >> 1
-    # Exactly in the middle of two doubles: the even one.
+    # Exactly halfway between two doubles: round to even.
     if p1 == 0 and p0 <= 1 and -4 <= power <= 23 and mantissa & 3 == 1 and p2 & ((1 << shift) - 1) == 0:
         mantissa &= ~1
     mantissa += mantissa & 1
@@ -183,7 +183,7 @@ def _word_at(buf: Bytes, at: int, size: int) -> int:
 
 @kernel
 def _named_key(buf: Bytes, at: int, stop: int) -> int:
-    """The key of NaN or Infinity, 0 when buf[at:stop] is neither."""
+    """Key of NaN or Infinity, 0 if buf[at:stop] is neither."""
     if stop - at == 3 and _word_at(buf, at, 3) == _NAN:
         return NAN_KEY
     if stop - at == 8 and _word_at(buf, at, 4) == _INFINITY_HEAD and _word_at(buf, at + 4, 4) == _INFINITY_TAIL:
@@ -193,7 +193,10 @@ def _named_key(buf: Bytes, at: int, stop: int) -> int:
 
 @kernel
 def parse_double(buf: Bytes, at: int, stop: int, out: Words, place: int) -> int:
-    """The number buf[at:stop] as Java takes it: blanks around it, a sign, digits with a point, an exponent, f or d."""
+    """Parse buf[at:stop] as a Java double.
+
+    Optional blanks, sign, digits with a point, exponent, suffix f or d.
+    """
     while at < stop and load_u8(buf, at) <= 0x20:
         at += 1
     while at < stop and load_u8(buf, stop - 1) <= 0x20:
@@ -214,9 +217,9 @@ def parse_double(buf: Bytes, at: int, stop: int, out: Words, place: int) -> int:
         return UNPARSED
     digits = 0
     counted = 0  # digits in `digits`
-    dropped = 0  # digits behind them, before the point
-    behind = 0  # of the counted ones, behind the point
-    more = False  # a dropped one is not 0
+    dropped = 0  # integer digits beyond these
+    behind = 0  # fraction digits among the counted ones
+    more = False  # a dropped digit is not 0
     any_digit = False
     point = False
     while at < stop:
@@ -265,49 +268,49 @@ def parse_double(buf: Bytes, at: int, stop: int, out: Words, place: int) -> int:
 
 FAILS, PASSES, UNDECIDED = range(3)
 
-# The program's head.
+# Header of the program.
 NAMES, CODE = range(2)
 HEAD_SIZE = 2
 INSTRUCTION_SIZE = 4
 VALUE_SIZE = 3
 
-# What a value is.
+# Kinds of values.
 (
     NULL,
     BOOLEAN,  # 0 or 1
-    PROPERTY,  # at, size in the record
-    TEXT,  # at, size in `texts`
+    PROPERTY,  # position, size in the record
+    TEXT,  # position, size in `texts`
     INT,  # the number
     LONG,
     DOUBLE,  # the key
 ) = range(7)
 
-# Instructions; what they take from the stack → what they leave.
+# Instructions, with operands and effect on the stack.
 (
-    PUSH,  # kind, a, b: → a literal
-    LOAD,  # name: → the property, or NULL
+    PUSH,  # kind, a, b: → literal
+    LOAD,  # name: → property, or NULL
     EQUALS,  # left, right → three-valued
-    ORDERS,  # outcomes that hold: left, right → three-valued
+    ORDERS,  # accepted outcomes: left, right → three-valued
     IS_NULL,  # value → BOOLEAN
     IS_ONE_OF,  # first word of the list, count: property → three-valued
-    TEXT_MATCHES,  # place, at, size of the text: value → BOOLEAN
-    TEXT_DIFFERS,  # the same, for the negated forms
+    TEXT_MATCHES,  # kind of match, position and size of the text: value → BOOLEAN
+    TEXT_DIFFERS,  # the negated form of TEXT_MATCHES
     NOT,  # three-valued → three-valued
     CAST,  # value → NULL or false
     TO_NULL,  # value → NULL
-    JUMP_IF_FALSE,  # instruction: looks at the top only
+    JUMP_IF_FALSE,  # instruction: tests the top value, leaves it
     JUMP_IF_TRUE,
     JUMP_IF_NULL,
-    AND,  # two three-valued → one
+    AND,  # two three-valued values → one
     OR,
-    FAIL,  # evaluation ends
+    FAIL,  # end the evaluation
 ) = range(17)
 
-# Bits of the outcomes that hold.
+# Bits of the accepted outcomes of a comparison.
 BELOW, SAME, ABOVE = 1, 2, 4
 ANYWHERE, AT_START, AT_END = range(3)
 
-# Of a comparison, beside −1, 0 and 1.
+# Outcomes of a comparison in addition to −1, 0 and 1.
 _NOT_COMPARABLE = 2
 _LEFT_TO_PYTHON = 3
 
@@ -322,7 +325,10 @@ _LOWER_CASE = 0x20202020
 
 @kernel
 def _find_properties(buf: Bytes, start: int, stop: int, program: Words, texts: Bytes, scratch: Words) -> None:
-    """Where the values of the filter's names are; the last of a name counts, one without a value does not."""
+    """Locate the values of the filter's names.
+
+    The last pair of a name wins, a pair without a value is ignored.
+    """
     names = int(program[NAMES])
     for i in range(names):
         scratch[2 * i] = _ABSENT
@@ -359,7 +365,7 @@ def _order(left: int, right: int) -> int:
 
 @kernel
 def _same_text(buf: Bytes, texts: Bytes, scratch: Words, left: int, right: int) -> bool:
-    """Whether two values are the same text: properties, or a property and a literal."""
+    """Whether two texts are equal: two properties, or a property and a literal."""
     size = int(scratch[left + 2])
     if size != int(scratch[right + 2]):
         return False
@@ -374,14 +380,14 @@ def _same_text(buf: Bytes, texts: Bytes, scratch: Words, left: int, right: int) 
 
 @kernel
 def _as_double(buf: Bytes, scratch: Words, value: int) -> int:
-    """Put the key of a property's text into its second word; BAD, PARSED or UNDECIDED."""
+    """Replace a property's position by the key of its number; returns BAD, PARSED or UNPARSED."""
     at = int(scratch[value + 1])
     return parse_double(buf, at, at + int(scratch[value + 2]), scratch, value + 1)
 
 
 @kernel
 def _compare_with_number(buf: Bytes, scratch: Words, text: int, number: int) -> int:
-    """A property's text against a literal that is a number."""
+    """Compare a property's text with a numeric literal."""
     kind = scratch[number]
     at = int(scratch[text + 1])
     stop = at + int(scratch[text + 2])
@@ -396,7 +402,7 @@ def _compare_with_number(buf: Bytes, scratch: Words, text: int, number: int) -> 
 
 @kernel
 def _compare(buf: Bytes, texts: Bytes, scratch: Words, left: int, right: int) -> int:
-    """Two values of which none is NULL and one at least comes from the message."""
+    """Compare two values; neither is NULL, and at least one comes from the message."""
     left_kind = scratch[left]
     right_kind = scratch[right]
     if left_kind == PROPERTY and right_kind >= INT:
@@ -415,13 +421,16 @@ def _compare(buf: Bytes, texts: Bytes, scratch: Words, left: int, right: int) ->
         size = int(scratch[left + 2])
         truth = _is_true(texts, at, size) if left_kind == TEXT else _is_true(buf, at, size)
         return _order(int(truth), int(scratch[right + 1]))
-    # A boolean beside a number differs; beside a text on its right it cannot be compared.
+    # A boolean differs from a number, and cannot be compared with a text on its right.
     return _NOT_COMPARABLE if right_text else -1
 
 
 @kernel
 def _equals(buf: Bytes, texts: Bytes, scratch: Words, left: int, right: int) -> int:
-    """Put what `=` is into the left value's place; NOT_COMPARABLE, LEFT_TO_PYTHON or 0."""
+    """Replace the left value by the result of `=`.
+
+    Returns _NOT_COMPARABLE, _LEFT_TO_PYTHON or 0.
+    """
     if scratch[left] == NULL or scratch[right] == NULL:
         both = scratch[left] == scratch[right]
         scratch[left + 1] = 1 if both else 0
@@ -437,7 +446,7 @@ def _equals(buf: Bytes, texts: Bytes, scratch: Words, left: int, right: int) -> 
 
 @kernel
 def _orders(buf: Bytes, texts: Bytes, scratch: Words, left: int, right: int, holding: int) -> int:
-    """The same for `<` and its like; two texts are compared as numbers."""
+    """The same for <, <=, > and >=; two properties are compared as numbers."""
     if scratch[left] == NULL or scratch[right] == NULL:
         scratch[left] = NULL
         return 0
@@ -477,7 +486,7 @@ def _is_one_of(buf: Bytes, program: Words, texts: Bytes, scratch: Words, value: 
 
 @kernel
 def _holds(buf: Bytes, texts: Bytes, scratch: Words, value: int, place: int, part_at: int, part_size: int) -> bool:
-    """Whether a property's text has a part."""
+    """Whether a property's text contains, begins with or ends with a text."""
     at = int(scratch[value + 1])
     size = int(scratch[value + 2])
     if part_size > size:
@@ -498,7 +507,7 @@ def _holds(buf: Bytes, texts: Bytes, scratch: Words, value: int, place: int, par
 
 @kernel
 def _joined(scratch: Words, left: int, right: int, deciding: int) -> None:
-    """AND (`deciding` 0) or OR (1) of two three-valued ones, in the left one's place."""
+    """Replace the left of two three-valued values by their AND (`deciding` 0) or OR (1)."""
     left_decides = scratch[left] == BOOLEAN and scratch[left + 1] == deciding
     right_decides = scratch[right] == BOOLEAN and scratch[right + 1] == deciding
     if left_decides or right_decides:
@@ -510,7 +519,10 @@ def _joined(scratch: Words, left: int, right: int, deciding: int) -> None:
 
 @kernel
 def verdict(buf: Bytes, start: int, stop: int, program: Words, texts: Bytes, scratch: Words) -> int:
-    """Whether the message whose properties are buf[start:stop] passes. At least 8 bytes lie before `start`."""
+    """Evaluate a filter on the properties buf[start:stop].
+
+    At least 8 bytes must precede `start`.
+    """
     _find_properties(buf, start, stop, program, texts, scratch)
     bottom = 2 * int(program[NAMES])
     top = bottom - VALUE_SIZE

@@ -1,10 +1,11 @@
-"""Comparing queues with the log without holding either: what all units of a queue in a share of the log come to.
+"""Compare queues with the log by fingerprints, without holding either in memory.
 
-    add_runs     of the units that dispatch would make of a piece of the log
-    add_units    of the units that lie in a ConsumeQueue file
+    add_runs     adds the units that dispatch would make from a part of the log
+    add_units    adds the units stored in a ConsumeQueue file
 
-Both make one 64-bit value of each unit's queue offset, physical offset, size and tags code, and keep their count and
-their exclusive or: equal for equal sets of units, in whatever order and however many processes they were met.
+Each unit's queue offset, physical offset, size and tags code are mixed into one 64-bit value. A total keeps the count
+and the exclusive or of these values, which are equal for equal sets of units, in whatever order and by however many
+processes they are added.
 """
 
 # mypy: allow-untyped-calls
@@ -30,37 +31,37 @@ from mqproc.kernels.jit.intrinsics import load_be32, load_be64
 from mqproc.kernels.jit.lowering import Bytes, Words, lowering
 from mqproc.layout import consume_queue as layout
 
-# Columns of a total, int64[TOTAL_COLUMNS]; all 0 when the count is.
+# Columns of a total, int64[TOTAL_COLUMNS]; all are 0 if the count is.
 (
     COUNT,
     FINGERPRINT,
-    FIRST_OFFSET,  # queue offsets of the first and the last unit met
+    FIRST_OFFSET,  # queue offsets of the first and the last unit added
     LAST_OFFSET,
-    FIRST_PHYSICAL,  # and where their records begin
+    FIRST_PHYSICAL,  # physical offsets of their records
     LAST_PHYSICAL,
 ) = range(6)
 TOTAL_COLUMNS = 6
 
-# Columns of a gap in a queue's offsets, int64[GAP_COLUMNS]: the log goes on at another offset than the next one.
+# Columns of a gap in a queue's offsets, int64[GAP_COLUMNS].
 (
     GAP_QUEUE,
     GAP_EXPECTED,
     GAP_FOUND,
-    GAP_PREVIOUS,  # where the record before the gap begins
-    GAP_PHYSICAL,  # and the one behind it
+    GAP_PREVIOUS,  # position of the record before the gap
+    GAP_PHYSICAL,  # position of the record after it
 ) = range(5)
 GAP_COLUMNS = 5
 
-# What add_units says and goes on with, int64[UNITS_SIZE]. Offsets are queue offsets, −1 = none.
+# Results and state of add_units, int64[UNITS_SIZE]. Offsets are queue offsets, −1 = none.
 (
     NEXT_OFFSET,  # of the first unit of the next call
-    LAST_LIVE,  # the last one that is not zeros
-    INNER_ZEROS,  # zero units before it
+    LAST_LIVE,  # last unit that is not zeros
+    INNER_ZEROS,  # zero units before LAST_LIVE
     FIRST_INNER_ZERO,
-    PENDING_ZEROS,  # zero units behind it
+    PENDING_ZEROS,  # zero units after it
     FIRST_PENDING_ZERO,
     FILLERS,
-    PHYSICAL_END,  # where the record of the last unit with a place in the log ends
+    PHYSICAL_END,  # end of the last record that a unit points to
 ) = range(8)
 UNITS_SIZE = 8
 
@@ -72,7 +73,7 @@ _SEED = 0x243F6A8885A308D3 >> 1
 
 
 def mix64(value: int, word: int) -> int:
-    """A 64-bit value made of another one and a word: for one of them fixed, different for each of the other."""
+    """Mix a word into a 64-bit value: a bijection in either argument."""
     product = ((value ^ word) & _MASK_64) * _MULTIPLIER & _MASK_64
     product ^= product >> 32
     return product - (1 << 64) if product >> 63 else product
@@ -87,7 +88,7 @@ def _(builder: Any, value: Any, word: Any) -> Any:
 
 @inlined
 def _unit_value(queue_offset: int, physical_offset: int, size: int, tags_code: int) -> int:
-    """What a unit comes to."""
+    """Fingerprint of a unit."""
     return mix64(mix64(mix64(mix64(_SEED, physical_offset), tags_code), size), queue_offset)
 
 
@@ -104,10 +105,10 @@ def _add(totals: Words, column: int, value: int, queue_offset: int, physical_off
 
 @kernel
 def add_runs(units: Bytes, runs: Runs, totals: Words, gaps: Words) -> int:
-    """Add a dispatch scan's units to the totals of their queues; how many gaps were met.
+    """Add the units of a dispatch scan to the totals of their queues.
 
-    `units` uint8 and `runs` int64[n, RUN_COLUMNS] are what the scan said; `totals` int64[queues × TOTAL_COLUMNS];
-    `gaps` int64[≥ n × GAP_COLUMNS].
+    Returns the number of gaps found. `units` uint8 and `runs` int64[n, RUN_COLUMNS] are results of the scan; `totals`
+    int64[queues × TOTAL_COLUMNS]; `gaps` int64[≥ n × GAP_COLUMNS].
     """
     found = 0
     for run in range(len(runs)):
@@ -135,8 +136,9 @@ def add_runs(units: Bytes, runs: Runs, totals: Words, gaps: Words) -> int:
 
 @inlined
 def bucket_of(borders: Words, physical_offset: int) -> int:
-    """The range [borders[b], borders[b + 1]) that holds an offset; the number of ranges when it lies below all, one
-    more when it lies above. `borders` int64[≥ 1], ascending.
+    """Index of the range [borders[b], borders[b + 1]) that contains an offset.
+
+    The number of ranges if the offset is below all of them, one more if it is above. `borders` int64[≥ 1], ascending.
     """
     ranges = borders.size - 1
     if physical_offset < borders[0]:
@@ -158,9 +160,9 @@ def bucket_of(borders: Words, physical_offset: int) -> int:
 def add_units(units: Bytes, count: int, borders: Words, totals: Words, state: Words) -> None:
     """Add `count` units of a queue to the totals of the ranges that they point into.
 
-    `units` uint8[≥ 20 × count] begin at queue offset state[NEXT_OFFSET]; `borders` int64[ranges + 1];
-    `totals` int64[(ranges + 3) × TOTAL_COLUMNS]: the ranges, what lies below, above, and what is no unit at all.
-    Fillers and zeros belong to no total. `state` int64[UNITS_SIZE] goes from call to call.
+    `units` uint8[≥ 20 × count] begin at queue offset state[NEXT_OFFSET]; `borders` int64[ranges + 1]; `totals`
+    int64[(ranges + 3) × TOTAL_COLUMNS]: the ranges, below, above, and invalid units. Fillers and zeros are in no total.
+    `state` int64[UNITS_SIZE] continues from call to call.
     """
     ranges = borders.size - 1
     queue_offset = int(state[NEXT_OFFSET])

@@ -1,13 +1,13 @@
-"""The one decorator of all kernels, with their compiler options in one place.
+"""Decorators of all kernels, with the compiler options and the on-disk cache.
 
-Compiled code is cached beside the sources. numba keeps an entry while the kernel's own file is unchanged, but a kernel
-also contains the code of every kernel it calls, the primitives, and the offsets of `mqproc.layout` as constants, which
-follow from what that imports: a counter for each error moves all words behind it. So the stamp of an entry also has a
-fingerprint of both folders and of those modules: a change in any of their files compiles again.
+numba caches compiled code beside the sources and invalidates an entry when the kernel's own file changes. But a kernel
+also contains the code of the kernels it calls, the primitives, and offsets of `mqproc.layout` as constants, which
+depend on the modules that these import: one more error code moves the words after its counter. The stamp of a cache
+entry therefore includes a fingerprint of all these files.
 
-The file with the code has the fingerprint in its name. numba writes what an entry's code is made of before the code,
-into files that it numbers anew when sources change: one that was killed in between would leave the last sources' code
-to be taken for that of these, for good, and counters would be kept where other words are now.
+The code file has the fingerprint in its name. numba writes the index of an entry before the code, into files that it
+numbers from 1 again when sources change. A process killed in between would leave an index that points to the code of
+the previous sources.
 """
 
 # mypy: allow-untyped-calls
@@ -30,26 +30,26 @@ from mqproc.util.version import IMPORTED_NS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# What is used of numba goes beyond its type stubs.
+# The parts of numba used here exceed its type stubs.
 _numba: Any = numba
 
 COMPILED = not _numba.config.DISABLE_JIT
-"""False under NUMBA_DISABLE_JIT=1: kernels are then the plain functions they were written as."""
+"""False under NUMBA_DISABLE_JIT=1: kernels then are plain functions."""
 
 _FROZEN_FOLDERS = ("kernels", "layout")
 FROZEN_MODULES = ("errors.py", "topic_names.py", "types.py", "util/compression.py", "util/units.py", "util/version.py")
-"""What the files of these folders import of the package beside each other, directly or not."""
+"""Modules of the package outside these folders that their files import, directly or indirectly."""
 
 CODE_SUFFIX = ".nbc"
 _PACKAGE = Path(__file__).parents[2]
 _NAMED_DIGITS = 16
-# The kernel's clock for files goes by ticks.
+# File timestamps advance in ticks of the kernel's clock.
 _TICK_NS = 20_000_000
 
 
 @functools.cache
 def sources_fingerprint(package: Path = _PACKAGE) -> str:
-    """SHA-256 of all sources that compiled code may have frozen into it."""
+    """SHA-256 of all sources that compiled code may depend on."""
     digest = hashlib.sha256()
     for path in _frozen_sources(package):
         digest.update(f"{path.relative_to(package)}\0".encode())
@@ -59,10 +59,10 @@ def sources_fingerprint(package: Path = _PACKAGE) -> str:
 
 @functools.cache
 def sources_changed(since_ns: int, package: Path = _PACKAGE) -> bool:
-    """Whether these sources may have been changed after `since_ns` (Unix time), as when a package is upgraded.
+    """Whether sources may have changed after `since_ns` (Unix time), as by a package upgrade.
 
-    A process that has imported some of them before and others afterwards is of neither version: what it compiles is for
-    itself.
+    A process that imported some files before a change and others after it matches neither version; it must not write to
+    the cache.
     """
     changed_ns = max(path.stat().st_ctime_ns for path in _frozen_sources(package))
     return changed_ns + _TICK_NS > since_ns
@@ -74,7 +74,10 @@ def _frozen_sources(package: Path) -> list[Path]:
 
 
 def _without_literals(get_call_template: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a constant argument be an int64 as any other: numba would compile a called kernel again for each constant."""
+    """Type constant arguments as int64.
+
+    Numba would compile a called kernel again for each constant.
+    """
 
     def resolve(args: tuple[types.Type, ...], kws: dict[str, types.Type]) -> Any:
         return get_call_template(
@@ -85,10 +88,10 @@ def _without_literals(get_call_template: Callable[..., Any]) -> Callable[..., An
 
 
 def _load_compiled(cache: Any, signature: Any, target_context: Any) -> Any:
-    """What numba does, without first importing all that it knows of types: only its compiler needs that, and gets it.
+    """Load a cached kernel without importing numba's compiler, a third of the loading time.
 
-    It is a third of the time that loading every kernel takes, at each start of a group. Half of the rest is spared by
-    `_unserialized`. numba's lock for compiling is held.
+    The compiler does these imports itself. `_unserialized` saves half of the remaining time. numba's compiler lock
+    is held.
     """
     codegen = target_context.codegen()
     codegen.unserialize_library = functools.partial(_unserialized, codegen)
@@ -100,9 +103,9 @@ def _load_compiled(cache: Any, signature: Any, target_context: Any) -> Any:
 
 
 def _unserialized(codegen: Any, state: Any) -> Any:
-    """What numba does, but the bitcode is parsed when a kernel is compiled that calls this one: mostly never.
+    """Restore a compiled library; its bitcode is parsed only if a caller is compiled.
 
-    numba finds the names of its functions in it, and asks for that of the wrapper alone, which is there.
+    numba would parse the bitcode to find function names; only the wrapper's is needed, and it is known.
     """
     name, kind, data = state
     if kind != "object":
@@ -118,19 +121,19 @@ def _unserialized(codegen: Any, state: Any) -> Any:
 
 
 def kernel(function: F) -> F:
-    """Compile a function at its first call: no GIL, C arithmetic, no bounds checks, cached on disk.
+    """Compile a function at its first call.
 
-    A kernel allocates nothing, so numba's reference counting is off: it would cost 7 ns each time a kernel calls
-    another with an array.
+    No GIL, C arithmetic, no bounds checks, cached on disk. Kernels allocate nothing, so numba's reference counting is
+    off; it would cost 7 ns for each call with an array.
     """
     return _compiled(function, forceinline=False)
 
 
 def inlined(function: F) -> F:
-    """A kernel that stands in its callers wherever it is called: for steps of a loop over messages.
+    """A kernel that is inlined into its callers, for the steps of a loop over messages.
 
-    A call hands every array over as seven words in memory, which costs more than such a step does; left to itself the
-    compiler decides by size, and a line more elsewhere turns it round.
+    A call passes each array as seven words in memory, which costs more than such a step. The compiler's own decision
+    depends on size and may change with any edit.
     """
     return _compiled(function, forceinline=True)
 
@@ -142,14 +145,17 @@ def _compiled(function: F, *, forceinline: bool) -> F:
         function, nogil=True, error_model="numpy", boundscheck=False, _nrt=False, forceinline=forceinline
     )
     if not sources_changed(IMPORTED_NS):
-        with contextlib.suppress(RuntimeError):  # No folder can be written to: each process compiles for itself.
+        with contextlib.suppress(RuntimeError):  # No writable folder: each process compiles in memory.
             _cache_by_fingerprint(dispatcher)
     dispatcher.get_call_template = _without_literals(dispatcher.get_call_template)
     return cast(F, dispatcher)
 
 
 def _cache_by_fingerprint(dispatcher: Any) -> None:
-    """numba has no public way for most of this; tests show that it is honoured."""
+    """Add the fingerprint to the cache entries. Uses numba internals.
+
+    Tests check that they take effect.
+    """
     dispatcher.enable_caching()
     dispatcher._cache.load_overload = functools.partial(_load_compiled, dispatcher._cache)
     files = dispatcher._cache._cache_file
@@ -158,23 +164,23 @@ def _cache_by_fingerprint(dispatcher: Any) -> None:
 
 
 def code_ending() -> str:
-    """How the names of files end that have code compiled from these sources."""
+    """File name suffix of code compiled from these sources."""
     return f".{sources_fingerprint()[:_NAMED_DIGITS]}{CODE_SUFFIX}"
 
 
 def variant(function: F, **others: Callable[..., Any]) -> F:
-    """A kernel as it would be if it called `others` by the names of some of its own, for this process alone.
+    """A copy of a kernel in which some called kernels are replaced, for this process only.
 
-    A benchmark takes parts out of a kernel so, to see what they cost.
+    Benchmarks use it to measure the cost of parts of a kernel.
     """
     source = plain(function)
     changed = FunctionType(source.__code__, source.__globals__ | others, source.__name__)
     if not COMPILED:
         return cast(F, changed)
-    # Not cached: by name and file it would be taken for the kernel itself.
+    # Not cached: the cache identifies it by name and file as the original kernel.
     return cast(F, _numba.njit(changed, nogil=True, error_model="numpy", boundscheck=False, _nrt=False))
 
 
 def plain(function: F) -> F:
-    """The uncompiled function behind a kernel (the function itself when nothing is compiled)."""
+    """The uncompiled function of a kernel; the function itself if nothing is compiled."""
     return cast(F, getattr(function, "py_func", function))

@@ -1,10 +1,11 @@
-"""Loads, stores, copies and memory order for kernels: `(array, index)` addressing, any alignment, no bounds checks.
+"""Primitives of kernels: loads, stores, copies, memory order, prefetching.
 
-Each primitive is a plain function with a compiled body (`primitive.lowering`). The plain one checks bounds and tells an
-observer of every store: what a crash test counts and records. All values are int64, Python ints where nothing is
-compiled; only the `u64` pair carries unsigned words, for kernels that compare them as such.
+Any alignment, no bounds checks. Each primitive is a plain function with a compiled body (`lowering`). The plain one
+checks bounds and reports every store to an observer, with which crash tests count and record stores. All values are
+int64, or Python ints where nothing is compiled; only the `u64` pair handles unsigned words, for kernels that compare
+them as such.
 
-Owns no layout: which offset holds what is `mqproc.layout`'s.
+Primitives know no layout: `mqproc.layout` defines the offsets.
 """
 
 # mypy: allow-untyped-calls
@@ -32,10 +33,11 @@ I8X16 = ir.VectorType(I8, 16)
 I8X32 = ir.VectorType(I8, 32)
 
 MEMCPY_SIZE = 256
-"""From this many bytes on the C library's memcpy is as fast as a loop in place (measured on Zen 4)."""
+"""From this size on the C library's memcpy is as fast as the inline loop (measured on Zen 4)."""
 
 StoreObserver = Callable[[NDArray[Any], int, int], None]
-"""Called after a store with the array, the byte position in it, and the size in bytes. May raise: a crash there."""
+"""Called after a store with the array, the byte position and the size in bytes. May raise, to simulate a crash
+there."""
 
 _observer: StoreObserver | None = None
 _fence_lock = threading.Lock()
@@ -43,7 +45,10 @@ _fence_lock = threading.Lock()
 
 @contextlib.contextmanager
 def observe_stores(observer: StoreObserver) -> Iterator[None]:
-    """Have every plain store reported while the context is open; compiled stores report nothing."""
+    """Report every plain store to `observer` while the context is open.
+
+    Compiled stores report nothing.
+    """
     global _observer
     before, _observer = _observer, observer
     try:
@@ -74,11 +79,14 @@ def _store(buf: Bytes, i: int, v: int, size: int, order: Any) -> None:
     _observed(buf, i, size)
 
 
-# Plain twins
+# Plain versions.
 
 
 def load_u8(buf: Bytes, i: int) -> int:
-    """The byte at `i`, 0…255. (`buf[i]` is a uint8, which wraps when plain and turns int64 into float in sums.)"""
+    """The byte at `i`, 0…255.
+
+    (`buf[i]` is a uint8, which wraps when plain and turns int64 into float in sums.).
+    """
     _check(buf, i, 1)
     return int(buf[i])
 
@@ -114,7 +122,10 @@ def load_le64(buf: Bytes, i: int) -> int:
 
 
 def load_u64(buf: Bytes, i: int) -> np.uint64:
-    """Little-endian u64 at byte `i`. Combine it with np.uint64 only: with an int numba makes a float of it."""
+    """Little-endian u64 at byte `i`. Combine it with np.uint64 only.
+
+    With an int numba makes a float of it.
+    """
     return np.uint64(_load(buf, i, 8, "little", False))
 
 
@@ -154,7 +165,10 @@ def store_u64(buf: Bytes, i: int, v: np.uint64) -> None:
 
 
 def copy_bytes(dst: Bytes, di: int, src: Bytes, si: int, n: int) -> None:
-    """Copy `n` bytes from `src[si:]` to `dst[di:]`; the two ranges do not overlap. Nothing else is written."""
+    """Copy `n` bytes from `src[si:]` to `dst[di:]`; the two ranges do not overlap.
+
+    Nothing else is written.
+    """
     _check(dst, di, n)
     _check(src, si, n)
     dst[di : di + n] = src[si : si + n]
@@ -172,23 +186,26 @@ def leading_zeros(v: int) -> int:
 
 
 def load_acquire(words: Words, i: int) -> int:
-    """Load word `i`; nothing after it is done before it."""
+    """Load word `i`; later accesses are not reordered before it."""
     return int(words[i])
 
 
 def store_release(words: Words, i: int, v: int) -> None:
-    """Store word `i` in one go, after everything before it: how a position is published."""
+    """Store word `i` atomically after all earlier accesses: this publishes a position."""
     words[i] = v
     _observed(words, 8 * i, 8)
 
 
 def load_acquire_be32(buf: Bytes, i: int) -> int:
-    """Load a big-endian i32 at a multiple of 4 bytes in memory; nothing after it is done before it."""
+    """Load a big-endian i32 at an address that is a multiple of 4.
+
+    Later accesses are not reordered before it.
+    """
     return load_be32(buf, i)
 
 
 def store_release_be32(buf: Bytes, i: int, v: int) -> None:
-    """Store a big-endian i32 at a multiple of 4 bytes in memory, in one go, after everything before it."""
+    """Store a big-endian i32 atomically, 4-byte aligned, after all earlier accesses."""
     _check(buf, i, 4)
     swapped = int.from_bytes((int(v) & 0xFFFFFFFF).to_bytes(4, "big"), "little", signed=True)
     buf[i : i + 4].view(np.int32)[0] = swapped
@@ -196,29 +213,30 @@ def store_release_be32(buf: Bytes, i: int, v: int) -> None:
 
 
 def add_at(address: int, i: int, v: int) -> None:
-    """Add to word `i` of the words at an address: memory that the caller keeps alive, and whose bounds it knows.
+    """Add to word `i` of the words at an address.
 
-    An array that is passed from Python costs some 100 ns; an address lies in an array that is passed anyway.
+    The caller keeps the memory alive and knows its bounds. Passing an array from Python costs some 100 ns; an address
+    can be part of an array that is passed anyway.
     """
     ctypes.c_int64.from_address(address + 8 * int(i)).value += int(v)
 
 
 def prefetch(buf: Bytes, i: int) -> None:
-    """Have the cache line of byte `i` loaded, which will be read."""
+    """Prefetch the cache line of byte `i` for reading."""
 
 
 def prefetch_for_writing(buf: Bytes, i: int) -> None:
-    """Have the cache line of byte `i` loaded, which will be written."""
+    """Prefetch the cache line of byte `i` for writing."""
 
 
 def fence() -> None:
-    """Full fence: all loads and stores before it come before all after it, seen from every other core."""
-    # Called from Python this takes a lock: its locked instruction is a full fence on x86-64.
+    """Full fence: all earlier loads and stores precede all later ones, as seen from every core."""
+    # In plain Python the locked instruction of a mutex is the full fence (x86-64).
     with _fence_lock:
         pass
 
 
-# Compiled bodies
+# Compiled bodies.
 
 
 def _pointer(builder: Any, base: Any, i: Any, to: Any) -> Any:
@@ -325,10 +343,10 @@ def _(builder: Any, buf: Any, i: Any) -> None:
 
 
 def _copy_function(module: Any) -> Any:
-    """The module's own copy function (destination, source, size): no call into libc for the sizes of keys and units.
+    """Define the module's copy function, which avoids a libc call for small sizes.
 
-    Each size class is two loads and two stores that overlap, which never leave the range; 33 bytes to MEMCPY_SIZE step
-    by 32.
+    Each size class does two loads and two stores that may overlap but stay in the range; 33 to MEMCPY_SIZE bytes are
+    copied in steps of 32.
     """
     name = "mqproc_copy_bytes"
     if name in module.globals:

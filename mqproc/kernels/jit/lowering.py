@@ -1,18 +1,20 @@
-"""How a plain function gets a compiled body: the machinery under `intrinsics` and `wide`.
+"""Types of kernel arguments, and the mechanism that gives plain functions a compiled body.
 
-A primitive is written twice. The plain function runs where nothing is compiled and states, in its annotations, the
-types; `lowering` attaches LLVM instructions that numba puts in its place, directly into the calling kernel. Unlike
-numba's `@overload` nothing is compiled for itself, so a primitive costs no compile time but its own instructions.
+A primitive has two forms. The plain function runs where nothing is compiled, and its annotations state the types.
+`lowering` attaches a function that emits LLVM instructions directly into the calling kernel. Unlike numba's
+`@overload`, nothing is compiled separately, so a primitive costs no compile time beyond its own instructions.
 
-| annotation | compiled as | what the lowering gets |
+| annotation | compiled as | the lowering receives |
 |---|---|---|
 | `Bytes` | uint8, 1-D, C-contiguous, read-only or not | pointer to the first byte |
 | `Words` | int64, the same | pointer to the first word |
 | `int` | int64 | i64 |
 | `np.uint64` | uint64 | i64 |
-| `Wide` | two 64-bit lanes in one register | vector of 2 × i64 |
-| `Broad` | eight 64-bit lanes in one register | vector of 8 × i64 |
+| `Vector128` | two 64-bit lanes in one register | vector of 2 × i64 |
+| `Vector512` | eight 64-bit lanes in one register | vector of 8 × i64 |
 """
+
+# mypy: allow-untyped-calls, allow-subclassing-any
 
 from __future__ import annotations
 
@@ -31,44 +33,41 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined,unused-ignore]
 
-# mypy: allow-untyped-calls, allow-subclassing-any
-
-
-# Byte orders are compiled in for the machines we know; a big-endian one needs its swaps turned round.
+# Lowerings assume little-endian byte order; a big-endian machine needs the swaps reversed.
 assert sys.byteorder == "little"
 
 Bytes = NDArray[np.uint8]
 """A C-contiguous buffer of bytes."""
 
 Int32s = NDArray[np.int32]
-"""32-bit words in the machine's byte order. Kernels index these themselves; no primitive takes them."""
+"""32-bit words in native byte order. Kernels index them directly; no primitive takes them."""
 
 Words = NDArray[np.int64]
-"""Aligned 8-byte words in the machine's byte order."""
+"""Aligned 8-byte words in native byte order."""
 
-Vector128 = NewType("Wide", int)
-"""128 bits: byte 0 of memory is the lowest. A Python int where nothing is compiled."""
+Vector128 = NewType("Vector128", int)
+"""128 bits; byte 0 of memory is the lowest. A Python int where nothing is compiled."""
 
-Vector512 = NewType("Broad", int)
-"""512 bits, otherwise as `Wide`."""
+Vector512 = NewType("Vector512", int)
+"""512 bits, otherwise as `Vector128`."""
 
 
 class VectorType(types.Type):
-    """numba's type for `Wide` and `Broad`; it never crosses into Python."""
+    """numba's type for `Vector128` and `Vector512`; it never crosses into Python."""
 
     def __init__(self, name: str, lanes: int) -> None:
         super().__init__(name=name)
         self.vector = ir.VectorType(ir.IntType(64), lanes)
 
 
-VECTOR_128 = VectorType("Wide", 2)
-VECTOR_512 = VectorType("Broad", 8)
+VECTOR_128 = VectorType("Vector128", 2)
+VECTOR_512 = VectorType("Vector512", 8)
 LANES = VECTOR_128.vector
 
 
 @register_model(VectorType)
 class _VectorModel(models.PrimitiveModel):
-    """A vector, so that a value stays in one register through a loop."""
+    """LLVM vector, so that a value stays in one register through a loop."""
 
     def __init__(self, manager: Any, wide_type: VectorType) -> None:
         super().__init__(manager, wide_type, wide_type.vector)
@@ -99,7 +98,7 @@ def lowering(plain: Callable[..., Any], *, stores: bool = False) -> Callable[[Em
                 and argument.layout == "C"
                 and (argument.mutable or not writable)
             )
-        # A float is refused here, since numba would silently truncate it: the sum of a uint64 and an int64 is one.
+        # Reject floats, which numba would truncate silently: the sum of a uint64 and an int64 is a float.
         if kind in _REGISTERS:
             return argument == _REGISTERS[kind]
         return isinstance(argument, types.Integer | types.Boolean)
@@ -133,18 +132,17 @@ def lowering(plain: Callable[..., Any], *, stores: bool = False) -> Callable[[Em
     return attach
 
 
-# --- views ---
-# Any memory as an array of the one type that kernels are compiled for.
+# Arrays over any memory, of the one type that kernels are compiled for.
 #
-# numba has a type of its own for read-only arrays and compiles each kernel again for it. `np.frombuffer` over a map made
+# numba types read-only arrays differently and would compile each kernel again for them. `np.frombuffer` over a map made
 # with ACCESS_READ, or over `bytes`, is read-only and cannot be made writable. An object with `__array_interface__` can
-# state the same memory as writable; so kernels see one type, and the page protection still guards the file: a store
-# through such an array kills the process with SIGSEGV (a map) or breaks Python's promise (`bytes`). Kernels that only
-# read only load.
+# declare the same memory writable, so kernels see one type, and page protection still guards the file. A store through
+# such an array kills the process with SIGSEGV (a map) or breaks Python's promise (`bytes`); kernels for reading only
+# load.
 
 
 class _Memory:
-    """States `size` bytes at `address` as a writable array; keeps the owner of the memory alive."""
+    """Declare `size` bytes at `address` a writable array; keeps the owner of the memory alive."""
 
     __slots__ = ("__array_interface__", "_owner")
 
@@ -159,11 +157,11 @@ class _Memory:
 
 
 def as_kernel_array(memory: Buffer | int, size: int | None = None, *, owner: object = None) -> NDArray[np.uint8]:
-    """The first `size` bytes of a buffer (all of them when None) as a uint8 array of the kernels' type, not copied.
+    """View the first `size` bytes of a buffer (default.
 
-    `memory` is any contiguous buffer (mmap, bytes, bytearray, memoryview, array), or an address, for which `size` is
-    needed and `owner` is what keeps the memory alive. The array keeps the buffer exported: closing a mmap under it
-    raises BufferError.
+    All) as a uint8 array of the kernels' type, without a copy. `memory` is a contiguous buffer (mmap, bytes, bytearray,
+    memoryview, array), or an address, which requires `size` and an `owner` that keeps the memory alive. The array
+    exports the buffer: closing its mmap raises BufferError.
     """
     if isinstance(memory, int):
         if size is None:

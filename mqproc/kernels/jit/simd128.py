@@ -1,7 +1,7 @@
-"""128-bit values, four of them side by side, and carry-less multiplication (x86's PCLMULQDQ), for the CRC.
+"""128-bit and 512-bit vectors and carry-less multiplication (x86 PCLMULQDQ) for the CRC.
 
-A `Wide` is one register: memory byte 0 lowest, so the low lane is the first eight bytes. A `Broad` is one of 512 bits.
-The plain twins are Python ints. The lanes go in and out as int64 like every other number of a kernel.
+A `Vector128` is one register with memory byte 0 lowest, so its low lane is the first eight bytes; a `Vector512` is one
+of 512 bits. The plain versions are Python ints. Lanes are passed as int64, like every other number of a kernel.
 """
 
 # mypy: allow-untyped-calls
@@ -28,8 +28,8 @@ _MASK_128 = (1 << 128) - 1
 
 
 def _compiled_for() -> frozenset[str]:
-    # The features that numba compiles for are the processor's unless NUMBA_CPU_FEATURES or NUMBA_CPU_NAME says else;
-    # they are part of the key of a cached kernel, so a store moved to another machine compiles again.
+    # numba compiles for the processor's features unless NUMBA_CPU_FEATURES or NUMBA_CPU_NAME overrides them. They are
+    # part of the cache key, so a store moved to another machine compiles again.
     chosen: str | None = _config.CPU_FEATURES
     features: str = get_host_cpu_features() if chosen is None else chosen
     return frozenset(features.split(","))
@@ -37,12 +37,12 @@ def _compiled_for() -> frozenset[str]:
 
 _FEATURES = _compiled_for()
 HAS_CLMUL = "+pclmul" in _FEATURES
-"""Whether kernels may use `multiply_64` and `fold_128`; without it they do not compile."""
+"""Whether kernels may use `multiply_64` and `fold_128`; otherwise they would not compile."""
 HAS_VPCLMUL = HAS_CLMUL and {"+vpclmulqdq", "+avx512f"} <= _FEATURES
-"""Whether they may use `fold_512` too."""
+"""Whether kernels may use `fold_512`."""
 
 
-# Plain twins
+# Plain versions.
 
 
 def _signed_64(value: int) -> int:
@@ -87,12 +87,12 @@ def xor_128(a: Vector128, b: Vector128) -> Vector128:
 
 
 def shift_left_128(value: Vector128, bits: int) -> Vector128:
-    """Towards the later bytes, 0 ≤ bits < 128."""
+    """Shift towards later bytes, 0 ≤ bits < 128."""
     return Vector128(value << int(bits) & _MASK_128)
 
 
 def shift_right_128(value: Vector128, bits: int) -> Vector128:
-    """Towards the earlier bytes, 0 ≤ bits < 128; zeros come in."""
+    """Shift towards earlier bytes, 0 ≤ bits < 128; zeros are shifted in."""
     return Vector128(value >> int(bits))
 
 
@@ -102,7 +102,7 @@ def multiply_64(a: int, b: int) -> Vector128:
 
 
 def fold_128(value: Vector128, keys: Vector128, following: Vector128) -> Vector128:
-    """low × low key ^ high × high key ^ following: moves a value past later bytes of a message."""
+    """low × low key ^ high × high key ^ following: moves a value over later bytes of a message."""
     low = _carry_less(value & _MASK_64, keys & _MASK_64)
     high = _carry_less(value >> 64, keys >> 64)
     return Vector128(low ^ high ^ following)
@@ -116,7 +116,7 @@ def load_512(buf: Bytes, i: int) -> Vector512:
 
 
 def join_512(a: Vector128, b: Vector128, c: Vector128, d: Vector128) -> Vector512:
-    """A value from its four parts of 128 bits, the first bytes first."""
+    """Join four 128-bit parts, the first bytes first."""
     return Vector512(a | b << 128 | c << 256 | d << 384)
 
 
@@ -154,7 +154,7 @@ def fold_512(value: Vector512, keys: Vector512, following: Vector512) -> Vector5
     return Vector512(folded)
 
 
-# Compiled bodies
+# Compiled bodies.
 
 
 def _lane(builder: Any, value: Any, index: int) -> Any:
@@ -180,7 +180,10 @@ def _load(builder: Any, buf: Any, i: Any, vector: Any) -> Any:
 
 
 def _shuffle(builder: Any, a: Any, b: Any, lanes: range) -> Any:
-    """These lanes of two vectors, of which the second's count on behind the first's."""
+    """Select lanes of two vectors.
+
+    The lanes of the second are numbered after those of the first.
+    """
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
 
 

@@ -1,4 +1,4 @@
-"""Compile or load every kernel before the roles are forked, so that they share the code and none compiles.
+"""Compile or load every kernel before the roles are forked, so that they share the code.
 
 The list includes the kernels that decode pulled records into Arrow batches: the first batch of a client on this machine
 would otherwise wait some five seconds for the compiler.
@@ -52,6 +52,6 @@ WARMED: Final[tuple[ModuleType, ...]] = (
 
 
 def warm_all() -> None:
-    """Call every kernel once: the first time on a machine this compiles, later it loads the cache."""
+    """Call every kernel once: compiles at first, later loads the cache."""
     for module in WARMED:
         module.warm()
