@@ -1,1 +1,1 @@
-"""The roles: bounded steps over StoreIO, control words and a clock, and the loop that runs them."""
+"""Roles of the store's process group: bounded steps over StoreIO, control words and a clock."""

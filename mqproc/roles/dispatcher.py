@@ -1,4 +1,4 @@
-"""The dispatcher: brings ConsumeQueues and index to the end of what may be seen of the log (reput)."""
+"""The dispatcher role: builds ConsumeQueues and index from the log up to the confirmed position (RocketMQ's reput)."""
 
 from __future__ import annotations
 
@@ -9,39 +9,36 @@ import struct
 from mqproc.ipc.histogram import Histogram
 from mqproc.ipc.words import Words
 from mqproc.kernels.dispatch import StopReason
-from mqproc.kernels.dispatched import POSITION, RECORDS, publish_step
-from mqproc.layout import control as words_of
-from mqproc.layout import figures
-from mqproc.roles.log import get_logger
-from mqproc.roles.loop import RoleContext
-from mqproc.store.consume_queue import ConsumeQueueFiles
+from mqproc.kernels.dispatch_step import STEP_END, STEP_RECORDS, publish_step
+from mqproc.layout import control, histograms
+from mqproc.roles.role import RoleContext
+from mqproc.roles.role_log import get_logger
+from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.consumequeue.files import ConsumeQueueFiles
+from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.damage import DamageLedger
-from mqproc.store.dispatcher import Dispatch, DispatchStep
-from mqproc.store.index_files import IndexCommit, IndexFiles
-from mqproc.store.queue_table import QueueTable
-from mqproc.store.recovery.resync import Resync
-from mqproc.store.segments import LogSegments
-from mqproc.store.step_scan import WIDE_RECORDS_MAX
+from mqproc.store.dispatch import WIDE_RECORDS_MAX, Dispatch, DispatchResult
+from mqproc.store.index.files import IndexCommit, IndexFiles
+from mqproc.store.recovery.log import Resync
+from mqproc.util.rate_limited_log import RateLimitedLog
 
-# After a failed step (a full disk) the next one waits this long, so that it does not spin.
+# Pause after a failed step, as on a full disk.
 RETRY_NS = 100_000_000
-# The log says again that dispatch waits for the same reason after this time.
-TELL_AGAIN_NS = 60_000_000_000
 STOP_WAIT_S = 0.001
 NS_PER_MS = 1_000_000
-# What the kernel is told of a step: POSITION … INDEX_END.
-_SAID = struct.Struct("=9q")
-_SAID_AT = POSITION * words_of.WORD_SIZE
-# Store times are whole milliseconds: a delay that is hardly longer is told by the writer's last publication.
+# Control words of a step for the kernel that publishes it: STEP_END … INDEX_END.
+_STEP = struct.Struct("=9q")
+_STEP_AT = STEP_END * control.WORD_SIZE
+# Store times are whole milliseconds: shorter delays are measured from the writer's last publication.
 BACKLOG_MS = 2
-# A reader that does not wait sees a message so much later; a dozen of single sends share what dispatch takes.
+# Pause between steps while no consumer waits: it delays visibility and lets several sends share one step.
 LINGER_S = 0.001
 
 
 class Dispatcher:
-    """The role. A restarted one rolls the index back to the last committed step and goes on there."""
+    """The dispatcher. After a restart it rolls the index back to the last committed step and continues there."""
 
-    name = words_of.DISPATCHER
+    name = control.DISPATCHER
 
     def __init__(self, context: RoleContext) -> None:
         self._context = context
@@ -57,7 +54,7 @@ class Dispatcher:
         queues = ConsumeQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes, write=True)
         index = IndexFiles(io, paths.index, options.max_hash_slot_num, options.max_index_num)
         if context.incarnation > 1 and options.message_index_enable:
-            with context.heart.busy(words_of.STATE_RECOVERING):
+            with context.heartbeat.busy(control.STATE_RECOVERING):
                 index.roll_back(committed(self._words))
         self._ledger = DamageLedger(io, paths, options, lambda line: self._log.error(line))
         holes = self._ledger.ranges
@@ -70,75 +67,72 @@ class Dispatcher:
             index,
             holes=holes,
             wide_records=WIDE_RECORDS_MAX,
-            breathe=context.heart.beat_if_due,
+            between_pieces=context.heartbeat.beat_if_due,
         )
         self._bell = context.bell
         self._spin_ns = options.max_spin_us * 1000
-        self._query_bell = context.bells[words_of.QUERY]
-        self._index_bell = context.bells[words_of.INDEX_FLUSHER]
+        self._query_bell = context.bells[control.QUERY]
+        self._index_bell = context.bells[control.INDEX_FLUSHER]
         self._full_files = index.full_files
         self._retry_ns = 0
-        self._deletions = self._words[words_of.MIN_PHYSICAL_OFFSET], self._table.gone
-        self._told_ns = -TELL_AGAIN_NS
-        self._delays = Histogram(self._words, figures.DISPATCH_DELAYS)
-        self._delays_of = self._words[words_of.DISPATCHED_MESSAGES]
+        self._deletions = self._words[control.MIN_PHYSICAL_OFFSET], self._table.gone
+        self._waiting_log = RateLimitedLog(self._log.error)
+        self._delays = Histogram(self._words, histograms.DISPATCH_DELAYS)
+        self._delays_of = self._words[control.DISPATCHED_MESSAGES]
 
     def do_work(self) -> int:
         words = self._cells
-        minimum = words[words_of.MIN_PHYSICAL_OFFSET]
+        minimum = words[control.MIN_PHYSICAL_OFFSET]
         if (deletions := (minimum, self._table.gone)) != self._deletions:
             self._deletions = deletions
-            self._dispatch.let_go_of_deleted(minimum)
-        dispatched, confirmed = words[words_of.DISPATCHED], self._confirmed()
+            self._dispatch.close_deleted(minimum)
+        dispatched, confirmed = words[control.DISPATCHED], self._confirmed()
         if dispatched >= confirmed or (self._retry_ns and self._clock.monotonic_ns() < self._retry_ns):
             return 0
         if dispatched < minimum:
             return self._jump_to_minimum(dispatched)
         try:
-            if self._dispatch.step_alone(dispatched, confirmed, self._control_cells):
-                if self._publish_said():
-                    # Query often is to run on this processor.
+            if self._dispatch.step_single(dispatched, confirmed, self._control_cells):
+                if self._publish_step():
+                    # The query role often runs on this processor next.
                     os.sched_yield()
                 return 1
             step = self._dispatch.step(dispatched, confirmed)
             if step.position == dispatched:
-                return self._explain(step, confirmed)
+                return self._handle_stop(step, confirmed)
         except OSError as error:
-            self._hold_up(error)
+            self._retry_later(error)
             return 0
         self._publish(step)
         return max(1, step.records)
 
     def linger_s(self) -> float:
-        """While messages come one after the other and nobody waits for them, some are dispatched together.
-
-        The query role hurries this one when somebody begins to wait.
-        """
-        return 0.0 if self._cells[words_of.WAITING_PULLS] else LINGER_S
+        """Batch single messages while no consumer waits; the query role ends the pause when one begins to wait."""
+        return 0.0 if self._cells[control.WAITING_PULLS] else LINGER_S
 
     def wait(self, timeout_s: float) -> None:
         until_retry_s = (self._retry_ns - self._clock.monotonic_ns()) / 1e9
         if self._bell.wait(min(timeout_s, until_retry_s) if until_retry_s > 0 else timeout_s):
-            self._look_out()
+            self._spin_for_publication()
 
-    def _look_out(self) -> None:
-        """Rung by a writer that has yet to store what it has got: that takes less time than a wake-up."""
-        if self._spin_ns and self._cells[words_of.WAITING_PULLS] and not self._is_behind():
-            # So the writer need not ring again.
+    def _spin_for_publication(self) -> None:
+        """Spin for messages that a writer rang for before storing them: that takes less time than a wake-up."""
+        if self._spin_ns and self._cells[control.WAITING_PULLS] and not self._is_behind():
+            # The writer then need not ring again.
             self._bell.awake()
             end_ns = self._clock.monotonic_ns() + self._spin_ns
             while not self._is_behind() and self._clock.monotonic_ns() < end_ns:
                 os.sched_yield()
 
     def _is_behind(self) -> bool:
-        return self._cells[words_of.DISPATCHED] < self._confirmed()
+        return self._cells[control.DISPATCHED] < self._confirmed()
 
     def on_stop(self) -> bool:
-        """Reach the end of what is confirmed; the supervisor gives up on one that cannot."""
+        """Dispatch up to the confirmed position; the supervisor enforces a time limit."""
         if self.do_work():
             return False
         confirmed = self._confirmed()
-        if self._words[words_of.DISPATCHED] >= confirmed or self._words[words_of.DISPATCH_ERRNO]:
+        if self._words[control.DISPATCHED] >= confirmed or self._words[control.DISPATCH_ERRNO]:
             return True
         self._clock.sleep(STOP_WAIT_S)
         return False
@@ -148,11 +142,11 @@ class Dispatcher:
         self._segments.close()
         self._table.close()
 
-    def _publish(self, step: DispatchStep) -> None:
+    def _publish(self, step: DispatchResult) -> None:
         index = self._dispatch.index_commit
-        _SAID.pack_into(
+        _STEP.pack_into(
             self._words.mapping,
-            _SAID_AT,
+            _STEP_AT,
             step.position,
             step.records,
             step.entries,
@@ -163,15 +157,15 @@ class Dispatcher:
             index.end_timestamp_ms,
             index.end_physical_offset,
         )
-        self._publish_said()
+        self._publish_step()
         if self._dispatch.index.full_files != self._full_files:
             self._full_files = self._dispatch.index.full_files
-            self._words[words_of.INDEX_FULL_FILES] = self._full_files
+            self._words[control.INDEX_FULL_FILES] = self._full_files
             self._index_bell.ring()
 
-    def _publish_said(self) -> int:
-        """Publish the step in hand and wake query if pulls wait; returns how many do."""
-        # Nobody need be woken while no pull is held; query stores the count before it fences and looks once more.
+    def _publish_step(self) -> int:
+        """Publish the current step and wake the query role if pulls are held; returns the number of held pulls."""
+        # No wake-up is lost: the query role stores the count, fences, and then checks the queues once more.
         waiting = publish_step(self._control_cells)
         if waiting:
             self._query_bell.ring()
@@ -181,78 +175,78 @@ class Dispatcher:
         return self._context.control.confirmed(sync_flush=self._sync_flush)
 
     def timed(self, began_ns: int, ended_ns: int, *, alone: bool) -> None:
-        """Count the delay of the newest record for all since the last time, or `alone` for those of this step."""
-        messages = self._words[words_of.DISPATCHED_MESSAGES] - self._delays_of
+        """Record the delay of the newest record for all since the last one, or with `alone` for those of this step."""
+        messages = self._words[control.DISPATCHED_MESSAGES] - self._delays_of
         if alone:
-            messages = min(messages, self._words[RECORDS])
+            messages = min(messages, self._words[STEP_RECORDS])
         if messages:
             self._delays.observe(self._delay_ns(ended_ns), messages)
             self._delays_of += messages
 
     def _delay_ns(self, now_ns: int) -> int:
-        """From the append of the newest record that is dispatched to now."""
+        """Time since the append of the newest dispatched record."""
         words = self._words
-        delay_ms = self._clock.time_ms() - words[words_of.DISPATCHED_STORE_TIMESTAMP_MS]
-        if delay_ms > BACKLOG_MS or words[words_of.DISPATCHED] < words[words_of.WRITTEN]:
+        delay_ms = self._clock.time_ms() - words[control.DISPATCHED_STORE_TIMESTAMP_MS]
+        if delay_ms > BACKLOG_MS or words[control.DISPATCHED] < words[control.WRITTEN]:
             return max(0, delay_ms) * NS_PER_MS
-        return max(0, now_ns - words[words_of.WRITTEN_NS])
+        return max(0, now_ns - words[control.WRITTEN_NS])
 
-    def _hold_up(self, error: OSError) -> None:
-        """Nothing is skipped: the same step is tried again until it goes well."""
+    def _retry_later(self, error: OSError) -> None:
+        """Schedule a retry of the same step; nothing is skipped."""
         number = error.errno or errno.EIO
         now_ns = self._clock.monotonic_ns()
         self._retry_ns = now_ns + RETRY_NS
-        if self._words[words_of.DISPATCH_ERRNO] == number and now_ns < self._told_ns + TELL_AGAIN_NS:
-            return
-        self._told_ns = now_ns
-        self._words[words_of.DISPATCH_ERRNO] = number
-        self._context.heart.failed()
-        self._log.error("dispatch waits", error=str(error), position=self._words[words_of.DISPATCHED])
+        if self._words[control.DISPATCH_ERRNO] != number:
+            self._waiting_log.reset()
+        position = self._words[control.DISPATCHED]
+        if self._waiting_log.write(now_ns, "dispatch waits", error=str(error), position=position):
+            self._words[control.DISPATCH_ERRNO] = number
+            self._context.heartbeat.failed()
 
-    def _explain(self, step: DispatchStep, confirmed: int) -> int:
-        """A step that got nowhere: for lack of a queue, or for damage, which is written down and passed."""
+    def _handle_stop(self, step: DispatchResult, confirmed: int) -> int:
+        """Handle a step without progress: retry for an unknown queue, record and skip damage."""
         if step.reason is StopReason.UNKNOWN_QUEUE:
-            self._hold_up(OSError(errno.ENOENT, f"the record at {step.position} belongs to no known queue"))
+            self._retry_later(OSError(errno.ENOENT, f"the record at {step.position} belongs to no known queue"))
             return 0
         if step.reason is not StopReason.BAD_RECORD:
             return 0
-        if step.position < self._words[words_of.MIN_PHYSICAL_OFFSET]:
+        if step.position < self._words[control.MIN_PHYSICAL_OFFSET]:
             return self._jump_to_minimum(step.position)
-        self._pass_damage(step.position, confirmed)
+        self._skip_damage(step.position, confirmed)
         return 1
 
-    def _pass_damage(self, position: int, confirmed: int) -> None:
-        """The log goes on at the next intact record, or at `confirmed`, where one begins in any case."""
+    def _skip_damage(self, position: int, confirmed: int) -> None:
+        """Continue at the next intact record, or at `confirmed`, which is always a record boundary."""
         words = self._words
-        with self._context.heart.busy(words_of.STATE_RECOVERING):
+        with self._context.heartbeat.busy(control.STATE_RECOVERING):
             hole = Resync(self._segments).hole_at(position, confirmed)
-        self._context.heart.failed()
+        self._context.heartbeat.failed()
         self._ledger.add(hole, self._context.clock.time_ms())
         self._dispatch.add_hole(hole.start, hole.stop)
-        words.add(words_of.DISPATCH_HOLES, 1)
-        # This step dispatched nothing: its time is no message's.
-        words[RECORDS] = 0
-        words[words_of.DISPATCH_READ_ONLY] = int(self._ledger.read_only)
+        words.add(control.DISPATCH_HOLES, 1)
+        # This step dispatched nothing, so its duration must not count for messages.
+        words[STEP_RECORDS] = 0
+        words[control.DISPATCH_READ_ONLY] = int(self._ledger.read_only)
 
     def _jump_to_minimum(self, dispatched: int) -> int:
-        """Retention has taken what was to be dispatched: it is lost to queues and index."""
-        minimum = self._words[words_of.MIN_PHYSICAL_OFFSET]
-        self._words.add(words_of.DISPATCH_GAP_BYTES, minimum - dispatched)
-        self._context.heart.failed()
+        """Skip records that retention deleted before they were dispatched: queues and index lack them."""
+        minimum = self._words[control.MIN_PHYSICAL_OFFSET]
+        self._words.add(control.DISPATCH_GAP_BYTES, minimum - dispatched)
+        self._context.heartbeat.failed()
         self._log.error("log was deleted before it was dispatched", first=dispatched, stop=minimum)
-        self._publish(DispatchStep(minimum, 0, 0, 0, StopReason.LIMIT))
+        self._publish(DispatchResult(minimum, 0, 0, 0, StopReason.LIMIT))
         return 1
 
 
 def committed(words: Words) -> IndexCommit:
-    """Where the index stood at the last committed step."""
-    slot = words[words_of.COMMIT_SEQUENCE] & 1
-    words[words_of.DISPATCHED] = words[words_of.COMMIT_DISPATCHED[slot]]
-    words[words_of.DISPATCHED_MESSAGES] = words[words_of.COMMIT_MESSAGES[slot]]
+    """Index position at the last committed step, to which DISPATCHED and its count are reset."""
+    slot = words[control.COMMIT_SEQUENCE] & 1
+    words[control.DISPATCHED] = words[control.COMMIT_DISPATCHED[slot]]
+    words[control.DISPATCHED_MESSAGES] = words[control.COMMIT_MESSAGES[slot]]
     return IndexCommit(
-        file_ms=words[words_of.COMMIT_INDEX_MS[slot]],
-        count=words[words_of.COMMIT_INDEX_ITEMS[slot]],
-        slots_used=words[words_of.COMMIT_INDEX_SLOTS[slot]],
-        end_timestamp_ms=words[words_of.COMMIT_INDEX_END_MS[slot]],
-        end_physical_offset=words[words_of.COMMIT_INDEX_END[slot]],
+        file_ms=words[control.COMMIT_INDEX_MS[slot]],
+        count=words[control.COMMIT_INDEX_ITEMS[slot]],
+        slots_used=words[control.COMMIT_INDEX_SLOTS[slot]],
+        end_timestamp_ms=words[control.COMMIT_INDEX_END_MS[slot]],
+        end_physical_offset=words[control.COMMIT_INDEX_END[slot]],
     )

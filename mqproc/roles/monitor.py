@@ -6,15 +6,15 @@ then the store runs all the same, and the port is tried again.
 
 from __future__ import annotations
 
-from mqproc.config import Options
+from mqproc.config.options import Options
 from mqproc.ipc.bell import EventBell
-from mqproc.layout import control as words_of
+from mqproc.layout import control
 from mqproc.metrics.app import make_app
-from mqproc.metrics.collector import Collector
+from mqproc.metrics.collector import MetricsCollector
 from mqproc.metrics.server import AsgiServer
-from mqproc.roles.log import get_logger
-from mqproc.roles.loop import RoleContext
-from mqproc.version import installed_version
+from mqproc.roles.role import RoleContext
+from mqproc.roles.role_log import get_logger
+from mqproc.util.version import installed_version
 
 RETRY_NS = 5_000_000_000
 
@@ -22,7 +22,7 @@ RETRY_NS = 5_000_000_000
 class Monitor:
     """The role. Its bell is an EventBell, so that it is heard while clients are waited for."""
 
-    name = words_of.MONITOR
+    name = control.MONITOR
 
     def __init__(self, context: RoleContext) -> None:
         self._context = context
@@ -30,12 +30,12 @@ class Monitor:
         self._log = get_logger()
         io, paths = context.io, context.paths
         version = installed_version()
-        self._collector = Collector(context.control, io, paths, context.options, version)
+        self._collector = MetricsCollector(context.control, io, paths, context.options, version)
         self._app = make_app(self._collector, paths, version)
         self._server: AsgiServer | None = None
         self._retry_ns = 0
         # A predecessor that was killed has left its own.
-        self._words[words_of.MONITOR_PORT] = 0
+        self._words[control.MONITOR_PORT] = 0
         self._listen()
 
     def do_work(self) -> int:
@@ -57,7 +57,7 @@ class Monitor:
         return True
 
     def close(self) -> None:
-        self._words[words_of.MONITOR_PORT] = 0
+        self._words[control.MONITOR_PORT] = 0
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -67,7 +67,7 @@ class Monitor:
         if self._server is None:
             return 0
         answered = self._server.poll(timeout_s)
-        self._words.add(words_of.SCRAPES, answered)
+        self._words.add(control.SCRAPES, answered)
         return answered
 
     def _listen(self) -> None:
@@ -85,4 +85,4 @@ class Monitor:
         if isinstance(bell, EventBell):
             server.watch(bell.fileno())
         self._server = server
-        self._words[words_of.MONITOR_PORT] = server.port
+        self._words[control.MONITOR_PORT] = server.port

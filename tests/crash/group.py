@@ -7,18 +7,17 @@ import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mqproc.cli.engine import SPECS
-from mqproc.config import Options
-from mqproc.control import Control
+from mqproc.config.options import Options
 from mqproc.errors import MqprocError
 from mqproc.ipc.bell import EventBell
+from mqproc.ipc.control import Control
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.roles.heart import Heart
-from mqproc.roles.loop import BOOT_EXIT_CODES, Role, RoleContext
-from mqproc.store.active_segments import ActiveSegments
+from mqproc.roles.registry import SPECS
+from mqproc.roles.role import BOOT_EXIT_CODES, Heartbeat, Role, RoleContext
 from mqproc.store.recovery.recovery import Recovery, adopt_sizes
-from mqproc.supervisor.stopping import STEPS
+from mqproc.store.sync_guard import SyncWatch
+from mqproc.supervisor.supervise import STEPS
 from mqproc.wire.address import listen
 from tests.crash.placed import Broken, must_end_well
 from tests.crash.recording_io import Killed, Machine, RecordingIO
@@ -52,7 +51,7 @@ class Group:
         )
         with must_end_well("recovery"):
             recovery.run()
-        self._active = ActiveSegments()
+        self._active = SyncWatch()
         self._active.open(own, paths, self.options, self.control.words)
         self._bells = {
             role: EventBell(self.control.cells, words_of.role_word(role, "sleeping")) for role in words_of.ROLES
@@ -92,7 +91,7 @@ class Group:
             self._bells,
             sockets,
             self._incarnations[name],
-            Heart(self.control, name, self._clock),
+            Heartbeat(self.control, name, self._clock),
         )
         self._schedule.add(name, lambda: self._live_well(name, spec.factory, context))
 

@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any
 
 import mqproc
-from mqproc.cli.engine import SPECS
-from mqproc.config import FlushDiskType
+from mqproc.config.options import FlushDiskType
 from mqproc.layout import control as words_of
+from mqproc.roles.registry import SPECS
 from tests.crash.disk import Disk
 from tests.crash.group import Group
 from tests.crash.journal import Journal

@@ -6,19 +6,19 @@ import struct
 
 import numpy as np
 
-from mqproc.config import Options
-from mqproc.io import StoreIO
+from mqproc.config.options import Options
+from mqproc.io.store_io import StoreIO
 from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.store.append import CommitLogAppender
-from mqproc.store.consume_queue import ConsumeQueueFiles
-from mqproc.store.dispatcher import Dispatch
-from mqproc.store.frames import AppendPlan, FrameShape, topic_fields
-from mqproc.store.index_files import IndexFiles
-from mqproc.store.log_flush import make_segment
-from mqproc.store.queue_table import QueueTable
-from mqproc.store.segments import LogSegments
+from mqproc.store.commitlog.append import CommitLogAppender
+from mqproc.store.commitlog.append_templates import AppendPlan, AppendTemplate, topic_fields
+from mqproc.store.commitlog.flush import make_segment
+from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.consumequeue.files import ConsumeQueueFiles
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.dispatch import Dispatch
+from mqproc.store.index.files import IndexFiles
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 9])
 
@@ -66,7 +66,7 @@ def plan(table: QueueTable, count: int, topic: str, properties: bytes) -> Append
     columns += [struct.pack(f"<{count}H", *map(len, keys)), b"".join(keys)]
     key_lengths = 8 * count
     magic, topic_block = topic_fields(topic)
-    shape = FrameShape(
+    template = AppendTemplate(
         magic=magic,
         topic_block=topic_block,
         queue_numbers=np.array([table.create_queue(topic, 0)], np.int64),
@@ -75,7 +75,7 @@ def plan(table: QueueTable, count: int, topic: str, properties: bytes) -> Append
         born_host=HOST,
     )
     return AppendPlan(
-        shape,
+        template,
         np.frombuffer(bytearray(b"".join(columns)), np.uint8),
         count=count,
         columns=(0, 4 * count, key_lengths, key_lengths + 2 * count, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1),

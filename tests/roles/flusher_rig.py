@@ -6,13 +6,12 @@ import os
 import weakref
 from pathlib import Path
 
-from mqproc.config import Options
-from mqproc.control import Control
+from mqproc.config.options import Options
 from mqproc.ipc.bell import EventBell
+from mqproc.ipc.control import Control
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.roles.heart import Heart
-from mqproc.roles.loop import RoleContext
+from mqproc.roles.role import Heartbeat, RoleContext
 from mqproc.store.recovery.recovery import Recovery
 from tests.ipc.manual_clock import ManualClock
 from tests.roles.dispatching import append_and_dispatch
@@ -42,8 +41,10 @@ class Rig:
         return bell
 
     def context(self, role: str) -> RoleContext:
-        heart = Heart(self.control, role, self.clock)
-        return RoleContext(role, self.paths, self.options, self.control, self.io, self.clock, self.bells, {}, 1, heart)
+        heartbeat = Heartbeat(self.control, role, self.clock)
+        return RoleContext(
+            role, self.paths, self.options, self.control, self.io, self.clock, self.bells, {}, 1, heartbeat
+        )
 
     def dispatch(self, messages: int) -> None:
         """Store and dispatch messages of one queue by the engine, as the writer and the dispatcher would."""

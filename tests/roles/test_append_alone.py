@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqproc.config import FlushDiskType
+from mqproc.config.options import FlushDiskType
 from mqproc.errors import (
     DiskFullError,
     FlushFailedError,
@@ -25,10 +25,10 @@ from mqproc.errors import (
 )
 from mqproc.ipc.histogram import read_buckets
 from mqproc.kernels import append_run
-from mqproc.kernels.jit import plain
+from mqproc.kernels.jit.compile import plain
 from mqproc.layout import control as words_of
-from mqproc.layout import figures
-from mqproc.store.append import CommitLogAppender
+from mqproc.layout import histograms
+from mqproc.store.commitlog.append import CommitLogAppender
 from tests.crash.placed import walk_log
 from tests.roles.test_append_runs import Frame, Outcome, streams
 from tests.roles.test_append_runs_failing import assert_holds
@@ -42,14 +42,14 @@ KNOWN = 1
 def counted(rig: WriterRig) -> list[bool]:
     """Whether each frame that is tried from now on goes the short way."""
     appender, ways = rig.writer._appender, []
-    short: Callable[..., bool] = appender.add_alone
+    short: Callable[..., bool] = appender.add_single
 
-    def add_alone(*frame: object) -> bool:
+    def add_single(*frame: object) -> bool:
         ways.append(False)
         ways[-1] = short(*frame)
         return ways[-1]
 
-    appender.add_alone = add_alone  # type: ignore[method-assign]
+    appender.add_single = add_single  # type: ignore[method-assign]
     return ways
 
 
@@ -71,8 +71,8 @@ def uncompiled(appender: CommitLogAppender) -> None:
     """Have the kernel's plain twin take frames."""
     compiled = appender._encode_alone
     assert isinstance(compiled, functools.partial)
-    assert compiled.func is append_run.append_alone
-    appender._encode_alone = functools.partial(plain(append_run.append_alone), *compiled.args)
+    assert compiled.func is append_run.append_single
+    appender._encode_alone = functools.partial(plain(append_run.append_single), *compiled.args)
 
 
 def taken(
@@ -241,7 +241,7 @@ def test_it_is_durable_when_it_is_answered(synced: WriterRig) -> None:
         assert send_alone(synced, client, number) is None
         assert synced.words[words_of.WRITER_SYNCED] == synced.written
     assert ways == [True] * 10
-    assert sum(read_buckets(synced.words, figures.WRITER_SYNCS).counts) == 11
+    assert sum(read_buckets(synced.words, histograms.WRITER_SYNCS).counts) == 11
 
 
 def test_a_sync_that_fails_refuses_it_and_all_behind_it(synced: WriterRig) -> None:
@@ -328,7 +328,7 @@ def test_a_new_limit_of_what_dispatch_may_be_behind_holds_at_once(make_rig: Make
 def test_a_writer_that_stops_takes_no_more(make_rig: MakeRig) -> None:
     rig = make_rig()
     client = known_shape(rig)
-    rig.writer._conditions.taking = False
+    rig.writer._admission.taking = False
     assert isinstance(send_alone(rig, client, 2), RetryLaterError)
     assert rig.counts()["appended_messages"] == 1
 

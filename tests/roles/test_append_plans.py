@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from mqproc.config import Options
+from mqproc.config.options import Options
 from mqproc.errors import (
     BadMessageError,
     BadPropertyError,
@@ -19,13 +19,13 @@ from mqproc.errors import (
     TopicNotFoundError,
     TopicReservedError,
 )
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.roles.append_plans import SHAPE_TEXT_MAX, SHAPES_MAX, AppendPlans
-from mqproc.roles.open_topics import OpenTopics
-from mqproc.store.frames import AppendPlan, FrameShape
-from mqproc.store.queue_table import QueueTable
-from mqproc.wire.operations import AppendRequest
+from mqproc.roles.writer.append_plan import SHAPE_TEXT_MAX, SHAPES_MAX, AppendPlanner
+from mqproc.roles.writer.topics import WriterTopics
+from mqproc.store.commitlog.append_templates import AppendPlan, AppendTemplate
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.wire.operations.log import AppendRequest
 
 PREFIX = "A" * 28
 NOW_MS = 1_700_000_000_000
@@ -41,13 +41,13 @@ class Planner:
         io = StoreIO()
         table = QueueTable.create(io, paths.queues, 64)
         settings = Options(**({"default_topic_queue_nums": 4} | options))
-        self.topics = OpenTopics(io, io, paths, settings, table)
-        self.plans = AppendPlans(self.topics)
+        self.topics = WriterTopics(io, io, paths, settings, table)
+        self.plans = AppendPlanner(self.topics)
 
     def plan(self, payload: bytes = b"\4\0\0\0body", own: bool = False, **changes: Any) -> AppendPlan:
         request = AppendRequest("T", 1, bodies_bytes=4, unique_prefix=PREFIX, born_timestamp_ms=NOW_MS)
         plan, topic = self.plans.plan(msgspec.structs.replace(request, **changes), memoryview(payload), NOW_MS, own=own)
-        if plan.shape.fixed_queue == -1:
+        if plan.template.fixed_queue == -1:
             plan.rotation = (plan.rotation + plan.count) % len(topic.queue_numbers)
         topic.rotation = plan.rotation
         return plan
@@ -70,7 +70,7 @@ def test_a_shape_is_made_once_for_frames_that_differ_in_messages_ids_and_times(p
         unique_counter=7,
         born_timestamp_ms=5,
     )
-    assert second.shape is first.shape
+    assert second.template is first.template
     assert second.columns[:6] == (0, 8, 11, 15, -1, -1)
     assert (second.unique_prefix, second.unique_counter, second.born_timestamp_ms) == (b"B" * 28, 7, 5)
     assert bytes(second.payload) == payload
@@ -94,9 +94,9 @@ def test_a_shape_is_made_once_for_frames_that_differ_in_messages_ids_and_times(p
 def test_what_makes_another_shape_is_never_taken_for_the_same(planner: Planner, changes: dict[str, Any]) -> None:
     first = planner.plan()
     other = planner.plan(**changes)
-    assert other.shape is not first.shape
-    assert planner.plan(**changes).shape is other.shape
-    assert planner.plan().shape is first.shape
+    assert other.template is not first.template
+    assert planner.plan(**changes).template is other.template
+    assert planner.plan().template is first.template
 
 
 def test_kept_and_new_shapes_say_the_same(tmp_path: Path) -> None:
@@ -106,21 +106,21 @@ def test_kept_and_new_shapes_say_the_same(tmp_path: Path) -> None:
         for others in ({"flag": 1}, {"tag": "other"}, {"queue_id": 2}, {"gap_before_tag": b"B\x01b\x02"}):
             planner.plan(**others)
         planner.plan(**changes)
-        again = planner.plan(**changes).shape
-        new = Planner(tmp_path / f"new-{index}").plan(**changes).shape
+        again = planner.plan(**changes).template
+        new = Planner(tmp_path / f"new-{index}").plan(**changes).template
         assert again is not new
         assert _values(again) == _values(new)
 
 
-def _values(shape: FrameShape) -> dict[str, Any]:
-    values = {name: getattr(shape, name) for name in shape.__struct_fields__}
+def _values(template: AppendTemplate) -> dict[str, Any]:
+    values = {name: getattr(template, name) for name in template.__struct_fields__}
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
 
 
 def test_whole_property_strings_have_a_kept_shape_too(planner: Planner) -> None:
     payload = b"\4\0\0\0body\4\0a\x01b\x02"
-    first = planner.plan(payload, properties_bytes=4, unique_prefix="").shape
-    assert planner.plan(payload, properties_bytes=4, unique_prefix="").shape is first
+    first = planner.plan(payload, properties_bytes=4, unique_prefix="").template
+    assert planner.plan(payload, properties_bytes=4, unique_prefix="").template is first
 
 
 def test_rounds_go_on_with_a_kept_shape(planner: Planner) -> None:
@@ -128,12 +128,12 @@ def test_rounds_go_on_with_a_kept_shape(planner: Planner) -> None:
 
 
 def test_a_topic_that_was_widened_has_all_its_queues_at_once(planner: Planner) -> None:
-    assert len(planner.plan().shape.queue_numbers) == 4
+    assert len(planner.plan().template.queue_numbers) == 4
     with pytest.raises(NoSuchQueueError):
         planner.plan(queue_id=5)
     planner.topics.create("T", 6)
-    assert len(planner.plan().shape.queue_numbers) == 6
-    assert planner.plan(queue_id=5).shape.fixed_queue == 5
+    assert len(planner.plan().template.queue_numbers) == 6
+    assert planner.plan(queue_id=5).template.fixed_queue == 5
 
 
 def test_nothing_is_sent_to_a_deleted_topic(tmp_path: Path) -> None:
@@ -185,15 +185,19 @@ def test_a_payload_of_another_size_is_refused_though_the_columns_have_those_of_t
 
 def test_what_the_groups_roles_may_do_is_not_kept_for_clients(planner: Planner) -> None:
     own = planner.plan(own=True, topic="%RETRY%G", reconsume_times=3, prepared_transaction_offset=5)
-    assert (own.shape.reconsume_times, own.shape.prepared_transaction_offset, own.shape.copies) == (3, 5, True)
+    assert (own.template.reconsume_times, own.template.prepared_transaction_offset, own.template.copies) == (3, 5, True)
     with pytest.raises(TopicReservedError):
         planner.plan(topic="SCHEDULE_TOPIC_XXXX")
     planner.plan(own=True, topic="SCHEDULE_TOPIC_XXXX")
     with pytest.raises(TopicReservedError):
         planner.plan(topic="SCHEDULE_TOPIC_XXXX")
     client = planner.plan(sys_flag=0xC, reconsume_times=3, prepared_transaction_offset=5)
-    assert not client.shape.copies
-    assert (client.shape.sys_flag, client.shape.reconsume_times, client.shape.prepared_transaction_offset) == (0, 0, 0)
+    assert not client.template.copies
+    assert (client.template.sys_flag, client.template.reconsume_times, client.template.prepared_transaction_offset) == (
+        0,
+        0,
+        0,
+    )
 
 
 def test_a_topic_without_write_permission_is_for_the_groups_roles_alone(planner: Planner) -> None:
@@ -213,25 +217,25 @@ def test_a_topic_without_write_permission_is_for_the_groups_roles_alone(planner:
 def test_messages_that_wait_go_elsewhere_each_time(planner: Planner) -> None:
     planner.plan()
     for _ in range(2):
-        assert bytes(planner.plan(delay_level=3).shape.topic_block[1:]) == b"SCHEDULE_TOPIC_XXXX"
-    assert bytes(planner.plan(deliver_at_ms=NOW_MS + 60_000).shape.topic_block[1:]) == b"rmq_sys_wheel_timer"
-    assert bytes(planner.plan(deliver_at_ms=NOW_MS - 1).shape.topic_block[1:]) == b"T"
+        assert bytes(planner.plan(delay_level=3).template.topic_block[1:]) == b"SCHEDULE_TOPIC_XXXX"
+    assert bytes(planner.plan(deliver_at_ms=NOW_MS + 60_000).template.topic_block[1:]) == b"rmq_sys_wheel_timer"
+    assert bytes(planner.plan(deliver_at_ms=NOW_MS - 1).template.topic_block[1:]) == b"T"
 
 
 def test_where_messages_have_waited_is_told_only_to_who_looks_for_repeats(planner: Planner, tmp_path: Path) -> None:
     looking = Planner(tmp_path / "looking", dedupe_window_messages=100)
-    assert looking.plan(deliver_at_ms=NOW_MS - 1).shape.waited is None, "none has waited yet"
+    assert looking.plan(deliver_at_ms=NOW_MS - 1).template.delayed_template is None, "none has waited yet"
     for each in (planner, looking):
-        parked = each.plan(deliver_at_ms=NOW_MS + 60_000).shape
-        late = each.plan(deliver_at_ms=NOW_MS - 1).shape
-        assert parked.real_queues is not None
-        assert (parked.real_topic, parked.real_queues.tolist()) == (b"T", late.queue_numbers.tolist())
+        delayed_request = each.plan(deliver_at_ms=NOW_MS + 60_000).template
+        late = each.plan(deliver_at_ms=NOW_MS - 1).template
+        assert delayed_request.real_queues is not None
+        assert (delayed_request.real_topic, delayed_request.real_queues.tolist()) == (b"T", late.queue_numbers.tolist())
         if each is planner:
-            assert late.waited is None
+            assert late.delayed_template is None
             continue
-        assert late.waited is not None
-        assert late.waited.topic_block is parked.topic_block
-        assert (late.waited.real_topic, late.waited.real_queues) == (b"T", late.queue_numbers)
+        assert late.delayed_template is not None
+        assert late.delayed_template.topic_block is delayed_request.topic_block
+        assert (late.delayed_template.real_topic, late.delayed_template.real_queues) == (b"T", late.queue_numbers)
 
 
 @pytest.mark.parametrize(
@@ -244,16 +248,16 @@ def test_where_messages_have_waited_is_told_only_to_who_looks_for_repeats(planne
 )
 def test_what_is_long_or_was_not_checked_is_not_kept(planner: Planner, payload: bytes, changes: dict[str, Any]) -> None:
     first = planner.plan(payload, **changes)
-    assert planner.plan(payload, **changes).shape is not first.shape
+    assert planner.plan(payload, **changes).template is not first.template
 
 
 def test_no_more_shapes_are_kept_than_there_is_room_for(planner: Planner) -> None:
-    first = planner.plan(flag=0).shape
+    first = planner.plan(flag=0).template
     for flag in range(1, SHAPES_MAX):
         planner.plan(flag=flag)
-    assert planner.plan(flag=0).shape is first
+    assert planner.plan(flag=0).template is first
     planner.plan(flag=SHAPES_MAX)
-    assert planner.plan(flag=0).shape is not first
+    assert planner.plan(flag=0).template is not first
 
 
 def test_a_topic_is_not_made_by_a_frame_that_is_refused(planner: Planner) -> None:

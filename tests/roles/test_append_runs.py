@@ -14,14 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqproc.client.batch import Batch
-from mqproc.client.core import Call
-from mqproc.client.sending import send, send_batch, send_group, send_oneway
+from mqproc.client.requests import Call
+from mqproc.client.send_requests import send, send_batch, send_group, send_oneway
 from mqproc.kernels import append_run
 from mqproc.layout import control as words_of
 from mqproc.layout.frame import ANSWER, REFUSAL
-from mqproc.message import Message
-from mqproc.store.known_shapes import ANSWERS_BYTES
-from mqproc.wire.operations import AppendRequest, CreateTopicRequest, DeleteTopicRequest, Operation
+from mqproc.store.commitlog.append_templates import ANSWERS_BYTES
+from mqproc.types import Message
+from mqproc.wire.operations import Operation
+from mqproc.wire.operations.log import AppendRequest, CreateTopicRequest, DeleteTopicRequest
 from tests.roles.writer_rig import (
     BODY_MAX,
     Left,
@@ -199,7 +200,7 @@ def test_the_kernel_takes_the_frames_of_a_known_shape(make_rig: MakeRig) -> None
     client = rig.client()
     client.send(b"".join(single(number, "A") for number in range(1, 101)))
     client.wait_for(range(1, 101))
-    assert rig.writer._known.words[append_run.FRAMES] == 99
+    assert rig.writer._templates.words[append_run.FRAMES] == 99
 
 
 # Ends of segments, staging, answers

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mqproc.config import FlushDiskType
+from mqproc.config.options import FlushDiskType
 from mqproc.errors import (
     BadMessageError,
     DiskFullError,
@@ -21,7 +21,8 @@ from mqproc.errors import (
     StoreReadOnlyError,
 )
 from mqproc.layout import control as words_of
-from mqproc.wire.operations import AppendRequest, CreateTopicRequest, DeleteTopicRequest, Operation
+from mqproc.wire.operations import Operation
+from mqproc.wire.operations.log import AppendRequest, CreateTopicRequest, DeleteTopicRequest
 from tests.roles.writer_rig import (
     Client,
     MakeRig,
@@ -198,7 +199,7 @@ def test_a_limit_of_files_sizes_is_told_with_what_it_is(
     client.wait_for([1])
     error = error_of(client, 1)
     assert isinstance(error, DiskFullError)
-    assert "File too large; files may have 4,096 bytes here (ulimit -f)" in str(error)
+    assert "File too large; files are limited to 4,096 bytes (ulimit -f)" in str(error)
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])

@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from mqproc.client import Client
-from mqproc.control import Control
 from mqproc.errors import BadRequestError, StoreBusyError
-from mqproc.io import StoreIO
-from mqproc.ipc.clock import Clock
+from mqproc.io.clock import Clock
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.control import Control
 from mqproc.layout.control import WRITER
 from mqproc.layout.record import PROPERTIES_SIZE_MAX
-from mqproc.names import SCHEDULE_TOPIC
-from mqproc.roles import appender as module
-from mqproc.roles.appender import Appender, NewMessage, Outcome, Refused, Stored, Unknown
+from mqproc.roles import internal_producer as module
+from mqproc.roles.internal_producer import InternalProducer, NewMessage, Outcome, Refused, Stored, Unknown
+from mqproc.topic_names import SCHEDULE_TOPIC
 from tests.conftest import PATIENCE_S, Group, wait_until
 
 
@@ -30,7 +30,7 @@ class Rig:
     def __init__(self, group: Group) -> None:
         self.group = group
         self.control = Control.open(StoreIO(), group.paths)
-        self.appender = Appender(group.paths.socket(WRITER), self.control.words, Clock())
+        self.appender = InternalProducer(group.paths.socket(WRITER), self.control.words, Clock())
         self.outcomes: list[tuple[Sequence[NewMessage], Outcome]] = []
 
     def append(self, *messages: NewMessage) -> None:
@@ -220,20 +220,20 @@ def test_what_a_predecessor_handed_over_is_stored_when_it_is_settled(group: Grou
     predecessor = Rig(group)
     predecessor.append(NewMessage("%RETRY%settle", b"first"))
     predecessor.finish()
-    assert rig.appender.settled
+    assert rig.appender.predecessor_done
     os.kill(group.pid(WRITER), signal.SIGSTOP)
     try:
         predecessor.append(NewMessage("%RETRY%settle", b"second"))
         predecessor.close()
-        rig.appender.settle()
+        rig.appender.await_predecessor()
         for _ in range(3):
             rig.appender.step()
             rig.appender.wait(0.05)
         assert rig.appender.has_work
-        assert not rig.appender.settled
+        assert not rig.appender.predecessor_done
         written = group.words()["written"]
     finally:
         os.kill(group.pid(WRITER), signal.SIGCONT)
-    wait_until(lambda: (rig.appender.step(), rig.appender.settled)[1], what="an answer of the writer")
+    wait_until(lambda: (rig.appender.step(), rig.appender.predecessor_done)[1], what="an answer of the writer")
     assert group.words()["written"] > written
     assert not rig.appender.has_work

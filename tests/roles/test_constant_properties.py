@@ -9,8 +9,8 @@ import pytest
 
 from mqproc.errors import BadPropertyError, BadRequestError, PropertiesTooLargeError
 from mqproc.layout import properties
-from mqproc.roles.constant_properties import UNIQUE_PREFIX_DIGITS, constant_properties
-from mqproc.wire.operations import AppendRequest
+from mqproc.roles.writer.append_plan import UNIQUE_PREFIX_DIGITS, constant_properties
+from mqproc.wire.operations.log import AppendRequest
 
 PREFIX = "A" * UNIQUE_PREFIX_DIGITS
 
@@ -48,7 +48,7 @@ def test_whole_strings_get_nothing_added_unless_their_messages_wait() -> None:
     )
     assert constant_properties(whole).parts == (b"", b"", b"", b"")
     waiting = request(properties_bytes=4, gap_after_keys=b"REAL_TOPIC\x01T\x02")
-    assert constant_properties(waiting, parked=True).parts == (b"", b"", b"", b"REAL_TOPIC\x01T\x02")
+    assert constant_properties(waiting, delayed=True).parts == (b"", b"", b"", b"REAL_TOPIC\x01T\x02")
 
 
 @pytest.mark.parametrize(

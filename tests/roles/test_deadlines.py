@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from mqproc.roles.deadlines import COMPACT_MIN, Deadlines
+from mqproc.roles.timer_queue import COMPACT_MIN, TimerQueue
 
 FAR_NS = 60_000_000_000
 
 
 def test_each_is_due_once_and_the_earliest_comes_first() -> None:
-    deadlines: Deadlines[str] = Deadlines()
+    deadlines: TimerQueue[str] = TimerQueue()
     deadlines.set("late", 30)
     deadlines.set("early", 10)
     deadlines.set("never", 20)
     deadlines.forget("never")
-    assert deadlines.take(9) == []
-    assert deadlines.take(30) == ["early", "late"]
-    assert deadlines.take(FAR_NS) == []
+    assert deadlines.pop_due(9) == []
+    assert deadlines.pop_due(30) == ["early", "late"]
+    assert deadlines.pop_due(FAR_NS) == []
 
 
 def test_one_that_was_set_anew_wakes_nobody_at_its_old_time() -> None:
-    deadlines: Deadlines[str] = Deadlines()
+    deadlines: TimerQueue[str] = TimerQueue()
     deadlines.set("member", 1_000_000_000)
     deadlines.set("member", 3_000_000_000)
     assert deadlines.seconds_left(0, 9.0) == 3.0
-    assert deadlines.take(2_000_000_000) == []
+    assert deadlines.pop_due(2_000_000_000) == []
     deadlines.set("member", 2_500_000_000)
     assert deadlines.seconds_left(2_000_000_000, 9.0) == 0.5
     deadlines.forget("member")
@@ -31,10 +31,10 @@ def test_one_that_was_set_anew_wakes_nobody_at_its_old_time() -> None:
 
 
 def test_times_that_do_not_count_do_not_pile_up() -> None:
-    deadlines: Deadlines[int] = Deadlines()
+    deadlines: TimerQueue[int] = TimerQueue()
     for number in range(100 * COMPACT_MIN):
         deadlines.set(0, FAR_NS + number)
         deadlines.set(number + 1, FAR_NS)
         deadlines.forget(number + 1)
     assert len(deadlines._heap) <= COMPACT_MIN + 2
-    assert deadlines.take(2 * FAR_NS) == [0]
+    assert deadlines.pop_due(2 * FAR_NS) == [0]

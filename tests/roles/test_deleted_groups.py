@@ -9,26 +9,21 @@ from pathlib import Path
 import pytest
 
 from mqproc.errors import GroupNotFoundError, StoreBusyError
-from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC
-from mqproc.roles.appender import NewMessage
-from mqproc.roles.pops import Pops
-from mqproc.roles.query import Query
-from mqproc.store.groups.check_points import CheckPoint
-from mqproc.wire.group_operations import (
-    EARLIEST,
-    GroupInvisibleRequest,
-    GroupJoinRequest,
-    GroupReceiveRequest,
-    GroupRequest,
-    GroupSettingsRequest,
-)
-from mqproc.wire.operations import Operation, Options
+from mqproc.roles.internal_producer import NewMessage
+from mqproc.roles.pop.receivers import PopReceivers
+from mqproc.roles.query.role import Query
+from mqproc.store.offsets.pop_receipts import PopCheckPoint
+from mqproc.topic_names import REVIVE_QUEUES, REVIVE_TOPIC
+from mqproc.wire.codec import FrameOptions
+from mqproc.wire.operations import Operation
+from mqproc.wire.operations.groups import EARLIEST, GroupJoinRequest, GroupRequest, GroupSettingsRequest
+from mqproc.wire.operations.pop import GroupInvisibleRequest, GroupReceiveRequest
 from tests.conftest import wait_until
 from tests.roles.test_pops import SOON_S, held_back, is_read, received
 from tests.roles.test_query import Caller, Group
 
 
-def beside_another(group: Group) -> tuple[Pops, Caller, Caller]:
+def beside_another(group: Group) -> tuple[PopReceivers, Caller, Caller]:
     """The role's half, which has read what is open, and two clients."""
     receiver, other = group.connect(), group.connect()
     while not is_read(other):
@@ -43,7 +38,7 @@ def test_what_a_deleted_groups_consumers_have_is_closed_and_sent_to_nobody(
     group = Group(tmp_path / "store")
     now_ms = time.time_ns() // 1_000_000
     group.store.engine.append("Orders", [b"0", b"1"], now_ms, queues=1)
-    bodies = [CheckPoint(name, "Orders", 0, 0, (0, 1), now_ms, 600_000, 0, "mqproc").body() for name in ("g", "h")]
+    bodies = [PopCheckPoint(name, "Orders", 0, 0, (0, 1), now_ms, 600_000, 0, "mqproc").body() for name in ("g", "h")]
     group.store.engine.append(REVIVE_TOPIC, bodies, now_ms, queues=REVIVE_QUEUES, fixed_queue=0, tags=["ck"] * 2)
     group.dispatch()
     sent: list[tuple[str, list[bytes]]] = []
@@ -129,7 +124,7 @@ def test_a_deleted_group_is_made_again_when_what_its_consumers_had_is_closed(
     try:
         pops, receiver, other = beside_another(group)
         pops._state.known("g")
-        made: list[tuple[Operation, Options]] = [
+        made: list[tuple[Operation, FrameOptions]] = [
             (Operation.GROUP_JOIN, GroupJoinRequest("g", ["Orders"], "one", start=EARLIEST)),
             (Operation.GROUP_RECEIVE, GroupReceiveRequest("g", ["Orders"])),
             (Operation.GROUP_SETTINGS, GroupSettingsRequest("g", retry_max_times=3)),

@@ -11,11 +11,11 @@ import pytest
 
 from mqproc.ipc.bell import Bell
 from mqproc.ipc.histogram import read_buckets
-from mqproc.kernels.dispatched import publish_step
-from mqproc.kernels.intrinsics import observe_stores
-from mqproc.kernels.jit import plain
+from mqproc.kernels.dispatch_step import publish_step
+from mqproc.kernels.jit.compile import plain
+from mqproc.kernels.jit.intrinsics import observe_stores
 from mqproc.layout import control as words_of
-from mqproc.layout import figures
+from mqproc.layout import histograms
 from mqproc.roles import dispatcher as dispatcher_module
 from mqproc.roles.dispatcher import Dispatcher, committed
 from tests.ipc.manual_clock import ManualClock
@@ -71,7 +71,7 @@ def test_delays_are_counted_for_all_messages_or_for_a_slow_steps_own(tmp_path: P
     dispatcher.timed(now_ns - 1, now_ns, alone=False)
     dispatcher.timed(now_ns - 1, now_ns, alone=True)
     dispatcher.close()
-    assert sum(read_buckets(rig.control.words, figures.DISPATCH_DELAYS).counts) == 10
+    assert sum(read_buckets(rig.control.words, histograms.DISPATCH_DELAYS).counts) == 10
 
 
 class SlowClock(ManualClock):

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.config import OnDamage
+from mqproc.config.options import OnDamage
 from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.layout import queue_table as table_layout
-from mqproc.message import PullStatus
 from mqproc.roles import dispatcher as role
 from mqproc.roles.dispatcher import Dispatcher
 from mqproc.store import damage
-from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
-from mqproc.store.queue_table import QueueTable
-from mqproc.store.reads.reading import StoreReading
-from mqproc.store.reads.store_views import WordsView
-from mqproc.store.segments import LogSegments
+from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.read.queries import StoreQueries
+from mqproc.store.read.views import WordsView
+from mqproc.types import PullStatus
 from tests.roles.flusher_rig import Rig
 
 COUNT = 40
@@ -100,7 +100,7 @@ def test_pulls_step_over_a_hole_and_tell_its_range(rig: Rig) -> None:
     dispatcher.close()
     table = QueueTable(rig.io, rig.paths.queues)
     view = WordsView(rig.control.words, table, sync_flush=False)
-    reading = StoreReading(rig.io, rig.paths, rig.options, view.queues, view.visible, view.newest_index_ms)
+    reading = StoreQueries(rig.io, rig.paths, rig.options, view)
     before = reading.pull("T", 0, 0, 100, 1 << 20)
     assert (before.status, before.count, before.next_offset) == (PullStatus.FOUND, 20, 20)
     at = reading.pull("T", 0, 20, 100, 1 << 20)

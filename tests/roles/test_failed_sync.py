@@ -8,23 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.control import Control
-from mqproc.ipc.clock import Clock
+from mqproc.io.clock import Clock
+from mqproc.ipc.control import Control
 from mqproc.layout import control as words_of
-from mqproc.roles.commitlog_flusher import CommitLogFlusher
-from mqproc.roles.cq_flusher import CqFlusher
-from mqproc.roles.index_flusher import IndexFlusher
-from mqproc.roles.loop import RoleContext
-from mqproc.store.marks import DurableMark
+from mqproc.roles.flushers import CommitLogFlusher, DispatchFlusher, cq_flusher, index_flusher
+from mqproc.roles.role import RoleContext
+from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.durable_marks import DurableMark
 from mqproc.store.recovery.recovery import Recovery
-from mqproc.store.segments import LogSegments
 from tests.roles.flusher_rig import Rig
 
-Flusher = CommitLogFlusher | CqFlusher | IndexFlusher
+Flusher = CommitLogFlusher | DispatchFlusher
 MADE: dict[str, Callable[[RoleContext], Flusher]] = {
     words_of.COMMITLOG_FLUSHER: CommitLogFlusher,
-    words_of.CQ_FLUSHER: CqFlusher,
-    words_of.INDEX_FLUSHER: IndexFlusher,
+    words_of.CQ_FLUSHER: cq_flusher,
+    words_of.INDEX_FLUSHER: index_flusher,
 }
 FOLDERS = {
     words_of.COMMITLOG_FLUSHER: "commitlog",

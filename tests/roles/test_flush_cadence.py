@@ -11,15 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.config import PAGE_BYTES
 from mqproc.layout import control as words_of
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.layout.index_file import ITEM_SIZE
-from mqproc.roles import commitlog_flusher
-from mqproc.roles.commitlog_flusher import CommitLogFlusher
-from mqproc.roles.cq_flusher import CqFlusher
-from mqproc.roles.index_flusher import IndexFlusher
-from mqproc.store import log_flush
+from mqproc.roles import flushers as commitlog_flusher
+from mqproc.roles.flushers import CommitLogFlusher, cq_flusher, index_flusher
+from mqproc.store.commitlog import flush as log_flush
+from mqproc.util.units import PAGE_BYTES
 from tests.roles.flusher_rig import Rig
 
 
@@ -32,7 +30,7 @@ UNITS_OF_TWO_PAGES = 2 * PAGE_BYTES // UNIT_SIZE + 1
 
 
 def test_one_dirty_page_waits_for_the_forced_minute(rig: Rig) -> None:
-    flusher = CqFlusher(rig.context(words_of.CQ_FLUSHER))
+    flusher = cq_flusher(rig.context(words_of.CQ_FLUSHER))
     rig.dispatch(UNITS_OF_TWO_PAGES)
     rig.pass_seconds(1)
     flusher.do_work()
@@ -50,7 +48,7 @@ def test_one_dirty_page_waits_for_the_forced_minute(rig: Rig) -> None:
 
 
 def test_two_dirty_pages_are_synced_by_the_next_second(rig: Rig) -> None:
-    flusher = CqFlusher(rig.context(words_of.CQ_FLUSHER))
+    flusher = cq_flusher(rig.context(words_of.CQ_FLUSHER))
     for _ in range(3):
         rig.dispatch(UNITS_OF_TWO_PAGES)
         flusher.do_work()
@@ -61,7 +59,7 @@ def test_two_dirty_pages_are_synced_by_the_next_second(rig: Rig) -> None:
 
 
 def test_three_thorough_passes_at_stop(rig: Rig) -> None:
-    flusher = CqFlusher(rig.context(words_of.CQ_FLUSHER))
+    flusher = cq_flusher(rig.context(words_of.CQ_FLUSHER))
     rig.dispatch(3)
     passes = 0
     done = False
@@ -75,7 +73,7 @@ def test_three_thorough_passes_at_stop(rig: Rig) -> None:
 
 
 def test_the_index_goes_by_the_same_cadence(rig: Rig) -> None:
-    flusher = IndexFlusher(rig.context(words_of.INDEX_FLUSHER))
+    flusher = index_flusher(rig.context(words_of.INDEX_FLUSHER))
     items_of_two_pages = 2 * PAGE_BYTES // ITEM_SIZE + 1
     rig.dispatch(items_of_two_pages)
     rig.pass_seconds(1)
@@ -91,7 +89,7 @@ def test_the_index_goes_by_the_same_cadence(rig: Rig) -> None:
 
 
 def test_a_filled_index_file_is_forced_at_once(rig: Rig) -> None:
-    flusher = IndexFlusher(rig.context(words_of.INDEX_FLUSHER))
+    flusher = index_flusher(rig.context(words_of.INDEX_FLUSHER))
     rig.dispatch(2500)
     assert flusher.do_work() > 0
     assert rig.taken("index") == 2

@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 
-from mqproc.config import MIB, Options
+from mqproc.config.options import Options
 from mqproc.errors import InternalError, StoreBusyError
 from mqproc.layout import control as words_of
-from mqproc.roles import gathering, query, questions
-from mqproc.roles.gathering import Gathering
-from mqproc.store.reads.log_scan import LogScan
-from mqproc.wire.operations import ByKeyRequest, Empty, Operation, RecordsAnswer, ScanRequest
+from mqproc.roles.query import admission as gathering
+from mqproc.roles.query import reads as questions
+from mqproc.roles.query import role as query
+from mqproc.roles.query.admission import ReadAdmission
+from mqproc.store.read.scan import LogScan
+from mqproc.util.units import MIB
+from mqproc.wire.operations import Empty, Operation
+from mqproc.wire.operations.log import ByKeyRequest, RecordsAnswer, ScanRequest
 from tests.roles.test_query import PATIENCE_S, Caller, Group, filled, group, offsets_of
 
 __all__ = ["filled", "group"]
@@ -41,7 +45,7 @@ def answers_of(caller: Caller, group: Group, count: int, under_way_max: int) -> 
 
 
 def test_a_client_has_so_many_answers_in_the_making(filled: Group) -> None:
-    filled.role._gathering = Gathering(2)
+    filled.role._gathering = ReadAdmission(2)
     caller, other = filled.connect(), filled.connect()
     asked = [caller.ask(Operation.SCAN, SCAN) for _ in range(7)]
     begin(filled, 5)
@@ -58,7 +62,7 @@ def test_a_client_has_so_many_answers_in_the_making(filled: Group) -> None:
 
 
 def test_what_ends_with_its_first_slice_waits_for_none(filled: Group) -> None:
-    filled.role._gathering = Gathering(1)
+    filled.role._gathering = ReadAdmission(1)
     caller = filled.connect()
     asked = [caller.ask(Operation.SCAN, SCAN) for _ in range(3)]
     begin(filled, 2)
@@ -69,7 +73,7 @@ def test_what_ends_with_its_first_slice_waits_for_none(filled: Group) -> None:
 
 
 def test_questions_that_fail_make_room(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    filled.role._gathering = Gathering(1)
+    filled.role._gathering = ReadAdmission(1)
     caller = filled.connect()
     asked = [caller.ask(Operation.SCAN, SCAN) for _ in range(3)]
     begin(filled, 2)
@@ -89,7 +93,7 @@ def test_questions_that_end_at_once_when_their_turn_comes_make_room(
     filled: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them has waited, and there is nothing more to gather: their topic was deleted meanwhile, say."""
-    filled.role._gathering = Gathering(2)
+    filled.role._gathering = ReadAdmission(2)
     caller = filled.connect()
     asked = [caller.ask(Operation.SCAN, SCAN) for _ in range(6)]
     begin(filled, 4)
@@ -102,7 +106,7 @@ def test_questions_that_end_at_once_when_their_turn_comes_make_room(
 
 
 def test_who_is_gone_is_forgotten(filled: Group) -> None:
-    filled.role._gathering = Gathering(1)
+    filled.role._gathering = ReadAdmission(1)
     caller, other = filled.connect(), filled.connect()
     for _ in range(5):
         caller.ask(Operation.SCAN, SCAN)
@@ -115,7 +119,7 @@ def test_who_is_gone_is_forgotten(filled: Group) -> None:
 
 def test_more_than_may_wait_are_refused_for_now(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "WAITING_MAX", 2)
-    filled.role._gathering = Gathering(1)
+    filled.role._gathering = ReadAdmission(1)
     caller = filled.connect()
     for _ in range(4):
         caller.ask(Operation.SCAN, SCAN)
@@ -125,5 +129,5 @@ def test_more_than_may_wait_are_refused_for_now(filled: Group, monkeypatch: pyte
 
 
 def test_as_many_are_in_the_making_as_may_wait_for_a_client() -> None:
-    assert Gathering.by(Options())._most == Options().client_output_bytes // (8 * MIB) == 16
-    assert Gathering.by(Options(client_output_bytes=4096))._most == 1
+    assert ReadAdmission.by(Options())._most == Options().client_output_bytes // (8 * MIB) == 16
+    assert ReadAdmission.by(Options(client_output_bytes=4096))._most == 1

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mqproc.roles.group_members import GroupMembers, Member
+from mqproc.roles.groups.members import GroupMembers, Member
 
 SECOND = 1_000_000_000
 
@@ -191,33 +191,33 @@ class Life(RuleBasedStateMachine):
         self.now_ns = 0
         self.seen: dict[tuple[tuple[str, int], int], str] = {}
 
-    def settle(self) -> None:
+    def await_predecessor(self) -> None:
         self.group.rebalance({"T": range(9), "U": range(3)}, self.now_ns)
 
     @rule(topics=st.sampled_from([("T",), ("T", "U"), ("U",)]))
     def join(self, topics: tuple[str, ...]) -> None:
         if len(self.group.members) < 6:
             self.group.join(member(f"m{next(self.names)}", *topics, now_ns=self.now_ns))
-            self.settle()
+            self.await_predecessor()
 
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         if self.group.members:
             self.group.leave(data.draw(st.sampled_from(sorted(self.group.members))))
-            self.settle()
+            self.await_predecessor()
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         if self.group.members:
             name = data.draw(st.sampled_from(sorted(self.group.members)))
             self.group.release(name, self.group.members[name].generation)
-            self.settle()
+            self.await_predecessor()
 
     @rule(seconds=st.integers(0, 12))
     def time_passes(self, seconds: int) -> None:
         self.now_ns += seconds * SECOND
         self.group.free_overdue(self.now_ns)
-        self.settle()
+        self.await_predecessor()
 
     @invariant()
     def an_epoch_belongs_to_one_member(self) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from mqproc.roles.group_questions import QUEUES_PER_SLICE, GroupQuestions
-from mqproc.store.groups.offsets_json import Progress
-from mqproc.store.reads.queue_bounds import FoundQueues, QueueBounds
+from mqproc.roles.query.reads import QUEUES_PER_SLICE, GroupReads
+from mqproc.store.offsets.consumer_offset_json import CommittedOffset
+from mqproc.store.read.views import FoundQueues, QueueBounds
 from mqproc.wire.operations import Empty
 from tests.counted_names import CountedName
 
@@ -15,7 +15,7 @@ TOPICS = 300
 QUEUES = 4
 
 
-def questions(progress: list[Progress], wanted: list[str]) -> GroupQuestions:
+def questions(progress: list[CommittedOffset], wanted: list[str]) -> GroupReads:
     """About a group that has `progress`, and members that want topics."""
     found = {(topic, queue_id): QueueBounds(0, 0, 9) for topic in wanted for queue_id in range(QUEUES)}
     members = {"billing": SimpleNamespace(topics=wanted)} if wanted else {}
@@ -23,12 +23,12 @@ def questions(progress: list[Progress], wanted: list[str]) -> GroupQuestions:
     groups: Any = SimpleNamespace(state=state, members=lambda: members)
     reading: Any = SimpleNamespace(queues=FoundQueues(found))
     context: Any = SimpleNamespace(clock=None)
-    return GroupQuestions(context, reading, groups)
+    return GroupReads(context, reading, groups)
 
 
 def test_a_group_of_many_topics_is_told_of_without_a_look_at_all_its_queues_for_each() -> None:
     names = CountedName.many(TOPICS)
-    progress = [Progress("billing", name, queue_id, queue_id) for name in names for queue_id in range(QUEUES)]
+    progress = [CommittedOffset("billing", name, queue_id, queue_id) for name in names for queue_id in range(QUEUES)]
     rows = list(questions(progress, [])._queues_of("billing"))
     compared = CountedName.compared
     assert rows == [(str(name), queue_id, queue_id) for name in names for queue_id in range(QUEUES)]
@@ -36,7 +36,7 @@ def test_a_group_of_many_topics_is_told_of_without_a_look_at_all_its_queues_for_
 
 
 def test_queues_of_a_group_are_those_that_it_has_progress_in_and_those_that_it_wants() -> None:
-    progress = [Progress("billing", "gone", 7, 3), Progress("billing", "orders", 2, 5)]
+    progress = [CommittedOffset("billing", "gone", 7, 3), CommittedOffset("billing", "orders", 2, 5)]
     rows = list(questions(progress, ["orders"])._queues_of("billing"))
     assert rows == [("gone", 7, 3), ("orders", 0, -1), ("orders", 1, -1), ("orders", 2, 5), ("orders", 3, -1)]
     assert list(questions([], [])._queues_of("billing")) == []
@@ -47,13 +47,13 @@ def test_thousands_of_groups_with_few_queues_each_are_told_of_in_slices() -> Non
     names = [f"g{number}" for number in range(1000)]
     found = FoundQueues({("orders", queue_id): QueueBounds(0, 0, 9) for queue_id in range(QUEUES)})
     progress = SimpleNamespace(
-        of=lambda group: [Progress(group, "orders", queue_id, 5) for queue_id in range(QUEUES)],
+        of=lambda group: [CommittedOffset(group, "orders", queue_id, 5) for queue_id in range(QUEUES)],
         offset=lambda *_place: 5,
         groups=lambda: names,
     )
     state = SimpleNamespace(progress=progress, settings=SimpleNamespace(names=list))
     groups: Any = SimpleNamespace(state=state, members=dict)
-    asked = GroupQuestions(SimpleNamespace(clock=None), SimpleNamespace(queues=found), groups)  # type: ignore[arg-type]
+    asked = GroupReads(SimpleNamespace(clock=None), SimpleNamespace(queues=found), groups)  # type: ignore[arg-type]
     slices = asked.groups(Empty())
     count = 0
     while True:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.client.group_calls import GONE, NOT_NOW
-from mqproc.wire.group_operations import GroupNackRequest
+from mqproc.client.group_requests import GONE, NOT_NOW
 from mqproc.wire.operations import Operation
+from mqproc.wire.operations.groups import GroupNackRequest
 from tests.roles.test_query import Caller, Group
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqproc.roles.group_sharing import share
+from mqproc.roles.groups.assignment import share
 
 MEMBERS = [f"m{number}" for number in range(8)]
 

@@ -12,9 +12,10 @@ import pytest
 from mqproc.errors import NotAMemberError, StoreBusyError
 from mqproc.ipc.bell import MAX_WAIT_S
 from mqproc.layout import control as words_of
-from mqproc.roles.groups import TICKS_PER_SESSION, held_until_ns
-from mqproc.wire.connection import Connection
-from mqproc.wire.group_operations import (
+from mqproc.roles.groups.coordinator import TICKS_PER_SESSION, held_until_ns
+from mqproc.wire.connection import ServerConnection
+from mqproc.wire.operations import Empty, Operation
+from mqproc.wire.operations.groups import (
     EARLIEST,
     SESSION_MS_MAX,
     SESSION_MS_MIN,
@@ -24,7 +25,6 @@ from mqproc.wire.group_operations import (
     GroupJoinRequest,
     GroupResetRequest,
 )
-from mqproc.wire.operations import Empty, Operation
 from tests.conftest import wait_until
 from tests.roles.test_query import PATIENCE_S, Caller, Group
 
@@ -202,7 +202,7 @@ def test_heartbeats_are_answered_though_requests_wait_all_the_time(
     store: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One request a step is served, and another comes: nobody is known to be silent, but nobody has to doubt."""
-    monkeypatch.setattr("mqproc.roles.query.STEP_NS", 0)
+    monkeypatch.setattr("mqproc.roles.query.role.STEP_NS", 0)
     member, others = store.connect(), [store.connect() for _ in range(4)]
     beating = beat(member, "billing", join(member, "billing", "one", SESSION_MS_MIN))
 
@@ -269,14 +269,14 @@ def test_a_member_may_be_lost_by_the_answer_to_it(store: Group, monkeypatch: pyt
     assert stays.answer() is None
     groups = store.role._groups
     (dying,) = groups._of_connection
-    answer = Connection.answer
+    answer = ServerConnection.answer
 
-    def lost(connection: Connection, *given: Any, **named: Any) -> None:
+    def lost(connection: ServerConnection, *given: Any, **named: Any) -> None:
         if connection is dying:
             connection.close()
         answer(connection, *given, **named)
 
-    monkeypatch.setattr(Connection, "answer", lost)
+    monkeypatch.setattr(ServerConnection, "answer", lost)
     now_ns = time.monotonic_ns()
     if at == "heartbeat":
         beat(dies, "billing", assigned)

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from mqproc.errors import DiskFullError, StoreReadOnlyError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.store.groups import progress
-from mqproc.store.groups.progress import GroupProgress, all_progress
-from mqproc.wire.group_operations import (
+from mqproc.store.offsets import offset_store as progress
+from mqproc.store.offsets.offset_store import OffsetStore, committed_offsets
+from mqproc.wire.operations import Operation
+from mqproc.wire.operations.groups import (
     EARLIEST,
     GroupCommitRequest,
     GroupJoinRequest,
@@ -25,7 +26,7 @@ from mqproc.wire.group_operations import (
     GroupResetRequest,
     GroupSettingsRequest,
 )
-from mqproc.wire.operations import Operation, PullRequest
+from mqproc.wire.operations.log import PullRequest
 from tests.roles.test_query import PATIENCE_S, Caller, Group
 from tests.store.faulty_io import FaultyIO
 
@@ -137,7 +138,7 @@ def commit(caller: Caller, offset: int, group: str = "billing") -> None:
     assert answer.refused == []
 
 
-def fill_up(progress: GroupProgress) -> None:
+def fill_up(progress: OffsetStore) -> None:
     """Take what room the file still has."""
     for number in range(10_000):
         progress.set(f"filler-{number}", "T", 0, 0)
@@ -197,7 +198,7 @@ def test_they_go_by_themselves_when_there_is_room(full: Group, io: FullDiskIO) -
     joined, _ = caller.call(Operation.GROUP_JOIN, GroupJoinRequest("billing", ["Orders"], start=EARLIEST))
     assert sorted(joined.queues)[0][3] == 4
     paths = StorePaths(full.context.paths.root)
-    assert ("Orders", 0, 4) in {(at.topic, at.queue_id, at.offset) for at in all_progress(io, paths)}
+    assert ("Orders", 0, 4) in {(at.topic, at.queue_id, at.offset) for at in committed_offsets(io, paths)}
     assert (paths.aside / "config.subscriptionGroup.json").read_text() == "{ not json"
 
 

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from mqproc.layout import queue_table as layout
-from mqproc.message import PullStatus
-from mqproc.roles.held_pulls import HeldPull, HeldPulls
-from mqproc.wire.operations import Operation, PullRequest
+from mqproc.roles.query.long_poll import HeldPull, LongPolls
+from mqproc.types import PullStatus
+from mqproc.wire.operations import Operation
+from mqproc.wire.operations.log import PullRequest
 from tests.roles.test_query import Group, waiting
 from tests.store.reads.test_reading import COUNT
 
@@ -141,7 +142,7 @@ class Table:
         self.cells[layout.entry_word(queue_id, layout.MAX_OFFSET)] += 1
 
 
-def held(holds: HeldPulls, queue_id: int) -> HeldPull:
+def held(holds: LongPolls, queue_id: int) -> HeldPull:
     connection: Any = queue_id % 3
     last: Any = None
     pull = HeldPull(connection, queue_id, PullRequest("Orders", queue_id, 0), 0, 1 << 60, last)
@@ -153,7 +154,7 @@ def test_who_begins_to_wait_at_many_queues_has_each_looked_up_once() -> None:
     """A consumer of 20,000 queues had all of them looked up for each that it began to wait at."""
     count = 500
     table: Any = Table(count)
-    holds = HeldPulls(table)
+    holds = LongPolls(table)
     pulls = []
     for queue_id in range(count):
         pulls.append(held(holds, queue_id))
@@ -174,7 +175,7 @@ def test_who_begins_to_wait_at_many_queues_has_each_looked_up_once() -> None:
 
 def test_queues_that_are_not_there_yet_are_seen_when_they_are_made() -> None:
     table: Any = Table(2)
-    holds = HeldPulls(table)
+    holds = LongPolls(table)
     pulls = [held(holds, queue_id) for queue_id in (0, 2)]
     assert holds.moved() == pulls
     late = held(holds, 3)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mqproc.errors import BadRequestError, MqprocError
-from mqproc.roles.held_receives import HeldReceives
+from mqproc.roles.pop.long_poll import PopLongPolls
 from tests.ipc.manual_clock import ManualClock
 
 FOREVER_NS = 1 << 62
@@ -39,7 +39,7 @@ class Store:
         self.told: list[str] = []
         self.fails_with: Exception | None = None
         self.clock = ManualClock()
-        self.held = HeldReceives(
+        self.held = PopLongPolls(
             self.clock, self.give, lambda asked: self.told.append(f"{asked.name}: nothing"), self.refuse
         )
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from mqproc.config import Options
+from mqproc.config.options import Options
 from mqproc.layout import control as words_of
 from mqproc.layout import timer_check
 from mqproc.layout.timer_check import TimerCheck
-from mqproc.roles import keeper as keeper_module
-from mqproc.roles.keeper import Keeper
+from mqproc.roles.keeper import role as keeper_module
+from mqproc.roles.keeper.role import Keeper
 from mqproc.store import rocketmq_json
-from mqproc.store.log_flush import sync_log
+from mqproc.store.commitlog.flush import sync_log
 from mqproc.store.retention import request as retention_request
 from tests.roles.flusher_rig import Rig
 from tests.roles.test_timer_deliveries import SLOT_MS, begun, pairs
@@ -132,7 +132,7 @@ def test_a_request_is_carried_out_within_a_second(tmp_path: Path) -> None:
     found, keeper, _disk = rig(tmp_path, delete_when="3", file_reserved_time=72)
     words = found.control.words
     live(found, keeper, 12)
-    asked = retention_request.ask(found.io, found.paths, 3_600_000)
+    asked = retention_request.submit(found.io, found.paths, 3_600_000)
     assert starts(found)[0] == 0
     live(found, keeper, 2)
     assert (words[words_of.RETENTION_ANSWERED], asked.exists()) == (1, False)

@@ -10,12 +10,12 @@ import pytest
 from mqproc.layout import control as words_of
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.layout.queue_table import MAX_OFFSET
-from mqproc.names import SCHEDULE_TOPIC
-from mqproc.roles.keeper import Keeper
-from mqproc.store.consume_queue import as_units
-from mqproc.store.delays.delay_offsets import DelayOffsets
-from mqproc.store.delays.made_from import MadeFrom, mark_of
-from mqproc.store.queue_table import QueueTable
+from mqproc.roles.keeper.role import Keeper
+from mqproc.store.consumequeue.files import as_units
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.schedule.delivery_marks import DeliveryMarks, mark_of
+from mqproc.store.schedule.levels import DelayOffsets
+from mqproc.topic_names import SCHEDULE_TOPIC
 from tests.golden.fixtures import load_fixture, options_of
 from tests.ipc.manual_clock import ManualClock
 from tests.roles.flusher_rig import Rig
@@ -71,7 +71,7 @@ def test_a_clock_that_was_set_back_forgets_no_delivery_of_a_predecessor(
     file.save(rig.io, rig.io, rig.paths, FIRST_DUE_MS)
     offset = file.offsets.get(1, 0)
     units = as_units((rig.paths.queue(SCHEDULE_TOPIC, 0) / f"{0:020d}").read_bytes()[offset * UNIT_SIZE :])
-    monkeypatch.setattr(MadeFrom, "marks", lambda self, begin, end: {mark_of(int(units["physical_offset"][0]))})
+    monkeypatch.setattr(DeliveryMarks, "marks", lambda self, begin, end: {mark_of(int(units["physical_offset"][0]))})
     rig.clock.set_time_ms(FIRST_DUE_MS - 700)
     keeper = Keeper(rig.context(words_of.KEEPER))
     keeper.do_work()

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import structlog
 
-from mqproc.config import LogFormat
-from mqproc.roles import log
-from mqproc.roles.log import RepeatLimit
+from mqproc.config.options import LogFormat
+from mqproc.roles import role_log as log
+from mqproc.roles.role_log import RepeatLimit
 
 
 class Terminal(io.StringIO):

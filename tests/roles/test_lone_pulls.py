@@ -13,8 +13,9 @@ from mqproc.errors import CorruptStoreError, InternalError
 from mqproc.layout import control as words_of
 from mqproc.layout import queue_table
 from mqproc.layout.record_codec import decode_records
-from mqproc.roles import held_pulls
-from mqproc.wire.operations import Operation, PullRequest
+from mqproc.roles.query import long_poll as held_pulls
+from mqproc.wire.operations import Operation
+from mqproc.wire.operations.log import PullRequest
 from tests.roles.test_held_pulls import Table, held
 from tests.roles.test_query import Caller, Group, waiting
 from tests.store.reads.test_reading import COUNT
@@ -136,7 +137,7 @@ def test_all_who_wait_at_a_queue_get_its_message(filled: Group, monkeypatch: pyt
 def test_who_waits_is_answered_before_what_nobody_waits_for(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     caller, role = hold(filled), filled.role
     done: list[str] = []
-    let_go, release, answer = role._reading.let_go_of_deleted, role._held.release, role._pulls._answer
+    let_go, release, answer = role._reading.close_deleted, role._held.release, role._pulls._answer
     monkeypatch.setattr(role._reading, "let_go_of_deleted", lambda *given: (done.append("let go"), let_go(*given)))
     monkeypatch.setattr(role._held, "release", lambda pull: (done.append("release"), release(pull)))
     monkeypatch.setattr(role._pulls, "_answer", lambda *given: (done.append("answer"), answer(*given)))
@@ -205,7 +206,7 @@ def test_a_client_that_has_just_gone_is_forgotten(filled: Group) -> None:
 def test_few_queues_are_compared_as_many_are(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
     monkeypatch.setattr(held_pulls, "FEW_ROWS", few)
     table: Any = Table(2)
-    holds = held_pulls.HeldPulls(table)
+    holds = held_pulls.LongPolls(table)
     pulls = [held(holds, queue_id) for queue_id in (0, 1, 2)]
     assert holds.moved() == pulls
     assert holds.moved() == []

@@ -14,20 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.armed_io import ArmedIO
-from mqproc.config import Options
-from mqproc.control import Control
+from mqproc.config.options import Options
 from mqproc.errors import BadRequestError, ConfigurationError, CorruptStoreError
-from mqproc.io import StoreIO
+from mqproc.io.clock import Clock
+from mqproc.io.fault_injection import FaultInjectionIO
+from mqproc.io.store_io import StoreIO
 from mqproc.ipc import bell as bell_module
-from mqproc.ipc.bell import LYING_LOW, MAX_WAIT_S, EventBell, SemaphoreBell
-from mqproc.ipc.clock import Clock
+from mqproc.ipc.bell import LINGERING, MAX_WAIT_S, EventBell, SemaphoreBell
+from mqproc.ipc.control import Control
 from mqproc.ipc.histogram import Buckets, read_buckets
 from mqproc.layout import control as layout
-from mqproc.layout.figures import STEPS
+from mqproc.layout.histograms import STEPS
 from mqproc.paths import StorePaths
-from mqproc.roles.heart import BEAT_NS, Heart
-from mqproc.roles.loop import SLOW_STEP_NS, RoleContext, RoleSpec, _log_lost_page, run_role
+from mqproc.roles.role import BEAT_NS, SLOW_STEP_NS, Heartbeat, RoleContext, RoleSpec, _log_lost_page, run_role
 from mqproc.store.settings import write_settings
 
 IO = StoreIO()
@@ -90,7 +89,7 @@ def context(tmp_path: Path) -> Iterator[RoleContext]:
         bells={NAME: bell},
         sockets={},
         incarnation=1,
-        heart=Heart(control, NAME, Clock()),
+        heartbeat=Heartbeat(control, NAME, Clock()),
     )
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -123,7 +122,7 @@ def test_works_on_while_there_is_work_and_looks_again_before_each_wait(context: 
     ]
 
 
-class Asked(Scripted):
+class PendingRequest(Scripted):
     """Looks at what its bell tells of, in place of a step."""
 
     def __init__(self, context: RoleContext, steps: list[int], news: list[bool]) -> None:
@@ -136,10 +135,10 @@ class Asked(Scripted):
 
 
 def test_a_role_that_knows_of_no_news_waits_without_another_step(context: RoleContext) -> None:
-    made: list[Asked] = []
+    made: list[PendingRequest] = []
 
-    def factory(context: RoleContext) -> Asked:
-        made.append(Asked(context, [1, 0, 0, 0, 2, 0], [False, True, True]))
+    def factory(context: RoleContext) -> PendingRequest:
+        made.append(PendingRequest(context, [1, 0, 0, 0, 2, 0], [False, True, True]))
         return made[0]
 
     assert run(context, factory) == 0
@@ -159,7 +158,7 @@ class Lingerer(Scripted):
     def linger_s(self) -> float:
         pause_s, *rest = self.pauses
         self.pauses = tuple(rest)
-        self.log.append(f"linger {pause_s:g}{' lying low' if self.sleeping() == LYING_LOW else ''}")
+        self.log.append(f"linger {pause_s:g}{' lying low' if self.sleeping() == LINGERING else ''}")
         return pause_s
 
 
@@ -190,7 +189,7 @@ class Hurried(Lingerer):
 
     def linger_s(self) -> float:
         if self.pauses == (60.0,):
-            self.context.bell.hurry()
+            self.context.bell.expedite()
         return super().linger_s()
 
 
@@ -268,7 +267,7 @@ def run_timed(
     context: RoleContext, took_ns: list[int], steps: list[int] | None = None, wait_ns: int = 0
 ) -> tuple[TimedRole, Buckets]:
     clock = SteppedClock()
-    context = dataclasses.replace(context, clock=clock, heart=Heart(context.control, NAME, clock))
+    context = dataclasses.replace(context, clock=clock, heartbeat=Heartbeat(context.control, NAME, clock))
     made: list[TimedRole] = []
 
     def factory(context: RoleContext) -> TimedRole:
@@ -301,7 +300,7 @@ def test_the_first_step_behind_a_wait_does_not_stand_for_the_others(
     context: RoleContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bursts of one short step and nine long ones, 20 ms apart: it would be timed each time, and they never."""
-    monkeypatch.setattr("mqproc.roles.loop.random", random.Random(1))
+    monkeypatch.setattr("mqproc.roles.role.random", random.Random(1))
     bursts = 300
     took_ns, steps = [0], [1]
     for _ in range(bursts):
@@ -373,7 +372,7 @@ def test_on_a_file_system_that_is_read_only_by_now_a_role_says_so_in_a_line(
     context: RoleContext, capfd: pytest.CaptureFixture[str]
 ) -> None:
     context.paths.own.mkdir(exist_ok=True)
-    context = dataclasses.replace(context, io=ArmedIO(fault="open:1:EROFS:sticky"))
+    context = dataclasses.replace(context, io=FaultInjectionIO(fault="open:1:EROFS:sticky"))
 
     def factory(context: RoleContext) -> Scripted:
         context.io.open(context.paths.progress, write=True)
@@ -394,13 +393,13 @@ def test_on_a_file_system_that_is_read_only_by_now_a_role_says_so_in_a_line(
 def test_a_lost_page_is_in_the_trace_before_another_may_be_lost(
     context: RoleContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lose_another(heart: Heart) -> None:
+    def lose_another(heartbeat: Heartbeat) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Heart, "failed", lose_another)
+    monkeypatch.setattr(Heartbeat, "failed", lose_another)
     with tempfile.TemporaryFile() as trace:
         with pytest.raises(ZeroDivisionError):
-            _log_lost_page(context.heart, trace.fileno(), "segment: offset 5,000: the file was cut", 1)
+            _log_lost_page(context.heartbeat, trace.fileno(), "segment: offset 5,000: the file was cut", 1)
         trace.seek(0)
         text = trace.read()
     assert text.startswith(b"segment: offset 5,000: the file was cut\n")
@@ -408,9 +407,9 @@ def test_a_lost_page_is_in_the_trace_before_another_may_be_lost(
 
 
 def test_busy_is_a_state_for_a_while(context: RoleContext) -> None:
-    heart, words = context.heart, context.control
-    heart.enter(layout.STATE_RUNNING)
-    with heart.busy(layout.STATE_SYNCING):
+    heartbeat, words = context.heartbeat, context.control
+    heartbeat.enter(layout.STATE_RUNNING)
+    with heartbeat.busy(layout.STATE_SYNCING):
         assert words.load(layout.role_word(NAME, "state")) == layout.STATE_SYNCING
         since = words.load(layout.role_word(NAME, "state_since_ns"))
     assert words.load(layout.role_word(NAME, "state")) == layout.STATE_RUNNING
@@ -435,9 +434,9 @@ def test_a_role_that_waits_for_the_disk_says_so(context: RoleContext, monkeypatc
 def test_changes_of_state_are_told(context: RoleContext) -> None:
     told: list[int] = []
     state = layout.role_word(NAME, "state")
-    heart = Heart(context.control, NAME, Clock(), changed=lambda: told.append(context.control.load(state)))
-    heart.enter(layout.STATE_STARTING)
-    heart.enter(layout.STATE_RUNNING)
+    heartbeat = Heartbeat(context.control, NAME, Clock(), changed=lambda: told.append(context.control.load(state)))
+    heartbeat.enter(layout.STATE_STARTING)
+    heartbeat.enter(layout.STATE_RUNNING)
     assert told == [layout.STATE_STARTING, layout.STATE_RUNNING]
 
 

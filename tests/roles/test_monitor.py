@@ -11,14 +11,14 @@ from typing import Any, cast
 
 import pytest
 
-from mqproc.config import load_options
-from mqproc.io import StoreIO
+from mqproc.config.parse import load_options
+from mqproc.io.clock import Clock
+from mqproc.io.store_io import StoreIO
 from mqproc.ipc.bell import EventBell
-from mqproc.ipc.clock import Clock
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
-from mqproc.roles.loop import RoleContext
 from mqproc.roles.monitor import RETRY_NS, Monitor
+from mqproc.roles.role import RoleContext
 from tests.metrics.control_file import make_control
 
 

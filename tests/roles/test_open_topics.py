@@ -12,17 +12,16 @@ from typing import Any
 
 import pytest
 
-from mqproc.config import Options
-from mqproc.delay_levels import DELAY_LEVELS
+from mqproc.config.options import Options
 from mqproc.errors import BadRequestError, TooManyQueuesError, TopicNotFoundError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import queue_table as layout
-from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC, SCHEDULE_TOPIC
 from mqproc.paths import StorePaths, segment_name
-from mqproc.roles.open_topics import OpenTopics
-from mqproc.store.deleted_topics import Deletion
-from mqproc.store.queue_table import QueueTable
-from mqproc.store.topics import Topics
+from mqproc.roles.writer.topics import WriterTopics
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.topics import TopicDeletion, Topics
+from mqproc.topic_names import REVIVE_QUEUES, REVIVE_TOPIC, SCHEDULE_TOPIC
+from mqproc.util.units import DELAY_LEVELS
 
 
 class FaultyIO(StoreIO):
@@ -64,8 +63,8 @@ class Store:
         self.options = Options(**({"default_topic_queue_nums": 4} | options))
         self.topics = self.successor()
 
-    def successor(self) -> OpenTopics:
-        self.topics = OpenTopics(self.io, self.io, self.paths, self.options, self.table)
+    def successor(self) -> WriterTopics:
+        self.topics = WriterTopics(self.io, self.io, self.paths, self.options, self.table)
         return self.topics
 
     def use(self, topic: str, count: int) -> None:
@@ -100,7 +99,7 @@ def test_a_topic_deleted_and_sent_to_again_goes_on(store: Store) -> None:
     store.topics.delete("T", 1000)
     assert not store.files_of("T")
     assert store.durable().names() == []
-    assert store.durable().deletions == {"T": Deletion(1000, (3, 3, 3, 3))}
+    assert store.durable().deletions == {"T": TopicDeletion(1000, (3, 3, 3, 3))}
     with pytest.raises(TopicNotFoundError):
         store.topics.delete("T", 1000)
     assert store.topics.find("T").queue_numbers.tolist() == before
@@ -114,7 +113,7 @@ def test_queues_of_every_earlier_width_keep_their_offsets(store: Store) -> None:
     store.use("T", 2)
     assert [queue_id for _, _, queue_id in store.table.live()] == [0]
     store.topics.delete("T", 2000)
-    assert store.durable().deletions == {"T": Deletion(2000, (5, 3, 3, 3))}
+    assert store.durable().deletions == {"T": TopicDeletion(2000, (5, 3, 3, 3))}
     store.topics.create("T", 6)
     assert store.next_offsets("T") == [5, 3, 3, 3, 0, 0]
 
@@ -159,7 +158,7 @@ def test_a_deletion_without_room_for_its_line_changes_nothing(tmp_path: Path) ->
     assert store.next_offsets("T") == [3, 3, 3, 3]
     assert store.durable().names() == ["T"]
     store.topics.delete("T", 1000)
-    assert store.durable().deletions == {"T": Deletion(1000, (3, 3, 3, 3))}
+    assert store.durable().deletions == {"T": TopicDeletion(1000, (3, 3, 3, 3))}
 
 
 def test_files_that_come_to_lie_there_while_they_are_removed_go_too(tmp_path: Path) -> None:
@@ -182,7 +181,7 @@ def test_files_that_cannot_be_removed_do_not_hold_up_a_deletion(tmp_path: Path, 
     assert store.files_of("T")
     assert store.topics.unsaved
     assert list(store.table.live()) == []
-    assert store.durable().deletions == {"T": Deletion(1000, (3, 3, 3, 3))}
+    assert store.durable().deletions == {"T": TopicDeletion(1000, (3, 3, 3, 3))}
     io.left = 0
     store.successor()
     assert not store.files_of("T")
@@ -215,7 +214,7 @@ def test_a_successor_saves_what_only_the_journal_has(store: Store) -> None:
     topics.save(1)
     assert not store.paths.topics_journal.exists()
     assert store.durable().names() == ["U"]
-    assert store.durable().deletions == {"T": Deletion(1000, (3, 3, 3, 3))}
+    assert store.durable().deletions == {"T": TopicDeletion(1000, (3, 3, 3, 3))}
     assert not store.successor().unsaved
 
 
@@ -272,7 +271,7 @@ def test_a_successor_keeps_a_topic_that_was_narrower_when_it_was_deleted_the_las
     store.topics.delete("T", 1000)
     store.topics.create("T", 1)
     store.topics.delete("T", 2000)
-    assert store.durable().deletions == {"T": Deletion(2000, (3, 3, 3, 3))}
+    assert store.durable().deletions == {"T": TopicDeletion(2000, (3, 3, 3, 3))}
     assert {store.table.deletion(number) for number in range(4)} == {(2000, 3)}
     journal = store.paths.topics_journal.read_bytes()
     store.use("T", 1)
@@ -326,16 +325,16 @@ def test_a_topic_of_the_system_has_all_its_queues_whatever_was_left_of_it(
     found = topics.topics.get(topic)
     assert found is not None
     assert found.queues == 3
-    assert len(topics.find_own(topic).queue_numbers) == queues
+    assert len(topics.find_internal(topic).queue_numbers) == queues
     topics.save(1)
-    assert len(store.successor().find_own(topic).queue_numbers) == queues
+    assert len(store.successor().find_internal(topic).queue_numbers) == queues
 
 
 def test_light_queues_of_rocketmq_become_no_topics(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.table.create_queue("Orders", 1)
     store.table.create_queue("%LMQ%light", 0)
-    topics = OpenTopics(store.io, store.io, store.paths, store.options, store.table)
+    topics = WriterTopics(store.io, store.io, store.paths, store.options, store.table)
     assert topics.topics.get("Orders") is not None
     assert topics.topics.get("%LMQ%light") is None
 
@@ -346,7 +345,7 @@ def test_a_folder_with_a_number_that_no_queue_has_widens_no_topic(tmp_path: Path
     store.table.create_queue("Orders", 1)
     store.table.create_queue("Orders", 20_261_126)
     store.table.create_queue("Dates", 65_535)
-    topics = OpenTopics(store.io, store.io, store.paths, store.options, store.table)
+    topics = WriterTopics(store.io, store.io, store.paths, store.options, store.table)
     orders = topics.topics.get("Orders")
     assert orders is not None
     assert orders.queues == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mqproc.delay_levels import DELAYS_MS
 from mqproc.errors import (
     BadTopicError,
     DiskFullError,
@@ -16,9 +15,10 @@ from mqproc.errors import (
     TooManyQueuesError,
 )
 from mqproc.layout.record import PROPERTIES_SIZE_SURE
-from mqproc.names import SCHEDULE_TOPIC, TIMER_TOPIC
-from mqproc.roles.message_columns import MessageColumns
-from mqproc.roles.parked_again import delayed_again, is_of_message, longer_level, timed_again
+from mqproc.roles.delivery_queue import is_message_error, longer_level, reschedule_delayed, reschedule_timed
+from mqproc.roles.internal_producer import MessageColumns
+from mqproc.topic_names import SCHEDULE_TOPIC, TIMER_TOPIC
+from mqproc.util.units import DELAYS_MS
 
 NOW_MS = 1_700_000_000_900
 
@@ -56,7 +56,7 @@ def test_by_the_timer_each_wait_is_twice_the_one_before() -> None:
     before = refused(
         b"TIMER_OUT_MS\x011\x02A\x01a\x02", b"A\x01a\x02TIMER_ROLL_TIMES\x013", b"TIMER_ROLL_TIMES\x0199\x02"
     )
-    found = timed_again(before, NOW_MS, 1000)
+    found = reschedule_timed(before, NOW_MS, 1000)
     assert (found.topic, found.sys_flag, found.reconsume_times, found.born_host) == (TIMER_TOPIC, 8, 3, b"host")
     assert found.prepared_transaction_offsets.tolist() == [100, 101, 102]
     assert queue_ids_of(found) == [0, 0, 0]
@@ -71,7 +71,7 @@ def test_a_day_without_room_costs_some_dozens_of_records_a_message() -> None:
     """It was rewritten every nine minutes, or ten, for as long as there was no room."""
     now_ms, waiting, count = NOW_MS, refused(b""), 0
     while now_ms < NOW_MS + 24 * 3_600_000:
-        waiting = timed_again(waiting, now_ms, 1000)
+        waiting = reschedule_timed(waiting, now_ms, 1000)
         (string,) = strings_of(waiting)
         now_ms = int(string.split(b"TIMER_OUT_MS\x01")[1].split(b"\x02")[0])
         count += 1
@@ -86,18 +86,18 @@ def test_without_room_for_the_count_it_waits_as_long_as_it_is_late(late_ms: int,
     own = b"REAL_TOPIC\x01T\x02REAL_QID\x015\x02TIMER_OUT_MS\x01" + out_ms + b"\x02"
     string = b"TIMER_DELIVER_MS\x01%d\x02A\x01" % (NOW_MS - late_ms)
     string += b"a" * (PROPERTIES_SIZE_SURE - len(string) - len(own) - 1) + b"\x02"
-    assert strings_of(timed_again(refused(string), NOW_MS, 1000)) == [string + own]
+    assert strings_of(reschedule_timed(refused(string), NOW_MS, 1000)) == [string + own]
 
 
 def test_by_a_level_the_next_wait_is_in_a_longer_one() -> None:
-    found = delayed_again(refused(b"DELAY\x013\x02A\x01a\x02", b"REAL_TOPIC\x01T\x02DELAY\x013\x02"), 3, DELAYS_MS)
+    found = reschedule_delayed(refused(b"DELAY\x013\x02A\x01a\x02", b"REAL_TOPIC\x01T\x02DELAY\x013\x02"), 3, DELAYS_MS)
     assert (found.topic, queue_ids_of(found)) == (SCHEDULE_TOPIC, [3, 3])
     assert strings_of(found) == [b"A\x01a\x02DELAY\x014\x02", b"REAL_TOPIC\x01T\x02DELAY\x014\x02"]
 
 
 def test_without_room_for_a_longer_number_it_stays_in_its_level() -> None:
     string = b"DELAY\x019\x02A\x01" + b"a" * (PROPERTIES_SIZE_SURE - 11) + b"\x02"
-    found = delayed_again(refused(string), 9, DELAYS_MS)
+    found = reschedule_delayed(refused(string), 9, DELAYS_MS)
     assert (strings_of(found), queue_ids_of(found)) == ([string], [8])
 
 
@@ -120,9 +120,9 @@ def test_levels_by_how_long_they_are(level: int, delays_ms: tuple[int, ...], exp
 
 @pytest.mark.parametrize("error", [TooManyQueuesError(""), BadTopicError("")])
 def test_what_is_refused_for_its_own_sake(error: MqprocError) -> None:
-    assert is_of_message(error)
+    assert is_message_error(error)
 
 
 @pytest.mark.parametrize("error", [DiskFullError(""), StoreBusyError(""), StoreReadOnlyError(""), InternalError("")])
 def test_what_every_message_would_be_refused_for(error: MqprocError) -> None:
-    assert not is_of_message(error)
+    assert not is_message_error(error)

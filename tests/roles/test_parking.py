@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mqproc.config import Options
+from mqproc.config.options import Options
 from mqproc.errors import BadLevelError, BadMessageError, BadTimeError
 from mqproc.layout.properties import decode, encode
-from mqproc.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
-from mqproc.roles.parking import check_slot, parked, real_queue, waits
-from mqproc.wire.operations import QUEUE_ANY, QUEUE_COLUMN, AppendRequest
+from mqproc.roles.writer.delayed_send import check_slot, delayed_request, is_delayed, target_queue
+from mqproc.topic_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from mqproc.wire.operations.log import QUEUE_ANY, QUEUE_COLUMN, AppendRequest
 from tests.client.append_frame import read_append
 
 NOW = 1_700_000_000_500
@@ -30,7 +30,7 @@ def properties_of(found: AppendRequest) -> str:
 
 @pytest.mark.parametrize(("level", "queue_id"), [(1, 0), (3, 2), (18, 17)])
 def test_a_level_is_a_queue(level: int, queue_id: int) -> None:
-    found = parked(request(delay_level=level), 5, OPTIONS, NOW)
+    found = delayed_request(request(delay_level=level), 5, OPTIONS, NOW)
     assert (found.topic, found.queue_id) == (SCHEDULE_TOPIC, queue_id)
     pairs = decode(properties_of(found))
     assert (pairs["DELAY"], pairs["REAL_TOPIC"], pairs["REAL_QID"]) == (str(queue_id + 1), "T", "5")
@@ -38,7 +38,7 @@ def test_a_level_is_a_queue(level: int, queue_id: int) -> None:
 
 def test_a_store_with_fewer_levels_takes_the_last_one_for_those_above() -> None:
     options = Options(message_delay_level="5s 8s")
-    found = [parked(request(delay_level=level), 0, options, NOW) for level in (1, 2, 3, 18)]
+    found = [delayed_request(request(delay_level=level), 0, options, NOW) for level in (1, 2, 3, 18)]
     assert [each.queue_id for each in found] == [0, 1, 1, 1]
     assert decode(properties_of(found[2]))["DELAY"] == "2"
 
@@ -46,19 +46,19 @@ def test_a_store_with_fewer_levels_takes_the_last_one_for_those_above() -> None:
 @pytest.mark.parametrize("level", [-1, 19, 99, 1 << 40])
 def test_a_level_that_no_store_has_is_refused(level: int) -> None:
     with pytest.raises(BadLevelError, match=rf"delay level {level} is out of range: from 0 to 18"):
-        waits(request(delay_level=level), NOTHING, NOW)
+        is_delayed(request(delay_level=level), NOTHING, NOW)
 
 
 def test_a_half_message_waits_for_its_producer() -> None:
-    assert waits(request(transaction=True), NOTHING, NOW)
-    found = parked(request(transaction=True), 3, OPTIONS, NOW)
+    assert is_delayed(request(transaction=True), NOTHING, NOW)
+    found = delayed_request(request(transaction=True), 3, OPTIONS, NOW)
     assert (found.topic, found.queue_id) == (HALF_TOPIC, 0)
     pairs = decode(properties_of(found))
     assert (pairs["REAL_TOPIC"], pairs["REAL_QID"]) == ("T", "3")
 
 
 def test_properties_stand_in_rocketmqs_order() -> None:
-    found = parked(request(delay_level=2, gap_after_keys=b"TRACE_ON\x01true\x02"), 0, OPTIONS, NOW)
+    found = delayed_request(request(delay_level=2, gap_after_keys=b"TRACE_ON\x01true\x02"), 0, OPTIONS, NOW)
     text = properties_of(found)
     assert text == encode(decode(text))
 
@@ -69,7 +69,7 @@ def test_properties_stand_in_rocketmqs_order() -> None:
 )
 def test_the_timers_second_is_over_when_the_message_is_due(ahead_ms: int, out_ms: int) -> None:
     """RocketMQ files a message under the second before its time, a whole second too."""
-    found = parked(request(deliver_at_ms=NOW + ahead_ms), 1, OPTIONS, NOW)
+    found = delayed_request(request(deliver_at_ms=NOW + ahead_ms), 1, OPTIONS, NOW)
     assert (found.topic, found.queue_id) == (TIMER_TOPIC, 0)
     pairs = decode(properties_of(found))
     assert int(pairs["TIMER_OUT_MS"]) == NOW - 500 + out_ms
@@ -77,33 +77,33 @@ def test_the_timers_second_is_over_when_the_message_is_due(ahead_ms: int, out_ms
 
 
 def test_what_waits_and_what_does_not() -> None:
-    assert not waits(request(), NOTHING, NOW)
-    assert not waits(request(deliver_at_ms=NOW), NOTHING, NOW)
-    assert waits(request(deliver_at_ms=NOW + 1), NOTHING, NOW)
-    assert waits(request(delay_level=1), NOTHING, NOW)
+    assert not is_delayed(request(), NOTHING, NOW)
+    assert not is_delayed(request(deliver_at_ms=NOW), NOTHING, NOW)
+    assert is_delayed(request(deliver_at_ms=NOW + 1), NOTHING, NOW)
+    assert is_delayed(request(delay_level=1), NOTHING, NOW)
 
 
 def test_wrong_wishes_are_refused() -> None:
     with pytest.raises(BadTimeError, match="259,200"):
-        parked(request(deliver_at_ms=NOW + 259_200_001), 0, OPTIONS, NOW)
+        delayed_request(request(deliver_at_ms=NOW + 259_200_001), 0, OPTIONS, NOW)
     with pytest.raises(BadMessageError, match="one time"):
-        parked(request(deliver_at_ms=NOW + 5, delay_level=2), 0, OPTIONS, NOW)
+        delayed_request(request(deliver_at_ms=NOW + 5, delay_level=2), 0, OPTIONS, NOW)
     with pytest.raises(BadMessageError, match="batch"):
-        parked(request(delay_level=2, batch=True), 0, OPTIONS, NOW)
+        delayed_request(request(delay_level=2, batch=True), 0, OPTIONS, NOW)
     for changes in ({"delay_level": 1}, {"deliver_at_ms": NOW + 5}, {"count": 2}):
         with pytest.raises(BadMessageError, match="goes alone"):
-            parked(request(transaction=True, **changes), 0, OPTIONS, NOW)
+            delayed_request(request(transaction=True, **changes), 0, OPTIONS, NOW)
     with pytest.raises(BadMessageError, match="one queue"):
-        real_queue(request(queue_id=QUEUE_COLUMN), 8, 0)
+        target_queue(request(queue_id=QUEUE_COLUMN), 8, 0)
     with pytest.raises(BadTimeError, match="cancelled"):
-        waits(request(deliver_at_ms=NOW, gap_before_tag=b"TIMER_DEL_UNIQKEY\x01k\x02"), NOTHING, NOW)
+        is_delayed(request(deliver_at_ms=NOW, gap_before_tag=b"TIMER_DEL_UNIQKEY\x01k\x02"), NOTHING, NOW)
     with pytest.raises(BadTimeError, match="cancelled"):
-        waits(request(deliver_at_ms=NOW, properties_bytes=20), memoryview(b"TIMER_DEL_UNIQKEY\x01k\x02"), NOW)
+        is_delayed(request(deliver_at_ms=NOW, properties_bytes=20), memoryview(b"TIMER_DEL_UNIQKEY\x01k\x02"), NOW)
 
 
 def test_frames_take_turns_at_the_queues() -> None:
-    assert real_queue(request(queue_id=QUEUE_ANY), 3, 2) == (2, 0)
-    assert real_queue(request(queue_id=1), 3, 2) == (1, 2)
+    assert target_queue(request(queue_id=QUEUE_ANY), 3, 2) == (2, 0)
+    assert target_queue(request(queue_id=1), 3, 2) == (1, 2)
 
 
 @pytest.mark.parametrize(("waiting", "count", "fits"), [(99, 1, 1), (100, 1, 0), (0, 100, 1), (1, 100, 0)])
@@ -111,26 +111,28 @@ def test_a_slot_takes_as_many_as_it_may(waiting: int, count: int, fits: int) -> 
     options = Options(timer_congest_num_each_slot=100)
     asked: list[int] = []
 
-    def waiting_in(slot_ms: int) -> int:
+    def count_waiting(slot_ms: int) -> int:
         asked.append(slot_ms)
         return waiting
 
-    for_later = parked(request(deliver_at_ms=NOW + 2000, count=count), 0, options, NOW)
+    for_later = delayed_request(request(deliver_at_ms=NOW + 2000, count=count), 0, options, NOW)
     if fits:
-        check_slot(for_later, NOTHING, options, NOW, waiting_in)
+        check_slot(for_later, NOTHING, options, NOW, count_waiting)
     else:
         with pytest.raises(BadTimeError, match=rf"holds {waiting} messages; timer_congest_num_each_slot = 100"):
-            check_slot(for_later, NOTHING, options, NOW, waiting_in)
+            check_slot(for_later, NOTHING, options, NOW, count_waiting)
     assert asked == [NOW - 500 + 2000]
     cancel = memoryview(b"TIMER_DEL_UNIQKEY\x01k\x02")
-    cancels = parked(request(deliver_at_ms=NOW + 2000, properties_bytes=len(cancel)), 0, options, NOW)
+    cancels = delayed_request(request(deliver_at_ms=NOW + 2000, properties_bytes=len(cancel)), 0, options, NOW)
     check_slot(cancels, cancel, options, NOW, lambda slot_ms: 100)
 
 
 def test_slots_are_not_looked_at_where_there_is_no_limit_and_for_levels() -> None:
-    def waiting_in(slot_ms: int) -> int:
+    def count_waiting(slot_ms: int) -> int:
         raise AssertionError(slot_ms)
 
-    check_slot(parked(request(deliver_at_ms=NOW + 2000), 0, OPTIONS, NOW), NOTHING, OPTIONS, NOW, waiting_in)
+    check_slot(
+        delayed_request(request(deliver_at_ms=NOW + 2000), 0, OPTIONS, NOW), NOTHING, OPTIONS, NOW, count_waiting
+    )
     limited = Options(timer_congest_num_each_slot=1)
-    check_slot(parked(request(delay_level=2), 0, limited, NOW), NOTHING, limited, NOW, waiting_in)
+    check_slot(delayed_request(request(delay_level=2), 0, limited, NOW), NOTHING, limited, NOW, count_waiting)

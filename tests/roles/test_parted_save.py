@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mqproc.ipc.clock import Clock
-from mqproc.roles.parted_save import INTERVAL_NS, PartedSave
+from mqproc.io.clock import Clock
+from mqproc.roles.delivery_queue import SAVE_INTERVAL_NS, IncrementalSave
 
 
 class Saves:
@@ -15,7 +15,7 @@ class Saves:
         self.done: list[tuple[int, int]] = []
         self.failing = -1
         self.told: list[OSError] = []
-        self.save = PartedSave(Clock(), self._steps, self.told.append)
+        self.save = IncrementalSave(Clock(), self._steps, self.told.append)
 
     def _steps(self, durable: int) -> Iterator[None]:
         for part in range(3):
@@ -29,15 +29,15 @@ class Saves:
 def test_each_call_does_one_part() -> None:
     saves, before_ns = Saves(), Clock().monotonic_ns()
     for parts in (1, 2, 3):
-        saves.save.go_on()
+        saves.save.step()
         assert (saves.done, saves.save.under_way) == ([(0, part) for part in range(parts)], parts < 3)
-    assert saves.save.due_ns >= before_ns + INTERVAL_NS
+    assert saves.save.due_ns >= before_ns + SAVE_INTERVAL_NS
 
 
 def test_a_whole_save_begins_anew() -> None:
     saves = Saves()
-    saves.save.go_on()
-    saves.save.whole(7)
+    saves.save.step()
+    saves.save.save_all(7)
     assert saves.done == [(0, 0), (7, 0), (7, 1), (7, 2)]
     assert not saves.save.under_way
 
@@ -45,9 +45,9 @@ def test_a_whole_save_begins_anew() -> None:
 def test_an_error_ends_a_save_and_the_next_one_begins_anew() -> None:
     saves = Saves()
     saves.failing = 1
-    saves.save.go_on()
-    saves.save.go_on()
+    saves.save.step()
+    saves.save.step()
     assert (len(saves.told), saves.save.under_way) == (1, False)
     saves.failing = -1
-    saves.save.whole(0)
+    saves.save.save_all(0)
     assert saves.done == [(0, 0), (0, 0), (0, 1), (0, 2)]

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.config import Options, cpu_numbers, load_settings, options_from
+from mqproc.config.options import Options
+from mqproc.config.parse import cpu_numbers, load_settings, options_from
 from mqproc.errors import ConfigurationError
 from mqproc.layout.control import DISPATCHER, QUERY, WRITER
-from mqproc.roles.placement import take_place, writer_cpus
+from mqproc.roles.process_setup import set_cpu_affinity, writer_cpus
 from tests.cli.calling import call
 from tests.conftest import Group, wait_until
 
@@ -61,8 +62,8 @@ def test_what_the_system_does_not_permit_is_told_of_the_option(
     monkeypatch.setattr(os, call, refuse)
     name = "writer_cpus" if role == WRITER else "dispatcher_nice"
     with pytest.raises(ConfigurationError, match=rf"^{name} = .*: Operation not permitted; .* SystemCallFilter="):
-        take_place(role, options)
-    take_place(QUERY, options)
+        set_cpu_affinity(role, options)
+    set_cpu_affinity(QUERY, options)
 
 
 def test_a_group_keeps_its_writer_in_place_also_a_restarted_one(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from mqproc.errors import StoreBusyError, TooManyQueuesError
 from mqproc.layout import control as words_of
-from mqproc.names import REVIVE_TOPIC
-from mqproc.store.groups.check_points import CheckPoint
-from mqproc.store.groups.corrections import read_unconsumed
-from mqproc.wire.group_operations import GroupAckRequest
+from mqproc.store.offsets.offset_store import read_unconsumed
+from mqproc.store.offsets.pop_receipts import PopCheckPoint
+from mqproc.topic_names import REVIVE_TOPIC
 from mqproc.wire.operations import Operation
+from mqproc.wire.operations.pop import GroupAckRequest
 from tests.conftest import wait_until
 from tests.roles.test_pops import SOON_S, held_back, is_read, received
 from tests.roles.test_query import Group
@@ -28,7 +28,7 @@ def test_an_ack_of_what_was_sent_again_is_too_late_while_the_rest_is_tried(
     now_ms = time.time_ns() // 1_000_000
     group.store.engine.append("Orders", [b"0", b"1", b"2"], now_ms, queues=1)
     group.dispatch()
-    point = CheckPoint("g", "Orders", 0, 0, (0, 1, 2), now_ms, 1_000, 0, "mqproc")
+    point = PopCheckPoint("g", "Orders", 0, 0, (0, 1, 2), now_ms, 1_000, 0, "mqproc")
     sent: list[tuple[Any, ...]] = []
     try:
         caller, pops = group.connect(), group.role._pops
@@ -86,7 +86,7 @@ def test_messages_that_are_gone_when_they_are_to_come_again_are_counted(
         pops, words = group.role._pops, group.control.words
         monkeypatch.setattr(pops, "step", lambda _now_ns: 0)
         pops._state.known("g")
-        pops._add(found := CheckPoint("g", "Orders", 0, 0, (0, 1, 2), now_ms, 1_000, 0, "mqproc"), 0)
+        pops._add(found := PopCheckPoint("g", "Orders", 0, 0, (0, 1, 2), now_ms, 1_000, 0, "mqproc"), 0)
         number = engine.table.find("Orders", 0)
         engine.table.raise_min_offset(number, 1)
         pops._revive(found)
@@ -105,7 +105,7 @@ def test_copies_that_are_refused_for_their_own_sake_are_tried_less_often_each_ti
     group = Group(tmp_path / "store")
     try:
         copies = group.role._pops._copies
-        found = CheckPoint("g", "Orders", 0, 0, (0,), 0, 1000, 0, "mqproc")
+        found = PopCheckPoint("g", "Orders", 0, 0, (0,), 0, 1000, 0, "mqproc")
         pauses = [copies.pause_ms(found, TooManyQueuesError("")) for _ in range(10)]
         assert pauses == [200, 400, 800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000]
         assert copies.pause_ms(found, StoreBusyError("")) == 200

@@ -13,27 +13,26 @@ import pytest
 from mqproc.errors import BadRequestError, GroupInUseError, StoreBusyError
 from mqproc.layout import control as words_of
 from mqproc.layout.record_codec import decode_record, decode_records, encode_record
-from mqproc.names import CHECK_POINT_MESSAGES, REVIVE_QUEUES, REVIVE_TOPIC
-from mqproc.roles import pops as pops_module
-from mqproc.roles.deadlines import COMPACT_MIN
-from mqproc.roles.pop_copies import PopCopies
-from mqproc.roles.query import Query
-from mqproc.store.groups import check_points
-from mqproc.store.groups.check_points import CheckPoint
-from mqproc.store.reads import queue_messages
-from mqproc.store.slices import Slices
-from mqproc.wire.group_operations import (
+from mqproc.roles.pop import receivers as pops_module
+from mqproc.roles.pop.revive import PopCopies
+from mqproc.roles.query.role import Query
+from mqproc.roles.timer_queue import COMPACT_MIN
+from mqproc.store.cooperative import Slices
+from mqproc.store.offsets import pop_receipts as check_points
+from mqproc.store.offsets.pop_receipts import PopCheckPoint
+from mqproc.store.read import queries as queue_messages
+from mqproc.topic_names import CHECK_POINT_MESSAGES, REVIVE_QUEUES, REVIVE_TOPIC
+from mqproc.wire.codec import FrameOptions
+from mqproc.wire.operations import Operation
+from mqproc.wire.operations.groups import (
     EARLIEST,
     LATEST,
-    GroupAckRequest,
-    GroupInvisibleRequest,
     GroupJoinRequest,
-    GroupReceiveRequest,
     GroupRequest,
     GroupResetRequest,
     GroupSettingsRequest,
 )
-from mqproc.wire.operations import Operation, Options
+from mqproc.wire.operations.pop import GroupAckRequest, GroupInvisibleRequest, GroupReceiveRequest
 from tests.conftest import wait_until
 from tests.roles.test_query import Caller, Group
 
@@ -65,7 +64,8 @@ def test_open_check_points_are_read_a_bounded_part_a_step(tmp_path: Path, monkey
     group = Group(tmp_path / "store")
     now_ms = time.time_ns() // 1_000_000
     found = [
-        CheckPoint("billing", "Orders", 0, number, (number,), now_ms, 600_000, 0, "mqproc") for number in range(COUNT)
+        PopCheckPoint("billing", "Orders", 0, number, (number,), now_ms, 600_000, 0, "mqproc")
+        for number in range(COUNT)
     ]
     bodies = [point.body() for point in found]
     group.store.engine.append(REVIVE_TOPIC, bodies, now_ms, queues=REVIVE_QUEUES, tags=["ck"] * COUNT)
@@ -91,7 +91,7 @@ def test_a_held_receive_is_one_that_dispatch_rings_for(tmp_path: Path) -> None:
         caller = group.connect()
         while not is_read(caller):
             pass
-        group.dispatcher_bell.lie_low()
+        group.dispatcher_bell.linger()
         caller.ask(Operation.GROUP_RECEIVE, GroupReceiveRequest("g", ["Orders"], 1, timeout_ms=600_000))
         assert caller.answer() is None
         assert words[words_of.WAITING_PULLS] == 1
@@ -122,7 +122,7 @@ def test_progress_passes_all_that_is_open_in_whatever_order_it_is_read(tmp_path:
     now_ms = time.time_ns() // 1_000_000
     group.store.engine.append("Orders", [b"%d" % number for number in range(3)], now_ms, queues=1)
     for number, revive_queue in ((0, 1), (1, 0)):
-        point = CheckPoint("billing", "Orders", 0, number, (number,), now_ms, 600_000, revive_queue, "mqproc")
+        point = PopCheckPoint("billing", "Orders", 0, number, (number,), now_ms, 600_000, revive_queue, "mqproc")
         group.store.engine.append(
             REVIVE_TOPIC, [point.body()], now_ms, queues=REVIVE_QUEUES, fixed_queue=revive_queue, tags=["ck"]
         )
@@ -138,7 +138,7 @@ def test_progress_passes_all_check_points_of_a_receive_whose_filter_left_message
     group.store.engine.append("Orders", [b"%d" % number for number in range(COUNT)], now_ms, queues=1)
     records = [encode_record(topic="Orders", body=b"", queue_offset=offset) for offset in range(0, COUNT, 2)]
     every_second = [decode_record(record) for record in records]
-    points = check_points.of_receive(("billing", "Orders", 0), every_second, now_ms, 600_000, 0, "mqproc")
+    points = check_points.check_points_of_receive(("billing", "Orders", 0), every_second, now_ms, 600_000, 0, "mqproc")
     assert [len(point.offsets) for point in points] == [CHECK_POINT_MESSAGES, COUNT // 2 - CHECK_POINT_MESSAGES]
     bodies = [point.body() for point in points]
     group.store.engine.append(REVIVE_TOPIC, bodies, now_ms, queues=REVIVE_QUEUES, tags=["ck"] * len(points))
@@ -151,7 +151,7 @@ def test_check_points_from_before_a_reset_move_no_progress(tmp_path: Path, *, de
     group = Group(tmp_path / "store")
     now_ms = time.time_ns() // 1_000_000
     group.store.engine.append("Orders", [b"%d" % number for number in range(COUNT)], now_ms, queues=1)
-    point = CheckPoint("g", "Orders", 0, 0, tuple(range(COUNT)), now_ms, 600_000, 0, "mqproc")
+    point = PopCheckPoint("g", "Orders", 0, 0, tuple(range(COUNT)), now_ms, 600_000, 0, "mqproc")
     group.store.engine.append(REVIVE_TOPIC, [point.body()], now_ms, queues=REVIVE_QUEUES, tags=["ck"])
     group.dispatch()
     try:
@@ -182,7 +182,7 @@ def test_an_ack_that_a_killed_role_had_stored_counts_when_it_is_asked_for_again(
     group = Group(tmp_path / "store")
     now_ms = time.time_ns() // 1_000_000
     group.store.engine.append("Orders", [b"0", b"1"], now_ms, queues=1)
-    point = CheckPoint("g", "Orders", 0, 0, (0, 1), now_ms, 600_000, 0, "mqproc")
+    point = PopCheckPoint("g", "Orders", 0, 0, (0, 1), now_ms, 600_000, 0, "mqproc")
     for body, tag in ((point.body(), "ck"), (point.ack_body((0,)), "ack")):
         group.store.engine.append(REVIVE_TOPIC, [body], now_ms, queues=REVIVE_QUEUES, fixed_queue=0, tags=[tag])
     group.dispatch()
@@ -203,7 +203,7 @@ def test_a_start_looks_for_copies_by_the_order_of_their_topics(tmp_path: Path, m
     """It reads the same in every process: the order of a set of texts is another one in each."""
     group = Group(tmp_path / "store")
     engine, now_ms, names = group.store.engine, time.time_ns() // 1_000_000, [f"T{number}" for number in range(COUNT)]
-    bodies = [CheckPoint("billing", name, 0, 0, (0,), now_ms, 600_000, 0, "mqproc").body() for name in names]
+    bodies = [PopCheckPoint("billing", name, 0, 0, (0,), now_ms, 600_000, 0, "mqproc").body() for name in names]
     engine.append(REVIVE_TOPIC, bodies, now_ms, queues=REVIVE_QUEUES, fixed_queue=0, tags=["ck"] * COUNT)
     group.dispatch()
     looked_for: list[str] = []
@@ -238,7 +238,7 @@ def test_copies_of_a_killed_role_are_found_though_the_clock_was_set_back(
 
     places = engine.append("Orders", [b"0", b"1"], now_ms, queues=1).tolist()
     copied(1, now_ms)
-    point = CheckPoint("billing", "Orders", 0, 0, (0, 1), now_ms - 9_000, 1_000, 0, "mqproc")
+    point = PopCheckPoint("billing", "Orders", 0, 0, (0, 1), now_ms - 9_000, 1_000, 0, "mqproc")
     engine.append(REVIVE_TOPIC, [point.body()], now_ms, queues=REVIVE_QUEUES, fixed_queue=0, tags=["ck"])
     copied(0, now_ms - 3_600_000)
     group.dispatch()
@@ -267,7 +267,7 @@ def test_an_ack_of_what_a_killed_role_had_sent_again_is_too_late(
     engine, now_ms = group.store.engine, time.time_ns() // 1_000_000
     place = int(engine.append("Orders", [b"0", b"1"], now_ms, queues=1)[0])
     # Not due yet: as after the clock was set back, or in the moment before it is closed.
-    point = CheckPoint("g", "Orders", 0, 0, (0, 1), now_ms, 600_000, 0, "mqproc")
+    point = PopCheckPoint("g", "Orders", 0, 0, (0, 1), now_ms, 600_000, 0, "mqproc")
     engine.append(REVIVE_TOPIC, [point.body()], now_ms, queues=REVIVE_QUEUES, fixed_queue=0, tags=["ck"])
     origin = f"ORIGIN_MESSAGE_ID\x01{engine.appender.store_host.hex().upper()}{place:016X}\x02".encode()
     engine.append("%RETRY%g_Orders", [b"0"], now_ms, queues=1, reconsume_times=1, parts=(b"", b"", b"", origin))
@@ -343,7 +343,7 @@ def test_a_receive_that_waits_looks_again_when_its_group_is_another(tmp_path: Pa
     group = Group(tmp_path / "store")
     group.store.engine.append("Orders", [b"0"], time.time_ns() // 1_000_000, queues=1)
     group.dispatch()
-    requests: dict[str, tuple[Operation, Options]] = {
+    requests: dict[str, tuple[Operation, FrameOptions]] = {
         "reset": (Operation.GROUP_RESET, GroupResetRequest("g", [("Orders", 0, 0)])),
         "deleted": (Operation.GROUP_DELETE, GroupRequest("g")),
         "stopped": (Operation.GROUP_SETTINGS, GroupSettingsRequest("g", consume_enable=0)),
@@ -360,9 +360,9 @@ def test_a_receive_that_waits_looks_again_when_its_group_is_another(tmp_path: Pa
         group.close()
 
 
-def received(number: int, popped_ms: int, invisible_ms: int = 1_000) -> CheckPoint:
+def received(number: int, popped_ms: int, invisible_ms: int = 1_000) -> PopCheckPoint:
     """The check point of one message."""
-    return CheckPoint("g", "Orders", 0, number, (number,), popped_ms, invisible_ms, 0, "mqproc")
+    return PopCheckPoint("g", "Orders", 0, number, (number,), popped_ms, invisible_ms, 0, "mqproc")
 
 
 def test_messages_whose_time_is_over_at_once_come_again_a_bounded_part_a_step(
@@ -372,7 +372,7 @@ def test_messages_whose_time_is_over_at_once_come_again_a_bounded_part_a_step(
     group = Group(tmp_path / "store")
     try:
         monkeypatch.setattr(pops_module, "STEP_NS", 0)
-        pops, again = group.role._pops, list[CheckPoint]()
+        pops, again = group.role._pops, list[PopCheckPoint]()
         monkeypatch.setattr(pops, "_revive", again.append)
         for number in range(COUNT):
             pops._add(received(number, 1), 0)

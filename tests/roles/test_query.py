@@ -16,35 +16,31 @@ from typing import Any
 import msgspec
 import pytest
 
-from mqproc.control import Control
 from mqproc.errors import BadRequestError, FilterSyntaxError, InternalError, MessageNotFoundError, error_from_wire
-from mqproc.io import StoreIO
+from mqproc.io.clock import Clock
+from mqproc.io.store_io import StoreIO
 from mqproc.ipc.bell import EventBell
-from mqproc.ipc.clock import Clock
+from mqproc.ipc.control import Control
 from mqproc.ipc.histogram import read_buckets
 from mqproc.layout import control as words_of
-from mqproc.layout import figures, queue_table, record
+from mqproc.layout import histograms, queue_table, record
 from mqproc.layout.frame import HEADER, HEADER_SIZE, REFUSAL, encode_header
 from mqproc.layout.record_codec import decode_records, encode_message_id
-from mqproc.message import PullStatus
-from mqproc.roles import query
-from mqproc.roles.heart import Heart
-from mqproc.roles.loop import RoleContext
-from mqproc.roles.query import Query
-from mqproc.store.index_files import IndexFiles
-from mqproc.store.reads import pull as pulls
-from mqproc.store.reads.unit_walk import Walk
+from mqproc.roles.query import role as query
+from mqproc.roles.query.role import Query
+from mqproc.roles.role import Heartbeat, RoleContext
+from mqproc.store.index.files import IndexFiles
+from mqproc.store.read import pull as pulls
+from mqproc.store.read.unit_walk import QueueWalk
+from mqproc.types import PullStatus
 from mqproc.wire.address import listen
-from mqproc.wire.operations import (
-    ANSWERS,
+from mqproc.wire.codec import FrameOptions
+from mqproc.wire.operations import ANSWERS, Empty, ErrorAnswer, Operation
+from mqproc.wire.operations.log import (
     ByKeyRequest,
     CountRequest,
-    Empty,
-    ErrorAnswer,
     GetRequest,
     OffsetAtRequest,
-    Operation,
-    Options,
     PullRequest,
     QueryMessageRequest,
     QueuesRequest,
@@ -69,7 +65,7 @@ class Group:
         self.listener = listen(engine.paths.socket("query"))
         self.bell = EventBell(self.control.cells, words_of.role_word(words_of.QUERY, "sleeping"))
         self.dispatcher_bell = EventBell(self.control.cells, words_of.role_word(words_of.DISPATCHER, "sleeping"))
-        heart = Heart(self.control, words_of.QUERY, Clock())
+        heartbeat = Heartbeat(self.control, words_of.QUERY, Clock())
         self.context = RoleContext(
             name=words_of.QUERY,
             paths=engine.paths,
@@ -80,7 +76,7 @@ class Group:
             bells={words_of.QUERY: self.bell, words_of.DISPATCHER: self.dispatcher_bell},
             sockets={"query": self.listener},
             incarnation=incarnation,
-            heart=heart,
+            heartbeat=heartbeat,
         )
         self.role = Query(self.context)
         self._callers: list[Caller] = []
@@ -126,7 +122,7 @@ class Caller:
         self._data = bytearray()
         self._id = 0
 
-    def ask(self, operation: Operation, options: Options) -> int:
+    def ask(self, operation: Operation, options: FrameOptions) -> int:
         self._id += 1
         encoded = msgspec.msgpack.encode(options)
         self.sock.send(encode_header(operation, self._id, len(encoded), 0) + encoded)
@@ -156,7 +152,7 @@ class Caller:
         kind = ANSWERS[Operation(operation & 0x3FFF)]
         return request_id, msgspec.msgpack.decode(options, type=kind), payload
 
-    def call(self, operation: Operation, options: Options) -> tuple[Any, bytes]:
+    def call(self, operation: Operation, options: FrameOptions) -> tuple[Any, bytes]:
         """Ask and wait for the answer."""
         request_id = self.ask(operation, options)
         deadline = time.monotonic() + PATIENCE_S
@@ -255,10 +251,10 @@ def test_what_pulls_hand_out_is_counted_exactly_and_at_once(filled: Group) -> No
     delivered = table.column(queue_table.DELIVERED)
     assert delivered[table.entry("Orders", 1)] == delivered.sum() == 15
     # Each was answered at once, and the time of one may stand for others.
-    assert 1 <= sum(read_buckets(words, figures.PULL_REQUESTS).counts) <= 4
+    assert 1 <= sum(read_buckets(words, histograms.PULL_REQUESTS).counts) <= 4
     filled.role._times.next_ns = 0
     caller.call(Operation.PULL, PullRequest("Orders", 1, 0, max_messages=5))
-    assert sum(read_buckets(words, figures.PULL_REQUESTS).counts) == 5
+    assert sum(read_buckets(words, histograms.PULL_REQUESTS).counts) == 5
 
 
 def test_a_pull_that_fails_when_records_were_gathered_has_handed_out_nothing(
@@ -270,7 +266,7 @@ def test_a_pull_that_fails_when_records_were_gathered_has_handed_out_nothing(
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Walk, "_account", failing)
+        patched.setattr(QueueWalk, "_account", failing)
         with pytest.raises(InternalError, match="Input/output"):
             caller.call(Operation.PULL, PullRequest("Orders", 1, 0, max_messages=5))
     assert (words[words_of.PULLED_MESSAGES], words[words_of.PULLED_BYTES], words[words_of.PULLS]) == (0, 0, 0)
@@ -467,8 +463,8 @@ def test_a_stop_does_not_wait_for_a_client_that_reads_nothing(filled: Group, mon
 
 def test_a_long_question_keeps_nobody_waiting(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scan over tiny slices is still under way when another client's question is answered."""
-    monkeypatch.setattr("mqproc.store.reads.log_scan.SLICE_BYTES", 2048)
-    monkeypatch.setattr("mqproc.roles.query.STEP_NS", 0)
+    monkeypatch.setattr("mqproc.store.read.scan.SLICE_BYTES", 2048)
+    monkeypatch.setattr("mqproc.roles.query.role.STEP_NS", 0)
     scanning, other = filled.connect(), filled.connect()
     scanning.ask(Operation.SCAN, ScanRequest("Orders", body_contains=b"nowhere"))
     filled.step()

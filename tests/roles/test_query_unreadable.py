@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from mqproc.errors import CorruptStoreError
-from mqproc.wire.operations import Operation, PullRequest
+from mqproc.wire.operations import Operation
+from mqproc.wire.operations.log import PullRequest
 from tests.roles.test_query import Group
 from tests.store.bad_sectors import BadSectors
 

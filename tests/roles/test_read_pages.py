@@ -6,36 +6,36 @@ from pathlib import Path
 
 import numpy as np
 
-from mqproc.io import StoreIO
-from mqproc.roles.read_pages import LET_GO_NS, PRESENT_BYTES_MAX, ReadPages
-from mqproc.store.segments import PAGES_AROUND_BYTES, LogSegments
+from mqproc.io.store_io import StoreIO
+from mqproc.roles.query.role import LET_GO_NS, RESIDENT_BYTES_MAX, PageRelease
+from mqproc.store.commitlog.segments import PAGES_AROUND_BYTES, LogSegments
 from tests.roles.test_query import Group, Operation, PullRequest
 
-SEGMENT = 2 * PRESENT_BYTES_MAX
+SEGMENT = 2 * RESIDENT_BYTES_MAX
 
 
 def test_an_idle_role_lets_go_once_and_then_waits_as_long_as_it_may(tmp_path: Path) -> None:
-    segments = LogSegments(StoreIO(), tmp_path, SEGMENT, present_bytes_max=PRESENT_BYTES_MAX)
-    pages = ReadPages(segments)
+    segments = LogSegments(StoreIO(), tmp_path, SEGMENT, present_bytes_max=RESIDENT_BYTES_MAX)
+    pages = PageRelease(segments)
     assert pages.seconds_left(0, 5.0) == 5.0, "nothing is present"
     segments.touched(0, 10 * PAGES_AROUND_BYTES)
     pages.worked(7)
-    assert segments.present_bytes == 10 * PAGES_AROUND_BYTES
+    assert segments.resident_bytes == 10 * PAGES_AROUND_BYTES
     assert pages.seconds_left(7, 5.0) == 1.0
     assert pages.seconds_left(7 + LET_GO_NS // 2, 5.0) == 0.5
     assert pages.seconds_left(7, 0.25) == 0.25
-    assert segments.present_bytes
+    assert segments.resident_bytes
     assert pages.seconds_left(7 + LET_GO_NS, 5.0) == 5.0
-    assert not segments.present_bytes
+    assert not segments.resident_bytes
 
 
 def test_no_more_is_present_than_its_owner_said(tmp_path: Path) -> None:
     (tmp_path / f"{0:020d}").write_bytes(b"")
     segments = LogSegments(StoreIO(), tmp_path, SEGMENT, present_bytes_max=4 * PAGES_AROUND_BYTES)
     segments.touched(0, 4 * PAGES_AROUND_BYTES)
-    assert segments.present_bytes == 4 * PAGES_AROUND_BYTES
-    segments.touched_at(np.array([5 * PAGES_AROUND_BYTES], np.int64))
-    assert segments.present_bytes == 0
+    assert segments.resident_bytes == 4 * PAGES_AROUND_BYTES
+    segments.note_reads(np.array([5 * PAGES_AROUND_BYTES], np.int64))
+    assert segments.resident_bytes == 0
 
 
 def test_the_query_role_lets_go_when_nobody_has_asked_for_a_while(tmp_path: Path) -> None:
@@ -47,13 +47,13 @@ def test_the_query_role_lets_go_when_nobody_has_asked_for_a_while(tmp_path: Path
         caller.ask(Operation.PULL, PullRequest(topic="T", queue_id=0, offset=0))
         assert caller.answer() is not None
         segments = group.role._reading.segments
-        assert segments.present_bytes
+        assert segments.resident_bytes
         began_ns = group.context.clock.monotonic_ns()
         group.role.wait(60.0)
         waited_ns = group.context.clock.monotonic_ns() - began_ns
         assert LET_GO_NS // 2 < waited_ns < 30 * LET_GO_NS, "by its own time, not by the 60 s that it could wait"
-        assert segments.present_bytes
+        assert segments.resident_bytes
         group.role.wait(0)
-        assert not segments.present_bytes
+        assert not segments.resident_bytes
     finally:
         group.close()

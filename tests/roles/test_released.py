@@ -13,11 +13,10 @@ import pytest
 from mqproc.errors import CorruptStoreError
 from mqproc.layout.record import PROPERTIES_SIZE_SURE
 from mqproc.layout.record_codec import decode_records
-from mqproc.message import StoredMessage
-from mqproc.names import TIMER_TOPIC
-from mqproc.roles.message_columns import FRAME_BYTES_MAX, FRAME_MESSAGES_MAX, MessageColumns
-from mqproc.roles.property_columns import PropertyColumns
-from mqproc.roles.released import ParkedRecords
+from mqproc.roles.internal_producer import FRAME_BYTES_MAX, FRAME_MESSAGES_MAX, MessageColumns
+from mqproc.roles.scheduled_records import PropertyColumns, ScheduledRecords
+from mqproc.topic_names import TIMER_TOPIC
+from mqproc.types import StoredMessage
 from tests.store.live_store import LiveStore
 
 NAMES = ("REAL_TOPIC", "REAL_QID", "X_REAL_TOPIC", "TIMER_OUT_MS", "A")
@@ -81,7 +80,7 @@ def test_strings_shorter_than_a_name_do_not_have_it(string: bytes) -> None:
     assert columns.without("TIMER_OUT_MS").strings() == [string]
 
 
-def parked_store(root: Path) -> tuple[list[StoredMessage], ParkedRecords]:
+def parked_store(root: Path) -> tuple[list[StoredMessage], ScheduledRecords]:
     """Messages of two topics, kinds and hosts in turns."""
     store = LiveStore(root)
     for number in range(12):
@@ -100,7 +99,7 @@ def parked_store(root: Path) -> tuple[list[StoredMessage], ParkedRecords]:
     pulled = store.reading.pull(TIMER_TOPIC, 0, 0, 100, 1 << 20)
     messages = decode_records(pulled.records)
     store.close()
-    return messages, ParkedRecords(pulled.records, pulled.count)
+    return messages, ScheduledRecords(pulled.records, pulled.count)
 
 
 def rows_of(columns: MessageColumns) -> list[tuple[object, ...]]:
@@ -125,40 +124,40 @@ def rows_of(columns: MessageColumns) -> list[tuple[object, ...]]:
     ]
 
 
-def expected(message: StoredMessage, *, rolled: bool) -> tuple[object, ...]:
+def expected(message: StoredMessage, *, to_roll: bool) -> tuple[object, ...]:
     number = message.flag
     kept = f"A\x01{number}\x02B\x01b\x02".encode()
     real = f"A\x01{number}\x02REAL_TOPIC\x01T{number % 3 // 2}\x02REAL_QID\x01{number % 4}\x02B\x01b\x02".encode()
     return (
-        TIMER_TOPIC if rolled else f"T{number % 3 // 2}",
+        TIMER_TOPIC if to_roll else f"T{number % 3 // 2}",
         8 * (number % 2),
         number // 6,
         bytes([127, 0, 0, 1, 0, 0, 0x13, 0x88]),
         message.body,
-        real + b"TIMER_ROLL_TIMES\x011\x02" if rolled else kept,
+        real + b"TIMER_ROLL_TIMES\x011\x02" if to_roll else kept,
         1000 + number,
-        0 if rolled else number % 4,
+        0 if to_roll else number % 4,
         number,
         message.physical_offset or 1,
     )
 
 
 @pytest.mark.parametrize("rolled", [False, True])
-def test_what_is_released_is_what_was_parked(tmp_path: Path, rolled: bool) -> None:
+def test_what_is_released_is_what_was_parked(tmp_path: Path, to_roll: bool) -> None:
     messages, parked = parked_store(tmp_path)
-    assert parked.is_of(TIMER_TOPIC).all()
-    assert not parked.is_of("rmq_sys_wheel_timeR").any()
-    assert parked.names_topic.all()
+    assert parked.in_topic(TIMER_TOPIC).all()
+    assert not parked.in_topic("rmq_sys_wheel_timeR").any()
+    assert parked.has_topic.all()
     which = np.arange(len(messages)) != 5
-    frames = parked.rolled(which) if rolled else parked.released(which, keeps_real=False)
+    frames = parked.to_roll(which) if to_roll else parked.to_deliver(which, keeps_real=False)
     found = [row for frame in frames for row in rows_of(frame)]
-    wanted = [expected(message, rolled=rolled) for message in messages if message.flag != 5]
+    wanted = [expected(message, to_roll=to_roll) for message in messages if message.flag != 5]
     assert sorted(found, key=repr) == sorted(wanted, key=repr)
     for frame in frames:
         numbers = frame.flags.tolist()
         assert numbers == sorted(numbers), "a frame's messages are in their order"
     assert len({rows_of(frame)[0][:4] for frame in frames}) == len(frames), "one frame for each kind"
-    assert parked.released(np.zeros(len(messages), np.bool_), keeps_real=True) == []
+    assert parked.to_deliver(np.zeros(len(messages), np.bool_), keeps_real=True) == []
 
 
 @pytest.mark.parametrize("room", [-1, 0])
@@ -172,19 +171,19 @@ def test_a_message_without_room_for_its_count_rolls_without_it(tmp_path: Path, r
     store.dispatch()
     pulled = store.reading.pull(TIMER_TOPIC, 0, 0, 1, 1 << 20)
     store.close()
-    (columns,) = ParkedRecords(pulled.records, 1).rolled(np.ones(1, np.bool_))
+    (columns,) = ScheduledRecords(pulled.records, 1).to_roll(np.ones(1, np.bool_))
     assert columns.properties.tobytes().decode() == pairs + (count if room == 0 else "")
 
 
 def test_what_is_no_record_is_refused() -> None:
     with pytest.raises(CorruptStoreError, match="no record at byte 0"):
-        ParkedRecords(np.zeros(200, np.uint8), 1)
-    assert len(ParkedRecords(np.zeros(0, np.uint8), 0)) == 0
+        ScheduledRecords(np.zeros(200, np.uint8), 1)
+    assert len(ScheduledRecords(np.zeros(0, np.uint8), 0)) == 0
 
 
 def test_columns_are_cut_into_frames_that_are_not_too_large(tmp_path: Path) -> None:
     _messages, parked = parked_store(tmp_path)
-    (whole, *_others) = parked.rolled(parked.column("flag") < 1)
+    (whole, *_others) = parked.to_roll(parked.column("flag") < 1)
     count = FRAME_MESSAGES_MAX + 3
     lengths = np.full(count, 10, np.uint32)
     lengths[7] = FRAME_BYTES_MAX + 1
@@ -228,7 +227,7 @@ def test_places_of_the_log_give_their_records_and_nothing_for_others(tmp_path: P
 
 def test_halves_by_queues_end_with_single_ones(tmp_path: Path) -> None:
     _messages, parked = parked_store(tmp_path)
-    for columns in parked.released(np.ones(len(parked), np.bool_), keeps_real=True):
+    for columns in parked.to_deliver(np.ones(len(parked), np.bool_), keeps_real=True):
         rows, found = rows_of(columns), [columns]
         while any(len(part.halves()) > 1 for part in found):
             found = [half for part in found for half in part.halves()]

@@ -14,13 +14,13 @@ import pytest
 from mqproc.layout import control as words_of
 from mqproc.layout import timer_log
 from mqproc.layout.queue_table import MAX_OFFSET
-from mqproc.names import TIMER_TOPIC
-from mqproc.roles import timer_deliveries
-from mqproc.roles.keeper import Keeper
-from mqproc.roles.timer_deliveries import TimerDeliveries
-from mqproc.store.delays import timer_store
-from mqproc.store.delays.timer_store import TimerStore
-from mqproc.store.queue_table import QueueTable
+from mqproc.roles.keeper import timer as timer_deliveries
+from mqproc.roles.keeper.role import Keeper
+from mqproc.roles.keeper.timer import TimerDelivery
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.schedule import timer_store
+from mqproc.store.schedule.timer_store import TimerStore
+from mqproc.topic_names import TIMER_TOPIC
 from tests.roles.dispatching import append_and_dispatch
 from tests.roles.flusher_rig import Rig
 from tests.store.live_store import SMALL, LiveStore
@@ -58,7 +58,7 @@ def begun(rig: Rig) -> Keeper:
 def handed_over(keeper: Keeper) -> list[bytes]:
     """Bodies that wait for a writer."""
     found: list[bytes] = []
-    for frame in keeper._releases.appender._waiting:
+    for frame in keeper._deliveries.appender._waiting:
         ends = [0, *itertools.accumulate(frame.columns.body_lengths.tolist())]
         found += [frame.columns.bodies[first:end].tobytes() for first, end in itertools.pairwise(ends)]
     return found
@@ -95,20 +95,20 @@ def test_slots_that_rise_together_are_all_looked_at_a_few_times_a_step(
 ) -> None:
     """Behind a stop of a day 86,400 may rise: not all of them are looked at for each."""
     looks: list[TimerStore] = []
-    move_read = TimerDeliveries._move_read
+    move_read = TimerDelivery._move_read
 
-    def counted(self: TimerDeliveries, store: TimerStore) -> None:
+    def counted(self: TimerDelivery, store: TimerStore) -> None:
         looks.append(store)
         move_read(self, store)
 
-    monkeypatch.setattr(TimerDeliveries, "_move_read", counted)
+    monkeypatch.setattr(TimerDelivery, "_move_read", counted)
     rig = rig_with(tmp_path, [(b"", pairs(SLOT_MS + 1000 * number)) for number in range(20)])
     keeper = begun(rig)
     rig.clock.advance(40_000)
     looks.clear()
     keeper.do_work()
     assert len(keeper._timer._slots) == 20
-    assert not keeper._timer._rising
+    assert not keeper._timer._loading
     assert len(looks) <= 2, "when they rise, and when they are held"
     keeper.close()
 
@@ -123,7 +123,7 @@ def test_what_is_due_before_a_slot_that_rises_does_not_wait_for_it(
     rig.clock.advance(9000)
     steps_until_handed_over(keeper)
     assert handed_over(keeper) == [b"before"]
-    assert keeper._timer._rising, "the later slot is not held yet"
+    assert keeper._timer._loading, "the later slot is not held yet"
     assert keeper._timer._due_until_ms(rig.clock.time_ms()) == SLOT_MS + 1000
     keeper.close()
 
@@ -176,7 +176,7 @@ def test_what_was_past_when_it_was_filed_waits_for_its_cancellation_in_a_success
     rig = rig_with(tmp_path, [*waiting, (b"", pairs(past_ms, TIMER_DEL_UNIQKEY="id-0"))])
     saved_and_closed(rig, begun(rig))
     keeper = begun(rig)
-    assert keeper._timer._rising, "a message a step"
+    assert keeper._timer._loading, "a message a step"
     steps_until_handed_over(keeper)
     assert handed_over(keeper) == [b"2", b"1"]
     keeper.close()
@@ -195,7 +195,7 @@ def test_what_could_not_be_filed_for_a_while_waits_for_its_cancellation(
     keeper._timer._backlog.end = 0  # As if all else had come since.
     rig.clock.advance(4500)
     keeper.do_work()
-    assert len(keeper._timer._held) == 4
+    assert len(keeper._timer._heap) == 4
     with monkeypatch.context() as full:
         full.setattr(rig.io, "pwrite", no_room)
         keeper.do_work()
@@ -215,7 +215,7 @@ def test_the_timer_is_where_it_was_when_a_start_found_no_room_for_its_queue(tmp_
     keeper = begun(rig)
     rig.clock.advance(7000)
     steps_until_handed_over(keeper)
-    keeper._releases._open.pop().on_done()
+    keeper._deliveries._open.pop().on_done()
     saved_and_closed(rig, keeper)
     words = rig.control.words
     dispatched = words[words_of.DISPATCHED]
@@ -276,8 +276,8 @@ def test_what_is_due_goes_though_dispatch_is_always_late(tmp_path: Path) -> None
         for _ in range(4):
             keeper.do_work()
         came.append(len(handed_over(keeper)))
-        while keeper._releases._open:
-            keeper._releases._open.pop().on_done()
+        while keeper._deliveries._open:
+            keeper._deliveries._open.pop().on_done()
         rig.clock.advance(1000)
         words[words_of.DISPATCHED] = words[words_of.WRITTEN]
         words[words_of.DISPATCHED_STORE_TIMESTAMP_MS] = SLOT_MS - 1400 + 1000 * second
@@ -308,7 +308,7 @@ def test_a_cancellation_that_is_due_beyond_the_roll_window_is_parked_again(tmp_p
     keeper = begun(rig)
     rig.clock.advance(6000)
     steps_until_handed_over(keeper)
-    (frame,) = keeper._releases.appender._waiting
+    (frame,) = keeper._deliveries.appender._waiting
     assert frame.columns.topic == TIMER_TOPIC
     assert b"TIMER_DEL_UNIQKEY\x01id-0\x02" in frame.columns.properties.tobytes()
     assert keeper._timer.pending == 1, "as long as it is on its way"
@@ -329,7 +329,7 @@ def test_what_is_due_waits_until_what_cancels_it_is_parked_again_and_filed(
     rig.clock.advance(5000)
     steps_until_handed_over(keeper)
     assert handed_over(keeper) == [b"cancels"]
-    words, (release,) = rig.control.words, keeper._releases._open
+    words, (release,) = rig.control.words, keeper._deliveries._open
     words[words_of.WRITTEN] += 1000
     release.on_done()
     for _ in range(5):
@@ -357,7 +357,7 @@ def test_what_is_parked_again_finds_what_cancels_it_though_its_slot_has_nothing_
     assert keeper._timer.pending == 2
     rig.clock.advance(5000)
     keeper.do_work()
-    (release,) = keeper._releases._open
+    (release,) = keeper._deliveries._open
     append_and_dispatch(rig.io, rig.paths, rig.options, rig.control.words, 1, TIMER_TOPIC, message)
     release.on_done()
     for _ in range(5):
@@ -382,7 +382,7 @@ def test_all_that_are_late_are_parked_again_together(tmp_path: Path, monkeypatch
     rig.clock.advance(135_000)
     steps_until_handed_over(keeper)
     assert handed_over(keeper) == [b"soon"]
-    (release,) = keeper._releases._open
+    (release,) = keeper._deliveries._open
     release.on_done()
     rig.clock.advance(20)
     keeper.do_work()
@@ -396,12 +396,12 @@ def test_a_clock_that_is_set_back_makes_nothing_early(tmp_path: Path, monkeypatc
     keeper = begun(rig)
     rig.clock.advance(4500)
     keeper.do_work()
-    assert keeper._timer._rising, "the slot is up, half a second before it begins"
+    assert keeper._timer._loading, "the slot is up, half a second before it begins"
     rig.clock.set_time_ms(SLOT_MS - 3000)
     assert keeper._timer._due_until_ms(rig.clock.time_ms()) == SLOT_MS - 3000
     for _ in range(5):
         keeper.do_work()
-    assert not keeper._timer._rising
+    assert not keeper._timer._loading
     assert handed_over(keeper) == []
     rig.clock.set_time_ms(SLOT_MS + 102)
     keeper.do_work()
@@ -426,7 +426,7 @@ def test_what_a_damaged_slot_has_left_is_delivered_and_the_rest_does_not_hold_ot
     steps_until_handed_over(keeper)
     assert handed_over(keeper) == [b"3", b"4", b"later"]
     assert rig.control.words[words_of.role_word(words_of.KEEPER, "errors")] == errors + 1
-    assert not keeper._timer._rising
+    assert not keeper._timer._loading
     keeper.close()
 
 
@@ -461,7 +461,7 @@ def test_what_comes_is_filed_together_and_sooner_behind_what_is_due_soon(
     tmp_path: Path, ahead_ms: int, gathered_ms: int
 ) -> None:
     more = 10
-    messages = timer_deliveries.FILE_MESSAGES + more
+    messages = timer_deliveries.ENQUEUE_MESSAGES + more
     rig = rig_with(tmp_path, [(b"%d" % number, pairs(BEGIN_MS + ahead_ms)) for number in range(messages)])
     keeper = begun(rig)
     assert keeper._timer.pending == messages - more

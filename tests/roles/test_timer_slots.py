@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from mqproc.roles.timer_slots import leaving_ms
-from mqproc.store.delays.filed import Filed
+from mqproc.roles.keeper.slots import release_times
+from mqproc.store.schedule.timer_store import TimerUnits
 
 UNKNOWN_MS = 0
 
 
 def leaves_ms(slot_ms: int, due_ms: int, *, rolls: bool) -> int:
     slots, none, dues = (np.array([value], np.int64) for value in (slot_ms, 0, due_ms))
-    return int(leaving_ms(Filed(slots, none, none, none, dues), np.array([rolls]), 1000)[0])
+    return int(release_times(TimerUnits(slots, none, none, none, dues), np.array([rolls]), 1000)[0])
 
 
 def test_messages_leave_at_their_time_or_with_their_slot() -> None:

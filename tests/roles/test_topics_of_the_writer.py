@@ -10,7 +10,7 @@ import pytest
 
 from mqproc.client import Client
 from mqproc.errors import PermissionDeniedError, TopicNotFoundError
-from mqproc.message import PullStatus
+from mqproc.types import PullStatus
 from tests.conftest import Group, wait_until
 
 

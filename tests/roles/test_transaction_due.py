@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from mqproc.roles.transaction_due import COMPACT_MIN, DueHalves
-from mqproc.roles.transaction_table import OpenHalves
+from mqproc.roles.transactions.checks import COMPACT_MIN, DueChecks
+from mqproc.roles.transactions.open_transactions import OpenTransactions
 from tests.roles.test_transaction_table import half, seen
 
 
 def test_each_has_one_time_and_the_earliest_comes_first() -> None:
-    table = OpenHalves()
-    due = DueHalves(table)
+    table = OpenTransactions()
+    due = DueChecks(table)
     halves = [half(number) for number in range(4)]
     for each in halves:
         seen(table, each)
@@ -28,8 +28,8 @@ def test_each_has_one_time_and_the_earliest_comes_first() -> None:
 
 
 def test_times_of_those_that_are_done_do_not_pile_up() -> None:
-    table = OpenHalves()
-    due = DueHalves(table)
+    table = OpenTransactions()
+    due = DueChecks(table)
     kept = half(0)
     seen(table, kept)
     due.set(kept, 5)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mqproc.errors import DiskFullError, MqprocError
-from mqproc.names import OP_HALF_TOPIC
-from mqproc.roles.appender import NewMessage
-from mqproc.roles.transaction_marks import AGAIN_NS, Marks
-from mqproc.store.transactions.halves import decode_marks
+from mqproc.roles.internal_producer import NewMessage
+from mqproc.roles.transactions.op_messages import AGAIN_NS, OpMessages
+from mqproc.store.transactions import decode_op_body
+from mqproc.topic_names import OP_HALF_TOPIC
 from tests.ipc.manual_clock import ManualClock
 
 
@@ -28,7 +28,7 @@ class Written:
         self.refused.append(refused)
 
     def offsets(self) -> list[list[int]]:
-        return [decode_marks(bytes(message.body)) for message in self.messages]
+        return [decode_op_body(bytes(message.body)) for message in self.messages]
 
 
 class Rig:
@@ -36,7 +36,7 @@ class Rig:
         self.clock = ManualClock()
         self.written = Written()
         self.told: list[tuple[int, list[int]]] = []
-        self.marks = Marks(self.written, self.clock, lambda at, offsets: self.told.append((at, offsets)))  # type: ignore[arg-type]
+        self.marks = OpMessages(self.written, self.clock, lambda at, offsets: self.told.append((at, offsets)))  # type: ignore[arg-type]
 
     def step(self) -> int:
         return self.marks.step(self.clock.monotonic_ns())

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from mqproc.errors import StoreBusyError
-from mqproc.roles import transaction_polls as module
-from mqproc.roles.transaction_polls import MESSAGES_MAX, Polls
-from mqproc.store.transactions.halves import Half
-from mqproc.wire.transaction_operations import TransactionPollRequest
+from mqproc.roles.transactions import checks as module
+from mqproc.roles.transactions.checks import MESSAGES_MAX, CheckPolls
+from mqproc.store.transactions import HalfMessage
+from mqproc.wire.operations.transactions import TransactionPollRequest
 
 SECOND = 1_000_000_000
 
 
 @dataclass(eq=False)
-class Asked:
+class PendingRequest:
     """A poll of some connection."""
 
     connection: Any
@@ -29,25 +29,29 @@ class Asked:
 
 @dataclass
 class Rig:
-    polls: Polls = field(init=False)
+    polls: CheckPolls = field(init=False)
     gone: set[str] = field(default_factory=set)
-    answers: list[tuple[Asked, list[bytes]]] = field(default_factory=list)
+    answers: list[tuple[PendingRequest, list[bytes]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.polls = Polls(self._record, lambda asked, _, rows: self.answers.append((asked, [bytes(r) for r in rows])))
+        self.polls = CheckPolls(
+            self._record, lambda asked, _, rows: self.answers.append((asked, [bytes(r) for r in rows]))
+        )
 
-    def _record(self, half: Half) -> bytes | None:
+    def _record(self, half: HalfMessage) -> bytes | None:
         return None if half.transaction_id in self.gone else half.transaction_id.encode()
 
-    def poll(self, group: str = "g", timeout_s: float = 10, connection: object = None, most: int = 32) -> Asked:
+    def poll(
+        self, group: str = "g", timeout_s: float = 10, connection: object = None, most: int = 32
+    ) -> PendingRequest:
         options = TransactionPollRequest(group, most, round(timeout_s * 1000))
-        asked = Asked(connection or object(), options)
+        asked = PendingRequest(connection or object(), options)
         self.polls.poll(asked, options, 0)  # type: ignore[arg-type]
         return asked
 
 
-def half(name: str, group: str = "g") -> Half:
-    return Half(0, 0, 0, name, group, "T", name, 0, 0, 1, 0, 0)
+def half(name: str, group: str = "g") -> HalfMessage:
+    return HalfMessage(0, 0, 0, name, group, "T", name, 0, 0, 1, 0, 0)
 
 
 def test_one_of_the_group_is_asked_the_one_that_has_waited_longest() -> None:

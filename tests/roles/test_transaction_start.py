@@ -9,12 +9,12 @@ import pytest
 
 from mqproc.layout import properties
 from mqproc.layout.record import SYS_FLAG_COMMIT
-from mqproc.names import HALF_TOPIC, OP_HALF_TOPIC
-from mqproc.roles.transaction_start import MARKS_BEHIND, TransactionStart
-from mqproc.roles.transaction_table import OpenHalves
-from mqproc.store.delays.made_from import mark_of
-from mqproc.store.slices import finish
-from mqproc.store.transactions.halves import encode_marks
+from mqproc.roles.transactions.coordinator import MARKS_BEHIND, TransactionStart
+from mqproc.roles.transactions.open_transactions import OpenTransactions
+from mqproc.store.cooperative import finish
+from mqproc.store.schedule.delivery_marks import mark_of
+from mqproc.store.transactions import encode_op_body
+from mqproc.topic_names import HALF_TOPIC, OP_HALF_TOPIC
 from tests.store.live_store import LiveStore
 
 
@@ -38,7 +38,7 @@ def put_half(store: LiveStore, name: str, made_from: int = 0, **pairs: str) -> i
 
 
 def put_mark(store: LiveStore, *offsets: int) -> int:
-    return put(store, OP_HALF_TOPIC, encode_marks(offsets), {"TAGS": "d"})
+    return put(store, OP_HALF_TOPIC, encode_op_body(offsets), {"TAGS": "d"})
 
 
 def commit(store: LiveStore, half_at: int) -> None:
@@ -47,7 +47,7 @@ def commit(store: LiveStore, half_at: int) -> None:
 
 def started(store: LiveStore, max_open: int = 1000, progress: tuple[int, int] = (0, 0)) -> TransactionStart:
     store.dispatch()
-    start = TransactionStart(store.reading, OpenHalves(), max_open)
+    start = TransactionStart(store.reading, OpenTransactions(), max_open)
     finish(start.read(*progress, store.engine.appender.end))
     return start
 

@@ -6,25 +6,25 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mqproc.roles.transaction_table import ENDED_MAX, OpenHalves
-from mqproc.store.transactions.halves import Half
+from mqproc.roles.transactions.open_transactions import ENDED_MAX, OpenTransactions
+from mqproc.store.transactions import HalfMessage
 
 STEP = 100
 
 
-def half(offset: int, transaction_id: str = "", checks: int = 0, made_from: int = 0, place: int = -1) -> Half:
+def half(offset: int, transaction_id: str = "", checks: int = 0, made_from: int = 0, place: int = -1) -> HalfMessage:
     at = offset * STEP if place < 0 else place
     name = transaction_id or f"t{offset}"
-    return Half(offset, at, STEP, f"m{offset}", "g", "T", name, 0, 0, checks, 0, made_from, places=[at])
+    return HalfMessage(offset, at, STEP, f"m{offset}", "g", "T", name, 0, 0, checks, 0, made_from, places=[at])
 
 
-def seen(table: OpenHalves, found: Half) -> Half | None:
+def seen(table: OpenTransactions, found: HalfMessage) -> HalfMessage | None:
     """As the walk over the queue does it."""
     return table.add(found) if table.walk_past(found.offset) else None
 
 
 def test_a_copy_takes_the_place_of_what_it_names() -> None:
-    table = OpenHalves()
+    table = OpenTransactions()
     first, other = half(0, "a"), half(1, "b")
     assert seen(table, first) is None
     assert seen(table, other) is None
@@ -45,7 +45,7 @@ def test_a_copy_takes_the_place_of_what_it_names() -> None:
 
 
 def test_a_copy_of_rocketmqs_is_known_by_its_id_and_count() -> None:
-    table = OpenHalves()
+    table = OpenTransactions()
     first = half(0, "a")
     seen(table, first)
     assert seen(table, half(1, "a")) is None, "another message with the same id is no copy"
@@ -59,14 +59,14 @@ def test_a_copy_of_rocketmqs_is_known_by_its_id_and_count() -> None:
 
 
 def test_an_id_alone_names_no_half_message_that_is_no_copy() -> None:
-    table = OpenHalves()
+    table = OpenTransactions()
     seen(table, half(0, "a"))
     assert table.find(777, ("g", "T", "a")) is None
     assert table.find(0, ("g", "T", "b")) is None
 
 
 def test_what_was_marked_before_it_was_seen_is_never_open() -> None:
-    table = OpenHalves()
+    table = OpenTransactions()
     table.done(1)
     assert not table.was_seen(0)
     assert table.was_seen(1)
@@ -82,7 +82,7 @@ def test_what_was_marked_before_it_was_seen_is_never_open() -> None:
 
 
 def test_marks_are_below_progress_when_all_they_name_is() -> None:
-    table = OpenHalves()
+    table = OpenTransactions()
     for offset in range(4):
         seen(table, half(offset))
     assert table.mark_progress(0) is None
@@ -96,7 +96,7 @@ def test_marks_are_below_progress_when_all_they_name_is() -> None:
 
 
 def test_so_many_ends_are_remembered() -> None:
-    table = OpenHalves()
+    table = OpenTransactions()
     for offset in range(ENDED_MAX + 1):
         table.ended(half(offset), committed=bool(offset % 2))
     assert [table.how_ended(place * STEP) for place in (0, 1, ENDED_MAX)] == [None, True, False]
@@ -107,8 +107,8 @@ class AgainstModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = OpenHalves()
-        self.queue: list[Half] = []
+        self.table = OpenTransactions()
+        self.queue: list[HalfMessage] = []
         self.done: set[int] = set()
         self.walked = 0
 

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from mqproc.client import core, sending
+from mqproc.client import requests as core
+from mqproc.client import send_requests as sending
 from mqproc.client.batch import Batch
 from mqproc.client.connection import Connection, open_socket
 from mqproc.client.retry import ConnectionLost
 from mqproc.errors import RetryLaterError
 from mqproc.layout.control import STATE_STOPPING, WRITER
-from mqproc.message import SendResult
+from mqproc.types import SendResult
 from mqproc.wire.operations import Operation, RoleRequest
 from tests.conftest import PATIENCE_S, Group, wait_until
 
@@ -28,7 +29,7 @@ def append(number: int) -> core.Call[object]:
 
 
 def restart_writer(group: Group) -> threading.Thread:
-    from mqproc.cli.supervisor_client import ask_supervisor
+    from mqproc.cli.admin.supervisor_client import ask_supervisor
 
     arguments = (group.paths, Operation.RESTART_ROLE, RoleRequest(WRITER), 30.0)
     thread = threading.Thread(target=ask_supervisor, args=arguments)

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from mqproc.errors import DiskFullError, MqprocError
-from mqproc.roles.appender import NewMessage, Outcome, Refused, Stored
-from mqproc.roles.writes import Writes
+from mqproc.roles.internal_producer import NewMessage, Outcome, Refused, ReliableAppend, Stored
 
 
 class Frames:
@@ -25,7 +24,7 @@ class Frames:
 def test_what_is_stored_is_told_before_the_others_are_refused() -> None:
     frames = Frames()
     appender: Any = frames
-    writes = Writes(None, appender, 1 << 20)  # type: ignore[arg-type]
+    writes = ReliableAppend(None, appender, 1 << 20)  # type: ignore[arg-type]
     told: list[Sequence[NewMessage] | MqprocError] = []
     first, second = NewMessage("A", b"0"), NewMessage("B", b"1")
     writes.store([first, second], lambda _offset: told.append([]), told.append, told.append)

@@ -13,20 +13,21 @@ import msgspec
 import numpy as np
 
 from mqproc.client.connection import Connection, Outcome, open_socket
-from mqproc.client.core import WRITER, Call
+from mqproc.client.requests import WRITER, Call
 from mqproc.errors import MqprocError
-from mqproc.ipc.code_counts import read_code_counts
+from mqproc.ipc.error_counters import read_error_counters
 from mqproc.layout import control as words_of
-from mqproc.layout import figures
+from mqproc.layout import histograms
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout.frame import REFUSAL
-from mqproc.roles.writer import Writer
-from mqproc.store.log_flush import make_segment
-from mqproc.store.queue_table import QueueTable
+from mqproc.roles.writer.role import Writer
+from mqproc.store.commitlog.flush import make_segment
+from mqproc.store.consumequeue.table import QueueTable
 from mqproc.wire.address import listen, remove
-from mqproc.wire.operations import AppendRequest, Operation
-from mqproc.wire.options import Options
-from mqproc.wire.protocol import FrameReader, decode_refusal, encode_frame
+from mqproc.wire.codec import FrameOptions
+from mqproc.wire.frames import FrameReader, decode_refusal, encode_frame
+from mqproc.wire.operations import Operation
+from mqproc.wire.operations.log import AppendRequest
 from tests.roles.flusher_rig import Rig
 from tests.store.faulty_io import FaultyIO
 
@@ -194,10 +195,10 @@ class WriterRig:
         """All that is counted of frames, and the words that are published with them."""
         names = "written", "table_at", "written_store_timestamp_ms", "appended_frames", "appended_messages"
         found = self.rig.control.snapshot()
-        sizes = figures.MESSAGE_SIZES
+        sizes = histograms.MESSAGE_SIZES
         counts = {name: found[name] for name in (*names, "append_rejects")}
         counts |= {f"size {word}": self.words[word] for word in range(sizes.index, sizes.sum_index + 1)}
-        return counts | {code: count for code, count in read_code_counts(self.words, WRITER).items() if count}
+        return counts | {code: count for code, count in read_error_counters(self.words, WRITER).items() if count}
 
     def left(self) -> Left:
         return Left(self.log(0, self.written), self.next_offsets(), self.counts())
@@ -261,7 +262,7 @@ class Client:
         self.sock.close()
 
 
-def frame_bytes(operation: Operation, request_id: int, options: Options, payload: bytes = b"") -> bytes:
+def frame_bytes(operation: Operation, request_id: int, options: FrameOptions, payload: bytes = b"") -> bytes:
     """A request's frame."""
     return b"".join(map(bytes, encode_frame(operation, request_id, msgspec.msgpack.encode(options), (payload,))))
 

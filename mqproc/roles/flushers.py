@@ -1,0 +1,404 @@
+"""Flusher roles: make the CommitLog, ConsumeQueues and index durable and move their durable marks.
+
+commitlog-flusher  syncs the log, moves its mark, allocates segments ahead of the writer
+cq-flusher         syncs ConsumeQueue files; a `DispatchFlusher`
+index-flusher      syncs index files; a full file at once; a `DispatchFlusher`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Protocol
+
+from mqproc.config.options import MIB, Options
+from mqproc.io.store_io import FailedSyncError
+from mqproc.ipc.histogram import Histogram
+from mqproc.layout import checkpoint as checkpoint_layout
+from mqproc.layout import control, histograms
+from mqproc.layout.histograms import HistogramLayout
+from mqproc.roles.role import RoleContext
+from mqproc.roles.role_log import get_logger
+from mqproc.store import checkpoint as checkpoint_file
+from mqproc.store.commitlog.flush import CommitLogFlush
+from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.consumequeue.flush import ConsumeQueueFlush
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.durable_marks import DurableMark
+from mqproc.store.index.flush import IndexFlush, committed_state
+from mqproc.store.page_cache import IndexPages, QueuePages
+from mqproc.store.sync_guard import SyncGuard
+
+NS_PER_MS: Final = 1_000_000
+# After a pass that synced this much, writeback is started in small pieces at this interval instead of once a pass.
+BUSY_BYTES: Final = 32 * MIB
+START_WRITING_EVERY_S: Final = 0.02
+THOROUGH_PASSES_AT_STOP: Final = 3
+EVERYTHING: Final = 0
+"""Value of `least_pages` that syncs every dirty page."""
+
+
+class FlushErrors:
+    """Error handling around a step of a flusher, which keeps running: `with FlushErrors(context): …`.
+
+    A failed sync is final: it is logged and the control file records it. After any other error (no space for a mark,
+    no free descriptor) nothing counts as synced and the next step retries. No step follows while stopping, so the error
+    is raised.
+    """
+
+    def __init__(self, context: RoleContext, *, stopping: bool = False) -> None:
+        self._heartbeat = context.heartbeat
+        self._stopping = stopping
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, OSError):
+            return False
+        final = isinstance(error, FailedSyncError)
+        if self._stopping and not final:
+            return False
+        self._heartbeat.failed()
+        what = "sync failed, the store is read-only from now on" if final else "flush failed, retrying"
+        get_logger().error(what, error=str(error))
+        return True
+
+
+class CommitLogFlusher:
+    """The commitlog-flusher. The writer rings when it needs a segment; otherwise it runs at its interval."""
+
+    name = control.COMMITLOG_FLUSHER
+
+    def __init__(self, context: RoleContext) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._words = context.control.words
+        segments = LogSegments(context.io, context.paths.commit_log, context.options.mapped_file_size_commit_log)
+        self._flush = CommitLogFlush(
+            context.io, context.paths, context.options, self._words, segments, self._clock.monotonic_ns()
+        )
+        self._times = Histogram(self._words, histograms.LOG_FLUSHES)
+        self._due_ns = 0
+        self._busy = False
+        self._interval_ns = context.options.flush_interval_commit_log * NS_PER_MS
+
+    def do_work(self) -> int:
+        done = 0
+        with FlushErrors(self._context):
+            done += self._make_segments()
+        now_ns = self._clock.monotonic_ns()
+        if now_ns >= self._due_ns:
+            self._due_ns = now_ns + self._interval_ns
+            with FlushErrors(self._context):
+                done += self._pass(now_ns, thorough=False)
+            self._release_page_cache()
+        elif self._busy:
+            with FlushErrors(self._context):
+                self._flush.start_writeback()
+        return done
+
+    def wait(self, timeout_s: float) -> None:
+        until_due_s = max(0.0, (self._due_ns - self._clock.monotonic_ns()) / 1e9)
+        if self._busy:
+            until_due_s = min(until_due_s, START_WRITING_EVERY_S)
+        self._context.bell.wait(min(timeout_s, until_due_s))
+
+    def on_stop(self) -> bool:
+        """Sync everything, move the mark to the end and delete segments that were allocated but not used."""
+        with FlushErrors(self._context, stopping=True):
+            self._pass(self._clock.monotonic_ns(), thorough=True)
+            self._flush.move_mark(self._clock.monotonic_ns(), at_once=True)
+            self._flush.delete_unused_segments()
+        return True
+
+    def reload(self, options: Options) -> None:
+        """Apply `flush_interval_commit_log`."""
+        self._interval_ns = options.flush_interval_commit_log * NS_PER_MS
+        self._due_ns = 0
+
+    def close(self) -> None:
+        """Nothing is kept open between steps."""
+
+    def _make_segments(self) -> int:
+        size = self._context.options.mapped_file_size_commit_log
+        if self._words[control.SEGMENTS_READY_END] > self._words[control.RESERVED_END] + size:
+            return 0
+        with self._context.heartbeat.busy(control.STATE_ALLOCATING):
+            return self._flush.make_segments_ahead()
+
+    def _pass(self, now_ns: int, *, thorough: bool) -> int:
+        words = self._words
+        written = words[control.WRITTEN]
+        with self._context.heartbeat.busy(control.STATE_SYNCING):
+            done = self._flush.flush(now_ns, thorough=thorough)
+            self._busy = done >= BUSY_BYTES
+            after_ns = self._clock.monotonic_ns()
+            self._flush.move_mark(now_ns)
+        words.add(control.COMMITLOG_PASSES, 1)
+        words[control.COMMITLOG_PASS_NS] = after_ns
+        if self._context.control.flushed >= written:
+            # Unflushed bytes were written after this pass began, which bounds their age.
+            words[control.ALL_FLUSHED_NS] = now_ns
+        if done:
+            words[control.COMMITLOG_SYNCED_NS] = after_ns
+            words.add(control.COMMITLOG_SYNC_US, (after_ns - now_ns) // 1000)
+            self._times.observe(after_ns - now_ns)
+        return 1 if done else 0
+
+    def _release_page_cache(self) -> None:
+        while self._flush.drop_pages():
+            self._context.heartbeat.beat_if_due()
+
+
+@dataclass(frozen=True, slots=True)
+class FlusherWords:
+    """Control words of a DispatchFlusher: marks, counters and the histogram of its passes."""
+
+    sync_errno: int
+    synced: int
+    syncs: int
+    passes: int
+    pass_ns: int
+    forced_passes: int
+    forced_ns: int
+    durations: HistogramLayout
+
+
+@dataclass(frozen=True, slots=True)
+class FlushResult:
+    """Outcome of one pass over the files."""
+
+    synced_files: int
+    complete: bool
+    """Whether everything that was dispatched before the pass is durable now."""
+    mark_checkpoint: Mapping[int, int]
+    """Checkpoint words that are stored with the mark."""
+    checkpoint: Mapping[int, int]
+    """Checkpoint words that are stored whether or not the mark moves."""
+
+
+class FlushedFiles(Protocol):
+    """The files that a DispatchFlusher syncs."""
+
+    def is_urgent(self) -> bool:
+        """Whether everything must be synced now, regardless of the interval."""
+        ...
+
+    def flush(self, least_pages: int, timestamp_ms: int) -> FlushResult | None:
+        """Sync files with at least `least_pages` dirty pages; None when the pass must be retried. Raises OSError."""
+        ...
+
+    def release_page_cache(self, dispatched: int) -> None:
+        """Release pages that consumers no longer read."""
+        ...
+
+    def close(self) -> None:
+        """Close what is open."""
+        ...
+
+
+class DispatchFlusher:
+    """Makes durable what the dispatcher has built from the log: the cq-flusher and the index-flusher.
+
+    A pass every `flush_interval_consume_queue` covers files with `flush_consume_queue_least_pages` dirty pages or more;
+    one in `flush_consume_queue_thorough_interval` covers everything; three thorough passes run at stop. RocketMQ has no
+    separate intervals for the index.
+    """
+
+    def __init__(
+        self, context: RoleContext, words: FlusherWords, mark: str, syncs: SyncGuard, files: FlushedFiles
+    ) -> None:
+        """`mark` is the name of the durable mark that follows the passes."""
+        self._context = context
+        self._clock = context.clock
+        self._words = context.control.words
+        self._at = words
+        self._files = files
+        options, io, paths = context.options, context.io, context.paths
+        self._least_pages = options.flush_consume_queue_least_pages
+        self._interval_ns = options.flush_interval_consume_queue * NS_PER_MS
+        self._thorough_ns = options.flush_consume_queue_thorough_interval * NS_PER_MS
+        segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
+        self._syncs = syncs
+        self._mark = DurableMark(io, paths.mark(mark), segments, self._syncs)
+        now_ns = self._clock.monotonic_ns()
+        self._due_ns = now_ns + self._interval_ns
+        self._forced_ns = now_ns
+        self._stop_passes = THOROUGH_PASSES_AT_STOP
+        self._durations = Histogram(self._words, words.durations)
+
+    @property
+    def name(self) -> str:
+        return self._context.name
+
+    def do_work(self) -> int:
+        now_ns = self._clock.monotonic_ns()
+        urgent = self._files.is_urgent()
+        if not urgent:
+            if now_ns < self._due_ns:
+                return 0
+            self._due_ns = now_ns + self._interval_ns
+        forced = urgent or now_ns - self._forced_ns >= self._thorough_ns
+        with FlushErrors(self._context):
+            return self._pass(EVERYTHING if forced else self._least_pages, now_ns)
+        return 0
+
+    def wait(self, timeout_s: float) -> None:
+        until_due_s = max(0.0, (self._due_ns - self._clock.monotonic_ns()) / 1e9)
+        self._context.bell.wait(min(timeout_s, until_due_s))
+
+    def on_stop(self) -> bool:
+        with FlushErrors(self._context, stopping=True):
+            self._pass(EVERYTHING, self._clock.monotonic_ns())
+        self._stop_passes -= 1
+        return self._stop_passes == 0
+
+    def close(self) -> None:
+        self._files.close()
+
+    def _pass(self, least_pages: int, now_ns: int) -> int:
+        words, at = self._words, self._at
+        if self._syncs.has_failed():
+            return 0
+        # Read before the pass, the timestamp before its position: everything below them is in the files already.
+        timestamp_ms = words[control.DISPATCHED_STORE_TIMESTAMP_MS]
+        dispatched = words[control.DISPATCHED]
+        synced_files = self._flush(least_pages, dispatched, timestamp_ms)
+        words[at.pass_ns] = self._clock.monotonic_ns()
+        if synced_files is None:
+            return 0
+        if synced_files:
+            self._durations.observe(self._clock.monotonic_ns() - now_ns)
+        words.add(at.syncs, synced_files)
+        words.add(at.passes, 1)
+        if least_pages == EVERYTHING:
+            self._forced_ns = now_ns
+            words.add(at.forced_passes, 1)
+            words[at.forced_ns] = now_ns
+        return synced_files
+
+    def _flush(self, least_pages: int, dispatched: int, timestamp_ms: int) -> int | None:
+        with self._context.heartbeat.busy(control.STATE_SYNCING):
+            done = self._files.flush(least_pages, timestamp_ms)
+            if done is None:
+                return None
+            # Another role's sync may have failed during the pass.
+            if not self._syncs.has_failed():
+                self._store_checkpoint(done.checkpoint)
+                if done.complete:
+                    self._move_mark(dispatched, timestamp_ms, done.mark_checkpoint)
+        self._files.release_page_cache(dispatched)
+        return done.synced_files
+
+    def _move_mark(self, dispatched: int, timestamp_ms: int, checkpoint: Mapping[int, int]) -> None:
+        """Publish the durable position, after the checkpoint words that go with it."""
+        # The log itself may be durable only up to a lower position: after a power loss the mark must not exceed it.
+        position = min(dispatched, self._context.control.flushed)
+        if position != self._words[self._at.synced] and self._mark.move(position, timestamp_ms):
+            self._store_checkpoint(checkpoint)
+            self._words[self._at.synced] = position
+
+    def _store_checkpoint(self, words: Mapping[int, int]) -> None:
+        if words:
+            checkpoint_file.store_words(self._context.io, self._context.paths.checkpoint, words, self._syncs)
+
+
+class _QueueFiles:
+    """ConsumeQueue files."""
+
+    def __init__(self, context: RoleContext, syncs: SyncGuard) -> None:
+        options, io, paths = context.options, context.io, context.paths
+        self._table = QueueTable(io, paths.queues)
+        file_bytes = options.consume_queue_file_bytes
+        self._files = ConsumeQueueFlush(io, syncs, paths.consume_queue, file_bytes, self._table)
+        self._pages = QueuePages(io, paths.consume_queue, file_bytes, self._table, options.page_cache_behind_bytes)
+
+    def is_urgent(self) -> bool:
+        return False
+
+    def flush(self, least_pages: int, timestamp_ms: int) -> FlushResult:
+        done = self._files.pass_(least_pages)
+        return FlushResult(done.synced_files, done.complete, {checkpoint_layout.LOGICS_TIMESTAMP: timestamp_ms}, {})
+
+    def release_page_cache(self, dispatched: int) -> None:
+        self._pages.drop(dispatched, self._files.synced)
+
+    def close(self) -> None:
+        self._table.close()
+
+
+class _IndexFiles:
+    """Index files. A file that has become full is urgent."""
+
+    def __init__(self, context: RoleContext, syncs: SyncGuard) -> None:
+        options, io, paths = context.options, context.io, context.paths
+        self._words = context.control.words
+        self._syncs = syncs
+        self._files = IndexFlush(io, syncs, paths.index)
+        self._pages = IndexPages(io, paths.index, options.max_hash_slot_num, options.page_cache_behind_bytes)
+        self._full_files = self._words[control.INDEX_FULL_FILES]
+        self._synced: tuple[int, int] | None = None
+        """File and items of the last complete pass, until their pages are released."""
+
+    def is_urgent(self) -> bool:
+        seen, self._full_files = self._full_files, self._words[control.INDEX_FULL_FILES]
+        return seen != self._full_files
+
+    def flush(self, least_pages: int, timestamp_ms: int) -> FlushResult | None:
+        state = committed_state(self._words)
+        if state is None:
+            return None
+        done = self._files.pass_(state, least_pages)
+        self._synced = (state.file_ms, state.items) if done.complete else None
+        # RocketMQ's own index time is the end of the newest full file that is durable.
+        checkpoint = {checkpoint_layout.INDEX_TIMESTAMP: done.full_end_ms} if done.full_end_ms else {}
+        return FlushResult(done.synced_files, done.complete, {}, checkpoint)
+
+    def release_page_cache(self, dispatched: int) -> None:
+        if self._synced is not None and not self._syncs.has_failed():
+            self._pages.drop(dispatched, *self._synced)
+
+    def close(self) -> None:
+        """Nothing is kept open between passes."""
+
+
+_CQ_WORDS: Final = FlusherWords(
+    sync_errno=control.CQ_SYNC_ERRNO,
+    synced=control.CQ_SYNCED,
+    syncs=control.CQ_SYNCS,
+    passes=control.CQ_PASSES,
+    pass_ns=control.CQ_PASS_NS,
+    forced_passes=control.CQ_FORCED_PASSES,
+    forced_ns=control.CQ_FORCED_NS,
+    durations=histograms.QUEUE_FLUSHES,
+)
+_INDEX_WORDS: Final = FlusherWords(
+    sync_errno=control.INDEX_SYNC_ERRNO,
+    synced=control.INDEX_SYNCED,
+    syncs=control.INDEX_SYNCS,
+    passes=control.INDEX_PASSES,
+    pass_ns=control.INDEX_PASS_NS,
+    forced_passes=control.INDEX_FORCED_PASSES,
+    forced_ns=control.INDEX_FORCED_NS,
+    durations=histograms.INDEX_FLUSHES,
+)
+
+
+def cq_flusher(context: RoleContext) -> DispatchFlusher:
+    """The cq-flusher: syncs ConsumeQueues and moves their durable mark."""
+    syncs = _syncs(context, _CQ_WORDS)
+    return DispatchFlusher(context, _CQ_WORDS, "consumequeue", syncs, _QueueFiles(context, syncs))
+
+
+def index_flusher(context: RoleContext) -> DispatchFlusher:
+    """The index-flusher: syncs index files and moves their durable mark; a full file as soon as it is rung."""
+    syncs = _syncs(context, _INDEX_WORDS)
+    return DispatchFlusher(context, _INDEX_WORDS, "index", syncs, _IndexFiles(context, syncs))
+
+
+def _syncs(context: RoleContext, words: FlusherWords) -> SyncGuard:
+    return SyncGuard(context.io, context.paths, context.control.words, context.name, words.sync_errno)

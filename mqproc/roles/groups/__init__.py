@@ -1,0 +1,1 @@
+"""Consumer groups: membership, queue assignment, offsets and retries."""

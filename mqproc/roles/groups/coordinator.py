@@ -1,0 +1,521 @@
+"""Consumer groups in the query role: who is a member, who has which queue, how far the groups have come.
+
+    join ──▶ member ──heartbeat, held until its queues change──▶ assignment
+                   ──commit──▶ a word of mqproc/progress ──every 5 s──▶ consumerOffset.json
+                   ──connection closed, or silent for its session──▶ its queues go to the others
+
+What must outlive the role lies in `store.groups`; members are forgotten with it and join again.
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from mqproc.errors import (
+    BadRequestError,
+    GroupInUseError,
+    MqprocError,
+    NotAMemberError,
+    StoreBusyError,
+)
+from mqproc.ipc.bell import MAX_WAIT_S
+from mqproc.ipc.error_counters import error_counter
+from mqproc.layout import control
+from mqproc.roles.groups.assignment import Queue
+from mqproc.roles.groups.members import GroupMembers, Member
+from mqproc.roles.groups.state import GroupState
+from mqproc.roles.request_limits import PendingRequest
+from mqproc.roles.role_log import get_logger
+from mqproc.roles.timer_queue import TimerQueue
+from mqproc.store.offsets.offset_store import UNWRITABLE_ERRNOS
+from mqproc.topic_names import check_topic, retry_topic
+from mqproc.util.units import counted
+from mqproc.wire.address import peer_pid
+from mqproc.wire.codec import FrameOptions
+from mqproc.wire.connection import ServerConnection
+from mqproc.wire.operations import Empty, Operation
+from mqproc.wire.operations.groups import (
+    AT_TIME,
+    EARLIEST,
+    LATEST,
+    SESSION_MS_MAX,
+    SESSION_MS_MIN,
+    Assigned,
+    GroupAssignment,
+    GroupCommitAnswer,
+    GroupCommitRequest,
+    GroupHeartbeatRequest,
+    GroupJoinRequest,
+    GroupLeaveRequest,
+    GroupReleaseRequest,
+    GroupRequest,
+    GroupResetRequest,
+    GroupSettingsRequest,
+)
+
+if TYPE_CHECKING:
+    from mqproc.roles.role import RoleContext
+    from mqproc.store.consumequeue.table import QueueTable
+    from mqproc.store.read.views import Queues
+    from mqproc.wire.connection import ServerConnection
+
+# --- lost_clients ---
+# Clients that are lost while a role is at something: an answer to a client may be how it turns out to be gone.
+
+
+class DeferredDisconnects:
+    """What is told of a client inside the `with` block comes when the block is through, of another one at once."""
+
+    def __init__(self, forget: Callable[[ServerConnection], None]) -> None:
+        """`forget` may find more clients gone: they come after it."""
+        self._forget = forget
+        self._lost: list[ServerConnection] = []
+        self._at_work = False
+
+    def add(self, connection: ServerConnection) -> None:
+        """Forget a client, as soon as nothing is under way."""
+        self._lost.append(connection)
+        if not self._at_work:
+            self.__exit__()
+
+    def __enter__(self) -> None:
+        self._at_work = True
+
+    def __exit__(self, *_: object) -> None:
+        self._at_work = True
+        try:
+            while self._lost:
+                self._forget(self._lost.pop())
+        finally:
+            self._at_work = False
+
+
+HEARTBEATS_PER_SESSION: Final = 3
+TICKS_PER_SESSION: Final = 20
+"""Held heartbeats are answered at ticks, many at once: a wake-up of the role costs more than several answers do. Two
+holds with their ticks are well within a session, so a member's answer comes before it must doubt to be one."""
+MEMBERS_OF_A_GROUP_MAX: Final = 4096
+TOPICS_OF_A_MEMBER_MAX: Final = 4096
+RETURN_NS: Final = 300_000_000
+"""After a restart of the role members have this long to come back before their queues are given to others."""
+LOOK_NS: Final = 100_000_000
+STALL_NS: Final = round(2 * MAX_WAIT_S * 1e9)
+"""When the role itself stood still for longer than this, nobody is held to have been silent meanwhile. It is more than
+an idle role waits: each wait would give every member so much longer, and a stopped one might stay for minutes."""
+NO_EPOCH: Final = -1
+EPOCH_MAX: Final = 1 << 53
+"""Far above what is ever given, far below what the file's word holds."""
+
+
+MemberKey = tuple[str, str]
+"""Group and member id: a client chooses the id that it comes back with, so others may have it in theirs."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """A heartbeat that is answered when there is news, or at its deadline."""
+
+    request: PendingRequest
+    deadline_ns: int
+
+
+class GroupCoordinator:
+    """All groups of one store."""
+
+    def __init__(
+        self,
+        context: RoleContext,
+        state: GroupState,
+        queues: Queues,
+        table: QueueTable,
+        answer: Callable[[PendingRequest, FrameOptions], None],
+    ) -> None:
+        """`answer` answers a request."""
+        self._clock = context.clock
+        self._words = context.control.words
+        self._count_refusal = error_counter(self._words, control.QUERY)
+        self._log = get_logger()
+        self.state = state
+        self._queues = queues
+        self._table = table
+        self._answer = answer
+        self._groups: dict[str, GroupMembers] = {}
+        self._epochs: dict[str, dict[Queue, int]] = {}
+        """The newest of the groups' queues, also of those that have no members now."""
+        self._held: dict[MemberKey, _Held] = {}
+        self._of_connection: dict[ServerConnection, set[MemberKey]] = {}
+        self._lost = DeferredDisconnects(self._end_members_of)
+        self._deadlines: TimerQueue[MemberKey] = TimerQueue()
+        self._table_changes = table.changes
+        now_ns = self._clock.monotonic_ns()
+        self._share_from_ns = now_ns + RETURN_NS if context.incarnation > 1 else now_ns
+        self._unshared: set[str] = set()
+        self._shared_anew: set[str] = set()
+        self._seen_ns = self._look_ns = now_ns
+
+    def members(self) -> Mapping[str, GroupMembers]:
+        """Groups that have members."""
+        return self._groups
+
+    # The role's side
+
+    def take(self, request: PendingRequest) -> None:
+        """Answer a request or hold it. Raises what it is refused with."""
+        with self._lost:
+            _HANDLERS[Operation(request.operation)](self, request, request.options)
+
+    def step(self, now_ns: int, served_to_ns: int) -> int:
+        """What time and the queue table ask for. Every request that came by `served_to_ns` has been served."""
+        with self._lost:
+            done = self._follow_table()
+            if now_ns - self._seen_ns > STALL_NS:
+                self._forgive(now_ns - self._seen_ns)
+            self._seen_ns = now_ns
+            done += self._look_at_deadlines(now_ns, served_to_ns)
+            if now_ns >= self._look_ns:
+                self._look_ns = now_ns + LOOK_NS
+                done += self._look(now_ns)
+        return done
+
+    def seconds_left(self, now_ns: int, at_most_s: float) -> float:
+        """How long time asks for nothing."""
+        left_s = self._deadlines.seconds_left(now_ns, at_most_s)
+        if self._unshared or self._giving_up():
+            left_s = min(left_s, max(0.0, (self._look_ns - now_ns) / 1e9))
+        return left_s
+
+    def drop(self, connection: ServerConnection) -> None:
+        """The members of a client that is gone are none any more, as soon as nothing else is under way here."""
+        self._lost.add(connection)
+
+    def _end_members_of(self, connection: ServerConnection) -> None:
+        for key in sorted(self._of_connection.pop(connection, ())):
+            self._end_member(key, "its connection is closed")
+
+    def on_stop(self) -> None:
+        """Let held heartbeats go and save."""
+        with self._lost:
+            for key in list(self._held):
+                self._let_go(key)
+        self.state.save()
+
+    def _look(self, now_ns: int) -> int:
+        done = 0
+        for group in sorted(self._giving_up()):
+            if freed := self._groups[group].free_overdue(now_ns):
+                self._log.warning("queues were not released in time", group=group, queues=freed)
+                self._rebalance(group)
+                done += 1
+        if self._unshared and now_ns >= self._share_from_ns:
+            unshared, self._unshared = self._unshared, set()
+            for group in sorted(unshared):
+                self._rebalance(group)
+            done += 1
+        return done + self.state.step(now_ns)
+
+    def _follow_table(self) -> int:
+        """Share anew when queues were made or deleted."""
+        changes = self._table.changes
+        if changes == self._table_changes:
+            return 0
+        self._table_changes = changes
+        for group in list(self._groups):
+            self._rebalance(group)
+        return 1
+
+    # Deadlines: one for each member, of its held heartbeat or of its session
+
+    def _set_deadline(self, group: str, member: Member) -> None:
+        key = group, member.member_id
+        held = self._held.get(key)
+        due_ns = held.deadline_ns if held is not None else member.heard_ns + member.session_ns + 1
+        self._deadlines.set(key, due_ns)
+
+    def _look_at_deadlines(self, now_ns: int, served_to_ns: int) -> int:
+        due = self._deadlines.pop_due(now_ns)
+        for key in due:
+            group, member_id = key
+            members = self._groups.get(group)
+            member = members.members.get(member_id) if members is not None else None
+            if member is None:
+                continue  # The end of another one's has ended it too.
+            if key in self._held:
+                self._let_go(key)
+            elif served_to_ns - member.heard_ns > member.session_ns:
+                self._end_member(key, f"silent for {member.session_ns / 1e9:g} s")
+            else:
+                self._set_deadline(group, member)
+        return len(due)
+
+    def _forgive(self, stall_ns: int) -> None:
+        for group, of in self._groups.items():
+            for member in of.members.values():
+                member.heard_ns += stall_ns
+                self._set_deadline(group, member)
+
+    # Members
+
+    def _join(self, request: PendingRequest, options: GroupJoinRequest) -> None:
+        group, topics = options.group, _topics_of(options)
+        _check_holding(options)
+        self._check_is_gone(request, options)
+        self.state.known(group)
+        if not options.member_id:
+            self.state.check_may_consume(group)
+        self.state.progress.check_writable()
+        # A member that comes back was waiting for these topics all the time.
+        start = EARLIEST if options.member_id else options.start
+        for topic in topics:
+            self.state.begin(group, topic, start, options.start_ms)
+        members = self._groups.setdefault(group, self._without_members(group))
+        if len(members.members) >= MEMBERS_OF_A_GROUP_MAX and options.member_id not in members.members:
+            raise BadRequestError(f"group {group} has {MEMBERS_OF_A_GROUP_MAX:,} members already")
+        member_id = options.member_id or secrets.token_hex(8)
+        session_ms = min(max(options.session_timeout_ms, SESSION_MS_MIN), SESSION_MS_MAX)
+        now_ns = self._clock.monotonic_ns()
+        pid = peer_pid(request.connection.sock)
+        member = Member(member_id, options.name, topics, session_ms * 1_000_000, now_ns, request.connection, pid)
+        if member_id in members.members:
+            self._forget_connection(group, members.members[member_id])
+        took = members.join(member, options.holding)
+        self._of_connection.setdefault(request.connection, set()).add((group, member_id))
+        self._set_deadline(group, member)
+        self._log.info("joined", group=group, member=member_id, name=options.name, pid=pid)
+        if took:
+            self._tell_members(group)
+        self._rebalance(group)
+        self._answer(request, self._assignment(group, member))
+
+    def _without_members(self, group: str) -> GroupMembers:
+        progress = self.state.progress
+        oldest_of = functools.partial(progress.oldest_epoch, group)
+        return GroupMembers(progress.allocate_epoch, self._epochs.setdefault(group, {}), oldest_of)
+
+    def _check_is_gone(self, request: PendingRequest, options: GroupJoinRequest) -> None:
+        """Raise StoreBusyError while the member that comes back has its old connection: two would have its queues."""
+        members = self._groups.get(options.group)
+        before = members.members.get(options.member_id) if members is not None else None
+        if before is None or before.owner is request.connection:
+            return
+        assert isinstance(before.owner, ServerConnection)
+        if not before.owner.closed:
+            place = f"member {options.member_id!r} of group {options.group}"
+            raise StoreBusyError(f"{place} is on another connection", hint_ms=20)
+
+    def _forget_connection(self, group: str, member: Member) -> None:
+        assert isinstance(member.owner, ServerConnection)
+        self._of_connection.get(member.owner, set()).discard((group, member.member_id))
+
+    def _heartbeat(self, request: PendingRequest, options: GroupHeartbeatRequest) -> None:
+        member = self._heard(options.group, options.member_id, request.connection)
+        key = options.group, member.member_id
+        if key in self._held:
+            self._let_go(key)
+        if member.generation != options.generation:
+            self._answer(request, self._assignment(options.group, member))
+        else:
+            self._held[key] = _Held(request, held_until_ns(member.heard_ns, member.session_ns))
+        self._set_deadline(options.group, member)
+
+    def _let_go(self, key: MemberKey) -> None:
+        """Answer a held heartbeat, with news if there is any."""
+        held = self._held.pop(key)
+        options: GroupHeartbeatRequest = held.request.options
+        members = self._groups.get(options.group)
+        member = members.members.get(options.member_id) if members else None
+        if member is None:
+            return
+        if member.generation == options.generation:
+            self._answer(held.request, GroupAssignment(options.member_id, member.generation, changed=False))
+        else:
+            self._answer(held.request, self._assignment(options.group, member))
+        self._set_deadline(options.group, member)
+
+    def _assignment(self, group: str, member: Member) -> GroupAssignment:
+        queues = [
+            (topic, queue_id, epoch, self.state.progress.offset(group, topic, queue_id) or 0)
+            for (topic, queue_id), epoch in self._groups[group].queues_of(member.member_id)
+        ]
+        heartbeat_ms = member.session_ns // HEARTBEATS_PER_SESSION // 1_000_000
+        return GroupAssignment(member.member_id, member.generation, True, queues, heartbeat_ms)
+
+    def _release(self, request: PendingRequest, options: GroupReleaseRequest) -> None:
+        self._heard(options.group, options.member_id)
+        if self._groups[options.group].release(options.member_id, options.generation):
+            self._rebalance(options.group)
+        self._answer(request, Empty())
+
+    def _leave(self, request: PendingRequest, options: GroupLeaveRequest) -> None:
+        members = self._groups.get(options.group)
+        if members is not None and options.member_id in members.members:
+            self._end_member((options.group, options.member_id), "it left")
+        self._answer(request, Empty())
+
+    def _heard(self, group: str, member_id: str, connection: ServerConnection | None = None) -> Member:
+        """A member that a request came from; on `connection`, if it must be its own."""
+        members = self._groups.get(group)
+        member = members.members.get(member_id) if members is not None else None
+        if member is None or connection not in (None, member.owner):
+            raise NotAMemberError(f"group {group} has no member {member_id!r} now")
+        member.heard_ns = self._clock.monotonic_ns()
+        return member
+
+    def _end_member(self, key: MemberKey, why: str) -> None:
+        group, member_id = key
+        members = self._groups[group]
+        self._forget_connection(group, members.members[member_id])
+        members.leave(member_id)
+        self._deadlines.forget(key)
+        held = self._held.pop(key, None)
+        if held is not None:
+            # It has no queues any more; with its next request it learns that it is no member.
+            self._answer(held.request, GroupAssignment(member_id, members.generation + 1))
+        self._log.info("left", group=group, member=member_id, why=why)
+        if members.members:
+            self._rebalance(group)
+        else:
+            self._end_group(group)
+
+    def _end_group(self, group: str) -> None:
+        """Nobody is a member any more: what is known of the group is what is stored."""
+        del self._groups[group]
+        self._unshared.discard(group)
+        self.state.forget_waiting(group)
+        self._count_members()
+
+    def _giving_up(self) -> set[str]:
+        """Groups with queues that were taken from a member which has not released them yet."""
+        for group in list(self._shared_anew):
+            members = self._groups.get(group)
+            if members is None or not any(giving.given_up for giving in members.givings.values()):
+                self._shared_anew.discard(group)
+        return self._shared_anew
+
+    # Sharing
+
+    def _rebalance(self, group: str) -> None:
+        """Share a group's queues anew, and tell those whose queues are others now."""
+        now_ns = self._clock.monotonic_ns()
+        if now_ns < self._share_from_ns:
+            self._unshared.add(group)
+            return
+        members = self._groups[group]
+        try:
+            for topic in members.topics:
+                self.state.begin(group, topic, EARLIEST, 0)
+        except OSError as error:
+            if error.errno not in UNWRITABLE_ERRNOS:
+                raise
+            self._log.warning("queues are shared later: the group's progress cannot be written", group=group)
+            self._unshared.add(group)
+            return
+        # Members of a group that may not consume stay, without queues, until it may again.
+        topics = members.topics if self.state.settings.of(group).consume_enable else []
+        queues = {topic: self._queues.ids(topic) for topic in topics}
+        if members.rebalance(queues, now_ns):
+            self._shared_anew.add(group)
+            self._words.add(control.GROUP_REBALANCES, 1)
+            self._tell_members(group)
+        self._count_members()
+
+    def _tell_members(self, group: str) -> None:
+        for member_id, member in list(self._groups[group].members.items()):
+            held = self._held.get((group, member_id))
+            if held is not None and held.request.options.generation != member.generation:
+                self._let_go((group, member_id))
+
+    def _count_members(self) -> None:
+        self._words[control.GROUP_MEMBERS] = sum(len(of.members) for of in self._groups.values())
+
+    # Progress and settings
+
+    def _commit(self, request: PendingRequest, options: GroupCommitRequest) -> None:
+        if options.member_id:
+            self._heard(options.group, options.member_id)
+        else:
+            self.state.known(options.group)
+        refused = []
+        for entry in options.offsets:
+            try:
+                self._commit_one(options.group, options.member_id, entry)
+            except MqprocError as error:
+                refused.append((entry[0], entry[1], error.code, str(error)))
+                self._count_refusal(error.code)
+        self._words.add(control.GROUP_COMMITS, len(options.offsets) - len(refused))
+        self._answer(request, GroupCommitAnswer(refused))
+
+    def _commit_one(self, group: str, member_id: str, entry: Assigned) -> None:
+        topic, queue_id, epoch, offset = entry
+        members = self._groups.get(group)
+        if epoch == NO_EPOCH:
+            if members is not None and (has := members.member_of((topic, queue_id))):
+                raise GroupInUseError(f"group {group}: member {has} has {topic}/{queue_id}")
+        elif members is None or not members.may_commit(member_id, (topic, queue_id), epoch):
+            raise NotAMemberError(f"group {group}: {topic}/{queue_id} is not with member {member_id} any more")
+        self.state.commit(group, topic, queue_id, offset)
+
+    def _reset(self, request: PendingRequest, options: GroupResetRequest) -> None:
+        self.state.known(options.group)
+        self.state.reset(options.group, options.offsets)
+        members = self._groups.get(options.group) or self._without_members(options.group)
+        if members.renew((topic, queue_id) for topic, queue_id, _ in options.offsets):
+            self._tell_members(options.group)
+        self._answer(request, Empty())
+
+    def _change_settings(self, request: PendingRequest, options: GroupSettingsRequest) -> None:
+        self.state.change_settings(options)
+        if options.group in self._groups:
+            self._rebalance(options.group)
+        self._answer(request, Empty())
+
+    def _delete(self, request: PendingRequest, options: GroupRequest) -> None:
+        group = options.group
+        if group in self._groups:
+            raise GroupInUseError(f"group {group} has {counted(len(self._groups[group].members), 'member')} now")
+        self.state.delete(group)
+        self._epochs.pop(group, None)
+        self._answer(request, Empty())
+
+
+_HANDLERS: dict[Operation, Callable[[GroupCoordinator, PendingRequest, Any], None]] = {
+    Operation.GROUP_JOIN: GroupCoordinator._join,
+    Operation.GROUP_HEARTBEAT: GroupCoordinator._heartbeat,
+    Operation.GROUP_RELEASE: GroupCoordinator._release,
+    Operation.GROUP_LEAVE: GroupCoordinator._leave,
+    Operation.GROUP_COMMIT: GroupCoordinator._commit,
+    Operation.GROUP_RESET: GroupCoordinator._reset,
+    Operation.GROUP_SETTINGS: GroupCoordinator._change_settings,
+    Operation.GROUP_DELETE: GroupCoordinator._delete,
+}
+GROUP_OPERATIONS = frozenset(_HANDLERS)
+"""What `take` answers."""
+
+
+def _check_holding(options: GroupJoinRequest) -> None:
+    """Raise BadRequestError for an epoch that nobody can have been given: the next one would have to lie above it."""
+    for topic, queue_id, epoch in options.holding:
+        if not 0 < epoch <= EPOCH_MAX:
+            held = f"a member of group {options.group} has {topic}/{queue_id} of epoch {epoch:,}"
+            raise BadRequestError(f"{held}; from 1 to {EPOCH_MAX:,}")
+
+
+def held_until_ns(heard_ns: int, session_ns: int) -> int:
+    """When a heartbeat is answered that there is no news for: at the tick after its part of the session."""
+    due_ns = heard_ns + session_ns // HEARTBEATS_PER_SESSION
+    return due_ns + -due_ns % (session_ns // TICKS_PER_SESSION)
+
+
+def _topics_of(options: GroupJoinRequest) -> tuple[str, ...]:
+    """What a member consumes: the topics that it names, and the group's retry topic."""
+    if not 1 <= len(options.topics) <= TOPICS_OF_A_MEMBER_MAX:
+        limit = f"from 1 to {TOPICS_OF_A_MEMBER_MAX:,}"
+        raise BadRequestError(f"a member of group {options.group} wants {len(options.topics)} topics; {limit}")
+    for topic in options.topics:
+        check_topic(topic)
+    if options.start not in (EARLIEST, LATEST, AT_TIME):
+        raise BadRequestError(f"start = {options.start!r} is none of {EARLIEST}, {LATEST}, {AT_TIME}")
+    return tuple(dict.fromkeys((*options.topics, retry_topic(options.group))))

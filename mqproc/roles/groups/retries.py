@@ -1,0 +1,272 @@
+"""Messages that a group could not consume: to its retry topic through the delay levels, in the end to its dead letters.
+
+    nack ──copy──▶ SCHEDULE_TOPIC_XXXX, queue level − 1 ──keeper, when due──▶ %RETRY%group ──▶ the group again
+         └─copy, after retry_max_times, when asked for, or without room for the copy's properties──▶ %DLQ%group
+
+A nack is answered when the copy is stored; only then does the consumer go on past the original. So a message lies in
+the one topic or the other at every moment. Copies are RocketMQ's, property for property.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from mqproc.errors import BadLevelError, BadRequestError, GroupNotFoundError, MqprocError, StoreBusyError
+from mqproc.layout import control, properties
+from mqproc.layout.record_codec import decode_records
+from mqproc.roles.internal_producer import (
+    ORIGIN,
+    Identity,
+    InternalProducer,
+    NewMessage,
+    Outcome,
+    Refused,
+    Stored,
+    Unknown,
+    bare_copy,
+    copy_of,
+    count_copies,
+    has_room,
+    identity,
+    records_in,
+)
+from mqproc.store.offsets.settings import GroupSettings
+from mqproc.store.read.scan import Conditions
+from mqproc.topic_names import SCHEDULE_TOPIC, dead_letter_topic, retry_topic
+from mqproc.types import PullStatus, StoredMessage
+from mqproc.util.units import DELAY_LEVELS, delays_ms_of
+from mqproc.wire.operations.groups import GroupNackAnswer, GroupNackRequest, GroupResendAnswer, GroupResendRequest
+
+if TYPE_CHECKING:
+    from mqproc.roles.groups.state import GroupState
+    from mqproc.roles.request_limits import PendingRequest
+    from mqproc.roles.role import RoleContext
+    from mqproc.store.read.queries import StoreQueries
+    from mqproc.wire.codec import FrameOptions
+
+T = TypeVar("T")
+
+MESSAGES_MAX: Final = 1024
+FIRST_RETRY_LEVEL: Final = 3
+"""The level of a first retry: 10 seconds. Each further one waits a level longer."""
+DEAD: Final = 0
+GONE: Final = -1
+NOT_NOW: Final = -2
+UNANSWERED_BYTES_MAX: Final = 256 << 20
+
+
+@dataclass(slots=True, eq=False)
+class _Copies:
+    """A request whose copies are under way. `levels` is what it is answered, in the order of its messages."""
+
+    request: PendingRequest
+    levels: list[int]
+    answer: Callable[[list[int]], FrameOptions]
+    places: dict[int, int] = field(default_factory=dict)
+    """Index of the message by the identity of its copy."""
+    waiting: int = 0
+    error: MqprocError | None = None
+
+
+class GroupRetries:
+    """Nacks and resends of one store's groups."""
+
+    def __init__(
+        self,
+        context: RoleContext,
+        reading: StoreQueries,
+        state: GroupState,
+        producer: InternalProducer,
+        answer: Callable[[PendingRequest, FrameOptions], None],
+        refuse: Callable[[PendingRequest, MqprocError], None],
+    ) -> None:
+        self._io = context.io
+        self._words = context.control.words
+        self._max_bytes = context.options.max_pull_bytes
+        self._levels = len(delays_ms_of(context.options.message_delay_level))
+        self._reading = reading
+        self._state = state
+        self._settings = state.settings
+        self._producer = producer
+        self._answer = answer
+        self._refuse = refuse
+        self._unread = context.incarnation > 1
+        self._known: set[Identity] = set()
+        self._unanswered = (0, 0)
+        """The range of the log that may have copies which nobody was told of."""
+        self._searched: set[str] = set()
+        """Topics that were searched in it for copies that do not say what they are of."""
+        if not self._unread:
+            self.none_is_open()
+
+    def none_is_open(self) -> None:
+        """Every nack has its answer: a copy that is stored from here on may be repeated after a kill."""
+        if not self._unread:
+            self._words[control.NACKS_FROM] = self._words[control.WRITTEN]
+
+    def nack(self, request: PendingRequest, options: GroupNackRequest) -> None:
+        """Copy messages on. Raises GroupNotFoundError, BadLevelError, BadRequestError, StoreBusyError."""
+        settings = self._settings_of(options.group)
+        if options.delay_level > DELAY_LEVELS:
+            raise BadLevelError(f"delay level {options.delay_level} is above {DELAY_LEVELS}")
+        found = [self._message(*place) for place in _bounded(options.messages)]
+        copies = [self._retry(settings, options, message) if message is not None else None for message in found]
+        levels = [
+            self._absent(*place) if copy is None else copy[1]
+            for place, copy in zip(options.messages, copies, strict=True)
+        ]
+        self._read_unanswered()
+        new = [None if copy is None or self._was_stored(copy[0]) else copy[0] for copy in copies]
+        self._send(request, new, levels, lambda told: GroupNackAnswer(told))
+
+    def resend(self, request: PendingRequest, options: GroupResendRequest) -> None:
+        """Copy dead letters back to the group's retry topic, as if they had never failed. Raises as `nack`.
+
+        Members and simple consumers read it, whichever the group has now.
+        """
+        self._settings_of(options.group)
+        topic = dead_letter_topic(options.group)
+        self._state.begin_retries(options.group, retry_topic(options.group), 0)
+        found = [self._message(topic, 0, offset) for offset in _bounded(options.offsets)]
+        copies = [None if message is None else _resent(message, retry_topic(options.group)) for message in found]
+        levels = [GONE if copy is None else 1 for copy in copies]
+        self._send(request, copies, levels, lambda told: GroupResendAnswer(sum(level == 1 for level in told)))
+
+    def _settings_of(self, group: str) -> GroupSettings:
+        found = self._settings.get(group)
+        if found is None:
+            raise GroupNotFoundError(f"no group {group!r}")
+        return found
+
+    def _message(self, topic: str, queue_id: int, offset: int) -> StoredMessage | None:
+        """The message at a place, None when it is gone."""
+        pulled = self._reading.pull(topic, queue_id, offset, 1, self._max_bytes)
+        if pulled.status is not PullStatus.FOUND:
+            return None
+        message = decode_records(pulled.records.data)[0]
+        return message if message.queue_offset == offset else None
+
+    def _absent(self, topic: str, queue_id: int, offset: int) -> int:
+        """What a nack of a message is answered that is not there."""
+        bounds = self._reading.queues.bounds(topic, queue_id)
+        behind = self._words[control.DISPATCHED] < self._words[control.WRITTEN]
+        return NOT_NOW if behind and (bounds is None or offset >= bounds.max_offset) else GONE
+
+    def _retry(
+        self, settings: GroupSettings, options: GroupNackRequest, message: StoredMessage
+    ) -> tuple[NewMessage, int]:
+        """The copy of a message that could not be consumed, and the level it waits in."""
+        group, times = settings.group, message.reconsume_times
+        most = options.max_times if options.max_times >= 0 else settings.retry_max_times
+        own = {"RETRY_TOPIC": message.topic, ORIGIN: message.message_id} | {
+            name: value for name, value in message.properties.items() if name in ("RETRY_TOPIC", ORIGIN)
+        }
+        own[properties.WAIT] = "false"
+        if times >= most or options.delay_level < 0:
+            own[properties.DELAY] = "0"
+            copy = copy_of(message, dead_letter_topic(group), 0, own, times + 1)
+            return copy if has_room(copy) else bare_copy(message, copy.topic, times + 1), DEAD
+        level = min(options.delay_level or FIRST_RETRY_LEVEL + times, self._levels)
+        queues = max(1, min(settings.retry_queue_nums, len(self._reading.queues.ids(retry_topic(group)))))
+        own[properties.DELAY] = str(level)
+        queue_id = (message.queue_id + message.queue_offset) % queues
+        own[properties.REAL_TOPIC], own[properties.REAL_QID] = retry_topic(group), str(queue_id)
+        copy = copy_of(message, SCHEDULE_TOPIC, level - 1, own, times + 1)
+        if not has_room(copy):
+            return bare_copy(message, dead_letter_topic(group), times + 1), DEAD
+        self._state.begin_retries(group, retry_topic(group), queue_id)
+        return copy, level
+
+    # Nacks that a killed query role had stored and not answered: their clients ask again
+
+    def _read_unanswered(self) -> None:
+        if not self._unread:
+            return
+        if not self._producer.predecessor_done:
+            raise StoreBusyError("copies of nacks are not read yet", hint_ms=20)
+        end = self._words[control.WRITTEN]
+        begin = max(self._words[control.NACKS_FROM], end - UNANSWERED_BYTES_MAX)
+        self._known = self._copies_in(Conditions(property_name=ORIGIN), begin, end)
+        self._unanswered = begin, end
+        self._unread = False
+
+    def _copies_in(self, conditions: Conditions, begin: int, end: int) -> set[Identity]:
+        return {identity(message) for message in records_in(self._reading, conditions, begin, end, self._max_bytes)}
+
+    def _was_stored(self, copy: NewMessage) -> bool:
+        told = identity(copy)
+        if copy.prepared_transaction_offset and copy.topic not in self._searched:
+            self._searched.add(copy.topic)
+            found = self._copies_in(Conditions(copy.topic), *self._unanswered)
+            # The others were known from the begin, and may have been asked for since.
+            self._known |= {each for each in found if _is_bare(each)}
+        if told not in self._known:
+            return False
+        # Once: a dead letter that is sent again begins its count anew.
+        self._known.discard(told)
+        return True
+
+    # Storing the copies
+
+    def _send(
+        self,
+        request: PendingRequest,
+        found: Sequence[NewMessage | None],
+        levels: list[int],
+        answer: Callable[[list[int]], FrameOptions],
+    ) -> None:
+        copies = _Copies(request, levels, answer)
+        new = [copy for copy in found if copy is not None]
+        copies.places = {id(copy): index for index, copy in enumerate(found) if copy is not None}
+        copies.waiting = len(new)
+        if not new:
+            self._answer(request, answer(levels))
+            return
+        self._producer.append(new, lambda some, outcome: self._done(copies, some, outcome))
+
+    def _done(self, copies: _Copies, some: Sequence[NewMessage], outcome: Outcome) -> None:
+        """A frame's outcome. What is known to be stored is; what is not is told, so that it is asked for again."""
+        stored: Sequence[NewMessage] = ()
+        if isinstance(outcome, Stored):
+            stored = some
+        elif isinstance(outcome, Refused):
+            copies.error = outcome.error
+        else:
+            stored = self._in_log(some, outcome)
+        if stored:
+            self._io.crash_point("retry.copied")
+        count_copies(self._words, stored)
+        told = set(map(id, stored))
+        for copy in some:
+            if id(copy) not in told:
+                copies.levels[copies.places[id(copy)]] = NOT_NOW
+        copies.waiting -= len(some)
+        if copies.waiting:
+            return
+        if copies.error is not None and all(level in (NOT_NOW, GONE) for level in copies.levels):
+            self._refuse(copies.request, copies.error)
+        else:
+            self._answer(copies.request, copies.answer(copies.levels))
+
+    def _in_log(self, copies: Sequence[NewMessage], outcome: Unknown) -> list[NewMessage]:
+        """Those that were stored before the writer died that was to store them. A frame's are of one topic."""
+        found = self._copies_in(Conditions(copies[0].topic), outcome.begin, outcome.end)
+        return [copy for copy in copies if identity(copy) in found]
+
+
+def _is_bare(told: Identity) -> bool:
+    """Whether it is a copy's that does not say what it is of."""
+    return told[2] != 0
+
+
+def _bounded(wanted: Sequence[T]) -> Sequence[T]:
+    if not 1 <= len(wanted) <= MESSAGES_MAX:
+        raise BadRequestError(f"{len(wanted):,} messages in one request; from 1 to {MESSAGES_MAX:,}")
+    return wanted
+
+
+def _resent(message: StoredMessage, topic: str) -> NewMessage:
+    """A dead letter as if it had never failed; one that does not say what it is of is told from others by its place."""
+    return copy_of(message, topic, 0, {}, 0) if ORIGIN in message.properties else bare_copy(message, topic, 0)

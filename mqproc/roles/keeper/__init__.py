@@ -1,0 +1,1 @@
+"""The keeper role: delayed and timed delivery, retention, preallocation."""

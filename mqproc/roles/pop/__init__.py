@@ -1,0 +1,1 @@
+"""Pop consumption: receive, acknowledge, redelivery after the invisible time."""

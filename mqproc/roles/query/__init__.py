@@ -1,0 +1,1 @@
+"""The query role: pulls, long polling and read requests."""

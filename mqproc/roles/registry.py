@@ -1,0 +1,26 @@
+"""The table of roles: which class runs in which process, with which bell and sockets."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mqproc.layout import control
+from mqproc.roles.dispatcher import Dispatcher
+from mqproc.roles.flushers import CommitLogFlusher, cq_flusher, index_flusher
+from mqproc.roles.keeper.role import Keeper
+from mqproc.roles.monitor import Monitor
+from mqproc.roles.process_setup import keep_freed_memory
+from mqproc.roles.query.role import Query
+from mqproc.roles.role import BellKind, RoleSpec
+from mqproc.roles.writer.role import Writer
+
+SPECS: Final = (
+    RoleSpec(control.WRITER, Writer, BellKind.EVENT, sockets=("writer",)),
+    RoleSpec(control.COMMITLOG_FLUSHER, CommitLogFlusher),
+    RoleSpec(control.CQ_FLUSHER, cq_flusher),
+    RoleSpec(control.INDEX_FLUSHER, index_flusher),
+    RoleSpec(control.DISPATCHER, Dispatcher),
+    RoleSpec(control.QUERY, Query, BellKind.EVENT, sockets=("query",), prepare=keep_freed_memory, zero_fill=True),
+    RoleSpec(control.KEEPER, Keeper),
+    RoleSpec(control.MONITOR, Monitor, BellKind.EVENT),
+)

@@ -1,0 +1,233 @@
+"""Logging of the group's processes by structlog, as readable lines or JSON (option `log_format`).
+
+Every line has `ts`, `level`, `role`, `pid` and `event`; further fields have their unit in their name. A line is one
+write, so lines of processes that share a descriptor do not mix. Repeats of an event are limited; the number of
+suppressed lines is in `left_out` of the next line of that event.
+
+The log may go to a file that logrotate renames. All processes of the group share its open file description, so each of
+them reopens the file by name on SIGUSR1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, TextIO, cast
+
+import structlog
+
+from mqproc.config.options import LogFormat
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.error_log import ErrorLog
+
+# Readable too, to check whether the last line is complete.
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+_MODE = 0o600
+
+_log_path: Path | None = None
+
+
+def redirect_output(path: Path) -> None:
+    """Append standard output and error to a file, in this process and its children. Raises OSError."""
+    global _log_path
+    _open(path)
+    _log_path = path
+
+
+def forget_log_file() -> None:
+    """Disable `reopen_log_file`, after standard output and error were redirected elsewhere."""
+    global _log_path
+    _log_path = None
+
+
+def reopen_log_file() -> bool:
+    """Open the file of `redirect_output` by name again; False without one. On OSError the old file stays open."""
+    if _log_path is None:
+        return False
+    _open(_log_path)
+    return True
+
+
+def on_reopen_signal(number: int, frame: FrameType | None) -> None:
+    """Handle SIGUSR1 in children of the supervisor; the supervisor itself reports a file that cannot be opened."""
+    with contextlib.suppress(OSError):
+        reopen_log_file()
+
+
+def write_line(fd: int, line: bytes) -> None:
+    """Append a line, after terminating a partial line that a full disk may have left. Raises OSError."""
+    os.write(fd, line if _has_whole_lines(fd) else b"\n" + line)
+
+
+def _has_whole_lines(fd: int) -> bool:
+    io = StoreIO()
+    try:
+        size = io.size(fd)
+        return not size or io.pread(fd, 1, size - 1) == b"\n"
+    except OSError:
+        # A descriptor from outside that is not readable.
+        return True
+
+
+def _open(path: Path) -> None:
+    fd = os.open(path, _FLAGS, _MODE)
+    try:
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+    finally:
+        os.close(fd)
+
+
+Logger = structlog.typing.FilteringBoundLogger
+EventDict = MutableMapping[str, Any]
+
+BURST = 5
+WINDOW_S = 10.0
+_MOST_EVENTS = 512
+# Keeps every ErrorLog alive. A forked process closes its parent's descriptors by number, so a mapping that is garbage
+# collected later would close a descriptor number that is in use again.
+_KEPT: list[ErrorLog] = []
+_RECORDED = frozenset({"warning", "error", "critical"})
+_NOT_SHOWN = frozenset({"event", "exc_info", "trace"})
+_FIRST_FIELDS = ("ts", "level", "role", "pid", "event")
+
+
+class RepeatLimit:
+    """Structlog processor that passes at most `burst` lines of one event per window of `window_s`."""
+
+    def __init__(
+        self, burst: int = BURST, window_s: float = WINDOW_S, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._burst = burst
+        self._window_s = window_s
+        self._now = now
+        self._seen: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def __call__(self, logger: Any, method: str, event: EventDict) -> EventDict:
+        key = (method, str(event.get("event", "")))
+        now = self._now()
+        since, count = self._seen.get(key, (now, 0))
+        if now - since >= self._window_s:
+            if count > self._burst:
+                event["left_out"] = count - self._burst
+            since, count = now, 0
+        if len(self._seen) >= _MOST_EVENTS and key not in self._seen:
+            self._seen.clear()
+        self._seen[key] = (since, count + 1)
+        if count >= self._burst:
+            raise structlog.DropEvent
+        return event
+
+
+class RecordErrors:
+    """Structlog processor that records warnings and errors in the store's error log, before repeats are suppressed."""
+
+    def __init__(self, errors: ErrorLog) -> None:
+        self._errors = errors
+
+    def __call__(self, logger: Any, method: str, event: EventDict) -> EventDict:
+        if method in _RECORDED:
+            fields = " ".join(f"{name}={value}" for name, value in event.items() if name not in _NOT_SHOWN)
+            failure = sys.exc_info()[1] if event.get("exc_info") else None
+            cause = f"{type(failure).__name__}: {failure}" if failure is not None else ""
+            text = " ".join(filter(None, (f"{event.get('event', '')}", fields, cause)))
+            self._errors.note(text, round(time.time() * 1000))
+        return event
+
+
+class _LenientStream:
+    """Stream that drops lines when its pipe or terminal is closed, instead of raising.
+
+    Lines to a file bypass the stream's buffer, which would keep a line that a full disk refuses and write it later.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            fd = self._file()
+            if fd is None:
+                self._stream.write(text)
+            else:
+                write_line(fd, text.encode(errors="backslashreplace"))
+
+    def _file(self) -> int | None:
+        """Descriptor of the stream while it refers to a regular file, which redirection may change."""
+        try:
+            fd = self._stream.fileno()
+        except io.UnsupportedOperation:
+            return None
+        return fd if stat.S_ISREG(os.fstat(fd).st_mode) else None
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
+def configure(
+    role: str,
+    stream: TextIO | None = None,
+    errors: ErrorLog | None = None,
+    *,
+    log_format: LogFormat = LogFormat.AUTO,
+) -> None:
+    """Configure this process's logging, again after each fork. Warnings and errors also go to `errors`."""
+    if errors is not None:
+        _KEPT.append(errors)
+    stream = stream if stream is not None else sys.stderr
+    terminal = stream.isatty()
+    human = log_format is LogFormat.HUMAN or (log_format is LogFormat.AUTO and terminal)
+    structlog.reset_defaults()
+    structlog.configure(
+        processors=[
+            *([RecordErrors(errors)] if errors is not None else []),
+            RepeatLimit(),
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=not human, key="ts"),
+            *(_as_text(colors=terminal and "NO_COLOR" not in os.environ) if human else _AS_JSON),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _LenientStream(stream))),
+        cache_logger_on_first_use=False,
+    )
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(role=role, pid=os.getpid())
+
+
+def get_logger() -> Logger:
+    """Logger of this process: `get_logger().warning("segment not ready", waited_ms=3)`."""
+    return cast(Logger, structlog.get_logger())
+
+
+def _as_text(*, colors: bool) -> list[structlog.typing.Processor]:
+    plain = structlog.dev.plain_traceback
+    return [_trace_below, structlog.dev.ConsoleRenderer(timestamp_key="ts", colors=colors, exception_formatter=plain)]
+
+
+def _trace_below(logger: Any, method: str, event: EventDict) -> EventDict:
+    """Put a process's Python stack on lines of its own below the event."""
+    if trace := event.pop("trace", ""):
+        event["stack"] = trace
+    return event
+
+
+def _in_order(logger: Any, method: str, event: EventDict) -> EventDict:
+    first = {name: event.pop(name) for name in _FIRST_FIELDS if name in event}
+    return {**first, **event}
+
+
+_AS_JSON: Final[list[structlog.typing.Processor]] = [
+    structlog.processors.format_exc_info,
+    _in_order,
+    structlog.processors.JSONRenderer(default=str),
+]

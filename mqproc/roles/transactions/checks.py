@@ -1,0 +1,189 @@
+"""Producers that can be asked about their transactions: each holds a poll, one of a group gets the question."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from mqproc.errors import StoreBusyError
+from mqproc.roles.transactions.open_transactions import OpenTransactions
+from mqproc.store.transactions import HalfMessage, TransactionKey
+from mqproc.wire.operations.transactions import TransactionPollAnswer, TransactionPollRequest
+
+if TYPE_CHECKING:
+    from mqproc.roles.request_limits import Payload, PendingRequest
+    from mqproc.wire.codec import FrameOptions
+    from mqproc.wire.connection import ServerConnection
+
+POLLS_MAX: Final = 16_384
+MESSAGES_MAX: Final = 256
+ANSWER_BYTES: Final = 8 << 20
+HOLD_MS_MAX: Final = 60_000
+
+
+@dataclass(slots=True, eq=False)
+class _Poll:
+    request: PendingRequest
+    group: str
+    number: int
+    deadline_ns: int
+    held: bool = True
+
+
+class CheckPolls:
+    """The polls of one role, and what is to be asked."""
+
+    def __init__(
+        self,
+        record_of: Callable[[HalfMessage], bytes | None],
+        answer: Callable[[PendingRequest, FrameOptions, Payload], None],
+    ) -> None:
+        """`record_of` gives a half message's record, None when it is not open any more."""
+        self._record_of = record_of
+        self._answer = answer
+        self._polls: dict[str, dict[int, _Poll]] = {}
+        self._of_connection: dict[ServerConnection, set[_Poll]] = {}
+        self._deadlines: list[tuple[int, int, _Poll]] = []
+        self._questions: dict[str, dict[TransactionKey, HalfMessage]] = {}
+        self._number = 0
+        self.count = 0
+
+    def of(self, group: str) -> int:
+        """How many producers of a group wait."""
+        return len(self._polls.get(group, ()))
+
+    def ask(self, half: HalfMessage) -> None:
+        """Have a producer of the half message's group asked: now, or the next one that polls."""
+        self._questions.setdefault(half.group, {})[half.key] = half
+        self._give(half.group)
+
+    def forget(self, half: HalfMessage) -> None:
+        """There is nothing to ask about it any more."""
+        questions = self._questions.get(half.group)
+        if questions is not None and questions.get(half.key) is half:
+            del questions[half.key]
+            if not questions:
+                del self._questions[half.group]
+
+    def poll(self, request: PendingRequest, options: TransactionPollRequest, now_ns: int) -> None:
+        """Answer a poll or hold it. Raises StoreBusyError when too many are held."""
+        if self.count >= POLLS_MAX:
+            raise StoreBusyError(f"{POLLS_MAX:,} producers wait to be asked already", hint_ms=1000)
+        self._number += 1
+        timeout_ns = min(max(options.timeout_ms, 0), HOLD_MS_MAX) * 1_000_000
+        poll = _Poll(request, options.group, self._number, now_ns + timeout_ns)
+        self.count += 1
+        self._polls.setdefault(options.group, {})[poll.number] = poll
+        self._of_connection.setdefault(request.connection, set()).add(poll)
+        heapq.heappush(self._deadlines, (poll.deadline_ns, poll.number, poll))
+        self._give(options.group)
+        if poll.held and not timeout_ns:
+            self._end(poll, [])
+
+    def step(self, now_ns: int) -> int:
+        """Answer polls whose time is over."""
+        done = 0
+        while self._deadlines and self._deadlines[0][0] <= now_ns:
+            _, _, poll = heapq.heappop(self._deadlines)
+            if poll.held:
+                self._end(poll, [])
+                done += 1
+        return done
+
+    def seconds_left(self, now_ns: int, at_most_s: float) -> float:
+        """How long no poll's time is over."""
+        while self._deadlines and not self._deadlines[0][2].held:
+            heapq.heappop(self._deadlines)
+        return min(at_most_s, max(0, self._deadlines[0][0] - now_ns) / 1e9) if self._deadlines else at_most_s
+
+    def drop(self, connection: ServerConnection) -> None:
+        """A producer is gone."""
+        for poll in list(self._of_connection.get(connection, ())):
+            self._release(poll)
+
+    def let_go(self) -> None:
+        """Answer all polls: nothing is asked."""
+        for _, _, poll in self._deadlines:
+            if poll.held:
+                self._end(poll, [])
+
+    def _give(self, group: str) -> None:
+        """Hand questions to those who wait, to the one that has waited longest first."""
+        while (polls := self._polls.get(group)) and (questions := self._questions.get(group)):
+            poll = next(iter(polls.values()))
+            records = self._records(questions, poll.request.options.max_messages)
+            if not questions:
+                del self._questions[group]
+            if records:
+                self._end(poll, records)
+
+    def _records(self, questions: dict[TransactionKey, HalfMessage], max_messages: int) -> list[bytes]:
+        records: list[bytes] = []
+        size = 0
+        while questions and len(records) < min(max(max_messages, 1), MESSAGES_MAX) and size < ANSWER_BYTES:
+            record = self._record_of(questions.pop(next(iter(questions))))
+            if record is not None:
+                records.append(record)
+                size += len(record)
+        return records
+
+    def _end(self, poll: _Poll, records: list[bytes]) -> None:
+        self._release(poll)
+        self._answer(poll.request, TransactionPollAnswer(len(records)), [memoryview(record) for record in records])
+
+    def _release(self, poll: _Poll) -> None:
+        poll.held = False
+        self.count -= 1
+        polls = self._polls[poll.group]
+        del polls[poll.number]
+        if not polls:
+            del self._polls[poll.group]
+        of_connection = self._of_connection[poll.request.connection]
+        of_connection.discard(poll)
+        if not of_connection:
+            del self._of_connection[poll.request.connection]
+
+
+# --- transaction_due ---
+# When open half messages are looked at again: to have their producers asked, or to be stored anew.
+
+
+COMPACT_MIN: Final = 4096
+
+
+class DueChecks:
+    """Times of the half messages of one table, one for each. Those that are not open any more fall out."""
+
+    def __init__(self, table: OpenTransactions) -> None:
+        self._table = table
+        self._heap: list[tuple[int, int, HalfMessage]] = []
+        self._number = 0
+
+    def set(self, half: HalfMessage, due_ms: int) -> None:
+        """It is due then, whatever was said before."""
+        half.due_ms = due_ms
+        self._number += 1
+        heapq.heappush(self._heap, (due_ms, self._number, half))
+        if len(self._heap) > COMPACT_MIN and len(self._heap) > 2 * len(self._table):
+            self._heap = [entry for entry in self._heap if self._counts(entry[0], entry[2])]
+            heapq.heapify(self._heap)
+
+    def take(self, now_ms: int) -> HalfMessage | None:
+        """One that is due, None when none is."""
+        while self._heap and self._heap[0][0] <= now_ms:
+            due_ms, _, half = heapq.heappop(self._heap)
+            if self._counts(due_ms, half) and not half.busy:
+                return half
+        return None
+
+    def seconds_left(self, now_ms: int, at_most_s: float) -> float:
+        """How long none is due."""
+        while self._heap and not self._counts(self._heap[0][0], self._heap[0][2]):
+            heapq.heappop(self._heap)
+        return min(at_most_s, max(0.0, (self._heap[0][0] - now_ms) / 1e3)) if self._heap else at_most_s
+
+    def _counts(self, due_ms: int, half: HalfMessage) -> bool:
+        """Whether no other time has been set since, and the half message is open."""
+        return due_ms == half.due_ms and self._table.is_newest(half)

@@ -1,0 +1,125 @@
+"""Marks on their way: one message at a time says which half messages are done, all that are due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from mqproc.errors import BadRequestError, MqprocError
+from mqproc.io.clock import Clock
+from mqproc.layout import properties, record
+from mqproc.roles.internal_producer import NewMessage, ReliableAppend, copy_of
+from mqproc.store.schedule.delivery_marks import mark_of
+from mqproc.store.transactions import OP_PROPERTIES, QUEUE, HalfMessage, encode_op_body
+from mqproc.topic_names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
+from mqproc.types import StoredMessage
+from mqproc.wire.operations.transactions import TransactionRow
+
+AGAIN_NS: Final = 100_000_000
+
+
+@dataclass(slots=True, eq=False)
+class _Mark:
+    offset: int
+    marked: Callable[[], None] | None
+    refused: Callable[[MqprocError], None] | None
+
+
+class OpMessages:
+    """The marks of one role. `on_marked` gets the queue offset of the message and the half messages that it names."""
+
+    def __init__(self, writes: ReliableAppend, clock: Clock, on_marked: Callable[[int, list[int]], None]) -> None:
+        self._writes = writes
+        self._clock = clock
+        self._on_marked = on_marked
+        self._due: list[_Mark] = []
+        self._under_way = False
+        self._again_ns = 0
+
+    def add(
+        self,
+        offset: int,
+        marked: Callable[[], None] | None = None,
+        refused: Callable[[MqprocError], None] | None = None,
+    ) -> None:
+        """Mark a half message with the next message. One without `refused` is tried until it is stored."""
+        self._due.append(_Mark(offset, marked, refused))
+
+    def step(self, now_ns: int) -> int:
+        """Send what is due, unless a message is under way; returns how many marks."""
+        if not self._due or self._under_way or now_ns < self._again_ns:
+            return 0
+        marks, self._due = self._due, []
+        self._under_way = True
+        offsets = [mark.offset for mark in marks]
+        message = NewMessage(
+            OP_HALF_TOPIC, encode_op_body(offsets), OP_PROPERTIES, QUEUE, born_timestamp_ms=self._clock.time_ms()
+        )
+
+        def stored(mark_offset: int) -> None:
+            self._under_way = False
+            self._on_marked(mark_offset, offsets)
+            for mark in marks:
+                if mark.marked is not None:
+                    mark.marked()
+
+        def refused(error: MqprocError) -> None:
+            self._under_way = False
+            self._again_ns = self._clock.monotonic_ns() + AGAIN_NS
+            self._due = [mark for mark in marks if mark.refused is None] + self._due
+            for mark in marks:
+                if mark.refused is not None:
+                    mark.refused(error)
+
+        self._writes.store([message], stored, refused)
+        return len(marks)
+
+    def seconds_left(self, now_ns: int, at_most_s: float) -> float:
+        """How long `step` has nothing to do unless a message is stored."""
+        if not self._due or self._under_way:
+            return at_most_s
+        return min(at_most_s, max(0, self._again_ns - now_ns) / 1e9)
+
+
+# --- transaction_messages ---
+# What query makes of half messages: the committed message, the copy of a check, what is given up, rows of a list.
+#
+# Each bears the half message's place in `preparedTransactionOffset`, by which a start finds it.
+
+
+def committed(message: StoredMessage) -> NewMessage:
+    """The message of a half message, for its own topic. Raises BadRequestError when that does not say where it goes."""
+    pairs = message.properties
+    topic, queue_id = pairs.get(properties.REAL_TOPIC, ""), pairs.get(properties.REAL_QID, "")
+    if not topic or not queue_id.isdecimal():
+        raise BadRequestError(f"the half message {message.message_id} does not say where it goes")
+    new = copy_of(message, topic, int(queue_id), {}, message.reconsume_times)
+    flags = new.sys_flag & ~record.SYS_FLAG_TRANSACTION_MASK | record.SYS_FLAG_COMMIT
+    return _made_from(new._replace(sys_flag=flags), message)
+
+
+def is_committed(message: StoredMessage) -> bool:
+    """Whether a message was made by a commit."""
+    return message.sys_flag & record.SYS_FLAG_TRANSACTION_MASK == record.SYS_FLAG_COMMIT
+
+
+def checked(message: StoredMessage, checks: int) -> NewMessage:
+    """The half message once more, checked so many times."""
+    times = {properties.TRANSACTION_CHECK_TIMES: str(checks)} if checks else {}
+    return _made_from(copy_of(message, HALF_TOPIC, QUEUE, times, message.reconsume_times), message)
+
+
+def given_up(message: StoredMessage) -> NewMessage:
+    """The half message where RocketMQ keeps those that nobody would decide."""
+    return _made_from(copy_of(message, CHECK_MAX_TIME_TOPIC, QUEUE, {}, message.reconsume_times), message)
+
+
+def _made_from(new: NewMessage, message: StoredMessage) -> NewMessage:
+    return new._replace(prepared_transaction_offset=mark_of(message.physical_offset))
+
+
+def row(half: HalfMessage) -> TransactionRow:
+    """An open transaction as it is listed."""
+    names = half.transaction_id, half.message_id, half.group, half.topic
+    return *names, half.physical_offset, half.size, half.born_ms, half.stored_ms, half.checks, half.check_ms

@@ -1,0 +1,1 @@
+"""The writer role: appends to the CommitLog and manages topics."""

@@ -1,0 +1,393 @@
+"""Turn an append request into a plan for the engine: topic, queues, columns, constant properties.
+
+Consecutive frames of a client mostly differ only in their columns, ids and times. A template that was checked is cached
+under the other fields of the request, so that later frames skip these checks.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from mqproc.errors import BadMessageError, BadPropertyError, NoSuchQueueError, PropertiesTooLargeError
+from mqproc.kernels.append_run import COUNTERS, HAS_BORN, HAS_FLAGS, HAS_QUEUES, MESSAGES_MAX, PREFIX_DIGITS
+from mqproc.kernels.hashing import java_hash_utf8, queue_of_hash
+from mqproc.layout import properties, record
+from mqproc.roles.writer.delayed_send import check_slot, delayed_request, is_delayed, target_queue
+from mqproc.roles.writer.topics import OpenTopic, WriterTopics
+from mqproc.store.commitlog.append_templates import AppendPlan, AppendTemplate
+from mqproc.store.topics import check_sendable
+from mqproc.topic_names import TIMER_TOPIC
+from mqproc.wire.operations.log import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, AppendRequest
+
+UNIQUE_PREFIX_DIGITS: Final = PREFIX_DIGITS
+
+_UNIQUE_NAME = f"{properties.UNIQ_KEY}{properties.NAME_END}".encode()
+_NAME_END = properties.NAME_END.encode()
+_PAIR_END = properties.PAIR_END.encode()
+_SHARDING_BUCKET = properties.bucket(properties.SHARDING_KEY)
+_SEPARATORS = (properties.NAME_END, properties.PAIR_END)
+_are_pairs = re.compile(rb"(?:[^\x01\x02]+\x01[^\x01\x02]*\x02)+").fullmatch
+gaps_of: Callable[[AppendRequest], tuple[bytes, bytes, bytes, bytes]] = operator.attrgetter(
+    "gap_before_unique", "gap_before_tag", "gap_before_keys", "gap_after_keys"
+)
+
+
+class ConstantProperties(NamedTuple):
+    """Encoded properties around unique id, tag and keys; a sharding key is inserted at `sharding_at` of the first."""
+
+    parts: tuple[bytes, bytes, bytes, bytes]
+    sharding_at: int
+
+
+def constant_properties(request: AppendRequest, *, delayed: bool = False) -> ConstantProperties:
+    """Check and encode the constant properties of a request, `delayed` for a redirected one.
+
+    With complete property strings there are none, except those that a delayed message needs, which are appended.
+    Raises BadPropertyError, PropertiesTooLargeError.
+    """
+    gaps = gaps_of(request)
+    before_id, before_tag, before_keys, after_keys = gaps
+    if request.properties_bytes >= 0:
+        return ConstantProperties((b"", b"", b"", after_keys if delayed else b""), 0)
+    for gap in gaps:
+        if gap and not _are_pairs(gap):
+            raise BadPropertyError(f"properties {gap[:64]!r} are not pairs of name, byte 1, value, byte 2")
+    sharding_at = _sharding_at(before_id) if request.sharding_bytes >= 0 else 0
+    has_id = request.unique_prefix != ""
+    if has_id:
+        before_id += _UNIQUE_NAME
+        before_tag = _PAIR_END + before_tag
+    # A single tag is ignored, whatever its size, when there is a column of tags.
+    if request.tag and request.tags_bytes < 0:
+        if any(separator in request.tag for separator in _SEPARATORS):
+            raise BadPropertyError(f"property {properties.TAGS}: its value has a separator byte (1 or 2)")
+        before_tag += f"{properties.TAGS}{properties.NAME_END}{request.tag}{properties.PAIR_END}".encode()
+    size = len(before_id) + UNIQUE_PREFIX_DIGITS * has_id + len(before_tag) + len(before_keys) + len(after_keys)
+    if size > record.PROPERTIES_SIZE_MAX:
+        raise PropertiesTooLargeError(f"properties of {size:,} bytes; the limit is {record.PROPERTIES_SIZE_MAX:,}")
+    return ConstantProperties((before_id, before_tag, before_keys, after_keys), sharding_at)
+
+
+def _sharding_at(before_id: bytes) -> int:
+    """Offset of a sharding key in RocketMQ's order among the first constant properties."""
+    pairs = before_id.split(_PAIR_END)[:-1]
+    return sum(len(pair) + 1 for pair in pairs if properties.bucket(_name_of(pair)) < _SHARDING_BUCKET)
+
+
+def _name_of(pair: bytes) -> str:
+    return pair.partition(_NAME_END)[0].decode("utf-8", "replace")
+
+
+MESSAGES_PER_FRAME_MAX: Final = MESSAGES_MAX
+# Limits of the cache: templates, and bytes of tag and constant properties of one template.
+TEMPLATES_MAX: Final = 4096
+TEMPLATE_TEXT_MAX: Final = 512
+_SIGNED_FIELDS: Final = (
+    *(("flag", 32), ("sys_flag", 32), ("reconsume_times", 32)),
+    *(("born_timestamp_ms", 64), ("prepared_transaction_offset", 64)),
+)
+# Positions among the columns.
+_QUEUES, _SHARDING_LENGTHS, _SHARDING_KEYS = 9, 12, 13
+# Offsets of the columns after the tags when none of them is present.
+_NO_OTHERS: tuple[int, ...] = (-1,) * 8
+_is_unique_prefix = re.compile(rf"[0-9A-F]{{{UNIQUE_PREFIX_DIGITS}}}").fullmatch
+_sizes_of = operator.attrgetter(
+    "count", "bodies_bytes", "keys_bytes", "tags_bytes", "properties_bytes", "sharding_bytes"
+)
+_template_fields = operator.attrgetter(
+    "topic",
+    "queue_id",
+    "tag",
+    "flag",
+    "sys_flag",
+    "batch",
+    "born_host",
+    "has_born",
+    "has_queues",
+    "has_flags",
+    "has_prepared",
+    "delay_level",
+    "deliver_at_ms",
+    "transaction",
+    "gap_before_unique",
+    "gap_before_tag",
+    "gap_before_keys",
+    "gap_after_keys",
+)
+
+
+class CheckedTemplate(msgspec.Struct, eq=False):
+    """A checked template with its topic. `more_columns`: the payload has others than bodies, keys and tags.
+
+    `sizes` are those of the last frame's columns and payload, `columns` the offsets of these columns.
+    """
+
+    template: AppendTemplate
+    topic: OpenTopic
+    more_columns: bool
+    sizes: tuple[int, ...] = ()
+    columns: tuple[int, ...] = ()
+
+    def columns_of(self, request: AppendRequest, payload_size: int) -> tuple[int, ...]:
+        """Offsets of a frame's columns. Raises BadMessageError when they do not fill the payload."""
+        sizes = *_sizes_of(request), payload_size
+        if sizes != self.sizes:
+            self.columns = _columns(request, payload_size, self.more_columns)
+            self.sizes = sizes
+        return self.columns
+
+
+class AppendPlanner:
+    """Plans the appends of one writer."""
+
+    def __init__(self, topics: WriterTopics) -> None:
+        self._topics = topics
+        self._changes = topics.changes
+        self._checked: dict[tuple[Any, ...], CheckedTemplate] = {}
+
+    def plan(
+        self, request: AppendRequest, payload: memoryview, now_ms: int, *, own: bool = False
+    ) -> tuple[AppendPlan, OpenTopic]:
+        """Check a request and plan it; `own` for a request of the group's own roles.
+
+        Also returns the topic whose rotation the plan advances: that of the request, also for delayed messages. Raises
+        BadRequestError and its subclasses, with value and limit.
+        """
+        if not 1 <= request.count <= MESSAGES_PER_FRAME_MAX:
+            raise BadMessageError(f"count = {request.count:,} is out of range: from 1 to {MESSAGES_PER_FRAME_MAX:,}")
+        _check_numbers(request)
+        if own:
+            return self._plan_internal(request, payload)
+        if self._changes != self._topics.changes:
+            self._changes = self._topics.changes
+            self._checked.clear()
+        key = (
+            _template_fields(request),
+            request.unique_prefix != "",
+            request.tags_bytes >= 0,
+            request.properties_bytes >= 0,
+            request.sharding_bytes >= 0,
+        )
+        kept = self._checked.get(key)
+        if kept is None:
+            return self._plan_new(request, payload, now_ms, key)
+        columns, topic = kept.columns_of(request, len(payload)), kept.topic
+        return _plan(request, payload, columns, kept.template, topic.rotation), topic
+
+    def _plan_internal(self, request: AppendRequest, payload: memoryview) -> tuple[AppendPlan, OpenTopic]:
+        """Plan a request of the group's own roles, which may write to system topics and widen them."""
+        _check_host(request)
+        constant = constant_properties(request)
+        columns = _columns(request, len(payload), _has_more_columns(request))
+        topic = self._topics.find_internal(request.topic, _queues_named(request, columns, payload))
+        _check_queue(request, topic)
+        template = _template(request, constant, topic, request.sys_flag)
+        template.copies = True
+        template.reconsume_times = request.reconsume_times
+        template.prepared_transaction_offset = request.prepared_transaction_offset
+        return _plan(request, payload, columns, template, topic.rotation), topic
+
+    def _plan_new(
+        self, request: AppendRequest, payload: memoryview, now_ms: int, key: tuple[Any, ...]
+    ) -> tuple[AppendPlan, OpenTopic]:
+        """Plan a client's request whose template is not cached, and cache it if allowed."""
+        check_sendable(request.topic)
+        if request.has_prepared:
+            raise BadMessageError("has_prepared is for the group's own roles")
+        _check_host(request)
+        constant = constant_properties(request)
+        more_columns = _has_more_columns(request)
+        columns = _columns(request, len(payload), more_columns)
+        topic = self._topics.find(request.topic)
+        self._topics.check_writable(request.topic)
+        _check_queue(request, topic)
+        has_time = request.delay_level or request.deliver_at_ms or request.transaction
+        if has_time and is_delayed(request, payload, now_ms):
+            return self._plan_delayed(request, payload, columns, topic, now_ms), topic
+        template = _template(request, constant, topic, request.sys_flag & record.SYS_FLAG_BODY)
+        if not has_time and _is_cacheable(request):
+            if len(self._checked) >= TEMPLATES_MAX:
+                self._checked.clear()
+            self._checked[key] = CheckedTemplate(template, topic, more_columns)
+            template.reusable = True
+            template.columns = _column_bits(request)
+        if request.deliver_at_ms:
+            template.delayed_template = self._waiting_template(request, template)
+        return _plan(request, payload, columns, template, topic.rotation), topic
+
+    def _waiting_template(self, request: AppendRequest, template: AppendTemplate) -> AppendTemplate | None:
+        """Template that these messages had if they were sent before they were due; None without deduplication."""
+        topics = self._topics
+        if not topics.options.dedupe_window_messages or topics.topics.get(TIMER_TOPIC) is None:
+            return None
+        waiting = topics.find_internal(TIMER_TOPIC)
+        return msgspec.structs.replace(
+            template,
+            topic_block=waiting.block,
+            queue_numbers=waiting.queue_numbers,
+            real_topic=request.topic.encode(),
+            real_queues=template.queue_numbers,
+        )
+
+    def _plan_delayed(
+        self, request: AppendRequest, payload: memoryview, columns: tuple[int, ...], topic: OpenTopic, now_ms: int
+    ) -> AppendPlan:
+        """Plan a request whose messages wait in a system topic first."""
+        topics, queues = self._topics, len(topic.queue_numbers)
+        real_queue_id, rotation = _sharded_queue(request, columns, payload, queues), topic.rotation
+        if real_queue_id < 0:
+            real_queue_id, rotation = target_queue(request, queues, rotation)
+        moved = delayed_request(request, real_queue_id, topics.options, now_ms)
+        check_slot(moved, payload, topics.options, now_ms, topics.count_waiting)
+        waiting = topics.find_internal(moved.topic)
+        template = _template(
+            moved, constant_properties(moved, delayed=True), waiting, moved.sys_flag & record.SYS_FLAG_BODY
+        )
+        template.real_topic, template.real_queues = request.topic.encode(), topic.queue_numbers
+        return _plan(moved, payload, columns, template, rotation)
+
+
+def _check_queue(request: AppendRequest, topic: OpenTopic) -> None:
+    queues = len(topic.queue_numbers)
+    if not QUEUE_COLUMN <= request.queue_id < queues:
+        raise NoSuchQueueError(f"queue id {request.queue_id}; topic has {queues} queues")
+
+
+def _is_cacheable(request: AppendRequest) -> bool:
+    """Whether all fields of the cache key were checked and are short."""
+    size = len(request.tag.encode()) + sum(map(len, gaps_of(request)))
+    is_unchecked = request.properties_bytes >= 0 or (request.tags_bytes >= 0 and request.tag)
+    return size <= (0 if is_unchecked else TEMPLATE_TEXT_MAX)
+
+
+def _has_more_columns(request: AppendRequest) -> bool:
+    """Whether the payload has columns other than bodies, keys and tags."""
+    has_numbers = request.has_born or request.has_queues or request.has_flags or request.has_prepared
+    return has_numbers or request.properties_bytes >= 0 or request.sharding_bytes >= 0
+
+
+def _column_bits(request: AppendRequest) -> int:
+    bits = (HAS_BORN, request.has_born), (HAS_QUEUES, request.has_queues), (HAS_FLAGS, request.has_flags)
+    return sum(bit for bit, is_there in bits if is_there)
+
+
+def _check_numbers(request: AppendRequest) -> None:
+    """Raise BadMessageError for a number outside its stored width or the range of ids."""
+    for name, bits in _SIGNED_FIELDS:
+        value = getattr(request, name)
+        if not -1 << (bits - 1) <= value < 1 << (bits - 1):
+            raise BadMessageError(f"{name} = {value} does not fit in {bits} bits")
+    if not 0 <= request.unique_counter < COUNTERS:
+        raise BadMessageError(f"unique_counter = {request.unique_counter} is out of range: from 0 to {COUNTERS - 1:,}")
+
+
+def _check_host(request: AppendRequest) -> None:
+    if len(request.born_host) not in (record.HOST_V4_SIZE, record.HOST_V6_SIZE):
+        raise BadMessageError(f"born_host has {len(request.born_host)} bytes; it takes 8 or 20")
+
+
+def _template(request: AppendRequest, constant: ConstantProperties, topic: OpenTopic, sys_flag: int) -> AppendTemplate:
+    has_prefix = request.unique_prefix != "" and request.properties_bytes < 0
+    return AppendTemplate(
+        magic=topic.magic,
+        topic_block=topic.block,
+        queue_numbers=topic.queue_numbers,
+        fixed_queue=request.queue_id,
+        parts=constant.parts,
+        born_host=request.born_host,
+        prefix_size=UNIQUE_PREFIX_DIGITS if has_prefix else 0,
+        sharding_at=constant.sharding_at,
+        flag=request.flag,
+        sys_flag=sys_flag,
+        batch=request.batch,
+    )
+
+
+def _plan(
+    request: AppendRequest, payload: memoryview, columns: tuple[int, ...], template: AppendTemplate, rotation: int
+) -> AppendPlan:
+    prefix = request.unique_prefix
+    if prefix and template.prefix_size and not _is_unique_prefix(prefix):
+        raise BadPropertyError(f"unique_prefix {prefix!r} is not {UNIQUE_PREFIX_DIGITS} hex digits")
+    return AppendPlan(
+        template,
+        np.frombuffer(payload, np.uint8),
+        request.count,
+        columns,
+        rotation,
+        request.born_timestamp_ms,
+        prefix.encode() if template.prefix_size else b"",
+        request.unique_counter if prefix else -1,
+    )
+
+
+def _sharded_queue(request: AppendRequest, columns: tuple[int, ...], payload: memoryview, queues: int) -> int:
+    """Queue of the common sharding key of delayed messages, −1 without one. Raises BadMessageError."""
+    if request.sharding_bytes <= 0:
+        return -1
+    lengths_at, keys_at = columns[_SHARDING_LENGTHS], columns[_SHARDING_KEYS]
+    lengths = np.frombuffer(payload, "<u2", request.count, lengths_at)
+    size = int(lengths[0])
+    keys = payload[keys_at : keys_at + request.sharding_bytes]
+    if (lengths != size).any() or bytes(keys) != bytes(keys[:size]) * request.count:
+        raise BadMessageError("delayed messages of a frame must have one sharding key")
+    return int(queue_of_hash(java_hash_utf8(np.frombuffer(keys, np.uint8), 0, size, 0), queues))
+
+
+def _queues_named(request: AppendRequest, columns: tuple[int, ...], payload: memoryview) -> int:
+    """Number of queues that the topic needs for the queue ids in the request."""
+    if request.queue_id != QUEUE_COLUMN:
+        return max(request.queue_id + 1, 1)
+    return int(np.frombuffer(payload, "<i4", request.count, columns[_QUEUES]).max()) + 1
+
+
+def _columns(request: AppendRequest, payload_size: int, more_columns: bool) -> tuple[int, ...]:
+    """Offsets of the columns in the kernel's order. Raises BadMessageError when they do not fill the payload."""
+    sizes = count, bodies_bytes, keys_bytes, tags_bytes, _, _ = _sizes_of(request)
+    if bodies_bytes < 0 or min(sizes) < COLUMN_ABSENT:
+        raise BadMessageError(f"columns of {sizes[1:]} bytes")
+    if request.has_queues != (request.queue_id == QUEUE_COLUMN):
+        raise BadMessageError(f"has_queues is {request.has_queues} and the queue id is {request.queue_id}")
+    key_lengths = keys = tag_lengths = tags = -1
+    end = 4 * count + bodies_bytes
+    if keys_bytes >= 0:
+        key_lengths, keys = end, end + 2 * count
+        end = keys + keys_bytes
+    if tags_bytes >= 0:
+        tag_lengths, tags = end, end + 2 * count
+        end = tags + tags_bytes
+    others = _NO_OTHERS
+    if more_columns:
+        end, others = _other_columns(request, end)
+    if end != payload_size:
+        raise BadMessageError(f"the columns take {end:,} bytes, the payload has {payload_size:,}")
+    return 0, 4 * count, key_lengths, keys, tag_lengths, tags, *others
+
+
+def _other_columns(request: AppendRequest, at: int) -> tuple[int, tuple[int, ...]]:
+    """End of the columns after the tags, and their offsets. Raises BadMessageError."""
+    count = request.count
+    if request.sharding_bytes >= 0 and request.queue_id != QUEUE_ANY:
+        raise BadMessageError("messages have a sharding key or a queue, not both")
+    property_lengths = properties_at = born = queues = flags = prepared = sharding_lengths = sharding_keys = -1
+    if request.properties_bytes >= 0:
+        property_lengths, properties_at = at, at + 2 * count
+        at = properties_at + request.properties_bytes
+    if request.has_born:
+        born, at = at, at + 8 * count
+    if request.has_queues:
+        queues, at = at, at + 4 * count
+    if request.has_flags:
+        flags, at = at, at + 4 * count
+    if request.has_prepared:
+        prepared, at = at, at + 8 * count
+    if request.sharding_bytes >= 0:
+        sharding_lengths, sharding_keys = at, at + 2 * count
+        at = sharding_keys + request.sharding_bytes
+    return at, (property_lengths, properties_at, born, queues, flags, prepared, sharding_lengths, sharding_keys)

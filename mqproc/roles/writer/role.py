@@ -1,0 +1,537 @@
+"""The writer role: the only process that appends to the CommitLog.
+
+A step takes all available frames, encodes them, writes, publishes and answers. Frames of one step share the write and,
+under SYNC_FLUSH, the sync: this is group commit.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from mqproc.config.options import Options
+from mqproc.errors import (
+    BadRequestError,
+    FlushFailedError,
+    MqprocError,
+    PermissionDeniedError,
+    TooManyQueuesError,
+    TopicExistsError,
+    TopicNotFoundError,
+    UnknownCommandError,
+)
+from mqproc.io.store_io import FailedSyncError
+from mqproc.ipc.error_counters import error_counter
+from mqproc.ipc.histogram import Histogram
+from mqproc.ipc.words import Words
+from mqproc.kernels.append_frame import UNPUBLISHED_FRAMES
+from mqproc.kernels.append_run import ANSWERS_FULL, COMMIT, DONE, NOT_KNOWN
+from mqproc.layout import control, histograms
+from mqproc.roles.request_limits import client_limits
+from mqproc.roles.role import RoleContext
+from mqproc.roles.role_log import get_logger
+from mqproc.roles.writer.admission import AppendAdmission, SegmentWait
+from mqproc.roles.writer.answers import AppendAnswers
+from mqproc.roles.writer.append_plan import AppendPlanner
+from mqproc.roles.writer.topics import WriterTopics
+from mqproc.store.commitlog.append import COMMIT_BYTES, CommitLogAppender, append_error
+from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.commitlog.takeover import take_over
+from mqproc.store.consumequeue.table import NoRoomForQueuesError, QueueTable
+from mqproc.store.dedupe import DedupeWindow
+from mqproc.store.sync_guard import SyncGuard
+from mqproc.store.topics import check_changeable
+from mqproc.wire.codec import not_decodable
+from mqproc.wire.connection import FrameBatch, FrameBatcher, Request
+from mqproc.wire.operations import REQUESTS, WRITER_OPERATIONS, Empty, Operation
+from mqproc.wire.operations.log import AppendRequest, CreateTopicRequest, DeleteTopicRequest
+from mqproc.wire.server import SocketServer
+
+
+class AppendLatency:
+    """Histogram of append latency, fed by the steps that the loop times.
+
+    Each frame counts with the duration of its own step or of the next timed one. Frames of a slow step count with its
+    duration alone; when that step wrote several times, those before its last write count with the others.
+    """
+
+    def __init__(self, words: Words) -> None:
+        self._words = words
+        self._times = Histogram(words, histograms.APPENDS)
+        self._counted = words[control.APPENDED_FRAMES]
+
+    def timed(self, began_ns: int, ended_ns: int, *, alone: bool) -> None:
+        """Record a step for all frames since the last recorded one, or with `alone` for those that it wrote."""
+        if self._words[control.WRITTEN_NS] < began_ns:
+            return
+        frames = self._words[control.APPENDED_FRAMES] - self._counted
+        if alone:
+            frames = min(frames, self._words[UNPUBLISHED_FRAMES])
+        self._times.observe(ended_ns - began_ns, frames)
+        self._counted += frames
+
+
+# The keeper reads new timed messages every second; it is rung for one that is due before that.
+NEAR_MS = 2000
+NEVER_BYTES = 1 << 62
+# Answers of a step are sent together up to this many log bytes: each send wakes a client, which takes the processor.
+ANSWER_BYTES = 1 << 20
+# A clock that steps back by up to this much holds the store time still; a larger step is followed, with an error.
+CLOCK_CLAMP_MAX_MS = 60_000
+# Limits of a stopping writer: how long it refuses further requests, and how long it then sends queued answers.
+STOP_REFUSE_NS = 1_000_000_000
+STOP_DRAIN_S = 3.0
+AUTO_CREATED_SAVE_NS = 1_000_000_000
+_append_request = msgspec.msgpack.Decoder(AppendRequest)
+# Plain numbers, since they are compared for each frame and an enum member lookup costs as much as a call.
+_APPEND_OWN = int(Operation.APPEND_OWN)
+_APPENDS = (int(Operation.APPEND), _APPEND_OWN)
+_decoders: dict[int, Any] = {operation: msgspec.msgpack.Decoder(kind) for operation, kind in REQUESTS.items()}
+# Errors of a single frame: nothing was changed, other frames of the step are unaffected.
+_REFUSED_ALONE = (
+    BadRequestError,
+    NoRoomForQueuesError,
+    PermissionDeniedError,
+    TooManyQueuesError,
+    TopicExistsError,
+    TopicNotFoundError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WriterParts:
+    """Collaborators of the writer, composed by `compose`."""
+
+    table: QueueTable
+    segments: LogSegments
+    topics: WriterTopics
+    planner: AppendPlanner
+    appender: CommitLogAppender
+    dedupe: DedupeWindow | None
+    server: SocketServer
+    answers: AppendAnswers
+
+
+def compose(context: RoleContext) -> WriterParts:
+    """Build the writer's collaborators, after taking over from a killed predecessor."""
+    io, paths, options, words = context.io, context.paths, context.options, context.control.words
+    table = QueueTable(io, paths.queues, write=True)
+    segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
+    syncs = SyncGuard(io, paths, words, control.WRITER, control.WRITER_SYNC_ERRNO)
+    if context.incarnation > 1:
+        with context.heartbeat.busy(control.STATE_RECOVERING):
+            take_over(io, syncs, words, segments, table, sync_flush=options.sync_flush)
+        # An open mapping would keep the space of a segment that retention deletes later.
+        segments.close()
+    topics = WriterTopics(io, syncs, paths, options, table, context.heartbeat.failed)
+    topics.save(context.clock.time_ms())
+    appender = CommitLogAppender(
+        io,
+        syncs,
+        options,
+        words,
+        table,
+        segments,
+        store_host(options),
+        SegmentWait(context, syncs).wait_for,
+        topics.rounds,
+        _commit_bytes(context),
+    )
+    dedupe = None
+    if options.dedupe_window_messages:
+        with context.heartbeat.busy(control.STATE_RECOVERING):
+            dedupe = DedupeWindow(words, table, segments, appender, options.dedupe_window_messages)
+    server = _server(context, by_frame=dedupe is not None)
+    answers = AppendAnswers(server, appender.known, appender.store_host, lambda: words.add(control.APPEND_REJECTS, 1))
+    return WriterParts(table, segments, topics, AppendPlanner(topics), appender, dedupe, server, answers)
+
+
+def _server(context: RoleContext, *, by_frame: bool) -> SocketServer:
+    """The socket server. With `by_frame`, as for deduplication, frames are handled one by one and not in runs."""
+    words, limits = context.control.words, client_limits(context.options)
+    server = SocketServer(
+        context.sockets["writer"],
+        limits,
+        operations=WRITER_OPERATIONS,
+        on_reject=error_counter(words, control.WRITER),
+        on_partial=lambda: words.add(control.WRITER_PARTIAL_FRAMES, 1),
+        batches=None if by_frame else FrameBatcher(Operation.APPEND, limits.frame_bytes),
+    )
+    # The loop drains the bell before the next wait.
+    server.register(context.bell.fileno(), lambda: None)
+    return server
+
+
+def _commit_bytes(context: RoleContext) -> int:
+    """Staged bytes after which a step commits. Under SYNC_FLUSH all frames of a step share one sync."""
+    return NEVER_BYTES if context.sync_flush else COMMIT_BYTES
+
+
+class Writer:
+    """The writer role."""
+
+    name = control.WRITER
+
+    def __init__(self, context: RoleContext) -> None:
+        parts = compose(context)
+        self._context = context
+        self._options = context.options
+        self._sync_flush = context.sync_flush
+        self._rings_early = context.options.max_spin_us > 0 and not context.sync_flush
+        self._io = context.io
+        self._clock = context.clock
+        self._words = context.control.words
+        self._cells = self._words.cells
+        self._log = get_logger()
+        self._table = parts.table
+        self._segments = parts.segments
+        self._topics = parts.topics
+        self._topics_due_ns = 0
+        self._planner = parts.planner
+        self._appender = parts.appender
+        self._templates = parts.appender.known
+        self._template_changes = parts.topics.changes
+        self._dedupe = parts.dedupe
+        self._commit_bytes = _commit_bytes(context)
+        self._admission = AppendAdmission(context)
+        self._times = AppendLatency(self._words)
+        self._connections = 0
+        self._sync_times = Histogram(self._words, histograms.WRITER_SYNCS)
+        self._sync_took_ns = -1  # Duration of the last sync until it is recorded.
+        self._answered_to = self._appender.end
+        self._requests: list[Request | FrameBatch] = []
+        self._topic_requests: list[Request] = []
+        self._server = parts.server
+        self._answers = parts.answers
+        self._dispatcher_bell = context.bells[control.DISPATCHER]
+        self._keeper_bell = context.bells[control.KEEPER]
+        self._query_bell = context.bells[control.QUERY]
+        self._stop_by_ns = 0
+        self._to_ring = False
+        self._to_ring_keeper = False
+        self._closed_by: MqprocError | None = None
+
+    # Called by the loop
+
+    def do_work(self) -> int:
+        requests = self._requests or self._server.poll_batches(0)
+        self._requests = []
+        if not requests:
+            self._report_connections()
+            return self._save_topics_when_due()
+        messages = self._cells[control.APPENDED_MESSAGES]
+        if len(requests) == 1 and self._append_single(requests[0]):
+            self._after_appends()
+            return self._cells[control.APPENDED_MESSAGES] - messages or 1
+        self._closed_by = self._admission.check()
+        self._server.hold_answers()
+        for request in requests:
+            if isinstance(request, FrameBatch):
+                self._append_run(request)
+            else:
+                self._handle(request)
+        self._commit()
+        self._answer_topic_requests()
+        self._answers.send()
+        self._server.send_answers()
+        self._after_appends()
+        return max(len(requests), self._cells[control.APPENDED_MESSAGES] - messages)
+
+    def _after_appends(self) -> None:
+        """Do the work that no client waits for."""
+        self._count_sync()
+        self._report_connections()
+        self._save_topics_when_due()
+        if self._to_ring:
+            # Once a step rather than once a frame.
+            self._to_ring = False
+            self._dispatcher_bell.ring()
+            if self._to_ring_keeper:
+                self._to_ring_keeper = False
+                self._keeper_bell.ring()
+
+    def _report_connections(self) -> None:
+        if len(self._server.connections) != self._connections:
+            self._connections = self._cells[control.WRITER_CONNECTIONS] = len(self._server.connections)
+
+    def timed(self, began_ns: int, ended_ns: int, *, alone: bool) -> None:
+        self._times.timed(began_ns, ended_ns, alone=alone)
+
+    def has_news(self) -> bool:
+        """All work arrives by sockets, which end a wait."""
+        return False
+
+    def wait(self, timeout_s: float) -> None:
+        self._requests = self._server.poll_batches(timeout_s)
+        if self._cells[control.WAITING_PULLS] and self._requests and self._rings_early:
+            # A consumer waits: wake the dispatcher while the messages are being stored, so that it polls for them.
+            self._dispatcher_bell.ring()
+
+    def on_stop(self) -> bool:
+        """Handle what has arrived, refuse later requests, save the topics, send queued answers.
+
+        Every request is answered, since a client without an answer does not know the outcome.
+        """
+        if self._admission.taking:
+            self._server.stop_accepting()
+            self.do_work()
+            self._admission.taking = False
+            self._stop_by_ns = self._clock.monotonic_ns() + STOP_REFUSE_NS
+        if self.do_work() and self._clock.monotonic_ns() < self._stop_by_ns:
+            return False
+        self._topics.save(self._clock.time_ms())
+        self._server.drain(STOP_DRAIN_S)
+        self._server.hang_up()
+        while self.do_work():
+            pass  # Refuse what is left in the sockets; the peers cannot send any more.
+        return True
+
+    def reload(self, options: Options) -> None:
+        """Apply `max_message_size`."""
+        self._options = self._admission.options = options
+        self._appender.set_options(options)
+
+    def close(self) -> None:
+        self._server.close()
+        self._appender.close()
+        self._segments.close()
+        self._table.close()
+
+    # Requests
+
+    def _handle(self, request: Request, store_timestamp_ms: int | None = None) -> None:
+        operation = request.operation
+        try:
+            if operation in _APPENDS:
+                self._append(request, store_timestamp_ms)
+            elif operation == Operation.CREATE_TOPIC:
+                self._create_topic(request, _decoders[operation].decode(request.options))
+            elif operation == Operation.DELETE_TOPIC:
+                self._delete_topic(request, _decoders[operation].decode(request.options))
+            elif operation == Operation.PING:
+                request.answer(Empty())
+            else:
+                raise UnknownCommandError(f"operation {operation} is not one of the writer's")
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            named = Operation(operation)
+            self._refuse(request, not_decodable(named.name, REQUESTS[named], request.options, error))
+        except _REFUSED_ALONE as error:
+            self._refuse(request, error)
+        except (MqprocError, OSError) as error:
+            self._refuse(request, self._fail(error))
+
+    def _append_single(self, run: Request | FrameBatch) -> bool:
+        """Append a single frame with a known template, the fastest path; False when it does not apply."""
+        if (
+            type(run) is not FrameBatch
+            or run.frames != 1
+            or not self._admission.taking
+            or self._template_changes != self._topics.changes
+        ):
+            return False
+        try:
+            if not self._appender.add_single(run.buffer, run.at, self._clock.time_ms()):
+                return False
+            # Immediately: the dispatcher uses it as the time of the newest publication.
+            self._cells[control.WRITTEN_NS] = self._clock.monotonic_ns()
+            failure = self._sync() if self._sync_flush else None
+        except (MqprocError, OSError) as error:
+            failure = self._fail(error)
+        if failure is not None:
+            self._answers.add_run(run, 0)
+            self._answers.refuse(failure)
+            self._answers.send()
+            return True
+        self._io.crash_point("ack.before_send")
+        self._answers.send_single(run.connection)
+        self._to_ring = True
+        return True
+
+    def _append_run(self, run: FrameBatch) -> None:
+        """Append frames of one client: runs with known templates in the kernel, the others one by one."""
+        known = self._templates
+        known.begin(run.at, run.end)
+        reason = COMMIT
+        while reason != DONE:
+            reason = self._append_by_template(run) if self._closed_by is None else NOT_KNOWN
+            if reason == COMMIT:
+                self._commit()
+            elif reason == ANSWERS_FULL:
+                self._commit()
+                self._answers.send()
+            elif reason == NOT_KNOWN:
+                request, end = run.request_at(known.at)
+                self._handle(request, known.stored_at_ms)
+                if end == run.end:
+                    return
+                known.skip_to(end)
+
+    def _append_by_template(self, run: FrameBatch) -> int:
+        """Append the next frames of a run while their templates are known; returns the reason why it stopped."""
+        known = self._templates
+        if self._template_changes != self._topics.changes:
+            self._template_changes = self._topics.changes
+            known.clear()
+        store_timestamp_ms = self._store_timestamp()
+        known.set_store_time(store_timestamp_ms)
+        at = known.answers_end
+        try:
+            reason = self._appender.add_run(run.buffer, store_timestamp_ms)
+        except (MqprocError, OSError) as error:
+            self._answers.add_run(run, at)
+            request, end = run.request_at(known.at)
+            self._refuse(request, self._fail(error))
+            known.skip_to(end)
+            return DONE if end == run.end else COMMIT
+        self._answers.add_run(run, at)
+        return reason
+
+    def _append(self, request: Request, store_timestamp_ms: int | None) -> None:
+        """Append one frame, with the store time of its run if it is part of one."""
+        options = _append_request.decode(request.options)
+        if self._closed_by is not None:
+            raise self._closed_by
+        if store_timestamp_ms is None:
+            store_timestamp_ms = self._store_timestamp()
+        own = request.operation == _APPEND_OWN
+        if 0 < options.deliver_at_ms <= store_timestamp_ms + NEAR_MS:
+            self._to_ring_keeper = True
+        try:
+            plan, topic = self._planner.plan(options, request.payload, store_timestamp_ms, own=own)
+        except OSError as error:
+            # As without room for a new queue. Nothing is encoded, earlier frames of the step are unaffected.
+            self._refuse(request, append_error(error, "the topic", "the topic could not be made"))
+            return
+        if self._dedupe is None or own:
+            # Copies by the group's own roles keep their unique ids and are not duplicates.
+            answer = self._appender.add(plan, store_timestamp_ms)
+        else:
+            before = self._dedupe.dropped
+            answer = self._dedupe.add(plan, store_timestamp_ms, self._commit)
+            self._words.add(control.DROPPED_REPEATS, self._dedupe.dropped - before)
+        topic.rotation = plan.rotation
+        may_be_known = plan.template.reusable and self._dedupe is None and not plan.template.batch
+        if may_be_known and (options.wait or not self._sync_flush):
+            self._appender.add_template(request.options, plan.template, answered=not options.oneway)
+        self._answers.add(request, answer, store_timestamp_ms, wait=options.wait, oneway=options.oneway)
+        if self._appender.staged_bytes >= self._commit_bytes:
+            self._commit()
+
+    def _commit(self) -> None:
+        """Write, publish and answer all pending frames; under SYNC_FLUSH sync before the answers."""
+        if not self._answers and self._appender.end == self._cells[control.WRITTEN]:
+            return
+        try:
+            self._appender.write_out()
+        except (MqprocError, OSError) as error:
+            self._fail(error)
+            return
+        self._appender.publish()
+        self._cells[control.WRITTEN_NS] = self._clock.monotonic_ns()
+        if self._sync_flush:
+            self._answers.answer_without_sync()
+            if self._sync() is not None:
+                return
+        self._io.crash_point("ack.before_send")
+        self._answers.answer_published()
+        self._to_ring = True
+        if self._appender.end - self._answered_to >= ANSWER_BYTES:
+            self._answered_to = self._appender.end
+            self._answers.send()
+            self._server.send_answers(hold=True)
+
+    def _sync(self) -> MqprocError | None:
+        """Sync published messages; returns the error for clients when the sync fails."""
+        began_ns = self._clock.monotonic_ns()
+        try:
+            self._appender.sync()
+        except OSError as error:
+            self._context.heartbeat.failed()
+            self._log.error("sync failed, the store is read-only from now on", error=str(error))
+            return self._fail(FlushFailedError(f"the sync failed: {error.strerror}; run mqproc store repair"))
+        self._count_sync()
+        self._sync_took_ns = self._clock.monotonic_ns() - began_ns
+        return None
+
+    def _count_sync(self) -> None:
+        """Record the last sync: after its answers were sent, or before the next one."""
+        if self._sync_took_ns >= 0:
+            self._sync_times.observe(self._sync_took_ns)
+            self._sync_took_ns = -1
+
+    def _create_topic(self, request: Request, options: CreateTopicRequest) -> None:
+        check_changeable(options.topic)
+        self._commit()
+        self._topics.create(options.topic, options.queues, options.perm)
+        self._topic_requests.append(request)
+
+    def _delete_topic(self, request: Request, options: DeleteTopicRequest) -> None:
+        check_changeable(options.topic)
+        self._commit()
+        self._topics.delete(options.topic, self._cells[control.WRITTEN])
+        self._topic_requests.append(request)
+
+    def _answer_topic_requests(self) -> None:
+        """Sync the topics' journal once for all topics created or deleted in this step, then answer."""
+        if not self._topic_requests:
+            return
+        requests, self._topic_requests = self._topic_requests, []
+        try:
+            self._topics.topics.commit()
+        except OSError as error:
+            for request in requests:
+                self._refuse(request, append_error(error, "topics", "topics could not be saved"))
+            return
+        for request in requests:
+            request.answer(Empty())
+        # Pulls may be held for a queue that no longer exists.
+        self._query_bell.ring()
+
+    def _fail(self, error: MqprocError | OSError) -> MqprocError:
+        """Refuse all pending frames, which will never be published; returns the error for clients."""
+        self._closed_by = self._admission.reason_to_refuse()
+        if isinstance(error, FailedSyncError) and self._closed_by is not None:
+            self._context.heartbeat.failed()
+            self._log.error("the store is read-only from now on", error=str(error))
+            failure = self._closed_by
+        else:
+            failure = error if isinstance(error, MqprocError) else append_error(error, "topics", "it could not be done")
+        self._answers.refuse(failure)
+        return failure
+
+    def _refuse(self, request: Request, error: MqprocError) -> None:
+        self._words.add(control.APPEND_REJECTS, 1)
+        request.refuse(error)
+
+    # Store time and topics
+
+    def _store_timestamp(self) -> int:
+        now_ms = self._clock.time_ms()
+        last_ms = self._appender.last_store_timestamp_ms
+        if now_ms >= last_ms:
+            return now_ms
+        self._words.add(control.WRITER_CLOCK_STEPS, 1)
+        if last_ms - now_ms > CLOCK_CLAMP_MAX_MS:
+            self._context.heartbeat.failed()
+            self._log.error("the clock stepped back", behind_ms=last_ms - now_ms, followed=True)
+            return now_ms
+        return last_ms
+
+    def _save_topics_when_due(self) -> int:
+        """Save auto-created topics within a second; until then the journal holds them."""
+        if not self._topics.unsaved:
+            return 0
+        now_ns = self._clock.monotonic_ns()
+        if now_ns < self._topics_due_ns:
+            return 0
+        self._topics_due_ns = now_ns + AUTO_CREATED_SAVE_NS
+        self._topics.save(self._clock.time_ms())
+        return 1
+
+
+def store_host(options: Options) -> bytes:
+    """Store host of the records: address and port. Raises ValueError for an invalid address."""
+    return ipaddress.ip_address(options.broker_ip).packed + options.listen_port.to_bytes(4, "big")
