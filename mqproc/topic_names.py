@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from mqproc.errors import BadTopicError
+from mqproc.errors import BadRequestError, BadTopicError
 from mqproc.util.units import DELAY_LEVELS
 
 RETRY_PREFIX: Final = "%RETRY%"
@@ -61,3 +61,40 @@ def check_topic(topic: str) -> None:
     limit = RETRY_TOPIC_BYTES_MAX if topic.startswith(RETRY_PREFIX) else TOPIC_BYTES_MAX
     if len(data) > limit:
         raise BadTopicError(f"topic of {len(data)} bytes exceeds {limit}: {topic[:64]!r}…")
+
+
+# Groups
+
+GROUP_BYTES_MAX: Final = TOPIC_BYTES_MAX - len(RETRY_PREFIX)
+"""Longest group name whose retry and dead-letter topics fit a record of RocketMQ's first version."""
+RETRY_MAX_TIMES: Final = 16
+_FOREIGN_IN_GROUP: Final = re.compile(r"[^%|A-Za-z0-9_-]")
+
+
+def check_group(group: str) -> None:
+    """Raise BadRequestError unless RocketMQ accepts the group name."""
+    if not isinstance(group, str) or not group:
+        raise BadRequestError("the group's name is empty" if group == "" else f"group is {group!r}, not text")
+    if found := _FOREIGN_IN_GROUP.search(group):
+        raise BadRequestError(f"group {group[:64]!r} has {found[0]!r} at {found.start()}; allowed are A-Za-z0-9_%|-")
+    if len(group) > GROUP_BYTES_MAX:
+        raise BadRequestError(f"group of {len(group)} bytes exceeds {GROUP_BYTES_MAX}: {group[:64]!r}…")
+    reject_system_group(group)
+
+
+def reject_system_group(group: str) -> None:
+    """Raise BadRequestError for a group that RocketMQ reserves for itself."""
+    if group.startswith(SYSTEM_GROUP_PREFIX):
+        raise BadRequestError(f"group {group[:64]!r} is a system group: it cannot be joined, moved or deleted")
+
+
+def retry_topic(group: str) -> str:
+    """Topic from which messages are redelivered to a group."""
+    return RETRY_PREFIX + group
+
+
+def dead_letter_topic(group: str) -> str:
+    """Topic for messages with exhausted retries. Raises BadRequestError if not text."""
+    if not isinstance(group, str):
+        raise BadRequestError(f"group is {group!r}, not text")
+    return DEAD_LETTER_PREFIX + group

@@ -3,22 +3,22 @@
 import importlib
 from typing import TYPE_CHECKING
 
+from mqproc.client._sync.client import Client
+from mqproc.client._sync.consumer import Consumer
+from mqproc.client._sync.groups import Groups
+from mqproc.client._sync.producer import Producer
+from mqproc.client._sync.transactions import Transaction, TransactionProducer, Transactions
 from mqproc.client.batch import Batch
-from mqproc.client.consumer import Consumer
-from mqproc.client.core import Page, QueryMessageResult
-from mqproc.client.group_steps import Move, ResetTo
-from mqproc.client.groups import Groups
-from mqproc.client.producer import Producer
+from mqproc.client.group_requests import Move, ResetTo
+from mqproc.client.requests import Page, QueryMessageResult
 from mqproc.client.retry import NO_RETRY, RetryPolicy
-from mqproc.client.sync import Client
-from mqproc.client.transactions import Transaction, TransactionProducer, Transactions
 
 if TYPE_CHECKING:
-    from mqproc.client.aio import AsyncClient
-    from mqproc.client.aio_consumer import AsyncConsumer
-    from mqproc.client.aio_groups import AsyncGroups
-    from mqproc.client.aio_producer import AsyncProducer
-    from mqproc.client.aio_transactions import AsyncTransaction, AsyncTransactionProducer, AsyncTransactions
+    from mqproc.client._async.client import AsyncClient
+    from mqproc.client._async.consumer import AsyncConsumer
+    from mqproc.client._async.groups import AsyncGroups
+    from mqproc.client._async.producer import AsyncProducer
+    from mqproc.client._async.transactions import AsyncTransaction, AsyncTransactionProducer, AsyncTransactions
     from mqproc.client.arrow import ArrowPullResult
 
 __all__ = [
@@ -49,13 +49,13 @@ __all__ = [
 # asyncio and pyarrow are not imported before somebody asks for what needs them.
 _LAZY = {
     "ArrowPullResult": "mqproc.client.arrow",
-    "AsyncClient": "mqproc.client.aio",
-    "AsyncConsumer": "mqproc.client.aio_consumer",
-    "AsyncGroups": "mqproc.client.aio_groups",
-    "AsyncProducer": "mqproc.client.aio_producer",
-    "AsyncTransaction": "mqproc.client.aio_transactions",
-    "AsyncTransactionProducer": "mqproc.client.aio_transactions",
-    "AsyncTransactions": "mqproc.client.aio_transactions",
+    "AsyncClient": "mqproc.client._async.client",
+    "AsyncConsumer": "mqproc.client._async.consumer",
+    "AsyncGroups": "mqproc.client._async.groups",
+    "AsyncProducer": "mqproc.client._async.producer",
+    "AsyncTransaction": "mqproc.client._async.transactions",
+    "AsyncTransactionProducer": "mqproc.client._async.transactions",
+    "AsyncTransactions": "mqproc.client._async.transactions",
 }
 
 

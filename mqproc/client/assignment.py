@@ -1,52 +1,62 @@
-"""What a consumer works on: queues with what is fetched of them, handed out, done and committed. No I/O, no waiting.
+"""Queues of one consumer: messages fetched, handed out, done and committed. No I/O, no waiting.
 
-    fetched pieces ──hand out──▶ in hands ──done, nacked──▶ position ──▶ committed
+    fetched pieces ──hand out──▶ handed out ──done, nacked──▶ position ──▶ committed
 
-A queue's position is where the messages that are not done begin: it is what may be committed, in order.
+A queue's position is the offset of its first message that is not done: everything below it may be committed.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from mqproc.client import core
-from mqproc.client.pace import HOLD_S
+from mqproc.client import requests
 from mqproc.errors import MqprocError, NotAMemberError
-from mqproc.layout.lazy_records import UnreadRecords
-from mqproc.message import Filter, StoredMessage
-from mqproc.names import RETRY_PREFIX
-from mqproc.wire.group_operations import Assigned, GroupAssignment
+from mqproc.layout.record_codec import UnreadRecords
+from mqproc.topic_names import RETRY_PREFIX
+from mqproc.types import Filter, PullStatus, StoredMessage
+from mqproc.wire.operations.groups import Assigned, GroupAssignment
 
 Queue = tuple[str, int]
+
+COMMIT_S: Final = 0.01
+"""Interval of commits: a killed consumer repeats at most the messages of this time, or the last one when each takes
+longer."""
+HOLD_S: Final = 30.0
+"""How long the server holds a pull of an empty queue."""
+LOOK_S: Final = 1.0
+"""Longest wait of a consumer's loop before it checks its state again."""
+TURN_S: Final = 0.05
+"""How long a receive without a timeout waits for another thread's receive, which may be taking the messages now."""
+RECEIVE_MESSAGES: Final = 64
+DECODE_MESSAGES: Final = 256
+"""Records that a loop decodes at a time, just before it yields them."""
+MOVED: Final = frozenset({PullStatus.OFFSET_TOO_SMALL, PullStatus.OFFSET_OVERFLOW_BADLY})
+
 BUFFER_BYTES: Final = 64 << 20
 PULL_BYTES_MAX: Final = 8 << 20
 PULL_BYTES_MIN: Final = 64 << 10
-
 PROGRESS_S: Final = 1.0
-"""A queue's pulls tell no sooner than this again how far they have come through messages that do not match."""
-
+"""Shortest interval at which a queue's pulls report progress through messages that do not match."""
 ABSENT_S: Final = 0.2
-"""After how long a queue is asked for again that was not there."""
-
+"""Pause before a missing queue is pulled again."""
 NOTHING: Final = -1
-"""What has been committed of a queue whose progress has to be told again, wherever it is."""
-
+"""Committed offset of a queue whose progress must be sent again, whatever it is."""
 HANDED_MIN: Final = 4096
-"""So many offsets of messages that are done may stay behind one that is not."""
-
+"""How many offsets of finished messages may remain after an unfinished one before they are compacted."""
 PIECES_AHEAD: Final = 2
-"""A queue is pulled from while it has fewer pieces than this."""
+"""A queue is pulled while it has fewer pieces than this."""
 
 
 class Sized(Protocol):
-    """Messages of one pull: records not read yet, or an Arrow batch."""
+    """Messages of one pull: undecoded records, or an Arrow batch."""
 
     def __len__(self) -> int:
-        """How many."""
+        """Number of messages."""
         ...
 
 
@@ -55,14 +65,14 @@ M = TypeVar("M", bound=Sized)
 
 @dataclass(slots=True)
 class Piece(Generic[M]):
-    """One pull's messages. `end` is the queue offset behind them."""
+    """Messages of one pull. `end` is the queue offset after them."""
 
     messages: M
     end: int
 
 
 class Cursor(Generic[M]):
-    """One queue in the consumer's hands, from one assignment on until it is taken away."""
+    """One assigned queue, from one assignment until it is taken away."""
 
     __slots__ = (
         "_handed",
@@ -88,24 +98,24 @@ class Cursor(Generic[M]):
         self.queue_id = queue_id
         self.epoch = epoch
         self.next_offset = offset
-        """Where the next pull begins."""
+        """Offset of the next pull."""
         self.done = offset
-        """Everything below it was handed out and, but for what `_handed` has, is done."""
+        """All messages below it were handed out and, except for those in `_handed`, are done."""
         self.committed = offset
         self.committing = offset
-        """What is on its way to the server."""
+        """Offset of the commit in flight."""
         self.pieces: deque[Piece[M]] = deque()
         self.pulling = False
         self.pull_at = 0.0
-        """Before it no pull begins."""
+        """Time of the earliest next pull."""
         self.progress_at = 0.0
-        """When a pull may tell again that it has passed messages which do not match."""
+        """Time from which a pull may report progress without a match."""
         self.in_loop = False
-        """A loop is going through a piece and moves `done` by itself."""
+        """A loop iterates over a piece and advances `done` itself."""
         self.revoked = False
-        """The queue is another's, or will be as soon as this consumer has released it."""
+        """The queue belongs to another consumer, or will as soon as this one has released it."""
         self.lost = False
-        """It is another's already: nothing can be committed."""
+        """The queue belongs to another consumer already: nothing can be committed."""
         self._handed: deque[int] = deque()
         self._open: set[int] = set()
 
@@ -114,42 +124,42 @@ class Cursor(Generic[M]):
         return self.topic, self.queue_id
 
     @property
-    def in_hands(self) -> bool:
-        """Whether somebody has messages of the queue that are not done."""
+    def in_progress(self) -> bool:
+        """Whether messages of the queue are handed out and not done."""
         return self.in_loop or bool(self._handed)
 
     @property
     def position(self) -> int:
-        """Everything below it is done."""
+        """Offset below which all messages are done."""
         return min(self.done, self._handed[0]) if self._handed else self.done
 
     def progress_s(self, now: float) -> float:
-        """After how many seconds a pull that begins now shall tell how far it has come without a match."""
+        """Seconds after which a pull that starts now reports its progress without a match."""
         return max(0.0, self.progress_at - now)
 
     def absent(self, now: float) -> None:
-        """A pull has found no such queue: it is asked for again until the server takes it away.
+        """Record that a pull found no such queue: it is pulled again until the server revokes it.
 
-        It never does when the topic was made again before anybody looked: then the queue goes on, at later offsets.
+        The server does not revoke it when the topic was recreated meanwhile; the queue then continues at later offsets.
         """
         self.pulling = False
         self.pull_at = now + ABSENT_S
 
     def fetched(self, piece: Piece[M], moved: bool, now: float) -> None:
-        """Take a pull's answer. `moved`: the queue does not have the offset that was asked for."""
+        """Accept a pull's answer. `moved`: the queue does not have the offset of the request."""
         self.pulling = False
         self.next_offset = piece.end
         if not len(piece.messages):
             self.progress_at = now + PROGRESS_S
         if not self.revoked:
             self._keep(piece, moved)
-        if moved and not self.in_hands and piece.end < self.done:
+        if moved and not self.in_progress and piece.end < self.done:
             self.done = piece.end
-            # What was committed lies beyond the queue's end: a consumer that keeps its own progress would stay there.
+            # The committed offset is beyond the queue's end: a broadcast consumer would stay there.
             self.committed = self.committing = NOTHING
 
     def _keep(self, piece: Piece[M], moved: bool) -> None:
-        """However many answers come without messages: they take no places of those that have some."""
+        """Append a piece; empty ones are merged so that they do not use up the places of others."""
         last = self.pieces[-1] if self.pieces else None
         if last is None or moved or (len(last.messages) and len(piece.messages)) or piece.end < last.end:
             self.pieces.append(piece)
@@ -158,22 +168,22 @@ class Cursor(Generic[M]):
         else:
             last.end = piece.end
 
-    def take_empty(self) -> None:
-        """Pass over pieces without messages: filters let nothing of them through."""
+    def skip_empty(self) -> None:
+        """Skip pieces of which the filter matched no message."""
         while self.pieces and not len(self.pieces[0].messages):
-            if self.in_loop or (self.in_hands and self.pieces[0].end < self.done):
+            if self.in_loop or (self.in_progress and self.pieces[0].end < self.done):
                 return
             self.done = self.pieces.popleft().end
 
     def hand_out(self, offsets: Iterable[int], end: int) -> None:
-        """Messages go to somebody who acknowledges each."""
+        """Record messages that are handed out and acknowledged one by one."""
         handed = list(offsets)
         self._handed.extend(handed)
         self._open.update(handed)
         self.done = end
 
     def hand_out_of_first(self: Cursor[UnreadRecords], most: int) -> list[StoredMessage]:
-        """Up to `most` messages of the first piece, each to be acknowledged."""
+        """Hand out up to `most` messages of the first piece, each to be acknowledged."""
         piece = self.pieces[0]
         messages, end = piece.messages.take(most), piece.end
         if len(piece.messages):
@@ -184,29 +194,29 @@ class Cursor(Generic[M]):
         return messages
 
     def ack(self, offset: int) -> bool:
-        """A message that was handed out is done; whether it was in anybody's hands."""
+        """Mark a handed-out message as done; False when it was not handed out."""
         if offset not in self._open:
             return False
         self._open.discard(offset)
         while self._handed and self._handed[0] not in self._open:
             self._handed.popleft()
         if len(self._handed) > 2 * len(self._open) + HANDED_MIN:
-            # Behind one that is not done for hours all others would stay.
+            # One message that is unfinished for hours would keep all later offsets.
             self._handed = deque(each for each in self._handed if each in self._open)
         return True
 
-    def has_out(self, offset: int) -> bool:
-        """Whether a message is in somebody's hands who was to acknowledge it."""
+    def is_handed_out(self, offset: int) -> bool:
+        """Whether a message is handed out and not acknowledged."""
         return offset in self._open
 
-    def let_go(self) -> None:
-        """Nobody handles what is in hands: it is not done, and everything behind it neither."""
+    def discard_handed_out(self) -> None:
+        """Forget handed-out messages: they are not done, nor is any later message."""
         self.done = self.position
         self._handed.clear()
         self._open.clear()
 
-    def anew(self) -> Cursor[M]:
-        """The same queue, from what is not done on. What was handed out or fetched before does not count any more."""
+    def restarted(self) -> Cursor[M]:
+        """A cursor of the same queue that starts at the position. This one no longer counts."""
         other = Cursor[M](self.topic, self.queue_id, self.epoch, self.position)
         other.committed = other.committing = self.committed
         self.lost = True
@@ -214,13 +224,13 @@ class Cursor(Generic[M]):
         return other
 
     def revoke(self) -> None:
-        """No more of this queue is handed out."""
+        """Hand out no more messages of this queue."""
         self.revoked = True
         self.pieces.clear()
 
 
 class Loop:
-    """A loop through a piece, and what its body has: the message at `begin`, or the batch from there to `end`."""
+    """An iteration over a piece; its body has the message at `begin`, or the batch from there to `end`."""
 
     __slots__ = ("begin", "cursor", "end")
 
@@ -230,13 +240,13 @@ class Loop:
         self.end = end
 
     def leave(self) -> None:
-        """What its body has is done."""
+        """Mark the messages of the body as done."""
         if self.begin == self.cursor.done:
             self.cursor.done = self.end or self.begin + 1
 
 
 class Assignment(Generic[M]):
-    """All queues of one consumer. Not thread-safe: its owner has a lock."""
+    """All queues of one consumer. Thread-safe by a lock of its own, which costs an event loop next to nothing."""
 
     def __init__(self) -> None:
         self.member_id = ""
@@ -246,30 +256,33 @@ class Assignment(Generic[M]):
         self._leaving: list[Cursor[M]] = []
         self._released = -1
         self._turns: deque[Queue] = deque()
+        self._loops: dict[int, Loop] = {}
+        self._lock = threading.RLock()
 
     # Assignments
 
     def apply(self, answer: GroupAssignment) -> None:
-        """Take over what the server says. Queues that are not there any more are given up."""
-        self.member_id = answer.member_id
-        if answer.heartbeat_ms:
-            self.heartbeat_s = answer.heartbeat_ms / 1000
-        if not answer.changed:
-            return
-        if answer.generation < self.generation:
-            self._released = -1  # The server counts anew.
-        self.generation = answer.generation
-        wanted = {(topic, queue_id): (epoch, offset) for topic, queue_id, epoch, offset in answer.queues}
-        for queue, cursor in list(self.cursors.items()):
-            if wanted.get(queue, (None, 0))[0] != cursor.epoch:
-                self._give_up(cursor, lost=queue in wanted)
-        new = {queue: Cursor[M](*queue, *begin) for queue, begin in wanted.items() if queue not in self.cursors}
-        for cursor in self._leaving:
-            # It was taken in the end, or it would not have been given anew.
-            cursor.lost = cursor.lost or cursor.queue in new
-        self.cursors |= new
-        turns = set(self._turns)
-        self._turns.extend(queue for queue in new if queue not in turns)
+        """Apply the server's assignment. Queues that it does not contain are given up."""
+        with self._lock:
+            self.member_id = answer.member_id
+            if answer.heartbeat_ms:
+                self.heartbeat_s = answer.heartbeat_ms / 1000
+            if not answer.changed:
+                return
+            if answer.generation < self.generation:
+                self._released = -1  # The server has restarted its count.
+            self.generation = answer.generation
+            wanted = {(topic, queue_id): (epoch, offset) for topic, queue_id, epoch, offset in answer.queues}
+            for queue, cursor in list(self.cursors.items()):
+                if wanted.get(queue, (None, 0))[0] != cursor.epoch:
+                    self._give_up(cursor, lost=queue in wanted)
+            new = {queue: Cursor[M](*queue, *begin) for queue, begin in wanted.items() if queue not in self.cursors}
+            for cursor in self._leaving:
+                # A queue that is assigned under a new epoch was lost meanwhile.
+                cursor.lost = cursor.lost or cursor.queue in new
+            self.cursors |= new
+            turns = set(self._turns)
+            self._turns.extend(queue for queue in new if queue not in turns)
 
     def _give_up(self, cursor: Cursor[M], *, lost: bool) -> None:
         del self.cursors[cursor.queue]
@@ -278,138 +291,227 @@ class Assignment(Generic[M]):
         self._leaving.append(cursor)
 
     def holding(self) -> list[tuple[str, int, int]]:
-        """Queues with epochs, to join again with."""
-        return [(cursor.topic, cursor.queue_id, cursor.epoch) for cursor in self.cursors.values() if not cursor.lost]
+        """Queues with their epochs, for joining again."""
+        with self._lock:
+            return [
+                (cursor.topic, cursor.queue_id, cursor.epoch) for cursor in self.cursors.values() if not cursor.lost
+            ]
 
     def to_release(self) -> tuple[int, list[Cursor[M]]] | None:
-        """The generation to release, with the cursors whose positions are to be committed before; None for nothing.
+        """The generation to release, with the cursors to commit before; None when there is nothing to release.
 
-        Nothing while somebody has messages of a queue that was given up; of one that is lost they count for nothing.
+        Nothing is released while messages of a queue that was given up are in progress; those of a lost queue do not
+        count.
         """
-        if self._released >= self.generation or any(each.in_hands and not each.lost for each in self._leaving):
-            return None
-        leaving, self._leaving = self._leaving, []
-        self._released = self.generation
-        return self.generation, leaving
+        with self._lock:
+            if self._released >= self.generation or any(each.in_progress and not each.lost for each in self._leaving):
+                return None
+            leaving, self._leaving = self._leaving, []
+            self._released = self.generation
+            return self.generation, leaving
 
     def not_released(self) -> None:
-        """The server has not heard of it: it is told again."""
-        self._released = -1
+        """Record that the server may not have received the release: it is sent again."""
+        with self._lock:
+            self._released = -1
 
     def forget(self) -> None:
-        """Nothing is assigned any more."""
-        for cursor in list(self.cursors.values()):
-            self._give_up(cursor, lost=True)
-        self.generation = -1
+        """Give up all queues as lost."""
+        with self._lock:
+            for cursor in list(self.cursors.values()):
+                self._give_up(cursor, lost=True)
+            self.generation = -1
 
-    def positions(self, topics: Sequence[str] = ()) -> dict[Queue, int]:
-        """Where it stands, of all its queues but those of the retry topic, or of those of some topics."""
-        return {
-            queue: cursor.position
-            for queue, cursor in self.cursors.items()
-            if (queue[0] in topics if topics else not queue[0].startswith(RETRY_PREFIX))
-        }
+    def queues(self) -> list[Queue]:
+        """The assigned queues, sorted."""
+        with self._lock:
+            return sorted(self.cursors)
+
+    def positions(self) -> dict[Queue, int]:
+        """Position of each assigned queue."""
+        with self._lock:
+            return {queue: cursor.position for queue, cursor in self.cursors.items()}
+
+    def seekable(self, topics: Sequence[str] = ()) -> tuple[dict[Queue, int], dict[Queue, int]]:
+        """Positions and epochs of the queues of some topics, or of all queues but those of the retry topic."""
+        with self._lock:
+            positions = {
+                queue: cursor.position
+                for queue, cursor in self.cursors.items()
+                if (queue[0] in topics if topics else not queue[0].startswith(RETRY_PREFIX))
+            }
+            return positions, self.epochs(positions)
 
     def epochs(self, queues: Iterable[Queue]) -> dict[Queue, int]:
-        """The epochs of those of some queues that it has."""
-        return {queue: self.cursors[queue].epoch for queue in queues if queue in self.cursors}
+        """Epochs of those of some queues that are assigned."""
+        with self._lock:
+            return {queue: self.cursors[queue].epoch for queue in queues if queue in self.cursors}
 
     def go_to(self, queue: Queue, offset: int) -> tuple[Cursor[M], int]:
-        """Begin anew in a queue, without the server; what was handed out of it before does not count any more."""
-        epoch = self.cursors[queue].epoch
-        self._give_up(self.cursors[queue], lost=True)
-        cursor = self.cursors[queue] = Cursor(*queue, epoch, offset)
-        return cursor, offset
+        """Restart a queue at an offset without the server; messages handed out before no longer count."""
+        with self._lock:
+            epoch = self.cursors[queue].epoch
+            self._give_up(self.cursors[queue], lost=True)
+            cursor = self.cursors[queue] = Cursor(*queue, epoch, offset)
+            return cursor, offset
 
-    def ack(self, queue: Queue, offset: int) -> bool:
-        """A message that was handed out is done; whether that may have freed a queue that is to be given back."""
-        found = self.cursors.get(queue)
-        if found is not None and found.ack(offset):
-            return False
-        return any(cursor.queue == queue and cursor.ack(offset) for cursor in self._leaving)
+    def ack(self, places: Iterable[tuple[Queue, int]]) -> bool:
+        """Mark handed-out messages as done; whether that may have freed a queue that is to be released."""
+        freed = False
+        with self._lock:
+            for queue, offset in places:
+                found = self.cursors.get(queue)
+                if found is None or not found.ack(offset):
+                    freed |= any(cursor.queue == queue and cursor.ack(offset) for cursor in self._leaving)
+        return freed
 
-    def goes_on(self, queue: Queue) -> bool:
-        """Whether more of a queue may be handed out, or asked for, now that nothing of it is in hands."""
+    def may_continue(self, queue: Queue) -> bool:
+        """Whether messages of a queue may be handed out or pulled now that none is in progress."""
         found = self.cursors.get(queue)
-        return found is not None and not found.in_hands and (bool(found.pieces) or not found.pulling)
+        return found is not None and not found.in_progress and (bool(found.pieces) or not found.pulling)
 
     def holds(self, queue: Queue, offset: int) -> bool:
-        """Whether a message that was handed out is of a queue that this consumer goes on with."""
-        found = self.cursors.get(queue)
-        return found is not None and found.has_out(offset)
+        """Whether a handed-out message belongs to a queue that this consumer keeps."""
+        with self._lock:
+            found = self.cursors.get(queue)
+            return found is not None and found.is_handed_out(offset)
 
-    def take_back(self, queue: Queue, offset: int) -> bool:
-        """A message that was handed out comes again, with those behind it; whether that may have freed a queue."""
-        found = self.cursors.get(queue)
-        if found is not None and found.has_out(offset):
-            self.cursors[queue] = found.anew()
-            return False
-        freed = [cursor for cursor in self._leaving if cursor.queue == queue and cursor.has_out(offset)]
-        for cursor in freed:
-            cursor.let_go()
-        return bool(freed)
+    def take_back(self, places: Iterable[tuple[Queue, int]]) -> bool:
+        """Redeliver handed-out messages and all later ones; whether that may have freed a queue."""
+        freed = False
+        with self._lock:
+            for queue, offset in places:
+                found = self.cursors.get(queue)
+                if found is not None and found.is_handed_out(offset):
+                    self.cursors[queue] = found.restarted()
+                    continue
+                for cursor in self._leaving:
+                    if cursor.queue == queue and cursor.is_handed_out(offset):
+                        cursor.discard_handed_out()
+                        freed = True
+        return freed
 
     # Fetching and handing out
 
     @property
     def pull_bytes(self) -> int:
-        """How much one pull may bring, so that all of them fit the buffer."""
+        """Size limit of one pull, such that the pulls of all queues fit the buffer."""
         return max(PULL_BYTES_MIN, min(PULL_BYTES_MAX, BUFFER_BYTES // max(1, len(self.cursors))))
 
-    def to_pull(self, now: float) -> list[Cursor[M]]:
-        """Cursors that have little left and nothing on its way."""
-        return [
-            cursor
-            for cursor in self.cursors.values()
-            if not cursor.pulling and len(cursor.pieces) < PIECES_AHEAD and not cursor.lost and now >= cursor.pull_at
-        ]
+    def start_pulls(self, now: float) -> list[Cursor[M]]:
+        """Mark as pulling, and return, the cursors that have few pieces left and no pull in flight."""
+        with self._lock:
+            found = [
+                cursor
+                for cursor in self.cursors.values()
+                if not cursor.pulling
+                and len(cursor.pieces) < PIECES_AHEAD
+                and not cursor.lost
+                and now >= cursor.pull_at
+            ]
+            for cursor in found:
+                cursor.pulling = True
+        return found
+
+    def fetched(self, cursor: Cursor[M], piece: Piece[M], moved: bool, now: float) -> None:
+        """Accept a pull's answer; see `Cursor.fetched`."""
+        with self._lock:
+            cursor.fetched(piece, moved, now)
+
+    def has_fetched(self) -> bool:
+        """Whether messages have been fetched or are being fetched."""
+        with self._lock:
+            return any(cursor.pulling or cursor.pieces for cursor in self.cursors.values())
 
     def next_ready(self, *, exclusive: bool) -> Cursor[M] | None:
-        """The next cursor, in turn, that has messages to hand out. `exclusive`: none of it may be in hands."""
+        """The next cursor, in turn, with messages to hand out. `exclusive`: none of them may be in progress."""
         for _ in range(len(self._turns)):
             queue = self._turns.popleft()
             cursor = self.cursors.get(queue)
             if cursor is None:
                 continue
             self._turns.append(queue)
-            cursor.take_empty()
+            cursor.skip_empty()
             there = cursor.pieces and len(cursor.pieces[0].messages)
-            if there and not cursor.in_loop and not (exclusive and cursor.in_hands):
+            if there and not cursor.in_loop and not (exclusive and cursor.in_progress):
                 return cursor
         return None
+
+    def hand_out(self: Assignment[UnreadRecords], most: int, *, exclusive: bool) -> list[StoredMessage]:
+        """Hand out up to `most` messages, each to be acknowledged."""
+        found: list[StoredMessage] = []
+        with self._lock:
+            while len(found) < most and (cursor := self.next_ready(exclusive=exclusive)):
+                found += cursor.hand_out_of_first(most - len(found))
+        return found
+
+    def take_piece(self) -> tuple[Cursor[M], Piece[M]] | None:
+        """The next piece, for a loop that iterates over it."""
+        with self._lock:
+            cursor = self.next_ready(exclusive=True)
+            if cursor is None:
+                return None
+            cursor.in_loop = True
+            return cursor, cursor.pieces.popleft()
+
+    def start_loop(self, cursor: Cursor[M], begin: int = -1, end: int = 0) -> Loop:
+        """Record a loop over a piece of a cursor."""
+        loop = self._loops[id(cursor)] = Loop(cursor, begin, end)
+        return loop
+
+    def leave_loops(self) -> None:
+        """Mark the messages in the bodies of all loops as done."""
+        with self._lock:
+            for loop in self._loops.values():
+                loop.leave()
+
+    def put_back(self, cursor: Cursor[M], piece: Piece[M]) -> None:
+        """End a loop. When it was left in the middle of the piece, the rest is handed out again."""
+        with self._lock:
+            cursor.in_loop = False
+            if cursor.done >= piece.end:
+                self._loops.pop(id(cursor), None)
+            elif not cursor.revoked:
+                if isinstance(piece.messages, UnreadRecords):
+                    piece.messages.put_back(cursor.done)
+                cursor.pieces.appendleft(piece)
 
     # Committing
 
     def uncommitted(self) -> list[tuple[Cursor[M], int]]:
-        """Positions that the server does not surely know."""
-        cursors = (*self.cursors.values(), *self._leaving)
-        return [(each, each.position) for each in cursors if each.position > each.committed and not each.lost]
+        """Positions that the server may not know."""
+        with self._lock:
+            cursors = (*self.cursors.values(), *self._leaving)
+            return [(each, each.position) for each in cursors if each.position > each.committed and not each.lost]
 
     def to_commit(self) -> list[tuple[Cursor[M], int]]:
-        """Positions that the server does not know and that are not on their way."""
+        """Positions that the server does not know and that are not in flight."""
         found = []
-        for cursor in (*self.cursors.values(), *self._leaving):
-            position = cursor.position
-            if position > cursor.committing and not cursor.lost:
-                cursor.committing = position
-                found.append((cursor, position))
+        with self._lock:
+            for cursor in (*self.cursors.values(), *self._leaving):
+                position = cursor.position
+                if position > cursor.committing and not cursor.lost:
+                    cursor.committing = position
+                    found.append((cursor, position))
         return found
 
     def committed(self, sent: Sequence[tuple[Cursor[M], int]], refused: dict[Queue, MqprocError]) -> None:
-        """The server's answer to a commit."""
-        for cursor, position in sent:
-            error = refused.get(cursor.queue)
-            if isinstance(error, NotAMemberError):
-                cursor.lost = True
-                cursor.revoke()
-            else:
-                # One that was stale has been passed already.
-                cursor.committed = max(cursor.committed, position)
+        """Apply the server's answer to a commit."""
+        with self._lock:
+            for cursor, position in sent:
+                error = refused.get(cursor.queue)
+                if isinstance(error, NotAMemberError):
+                    cursor.lost = True
+                    cursor.revoke()
+                else:
+                    # A stale position has been passed already.
+                    cursor.committed = max(cursor.committed, position)
 
     def not_committed(self, sent: Sequence[tuple[Cursor[M], int]]) -> None:
-        """Nobody knows whether the server has got it: it is told again."""
-        for cursor, _ in sent:
-            cursor.committing = cursor.committed
+        """Record that the server may not have received a commit: it is sent again."""
+        with self._lock:
+            for cursor, _ in sent:
+                cursor.committing = cursor.committed
 
 
 def entries(sent: Sequence[tuple[Cursor[Any], int]]) -> list[Assigned]:
@@ -423,10 +525,10 @@ def pull_call(
     messages: int,
     pull_bytes: int,
     parse: Callable[[Any, memoryview], Any],
-) -> core.Call[Any]:
-    """A pull of what comes next in a queue. What comes again has passed the filter before."""
+) -> requests.Call[Any]:
+    """A pull of a queue's next messages. Redelivered messages have passed the filter before."""
     passed = None if cursor.topic.startswith(RETRY_PREFIX) else filter
     place = cursor.topic, cursor.queue_id, cursor.next_offset
     progress_s = cursor.progress_s(time.monotonic())
-    request = core.pull_request(*place, messages, pull_bytes, "", HOLD_S, False, passed, progress_s)
-    return core.pull_as(request, parse)
+    request = requests.pull_request(*place, messages, pull_bytes, "", HOLD_S, False, passed, progress_s)
+    return requests.pull_as(request, parse)

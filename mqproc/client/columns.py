@@ -14,8 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.client.message_numbers import is_whole
-from mqproc.client.properties import check_keys
+from mqproc.client.message_fields import check_keys, is_whole
 from mqproc.errors import (
     BadMessageError,
     BadPropertyError,
@@ -24,7 +23,7 @@ from mqproc.errors import (
 )
 from mqproc.layout.properties import KEY_SEPARATOR, NAME_END, PAIR_END
 from mqproc.layout.record import PROPERTIES_SIZE_MAX
-from mqproc.wire.operations import COLUMN_ABSENT
+from mqproc.wire.operations.log import COLUMN_ABSENT
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -1,16 +1,18 @@
-"""One non-blocking connection: requests in, outcomes out. How to wait is the sync or the async client's affair."""
+"""One non-blocking connection: requests in, outcomes out. The sync and the async client differ in how they wait."""
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from mqproc.client.retry import ConnectionLost
-from mqproc.config import MIB
+from mqproc.client.arguments import above_zero, at_least_one
+from mqproc.client.retry import ConnectionLost, RetryPolicy, policy_of
 from mqproc.errors import (
     MqprocError,
     NotRunningError,
@@ -22,22 +24,23 @@ from mqproc.errors import (
     UnknownCommandError,
     UnsupportedVersionError,
 )
+from mqproc.paths import given_path
+from mqproc.util.units import MIB
 from mqproc.wire.address import connect_path
-from mqproc.wire.output import OutputQueue
-from mqproc.wire.protocol import Answer, ClientProtocol
+from mqproc.wire.frames import AnswerFrame, ClientProtocol, OutputQueue
 
 if TYPE_CHECKING:
-    from mqproc.client.core import Call
+    from mqproc.client.requests import Call
 
 FRAME_BYTES_MAX: Final = 64 * MIB
 ANSWER_BYTES: Final = 1024
-"""Room in an answer for all but its messages."""
+"""Room in an answer for its head and options."""
 _SOCKET_BUFFER_BYTES: Final = MIB
 
-# Said before any request is read, so none was carried out.
-_TURNED_AWAY: Final = (TooManyConnectionsError, PermissionDeniedError, UnsupportedVersionError)
+# Sent before any request is read, so no request was carried out.
+_REFUSED_CONNECTION: Final = (TooManyConnectionsError, PermissionDeniedError, UnsupportedVersionError)
 
-# A forked child must not talk on its parent's connections: each knows the process generation it was made in.
+# A forked child must not use its parent's connections: each records the generation of the process that made it.
 _generation = 0
 
 
@@ -50,8 +53,11 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def open_socket(path: Path) -> socket.socket:
-    """Connect to a role. Raises NotRunningError when nobody listens, StoreBusyError when its backlog is full or this
-    process has no descriptor left, StoreAccessError when it is another user's."""
+    """Connect to a role.
+
+    Raises NotRunningError when the role does not listen, StoreBusyError when its backlog is full or this process has no
+    descriptor left, StoreAccessError when the socket belongs to another user.
+    """
     try:
         target = connect_path(path)
     except NotRunningError:
@@ -77,7 +83,7 @@ def open_socket(path: Path) -> socket.socket:
 
 
 def _check_reach(path: Path) -> None:
-    """Raise StoreAccessError when this user cannot see whether somebody listens."""
+    """Raise StoreAccessError when this user cannot see whether the role listens."""
     try:
         path.lstat()
     except PermissionError as error:
@@ -91,21 +97,21 @@ def _out_of_reach(path: Path, error: OSError) -> StoreAccessError:
 
 
 def _ends_connection(refusal: MqprocError) -> bool:
-    """Whether the server cannot read on behind what it refused so."""
+    """Whether the server closes the connection after this error, as it cannot find the next frame."""
     return isinstance(refusal, ProtocolError) and not isinstance(refusal, UnknownCommandError)
 
 
 class Outcome(msgspec.Struct, eq=False):
-    """How a request ended: `value`, or `error`."""
+    """End of a request: `value`, or `error`."""
 
     value: Any
     error: MqprocError | ConnectionLost | None
 
 
 class Connection:
-    """Requests on their way and outcomes not yet fetched, by request id.
+    """Requests in flight and outcomes not yet fetched, by request id.
 
-    After a ConnectionLost was recorded for one request it was recorded for all, and the connection is closed.
+    A ConnectionLost is recorded for all requests at once, and the connection is closed.
     """
 
     __slots__ = ("_calls", "_ends", "_generation", "_output", "_protocol", "closed", "done", "fd", "sending", "sock")
@@ -115,7 +121,7 @@ class Connection:
         self.fd = sock.fileno()
         self.closed = False
         self.sending = False
-        """Whether something waits for room in the socket."""
+        """Whether bytes wait for room in the socket."""
         self.done: dict[int, Outcome] = {}
         self._protocol = ClientProtocol(frame_bytes_max)
         self._output = OutputQueue()
@@ -129,12 +135,12 @@ class Connection:
 
     @property
     def inherited(self) -> bool:
-        """Whether it is another process's, which this one was forked from."""
+        """Whether it belongs to the process that this one was forked from."""
         return self._generation != _generation
 
     @property
     def free(self) -> bool:
-        """Whether it can be used, and nothing is under way on it."""
+        """Whether it can be used and has no request in flight."""
         return not (self.closed or self._calls or self.sending) and self._generation == _generation
 
     @property
@@ -145,7 +151,7 @@ class Connection:
     def submit(self, call: Call[Any]) -> int:
         """Send a request, or as much of it as the socket takes now; `flush` sends the rest.
 
-        The payload's bytes must stay as they are until all is sent. A loss is recorded as the outcome.
+        The payload must not change until all of it is sent. A loss of the connection is recorded as the outcome.
         """
         request_id, pieces = self._protocol.request(call.operation, call.options, call.payload, oneway=call.oneway)
         if not call.oneway:
@@ -157,7 +163,7 @@ class Connection:
         try:
             self.sending = not output.write(self.sock, pieces)
         except OSError as error:
-            # The frame counts as not sent: part of a frame is dropped by the server.
+            # The frame counts as not sent: the server drops part of a frame.
             self._lose_on_send(error)
             return request_id
         if not call.oneway:
@@ -165,7 +171,7 @@ class Connection:
         return request_id
 
     def flush(self) -> None:
-        """Send what waits, as much as the socket takes now."""
+        """Send waiting bytes, as many as the socket takes now."""
         if self.closed:
             return
         try:
@@ -174,7 +180,7 @@ class Connection:
             self._lose_on_send(error)
 
     def receive(self) -> bool:
-        """Read what is there and record outcomes; False when nothing is there."""
+        """Read the available bytes and record outcomes; False when there are no bytes."""
         if self.closed:
             return False
         protocol = self._protocol
@@ -193,7 +199,7 @@ class Connection:
             while (answer := protocol.next_answer()) is not None:
                 self._record(answer)
                 if answer.error is not None and _ends_connection(answer.error):
-                    # The server is about to close: what would be sent now could not be known to be refused.
+                    # The server closes now: the outcome of a later request would be unknown.
                     self.lose(str(answer.error))
                     break
                 if not reader.has_more:
@@ -202,7 +208,7 @@ class Connection:
             self._fail(error)
         return True
 
-    def _record(self, answer: Answer) -> None:
+    def _record(self, answer: AnswerFrame) -> None:
         request_id, value, error = answer.request_id, None, answer.error
         call = self._calls.pop(request_id)
         self._ends.pop(request_id, None)
@@ -214,13 +220,13 @@ class Connection:
         self.done[request_id] = Outcome(value, error)
 
     def _lose_on_send(self, error: OSError) -> None:
-        """The server is gone, but may have said why before it closed."""
+        """The server has closed the connection, but may have sent the reason before."""
         while not self.closed and self.receive():
             pass
         self.lose(str(error.strerror or error))
 
     def lose(self, reason: str) -> None:
-        """End the connection; each open request learns whether the server may have taken it."""
+        """Close the connection; each open request gets the error with whether the server may have received it."""
         if not self.closed:
             self._record_loss(reason)
             self.close()
@@ -234,24 +240,51 @@ class Connection:
         self._ends.clear()
 
     def _fail(self, error: MqprocError) -> None:
-        """The server turned the connection away, or sends what is no answer: nothing more can be read from it."""
+        """End the connection after an error that concerns all requests, or bytes that are not an answer."""
         for request_id, call in list(self._calls.items()):
-            if call.repeatable or isinstance(error, _TURNED_AWAY):
+            if call.repeatable or isinstance(error, _REFUSED_CONNECTION):
                 self.done[request_id] = Outcome(None, error)
                 del self._calls[request_id]
         self.lose(str(error))
 
     def forget(self, request_id: int) -> None:
-        """Nobody waits for this request any more."""
+        """Drop a request whose caller no longer waits."""
         self._calls.pop(request_id, None)
         self._ends.pop(request_id, None)
         self.done.pop(request_id, None)
         self._protocol.forget(request_id)
 
     def close(self) -> None:
-        """Close the socket; outcomes already recorded stay."""
+        """Close the socket; recorded outcomes remain."""
         if not self.closed:
             self.closed = True
             self.sending = False
             self._output.clear()
             self.sock.close()
+
+
+class ClientSettings:
+    """Settings of a client, sync or async. A pickled or copied client is a new one of the same store, unconnected."""
+
+    def __init__(
+        self,
+        store_or_socket: str | Path,
+        timeout: float,
+        retry: RetryPolicy | None,
+        max_frame_bytes: int,
+        **further: object,
+    ) -> None:
+        self.store = given_path(store_or_socket)
+        self.timeout_s = above_zero("timeout", timeout)
+        self.retry = policy_of(retry)
+        self._frame_bytes_max = at_least_one("max_frame_bytes", max_frame_bytes)
+        self.pull_bytes_max = max(1, self._frame_bytes_max - ANSWER_BYTES)
+        """Message bytes requested at once: a larger message comes alone, and may not fit the frame."""
+        settings: dict[str, Any] = {"timeout": timeout, "retry": retry, "max_frame_bytes": self._frame_bytes_max, **further}
+        self._copy = functools.partial(type(self), **settings)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({os.fspath(self.store)!r})"
+
+    def __reduce__(self) -> tuple[Callable[[Path], object], tuple[Path]]:
+        return self._copy, (self.store,)

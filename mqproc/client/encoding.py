@@ -34,15 +34,17 @@ from mqproc.client.columns import (
     numbers,
     queue_numbers,
 )
-from mqproc.client.delays import check_delay
-from mqproc.client.message_numbers import check_born, check_flag, check_queue_id
-from mqproc.client.properties import (
+from mqproc.client.message_fields import (
     FIXED_PAIRS_BYTES,
     NO_GAPS,
     SHARDING_PAIR_BYTES,
     Gaps,
+    check_born,
+    check_delay,
+    check_flag,
     check_keys,
     check_property_rows,
+    check_queue_id,
     check_sharding_key,
     check_tag,
     check_unique_id,
@@ -61,11 +63,11 @@ from mqproc.errors import (
 )
 from mqproc.layout.properties import KEY_SEPARATOR
 from mqproc.layout.record import PROPERTIES_SIZE_MAX
-from mqproc.message import Message
-from mqproc.names import check_topic
-from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, AppendRequest
-from mqproc.wire.options import encoded
-from mqproc.wire.output import size_of
+from mqproc.topic_names import check_topic
+from mqproc.types import Message
+from mqproc.wire.codec import encoded
+from mqproc.wire.frames import size_of
+from mqproc.wire.operations.log import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, AppendRequest
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -22,22 +22,23 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from mqproc.client import core, sending
-from mqproc.client.amounts import not_below_zero, whole_number
-from mqproc.client.core import TIME_MAX_MS, TIME_MIN_MS, WRITER, Call, Page, Time
+from mqproc.client import requests as core
+from mqproc.client import send_requests as sending
+from mqproc.client.arguments import not_below_zero, time_ms, whole_number
+from mqproc.client.dispatch_barrier import PATIENCE_S, UNSETTLED, check_index, has_index, settle
 from mqproc.client.encoding import encode_messages
-from mqproc.client.moments import time_ms
-from mqproc.client.properties import whole_properties
-from mqproc.client.settling import PATIENCE_S, UNSETTLED, check_index, has_index, settle
+from mqproc.client.message_fields import whole_properties
+from mqproc.client.requests import TIME_MAX_MS, TIME_MIN_MS, WRITER, Call, Page, Time
 from mqproc.errors import BadRequestError, MqprocError, PropertiesTooLargeError, ProtocolError, TopicNotFoundError
 from mqproc.layout import properties, record
 from mqproc.layout.properties import KEY_SEPARATOR
-from mqproc.message import Filter, Message, StoredMessage
 from mqproc.paths import is_text
-from mqproc.wire.operations import AppendRequest, Operation
+from mqproc.types import Filter, Message, StoredMessage
+from mqproc.wire.operations import Operation
+from mqproc.wire.operations.log import AppendRequest
 
 if TYPE_CHECKING:
-    from mqproc.client.sync import Client
+    from mqproc.client._sync.client import Client
 
 REPLAYED: Final = "REPLAYED_MESSAGE_ID"
 """Property of a copy: the offset message id of its source."""
@@ -209,7 +210,7 @@ class Replay:
         at = map(_place, self._messages())
         while places := list(itertools.islice(at, _WINDOW)):
             calls = (core.by_key(self._to, self._unique_id(place), None, None, 1, True, "store") for place in places)
-            answers = self._client.run_all(calls, core.QUERY, _LOOKUPS_IN_FLIGHT)
+            answers = self._client.run_all(calls, _LOOKUPS_IN_FLIGHT)
             there = {place for place, copies in zip(places, answers, strict=True) if copies}
             if not there and not self._anywhere:
                 break
@@ -256,7 +257,7 @@ class Replay:
     def _send(self, stored: frozenset[ReplayPosition], told: Callable[[ReplayProgress], None]) -> None:
         # With a rate there is time to wait for each answer, and the position is told without a delay.
         in_flight = 1 if self._rate else IN_FLIGHT
-        for _ in self._client.run_all(self._calls(stored), WRITER, in_flight):
+        for _ in self._client.run_all(self._calls(stored), in_flight):
             following, count = self._pending.popleft()
             self._passed(following, count, told)
 
@@ -413,3 +414,31 @@ def _size_of(message: StoredMessage) -> int:
 
 def _place(message: StoredMessage) -> ReplayPosition:
     return ReplayPosition(message.queue_id, message.queue_offset)
+
+
+class _Stopped(Exception):
+    """The task that waits for a replay's thread was cancelled."""
+
+
+async def replay_in_thread(
+    make: Callable[[], Replay], position: ReplayPosition | None, told: Callable[[ReplayProgress], None] | None
+) -> ReplayProgress:
+    """Run a replay in a thread, since it mostly waits for one answer at a time.
+
+    `told` is called in the event loop. A cancelled replay ends after the next answer.
+    """
+    import asyncio  # The sync client does not import it.
+
+    loop, stopped = asyncio.get_running_loop(), threading.Event()
+
+    def report(progress: ReplayProgress) -> None:
+        if stopped.is_set():
+            raise _Stopped
+        if told is not None:
+            loop.call_soon_threadsafe(told, progress)
+
+    try:
+        return await asyncio.to_thread(lambda: make().run(position, report))
+    except asyncio.CancelledError:
+        stopped.set()
+        raise

@@ -5,20 +5,30 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mqproc.client.amounts import milliseconds, true_or_false
-from mqproc.client.core import Call, Time, chosen, pull, pull_request
-from mqproc.client.group_calls import join, start_of
+import msgspec
+
+from mqproc.client.arguments import milliseconds, moment_after, true_or_false
+from mqproc.client.group_requests import join, receive, start_of
+from mqproc.client.requests import Call, Time, chosen, pull, pull_request
 from mqproc.errors import BadRequestError, TopicNotFoundError
-from mqproc.message import Filter, PullResult, SqlFilter, TagFilter
-from mqproc.names import check_topic
 from mqproc.paths import given_path
-from mqproc.store.groups.settings import check_group, retry_topic
-from mqproc.wire.group_operations import SESSION_MS_MAX, SESSION_MS_MIN, GroupAssignment, GroupJoinRequest
+from mqproc.topic_names import check_group, check_topic, retry_topic
+from mqproc.types import Filter, PullResult, SqlFilter, StoredMessage, TagFilter
+from mqproc.wire.operations.groups import (
+    AT_TIME,
+    LATEST,
+    SESSION_MS_MAX,
+    SESSION_MS_MIN,
+    GroupAssignment,
+    GroupJoinRequest,
+)
+from mqproc.wire.operations.pop import RECEIVE_MS_MAX, GroupReceiveRequest
 
 SESSION_TIMEOUT_S: Final = 10.0
 CONSUMER_PULL_MESSAGES: Final = 2048
@@ -137,3 +147,75 @@ def broadcast_path(store: Path, group: str, name: str, given: str | Path | None,
             "this user has no home, where a broadcast consumer's progress lies: give an offsets_path"
         ) from None
     return str(home / ".mqproc" / "offsets" / place / f"{group}@{name or socket.gethostname()}.json")
+
+
+# Receives of simple consumers
+
+SIMPLE_RECEIVE_MESSAGES: Final = 32
+INVISIBLE_S: Final = 60.0
+HANDLES_BYTES: Final = 8 << 10
+"""Room in an answer for the handles of its messages."""
+AGAIN_S: Final = 0.1
+"""Pause before a receive that was answered too early is repeated."""
+
+
+class ReceiveWait:
+    """Remaining time of one receive. A role holds a request for a minute at most, and answers it when it ends."""
+
+    def __init__(self, timeout: float, before_ms: int | None) -> None:
+        """`before_ms`: start of the consumer's last receive that was answered, None for none."""
+        milliseconds("timeout", timeout)
+        self._deadline = moment_after("timeout", timeout)
+        self.left_s = float(timeout)
+        self.is_again = before_ms is not None
+        self.begun_ms = time.time_ns() // 1_000_000
+        self.since_ms = self.begun_ms + 1 if before_ms is None else before_ms
+        """Messages of the first millisecond may have been stored before; not so in a topic that did not exist."""
+
+    @property
+    def held_s(self) -> float:
+        """How long the server may hold the next request."""
+        return min(self.left_s, RECEIVE_MS_MAX / 1000)
+
+    def is_over(self) -> bool:
+        """Update the remaining time; True when less than a millisecond is left."""
+        self.left_s = self._deadline - time.monotonic()
+        self.is_again = True
+        return self.left_s < 0.001
+
+    @property
+    def pause_s(self) -> float:
+        return min(self.left_s, AGAIN_S)
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveRequests:
+    """Requests of one simple consumer."""
+
+    subscription: Subscription
+    filter: Filter | None
+    max_bytes: int
+
+    def receive(self, max_messages: int, invisible_duration: float, waiting: ReceiveWait) -> Call[list[StoredMessage]]:
+        """The next request of a receive.
+
+        A repeated one begins at the time when the wait, or the last receive, began: "latest" would skip messages that a
+        topic which did not exist has got since, and only the lost server knew to whom they belong.
+        """
+        wanted = self.subscription
+        times = milliseconds("invisible_duration", invisible_duration), milliseconds("timeout", waiting.held_s)
+        request = GroupReceiveRequest(
+            wanted.group,
+            list(wanted.topics),
+            max_messages,
+            *times,
+            wanted.start,
+            wanted.start_ms,
+            *chosen("", self.filter),
+            max(1, self.max_bytes - HANDLES_BYTES),
+        )
+        call = receive(request)
+        if wanted.start == LATEST:
+            since = msgspec.structs.replace(request, start=AT_TIME, start_ms=waiting.since_ms)
+            call.again = receive(since)
+        return call.again or call if waiting.is_again else call

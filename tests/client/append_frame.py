@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mqproc.layout import properties
-from mqproc.wire.operations import COLUMN_ABSENT, AppendRequest
+from mqproc.wire.operations.log import COLUMN_ABSENT, AppendRequest
 
 SHARDING_BUCKET = properties.bucket("__SHARDINGKEY")
 

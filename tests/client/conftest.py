@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.client.sync import Client
+from mqproc.client._sync.client import Client
 from tests.client.memory_roles import MemoryRoles
 from tests.conftest import PATIENCE_S, Group
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mqproc import Client
-from mqproc.client import core
+from mqproc.client import requests as core
 from tests.conftest import PATIENCE_S
 
 QUIET_S = 1.0

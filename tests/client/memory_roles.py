@@ -17,10 +17,11 @@ import numpy as np
 from mqproc.errors import MessageNotFoundError, MessageTooLargeError, MqprocError, NoSuchQueueError, TopicNotFoundError
 from mqproc.layout.java_hash import java_hash, queue_of_hash
 from mqproc.layout.record_codec import decode_message_id, decode_record, encode_record, host_bytes
-from mqproc.message import StoredMessage
+from mqproc.types import StoredMessage
 from mqproc.wire.address import listen, remove
 from mqproc.wire.connection import Request
-from mqproc.wire.operations import (
+from mqproc.wire.operations import HealthAnswer, Operation, StatsAnswer
+from mqproc.wire.operations.log import (
     QUEUE_ANY,
     AppendAnswer,
     AppendRequest,
@@ -30,10 +31,8 @@ from mqproc.wire.operations import (
     CreateTopicRequest,
     DeleteTopicRequest,
     GetRequest,
-    HealthAnswer,
     OffsetAnswer,
     OffsetAtRequest,
-    Operation,
     PullAnswer,
     PullRequest,
     QueryMessageAnswer,
@@ -43,10 +42,9 @@ from mqproc.wire.operations import (
     RangeRequest,
     RecordsAnswer,
     ScanRequest,
-    StatsAnswer,
     TopicsAnswer,
 )
-from mqproc.wire.server import Limits, SocketServer
+from mqproc.wire.server import ServerLimits, SocketServer
 from tests.client.append_frame import read_append
 
 APPENDS = int(Operation.APPEND)
@@ -59,7 +57,7 @@ Behaviour = Callable[[Request], bool]
 class MemoryRoles:
     """A store in memory behind two sockets. Use as a context manager."""
 
-    def __init__(self, store: Path, limits: Limits | None = None) -> None:
+    def __init__(self, store: Path, limits: ServerLimits | None = None) -> None:
         self.store = store
         self.limits = limits
         self.records: list[bytes] = []

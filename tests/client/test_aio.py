@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from mqproc.client.aio import AsyncClient
+from mqproc.client._async.client import AsyncClient
+from mqproc.client._sync.client import Client
 from mqproc.client.batch import Batch
 from mqproc.client.retry import RetryPolicy
-from mqproc.client.sync import Client
 from mqproc.errors import (
     NoSuchQueueError,
     NotRunningError,
@@ -24,10 +24,10 @@ from mqproc.errors import (
     StoreBusyError,
     TooManyConnectionsError,
 )
-from mqproc.message import Message, PullStatus
+from mqproc.types import Message, PullStatus
 from mqproc.wire.connection import Request
 from mqproc.wire.operations import Operation
-from mqproc.wire.server import Limits
+from mqproc.wire.server import ServerLimits
 from tests.client.memory_roles import MemoryRoles, first
 from tests.client.test_aio_consumer import reached
 from tests.conftest import PATIENCE_S
@@ -231,7 +231,7 @@ def test_a_full_server_turns_away(tmp_path: Any) -> None:
             with pytest.raises(TooManyConnectionsError):
                 await other.send("orders", b"y")
 
-    with MemoryRoles(tmp_path, Limits(connections=1)) as roles:
+    with MemoryRoles(tmp_path, ServerLimits(connections=1)) as roles:
         run(go(roles))
     assert [message.body for message in roles.messages] == [b"x"]
 

@@ -22,8 +22,8 @@ from mqproc import (
     StoredMessage,
     TagFilter,
 )
-from mqproc.client.group_steps import ResetTo
-from mqproc.client.pace import HOLD_S
+from mqproc.client.assignment import HOLD_S
+from mqproc.client.group_requests import ResetTo
 from tests.client.consuming import all_batches_of_async, all_of_async, hide_from_one_pull
 from tests.conftest import PATIENCE_S, Group
 
@@ -119,7 +119,7 @@ def test_what_a_loop_with_a_filter_is_left_at_is_done(run: Callable[[Program], N
 def test_who_waits_gets_what_another_task_is_done_with_or_a_loop_has_left_at_once(
     run: Callable[[Program], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mqproc.client.aio_consumer.LOOK_S", PATIENCE_S)
+    monkeypatch.setattr("mqproc.client._async.consumer.LOOK_S", PATIENCE_S)
 
     async def program(client: AsyncClient) -> None:
         await fill(client, "Next", 2, queues=1)

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 
 from mqproc import AsyncClient, Client, ResetTo, TransactionResolution
-from mqproc.client.amounts import at_least_one, milliseconds, moment_after, true_or_false
-from mqproc.client.group_steps import check_reset
-from mqproc.client.transaction_calls import resolution_of
+from mqproc.client.arguments import at_least_one, milliseconds, moment_after, true_or_false
+from mqproc.client.group_requests import check_reset
+from mqproc.client.transaction_requests import resolution_of
 from mqproc.errors import BadRequestError
 from tests.client.consuming import fill
 from tests.conftest import PATIENCE_S, Group

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from mqproc import AsyncClient, BadRequestError, Client, StoredMessage, TooManyQueuesError
-from mqproc.client import aio_handling, aside, handling
-from mqproc.client.aside import Aside
+from mqproc.client import local_redelivery as aside
+from mqproc.client._async import handling as aio_handling
+from mqproc.client._sync import handling
+from mqproc.client.local_redelivery import LocalRedelivery
 from tests.client.consuming import fill, offsets
 from tests.conftest import PATIENCE_S, Group, wait_until
 
@@ -108,7 +110,7 @@ def test_what_is_another_members_meanwhile_is_not_handled_here_again(
         held = client.pull("Orders", 0, 0).messages[0]
     gone = dataclasses.replace(held, queue_id=1)
     holder = Holder()
-    waiting = Aside(handling.Rest(holder, threading.Event(), in_order=False))
+    waiting = LocalRedelivery(aside.HandlerRun(holder, threading.Event(), in_order=False))
     for message in (gone, held):
         waiting.put(message, TooManyQueuesError(""))
     assert waiting.due() is held
@@ -148,7 +150,7 @@ def test_what_waits_for_its_turn_at_the_end_of_a_run_comes_again(full: Group, mo
         assert next(consumer.messages(timeout=PATIENCE_S)).body == b"1"
 
 
-@pytest.mark.parametrize("bound", ["ASIDE_MAX", "ASIDE_BYTES_MAX"])
+@pytest.mark.parametrize("bound", ["WAITING_MAX", "WAITING_BYTES_MAX"])
 def test_a_run_with_too_many_aside_receives_no_more(full: Group, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
     """However many fail, and however large, what is held in memory is bounded."""
     monkeypatch.setattr(aside, bound, 1)
@@ -161,7 +163,7 @@ def test_a_run_with_too_many_aside_receives_no_more(full: Group, monkeypatch: py
 
 def test_a_run_that_receives_no_more_ends_with_its_consumer(full: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """It asked the consumer for nothing, and went on though that was closed."""
-    monkeypatch.setattr(aside, "ASIDE_MAX", 1)
+    monkeypatch.setattr(aside, "WAITING_MAX", 1)
     monkeypatch.setattr(aside, "AGAIN_S", 10 * PATIENCE_S)
     with full.client() as client, client.consumer("billing", "Orders", start="earliest") as consumer:
         closing: list[threading.Timer] = []

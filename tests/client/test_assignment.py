@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mqproc.client.assignment import HANDED_MIN, PROGRESS_S, Assignment, Cursor, Piece
-from mqproc.wire.group_operations import GroupAssignment
+from mqproc.wire.operations.groups import GroupAssignment
 
 
 def fetched(cursor: Cursor[list[int]], first: int, end: int, *, moved: bool = False) -> None:
@@ -31,12 +31,12 @@ def test_answers_without_messages_take_no_places() -> None:
     for end in (20, 30, 40):
         empty(cursor, end)
     assert len(cursor.pieces) == 1
-    cursor.take_empty()
+    cursor.skip_empty()
     assert (len(cursor.pieces), cursor.done, cursor.position) == (0, 40, 10)
     fetched(cursor, 40, 42)
     empty(cursor, 50)
     assert [(piece.messages, piece.end) for piece in cursor.pieces] == [([40, 41], 50)]
-    cursor.take_empty()
+    cursor.skip_empty()
     assert (len(cursor.pieces), cursor.done) == (1, 40)
 
 
@@ -59,13 +59,13 @@ def test_a_loop_moves_the_position_by_itself() -> None:
     cursor: Cursor[list[int]] = Cursor("Orders", 0, 1, 10)
     cursor.in_loop = True
     empty(cursor, 20)
-    cursor.take_empty()
+    cursor.skip_empty()
     assert cursor.position == 10
     fetched(cursor, 20, 22)
     assert [(piece.messages, piece.end) for piece in cursor.pieces] == [([20, 21], 22)]
     empty(cursor, 30)
     cursor.in_loop = False
-    cursor.take_empty()
+    cursor.skip_empty()
     assert (cursor.position, cursor.pieces[0].end) == (10, 30)
 
 
@@ -76,7 +76,7 @@ def test_a_queue_that_ends_earlier_now_is_gone_on_from_there() -> None:
     assert (cursor.next_offset, cursor.position) == (5, 5)
     assert [piece.end for piece in cursor.pieces] == [12, 5]
     cursor.hand_out(cursor.pieces.popleft().messages, 12)
-    cursor.take_empty()
+    cursor.skip_empty()
     assert (cursor.position, len(cursor.pieces)) == (10, 1), "those in hands are done first"
 
 
@@ -96,7 +96,7 @@ def test_messages_of_before_a_reset_hold_no_queue_back() -> None:
     assignment.cursors["Orders", 1].hand_out([10], 11)
     assigned(assignment, 2, ("Orders", 0, 3, 0))
     assert assignment.to_release() is None, "queue 1 is in hands"
-    assert assignment.ack(("Orders", 1), 10)
+    assert assignment.ack([(("Orders", 1), 10)])
     found = assignment.to_release()
     assert found is not None
     generation, left = found
@@ -118,11 +118,11 @@ def test_a_queue_that_comes_back_does_not_wait_for_messages_of_before() -> None:
     new.hand_out([20], 21)
     assert old.lost, "the queue was taken from it in the end"
     assert assignment.to_release() is not None, "so nothing waits for its messages"
-    assert not assignment.ack(QUEUE, 11)
-    assert (old.in_hands, new.in_hands) == (True, True)
-    assert not assignment.ack(QUEUE, 20)
+    assert not assignment.ack([(QUEUE, 11)])
+    assert (old.in_progress, new.in_progress) == (True, True)
+    assert not assignment.ack([(QUEUE, 20)])
     assert new.position == 21
-    assert not assignment.ack(QUEUE, 20)
+    assert not assignment.ack([(QUEUE, 20)])
 
 
 def test_a_message_is_acknowledged_in_a_queue_that_is_to_be_given_back() -> None:
@@ -132,13 +132,13 @@ def test_a_message_is_acknowledged_in_a_queue_that_is_to_be_given_back() -> None
     old = assignment.cursors[QUEUE]
     old.hand_out([10, 11], 12)
     assigned(assignment, 2)
-    assert assignment.ack(QUEUE, 10)
+    assert assignment.ack([(QUEUE, 10)])
     assert assignment.to_release() is None, "11 is in hands"
-    assert assignment.ack(QUEUE, 11)
+    assert assignment.ack([(QUEUE, 11)])
     found = assignment.to_release()
     assert found is not None
     assert [(each.position, each.lost) for each in found[1]] == [(12, False)]
-    assert not assignment.ack(QUEUE, 11)
+    assert not assignment.ack([(QUEUE, 11)])
 
 
 def test_however_often_a_queue_is_reset_it_has_one_turn() -> None:

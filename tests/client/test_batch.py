@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 
 from mqproc import BadMessageError, BadRequestError
-from mqproc.client.batch import Batch
-from mqproc.client.delayed_batches import by_time
+from mqproc.client.batch import Batch, by_time
 from mqproc.client.encoding import FRAME_MESSAGES_MAX, encode_batch
 
 LARGE = FRAME_MESSAGES_MAX + 1

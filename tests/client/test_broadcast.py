@@ -24,15 +24,15 @@ from mqproc import (
     StoreBusyError,
     StoredMessage,
 )
-from mqproc.client.broadcast import LocalProgress, OwnProgress, load_offsets
-from mqproc.client.core import Call
-from mqproc.client.driving import drive
-from mqproc.client.group_steps import ResetTo
+from mqproc.client._sync.run_steps import run_steps
+from mqproc.client.broadcast_progress import LocalProgress, OwnProgress, load_offsets
+from mqproc.client.group_requests import ResetTo
+from mqproc.client.requests import Call
 from mqproc.client.subscription import subscription
-from mqproc.io import StoreIO
-from mqproc.store.groups.settings import RETRY_MAX_TIMES
-from mqproc.wire.group_operations import GroupAssignment
+from mqproc.io.store_io import StoreIO
+from mqproc.topic_names import RETRY_MAX_TIMES
 from mqproc.wire.operations import Operation
+from mqproc.wire.operations.groups import GroupAssignment
 from tests.client.consuming import all_of, bodies_of, fill, no_thread_starts
 from tests.conftest import PATIENCE_S, Group, wait_until
 
@@ -95,15 +95,15 @@ def test_a_broadcast_consumer_that_could_not_learn_where_to_begin_begins_there_l
         return client.run(call)
 
     with pytest.raises(StoreBusyError):
-        drive(failing, own.looking())
+        run_steps(failing, own.find_queues())
     assert assigned == []
-    drive(failing, own.looking())
+    run_steps(failing, own.find_queues())
     assert [each.queues for each in assigned] == [[("CastLate", 0, 0, 5), ("CastLate", 1, 0, 5)]]
-    drive(failing, own.looking())
+    run_steps(failing, own.find_queues())
     assert (len(assigned), asked) == (1, 3)
     # A queue that comes later is read from its beginning, though the consumer's start is a time.
     client.create_topic("CastLate", 3)
-    drive(failing, own.looking())
+    run_steps(failing, own.find_queues())
     assert assigned[1].queues[2] == ("CastLate", 2, 0, 0)
     own.save()
     assert load_offsets(path) == {"CastLate": {0: 5, 1: 5, 2: 0}}

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from mqproc.client._sync.client import Client
 from mqproc.client.batch import Batch
-from mqproc.client.sync import Client
 from mqproc.errors import (
     BadRequestError,
     BadTopicError,
@@ -26,7 +26,7 @@ from mqproc.errors import (
     NoSuchQueueError,
     TopicNotFoundError,
 )
-from mqproc.message import Message, PullStatus
+from mqproc.types import Message, PullStatus
 from tests.client.memory_roles import MemoryRoles
 from tests.conftest import PATIENCE_S, wait_until
 

@@ -24,11 +24,10 @@ from mqproc import (
     StoredMessage,
     TopicNotFoundError,
 )
-from mqproc.client import group_calls
-from mqproc.client.consumer import Consumer
-from mqproc.client.group_steps import ResetTo
-from mqproc.client.nacking import Nacking
-from mqproc.client.pace import HOLD_S
+from mqproc.client import group_requests as group_calls
+from mqproc.client._sync.consumer import Consumer
+from mqproc.client.assignment import HOLD_S
+from mqproc.client.group_requests import Nacking, ResetTo
 from tests.client.consuming import (
     all_batches_of,
     all_of,
@@ -302,7 +301,7 @@ def test_progress_is_monotone_unless_reset(client: Client) -> None:
     fill(client, "Mono", 10, queues=1)
     groups = client.groups
     groups.commit("mono", "Mono", 0, 5)
-    with pytest.raises(StaleOffsetError, match="stands at 5"):
+    with pytest.raises(StaleOffsetError, match="committed offset 5"):
         groups.commit("mono", "Mono", 0, 4)
     with pytest.raises(OffsetOverflowError, match="11"):
         groups.commit("mono", "Mono", 0, 11)

@@ -10,13 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mqproc.client import core
-from mqproc.client.batch import Batch
-from mqproc.client.delayed_batches import by_time, deliver_at_ms
+from mqproc.client import requests as core
+from mqproc.client.batch import Batch, by_time, deliver_at_ms
 from mqproc.client.encoding import encode_batch
-from mqproc.client.sending import joined
+from mqproc.client.send_requests import joined
 from mqproc.errors import BadLevelError, BadMessageError, BadRequestError, BadTimeError
-from mqproc.message import BatchResult
+from mqproc.types import BatchResult
 
 FRAME_BYTES = 1 << 26
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from mqproc import AsyncClient, Client, GroupNotFoundError
-from mqproc.client import group_calls
+from mqproc.client import group_requests as group_calls
 from tests.client.consuming import fill
 from tests.conftest import PATIENCE_S, Group, wait_until
 

@@ -34,8 +34,8 @@ from mqproc.errors import (
     PropertiesTooLargeError,
 )
 from mqproc.layout import properties
-from mqproc.message import Message
-from mqproc.wire.operations import QUEUE_ANY, AppendRequest
+from mqproc.types import Message
+from mqproc.wire.operations.log import QUEUE_ANY, AppendRequest
 from tests.client.append_frame import Row, read_append
 
 FRAME_BYTES_MAX = 64 << 20

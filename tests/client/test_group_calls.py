@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqproc.client import group_calls
+from mqproc.client import group_requests as group_calls
 from mqproc.layout.record_codec import decode_records
 from tests.records import small_log
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mqproc import AsyncClient, AsyncConsumer, BadRequestError, Client, ResetTo, StoredMessage
-from mqproc.client import handling
+from mqproc.client._sync import handler_threads as handling
 from tests.client.consuming import all_of, all_of_async, bodies_of, fill, no_thread_starts, offsets
 from tests.conftest import PATIENCE_S, Group, wait_until
 
@@ -94,7 +94,7 @@ DAEMON = """
 import sys, threading
 from concurrent.futures import thread
 from mqproc import Client
-from mqproc.client import handling
+from mqproc.client._sync import handler_threads as handling
 
 begun, refused = threading.Event(), threading.Event()
 
@@ -332,7 +332,7 @@ def test_a_handler_to_be_awaited_is_refused_and_acknowledges_nothing(client: Cli
         raise AssertionError("nobody awaits it")
 
     with client.consumer("sync", "Sync", start="earliest") as consumer:
-        with pytest.raises(BadRequestError, match="is to be awaited, which AsyncClient's consumers do"):
+        with pytest.raises(BadRequestError, match="returned an awaitable, for consumers of AsyncClient"):
             consumer.run(handle)
         assert consumer.positions()["Sync", 0] == 0
 
@@ -434,7 +434,7 @@ def test_a_handler_that_gives_nothing_to_await_is_refused(shared: Group, client:
         return None
 
     async def program(consumer: AsyncConsumer) -> None:
-        with pytest.raises(BadRequestError, match="gave nothing to await: give an async function"):
+        with pytest.raises(BadRequestError, match="returned no awaitable: give an async function"):
             await consumer.run(handle)
         assert consumer.positions()["Plain", 0] == 0
 

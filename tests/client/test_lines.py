@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.client import core
-from mqproc.client.aio_lines import Line as AsyncLine
+from mqproc.client import requests as core
+from mqproc.client._async.connection import MultiplexedConnection
+from mqproc.client._sync.connection_pool import PooledConnection
 from mqproc.client.connection import Connection
-from mqproc.client.lines import Line
 from mqproc.layout.frame import ANSWER
+from mqproc.wire.frames import FrameReader, encode_frame, encode_options
 from mqproc.wire.operations import Empty
-from mqproc.wire.protocol import FrameReader, encode_frame, encode_options
 from tests.conftest import PATIENCE_S
 
 SLOW_S = 0.02
@@ -55,7 +55,7 @@ def pair() -> Iterator[tuple[Connection, Echo]]:
     there.close()
 
 
-def ask(line: Line) -> float:
+def ask(line: PooledConnection) -> float:
     """CPU seconds of this thread for one request."""
     began = time.thread_time()
     line.finish(line.connection.submit(core.ping(core.WRITER)), time.monotonic() + PATIENCE_S)
@@ -64,7 +64,7 @@ def ask(line: Line) -> float:
 
 def test_slow_answers_are_slept_for(pair: tuple[Connection, Echo]) -> None:
     connection, echo = pair
-    line = Line(connection, NOWHERE, spin_s=SLOW_S / 4)
+    line = PooledConnection(connection, NOWHERE, spin_s=SLOW_S / 4)
     echo.pause_s = SLOW_S
     spent = [ask(line) for _ in range(12)]
     assert sum(spent[8:]) < SLOW_S / 4, "it looks for answers that never come so soon"
@@ -72,22 +72,22 @@ def test_slow_answers_are_slept_for(pair: tuple[Connection, Echo]) -> None:
 
 def test_answers_that_become_fast_again_are_looked_for_again(pair: tuple[Connection, Echo]) -> None:
     connection, echo = pair
-    line = Line(connection, NOWHERE, spin_s=SLOW_S / 4)
+    line = PooledConnection(connection, NOWHERE, spin_s=SLOW_S / 4)
     echo.pause_s = SLOW_S
     for _ in range(8):
         ask(line)
-    assert line.usual_s > SLOW_S / 4
+    assert line.mean_s > SLOW_S / 4
     echo.pause_s = 0.0
     # Some forty are enough where nobody else wants the processor.
     deadline_s = time.monotonic() + PATIENCE_S
-    while line.usual_s >= SLOW_S / 4:
-        assert time.monotonic() < deadline_s, f"{line.usual_s} s still"
+    while line.mean_s >= SLOW_S / 4:
+        assert time.monotonic() < deadline_s, f"{line.mean_s} s still"
         ask(line)
 
 
 def test_without_a_spin_it_never_looks(pair: tuple[Connection, Echo]) -> None:
     connection, echo = pair
-    line = Line(connection, NOWHERE, spin_s=0.0)
+    line = PooledConnection(connection, NOWHERE, spin_s=0.0)
     echo.pause_s = SLOW_S
     assert sum(ask(line) for _ in range(5)) < SLOW_S
 
@@ -98,7 +98,7 @@ def test_a_line_of_a_loop_that_is_lost_takes_nothing_from_who_has_its_number_nex
     async def program() -> None:
         ours, theirs = socket.socketpair()
         others, ours_anew = socket.socketpair()
-        lost = AsyncLine(Connection(ours), NOWHERE)
+        lost = MultiplexedConnection(Connection(ours), NOWHERE)
         theirs.close()
         while not lost.connection.closed:
             await asyncio.sleep(0)

@@ -19,7 +19,7 @@ import pytest
 
 import mqproc
 from mqproc import AsyncClient, Client, Message, ResetTo
-from mqproc.client.moments import time_ms
+from mqproc.client.arguments import time_ms
 from mqproc.errors import (
     BadMessageError,
     BadPropertyError,

@@ -6,8 +6,7 @@ import logging
 
 import pytest
 
-from mqproc.client.outage import AGAIN_S, QUIET_S, Outage
-from mqproc.client.retry import ConnectionLost, RetryPolicy
+from mqproc.client.retry import AGAIN_S, QUIET_S, ConnectionLost, OutageLog, RetryPolicy
 from mqproc.errors import RequestTimeoutError, TooManyConnectionsError
 
 POLICY = RetryPolicy(jitter=0.0)
@@ -29,11 +28,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def outage(clock: Clock) -> Outage:
-    return Outage("mqproc.consumer", "fetching", POLICY, clock)
+def outage(clock: Clock) -> OutageLog:
+    return OutageLog("mqproc.consumer", "fetching", POLICY, clock)
 
 
-def test_pauses_grow_and_are_never_shorter_than_the_server_asked_for(outage: Outage) -> None:
+def test_pauses_grow_and_are_never_shorter_than_the_server_asked_for(outage: OutageLog) -> None:
     lost = ConnectionLost("closed", taken=False)
     assert [outage.failed(lost) for _ in range(3)] == [0.001, 0.002, 0.004]
     assert outage.failed(FULL) == 0.4
@@ -42,7 +41,7 @@ def test_pauses_grow_and_are_never_shorter_than_the_server_asked_for(outage: Out
 
 
 def test_a_restart_is_not_worth_a_word_and_what_lasts_is_told_now_and_then(
-    outage: Outage, clock: Clock, caplog: pytest.LogCaptureFixture
+    outage: OutageLog, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="mqproc.consumer"):
         outage.failed(FULL)
@@ -55,17 +54,17 @@ def test_a_restart_is_not_worth_a_word_and_what_lasts_is_told_now_and_then(
         assert not caplog.messages
         for _ in range(10):
             outage.failed(FULL)
-        assert caplog.messages == ["fetching has failed for 2 s, and is tried on: query has 8 clients"]
+        assert caplog.messages == ["fetching has failed for 2 s, and is retried: query has 8 clients"]
         clock.now_s += AGAIN_S
         outage.failed(ConnectionLost("refused", taken=False, connected=False))
         outage.over()
         outage.over()
-    assert caplog.messages[1].startswith("fetching has failed for 62 s, and is tried on: refused; no group serves")
+    assert caplog.messages[1].startswith("fetching has failed for 62 s, and is retried: refused; no group serves")
     assert caplog.messages[2:] == ["fetching works again"]
 
 
 def test_what_stood_for_a_while_and_was_cut_off_begins_anew(
-    outage: Outage, clock: Clock, caplog: pytest.LogCaptureFixture
+    outage: OutageLog, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     lost = ConnectionLost("closed", taken=False)
     for _ in range(3):
@@ -73,4 +72,4 @@ def test_what_stood_for_a_while_and_was_cut_off_begins_anew(
         clock.now_s += 30.0
     assert not caplog.messages
     outage.failed(RequestTimeoutError("no answer"), stood_s=30.0)
-    assert caplog.messages == ["fetching has failed for 30 s, and is tried on: no answer"]
+    assert caplog.messages == ["fetching has failed for 30 s, and is retried: no answer"]

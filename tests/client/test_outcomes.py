@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from mqproc.client import core
-from mqproc.client.aio import AsyncClient
+from mqproc.client import requests as core
+from mqproc.client._async.client import AsyncClient
+from mqproc.client._sync.client import Client
 from mqproc.client.batch import Batch
 from mqproc.client.retry import NO_RETRY, RESTART_MS, RetryPolicy
-from mqproc.client.sync import Client
 from mqproc.errors import (
     BadRequestError,
     FrameTooLargeError,
@@ -39,10 +39,10 @@ from mqproc.errors import (
     TooManyConnectionsError,
     UnknownCommandError,
 )
-from mqproc.message import Message
-from mqproc.wire.connection import Connection, Request
-from mqproc.wire.limits import Limits
+from mqproc.types import Message
+from mqproc.wire.connection import Request, ServerConnection
 from mqproc.wire.operations import Operation
+from mqproc.wire.server import ServerLimits
 from tests.client.memory_roles import MemoryRoles, first
 from tests.conftest import PATIENCE_S, keeps_below, wait_until
 
@@ -190,7 +190,7 @@ def test_an_answer_that_cannot_be_read_is_a_protocol_error(client: Client, roles
 
 
 def test_a_frame_larger_than_the_server_takes_is_refused(tmp_path: Path) -> None:
-    with MemoryRoles(tmp_path, Limits(frame_bytes=1 << 20)) as roles, Client(roles.store) as client:
+    with MemoryRoles(tmp_path, ServerLimits(frame_bytes=1 << 20)) as roles, Client(roles.store) as client:
         with pytest.raises(FrameTooLargeError, match="1,048,576"):
             client.send("orders", bytes(3 << 20))
         client.send("orders", b"x")
@@ -200,7 +200,7 @@ def test_a_frame_larger_than_the_server_takes_is_refused(tmp_path: Path) -> None
 def test_a_connection_whose_stream_is_refused_is_not_used_again(
     client: Client, roles: MemoryRoles, refusal: type[ProtocolError], connections: int
 ) -> None:
-    seen: list[Connection] = []
+    seen: list[ServerConnection] = []
     refuse = first(1, lambda request: request.refuse(refusal("not this")), Operation.COUNT)
 
     def behave(request: Request) -> bool:
@@ -226,7 +226,7 @@ def test_a_wrong_filter_is_refused_when_the_consumer_is_made(client: Client) -> 
 def test_a_full_server_is_asked_again(tmp_path: Path) -> None:
     # Asked at 0, 1 and 3 s: the next time would be too late, and none is under way when the timeout is over.
     patient = RetryPolicy(base_ms=1000, max_ms=4000, jitter=0)
-    with MemoryRoles(tmp_path, Limits(connections=1)) as roles:
+    with MemoryRoles(tmp_path, ServerLimits(connections=1)) as roles:
         with Client(roles.store) as only, Client(roles.store, timeout=10.0, retry=patient) as other:
             only.send("orders", b"x")
             began = time.monotonic()
@@ -298,7 +298,7 @@ def test_a_pipeline_tells_whether_its_oldest_call_is_answered(client: Client, ro
         return False
 
     roles.behaviour = when_told
-    pipeline = client.pipeline(core.WRITER)
+    pipeline = client.pipeline()
     pipeline.start(core.ping(core.WRITER))
     assert asked.wait(PATIENCE_S)
     began_s = time.monotonic()

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mqproc.client import producer as producer_module
-from mqproc.client.aio import AsyncClient
-from mqproc.client.aio_producer import AsyncProducer
-from mqproc.client.batching import Batcher, Limits
-from mqproc.client.producer import Producer
-from mqproc.client.sync import Client
+from mqproc.client._async.client import AsyncClient
+from mqproc.client._async.producer import AsyncProducer
+from mqproc.client._sync import producer as producer_module
+from mqproc.client._sync.client import Client
+from mqproc.client._sync.producer import Producer
+from mqproc.client.send_requests import Batcher, Limits
 from mqproc.errors import (
     BadPropertyError,
     BadRequestError,
@@ -32,7 +32,7 @@ from mqproc.errors import (
     SendOutcomeUnknownError,
     StoreBusyError,
 )
-from mqproc.message import Message, SendResult
+from mqproc.types import Message, SendResult
 from mqproc.wire.connection import Request
 from tests.client.consuming import no_thread_starts
 from tests.client.memory_roles import MemoryRoles, first
@@ -281,7 +281,7 @@ def test_the_end_of_a_process_of_multiprocessing_sends_what_is_left(roles: Memor
 def end_without_close(store: Path, wait_s: float) -> subprocess.CompletedProcess[str]:
     script = (
         "import mqproc, sys\n"
-        "from mqproc.client import producer\n"
+        "from mqproc.client._sync import producer\n"
         "producer.EXIT_FLUSH_S = float(sys.argv[2])\n"
         "sender = mqproc.Client(sys.argv[1]).producer(linger_ms=60_000)\n"
         "for number in range(100): sender.send('orders', b'%d' % number)\n"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mqproc.client.core import arrow_parser, pull, pull_request, unread_pull
+from mqproc.client.requests import arrow_parser, pull, pull_request, unread_pull
 from mqproc.errors import CorruptStoreError, ProtocolError
-from mqproc.layout.lazy_records import lazy_records
-from mqproc.layout.record_codec import encode_record
-from mqproc.message import PullResult, PullStatus
-from mqproc.wire.operations import PullAnswer, PullRequest
+from mqproc.layout.record_codec import encode_record, lazy_records
+from mqproc.types import PullResult, PullStatus
+from mqproc.wire.operations.log import PullAnswer, PullRequest
 from tests.client.steps import steps_of
 
 REQUEST = pull_request("orders", 0, 5, 32, 1 << 20, "a || b", 2.5, rocketmq_limits=False)

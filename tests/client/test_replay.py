@@ -13,14 +13,14 @@ from unittest import mock
 
 import pytest
 
-from mqproc.client import core
-from mqproc.client.aio import AsyncClient
+from mqproc.client import requests as core
+from mqproc.client._async.client import AsyncClient
+from mqproc.client._sync.client import Client
 from mqproc.client.replay import REPLAYED, Replay, ReplayPosition, ReplaySource, frames_of
-from mqproc.client.sync import Client
 from mqproc.errors import BadRequestError, PropertiesTooLargeError, SendOutcomeUnknownError
 from mqproc.layout.control import DISPATCHER
 from mqproc.layout.record import PROPERTIES_SIZE_MAX
-from mqproc.message import Message
+from mqproc.types import Message
 from tests.conftest import Group
 
 
@@ -135,7 +135,7 @@ def test_what_is_stored_but_not_dispatched_when_it_begins_is_sent_too(
     dispatcher = group.pid(DISPATCHER)
     os.kill(dispatcher, signal.SIGSTOP)
     client.send_batch("late", [b"second"] * 3)
-    monkeypatch.setattr("mqproc.ipc.clock.Clock.sleep", lambda clock, seconds: os.kill(dispatcher, signal.SIGCONT))
+    monkeypatch.setattr("mqproc.io.clock.Clock.sleep", lambda clock, seconds: os.kill(dispatcher, signal.SIGCONT))
     assert client.replay("late", "later").sent == 5
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from mqproc.client.core import Call
-from mqproc.client.settling import Patience, check_index, settle
+from mqproc.client.dispatch_barrier import Patience, check_index, settle
+from mqproc.client.requests import Call
 from mqproc.errors import BadRequestError, RequestTimeoutError
-from mqproc.ipc.clock import Clock
+from mqproc.io.clock import Clock
 from mqproc.wire.operations import Operation
 from tests.cli.calling import call
 from tests.conftest import Group

@@ -14,13 +14,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mqproc.client import sending, shapes
-from mqproc.client.core import Call
+from mqproc.client import append_template as shapes
+from mqproc.client import send_requests as sending
 from mqproc.client.encoding import encode_message
-from mqproc.client.sending import message_of, send
+from mqproc.client.requests import Call
+from mqproc.client.send_requests import message_of, send
 from mqproc.errors import MqprocError, ProtocolError
-from mqproc.message import Message, SendResult
-from mqproc.wire.operations import AppendAnswer, AppendRequest
+from mqproc.types import Message, SendResult
+from mqproc.wire.operations.log import AppendAnswer, AppendRequest
 from tests.client.steps import steps_of
 
 USUAL: dict[str, Any] = {

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqproc.client import encoding
-from mqproc.client.aio import AsyncClient
+from mqproc.client._async.client import AsyncClient
+from mqproc.client._sync.client import Client
 from mqproc.client.batch import Batch
 from mqproc.client.encoding import encode_batch, encode_message, encode_messages
-from mqproc.client.sync import Client
 from mqproc.errors import (
     BadMessageError,
     BadPropertyError,
@@ -31,9 +31,10 @@ from mqproc.errors import (
 from mqproc.kernels.hashing import queue_of_hash as compiled_queue_of_hash
 from mqproc.layout import properties
 from mqproc.layout.java_hash import java_hash, queue_of_hash
-from mqproc.message import Message, SendResult
+from mqproc.types import Message, SendResult
 from mqproc.wire.connection import Request
-from mqproc.wire.operations import COLUMN_ABSENT, AppendRequest, Operation
+from mqproc.wire.operations import Operation
+from mqproc.wire.operations.log import COLUMN_ABSENT, AppendRequest
 from tests.client.append_frame import Row, read_append
 from tests.client.memory_roles import MemoryRoles
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import mqproc
-from mqproc.client.aio import AsyncClient
+from mqproc.client._async.client import AsyncClient
+from mqproc.client._sync.client import Client
 from mqproc.client.retry import RetryPolicy
-from mqproc.client.sync import Client
 from mqproc.errors import BadRequestError, StoreAccessError
 from tests.client.memory_roles import MemoryRoles
 from tests.conftest import PATIENCE_S, wait_until

@@ -23,9 +23,9 @@ from mqproc import (
     PermissionDeniedError,
     ResetTo,
     StoredMessage,
-    control_words,
 )
-from mqproc.client.broadcast import load_offsets
+from mqproc.client.broadcast_progress import load_offsets
+from mqproc.ipc import control_words
 from mqproc.paths import StorePaths
 from tests.client.consuming import all_of, all_of_async, bodies_of, fill, offsets
 from tests.client.test_shared_clients import FORKS, in_fork, run_apart
@@ -75,7 +75,7 @@ def test_a_consumer_shows_its_group_and_topics(client: Client) -> None:
 def test_who_receives_in_order_in_another_thread_gets_what_is_next_at_once(
     client: Client, monkeypatch: pytest.MonkeyPatch, acknowledges: bool
 ) -> None:
-    monkeypatch.setattr("mqproc.client.consumer.LOOK_S", PATIENCE_S)
+    monkeypatch.setattr("mqproc.client._sync.consumer.LOOK_S", PATIENCE_S)
     topic = f"Next{acknowledges}"
     fill(client, topic, 2, queues=1)
     with client.consumer("next", topic, start="earliest") as consumer:
@@ -94,7 +94,7 @@ def test_who_receives_in_order_in_another_thread_gets_what_is_next_at_once(
 
 def test_who_is_told_amid_its_turn_looks_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between its pulls, which find nothing to ask for, and its wait."""
-    monkeypatch.setattr("mqproc.client.consumer.LOOK_S", PATIENCE_S)
+    monkeypatch.setattr("mqproc.client._sync.consumer.LOOK_S", PATIENCE_S)
     fill(client, "Amid", 1, queues=1)
     with client.consumer("amid", "Amid", start="earliest") as consumer:
         once = consumer.receive(1, timeout=PATIENCE_S)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mqproc.client import tasks
+from mqproc.client._async import background as tasks
 from tests.conftest import PATIENCE_S
 
 
@@ -24,7 +24,7 @@ def test_a_task_that_does_not_end_is_not_waited_for() -> None:
         task = asyncio.ensure_future(stubborn())
         await going.wait()
         async with asyncio.timeout(PATIENCE_S):
-            await tasks.end(task, 0.01)
+            await tasks.end_task(task, 0.01)
         assert not task.done()
         held.set()
         await task
@@ -40,9 +40,9 @@ def test_what_a_task_has_raised_is_raised() -> None:
         task = asyncio.ensure_future(fail())
         await asyncio.wait([task])
         with pytest.raises(OSError, match="no room"):
-            await tasks.end(task, PATIENCE_S)
+            await tasks.end_task(task, PATIENCE_S)
         ending = asyncio.ensure_future(asyncio.sleep(PATIENCE_S))
-        await tasks.end(ending, PATIENCE_S)
+        await tasks.end_task(ending, PATIENCE_S)
         assert ending.cancelled()
 
     asyncio.run(run())

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import mqproc
-from mqproc.client import unanswered
-from mqproc.config import Options
-from mqproc.control import Control
+from mqproc.client import timeout_errors as unanswered
+from mqproc.config.options import Options
 from mqproc.errors import RequestTimeoutError, SendOutcomeUnknownError
-from mqproc.io import StoreIO
-from mqproc.ipc.clock import Clock
+from mqproc.io.clock import Clock
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.control import Control
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.store.settings import write_settings
@@ -93,7 +93,7 @@ def test_why_is_looked_at_once_for_requests_that_run_out_of_time_together(
             return [str(one) for one in await asyncio.gather(*sends, return_exceptions=True)]
 
     monkeypatch.setattr(unanswered, "_problems", look)
-    monkeypatch.setattr(unanswered, "_KNOWN_FOR_S", PATIENCE_S)
+    monkeypatch.setattr(unanswered, "_CACHED_FOR_S", PATIENCE_S)
     with MemoryRoles(tmp_path) as roles:
         roles.behaviour = lambda request: True
         found = asyncio.run(send())

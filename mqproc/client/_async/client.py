@@ -1,0 +1,515 @@
+"""The client: requests by name, over the connections of an event loop or of threads."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from mqproc.client import requests, send_requests, tracing
+from mqproc.client._async.connection import AsyncConnections, send_many
+from mqproc.client._async.consumer import AsyncConsumer
+from mqproc.client._async.groups import AsyncGroups
+from mqproc.client._async.producer import AsyncProducer
+from mqproc.client._async.run_steps import run_steps
+from mqproc.client._async.simple_consumer import AsyncSimpleConsumer
+from mqproc.client._async.transactions import (
+    AsyncChecker,
+    AsyncTransaction,
+    AsyncTransactionProducer,
+    AsyncTransactions,
+)
+from mqproc.client._sync.client import Client  # async only
+from mqproc.client.arguments import whole_number
+from mqproc.client.batch import Batch, Delay, Delays, Times, deliver_at_ms
+from mqproc.client.dispatch_barrier import DispatchWait
+from mqproc.client.replay import Replay, ReplayPosition, ReplayProgress, ReplaySource, begin_of, replay_in_thread
+from mqproc.client.requests import IN_FLIGHT, PULL_BYTES, PULL_MESSAGES, Call, Time, TimeKind
+from mqproc.client.subscription import (
+    CONSUMER_PULL_MESSAGES,
+    SESSION_TIMEOUT_S,
+    Subscription,
+    broadcast_path,
+    filter_of,
+    subscription,
+    trials_of,
+)
+from mqproc.client.tracing import Trace
+from mqproc.client.transaction_requests import half_message
+from mqproc.errors import BadRequestError
+from mqproc.types import (
+    BatchResult,
+    Filter,
+    Health,
+    Message,
+    PullResult,
+    QueueInfo,
+    SendResult,
+    StoredMessage,
+    TopicInfo,
+)
+
+if TYPE_CHECKING:
+    from mqproc.client.arrow import ArrowPullResult
+
+
+class AsyncClient(AsyncConnections):
+    """A store's client. Connects at the first call and again after a loss.
+
+        async with mqproc.AsyncClient("/var/lib/store") as client:
+            await client.send("orders", b"…", keys="order-1", tag="new")
+            for message in await client.by_key("orders", "order-1"):
+                print(message.body)
+
+    `timeout` in seconds bounds each call, retries included; the waiting time of a pull is added. Several threads may
+    share a Client, several tasks of one event loop an AsyncClient. `max_spin_us`, of Client: how long a thread polls
+    for an answer before it sleeps, where answers usually arrive in that time; 0 for never.
+    """
+
+    # Sending
+
+    async def send(
+        self,
+        topic: Message | str,
+        body: bytes | None = None,
+        *,
+        tag: str = "",
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue_id: int | None = None,
+        flag: int = 0,
+        born_timestamp_ms: int | None = None,
+        sharding_key: str = "",
+        delay_level: int = 0,
+        deliver_at: Time = None,
+        delay: Delay | None = None,
+        wait: bool = True,
+    ) -> SendResult:
+        """Store one message, given as a Message or as topic and body.
+
+        With `wait` False a SYNC_FLUSH store answers before it syncs. With `delay_level` (1 to 18), `deliver_at` or
+        `delay` (seconds or a timedelta) the message is delivered later, and the result names the place where it waits.
+        Messages with one `sharding_key` go to one queue, in order. Raises SendOutcomeUnknownError when the answer was
+        lost."""
+        message = send_requests.message_of(
+            topic,
+            body,
+            tag,
+            keys,
+            properties,
+            queue_id,
+            flag,
+            born_timestamp_ms,
+            delay_level=delay_level,
+            deliver_at=deliver_at,
+            delay=delay,
+            sharding_key=sharding_key,
+        )
+        return await self.run(send_requests.send(message, wait=wait))
+
+    async def send_many(
+        self, messages: Iterable[Message], *, in_flight: int = IN_FLIGHT, wait: bool = True
+    ) -> list[SendResult]:
+        """Store messages of any topics, grouped into frames by topic; the results are in the order of the messages.
+
+        At an error, also one of the iterable `messages`, the frames in flight are finished first; the error's notes
+        give the number of stored messages. `in_flight=1` keeps the order of messages with one sharding key even when
+        the store refuses a frame for now."""
+        return await send_many(self, messages, in_flight=in_flight, wait=wait)
+
+    async def send_batch(
+        self,
+        topic: str,
+        bodies: Any,
+        *,
+        keys: Any = None,
+        tags: Any = None,
+        queue_id: int | None = None,
+        queue_ids: Any = None,
+        born_timestamps_ms: Any = None,
+        properties: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
+        flags: Any = None,
+        batch: bool = False,
+        wait: bool = True,
+        delay_level: Any = 0,
+        deliver_at: Times = None,
+        delay: Delays = None,
+        sharding_keys: Any = None,
+    ) -> BatchResult:
+        """Store columns of messages for one topic; see `Batch` for the forms of columns.
+
+        A batch larger than a frame (65,536 messages, 64 MiB) is sent as several, unless `batch` asks for all or
+        nothing. `delay_level`, `deliver_at` and `delay` delay the messages as those of `send`: one value for all, or an
+        array with one for each, which is sent as one frame for each distinct time."""
+        columns = topic, bodies, keys, tags, queue_id, queue_ids, born_timestamps_ms, properties, flags, batch, wait
+        times = {"delay_level": delay_level, "deliver_at_ms": deliver_at_ms(deliver_at, delay)}
+        batched = Batch(*columns, **times, sharding_keys=sharding_keys)
+        calls = send_requests.BatchCalls(batched, self._frame_bytes_max)
+        results: list[BatchResult] = []
+        try:
+            async for result in self.run_all(calls, calls.in_flight):
+                results.append(result)
+        except BadRequestError as error:
+            raise calls.placed(error, results) from None
+        return send_requests.joined(topic, results, calls.places)
+
+    def send_batches(self, batches: Iterable[Batch], *, in_flight: int = IN_FLIGHT) -> AsyncIterator[BatchResult]:
+        """Store many batches with up to `in_flight` frames in flight; iterate to send, results come in order.
+
+        A batch larger than a frame gives one result for each frame."""
+        return self.run_all(send_requests.send_batches(batches, self._frame_bytes_max), in_flight)
+
+    async def send_oneway(
+        self,
+        topic: Message | str,
+        body: bytes | None = None,
+        *,
+        tag: str = "",
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue_id: int | None = None,
+        flag: int = 0,
+        born_timestamp_ms: int | None = None,
+        sharding_key: str = "",
+    ) -> None:
+        """Send one message without waiting for an answer."""
+        message = send_requests.message_of(
+            topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms, sharding_key=sharding_key
+        )
+        await self.run(send_requests.send_oneway(message, self._frame_bytes_max))
+
+    def producer(
+        self,
+        *,
+        linger_ms: float = 5.0,
+        max_batch_messages: int = send_requests.GROUP_MESSAGES_MAX,
+        max_batch_bytes: int = send_requests.GROUP_BYTES_MAX,
+        max_in_flight: int = IN_FLIGHT,
+        max_buffered_bytes: int = 64 << 20,
+    ) -> AsyncProducer:
+        """Make a producer that gathers messages of many threads or tasks into frames; see `AsyncProducer`."""
+        return AsyncProducer(
+            self,
+            linger_ms=linger_ms,
+            max_batch_messages=max_batch_messages,
+            max_batch_bytes=max_batch_bytes,
+            max_in_flight=max_in_flight,
+            max_buffered_bytes=max_buffered_bytes,
+        )
+
+    # Consuming
+
+    def consumer(
+        self,
+        group: str,
+        topics: str | Sequence[str],
+        *,
+        filter: Filter | str | None = None,
+        start: Time = "latest",
+        name: str = "",
+        session_timeout: float = SESSION_TIMEOUT_S,
+        pull_messages: int = CONSUMER_PULL_MESSAGES,
+        broadcast: bool = False,
+        offsets_path: str | Path | None = None,
+    ) -> JoiningConsumer:  # sync: ) -> Consumer:
+        """Become a member of a consumer group; see `AsyncConsumer`. `filter` may be the text of a TagFilter.
+
+        `start` says where the group begins in topics without progress: "latest", "earliest", or a time. A member that
+        sends no heartbeat for `session_timeout` seconds (0.3 to 300) loses its queues. With `broadcast` the consumer is
+        not a member: it reads every queue and keeps its progress in the file `offsets_path`, whose folder is created,
+        or in a file under its name. The consumer of AsyncClient joins when it is awaited or entered."""
+        wanted = subscription(group, topics, name, session_timeout, start)
+        path = broadcast_path(self.store, group, name, offsets_path, broadcast=broadcast)
+        join = functools.partial(self._join, wanted, filter_of(filter), pull_messages, path)
+        return JoiningConsumer(join)  # sync: return join()
+
+    async def _join(
+        self, wanted: Subscription, filter: Filter | None, pull_messages: int, broadcast: str
+    ) -> AsyncConsumer:
+        for trial in trials_of(filter, wanted):
+            await self.run(trial)
+        consumer = AsyncConsumer(self, wanted, filter, pull_messages, broadcast)
+        await consumer.start()
+        # sync: self._consumers.add(consumer)
+        return consumer
+
+    def simple_consumer(
+        self,
+        group: str,
+        topics: str | Sequence[str],
+        *,
+        filter: Filter | str | None = None,
+        start: Time = "latest",
+    ) -> AsyncSimpleConsumer:
+        """Make a simple consumer; see `AsyncSimpleConsumer`. The parameters are those of `consumer`."""
+        return AsyncSimpleConsumer(self, subscription(group, topics, "", SESSION_TIMEOUT_S, start), filter_of(filter))
+
+    @property
+    def groups(self) -> AsyncGroups:
+        """Administration of consumer groups."""
+        return AsyncGroups(self)
+
+    # Transactions
+
+    def transaction(self, group: str, message: Message, *, check_immunity_time: int | None = None) -> AsyncTransaction:
+        """Make a transaction of a producer group, whose message is delivered when it commits; see `AsyncTransaction`.
+
+        With `check_immunity_time` in seconds no check comes earlier; after that time only a check can decide."""
+        return AsyncTransaction(self, half_message(group, message, check_immunity_time))
+
+    def transaction_producer(self, group: str, checker: AsyncChecker) -> AsyncTransactionProducer:
+        """Make a producer that answers checks of its group; see `AsyncTransactionProducer`."""
+        return AsyncTransactionProducer(self, group, checker)
+
+    @property
+    def transactions(self) -> AsyncTransactions:
+        """Open transactions: inspection, and decisions in place of their producers."""
+        return AsyncTransactions(self)
+
+    # Topics
+
+    async def create_topic(self, topic: str, queues: int = 8, *, perm: int | None = None) -> None:
+        """Create a topic, or give it more queues. Raises TopicExistsError when that would remove queues.
+
+        With `perm` 4 sends to it are refused with PermissionDeniedError; scheduled messages still arrive. A new topic
+        has 6, read and write; an existing one keeps its permission when none is given."""
+        await self.run(requests.create_topic(topic, queues, perm))
+
+    async def delete_topic(self, topic: str) -> None:
+        """Delete a topic and its queues. Raises TopicNotFoundError."""
+        await self.run(requests.delete_topic(topic))
+
+    async def topics(self) -> list[TopicInfo]:
+        """List all topics."""
+        return await self.run(requests.topics())
+
+    async def queues(self, topic: str = "") -> list[QueueInfo]:
+        """List the queues of a topic, or of all topics."""
+        return await self.run(requests.queues(topic))
+
+    async def min_offset(self, topic: str, queue_id: int) -> int:
+        """The first readable offset of a queue."""
+        return (await self.run(requests.queue(topic, queue_id))).min_offset
+
+    async def max_offset(self, topic: str, queue_id: int) -> int:
+        """The offset of a queue's next message, as far as messages are dispatched."""
+        return (await self.run(requests.queue(topic, queue_id))).max_offset
+
+    async def offset_at(self, topic: str, queue_id: int, time: Time, *, upper: bool = False) -> int:
+        """The first offset with a store time at or after `time`; with `upper` the last at or before it."""
+        return await self.run(requests.offset_at(topic, queue_id, time, upper))
+
+    # Reading
+
+    async def pull(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_messages: int = PULL_MESSAGES,
+        *,
+        tags: str = "",
+        filter: Filter | None = None,
+        timeout: float = 0.0,
+        max_bytes: int = PULL_BYTES,
+        rocketmq_limits: bool = False,
+    ) -> PullResult:
+        """Read messages of a queue from `offset` on, with RocketMQ's status and next offset.
+
+        `tags` is a filter like "a || b", short for `filter=TagFilter("a || b")`; an SqlFilter selects by properties.
+        Where few messages match, an answer without messages may still have a higher next offset. The server waits up to
+        `timeout` seconds for a message. `rocketmq_limits` gives RocketMQ's own answers: at most 32 messages and
+        256 KiB, filtered by tag hash."""
+        most_bytes = min(whole_number("max_bytes", max_bytes), self.pull_bytes_max)
+        request = requests.pull_request(
+            topic, queue_id, offset, max_messages, most_bytes, tags, timeout, rocketmq_limits, filter
+        )
+        return await self.run(requests.pull(request))
+
+    async def pull_arrow(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_messages: int = PULL_MESSAGES,
+        *,
+        columns: Sequence[str] | None = None,
+        tags: str = "",
+        filter: Filter | None = None,
+        timeout: float = 0.0,
+        max_bytes: int = PULL_BYTES,
+    ) -> ArrowPullResult:
+        """Read messages as `pull` does, as a pyarrow.RecordBatch of the named columns, or of all.
+
+        The columns share memory: a reference to one of them keeps all of it."""
+        most_bytes = min(whole_number("max_bytes", max_bytes), self.pull_bytes_max)
+        request = requests.pull_request(topic, queue_id, offset, max_messages, most_bytes, tags, timeout, False, filter)
+        return await self.run(requests.pull_as(request, requests.arrow_parser(columns)))
+
+    async def get(self, message_id: str, topic: str = "") -> StoredMessage:
+        """The message with an offset id (32 or 56 hex digits) or a unique id; a unique id needs its topic.
+
+        Raises MessageNotFoundError."""
+        return await self.run(requests.get(message_id, topic))
+
+    async def trace(self, message_id: str, topic: str = "") -> Trace:
+        """Locate a message: queue, index, the groups' progress, copies. Raises MessageNotFoundError."""
+        return await run_steps(self.run, tracing.trace(message_id, topic, self.pull_bytes_max))
+
+    async def by_key(
+        self,
+        topic: str,
+        key: str,
+        begin: Time = None,
+        end: Time = None,
+        *,
+        max_messages: int = 64,
+        unique: bool = False,
+        time: TimeKind = "store",
+    ) -> list[StoredMessage]:
+        """Find messages with the key and begin ≤ time ≤ end, without duplicates; `unique` searches a unique id.
+
+        Returns the newest when there are more than `max_messages`, whose limit is 65,536."""
+        steps = requests.all_by_key(topic, key, begin, end, max_messages, unique, time, self.pull_bytes_max)
+        return await run_steps(self.run, steps)
+
+    async def query_message(
+        self, topic: str, key: str, max_messages: int = 32, begin: Time = None, end: Time = None
+    ) -> requests.QueryMessageResult:
+        """RocketMQ's own answer by key: all messages of the index entries, also other keys of the same hash.
+
+        It is a single answer, and an error when it exceeds the client's `max_frame_bytes`; `by_key` reads in pages."""
+        return await self.run(requests.query_message(topic, key, max_messages, begin, end))
+
+    def range(
+        self,
+        topic: str,
+        begin: Time = None,
+        end: Time = None,
+        *,
+        tags: str = "",
+        filter: Filter | None = None,
+        time: TimeKind = "store",
+        page_messages: int = 4096,
+    ) -> AsyncIterator[StoredMessage]:
+        """Iterate over a topic's messages with begin ≤ time < end, queue by queue; requests them in pages."""
+        call = requests.range_page(topic, begin, end, tags, filter, page_messages, self.pull_bytes_max, time)
+        return self._pages(call)
+
+    def scan(
+        self,
+        topic: str = "",
+        begin: Time = None,
+        end: Time = None,
+        *,
+        properties: Mapping[str, str] | None = None,
+        body_contains: bytes = b"",
+        physical_offset: int = -1,
+        page_messages: int = 256,
+    ) -> AsyncIterator[StoredMessage]:
+        """Search the whole log for messages by topic, time, one property, and bytes in the body."""
+        place = topic, begin, end, properties, body_contains, physical_offset
+        request = requests.scan_request(*place, page_messages, self.pull_bytes_max)
+        return self._pages(requests.scan_page(request))
+
+    async def _pages(self, call: Call[requests.Page] | None) -> AsyncIterator[StoredMessage]:
+        while call is not None:
+            page = await self.run(call)
+            for message in page.messages:
+                yield message
+            call = page.next_call
+
+    async def replay(
+        self,
+        topic: str,
+        to: str,
+        begin: Time = None,
+        end: Time = None,
+        *,
+        key: str = "",
+        filter: Filter | None = None,
+        rate: float = 0.0,
+        name: str = "",
+        position: ReplayPosition | None = None,
+        told: Callable[[ReplayProgress], None] | None = None,
+    ) -> ReplayProgress:
+        """Send the messages of `topic` with begin ≤ store time < end again, to the topic `to`; see `Replay`.
+
+        `rate` in messages a second. A replay with a `name` can be continued without duplicates; `position`, which
+        `told` gets after each answer, saves the search for the messages that were copied before. AsyncClient calls
+        `told` in the event loop; a cancelled replay ends after the next answer."""
+        begin_of(position, told)  # Before the topic is created.
+        source = ReplaySource(topic, begin, end, key, filter)
+        # sync: return Replay(self, source, to, name=name, rate=rate).run(position, told)
+        with Client(self.store, timeout=self.timeout_s, retry=self.retry) as client:  # async only
+            make = functools.partial(Replay, client, source, to, name=name, rate=rate)
+            return await replay_in_thread(make, position, told)
+
+    async def count(
+        self,
+        topic: str,
+        begin: Time = None,
+        end: Time = None,
+        *,
+        tags: str = "",
+        filter: Filter | None = None,
+        time: TimeKind = "store",
+    ) -> int:
+        """Count the messages of a topic with begin ≤ time < end.
+
+        By store time without a filter only messages at the bounds are read, so messages of undetected damage count."""
+        return await self.run(requests.count(topic, begin, end, tags, filter, time))
+
+    # State
+
+    async def stats(self) -> dict[str, int]:
+        """Every word of the control file by name."""
+        return await self.run(requests.stats())
+
+    async def wait_dispatched(self, timeout: float = 10.0) -> None:
+        """Return when all messages written before this call can be found by queue, key and time.
+
+        Raises RequestTimeoutError when dispatch takes longer than `timeout` seconds."""
+        wait = DispatchWait(timeout)
+        while not wait.reached(await self.stats()):
+            await asyncio.sleep(requests.DISPATCH_LOOK_S)
+
+    async def health(self) -> Health:
+        """Whether all roles run and send heartbeats, with the problems found."""
+        return await self.run(requests.health())
+
+    async def ping(self) -> None:
+        """Return when both roles answer."""
+        for role in (requests.WRITER, requests.QUERY):
+            await self.run(requests.ping(role))
+
+
+class JoiningConsumer:  # async only
+    """A consumer that has not joined its group yet: `async with` joins and leaves, `await` joins."""
+
+    def __init__(self, join: Callable[[], Coroutine[Any, Any, AsyncConsumer]]) -> None:
+        self._join = join
+        self._consumer: AsyncConsumer | None = None
+
+    def __await__(self) -> Generator[Any, None, AsyncConsumer]:
+        return self._join().__await__()
+
+    # Type checkers know its methods; at run time the error says what is missing.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            how = "`async with client.consumer(…) as consumer`, or await it"
+            raise AttributeError(f"{name}: this consumer has not joined its group yet: {how}")
+
+    async def __aenter__(self) -> AsyncConsumer:
+        self._consumer = await self._join()
+        return self._consumer
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._consumer is not None
+        await self._consumer.__aexit__(kind, error, traceback)

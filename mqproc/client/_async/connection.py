@@ -1,0 +1,317 @@
+"""Calls over one connection per role, shared by all tasks of an event loop: the base of the asynchronous client."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from mqproc.client import requests, send_requests
+from mqproc.client.arguments import at_least_one
+from mqproc.client.connection import (
+    FRAME_BYTES_MAX,
+    ClientSettings,
+    Connection,
+    Outcome,
+    open_socket,
+)
+from mqproc.client.requests import Call
+from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
+from mqproc.client.timeout_errors import no_answer
+from mqproc.errors import BadRequestError, MqprocError, NotRunningError, RequestTimeoutError, StoreBusyError
+from mqproc.types import Message, SendResult
+
+T = TypeVar("T")
+OnFailure = Callable[[MqprocError | ConnectionLost], object]
+
+# Requests wait while more than this is waiting for room in the socket.
+_OUTPUT_BYTES_MAX: Final = 8 << 20
+_clock = time.monotonic
+
+
+class MultiplexedConnection:
+    """A connection that an event loop watches. Each request has a future, which gets its outcome."""
+
+    def __init__(self, connection: Connection, path: Path) -> None:
+        """`path`: of the role's socket."""
+        self.connection = connection
+        self._path = path
+        self.loop = asyncio.get_running_loop()
+        self._futures: dict[int, asyncio.Future[Outcome]] = {}
+        self._room = asyncio.Event()
+        self._room.set()
+        self._writing = False
+        self._unwatched = False
+        self.loop.add_reader(connection.fd, self._on_readable)
+
+    @property
+    def usable(self) -> bool:
+        return self.connection.usable and self.loop is asyncio.get_running_loop()
+
+    @property
+    def busy_elsewhere(self) -> bool:
+        """Whether it belongs to another event loop that runs now, in another thread."""
+        loop = self.loop
+        return not self.connection.inherited and loop is not asyncio.get_running_loop() and loop.is_running()
+
+    async def room(self) -> None:
+        """Wait while too many bytes wait to be sent."""
+        await self._room.wait()
+
+    def send_oneway(self, call: Call[Any]) -> None:
+        """Send a request that has no answer. Raises ConnectionLost."""
+        self.connection.submit(call)
+        self._process()
+        if self.connection.closed:
+            raise ConnectionLost("the server closed the connection", taken=False)
+
+    async def ask(self, call: Call[T], deadline: float) -> T:
+        """Return a call's value or raise its error. Raises RequestTimeoutError when it takes too long."""
+        timeout_s = max(0.0, deadline - _clock())
+        request_id = self.connection.submit(call)
+        future = self._futures[request_id] = self.loop.create_future()
+        self._process()
+        try:
+            async with asyncio.timeout(timeout_s):
+                outcome = await future
+        except TimeoutError:
+            raise no_answer(self._path, timeout_s) from None
+        finally:
+            if not future.done() or future.cancelled():
+                self._futures.pop(request_id, None)
+                self.connection.forget(request_id)
+        if outcome.error is not None:
+            raise outcome.error
+        value: T = outcome.value
+        return value
+
+    def _on_readable(self) -> None:
+        self.connection.receive()
+        self._process()
+
+    def _on_writable(self) -> None:
+        self.connection.flush()
+        self._process()
+
+    def _process(self) -> None:
+        """Set the futures of outcomes, and watch the socket for the events that the connection waits for now."""
+        connection = self.connection
+        while connection.done:
+            request_id, outcome = connection.done.popitem()
+            future = self._futures.pop(request_id, None)
+            if future is not None and not future.done():
+                future.set_result(outcome)
+        if connection.closed:
+            self._unwatch()
+        elif connection.sending != self._writing:
+            self._writing = connection.sending
+            if self._writing:
+                self.loop.add_writer(connection.fd, self._on_writable)
+            else:
+                self.loop.remove_writer(connection.fd)
+        if connection.closed or connection.waiting_bytes <= _OUTPUT_BYTES_MAX:
+            self._room.set()
+        else:
+            self._room.clear()
+
+    @property
+    def _is_watched(self) -> bool:
+        """Not after a fork: the loop's selector is shared then, and the parent would miss events."""
+        return not self.connection.inherited and not self.loop.is_closed()
+
+    def _unwatch(self) -> None:
+        """Once: the loop may soon watch another connection under the number of a closed descriptor."""
+        if self._is_watched and not self._unwatched:
+            self._unwatched = True
+            self.loop.remove_reader(self.connection.fd)
+            self.loop.remove_writer(self.connection.fd)
+
+    def close(self) -> None:
+        """Close the connection; requests in flight end with ConnectionLost."""
+        self._unwatch()
+        self.connection.lose("the client was closed")
+        if self._is_watched:
+            self._process()
+
+
+class AsyncConnections(ClientSettings):
+    """Connections to the roles of one store, and calls over them. Connects at the first call and again after a loss."""
+
+    def __init__(
+        self,
+        store_or_socket: str | Path,
+        *,
+        timeout: float = requests.TIMEOUT_S,
+        retry: RetryPolicy | None = None,
+        max_frame_bytes: int = FRAME_BYTES_MAX,
+    ) -> None:
+        super().__init__(store_or_socket, timeout, retry, max_frame_bytes)
+        self._paths = requests.socket_paths(store_or_socket)
+        self._connections: dict[str, MultiplexedConnection] = {}
+        self._exclusive: list[str] = []
+        """Names of idle connections for one call at a time."""
+        self._exclusive_count = itertools.count(1)
+        self._ever_connected: set[str] = set()
+        self._closings = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; calls in flight end, with BadRequestError where no other error applies.
+
+        The client can still be used: it connects again.
+        """
+        self._closings += 1
+        while self._connections:
+            self._connections.popitem()[1].close()
+
+    # Running calls
+
+    def deadline_of(self, call: Call[Any]) -> float:
+        """Monotonic time at which a call that starts now times out."""
+        return _clock() + self.timeout_s + call.wait_s
+
+    async def run(self, call: Call[T], on_failure: OnFailure | None = None) -> T:
+        """Make a call, again when that is safe, and return its value or raise its error.
+
+        `on_failure` gets the error of each failed attempt.
+        """
+        deadline = _clock() + self.timeout_s + call.wait_s
+        closings = self._closings
+        attempts: Attempts | None = None
+        while True:
+            try:
+                return await self._run_once(call, deadline)
+            except (MqprocError, ConnectionLost) as error:
+                if on_failure is not None:
+                    on_failure(error)
+                attempts = attempts or Attempts(self.retry, deadline, repeatable=call.repeatable, is_send=call.is_send)
+                pause_s = attempts.pause_after(error, _clock())
+                call = call.again or call
+            if self._closings == closings:
+                await asyncio.sleep(pause_s)
+            if self._closings != closings:
+                # Another attempt would open a connection that is never closed.
+                raise attempts.given_up("the client was closed")
+
+    async def _run_once(self, call: Call[T], deadline: float) -> T:
+        if call.takes:
+            return await self._run_exclusively(call, deadline)
+        connection = self._connection(call.role)
+        try:
+            async with asyncio.timeout(max(0.0, deadline - _clock())):
+                await connection.room()
+        except TimeoutError:
+            raise StoreBusyError("the server did not take the request in time") from None
+        if call.oneway:
+            connection.send_oneway(call)
+            return call.parse(memoryview(b""), memoryview(b""))
+        return await connection.ask(call, deadline)
+
+    async def _run_exclusively(self, call: Call[T], deadline: float) -> T:
+        """Make a call on a connection of its own, which is closed when the caller does not wait for the answer."""
+        name = self._exclusive.pop() if self._exclusive else f"{call.role} {next(self._exclusive_count)}"
+        try:
+            connection = self._connection(call.role, name)
+            try:
+                return await connection.ask(call, deadline)
+            except (asyncio.CancelledError, RequestTimeoutError):
+                connection.close()
+                raise
+        finally:
+            self._exclusive.append(name)
+
+    def _connection(self, role: str, name: str = "") -> MultiplexedConnection:
+        connection = self._connections.get(name or role)
+        if connection is not None:
+            if connection.usable:
+                return connection
+            if connection.busy_elsewhere:
+                raise BadRequestError("the client is in use in another event loop: each loop needs a client of its own")
+            connection.close()
+        connection = self._connections[name or role] = self.take_connection(role)
+        return connection
+
+    def take_connection(self, role: str) -> MultiplexedConnection:
+        """Open a connection for the caller alone, which closes it. Raises ConnectionLost."""
+        try:
+            sock = open_socket(self._paths[role])
+        except NotRunningError as error:
+            raise ConnectionLost(
+                str(error), taken=False, connected=False, ever_connected=role in self._ever_connected
+            ) from None
+        self._ever_connected.add(role)
+        return MultiplexedConnection(Connection(sock, self._frame_bytes_max), self._paths[role])
+
+    async def run_all(self, calls: Iterable[Call[T]], in_flight: int) -> AsyncIterator[T]:
+        """Make calls, up to `in_flight` at a time; yields the values in order.
+
+        An error gives up the calls in flight.
+        """
+        in_flight = at_least_one("in_flight", in_flight)
+        tasks: deque[asyncio.Task[T]] = deque()
+        try:
+            for call in calls:
+                if len(tasks) >= in_flight:
+                    yield await tasks.popleft()
+                tasks.append(asyncio.ensure_future(self.run(call)))
+                # Sends the frame before the next is made: its bytes may be the caller's own.
+                await asyncio.sleep(0)
+            while tasks:
+                yield await tasks.popleft()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def send_group(self, messages: Sequence[Message], *, wait: bool = True) -> list[SendResult]:
+        """Store messages of one topic in one frame; either all name a queue or none does."""
+        return await self.run(send_requests.send_group(messages, wait=wait))
+
+
+async def send_many(
+    client: AsyncConnections, messages: Iterable[Message], *, in_flight: int, wait: bool
+) -> list[SendResult]:
+    """Send a stream of messages in frames of one topic each; see `AsyncClient.send_many`."""
+    in_flight = at_least_one("in_flight", in_flight)
+    results: dict[int, SendResult] = {}
+    tasks: set[asyncio.Task[None]] = set()
+    failures: list[Exception] = []
+
+    async def deliver(call: Call[list[SendResult]], places: list[int]) -> None:
+        try:
+            found = await client.run(call)
+            results.update(zip(places, found, strict=True))
+        except MqprocError as error:
+            failures.append(send_requests.at_its_place(error, places))
+
+    try:
+        try:
+            for group in send_requests.groups_of(messages):
+                if failures:
+                    break
+                places = [index for index, _ in group]
+                call = send_requests.send_group([message for _, message in group], wait=wait, places=places)
+                tasks.add(asyncio.ensure_future(deliver(call, places)))
+                await asyncio.sleep(0)
+                if len(tasks) >= in_flight:
+                    _, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        except Exception as error:  # Of the iterable, or of a message that cannot be sent.
+            failures.append(error)
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:  # The caller is cancelled.
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return send_requests.results_or_error(results, failures)

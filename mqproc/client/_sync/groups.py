@@ -1,0 +1,109 @@
+# Generated from mqproc/client/_async/groups.py by tests/client/generate_sync.py: do not edit.
+"""Consumer groups for people and tools: inspection, moving progress, dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeVar
+
+from mqproc.client import group_requests, requests
+from mqproc.client._sync.run_steps import run_steps
+from mqproc.client.arguments import each_of
+from mqproc.client.group_requests import Move, ResetTo
+from mqproc.client.requests import PULL_BYTES, PULL_MESSAGES, Call
+from mqproc.client.subscription import named
+from mqproc.topic_names import dead_letter_topic
+from mqproc.types import GroupInfo, GroupSummary, StoredMessage
+
+T = TypeVar("T")
+
+
+class _Client(Protocol):
+    pull_bytes_max: int
+
+    def run(self, call: Call[T]) -> T: ...
+
+
+class Groups:
+    """Administration of consumer groups: `Client.groups`.
+
+    for group in client.groups.all():
+        print(group.group, group.lag)
+    moves = client.groups.plan_reset("billing", ResetTo(time="2026-11-21T10:00"))
+    client.groups.execute("billing", moves)
+    """
+
+    def __init__(self, client: _Client) -> None:
+        self._client = client
+
+    def all(self) -> list[GroupSummary]:
+        """List all groups with their lag."""
+        return self._client.run(group_requests.groups())
+
+    def info(self, group: str) -> GroupInfo:
+        """Describe one group. Raises GroupNotFoundError."""
+        return self._client.run(group_requests.info(group))
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Commit that a group has consumed a queue below `offset`, without being a member.
+
+        Raises StaleOffsetError when the offset is below the committed one, OffsetOverflowError beyond the queue's end,
+        GroupInUseError when a member has the queue.
+        """
+        self._client.run(group_requests.commit(group, topic, queue_id, offset))
+
+    def plan_reset(
+        self, group: str, to: ResetTo, topics: str | Sequence[str] = (), queues: Sequence[int] = ()
+    ) -> list[Move]:
+        """Compute the moves of a reset, of all the group's topics or of the given ones. Changes nothing."""
+        steps = group_requests.plan_reset(group, to, named(topics), tuple(each_of("queues", queues)))
+        return run_steps(self._client.run, steps)
+
+    def plan_clone(self, source: str, target: str, topics: str | Sequence[str] = ()) -> list[Move]:
+        """Compute the moves that give `target` the progress of `source`. Changes nothing."""
+        return run_steps(self._client.run, group_requests.plan_clone(source, target, named(topics)))
+
+    def execute(self, group: str, moves: Sequence[Move]) -> None:
+        """Apply planned moves durably, all or nothing; members continue from there."""
+        run_steps(self._client.run, group_requests.execute(group, moves))
+
+    def change(
+        self,
+        group: str,
+        *,
+        retry_max_times: int | None = None,
+        retry_queue_nums: int | None = None,
+        enabled: bool | None = None,
+    ) -> None:
+        """Create a group, or change its settings.
+
+        With `enabled=False` the members lose their queues as soon as no message of them is in progress, and no consumer
+        joins or receives until the group is enabled again.
+        """
+        self._client.run(group_requests.change(group, retry_max_times, retry_queue_nums, enabled))
+
+    def delete(self, group: str) -> None:
+        """Delete a group: progress, settings, receipts of its simple consumers, and retry topics that only it uses.
+
+        Dead letters stay. Raises GroupInUseError while the group has members, GroupNotFoundError when it does not
+        exist; topics that an earlier, interrupted deletion left are deleted in that case as well.
+        """
+        run_steps(self._client.run, group_requests.delete_steps(group))
+
+    def dead_letters(self, group: str) -> Iterator[StoredMessage]:
+        """Iterate over the group's dead letters, oldest first."""
+        topic, most_bytes = dead_letter_topic(group), min(PULL_BYTES, self._client.pull_bytes_max)
+        for queue in self._client.run(requests.queues(topic)):
+            at = queue.min_offset
+            while at < queue.max_offset:
+                request = requests.pull_request(topic, queue.queue_id, at, PULL_MESSAGES, most_bytes, "", 0.0, False)
+                found = self._client.run(requests.pull(request))
+                yield from found.messages
+                if found.next_offset <= at:
+                    break
+                at = found.next_offset
+
+    def resend(self, group: str, *messages: StoredMessage) -> int:
+        """Deliver dead letters to their group again; returns how many were sent. They stay in the dead-letter topic."""
+        calls = group_requests.resends(group, messages)
+        return sum([self._client.run(call) for call in calls])

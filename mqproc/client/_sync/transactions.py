@@ -1,0 +1,229 @@
+# Generated from mqproc/client/_async/transactions.py by tests/client/generate_sync.py: do not edit.
+"""Transactions: a message that is stored now and delivered when its producer commits.
+
+transaction ──half message──▶ the producer's own work ──commit──▶ delivered
+                                      └──rollback, or an exception──▶ never delivered
+                                      └──the producer dies──▶ another producer of its group is asked
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from mqproc.client import transaction_requests
+from mqproc.client._sync.background import Background
+from mqproc.client.requests import QUERY
+from mqproc.client.retry import ConnectionLost, OutageLog
+from mqproc.client.transaction_requests import POLL_S, Handle, TransactionOutcome
+from mqproc.errors import BadRequestError, MqprocError, PermissionDeniedError
+from mqproc.topic_names import check_group
+from mqproc.types import Message, OpenTransaction, StoredMessage, TransactionResolution
+
+if TYPE_CHECKING:
+    from mqproc.client._sync.connection_pool import Connections, PooledConnection
+
+Decision = TransactionResolution | bool | None
+_Result = Decision
+Checker = Callable[[StoredMessage], _Result]
+"""Decides the transaction of a message: True commits it, False rolls it back, None leaves it open. A checker of
+Client may be a coroutine function."""
+_log = logging.getLogger("mqproc.transactions")
+
+
+class Transaction(TransactionOutcome):
+    """One message and its outcome, made by `Client.transaction`.
+
+        with client.transaction("billing", Message("orders", b"paid")) as transaction:
+            database.execute("INSERT …", transaction.transaction_id)
+
+    The half message is stored when the block begins. Its end commits, an exception rolls back, unless the transaction
+    was decided before. Not for several threads or tasks at once.
+    """
+
+    def __init__(self, client: Connections, half: Message) -> None:
+        super().__init__(half)
+        self._client = client
+
+    def begin(self) -> Self:
+        """Store the half message, once. Raises as `Client.send`; after a lost answer a check decides."""
+        if self._sent is None:
+            self._sent = self._client.run(transaction_requests.send_half(self._half))
+        return self
+
+    def commit(self) -> None:
+        """Have the message delivered; does nothing when it was committed already.
+
+        Raises TransactionEndedError when it was rolled back or given up, TransactionOverdueError when its own
+        `check_immunity_time` is over, SendOutcomeUnknownError when the answer was lost: then a check decides.
+        """
+        self._end(TransactionResolution.COMMIT)
+
+    def rollback(self) -> None:
+        """Have the message never delivered. Raises as `commit`."""
+        self._end(TransactionResolution.ROLLBACK)
+
+    def _end(self, wanted: TransactionResolution) -> None:
+        _end(self._client, self._handle(wanted), commit=wanted is TransactionResolution.COMMIT)
+        self.resolution = wanted
+
+    def __enter__(self) -> Self:
+        return self.begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._is_decided:
+            return
+        if error is None:
+            self.commit()
+            return
+        try:
+            self.rollback()
+        except MqprocError as failure:
+            error.add_note(f"the rollback of transaction {self.transaction_id} failed: {failure}")
+
+
+def _end(client: Connections, handle: Handle, *, commit: bool, from_check: bool = False) -> None:
+    with transaction_requests.unknown_outcome(handle, commit=commit):
+        client.run(transaction_requests.end(handle, commit=commit, from_check=from_check))
+
+
+class TransactionProducer:
+    """A producer of a group that answers checks of the group's transactions; see `Client.transaction_producer`.
+
+        with client.transaction_producer("billing", lambda message: paid(message.keys[0])) as producer:
+            with producer.transaction(Message("orders", b"paid", keys=["order-1"])):
+                pay("order-1")
+
+    It waits for checks in the background and calls `checker` with one message at a time. An exception of the checker is
+    logged, and the check is repeated later.
+    """
+
+    def __init__(self, client: Connections, group: str, checker: Checker) -> None:
+        check_group(group)
+        transaction_requests.check_checker(checker)
+        self._client = client
+        self.group = group
+        self._checker = checker
+        self._connection: PooledConnection | None = None
+        self.failure: MqprocError | None = None
+        """Why it can no longer be asked; None while it can."""
+        self._background = Background("mqproc-transactions", self._run)
+        self._background.start()
+
+    def transaction(self, message: Message, *, check_immunity_time: int | None = None) -> Transaction:
+        """Make a transaction of this group; see `Client.transaction`. Raises the error that ended the producer."""
+        if self.failure is not None:
+            raise self.failure
+        half = transaction_requests.half_message(self.group, message, check_immunity_time)
+        return Transaction(self._client, half)
+
+    def close(self) -> None:
+        """Accept no more checks. Open transactions stay open.
+
+        Waits for a checker that does not end, at most for the client's `timeout`.
+        """
+        self._background.request_stop()
+        connection = self._connection
+        if connection is not None:
+            connection.shut_down()
+        self._background.join(self._client.timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        try:
+            self._answer_checks()
+        finally:
+            self._close_connection()
+
+    def _answer_checks(self) -> None:
+        outage = OutageLog("mqproc.transactions", f"waiting for checks of group {self.group}", self._client.retry)
+        while not self._background.stopping:
+            began = time.monotonic()
+            try:
+                for message in self._poll():
+                    self._resolve(message)
+                outage.over()
+                continue
+            except (BadRequestError, PermissionDeniedError) as error:
+                self.failure = error
+                return
+            except (MqprocError, ConnectionLost) as error:
+                pause_s = outage.failed(error, time.monotonic() - began)
+            self._close_connection()
+            self._background.pause(pause_s)
+
+    def _poll(self) -> list[StoredMessage]:
+        if self._connection is None:
+            self._connection = self._client.take_connection(QUERY)
+            if self._background.stopping:  # `close` has not seen this connection, so it would wait for its answer.
+                return []
+        call = transaction_requests.poll(self.group, POLL_S)
+        return self._connection.ask(call, self._client.deadline_of(call))
+
+    def _resolve(self, message: StoredMessage) -> None:
+        if self._background.stopping:
+            return
+        try:
+            decision = self._checker(message)
+            resolution = transaction_requests.resolution_of(decision)
+        except Exception:
+            _log.warning("checking transaction of message %s failed", message.message_id, exc_info=True)
+            return
+        if resolution is TransactionResolution.UNKNOWN:
+            return
+        handle = transaction_requests.handle_of_asked(self.group, message)
+        try:
+            _end(self._client, handle, commit=resolution is TransactionResolution.COMMIT, from_check=True)
+        except MqprocError as error:
+            # It was decided elsewhere meanwhile, or the check is repeated.
+            _log.warning("transaction %s was not ended: %s", handle.transaction_id, error)
+
+    def _close_connection(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class Transactions:
+    """Open transactions: inspection, and decisions in place of their producers. Made by the client.
+
+    for transaction in client.transactions.open("billing"):
+        client.transactions.rollback(transaction)
+    """
+
+    def __init__(self, client: Connections) -> None:
+        self._client = client
+
+    def open(
+        self, group: str = "", *, ids: list[str] | None = None, max_transactions: int = 1000
+    ) -> list[OpenTransaction]:
+        """List the oldest open transactions of a producer group or of all; only those with the given ids, if any.
+
+        An id is a transaction id or a message id.
+        """
+        return self._client.run(transaction_requests.open_transactions(group, ids or (), max_transactions))
+
+    def commit(self, transaction: OpenTransaction) -> None:
+        """Have the message delivered. Raises as `Transaction.commit`."""
+        _end(self._client, transaction_requests.handle_of_open(transaction), commit=True, from_check=True)
+
+    def rollback(self, transaction: OpenTransaction) -> None:
+        """Have the message never delivered. Raises as `Transaction.commit`."""
+        _end(self._client, transaction_requests.handle_of_open(transaction), commit=False, from_check=True)
+
+    def check(self, *transactions: OpenTransaction) -> int:
+        """Ask producers now, which counts as a check; returns how many of the transactions are open."""
+        places = [transaction_requests.handle_of_open(each).physical_offset for each in transactions]
+        return self._client.run(transaction_requests.check(places)) if places else 0

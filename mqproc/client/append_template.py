@@ -1,0 +1,125 @@
+"""The frame of a single message, the usual one in few steps.
+
+A message that has no more than a tag and a key differs from the last one of its shape in its body, key, unique id and
+time. So what is the same is encoded once, when a shape comes again that the general way of `encoding` has taken, and a
+send puts the rest between. What is larger, has more, or is no plain text, number or bytes goes the general way each
+time.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from mqproc.client.encoding import AppendFrame, encode_message
+from mqproc.client.unique_id import PREFIX_CHARACTERS, reserve
+from mqproc.layout.properties import KEY_SEPARATOR, NAME_END, PAIR_END
+from mqproc.types import Message
+from mqproc.wire.codec import encoded
+from mqproc.wire.operations.log import COLUMN_ABSENT, QUEUE_ANY, AppendRequest
+
+# Messages up to this size: their bytes are joined, and a key and a tag of so many characters surely fit.
+_BODY_BYTES_MAX: Final = 8 << 10
+_KEY_MAX: Final = 1024
+_TAG_MAX: Final = 64
+_SHAPES_MAX: Final = 4096
+
+# These very objects are what a message has where nothing was given; what only equals them may be of another type.
+_ZERO: Final = 0
+_NO_TEXT: Final = ""
+
+# msgpack's types of what differs in the options: always the widest, so that a shape's are of one length.
+_UINT16, _UINT32, _INT32, _UINT64, _TEXT28 = b"\xcd", b"\xce", b"\xd2", b"\xcf", b"\xbc"
+_FIELDS: Final = AppendRequest.__struct_fields__
+_SIZES_AT: Final = _FIELDS.index("bodies_bytes")
+_OWN_AT: Final = _FIELDS.index("unique_prefix")
+assert _FIELDS[_SIZES_AT : _SIZES_AT + 2] == ("bodies_bytes", "keys_bytes")
+assert _FIELDS[_OWN_AT : _OWN_AT + 3] == ("unique_prefix", "unique_counter", "born_timestamp_ms")
+_ARRAY_BYTES: Final = 3  # of an array of 16 items or more
+assert len(_FIELDS) >= 16
+
+_pack_length = struct.Struct("<I").pack
+_pack_short_length = struct.Struct("<H").pack
+
+_Shape = tuple[str, str, int | None]  # topic, tag and queue
+# The options of a shape's messages before, between and behind what differs, and what packs all of it.
+_Known = tuple[Callable[..., bytes], bytes, bytes, bytes]
+_known: dict[_Shape, _Known | None] = {}  # None: it came once, and many never come again
+
+
+def encode_single(message: Message, *, wait: bool = True) -> AppendFrame:
+    """As `encode_message`."""
+    topic, tag, queue_id, properties = message.topic, message.tag, message.queue_id, message.properties
+    if (
+        type(topic) is not str
+        or type(tag) is not str
+        or (queue_id is not None and type(queue_id) is not int)
+        or type(properties) is not dict
+        or properties
+        or message.flag is not _ZERO
+        or message.born_timestamp_ms is not None
+        or message.unique_id is not _NO_TEXT
+        or message.delay_level is not _ZERO
+        or message.deliver_at_ms is not _ZERO
+        or message.sharding_key is not _NO_TEXT
+        or wait is not True
+    ):
+        return encode_message(message, wait=wait)
+    shape = topic, tag, queue_id
+    known = _known.get(shape)
+    if known is not None:
+        frame = _encode_known(known, topic, message.body, message.keys)
+        return encode_message(message) if frame is None else frame
+    frame = encode_message(message)
+    if len(tag) <= _TAG_MAX:
+        _remember(shape)
+    return frame
+
+
+def _encode_known(known: _Known, topic: str, body: object, keys: object) -> AppendFrame | None:
+    """A message of a known shape; None when its body or keys are not usual."""
+    if type(body) is not bytes or (type(keys) is not tuple and type(keys) is not list) or len(keys) > 1:
+        return None
+    size, keys_size = len(body), COLUMN_ABSENT
+    if size > _BODY_BYTES_MAX:
+        return None
+    if keys:
+        key = keys[0]
+        if type(key) is not str or not key or len(key) > _KEY_MAX:
+            return None
+        if KEY_SEPARATOR in key or NAME_END in key or PAIR_END in key:
+            return None
+        try:
+            data = key.encode()
+        except UnicodeEncodeError:
+            return None
+        keys_size = len(data)
+        payload = b"".join((_pack_length(size), body, _pack_short_length(keys_size), data))
+    else:
+        payload = _pack_length(size) + body
+    prefix, counter = reserve(1)
+    now_ms = time.time_ns() // 1_000_000
+    pack, begin, middle, end = known
+    options = pack(begin, size, _INT32, keys_size, middle, prefix.encode(), _UINT16, counter, _UINT64, now_ms, end)
+    return AppendFrame(topic, 1, options, [payload], prefix, counter)
+
+
+def _remember(shape: _Shape) -> None:
+    """The general way has taken a message of this shape: the next need no check but of their bodies and keys."""
+    if shape not in _known:
+        if len(_known) >= _SHAPES_MAX:
+            _known.clear()
+        _known[shape] = None
+        return
+    topic, tag, queue_id = shape
+    request = AppendRequest(topic, 1, QUEUE_ANY if queue_id is None else queue_id, tag=tag)
+    fields = list(map(msgspec.msgpack.encode, msgspec.structs.astuple(request)))
+    begin = b"".join((encoded(request)[:_ARRAY_BYTES], *fields[:_SIZES_AT], _UINT32))
+    middle = b"".join((*fields[_SIZES_AT + 2 : _OWN_AT], _TEXT28))
+    end = b"".join(fields[_OWN_AT + 3 :])
+    options = struct.Struct(f">{len(begin)}sIci{len(middle)}s{PREFIX_CHARACTERS}scHcQ{len(end)}s")
+    _known[shape] = options.pack, begin, middle, end

@@ -1,0 +1,530 @@
+"""Every request about consumer groups, without I/O: shared by the sync and the async client."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from mqproc.client import requests as core
+from mqproc.client.arguments import each_of, milliseconds, time_ms, true_or_false, whole_number
+from mqproc.client.assignment import Queue
+from mqproc.client.requests import Call, Steps, Time, call_of, nothing
+from mqproc.errors import (
+    ERROR_BY_CODE,
+    BadRequestError,
+    GroupNotFoundError,
+    InternalError,
+    MessageNotFoundError,
+    MqprocError,
+    NoSuchQueueError,
+    StoreBusyError,
+    TopicNotFoundError,
+)
+from mqproc.layout.record_codec import decode_records
+from mqproc.topic_names import CHECK_POINT_MESSAGES, RETRY_PREFIX, dead_letter_topic
+from mqproc.types import GroupInfo, GroupMember, GroupQueue, GroupSummary, QueueInfo, StoredMessage
+from mqproc.util.units import counted
+from mqproc.wire.operations import Empty, Operation
+from mqproc.wire.operations.groups import (
+    AT_TIME,
+    EARLIEST,
+    LATEST,
+    Assigned,
+    GroupAssignment,
+    GroupCommitRequest,
+    GroupHeartbeatRequest,
+    GroupJoinRequest,
+    GroupLeaveRequest,
+    GroupNackRequest,
+    GroupReleaseRequest,
+    GroupRequest,
+    GroupResendRequest,
+    GroupResetRequest,
+    GroupSettingsRequest,
+)
+from mqproc.wire.operations.pop import GroupAckRequest, GroupInvisibleRequest, GroupReceiveRequest
+
+NO_EPOCH = -1
+HANDLE = "POP_CK"
+"""The property that a received message bears its handle in, as in RocketMQ."""
+GONE = -1
+NOT_NOW = -2
+NAMED_MAX: Final = 1024
+"""So many messages one request may name; more of them are asked for in several."""
+RESENT_AT_ONCE: Final = 256
+COPIED_BYTES_MAX: Final = 8 << 20
+"""A request that has messages copied names more than one only up to so many bytes of them: others wait meanwhile."""
+Refusals = dict[tuple[str, int], MqprocError]
+
+
+def start_of(start: Time) -> tuple[str, int]:
+    """Where a group begins, as a join says it: "earliest", "latest", or a time."""
+    if isinstance(start, str) and start in (EARLIEST, LATEST):
+        return str(start), 0
+    if start is None:
+        raise BadRequestError('start is None: give "earliest", "latest" or a time')
+    try:
+        return AT_TIME, time_ms(start, 0)
+    except BadRequestError as error:
+        raise BadRequestError(f'start is "earliest", "latest" or a time: {error}') from None
+
+
+# Members
+
+
+def join(request: GroupJoinRequest) -> Call[GroupAssignment]:
+    return call_of(Operation.GROUP_JOIN, request, lambda answer, _: answer)
+
+
+def heartbeat(group: str, member_id: str, generation: int, wait_s: float) -> Call[GroupAssignment]:
+    """The answer is held until there is news, `wait_s` at most."""
+    request = GroupHeartbeatRequest(group, member_id, generation)
+    call: Call[GroupAssignment] = call_of(Operation.GROUP_HEARTBEAT, request, lambda answer, _: answer)
+    call.wait_s = wait_s
+    return call
+
+
+def release(group: str, member_id: str, generation: int) -> Call[None]:
+    return call_of(Operation.GROUP_RELEASE, GroupReleaseRequest(group, member_id, generation), nothing)
+
+
+def leave(group: str, member_id: str) -> Call[None]:
+    return call_of(Operation.GROUP_LEAVE, GroupLeaveRequest(group, member_id), nothing)
+
+
+def commit_of_member(group: str, member_id: str, offsets: Sequence[Assigned]) -> Call[Refusals]:
+    """What was refused, by queue."""
+    return call_of(Operation.GROUP_COMMIT, GroupCommitRequest(group, list(offsets), member_id), _refusals)
+
+
+def _refusals(answer: Any, _: memoryview) -> Refusals:
+    return {(topic, queue_id): _error(code, text) for topic, queue_id, code, text in answer.refused}
+
+
+def _error(code: str, text: str) -> MqprocError:
+    return ERROR_BY_CODE.get(code, InternalError)(text)
+
+
+def commit(group: str, topic: str, queue_id: int, offset: int) -> Call[None]:
+    """One offset, of who is no member; a refusal is raised."""
+
+    def parse(answer: Any, payload: memoryview) -> None:
+        for error in _refusals(answer, payload).values():
+            raise error
+
+    return call_of(Operation.GROUP_COMMIT, GroupCommitRequest(group, [(topic, queue_id, NO_EPOCH, offset)]), parse)
+
+
+# Messages that could not be consumed
+
+
+def nack(group: str, places: Sequence[tuple[str, int, int]], delay_level: int, max_times: int) -> Call[list[int]]:
+    """What became of each message; see GroupNackAnswer."""
+    request = GroupNackRequest(group, list(places), delay_level, max_times)
+    return call_of(Operation.GROUP_NACK, request, lambda answer, _: list(answer.levels))
+
+
+def copied_at_once(
+    messages: Sequence[StoredMessage], most: int
+) -> tuple[Sequence[StoredMessage], Sequence[StoredMessage]]:
+    """(Those that one request has copied, the others): the first `most`, or `COPIED_BYTES_MAX`, but one at least."""
+    ends = itertools.accumulate(message.size for message in messages[:most])
+    count = max(1, sum(1 for _ in itertools.takewhile(lambda end: end <= COPIED_BYTES_MAX, ends)))
+    return messages[:count], messages[count:]
+
+
+def resends(group: str, letters: Sequence[Any]) -> Iterator[Call[int]]:
+    """How many dead letters were sent, in the sum of all calls. Raises BadRequestError for what is none of the group's:
+    the dead letter that has its offset would be sent in its place."""
+    topic = dead_letter_topic(group)
+    for (found, _), offset in places_of(letters):
+        if found != topic:
+            raise BadRequestError(f"{found} offset {offset:,} is no dead letter of group {group}: {topic} has those")
+    return _resends(group, letters)
+
+
+def _resends(group: str, letters: Sequence[StoredMessage]) -> Iterator[Call[int]]:
+    while letters:
+        asked, letters = copied_at_once(letters, RESENT_AT_ONCE)
+        request = GroupResendRequest(group, [letter.queue_offset for letter in asked])
+        # Made again after a lost answer it would send them twice, which the caller shall decide.
+        yield call_of(Operation.GROUP_RESEND, request, lambda answer, _: int(answer.sent), repeatable=False)
+
+
+# Simple consumers
+
+
+def receive(request: GroupReceiveRequest) -> Call[list[StoredMessage]]:
+    """Messages with their handle among the properties. The answer is held until some come."""
+
+    def parse(answer: Any, payload: memoryview) -> list[StoredMessage]:
+        found = decode_records(bytes(payload)) if answer.count else []
+        return [
+            _with_handle(message, f"{answer.handles[number // CHECK_POINT_MESSAGES]} {message.queue_offset}")
+            for number, message in enumerate(found)
+        ]
+
+    call: Call[list[StoredMessage]] = call_of(Operation.GROUP_RECEIVE, request, parse)
+    call.wait_s = request.timeout_ms / 1000
+    return call
+
+
+def _with_handle(message: StoredMessage, handle: str) -> StoredMessage:
+    return replace(message, properties={**message.properties, HANDLE: handle})
+
+
+def ack(group: str, messages: Sequence[StoredMessage]) -> Call[int]:
+    """How many were still the receiver's."""
+    request = GroupAckRequest(group, list(map(_handled, messages)))
+    return call_of(Operation.GROUP_ACK, request, lambda answer, _: int(answer.accepted))
+
+
+def acks(group: str, messages: Sequence[StoredMessage]) -> Iterator[Call[int]]:
+    """As `ack`, of any number, in the sum of all calls."""
+    return (ack(group, messages[at : at + NAMED_MAX]) for at in range(0, len(messages), NAMED_MAX))
+
+
+def change_invisible(group: str, message: StoredMessage, duration_s: float) -> Call[StoredMessage]:
+    """The message with its new handle."""
+    duration_ms = milliseconds("invisible_duration", duration_s)
+    request = GroupInvisibleRequest(group, *_handled(message), duration_ms)
+    # Made again after a lost answer it would name a handle that is not the message's any more.
+    return call_of(
+        Operation.GROUP_INVISIBLE, request, lambda answer, _: _with_handle(message, answer.handle), repeatable=False
+    )
+
+
+def places_of(messages: Sequence[Any]) -> list[tuple[tuple[str, int], int]]:
+    """Queue and offset of each. Raises BadRequestError when one is no message."""
+    for message in messages:
+        if not isinstance(message, StoredMessage):
+            raise no_message(message)
+    return [((message.topic, message.queue_id), message.queue_offset) for message in messages]
+
+
+def no_message(given: object) -> BadRequestError:
+    """What is said of what is given in the place of a message."""
+    shown = repr(given)[:64]
+    return BadRequestError(
+        f"a {type(given).__name__} is no StoredMessage: {shown}; give messages one by one, *messages"
+    )
+
+
+def _handled(message: StoredMessage) -> tuple[str, str]:
+    handle = _handle_of(message)
+    return message.topic, handle
+
+
+def _handle_of(message: Any) -> str:
+    if not isinstance(message, StoredMessage):
+        raise no_message(message)
+    if HANDLE not in message.properties:
+        raise BadRequestError(f"message {message.message_id} was not received by a simple consumer: no {HANDLE} in it")
+    return str(message.properties[HANDLE])
+
+
+# Looking and changing
+
+
+def groups() -> Call[list[GroupSummary]]:
+    return call_of(Operation.GROUPS, Empty(), lambda answer, _: [GroupSummary(*row) for row in answer.groups])
+
+
+def info(group: str) -> Call[GroupInfo]:
+    """Raises GroupNotFoundError."""
+
+    def parse(answer: Any, _: memoryview) -> GroupInfo:
+        if not answer.known:
+            raise GroupNotFoundError(f"no group {group!r}")
+        members = [GroupMember(row[0], row[1], tuple(row[2]), *row[3:]) for row in answer.members]
+        queues = [
+            GroupQueue(topic, queue_id, None if at < 0 else at, low, high, None if moment < 0 else moment, member)
+            for topic, queue_id, at, low, high, moment, member in answer.queues
+        ]
+        return GroupInfo(
+            group,
+            answer.generation,
+            answer.retry_max_times,
+            answer.retry_queue_nums,
+            answer.consume_enable,
+            tuple(members),
+            tuple(queues),
+        )
+
+    return call_of(Operation.GROUP_INFO, GroupRequest(group), parse)
+
+
+def reset(group: str, offsets: Sequence[tuple[str, int, int]]) -> Call[None]:
+    return call_of(Operation.GROUP_RESET, GroupResetRequest(group, list(offsets)), nothing)
+
+
+def change(group: str, retry_max_times: int | None, retry_queue_nums: int | None, enabled: bool | None) -> Call[None]:
+    """Settings that are None stay as they are. Raises BadRequestError for what is none."""
+    for name, value in (("retry_max_times", retry_max_times), ("retry_queue_nums", retry_queue_nums)):
+        if value is not None and whole_number(name, value) < 0:
+            raise BadRequestError(f"{name} = {value} is out of range: 0 at least")
+    if enabled is not None:
+        true_or_false("enabled", enabled)
+    numbers = [-1 if value is None else int(value) for value in (retry_max_times, retry_queue_nums, enabled)]
+    return call_of(Operation.GROUP_SETTINGS, GroupSettingsRequest(group, *numbers), nothing)
+
+
+def delete(group: str) -> Call[None]:
+    return call_of(Operation.GROUP_DELETE, GroupRequest(group), nothing, repeatable=False)
+
+
+# --- group_steps ---
+# What takes several requests about groups, as generators of calls: the sync and the async client run them alike.
+#
+# def steps() -> Steps[T]:
+#     value = yield call
+#     return …
+
+
+@dataclass(frozen=True, slots=True)
+class ResetTo:
+    """Where progress shall go: exactly one of them. `shift` is relative to where it is.
+
+    What lies outside a queue is cut to its begin or its end.
+    """
+
+    earliest: bool = False
+    latest: bool = False
+    offset: int | None = None
+    time: Time = None
+    shift: int | None = None
+
+
+def check_reset(to: Any) -> None:
+    """Raises BadRequestError."""
+    if not isinstance(to, ResetTo):
+        raise BadRequestError(f"to = {to!r} is no ResetTo, such as ResetTo(earliest=True)")
+    ends = [true_or_false("earliest", to.earliest), true_or_false("latest", to.latest)]
+    given = [*ends, to.offset is not None, to.time is not None, to.shift is not None]
+    if sum(given) != 1:
+        raise BadRequestError("a reset goes to exactly one of earliest, latest, an offset, a time, or by a shift")
+    for name, value in (("offset", to.offset), ("shift", to.shift)):
+        if value is not None:
+            whole_number(name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A queue whose progress would move from `before` (None: it has none) to `after`."""
+
+    topic: str
+    queue_id: int
+    before: int | None
+    after: int
+
+    @property
+    def messages(self) -> int:
+        """How many messages are consumed again (above 0) or skipped (below 0)."""
+        return 0 if self.before is None else self.before - self.after
+
+
+def plan_reset(
+    group: str, to: ResetTo, topics: tuple[str, ...] = (), queues: tuple[int, ...] = ()
+) -> Steps[list[Move]]:
+    """What a reset would move: of the topics that are named, or of all that the group has progress in.
+
+    What waits in retry topics is the group's own, and has other offsets: it stays, unless all is to be skipped.
+
+    Raises TopicNotFoundError, GroupNotFoundError, NoSuchQueueError for queue ids that none of the topics has.
+    """
+    check_reset(to)
+    known: dict[tuple[str, int], int | None] = {}
+    try:
+        progress: GroupInfo = yield info(group)
+        known = {(queue.topic, queue.queue_id): queue.offset for queue in progress.queues}
+    except GroupNotFoundError:
+        if not topics:
+            raise
+    moves = []
+    missing = set(queues)
+    for topic in topics or sorted({topic for topic, _ in known if to.latest or not topic.startswith(RETRY_PREFIX)}):
+        found: list[QueueInfo] = yield core.queues(topic)
+        if not found and topics:
+            raise TopicNotFoundError(f"no topic {topic!r}")
+        missing -= {queue.queue_id for queue in found}
+        for queue in found:
+            if queues and queue.queue_id not in queues:
+                continue
+            before = known.get((topic, queue.queue_id))
+            after = yield from _target(queue, to, before)
+            if before != after:
+                moves.append(Move(topic, queue.queue_id, before, after))
+    if missing:
+        raise NoSuchQueueError(f"no topic of the reset has a queue {', '.join(map(str, sorted(missing)))}")
+    return moves
+
+
+def _target(queue: QueueInfo, to: ResetTo, before: int | None) -> Steps[int]:
+    if to.earliest:
+        return queue.min_offset
+    if to.latest:
+        return queue.max_offset
+    if to.offset is not None:
+        wanted = to.offset
+    elif to.shift is not None:
+        wanted = (queue.max_offset if before is None else before) + to.shift
+    else:
+        wanted = yield core.offset_at(queue.topic, queue.queue_id, to.time, False)
+    return min(max(wanted, queue.min_offset), queue.max_offset)
+
+
+def seek_targets(positions: dict[Queue, int], to: ResetTo) -> Steps[list[tuple[str, int, int]]]:
+    """Where a consumer that stands at `positions` goes on in each queue, also where that is where it stands."""
+    check_reset(to)
+    targets = []
+    for topic in sorted({topic for topic, _ in positions}):
+        found: list[QueueInfo] = yield core.queues(topic)
+        for queue in found:
+            before = positions.get((topic, queue.queue_id))
+            if before is not None:
+                targets.append((topic, queue.queue_id, (yield from _target(queue, to, before))))
+    return targets
+
+
+def lag_behind(positions: dict[Queue, int]) -> Steps[int]:
+    """How many messages a consumer that stands at `positions` has not consumed."""
+    lag = 0
+    for topic in sorted({topic for topic, _ in positions}):
+        found: list[QueueInfo] = yield core.queues(topic)
+        for queue in found:
+            at = positions.get((topic, queue.queue_id), queue.max_offset)
+            lag += queue.max_offset - min(max(at, queue.min_offset), queue.max_offset)
+    return lag
+
+
+def execute(group: str, moves: Iterable[Any]) -> Steps[None]:
+    """Do what was planned: all of it, or nothing. Raises BadRequestError for what is no plan."""
+    targets = []
+    for number, move in enumerate(each_of("moves", moves)):
+        if not isinstance(move, Move):
+            raise BadRequestError(f"item {number} of moves is no Move: {repr(move)[:64]}; give what plan_reset gives")
+        targets.append((move.topic, move.queue_id, move.after))
+    if targets:
+        yield reset(group, targets)
+
+
+def delete_steps(group: str) -> Steps[None]:
+    """Delete a group, and then the topics where messages came again to it alone; its dead letters stay.
+
+    Raises GroupNotFoundError when there is none, behind the topics: a deletion before may have ended, or its answer may
+    have been lost, before it came to them.
+    """
+    missing: GroupNotFoundError | None = None
+    try:
+        yield delete(group)
+    except GroupNotFoundError as error:
+        missing = error
+    # In this order: the names of all groups that any of the topics can be another's are known.
+    topics = yield core.topics()
+    summaries = yield groups()
+    others = [other.group for other in summaries if other.group != group]
+    for topic in topics:
+        if _is_retry_topic_of(topic.topic, group) and not any(_is_retry_topic_of(topic.topic, name) for name in others):
+            with contextlib.suppress(TopicNotFoundError):
+                yield core.delete_topic(topic.topic)
+    if missing is not None:
+        raise missing
+
+
+def _is_retry_topic_of(topic: str, group: str) -> bool:
+    """Whether messages of a group may come again there, by the names."""
+    own = RETRY_PREFIX + group
+    return topic == own or topic.startswith(f"{own}_")
+
+
+def check_read(info: GroupInfo, topics: tuple[str, ...]) -> None:
+    """Raise TopicNotFoundError for a topic that a group has nothing to do with: a mistyped one would pass unseen."""
+    for topic in topics:
+        if all(queue.topic != topic for queue in info.queues):
+            raise TopicNotFoundError(f"group {info.group} has no progress in topic {topic!r}")
+
+
+def plan_clone(source: str, target: str, topics: tuple[str, ...] = ()) -> Steps[list[Move]]:
+    """What giving `target` the progress of `source` would move. Retry topics are each group's own.
+
+    Raises GroupNotFoundError, TopicNotFoundError for one that `source` has no progress in.
+    """
+    origin: GroupInfo = yield info(source)
+    check_read(origin, topics)
+    before: dict[tuple[str, int], int | None] = {}
+    try:
+        other: GroupInfo = yield info(target)
+        before = {(queue.topic, queue.queue_id): queue.offset for queue in other.queues}
+    except GroupNotFoundError:
+        pass  # It is made by getting progress.
+    moves = []
+    for queue in origin.queues:
+        if queue.offset is None or queue.is_retry or (topics and queue.topic not in topics):
+            continue
+        after = min(max(queue.offset, queue.min_offset), queue.max_offset)
+        at = before.get((queue.topic, queue.queue_id))
+        if at != after:
+            moves.append(Move(queue.topic, queue.queue_id, at, after))
+    return moves
+
+
+# --- nacking ---
+# What becomes of the messages of one `nack`, without I/O: shared by the sync and the async consumer.
+
+
+_NAMED_IN_ERROR: Final = 8
+"""So many messages an error names; of others it says how many there are."""
+
+
+class Nacking:
+    """`left`: messages that are still to be stored for a later delivery, `gone`: those that nobody can copy."""
+
+    def __init__(self, group: str, messages: Sequence[Any], delay_level: int) -> None:
+        self._group = group
+        self._delay_level = delay_level
+        for message in messages:
+            if not isinstance(message, StoredMessage):
+                raise no_message(message)
+        self.left: list[StoredMessage] = list(messages)
+        self.gone: list[StoredMessage] = []
+        self.is_busy = False
+        """Whether some of the last call could not be stored now."""
+
+    def call(self) -> Call[list[int]]:
+        """Asks for the first that are left."""
+        asked, _others = self._next()
+        places = [(message.topic, message.queue_id, message.queue_offset) for message in asked]
+        return nack(self._group, places, self._delay_level, -1)
+
+    def _next(self) -> tuple[Sequence[StoredMessage], Sequence[StoredMessage]]:
+        return copied_at_once(self.left, NAMED_MAX)
+
+    def answered(self, levels: list[int]) -> list[StoredMessage]:
+        """Take what became of what was asked for; those that are stored."""
+        asked, others = self._next()
+        told = list(zip(asked, levels, strict=True))
+        refused = [message for message, level in told if level == NOT_NOW]
+        self.left, self.is_busy = [*others, *refused], bool(refused)
+        self.gone += [message for message, level in told if level == GONE]
+        return [message for message, level in told if level not in (NOT_NOW, GONE)]
+
+    def check_gone(self) -> None:
+        """Raises MessageNotFoundError when some are gone."""
+        if self.gone:
+            raise MessageNotFoundError(
+                f"{_named(self.gone)} cannot be delivered to group {self._group} again: retention, damage or the "
+                f"deletion of a topic took {'it' if len(self.gone) == 1 else 'them'}"
+            )
+
+    def busy(self) -> StoreBusyError:
+        """What tells that no more time is left."""
+        return StoreBusyError(f"{counted(len(self.left), 'message')} could not be stored for a later delivery")
+
+
+def _named(messages: Sequence[StoredMessage]) -> str:
+    named = [f"{each.topic}/{each.queue_id} offset {each.queue_offset:,}" for each in messages[:_NAMED_IN_ERROR]]
+    more = len(messages) - len(named)
+    return "; ".join(named) + (f" and {more:,} more" if more else "")

@@ -1,0 +1,242 @@
+"""Properties of messages to send: what is refused, and the order in which RocketMQ stores them.
+
+The writer fills in UNIQ_KEY, TAGS and KEYS. Other properties that all messages of a frame share are sent as the four
+gaps around those three; properties that differ are sent as whole strings.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from mqproc.client.unique_id import ID_CHARACTERS
+from mqproc.errors import (
+    BadLevelError,
+    BadMessageError,
+    BadPropertyError,
+    BadRequestError,
+    BadTimeError,
+    NoSuchQueueError,
+)
+from mqproc.layout.properties import (
+    KEY_SEPARATOR,
+    KEYS,
+    NAME_END,
+    PAIR_END,
+    RESERVED,
+    SHARDING_KEY,
+    TAGS,
+    UNIQ_KEY,
+    bucket,
+)
+from mqproc.util.units import DELAY_LEVELS
+
+# Names with this beginning are for RocketMQ's clients alone and must not be stored.
+TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
+
+_SEPARATOR = re.compile(f"[{NAME_END}{PAIR_END}]")
+_KEY_FORBIDDEN = re.compile(f"[{NAME_END}{PAIR_END}{KEY_SEPARATOR}]")
+_is_key = re.compile(f"[^{NAME_END}{PAIR_END}{KEY_SEPARATOR}]+").fullmatch
+
+# RocketMQ's order of the names that the writer fills in, which the four gaps stand around.
+_UNIQUE_BUCKET, _TAG_BUCKET, _KEYS_BUCKET = bucket(UNIQ_KEY), bucket(TAGS), bucket(KEYS)
+assert _UNIQUE_BUCKET < _TAG_BUCKET < _KEYS_BUCKET
+# Bytes of those three pairs, without the values of tag and keys.
+FIXED_PAIRS_BYTES: Final = len(UNIQ_KEY) + ID_CHARACTERS + len(TAGS) + len(KEYS) + 6
+# Bytes of the pair of a sharding key, without its value.
+SHARDING_PAIR_BYTES: Final = len(SHARDING_KEY) + 2
+
+_bucket = functools.lru_cache(4096)(bucket)
+
+
+def check_property(name: str, value: str) -> None:
+    """Raise BadPropertyError unless a user's property would be stored and read back as it is."""
+    if not isinstance(name, str) or not isinstance(value, str) or not name or not value:
+        raise BadPropertyError(f"property {name!r} = {value!r}: name and value must be texts that are not empty")
+    if name in RESERVED or name.startswith(TRANSIENT_PREFIX):
+        raise BadPropertyError(f"property {name!r} is reserved")
+    if found := _SEPARATOR.search(name) or _SEPARATOR.search(value):
+        raise BadPropertyError(f"property {name!r} holds the separator byte 0x{ord(found[0]):02X}")
+
+
+def check_tag(tag: str) -> None:
+    """Raise BadPropertyError when a tag holds a separator byte."""
+    if not isinstance(tag, str):
+        raise BadPropertyError(f"tag {tag!r} is no text")
+    if found := _SEPARATOR.search(tag):
+        raise BadPropertyError(f"tag {tag[:64]!r} holds the separator byte 0x{ord(found[0]):02X}")
+
+
+def check_keys(keys: Sequence[str]) -> None:
+    """Raise BadPropertyError when a key is empty, or holds a separator byte or a space, at which it would be split."""
+    if type(keys) is not tuple and (isinstance(keys, str | bytes) or not isinstance(keys, Sequence)):
+        kind = type(keys).__name__
+        raise BadPropertyError(f"keys must be a sequence of texts, not {repr(keys)[:64]} of type {kind}")
+    for key in keys:
+        if type(key) is not str or not _is_key(key):
+            _check_key(key)
+
+
+def _check_key(key: object) -> None:
+    if not isinstance(key, str) or not key:
+        raise BadPropertyError(f"key {key!r} is empty or no text")
+    if found := _KEY_FORBIDDEN.search(key):
+        raise BadPropertyError(f"key {key[:64]!r} holds the separator byte 0x{ord(found[0]):02X}")
+
+
+def check_property_rows(given: Any, count: int) -> Sequence[Mapping[str, str]]:
+    """Properties with one mapping for each message. Raises BadRequestError for anything else."""
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        kind = type(given).__name__
+        raise BadPropertyError(f"properties must be a mapping, or a list with one for each message, not a {kind}")
+    if len(given) != count:
+        raise BadMessageError(f"{len(given):,} properties for {count:,} bodies")
+    return given
+
+
+def check_unique_id(unique: str) -> None:
+    """Raise BadPropertyError when a unique id of the user's own is no text, or holds a separator byte or a space."""
+    if not isinstance(unique, str):
+        raise BadPropertyError(f"unique id {unique!r} is no text")
+    if found := _KEY_FORBIDDEN.search(unique):
+        raise BadPropertyError(f"unique id {unique[:64]!r} holds the separator byte 0x{ord(found[0]):02X}")
+
+
+def check_sharding_key(sharding_key: str, properties: Mapping[str, str], *, names_queue: bool) -> None:
+    """Raise BadRequestError or BadPropertyError when a key cannot pick a queue: there is another one, or a queue."""
+    if not isinstance(sharding_key, str):
+        raise BadPropertyError(f"sharding key {sharding_key!r} is no text")
+    if found := _SEPARATOR.search(sharding_key):
+        raise BadPropertyError(f"sharding key {sharding_key[:64]!r} holds the separator byte 0x{ord(found[0]):02X}")
+    if sharding_key and names_queue:
+        raise BadRequestError("a message has a sharding key, which picks its queue, or a queue id, not both")
+    if sharding_key and SHARDING_KEY in properties:
+        raise BadPropertyError(f"property {SHARDING_KEY!r} is given beside the sharding key that it would hold")
+
+
+class Gaps(NamedTuple):
+    """Properties of all messages of a frame, encoded, by where they stand among the three that the writer fills in."""
+
+    before_unique: bytes = b""
+    before_tag: bytes = b""
+    before_keys: bytes = b""
+    after_keys: bytes = b""
+
+
+NO_GAPS = Gaps()
+
+
+def split_at_gaps(properties: Mapping[str, str]) -> Gaps:
+    """Encode constant properties. In a bucket that is shared, tag and keys come first and the unique id last."""
+    parts: tuple[list[str], ...] = ([], [], [], [])
+    for name, value in properties.items():
+        check_property(name, value)
+    for name in sorted(properties, key=_bucket):
+        place = _bucket(name)
+        gap = (place > _UNIQUE_BUCKET) + (place >= _TAG_BUCKET) + (place >= _KEYS_BUCKET)
+        parts[gap].append(f"{name}{NAME_END}{properties[name]}{PAIR_END}")
+    return Gaps(*(utf8("properties", "".join(part)) for part in parts))
+
+
+def utf8(name: str, text: str) -> bytes:
+    """A text as it is stored. Raises BadPropertyError for one with half of a surrogate pair."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise BadPropertyError(f"{name}: {error}") from None
+
+
+def not_properties(properties: object) -> BadPropertyError:
+    """What is said of what is no mapping."""
+    kind = type(properties).__name__
+    return BadPropertyError(f"properties must be a mapping of names to values, not a {kind}: {repr(properties)[:64]}")
+
+
+def whole_properties(tag: str, keys: str, properties: Mapping[str, str], unique: str, sharding_key: str = "") -> str:
+    """One message's whole property string, in RocketMQ's order."""
+    pairs = {}
+    if sharding_key:
+        pairs[SHARDING_KEY] = sharding_key
+    if tag:
+        pairs[TAGS] = tag
+    if keys:
+        pairs[KEYS] = keys
+    if not isinstance(properties, Mapping):
+        raise not_properties(properties)
+    for name, value in properties.items():
+        check_property(name, value)
+        pairs[name] = value
+    pairs[UNIQ_KEY] = unique
+    return "".join([f"{name}{NAME_END}{pairs[name]}{PAIR_END}" for name in sorted(pairs, key=_bucket)])
+
+
+# --- message_numbers ---
+# What one message has of numbers: its queue, flag and born time.
+
+
+_SHOWN_CHARACTERS: Final = 64
+_WHOLE: Final = (int, np.integer)
+_NOT_WHOLE: Final = (bool, np.timedelta64)
+
+
+def is_whole(value: object) -> bool:
+    """Python's and numpy's integers; truths and spans of time count as these there, and are none."""
+    return type(value) is int or (isinstance(value, _WHOLE) and not isinstance(value, _NOT_WHOLE))
+
+
+def check_queue_id(queue_id: Any, of_each: Any = None) -> None:
+    """Raise NoSuchQueueError when no topic can have this queue, BadRequestError when messages have one of their own."""
+    if of_each is not None:
+        raise BadRequestError("a batch has one queue id for all messages, or one for each, not both")
+    if not is_whole(queue_id):
+        raise BadRequestError(_no_whole_number("queue_id", queue_id))
+    if not 0 <= queue_id < 1 << 31:
+        raise NoSuchQueueError(f"queue id {queue_id:,} is below 0 or too large")
+
+
+def check_flag(flag: Any) -> None:
+    """Raise BadMessageError when a flag does not fit its field."""
+    if not is_whole(flag):
+        raise BadMessageError(_no_whole_number("flag", flag))
+    if not -(1 << 31) <= flag < 1 << 31:
+        raise BadMessageError(f"flag {flag:,} does not fit 32 bits")
+
+
+def check_born(born_timestamp_ms: Any) -> None:
+    """Raise BadMessageError when a born time does not fit its field."""
+    if born_timestamp_ms is None:
+        return
+    if not is_whole(born_timestamp_ms):
+        raise BadMessageError(_no_whole_number("born_timestamp_ms", born_timestamp_ms))
+    if not -(1 << 63) <= born_timestamp_ms < 1 << 63:
+        raise BadMessageError(f"born_timestamp_ms {born_timestamp_ms:,} does not fit 64 bits")
+
+
+def _no_whole_number(name: str, value: object) -> str:
+    return f"{name} = {repr(value)[:_SHOWN_CHARACTERS]} is no whole number"
+
+
+# --- delays ---
+# What a message may wait for: a delay level, or a time.
+
+
+def check_delay(delay_level: Any, deliver_at_ms: Any) -> None:
+    """Raise BadLevelError, BadTimeError or BadMessageError when messages wait for no time that there is."""
+    if not is_whole(delay_level):
+        raise _not_one_time("delay_level", delay_level)
+    if not is_whole(deliver_at_ms):
+        raise _not_one_time("deliver_at_ms", deliver_at_ms)
+    if not 0 <= delay_level <= DELAY_LEVELS:
+        raise BadLevelError(f"delay level {delay_level} is out of range: from 1 to {DELAY_LEVELS}")
+    if not 0 <= deliver_at_ms < 1 << 62:
+        raise BadTimeError(f"deliver_at_ms = {deliver_at_ms} is no time")
+    if delay_level and deliver_at_ms:
+        raise BadMessageError("a message has a delay level or a time to deliver at, not both")
+
+
+def _not_one_time(name: str, value: Any) -> BadMessageError:
+    return BadMessageError(f"{name} is a {type(value).__name__}: messages sent so wait for one time, an integer")

@@ -1,0 +1,508 @@
+"""Every request that a client can make but sends, and how its answer is read: shared by the sync and async client.
+
+A `Call` is a request without I/O. What sends it, waits, and tries again is `sync.py` or `aio.py`; sends are in
+`sending.py`.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from mqproc.client.arguments import milliseconds, time_ms, whole_number
+from mqproc.client.message_fields import not_properties
+from mqproc.errors import (
+    BadRequestError,
+    BadTopicError,
+    ConfigurationError,
+    MessageNotFoundError,
+    NoSuchQueueError,
+    ProtocolError,
+    TopicNotFoundError,
+)
+from mqproc.layout.record_codec import UnreadRecords, lazy_records
+from mqproc.paths import StorePaths, given_path
+from mqproc.topic_names import check_topic
+from mqproc.types import (
+    Filter,
+    Health,
+    PullResult,
+    PullStatus,
+    QueueInfo,
+    SqlFilter,
+    StoredMessage,
+    TagFilter,
+    TopicInfo,
+)
+from mqproc.wire.checks import check_sql, parse_tags
+from mqproc.wire.codec import FrameOptions, encoded
+from mqproc.wire.operations import ANSWERS, WRITER_OPERATIONS, Empty, Operation
+from mqproc.wire.operations.log import (
+    ByKeyRequest,
+    CountRequest,
+    CreateTopicRequest,
+    DeleteTopicRequest,
+    GetRequest,
+    OffsetAtRequest,
+    PullRequest,
+    QueryMessageRequest,
+    QueuesRequest,
+    RangeRequest,
+    ScanRequest,
+)
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+    from mqproc.client.arrow import ArrowPullResult
+
+T = TypeVar("T")
+# How often a wait for dispatch looks.
+DISPATCH_LOOK_S: Final = 0.001
+Time = int | float | str | datetime.datetime | None
+"""A moment: Unix ms, a datetime (a naive one is local time), or None for no bound."""
+TimeKind = Literal["store", "born"]
+
+TIMEOUT_S: Final = 30.0
+IN_FLIGHT: Final = 4
+WRITER: Final = "writer"
+QUERY: Final = "query"
+TIME_MIN_MS: Final = -(1 << 62)
+TIME_MAX_MS: Final = 1 << 62
+PULL_MESSAGES: Final = 1024
+KEY_MESSAGES_MAX: Final = 65_536
+PULL_BYTES: Final = 8 << 20
+
+_DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
+    int(operation): msgspec.msgpack.Decoder(kind) for operation, kind in ANSWERS.items()
+}
+_PULL: Final = int(Operation.PULL)
+# To call an enum is two steps of Python's.
+_STATUSES: Final = {status.value: status for status in PullStatus}
+
+
+class Call(msgspec.Struct, Generic[T]):
+    """A request. `repeatable`: may be made again although its answer was lost. `wait_s`: the server may hold it.
+
+    `again`: the request that is made in its place then.
+    """
+
+    role: str
+    operation: int
+    options: bytes
+    payload: Sequence[ReadableBuffer]
+    parse: Callable[[memoryview, memoryview], T]
+    repeatable: bool = True
+    wait_s: float = 0.0
+    oneway: bool = False
+    again: Call[T] | None = None
+
+    @property
+    def is_send(self) -> bool:
+        return self.operation == Operation.APPEND
+
+    @property
+    def takes(self) -> bool:
+        """Whether the server has what it is to give later for nobody else: it must learn that nobody waits any more."""
+        return self.operation == Operation.GROUP_RECEIVE and self.wait_s > 0
+
+
+Steps = Generator[Call[Any], Any, T]
+
+
+def socket_paths(store_or_socket: str | Path) -> dict[str, Path]:
+    """The roles' sockets of a store, given its folder or one of its sockets."""
+    path = given_path(store_or_socket)
+    if path.suffix == ".sock" and not path.is_dir():
+        return {name: path.with_name(f"{name}.sock") for name in (WRITER, QUERY)}
+    return {name: StorePaths(path).socket(name) for name in (WRITER, QUERY)}
+
+
+def _decode_options(operation: int, options: memoryview) -> Any:
+    try:
+        return _DECODERS[operation].decode(options)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"answer to {Operation(operation).name} cannot be read: {error}") from None
+
+
+def call_of(
+    operation: Operation, options: FrameOptions, parse: Callable[[Any, memoryview], T], *, repeatable: bool = True
+) -> Call[T]:
+    """A call whose answer's options are decoded before `parse` gets them."""
+    number = int(operation)
+    role = WRITER if operation in WRITER_OPERATIONS else QUERY
+    return Call(
+        role,
+        number,
+        encoded(options),
+        (),
+        lambda found, rows: parse(_decode_options(number, found), rows),
+        repeatable,
+    )
+
+
+def nothing(_options: Any, _payload: memoryview) -> None:
+    """An answer that says no more than that it is done."""
+    return
+
+
+# Topics
+
+
+def create_topic(topic: str, queues: int, perm: int | None) -> Call[None]:
+    check_topic(topic)
+    return call_of(Operation.CREATE_TOPIC, CreateTopicRequest(topic, queues, perm), nothing)
+
+
+def delete_topic(topic: str) -> Call[None]:
+    check_topic(topic)
+    return call_of(Operation.DELETE_TOPIC, DeleteTopicRequest(topic), nothing, repeatable=False)
+
+
+def topics() -> Call[list[TopicInfo]]:
+    return call_of(Operation.TOPICS, Empty(), lambda answer, _: [TopicInfo(*row) for row in answer.topics])
+
+
+def queues(topic: str) -> Call[list[QueueInfo]]:
+    return call_of(Operation.QUEUES, QueuesRequest(topic), lambda answer, _: [QueueInfo(*row) for row in answer.queues])
+
+
+def queue(topic: str, queue_id: int) -> Call[QueueInfo]:
+    """One queue of a topic. Raises TopicNotFoundError or NoSuchQueueError."""
+    if not isinstance(topic, str) or not topic:
+        raise BadTopicError("topic is empty" if isinstance(topic, str) else f"topic is {topic!r}, not text")
+    wanted = whole_number("queue_id", queue_id)
+
+    def parse(answer: Any, _: memoryview) -> QueueInfo:
+        found = [QueueInfo(*row) for row in answer.queues]
+        if not found:
+            raise TopicNotFoundError(f"no topic {topic!r}")
+        for info in found:
+            if info.queue_id == wanted:
+                return info
+        raise NoSuchQueueError(f"topic {topic!r} has no queue {queue_id}; it has {len(found)}")
+
+    return call_of(Operation.QUEUES, QueuesRequest(topic), parse)
+
+
+# Reading
+
+
+def pull_request(
+    topic: str,
+    queue_id: int,
+    offset: int,
+    max_messages: int,
+    max_bytes: int,
+    tags: str,
+    timeout: float,
+    rocketmq_limits: bool,
+    filter: Filter | None = None,
+    progress: float | None = None,
+) -> PullRequest:
+    """The options of a pull; `timeout` in seconds is how long the server may wait for a message.
+
+    `progress`: after so many seconds it tells how far it has come through messages that do not match; None: it waits.
+    """
+    timeout_ms = max(0, milliseconds("timeout", timeout))
+    progress_ms = -1 if progress is None else round(progress * 1000)
+    names, sql = chosen(tags, filter)
+    place = topic, queue_id, offset, max_messages, max_bytes
+    return PullRequest(*place, names, timeout_ms, rocketmq_limits, sql, progress_ms)
+
+
+def chosen(tags: str, filter: Filter | None) -> tuple[list[str], str]:
+    """Tags and SQL92 of what is asked for: `tags` is short for a TagFilter. Raises FilterSyntaxError.
+
+    An SQL92 filter is parsed by the server, which refuses it in the same way.
+    """
+    if filter is None:
+        return parse_tags(tags), ""
+    if tags:
+        raise BadRequestError("tags and filter are both given; tags is short for filter=TagFilter(…)")
+    if isinstance(filter, TagFilter):
+        return parse_tags(filter.expression), ""
+    if not isinstance(filter, SqlFilter):
+        raise BadRequestError(f"filter is a {type(filter).__name__}, neither TagFilter nor SqlFilter")
+    return [], check_sql(filter.expression)
+
+
+def pull(request: PullRequest) -> Call[PullResult]:
+    """Messages of one queue as objects."""
+    return Call(QUERY, _PULL, encoded(request), (), _pull_result, True, request.timeout_ms / 1000)
+
+
+def _pull_result(options: memoryview, payload: memoryview) -> PullResult:
+    """A consumer that has caught up waits for each message: nothing is called here that one does not need."""
+    answer = _decode_options(_PULL, options)
+    status = _STATUSES.get(answer.status) or status_of(answer)
+    return PullResult(
+        status, lazy_records(payload), answer.next_offset, answer.min_offset, answer.max_offset, answer.detail
+    )
+
+
+def status_of(answer: Any) -> PullStatus:
+    """A pull's status. Raises ProtocolError for one that only another version has."""
+    if status := _STATUSES.get(answer.status):
+        return status
+    raise ProtocolError(f"answer to PULL has the status {answer.status[:64]!r}, which this version does not know")
+
+
+class UnreadPull(NamedTuple):
+    """One pull's answer whose records become messages as they are used; otherwise as PullResult."""
+
+    status: PullStatus
+    next_offset: int
+    batch: UnreadRecords
+
+
+def unread_pull(answer: Any, payload: memoryview) -> UnreadPull:
+    """What makes a pull's answer into records that are not read yet."""
+    return UnreadPull(status_of(answer), answer.next_offset, UnreadRecords(payload, answer.count))
+
+
+def pull_as(request: PullRequest, parse: Callable[[Any, memoryview], T]) -> Call[T]:
+    """Messages of one queue, made by `parse` of the PullAnswer and the records."""
+    call = call_of(Operation.PULL, request, parse)
+    call.wait_s = request.timeout_ms / 1000
+    return call
+
+
+def arrow_parser(columns: Sequence[str] | None) -> Callable[[Any, memoryview], ArrowPullResult]:
+    """What makes a pull's answer into Arrow."""
+    # pyarrow and the kernels take half a second to import: only who asks for Arrow pays.
+    try:
+        from mqproc.client.arrow import parser
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"{error.name} is not installed: pip install 'mqproc[arrow]'") from None
+    return parser(columns)
+
+
+def get(message_id: str, topic: str) -> Call[StoredMessage]:
+    """The message with an offset id or a unique id."""
+
+    def parse(_: Any, payload: memoryview) -> StoredMessage:
+        found = lazy_records(payload)
+        if not found:
+            raise MessageNotFoundError(f"no message {message_id}")
+        return found[0]
+
+    return call_of(Operation.GET, GetRequest(message_id, topic), parse)
+
+
+def by_key(
+    topic: str, key: str, begin: Time, end: Time, max_messages: int, unique: bool, time: TimeKind
+) -> Call[list[StoredMessage]]:
+    """The newest messages by key that one answer holds, oldest first as the server gives them."""
+    request = _by_key_request(topic, key, begin, end, max_messages, unique, time)
+    return call_of(Operation.BY_KEY, request, lambda _, payload: lazy_records(payload))
+
+
+def by_key_page(
+    topic: str, key: str, begin: Time, end: Time, max_messages: int, unique: bool, time: TimeKind, max_bytes: int
+) -> Call[Page]:
+    """The newest messages by key, oldest first; the next page has older ones, up to `max_messages` with these."""
+    request = _by_key_request(topic, key, begin, end, max_messages, unique, time)
+    return _by_key_page(msgspec.structs.replace(request, max_bytes=max_bytes))
+
+
+def _by_key_request(
+    topic: str, key: str, begin: Time, end: Time, max_messages: int, unique: bool, time: TimeKind
+) -> ByKeyRequest:
+    if isinstance(key, str) and not key:
+        raise BadRequestError("key is empty")
+    begin_ms, end_ms = _bounds(begin, end)
+    return ByKeyRequest(topic, key, begin_ms, end_ms, max_messages, unique, _is_born(time))
+
+
+def _by_key_page(request: ByKeyRequest) -> Call[Page]:
+    def parse(answer: Any, payload: memoryview) -> Page:
+        messages = lazy_records(payload)
+        left = request.max_messages - len(messages)
+        # A group of a version before gives no cursor.
+        if answer.complete or not messages or not left or not answer.cursor:
+            return Page(messages, None)
+        following = msgspec.structs.replace(request, max_messages=left, below=answer.cursor[0])
+        return Page(messages, _by_key_page(following))
+
+    return call_of(Operation.BY_KEY, request, parse)
+
+
+def all_by_key(
+    topic: str, key: str, begin: Time, end: Time, max_messages: int, unique: bool, time: TimeKind, page_bytes: int
+) -> Steps[list[StoredMessage]]:
+    """Return the newest `max_messages` with a key, oldest first, in answers of at most `page_bytes`."""
+    pages: list[list[StoredMessage]] = []
+    call: Call[Page] | None = by_key_page(topic, key, begin, end, max_messages, unique, time, page_bytes)
+    while call is not None:
+        page: Page = yield call
+        pages.append(page.messages)
+        call = page.next_call
+    return pages[0] if len(pages) == 1 else [message for messages in reversed(pages) for message in messages]
+
+
+def with_key(
+    topic: str, key: str, begin_ms: int, end_ms: int, *, max_bytes: int, unique: bool = False, below: int = -1
+) -> Call[tuple[list[StoredMessage], bool]]:
+    """The newest messages with a key and a store time from `begin_ms` to `end_ms`, and whether these are all; below a
+    place in the log where one is given."""
+    request = ByKeyRequest(topic, key, begin_ms, end_ms, KEY_MESSAGES_MAX, unique, below=below, max_bytes=max_bytes)
+    return call_of(Operation.BY_KEY, request, lambda answer, rows: (lazy_records(rows), bool(answer.complete)))
+
+
+def _moment_text(moment_ms: int) -> str:
+    """ISO 8601 in UTC; the number itself when it is no moment that has such a name."""
+    try:
+        return datetime.datetime.fromtimestamp(moment_ms / 1000, datetime.UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return str(moment_ms)
+
+
+def _bounds(begin: Time, end: Time) -> tuple[int, int]:
+    begin_ms, end_ms = time_ms(begin, TIME_MIN_MS), time_ms(end, TIME_MAX_MS)
+    if end_ms < begin_ms:
+        raise BadRequestError(f"the end {_moment_text(end_ms)} is before the begin {_moment_text(begin_ms)}")
+    return begin_ms, end_ms
+
+
+def _is_born(time: str) -> bool:
+    if not isinstance(time, str) or time not in ("store", "born"):
+        raise BadRequestError(f"time is {repr(time)[:64]}, neither 'store' nor 'born'")
+    return time == "born"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Part of a long answer; `next_call` asks for the next part, None after the last."""
+
+    messages: list[StoredMessage]
+    next_call: Call[Page] | None
+
+
+def range_page(
+    topic: str,
+    begin: Time,
+    end: Time,
+    tags: str,
+    filter: Filter | None,
+    page_messages: int,
+    page_bytes: int,
+    time: TimeKind,
+    cursor: Sequence[int] = (),
+) -> Call[Page]:
+    """The first page of the messages with begin ≤ time < end; from the `cursor` (queue id, queue offset) on."""
+    begin_ms, end_ms = _bounds(begin, end)
+    names, sql = chosen(tags, filter)
+    request = RangeRequest(topic, begin_ms, end_ms, names, page_messages, _is_born(time), list(cursor), sql, page_bytes)
+    return _page_call(Operation.RANGE, request)
+
+
+def scan_page(request: ScanRequest) -> Call[Page]:
+    """The first page of a pass over the log."""
+    return _page_call(Operation.SCAN, request)
+
+
+def _page_call(operation: Operation, request: RangeRequest | ScanRequest) -> Call[Page]:
+    def parse(answer: Any, payload: memoryview) -> Page:
+        messages = lazy_records(payload)
+        if answer.complete or not answer.cursor or answer.cursor[0] < 0:
+            return Page(messages, None)
+        following = _continued(request, answer.cursor)
+        if following == request:
+            raise ProtocolError(f"{operation.name} does not go on from cursor {answer.cursor}")
+        return Page(messages, _page_call(operation, following))
+
+    return call_of(operation, request, parse)
+
+
+def _continued(request: RangeRequest | ScanRequest, cursor: list[int]) -> RangeRequest | ScanRequest:
+    if isinstance(request, RangeRequest):
+        return msgspec.structs.replace(request, cursor=cursor)
+    return msgspec.structs.replace(request, physical_offset=cursor[0])
+
+
+def scan_request(
+    topic: str,
+    begin: Time,
+    end: Time,
+    properties: Mapping[str, str] | None,
+    body_contains: bytes,
+    physical_offset: int,
+    page_messages: int,
+    page_bytes: int,
+) -> ScanRequest:
+    """The options of a scan; at most one property can be asked for."""
+    if properties is not None and not isinstance(properties, Mapping):
+        raise not_properties(properties)
+    if properties and len(properties) > 1:
+        raise BadRequestError(f"a scan looks for one property, not {len(properties)}")
+    begin_ms, end_ms = _bounds(begin, end)
+    name, value = next(iter(properties.items())) if properties else ("", "")
+    place = topic, physical_offset, begin_ms, end_ms, name, value, body_contains
+    return ScanRequest(*place, max_messages=page_messages, max_bytes=page_bytes)
+
+
+def count(topic: str, begin: Time, end: Time, tags: str, filter: Filter | None, time: TimeKind) -> Call[int]:
+    """How many messages have begin ≤ time < end."""
+    begin_ms, end_ms = _bounds(begin, end)
+    names, sql = chosen(tags, filter)
+    request = CountRequest(topic, begin_ms, end_ms, names, _is_born(time), sql)
+    return call_of(Operation.COUNT, request, lambda answer, _: int(answer.count))
+
+
+def offset_at(topic: str, queue_id: int, moment: Time, upper: bool) -> Call[int]:
+    request = OffsetAtRequest(topic, queue_id, time_ms(moment, 0), upper)
+    return call_of(Operation.OFFSET_AT, request, lambda answer, _: int(answer.offset))
+
+
+@dataclass(frozen=True, slots=True)
+class QueryMessageResult:
+    """RocketMQ's answer to `queryMessage`: what the index points to by hash, colliding keys included.
+
+    `messages` lacks those that are damaged.
+    """
+
+    physical_offsets: tuple[int, ...]
+    index_last_update_timestamp_ms: int
+    index_last_update_physical_offset: int
+    messages: tuple[StoredMessage, ...] = ()
+
+
+def query_message(topic: str, key: str, max_messages: int, begin: Time, end: Time) -> Call[QueryMessageResult]:
+    begin_ms, end_ms = _bounds(begin, end)
+    request = QueryMessageRequest(topic, key, max_messages, begin_ms, end_ms)
+
+    def parse(answer: Any, payload: memoryview) -> QueryMessageResult:
+        return QueryMessageResult(
+            tuple(answer.physical_offsets),
+            answer.index_last_update_timestamp_ms,
+            answer.index_last_update_physical_offset,
+            tuple(lazy_records(payload)),
+        )
+
+    return call_of(Operation.QUERY_MESSAGE, request, parse)
+
+
+# State
+
+
+def stats() -> Call[dict[str, int]]:
+    return call_of(Operation.STATS, Empty(), lambda answer, _: dict(answer.words))
+
+
+def health() -> Call[Health]:
+    def parse(answer: Any, _: memoryview) -> Health:
+        return Health(answer.ready, answer.read_only, answer.dispatch_behind_bytes, tuple(answer.problems))
+
+    return call_of(Operation.HEALTH, Empty(), parse)
+
+
+def ping(role: str) -> Call[None]:
+    call = call_of(Operation.PING, Empty(), nothing)
+    call.role = role
+    return call

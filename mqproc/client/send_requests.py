@@ -1,0 +1,488 @@
+"""Messages as calls to the writer: one, a group, a batch of columns; and how a stream of them is cut into frames."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+import re
+import struct
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, ParamSpec, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.client.append_template import encode_single
+from mqproc.client.arguments import at_least_one, each_of, not_below_zero
+from mqproc.client.batch import Batch, Delay, by_time, deliver_at_ms
+from mqproc.client.columns import body_bytes
+from mqproc.client.encoding import (
+    FRAME_MESSAGES_MAX,
+    AppendFrame,
+    check_message,
+    encode_batch,
+    encode_message,
+    encode_messages,
+    frame_key,
+)
+from mqproc.client.message_fields import check_born, check_delay, check_flag
+from mqproc.client.requests import IN_FLIGHT, WRITER, Call, Time, nothing
+from mqproc.client.unique_id import COUNTERS, unique_ids
+from mqproc.errors import (
+    BadMessageError,
+    BadPropertyError,
+    BadRequestError,
+    FrameTooLargeError,
+    MqprocError,
+    ProtocolError,
+)
+from mqproc.layout.record_codec import host_hex
+from mqproc.types import BatchResult, Message, SendResult
+from mqproc.wire.operations import Operation
+from mqproc.wire.operations.log import AppendAnswer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+# Messages of one frame, where a client cuts a stream of them.
+GROUP_MESSAGES_MAX: Final = 1000
+GROUP_BYTES_MAX: Final = 1 << 20
+
+_decode_append = msgspec.msgpack.Decoder(AppendAnswer).decode
+_APPEND = int(Operation.APPEND)
+# What columns raise of values that nobody has looked at one by one, such as pandas' NA.
+_UNLOOKED_AT: Final = (TypeError, ValueError)
+# What is raised of an answer of another shape: the server's fault, not the caller's.
+_UNREADABLE: Final = (msgspec.DecodeError, struct.error, ValueError)
+_MESSAGE: Final = re.compile(r"message (\d+): (.*)", re.DOTALL)
+_unique_id_of = operator.attrgetter("unique_id")
+_ONE_ROW = struct.Struct("<qqi")
+_MASK64: Final = (1 << 64) - 1
+_ZERO: Final = 0
+"""This very object is what a message has where nothing was given; what only equals it may be False, and no number."""
+_NO_NUMBERS: Final = (None,) * 5
+
+
+def message_of(
+    topic: Message | str,
+    body: bytes | None,
+    tag: str,
+    keys: str | Sequence[str],
+    properties: Mapping[str, str] | None,
+    queue_id: int | None,
+    flag: int,
+    born_timestamp_ms: int | None,
+    *,
+    delay_level: int = 0,
+    deliver_at: Time = None,
+    delay: Delay | None = None,
+    sharding_key: str = "",
+) -> Message:
+    """The message that `send` was given, whole or in parts; `delay` is a `deliver_at` from now on."""
+    if isinstance(topic, Message):
+        numbers = body, queue_id, born_timestamp_ms, deliver_at, delay
+        try:
+            is_whole = numbers == _NO_NUMBERS and not (tag or keys or properties or flag or delay_level or sharding_key)
+        except (TypeError, ValueError):  # As below.
+            is_whole = False
+        if not is_whole:
+            raise BadRequestError("give a Message, or a topic and its parts, not both")
+        return topic
+    if body is None:
+        raise BadMessageError("a message needs a body")
+    try:
+        several = (keys,) if isinstance(keys, str) and keys else keys or ()
+        pairs = properties or {}
+    except (TypeError, ValueError):  # An array, and pandas' NA, is neither true nor false.
+        kinds = type(keys).__name__, type(properties).__name__
+        raise BadPropertyError(f"keys must be a sequence of texts, and properties a mapping, not {kinds}") from None
+    return Message(
+        topic,
+        body,
+        tag,
+        several,
+        pairs,
+        queue_id,
+        flag,
+        born_timestamp_ms,
+        delay_level=delay_level,
+        deliver_at_ms=0 if deliver_at is None and delay is None else deliver_at_ms(deliver_at, delay),
+        sharding_key=sharding_key,
+    )
+
+
+def _append_call(frame: AppendFrame, parse: Callable[[memoryview, memoryview], T], *, oneway: bool = False) -> Call[T]:
+    return Call(WRITER, _APPEND, frame.options, frame.payload, parse, False, 0.0, oneway)
+
+
+def send(message: Message, *, wait: bool = True, transaction: bool = False) -> Call[SendResult]:
+    """One message; `transaction` for a half message, whose properties say so."""
+    try:
+        if transaction:
+            frame = encode_messages([message], wait=wait, transaction=True)
+        else:
+            frame = encode_single(message, wait=wait)
+    except _UNLOOKED_AT:
+        check_message(message)
+        raise
+    parse = functools.partial(_send_result, message.unique_id, frame.unique_prefix, frame.unique_counter)
+    return Call(WRITER, _APPEND, frame.options, frame.payload, parse, False)
+
+
+def _send_result(
+    own_id: str, unique_prefix: str, unique_counter: int, options: memoryview, payload: memoryview
+) -> SendResult:
+    """What one message's answer says; its unique id is its sender's own, or made of prefix and counter."""
+    try:
+        answer = _decode_append(options)
+        physical_offset, queue_offset, queue_id = _ONE_ROW.unpack(payload)
+    except _UNREADABLE as error:
+        raise _not_readable(error) from None
+    return SendResult(
+        f"{host_hex(answer.store_host)}{physical_offset & _MASK64:016X}",
+        own_id or f"{unique_prefix}{unique_counter % COUNTERS:04X}",
+        queue_id,
+        queue_offset,
+        physical_offset,
+        answer.store_timestamp_ms,
+    )
+
+
+def _not_readable(error: Exception) -> ProtocolError:
+    return ProtocolError(f"answer to APPEND cannot be read: {error}")
+
+
+def _checked(parse: Callable[P, T]) -> Callable[P, T]:
+    """An append answer of the wrong shape is the server's fault, not the caller's."""
+
+    @functools.wraps(parse)
+    def checked(*given: P.args, **named: P.kwargs) -> T:
+        try:
+            return parse(*given, **named)
+        except _UNREADABLE as error:
+            raise _not_readable(error) from None
+
+    return checked
+
+
+def send_oneway(message: Message, frame_bytes_max: int) -> Call[None]:
+    """One message that is not answered, so what the writer would refuse, or end the connection for, is refused here."""
+    check_born(message.born_timestamp_ms)
+    if message.flag is not _ZERO:
+        check_flag(message.flag)
+    if message.delay_level is not _ZERO or message.deliver_at_ms is not _ZERO:
+        check_delay(message.delay_level, message.deliver_at_ms)
+    try:
+        frame = encode_message(message, wait=False, oneway=True)
+    except _UNLOOKED_AT:
+        check_message(message)
+        raise
+    size = len(frame.options) + frame.payload_bytes
+    if size > frame_bytes_max:
+        raise FrameTooLargeError(f"frame of {size:,} bytes exceeds {frame_bytes_max:,}")
+    return _append_call(frame, nothing, oneway=True)
+
+
+def _columns(payload: memoryview, count: int) -> tuple[Any, Any, Any]:
+    """An append answer's columns: physical offsets, queue offsets, queue ids, as arrays of their own."""
+    data = bytes(payload)
+    if len(data) != count * _ONE_ROW.size:
+        raise ValueError(f"{len(data)} bytes for {count} messages")
+    return (
+        np.frombuffer(data, "<i8", count),
+        np.frombuffer(data, "<i8", count, 8 * count),
+        np.frombuffer(data, "<i4", count, 16 * count),
+    )
+
+
+def send_group(
+    messages: Sequence[Message], *, wait: bool = True, places: Sequence[int] | None = None
+) -> Call[list[SendResult]]:
+    """Messages with one `frame_key` in one frame; `places` are theirs in what the caller has given, for errors."""
+    try:
+        frame = encode_messages(messages, wait=wait)
+    except (BadRequestError, *_UNLOOKED_AT):
+        _refuse_first_wrong(messages, places or range(len(messages)))
+        raise
+    return _append_call(frame, functools.partial(_group_results, messages, frame))
+
+
+def _refuse_first_wrong(messages: Sequence[Message], places: Sequence[int]) -> None:
+    """Raise the error of the first message that cannot be sent, with its place."""
+    for place, message in zip(places, messages, strict=True):
+        try:
+            check_message(message)
+            encode_message(message)
+        except BadRequestError as error:
+            raise (type(error)(f"message {place:,}: {error}") if len(messages) > 1 or place else error) from None
+
+
+def at_its_place(error: MqprocError, places: Sequence[int]) -> MqprocError:
+    """The store's error about a frame, within which it counts messages, with the message's place in what was given."""
+    found = _MESSAGE.match(str(error)) if isinstance(error, BadRequestError) else None
+    return error if found is None else type(error)(f"message {places[int(found[1])]:,}: {found[2]}")
+
+
+def results_or_error(results: Mapping[int, SendResult], failures: Sequence[Exception]) -> list[SendResult]:
+    """Results of a stream in order; raises the first failure with a note of how many messages were stored."""
+    if failures:
+        failures[0].add_note(f"{len(results):,} messages were stored")
+        raise failures[0]
+    return [results[index] for index in range(len(results))]
+
+
+@_checked
+def _group_results(
+    messages: Sequence[Message], frame: AppendFrame, options: memoryview, payload: memoryview
+) -> list[SendResult]:
+    answer = _decode_append(options)
+    host, store_timestamp_ms = host_hex(answer.store_host), answer.store_timestamp_ms
+    physical_offsets, queue_offsets, queue_ids = _columns(payload, frame.count)
+    ids = unique_ids(frame.unique_prefix, frame.unique_counter, frame.count)
+    if any(map(_unique_id_of, messages)):
+        ids = [message.unique_id or own_id for message, own_id in zip(messages, ids, strict=True)]
+    message_ids = map(f"{host}%016X".__mod__, physical_offsets.view("<u8").tolist())
+    columns = message_ids, ids, queue_ids.tolist(), queue_offsets.tolist(), physical_offsets.tolist()
+    return list(map(SendResult, *columns, itertools.repeat(store_timestamp_ms)))
+
+
+def send_batch(batch: Batch, frame_bytes_max: int) -> Iterator[Call[BatchResult]]:
+    """A batch: one call, or several when it is larger than a frame may be."""
+    for frame in encode_batch(batch, frame_bytes_max):
+        yield _batch_call(frame)
+
+
+def send_batches(batches: Iterable[Batch], frame_bytes_max: int) -> Iterator[Call[BatchResult]]:
+    """Batches one after the other, each as `send_batch` has it."""
+    for index, batch in enumerate(each_of("batches", batches)):
+        if not isinstance(batch, Batch):
+            raise BadRequestError(f"item {index:,} is no Batch: {repr(batch)[:64]}")
+        yield from send_batch(batch, frame_bytes_max)
+
+
+def _batch_call(frame: AppendFrame) -> Call[BatchResult]:
+    return _append_call(frame, functools.partial(_batch_result, frame.topic, frame.count))
+
+
+@_checked
+def _batch_result(topic: str, count: int, options: memoryview, payload: memoryview) -> BatchResult:
+    physical_offsets, queue_offsets, queue_ids = _columns(payload, count)
+    return BatchResult(topic, queue_ids, queue_offsets, physical_offsets, _decode_append(options).store_timestamp_ms)
+
+
+class BatchCalls:
+    """A batch, whose messages may wait for a time each, as calls; `places` are what `joined` needs to know of it."""
+
+    def __init__(self, batch: Batch, frame_bytes_max: int) -> None:
+        self._batch = batch
+        self._parts, self.places = by_time(batch)
+        self._frame_bytes_max = frame_bytes_max
+        self._no_call: MqprocError | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """How many are under way at once; none overtakes one that was refused for now where keys order their
+        messages."""
+        return IN_FLIGHT if self._batch.sharding_keys is None else 1
+
+    def __iter__(self) -> Iterator[Call[BatchResult]]:
+        try:
+            for part in self._parts:
+                yield from send_batch(part, self._frame_bytes_max)
+        except MqprocError as error:
+            self._no_call = error
+            raise
+
+    def placed(self, error: MqprocError, results: Sequence[BatchResult]) -> MqprocError:
+        """The error that came in the place of the next result, with the message's place in the batch."""
+        if error is self._no_call:
+            return error
+        places = np.arange(len(self._batch)) if self.places is None else self.places
+        return at_its_place(error, places[sum(map(len, results)) :].tolist())
+
+
+def joined(topic: str, results: Sequence[BatchResult], places: NDArray[np.int64] | None = None) -> BatchResult:
+    """The results of a batch's frames as one, their messages at `places`; its store time is the last frame's."""
+    if len(results) == 1 and places is None:
+        return results[0]
+    if not results:
+        empty = np.empty(0, np.int64)
+        return BatchResult(topic, np.empty(0, np.int32), empty, empty, 0)
+    order = slice(None) if places is None else np.argsort(places)
+    return BatchResult(
+        topic,
+        np.concatenate([result.queue_ids for result in results])[order],
+        np.concatenate([result.queue_offsets for result in results])[order],
+        np.concatenate([result.physical_offsets for result in results])[order],
+        results[-1].store_timestamp_ms,
+    )
+
+
+class Grouping:
+    """Cuts a stream of messages into frames by their `frame_key`."""
+
+    def __init__(self, messages_max: int = GROUP_MESSAGES_MAX, bytes_max: int = GROUP_BYTES_MAX) -> None:
+        self._messages_max = min(messages_max, FRAME_MESSAGES_MAX)
+        self._bytes_max = bytes_max
+        self._groups: dict[Hashable, list[tuple[int, Message]]] = {}
+        self._bytes: dict[Hashable, int] = {}
+
+    def add(self, index: int, message: Message) -> list[tuple[int, Message]] | None:
+        """Put a message to its group; returns the group when it is full, with each message's index."""
+        key = frame_key(message)
+        group = self._groups.setdefault(key, [])
+        group.append((index, message))
+        body = message.body
+        body_size = len(body) if type(body) is bytes else body_bytes(body)
+        size = self._bytes[key] = self._bytes.get(key, 0) + body_size
+        if len(group) < self._messages_max and size < self._bytes_max:
+            return None
+        del self._bytes[key]
+        return self._groups.pop(key)
+
+    def rest(self) -> list[list[tuple[int, Message]]]:
+        """The groups that are not full, oldest first."""
+        groups = list(self._groups.values())
+        self._groups.clear()
+        self._bytes.clear()
+        return groups
+
+
+def groups_of(messages: Iterable[Message]) -> Iterator[list[tuple[int, Message]]]:
+    """A stream of messages as groups, one frame each."""
+    grouping = Grouping()
+    for index, message in enumerate(each_of("messages", messages)):
+        try:
+            group = grouping.add(index, message)
+        except (AttributeError, TypeError, ValueError):
+            raise BadRequestError(f"item {index:,} is no Message that can be sent: {repr(message)[:64]}") from None
+        if group is not None:
+            yield group
+    yield from grouping.rest()
+
+
+# --- batching ---
+# Which messages of a producer go together, and when: a topic's, when enough or old enough. Without I/O.
+
+
+F = TypeVar("F")
+
+# What a waiting message costs besides its body, roughly.
+_MESSAGE_OVERHEAD_BYTES: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a group is full, and how much may wait. Times in seconds, sizes in bytes."""
+
+    linger_s: float
+    messages: int
+    bytes: int
+    in_flight: int
+    buffered_bytes: int
+
+    @classmethod
+    def of_user(
+        cls,
+        linger_ms: float,
+        max_batch_messages: int,
+        max_batch_bytes: int,
+        max_in_flight: int,
+        max_buffered_bytes: int,
+    ) -> Limits:
+        """What a producer was asked for. Raises BadRequestError for what would never send anything."""
+        return cls(
+            not_below_zero("linger_ms", linger_ms) / 1000,
+            at_least_one("max_batch_messages", max_batch_messages),
+            at_least_one("max_batch_bytes", max_batch_bytes),
+            at_least_one("max_in_flight", max_in_flight),
+            at_least_one("max_buffered_bytes", max_buffered_bytes),
+        )
+
+
+@dataclass(slots=True)
+class Group(Generic[F]):
+    """Messages of one frame with what resolves each of them."""
+
+    due: float
+    messages: list[Message] = field(default_factory=list)
+    futures: list[F] = field(default_factory=list)
+    size: int = 0
+
+
+def cost_of(message: Message) -> int:
+    """Bytes that a waiting message counts for."""
+    body = message.body
+    return (len(body) if type(body) is bytes else body_bytes(body)) + _MESSAGE_OVERHEAD_BYTES
+
+
+def cost_of_all(messages: Sequence[Message]) -> int:
+    return sum(map(cost_of, messages))
+
+
+class Batcher(Generic[F]):
+    """Messages waiting to become frames. `buffered_bytes` counts them until `done`, also those under way."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._messages_max = min(limits.messages, FRAME_MESSAGES_MAX)
+        self._open: dict[Hashable, Group[F]] = {}
+        self._full: deque[Group[F]] = deque()
+        self.buffered_bytes = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits; messages under way may still count as buffered."""
+        return not self._open and not self._full
+
+    @property
+    def messages(self) -> int:
+        """How many messages wait."""
+        return sum(len(group.messages) for group in (*self._full, *self._open.values()))
+
+    def has_room(self, message: Message) -> bool:
+        """A message larger than the whole room may come when nothing else is there."""
+        return self.buffered_bytes == 0 or self.buffered_bytes + cost_of(message) <= self._limits.buffered_bytes
+
+    def add(self, message: Message, future: F, now: float) -> bool:
+        """Put a message to its group; True when the one who sends should look: a group is full or a new one began."""
+        key = frame_key(message)
+        group = self._open.get(key)
+        began = group is None
+        if group is None:
+            group = self._open[key] = Group(now + self._limits.linger_s)
+        cost = cost_of(message)
+        group.messages.append(message)
+        group.futures.append(future)
+        group.size += cost
+        self.buffered_bytes += cost
+        if len(group.messages) < self._messages_max and group.size < self._limits.bytes:
+            return began
+        self._full.append(self._open.pop(key))
+        return True
+
+    def take(self, now: float, *, everything: bool = False) -> Group[F] | None:
+        """The next group to send: a full one, one whose time has come, or any when `everything` shall go."""
+        if self._full:
+            return self._full.popleft()
+        if not self._open:
+            return None
+        # Groups are kept in the order in which they began, so the first is due first.
+        key, group = next(iter(self._open.items()))
+        if everything or group.due <= now:
+            return self._open.pop(key)
+        return None
+
+    def wait_s(self, now: float) -> float | None:
+        """Seconds until `take` has something by time alone; None when nothing waits."""
+        if self._full:
+            return 0.0
+        group = next(iter(self._open.values()), None)
+        return None if group is None else max(0.0, group.due - now)
+
+    def done(self, group: Group[F]) -> None:
+        """A group's messages are stored or failed: they take no room any more."""
+        self.buffered_bytes -= group.size

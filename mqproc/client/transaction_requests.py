@@ -1,0 +1,213 @@
+"""Every request about transactions, without I/O: shared by the sync and the async client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+
+from mqproc.client import send_requests as sending
+from mqproc.client.arguments import at_least_one
+from mqproc.client.requests import Call, call_of
+from mqproc.client.unique_id import reserve, unique_id
+from mqproc.errors import (
+    BadPropertyError,
+    BadRequestError,
+    NotRunningError,
+    RequestTimeoutError,
+    RetryLaterError,
+    SendOutcomeUnknownError,
+    TransactionEndedError,
+)
+from mqproc.layout import properties
+from mqproc.layout.record_codec import decode_records
+from mqproc.topic_names import check_group
+from mqproc.types import Message, OpenTransaction, SendResult, StoredMessage, TransactionResolution
+from mqproc.wire.codec import BOOLS
+from mqproc.wire.operations import Operation
+from mqproc.wire.operations.transactions import (
+    TransactionCheckRequest,
+    TransactionEndRequest,
+    TransactionPollRequest,
+    TransactionsRequest,
+)
+
+POLL_S: Final = 15.0
+POLL_MESSAGES: Final = 16
+LISTED_MAX: Final = 10_000
+_OWN: Final = frozenset(
+    {
+        properties.TRAN_MSG,
+        properties.PGROUP,
+        properties.TRANSACTION_ID,
+        properties.REAL_TOPIC,
+        properties.REAL_QID,
+        properties.TRANSACTION_CHECK_TIMES,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """What a transaction is ended by."""
+
+    group: str
+    topic: str
+    transaction_id: str
+    physical_offset: int
+
+
+class TransactionOutcome:
+    """A transaction's half message, its place and the decision."""
+
+    def __init__(self, half: Message) -> None:
+        self._half = half
+        self._sent: SendResult | None = None
+        self._left = False
+        self.transaction_id = half.unique_id
+        """The message's unique id, which identifies the transaction."""
+        self.resolution = TransactionResolution.UNKNOWN
+        """The decision."""
+
+    @property
+    def sent(self) -> SendResult:
+        """Where the half message is stored. Raises BadRequestError before it is sent."""
+        if self._sent is None:
+            raise BadRequestError("the transaction has not begun")
+        return self._sent
+
+    def leave(self) -> None:
+        """Decide nothing at the end of the block: a check asks a producer of the group later."""
+        self._left = True
+
+    def _handle(self, wanted: TransactionResolution) -> Handle:
+        """The handle that ends the transaction. Raises TransactionEndedError when it has ended otherwise."""
+        if self.resolution not in (TransactionResolution.UNKNOWN, wanted):
+            raise TransactionEndedError(f"transaction {self.transaction_id} has ended with {self.resolution} already")
+        return handle_of_sent(self._half, self.sent)
+
+    @property
+    def _is_decided(self) -> bool:
+        """Whether the end of the block decides nothing."""
+        return self._left or self.resolution is not TransactionResolution.UNKNOWN
+
+
+def half_message(group: str, message: Any, check_immunity_time: int | None) -> Message:
+    """A message as its half message. Raises BadRequestError and its kin."""
+    check_group(group)
+    if not isinstance(message, Message):
+        raise BadRequestError(f"a transaction has a Message, not a {type(message).__name__}")
+    if message.delay_level or message.deliver_at_ms:
+        raise BadRequestError("the message of a transaction has no delay level or time to deliver at")
+    if taken := _OWN & message.properties.keys():
+        raise BadPropertyError(f"property {min(taken)!r} is for transactions themselves")
+    own = {properties.TRAN_MSG: "true", properties.PGROUP: group}
+    own[properties.TRANSACTION_ID] = unique = message.unique_id or unique_id(*reserve(1))
+    if check_immunity_time is not None:
+        own[properties.CHECK_IMMUNITY_TIME] = str(at_least_one("check_immunity_time", check_immunity_time))
+    return msgspec.structs.replace(message, unique_id=unique, properties={**message.properties, **own})
+
+
+def send_half(half: Message, *, wait: bool = True) -> Call[SendResult]:
+    """Where the half message went."""
+    return sending.send(half, wait=wait, transaction=True)
+
+
+def handle_of_sent(half: Message, sent: SendResult) -> Handle:
+    return Handle(half.properties[properties.PGROUP], half.topic, half.unique_id, sent.physical_offset)
+
+
+def handle_of_asked(group: str, message: StoredMessage) -> Handle:
+    """What a message that `poll` gave is ended by."""
+    return Handle(group, message.topic, message.properties[properties.TRANSACTION_ID], message.physical_offset)
+
+
+def handle_of_open(transaction: Any) -> Handle:
+    """Raises BadRequestError for what is none of `Transactions.open`."""
+    if not isinstance(transaction, OpenTransaction):
+        shown = f"a {type(transaction).__name__} is no OpenTransaction: {repr(transaction)[:64]}"
+        raise BadRequestError(f"{shown}; give them one by one")
+    return Handle(transaction.group, transaction.topic, transaction.transaction_id, transaction.physical_offset)
+
+
+def end(handle: Handle, *, commit: bool, from_check: bool = False) -> Call[None]:
+    """Commit or roll back. Asked for again it is answered in the same way, so it may be repeated."""
+    request = TransactionEndRequest(
+        handle.group, handle.topic, handle.transaction_id, handle.physical_offset, commit, from_check
+    )
+    return call_of(Operation.TRANSACTION_END, request, _nothing)
+
+
+def _nothing(_options: Any, _payload: memoryview) -> None:
+    return
+
+
+@contextmanager
+def unknown_outcome(handle: Handle, *, commit: bool) -> Iterator[None]:
+    """Context of an end request: without an answer its outcome is unknown."""
+    try:
+        yield
+    except (RequestTimeoutError, RetryLaterError, NotRunningError) as error:
+        what = f"the {'commit' if commit else 'rollback'} of transaction {handle.transaction_id}"
+        raise SendOutcomeUnknownError(f"{error}; {what} may have been carried out, else its check decides") from error
+
+
+def poll(group: str, timeout_s: float) -> Call[list[StoredMessage]]:
+    """Be asked: messages as they were sent, with their topic. The answer is held until there is a question."""
+    request = TransactionPollRequest(group, POLL_MESSAGES, round(timeout_s * 1000))
+
+    def parse(answer: Any, payload: memoryview) -> list[StoredMessage]:
+        return [_as_sent(message) for message in decode_records(bytes(payload))] if answer.count else []
+
+    call = call_of(Operation.TRANSACTION_POLL, request, parse)
+    call.wait_s = timeout_s
+    return call
+
+
+def _as_sent(message: StoredMessage) -> StoredMessage:
+    """A half message with the topic and queue that it is for."""
+    pairs = message.properties
+    own = {properties.TRANSACTION_ID: pairs.get(properties.TRANSACTION_ID) or message.unique_id or message.message_id}
+    queue_id = pairs.get(properties.REAL_QID, "")
+    return replace(
+        message,
+        topic=pairs.get(properties.REAL_TOPIC, message.topic),
+        queue_id=int(queue_id) if queue_id.isdecimal() else message.queue_id,
+        properties={**pairs, **own},
+    )
+
+
+def open_transactions(group: str, ids: Sequence[str], max_transactions: int) -> Call[list[OpenTransaction]]:
+    request = TransactionsRequest(group, list(ids), max_transactions)
+    return call_of(
+        Operation.TRANSACTIONS, request, lambda answer, _: [OpenTransaction(*row) for row in answer.transactions]
+    )
+
+
+def check(physical_offsets: Sequence[int]) -> Call[int]:
+    """How many were open."""
+    request = TransactionCheckRequest(list(physical_offsets))
+    return call_of(Operation.TRANSACTION_CHECK, request, lambda answer, _: int(answer.checked), repeatable=False)
+
+
+def check_checker(checker: object) -> None:
+    """Raise BadRequestError for what cannot be asked: it would be told when the first transaction waits for it."""
+    if not callable(checker):
+        raise BadRequestError(f"checker must be a function of a message, not {type(checker).__name__}")
+
+
+def resolution_of(said: object) -> TransactionResolution:
+    """What a checker said; True and False stand for commit and rollback, None for unknown.
+
+    Raises BadRequestError for anything else.
+    """
+    if type(said).__name__ in BOOLS:
+        return TransactionResolution.COMMIT if said else TransactionResolution.ROLLBACK
+    if said is None:
+        return TransactionResolution.UNKNOWN
+    if isinstance(said, str) and said in TransactionResolution.__members__:
+        return TransactionResolution(said)
+    raise BadRequestError(f"a checker said {said!r}, which is no TransactionResolution, bool or None")
