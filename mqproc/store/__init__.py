@@ -1,1 +1,1 @@
-"""The engine as plain objects over StoreIO and shared words: no process, no socket, no clock of its own."""
+"""The storage engine as plain objects over StoreIO and shared words, without processes, sockets or a clock."""

@@ -1,7 +1,7 @@
-"""`mqproc/damage.json`: ranges of the log that hold no intact record, and cuts below what was known to be durable.
+"""`mqproc/damage.json`: ranges of the log without intact records, and truncations below a durable end.
 
-Recovery writes it before it changes anything, and the dispatcher when it meets damage while the group runs; they never
-run at the same time. A hole stays until its records are intact again or retention has passed it.
+Recovery writes it before it changes anything, and the dispatcher when it meets damage; they never run at the same time.
+A hole stays until its records are intact again or retention has passed it.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any, Final
 
 import msgspec
 
-from mqproc.config import OnDamage, Options
+from mqproc.config.options import OnDamage, Options
 from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.store.queue_extent import filler_position
-from mqproc.store.segments import LogSegments
+from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.consumequeue.bounds import filler_position
 
 MISSING_SEGMENT: Final = "missing segment"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Hole:
-    """Log positions [start, stop) without an intact record; `first_seen_ms` is Unix time, 0 = not written down yet.
+    """Log positions [start, stop) without an intact record; `first_seen_ms` is Unix time, 0 = not recorded yet.
 
-    `filled` says that no ConsumeQueue unit points into it any more: fillers do.
+    `filled`: no ConsumeQueue unit points into it, since fillers have replaced them.
     """
 
     start: int
@@ -46,7 +46,7 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The log was found to end at `end` although it had been durable up to `durable_end`."""
+    """The log ended at `end` although it had been durable up to `durable_end`."""
 
     end: int
     durable_end: int
@@ -55,13 +55,13 @@ class Cut:
 
 @dataclass(slots=True)
 class Damage:
-    """What the file says."""
+    """Content of the file."""
 
     holes: list[Hole] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
 
     def remember(self, holes: Iterable[Hole], now_ms: int) -> list[Hole]:
-        """Make `holes` the ones that there are, with the time when each was first seen; returns the new ones."""
+        """Replace all holes, keeping the times when they were first seen; returns the new ones."""
         fresh: list[Hole] = []
         kept: list[Hole] = []
         for hole in sorted(holes):
@@ -76,10 +76,10 @@ class Damage:
 
 
 class DamageLedger:
-    """The file in the hands of the one that may write it, with what `on_damage` says to do."""
+    """The file with its single writer, applying the option `on_damage`."""
 
     def __init__(self, io: StoreIO, paths: StorePaths, options: Options, report: Callable[[str], None]) -> None:
-        """`report` takes a line for each new hole or cut."""
+        """`report` receives a line for each new hole or cut."""
         self._io = io
         self._paths = paths
         self._segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
@@ -99,13 +99,13 @@ class DamageLedger:
 
     @property
     def read_only(self) -> bool:
-        """Whether the store takes no more messages because of damage."""
+        """Whether damage makes the store read-only."""
         return bool(self._damage.holes) and self._on_damage is OnDamage.READ_ONLY
 
     def replace(self, holes: Iterable[Hole], now_ms: int) -> list[Hole]:
-        """These are all the holes that there are now; returns the new ones. The file is written first.
+        """Replace all holes and write the file first; returns the new ones.
 
-        Raises CorruptStoreError when there is one and `on_damage = refuse`.
+        Raises CorruptStoreError if there is any and `on_damage = refuse`.
         """
         fresh = self._damage.remember(holes, now_ms)
         self.save()
@@ -117,16 +117,16 @@ class DamageLedger:
         return fresh
 
     def add(self, hole: Hole, now_ms: int) -> None:
-        """One more hole."""
+        """Add a hole."""
         self.replace([*self._damage.holes, hole], now_ms)
 
     def mark_filled(self) -> None:
-        """Fillers stand in the queues for all that the holes have swallowed, durably."""
+        """Record that durable fillers replace all units of the holes."""
         self._damage.holes = [dataclasses.replace(hole, filled=True) for hole in self._damage.holes]
         self.save()
 
-    def note_cut(self, end: int, durable_end: int, now_ms: int) -> None:
-        """The log ends at `end`, which had been durable up to `durable_end`: that much is lost.
+    def record_cut(self, end: int, durable_end: int, now_ms: int) -> None:
+        """Record that the log ends at `end` although it had been durable up to `durable_end`.
 
         Raises CorruptStoreError with `on_damage = refuse`.
         """
@@ -139,7 +139,7 @@ class DamageLedger:
             raise CorruptStoreError(f"{self._paths.commit_log}: {lost}; on_damage = refuse")
 
     def save(self) -> None:
-        """Write the file if it says anything else so far; without damage there is none."""
+        """Write the file if its content changes; delete it if there is no damage."""
         path, damage = self._paths.damage, self._damage
         if not damage.holes and not damage.cuts:
             if self._io.exists(path):
@@ -156,11 +156,11 @@ class DamageLedger:
         try:
             return load(self._io, self._paths)
         except msgspec.MsgspecError as error:
-            self._report(f"damage: {self._paths.damage} cannot be read and is made anew: {error}")
+            self._report(f"damage: {self._paths.damage} cannot be read and is rewritten: {error}")
             return Damage()
 
     def _file_of(self, hole: Hole) -> dict[str, Any]:
-        """Where a hole begins, for people."""
+        """Place of a hole for human readers of the file."""
         base = self._segments.start_of(hole.start)
         return {"segment": self._segments.path(base).name, "offset_in_segment": hole.start - base}
 
@@ -170,7 +170,7 @@ class DamageLedger:
 
 
 class KnownHoles:
-    """For readers: which holes a filler stands for. The file is read again for one that is not known."""
+    """Maps fillers to holes, for readers. The file is read again when a hole is unknown."""
 
     def __init__(self, io: StoreIO, paths: StorePaths, segment_size: int) -> None:
         self._io = io
@@ -179,19 +179,19 @@ class KnownHoles:
         self._holes: list[Hole] = []
 
     def named(self, position: int, begin: int, end: int) -> list[Hole]:
-        """Holes in [begin, end) of the log for which a filler with this position may stand, ascending."""
+        """Holes in [begin, end) of the log that a filler with this position may represent, ascending."""
         found = self._named(position, begin, end)
         if not found:
             try:
                 self._holes = load(self._io, self._paths).holes
             except msgspec.MsgspecError:
-                # Recovery makes it anew; until then nothing more is known.
+                # Recovery rewrites the file; until then the holes are unknown.
                 return []
             found = self._named(position, begin, end)
         return found
 
     def any(self) -> bool:
-        """Whether there are holes by now."""
+        """Whether there are any holes now."""
         with contextlib.suppress(msgspec.MsgspecError):
             self._holes = load(self._io, self._paths).holes
         return bool(self._holes)
@@ -202,7 +202,7 @@ class KnownHoles:
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges [start, stop) in order, those that touch or overlap as one."""
+    """Ranges [start, stop) in order, with touching and overlapping ones merged."""
     found: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
         if found and start <= found[-1][1]:
@@ -213,7 +213,7 @@ def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def load(io: StoreIO, paths: StorePaths) -> Damage:
-    """The file's content; nothing when there is none. Raises msgspec.MsgspecError when it is garbage."""
+    """Read the file; empty without one. Raises msgspec.MsgspecError for garbage."""
     try:
         return io.read_json(paths.damage, Damage)
     except FileNotFoundError:

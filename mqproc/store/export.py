@@ -1,10 +1,10 @@
-"""Taking topics out of a store: their intact records in the order of the log, in large pieces or as a new store.
+"""Export of topics: their intact records in log order, in large buffers or as a new store.
 
     log ──▶ whole records ──▶ those of the topics ──▶ buffers ──▶ Parquet, JSON lines, or a new log
                                                                   └──▶ recovery builds queues and index
 
-A new store keeps queue ids, queue offsets and everything else of a record; only physical offsets are others, and the
-CRC that covers them. Queue offsets that the selection leaves out become fillers, as behind a hole.
+A new store keeps queue ids, queue offsets and all other fields of a record except the physical offset and the CRC that
+covers it. Queue offsets outside the selection become fillers, like those of a hole.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.config import MIB, Options
+from mqproc.config.options import Options
 from mqproc.errors import BadRequestError, StoreAccessError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.ipc.words import Words
-from mqproc.kernels import select
+from mqproc.kernels import log_match
 from mqproc.kernels.gather import TIME_MAX, TIME_MIN
-from mqproc.kernels.intrinsics import load_be32
-from mqproc.layout import control as words_of
-from mqproc.layout import record
+from mqproc.kernels.jit.intrinsics import load_be32
+from mqproc.layout import control, record
 from mqproc.layout.record_codec import encode_blank
 from mqproc.paths import StorePaths
-from mqproc.store.intact_records import LostRange, Piece
-from mqproc.store.log_flush import make_segment
-from mqproc.store.queue_folders import queues_on_disk
-from mqproc.store.queue_table import QueueTable
+from mqproc.store.commitlog.flush import make_segment
+from mqproc.store.commitlog.scan import LostRange, RecordRun
+from mqproc.store.consumequeue.files import queues_on_disk
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.recovery.rebuild import usable_scanners
 from mqproc.store.recovery.recovery import Recovery
-from mqproc.store.recovery.scan_ahead import usable_scanners
 from mqproc.store.topics import TopicConfig, Topics
-from mqproc.store.verify.deletions import Deleted
+from mqproc.store.verify.snapshot import Deleted
+from mqproc.util.units import MIB
 
 BUFFER_BYTES: Final = 32 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
-    """Which records: topics, and begin_ms ≤ store time < end_ms; none of queues that have been deleted since."""
+class RecordSelection:
+    """Records of topics with begin_ms ≤ store time < end_ms, without those of queues deleted since."""
 
     topics: Sequence[str]
     begin_ms: int = TIME_MIN
@@ -50,8 +50,8 @@ class Selection:
 
 
 @dataclass(slots=True)
-class Taken:
-    """What a pass has taken so far: messages by topic, their bytes. `lost` are ranges of the log without records."""
+class ExportProgress:
+    """Messages by topic and bytes exported so far. `lost` are ranges of the log without records."""
 
     by_topic: dict[str, int] = field(default_factory=dict)
     size: int = 0
@@ -62,45 +62,45 @@ class Taken:
         return sum(self.by_topic.values())
 
 
-class Selector:
+class RecordSelector:
     """Fills buffers with the selected records of a log."""
 
-    def __init__(self, selection: Selection, buffer_bytes: int = BUFFER_BYTES) -> None:
+    def __init__(self, selection: RecordSelection, buffer_bytes: int = BUFFER_BYTES) -> None:
         self._chosen = QueueTable.in_memory(max(16, len(selection.topics)))
         self._topics = selection.topics
         for topic in selection.topics:
-            self._chosen.create_queue(topic, select.CHOSEN_QUEUE)
+            self._chosen.create_queue(topic, log_match.CHOSEN_QUEUE)
         self._counts = np.zeros(len(selection.topics), np.int64)
         self._deleted = QueueTable.in_memory(max(16, len(selection.deleted)))
         for queue, deletion in selection.deleted.items():
             self._deleted.remember_deletion(*queue, *deletion)
         self._buffer = np.empty(buffer_bytes, np.uint8)
-        self._state = np.zeros(select.STATE_SIZE, np.int64)
-        self._state[select.BEGIN_MS], self._state[select.END_MS] = selection.begin_ms, selection.end_ms
+        self._state = np.zeros(log_match.STATE_SIZE, np.int64)
+        self._state[log_match.BEGIN_MS], self._state[log_match.END_MS] = selection.begin_ms, selection.end_ms
 
-    def buffers(self, found: Iterable[Piece | LostRange], taken: Taken) -> Iterator[NDArray[np.uint8]]:
-        """Whole records one after the other, uint8[n], valid until the next; `taken` is told how far this is."""
+    def buffers(self, found: Iterable[RecordRun | LostRange], taken: ExportProgress) -> Iterator[NDArray[np.uint8]]:
+        """Buffers of whole records, uint8[n], each valid until the next; `taken` is updated with each."""
         state = self._state
         for each in found:
             if isinstance(each, LostRange):
                 taken.lost.append(each)
                 continue
-            state[select.AT], state[select.STOP], state[select.BASE] = each.start, each.stop, each.base
+            state[log_match.AT], state[log_match.STOP], state[log_match.BASE] = each.start, each.stop, each.base
             while not self._select(each):
-                if state[select.FILLED] == 0:
-                    # Longer than the buffer.
-                    size = load_be32(each.view, int(state[select.AT]) + record.TOTAL_SIZE)
+                if state[log_match.FILLED] == 0:
+                    # The record is larger than the buffer.
+                    size = load_be32(each.view, int(state[log_match.AT]) + record.TOTAL_SIZE)
                     self._buffer = np.empty(size, np.uint8)
                     continue
                 yield self._filled(taken)
-        if state[select.FILLED]:
+        if state[log_match.FILLED]:
             yield self._filled(taken)
         taken.by_topic = dict(zip(self._topics, self._counts.tolist(), strict=True))
 
-    def _select(self, piece: Piece) -> bool:
+    def _select(self, piece: RecordRun) -> bool:
         chosen, deleted = self._chosen, self._deleted
         return bool(
-            select.select_records(
+            log_match.select_records(
                 piece.view,
                 chosen.bytes_view,
                 chosen.cells,
@@ -114,19 +114,19 @@ class Selector:
             )
         )
 
-    def _filled(self, taken: Taken) -> NDArray[np.uint8]:
-        size = int(self._state[select.FILLED])
-        self._state[select.FILLED] = 0
+    def _filled(self, taken: ExportProgress) -> NDArray[np.uint8]:
+        size = int(self._state[log_match.FILLED])
+        self._state[log_match.FILLED] = 0
         taken.by_topic = dict(zip(self._topics, self._counts.tolist(), strict=True))
         taken.size += size
         return self._buffer[:size]
 
 
 class NewStore:
-    """A store that is being written: its log first, then everything else is built from that."""
+    """A store being written: first its log, from which recovery builds everything else."""
 
     def __init__(self, io: StoreIO, paths: StorePaths, options: Options) -> None:
-        """Begin one at `paths`, an empty folder or none; `options` give its sizes. Raises BadRequestError."""
+        """Begin a store at `paths`, an empty or missing folder, with the sizes of `options`. Raises BadRequestError."""
         if io.names(paths.root):
             raise BadRequestError(f"{paths.root}: not empty; a new store needs a folder of its own")
         self._io = io
@@ -139,13 +139,16 @@ class NewStore:
         io.make_folder(paths.commit_log)
 
     def append(self, records: NDArray[np.uint8]) -> None:
-        """Add whole records, which are changed. Raises OSError, StoreAccessError for one larger than a segment."""
+        """Append whole records, relocating them in place.
+
+        Raises OSError, and StoreAccessError for a record larger than a segment.
+        """
         at = 0
         while at < len(records):
             if self._fd < 0:
                 self._roll()
             room = self._size - self._position % self._size
-            end = int(select.relocate_records(records, at, len(records), self._position, room))
+            end = int(log_match.relocate_records(records, at, len(records), self._position, room))
             if end > at:
                 self._io.pwrite(self._fd, records[at:end], self._position % self._size)
                 self._position += end - at
@@ -159,12 +162,12 @@ class NewStore:
     def finish(self, topics: Iterable[TopicConfig], now_ms: int, report: Callable[[str], None]) -> None:
         """Make the log durable, build queues and index, write the topics' settings. Raises OSError.
 
-        A topic of `topics` gets as many queues as it has settings or records for.
+        A topic gets enough queues for its settings in `topics` and its records.
         """
         if self._fd < 0 and self._position == 0:
             self._roll()
         self._close_segment()
-        words = Words(bytearray(words_of.FILE_SIZE))
+        words = Words(bytearray(control.FILE_SIZE))
         scanners = usable_scanners()
         Recovery(self._io, self._paths, self._options, words, report, clean=True, scanners=scanners).run()
         configured = Topics(self._io, self._paths)
@@ -180,7 +183,7 @@ class NewStore:
         configured.save(now_ms)
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the current segment."""
         if self._fd >= 0:
             self._io.close(self._fd)
             self._fd = -1
@@ -190,7 +193,7 @@ class NewStore:
         self._fd = self._io.open(self._paths.commit_log / f"{self._position:020d}", write=True)
 
     def _end_segment(self) -> None:
-        """A BLANK: the log goes on in the next segment."""
+        """Write a BLANK: the log continues in the next segment."""
         place = self._position % self._size
         if place:
             self._io.pwrite(self._fd, encode_blank(self._size - place), place)

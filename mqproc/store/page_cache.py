@@ -1,11 +1,11 @@
-"""Letting go of pages of ConsumeQueue and index files that lie as far behind as those of the log do.
+"""Drop cached pages of ConsumeQueue and index files that are as old as the log pages that are dropped.
 
-A growing file takes a fresh page for every 4 KiB. On a machine whose host takes free memory back such a page costs
-more than what is written into it, so pages that few will read again are given back and used anew. What is let go was
-synced before, and is read from the disk when somebody asks for it.
+A growing file takes a fresh page for each 4 KiB. On a virtual machine with memory ballooning a fresh page costs more
+than writing to it, so pages that are unlikely to be read again are returned for reuse. Only synced pages are dropped;
+later reads come from disk.
 
-How far behind is said in bytes of the log (`page_cache_behind_bytes`): each object remembers where its files stood
-when dispatch was at a position, and lets go of what lies below that once dispatch is so far beyond it.
+The distance is measured in bytes of the log (`page_cache_behind_bytes`): each object records the positions in its files
+for a dispatch position, and drops what lies below them once dispatch has advanced by that distance.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.config import LARGE_PAGE_BYTES, PAGE_BYTES
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import index_file
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.paths import index_name_time_ms, segment_name
-from mqproc.store.queue_table import QueueTable
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.util.units import LARGE_PAGE_BYTES, PAGE_BYTES
 
-# Less than this of a queue is not worth a call.
+# Dropping less of a queue is not worth a call.
 QUEUE_STEP_BYTES: Final = 16 * PAGE_BYTES
 
 
 def drop_range(io: StoreIO, path: Path, start: int, stop: int) -> int:
-    """Let go of the whole pages within [start, stop) of a file; returns their bytes, 0 when it is gone."""
+    """Drop the cached whole pages within [start, stop) of a file; returns their bytes, 0 if it is deleted."""
     start = -(-start // PAGE_BYTES) * PAGE_BYTES
     stop -= stop % PAGE_BYTES
     if stop <= start:
@@ -46,7 +46,7 @@ def drop_range(io: StoreIO, path: Path, start: int, stop: int) -> int:
 
 
 class QueuePages:
-    """Of all ConsumeQueues. What was there before this object was made is left alone."""
+    """Pages of all ConsumeQueues. Units that existed before this object was created are ignored."""
 
     def __init__(self, io: StoreIO, folder: Path, file_bytes: int, table: QueueTable, behind_bytes: int) -> None:
         self._io = io
@@ -58,8 +58,8 @@ class QueuePages:
         self._mark = 0
         self._mark_offsets = np.zeros(0, np.int64)
 
-    def let_go(self, dispatched: int, synced: NDArray[np.int64]) -> int:
-        """Let go of what may go now; `synced` int64[queues] by number is durable. Returns the bytes let go."""
+    def drop(self, dispatched: int, synced: NDArray[np.int64]) -> int:
+        """Drop what is old enough; `synced` int64[queues] has the durable offsets. Returns the bytes dropped."""
         if self._behind_bytes == 0:
             return 0
         if self._dropped is None:
@@ -81,7 +81,7 @@ class QueuePages:
         self._mark_offsets = synced.copy()
 
     def _drop(self, number: int, first: int, stop: int) -> int:
-        """Units [first, stop) of one queue, over its files."""
+        """Drop units [first, stop) of one queue."""
         topic, queue_id = self._table.name(number)
         folder = self._folder / topic / str(queue_id)
         size = 0
@@ -91,17 +91,17 @@ class QueuePages:
 
 
 def _file_ranges(first: int, stop: int, file_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """(start of the file, begin and end within it) for each file of a range."""
+    """(start of the file, begin and end within it) for each file of a byte range."""
     while first < stop:
         start = first - first % file_bytes
         end = min(stop, start + file_bytes)
-        # The last page of a file is dropped with it: rounding down would leave one behind in each.
+        # Include the last page of a file: rounding down would leave one page of each.
         yield start, first - start, -(-(end - start) // PAGE_BYTES) * PAGE_BYTES if end < stop else end - start
         first = end
 
 
 class IndexPages:
-    """Of the items of index files; the slots stay, which every query and every entry reads."""
+    """Pages of the items of index files. Slots stay: every query and every entry reads them."""
 
     def __init__(self, io: StoreIO, folder: Path, slots: int, behind_bytes: int) -> None:
         self._io = io
@@ -112,10 +112,10 @@ class IndexPages:
         self._mark = 0
         self._mark_at = (0, 0)
 
-    def let_go(self, dispatched: int, file_ms: int, items: int) -> int:
-        """Let go of what may go now; items of files up to `file_ms`'s item `items` are durable.
+    def drop(self, dispatched: int, file_ms: int, items: int) -> int:
+        """Drop what is old enough; items are durable up to number `items` of the file `file_ms`.
 
-        Returns the bytes of the ranges, in which the last call's end is counted again.
+        Returns the bytes of the ranges; the end of the previous call's range counts twice.
         """
         if self._behind_bytes == 0:
             return 0
@@ -134,12 +134,12 @@ class IndexPages:
         return [(self._folder / name, time_ms) for name, time_ms in found if time_ms is not None]
 
     def _drop(self, path: Path, file_ms: int, first: tuple[int, int], stop: tuple[int, int]) -> int:
-        """Items of one file from `first` to `stop`, each a file's time and an item."""
+        """Drop items of one file in [first, stop), each given as (file's time, item)."""
         if not first[0] <= file_ms <= stop[0]:
             return 0
         items_start = index_file.items_start(self._slots)
         begin = index_file.item_offset(self._slots, first[1]) if file_ms == first[0] else items_start
-        # A large page goes only as a whole: with it goes what the last call had to leave of one.
+        # A large page is dropped only as a whole: include the one that the previous call had to leave.
         begin = max(items_start, begin - begin % LARGE_PAGE_BYTES)
         if file_ms == stop[0]:
             return drop_range(self._io, path, begin, index_file.item_offset(self._slots, stop[1]))

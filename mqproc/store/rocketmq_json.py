@@ -1,6 +1,6 @@
-"""RocketMQ's config JSON: standard JSON, but maps with integer keys are written with the keys unquoted.
+"""RocketMQ's config JSON: standard JSON, except that maps with integer keys have unquoted keys.
 
-RocketMQ also reads what editors and people leave: a byte order mark, and a comma behind the last element.
+As in RocketMQ, a byte order mark and a trailing comma are accepted.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any
 import msgspec
 
 from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
-from mqproc.store.final_syncs import Syncing
+from mqproc.io.store_io import StoreIO
+from mqproc.store.sync_guard import Syncing
 
-# A string, an unquoted integer key, or a last comma; strings are matched first so that nothing inside one is touched.
+# A string, an unquoted integer key, or a trailing comma. Strings match first, so that nothing inside one is changed.
 _STRING_OR_ODD = re.compile(r'("(?:[^"\\]|\\.)*")|([{,]\s*)(-?\d+)(\s*:)|,(?=\s*[}\]])')
 _BYTE_ORDER_MARK = "\ufeff"
-# A string, and the colon behind it when it is a key.
+# A string, with the colon that follows it if it is a key.
 _STRING = re.compile(rb'("(?:[^"\\]|\\.)*")(\s*:)?')
 _INTEGER = re.compile(rb"-?\d+")
 
 
 def parse(text: str) -> Any:
-    """The value of a RocketMQ config file. Raises msgspec.DecodeError when it is none."""
+    """Parse a RocketMQ config file. Raises msgspec.DecodeError."""
     with contextlib.suppress(msgspec.DecodeError, RecursionError):
-        # Most are standard JSON.
+        # Most files are standard JSON.
         return msgspec.json.decode(text)
     try:
         return msgspec.json.decode(_STRING_OR_ODD.sub(_as_standard, text.removeprefix(_BYTE_ORDER_MARK)))
@@ -44,18 +44,18 @@ def _as_standard(match: re.Match[str]) -> str:
 
 
 def table_in(value: Any, name: str) -> dict[str, Any]:
-    """The table of a config file. Raises ValueError where there is none: what has something else is another file."""
+    """A named table of a config file. Raises ValueError without one: it is another kind of file then."""
     table = value.get(name, None if value else {}) if isinstance(value, dict) else None
     if not isinstance(table, dict):
         raise ValueError(f"no {name} in it")
     return table
 
 
-def load(io: StoreIO, path: Path, take: Callable[[Any], object] = lambda value: None) -> tuple[Any, str]:
-    """The value of `path`, or of its `.bak` as RocketMQ does, and a remark ("" when all was well).
+def load(io: StoreIO, path: Path, accept: Callable[[Any], object] = lambda value: None) -> tuple[Any, str]:
+    """Load `path`, or its `.bak` as RocketMQ does; returns the value and a remark ("" if all was well).
 
-    `take` gets the value, and raises AttributeError, TypeError or ValueError for one that it cannot use: the `.bak`
-    counts then too. Returns (None, "") when neither file is there. Raises CorruptStoreError when no copy can be read.
+    `accept` gets the value and raises AttributeError, TypeError or ValueError to reject it; then the `.bak` is tried.
+    Returns (None, "") if neither file exists. Raises CorruptStoreError if no copy can be read.
     """
     remarks: list[str] = []
     for candidate in (path, path.with_name(path.name + ".bak")):
@@ -65,7 +65,7 @@ def load(io: StoreIO, path: Path, take: Callable[[Any], object] = lambda value: 
             text = io.read_file(candidate).decode()
             if text.strip():
                 value = parse(text)
-                take(value)
+                accept(value)
                 return value, "; ".join(remarks)
             remarks.append(f"{candidate.name} is empty")
         except IsADirectoryError:
@@ -80,13 +80,11 @@ def load(io: StoreIO, path: Path, take: Callable[[Any], object] = lambda value: 
 def save(
     io: StoreIO, syncs: Syncing, path: Path, value: Any, *, integer_keys: bool = False, keeps_old: bool = True
 ) -> None:
-    """Replace a config file atomically, keeping the one before it as `.bak`. Raises OSError, FailedSyncError.
+    """Replace a config file atomically and keep the old one as `.bak`. Raises OSError, FailedSyncError.
 
-    One that cannot be read replaces no `.bak`: until the new one is there that may be the only one that can. Nor does
-    one that the caller could not use, which says so by `keeps_old`.
-
-    `syncs` makes it durable; a role gives its FinalSyncs.
-    `integer_keys`: keys that are integers are written unquoted, as RocketMQ does in maps by queue id.
+    The `.bak` stays if the old file is unreadable, or unusable according to `keeps_old`: it may be the only good copy.
+    Roles pass their SyncGuard as `syncs`. `integer_keys`: write integer keys unquoted, as RocketMQ does in maps by
+    queue id.
     """
     for _ in save_steps(io, syncs, path, value, integer_keys=integer_keys, keeps_old=keeps_old):
         pass
@@ -95,7 +93,7 @@ def save(
 def save_steps(
     io: StoreIO, syncs: Syncing, path: Path, value: Any, *, integer_keys: bool = False, keeps_old: bool = True
 ) -> Iterator[None]:
-    """The same in two steps, so that others have a turn in between; `value` is of the first one."""
+    """`save` in two steps, for cooperative callers; `value` is encoded in the first one."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=1)
     if integer_keys:
         text = _STRING.sub(_unquoted, text)
@@ -110,7 +108,7 @@ def _is_whole(data: bytes) -> bool:
     try:
         text = data.decode()
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
-            # What it says is passed over: it may be of thousands of topics.
+            # The content is skipped, not decoded: it may have thousands of topics.
             msgspec.json.decode(text, type=msgspec.Raw)
             return True
         parse(text)

@@ -1,28 +1,31 @@
-"""`mqproc/settings.json`: the options that a group runs with, where its roles and tools find them."""
+"""`mqproc/settings.json`: the options of the running group, for its roles and for tools."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from mqproc.config import FIELDS, Options, parse_option
-from mqproc.io import StoreIO
+from mqproc.config.options import FIELDS, Options
+from mqproc.config.parse import parse_option
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
 
 
 def write_settings(io: StoreIO, paths: StorePaths, options: Options) -> None:
-    """Keep the options. Raises OSError."""
+    """Save the options. Raises OSError."""
     io.write_file_atomically(paths.settings, json.dumps(options.to_dict(), indent=1).encode(), mode=0o600)
 
 
 def read_settings(io: StoreIO, paths: StorePaths) -> Options:
-    """The options. Raises as `read_values`."""
+    """Load the options. Raises as `read_values`."""
     return Options(**read_values(io, paths))
 
 
 def read_values(io: StoreIO, paths: StorePaths) -> dict[str, Any]:
-    """Those that were kept, by name; of another version there may be others. Raises OSError, ValueError, and
-    ConfigurationError for a value that no option of this name may have."""
+    """Saved options by name, without unknown ones of other versions.
+
+    Raises OSError, ValueError, and ConfigurationError for an invalid value.
+    """
     try:
         found = json.loads(io.read_file(paths.settings))
     except RecursionError:

@@ -1,28 +1,31 @@
-"""Topics as RocketMQ keeps them: `config/topics.json`, owned by the writer, and which of them are the system's own.
+"""Topics: `config/topics.json` as in RocketMQ, its journal, deleted topics, and the system's own topics.
 
-Writing the whole file for each change would make thousands of topics quadratic, so a change is first a line of
-`mqproc/topics.journal`, synced before it is acknowledged; the file follows within a second, and then the journal goes.
-A topic that a send makes has its line there before the send is answered, without a sync: what it is outlives all
-processes, as the message does.
+The writer owns the files. Rewriting topics.json for each change would be quadratic in the number of topics, so a change
+is first a line of `mqproc/topics.journal`, synced before it is acknowledged; topics.json follows within a second, and
+the journal is deleted. The line of a topic that a send creates is written without a sync before the send is answered:
+like the message it survives a kill of all processes.
 
-    [topic, queues, perm]                                  the topic is now so
-    [topic, 0, 0, physical offset, [next offset, …]]       the topic was deleted: see `deleted_topics`
+    [topic, queues, perm]                                  current state of the topic
+    [topic, 0, 0, physical offset, [next offset, …]]       the topic was deleted: see `TopicDeletion`
 
-Of a journal that spans several pages any may be missing after a power loss. So the first line that is none ends it:
-nothing from there on was acknowledged, and the next commit cuts it off.
+After a power loss any page of a longer journal may be missing. The first invalid line ends the journal: nothing from
+there on was acknowledged, and the next commit truncates it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from mqproc.errors import BadRequestError, TopicExistsError, TopicReservedError
-from mqproc.io import StoreIO
-from mqproc.names import (
+from mqproc.errors import BadRequestError, CorruptStoreError, TopicExistsError, TopicReservedError
+from mqproc.io.store_io import StoreIO
+from mqproc.paths import StorePaths
+from mqproc.store import rocketmq_json
+from mqproc.store.sync_guard import Syncing
+from mqproc.topic_names import (
     CHECK_MAX_TIME_TOPIC,
     DEAD_LETTER_PREFIX,
     HALF_TOPIC,
@@ -33,17 +36,77 @@ from mqproc.names import (
     TIMER_TOPIC,
     check_topic,
 )
-from mqproc.paths import StorePaths
-from mqproc.quantities import counted
-from mqproc.store import deleted_topics, rocketmq_json
-from mqproc.store.deleted_topics import Deletion
-from mqproc.store.final_syncs import Syncing
+from mqproc.util.units import counted
+
+if TYPE_CHECKING:
+    from mqproc.store.consumequeue.table import QueueTable
+
+# Deleted topics: `config/deletedTopics.json`, beside topics.json
+#
+#     {"deletedTopicTable": {"T": {"physicalOffset": 123, "nextOffsets": [3, 0, 5]}}}
+#
+# Records of a deleted topic stay in the log until they expire. A new topic of that name continues its queue offsets. A
+# record belongs to the deleted topic if its position is below `physicalOffset` and its queue offset below that queue's
+# next offset. RocketMQ ignores the file. It is in `config/` because it must survive the deletion of `mqproc/`.
+
+
+_DELETIONS_TABLE = "deletedTopicTable"
+_Offset = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class TopicDeletion(msgspec.Struct, frozen=True, rename="camel"):
+    """A topic's last deletion: the log's end at that time, and the next offset of each queue by id."""
+
+    physical_offset: _Offset
+    next_offsets: tuple[_Offset, ...]
+
+    @classmethod
+    def of(cls, physical_offset: int, next_offsets: Sequence[int]) -> TopicDeletion | None:
+        """None if no queue ever had a message: then there is nothing to distinguish."""
+        used = len(next_offsets)
+        while used and next_offsets[used - 1] == 0:
+            used -= 1
+        return cls(physical_offset, tuple(next_offsets[:used])) if used else None
+
+    def next_offset(self, queue_id: int) -> int:
+        """First offset of a new queue with this id."""
+        return self.next_offsets[queue_id] if queue_id < len(self.next_offsets) else 0
+
+    def covers(self, queue_id: int, max_offset: int, physical_end: int) -> bool:
+        """Whether all units of a queue predate the deletion; its last record ends at `physical_end`."""
+        return max_offset <= self.next_offset(queue_id) and physical_end <= self.physical_offset
+
+
+def load_deletions(io: StoreIO, paths: StorePaths) -> dict[str, TopicDeletion]:
+    """Deletions by topic; empty without the file. Raises CorruptStoreError if no copy can be read."""
+    value, _remark = rocketmq_json.load(io, paths.deleted_topics)
+    if value is None:
+        return {}
+    try:
+        return msgspec.convert(value, dict[str, dict[str, TopicDeletion]]).get(_DELETIONS_TABLE, {})
+    except msgspec.ValidationError as error:
+        raise CorruptStoreError(f"{paths.deleted_topics}: {error}") from None
+
+
+def save_deletions(io: StoreIO, syncs: Syncing, paths: StorePaths, deletions: Mapping[str, TopicDeletion]) -> None:
+    """Replace the file. Raises OSError, FailedSyncError."""
+    table: dict[str, Any] = {topic: msgspec.to_builtins(deletions[topic]) for topic in sorted(deletions)}
+    rocketmq_json.save(io, syncs, paths.deleted_topics, {_DELETIONS_TABLE: table})
+
+
+def restore_deletions(table: QueueTable, deletions: Mapping[str, TopicDeletion]) -> None:
+    """Add deletions of earlier runs to a table of the queues on disk. Raises TooManyQueuesError."""
+    for topic, deletion in deletions.items():
+        for queue_id, next_offset in enumerate(deletion.next_offsets):
+            if next_offset > 0 or table.entry(topic, queue_id) >= 0:
+                table.remember_deletion(topic, queue_id, deletion.physical_offset, next_offset)
+
 
 PERM_READ = 4
 PERM_WRITE = 2
 PERM_END = 8
 QUEUES_OF_A_TOPIC_MAX = 65_535
-# Topics that RocketMQ's broker does not let clients send to.
+# Topics to which RocketMQ's broker does not let clients send.
 RESERVED_TOPICS = frozenset(
     {
         SCHEDULE_TOPIC,
@@ -65,15 +128,17 @@ def check_sendable(topic: str) -> None:
 
 
 def check_changeable(topic: str) -> None:
-    """Raise TopicReservedError for topics that only the system makes, as RocketMQ's broker has it: what waits for its
-    time or for the end of a transaction would go with them."""
+    """Raise TopicReservedError for topics that only the system creates, as RocketMQ's broker does.
+
+    Deleting one would delete delayed messages or open transactions.
+    """
     if topic in RESERVED_TOPICS:
         raise TopicReservedError(f"topic {topic!r} is the system's own; it is not made, widened or deleted by hand")
 
 
 @dataclass(slots=True)
 class TopicConfig:
-    """One topic's settings; `extra` keeps RocketMQ's fields that we do not use, so that they are written back."""
+    """Settings of a topic; `extra` has RocketMQ's fields that are not used, for writing them back."""
 
     topic: str
     queues: int
@@ -107,44 +172,44 @@ _change = msgspec.json.Decoder(_Change)
 
 
 class Topics:
-    """The topics of a store in memory; `save` writes them when something changed.
+    """The topics of a store in memory; `save` writes changes.
 
-    `deletions` has what must be known of topics that were deleted, those among them that were made again since.
+    `deletions` has the last deletions of topics, including those created again since.
     """
 
     def __init__(self, io: StoreIO, paths: StorePaths, syncs: Syncing | None = None) -> None:
-        """The writer gives its FinalSyncs as `syncs`: a failed sync of the files is final for the store too."""
+        """The writer passes its SyncGuard as `syncs`: a failed sync of these files is final for the store, too."""
         self._io = io
         self._syncs: Syncing = syncs or io
         self._paths = paths
         self._topics: dict[str, TopicConfig] = {}
-        self.deletions: dict[str, Deletion] = {}
+        self.deletions: dict[str, TopicDeletion] = {}
         self._deletions_changed = False
         self._other: dict[str, Any] = {}
         self._version = 0
         self._lines: list[bytes] = []
-        # Of them, behind what is durable of the journal. Counted, since a send may add a line to thousands.
+        # Journal lines that are written but not durable. Counted, since a send may add one to thousands.
         self._lines_written = self._written_bytes = 0
         self._journal_size = 0
-        self._is_named = False  # durably; a predecessor may have ended before it was
+        self._is_named = False  # Whether the journal's name is durable; a predecessor may have died before that.
         self.journaled = False
-        """Whether there was a journal to read: the files then lack what it has."""
+        """Whether a journal was read: then the files lack its changes."""
         self.file_remark = self._journal_remark = ""
         self.too_wide: list[str] = []
-        """What topics.json says of each topic of more queues than there may be: it has those of the table."""
+        """A remark for each topic of topics.json with too many queues; it gets those of the queue table."""
 
     @property
     def remark(self) -> str:
-        """What is wrong with the files, "" when all is well."""
+        """Problems of the files, "" for none."""
         return "; ".join(filter(None, (self.file_remark, *self.too_wide, self._journal_remark)))
 
     def load(self) -> None:
-        """Read the files. Raises CorruptStoreError when one of them cannot be used, nor its copy."""
-        _value, self.file_remark = rocketmq_json.load(self._io, self._paths.topics, self._take_settings)
-        self.deletions = deleted_topics.load(self._io, self._paths)
+        """Read the files. Raises CorruptStoreError if one of them and its copy are unusable."""
+        _value, self.file_remark = rocketmq_json.load(self._io, self._paths.topics, self._accept_settings)
+        self.deletions = load_deletions(self._io, self._paths)
         self._replay()
 
-    def _take_settings(self, value: dict[str, Any]) -> None:
+    def _accept_settings(self, value: dict[str, Any]) -> None:
         entries = rocketmq_json.table_in(value, "topicConfigTable")
         table = {name: _from_rocketmq(name, entry) for name, entry in entries.items()}
         version = value.get("dataVersion", {})
@@ -159,11 +224,11 @@ class Topics:
                 config.queues = 1
 
     def save(self, time_ms: int) -> None:
-        """Write the files, the version of topics.json one higher; the journal is then gone.
+        """Write the files with the next version of topics.json, and delete the journal.
 
-        Raises OSError; then the journal, or it and some of the files, have everything.
+        After an OSError all changes are in the journal or in it and some of the files.
         """
-        # With every change in the journal the files may be written one after the other.
+        # The journal has every change, so the files need not be written atomically together.
         self.commit()
         self._version += 1
         version = {"counter": self._version, "stateVersion": 0, "timestamp": time_ms}
@@ -172,17 +237,17 @@ class Topics:
         rocketmq_json.save(self._io, self._syncs, self._paths.topics, value, keeps_old=not self.file_remark)
         self.file_remark = ""
         if self._deletions_changed:
-            deleted_topics.save(self._io, self._syncs, self._paths, self.deletions)
+            save_deletions(self._io, self._syncs, self._paths, self.deletions)
             self._deletions_changed = False
         if self._io.exists(self._paths.topics_journal):
             self._io.unlink(self._paths.topics_journal)
-            # A journal that came back after a power loss would undo what later files say.
+            # If the journal reappeared after a power loss, it would undo later changes of the files.
             self._syncs.sync_folder(self._paths.own)
         self._journal_size = 0
         self._is_named = False
 
     def note(self, topic: str) -> None:
-        """Put the present state of a topic that is there to the journal; `commit` makes it durable."""
+        """Add the current state of an existing topic to the journal; `commit` makes it durable."""
         found = self._topics[topic]
         self._add_line([topic, found.queues, found.perm])
 
@@ -190,7 +255,7 @@ class Topics:
         self._lines.append(msgspec.json.encode(line) + b"\n")
 
     def write(self) -> None:
-        """Put all noted changes where they outlive every process, though no loss of power. Raises OSError."""
+        """Write all noted changes so that they survive any kill, but not a power loss. Raises OSError."""
         if self._lines_written == len(self._lines):
             return
         fd = self._open_journal()
@@ -217,7 +282,7 @@ class Topics:
         self._lines_written = self._written_bytes = 0
 
     def sync_journal(self) -> None:
-        """Make durable what was read of a journal. Raises OSError."""
+        """Make a journal that was read durable. Raises OSError."""
         if self.journaled:
             fd = self._open_journal()
             try:
@@ -232,14 +297,14 @@ class Topics:
     def _write(self, fd: int) -> None:
         data = b"".join(self._lines[self._lines_written :])
         at = self._journal_size + self._written_bytes
-        # What a torn or a failed commit left must not come to lie behind these lines.
+        # Truncate remains of a torn or failed commit.
         self._io.set_size(fd, at)
         self._io.pwrite(fd, data, at)
         self._lines_written = len(self._lines)
         self._written_bytes += len(data)
 
     def _replay(self) -> None:
-        """Take the journal's changes over, up to its first line that is none."""
+        """Apply the journal up to its first invalid line."""
         try:
             data = self._io.read_file(self._paths.topics_journal)
         except FileNotFoundError:
@@ -251,7 +316,7 @@ class Topics:
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 self._remark(f"byte {self._journal_size}: {error}")
                 return
-            self._take(change)
+            self._apply(change)
             self._journal_size += len(line) + 1
         if len(data) > self._journal_size:
             self._remark(f"byte {self._journal_size}: the last line has no end")
@@ -259,11 +324,11 @@ class Topics:
     def _remark(self, text: str) -> None:
         self._journal_remark = f"{self._paths.topics_journal.name} ends early: {text}"
 
-    def _take(self, change: _Change) -> None:
+    def _apply(self, change: _Change) -> None:
         found = self._topics.get(change.topic)
         if change.queues == 0:
             self._topics.pop(change.topic, None)
-            self._remember(change.topic, Deletion.of(change.physical_offset, change.next_offsets))
+            self._remember(change.topic, TopicDeletion.of(change.physical_offset, change.next_offsets))
         elif found is not None:
             found.queues, found.perm = change.queues, change.perm
         else:
@@ -276,10 +341,10 @@ class Topics:
         return sorted(self._topics)
 
     def add(self, topic: str, queues: int, perm: int | None = None) -> bool:
-        """Make a topic, or give it more queues. Returns whether anything changed.
+        """Create a topic or add queues to it; returns whether anything changed.
 
-        Without `perm` a new one may be read and written, and one that is there keeps what it has.
-        Raises TopicExistsError when it would lose queues, BadTopicError, BadRequestError.
+        Without `perm` a new topic is readable and writable, and an existing one keeps its permission.
+        Raises TopicExistsError if it would lose queues, BadTopicError, BadRequestError.
         """
         check_topic(topic)
         found = self._topics.get(topic)
@@ -299,17 +364,17 @@ class Topics:
         return changed
 
     def adopt(self, topic: str, queues: int) -> None:
-        """Take a topic that the store holds queues of, whatever its name."""
+        """Add a topic whose queues exist in the store, whatever its name."""
         self._topics[topic] = TopicConfig(topic, queues)
 
     def delete(self, topic: str, physical_offset: int, next_offsets: Sequence[int]) -> None:
-        """Remove a topic that is there, durably, and remember where its offsets stood.
+        """Delete an existing topic durably and record where its offsets ended.
 
-        `physical_offset` is the log's end, `next_offsets` has an item for each queue id. After an OSError nothing has
+        `physical_offset` is the log's end, `next_offsets` has an item per queue id. After an OSError nothing has
         changed.
         """
         config, before = self._topics.pop(topic), self.deletions.get(topic)
-        deletion = Deletion.of(physical_offset, next_offsets)
+        deletion = TopicDeletion.of(physical_offset, next_offsets)
         self._remember(topic, deletion)
         if deletion is None:
             self._add_line([topic, 0, 0])
@@ -327,7 +392,7 @@ class Topics:
             raise
 
     def forget_deletions(self, log_begin: int) -> bool:
-        """Forget topics of which the log has no record any more. Returns whether anything changed."""
+        """Forget deletions of topics without records in the log; returns whether anything changed."""
         gone = [
             topic
             for topic, deletion in self.deletions.items()
@@ -337,7 +402,7 @@ class Topics:
             self._remember(topic, None)
         return bool(gone)
 
-    def _remember(self, topic: str, deletion: Deletion | None) -> None:
+    def _remember(self, topic: str, deletion: TopicDeletion | None) -> None:
         if self.deletions.get(topic) == deletion:
             return
         self._deletions_changed = True

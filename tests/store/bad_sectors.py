@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 
 PAGE: Final = 4096
 

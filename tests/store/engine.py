@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from mqproc.config import Options
-from mqproc.io import StoreIO
+from mqproc.config.options import Options
+from mqproc.io.store_io import StoreIO
 from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.store.append import CommitLogAppender
-from mqproc.store.final_syncs import FinalSyncs
-from mqproc.store.frames import AppendPlan, FrameShape, topic_fields
-from mqproc.store.log_flush import make_segment
-from mqproc.store.queue_table import QueueTable
-from mqproc.store.segments import LogSegments
+from mqproc.store.commitlog.append import CommitLogAppender
+from mqproc.store.commitlog.append_templates import AppendPlan, AppendTemplate, topic_fields
+from mqproc.store.commitlog.flush import make_segment
+from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.sync_guard import SyncGuard
 
 BORN_HOST = bytes([127, 0, 0, 1, 0, 0, 0x13, 0x88])
 STORE_HOST = bytes([192, 168, 1, 2, 0, 0, 0x2A, 0x9F])
@@ -46,7 +46,7 @@ class Engine:
         self.table = QueueTable.create(self.io, self.paths.queues, 1024)
         self.segments = LogSegments(self.io, self.paths.commit_log, self.options.mapped_file_size_commit_log)
         self.words = words or Words(bytearray(words_of.FILE_SIZE))
-        self.syncs = FinalSyncs(self.io, self.paths, self.words, words_of.WRITER, words_of.WRITER_SYNC_ERRNO)
+        self.syncs = SyncGuard(self.io, self.paths, self.words, words_of.WRITER, words_of.WRITER_SYNC_ERRNO)
         self.segments_max = segments_max
         self.make_segment(0)
         self.appender = CommitLogAppender(
@@ -95,7 +95,7 @@ class Engine:
         columns += [-1, -1, -1, -1, -1, -1, -1, -1]
         magic, topic_block = topic_fields(topic)
         of_frame = {name: changes.pop(name) for name in list(changes) if name in AppendPlan.__struct_fields__}
-        shape: dict[str, Any] = {
+        template: dict[str, Any] = {
             "magic": magic,
             "topic_block": topic_block,
             "queue_numbers": np.array(numbers, np.int64),
@@ -104,7 +104,7 @@ class Engine:
             "born_host": BORN_HOST,
         }
         frame: dict[str, Any] = {
-            "shape": FrameShape(**(shape | changes)),
+            "template": AppendTemplate(**(template | changes)),
             "payload": np.frombuffer(bytearray(b"".join(parts)), np.uint8),
             "count": len(bodies),
             "columns": tuple(columns),

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from mqproc.io import FailedSyncError, StoreIO
+from mqproc.io.store_io import FailedSyncError, StoreIO
 
 
 class FaultyIO(StoreIO):

@@ -10,12 +10,12 @@ import numpy as np
 
 from mqproc.layout import control as words_of
 from mqproc.layout.record_codec import decode_records
-from mqproc.message import BatchResult, StoredMessage
-from mqproc.store.consume_queue import ConsumeQueueFiles
-from mqproc.store.dispatcher import Dispatch
-from mqproc.store.index_files import IndexFiles
-from mqproc.store.reads.reading import StoreReading
-from mqproc.store.reads.store_views import WordsView
+from mqproc.store.consumequeue.files import ConsumeQueueFiles
+from mqproc.store.dispatch import Dispatch
+from mqproc.store.index.files import IndexFiles
+from mqproc.store.read.queries import StoreQueries
+from mqproc.store.read.views import WordsView
+from mqproc.types import BatchResult, StoredMessage
 from tests.store.engine import Engine
 
 FIRST_MS = 1_700_000_000_000
@@ -38,9 +38,7 @@ class LiveStore:
         )
         self.dispatching = Dispatch(engine.io, self.options, engine.table, engine.segments, self.files, self.index)
         view = self.view()
-        self.reading = StoreReading(
-            engine.io, engine.paths, self.options, view.queues, view.visible, view.newest_index_ms
-        )
+        self.reading = StoreQueries(engine.io, engine.paths, self.options, view)
 
     def view(self) -> WordsView:
         """What may be seen now."""

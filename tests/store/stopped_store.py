@@ -7,10 +7,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from mqproc.io import StoreIO
-from mqproc.ipc.lock import StoreLock
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.store_lock import StoreLock
 from mqproc.layout.consume_queue import FILLER_SIZE
-from mqproc.store.reads.index_query import IndexReader
+from mqproc.store.index.lookup import IndexReader
 from tests.store.engine import Engine
 from tests.store.recovery.recovering import RecordingIO, Recovered, contents, recover
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mqproc.layout import control as words_of
-from mqproc.store.active_segments import ActiveSegments
+from mqproc.store.sync_guard import SyncWatch
 from tests.open_files import open_below
 from tests.store.engine import Engine
 from tests.store.faulty_io import FaultyIO
@@ -31,10 +31,10 @@ def engine(tmp_path: Path) -> Engine:
     return engine
 
 
-def opened(engine: Engine) -> tuple[ActiveSegments, FaultyIO]:
+def opened(engine: Engine) -> tuple[SyncWatch, FaultyIO]:
     io = engine.io
     assert isinstance(io, FaultyIO)
-    active = ActiveSegments()
+    active = SyncWatch()
     active.open(io, engine.paths, engine.options, engine.words)
     io.tried()
     return active, io
@@ -102,6 +102,6 @@ def test_a_segment_that_goes_while_it_is_looked_for_is_not_held(
 
 
 def test_nothing_is_held_before_a_store_is_recovered() -> None:
-    active = ActiveSegments()
+    active = SyncWatch()
     active.follow()
     assert [active.sync(role) for role in PLACES] == [0, 0, 0, 0]

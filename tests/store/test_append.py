@@ -16,7 +16,7 @@ from mqproc.errors import (
     MqprocError,
     NoSuchQueueError,
 )
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import checkpoint as layout
 from mqproc.layout.checkpoint import Checkpoint
-from mqproc.store import checkpoint_file
+from mqproc.store import checkpoint as checkpoint_file
 
 
 def test_words_of_several_owners_are_read_back(tmp_path: Path) -> None:

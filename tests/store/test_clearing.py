@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.io import StoreIO
-from mqproc.store.clearing import clear_behind, dirty_end
+from mqproc.io.store_io import StoreIO
+from mqproc.store.zero_tail import dirty_end, zero_tail
 
 MIB = 1 << 20
 SIZE = 32 * MIB
@@ -45,9 +45,9 @@ def test_the_last_byte_that_is_not_zero_ends_it(file: int) -> None:
 
 def test_what_is_there_becomes_zeros_and_the_second_time_nothing_is(file: int) -> None:
     os.pwrite(file, b"y" * 3 * MIB, 4 * MIB)
-    assert clear_behind(StoreIO(), file, 100) == 7 * MIB - 100
+    assert zero_tail(StoreIO(), file, 100) == 7 * MIB - 100
     assert os.pread(file, SIZE, 0) == b"x" * 100 + bytes(SIZE - 100)
-    assert clear_behind(StoreIO(), file, 100) == 0
+    assert zero_tail(StoreIO(), file, 100) == 0
 
 
 def test_allocated_space_that_somebody_has_read_is_not_read_again(file: int) -> None:

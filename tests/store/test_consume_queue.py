@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout.consume_queue import FILLER_SIZE
-from mqproc.names import SCHEDULE_TOPIC
-from mqproc.store.consume_queue import ConsumeQueueFiles, allocation_end, as_units, fillers
+from mqproc.store.consumequeue.files import ConsumeQueueFiles, allocation_end, as_units, filler_units
+from mqproc.topic_names import SCHEDULE_TOPIC
 from tests.open_files import open_below
 
 FILE_BYTES = 400  # 20 units
@@ -79,8 +79,8 @@ def test_a_run_over_file_borders_lies_at_its_queue_offsets(tmp_path: Path) -> No
 def test_a_queue_that_begins_inside_a_file_gets_fillers_before_its_first_unit(tmp_path: Path) -> None:
     files = open_files(tmp_path)
     files.write_run("T", 0, 47, units(47, 2))
-    assert row(files) == {800: (fillers(7).tobytes() + units(47, 2).tobytes()).ljust(400, b"\0")}
-    assert as_units(fillers(1)).tolist() == [(0, FILLER_SIZE, 0)]
+    assert row(files) == {800: (filler_units(7).tobytes() + units(47, 2).tobytes()).ljust(400, b"\0")}
+    assert as_units(filler_units(1)).tolist() == [(0, FILLER_SIZE, 0)]
     assert files.extent("T", 0).first_offset == 47
 
 
@@ -111,7 +111,7 @@ def test_a_file_that_a_crash_left_short_is_completed(tmp_path: Path, left: int) 
     files = open_files(tmp_path)
     path = files.path("T", 0, 0)
     path.parent.mkdir(parents=True)
-    path.write_bytes(fillers(7).tobytes()[:left])
+    path.write_bytes(filler_units(7).tobytes()[:left])
     files.write_run("T", 0, 7, units(7, 2))
     assert row(files) == row(whole)
 
@@ -161,9 +161,9 @@ class EarlyIO(StoreIO):
         super().__init__()
         self.begun: list[tuple[str, int]] = []
 
-    def start_writing(self, fd: int, offset: int, size: int) -> None:
+    def start_writeback(self, fd: int, offset: int, size: int) -> None:
         self.begun.append((Path(self.path_of(fd)).name, size))
-        super().start_writing(fd, offset, size)
+        super().start_writeback(fd, offset, size)
 
 
 @pytest.mark.parametrize("sync_follows", [True, False])
@@ -186,12 +186,12 @@ def test_what_was_made_here_is_not_read_before_it_is_written(tmp_path: Path) -> 
             raise AssertionError(self.path_of(fd))
 
     files = ConsumeQueueFiles(NoReads(), tmp_path, 400, write=True)
-    assert [files.mend_run("T", 0, first, units(first, 5)) for first in (5, 10, 15, 20)] == [5, 5, 5, 5]
+    assert [files.repair_run("T", 0, first, units(first, 5)) for first in (5, 10, 15, 20)] == [5, 5, 5, 5]
     with pytest.raises(AssertionError):
-        files.mend_run("T", 0, 24, units(24, 7))
+        files.repair_run("T", 0, 24, units(24, 7))
     files.close()
     again = ConsumeQueueFiles(StoreIO(), tmp_path, 400, write=True)
-    assert [again.mend_run("T", 0, first, units(first, 5)) for first in (5, 10, 15, 20, 25)] == [0, 0, 0, 0, 5]
+    assert [again.repair_run("T", 0, first, units(first, 5)) for first in (5, 10, 15, 20, 25)] == [0, 0, 0, 0, 5]
     again.close()
 
 
@@ -206,7 +206,7 @@ def test_a_time_that_no_delay_reaches_is_mended_and_one_of_other_delays_stays(tm
     there["tags_code"][:6] = [stored_ms + 1_000, stored_ms + 39 * day_ms, *no_times]
     files = open_files(tmp_path)
     files.write_run(SCHEDULE_TOPIC, 2, 0, there.view(np.uint8))
-    assert files.mend_run(SCHEDULE_TOPIC, 2, 0, wanted.view(np.uint8)) == 4
+    assert files.repair_run(SCHEDULE_TOPIC, 2, 0, wanted.view(np.uint8)) == 4
     found = as_units(files.read_units(SCHEDULE_TOPIC, 2, 0, 7))["tags_code"].tolist()
     assert found == [*there["tags_code"][:2].tolist(), *[stored_ms + hour_ms] * 5]
     files.close()
@@ -225,7 +225,7 @@ def test_what_names_no_place_in_extension_files_is_mended_and_an_address_stays(t
             extension.parent.mkdir(parents=True)
             extension.write_bytes(bytes(length))
         files.write_run("T", 0, 0, there.view(np.uint8))
-        assert files.mend_run("T", 0, 0, wanted.view(np.uint8)) == 4 - ends
+        assert files.repair_run("T", 0, 0, wanted.view(np.uint8)) == 4 - ends
         found = as_units(files.read_units("T", 0, 0, 4))["tags_code"]
         assert found.tolist() == [*there["tags_code"][:ends].tolist(), *wanted["tags_code"][ends:].tolist()]
         files.close()
@@ -276,7 +276,7 @@ def test_a_file_that_has_gone_since_it_was_closed_is_made_again(tmp_path: Path) 
         files.write_run("T", queue_id, 0, units(0, 2))
     files.path("T", 0, 0).unlink()
     files.write_run("T", 0, 2, units(2, 1))
-    assert row(files) == {0: (fillers(2).tobytes() + units(2, 1).tobytes()).ljust(400, b"\0")}
+    assert row(files) == {0: (filler_units(2).tobytes() + units(2, 1).tobytes()).ljust(400, b"\0")}
 
 
 def test_nothing_is_known_of_files_that_were_removed(tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ def test_a_cut_keeps_the_units_below_it_and_nothing_else(
     assert extent.last_physical_end == (100 * expected if expected > first else 0)
     data = b"".join(row(files).values())
     kept_bytes = 20 * expected - starts[0]
-    whole = fillers(max(0, first - starts[0] // 20)).tobytes() + units(first, count).tobytes()
+    whole = filler_units(max(0, first - starts[0] // 20)).tobytes() + units(first, count).tobytes()
     assert data[:kept_bytes] == whole[:kept_bytes]
     assert not data[kept_bytes:].strip(b"\0")
     assert all(len(file) == FILE_BYTES for file in row(files).values())

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.config import OnDamage, Options
+from mqproc.config.options import OnDamage, Options
 from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.store.damage import DamageLedger, Hole, KnownHoles, load, merged
 
@@ -56,11 +56,11 @@ def test_the_same_cut_is_noted_once(paths: StorePaths) -> None:
     said: list[str] = []
     ledger = ledger_of(paths, said)
     for _ in range(2):
-        ledger.note_cut(100, 200, 1)
+        ledger.record_cut(100, 200, 1)
     assert said == ["damage: the log was durable up to 200 and ends at 100"]
     assert len(load(StoreIO(), paths).cuts) == 1
     with pytest.raises(CorruptStoreError, match="up to 200 and ends at 100"):
-        ledger_of(paths, said, OnDamage.REFUSE).note_cut(100, 200, 1)
+        ledger_of(paths, said, OnDamage.REFUSE).record_cut(100, 200, 1)
 
 
 def test_read_only_lasts_as_long_as_the_damage(paths: StorePaths) -> None:

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from mqproc.errors import TooManyQueuesError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout.consume_queue import FILLER_SIZE
-from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
-from mqproc.store.queue_table import QueueTable
+from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units
+from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.recovery.recovery import Recovery
 from mqproc.store.topics import Topics
 from tests.store.engine import Engine

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqproc.io import StoreIO
-from mqproc.kernels import dispatch_alone, dispatched
-from mqproc.kernels.jit import plain
+from mqproc.io.store_io import StoreIO
+from mqproc.kernels import dispatch_step
+from mqproc.kernels.jit.compile import plain
 from mqproc.layout import control as words_of
 from mqproc.layout import record
-from mqproc.store import index_files
-from mqproc.store.dispatcher import DispatchStep
-from mqproc.store.index_files import IndexCommit
+from mqproc.store.dispatch import DispatchResult
+from mqproc.store.index import files as index_files
+from mqproc.store.index.files import IndexCommit
 from tests.store.engine import Engine
 from tests.store.test_dispatcher import (
     ITEMS,
@@ -47,29 +47,29 @@ class Alone(Dispatched):
         """Where the record ends that comes next."""
         return self.position + int.from_bytes(self.engine.log_bytes(self.position, self.position + 4))
 
-    def step(self) -> DispatchStep | None:
+    def step(self) -> DispatchResult | None:
         """One record, of whose words those are kept that its role would publish."""
         end = self.end
-        self.ways.append(self.dispatch.step_alone(self.position, end, self.cells))
+        self.ways.append(self.dispatch.step_single(self.position, end, self.cells))
         if not self.ways[-1]:
             step = self.dispatch.step(self.position, end)
             assert not step.stuck
             self.position, self.commit = step.position, self.dispatch.index_commit
             return step
         said = self.cells.tolist()
-        assert (said[dispatched.POSITION], said[dispatched.RECORDS]) == (end, 1)
+        assert (said[dispatch_step.STEP_END], said[dispatch_step.STEP_RECORDS]) == (end, 1)
         self.position = end
         self.commit = IndexCommit(
-            file_ms=said[dispatched.INDEX_MS],
-            count=said[dispatched.INDEX_ITEMS],
-            slots_used=said[dispatched.INDEX_SLOTS],
-            end_timestamp_ms=said[dispatched.INDEX_END_MS],
-            end_physical_offset=said[dispatched.INDEX_END],
+            file_ms=said[dispatch_step.INDEX_MS],
+            count=said[dispatch_step.INDEX_ITEMS],
+            slots_used=said[dispatch_step.INDEX_SLOTS],
+            end_timestamp_ms=said[dispatch_step.INDEX_END_MS],
+            end_physical_offset=said[dispatch_step.INDEX_END],
         )
         assert self.commit == self.dispatch.index_commit
         return None
 
-    def run(self) -> list[DispatchStep]:
+    def run(self) -> list[DispatchResult]:
         while self.position < self.engine.written:
             self.step()
         return []
@@ -78,9 +78,9 @@ class Alone(Dispatched):
 def uncompiled(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the kernels' plain twins do it."""
     buffers = alone.dispatch._alone
-    assert buffers.scan.func is dispatch_alone.scan_alone
-    buffers.scan = functools.partial(plain(dispatch_alone.scan_alone), *buffers.scan.args)
-    monkeypatch.setattr(index_files, "put_alone", plain(dispatch_alone.put_alone))
+    assert buffers.scan.func is dispatch_step.scan_single
+    buffers.scan = functools.partial(plain(dispatch_step.scan_single), *buffers.scan.args)
+    monkeypatch.setattr(index_files, "put_single", plain(dispatch_step.put_single))
 
 
 messages = st.lists(
@@ -149,7 +149,7 @@ def begun(tmp_path: Path) -> Alone:
 def is_left_alone(alone: Alone, stop: int) -> bool:
     """Whether the short way does nothing of what lies before `stop`."""
     before, words = alone.files(), alone.engine.table.cells.copy()
-    taken = alone.dispatch.step_alone(alone.position, stop, alone.cells)
+    taken = alone.dispatch.step_single(alone.position, stop, alone.cells)
     return not taken and alone.files() == before and np.array_equal(words, alone.engine.table.cells)
 
 

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.store.consume_queue import ConsumeQueueFiles
-from mqproc.store.dispatcher import Dispatch
-from mqproc.store.index_files import IndexFiles
-from mqproc.store.queue_folders import remove_tree
+from mqproc.store.consumequeue.files import ConsumeQueueFiles, remove_tree
+from mqproc.store.dispatch import Dispatch
+from mqproc.store.index.files import IndexFiles
 from tests.store.test_deleted_topics import QUEUE_FILE_BYTES, Store
 
 CALLS_MAX = 60
@@ -103,7 +102,7 @@ class Live(Store):
         while self.position < stop:
             end = self.position + int.from_bytes(self.engine.log_bytes(self.position, self.position + 4))
             try:
-                if self.alone and self.dispatch.step_alone(self.position, end, self.cells):
+                if self.alone and self.dispatch.step_single(self.position, end, self.cells):
                     self.position = end
                     continue
                 step = self.dispatch.step(self.position, end if self.alone else stop)

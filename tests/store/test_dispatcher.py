@@ -16,16 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.kernels.dispatch import StopReason
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
 from mqproc.layout.consume_queue import FILLER_SIZE
-from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
-from mqproc.store.dispatcher import Dispatch, DispatchStep
-from mqproc.store.index_files import IndexCommit, IndexFiles
-from mqproc.store.queue_extent import filler_position
-from mqproc.store.reads.index_query import IndexReader
+from mqproc.store.consumequeue.bounds import filler_position
+from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units
+from mqproc.store.dispatch import Dispatch, DispatchResult
+from mqproc.store.index.files import IndexCommit, IndexFiles
+from mqproc.store.index.lookup import IndexReader
 from tests.store.engine import Engine
 
 QUEUE_FILE_BYTES = 400
@@ -52,13 +52,13 @@ class Dispatched:
         options = self.engine.options
         self.dispatch = Dispatch(self.io, options, self.engine.table, self.engine.segments, queues, index, **self.more)
 
-    def step(self) -> DispatchStep:
+    def step(self) -> DispatchResult:
         step = self.dispatch.step(self.position, self.engine.written)
         self.commit = self.dispatch.index.commit()
         self.position = step.position
         return step
 
-    def run(self) -> list[DispatchStep]:
+    def run(self) -> list[DispatchResult]:
         steps = []
         while self.position < self.engine.written:
             steps.append(self.step())

@@ -11,9 +11,14 @@ from hypothesis import strategies as st
 
 from mqproc.layout import record
 from mqproc.layout.consume_queue import END_FILLER_SIZE, UNIT_SIZE
-from mqproc.store.consume_queue import as_units, fillers
-from mqproc.store.end_fillers import as_fillers, end_fillers, put_end_fillers, put_fillers
-from mqproc.store.queue_extent import filler_position
+from mqproc.store.consumequeue.bounds import filler_position
+from mqproc.store.consumequeue.files import as_units, filler_units
+from mqproc.store.consumequeue.fillers import (
+    end_fillers,
+    normalize_fillers,
+    normalize_fillers_in_place,
+    put_end_fillers,
+)
 
 SEGMENT = 65536
 UNITS = st.lists(
@@ -34,24 +39,24 @@ def test_whoever_reads_gets_usual_fillers(units: list[tuple[int, int, int] | int
     for unit in units:
         if isinstance(unit, int):
             there += end_fillers(1, unit, SEGMENT).tobytes()
-            wanted += fillers(1, unit).tobytes()
+            wanted += filler_units(1, unit).tobytes()
         else:
             plain = struct.pack(">qiq", *unit)
             there += plain
             wanted += plain
-    assert as_fillers(there + cut_off) == wanted + cut_off
+    assert normalize_fillers(there + cut_off) == wanted + cut_off
     buffer = bytearray(there + end_fillers(1, 0, SEGMENT).tobytes())
-    put_fillers(buffer, len(units))
+    normalize_fillers_in_place(buffer, len(units))
     assert buffer == wanted + end_fillers(1, 0, SEGMENT).tobytes()
 
 
 def test_usual_ones_are_made_those_for_holes() -> None:
-    usual = [fillers(1, 7 * SEGMENT), fillers(2)]
+    usual = [filler_units(1, 7 * SEGMENT), filler_units(2)]
     units = as_units(np.concatenate([usual[0], np.ones(UNIT_SIZE, np.uint8), usual[1]]))
     put_end_fillers(units, SEGMENT)
     wanted = [end_fillers(1, 7 * SEGMENT, SEGMENT), np.ones(UNIT_SIZE, np.uint8), end_fillers(2, 0, SEGMENT)]
     assert units.tobytes() == np.concatenate(wanted).tobytes()
-    assert as_fillers(units[3:].tobytes()) == usual[1][UNIT_SIZE:].tobytes()
+    assert normalize_fillers(units[3:].tobytes()) == usual[1][UNIT_SIZE:].tobytes()
 
 
 @pytest.mark.parametrize("cut", [4, 8, 12, 16])
@@ -61,7 +66,7 @@ def test_half_of_one_is_none_that_names_the_place(cut: int, place: int, before: 
     """Else nobody would write the whole one over it."""
     whole = end_fillers(1, place, SEGMENT).tobytes()
     for torn in (before[:cut] + whole[cut:], whole[:cut] + before[cut:]):
-        assert torn == whole or as_fillers(torn) != fillers(1, place).tobytes()
+        assert torn == whole or normalize_fillers(torn) != filler_units(1, place).tobytes()
 
 
 @pytest.mark.parametrize("hole", [SEGMENT, SEGMENT + 500, 7 * SEGMENT, (1 << 40) + 3])

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.io import StoreIO
-from mqproc.kernels.views import as_kernel_array
-from mqproc.store.reads.reader import StoreReader
+from mqproc.io.store_io import StoreIO
+from mqproc.kernels.jit.lowering import as_kernel_array
+from mqproc.store.read.reader import StoreReader
 from tests.cli.calling import call
 from tests.conftest import SMALL, Group
 from tests.golden.fixtures import load_fixture
@@ -47,11 +47,11 @@ def test_a_view_has_the_files_bytes_and_leaves_its_holes(tmpfs: Path, tmp_path: 
         data = _with_holes(path)
         before = io.allocated_of(path)
         fd = io.open(path, write=True)
-        mapping = io.map_as_it_is(fd, size)
+        mapping = io.map_without_filling_holes(fd, size)
         assert mapping[:] == as_kernel_array(mapping).tobytes() == data[:size]
         io.pwrite(fd, b"later", 1)
         io.close(fd)
-        io.unmap_pages(mapping, 0, size)
+        io.release_pages(mapping, 0, size)
         assert mapping[:] == (data[:1] + b"later" + data[6:])[:size]
         assert path.parent != tmpfs or io.allocated_of(path) == before < size + MIB
 
@@ -64,7 +64,7 @@ def test_a_file_in_very_many_pieces_is_mapped_whole(tmpfs: Path) -> None:
             file.write(b"%d" % place)
         file.truncate(8 * MIB)
     fd = io.open(path)
-    assert io.map_as_it_is(fd, 8 * MIB)[:] == path.read_bytes()
+    assert io.map_without_filling_holes(fd, 8 * MIB)[:] == path.read_bytes()
     io.close(fd)
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.io import FailedSyncError
+from mqproc.io.store_io import FailedSyncError
 from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.store.final_syncs import FinalSyncs, remember_failed_sync
+from mqproc.store.sync_guard import SyncGuard, remember_failed_sync
 from tests.store.faulty_io import FaultyIO
 
 
@@ -26,7 +26,7 @@ class Store:
         self.file = root / "file"
         self.file.write_bytes(b"data")
         self.words = Words(bytearray(words_of.FILE_SIZE))
-        self.syncs = FinalSyncs(self.io, self.paths, self.words, words_of.CQ_FLUSHER, words_of.CQ_SYNC_ERRNO)
+        self.syncs = SyncGuard(self.io, self.paths, self.words, words_of.CQ_FLUSHER, words_of.CQ_SYNC_ERRNO)
 
     def sync_everything(self) -> int:
         """Try each kind of sync; how many were refused."""
@@ -54,14 +54,14 @@ def store(tmp_path: Path) -> Store:
 
 def test_everything_is_synced_while_nothing_has_failed(store: Store) -> None:
     assert store.sync_everything() == 0
-    assert not store.syncs.ended()
+    assert not store.syncs.has_failed()
     assert len(store.io.synced) == 6
 
 
 @pytest.mark.parametrize("word", words_of.SYNC_ERRNO_WORDS)
 def test_any_roles_failed_sync_ends_every_kind_of_sync(store: Store, word: int) -> None:
     store.words[word] = errno.EIO
-    assert store.syncs.ended()
+    assert store.syncs.has_failed()
     assert store.sync_everything() == 5
     assert store.io.synced == []
     others = [store.words[index] for index in words_of.SYNC_ERRNO_WORDS if index != word]
@@ -91,17 +91,17 @@ def test_a_failed_folder_sync_is_final_but_a_missing_folder_is_not(store: Store)
     store.io.failing = {f"{store.paths.own}/": errno.EMFILE}
     with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
         store.syncs.sync_folder(store.paths.own)
-    assert not store.syncs.ended()
+    assert not store.syncs.has_failed()
     store.io.failing = {f"{store.paths.own}/": errno.EIO}
     with pytest.raises(FailedSyncError):
         store.syncs.sync_folder(store.paths.own)
-    assert store.syncs.ended()
+    assert store.syncs.has_failed()
 
 
 def test_a_rename_is_final_only_when_it_was_done_and_not_synced(store: Store) -> None:
     with pytest.raises(FileNotFoundError):
         store.syncs.rename(store.file, store.paths.root / "missing" / "file")
-    assert not store.syncs.ended()
+    assert not store.syncs.has_failed()
     store.io.failing = {f"{store.paths.root}/": errno.EIO}
     with pytest.raises(FailedSyncError):
         store.syncs.rename(store.file, store.paths.root / "new")
@@ -121,7 +121,7 @@ def test_a_file_that_there_is_no_room_for_ends_nothing(store: Store) -> None:
     store.io.refusing = {"file.tmp": errno.ENOSPC}
     with pytest.raises(OSError, match="No space left"):
         store.syncs.write_file_atomically(store.file, b"other")
-    assert not store.syncs.ended()
+    assert not store.syncs.has_failed()
     store.io.refusing = {}
     assert store.sync_everything() == 0
 
@@ -147,12 +147,12 @@ def test_who_is_killed_before_the_file_of_a_failed_sync_is_removed_has_told_of_i
 
     class Unlinking(FaultyIO):
         def unlink(self, path: Path) -> None:
-            told.append(store.syncs.ended())
+            told.append(store.syncs.has_failed())
             super().unlink(path)
 
     io = Unlinking()
     io.failing = {"/file.tmp": errno.EIO}
-    store.syncs = FinalSyncs(io, store.paths, store.words, words_of.CQ_FLUSHER, words_of.CQ_SYNC_ERRNO)
+    store.syncs = SyncGuard(io, store.paths, store.words, words_of.CQ_FLUSHER, words_of.CQ_SYNC_ERRNO)
     with pytest.raises(FailedSyncError):
         store.syncs.write_file_atomically(store.file, b"other")
     assert told[0]
@@ -173,8 +173,8 @@ def test_of_two_roles_whose_syncs_fail_together_the_first_alone_writes_it_down(s
             return found
 
     io = OtherMeanwhile()
-    other = FinalSyncs(io, store.paths, store.words, words_of.INDEX_FLUSHER, words_of.INDEX_SYNC_ERRNO)
-    store.syncs = FinalSyncs(io, store.paths, store.words, words_of.CQ_FLUSHER, words_of.CQ_SYNC_ERRNO)
+    other = SyncGuard(io, store.paths, store.words, words_of.INDEX_FLUSHER, words_of.INDEX_SYNC_ERRNO)
+    store.syncs = SyncGuard(io, store.paths, store.words, words_of.CQ_FLUSHER, words_of.CQ_SYNC_ERRNO)
     io.failing = {"/file": errno.EIO, "read_only": errno.EIO}
     fd = io.open(store.file, write=True)
     with pytest.raises(FailedSyncError):

@@ -13,18 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqproc.config import LARGE_PAGE_BYTES, PAGE_BYTES
 from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
-from mqproc.kernels.views import as_kernel_array
+from mqproc.io.store_io import StoreIO
+from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.layout import index_file as layout
 from mqproc.layout.java_hash import index_key_hash_of
 from mqproc.paths import index_name, index_name_time_ms
-from mqproc.store import index_files
-from mqproc.store.index_files import IndexCommit, IndexFiles
-from mqproc.store.index_headers import next_name, read_header
-from mqproc.store.reads.index_query import IndexReader
-from mqproc.store.slices import finish
+from mqproc.store.cooperative import finish
+from mqproc.store.index import files as index_files
+from mqproc.store.index.files import IndexCommit, IndexFiles, next_name, read_header
+from mqproc.store.index.lookup import IndexReader
+from mqproc.util.units import LARGE_PAGE_BYTES, PAGE_BYTES
 from tests.large_pages import LARGE_PAGES, large_page_ranges
 from tests.open_files import open_below
 
@@ -237,9 +236,9 @@ def test_the_disk_begins_with_items_that_stay_where_a_sync_follows(
     begun: list[tuple[int, int]] = []
 
     class EarlyIO(StoreIO):
-        def start_writing(self, fd: int, offset: int, size: int) -> None:
+        def start_writeback(self, fd: int, offset: int, size: int) -> None:
             begun.append((offset, size))
-            super().start_writing(fd, offset, size)
+            super().start_writeback(fd, offset, size)
 
     index = IndexFiles(EarlyIO(), tmp_path, 10, 1000, sync_follows=sync_follows)
     put(index, [(number, number, T0) for number in range(500)])
@@ -372,7 +371,7 @@ def test_files_of_another_size_are_refused(tmp_path: Path) -> None:
         IndexFiles(StoreIO(), tmp_path, 6, 4)
     reader = reader_of(tmp_path, 6, 4)
     assert reader.query_offset("T", "k", 9, 0, FOREVER).offsets == []
-    assert reader.passed_over == [index_name(T0)]
+    assert reader.skipped == [index_name(T0)]
 
 
 def test_names_that_are_no_index_files_are_passed_over(tmp_path: Path) -> None:
@@ -429,7 +428,7 @@ def test_a_reader_sees_a_growing_file_and_lists_again_when_told(tmp_path: Path) 
     (tmp_path / index_name(T0)).unlink()
     reader.refresh(0)
     assert reader.query_offset("T", "k", 9, 0, FOREVER).offsets == [5, 4]
-    reader.let_go()
+    reader.drop_pages()
     reader.close()
 
 

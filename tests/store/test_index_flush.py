@@ -11,7 +11,7 @@ from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.layout import index_file as layout
 from mqproc.paths import index_name
-from mqproc.store.index_flush import ITEMS_PER_PAGE, IndexFlush, IndexState, committed_state
+from mqproc.store.index.flush import ITEMS_PER_PAGE, IndexFlush, IndexState, committed_state
 from tests.store.faulty_io import FaultyIO
 
 FIRST_MS = 1_700_000_000_000

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import index_file
-from mqproc.store.index_files import IndexFiles
-from mqproc.store.index_shape import adopted_index_shape
+from mqproc.store.index.files import IndexFiles, adopted_index_shape
 from tests.golden.fixtures import load_fixture
 
 DEFAULTS = (5_000_000, 20_000_000)

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mqproc.config import Options
-from mqproc.io import StoreIO
+from mqproc.config.options import Options
+from mqproc.io.store_io import StoreIO
 from mqproc.kernels import scan
 from mqproc.layout import record, record_codec
 from mqproc.paths import StorePaths
-from mqproc.store.intact_records import IntactRecords, LostRange, Piece
-from mqproc.store.log_search import find_record_in, written_ranges
+from mqproc.store.commitlog.scan import IntactRecords, LostRange, RecordRun
+from mqproc.store.commitlog.segments import find_record_in, written_ranges
 from mqproc.store.verify.inventory import take_inventory
 from mqproc.store.verify.verifier import sizes_of
 from tests.golden.fixtures import load_fixture
@@ -41,7 +41,7 @@ def taken(store: Path, end: int | None = None) -> tuple[list[tuple[int, int, int
     pieces, lost = [], []
     try:
         for each in log.pieces():
-            if isinstance(each, Piece):
+            if isinstance(each, RecordRun):
                 pieces.append((each.base + each.start, each.base + each.stop, each.records))
             else:
                 lost.append(each)

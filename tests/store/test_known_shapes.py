@@ -10,15 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqproc.config import Options
+from mqproc.config.options import Options
 from mqproc.kernels import append_frame as frame
 from mqproc.kernels import append_run as kernel
-from mqproc.kernels.append_options import ITEMS, KEY_BYTES_MAX, NOT_READ, PREFIX_DIGITS, read_options
+from mqproc.kernels.append_run import ITEMS, KEY_BYTES_MAX, NOT_READ, PREFIX_DIGITS, read_options
 from mqproc.layout.frame import encode_header
-from mqproc.store import known_shapes
-from mqproc.store.frames import FrameShape, RenderedShape, render, topic_fields
-from mqproc.store.known_shapes import KnownShapes
-from mqproc.wire.operations import AppendRequest
+from mqproc.store.commitlog import append_templates as known_shapes
+from mqproc.store.commitlog.append_templates import (
+    AppendTemplate,
+    AppendTemplates,
+    RenderedTemplate,
+    render,
+    topic_fields,
+)
+from mqproc.wire.operations.log import AppendRequest
 from tests.store.engine import Engine
 
 MAX_QUEUES = 64
@@ -31,7 +36,7 @@ class Table:
     """Known shapes, asked by request."""
 
     def __init__(self) -> None:
-        self.known = KnownShapes(MAX_QUEUES, np.zeros(MAX_QUEUES, np.int64), 1)
+        self.known = AppendTemplates(MAX_QUEUES, np.zeros(MAX_QUEUES, np.int64), 1)
 
     def add(
         self,
@@ -39,14 +44,14 @@ class Table:
         numbers: list[int] | range = range(1),
         parts: tuple[bytes, bytes, bytes, bytes] = NO_PARTS,
         prefix_size: int = 0,
-    ) -> RenderedShape:
+    ) -> RenderedTemplate:
         """Know frames like `request`, for a topic with these queue numbers."""
         magic, block = topic_fields(request.topic)
-        shape = FrameShape(
+        template = AppendTemplate(
             magic, block, np.array(numbers, np.int64), request.queue_id, parts, HOST, prefix_size, columns=5
         )
-        rendered = render(shape, OPTIONS, HOST, 1 << 20)
-        self.known.add(memoryview(msgspec.msgpack.encode(request)), shape, rendered, answered=not request.oneway)
+        rendered = render(template, OPTIONS, HOST, 1 << 20)
+        self.known.add(memoryview(msgspec.msgpack.encode(request)), template, rendered, answered=not request.oneway)
         return rendered
 
     def row(self, request: AppendRequest) -> int | None:
@@ -115,7 +120,7 @@ def test_a_row_has_what_was_made_of_the_shape(topic: str, before: int) -> None:
     assert block == topic_fields(topic)[1].tobytes()
     for at, size, wanted in (
         (kernel.BEFORE_AT, kernel.BEFORE_SIZE, parts[0]),
-        (kernel.BEHIND_AT, kernel.BEHIND_SIZE, b"".join(parts[1:])),
+        (kernel.AFTER_AT, kernel.AFTER_SIZE, b"".join(parts[1:])),
     ):
         assert table.bytes_at(table.word(request, at), table.word(request, size)) == wanted
     assert table.constant(request, frame.PARTS_AT) == kernel.SCRATCH_AT
@@ -220,7 +225,7 @@ def test_a_forgotten_shape_can_be_added_again_of_a_topic_that_is_wider_now() -> 
             at = table.constant(request_of(number), frame.NUMBERS_AT)
             found = table.known.queue_numbers[at : at + queues].tolist()
             assert found == [*range(10 * number, 10 * number + queues)]
-        table.known.forget()
+        table.known.clear()
         assert [table.row(request_of(number)) for number in range(3)] == [None] * 3
         assert table.slots_taken == 0
 
@@ -232,14 +237,14 @@ def test_queues_of_a_topic_that_gets_a_forgotten_ones_row_are_published(tmp_path
         options = msgspec.msgpack.encode(AppendRequest(topic, 4))
         payload = bytes(16)
         frames = np.frombuffer(bytearray(encode_header(16, 1, len(options), 16) + options + payload), np.uint8)
-        appender, known = engine.appender, engine.appender.known
-        appender.know(memoryview(options), engine.plan(topic, [b""] * 4).shape, answered=True)
+        appender, known = engine.appender, engine.appender.templates
+        appender.add_template(memoryview(options), engine.plan(topic, [b""] * 4).template, answered=True)
         known.begin(0, len(frames))
-        known.store_at(5)
+        known.set_store_time(5)
         assert appender.add_run(frames, 5) == kernel.DONE
 
     append("A")
-    engine.appender.known.forget()
+    engine.appender.templates.clear()
     append("B")
     engine.appender.write_out()
     engine.appender.publish()
@@ -258,7 +263,7 @@ def test_queues_of_a_topic_that_gets_a_forgotten_ones_row_are_published(tmp_path
 )
 def test_every_queue_that_was_noted_is_kept_and_there_is_room(given_notes: tuple[int, list[list[int]]]) -> None:
     queues, notes = given_notes
-    known = KnownShapes(queues, np.zeros(queues, np.int64), 1)
+    known = AppendTemplates(queues, np.zeros(queues, np.int64), 1)
     assert len(known.touched) == 2 * queues
     noted: set[int] = set()
     for numbers in notes:
@@ -267,6 +272,6 @@ def test_every_queue_that_was_noted_is_kept_and_there_is_room(given_notes: tuple
         count = int(known.run[kernel.TOUCHED])
         assert count <= len(known.touched)
         assert set(known.touched[:count].tolist()) == noted
-    known.untouch()
+    known.clear_touched()
     assert known.run[kernel.TOUCHED] == 0
     assert known.run[kernel.TOUCHED_TOPIC] == known.run[kernel.ROW] == -1

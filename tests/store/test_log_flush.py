@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.config import FlushDiskType
-from mqproc.io import FailedSyncError
+from mqproc.config.options import FlushDiskType
+from mqproc.io.store_io import FailedSyncError
 from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.layout import record
-from mqproc.store import checkpoint_file, log_flush
-from mqproc.store.log_flush import LogFlush
-from mqproc.store.marks import DurableMark
+from mqproc.store import checkpoint as checkpoint_file
+from mqproc.store.commitlog import flush as log_flush
+from mqproc.store.commitlog.flush import CommitLogFlush
+from mqproc.store.durable_marks import DurableMark
 from mqproc.store.recovery.recovery import Recovery
 from tests.store.engine import Engine
 from tests.store.faulty_io import FaultyIO
@@ -38,9 +39,9 @@ class Flushing:
         self.flush = self.flusher()
         self.io.tried()
 
-    def flusher(self) -> LogFlush:
+    def flusher(self) -> CommitLogFlush:
         engine = self.engine
-        return LogFlush(self.io, engine.paths, engine.options, self.words, engine.segments, self.now_ns)
+        return CommitLogFlush(self.io, engine.paths, engine.options, self.words, engine.segments, self.now_ns)
 
     def append(self, messages: int = 10, time_ms: int = TIME_MS) -> None:
         for _ in range(messages):
@@ -93,9 +94,9 @@ class StartingIO(FaultyIO):
         super().__init__()
         self.started: list[tuple[str, int, int]] = []
 
-    def start_writing(self, fd: int, offset: int, size: int) -> None:
+    def start_writeback(self, fd: int, offset: int, size: int) -> None:
         self.started.append((Path(self.path_of(fd)).name, offset, size))
-        super().start_writing(fd, offset, size)
+        super().start_writeback(fd, offset, size)
 
 
 def test_the_disk_is_given_pages_once_and_segment_by_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,13 +105,13 @@ def test_the_disk_is_given_pages_once_and_segment_by_segment(tmp_path: Path, mon
     io = flushing.io
     assert isinstance(io, StartingIO)
     flushing.append(10)
-    assert flushing.flush.start_writing() == 0  # Too little yet.
+    assert flushing.flush.start_writeback() == 0  # Too little yet.
     flushing.append(10)
     written = flushing.engine.written
-    assert flushing.flush.start_writing() == written - written % 4096
-    assert flushing.flush.start_writing() == 0  # That has begun.
+    assert flushing.flush.start_writeback() == written - written % 4096
+    assert flushing.flush.start_writeback() == 0  # That has begun.
     flushing.append(80)
-    while flushing.flush.start_writing():
+    while flushing.flush.start_writeback():
         pass
     assert io.started[0] == ("00000000000000000000", 0, written - written % 4096)
     ends = [(int(name) + offset, int(name) + offset + size) for name, offset, size in io.started]
@@ -128,7 +129,7 @@ def test_the_disk_is_given_nothing_after_a_failed_sync(
     monkeypatch.setattr(log_flush, "START_BYTES", 4096)
     flushing.append()
     flushing.words[word] = errno.EIO
-    assert flushing.flush.start_writing() == 0
+    assert flushing.flush.start_writeback() == 0
 
 
 @pytest.mark.parametrize("word", words_of.SYNC_ERRNO_WORDS)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mqproc.kernels import scan
-from mqproc.kernels.views import as_kernel_array
-from mqproc.store.log_search import find_record_in
+from mqproc.kernels.jit.lowering import as_kernel_array
+from mqproc.store.commitlog.segments import find_record_in
 from tests.records import BASE, small_log
 
 _SEGMENT = 1 << 16

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mqproc.config import LARGE_PAGE_BYTES, PAGE_BYTES
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import index_file
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.paths import index_name, segment_name
+from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.page_cache import IndexPages, QueuePages, drop_range
-from mqproc.store.queue_table import QueueTable
+from mqproc.util.units import LARGE_PAGE_BYTES, PAGE_BYTES
 
 BEHIND = 1000
 FILE_BYTES = 40 * PAGE_BYTES
@@ -62,27 +62,27 @@ class Queue:
             (folder / segment_name(start * FILE_BYTES)).write_bytes(bytes(FILE_BYTES))
         self.pages = QueuePages(io, root / "consumequeue", FILE_BYTES, table, behind)
 
-    def let_go(self, dispatched: int, synced: int) -> int:
-        return self.pages.let_go(dispatched, np.array([synced], np.int64))
+    def drop(self, dispatched: int, synced: int) -> int:
+        return self.pages.drop(dispatched, np.array([synced], np.int64))
 
 
 def test_units_go_when_dispatch_is_far_enough_beyond_them(tmp_path: Path, io: Drops) -> None:
     queue = Queue(tmp_path, io)
     units = 30 * PAGE_BYTES // UNIT_SIZE
-    assert queue.let_go(0, 0) == 0
-    assert queue.let_go(BEHIND - 1, units) == 0
-    assert queue.let_go(BEHIND, units) == 0, "they were not there when dispatch was that far behind"
-    assert queue.let_go(2 * BEHIND, units + 1) == 30 * PAGE_BYTES
-    assert queue.let_go(9 * BEHIND, units + 1) == 0, "each page goes once"
+    assert queue.drop(0, 0) == 0
+    assert queue.drop(BEHIND - 1, units) == 0
+    assert queue.drop(BEHIND, units) == 0, "they were not there when dispatch was that far behind"
+    assert queue.drop(2 * BEHIND, units + 1) == 30 * PAGE_BYTES
+    assert queue.drop(9 * BEHIND, units + 1) == 0, "each page goes once"
     assert io.seen == [(segment_name(0), 0, 30 * PAGE_BYTES)]
 
 
 def test_units_of_several_files_go_in_each(tmp_path: Path, io: Drops) -> None:
     queue = Queue(tmp_path, io)
     stop = 2 * UNITS_PER_FILE + 10 * PAGE_BYTES // UNIT_SIZE
-    queue.let_go(0, 100)
-    queue.let_go(BEHIND, stop)
-    queue.let_go(2 * BEHIND, stop)
+    queue.drop(0, 100)
+    queue.drop(BEHIND, stop)
+    queue.drop(2 * BEHIND, stop)
     assert [name for name, _, _ in io.seen] == [segment_name(start * FILE_BYTES) for start in range(3)]
     first, second, third = ((offset, offset + size) for _, offset, size in io.seen)
     assert first == (PAGE_BYTES, FILE_BYTES), "what was there before this object was made is left alone"
@@ -92,23 +92,23 @@ def test_units_of_several_files_go_in_each(tmp_path: Path, io: Drops) -> None:
 
 def test_a_few_units_are_not_worth_a_call(tmp_path: Path, io: Drops) -> None:
     queue = Queue(tmp_path, io)
-    queue.let_go(0, 0)
-    queue.let_go(BEHIND, 500)
-    assert queue.let_go(2 * BEHIND, 500) == 0
+    queue.drop(0, 0)
+    queue.drop(BEHIND, 500)
+    assert queue.drop(2 * BEHIND, 500) == 0
 
 
 def test_new_queues_join(tmp_path: Path, io: Drops) -> None:
     queue = Queue(tmp_path, io)
-    queue.pages.let_go(0, np.zeros(0, np.int64))
+    queue.pages.drop(0, np.zeros(0, np.int64))
     units = 30 * PAGE_BYTES // UNIT_SIZE
-    queue.let_go(BEHIND, units)
-    assert queue.let_go(2 * BEHIND, units) > 0
+    queue.drop(BEHIND, units)
+    assert queue.drop(2 * BEHIND, units) > 0
 
 
 def test_nothing_goes_when_all_is_to_be_kept(tmp_path: Path, io: Drops) -> None:
     queue = Queue(tmp_path, io, behind=0)
     for dispatched in range(0, 10**9, 10**8):
-        assert queue.let_go(dispatched, UNITS_PER_FILE) == 0
+        assert queue.drop(dispatched, UNITS_PER_FILE) == 0
 
 
 def test_items_go_and_slots_stay(tmp_path: Path, io: Drops) -> None:
@@ -120,9 +120,9 @@ def test_items_go_and_slots_stay(tmp_path: Path, io: Drops) -> None:
         (folder / index_name(time_ms)).write_bytes(bytes(index_file.file_size(SLOTS, items)))
     (folder / "notes.txt").write_text("mine")
     pages = IndexPages(io, folder, SLOTS, BEHIND)
-    assert pages.let_go(0, times[0], 1) == 0
-    assert pages.let_go(BEHIND, times[1], 5000) == 0
-    assert pages.let_go(2 * BEHIND, times[1], 6000) > 0
+    assert pages.drop(0, times[0], 1) == 0
+    assert pages.drop(BEHIND, times[1], 5000) == 0
+    assert pages.drop(2 * BEHIND, times[1], 6000) > 0
     (old, old_at, old_size), (new, new_at, new_size) = io.seen
     assert (old, new) == (index_name(times[0]), index_name(times[1]))
     assert old_at >= index_file.items_start(SLOTS)
@@ -140,7 +140,7 @@ def test_a_large_page_that_was_left_in_part_goes_with_what_follows(tmp_path: Pat
     pages = IndexPages(io, folder, slots, BEHIND)
     first, second, third = 150_000, 450_000, 500_000
     for step, item in enumerate((1, first, second, third, third)):
-        pages.let_go(step * BEHIND, 1000, item)
+        pages.drop(step * BEHIND, 1000, item)
     ranges = [(offset, offset + size) for _, offset, size in io.seen]
     begin = index_file.items_start(slots) // PAGE_BYTES * PAGE_BYTES + PAGE_BYTES
     whole = [index_file.item_offset(slots, item) for item in (first, second)]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
-from mqproc.store.queue_extent import (
+from mqproc.store.consumequeue.bounds import (
     QueueExtent,
     extent,
     filler_position,

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import queue_table as table_layout
-from mqproc.store.consume_queue import ConsumeQueueFiles
-from mqproc.store.queue_flush import ConsumeQueueFlush
-from mqproc.store.queue_table import QueueTable
+from mqproc.store.consumequeue.files import ConsumeQueueFiles
+from mqproc.store.consumequeue.flush import ConsumeQueueFlush
+from mqproc.store.consumequeue.table import QueueTable
 
 FILE_BYTES = 20_000  # 1,000 units: files end inside a page
 PAGE_UNITS = 4096 // 20 + 1

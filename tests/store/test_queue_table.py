@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mqproc.armed_io import ArmedIO
 from mqproc.errors import TooManyQueuesError
-from mqproc.io import StoreIO
+from mqproc.io.fault_injection import FaultInjectionIO
+from mqproc.io.store_io import StoreIO
 from mqproc.ipc.words import Words
 from mqproc.layout import queue_table as layout
-from mqproc.store.queue_table import NoRoomForQueuesError, QueueTable
-from mqproc.store.reads.queue_bounds import QueueBounds, TableQueues
+from mqproc.store.consumequeue.table import NoRoomForQueuesError, QueueTable
+from mqproc.store.read.views import QueueBounds, TableQueues
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_queues_that_are_made_while_others_are_looked_at_do_no_harm(table: Queue
 
 def test_a_full_disk_is_an_error_before_anything_is_changed(tmp_path: Path) -> None:
     """A store into a part of the file that the disk has no room for would be a SIGBUS."""
-    io = ArmedIO(fault="allocate:3:ENOSPC")
+    io = FaultInjectionIO(fault="allocate:3:ENOSPC")
     table = QueueTable.create(io, tmp_path / "queues", 1000)
     with pytest.raises(NoRoomForQueuesError, match="no room on the disk for 1 more queue"):
         [table.create_queue("T", queue_id) for queue_id in range(1000)]
@@ -223,5 +223,5 @@ def test_no_entry_lies_in_a_hole_of_the_file(tmp_path: Path) -> None:
 def test_a_table_that_finds_no_room_leaves_none_of_it(tmp_path: Path, fault: str) -> None:
     """Half of what was asked for may have been allocated, on a disk that is full."""
     with pytest.raises(OSError, match="No space left"):
-        QueueTable.create(ArmedIO(fault=fault), tmp_path / "queues", 16)
+        QueueTable.create(FaultInjectionIO(fault=fault), tmp_path / "queues", 16)
     assert list(tmp_path.iterdir()) == []

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from mqproc.errors import BadMessageError, MessageTooLargeError
-from mqproc.kernels import repeats as kernel
-from mqproc.kernels.jit import plain
+from mqproc.kernels import dedupe as kernel
+from mqproc.kernels.jit.compile import plain
 from mqproc.layout import control as words_of
 from mqproc.layout.properties import encode
-from mqproc.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
-from mqproc.store.frames import AppendPlan
-from mqproc.store.repeats import RepeatWindow
+from mqproc.store.commitlog.append_templates import AppendPlan
+from mqproc.store.dedupe import DedupeWindow
+from mqproc.topic_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.store.live_store import FIRST_MS, LiveStore
 
 PREFIX = "7F00000100AA11223344BBCC0000"
@@ -36,7 +36,7 @@ class Sender:
 
     def restart(self) -> None:
         engine = self.store.engine
-        self.window = RepeatWindow(engine.words, engine.table, engine.segments, engine.appender, self.capacity)
+        self.window = DedupeWindow(engine.words, engine.table, engine.segments, engine.appender, self.capacity)
 
     def publish(self) -> None:
         self.store.engine.appender.write_out()
@@ -83,8 +83,8 @@ class Sender:
         at = plan.columns[6]
         size = np.array([len(text)], "<u2").view(np.uint8)
         plan.payload = np.concatenate([plan.payload[:at], size, np.frombuffer(text, np.uint8)])
-        plan.shape.real_topic = real_topic.encode()
-        plan.shape.real_queues = self.store.engine.plan(real_topic, [b""], queues=4).shape.queue_numbers
+        plan.template.real_topic = real_topic.encode()
+        plan.template.real_queues = self.store.engine.plan(real_topic, [b""], queues=4).template.queue_numbers
         return plan
 
     def delete(self, topic: str) -> None:
@@ -188,7 +188,7 @@ def test_a_repeat_of_what_is_not_published_yet(sender: Sender) -> None:
 def test_what_was_taken_back_is_not_known_any_more(sender: Sender) -> None:
     sender.send(sender.counted(1))
     sender.send(sender.counted(2, 2), publish=False)
-    sender.store.engine.appender.take_back()
+    sender.store.engine.appender.roll_back()
     sender.send(sender.counted(1, 3))
     assert sender.bodies() == [b"body 1", b"body 2", b"body 3"]
 
@@ -243,12 +243,12 @@ def test_messages_that_have_waited_for_a_deleted_topic_are_gone(sender: Sender) 
     (first,), (other,) = (sender.send(sender.waiting("a", topic)) for topic in ("T", "U"))
     sender.delete("T")
     late = sender.named("a")
-    late.shape.waited = sender.waiting("a", "T").shape
+    late.template.delayed_template = sender.waiting("a", "T").template
     (again,) = sender.send(late)
     assert again != first
     for _ in range(2):
         late = sender.named("a")
-        late.shape.waited = sender.waiting("a", "T").shape
+        late.template.delayed_template = sender.waiting("a", "T").template
         assert sender.send(late) == [again]
         assert sender.send(sender.waiting("a", "U")) == [other]
         sender.restart()
@@ -307,15 +307,15 @@ def test_the_window_against_a_model() -> None:
             cut = rng.choice(newest)[1]
             newest = [each for each in newest if each[1] < cut]
             for module, ring, slots, window in made:
-                module(kernel.forget_from)(cut, ring, slots, window)
+                module(kernel.remove_from)(cut, ring, slots, window)
         found = rng.randrange(1, 30)
         newest = [*newest, (found, place)][-capacity:]
         latest = dict(newest)
         wanted = np.arange(1, 31)
         for module, ring, slots, window in made:
-            module(kernel.remember)(np.array([found]), np.array([place]), ring, slots, window)
+            module(kernel.insert)(np.array([found]), np.array([place]), ring, slots, window)
             places = np.zeros(30, np.int64)
-            count = module(kernel.look_up)(wanted, ring, slots, places)
+            count = module(kernel.lookup)(wanted, ring, slots, places)
             assert places.tolist() == [latest.get(each, kernel.NONE) for each in range(1, 31)]
             assert count == len(latest)
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.store import rocketmq_json
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import segment_name
-from mqproc.store.segments import AHEAD_BYTES, PAGES_AROUND_BYTES, PRESENT_BYTES_MAX, LogSegments
+from mqproc.store.commitlog.segments import AHEAD_BYTES, PAGES_AROUND_BYTES, RESIDENT_BYTES_MAX, LogSegments
 
 SEGMENT = 3 * AHEAD_BYTES
 STEP = AHEAD_BYTES // 4
@@ -24,11 +24,11 @@ class AskingIO(StoreIO):
         self.asked: list[tuple[int, int]] = []
         self.let_go = 0
 
-    def unmap_pages(self, mapping: mmap.mmap, offset: int, size: int) -> None:
-        super().unmap_pages(mapping, offset, size)
+    def release_pages(self, mapping: mmap.mmap, offset: int, size: int) -> None:
+        super().release_pages(mapping, offset, size)
         self.let_go += 1
 
-    def will_need(self, fd: int, offset: int, size: int) -> None:
+    def read_ahead(self, fd: int, offset: int, size: int) -> None:
         start = int(Path(self.path_of(fd)).name) + offset
         self.asked.append((start, start + size))
 
@@ -85,35 +85,37 @@ def times_until_let_go(io: AskingIO, touch: Callable[[int], None]) -> int:
 
 def test_pages_are_let_go_when_too_many_may_be_present(tmp_path: Path) -> None:
     io, segments = mapped(tmp_path)
-    windows = PRESENT_BYTES_MAX // PAGES_AROUND_BYTES
+    windows = RESIDENT_BYTES_MAX // PAGES_AROUND_BYTES
     for _ in range(2):
-        assert times_until_let_go(io, lambda n: segments.touched(n * PAGES_AROUND_BYTES)) == windows + 1
+        assert times_until_let_go(io, lambda n: segments.note_read(n * PAGES_AROUND_BYTES)) == windows + 1
     two = 2 * PAGES_AROUND_BYTES
-    assert times_until_let_go(io, lambda n: segments.touched(n * two, two)) == windows // 2 + 1
+    assert times_until_let_go(io, lambda n: segments.note_read(n * two, two)) == windows // 2 + 1
     # Two windows each time, though it is as long as one.
     across = PAGES_AROUND_BYTES // 2
-    assert times_until_let_go(io, lambda n: segments.touched(n * two + across, PAGES_AROUND_BYTES)) == windows // 2 + 1
-    assert times_until_let_go(io, lambda n: segments.touched(0, PRESENT_BYTES_MAX + 1)) == 1
+    assert (
+        times_until_let_go(io, lambda n: segments.note_read(n * two + across, PAGES_AROUND_BYTES)) == windows // 2 + 1
+    )
+    assert times_until_let_go(io, lambda n: segments.note_read(0, RESIDENT_BYTES_MAX + 1)) == 1
 
 
 def test_what_is_read_again_counts_once(tmp_path: Path) -> None:
     """As by the pulls of several queues whose records lie between each other."""
     io, segments = mapped(tmp_path)
     for _ in range(100):
-        segments.touched(1000, PRESENT_BYTES_MAX // 2)
+        segments.note_read(1000, RESIDENT_BYTES_MAX // 2)
     assert not io.let_go
-    segments.touched(SEGMENT // 2, PRESENT_BYTES_MAX // 2)
+    segments.note_read(SEGMENT // 2, RESIDENT_BYTES_MAX // 2)
     assert io.let_go == 1
 
 
 def test_of_records_far_apart_only_what_is_around_each_counts(tmp_path: Path) -> None:
     io, segments = mapped(tmp_path)
     far = np.arange(0, SEGMENT, 16 * PAGES_AROUND_BYTES, dtype=np.int64)
-    assert len(far) * PAGES_AROUND_BYTES < PRESENT_BYTES_MAX < far[-1]
-    segments.touched_at(far)
+    assert len(far) * PAGES_AROUND_BYTES < RESIDENT_BYTES_MAX < far[-1]
+    segments.note_reads(far)
     assert not io.let_go
-    rest = PRESENT_BYTES_MAX // PAGES_AROUND_BYTES - len(far)
-    segments.touched_at(np.arange(rest + 1, dtype=np.int64) * PAGES_AROUND_BYTES + 5)
+    rest = RESIDENT_BYTES_MAX // PAGES_AROUND_BYTES - len(far)
+    segments.note_reads(np.arange(rest + 1, dtype=np.int64) * PAGES_AROUND_BYTES + 5)
     assert not io.let_go, "every 16th counts already"
-    segments.touched_at(np.arange(SEGMENT - PRESENT_BYTES_MAX, SEGMENT, PAGES_AROUND_BYTES, dtype=np.int64))
+    segments.note_reads(np.arange(SEGMENT - RESIDENT_BYTES_MAX, SEGMENT, PAGES_AROUND_BYTES, dtype=np.int64))
     assert io.let_go == 1

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.config import Options
-from mqproc.io import StoreIO
+from mqproc.config.options import Options
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.store.reads.reader import settings_of
+from mqproc.store.read.reader import settings_of
 from mqproc.store.settings import read_settings, write_settings
 
 

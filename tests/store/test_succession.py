@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from mqproc.errors import DiskFullError
-from mqproc.io import FailedSyncError, StoreIO
+from mqproc.io.store_io import FailedSyncError, StoreIO
 from mqproc.layout import control as words_of
 from mqproc.layout import queue_table as table_layout
-from mqproc.store.succession import TailNotClearedError, clear_unpublished, take_over
+from mqproc.store.commitlog.takeover import TailNotClearedError, clear_unpublished, take_over
 from tests.store.engine import Engine
 
 TIME_MS = 1_700_000_000_000

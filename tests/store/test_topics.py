@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 
-from mqproc.config import PAGE_BYTES
 from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.store import deleted_topics
-from mqproc.store.deleted_topics import Deletion
-from mqproc.store.topics import Topics
+from mqproc.store import topics as deleted_topics
+from mqproc.store.topics import TopicDeletion, Topics
+from mqproc.util.units import PAGE_BYTES
 
 
 @pytest.fixture
@@ -88,7 +87,7 @@ def test_changes_are_read_from_the_journal(paths: StorePaths) -> None:
     config = again.get("C")
     assert config is not None
     assert (config.queues, config.perm) == (6, 4)
-    assert again.deletions == {"B": Deletion(1000, (5, 0, 7))}
+    assert again.deletions == {"B": TopicDeletion(1000, (5, 0, 7))}
     assert again.remark == ""
 
 
@@ -192,12 +191,12 @@ def test_a_deletion_that_cannot_be_made_durable_changes_nothing(paths: StorePath
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         topics.delete("B", 500, [9])
     assert topics.names() == ["A", "B"]
-    assert topics.deletions == {"B": Deletion(10, (2,))}
+    assert topics.deletions == {"B": TopicDeletion(10, (2,))}
     io.broken = False
     add(topics, "C")
     again = loaded(paths)
     assert again.names() == ["A", "B", "C"]
-    assert again.deletions == {"B": Deletion(10, (2,))}
+    assert again.deletions == {"B": TopicDeletion(10, (2,))}
 
 
 def test_deletions_are_kept_beside_topics_json_which_stays_rocketmqs(paths: StorePaths) -> None:
@@ -214,7 +213,7 @@ def test_deletions_are_kept_beside_topics_json_which_stays_rocketmqs(paths: Stor
     # Of a topic that never had a message nothing need be known.
     assert kept == {"deletedTopicTable": {"B": {"physicalOffset": 77, "nextOffsets": [0, 3]}}}
     again = loaded(paths)
-    assert (again.names(), again.deletions) == (["A"], {"B": Deletion(77, (0, 3))})
+    assert (again.names(), again.deletions) == (["A"], {"B": TopicDeletion(77, (0, 3))})
 
 
 def test_a_topic_made_again_keeps_the_memory_of_its_deletion(paths: StorePaths) -> None:
@@ -225,7 +224,7 @@ def test_a_topic_made_again_keeps_the_memory_of_its_deletion(paths: StorePaths) 
     for again in (loaded(paths), topics):
         again.save(1)
         found = loaded(paths)
-        assert (found.names(), found.deletions) == (["A"], {"A": Deletion(50, (4,))})
+        assert (found.names(), found.deletions) == (["A"], {"A": TopicDeletion(50, (4,))})
 
 
 def test_without_deletions_there_is_no_such_file(paths: StorePaths) -> None:
@@ -255,7 +254,7 @@ def test_a_file_of_deletions_that_cannot_be_read_is_not_passed_over(paths: Store
     paths.config.mkdir()
     paths.deleted_topics.write_text(text)
     with pytest.raises(CorruptStoreError, match=r"deletedTopics\.json"):
-        deleted_topics.load(StoreIO(), paths)
+        deleted_topics.load_deletions(StoreIO(), paths)
 
 
 # Saving
@@ -275,7 +274,7 @@ def test_a_save_that_ends_anywhere_loses_nothing(paths: StorePaths, step: str) -
     io.broken = True
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         topics.save(2)
-    expected = (["A", "C"], {"B": Deletion(60, (8,)), "C": Deletion(60, (9,))})
+    expected = (["A", "C"], {"B": TopicDeletion(60, (8,)), "C": TopicDeletion(60, (9,))})
     found = loaded(paths)
     assert (found.names(), found.deletions) == expected
     # Tried again it goes well.

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.io import FailedSyncError, StoreIO
-from mqproc.store.final_syncs import SINGLE_SYNCS_MAX
-from mqproc.store.unsynced import Unsynced
+from mqproc.io.store_io import FailedSyncError, StoreIO
+from mqproc.store.sync_guard import SINGLE_SYNCS_MAX, DirtyFiles
 
 
 class SyncIO(StoreIO):
@@ -48,9 +47,9 @@ def files(tmp_path: Path, count: int) -> list[str]:
     return names
 
 
-def unsynced(io: SyncIO, tmp_path: Path) -> Unsynced[str]:
+def unsynced(io: SyncIO, tmp_path: Path) -> DirtyFiles[str]:
     folder = tmp_path / "store" / "queues"
-    return Unsynced(io, folder, folder.__truediv__)
+    return DirtyFiles(io, folder, folder.__truediv__)
 
 
 def test_files_are_synced_then_the_folders_up_to_the_store(io: SyncIO, tmp_path: Path) -> None:

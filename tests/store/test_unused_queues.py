@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout.consume_queue import UNIT_SIZE
-from mqproc.store.groups.progress import GroupProgress, all_progress
+from mqproc.store.offsets.offset_store import OffsetStore, committed_offsets
 from tests.store.test_deleted_topics import QUEUE_FILE_BYTES, Store, queue
 
 FAR = 1 << 30
@@ -111,12 +111,12 @@ def test_who_has_consumed_what_is_gone_begins_with_what_comes_then(store: Store)
     store.append("V", 2)
     store.recover()
     put_file(store, "gone", 0)
-    progress = GroupProgress(io, store.paths, io, _quiet)
+    progress = OffsetStore(io, store.paths, io, _quiet)
     progress.set("readers", "gone", 0, 5)
     progress.save(1)
     progress.close()
     store.recover(clean=False)
-    assert {(at.topic, at.offset) for at in all_progress(io, store.paths)} == {("gone", 0)}
+    assert {(at.topic, at.offset) for at in committed_offsets(io, store.paths)} == {("gone", 0)}
     shutil.rmtree(store.paths.consume_queue)
     gone = store.append("gone", 2, queues=1)
     assert store.recover(clean=False)["gone", 0] == queue(0, gone)

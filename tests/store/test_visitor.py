@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import checkpoint, queue_table
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.store import visitor
-from mqproc.store.append import CommitLogAppender
+from mqproc.store import compat as visitor
+from mqproc.store.commitlog.append import CommitLogAppender
 from tests.store.engine import STORE_HOST
 from tests.store.recovery.recovering import RecordingIO, contents
 from tests.store.stopped_store import FIRST_MS, PER_FRAME, StoppedStore, assert_whole, write_at
@@ -81,7 +81,7 @@ def test_what_rocketmq_has_cut_does_not_come_back(size: int, clean: bool, store:
     found = store.recover(clean=clean)
     assert found.end == store.end < old_end
     assert found.holes == []
-    assert "another program has held the store" in found.said_of("log")
+    assert "another program opened the store" in found.said_of("log")
     assert_whole(store, found)
 
 
@@ -179,15 +179,15 @@ def test_a_copy_with_another_lock_was_held_by_nobody(store: StoppedStore) -> Non
 def test_a_lock_that_was_never_seen_tells_nothing(tmp_path: Path) -> None:
     paths = StorePaths(tmp_path)
     paths.own.mkdir()
-    assert not visitor.has_been_held(StoreIO(), paths)
+    assert not visitor.was_opened_elsewhere(StoreIO(), paths)
     visitor.remember(StoreIO(), paths)
-    assert not visitor.has_been_held(StoreIO(), paths)
+    assert not visitor.was_opened_elsewhere(StoreIO(), paths)
     paths.lock.write_bytes(b"lock")
-    assert visitor.has_been_held(StoreIO(), paths)
+    assert visitor.was_opened_elsewhere(StoreIO(), paths)
     visitor.remember(StoreIO(), paths)
     before = contents(tmp_path)
-    assert not visitor.has_been_held(StoreIO(), paths)
+    assert not visitor.was_opened_elsewhere(StoreIO(), paths)
     visitor.remember(StoreIO(), paths)
     assert contents(tmp_path) == before
     paths.opened.write_text("garbage")
-    assert not visitor.has_been_held(StoreIO(), paths)
+    assert not visitor.was_opened_elsewhere(StoreIO(), paths)

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from mqproc.errors import BadRequestError
 from mqproc.layout import control
 from mqproc.layout import queue_table as layout
 from mqproc.roles.request_limits import PendingRequest

@@ -25,7 +25,7 @@ from mqproc.layout import control, histograms
 from mqproc.layout import control as layout
 from mqproc.roles.groups.coordinator import GROUP_OPERATIONS, GroupCoordinator
 from mqproc.roles.groups.retries import GroupRetries
-from mqproc.roles.groups.state import GroupState
+from mqproc.roles.groups.state import ConsumerGroupState
 from mqproc.roles.internal_producer import InternalProducer
 from mqproc.roles.pop.receivers import POP_OPERATIONS, PopReceivers
 from mqproc.roles.query.admission import Job, ReadAdmission
@@ -192,7 +192,7 @@ class Query:
         self._producer = InternalProducer(context.paths.socket("writer"), self._words, self._clock)
         if context.incarnation > 1:
             self._producer.await_predecessor()
-        state = self._group_state = GroupState(context, self._reading, self._table)
+        state = self._group_state = ConsumerGroupState(context, self._reading, self._table)
         self._retries = GroupRetries(context, self._reading, state, self._producer, self._answer, self._refuse)
         self._groups = GroupCoordinator(context, state, view.queues, self._table, self._answer)
         self._pops = PopReceivers(

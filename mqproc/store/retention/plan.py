@@ -1,4 +1,4 @@
-"""What retention may delete of the log, and why: what is due, what has expired, what holds it back. Changes nothing."""
+"""Retention plan: what of the log is due for deletion, and what holds it back. Changes nothing."""
 
 from __future__ import annotations
 
@@ -6,31 +6,213 @@ import datetime
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Final, Protocol
 
-from mqproc.config import Options, RetentionGuard, delete_hours
+import numpy as np
+
+from mqproc.config.options import Options, RetentionGuard
+from mqproc.config.parse import delete_hours
 from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.ipc.words import Words
-from mqproc.layout import control as words_of
+from mqproc.kernels import record_check, scan
+from mqproc.layout import control
+from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.paths import StorePaths
-from mqproc.store.delays import delay_offsets, timer_waiting
-from mqproc.store.groups.progress import all_progress
-from mqproc.store.retention.expired_files import ExpiredQueueFiles, QueueWords
+from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.consumequeue.files import ConsumeQueueFiles
+from mqproc.store.cooperative import Slices
+from mqproc.store.index.files import file_ms, index_file_names, last_offset
+from mqproc.store.offsets.offset_store import committed_offsets
 from mqproc.store.retention.request import MS_PER_HOUR
-from mqproc.store.retention.segment_times import SegmentTimes
-from mqproc.store.segments import LogSegments
-from mqproc.store.slices import Slices
+from mqproc.store.schedule import levels, timer_store
+from mqproc.util.units import KIB, MIB
 
-# Queues that are looked at between two slices: some milliseconds.
+# Store times of segments
+#
+# File times are not used: a copy has others, and a repair touches segments.
+
+
+# Sizes of the segment's end that are searched for a record, in turn.
+_TAIL_BYTES: Final = (64 * KIB, MIB, 16 * MIB, 1 << 40)
+
+
+class SegmentTimes:
+    """Store times of the first and last records of segments, in ms; those of full segments are cached."""
+
+    def __init__(self, segments: LogSegments) -> None:
+        self._segments = segments
+        self._out = np.zeros(scan.SCAN_SIZE, np.int64)
+        self._known: dict[int, tuple[int, int] | None] = {}
+
+    def of_full(self, start: int) -> tuple[int, int] | None:
+        """(first, last) of a full segment: the first record's time, and the greatest among the last ones.
+
+        None without an intact record. Raises FileNotFoundError.
+        """
+        if start not in self._known:
+            first_ms, last_ms = self.first_ms(start), self._last_records_ms(start)
+            self._known[start] = None if first_ms is None or last_ms is None else (first_ms, last_ms)
+        return self._known[start]
+
+    def first_ms(self, start: int) -> int | None:
+        """Time of any segment's first intact record; None without one. Raises FileNotFoundError."""
+        found = self._known.get(start)
+        return self._first_record_ms(start) if found is None else found[0]
+
+    def forget_below(self, physical_offset: int) -> None:
+        """Drop cached times of segments below an offset."""
+        for start in [start for start in self._known if start < physical_offset]:
+            del self._known[start]
+
+    def _first_record_ms(self, start: int) -> int | None:
+        view = self._segments.view(start)
+        found = int(scan.find_record(view, 0, len(view), start, self._out))
+        self._segments.note_read(start)
+        if found < 0 or not self._out[scan.COUNT]:
+            return None
+        return int(self._out[scan.LAST_STORE_TIMESTAMP_MS])
+
+    def _last_records_ms(self, start: int) -> int | None:
+        view = self._segments.view(start)
+        for tail in _TAIL_BYTES:
+            first = max(0, len(view) - tail)
+            latest = self._latest_from(view, first, start)
+            self._segments.note_read(start + first, len(view) - first)
+            if latest is not None or first == 0:
+                return latest
+        return None
+
+    def _latest_from(self, view: np.ndarray, at: int, start: int) -> int | None:
+        """Greatest store time of records that begin at or after `at`, skipping damage."""
+        latest: int | None = None
+        out = self._out
+        while (found := int(scan.find_record(view, at, len(view), start, out))) >= 0 and out[scan.COUNT]:
+            scan.scan_records(view, found, len(view), start, record_check.VERIFY_ALL, out)
+            latest = max(latest or 0, int(out[scan.MAX_STORE_TIMESTAMP_MS]))
+            at = int(out[scan.STOPPED_AT]) + 1
+        return latest
+
+
+# Expired files of queues and index
+
+
+class QueueOffsets(Protocol):
+    """Queues with their offsets: the queue table of a group, or the files of a stopped store."""
+
+    def live(self) -> Iterator[tuple[int, str, int]]:
+        """(number, topic, queue id) of every queue."""
+        ...
+
+    def find(self, topic: str, queue_id: int) -> int:
+        """A queue's number, −1 if there is none."""
+        ...
+
+    def min_offset(self, number: int) -> int: ...
+
+    def max_offset(self, number: int) -> int: ...
+
+    def generation(self, number: int) -> int:
+        """Changes when a queue is deleted and created again: old open files must not be read then."""
+        ...
+
+    def raise_min_offset(self, number: int, offset: int) -> None: ...
+
+
+class ExpiredQueueFiles:
+    """Expired files of the ConsumeQueues of one store; deletes nothing."""
+
+    def __init__(self, io: StoreIO, folder: Path, file_bytes: int, queues: QueueOffsets) -> None:
+        self._queues = queues
+        self._files = ConsumeQueueFiles(io, folder, file_bytes)
+        # By queue number: first unit of a queue's second file. No file can go before that is the first readable one.
+        self._second_file: dict[int, int] = {}
+
+    def path(self, topic: str, queue_id: int, start: int) -> Path:
+        return self._files.path(topic, queue_id, start)
+
+    def first_readable(self, number: int, topic: str, queue_id: int, minimum: int) -> int:
+        """First queue offset, from the queue's minimum on, whose record is at or above a log position.
+
+        The queue's maximum if all its units have expired.
+        """
+        low, high = self._queues.min_offset(number), self._queues.max_offset(number)
+        # Most queues have no record in the expiring segment, or, if quiet, only such records.
+        for probe in (low, high - 1):
+            if low < high and self._points_below(number, topic, queue_id, probe, minimum):
+                low = probe + 1
+            elif probe == low:
+                return low
+        while low < high:
+            middle = (low + high) // 2
+            if self._points_below(number, topic, queue_id, middle, minimum):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def unit_at(self, number: int, topic: str, queue_id: int, offset: int) -> int | None:
+        """Log position of a unit's record, for a filler that of the next unit; None if its file is missing."""
+        return self._files.position_at(topic, queue_id, offset, self._queues.generation(number))
+
+    def files_below(self, number: int, topic: str, queue_id: int, minimum: int, readable: int) -> list[int]:
+        """Starts of a queue's files whose last unit points below a log position, oldest first; never the last file.
+
+        `readable` is the queue's first readable offset.
+        """
+        if readable < self._second_file.get(number, 0):
+            return []
+        starts = self._files.starts(topic, queue_id)
+        units = self._files.units_per_file
+        below = []
+        for start in starts[:-1]:
+            last_unit = start // UNIT_SIZE + units - 1
+            if last_unit >= readable or not self._points_below(number, topic, queue_id, last_unit, minimum):
+                break
+            below.append(start)
+        if not below:
+            # Not cached while files remain: deletion may fail, and the next call must find them again.
+            self._second_file[number] = starts[0] // UNIT_SIZE + units if starts else 0
+        return below
+
+    def forget(self, topic: str, queue_id: int) -> None:
+        """Close a queue's files after its first ones were deleted."""
+        self._files.forget(topic, queue_id)
+
+    def close(self) -> None:
+        self._files.close()
+
+    def _points_below(self, number: int, topic: str, queue_id: int, offset: int, minimum: int) -> bool:
+        """Whether a unit is missing or points below a log position."""
+        position = self.unit_at(number, topic, queue_id, offset)
+        return position is None or position < minimum
+
+
+def index_files_below(io: StoreIO, folder: Path, minimum: int, committed_ms: int) -> list[str]:
+    """Names of index files whose last entry points below a log position, oldest first; never the newest file.
+
+    The file of the dispatcher's last commit (`committed_ms`, 0 = none) is kept, too: its successor needs it.
+    """
+    below = []
+    for name in index_file_names(io, folder)[:-1]:
+        if committed_ms and file_ms(name) >= committed_ms:
+            break
+        if not 0 <= last_offset(io, folder / name) < minimum:
+            break
+        below.append(name)
+    return below
+
+
+# Queues per slice: some milliseconds.
 QUEUES_PER_SLICE: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What is due: `trigger` is one of DUE_…, segments of more than `reserved_ms` have expired.
+    """What is due: segments older than `reserved_ms`; `trigger` is one of DUE_….
 
-    `wanted_bytes` are to be freed whatever their age.
+    `wanted_bytes` must be freed regardless of age.
     """
 
     trigger: int
@@ -39,69 +221,73 @@ class Due:
 
 
 def due_now(options: Options, now_ms: int, used: int, free: int, *, requested_ms: int | None = None) -> Due | None:
-    """What is due at a moment, with so many bytes of the disk used and free; None for nothing.
+    """What is due now, with these numbers of used and free bytes on the disk; None for nothing.
 
-    `requested_ms`: somebody asks for deletion now of what is older than that.
+    `requested_ms`: age of an explicit deletion request.
     """
     reserved_ms = options.file_reserved_time * MS_PER_HOUR if requested_ms is None else requested_ms
     too_much = bytes_above(used, free, options.disk_space_clean_forcibly_ratio)
     if too_much and options.clean_file_forcibly_enable:
-        return Due(words_of.DUE_FORCED, reserved_ms, too_much)
+        return Due(control.DUE_FORCED, reserved_ms, too_much)
     if requested_ms is not None:
-        return Due(words_of.DUE_REQUEST, reserved_ms)
+        return Due(control.DUE_REQUEST, reserved_ms)
     if too_much or bytes_above(used, free, options.disk_max_used_space_ratio):
-        return Due(words_of.DUE_DISK, reserved_ms)
+        return Due(control.DUE_DISK, reserved_ms)
     if local_hour(now_ms) in delete_hours(options.delete_when):
-        return Due(words_of.DUE_HOUR, reserved_ms)
+        return Due(control.DUE_HOUR, reserved_ms)
     return None
 
 
 def bytes_above(used: int, free: int, ratio: int) -> int:
-    """How many bytes must go until no more than `ratio` percent of the disk are used; 0 for none."""
+    """Number of bytes to free until at most `ratio` percent of the disk are used; 0 for none."""
     return max(0, -((ratio * (used + free) - 100 * used) // 100))
 
 
 def local_hour(time_ms: int) -> int:
-    """The hour that a local clock shows."""
+    """Hour of the local clock."""
     return datetime.datetime.fromtimestamp(time_ms / 1000).hour
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
-    """Nothing at or above `position` of the log may go; `by` is one of HELD_…, `detail` says more."""
+class DeletionLimit:
+    """Nothing at or above `position` of the log may be deleted; `by` is one of HELD_…."""
 
     position: int
     by: int
     detail: str = ""
 
 
-def durable_limits(words: Words, segments: LogSegments, options: Options) -> list[Limit]:
-    """What is not surely dispatched and durable."""
-    if words_of.sync_errno(words):
-        return [Limit(0, words_of.HELD_SYNC, "a sync has failed: what is durable is not known")]
-    marks = [(words_of.COMMITLOG_MARK, words_of.HELD_LOG_MARK), (words_of.CQ_SYNCED, words_of.HELD_QUEUE_MARK)]
+def durable_limits(words: Words, segments: LogSegments, options: Options) -> list[DeletionLimit]:
+    """Limits for data that may not be dispatched and durable."""
+    if control.sync_errno(words):
+        return [DeletionLimit(0, control.HELD_SYNC, "a sync has failed: the durable data is unknown")]
+    marks = [(control.COMMITLOG_MARK, control.HELD_LOG_MARK), (control.CQ_SYNCED, control.HELD_QUEUE_MARK)]
     if options.message_index_enable:
-        marks.append((words_of.INDEX_SYNCED, words_of.HELD_INDEX_MARK))
-    limits = [Limit(words[words_of.DISPATCHED], words_of.HELD_DISPATCH)]
+        marks.append((control.INDEX_SYNCED, control.HELD_INDEX_MARK))
+    limits = [DeletionLimit(words[control.DISPATCHED], control.HELD_DISPATCH)]
     for word, by in marks:
-        # A mark is checked by the bytes before it, so the segment that they lie in stays too.
-        limits.append(Limit(segments.start_of(max(0, words[word] - 1)), by))
+        # A mark is verified by the bytes before it, so their segment stays, too.
+        limits.append(DeletionLimit(segments.start_of(max(0, words[word] - 1)), by))
     return limits
 
 
 def group_limits(
-    io: StoreIO, paths: StorePaths, words: Words, options: Options, queues: QueueWords, files: ExpiredQueueFiles
-) -> Slices[list[Limit]]:
-    """What groups have not consumed, when that is to be kept: the lowest of it. So is what waits for its time."""
+    io: StoreIO, paths: StorePaths, words: Words, options: Options, queues: QueueOffsets, files: ExpiredQueueFiles
+) -> Slices[list[DeletionLimit]]:
+    """The lowest limit for unconsumed and delayed messages, if `retention_guard` is set to keep them."""
     if options.retention_guard is not RetentionGuard.GROUPS:
         return []
     try:
-        check = timer_waiting.saved_check(io, paths)
-        known = [*all_progress(io, paths), *delay_offsets.waiting(io, paths), timer_waiting.filed(check)]
+        check = timer_store.read_timer_check(io, paths)
+        known = [
+            *committed_offsets(io, paths),
+            *levels.level_progress(io, paths),
+            timer_store.enqueue_progress(check),
+        ]
     except (CorruptStoreError, OSError) as error:
-        return [Limit(0, words_of.HELD_PROGRESS, str(error))]
-    # Read behind progress: it is lowered before progress passes a message that is received.
-    lowest = Limit(words[words_of.RECEIVED_FROM], words_of.HELD_RECEIVED, "received, and not acknowledged yet")
+        return [DeletionLimit(0, control.HELD_PROGRESS, str(error))]
+    # Read after the offsets: it is lowered before an offset passes a received message.
+    lowest = DeletionLimit(words[control.RECEIVED_FROM], control.HELD_RECEIVED, "received, and not acknowledged yet")
     for count, at in enumerate(known):
         if count % QUEUES_PER_SLICE == QUEUES_PER_SLICE - 1:
             yield
@@ -113,17 +299,17 @@ def group_limits(
             continue
         position = files.unit_at(number, at.topic, at.queue_id, offset)
         if position is not None and position < lowest.position:
-            where = f"group {at.group} stands at {at.offset:,} of {at.topic}/{at.queue_id}"
-            lowest = Limit(position, words_of.HELD_GROUP, where)
-    timed = yield from timer_waiting.first_waiting(io, paths, check, words[words_of.MIN_PHYSICAL_OFFSET])
+            where = f"group {at.group} is at {at.offset:,} of {at.topic}/{at.queue_id}"
+            lowest = DeletionLimit(position, control.HELD_GROUP, where)
+    timed = yield from timer_store.first_pending(io, paths, check, words[control.MIN_PHYSICAL_OFFSET])
     if timed is not None and timed < lowest.position:
-        lowest = Limit(timed, words_of.HELD_GROUP, f"the message at {timed:,} waits in the timer")
+        lowest = DeletionLimit(timed, control.HELD_GROUP, f"the message at {timed:,} waits in the timer")
     return [lowest]
 
 
 @dataclass(frozen=True, slots=True)
-class Going:
-    """A segment that goes. `last_ms` is the store time of its last record, None without one."""
+class SegmentDeletion:
+    """A segment to delete. `last_ms` is the store time of its last record, None without one."""
 
     start: int
     bytes: int
@@ -133,15 +319,15 @@ class Going:
 
 @dataclass(frozen=True, slots=True)
 class LogPlan:
-    """Segments that go, oldest first; the log's minimum then; and what holds back the next one that is due."""
+    """Segments to delete, oldest first; the log's minimum afterwards; what holds back the next due segment."""
 
-    going: Sequence[Going]
+    deletions: Sequence[SegmentDeletion]
     minimum: int
-    held: Limit | None = None
+    held: DeletionLimit | None = None
 
 
 class LogPlanner:
-    """Chooses among the segments of one log."""
+    """Selects segments of one log for deletion."""
 
     def __init__(self, segments: LogSegments) -> None:
         self._segments = segments
@@ -152,37 +338,37 @@ class LogPlanner:
         minimum: int,
         written: int,
         due: Due,
-        limits: Sequence[Limit],
+        limits: Sequence[DeletionLimit],
         now_ms: int,
         *,
         batch_max: int,
         pending_bytes: int = 0,
     ) -> Slices[LogPlan]:
-        """The oldest segments of [minimum, written) that are full and due, `batch_max` at most, up to the lowest limit.
+        """The oldest full and due segments of [minimum, written), at most `batch_max`, up to the lowest limit.
 
-        `pending_bytes` have been deleted already and will be free soon.
+        `pending_bytes` belong to deleted files and will be free soon.
         """
-        going: list[Going] = []
+        deletions: list[SegmentDeletion] = []
         freed = pending_bytes
         limit = min(limits, key=lambda limit: limit.position)
         for start, following, newest_ms in self._ages(minimum, written):
             expired = newest_ms is not None and newest_ms + due.reserved_ms <= now_ms
-            if len(going) >= batch_max or not (expired or freed < due.wanted_bytes):
+            if len(deletions) >= batch_max or not (expired or freed < due.wanted_bytes):
                 break
             if start + self._segments.segment_size > limit.position:
-                return LogPlan(going, minimum, limit)
+                return LogPlan(deletions, minimum, limit)
             size = self._segments.io.allocated_of(self._segments.path(start))
-            going.append(Going(start, size, newest_ms, expired))
+            deletions.append(SegmentDeletion(start, size, newest_ms, expired))
             freed += size
             minimum = following
             yield
-        return LogPlan(going, minimum)
+        return LogPlan(deletions, minimum)
 
     def _ages(self, minimum: int, written: int) -> Iterator[tuple[int, int, int | None]]:
-        """(start, start of the following one, store time of the newest record up to its end) of each full segment.
+        """(start, next segment's start, store time of the newest record up to its end) of each full segment.
 
-        A segment is no older than the ones before it, and than its own first record: store times that go back are
-        those of a clock that was set back. One without an intact record is as old as the one behind it.
+        A segment is at least as new as its predecessors and its own first record, since the clock may have been set
+        back. A segment without an intact record is as old as the next one.
         """
         newest_ms: int | None = None
         starts = [start for start in self._segments.starts() if start >= minimum]
@@ -190,10 +376,10 @@ class LogPlanner:
             if start + self._segments.segment_size > written:
                 return
             span = self.times.of_full(start)
-            own_ms = self._first_behind(starts[index + 1 :], written) if span is None else max(span)
+            own_ms = self._first_after(starts[index + 1 :], written) if span is None else max(span)
             newest_ms = max((time for time in (newest_ms, own_ms) if time is not None), default=None)
             yield start, following, newest_ms
 
-    def _first_behind(self, starts: Sequence[int], written: int) -> int | None:
+    def _first_after(self, starts: Sequence[int], written: int) -> int | None:
         found = (self.times.first_ms(start) for start in starts if start < written)
         return next((time for time in found if time is not None), None)

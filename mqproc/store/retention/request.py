@@ -1,8 +1,7 @@
-"""What is asked of a running group's retention, by files; and what retention tells, by another.
+"""Files for requests to the retention of a running group, and for its report.
 
-mqproc/retention.request.*   one each request, empty: its name says what is asked, so that a full disk has room for it;
-                             the keeper deletes it when it is carried out, and its successor finds it still there when
-                             it is not
+mqproc/retention.request.*   one per request, empty: the name has the arguments, so that it fits onto a full disk. The
+                             keeper deletes it after execution; until then a successor finds it
 mqproc/retention.json        the last pass that deleted something
 """
 
@@ -15,29 +14,29 @@ from typing import Final
 
 import msgspec
 
-from mqproc.config import Options
+from mqproc.config.options import Options
 from mqproc.errors import BadRequestError
-from mqproc.io import Kind, StoreIO
+from mqproc.io.store_io import Kind, StoreIO
 from mqproc.paths import StorePaths
 
 MS_PER_HOUR: Final = 3_600_000
-# Half made.
+# Suffix of an incomplete file.
 _TEMPORARY: Final = ".tmp"
 _NAME: Final = re.compile(r"[0-9a-f]+\.(?:(?P<reserved_ms>\d+)ms|as-the-options-say)", re.ASCII)
 
 
-class Request(msgspec.Struct, frozen=True):
-    """`reserved_ms`: what is older has expired; None: as the options say."""
+class DeletionRequest(msgspec.Struct, frozen=True):
+    """`reserved_ms`: age at which segments expire; None: as configured."""
 
     reserved_ms: int | None = None
 
     def reserved_ms_by(self, options: Options) -> int:
-        """The age at which segments have expired."""
+        """Age at which segments expire."""
         return options.file_reserved_time * MS_PER_HOUR if self.reserved_ms is None else self.reserved_ms
 
 
-def ask(io: StoreIO, paths: StorePaths, reserved_ms: int | None = None) -> Path:
-    """Leave a request; the file that is gone when it has been carried out."""
+def submit(io: StoreIO, paths: StorePaths, reserved_ms: int | None = None) -> Path:
+    """Submit a request; returns its file, which is deleted after execution."""
     what = "as-the-options-say" if reserved_ms is None else f"{reserved_ms}ms"
     path = paths.retention_request(f"{secrets.token_hex(8)}.{what}")
     io.write_file_atomically(path, b"", mode=0o600)
@@ -45,7 +44,7 @@ def ask(io: StoreIO, paths: StorePaths, reserved_ms: int | None = None) -> Path:
 
 
 def find(io: StoreIO, paths: StorePaths) -> Path | None:
-    """A request that waits, or that a predecessor had begun."""
+    """A pending request, or one that a predecessor did not finish."""
     first = paths.retention_request("")
     for name in io.names(first.parent):
         if name.startswith(first.name) and not name.endswith(_TEMPORARY):
@@ -55,17 +54,17 @@ def find(io: StoreIO, paths: StorePaths) -> Path | None:
     return None
 
 
-def read(paths: StorePaths, path: Path) -> Request:
-    """What is asked. Raises BadRequestError for what is no request."""
+def read(paths: StorePaths, path: Path) -> DeletionRequest:
+    """Parse a request's file name. Raises BadRequestError."""
     found = _NAME.fullmatch(path.name.removeprefix(paths.retention_request("").name))
     if found is None:
-        raise BadRequestError(f"{path}: its name does not say what is asked")
+        raise BadRequestError(f"{path}: the name is not a valid request")
     reserved_ms = found["reserved_ms"]
-    return Request(None if reserved_ms is None else int(reserved_ms))
+    return DeletionRequest(None if reserved_ms is None else int(reserved_ms))
 
 
 class LastPass(msgspec.Struct):
-    """What a pass deleted. `bytes` on disk; `minimum` is the log's since then; `trigger` what was due."""
+    """Result of a pass. `bytes` on disk; `minimum` is the log's afterwards; `trigger` is the reason."""
 
     time_ms: int = 0
     trigger: str = "nothing"
@@ -76,21 +75,21 @@ class LastPass(msgspec.Struct):
     bytes: int = 0
 
 
-class Report(msgspec.Struct):
-    """`last`: None before anything was deleted."""
+class RetentionReport(msgspec.Struct):
+    """The report; `last` is None before anything was deleted."""
 
     schema_version: int = 1
     last: LastPass | None = None
 
 
-def read_report(io: StoreIO, paths: StorePaths) -> Report:
-    """The report; an empty one when there is none that can be read: it tells nothing that the store needs."""
+def read_report(io: StoreIO, paths: StorePaths) -> RetentionReport:
+    """Read the report; an empty one if it is missing or unreadable, since nothing depends on it."""
     try:
-        return io.read_json(paths.retention_report, Report)
+        return io.read_json(paths.retention_report, RetentionReport)
     except (FileNotFoundError, msgspec.MsgspecError):
-        return Report()
+        return RetentionReport()
 
 
-def write_report(io: StoreIO, paths: StorePaths, report: Report) -> None:
+def write_report(io: StoreIO, paths: StorePaths, report: RetentionReport) -> None:
     """Replace the report. Raises OSError."""
     io.write_file_atomically(paths.retention_report, msgspec.json.format(msgspec.json.encode(report), indent=1), 0o600)

@@ -1,4 +1,4 @@
-"""What retention would do to a store, running or not, and doing it to one that nobody runs."""
+"""Survey: what retention would delete, of any store; and retention of a stopped store."""
 
 from __future__ import annotations
 
@@ -7,51 +7,58 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mqproc.config import Options, RetentionGuard
+from mqproc.config.options import Options, RetentionGuard
 from mqproc.errors import CorruptStoreError, StoreAccessError, StoreReadOnlyError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.ipc.words import Words
-from mqproc.layout import control as words_of
+from mqproc.layout import control
 from mqproc.paths import StorePaths, in_shell
-from mqproc.store.delays.timer_waiting import saved_check
-from mqproc.store.groups.corrections import Corrections
-from mqproc.store.groups.offsets_json import Progress, Skipped, skipped
-from mqproc.store.groups.open_check_points import OpenCheckPoints, begins_of
-from mqproc.store.groups.progress import GroupProgress, Tell, all_progress
-from mqproc.store.index_flush import committed_state
-from mqproc.store.index_headers import file_ms, index_file_names
-from mqproc.store.marks import DurableMark
-from mqproc.store.reads.queue_bounds import QueueBounds, each_queue
-from mqproc.store.reads.reading import StoreReading
-from mqproc.store.reads.store_views import FilesView
-from mqproc.store.retention.expired_files import ExpiredQueueFiles, QueueWords, index_files_below
-from mqproc.store.retention.plan import Due, Going, Limit, LogPlanner, durable_limits, group_limits
-from mqproc.store.retention.request import Request
-from mqproc.store.retention.retention import Retention
-from mqproc.store.segments import LogSegments
-from mqproc.store.slices import finish
+from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.cooperative import finish
+from mqproc.store.durable_marks import DurableMark
+from mqproc.store.index.files import file_ms, index_file_names
+from mqproc.store.index.flush import committed_state
+from mqproc.store.offsets.consumer_offset_json import CommittedOffset, UnconsumedRange, skipped
+from mqproc.store.offsets.offset_store import EventLog, OffsetCorrector, OffsetStore, committed_offsets
+from mqproc.store.offsets.pop_receipts import OpenCheckPoints, revive_start_offsets
+from mqproc.store.read.queries import StoreQueries
+from mqproc.store.read.views import FilesView, QueueBounds, each_queue
+from mqproc.store.retention.delete import Retention
+from mqproc.store.retention.plan import (
+    DeletionLimit,
+    Due,
+    ExpiredQueueFiles,
+    LogPlanner,
+    QueueOffsets,
+    SegmentDeletion,
+    durable_limits,
+    group_limits,
+    index_files_below,
+)
+from mqproc.store.retention.request import DeletionRequest
+from mqproc.store.schedule.timer_store import read_timer_check
 
 _MARKS = {
-    "commitlog": words_of.COMMITLOG_MARK,
-    "consumequeue": words_of.CQ_SYNCED,
-    "index": words_of.INDEX_SYNCED,
+    "commitlog": control.COMMITLOG_MARK,
+    "consumequeue": control.CQ_SYNCED,
+    "index": control.INDEX_SYNCED,
 }
 _ALL = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class GoingFile:
-    """A file that would go. `part` is commitlog, consumequeue or index; `bytes` what it takes on disk."""
+class FileDeletion:
+    """A file to delete. `part` is commitlog, consumequeue or index; `bytes` is its size on disk."""
 
     part: str
     path: Path
     bytes: int
-    segment: Going | None = None
+    segment: SegmentDeletion | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MovedMinimum:
-    """A queue whose first readable offset would move."""
+    """A queue whose first readable offset would change."""
 
     topic: str
     queue_id: int
@@ -61,32 +68,32 @@ class MovedMinimum:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What would go, oldest first; how far minima would move; what groups have not consumed of it.
+    """Files to delete, oldest first; changed minima; unconsumed messages among the deleted ones.
 
-    `held` keeps the next segment that is due. `progress_error` says why progress could not be read, "" when it was.
+    `held` is the limit for the next due segment. `progress_error`: why offsets could not be read, "" if they were.
     """
 
-    files: list[GoingFile]
+    files: list[FileDeletion]
     minimum_before: int
     minimum_after: int
     queues: list[MovedMinimum]
-    skipped: list[Skipped]
-    held: Limit | None
+    skipped: list[UnconsumedRange]
+    held: DeletionLimit | None
     progress_error: str
 
 
 def survey(
-    io: StoreIO, paths: StorePaths, options: Options, words: Words, queues: QueueWords, due: Due, now_ms: int
+    io: StoreIO, paths: StorePaths, options: Options, words: Words, queues: QueueOffsets, due: Due, now_ms: int
 ) -> Survey:
-    """Look at what is due. Changes nothing. `words` and `queues` are a group's, or a `StoppedStore`'s."""
-    segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log, whole=False, still=True)
+    """Determine what is due. `words` and `queues` are those of a group or of a `StoppedStore`."""
+    segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log, whole=False, static=True)
     files = ExpiredQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes, queues)
     try:
         limits = durable_limits(words, segments, options)
         limits += finish(group_limits(io, paths, words, options, queues, files))
-        before = words[words_of.MIN_PHYSICAL_OFFSET]
-        plan = finish(LogPlanner(segments).plan(before, words[words_of.WRITTEN], due, limits, now_ms, batch_max=_ALL))
-        going = [GoingFile("commitlog", segments.path(of.start), of.bytes, of) for of in plan.going]
+        before = words[control.MIN_PHYSICAL_OFFSET]
+        plan = finish(LogPlanner(segments).plan(before, words[control.WRITTEN], due, limits, now_ms, batch_max=_ALL))
+        deletions = [FileDeletion("commitlog", segments.path(of.start), of.bytes, of) for of in plan.deletions]
         minima: dict[tuple[str, int], int] = {}
         moved: list[MovedMinimum] = []
         for number, topic, queue_id in list(queues.live()):
@@ -96,20 +103,20 @@ def survey(
                 moved.append(MovedMinimum(topic, queue_id, queues.min_offset(number), first))
             for start in files.files_below(number, topic, queue_id, plan.minimum, first):
                 path = files.path(topic, queue_id, start)
-                going.append(GoingFile("consumequeue", path, io.allocated_of(path)))
+                deletions.append(FileDeletion("consumequeue", path, io.allocated_of(path)))
     finally:
         files.close()
         segments.close()
     state = committed_state(words)
     for name in index_files_below(io, paths.index, plan.minimum, state.file_ms if state else 0):
-        going.append(GoingFile("index", paths.index / name, io.allocated_of(paths.index / name)))
-    unconsumed, error = _unconsumed(lambda: all_progress(io, paths), minima)
-    return Survey(going, before, plan.minimum, moved, unconsumed, plan.held, error)
+        deletions.append(FileDeletion("index", paths.index / name, io.allocated_of(paths.index / name)))
+    unconsumed, error = _unconsumed(lambda: committed_offsets(io, paths), minima)
+    return Survey(deletions, before, plan.minimum, moved, unconsumed, plan.held, error)
 
 
 def _unconsumed(
-    progress: Callable[[], Iterable[Progress]], minima: dict[tuple[str, int], int]
-) -> tuple[list[Skipped], str]:
+    progress: Callable[[], Iterable[CommittedOffset]], minima: dict[tuple[str, int], int]
+) -> tuple[list[UnconsumedRange], str]:
     try:
         return skipped(progress(), lambda topic, queue_id: minima.get((topic, queue_id))), ""
     except CorruptStoreError as error:
@@ -117,9 +124,9 @@ def _unconsumed(
 
 
 class StoppedStore:
-    """A store that nobody runs, in the shape that retention knows: control words, and queues with their offsets.
+    """A stopped store as control words and queues, for retention.
 
-    A segment that is short counts with the records that are in it; one without any ends the log where it begins.
+    A short segment counts with its records; one without any ends the log where it begins.
     """
 
     def __init__(self, io: StoreIO, paths: StorePaths, options: Options) -> None:
@@ -127,20 +134,20 @@ class StoppedStore:
         self._queues = [(topic, queue_id, bounds) for topic, queue_id, bounds in each_queue(view.queues)]
         self._numbers = {(topic, queue_id): number for number, (topic, queue_id, _) in enumerate(self._queues)}
         self._minima = [bounds.min_offset for _topic, _queue_id, bounds in self._queues]
-        self.words = Words(bytearray(words_of.FILE_SIZE))
+        self.words = Words(bytearray(control.FILE_SIZE))
         begin, end = view.visible()
         received_from = _received_from(io, paths, options, view)
         view.close()
-        self.words[words_of.MIN_PHYSICAL_OFFSET] = begin
-        self.words[words_of.WRITTEN] = self.words[words_of.DISPATCHED] = end
-        self.words[words_of.RECEIVED_FROM] = received_from
-        segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log, still=True)
+        self.words[control.MIN_PHYSICAL_OFFSET] = begin
+        self.words[control.WRITTEN] = self.words[control.DISPATCHED] = end
+        self.words[control.RECEIVED_FROM] = received_from
+        segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log, static=True)
         for name, word in _MARKS.items():
-            # A store without our marks was closed by RocketMQ, which syncs everything.
+            # A store without our marks was closed by RocketMQ, which synced everything.
             mark = DurableMark(io, paths.mark(name), segments).valid()
             self.words[word] = end if mark is None else min(mark.offset, end)
         names = index_file_names(io, paths.index)
-        self.words[words_of.COMMIT_INDEX_MS[0]] = file_ms(names[-1]) if names else 0
+        self.words[control.COMMIT_INDEX_MS[0]] = file_ms(names[-1]) if names else 0
 
     def live(self) -> Iterator[tuple[int, str, int]]:
         """(number, topic, queue id) of every queue."""
@@ -148,11 +155,11 @@ class StoppedStore:
             yield number, topic, queue_id
 
     def find(self, topic: str, queue_id: int) -> int:
-        """A queue's number, −1 when there is none."""
+        """A queue's number, −1 if there is none."""
         return self._numbers.get((topic, queue_id), -1)
 
     def generation(self, number: int) -> int:
-        """Nobody deletes a queue meanwhile."""
+        """The number: no queue is deleted meanwhile."""
         return number
 
     def min_offset(self, number: int) -> int:
@@ -167,27 +174,31 @@ class StoppedStore:
 
 
 def _received_from(io: StoreIO, paths: StorePaths, options: Options, view: FilesView) -> int:
-    """What query would say in RECEIVED_FROM, when it matters."""
+    """The value of RECEIVED_FROM that the query role would compute, if retention uses it."""
     if options.retention_guard is not RetentionGuard.GROUPS:
         return 0
-    reading = StoreReading(io, paths, options, view.queues, view.visible, view.newest_index_ms)
+    reading = StoreQueries(io, paths, options, view)
     try:
         found = OpenCheckPoints()
-        finish(found.read(reading, begins_of(all_progress(io, paths)), saved_check(io, paths).read_ms))
+        finish(
+            found.read(reading, revive_start_offsets(committed_offsets(io, paths)), read_timer_check(io, paths).read_ms)
+        )
         return found.log_begin
     except CorruptStoreError:
-        return 0  # Progress cannot be read: that holds everything back.
+        return 0  # Unreadable offsets hold everything back.
     finally:
         reading.close()
 
 
 def check_stopped_in_order(io: StoreIO, paths: StorePaths) -> None:
-    """Raise when what is durable of a stopped store is not known without recovery."""
+    """Raise if the durable part of a stopped store is unknown without recovery."""
     if io.exists(paths.read_only):
         raise StoreReadOnlyError(f"{paths.root}: a sync has failed: run mqproc store repair first")
     if io.exists(paths.abort):
         command = f"mqproc up --store {in_shell(paths.root)}"
-        raise StoreAccessError(f"{paths.root}: it was not stopped in order; {command} recovers it, then ask again")
+        raise StoreAccessError(
+            f"{paths.root}: the store was not shut down cleanly; recover it with {command}, then retry"
+        )
 
 
 def delete_now(
@@ -197,9 +208,9 @@ def delete_now(
     store: StoppedStore,
     reserved_ms: int | None,
     now_ms: int,
-    tell: Tell,
+    tell: EventLog,
 ) -> None:
-    """Delete what is due of a store that nobody runs; the caller holds its lock. Raises OSError, CorruptStoreError."""
+    """Delete what is due of a stopped store; the caller holds its lock. Raises OSError, CorruptStoreError."""
     problems: list[str] = []
 
     def told(event: str, **figures: Any) -> None:
@@ -210,29 +221,31 @@ def delete_now(
     io.make_folder(paths.own, mode=0o700)
     words, now_ns = store.words, 0
     retention = Retention(io, paths, options, words, store, io, told, now_ns)
-    retention.carry_out(Request(reserved_ms))
+    retention.execute_request(DeletionRequest(reserved_ms))
     try:
-        while not words[words_of.RETENTION_ANSWERED] or retention.gives_back:
+        while not words[control.RETENTION_ANSWERED] or retention.has_pending_space:
             retention.step(now_ns, now_ms)
-            if words[words_of.RETENTION_ERRNO]:
-                raise OSError(words[words_of.RETENTION_ERRNO], problems[-1], str(paths.root))
-            # Nobody else is here to be held up: pauses take no time.
+            if words[control.RETENTION_ERRNO]:
+                raise OSError(words[control.RETENTION_ERRNO], problems[-1], str(paths.root))
+            # Pauses are skipped: no other process is running.
             now_ns = max(now_ns + 1, retention.due_ns)
     finally:
         retention.close()
     correct_groups(io, paths, store, words, now_ms, tell)
 
 
-def correct_groups(io: StoreIO, paths: StorePaths, queues: QueueWords, words: Words, now_ms: int, tell: Tell) -> None:
-    """Raise progress of groups to the minima of a store that nobody runs, as the query role does. Raises OSError."""
+def correct_groups(
+    io: StoreIO, paths: StorePaths, queues: QueueOffsets, words: Words, now_ms: int, tell: EventLog
+) -> None:
+    """Raise the groups' offsets to the minima of a stopped store, as the query role does. Raises OSError."""
     try:
-        all_progress(io, paths)
+        committed_offsets(io, paths)
     except CorruptStoreError as error:
         tell("consumer progress cannot be read, so it is not corrected", problem=str(error))
         return
-    progress = GroupProgress(io, paths, io, tell)
+    progress = OffsetStore(io, paths, io, tell)
     try:
-        if Corrections(io, paths, io, words, queues, progress, tell).raise_to_minima():
+        if OffsetCorrector(io, paths, io, words, queues, progress, tell).raise_to_minima():
             progress.save(now_ms)
     finally:
         progress.close()

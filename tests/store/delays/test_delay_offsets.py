@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
-from mqproc.store.delays import delay_offsets
-from mqproc.store.delays.delay_offsets import DelayOffsets
+from mqproc.store.schedule import levels as delay_offsets
+from mqproc.store.schedule.levels import DelayOffsets
 
 WRONG = [b"[]", b"null", b'{"offsetTable":[]}', b'{"offsetTable":{"one":5}}', b'{"offsetTable":{1:"5"}}', b'{"a":1}']
 
@@ -31,7 +31,7 @@ def test_the_copy_counts_where_the_file_cannot_be_used(tmp_path: Path, wrong: by
     """It was passed over, and the next save made the wrong file the copy."""
     (paths, copy), io = damaged(tmp_path, wrong), StoreIO()
     found = DelayOffsets.load(io, paths)
-    assert found.offsets == delay_offsets.levels(io, paths) == {1: 12}
+    assert found.offsets == delay_offsets.read_levels(io, paths) == {1: 12}
     assert found.remark.startswith("delayOffset.json: ")
     found.save(io, io, paths, 1)
     assert rocketmq_json.load(io, copy) == ({"offsetTable": {"1": 12}}, "")
@@ -43,9 +43,9 @@ def test_the_copy_counts_where_the_file_cannot_be_used(tmp_path: Path, wrong: by
 def test_a_level_of_the_copy_is_lowered(tmp_path: Path) -> None:
     (paths, copy), io = damaged(tmp_path, WRONG[0]), StoreIO()
     before = copy.read_bytes()
-    assert delay_offsets.lower(io, paths, {1: 12}.get) == {}
-    assert delay_offsets.lower(io, paths, {1: 7}.get) == {1: 7}
-    assert (delay_offsets.levels(io, paths), copy.read_bytes()) == ({1: 7}, before)
+    assert delay_offsets.lower_levels(io, paths, {1: 12}.get) == {}
+    assert delay_offsets.lower_levels(io, paths, {1: 7}.get) == {1: 7}
+    assert (delay_offsets.read_levels(io, paths), copy.read_bytes()) == ({1: 7}, before)
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -53,4 +53,4 @@ def test_without_a_copy_it_is_damage(tmp_path: Path, wrong: bytes) -> None:
     paths, copy = damaged(tmp_path, wrong)
     copy.unlink()
     with pytest.raises(CorruptStoreError, match="delayOffset"):
-        delay_offsets.levels(StoreIO(), paths)
+        delay_offsets.read_levels(StoreIO(), paths)

@@ -14,15 +14,14 @@ import numpy as np
 import pytest
 
 from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import timer_check, timer_log, timer_wheel
 from mqproc.layout.timer_check import NO_LOG_POSITION, TimerCheck
 from mqproc.paths import StorePaths
-from mqproc.store.delays import timer_store
-from mqproc.store.delays.filed import Filed
-from mqproc.store.delays.timer_log import TimerLog
-from mqproc.store.delays.timer_store import TimerStore
-from mqproc.store.delays.timer_wheel import EMPTY, TimerWheel
+from mqproc.store.schedule import timer_store
+from mqproc.store.schedule.timer_log import TimerLog
+from mqproc.store.schedule.timer_store import TimerStore, TimerUnits
+from mqproc.store.schedule.timer_wheel import EMPTY, TimerWheel
 
 IO = StoreIO()
 SECOND = 1000
@@ -163,12 +162,12 @@ class Unit(NamedTuple):
 def put(store: TimerStore, slot_ms: int, now_ms: int, physical_offset: int, *rest: int) -> None:
     """File one message: its size, topic hash, magic and due time may follow."""
     size, topic_hash, magic, due_ms = (*rest, *(100, 7, timer_log.MAGIC_DEFAULT, 0)[len(rest) :])
-    unit = Filed(*np.array([[slot_ms], [magic], [physical_offset], [size], [due_ms]], np.int64))
+    unit = TimerUnits(*np.array([[slot_ms], [magic], [physical_offset], [size], [due_ms]], np.int64))
     assert store.put(unit, now_ms, np.array([topic_hash], np.int32)) == 1
 
 
 def filed(store: TimerStore, slot_ms: int, part_messages: int = 7) -> Iterator[Unit]:
-    for part in store.filed(slot_ms, part_messages):
+    for part in store.units_of(slot_ms, part_messages):
         assert 0 < len(part) <= part_messages
         columns = part.slots_ms, part.magics, part.physical_offsets, part.sizes, part.due_ms
         yield from map(Unit._make, zip(*(column.tolist() for column in columns), strict=True))
@@ -230,7 +229,7 @@ def test_what_the_check_counts_comes_back_and_the_rest_does_not(paths: StorePath
     for number in range(50):
         put(store, NOW + number % 3 * SECOND, NOW, number, 100, 7, 1)
     store.queue_offset = 50
-    store.write(store.snapshot(log=123, log_end=0, now_ms=NOW))
+    store.write(store.synced_snapshot(log=123, log_end=0, now_ms=NOW))
     put(store, NOW + SECOND, NOW, 99, 100, 7, 1)
     store.write_out()
     store.close()
@@ -252,7 +251,7 @@ def test_slots_of_another_width_are_filed_again(paths: StorePaths, precision_ms:
     put(store, NOW + 3 * SECOND, NOW, 5, 100, 7, 1)
     store.queue_offset = 1
     store.read_ms = NOW + 2 * SECOND
-    store.write(store.snapshot(log=123, log_end=0, now_ms=NOW))
+    store.write(store.synced_snapshot(log=123, log_end=0, now_ms=NOW))
     store.close()
     other = TimerStore(IO, IO, paths, precision_ms, 1024)
     other.open(NOW, lambda physical_offset: None)
@@ -268,7 +267,7 @@ def test_what_rocketmq_filed_behind_its_check_counts(paths: StorePaths) -> None:
     for number in range(30):
         put(store, NOW + SECOND, NOW, 1000 + number, 100, 7, 1)
     store.queue_offset = 30
-    snapshot = store.snapshot(log=0, log_end=0, now_ms=NOW)
+    snapshot = store.synced_snapshot(log=0, log_end=0, now_ms=NOW)
     store.close()
     page = struct.pack(">7q", NOW, 10 * 52, 30, 30, 0, NOW, 77)
     paths.config.mkdir()
@@ -287,7 +286,7 @@ def test_files_of_delivered_messages_go(paths: StorePaths) -> None:
     store.write_out()
     assert len(list(paths.timer_log.iterdir())) == 6
     store.read_ms = NOW + 60 * SECOND
-    store.write(store.snapshot(log=0, log_end=0, now_ms=NOW))
+    store.write(store.synced_snapshot(log=0, log_end=0, now_ms=NOW))
     assert len(list(paths.timer_log.iterdir())) == 3
     assert next(filed(store, NOW + 60 * SECOND)).physical_offset == 60
     store.close()
@@ -318,7 +317,7 @@ def test_a_damaged_timer_log_is_made_anew_from_the_queue(paths: StorePaths, dama
     for number in range(60):
         put(store, NOW + SECOND, NOW, number, 100, 7, 1)
     store.queue_offset = 60
-    store.write(store.snapshot(log=0, log_end=0, now_ms=NOW))
+    store.write(store.synced_snapshot(log=0, log_end=0, now_ms=NOW))
     store.close()
     damage(paths.timer_log)
     again = opened(paths)
@@ -341,7 +340,7 @@ def test_the_old_check_is_gone_before_anything_is_filed_again(paths: StorePaths,
     store = opened(paths)
     for _ in range(30):
         put(store, NOW, NOW, 100)
-    store.write(store.snapshot(log=5_000, log_end=5_000, now_ms=NOW))
+    store.write(store.synced_snapshot(log=5_000, log_end=5_000, now_ms=NOW))
     store.close()
     for file in sorted(paths.timer_log.iterdir())[number:]:
         file.unlink()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.store.groups import offsets_json
-from mqproc.store.groups.progress import GroupProgress
+from mqproc.store.offsets import consumer_offset_json
+from mqproc.store.offsets.offset_store import OffsetStore
 
 
 class Store:
@@ -19,16 +19,16 @@ class Store:
         self.paths = StorePaths(root)
         self.told: list[tuple[str, dict[str, Any]]] = []
 
-    def open(self, *, successor: bool = False, io: StoreIO | None = None) -> GroupProgress:
+    def open(self, *, successor: bool = False, io: StoreIO | None = None) -> OffsetStore:
         io = io or self.io
-        return GroupProgress(io, self.paths, io, self.tell, successor=successor)
+        return OffsetStore(io, self.paths, io, self.tell, successor=successor)
 
     def tell(self, event: str, **figures: Any) -> None:
         self.told.append((event, figures))
 
     def json(self) -> dict[tuple[str, str, int], int]:
         """What RocketMQ would read."""
-        found = offsets_json.load(self.io, self.paths).progress
+        found = consumer_offset_json.load(self.io, self.paths).progress
         return {(at.group, at.topic, at.queue_id): at.offset for at in found}
 
     def write_json(self, text: str) -> None:
@@ -36,5 +36,5 @@ class Store:
         self.paths.consumer_offsets.write_text(text)
 
 
-def as_dict(progress: GroupProgress, group: str) -> dict[tuple[str, int], int]:
+def as_dict(progress: OffsetStore, group: str) -> dict[tuple[str, int], int]:
     return {(at.topic, at.queue_id): at.offset for at in progress.of(group)}

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC, TIMER_TOPIC
-from mqproc.store.groups import open_check_points
-from mqproc.store.groups.check_points import NEVER, CheckPoint
-from mqproc.store.groups.offsets_json import Progress
-from mqproc.store.groups.open_check_points import OpenCheckPoints, begins_of
-from mqproc.store.slices import finish
+from mqproc.store.cooperative import finish
+from mqproc.store.offsets import pop_receipts as open_check_points
+from mqproc.store.offsets.consumer_offset_json import CommittedOffset
+from mqproc.store.offsets.pop_receipts import NEVER, OpenCheckPoints, PopCheckPoint, revive_start_offsets
+from mqproc.topic_names import REVIVE_QUEUES, REVIVE_TOPIC, TIMER_TOPIC
 from tests.store.live_store import FIRST_MS, LiveStore
 
 
@@ -23,19 +22,19 @@ def store(tmp_path: Path) -> Iterator[LiveStore]:
     found.close()
 
 
-def point(*offsets: int, queue_id: int = 0, time_ms: int = FIRST_MS, revive_queue: int = 0) -> CheckPoint:
-    return CheckPoint("g", "T", queue_id, offsets[0], offsets, time_ms, 60_000, revive_queue, "mqproc")
+def point(*offsets: int, queue_id: int = 0, time_ms: int = FIRST_MS, revive_queue: int = 0) -> PopCheckPoint:
+    return PopCheckPoint("g", "T", queue_id, offsets[0], offsets, time_ms, 60_000, revive_queue, "mqproc")
 
 
 def put(store: LiveStore, body: bytes, tag: str, queue_id: int = 0) -> None:
     store.append(REVIVE_TOPIC, [body], queues=REVIVE_QUEUES, fixed_queue=queue_id, tags=[tag])
 
 
-def check(store: LiveStore, of: CheckPoint) -> None:
+def check(store: LiveStore, of: PopCheckPoint) -> None:
     put(store, of.body(), "ck", of.revive_queue)
 
 
-def ack(store: LiveStore, of: CheckPoint, *offsets: int) -> None:
+def ack(store: LiveStore, of: PopCheckPoint, *offsets: int) -> None:
     put(store, of.ack_body(offsets), "ack" if len(offsets) == 1 else "bAck", of.revive_queue)
 
 
@@ -59,7 +58,7 @@ def offsets_of(found: OpenCheckPoints) -> list[tuple[int, set[int]]]:
 
 def test_nothing_is_open_where_nobody_ever_received(store: LiveStore) -> None:
     found = opened(store)
-    assert (len(found), found.log_begin, found.revive_begins()) == (0, NEVER, {})
+    assert (len(found), found.log_begin, found.oldest_revive_offsets()) == (0, NEVER, {})
 
 
 def test_what_is_not_acknowledged_is_open_and_the_first_of_it_is_where_the_log_begins(store: LiveStore) -> None:
@@ -72,9 +71,9 @@ def test_what_is_not_acknowledged_is_open_and_the_first_of_it_is_where_the_log_b
     found = opened(store)
     assert offsets_of(found) == [(0, {1, 2}), (0, {4})]
     assert found.log_begin == places[1]
-    assert found.revive_begins() == {0: 0, 2: 0}
+    assert found.oldest_revive_offsets() == {0: 0, 2: 0}
     found.done(next(each for each in found if 1 in each.open), [1, 2])
-    assert (found.log_begin, found.revive_begins()) == (places[4], {2: 0})
+    assert (found.log_begin, found.oldest_revive_offsets()) == (places[4], {2: 0})
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -142,7 +141,7 @@ def test_what_rocketmq_has_parked_counts_while_it_is_not_delivered(store: LiveSt
     store.append(TIMER_TOPIC, [b"{}"], queues=1, tags=["ck"])
     found = opened(store, {5: 4}, FIRST_MS + 1_000)
     assert offsets_of(found) == [(1, {3})]
-    assert (found.parked_until_ms, found.revive_begins()) == (FIRST_MS + 3_000, {5: 4})
+    assert (found.parked_until_ms, found.oldest_revive_offsets()) == (FIRST_MS + 3_000, {5: 4})
     assert offsets_of(opened(store, {}, FIRST_MS)) == [(1, {3})], "one that is found twice is the same"
     delivered = opened(store, {}, FIRST_MS + 4_000)
     assert (offsets_of(delivered), delivered.parked_until_ms) == ([(0, {7})], -1)
@@ -150,7 +149,7 @@ def test_what_rocketmq_has_parked_counts_while_it_is_not_delivered(store: LiveSt
 
 def test_acknowledgements_name_the_offset_that_was_looked_from(store: LiveStore) -> None:
     """RocketMQ's check points begin before their first message where a filter has left some out."""
-    of = CheckPoint("g", "T", 0, 2, (5, 6), FIRST_MS, 60_000, 0, "b")
+    of = PopCheckPoint("g", "T", 0, 2, (5, 6), FIRST_MS, 60_000, 0, "b")
     check(store, of)
     ack(store, of, 5)
     assert offsets_of(opened(store)) == [(0, {6})]
@@ -161,11 +160,11 @@ def test_reading_begins_at_the_groups_progress_and_gone_messages_hold_nothing(st
     check(store, point(1, time_ms=FIRST_MS + 1))
     put(store, b"{}", "ck")
     progress = [
-        Progress("CID_RMQ_SYS_REVIVE_GROUP", REVIVE_TOPIC, 0, 1),
-        Progress("g", "T", 0, 9),
-        Progress("g", REVIVE_TOPIC, 0, 2),
+        CommittedOffset("CID_RMQ_SYS_REVIVE_GROUP", REVIVE_TOPIC, 0, 1),
+        CommittedOffset("g", "T", 0, 9),
+        CommittedOffset("g", REVIVE_TOPIC, 0, 2),
     ]
-    found = opened(store, begins_of(progress))
+    found = opened(store, revive_start_offsets(progress))
     assert offsets_of(found) == [(0, {1})]
     assert found.log_begin == NEVER, "there is no such queue any more"
 
@@ -178,5 +177,5 @@ def test_rocketmqs_check_points_are_newer_by_their_times(store: LiveStore) -> No
         parts = b"", b"", b"", b"UNIQ_KEY\x01id\x02"
         store.append(REVIVE_TOPIC, [each.body()], queues=REVIVE_QUEUES, fixed_queue=0, tags=["ck"], parts=parts)
     (found,) = opened(store)
-    assert (found.pop_time_ms, found.open, found.is_ours) == (changed.pop_time_ms, {0}, False)
+    assert (found.pop_time_ms, found.open, found.is_local) == (changed.pop_time_ms, {0}, False)
     assert found.physical_offset == places[0]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.armed_io import ArmedIO
 from mqproc.errors import OffsetOverflowError, StaleOffsetError
-from mqproc.io import StoreIO
-from mqproc.store.groups import progress_file
-from mqproc.store.groups.offsets_json import Progress
-from mqproc.store.groups.progress import all_progress
+from mqproc.io.fault_injection import FaultInjectionIO
+from mqproc.io.store_io import StoreIO
+from mqproc.store.offsets import file as progress_file
+from mqproc.store.offsets.consumer_offset_json import CommittedOffset
+from mqproc.store.offsets.offset_store import committed_offsets
 from tests.store.groups.progress_store import Store, as_dict
 
 NOW_MS = 1_800_000_000_000
@@ -32,7 +32,7 @@ def test_a_commit_never_goes_back_and_never_beyond_the_queue(store: Store) -> No
     progress = store.open()
     assert progress.offset("g", "T", 0) is None
     progress.commit("g", "T", 0, 5, 10)
-    with pytest.raises(StaleOffsetError, match="stands at 5"):
+    with pytest.raises(StaleOffsetError, match="committed offset 5"):
         progress.commit("g", "T", 0, 4, 10)
     with pytest.raises(OffsetOverflowError, match="11"):
         progress.commit("g", "T", 0, 11, 10)
@@ -65,7 +65,7 @@ def test_many_groups_topics_and_queues_have_room(store: Store) -> None:
     progress.set("far", "T", 65_534, 7)
     wanted["far", "T", 65_534] = 7
     progress.close()
-    assert {(at.group, at.topic, at.queue_id): at.offset for at in all_progress(store.io, store.paths)} == wanted
+    assert {(at.group, at.topic, at.queue_id): at.offset for at in committed_offsets(store.io, store.paths)} == wanted
 
 
 # Kills
@@ -114,7 +114,7 @@ def test_a_deletion_outlives_a_kill_before_it_was_saved(store: Store) -> None:
     progress.set("g", "T", 0, 9)
     progress.set("g", "T", 1, 8)
     progress.save(NOW_MS)
-    progress.forget("g")
+    progress.delete_group("g")
     assert progress.groups() == []
     progress.set("g", "T", 0, 1)
     progress.close()
@@ -186,7 +186,7 @@ def test_after_the_machine_went_down_the_saved_file_counts(store: Store, monkeyp
     progress.set("g", "T", 0, 8)
     progress.close()
     monkeypatch.setattr(progress_file, "boot_id", lambda: (1, 2))
-    monkeypatch.setattr("mqproc.store.groups.progress.boot_id", lambda: (1, 2))
+    monkeypatch.setattr("mqproc.store.offsets.offset_store.boot_id", lambda: (1, 2))
     after = store.open()
     assert as_dict(after, "g") == {("T", 0): 5}
     after.close()
@@ -217,7 +217,7 @@ def test_a_reader_beside_a_save_sees_what_is_committed(store: Store) -> None:
                 progress.save(NOW_MS)
             return found
 
-    assert list(all_progress(SavingIO(), store.paths)) == [Progress("g", "T", 0, 9)]
+    assert list(committed_offsets(SavingIO(), store.paths)) == [CommittedOffset("g", "T", 0, 9)]
     progress.close()
 
 
@@ -235,18 +235,18 @@ def test_without_our_own_folder_nothing_is_lost_after_a_clean_stop(store: Store)
 
 def test_epochs_go_on_over_restarts(store: Store) -> None:
     progress = store.open()
-    first = progress.take_epoch()
+    first = progress.allocate_epoch()
     progress.close()
     after = store.open()
-    assert after.take_epoch() > first
-    assert after.take_epoch(above=1000) == 1001
-    assert after.take_epoch() == 1002
+    assert after.allocate_epoch() > first
+    assert after.allocate_epoch(above=1000) == 1001
+    assert after.allocate_epoch() == 1002
     after.close()
 
 
 def test_a_file_that_finds_no_room_leaves_none_of_it(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
-        progress_file.ProgressFile.create(ArmedIO(fault="allocate:1:ENOSPC"), tmp_path / "progress", [], 0, 1)
+        progress_file.OffsetFile.create(FaultInjectionIO(fault="allocate:1:ENOSPC"), tmp_path / "progress", [], 0, 1)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -260,6 +260,6 @@ def test_progress_is_raised_to_minima_and_set_back_to_ends(store: Store) -> None
     raised = progress.raise_to_minima(lambda topic, queue_id: 5 if topic == "T" else None)
     assert [(each.queue_id, each.messages) for each in raised] == [(0, 3)]
     lowered = progress.lower_to_maxima(lambda topic, queue_id: 10)
-    assert lowered == [Progress("g", "T", 2, 12)]
+    assert lowered == [CommittedOffset("g", "T", 2, 12)]
     assert as_dict(progress, "g") == {("T", 0): 5, ("T", 1): 7, ("T", 2): 10}
     progress.close()

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from mqproc.errors import CorruptStoreError
-from mqproc.io import FailedSyncError, StoreIO
-from mqproc.layout import progress as layout
+from mqproc.io.store_io import FailedSyncError, StoreIO
+from mqproc.layout import committed_offsets as layout
 from mqproc.store import rocketmq_json
-from mqproc.store.groups.offsets_json import Progress
-from mqproc.store.groups.progress import SAVE_INTERVAL_NS, all_progress
-from mqproc.store.groups.progress_file import ProgressFile
+from mqproc.store.offsets.consumer_offset_json import CommittedOffset
+from mqproc.store.offsets.file import OffsetFile
+from mqproc.store.offsets.offset_store import SAVE_INTERVAL_NS, committed_offsets
 from tests.golden.fixtures import load_fixture
 from tests.store.groups.progress_store import Store, as_dict
 
@@ -123,7 +123,7 @@ def test_what_cannot_be_saved_is_told_and_tried_again(store: Store) -> None:
     progress = store.open(io=io)
     progress.set("g", "T", 0, 1)
     assert progress.save_when_due(0, NOW_MS, 0, 0)
-    assert [event for event, _ in store.told] == ["progress of consumer groups cannot be saved yet"]
+    assert [event for event, _ in store.told] == ["offsets of consumer groups cannot be saved yet"]
     assert progress.unsaved
     io.full = False
     assert progress.save_when_due(1_000_000_000, NOW_MS, 0, 0)
@@ -156,7 +156,7 @@ def test_a_failed_sync_is_told_upwards(store: Store) -> None:
 def test_garbage_gives_way_to_the_copy_or_is_moved_aside(store: Store, text: str) -> None:
     store.write_json(text)
     with pytest.raises(CorruptStoreError, match=r"consumerOffset\.json"):
-        all_progress(store.io, store.paths)
+        committed_offsets(store.io, store.paths)
     copy = store.paths.consumer_offsets.with_name("consumerOffset.json.bak")
     copy.write_text('{"offsetTable":{"T@g":{0:4}}}')
     progress = store.open()
@@ -204,7 +204,7 @@ def test_numbers_that_no_queue_has_cost_nothing_but_themselves(store: Store) -> 
     progress = store.open()
     assert as_dict(progress, "g") == {("T", 0): 4, ("T", 1): layout.OFFSET_MAX, ("T", 2): layout.OFFSET_MAX}
     assert progress.groups() == ["g"]
-    assert [(event, figures["entries"]) for event, figures in store.told] == [("progress that no queue can have", 5)]
+    assert [(event, figures["entries"]) for event, figures in store.told] == [("invalid offsets ignored", 5)]
     progress.lower_to_maxima(lambda _topic, _queue_id: 9)
     progress.save(NOW_MS)
     assert store.json() == {("g", "T", 0): 4, ("g", "T", 1): 9, ("g", "T", 2): 9}
@@ -230,7 +230,7 @@ def test_a_progress_file_that_is_none_gives_way_to_rocketmqs(store: Store) -> No
     store.paths.own.mkdir()
     for content in (b"", b"x" * 5000, bytes(layout.HEADER_SIZE)):
         store.paths.progress.write_bytes(content)
-        assert list(all_progress(store.io, store.paths)) == [Progress("g", "T", 0, 4)]
+        assert list(committed_offsets(store.io, store.paths)) == [CommittedOffset("g", "T", 0, 4)]
         progress = store.open()
         assert as_dict(progress, "g") == {("T", 0): 4}
         progress.close()
@@ -244,8 +244,8 @@ def test_a_block_that_is_torn_ends_what_is_read(store: Store) -> None:
     data = bytearray(store.paths.progress.read_bytes())
     data[data.index(b"bT")] ^= 1
     store.paths.progress.write_bytes(data)
-    file = ProgressFile(store.io, store.paths.progress)
-    assert list(file.all()) == [Progress("a", "T", 0, 1)]
+    file = OffsetFile(store.io, store.paths.progress)
+    assert list(file.all()) == [CommittedOffset("a", "T", 0, 1)]
     file.close()
 
 
@@ -255,5 +255,5 @@ def test_readers_see_what_is_committed_while_the_file_grows(store: Store) -> Non
     for number in range(2000):
         progress.set(f"group-{number}", "T", 0, number)
     assert os.path.getsize(store.paths.progress) > size
-    assert {at.offset for at in all_progress(store.io, store.paths)} == set(range(2000))
+    assert {at.offset for at in committed_offsets(store.io, store.paths)} == set(range(2000))
     progress.close()

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.store.groups.settings import GroupSettings, SubscriptionGroups, check_file
+from mqproc.store.offsets.settings import GroupSettings, SubscriptionGroups, check_file
 
 
 def read(folder: Path, entry: dict[str, Any]) -> tuple[SubscriptionGroups, list[str]]:

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from mqproc.errors import BadRequestError, FilterSyntaxError
-from mqproc.filters.sql import compiled
-from mqproc.kernels.gather import LOOK_BYTES
+from mqproc.filters.compiler import compiled
+from mqproc.kernels.gather import RECORD_SCAN_COST
 from mqproc.layout.record_codec import decode_record, decode_records
-from mqproc.message import PullStatus, StoredMessage
-from mqproc.store.reads import pull as pulls
-from mqproc.store.reads import queue_ranges, unit_walk
-from mqproc.store.slices import finish
+from mqproc.store.cooperative import finish
+from mqproc.store.read import pull as pulls
+from mqproc.store.read import ranges as queue_ranges
+from mqproc.store.read import unit_walk
+from mqproc.types import PullStatus, StoredMessage
 from tests.filters.expressions import Expressions
 from tests.store.live_store import EVERYTHING, FIRST_MS, LiveStore
 
@@ -146,7 +147,7 @@ def test_what_is_left_to_python_is_looked_for_in_shorter_steps(tmp_path: Path, m
 def test_few_matches_are_looked_for_in_bounded_steps(store: LiveStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer says how far it came; so does each slice of a range."""
     size = len(store.reading.pull("Orders", 0, 0, 1, EVERYTHING).records)
-    monkeypatch.setattr(pulls, "LOOK_BYTES_MAX", 10 * (size + LOOK_BYTES))
+    monkeypatch.setattr(pulls, "LOOK_BYTES_MAX", 10 * (size + RECORD_SCAN_COST))
     offset, answers = 0, 0
     while (answer := store.reading.pull("Orders", 0, offset, 1000, EVERYTHING, sql="price = 398.25")).count == 0:
         assert answer.status is PullStatus.NO_MATCHED_MESSAGE
@@ -154,7 +155,7 @@ def test_few_matches_are_looked_for_in_bounded_steps(store: LiveStore, monkeypat
         offset, answers = answer.next_offset, answers + 1
     assert decode_records(answer.records.data)[0].body == b"398"
     assert answers >= COUNT // 12
-    monkeypatch.setattr(queue_ranges, "SLICE_LOOK_BYTES", 10 * (size + LOOK_BYTES))
+    monkeypatch.setattr(queue_ranges, "SLICE_LOOK_BYTES", 10 * (size + RECORD_SCAN_COST))
     slices = list(store.reading.count("Orders", sql="price = 398.25"))
     assert len(slices) >= COUNT // 12
     # Units whose hash cannot match are passed over without looking at a record.
@@ -164,8 +165,6 @@ def test_few_matches_are_looked_for_in_bounded_steps(store: LiveStore, monkeypat
 def test_one_filter_at_a_time(store: LiveStore) -> None:
     with pytest.raises(BadRequestError, match="not by both"):
         pulled(store, "price > 1", tags=["Tag1"])
-    with pytest.raises(BadRequestError, match="RocketMQ"):
-        store.reading.pull("Orders", 0, 0, 1, EVERYTHING, sql="a = 1", rocketmq_limits=True)
 
 
 def test_a_wrong_filter_is_refused_before_anything_else(store: LiveStore) -> None:

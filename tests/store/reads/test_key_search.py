@@ -6,8 +6,9 @@ import pytest
 
 from mqproc.errors import BadRequestError
 from mqproc.layout import record
-from mqproc.store.reads import index_query, key_search
-from mqproc.store.slices import finish
+from mqproc.store.cooperative import finish
+from mqproc.store.index import lookup as index_query
+from mqproc.store.read import by_key as key_search
 from tests.store.live_store import FIRST_MS
 from tests.store.reads.numbered import COUNT, FRAMES, PER_FRAME, Store, all_numbers, numbers_of
 

@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from mqproc.errors import CorruptStoreError
 from mqproc.layout import consume_queue, queue_table
 from mqproc.layout import control as words_of
-from mqproc.message import PullStatus
-from mqproc.store.end_fillers import end_fillers
-from mqproc.store.reads import lone_record
-from mqproc.store.reads.lone_record import LoneRecords
-from mqproc.store.reads.passing import passing
-from mqproc.store.reads.pull import Pulled
-from mqproc.store.reads.unit_walk import Counts
+from mqproc.store.consumequeue.fillers import end_fillers
+from mqproc.store.read import pull as lone_record
+from mqproc.store.read.filter_program import compile_filter
+from mqproc.store.read.pull import Pulled, SingleRecordPulls
+from mqproc.store.read.unit_walk import PullCounters
+from mqproc.types import PullStatus
 from tests.store.live_store import LiveStore
 
 # Two tags with the same hash among them.
@@ -46,8 +45,8 @@ class Lone(LiveStore):
         self.table.create_queue(TOPICS[0], 0)
         self.put(TOPICS[1], [0] * FIRST_ROLLED, "")
         self.words = np.frombuffer(self.engine.words.mapping, np.int64)
-        self.counts = Counts(self.words, self.table.cells)
-        self.lone = LoneRecords(self.table, self.reading.files, self.reading.records, self.counts)
+        self.counts = PullCounters(self.words, self.table.cells)
+        self.lone = SingleRecordPulls(self.table, self.reading.files, self.reading.records, self.counts)
 
     def put(self, topic: str, sizes: Sequence[int], tag: str) -> None:
         self.append(topic, [b"b" * size for size in sizes], queues=1, tags=[tag] * len(sizes))
@@ -70,7 +69,7 @@ class Lone(LiveStore):
         return (*(int(self.words[word]) for word in words), *map(int, delivered))
 
     def short(self, topic: str, offset: int, tags: tuple[str, ...] = ()) -> Pulled | None:
-        return self.lone.pull(topic, 0, offset, passing(topic, tags))
+        return self.lone.pull(topic, 0, offset, compile_filter(topic, tags))
 
     def long(self, topic: str, offset: int, tags: tuple[str, ...] = ()) -> Pulled:
         return self.reading.pull(topic, 0, offset, 1024, 8 << 20, tags, counts=self.counts)

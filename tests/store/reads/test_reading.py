@@ -18,10 +18,10 @@ from mqproc.layout import consume_queue, record
 from mqproc.layout import control as words_of
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout.record_codec import decode_records, encode_message_id
-from mqproc.message import PullStatus
-from mqproc.store.reads.log_scan import Conditions
-from mqproc.store.reads.reader import StoreReader
-from mqproc.store.slices import Batch, finish
+from mqproc.store.cooperative import Batch, finish
+from mqproc.store.read.reader import StoreReader
+from mqproc.store.read.scan import Conditions
+from mqproc.types import PullStatus
 from tests.records import columns_of
 from tests.store.engine import STORE_HOST
 from tests.store.live_store import FIRST_MS
@@ -71,9 +71,9 @@ def test_limits(store: Store) -> None:
     assert store.reading.pull("Orders", 0, 0, 1000, 3 * size + 20).count == 3
     assert store.reading.pull("Orders", 0, 0, 0, 1 << 20).count == 1
     assert store.reading.pull("Orders", 0, 0, 10**9, 1 << 30).count == COUNT // 4
-    assert store.reading.pull("Orders", 0, 0, 1000, 1 << 20, rocketmq_limits=True).count == 32
+    assert store.reading.get_message("Orders", 0, 0, 1000, 1 << 20).count == 32
     # One ConsumeQueue file a call: it has 100 units.
-    assert store.reading.pull("Orders", 0, 95, 32, 1 << 20, rocketmq_limits=True).next_offset == 100
+    assert store.reading.get_message("Orders", 0, 95, 32, 1 << 20).next_offset == 100
 
 
 def test_tags_are_filtered_and_a_filter_without_matches_goes_to_the_end(store: Store) -> None:
@@ -125,7 +125,7 @@ def test_fillers_are_a_hole(fresh: Store) -> None:
     assert (pulled.status, pulled.next_offset) == (PullStatus.CORRUPT, 10)
     assert fresh.reading.pull("T", 0, 10, 1000, 1 << 20).count == 15
     # RocketMQ's own way: what cannot be read counts as removed.
-    assert fresh.reading.pull("T", 0, 5, 32, 1 << 20, rocketmq_limits=True).status is not PullStatus.CORRUPT
+    assert fresh.reading.get_message("T", 0, 5, 32, 1 << 20).status is not PullStatus.CORRUPT
 
 
 @pytest.mark.parametrize("by_fillers", [True, False])
@@ -221,7 +221,7 @@ def test_a_removed_segment_is_passed_over(fresh: Store) -> None:
     assert pulled.status is PullStatus.FOUND
     assert decode_records(pulled.records.data)[0].physical_offset == 65536
     first = decode_records(pulled.records.data)[0].queue_offset
-    removed = fresh.reading.pull("T", 0, 0, 8, 1 << 20, rocketmq_limits=True)
+    removed = fresh.reading.get_message("T", 0, 0, 8, 1 << 20)
     assert removed.status in (PullStatus.FOUND, PullStatus.MESSAGE_WAS_REMOVING)
     assert fresh.reading.offset_at("T", 0, FIRST_MS - 1) == first
     assert fresh.reading.store_time_ms("T", 0, 0) == -1

@@ -8,7 +8,7 @@ import pytest
 
 from mqproc import StoreReader
 from mqproc.errors import CorruptStoreError
-from mqproc.message import PullStatus
+from mqproc.types import PullStatus
 from tests.store.stopped_store import StoppedStore
 
 

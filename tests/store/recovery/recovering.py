@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mqproc.armed_io import store_io
-from mqproc.config import Options
-from mqproc.io import FailedSyncError, StoreIO
+from mqproc.config.options import Options
+from mqproc.io.fault_injection import io_from_environment
+from mqproc.io.store_io import FailedSyncError, StoreIO
 from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.store import damage
-from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
-from mqproc.store.queue_table import QueueTable
+from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.recovery.rebuild import NO_SCANNERS, Scanners
 from mqproc.store.recovery.recovery import Recovery, adopt_sizes
-from mqproc.store.recovery.scan_ahead import NO_SCANNERS, Scanners
 
 NOW_MS = 1_800_000_000_000
 PAGE = 4096
@@ -174,7 +174,7 @@ def recover(
     scanners: Scanners = NO_SCANNERS,
 ) -> Recovered:
     """Recover the store at `root`. `clean` is how it was left, None = as its `abort` file says."""
-    io, paths, said = io or store_io(os.environ), StorePaths(root), list[str]()
+    io, paths, said = io or io_from_environment(os.environ), StorePaths(root), list[str]()
     options = adopt_sizes(io, paths, options, said.append)
     words = Words(bytearray(words_of.FILE_SIZE))
     clean = not paths.abort.exists() if clean is None else clean

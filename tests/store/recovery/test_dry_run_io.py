@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from mqproc.errors import StoreAccessError
-from mqproc.io import StoreIO
-from mqproc.store.recovery.dry_run_io import Change, DryRunIO
+from mqproc.io.store_io import StoreIO
+from mqproc.store.recovery.dry_run import Change, DryRunIO
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_map_for_writing_shows_what_is_stored(dry: DryRunIO, tmp_path: Path) -
     fd = dry.open(path, write=True)
     mapping = dry.map(fd, 8192, write=True)
     mapping[4000] = 7
-    dry.unmap_pages(mapping, 0, 8192)
+    dry.release_pages(mapping, 0, 8192)
     assert dry.pread(fd, 1, 4000) == b"\x07"
     assert path.read_bytes() == bytes(8192)
 

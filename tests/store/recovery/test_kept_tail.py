@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mqproc.store.recovery import store_files
-from mqproc.store.recovery.resync import Resync
+from mqproc.store.recovery.log import Resync
 from tests.store.faulty_io import FaultyIO
 from tests.store.recovery.recovering import Recovered
 from tests.store.stopped_store import SEGMENT, StoppedStore, assert_whole
@@ -36,7 +36,7 @@ def kept(store: StoppedStore) -> dict[str, bytes]:
 
 
 def lines_of_tail(found: Recovered) -> list[str]:
-    return [line for line in found.said if "behind the log's end" in line]
+    return [line for line in found.said if "after the end of the log" in line]
 
 
 def test_intact_records_behind_a_torn_one_are_kept_and_told(store: StoppedStore) -> None:

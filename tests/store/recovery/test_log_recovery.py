@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mqproc.store.damage import Hole
-from mqproc.store.marks import DurableMark
-from mqproc.store.recovery.log_recovery import LogEnd, LogRecovery
+from mqproc.store.durable_marks import DurableMark
+from mqproc.store.recovery.log import LogEnd, LogRecovery
 from tests.store.engine import Engine
 
 

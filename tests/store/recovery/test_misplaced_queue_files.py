@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mqproc.store.consume_queue import UNIT_DTYPE, UNIT_SIZE
+from mqproc.layout.consume_queue import UNIT_SIZE
+from mqproc.store.consumequeue.files import UNIT_DTYPE
 from tests.cli.calling import call
 from tests.cli.repairing import damage_in, flags_of
 from tests.store.stopped_store import QUEUE_FILE_BYTES, SEGMENT, StoppedStore, assert_whole

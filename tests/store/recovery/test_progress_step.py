@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.store.groups.progress import GroupProgress, all_progress
+from mqproc.store.offsets.offset_store import OffsetStore, committed_offsets
 from tests.store.faulty_io import NoRoomForQueues
 from tests.store.recovery.recovering import RecordingIO
 from tests.store.stopped_store import SEGMENT, StoppedStore
@@ -38,7 +38,7 @@ def quiet(_event: str, **_figures: Any) -> None:
 def consume(store: StoppedStore, **offsets: int) -> None:
     """Let a group stand at offsets of First's queues, in our words and in RocketMQ's file."""
     io = StoreIO()
-    progress = GroupProgress(io, StorePaths(store.root), io, quiet)
+    progress = OffsetStore(io, StorePaths(store.root), io, quiet)
     for queue, offset in offsets.items():
         progress.set("readers", "First", int(queue[1:]), offset)
     progress.set("readers", "Gone", 0, 1_000_000)
@@ -47,7 +47,7 @@ def consume(store: StoppedStore, **offsets: int) -> None:
 
 
 def progress_of(store: StoppedStore) -> dict[tuple[str, int], int]:
-    found = all_progress(StoreIO(), StorePaths(store.root))
+    found = committed_offsets(StoreIO(), StorePaths(store.root))
     return {(at.topic, at.queue_id): at.offset for at in found}
 
 
@@ -113,4 +113,4 @@ def test_a_file_that_nobody_can_read_is_told(store: StoppedStore) -> None:
     found = store.recover()
     (told,) = [line for line in found.said if "groups" in line]
     assert "consumerOffset.json" in told
-    assert told.endswith("they begin anew")
+    assert told.endswith("they start without offsets")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
-from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
-from mqproc.store.end_fillers import end_fillers
-from mqproc.store.queue_extent import filler_position
+from mqproc.store.consumequeue.bounds import filler_position
+from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units
+from mqproc.store.consumequeue.fillers import end_fillers
 from tests.store.recovery.recovering import Recovered
 from tests.store.recovery.test_recovery import kill_as_it_ends
 from tests.store.stopped_store import QUEUE_FILE_BYTES, SEGMENT, StoppedStore, assert_whole, write_at

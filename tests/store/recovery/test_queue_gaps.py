@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from mqproc import StoreReader
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
 from mqproc.layout.consume_queue import FILLER_SIZES
-from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
-from mqproc.store.dispatcher import Gap, without
-from mqproc.store.queue_table import QueueTable
-from mqproc.store.recovery import queue_recovery
+from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.dispatch import QueueGap, without
+from mqproc.store.recovery import queues as queue_recovery
 from tests.cli.calling import call
 from tests.cli.repairing import Row, damage_in, flags_of
 from tests.store.recovery.recovering import Recovered
@@ -218,9 +218,9 @@ def test_what_is_not_believed_is_told_with_its_place(tmp_path: Path) -> None:
 
 
 def test_what_comes_later_is_taken_out_of_a_gap() -> None:
-    gaps = [Gap(0, 10, 20, 1, 2), Gap(1, 10, 20, 3, 4)]
-    assert list(without(gaps, 0, 12, 14)) == [Gap(0, 10, 12, 1, 2), Gap(0, 14, 20, 1, 2), gaps[1]]
-    assert list(without(gaps, 1, 5, 12)) == [gaps[0], Gap(1, 12, 20, 3, 4)]
+    gaps = [QueueGap(0, 10, 20, 1, 2), QueueGap(1, 10, 20, 3, 4)]
+    assert list(without(gaps, 0, 12, 14)) == [QueueGap(0, 10, 12, 1, 2), QueueGap(0, 14, 20, 1, 2), gaps[1]]
+    assert list(without(gaps, 1, 5, 12)) == [gaps[0], QueueGap(1, 12, 20, 3, 4)]
     assert list(without(gaps, 1, 10, 20)) == [gaps[0]]
     assert list(without(gaps, 0, 20, 30)) == gaps
     assert list(without(gaps, 2, 10, 20)) == gaps

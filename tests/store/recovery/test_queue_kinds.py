@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.config import Options
+from mqproc.config.options import Options
 from mqproc.errors import CorruptStoreError, StartError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.store.recovery.plan import run_recovery
-from mqproc.store.recovery.queue_kinds import check_queue_kinds
+from mqproc.store.recovery.queues import check_queue_types
+from mqproc.store.recovery.repair import run_recovery
 from tests.roles.flusher_rig import Rig
 from tests.store.recovery.recovering import contents
 from tests.store.verify.looking import damage_of, looked_at, notes_of
@@ -47,7 +47,7 @@ def make_store(root: Path, kinds: dict[str, str], queues: list[str]) -> StorePat
 def test_a_folder_of_the_other_kind_is_refused(tmp_path: Path, kinds: dict[str, str], queue: str, text: str) -> None:
     paths = make_store(tmp_path, kinds, [queue])
     with pytest.raises(CorruptStoreError) as caught:
-        check_queue_kinds(StoreIO(), paths)
+        check_queue_types(StoreIO(), paths)
     assert str(caught.value).endswith(text)
     assert str(tmp_path / queue).startswith(str(caught.value).split(":")[0])
 
@@ -55,7 +55,7 @@ def test_a_folder_of_the_other_kind_is_refused(tmp_path: Path, kinds: dict[str, 
 def test_batch_queues_are_refused_by_name(tmp_path: Path) -> None:
     paths = make_store(tmp_path, {"A": "", "T": "BatchCQ"}, ["consumequeue/A/0", "batchconsumequeue/T/0"])
     with pytest.raises(StartError, match=r"topic 'T' has queue\.type = BatchCQ"):
-        check_queue_kinds(StoreIO(), paths)
+        check_queue_types(StoreIO(), paths)
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,14 @@ def test_batch_queues_are_refused_by_name(tmp_path: Path) -> None:
     ],
 )
 def test_stores_without_batch_queues_pass(tmp_path: Path, kinds: dict[str, str], queues: list[str]) -> None:
-    check_queue_kinds(StoreIO(), make_store(tmp_path, kinds, queues))
+    check_queue_types(StoreIO(), make_store(tmp_path, kinds, queues))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"topicConfigTable": 5}', '{"topicConfigTable": {"T": 5}}'])
 def test_a_file_of_topics_that_nobody_can_read_names_no_kinds(tmp_path: Path, text: str) -> None:
     paths = make_store(tmp_path, {}, ["consumequeue/T/0"])
     paths.topics.write_text(text)
-    check_queue_kinds(StoreIO(), paths)
+    check_queue_types(StoreIO(), paths)
 
 
 @pytest.mark.parametrize("kinds", [{"T": "BatchCQ"}, {"B": "BatchCQ"}])
@@ -128,11 +128,11 @@ def test_folders_in_config_without_rocksdb_pass(tmp_path: Path) -> None:
     paths = make_store(tmp_path, {}, ["consumequeue/T/0"])
     (paths.config / "rdb").mkdir()
     (paths.config / "CURRENT").touch()
-    check_queue_kinds(StoreIO(), paths)
+    check_queue_types(StoreIO(), paths)
 
 
 def test_what_lies_beside_topics_is_no_rocksdb(tmp_path: Path) -> None:
     """It may keep a second copy there, `rocksdbCQDoubleWriteEnable`, or have had the queues once."""
     paths = make_store(tmp_path, {}, ["consumequeue/T/0"])
     (paths.consume_queue / "CURRENT").touch()
-    check_queue_kinds(StoreIO(), paths)
+    check_queue_types(StoreIO(), paths)

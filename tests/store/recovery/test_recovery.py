@@ -224,7 +224,7 @@ def test_without_the_table_of_the_last_run_every_unit_is_compared(store: Stopped
     (store.root / "mqproc" / "queues").unlink()
     remove_folder(store)
     found = store.recover()
-    assert "each to be compared with the log" in found.said_of("queues")
+    assert "to be compared with the log" in found.said_of("queues")
     assert_whole(store, found)
 
 

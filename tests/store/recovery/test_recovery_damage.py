@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.armed_io import CRASH_POINTS, ArmedIO
-from mqproc.config import OnDamage
+from mqproc.config.options import OnDamage
 from mqproc.errors import CorruptStoreError, StoreAccessError
-from mqproc.io import Entry, StoreIO
+from mqproc.io.fault_injection import CRASH_POINTS, FaultInjectionIO
+from mqproc.io.store_io import FolderEntry, StoreIO
 from mqproc.layout import control as words_of
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout.consume_queue import FILLER_SIZE
-from mqproc.store.queue_extent import filler_position
+from mqproc.store.consumequeue.bounds import filler_position
 from tests.store.faulty_io import NoRoomForQueues
 from tests.store.recovery.recovering import NOW_MS, RecordingIO, contents, recover
 from tests.store.stopped_store import (
@@ -92,7 +92,7 @@ def test_a_hole_is_written_down_told_once_and_its_units_are_fillers(store: Stopp
     assert again.holes == found.holes
     assert again.words[words_of.DAMAGE_HOLES] == 1
     assert not [line for line in again.said if line.startswith("damage:")]
-    assert "; 1 damaged range served around, 0 of them new" in again.said_of("log")
+    assert "; 1 damaged range, 0 of them new" in again.said_of("log")
 
 
 def test_known_damage_below_the_mark_does_not_stop_a_later_start(store: StoppedStore) -> None:
@@ -433,11 +433,11 @@ def test_symlinks_are_refused_by_name(name: str, store: StoppedStore, tmp_path: 
 @pytest.mark.parametrize("name", ["00000000000000065536", "First", "config"])
 def test_files_of_others_are_refused_by_name(name: str, store: StoppedStore) -> None:
     class OtherOwner(StoreIO):
-        def entries(self, folder: Path) -> list[Entry]:
+        def entries(self, folder: Path) -> list[FolderEntry]:
             found = super().entries(folder)
             return [dataclasses.replace(each, uid=each.uid + (each.name == name)) for each in found]
 
-        def entry(self, path: Path) -> Entry | None:
+        def entry(self, path: Path) -> FolderEntry | None:
             found = super().entry(path)
             return dataclasses.replace(found, uid=found.uid + (path.name == name)) if found else None
 
@@ -448,7 +448,7 @@ def test_files_of_others_are_refused_by_name(name: str, store: StoppedStore) -> 
 def test_queues_of_a_log_that_lies_elsewhere_stay(store: StoppedStore) -> None:
     shutil.rmtree(store.root / "commitlog")
     before = contents(store.root)
-    with pytest.raises(StoreAccessError, match=r"commitlog: no such folder, though .*/consumequeue has queues"):
+    with pytest.raises(StoreAccessError, match=r"commitlog: no such folder, but .*/consumequeue has queues"):
         store.recover()
     assert contents(store.root) == before
 
@@ -486,7 +486,7 @@ def test_a_process_killed_at_any_named_point_leaves_a_store_that_recovers(tmp_pa
         shutil.copytree(source.root, root)
         if (pid := os.fork()) == 0:
             with contextlib.suppress(BaseException):
-                recover(root, source.engine.options, clean=False, io=ArmedIO(point))
+                recover(root, source.engine.options, clean=False, io=FaultInjectionIO(point))
             os._exit(0)
         assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL, point
         found = recover(root, source.engine.options, clean=False)

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.layout.record import SYS_FLAG_COMMIT, SYS_FLAG_TRANSACTION_MASK
-from mqproc.store.queue_extent import filler_position
-from mqproc.store.queue_table import QueueTable
-from mqproc.store.reads.reading import StoreReading
-from mqproc.store.reads.store_views import WordsView
-from mqproc.store.slices import finish
+from mqproc.store.consumequeue.bounds import filler_position
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.cooperative import finish
+from mqproc.store.read.queries import StoreQueries
+from mqproc.store.read.views import WordsView
 from tests.cli.calling import call
 from tests.golden.fixtures import GOLDEN, Directory, directories, options_of
 from tests.store.recovery.recovering import Killed, RecordingIO, Recovered, contents, recover
@@ -139,7 +139,7 @@ def check_reading(found: Recovered, intact: list[Record]) -> None:
     """Every intact record is found by its place, and by its unique id and its keys."""
     table = QueueTable(StoreIO(), found.paths.queues)
     view = WordsView(found.words, table, sync_flush=False)
-    reading = StoreReading(StoreIO(), found.paths, found.options, view.queues, view.visible, view.newest_index_ms)
+    reading = StoreQueries(StoreIO(), found.paths, found.options, view)
     try:
         for record in intact:
             data = reading.look(record["phyOffset"])
@@ -152,7 +152,7 @@ def check_reading(found: Recovered, intact: list[Record]) -> None:
         view.close()
 
 
-def check_key(reading: StoreReading, record: Record, key: str) -> None:
+def check_key(reading: StoreQueries, record: Record, key: str) -> None:
     answer = finish(reading.query_message(record["topic"], key, 10_000, 0, 1 << 60))
     if record["phyOffset"] not in answer.offsets:
         # One answer holds 64 at most: ask for the time of this very record.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mqproc.store.damage import Hole
-from mqproc.store.recovery.resync import Resync
+from mqproc.store.recovery.log import Resync
 from tests.store.engine import Engine
 
 SEGMENT = 65536

@@ -22,13 +22,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.kernels.dispatch import StopReason
 from mqproc.paths import StorePaths
-from mqproc.store.queue_table import QueueTable
-from mqproc.store.recovery.scan_ahead import NO_SCANNERS, ScanAhead, Scanners, usable_scanners
-from mqproc.store.segments import LogSegments
-from mqproc.store.step_scan import Scans, StepScan
+from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.dispatch import DispatchScan, ScanSource
+from mqproc.store.recovery.rebuild import NO_SCANNERS, ScanAhead, Scanners, usable_scanners
 from tests.store.recovery.recovering import Killed, RecordingIO, contents, recover
 from tests.store.stopped_store import SEGMENT, StoppedStore, assert_whole
 
@@ -70,7 +70,7 @@ def log(store: StoppedStore) -> Iterator[tuple[QueueTable, LogSegments]]:
     table.close()
 
 
-def everything(scans: Scans, stop: int) -> tuple[dict[int, bytes], list[tuple[int, int, int]]]:
+def everything(scans: ScanSource, stop: int) -> tuple[dict[int, bytes], list[tuple[int, int, int]]]:
     """Units by queue and entries, taken step by step as dispatch does."""
     units: dict[int, bytes] = {}
     entries: list[tuple[int, int, int]] = []
@@ -97,7 +97,7 @@ def test_pieces_together_are_the_whole_log(
     said: list[str] = []
     with closing(ScanAhead(*log, 0, store.end, scanners(count, piece_bytes), said.append)) as ahead:
         found = everything(ahead, store.end)
-    assert found == everything(StepScan(*log), store.end)
+    assert found == everything(DispatchScan(*log), store.end)
     assert len(found[1]) == len(store.offsets)
     assert said == []
     assert children() == []
@@ -109,13 +109,13 @@ def test_dispatch_scans_only_what_has_no_whole_record(
     """The last bytes of a segment may be a piece of their own, without a record."""
     with closing(ScanAhead(*log, 0, store.end, scanners(), list[str]().append)) as ahead:
         scanned: list[tuple[int, int]] = []
-        scan_below = StepScan.scan_below
+        scan_below = DispatchScan.scan_below
 
-        def noted(self: StepScan, start: int, limit: int, stop: int) -> object:
+        def noted(self: DispatchScan, start: int, limit: int, stop: int) -> object:
             scanned.append((start, limit))
             return scan_below(self, start, limit, stop)
 
-        monkeypatch.setattr(StepScan, "scan_below", noted)
+        monkeypatch.setattr(DispatchScan, "scan_below", noted)
         everything(ahead, store.end)
     assert all(limit % SEGMENT == 0 and limit - start < 4096 for start, limit in scanned)
 
@@ -124,14 +124,14 @@ def test_a_killed_scanner_is_told_and_not_missed(
     store: StoppedStore, log: tuple[QueueTable, LogSegments], children: Children
 ) -> None:
     said: list[str] = []
-    wanted = everything(StepScan(*log), store.end)
+    wanted = everything(DispatchScan(*log), store.end)
     with closing(ScanAhead(*log, 0, store.end, scanners(), said.append)) as ahead:
         victim = children()[0]
         assert victim.pid is not None
         os.kill(victim.pid, signal.SIGKILL)
         victim.join(60)
         assert everything(ahead, store.end) == wanted
-    assert said == ["recovery: no processes scan the log ahead any more: exit code -9"]
+    assert said == ["recovery: parallel scan of the log stopped: exit code -9"]
     assert children() == []
 
 
@@ -152,8 +152,8 @@ def test_without_processes_dispatch_scans_all(
     monkeypatch.setattr(os, "fork", limited)
     with closing(ScanAhead(*log, 0, store.end, scanners(), said.append)) as ahead:
         assert children() == []
-        assert everything(ahead, store.end) == everything(StepScan(*log), store.end)
-    assert said == [f"recovery: no processes scan the log ahead any more: [Errno 11] {os.strerror(errno.EAGAIN)}"]
+        assert everything(ahead, store.end) == everything(DispatchScan(*log), store.end)
+    assert said == [f"recovery: parallel scan of the log stopped: [Errno 11] {os.strerror(errno.EAGAIN)}"]
 
 
 def test_scanners_leave_a_processor_to_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,8 +272,8 @@ def derived(root: Path) -> dict[str, bytes]:
 PROGRAM = """
 import sys
 from pathlib import Path
-from mqproc.config import Options
-from mqproc.store.recovery.scan_ahead import Scanners
+from mqproc.config.options import Options
+from mqproc.store.recovery.rebuild import Scanners
 from tests.store.recovery.recovering import recover
 
 options = Options(max_hash_slot_num=50, max_index_num=400)

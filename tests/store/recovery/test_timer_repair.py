@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from mqproc.paths import StorePaths
-from mqproc.store.recovery.timer_repair import timer_damage
-from mqproc.store.verify.findings import Finding, Kind
+from mqproc.store.recovery.repair import timer_damage
+from mqproc.store.verify.findings import Finding, FindingKind
 
-WHEEL = Finding(Kind.TIMER_SLOT_WRONG, "timerwheel", 32)
-LOG = Finding(Kind.TIMER_FILE_MISSING, "timerlog/00000000000000000000", 0)
-ELSEWHERE = Finding(Kind.READ_ONLY, "mqproc/read_only")
+WHEEL = Finding(FindingKind.TIMER_SLOT_WRONG, "timerwheel", 32)
+LOG = Finding(FindingKind.TIMER_FILE_MISSING, "timerlog/00000000000000000000", 0)
+ELSEWHERE = Finding(FindingKind.READ_ONLY, "mqproc/read_only")
 
 
 @pytest.mark.parametrize(
@@ -25,9 +25,9 @@ ELSEWHERE = Finding(Kind.READ_ONLY, "mqproc/read_only")
         ([replace(WHEEL, as_note=True)], (True, False)),
         ([replace(WHEEL, as_note=True), ELSEWHERE], (True, False)),
         ([WHEEL, LOG], (True, True)),
-        ([Finding(Kind.TIMER_CHECK_MISSING, "config/timercheck", as_note=True)], (True, True)),
-        ([Finding(Kind.FILE_BEGUN, LOG.file, 0)], (True, True)),
-        ([Finding(Kind.FILE_BEGUN, "index/20231114221320000", 0)], (False, False)),
+        ([Finding(FindingKind.TIMER_CHECK_MISSING, "config/timercheck", as_note=True)], (True, True)),
+        ([Finding(FindingKind.FILE_BEGUN, LOG.file, 0)], (True, True)),
+        ([Finding(FindingKind.FILE_BEGUN, "index/20231114221320000", 0)], (False, False)),
     ],
     ids=[
         "nothing",

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.io import FailedSyncError
+from mqproc.io.store_io import FailedSyncError
 from mqproc.layout import control as words_of
 from mqproc.store import damage
-from mqproc.store.recovery.dry_run_io import DryRunIO
+from mqproc.store.recovery.dry_run import DryRunIO
 from mqproc.store.recovery.repair import Repair
 from mqproc.store.verify.verifier import verify_store
 from tests.store.bad_sectors import BadSectors
@@ -171,7 +171,7 @@ def test_a_repair_moves_aside_what_a_verify_could_not_read(tmp_path: Path) -> No
         io.lose(path, 0)
     job = Repair(engine.paths, engine.options, verify_store(io, engine.paths, engine.options, jobs=1), NOW)
     plan = job.plan()
-    assert {(action.path, action.what) for action in plan.actions} == {(path, "move aside") for path in lost}
+    assert {(action.path, action.what) for action in plan.actions} == {(path, "move away") for path in lost}
     tried = io.tried
     job.execute(io, plan, lambda line: None)
     assert io.tried == tried

@@ -5,17 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import segment_start
-from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
-from mqproc.store.dispatcher import Dispatch
-from mqproc.store.index_files import IndexFiles
-from mqproc.store.index_headers import index_file_names
-from mqproc.store.reads.reading import StoreReading
-from mqproc.store.reads.store_views import WordsView
+from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units
+from mqproc.store.dispatch import Dispatch
+from mqproc.store.index.files import IndexFiles, index_file_names
+from mqproc.store.read.queries import StoreQueries
+from mqproc.store.read.views import WordsView
+from mqproc.store.retention.delete import Retention
 from mqproc.store.retention.plan import local_hour
-from mqproc.store.retention.retention import Retention
 from mqproc.store.retention.survey import correct_groups
 from tests.store.engine import Engine
 
@@ -166,10 +165,10 @@ class Aged:
     def min_offset(self, topic: str = "T", queue_id: int = 0) -> int:
         return self.table.min_offset(self.table.find(topic, queue_id))
 
-    def reading(self) -> StoreReading:
+    def reading(self) -> StoreQueries:
         """Reads as the query role does; the caller closes it."""
         view = WordsView(self.words, self.table, sync_flush=False)
-        return StoreReading(self.io, self.paths, self.options, view.queues, view.visible, view.newest_index_ms)
+        return StoreQueries(self.io, self.paths, self.options, view)
 
     def held_by(self) -> str:
         return words_of.HELD_NAMES[self.words[words_of.RETENTION_HELD_BY]]

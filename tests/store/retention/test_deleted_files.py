@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.config import MIB
-from mqproc.io import StoreIO
-from mqproc.store.retention.deleted_files import PATIENCE_NS, STEP_BYTES, DeletedFiles
+from mqproc.io.store_io import StoreIO
+from mqproc.store.retention.delete import PATIENCE_NS, STEP_BYTES, DeletedFiles
+from mqproc.util.units import MIB
 from tests.open_files import open_below
 
 SIZE = 2 * STEP_BYTES + 3 * MIB

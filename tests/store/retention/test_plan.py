@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.config import Options, load_options
+from mqproc.config.options import Options
+from mqproc.config.parse import load_options
 from mqproc.errors import ConfigurationError
 from mqproc.layout import control as words_of
-from mqproc.store.retention.plan import MS_PER_HOUR, Due, Limit, LogPlanner, bytes_above, due_now
-from mqproc.store.segments import LogSegments
-from mqproc.store.slices import finish
+from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.cooperative import finish
+from mqproc.store.retention.plan import MS_PER_HOUR, DeletionLimit, Due, LogPlanner, bytes_above, due_now
 from tests.store.retention.retaining import HOUR_MS, SEGMENT, Aged
 
 
@@ -105,10 +106,13 @@ def test_the_lowest_limit_counts(tmp_path: Path) -> None:
     store = Aged(tmp_path)
     store.fill(6, 100)
     planner = LogPlanner(LogSegments(store.io, store.paths.commit_log, SEGMENT))
-    limits = [Limit(4 * SEGMENT, words_of.HELD_DISPATCH), Limit(3 * SEGMENT + 1, words_of.HELD_GROUP, "g")]
+    limits = [
+        DeletionLimit(4 * SEGMENT, words_of.HELD_DISPATCH),
+        DeletionLimit(3 * SEGMENT + 1, words_of.HELD_GROUP, "g"),
+    ]
     due = Due(words_of.DUE_HOUR, HOUR_MS)
     plan = finish(planner.plan(0, store.engine.written, due, limits, store.now_ms, batch_max=10))
-    assert ([going.start for going in plan.going], plan.minimum) == ([0, SEGMENT, 2 * SEGMENT], 3 * SEGMENT)
+    assert ([deletions.start for deletions in plan.deletions], plan.minimum) == ([0, SEGMENT, 2 * SEGMENT], 3 * SEGMENT)
     assert plan.held == limits[1]
 
 
@@ -117,7 +121,7 @@ def test_the_segment_that_is_written_to_is_not_looked_at(tmp_path: Path) -> None
     store = Aged(tmp_path)
     store.fill(3, 100)
     planner = LogPlanner(LogSegments(store.io, store.paths.commit_log, SEGMENT))
-    limit = [Limit(1 << 40, words_of.HELD_DISPATCH)]
+    limit = [DeletionLimit(1 << 40, words_of.HELD_DISPATCH)]
     due = Due(words_of.DUE_HOUR, HOUR_MS)
     plan = finish(planner.plan(0, store.engine.written, due, limit, store.now_ms, batch_max=10))
     assert plan.minimum == 2 * SEGMENT
@@ -137,7 +141,7 @@ def test_the_minimum_passes_over_segments_that_are_missing(tmp_path: Path) -> No
         (store.paths.commit_log / f"{number * SEGMENT:020d}").unlink()
     store.fill(1, 0)
     planner = LogPlanner(LogSegments(store.io, store.paths.commit_log, SEGMENT))
-    limit = [Limit(1 << 40, words_of.HELD_DISPATCH)]
+    limit = [DeletionLimit(1 << 40, words_of.HELD_DISPATCH)]
     due = Due(words_of.DUE_HOUR, HOUR_MS)
     plan = finish(planner.plan(0, store.engine.written, due, limit, store.now_ms, batch_max=1))
     assert plan.minimum == 3 * SEGMENT

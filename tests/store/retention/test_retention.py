@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from mqproc.errors import MessageNotFoundError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import control as words_of
-from mqproc.message import PullStatus
-from mqproc.store.index_headers import file_ms
-from mqproc.store.retention import deleted_files, retention
+from mqproc.store.cooperative import finish
+from mqproc.store.index.files import file_ms
+from mqproc.store.retention import delete as deleted_files
+from mqproc.store.retention import delete as retention
 from mqproc.store.retention import request as retention_request
-from mqproc.store.slices import finish
+from mqproc.types import PullStatus
 from tests.store.retention.retaining import HOUR_MS, OLD, SEGMENT, YOUNG, Aged, DiskIO, aged, another_hour, check_minima
 
 # RocketMQ's scenario: clean files
@@ -134,15 +135,15 @@ def test_a_request_goes_on_until_nothing_is_left(tmp_path: Path) -> None:
     store = aged(tmp_path, delete_when=another_hour(), clean_resource_interval=3_600_000)
     keeper = store.retention()
     store.run(keeper, 10)
-    asked = retention_request.ask(store.io, store.paths)
-    keeper.take_request()
+    asked = retention_request.submit(store.io, store.paths)
+    keeper.poll_request()
     assert asked.exists()
     store.run(keeper, 5000)
     assert (store.words[words_of.RETENTION_ANSWERED], asked.exists()) == (1, False)
     assert store.segments()[0] == 15
     # Half an hour old is old enough for the next one.
-    asked = retention_request.ask(store.io, store.paths, HOUR_MS // 2)
-    keeper.take_request()
+    asked = retention_request.submit(store.io, store.paths, HOUR_MS // 2)
+    keeper.poll_request()
     store.run(keeper, 60_000)
     assert (store.words[words_of.RETENTION_ANSWERED], asked.exists()) == (2, False)
     assert store.segments()[0] == 54
@@ -153,11 +154,11 @@ def test_a_request_goes_on_until_nothing_is_left(tmp_path: Path) -> None:
 def test_a_request_that_a_predecessor_had_begun_is_carried_out(tmp_path: Path) -> None:
     store = aged(tmp_path, delete_when=another_hour())
     first = store.retention()
-    asked = retention_request.ask(store.io, store.paths)
-    first.take_request()
+    asked = retention_request.submit(store.io, store.paths)
+    first.poll_request()
     # Killed before it did anything.
     second = store.retention()
-    second.take_request()
+    second.poll_request()
     store.run(second, 10_000)
     assert (asked.exists(), store.segments()[0]) == (False, 15)
     second.close()
@@ -165,10 +166,10 @@ def test_a_request_that_a_predecessor_had_begun_is_carried_out(tmp_path: Path) -
 
 def test_several_requests_are_carried_out_one_after_the_other(tmp_path: Path) -> None:
     store = aged(tmp_path, delete_when=another_hour())
-    asked = [retention_request.ask(store.io, store.paths, age_ms) for age_ms in (None, HOUR_MS // 2, None)]
+    asked = [retention_request.submit(store.io, store.paths, age_ms) for age_ms in (None, HOUR_MS // 2, None)]
     keeper = store.retention()
     for answered in (1, 2, 3):
-        keeper.take_request()
+        keeper.poll_request()
         store.run(keeper, 10_000)
         assert store.words[words_of.RETENTION_ANSWERED] == answered
         assert sum(path.exists() for path in asked) == 3 - answered
@@ -179,9 +180,9 @@ def test_several_requests_are_carried_out_one_after_the_other(tmp_path: Path) ->
 def test_what_holds_segments_back_ends_a_request_too(tmp_path: Path) -> None:
     store = aged(tmp_path, delete_when=another_hour())
     store.words[words_of.COMMITLOG_MARK] = 3 * SEGMENT + 1
-    asked = retention_request.ask(store.io, store.paths)
+    asked = retention_request.submit(store.io, store.paths)
     keeper = store.retention()
-    keeper.take_request()
+    keeper.poll_request()
     store.run(keeper, 1000)
     assert (asked.exists(), store.segments()[0], store.held_by()) == (False, 3, "commitlog mark")
     keeper.close()
@@ -194,9 +195,9 @@ def test_a_full_disk_has_room_for_a_request(tmp_path: Path) -> None:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     store = aged(tmp_path, delete_when=another_hour())
-    asked = retention_request.ask(Full(), store.paths, HOUR_MS // 2)
+    asked = retention_request.submit(Full(), store.paths, HOUR_MS // 2)
     keeper = store.retention()
-    keeper.take_request()
+    keeper.poll_request()
     store.run(keeper, 10_000)
     assert (asked.exists(), store.segments()[0]) == (False, 54)
     keeper.close()
@@ -206,11 +207,11 @@ def test_a_folder_in_the_place_of_a_request_is_left_alone(tmp_path: Path) -> Non
     store = aged(tmp_path, delete_when=another_hour())
     folder = store.paths.retention_request("0")
     folder.mkdir()
-    asked = retention_request.ask(store.io, store.paths)
+    asked = retention_request.submit(store.io, store.paths)
     keeper = store.retention()
-    keeper.take_request()
+    keeper.poll_request()
     store.run(keeper, 10_000)
-    keeper.take_request()
+    keeper.poll_request()
     assert (folder.exists(), asked.exists(), store.segments()[0]) == (True, False, 15)
     keeper.close()
 
@@ -221,9 +222,9 @@ def test_garbage_in_the_place_of_a_request_is_told_and_gone(tmp_path: Path) -> N
     garbage.write_text("{half")
     store.paths.retention_request("y.tmp").write_text("")
     keeper = store.retention()
-    keeper.take_request()
+    keeper.poll_request()
     assert [event for event, _ in store.told] == ["a request to retention cannot be read"]
-    keeper.take_request()
+    keeper.poll_request()
     assert (len(store.told), garbage.exists()) == (1, False)
     keeper.close()
 

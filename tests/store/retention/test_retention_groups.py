@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mqproc.config import RetentionGuard
-from mqproc.io import StoreIO
+from mqproc.config.options import RetentionGuard
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.layout import timer_log
-from mqproc.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.store import rocketmq_json
-from mqproc.store.delays.filed import Filed
-from mqproc.store.delays.timer_store import TimerStore
-from mqproc.store.groups import offsets_json
-from mqproc.store.groups.corrections import read_unconsumed
-from mqproc.store.groups.offsets_json import Progress
+from mqproc.store.offsets import consumer_offset_json
+from mqproc.store.offsets.consumer_offset_json import CommittedOffset
+from mqproc.store.offsets.offset_store import read_unconsumed
+from mqproc.store.schedule.timer_store import TimerStore, TimerUnits
+from mqproc.topic_names import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.store.retention.retaining import OLD, SEGMENT, YOUNG, Aged, DiskIO
 
 
@@ -35,7 +34,9 @@ def write_progress(store: Aged, table: dict[str, dict[int, int]]) -> None:
 
 
 def stored_progress(store: Aged) -> dict[tuple[str, str, int], int]:
-    return {(at.group, at.topic, at.queue_id): at.offset for at in offsets_json.load(store.io, store.paths).progress}
+    return {
+        (at.group, at.topic, at.queue_id): at.offset for at in consumer_offset_json.load(store.io, store.paths).progress
+    }
 
 
 def aged(root: Path, **options: Any) -> Aged:
@@ -106,7 +107,7 @@ def test_the_guard_keeps_what_a_group_has_not_consumed(tmp_path: Path) -> None:
     store.pass_by(3)
     assert (store.segments()[0], store.held_by()) == (4, "consumer group")
     ((_, figures),) = [told for told in store.told if told[0].endswith("held back")]
-    assert figures["detail"] == "group slow stands at 1 of T/1"
+    assert figures["detail"] == "group slow is at 1 of T/1"
     assert store.words[words_of.RETENTION_UNCONSUMED] == 0
     write_progress(store, {"T@slow": {1: 4}, "T@other": {0: 4}})
     store.pass_by(3)
@@ -130,7 +131,7 @@ def test_the_guard_keeps_what_waits_in_a_delay_level(tmp_path: Path) -> None:
         store.pass_by(3)
         assert store.segments()[0] == first
     told = [figures["detail"] for event, figures in store.told if event.endswith("held back")]
-    assert told == ["group of the delay levels stands at 0 of SCHEDULE_TOPIC_XXXX/2"]
+    assert told == ["group of the delay levels is at 0 of SCHEDULE_TOPIC_XXXX/2"]
 
 
 def test_the_guard_keeps_what_waits_in_the_timer(tmp_path: Path) -> None:
@@ -147,17 +148,17 @@ def test_the_guard_keeps_what_waits_in_the_timer(tmp_path: Path) -> None:
     timer.open(store.now_ms, lambda _: None)
     waiting, none = len(places), np.zeros(len(places), np.int64)
     slots_ms = timer.slot_of(store.now_ms) + 60_000 * np.arange(waiting)
-    filed = Filed(slots_ms, none + timer_log.MAGIC_DEFAULT, np.array(places), none + 100, none)
+    filed = TimerUnits(slots_ms, none + timer_log.MAGIC_DEFAULT, np.array(places), none + 100, none)
     assert timer.put(filed, store.now_ms, np.zeros(waiting, np.int32)) == waiting
     timer.queue_offset = len(places)
     for delivered, first in ((0, 2), (1, 3), (3, 5), (4, 9)):
         timer.read_ms = timer.slot_of(store.now_ms) + 60_000 * delivered - 30_000
-        timer.write(timer.snapshot(0, 0, store.now_ms))
+        timer.write(timer.synced_snapshot(0, 0, store.now_ms))
         store.pass_by(3)
         assert store.segments()[0] == first
     timer.close()
     told = [figures["detail"] for event, figures in store.told if event.endswith("held back")]
-    assert told == ["group of the timer stands at 0 of rmq_sys_wheel_timer/0"]
+    assert told == ["group of the timer is at 0 of rmq_sys_wheel_timer/0"]
 
 
 @pytest.mark.parametrize("guarded", [True, False])
@@ -227,7 +228,7 @@ def test_the_copy_is_read_when_the_file_is_empty(tmp_path: Path) -> None:
     path = store.paths.consumer_offsets
     path.rename(path.with_name(path.name + ".bak"))
     path.write_text("")
-    assert offsets_json.load(store.io, store.paths).progress == [Progress("slow", "T", 0, 1)]
+    assert consumer_offset_json.load(store.io, store.paths).progress == [CommittedOffset("slow", "T", 0, 1)]
 
 
 def test_a_group_may_have_a_name_that_is_a_number(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import control as words_of
-from mqproc.store.queue_table import QueueTable
-from mqproc.store.reads.reading import StoreReading
-from mqproc.store.reads.store_views import WordsView
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.read.queries import StoreQueries
+from mqproc.store.read.views import WordsView
 from tests.store.recovery.recovering import Killed, RecordingIO, Recovered, recover
 from tests.store.retention.retaining import ALL_HOURS, NOW_MS, OLD, SEGMENT, YOUNG, Aged, check_minima
 
@@ -103,7 +103,7 @@ def test_a_successor_finishes_what_was_begun_wherever_its_predecessor_was_killed
 def readable(store: Aged) -> None:
     """Each queue's minimum has a record, whatever was killed; nothing in between is missing."""
     view = WordsView(store.words, store.table, sync_flush=False)
-    reading = StoreReading(StoreIO(), store.paths, store.options, view.queues, view.visible, view.newest_index_ms)
+    reading = StoreQueries(StoreIO(), store.paths, store.options, view)
     try:
         for _number, topic, queue_id in store.table.live():
             bounds = reading.queues.bounds(topic, queue_id)

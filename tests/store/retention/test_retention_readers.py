@@ -5,23 +5,23 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from mqproc.layout import control as words_of
-from mqproc.message import PullStatus
-from mqproc.store import queue_table
-from mqproc.store.consume_queue import ConsumeQueueFiles
-from mqproc.store.dispatcher import Dispatch
-from mqproc.store.index_files import IndexFiles
-from mqproc.store.reads import queue_ranges
-from mqproc.store.reads.queue_bounds import QueueBounds, Queues
-from mqproc.store.reads.reading import StoreReading
-from mqproc.store.reads.store_views import WordsView
-from mqproc.store.segments import LogSegments
-from mqproc.store.slices import finish
+from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.consumequeue import table as queue_table
+from mqproc.store.consumequeue.files import ConsumeQueueFiles
+from mqproc.store.cooperative import finish
+from mqproc.store.dispatch import Dispatch
+from mqproc.store.index.files import IndexFiles
+from mqproc.store.read import ranges as queue_ranges
+from mqproc.store.read.queries import StoreQueries
+from mqproc.store.read.views import QueueBounds, Queues, WordsView
+from mqproc.types import PullStatus
 from tests.open_files import open_below
 from tests.store.retention.retaining import OLD, SEGMENT, YOUNG, Aged
 
@@ -56,10 +56,11 @@ def store(tmp_path: Path) -> Aged:
     return store
 
 
-def reading_while(store: Aged, happens: Callable[[], None]) -> StoreReading:
+def reading_while(store: Aged, happens: Callable[[], None]) -> StoreQueries:
     view = WordsView(store.words, store.table, sync_flush=False)
     queues = Meanwhile(view.queues, happens)
-    return StoreReading(store.io, store.paths, store.options, queues, view.visible, view.newest_index_ms)
+    view_while = SimpleNamespace(queues=queues, visible=view.visible, newest_index_ms=view.newest_index_ms)
+    return StoreQueries(store.io, store.paths, store.options, view_while)
 
 
 def deleted_in_use(store: Aged) -> list[str]:
@@ -91,7 +92,7 @@ def test_a_reader_that_is_in_a_segment_finishes(store: Aged) -> None:
     before = reading.pull("T", 0, 0, 3, 1 << 20)
     view = reading.segments.view(0)
     store.pass_by()
-    reading.let_go_of_deleted(reading_deletions(store))
+    reading.close_deleted(reading_deletions(store))
     # The minimum has moved and the file is gone, but whoever holds its map reads on.
     assert not store.engine.segments.path(0).exists()
     assert np.array_equal(view[: len(before.records) // 3], before.records[: len(before.records) // 3])
@@ -145,7 +146,7 @@ def test_a_reader_lets_go_of_all_that_was_deleted(store: Aged) -> None:
     finish(reading.by_key("T", "nothing", max_messages=10, max_bytes=1 << 20))
     store.pass_by()
     assert len(deleted_in_use(store)) > 20
-    reading.let_go_of_deleted(reading_deletions(store))
+    reading.close_deleted(reading_deletions(store))
     assert deleted_in_use(store) == []
     assert reading.pull("T", 0, 21, 25, 1 << 20).count == 4
     reading.close()
@@ -168,8 +169,8 @@ def test_files_of_a_deleted_topic_are_let_go_of(store: Aged, made_again: bool) -
         store.table.create_queue("T", 0)
     assert reading_deletions(store) != before
     assert deleted_in_use(store)
-    reading.let_go_of_deleted(reading_deletions(store))
-    dispatch.let_go_of_deleted(store.words[words_of.MIN_PHYSICAL_OFFSET])
+    reading.close_deleted(reading_deletions(store))
+    dispatch.close_deleted(store.words[words_of.MIN_PHYSICAL_OFFSET])
     assert deleted_in_use(store) == []
     reading.close()
     dispatch.close()
@@ -202,7 +203,7 @@ def test_the_dispatcher_lets_go_too(store: Aged) -> None:
         queues.read_units("T", 0, number, 1, store.table.generation(0))
     store.pass_by()
     assert len(deleted_in_use(store)) > 20
-    dispatch.let_go_of_deleted(store.words[words_of.MIN_PHYSICAL_OFFSET])
+    dispatch.close_deleted(store.words[words_of.MIN_PHYSICAL_OFFSET])
     assert deleted_in_use(store) == []
     # It goes on writing where the queue stands.
     assert queues.read_units("T", 0, 24, 1, store.table.generation(0))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.config import KIB
-from mqproc.store.retention.segment_times import SegmentTimes
-from mqproc.store.segments import LogSegments
+from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.retention.plan import SegmentTimes
+from mqproc.util.units import KIB
 from tests.store.engine import Engine
 
 SIZE = 256 * KIB

@@ -9,21 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqproc import StoreReader
-from mqproc.names import HALF_TOPIC, OP_HALF_TOPIC
-from mqproc.store.transactions.halves import Half, decode_marks, encode_marks, half_of
+from mqproc.store.transactions import HalfMessage, decode_op_body, encode_op_body, parse_half
+from mqproc.topic_names import HALF_TOPIC, OP_HALF_TOPIC
 from tests.golden.fixtures import load_fixture
 
 
-def half(**changes: object) -> Half:
+def half(**changes: object) -> HalfMessage:
     fields = {"offset": 0, "physical_offset": 0, "size": 1, "message_id": "", "group": "g", "topic": "T"}
     fields |= {"transaction_id": "x", "born_ms": 1000, "stored_ms": 1005, "checks": 0, "immunity_s": 0, "made_from": 0}
-    return Half(**(fields | changes))  # type: ignore[arg-type]
+    return HalfMessage(**(fields | changes))  # type: ignore[arg-type]
 
 
 def test_rocketmqs_half_messages_are_read(tmp_path: Path) -> None:
     with StoreReader(load_fixture("i_broker", tmp_path).store) as store:
-        halves = [half_of(message) for message in store.messages(HALF_TOPIC)]
-        marks = [decode_marks(message.body) for message in store.messages(OP_HALF_TOPIC)]
+        halves = [parse_half(message) for message in store.messages(HALF_TOPIC)]
+        marks = [decode_op_body(message.body) for message in store.messages(OP_HALF_TOPIC)]
     assert marks == [[0, 1, 3, 4, 7, 6]]
     assert {(each.group, each.topic) for each in halves} == {("txpg_LifeTopic", "LifeTopic")}
     assert [each.checks for each in halves] == [0] * 9 + [checks for checks in range(1, 6) for _ in range(3)]
@@ -44,7 +44,7 @@ def test_when_a_half_message_is_checked() -> None:
 
 @given(st.lists(st.integers(0, (1 << 59) - 1)))
 def test_marks_are_read_as_they_are_written(offsets: list[int]) -> None:
-    assert decode_marks(encode_marks(offsets)) == offsets
+    assert decode_op_body(encode_op_body(offsets)) == offsets
 
 
 @pytest.mark.parametrize(
@@ -52,4 +52,4 @@ def test_marks_are_read_as_they_are_written(offsets: list[int]) -> None:
     [(b"", []), (b"12,15,", [12, 15]), (b"12", [12]), (b",,7,", [7]), (b"-1,x,\xff,3.5, 4,9", [9]), (b"9" * 99, [])],
 )
 def test_what_is_no_number_is_passed_over(body: bytes, offsets: list[int]) -> None:
-    assert decode_marks(body) == offsets
+    assert decode_op_body(body) == offsets

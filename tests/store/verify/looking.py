@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mqproc.config import Options
-from mqproc.io import StoreIO
+from mqproc.config.options import Options
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.store.verify import Finding, Verified, verify_store
+from mqproc.store.verify import Finding, VerifyResult, verify_store
 
 
 class Row(NamedTuple):
@@ -20,7 +20,7 @@ class Row(NamedTuple):
     physical_offset: int | None
 
 
-def looked_at(store: Path, *, jobs: int = 1, shares: int = 1, **options: Any) -> Verified:
+def looked_at(store: Path, *, jobs: int = 1, shares: int = 1, **options: Any) -> VerifyResult:
     """Verify a store; with one job in this process."""
     return verify_store(StoreIO(), StorePaths(store), Options(**options), jobs=jobs, shares=shares, share_bytes=100)
 
@@ -29,12 +29,12 @@ def row_of(finding: Finding) -> Row:
     return Row(str(finding.kind), finding.file, finding.offset, finding.physical_offset)
 
 
-def damage_of(found: Verified) -> list[Row]:
+def damage_of(found: VerifyResult) -> list[Row]:
     """The findings that make a store damaged, causes first."""
     return [row_of(finding) for finding in found.findings.in_order() if finding.severity == "damage"]
 
 
-def notes_of(found: Verified) -> list[Row]:
+def notes_of(found: VerifyResult) -> list[Row]:
     """The other findings."""
     return [row_of(finding) for finding in found.findings.in_order() if finding.severity == "note"]
 

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.delay_levels import DELAYS
-from mqproc.io import StoreIO
-from mqproc.names import SCHEDULE_TOPIC
-from mqproc.store.consume_queue import UNIT_SIZE, as_units
-from mqproc.store.recovery.unit_mender import UnitMender
-from mqproc.store.verify.delays import delays_of
+from mqproc.io.store_io import StoreIO
+from mqproc.layout.consume_queue import UNIT_SIZE
+from mqproc.store.consumequeue.files import as_units
+from mqproc.store.recovery.unit_repair import UnitRepair
 from mqproc.store.verify.inventory import take_inventory
+from mqproc.store.verify.queues import detect_delays
 from mqproc.store.verify.verifier import sizes_of
+from mqproc.topic_names import SCHEDULE_TOPIC
+from mqproc.util.units import DELAYS
 from tests.store.engine import Engine
 from tests.store.recovery.recovering import recover
 from tests.store.verify.looking import damage_of, looked_at, overwrite
@@ -70,7 +71,7 @@ def test_a_unit_with_another_time_than_its_levels_is_found_and_mended(
     assert [(row.kind, row.file, row.offset) for row in found] == [("unit_wrong", name, 4 * UNIT_SIZE)]
 
     options = type(engine.options)(message_delay_level=levels)
-    mender = UnitMender(StoreIO(), engine.paths, options, 0, engine.written)
+    mender = UnitRepair(StoreIO(), engine.paths, options, 0, engine.written)
     assert mender.run([(SCHEDULE_TOPIC, 1)], {(SCHEDULE_TOPIC, 1): 1 << 30}) == 1
     mender.close()
     assert times(engine, 2) == right
@@ -81,7 +82,7 @@ def test_one_unit_of_a_level_is_no_measure_when_no_levels_could_say_its_delay(en
 
     def found(levels: str) -> tuple[int, ...]:
         inventory = take_inventory(StoreIO(), paths, sizes_of(StoreIO(), paths, engine.options))
-        return delays_of(StoreIO(), inventory, levels)
+        return detect_delays(StoreIO(), inventory, levels)
 
     assert found("1s") == found("7s 2s") == (7_000, 90_000)
     for place in range(COUNT):

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.config import PAGE_BYTES
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import checkpoint, index_file
 from mqproc.layout import control as words_of
 from mqproc.layout.consume_queue import UNIT_SIZE
-from mqproc.store.marks import DurableMark
-from mqproc.store.recovery.plan import plan_recovery
-from mqproc.store.segments import LogSegments
+from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.durable_marks import DurableMark
+from mqproc.store.recovery.repair import plan_recovery
+from mqproc.util.units import PAGE_BYTES
 from tests.store.engine import Engine
 from tests.store.recovery.recovering import recover
 from tests.store.verify.looking import damage_of, flip, looked_at, notes_of, overwrite

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.store.verify import Kind
+from mqproc.store.verify import FindingKind
 from tests.golden.fixtures import GOLDEN, Directory, directories
 from tests.store.verify.looking import Row, damage_of, looked_at, notes_of
 
@@ -52,7 +52,7 @@ def test_what_a_kill_left_undispatched_is_a_note(unpacked: Callable[[str], Path]
     kinds = {row.kind for row in notes_of(found)}
     assert (found.clean, kinds) == (True, {"not_closed", "not_dispatched", "not_indexed"})
     expected = ALL["c2_killed_dispatch_behind/before"].expected
-    behind = [finding for finding in found.findings.listed if finding.kind is Kind.NOT_DISPATCHED]
+    behind = [finding for finding in found.findings.listed if finding.kind is FindingKind.NOT_DISPATCHED]
     dispatched = sum(finding.count for finding in behind)
     assert found.units + dispatched == len(expected["records"])
 
@@ -67,7 +67,7 @@ def test_units_into_damage_are_noted_one_for_each_lost_record(unpacked: Callable
     found = looked_at(unpacked(name))
     directory: Directory = ALL[name]
     lost = len(directory.undamaged["records"]) - found.records
-    noted = sum(finding.count for finding in found.findings.listed if finding.kind is Kind.UNIT_IN_HOLE)
+    noted = sum(finding.count for finding in found.findings.listed if finding.kind is FindingKind.UNIT_IN_HOLE)
     assert noted == lost > 0
 
 

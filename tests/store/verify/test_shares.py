@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.config import Options
+from mqproc.config.options import Options
 from mqproc.errors import InternalError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import record
 from mqproc.layout.record_codec import encode_record
 from mqproc.paths import StorePaths
 from mqproc.store.verify.inventory import take_inventory
-from mqproc.store.verify.picture import Positions, Share, cut_into_shares
+from mqproc.store.verify.snapshot import LogPositions, Share, cut_into_shares
 from mqproc.store.verify.verifier import sizes_of
 from tests.golden.fixtures import GOLDEN, directories
 from tests.store.engine import BORN_HOST, STORE_HOST
@@ -35,7 +35,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
 def cut(store: Path, shares: int) -> list[Share]:
     paths, io = StorePaths(store), StoreIO()
     inventory = take_inventory(io, paths, sizes_of(io, paths, Options(**OPTIONS)))
-    return cut_into_shares(io, inventory, Positions(inventory.log_begin), shares, 100)
+    return cut_into_shares(io, inventory, LogPositions(inventory.log_begin), shares, 100)
 
 
 def test_shares_follow_each_other_and_only_known_places_are_exact(whole: StoppedStore) -> None:
@@ -113,7 +113,7 @@ def test_a_process_that_dies_is_told(whole: StoppedStore, monkeypatch: pytest.Mo
     """What kills a process must not make verify wait for it."""
     import os
 
-    from mqproc.store.verify import queue_pass
+    from mqproc.store.verify import queues as queue_pass
 
     monkeypatch.setattr(queue_pass.QueuePass, "run", lambda self, queues: os._exit(3))
     with pytest.raises(InternalError, match="ended with 3; fewer --jobs need less memory"):

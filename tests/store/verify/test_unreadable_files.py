@@ -8,7 +8,7 @@ import pytest
 
 from mqproc.errors import CorruptStoreError
 from mqproc.store.verify import verifier
-from mqproc.store.verify.findings import Kind
+from mqproc.store.verify.findings import FindingKind
 from mqproc.store.verify.verifier import verify_store
 from tests.store.bad_sectors import BadSectors
 from tests.store.stopped_store import StoppedStore
@@ -30,17 +30,17 @@ def test_each_is_told_and_all_else_is_looked_at(store: StoppedStore, monkeypatch
     began: list[object] = []
     run = verifier._Verifier.run
 
-    def counted(self: verifier._Verifier) -> verifier.Verified:
+    def counted(self: verifier._Verifier) -> verifier.VerifyResult:
         began.append(self)
         return run(self)
 
     monkeypatch.setattr(verifier._Verifier, "run", counted)
     found = verify_store(io, engine.paths, engine.options, jobs=1)
     assert len(began) == 2, "a verify for each file takes as long as so many"
-    told = {each.file for each in found.findings.in_order() if each.kind is Kind.FILE_UNREADABLE}
+    told = {each.file for each in found.findings.in_order() if each.kind is FindingKind.FILE_UNREADABLE}
     assert told == {str(path.relative_to(store.root)) for path in lost}
     assert found.records == len(store.offsets)
-    assert {Kind.UNIT_MISSING, Kind.ENTRY_MISSING} <= found.findings.counts.keys()
+    assert {FindingKind.UNIT_MISSING, FindingKind.ENTRY_MISSING} <= found.findings.counts.keys()
 
 
 def test_a_process_that_died_of_a_page_of_the_index_leaves_a_look_at_all_of_it(
@@ -53,14 +53,14 @@ def test_a_process_that_died_of_a_page_of_the_index_leaves_a_look_at_all_of_it(
     io.lose(last, 1)
     run = verifier._Verifier.run
 
-    def dies(self: verifier._Verifier) -> verifier.Verified:
+    def dies(self: verifier._Verifier) -> verifier.VerifyResult:
         if len(self.unreadable) < 2:
             raise CorruptStoreError("a page of a file could not be read")
         return run(self)
 
     monkeypatch.setattr(verifier._Verifier, "run", dies)
     found = verify_store(io, engine.paths, engine.options, jobs=1)
-    assert found.findings.counts[Kind.FILE_UNREADABLE] == 2
+    assert found.findings.counts[FindingKind.FILE_UNREADABLE] == 2
     io.lost.clear()
     with pytest.raises(CorruptStoreError, match="a page of a file"):
         verify_store(io, engine.paths, engine.options, jobs=1)

@@ -1,0 +1,1 @@
+"""The CommitLog: segments, append, takeover by a successor, flush and scan."""

@@ -1,0 +1,151 @@
+"""Coexistence with RocketMQ on the same files: detect its use of a store, and keep it off a running group's.
+
+RocketMQ rewrites its `lock` at each start. It recovers by its own rules: at a record that it rejects it truncates the
+log, leaves the bytes after that point and appends over them. Then our durable mark may still look right, and truncated
+records may seem to follow its own. Its checkpoint has the last record that it accepted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from mqproc.io.store_io import StoreIO
+from mqproc.kernels.record_check import BLANK, VERIFY_ALL, checked_size
+from mqproc.layout import durable_marks
+from mqproc.layout.durable_marks import Mark
+from mqproc.paths import StorePaths
+from mqproc.store import checkpoint
+from mqproc.store.commitlog.segments import LogSegments
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignSession:
+    """Another program opened the store; the log below `kept` is unchanged.
+
+    Before, the log was ours up to `our_end`, whose last record was stored at `our_last_ms`.
+    """
+
+    kept: int
+    our_end: int = 0
+    our_last_ms: int = 0
+
+
+def was_opened_elsewhere(io: StoreIO, paths: StorePaths) -> bool:
+    """Whether the lock file differs from the one that `remember` noted; False if none was noted.
+
+    The lock of a copied store differs, too. So if the checkpoint is the one written with our mark, no other program
+    has used the store: RocketMQ overwrites it within a second of its start.
+    """
+    return _has_another_lock(io, paths) and not _is_our_checkpoint(io, paths)
+
+
+def _has_another_lock(io: StoreIO, paths: StorePaths) -> bool:
+    noted = _noted(io, paths)
+    return "lock_mtime_ns" in noted and noted["lock_mtime_ns"] != _lock_time(io, paths)
+
+
+def remember(io: StoreIO, paths: StorePaths) -> None:
+    """Note the identity of our lock file."""
+    _note(io, paths, "lock_mtime_ns", _lock_time(io, paths))
+
+
+def remember_record_crcs(io: StoreIO, paths: StorePaths, *, written: bool) -> None:
+    """Note whether records appended from now on have a CRC over the whole record."""
+    _note(io, paths, "record_crcs", int(written))
+
+
+def are_record_crcs_written(io: StoreIO, paths: StorePaths) -> bool:
+    """Whether records above the log's mark have such CRCs; False if another program may have appended since.
+
+    RocketMQ 4.x that was killed leaves only its lock and its records, which lack these CRCs.
+    """
+    return bool(_noted(io, paths).get("record_crcs")) and not _has_another_lock(io, paths)
+
+
+def _noted(io: StoreIO, paths: StorePaths) -> dict[str, int]:
+    try:
+        return io.read_json(paths.opened, dict[str, int])
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return {}
+
+
+def _note(io: StoreIO, paths: StorePaths, name: str, value: int) -> None:
+    noted = _noted(io, paths)
+    if noted.get(name) != value:
+        io.write_file_atomically(paths.opened, msgspec.json.encode(noted | {name: value}), mode=0o600)
+
+
+def foreign_session(io: StoreIO, paths: StorePaths, segments: LogSegments, mark: Mark | None) -> ForeignSession:
+    """Find how much of the log the other program kept. `mark` is our previous mark of the log, valid or not."""
+    starts = segments.starts()
+    begin = starts[0] if starts else 0
+    confirmed = checkpoint.read(io, paths.checkpoint).confirm_physical_offset
+    kept = begin
+    if segments.start_of(max(0, confirmed)) in starts and confirmed >= begin:
+        base = segments.start_of(confirmed)
+        view = segments.view(base)
+        size = checked_size(view, confirmed - base, len(view), confirmed, VERIFY_ALL)
+        if size > 0:
+            behind = confirmed - base + size
+            ended = checked_size(view, behind, len(view), base + behind, 0) == -BLANK
+            kept = base + (len(view) if ended else behind)
+    return ForeignSession(kept, mark.offset, mark.store_timestamp_ms) if mark is not None else ForeignSession(kept)
+
+
+def _is_our_checkpoint(io: StoreIO, paths: StorePaths) -> bool:
+    """Whether the checkpoint confirms exactly our mark, where no record begins that RocketMQ could confirm.
+
+    RocketMQ 4.x stores only the times, which differ from our mark's after its appends.
+    """
+    try:
+        mark = durable_marks.decode(io.read_file(paths.mark("commitlog")))
+    except (FileNotFoundError, IsADirectoryError):
+        return False
+    there = checkpoint.read(io, paths.checkpoint)
+    said = (there.confirm_physical_offset, there.physic_timestamp_ms)
+    return mark is not None and said == (mark.offset, mark.store_timestamp_ms)
+
+
+def _lock_time(io: StoreIO, paths: StorePaths) -> int:
+    entry = io.entry(paths.lock)
+    return entry.modified_ns if entry is not None else 0
+
+
+# A running group
+
+
+# High enough that a later process with the supervisor's pid hardly has such a descriptor.
+_LOWEST_FD: Final = 700
+
+
+class RocketmqGuard:
+    """Makes RocketMQ refuse the store of a running group, by a link that the supervisor creates and removes.
+
+    RocketMQ checks a store's lock only after loading it: by then it has deleted segments that were created ahead and
+    the newest index file. But it loads nothing if the last file in `commitlog/` has another length than a segment. So
+    there is a link to one of the supervisor's open files. Without the supervisor the link is dangling: RocketMQ takes
+    it for an empty last file, removes it and continues. The caller holds the store's lock.
+    """
+
+    def __init__(self, io: StoreIO, paths: StorePaths) -> None:
+        """Create the link, replacing that of a killed group. Raises OSError."""
+        self._io = io
+        self._path = paths.guard
+        # `abort` exists by now; it is shorter than any segment.
+        fd = io.open(paths.abort)
+        try:
+            self._fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
+        finally:
+            io.close(fd)
+        io.unlink(self._path)
+        io.make_link(self._path, f"/proc/{os.getpid()}/fd/{self._fd}")
+
+    def remove(self) -> None:
+        """Remove the link at the end of the group."""
+        self._io.unlink(self._path)
+        self._io.close(self._fd)

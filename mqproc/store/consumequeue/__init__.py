@@ -1,0 +1,1 @@
+"""ConsumeQueues: files of units, their bounds, the queue table and flush."""

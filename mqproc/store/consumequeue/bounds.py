@@ -1,0 +1,200 @@
+"""Bounds of a queue: where its units begin and end, and the first unit at or above a log position.
+
+    [filler …] unit unit filler unit … unit │ zeros
+
+Units have ascending log positions; fillers have none. A filler counts as the next real unit, or as the previous one
+after the last. Leading fillers represent offsets that never existed, or records lost in a hole of the log.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.layout import record
+from mqproc.layout.consume_queue import FILLER_SIZE, PHYSICAL_OFFSET, SIZE, TAGS_CODE, UNIT_SIZE
+
+# Chunk of units in the search past fillers.
+_CHUNK_UNITS: Final = 512
+
+Place = tuple[int, int]
+"""(log position, record size) of a unit."""
+
+
+class Row(Protocol):
+    """One queue's units by queue offset."""
+
+    units_per_file: int
+
+    def starts(self) -> list[int]:
+        """Queue offsets of the files' first units, ascending."""
+        ...
+
+    def read(self, first: int, count: int) -> bytes:
+        """Units from a queue offset on; fewer where a file is missing or short."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class QueueExtent:
+    """Units [first_offset, max_offset) of a queue, and the end in the log of the last one's record.
+
+    `changed`: whether a truncation removed anything.
+    """
+
+    first_offset: int
+    max_offset: int
+    last_physical_end: int
+    changed: bool = False
+
+
+def filler_position(hole_start: int, segment_size: int) -> int:
+    """Log position in a filler for a hole in the log: the start of the segment before the hole's.
+
+    RocketMQ, when it cannot read a unit's record, skips to the segment after the one that the unit names. It also adds
+    a unit's position in its segment and its size as 32-bit numbers.
+    """
+    return max(0, hole_start - hole_start % segment_size - segment_size)
+
+
+def explained_by(
+    holes: Sequence[tuple[int, int]], missing: int, physical_end: int, physical_offset: int, segment_size: int
+) -> int | None:
+    """Log position for fillers of `missing` queue offsets between two known records; None if holes do not explain them.
+
+    The previous record ends at `physical_end`, the next one begins at `physical_offset`. More offsets than the holes
+    between them have room for are another fault, which fillers must not hide.
+    """
+    between = [hole for hole in holes if physical_end <= hole[0] < physical_offset]
+    room = sum(stop - start for start, stop in between) // record.FIXED_SIZE_V4
+    return filler_position(between[0][0], segment_size) if 0 < missing <= room else None
+
+
+def extent(row: Row, keep: Callable[[int, int], bool]) -> QueueExtent:
+    """Extent of a row up to the last unit for which `keep(log position, size)`, which is monotonic, is true.
+
+    Leading fillers are kept: the queue's offsets continue after them.
+    """
+    starts = row.starts()
+    if not starts:
+        return QueueExtent(0, 0, 0)
+    behind_fillers = leading_fillers(row, starts[0])
+
+    def kept(queue_offset: int) -> bool:
+        if queue_offset < behind_fillers:
+            return True
+        place = record_place(row, queue_offset)
+        return place is not None and keep(*place)
+
+    start = next((start for start in reversed(starts) if kept(start)), starts[0])
+    low, high = start, start + row.units_per_file
+    while low < high:
+        middle = (low + high) // 2
+        if kept(middle):
+            low = middle + 1
+        else:
+            high = middle
+    return QueueExtent(min(behind_fillers, low), low, last_end(row, low))
+
+
+def leading_fillers(row: Row, first: int) -> int:
+    """Queue offset after the leading fillers of offset 0 in the first file, which begins at `first`.
+
+    RocketMQ writes them before a queue's first unit.
+    """
+    at, stop = first, first + row.units_per_file
+    count = 1
+    while at < stop and len(units := row.read(at, min(count, stop - at))) >= UNIT_SIZE:
+        rows = _rows(units)
+        others = np.flatnonzero((_sizes(units) != FILLER_SIZE) | rows[:, PHYSICAL_OFFSET:SIZE].any(axis=1))
+        if len(others):
+            return at + int(others[0])
+        at += len(rows)
+        count = _CHUNK_UNITS
+    return at
+
+
+def record_place(row: Row, queue_offset: int) -> Place | None:
+    """A unit's place; for a filler the next unit's place, or the previous one's if none follows.
+
+    None without a unit, or if all units are fillers.
+    """
+    here = _place(row.read(queue_offset, 1), 0)
+    if here is None or here[1] != FILLER_SIZE:
+        return here
+    following = _following(row, queue_offset + 1)
+    if following is not None and following[1] > 0:
+        return following
+    return _preceding(row, queue_offset)
+
+
+def first_at_or_above(row: Row, low: int, high: int, physical_offset: int) -> int:
+    """First queue offset in [low, high) whose place is at or above a log position; `high` if there is none.
+
+    Missing units count as below.
+    """
+    while low < high:
+        middle = (low + high) // 2
+        place = record_place(row, middle)
+        if place is not None and place[0] >= physical_offset:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def last_end(row: Row, max_offset: int) -> int:
+    """End in the log of the last record of the units below `max_offset`; 0 if there is none."""
+    place = _preceding(row, max_offset)
+    return place[0] + place[1] if place is not None else 0
+
+
+def _following(row: Row, queue_offset: int) -> Place | None:
+    """Place of the first unit from a queue offset on that is not a filler; None at the end of the files."""
+    while units := row.read(queue_offset, _CHUNK_UNITS):
+        others = np.flatnonzero(_sizes(units) != FILLER_SIZE)
+        if len(others):
+            return _place(units, int(others[0]))
+        queue_offset += len(units) // UNIT_SIZE
+    return None
+
+
+def _preceding(row: Row, queue_offset: int) -> Place | None:
+    """Place of the last unit below a queue offset that is not a filler; None without one, or if it is invalid."""
+    starts = row.starts()
+    # Go by files: millions of offsets may be missing before a misplaced file.
+    while (file := bisect.bisect_left(starts, queue_offset) - 1) >= 0:
+        start = starts[file]
+        queue_offset = min(queue_offset, start + row.units_per_file)
+        first = max(start, queue_offset - _CHUNK_UNITS)
+        units = row.read(first, queue_offset - first)
+        others = np.flatnonzero(_sizes(units) != FILLER_SIZE)
+        if len(others):
+            place = _place(units, int(others[-1]))
+            return place if place is not None and place[1] > 0 else None
+        queue_offset = first
+    return None
+
+
+def _rows(units: bytes) -> NDArray[np.uint8]:
+    """Whole units as uint8[n, 20]."""
+    count = len(units) // UNIT_SIZE
+    return np.frombuffer(units, np.uint8, count * UNIT_SIZE).reshape(count, UNIT_SIZE)
+
+
+def _sizes(units: bytes) -> NDArray[np.int32]:
+    """Sizes of whole units, int32[n]."""
+    return np.ascontiguousarray(_rows(units)[:, SIZE:TAGS_CODE]).view(">i4").ravel().astype(np.int32)
+
+
+def _place(units: bytes, index: int) -> Place | None:
+    unit = units[index * UNIT_SIZE : (index + 1) * UNIT_SIZE]
+    if len(unit) < UNIT_SIZE:
+        return None
+    physical_offset = int.from_bytes(unit[PHYSICAL_OFFSET:SIZE], "big", signed=True)
+    return physical_offset, int.from_bytes(unit[SIZE:TAGS_CODE], "big", signed=True)

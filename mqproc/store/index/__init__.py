@@ -1,0 +1,1 @@
+"""The index of message keys: files, flush and lookup."""

@@ -1,0 +1,226 @@
+"""Key lookup in the index, from any process, while the dispatcher fills the newest file.
+
+Results are CommitLog offsets with a matching key hash: callers compare topic and key of the records.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.errors import CorruptStoreError
+from mqproc.io.sigbus import zero_filled_pages
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.words import Words
+from mqproc.kernels import index as kernels
+from mqproc.kernels.gather import TIME_MAX, TIME_MIN
+from mqproc.kernels.jit.lowering import as_kernel_array
+from mqproc.layout import control
+from mqproc.layout import index_file as layout
+from mqproc.layout.java_hash import index_key_hash_of
+from mqproc.store.cooperative import Slices, finish
+from mqproc.store.index.files import IndexHeader, index_file_names, read_header
+from mqproc.util.units import MIB
+
+LOG_END_MAX: Final = 1 << 62
+"""Upper bound of log positions."""
+# Range of store times that a damaged record may have.
+_FIRST_MS: Final = -(1 << 63)
+_LAST_MS: Final = (1 << 63) - 1
+MAPPED_FILES_MAX: Final = 32
+FILES_PER_SLICE: Final = 64
+# A reader drops its mapped pages when more than this may be resident.
+RESIDENT_BYTES_MAX: Final = 32 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class IndexAnswer:
+    """Offsets found, and how far the newest file reaches."""
+
+    offsets: list[int] = field(default_factory=list)
+    last_update_timestamp_ms: int = 0
+    last_update_physical_offset: int = 0
+
+
+@dataclass(slots=True)
+class LookupCounters:
+    """Work of lookups since the last `add_to`."""
+
+    queries: int = 0
+    files: int = 0
+    """Index files whose chain was followed."""
+    items: int = 0
+    """Index items read: the total length of the chains."""
+    matches: int = 0
+
+    def add_to(self, words: Words) -> None:
+        """Add to the query role's words and reset."""
+        words.add(control.KEY_QUERIES, self.queries)
+        words.add(control.KEY_FILES, self.files)
+        words.add(control.KEY_ITEMS, self.items)
+        words.add(control.KEY_MATCHES, self.matches)
+        self.queries = self.files = self.items = self.matches = 0
+
+
+class IndexReader:
+    """The index files of a store for reading. Call `refresh` when the dispatcher has created a file."""
+
+    def __init__(
+        self, io: StoreIO, folder: Path, slots: int, items: int, results_max: int, mapped_max: int = MAPPED_FILES_MAX
+    ) -> None:
+        """`slots`, `items`, `results_max`: max_hash_slot_num, max_index_num, max_msgs_num_batch."""
+        self._io = io
+        self._folder = folder
+        self._slots = slots
+        self._file_size = layout.file_size(slots, items)
+        self._mapped_max = mapped_max
+        self._maps: OrderedDict[str, tuple[mmap.mmap, NDArray[np.uint8]]] = OrderedDict()
+        self._names: list[str] = []
+        self._newest_ms = -1
+        self._present_bytes = 0
+        self._found = np.zeros(results_max + 1, np.int64)  # The last cell has the number of items read.
+        self.walks = LookupCounters()
+        self.skipped: list[str] = []
+        """Files whose length contradicts the options; they are not searched."""
+
+    def refresh(self, newest_ms: int) -> None:
+        """List the files again if the newest one's name (INDEX_FILE_MS) has changed."""
+        if newest_ms == self._newest_ms:
+            return
+        self._newest_ms = newest_ms
+        self.forget_deleted()
+        self.skipped = []
+
+    def forget_deleted(self) -> None:
+        """List the files again and unmap deleted ones to release their space."""
+        self._names = index_file_names(self._io, self._folder)
+        for name in [name for name in self._maps if name not in self._names]:
+            del self._maps[name]
+
+    def query_offset(
+        self, topic: str, key: str, max_results: int, begin_ms: int, end_ms: int, below: int = LOG_END_MAX
+    ) -> IndexAnswer:
+        """Run `look_up` to its end."""
+        return finish(self.look_up(topic, key, max_results, begin_ms, end_ms, below))
+
+    def look_up(
+        self, topic: str, key: str, max_results: int, begin_ms: int, end_ms: int, below: int = LOG_END_MAX
+    ) -> Slices[IndexAnswer]:
+        """Offsets of records with the key hash of `topic#key`, newest file first, as RocketMQ's `queryOffset`.
+
+        Only records `below` a physical offset. TIME_MIN and TIME_MAX are unlimited, since a damaged record may have any
+        time. A slice covers a bounded number of files.
+        """
+        begin_ms = _FIRST_MS if begin_ms <= TIME_MIN else begin_ms
+        end_ms = _LAST_MS if end_ms >= TIME_MAX else end_ms
+        key_hash = index_key_hash_of(topic, key)
+        wanted = min(max_results, len(self._found) - 1)
+        self.walks.queries += 1
+        offsets: list[int] = []
+        newest: IndexHeader | None = None
+        for number, name in enumerate(reversed(self._names), 1):
+            if number % FILES_PER_SLICE == 0:
+                yield
+            view = self._view(name)
+            if view is None:
+                continue
+            lost = zero_filled_pages()
+            header = read_header(view)
+            newest = newest or header
+            if _may_hold(header, begin_ms, end_ms) and header.begin_physical_offset < below:
+                offsets += self._walk(view, header.count, key_hash, wanted - len(offsets), begin_ms, end_ms, below)
+            if zero_filled_pages() != lost:
+                # Unmap: the next lookup must fail, too, or read what has been written there since.
+                del self._maps[name]
+                raise CorruptStoreError(f"{self._folder / name}: a part that leads to the key {key!r} cannot be read")
+            if header.begin_timestamp_ms < begin_ms or len(offsets) >= wanted:
+                break
+        if newest is None:
+            return IndexAnswer()
+        return IndexAnswer(offsets, newest.end_timestamp_ms, newest.end_physical_offset)
+
+    def query_message(
+        self,
+        topic: str,
+        key: str,
+        max_results: int,
+        begin_ms: int,
+        end_ms: int,
+        is_there: Callable[[int], bool],
+    ) -> Slices[IndexAnswer]:
+        """Ascending offsets of records that still exist, as RocketMQ's `queryMessage`.
+
+        `is_there` returns whether the log still has a record. RocketMQ searches up to three rounds, further back each
+        time, until one finds an existing record. Retention deletes the oldest records first, so one round gives the
+        same answer. As in RocketMQ, an answer without matches does not describe the newest file.
+        """
+        found = yield from self.look_up(topic, key, max_results, begin_ms, end_ms)
+        if not found.offsets:
+            return IndexAnswer()
+        there = sorted(offset for offset in found.offsets if is_there(offset))
+        return IndexAnswer(there, found.last_update_timestamp_ms, found.last_update_physical_offset)
+
+    def drop_pages(self) -> None:
+        """Unmap all resident pages; the mappings stay valid."""
+        for mapping, _view in self._maps.values():
+            self._io.release_pages(mapping, 0, len(mapping))
+        self._present_bytes = 0
+
+    def close(self) -> None:
+        """Drop all mappings."""
+        self._maps.clear()
+
+    def _walk(
+        self, view: NDArray[np.uint8], count: int, key_hash: int, wanted: int, begin_ms: int, end_ms: int, below: int
+    ) -> list[int]:
+        found = kernels.walk_chain(view, self._slots, count, key_hash, begin_ms, end_ms, below, wanted, self._found)
+        self.walks.files += 1
+        self.walks.items += int(self._found[-1])
+        self.walks.matches += found
+        # Each item of a chain is likely on its own page; items that did not match are not counted.
+        self._present_bytes += (found + 2) * mmap.PAGESIZE
+        if self._present_bytes > RESIDENT_BYTES_MAX:
+            self.drop_pages()
+        offsets: list[int] = self._found[:found].tolist()
+        return offsets
+
+    def _view(self, name: str) -> NDArray[np.uint8] | None:
+        """uint8[file size] of a file; None if it is deleted or has another size."""
+        found = self._maps.get(name)
+        if found is None:
+            found = self._map(name)
+            if found is None:
+                return None
+        self._maps.move_to_end(name)
+        return found[1]
+
+    def _map(self, name: str) -> tuple[mmap.mmap, NDArray[np.uint8]] | None:
+        try:
+            fd = self._io.open(self._folder / name)
+        except FileNotFoundError:
+            return None  # Deleted by retention, or by a dispatcher's rollback.
+        try:
+            if self._io.size(fd) != self._file_size:
+                if name not in self.skipped:
+                    self.skipped.append(name)
+                return None
+            mapping = self._io.map(fd, self._file_size)
+        finally:
+            self._io.close(fd)
+        while len(self._maps) >= self._mapped_max:
+            self._maps.popitem(last=False)
+        self._maps[name] = mapping, as_kernel_array(mapping)
+        return self._maps[name]
+
+
+def _may_hold(header: IndexHeader, begin_ms: int, end_ms: int) -> bool:
+    """Whether a file's times and a range overlap, by RocketMQ's test."""
+    first, last = header.begin_timestamp_ms, header.end_timestamp_ms
+    return (begin_ms < first and end_ms > last) or first <= begin_ms <= last or first <= end_ms <= last

@@ -1,0 +1,422 @@
+"""Direct read access to a store's files: running or stopped, ours or RocketMQ's, without a server or any write.
+
+    with mqproc.StoreReader("/var/lib/store") as reader:
+        for message in reader.messages("orders"):
+            print(message.queue_offset, message.body)
+
+For a running store, positions come from its control file and queue table and advance, even across restarts of its
+group. For any other store the queues are listed from their folders, each ends with its last unit, and the log ends
+with its last whole record; this is determined once, at opening.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.config.options import Options
+from mqproc.errors import BadRequestError, ConfigurationError
+from mqproc.io.store_io import StoreIO
+from mqproc.kernels.gather import TIME_MAX, TIME_MIN
+from mqproc.layout.record_codec import decode_record, decode_records
+from mqproc.paths import StorePaths, given_path
+from mqproc.store.commitlog.segments import adopted_segment_size
+from mqproc.store.consumequeue.files import adopted_file_bytes
+from mqproc.store.cooperative import Batch, finish
+from mqproc.store.index.files import adopted_index_shape
+from mqproc.store.index.lookup import IndexAnswer
+from mqproc.store.read.arguments import checked_call, checked_fields
+from mqproc.store.read.pull import Pulled
+from mqproc.store.read.queries import StoreQueries
+from mqproc.store.read.records import Visible
+from mqproc.store.read.scan import Conditions
+from mqproc.store.read.views import FilesView, GroupView, StoreView
+from mqproc.store.settings import read_values
+from mqproc.store.store_check import check_is_store
+from mqproc.types import PullResult, PullStatus, QueueInfo, StoredMessage, TopicInfo
+
+PAGE_MESSAGES = 4096
+MESSAGES_MAX = 1 << 31
+# RocketMQ's default size limit of a pull.
+ROCKETMQ_PULL_BYTES = 128 << 20
+# Interval of checks whether a running store was restarted.
+_LOOK_EVERY_S: Final = 0.1
+# Options that must be those of the running group.
+_OF_THE_GROUP: Final = (
+    "flush_disk_type",
+    "mapped_file_size_commit_log",
+    "mapped_file_size_consume_queue",
+    "max_hash_slot_num",
+    "max_index_num",
+)
+
+# After a fork, locks may be held by a thread that does not exist in the child.
+_readers: weakref.WeakSet[StoreReader] = weakref.WeakSet()
+
+
+class StoreReader:
+    """A store's files, opened read-only. Times are Unix ms.
+
+    Threads may share a reader, but calls are serialized: separate readers are faster.
+    """
+
+    def __init__(self, path: str | Path, options: Options | None = None, *, whole: bool = True) -> None:
+        """Open the store at `path`; file sizes are detected whatever `options` say.
+
+        `whole`: a short segment is an error; else it counts with its content. Raises StoreAccessError if there is no
+        store, CorruptStoreError if its files contradict each other.
+        """
+        self.paths = StorePaths(given_path(path))
+        self._io = StoreIO()
+        self._asking = threading.RLock()
+        check_is_store(self._io, self.paths)
+        self.options = _with_sizes_of_files(self._io, self.paths, options or settings_of(self._io, self.paths))
+        self._whole = whole
+        view = GroupView.open(self._io, self.paths, self.options)
+        self._view: StoreView = view or FilesView(self._io, self.paths, self.options, whole=whole)
+        self._reading = self._reading_of(self._view)
+        self._look_at_s = time.monotonic() + _LOOK_EVERY_S
+        _readers.add(self)
+
+    def _reading_of(self, view: StoreView) -> StoreQueries:
+        return StoreQueries(
+            self._io,
+            self.paths,
+            self.options,
+            view,
+            whole=self._whole,
+            static=not isinstance(view, GroupView),
+        )
+
+    def __repr__(self) -> str:
+        return f"StoreReader({str(self.paths.root)!r})"
+
+    def __enter__(self) -> StoreReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close files and mappings."""
+        with self._asking:
+            self._look_at_s = float("inf")
+            self._reading.close()
+            self._view.close()
+
+    @property
+    def reading(self) -> StoreQueries:
+        """Queries on the store as of now, for use by one thread."""
+        self._follow()
+        return self._reading
+
+    def _follow(self) -> None:
+        """Switch to a restarted group's positions.
+
+        Until it has recovered, those of the previous group apply.
+        """
+        now_s = time.monotonic()
+        if now_s < self._look_at_s or not isinstance(self._view, GroupView):
+            return
+        self._look_at_s = now_s + _LOOK_EVERY_S
+        if self._view.is_current(self._io, self.paths):
+            return
+        # The new group may have another flush mode, and so other visible messages; another store in this place may have
+        # other file sizes, or no files yet.
+        present = settings_of(self._io, self.paths)
+        options = dataclasses.replace(self.options, **{name: getattr(present, name) for name in _OF_THE_GROUP})
+        view = GroupView.open(self._io, self.paths, options)
+        if view is not None:
+            self.options = _with_sizes_of_files(self._io, self.paths, options)
+            old = self._reading
+            self._view, self._reading = view, self._reading_of(view)
+            # The old view's table is released with its last user.
+            old.close()
+
+    @property
+    def running(self) -> bool:
+        """Whether positions come from a running group."""
+        return isinstance(self._view, GroupView)
+
+    @property
+    def visible(self) -> Visible:
+        """The readable part of the log."""
+        with self._asking:
+            self._follow()
+            return self._view.visible()
+
+    # Queues and topics
+
+    @checked_call
+    def topics(self) -> list[TopicInfo]:
+        """Topics with a queue or an entry in `config/topics.json`, sorted."""
+        return finish(self.reading.topic_infos())
+
+    @checked_call
+    def queues(self, topic: str = "") -> list[QueueInfo]:
+        """Queues of a topic, or of all topics."""
+        return finish(self.reading.queue_infos(topic))
+
+    @checked_call
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """First readable queue offset; 0 for an unknown queue, as in RocketMQ."""
+        bounds = self.reading.queues.bounds(topic, queue_id)
+        return bounds.min_offset if bounds else 0
+
+    @checked_call
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """Queue offset of the next message; 0 for an unknown queue, as in RocketMQ."""
+        bounds = self.reading.queues.bounds(topic, queue_id)
+        return bounds.max_offset if bounds else 0
+
+    # Messages
+
+    @checked_call
+    def pull(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_messages: int = 1024,
+        *,
+        max_bytes: int = 8 << 20,
+        tags: Sequence[str] = (),
+        rocketmq_limits: bool = False,
+    ) -> PullResult:
+        """The next messages of a queue, with RocketMQ's statuses and next offsets.
+
+        With `rocketmq_limits` the answer of `get_message`.
+        """
+        reading = self.reading
+        reading.close_deleted(self._view.deletions())
+        if rocketmq_limits:
+            return _pull_result(reading.get_message(topic, queue_id, offset, max_messages, max_bytes, "||".join(tags)))
+        pulled = reading.pull(topic, queue_id, offset, max_messages, max_bytes, tags)
+        return _pull_result(pulled)
+
+    # RocketMQ's own answers, under its names
+
+    @checked_call
+    def get_message(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_messages: int = 32,
+        *,
+        max_bytes: int = ROCKETMQ_PULL_BYTES,
+        expression: str = "*",
+    ) -> PullResult:
+        """RocketMQ's `getMessage`: tags of `expression` by hash, its limits, no CRC, unknown queues are empty."""
+        return _pull_result(self.reading.get_message(topic, queue_id, offset, max_messages, max_bytes, expression))
+
+    @checked_call
+    def query_message(
+        self, topic: str, key: str, max_messages: int = 32, begin_ms: int = TIME_MIN, end_ms: int = TIME_MAX
+    ) -> IndexAnswer:
+        """RocketMQ's `queryMessage` by key: all hash hits of the index."""
+        return finish(self.reading.query_message(topic, key, max_messages, begin_ms, end_ms))
+
+    @checked_call
+    def min_offset_in_queue(self, topic: str, queue_id: int) -> int:
+        """RocketMQ's `getMinOffsetInQueue`, which searches the queue's first file only."""
+        return self.reading.rocketmq_queues.bounds(topic, queue_id).min_offset
+
+    @checked_call
+    def offset_in_queue_by_time(self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False) -> int:
+        """RocketMQ's `getOffsetInQueueByTime`, within its bounds of the queue."""
+        return self.reading.offset_in_queue_by_time(topic, queue_id, time_ms, upper=upper)
+
+    # Messages by id, key and time
+
+    @checked_call
+    def get(self, message_id: str, topic: str = "") -> StoredMessage:
+        """The message with an offset id or a unique id. Raises MessageNotFoundError."""
+        return decode_record(finish(self.reading.get(message_id, topic)).data, check_crc=False)
+
+    @checked_call
+    def look(self, physical_offset: int) -> StoredMessage | None:
+        """The message whose record begins at a physical offset; None if none does."""
+        record = self.reading.look(physical_offset)
+        return None if record is None else decode_record(record.data, check_crc=False)
+
+    @checked_call
+    def by_key(
+        self,
+        topic: str,
+        key: str,
+        begin_ms: int = TIME_MIN,
+        end_ms: int = TIME_MAX,
+        *,
+        max_messages: int = 64,
+        unique: bool = False,
+        born_time: bool = False,
+    ) -> list[StoredMessage]:
+        """The newest messages with the key, begin_ms ≤ time ≤ end_ms, oldest first; `unique`: by unique id."""
+        batch = finish(
+            self.reading.by_key(
+                topic,
+                key,
+                begin_ms,
+                end_ms,
+                unique=unique,
+                born_time=born_time,
+                max_messages=max_messages,
+                max_bytes=MESSAGES_MAX,
+            )
+        )
+        return _messages_of(batch)
+
+    @checked_call
+    def messages(self, topic: str = "", queue_id: int | None = None) -> Iterator[StoredMessage]:
+        """All messages of a topic, or of all topics, by queue from its minimum offset on."""
+        for queue in self.queues(topic):
+            if queue_id is None or queue.queue_id == queue_id:
+                yield from self._queue_messages(queue)
+
+    def _queue_messages(self, queue: QueueInfo) -> Iterator[StoredMessage]:
+        offset = queue.min_offset
+        while offset < queue.max_offset:
+            result = self.pull(queue.topic, queue.queue_id, offset, PAGE_MESSAGES)
+            if result.status in (PullStatus.OFFSET_OVERFLOW_ONE, PullStatus.OFFSET_OVERFLOW_BADLY):
+                return
+            yield from (message for message in result.messages if message.queue_offset < queue.max_offset)
+            if result.next_offset <= offset:
+                return
+            offset = result.next_offset
+
+    @checked_call
+    def range(
+        self,
+        topic: str,
+        begin_ms: int = TIME_MIN,
+        end_ms: int = TIME_MAX,
+        *,
+        tags: Sequence[str] = (),
+        born_time: bool = False,
+    ) -> Iterator[StoredMessage]:
+        """Messages with begin_ms ≤ time < end_ms, by queue."""
+        cursor: Sequence[int] = ()
+        while True:
+            with self._asking:
+                batch = finish(
+                    self.reading.range(
+                        topic,
+                        begin_ms,
+                        end_ms,
+                        tags=tags,
+                        born_time=born_time,
+                        cursor=cursor,
+                        max_messages=PAGE_MESSAGES,
+                        max_bytes=self.options.max_pull_bytes,
+                    )
+                )
+                page = _messages_of(batch)
+            yield from page
+            if batch.complete:
+                return
+            cursor = batch.cursor
+
+    @checked_call
+    def count(
+        self,
+        topic: str,
+        begin_ms: int = TIME_MIN,
+        end_ms: int = TIME_MAX,
+        *,
+        tags: Sequence[str] = (),
+        born_time: bool = False,
+    ) -> int:
+        """Number of messages that `range` yields.
+
+        By store time without tags only border records are read, so damaged records that recovery has not found yet
+        are counted.
+        """
+        return finish(self.reading.count(topic, begin_ms, end_ms, tags=tags, born_time=born_time))
+
+    @checked_call
+    def offset_at(self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False) -> int:
+        """First queue offset stored at or after a time; with `upper` the last one at or before it."""
+        return self.reading.offset_at(topic, queue_id, time_ms, upper=upper)
+
+    @checked_call
+    def store_time_ms(self, topic: str, queue_id: int, offset: int) -> int:
+        """Store time of the message at a queue offset, −1 if there is none."""
+        return self.reading.store_time_ms(topic, queue_id, offset)
+
+    @checked_call
+    def scan(self, conditions: Conditions | None = None, physical_offset: int = -1) -> Iterator[StoredMessage]:
+        """Messages that meet the conditions, found by a scan of the whole log, in its order."""
+        wanted = Conditions() if conditions is None else conditions
+        if not isinstance(wanted, Conditions):
+            raise BadRequestError(f"conditions = {repr(wanted)[:64]} is not of the type Conditions")
+        wanted = checked_fields(wanted)
+        while True:
+            with self._asking:
+                batch = finish(
+                    self.reading.scan(
+                        wanted,
+                        physical_offset,
+                        max_messages=PAGE_MESSAGES,
+                        max_bytes=self.options.max_pull_bytes,
+                        max_scan_bytes=1 << 30,
+                    )
+                )
+                page = _messages_of(batch)
+            yield from page
+            if batch.complete:
+                return
+            physical_offset = batch.cursor[0]
+
+    @checked_call
+    def record_bytes(self, physical_offset: int) -> NDArray[np.uint8] | None:
+        """The raw record at a physical offset, uint8[size]."""
+        return self.reading.look(physical_offset)
+
+
+def _replace_locks() -> None:
+    for reader in _readers:
+        reader._asking = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_replace_locks)
+
+
+def _pull_result(pulled: Pulled) -> PullResult:
+    messages = decode_records(pulled.records.data)
+    return PullResult(pulled.status, messages, pulled.next_offset, pulled.min_offset, pulled.max_offset, pulled.detail)
+
+
+def _messages_of(batch: Batch) -> list[StoredMessage]:
+    return [message for part in batch.records for message in decode_records(part.data)]
+
+
+def settings_of(io: StoreIO, paths: StorePaths) -> Options:
+    """Options of the last group; defaults if there are none or they are unreadable."""
+    try:
+        return Options(**read_values(io, paths))
+    except (FileNotFoundError, ValueError, ConfigurationError):
+        return Options()
+
+
+def _with_sizes_of_files(io: StoreIO, paths: StorePaths, options: Options) -> Options:
+    slots, items = adopted_index_shape(io, paths.index, options.max_hash_slot_num, options.max_index_num)
+    return dataclasses.replace(
+        options,
+        max_hash_slot_num=slots,
+        max_index_num=items,
+        mapped_file_size_commit_log=adopted_segment_size(io, paths.commit_log, options.mapped_file_size_commit_log),
+        mapped_file_size_consume_queue=adopted_file_bytes(io, paths.consume_queue, options.consume_queue_file_bytes),
+    )

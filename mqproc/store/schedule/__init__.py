@@ -1,0 +1,1 @@
+"""Delayed messages: delay levels and the timer, as in RocketMQ. See README.md."""
