@@ -3,13 +3,13 @@
     with mqproc.Client("/var/lib/store") as client:
         client.send("orders", b"first", keys="order-1", tag="new")
 
-All names are imported at their first use: commands, which import this first, take Ctrl-C in order from then on.
+Names are imported on first use: commands import this package first, and then handle Ctrl-C properly.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
-# First of all, so that it is older than whatever else is imported.
+# First, so that its time precedes all other imports.
 from mqproc.util.version import IMPORTED_NS as _IMPORTED_NS  # noqa: F401
 
 if TYPE_CHECKING:

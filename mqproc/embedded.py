@@ -32,7 +32,7 @@ from mqproc.errors import (
 )
 from mqproc.ipc.control_words import read_words
 from mqproc.ipc.usage_lock import RETRY_S, UsageLock
-from mqproc.paths import StorePaths, given_path
+from mqproc.paths import StorePaths, checked_path
 
 STOP_TIMEOUT_S = 120.0
 # A start that is interrupted is waited for a little more: then its group can be told to stop, whatever it has come to.
@@ -107,7 +107,7 @@ def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout:
     is waited for. Raises ConfigurationError for an option that is none, and StartError and its kin with what
     `mqproc up` said.
     """
-    store = given_path(path)
+    store = checked_path(path)
     if options is not None and not isinstance(options, Mapping):
         raise BadRequestError(f"options must be a mapping of names to values, not {type(options).__name__}")
     settings = [f"{name}={value}" for name, value in (options or {}).items()]

@@ -1,4 +1,4 @@
-"""Every error that mqproc raises, one tree, each with the code that it has on the wire.
+"""All errors that mqproc raises: one tree, each with its code on the wire.
 
     MqprocError
     ├── ConfigurationError          CONFIGURATION         exit 8
@@ -49,7 +49,7 @@
     ├── TransactionEndedError       TRANSACTION_ENDED
     └── TransactionOverdueError     ILLEGAL_OPERATION
 
-`retryable` means: the request was surely not carried out, and the same request may succeed later.
+`retryable`: the request was surely not executed, and may succeed later.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from typing import ClassVar
 
 
 class MqprocError(Exception):
-    """Base of all. `code` is the wire's word, `exit_code` the command line's, `hint_ms` when to come back."""
+    """Base class. `code` is the code on the wire, `exit_code` the command's, `hint_ms` when to retry."""
 
     code: ClassVar[str] = "ERROR"
     retryable: ClassVar[bool] = False
@@ -70,49 +70,49 @@ class MqprocError(Exception):
 
 
 class ConfigurationError(MqprocError):
-    """An option's value is wrong; the text names option, value and allowed range."""
+    """Invalid value of an option; the text names option, value and allowed range."""
 
     code = "CONFIGURATION"
     exit_code = 8
 
 
 class StoreLockedError(MqprocError):
-    """Another process, ours or RocketMQ's, holds the store's lock."""
+    """Another process, of mqproc or RocketMQ, holds the store's lock."""
 
     code = "STORE_LOCKED"
     exit_code = 7
 
 
 class CorruptStoreError(MqprocError):
-    """Bytes on disk are not what they must be; the text names file, offset, expected and found."""
+    """Invalid bytes on disk; the text names file, offset, expected and found."""
 
     code = "CORRUPT"
     exit_code = 6
 
 
 class OtherVersionError(CorruptStoreError):
-    """What a group tells of itself was written by another version of mqproc. Nothing is damaged."""
+    """Written by another version of mqproc; nothing is damaged."""
 
     code = "OTHER_VERSION"
     exit_code = 3
 
 
 class StoreAccessError(MqprocError):
-    """The store's folder is none, belongs to somebody else, or may not be written."""
+    """The store's path is not a folder, belongs to another user, or is not writable."""
 
     code = "STORE_ACCESS"
     exit_code = 3
 
 
 class StoreNotFoundError(StoreAccessError):
-    """There is no folder, or no file of a store, where one was said to be."""
+    """No folder, or no store, at the given path."""
 
     code = "STORE_NOT_FOUND"
     exit_code = 5
 
 
 class StartError(MqprocError):
-    """The group, or one role of it, could not start."""
+    """The group, or one of its roles, could not start."""
 
     code = "START_FAILED"
     exit_code = 3
@@ -126,21 +126,21 @@ class NotRunningError(MqprocError):
 
 
 class RequestTimeoutError(MqprocError):
-    """No answer in time to a request that changes nothing."""
+    """No answer in time to a request without side effects."""
 
     code = "TIMEOUT"
     exit_code = 4
 
 
 class SendOutcomeUnknownError(MqprocError):
-    """The connection was lost after a send went out: the messages may or may not be stored."""
+    """The connection was lost after a send: the messages may or may not be stored."""
 
     code = "OUTCOME_UNKNOWN"
     exit_code = 4
 
 
 class ProtocolError(MqprocError):
-    """The peer sent what is no frame."""
+    """The peer sent an invalid frame."""
 
     code = "BAD_FRAME"
 
@@ -152,19 +152,19 @@ class FrameTooLargeError(ProtocolError):
 
 
 class UnsupportedVersionError(ProtocolError):
-    """The peer speaks another version of the protocol."""
+    """The peer uses another protocol version."""
 
     code = "UNSUPPORTED_VERSION"
 
 
 class UnknownCommandError(ProtocolError):
-    """The operation's number is not known; the connection goes on."""
+    """Unknown operation number; the connection stays open."""
 
     code = "UNKNOWN_COMMAND"
 
 
 class BadRequestError(MqprocError):
-    """A request's values make no sense; nothing was done."""
+    """Invalid values in a request; nothing was done."""
 
     code = "BAD_REQUEST"
     exit_code = 2
@@ -177,7 +177,7 @@ class BadTopicError(BadRequestError):
 
 
 class TopicReservedError(BadRequestError):
-    """Producers may not send to this topic, or nobody may make or delete it."""
+    """Clients may not send to this topic, or not create or delete it."""
 
     code = "TOPIC_RESERVED"
 
@@ -195,7 +195,7 @@ class BadPropertyError(BadRequestError):
 
 
 class MessageTooLargeError(BadRequestError):
-    """A body is larger than `max_message_size`, or the record does not fit its segment."""
+    """A body exceeds `max_message_size`, or the record does not fit into a segment."""
 
     code = "MESSAGE_TOO_LARGE"
 
@@ -219,13 +219,13 @@ class BadLevelError(BadRequestError):
 
 
 class BadTimeError(BadRequestError):
-    """A time to deliver at, or a delay, is none, is too far ahead, or as many wait for that time as may."""
+    """A delivery time or delay is invalid, too far ahead, or its timer slot is full."""
 
     code = "BAD_TIME"
 
 
 class FilterSyntaxError(BadRequestError):
-    """A filter expression cannot be parsed; `position` counts characters from 0, the text counts them from 1."""
+    """Invalid filter; `position` counts characters from 0, the text from 1."""
 
     code = "BAD_FILTER"
 
@@ -255,13 +255,13 @@ class MessageNotFoundError(MqprocError):
 
 
 class TooManyQueuesError(MqprocError):
-    """The store holds `max_queues` queues already."""
+    """The store already has `max_queues` queues."""
 
     code = "TOO_MANY_QUEUES"
 
 
 class OffsetOutOfRangeError(MqprocError):
-    """A queue offset lies outside [`min_offset`, `max_offset`)."""
+    """A queue offset is outside of [`min_offset`, `max_offset`)."""
 
     code = "OFFSET_OUT_OF_RANGE"
 
@@ -272,13 +272,13 @@ class OffsetOutOfRangeError(MqprocError):
 
 
 class OffsetOverflowError(OffsetOutOfRangeError):
-    """A group's progress would lie beyond the queue's end; nothing was changed."""
+    """A committed offset would exceed the queue's end; nothing was changed."""
 
     code = "OFFSET_OVERFLOW"
 
 
 class StaleOffsetError(OffsetOutOfRangeError):
-    """A group's progress would go back, which only a reset may; nothing was changed."""
+    """A committed offset would decrease, which only a reset may do; nothing was changed."""
 
     code = "STALE_OFFSET"
 
@@ -291,52 +291,54 @@ class GroupNotFoundError(MqprocError):
 
 
 class GroupInUseError(MqprocError):
-    """A consumer group has members now; nothing was changed."""
+    """The consumer group has members; nothing was changed."""
 
     code = "GROUP_IN_USE"
 
 
 class NotAMemberError(MqprocError):
-    """The consumer is no member of its group any more, or does not have the queue any more: it was silent for too long,
-    or the queue was given to another."""
+    """The consumer is no longer a member of its group, or no longer has the queue.
+
+    It was silent for too long, or a rebalance assigned the queue to another member.
+    """
 
     code = "NOT_A_MEMBER"
 
 
 class StoreBusyError(MqprocError):
-    """The store refuses work for now; nothing was stored; come back after `hint_ms`."""
+    """The store refuses work for now; nothing was stored; retry after `hint_ms`."""
 
     code = "STORE_BUSY"
     retryable = True
 
 
 class RetryLaterError(StoreBusyError):
-    """The role that would answer is being restarted; nothing was changed; come back after `hint_ms`."""
+    """The role is restarting; nothing was changed; retry after `hint_ms`."""
 
     code = "RETRY_LATER"
 
 
 class TooManyConnectionsError(StoreBusyError):
-    """The role has `max_connections` clients already."""
+    """The role already has `max_connections` clients."""
 
     code = "TOO_MANY_CONNECTIONS"
 
 
 class SlowConsumerError(MqprocError):
-    """The client did not read its answers and was let go."""
+    """The client did not read its answers and was disconnected."""
 
     code = "SLOW_CONSUMER"
 
 
 class DiskFullError(MqprocError):
-    """No room for the messages; nothing was stored; reads go on."""
+    """No disk space for the messages; nothing was stored; reads continue."""
 
     code = "DISK_FULL"
     retryable = True
 
 
 class StoreReadOnlyError(MqprocError):
-    """A sync failed earlier, so what is durable is not known; `mqproc store repair` is the way back."""
+    """A sync failed, so the durable position is unknown; requires `mqproc store repair`."""
 
     code = "STORE_READ_ONLY"
 
@@ -348,13 +350,13 @@ class FlushFailedError(MqprocError):
 
 
 class PermissionDeniedError(MqprocError):
-    """The peer runs as another user, or the topic may not be sent to, or the group may not consume."""
+    """Access denied: another user's process, a topic without permission, a disabled group."""
 
     code = "PERMISSION_DENIED"
 
 
 class InternalError(MqprocError):
-    """A defect of mqproc's own; the role's log has the traceback."""
+    """A bug in mqproc; the role's log has the traceback."""
 
     code = "INTERNAL"
 
@@ -367,13 +369,13 @@ class TransactionNotFoundError(MqprocError):
 
 
 class TransactionEndedError(MqprocError):
-    """A transaction has been committed, rolled back or given up, so it cannot end in another way any more."""
+    """The transaction is committed, rolled back or given up already."""
 
     code = "TRANSACTION_ENDED"
 
 
 class TransactionOverdueError(MqprocError):
-    """The time is over in which a transaction's producer alone decides; its check does now."""
+    """Past the transaction timeout only the answer to a check decides."""
 
     code = "ILLEGAL_OPERATION"
 
@@ -386,7 +388,7 @@ ERROR_BY_CODE: dict[str, type[MqprocError]] = {error.code: error for error in _t
 
 
 def error_from_wire(code: str, message: str, details: dict[str, int]) -> MqprocError:
-    """The error that a server named. `details` holds the class's own integers: `position`, `min_offset`, `hint_ms`…"""
+    """The error for a server's code. `details`: integers of the class, such as `position`."""
     kind = ERROR_BY_CODE.get(code)
     if kind is None:
         return InternalError(f"{code}: {message}")
@@ -394,6 +396,6 @@ def error_from_wire(code: str, message: str, details: dict[str, int]) -> MqprocE
 
 
 def error_details(error: MqprocError) -> dict[str, int]:
-    """The integers that `error_from_wire` needs to make the same error again."""
+    """The integers that `error_from_wire` needs to restore the error."""
     names = ("hint_ms", "position", "min_offset", "max_offset")
     return {name: value for name in names if (value := getattr(error, name, 0))}

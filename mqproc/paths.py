@@ -1,4 +1,4 @@
-"""Where everything lies inside a store.
+"""Paths of all files in a store.
 
     <store>/commitlog/<20 digits>                      message records
     <store>/consumequeue/<topic>/<queue id>/<20 digits> 20-byte units
@@ -23,20 +23,20 @@ from typing import Final
 from mqproc.errors import BadRequestError
 
 SEGMENT_NAME_DIGITS = 20
-# What lies further on would not fit into the 64 bits of an offset: 20 digits may say more.
+# Larger offsets do not fit into 64 bits, although 20 digits can express them.
 SEGMENT_START_LIMIT = 1 << 62
 INDEX_NAME_DIGITS = 17
-# A calendar is slow, and a folder's names are asked again and again.
+# Parsing dates is slow, and the same names are parsed repeatedly.
 INDEX_NAMES_KEPT = 4_096
 
 
 def segment_name(start_offset: int) -> str:
-    """File name of the segment that begins at byte `start_offset` of its row."""
+    """File name of the segment that begins at byte `start_offset`."""
     return f"{start_offset:0{SEGMENT_NAME_DIGITS}d}"
 
 
 def segment_start(name: str) -> int | None:
-    """The offset that a segment's name tells, or None when it is no segment's name."""
+    """The offset in a segment's name, or None for other names."""
     if len(name) != SEGMENT_NAME_DIGITS or not (name.isascii() and name.isdigit()):
         return None
     start = int(name)
@@ -44,14 +44,14 @@ def segment_start(name: str) -> int | None:
 
 
 def index_name(time_ms: int) -> str:
-    """Index file name for a creation time: local time as yyyyMMddHHmmssSSS, as RocketMQ's."""
+    """Name of an index file by its creation time: local time as yyyyMMddHHmmssSSS."""
     moment = datetime.datetime.fromtimestamp(time_ms // 1000)
     return f"{moment:%Y%m%d%H%M%S}{time_ms % 1000:03d}"
 
 
 @functools.lru_cache(INDEX_NAMES_KEPT)
 def index_name_time_ms(name: str) -> int | None:
-    """The time that an index file's name tells, or None when it is no index file's name."""
+    """The time in an index file's name, or None for other names."""
     if len(name) != INDEX_NAME_DIGITS or not (name.isascii() and name.isdigit()):
         return None
     try:
@@ -62,9 +62,9 @@ def index_name_time_ms(name: str) -> int | None:
 
 
 def file_type(path: Path) -> int:
-    """What the path leads to, as `stat.S_IFMT` tells it; 0 when nothing is there.
+    """File type of the path's target as `stat.S_IFMT`; 0 when it does not exist.
 
-    Raises OSError when that cannot be told, where Python's own `exists` and `is_dir` say no from 3.14 on.
+    Raises OSError otherwise; Python's `exists` and `is_dir` return False for any error from 3.14 on.
     """
     try:
         return stat.S_IFMT(path.stat().st_mode)
@@ -73,29 +73,29 @@ def file_type(path: Path) -> int:
 
 
 def is_text(name: str) -> bool:
-    """Whether a file's name is UTF-8: one that is none has surrogates in the place of its bytes."""
+    """Whether a file name is UTF-8; invalid bytes appear as surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
-def given_path(path: str | os.PathLike[str], name: str = "the store's path") -> Path:
-    """The path that a caller gives, of a store or its socket by default. Raises BadRequestError for what is none."""
+def checked_path(path: str | os.PathLike[str], name: str = "the store's path") -> Path:
+    """Check a path given by a caller, of the store by default. Raises BadRequestError."""
     try:
         text = os.fspath(path)
         if "\0" in text:
-            raise BadRequestError(f"{name} {text[:64]!r} is no path: it has a byte 0")
-        if os.fsencode(text):  # Raises for half of a character, which no file's name has.
+            raise BadRequestError(f"{name} {text[:64]!r} is not a path: it contains byte 0")
+        if os.fsencode(text):  # Raises for lone surrogates.
             return Path(text).expanduser().absolute()
     except UnicodeEncodeError as error:
-        raise BadRequestError(f"{name} {text[:64]!r} is no path: {error}") from None
+        raise BadRequestError(f"{name} {text[:64]!r} is not a path: {error}") from None
     except TypeError:
-        raise BadRequestError(f"{name} is {repr(path)[:64]}, which is no path") from None
-    except RuntimeError as error:  # A user who has no home, or is none.
+        raise BadRequestError(f"{name} is {repr(path)[:64]}, which is not a path") from None
+    except RuntimeError as error:  # Unknown user, or one without home.
         raise BadRequestError(f"{name} {text[:64]!r}: {error}") from None
     raise BadRequestError(f"{name} is empty")
 
 
-def lost_link(path: Path) -> str:
-    """What is said of a symlink that leads to nothing, the path or a folder above it; "" of all else.
+def dangling_link(path: Path) -> str:
+    """Text about a dangling symlink, the path itself or a folder above it; "" if there is none.
 
     Raises OSError as `file_type`.
     """
@@ -103,18 +103,18 @@ def lost_link(path: Path) -> str:
         return ""
     for link in (path, *path.parents):
         if link.is_symlink() and not file_type(link):
-            told = f"a symlink to {os.path.realpath(link)}, which is not there"
-            return told if link == path else f"{shown(link)} is {told}"
+            text = f"a symlink to {os.path.realpath(link)}, which does not exist"
+            return text if link == path else f"{printable_path(link)} is {text}"
     return ""
 
 
-def in_shell(path: Path) -> str:
-    """A path as a word of a command that is told to somebody, who may copy it."""
+def shell_quoted(path: Path) -> str:
+    """A path quoted for the shell, for commands in messages."""
     return shlex.quote(os.fspath(path))
 
 
-def shown(path: Path) -> str:
-    """A path that can be written out: bytes that are no UTF-8 are told as \\xNN."""
+def printable_path(path: Path) -> str:
+    """A printable path: bytes that are not UTF-8 appear as \\xNN."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
@@ -123,7 +123,7 @@ SOCKETS: Final = ("writer", "query", "ctl")
 
 @dataclass(frozen=True)
 class StorePaths:
-    """The files of one store, by name. `root` need not exist."""
+    """Paths of a store's files. `root` need not exist."""
 
     root: Path
 
@@ -133,7 +133,7 @@ class StorePaths:
 
     @functools.cached_property
     def guard(self) -> Path:
-        """There while a group runs; it sorts behind every segment. See `store.guard`."""
+        """Exists while a group runs; sorted after all segments. See `store.compat`."""
         return self.commit_log / "~mqproc-is-running"
 
     @functools.cached_property
@@ -169,12 +169,12 @@ class StorePaths:
 
     @functools.cached_property
     def deleted_topics(self) -> Path:
-        """Ours, but beside RocketMQ's files: it must outlive `mqproc/`."""
+        """mqproc's own, but beside RocketMQ's files: it must outlive `mqproc/`."""
         return self.config / "deletedTopics.json"
 
     @functools.cached_property
     def topics_journal(self) -> Path:
-        """Changes of topics since topics.json was written."""
+        """Topic changes since topics.json was written."""
         return self.own / "topics.journal"
 
     @functools.cached_property
@@ -191,22 +191,22 @@ class StorePaths:
 
     @functools.cached_property
     def next_queues(self) -> Path:
-        """The queue table that recovery builds; it replaces `queues` when it is complete."""
+        """Queue table under construction by recovery; it then replaces `queues`."""
         return self.own / "queues.next"
 
     @functools.cached_property
     def opened(self) -> Path:
-        """Which lock file was ours when we had the store."""
+        """Identity of the lock file when mqproc last had the store."""
         return self.own / "opened.json"
 
     @functools.cached_property
-    def aside(self) -> Path:
-        """What lay in the place of one of the store's files and was none."""
+    def quarantine(self) -> Path:
+        """Quarantine: foreign files that were in place of the store's own."""
         return self.own / "aside"
 
     @functools.cached_property
     def repaired(self) -> Path:
-        """Copies of what repairs have changed, a folder each."""
+        """Copies of everything that repairs changed, one folder each."""
         return self.own / "repaired"
 
     @functools.cached_property
@@ -229,12 +229,12 @@ class StorePaths:
         return self.own / "segment.tmp"
 
     def retention_request(self, name: str) -> Path:
-        """What somebody asks of retention, until the keeper has carried it out."""
+        """A retention request, until the keeper has executed it."""
         return self.own / f"retention.request.{name}"
 
     @functools.cached_property
     def retention_report(self) -> Path:
-        """What retention did last, and what went before groups had consumed it."""
+        """Result of the last retention pass, and messages deleted unconsumed."""
         return self.own / "retention.json"
 
     @functools.cached_property
@@ -263,22 +263,22 @@ class StorePaths:
 
     @functools.cached_property
     def progress(self) -> Path:
-        """How far consumer groups have come, a word a queue."""
+        """Committed offsets of consumer groups, one word per queue."""
         return self.own / "progress"
 
     @functools.cached_property
     def unconsumed(self) -> Path:
-        """How many messages retention has deleted before groups had consumed them."""
+        """Number of messages that retention deleted unconsumed, by group."""
         return self.own / "unconsumed.json"
 
     @functools.cached_property
     def settings(self) -> Path:
-        """TOML of the options that the group runs with, for tools."""
+        """TOML of the group's options, for tools."""
         return self.own / "settings.json"
 
     @functools.cached_property
     def errors(self) -> Path:
-        """Distinct errors, with how often, first and last."""
+        """Distinct errors with count, first and last time."""
         return self.own / "errors"
 
     @functools.cached_property
@@ -287,12 +287,12 @@ class StorePaths:
 
     @functools.cached_property
     def spark_lock(self) -> Path:
-        """Its bytes are locked by tasks that write to the store."""
+        """Byte locks of tasks that write to the store."""
         return self.own / "spark.lock"
 
     @functools.cached_property
-    def openers(self) -> Path:
-        """Locked by who uses a group that `mqproc.open` has started."""
+    def usage_lock(self) -> Path:
+        """Locked by users of a group started by `mqproc.open`."""
         return self.own / "openers.lock"
 
     def socket(self, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""What a topic may be called, as RocketMQ sees it. Clients ask before they send, the store before it believes."""
+"""Names of topics and groups: RocketMQ's system topics, and checks by its rules."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from mqproc.util.units import DELAY_LEVELS
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
 MULTI_DISPATCH_PREFIX: Final = "%LMQ%"
-"""RocketMQ's light queues: their units name records of other topics, and no topics.json names them."""
+"""Light message queues: their units refer to records of other topics, and topics.json omits them."""
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
-"""Where messages with a delay level wait: queue level − 1."""
+"""Messages with a delay level, in queue level − 1."""
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
-"""Where messages with a time to deliver at wait."""
+"""Messages with a delivery time."""
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-"""Where the messages of open transactions wait."""
+"""Half messages of open transactions."""
 OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-"""Which of them were committed or rolled back."""
+"""Op messages: half messages that were committed or rolled back."""
 CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
-"""Messages whose transaction nobody would decide."""
+"""Half messages given up after too many checks."""
 REVIVE_TOPIC: Final = "rmq_sys_REVIVE_LOG_DefaultCluster"
-"""Check points of messages that simple consumers have received."""
+"""Check points of messages received by simple consumers (pop)."""
 REVIVE_QUEUES: Final = 8
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
-"""Groups of the system's own: their progress says which transactions and check points may be open."""
+"""System groups: their offsets bound the transactions and check points that may be open."""
 CHECK_POINT_MESSAGES: Final = 32
-"""Of one check point, at most: RocketMQ's broker keeps what is acknowledged in as many bits."""
+"""Most messages of a check point: RocketMQ stores acknowledgements in as many bits."""
 REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
-"""Its progress in the revive topic is where check points begin that may be open."""
+"""Its offset in the revive topic is the first check point that may be open."""
 SINGLE_QUEUE_TOPICS: Final = frozenset({TIMER_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TIME_TOPIC})
 TOPIC_BYTES_MAX: Final = 127
 RETRY_TOPIC_BYTES_MAX: Final = 255
 FILTER_BYTES_MAX: Final = 4096
-"""Of a filter's text, by tags or by properties."""
+"""Longest filter expression, by tags or SQL92."""
 
 _FOREIGN = re.compile(rb"[^%|A-Za-z0-9_-]")
 
 
 def queues_of_own(topic: str, default: int) -> int:
-    """How many queues a topic has that the system makes for itself; `default` for a user's."""
+    """Number of queues of a system topic; `default` for others."""
     if topic == SCHEDULE_TOPIC:
         return DELAY_LEVELS
     if topic == REVIVE_TOPIC:
@@ -51,7 +51,7 @@ def queues_of_own(topic: str, default: int) -> int:
 
 
 def check_topic(topic: str) -> None:
-    """Raise BadTopicError unless RocketMQ would take the name; the text tells the offending byte as hex."""
+    """Raise BadTopicError unless RocketMQ accepts the topic name; names the invalid byte in hex."""
     if not isinstance(topic, str) or not topic:
         raise BadTopicError("topic is empty" if isinstance(topic, str) else f"topic is {topic!r}, not text")
     data = topic.encode("utf-8", "surrogatepass")

@@ -1,4 +1,7 @@
-"""Messages and the answers about them, as users see them. Names and JSON keys are the same everywhere."""
+"""Public types: messages, results, topics, consumer groups, transactions.
+
+Field names are the keys of JSON output.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +22,17 @@ if TYPE_CHECKING:
 
     Int32s = NDArray[np.int32]
     Int64s = NDArray[np.int64]
-else:  # `help` looks for the types of a struct's fields, and numpy is not there before it is needed.
+else:  # `help` resolves a struct's field types, and numpy is imported only when needed.
     Int32s = Int64s = Any
 
 
 class Message(msgspec.Struct, frozen=True):
     """A message to send.
 
-    `keys` are what `by_key` finds it by; `tag` is what consumers filter by; `properties` are further name-value
-    pairs. `queue_id` None lets the writer choose: messages with the same `sharding_key` go to the same queue, the
-    others take turns at the queues. `born_timestamp_ms` None means now. With `delay_level` (1 to 18:
-    1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h) or `deliver_at_ms` (Unix time) the message is delivered
-    when its time has come.
+    `by_key` finds it by its `keys`; consumers filter by `tag`; `properties` are further name-value pairs. With
+    `queue_id` None the writer chooses: messages with the same `sharding_key` go to the same queue, others are
+    distributed. `born_timestamp_ms` None means now. `delay_level` (1 to 18: 1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m
+    10m 20m 30m 1h 2h) or `deliver_at_ms` (Unix time) delay its delivery.
     """
 
     topic: str
@@ -49,14 +51,14 @@ class Message(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class TagFilter:
-    """Messages with one of some tags, `a || b`; the empty filter and `*` let all pass."""
+    """Messages with one of these tags, `a || b`; empty and `*` match all."""
 
     expression: str = "*"
 
 
 @dataclass(frozen=True, slots=True)
 class SqlFilter:
-    """Messages whose properties meet a condition in RocketMQ's SQL92: `price > 10 AND region IN ('north', 'south')`."""
+    """Messages that match a SQL92 condition: `price > 10 AND region IN ('north', 'south')`."""
 
     expression: str
 
@@ -65,14 +67,14 @@ Filter = TagFilter | SqlFilter
 
 
 class SendStatus(enum.StrEnum):
-    """What became of a message that was stored; the last three are RocketMQ's "stored, with a warning"."""
+    """Status of a stored message; others than PUT_OK are warnings."""
 
     PUT_OK = "PUT_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
 
 
 class SendResult(msgspec.Struct, frozen=True):
-    """Where one message went. `message_id` is RocketMQ's offset message id, `unique_id` its client id (UNIQ_KEY)."""
+    """Place of a sent message. `message_id` is RocketMQ's offset id, `unique_id` its UNIQ_KEY."""
 
     message_id: str
     unique_id: str
@@ -84,7 +86,7 @@ class SendResult(msgspec.Struct, frozen=True):
 
 
 class BatchResult(msgspec.Struct, frozen=True, eq=False):
-    """Where a batch's messages went, column by column, in the order they were given.
+    """Places of a batch's messages by column, in the order given.
 
     `queue_ids` int32[n], `queue_offsets` int64[n], `physical_offsets` int64[n]; one store time for the whole frame.
     """
@@ -100,22 +102,22 @@ class BatchResult(msgspec.Struct, frozen=True, eq=False):
 
 
 class RecordFields(Protocol):
-    """What reads fields out of records, on behalf of messages of which nobody has asked for them yet."""
+    """Decodes fields of records on first access, for LazyFields."""
 
     def fill(self, message: StoredMessage, head: bytes, tail: bytes, name: str) -> None:
-        """Set the field of that name, and those that come with it, in a message. Raises CorruptStoreError."""
+        """Set a message's field, and those decoded with it. Raises CorruptStoreError."""
         ...
 
 
 class LazyFields:
-    """A message may be made of its record's bytes before and behind the body: fields are read when asked for first."""
+    """A message may hold its record's bytes around the body, and decode fields on first access."""
 
     __slots__ = ("_fields", "_head", "_tail")
 
-    if not TYPE_CHECKING:  # Or every name would be an attribute.
+    if not TYPE_CHECKING:  # Type checkers would accept any attribute name.
 
         def __getattr__(self, name: str) -> Any:
-            """Python comes here for what is not set."""
+            """Called for unset fields."""
             if name not in StoredMessage.__slots__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             self._fields.fill(self, self._head, self._tail, name)
@@ -124,7 +126,7 @@ class LazyFields:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage(LazyFields):
-    """A message as it lies in the CommitLog."""
+    """A message as stored in the CommitLog."""
 
     message_id: str
     physical_offset: int
@@ -148,24 +150,24 @@ class StoredMessage(LazyFields):
 
     @property
     def unique_id(self) -> str:
-        """The id that the producer gave it (property UNIQ_KEY), empty when it gave none."""
+        """The producer's id (property UNIQ_KEY), or empty."""
         return self.properties.get("UNIQ_KEY", "")
 
     @property
     def sharding_key(self) -> str:
-        """What picked its queue (property __SHARDINGKEY), empty when nothing did."""
+        """The key that selected the queue (property __SHARDINGKEY), or empty."""
         return self.properties.get("__SHARDINGKEY", "")
 
     @property
     def plain_body(self) -> bytes:
-        """The body as it was before a producer of RocketMQ's compressed it; `body` is as it is stored.
+        """The body, decompressed if a RocketMQ producer compressed it; `body` is as stored.
 
-        Raises BadMessageError when it cannot be unpacked; lz4 and zstd take pyarrow.
+        Raises BadMessageError for invalid data; lz4 and zstd require pyarrow.
         """
         return plain_body(self.body, self.sys_flag)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name, the body as it is stored as base64: what every `--json` prints for a message."""
+        """Fields by name, the stored body as base64: a message in `--json` output."""
         return {
             "message_id": self.message_id,
             "physical_offset": self.physical_offset,
@@ -190,10 +192,10 @@ class StoredMessage(LazyFields):
 
 
 class DraftMessage(StoredMessage):
-    """A StoredMessage while it is made: filling a frozen one costs five times as much. Its class is changed at the end.
+    """A StoredMessage under construction; its class is changed when it is complete.
 
-    Both special methods are the object's own, or Python would set attributes by a slower way; and there are no fields
-    besides, or it would compare all slots when the class is changed.
+    Setting attributes of a frozen class takes five times as long. The special methods are those of object, which are
+    the fastest, and there are no further fields, so that changing the class does not compare all slots.
     """
 
     __slots__ = ()
@@ -203,7 +205,7 @@ class DraftMessage(StoredMessage):
 
 
 class PullStatus(enum.StrEnum):
-    """RocketMQ's `GetMessageStatus`, and ours for a damaged range."""
+    """RocketMQ's `GetMessageStatus`, and CORRUPT for a damaged range."""
 
     FOUND = "FOUND"
     NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
@@ -218,9 +220,9 @@ class PullStatus(enum.StrEnum):
 
 
 class PullResult(msgspec.Struct, frozen=True):
-    """One pull's answer. `next_offset` is where the next pull of this queue should begin, whatever the status.
+    """Result of a pull. `next_offset` is where the next pull of the queue begins, in any status.
 
-    `detail` says with CORRUPT which queue offsets and which range of the log are damaged, and how.
+    With CORRUPT, `detail` names the damaged queue offsets, the range of the log, and the damage.
     """
 
     status: PullStatus
@@ -233,7 +235,7 @@ class PullResult(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """One topic: its queues and what is in them."""
+    """A topic: its queues and messages."""
 
     topic: str
     queues: int
@@ -244,7 +246,7 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
-    """One queue: offsets in [`min_offset`, `max_offset`) can be read."""
+    """A queue with readable offsets [`min_offset`, `max_offset`)."""
 
     topic: str
     queue_id: int
@@ -254,9 +256,9 @@ class QueueInfo:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`ready` when every role runs and beats; `problems` says what does not.
+    """Readiness: `ready` when all roles run and send heartbeats; `problems` lists what fails.
 
-    `read_only`: no messages are taken, after a failed sync or, with `on_damage = read_only`, for damage.
+    `read_only`: messages are refused after a failed sync, or for damage with `on_damage = read_only`.
     """
 
     ready: bool
@@ -265,13 +267,9 @@ class Health:
     problems: tuple[str, ...] = ()
 
 
-# --- groups ---
-# Consumer groups as users see them. Names and JSON keys are the same everywhere.
-
-
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """One group. `lag`: how many messages it has not consumed; `retry_lag`: those of them in its retry topic."""
+    """A consumer group. `lag`: messages not consumed; `retry_lag`: those in its retry topic."""
 
     group: str
     members: int
@@ -282,7 +280,7 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """One consumer: `queues` it has, `silent_ms` since its last request."""
+    """A group member: number of `queues`, `silent_ms` since its last request."""
 
     member_id: str
     name: str
@@ -294,9 +292,9 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class GroupQueue:
-    """A group's progress in one queue. `offset` is the next to consume, None when none is stored.
+    """A group's offset in a queue: the next to consume, None when none is committed.
 
-    `offset_time_ms`: store time of the message at the offset, None when there is none. `member_id` has the queue now.
+    `offset_time_ms`: store time of the message at the offset, or None. `member_id`: the member that has the queue.
     """
 
     topic: str
@@ -319,7 +317,7 @@ class GroupQueue:
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """One group: settings, members, and its progress queue by queue."""
+    """A group: settings, members, offsets by queue."""
 
     group: str
     generation: int
@@ -335,12 +333,8 @@ class GroupInfo:
         return sum(queue.lag for queue in self.queues)
 
 
-# --- transactions ---
-# Transactions as users see them. Names and JSON keys are the same everywhere.
-
-
 class TransactionResolution(enum.StrEnum):
-    """What a producer says of a transaction that it is asked about. UNKNOWN: it is asked again later."""
+    """A producer's answer to a transaction check. UNKNOWN: it is checked again later."""
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
@@ -351,8 +345,8 @@ class TransactionResolution(enum.StrEnum):
 class OpenTransaction:
     """A transaction that is neither committed nor rolled back.
 
-    `message_id`, `physical_offset` and `size` are its half message's. `checks`: how often its producers were asked.
-    `next_check_ms`: Unix time of the next check.
+    `message_id`, `physical_offset` and `size` are those of its half message. `checks`: number so far. `next_check_ms`:
+    Unix time.
     """
 
     transaction_id: str

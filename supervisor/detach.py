@@ -24,7 +24,7 @@ from mqproc.errors import MqprocError, RequestTimeoutError, StoreAccessError
 from mqproc.io.sigbus import install_sigbus_handler
 from mqproc.io.store_io import StoreIO
 from mqproc.layout.control import SUPERVISOR
-from mqproc.paths import StorePaths, in_shell
+from mqproc.paths import StorePaths, shell_quoted
 from mqproc.roles import role_log
 from mqproc.supervisor.hooks import Outcome, Report
 from mqproc.supervisor.store_folder import prepare_folder
@@ -67,8 +67,8 @@ def detach(
         _lead(run, paths, writer, heard)
     os.close(writer)
     goes_on = (
-        f"it goes on starting in the background: mqproc status --store {in_shell(paths.root)} tells how far it is, "
-        f"mqproc down --store {in_shell(paths.root)} ends it"
+        f"it goes on starting in the background: mqproc status --store {shell_quoted(paths.root)} tells how far it is, "
+        f"mqproc down --store {shell_quoted(paths.root)} ends it"
     )
     try:
         # The leader holds its own back until it is out of reach.

@@ -38,6 +38,7 @@ from mqproc.supervisor.hooks import (
     Timing,
 )
 from mqproc.supervisor.template import Inheritance, Template, TemplateGoneError
+from mqproc.util.procfs import own_children
 
 # --- children ---
 # Children that the supervisor has without knowing them.

@@ -126,7 +126,7 @@ class Outcome:
 
 FINAL_EXIT_CODES: Final = frozenset({2, 3, 6, 7, 8})
 EXIT_FAILED: Final = 1
-_REMARKS: Final = {signal.SIGKILL: "perhaps out of memory", signal.SIGBUS: "a mapped page could not be had"}
+_REMARKS: Final = {signal.SIGKILL: "perhaps out of memory", signal.SIGBUS: "an inaccessible mapped page"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from mqproc.ipc.control import Control
 from mqproc.ipc.control_words import why_read_only
 from mqproc.ipc.store_lock import StoreLock
 from mqproc.layout import control as layout
-from mqproc.paths import StorePaths, file_type, in_shell, lost_link
+from mqproc.paths import StorePaths, dangling_link, file_type, shell_quoted
 from mqproc.roles.role import BellKind, RoleSpec
 from mqproc.wire.address import connect_path, listen, remove
 
@@ -123,7 +123,7 @@ def prepare_folder(io: StoreIO, paths: StorePaths) -> None:
     """Make the store's folder if only its last part is missing, and `mqproc/` in it. Raises StoreAccessError."""
     root = paths.root
     try:
-        if found := lost_link(root):
+        if found := dangling_link(root):
             raise StoreAccessError(f"{root}: {found}")
         if not io.exists(root):
             if not io.exists(root.parent):
@@ -168,7 +168,7 @@ def starting(paths: StorePaths) -> Iterator[None]:
 
 def _room(paths: StorePaths) -> str:
     """What makes room, and needs none itself; nothing in a store that has no log yet."""
-    command = f"mqproc store retention --store {in_shell(paths.root)}"
+    command = f"mqproc store retention --store {shell_quoted(paths.root)}"
     return f"; {command} shows what may be deleted, --execute does it" if paths.commit_log.exists() else ""
 
 

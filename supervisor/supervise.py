@@ -30,7 +30,7 @@ from mqproc.ipc.control import Control
 from mqproc.ipc.error_log import ErrorLog
 from mqproc.ipc.store_lock import StoreLock
 from mqproc.layout import control as layout
-from mqproc.paths import StorePaths, in_shell, shown
+from mqproc.paths import StorePaths, printable_path, shell_quoted
 from mqproc.roles import role_log
 from mqproc.roles.process_setup import set_title
 from mqproc.roles.role import RoleSpec
@@ -424,7 +424,7 @@ class Supervisor:
         why = why_unwritable(self._context.io, self._context.paths)
         reason = f"{halt.reason}: {why}" if why else halt.reason
         role_log.get_logger().error("the group halts", reason=reason, exit_code=code)
-        command = f"mqproc errors --store {in_shell(self._context.paths.root)}"
+        command = f"mqproc errors --store {shell_quoted(self._context.paths.root)}"
         self._stop(Outcome(code, f"{reason}; {command} tells why"))
         self._group.problems.append(reason)
 
@@ -502,7 +502,7 @@ class Supervisor:
             roles[name] = {"state": state, **words}
         return StatusAnswer(
             group=layout.GROUP_NAMES[self._control.load(layout.GROUP_STATE)],
-            store=shown(self._context.paths.root),
+            store=printable_path(self._context.paths.root),
             pid=os.getpid(),
             epoch=self._control.load(layout.EPOCH),
             started_ms=self._control.load(layout.GROUP_STARTED_MS),

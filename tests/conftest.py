@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from mqproc.cli.warm_kernels import fill_cache
+from mqproc.cli.admin.kernel_cache import fill_cache
 from mqproc.errors import CorruptStoreError, NotRunningError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control

@@ -172,10 +172,13 @@ def serve(fd: int) -> None:
     """The nursery's life."""
     import setproctitle
 
-    from mqproc.cli import engine, main
-    from mqproc.cli.warm_kernels import make_ready
+    from mqproc.cli import main
+    from mqproc.cli.admin import engine_hooks
+    from mqproc.cli.admin.kernel_cache import make_ready
+    from mqproc.roles import registry
 
-    assert engine.SPECS
+    assert engine_hooks
+    assert registry.SPECS
     assert main
     make_ready()
     # The first title finds the room for all: arguments and variables as the program was given them, before they change.

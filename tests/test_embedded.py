@@ -71,7 +71,7 @@ def test_a_misspelt_variable_is_told_by_whoever_starts_the_group(
     for _ in range(2):
         with mqproc.open(tmp_path / "store"), mqproc.open(tmp_path / "store"):
             told = [record.getMessage() for record in caplog.records if record.name == "mqproc.open"]
-        assert told == ["MQPROC_FLUSH_DISK_TYP is no option, and ignored; did you mean MQPROC_FLUSH_DISK_TYPE?"]
+        assert told == ["MQPROC_FLUSH_DISK_TYP is not an option, and ignored; did you mean MQPROC_FLUSH_DISK_TYPE?"]
         caplog.clear()
 
 

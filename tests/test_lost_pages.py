@@ -65,10 +65,10 @@ def run(path: Path, before: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("before", "code", "told"),
     [
-        ("", 1, ": the file was cut while it was read"),
-        (THREAD, 1, ": the file was cut while it was read"),
-        (ROOM, 1, ": there is no room for a page of the file: make room on the disk"),
-        (UNREADABLE, 6, " cannot be read: Input/output error; put the file back from a copy, or copy what can be read"),
+        ("", 1, ": the file was truncated while it was read"),
+        (THREAD, 1, ": the file was truncated while it was read"),
+        (ROOM, 1, ": no space for a page of the file: free space on the disk"),
+        (UNREADABLE, 6, " cannot be read: Input/output error; restore the file from a copy, or copy its readable part"),
     ],
     ids=["cut", "with threads", "no room", "unreadable"],
 )
@@ -82,7 +82,7 @@ def test_a_page_that_cannot_be_had_is_named(tmp_path: Path, before: str, code: i
 def test_a_page_of_which_the_system_tells_nothing_ends_the_process_too(tmp_path: Path) -> None:
     """The access came to the handler again and again."""
     done = run(tmp_path / "segment", HIDDEN)
-    assert (done.returncode, done.stderr) == (1, "mqproc: a page of memory could not be had\n")
+    assert (done.returncode, done.stderr) == (1, "mqproc: a page of memory is inaccessible\n")
 
 
 def test_who_is_forked_dies_by_the_signal_for_its_parent_to_tell(tmp_path: Path) -> None:
@@ -120,6 +120,6 @@ def test_zeros_stand_in_for_what_is_only_read(tmp_path: Path, access: str, folde
     path.write_bytes(b"\x01" * 12288)
     done = read_on(path, access, tmp_path / "link" / folder)
     if goes_on:
-        told = f"{path}: offset 5,000: the file was cut while it was read; none is told"
+        told = f"{path}: offset 5,000: the file was truncated while it was read; none is told"
         assert done.stdout == f"{told}\n1 0 0 0 2\n"
     assert (done.returncode, done.stdout == "dies\n") == ((0, False) if goes_on else (-signal.SIGBUS, True)), done

@@ -1,7 +1,7 @@
-"""RocketMQ's `broker.conf`: its lines, and which of them are surely mistaken.
+"""RocketMQ's `broker.conf`: parsing, and detection of misspelt names.
 
-RocketMQ has many names that are none of ours, so an unknown one is passed over; one that is all but a name of ours is
-a mistake, which would leave an option at its default.
+RocketMQ has many names that mqproc does not, so unknown names are ignored; one that almost equals an option's name is
+an error, since the option would silently keep its default.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Final
 from mqproc.errors import ConfigurationError
 
 STORE_NAMES: Final = ("storePathRootDir", "storePathCommitLog", "readOnlyCommitLogStorePaths")
-"""What says where a store lies, which is no option."""
-# RocketMQ's own, although all but ours.
+"""Names that locate a store; they are not options."""
+# RocketMQ's own, although similar to an option's name.
 _ROCKETMQS: Final = frozenset({"brokerIP2"})
 _COMMENTS: Final = ("#", "!")
 
 
 @dataclass(frozen=True, slots=True)
 class ConfLine:
-    """`name=value`, and the number of its line, from 1."""
+    """`name=value`, and its line number, from 1."""
 
     number: int
     name: str
@@ -30,7 +30,7 @@ class ConfLine:
 
 
 def read_lines(path: Path) -> list[ConfLine]:
-    """All lines but comments and empty ones. Raises ConfigurationError for one that is not NAME=VALUE."""
+    """Read all assignments. Raises ConfigurationError for a line that is not NAME=VALUE."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -39,7 +39,7 @@ def read_lines(path: Path) -> list[ConfLine]:
 
 
 def _logical(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """The lines as Java's Properties see them: one that ends in a backslash goes on in the next, but for comments."""
+    """Join lines as Java's Properties do: a trailing backslash continues a line, except a comment."""
     begun, text = 0, ""
     for number, line in enumerate(lines, 1):
         part = line.lstrip()
@@ -68,9 +68,9 @@ def _line(path: Path, number: int, text: str) -> ConfLine:
 
 
 def check_spelling(path: Path, lines: Iterable[ConfLine], known: Iterable[str]) -> list[str]:
-    """The names of `lines` that are neither `known` nor like one that is.
+    """Names in `lines` that are neither `known` nor similar to a known one.
 
-    Raises ConfigurationError for one that differs from a known name by one letter, by case or by underscores.
+    Raises ConfigurationError for a name that differs from a known one by one letter, case or underscores.
     """
     plain = {_plain(name): name for name in (*known, *STORE_NAMES)}
     unknown = [line for line in lines if line.name not in plain.values()]
@@ -88,7 +88,7 @@ def _plain(name: str) -> str:
 
 
 def _is_near(one: str, other: str) -> bool:
-    """Whether one letter more, less or other, or two that changed places, make one of the other."""
+    """Whether the names differ by one inserted, deleted, replaced or transposed letter."""
     same = 0
     for a, b in zip(one, other, strict=False):
         if a != b:

@@ -1,10 +1,11 @@
-"""What is told of MQPROC_ variables that nothing hears."""
+"""Parsing of options: values, flags, environment, files; checks of values and combinations."""
 
 from __future__ import annotations
 
 import difflib
 import enum
 import ipaddress
+import json
 import os
 import re
 import tomllib
@@ -19,28 +20,37 @@ from mqproc.errors import ConfigurationError
 from mqproc.util.units import PAGE_BYTES, delays_ms_of, parse_size
 
 ENVIRONMENT_PREFIX = "MQPROC_"
-
-
-# What is heard in the environment besides options: where store and file lie, and where tests want a group to fail.
+_NEAR_RATIO: Final = 0.8
+# Further variables: location of store and file, faults that tests inject.
 OTHER_VARIABLES = ("MQPROC_STORE", "MQPROC_CONFIG", "MQPROC_CRASH", "MQPROC_FAULT", "MQPROC_HANG")
-
-
 _TYPES: dict[str, type] = {name: type(option.default) for name, option in FIELDS.items()}
-
-
 _BY_ROCKETMQ_NAME = {rocketmq_name(name): name for name in FIELDS}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value and where it was said: `default`, a file's path, an environment variable, or `--set`."""
+    """A value and its source: `default`, a file's path, an environment variable, or `--set`."""
 
     value: Any
     source: str
 
 
+def parse_saved(text: bytes, source: str) -> dict[str, Any]:
+    """Options of a settings file by name, without unknown ones of other versions.
+
+    Raises ValueError, and ConfigurationError for an invalid value.
+    """
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError("not a JSON object")
+    return {name: parse_option(name, value, source) for name, value in found.items() if name in FIELDS}
+
+
 def parse_option(name: str, value: Any, source: str) -> Any:
-    """`value` (text, or what TOML gave) as the option's type, within its bounds.
+    """Convert `value` (text, or a TOML value) to the option's type and check its bounds.
 
     Raises ConfigurationError naming option, value, allowed range and source.
     """
@@ -62,12 +72,12 @@ def _converted(name: str, value: Any, source: str) -> Any:
             return kind(str(value))
         except ValueError:
             allowed = ", ".join(member.value for member in kind)
-            raise ConfigurationError(f"{source}: {name} = {value!r} is none of {allowed}") from None
+            raise ConfigurationError(f"{source}: {name} = {value!r} is not one of {allowed}") from None
     return str(value)
 
 
 def _as_int(name: str, value: Any, source: str) -> int:
-    """A whole number; a text may also be a size with its unit where the option is one in bytes."""
+    """An integer; byte options also accept a size with unit."""
     if not isinstance(value, bool) and re.fullmatch(r"[+-]?\d[\d_]*", str(value).strip()):
         return int(value)
     if not isinstance(value, str) or FIELDS[name].metadata["unit"] != "bytes":
@@ -97,7 +107,7 @@ def _in_bounds(name: str, value: Any, source: str) -> Any:
 
 
 def read_toml(path: Path) -> dict[str, Setting]:
-    """Options of a TOML file: top level, or a table `[mqproc]`. Unknown names are errors."""
+    """Read a TOML file: top level, or a table `[mqproc]`. Unknown names are errors."""
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -112,17 +122,19 @@ def read_toml(path: Path) -> dict[str, Setting]:
 
 
 def options_table(found: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Where a TOML file has its options: in a table `[mqproc]`, or at its top level. Raises ConfigurationError."""
+    """The options of a TOML file: table `[mqproc]`, or top level. Raises ConfigurationError."""
     table = found.get("mqproc", found)
     if not isinstance(table, dict):
-        raise ConfigurationError(f"{path}: mqproc = {table!r} is not a table: options stand below [mqproc], or alone")
+        raise ConfigurationError(
+            f"{path}: mqproc = {table!r} is not a table: options belong to [mqproc] or the top level"
+        )
     if table is not found and (outside := found.keys() & {*FIELDS, "store"}):
-        raise ConfigurationError(f"{path}: {min(outside)} stands above [mqproc]: options stand below it, or alone")
+        raise ConfigurationError(f"{path}: {min(outside)} is outside of [mqproc]: options belong to it, or to no table")
     return table
 
 
 def read_broker_conf(path: Path) -> dict[str, Setting]:
-    """Options of a RocketMQ `broker.conf` that we have too; the others are RocketMQ's own affair, unless misspelt."""
+    """Read the options of a RocketMQ `broker.conf`; other names are ignored unless misspelt."""
     lines = broker_conf.read_lines(path)
     broker_conf.check_spelling(path, lines, _BY_ROCKETMQ_NAME)
     pairs = {line.name: line.value for line in lines}
@@ -135,14 +147,14 @@ def read_broker_conf(path: Path) -> dict[str, Setting]:
 
 
 def names_passed_over(config_file: Path | None) -> list[str]:
-    """The names of a `broker.conf` that are none of ours; a TOML file may have none. Raises ConfigurationError."""
+    """Names in a `broker.conf` that are not options of mqproc; a TOML file cannot have any."""
     if config_file is None or config_file.suffix == ".toml":
         return []
     return broker_conf.check_spelling(config_file, broker_conf.read_lines(config_file), _BY_ROCKETMQ_NAME)
 
 
 def _check_log_paths(pairs: Mapping[str, str], path: Path) -> None:
-    """Segments that lie elsewhere than in the store's own folder would be taken for lost ones."""
+    """Reject other log folders: their segments would be taken for lost ones."""
     log = Path(pairs.get("storePathCommitLog") or "commitlog")
     root = Path(pairs.get("storePathRootDir") or log.parent)
     if log.name != "commitlog" or log.parent not in (root, Path()) or "," in str(log):
@@ -152,7 +164,7 @@ def _check_log_paths(pairs: Mapping[str, str], path: Path) -> None:
 
 
 def read_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
-    """Options given as MQPROC_<NAME>. Others are passed over: `environment.environment_warnings` tells of them."""
+    """Read options given as MQPROC_<NAME>; see `environment_warnings` for others."""
     settings = {}
     for name in FIELDS:
         variable = ENVIRONMENT_PREFIX + name.upper()
@@ -162,12 +174,12 @@ def read_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
 
 
 def is_of_service(variable: str, environment: Mapping[str, str]) -> bool:
-    """Whether Kubernetes has set it: MQPROC_METRICS_PORT=tcp://…, for a service that is called mqproc-metrics."""
+    """Whether Kubernetes set it, as MQPROC_METRICS_PORT=tcp://… for a service mqproc-metrics."""
     return variable.endswith("_PORT") and "://" in environment[variable]
 
 
 def read_flags(flags: Iterable[str], source: str = "--set") -> dict[str, Setting]:
-    """Options given as NAME=VALUE, by `--set` or by what else `source` names."""
+    """Parse options given as NAME=VALUE, by `--set` or another `source`."""
     settings = {}
     for flag in flags:
         name, separator, value = flag.partition("=")
@@ -183,7 +195,7 @@ def load_settings(
     flags: Iterable[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Setting]:
-    """Every option with its value and source."""
+    """All options with value and source."""
     settings = {name: Setting(option.default, "default") for name, option in FIELDS.items()}
     if config_file is not None:
         settings |= read_toml(config_file) if config_file.suffix == ".toml" else read_broker_conf(config_file)
@@ -193,7 +205,7 @@ def load_settings(
 
 
 def delete_hours(text: str) -> frozenset[int]:
-    """The hours that `delete_when` names. Raises ConfigurationError."""
+    """Parse the hours of `delete_when`. Raises ConfigurationError."""
     parts = [part.strip() for part in text.split(";") if part.strip()]
     if not parts or any(not re.fullmatch(r"[01]?[0-9]|2[0-3]", part) for part in parts):
         raise ConfigurationError(f"delete_when = {text!r} is out of range: hours from 0 to 23, separated by ';'")
@@ -201,19 +213,19 @@ def delete_hours(text: str) -> frozenset[int]:
 
 
 def cpu_numbers(text: str) -> frozenset[int]:
-    """The processors that a list like "0,2-3" names, as the kernel writes them. Raises ConfigurationError."""
+    """Parse a processor list such as "0,2-3". Raises ConfigurationError."""
     found: set[int] = set()
     for part in filter(None, text.replace(" ", "").split(",")):
         bounds = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", part)
         first, last = (int(bounds[1]), int(bounds[2] or bounds[1])) if bounds else (1, 0)
         if first > last:
-            raise ConfigurationError(f"writer_cpus = {text!r}: {part!r} is neither a processor's number nor a range")
+            raise ConfigurationError(f"writer_cpus = {text!r}: {part!r} is neither a processor number nor a range")
         found.update(range(first, last + 1))
     return frozenset(found)
 
 
 def check_together(options: Options) -> None:
-    """Combinations that cannot work. Raises ConfigurationError."""
+    """Check combinations of options. Raises ConfigurationError."""
     segment = options.mapped_file_size_commit_log
     if segment % PAGE_BYTES:
         bounds = FIELDS["mapped_file_size_commit_log"].metadata
@@ -224,13 +236,17 @@ def check_together(options: Options) -> None:
     try:
         ipaddress.ip_address(options.broker_ip)
     except ValueError:
-        raise ConfigurationError(f"broker_ip = {options.broker_ip!r} is no IP address: records have no names") from None
+        raise ConfigurationError(
+            f"broker_ip = {options.broker_ip!r} is not an IP address: records cannot hold names"
+        ) from None
     for name in ("broker_name", "metrics_host"):
         text = getattr(options, name)
-        if not text.isprintable():  # As bytes that are no UTF-8, which the environment may have.
-            raise ConfigurationError(f"{name} = {text!r} is no text that can be printed")
+        if not text.isprintable():  # Such as bytes that are not UTF-8, which the environment may contain.
+            raise ConfigurationError(f"{name} = {text!r} is not printable text")
     if " " in options.broker_name:
-        raise ConfigurationError(f"broker_name = {options.broker_name!r} has a space: handles have it between spaces")
+        raise ConfigurationError(
+            f"broker_name = {options.broker_name!r} contains a space: handles are separated by spaces"
+        )
     delete_hours(options.delete_when)
     cpu_numbers(options.writer_cpus)
     delays_ms_of(options.message_delay_level)
@@ -241,7 +257,7 @@ def check_together(options: Options) -> None:
 
 
 def options_from(settings: Mapping[str, Setting]) -> Options:
-    """The options as one checked object."""
+    """Build the options, checked together."""
     options = Options(**{name: setting.value for name, setting in settings.items()})
     try:
         check_together(options)
@@ -255,26 +271,23 @@ def options_from(settings: Mapping[str, Setting]) -> Options:
 def load_options(
     config_file: Path | None = None, flags: Iterable[str] = (), environment: Mapping[str, str] | None = None
 ) -> Options:
-    """Options from all sources, checked. Raises ConfigurationError."""
+    """Read options from all sources, checked. Raises ConfigurationError."""
     return options_from(load_settings(config_file, flags, environment))
 
 
-_NEAR_RATIO: Final = 0.8
-
-
 def environment_warnings(environment: Mapping[str, str]) -> list[str]:
-    """A line for each MQPROC_ variable that nothing hears, with the one that may have been meant.
+    """Warnings about MQPROC_ variables that are not options, with the probable name.
 
-    They are no errors: Kubernetes sets MQPROC_PORT and the like by itself for a service of that name.
+    They are not errors: Kubernetes sets MQPROC_PORT and similar for a service of that name.
     """
     known = [name.upper() for name in FIELDS] + [name.removeprefix(ENVIRONMENT_PREFIX) for name in OTHER_VARIABLES]
     lines = []
     for variable in sorted(name for name in environment if name.startswith(ENVIRONMENT_PREFIX)):
         name = variable.removeprefix(ENVIRONMENT_PREFIX)
         if is_of_service(variable, environment):
-            lines.append(f"{variable} is what Kubernetes says of a service, no option, and ignored")
+            lines.append(f"{variable} is set by Kubernetes for a service, and ignored")
         elif name not in known:
             near = difflib.get_close_matches(name, known, 1, _NEAR_RATIO)
             hint = f"; did you mean {ENVIRONMENT_PREFIX}{near[0]}?" if near else ""
-            lines.append(f"{variable} is no option, and ignored{hint}")
+            lines.append(f"{variable} is not an option, and ignored{hint}")
     return lines

@@ -18,7 +18,7 @@ from typing import Final
 
 from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import StoreIO
-from mqproc.paths import shown
+from mqproc.paths import printable_path
 
 _FAILED: Final = 1
 _SA_SIGINFO: Final = 4
@@ -136,7 +136,7 @@ def _can_be_read(place: _Place) -> bool:
 
 
 def _why(lost: _Place) -> tuple[str, int]:
-    place = f"{shown(lost.path)}: offset {lost.offset:,}"
+    place = f"{printable_path(lost.path)}: offset {lost.offset:,}"
     try:
         if _byte_of(lost):
             if lost.is_read_only:

@@ -95,7 +95,7 @@ class IdleWatch:
         self._check_at_s = now_s + _CHECK_EVERY_S
         with suppress(OSError):
             if self._fd < 0:
-                self._fd = self._io.open(self._paths.openers, write=True)
+                self._fd = self._io.open(self._paths.usage_lock, write=True)
             if try_flock(self._fd):
                 self._used_s = min(self._used_s, now_s)
                 if now_s - self._used_s >= UNUSED_S:
@@ -109,10 +109,10 @@ class IdleWatch:
 
 def _opened(io: StoreIO, paths: StorePaths) -> int:
     """Open the file. Raises OSError, also for a pipe, which can be locked but holds no text."""
-    found = io.entry(paths.openers)
+    found = io.entry(paths.usage_lock)
     if found is not None and found.kind is Kind.OTHER:
-        raise OSError(errno.EINVAL, "not a file", os.fspath(paths.openers))
-    return io.open(paths.openers, write=True, create=True, mode=0o600)
+        raise OSError(errno.EINVAL, "not a file", os.fspath(paths.usage_lock))
+    return io.open(paths.usage_lock, write=True, create=True, mode=0o600)
 
 
 def mark_stoppable_by_last_user(paths: StorePaths) -> None:
@@ -126,7 +126,7 @@ def mark_stoppable_by_last_user(paths: StorePaths) -> None:
         finally:
             io.close(fd)
     except OSError as error:
-        raise StartError(f"{paths.openers}: {error.strerror or error}") from None
+        raise StartError(f"{paths.usage_lock}: {error.strerror or error}") from None
 
 
 def _running(io: StoreIO, paths: StorePaths) -> bytes:

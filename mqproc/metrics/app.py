@@ -1,10 +1,10 @@
 """The monitor's pages as an ASGI application.
 
-    /           the status page: live, for people        /metrics    for Prometheus
-    /events     what it shows, once a second             /healthz    alive?    /readyz    serving in full?
-                with ?name=… only topics and groups that have this in their names
+    /           status page, live                        /metrics    Prometheus
+    /events     its data, once a second                  /healthz    liveness     /readyz    readiness
+                with ?name=… only topics and groups whose names contain this
 
-Alive is not ready: a group that recovers is alive. Both answer 503 when they are not, with the reasons as text.
+A group that recovers is alive but not ready. Both checks answer 503 with the reasons as text when they fail.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from mqproc.ipc.health import alive_problems, ready_problems
 from mqproc.metrics.collector import GroupState, MetricsCollector
-from mqproc.metrics.health import alive_problems, ready_problems
 from mqproc.metrics.snapshot import as_values
 from mqproc.paths import StorePaths
 
@@ -37,45 +37,45 @@ _FILES: Final = {
     "/status.js": ("status.js", "text/javascript; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
-# Nothing of the page comes from elsewhere, and nothing of it may be run that is not in these files.
+# The page loads nothing from elsewhere, and runs only these files.
 _POLICY: Final = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'"
 
 
 class StatusFeed:
-    """Snapshots for everybody who looks: taken at most once in EVENT_EVERY_S, and not at all while nobody does."""
+    """Snapshots for all open status pages: at most one per EVENT_EVERY_S, none without pages."""
 
     def __init__(self, collector: MetricsCollector, paths: StorePaths, version: str) -> None:
         self._collector = collector
         self._paths = paths
         self._version = version
         self._taken = 0.0
-        self._picture: GroupState | None = None
+        self._state: GroupState | None = None
         self._events: dict[str, bytes] = {}
         self.streams = 0
 
     def event(self, name: str = "") -> bytes:
-        """The newest snapshot as a server-sent event; of topics and groups only those with `name` in theirs."""
+        """Latest snapshot as a server-sent event; `name` selects topics and groups by substring."""
         now = time.monotonic()
-        if self._picture is None or now - self._taken >= EVENT_EVERY_S / 2:
+        if self._state is None or now - self._taken >= EVENT_EVERY_S / 2:
             self._taken = now
-            self._picture = self._collector.picture()
+            self._state = self._collector.read_state()
             self._events.clear()
         found = self._events.get(name)
         if found is None:
-            values = as_values(self._collector, self._paths, self._picture, name=name)
+            values = as_values(self._collector, self._paths, self._state, name=name)
             found = b"data: " + msgspec.json.encode({"version": self._version, "name": name, **values}) + b"\n\n"
             self._events[name] = found
         return found
 
     async def events(self, name: str) -> AsyncIterator[bytes]:
-        """Snapshots until the client goes."""
+        """Snapshots until the client disconnects."""
         while True:
             yield self.event(name)
             await asyncio.sleep(EVENT_EVERY_S)
 
 
 class EventStream(StreamingResponse):
-    """One client's snapshots. It counts from the moment that it is let in: many come at once after a restart."""
+    """One client's stream. It counts from its creation: many connect at once after a restart."""
 
     def __init__(self, feed: StatusFeed, name: str) -> None:
         super().__init__(feed.events(name), headers={"content-type": "text/event-stream"})
@@ -90,7 +90,7 @@ class EventStream(StreamingResponse):
 
 
 class MetricsEndpoint:
-    """/metrics as an ASGI application. It imports prometheus_client at the first scrape: starts stay short."""
+    """/metrics. Imports prometheus_client at the first scrape, so that starts stay fast."""
 
     def __init__(self, collector: MetricsCollector) -> None:
         self._collector = collector
@@ -105,7 +105,7 @@ class MetricsEndpoint:
 
 
 def make_app(collector: MetricsCollector, paths: StorePaths, version: str) -> Starlette:
-    """The application over one running group."""
+    """Build the application for a running group."""
     feed = StatusFeed(collector, paths, version)
     timeout_ns = collector.options.heartbeat_timeout_ms * 1_000_000
 
@@ -117,7 +117,7 @@ def make_app(collector: MetricsCollector, paths: StorePaths, version: str) -> St
 
     async def events(request: Request) -> Response:
         if feed.streams >= STREAMS_MAX:
-            return PlainTextResponse(f"{STREAMS_MAX} look already\n", 503)
+            return PlainTextResponse(f"{STREAMS_MAX} status pages are open already\n", 503)
         return EventStream(feed, request.query_params.get("name", ""))
 
     routes = [
@@ -141,7 +141,7 @@ def _file_route(path: str, name: str, content_type: str) -> Route:
 
 async def _refuse(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    hint = "; there are / /metrics /healthz /readyz" if error.status_code == 404 else ""
+    hint = "; pages are / /metrics /healthz /readyz" if error.status_code == 404 else ""
     return PlainTextResponse(f"{error.detail.lower()}{hint}\n", error.status_code, headers=error.headers)
 
 

@@ -1,15 +1,15 @@
-"""Everything that is known of a running group, read at the moment it is asked for; nothing is counted twice.
+"""Collects the state of a running group, and derives every metric's samples from it.
 
-    control file    words, histograms, counts by code        from_words
-    log             the oldest message not dispatched        dispatch_lag
-    errors          the supervisor's                         error_log
-    queue table     topics                                   topics
-    progress        consumer groups                          groups
-    /proc           memory and processor time of each role   processes
+    control file    words, histograms, error counters
+    log             age of the oldest message not dispatched (`ipc.health`)
+    errors          the supervisor's (`ipc.error_log`)
+    queue table     topics (`metrics.topics`)
+    progress        consumer groups (`metrics.groups`)
+    processes       memory and processor time (`util.procfs`)
 
-Lag is the difference of two words read at one moment, or the age of a message; it survives the death of any role, and
-is the same number that `mqproc stat` prints. Most cumulative words begin at 0 with each start of the group, which
-Prometheus takes for a reset; the supervisor's errors go on.
+Lag is the difference of two words of one snapshot, or the age of a message. It survives the death of any role, and
+equals the output of `mqproc stat`. Most counters restart at 0 with the group, which Prometheus treats as a reset; the
+supervisor's errors persist.
 """
 
 from __future__ import annotations
@@ -27,25 +27,21 @@ from mqproc.ipc import control_words
 from mqproc.ipc.control import Control
 from mqproc.ipc.error_counters import read_error_counters
 from mqproc.ipc.error_log import SeenError, seen_errors
+from mqproc.ipc.health import dispatch_behind_ms, ready_problems_of, unflushed_seconds
 from mqproc.ipc.histogram import Buckets, read_buckets
 from mqproc.layout import control as layout
 from mqproc.layout import histograms, index_file
 from mqproc.metrics.catalogue import Samples
 from mqproc.metrics.groups import GroupLag, GroupLags
-from mqproc.metrics.health import dispatch_behind_ms, ready_problems_of, unflushed_seconds
 from mqproc.metrics.topics import TableFigures, TopicTable
 from mqproc.paths import StorePaths
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.index.files import index_file_names
 from mqproc.util.procfs import ProcessUsage, process_usage
 
-# --- from_words ---
-# The metrics that are words of the control file, or follow from several of them.
-
-
 NS: Final = 1_000_000_000
 TARGETS: Final = {"commitlog": "commitlog", "consumequeue": "cq", "index": "index"}
-"""What is flushed, and how its flusher's words begin."""
+"""Flush targets, and the prefix of their flushers' words."""
 
 _SYNCED = {"consumequeue": "cq_synced", "index": "index_synced"}
 _DELETED = {
@@ -133,21 +129,21 @@ PLAIN: Final[Mapping[str, tuple[str, float]]] = {
     "mqproc_recovery_cut_bytes": ("recovery_cut_bytes", 1),
     "mqproc_scrapes_total": ("scrapes", 1),
 }
-"""Metrics that are one word, perhaps in another unit: name → (word, factor)."""
+"""Metrics that are one word, scaled: name → (word, factor)."""
 
 
 def samples_of_words(
     control: Control, options: Options, words: Mapping[str, int], *, ready: bool, behind_ms: int
 ) -> dict[str, Samples]:
-    """Samples by metric; `words` is one snapshot, so that no figure contradicts another.
+    """Samples by metric, from one consistent snapshot `words`.
 
-    `ready` is what /readyz says, `behind_ms` how late dispatch is.
+    `ready` is the result of /readyz, `behind_ms` the dispatch delay.
     """
     now_ns = time.monotonic_ns()
     unix_offset_ns = time.time_ns() - now_ns
 
     def to_unix(monotonic_ns: int) -> float:
-        """Unix seconds; 0 for what has never happened."""
+        """Unix seconds; 0 when it never happened."""
         return (monotonic_ns + unix_offset_ns) / NS if monotonic_ns else 0.0
 
     plain: dict[str, Samples] = {name: [((), words[word] * factor)] for name, (word, factor) in PLAIN.items()}
@@ -237,7 +233,7 @@ def _by_target(words: Mapping[str, int], to_unix: Callable[[int], float]) -> dic
 
 
 def _histograms(control: Control) -> dict[str, Samples]:
-    """Every histogram; what two roles keep under one label is added up."""
+    """All histograms; those of several roles with one label are summed."""
     found: dict[str, dict[str, Buckets]] = {metric: {} for metric in _HISTOGRAMS.values()}
     for place in histograms.HISTOGRAMS:
         of_metric = found[_HISTOGRAMS[place.name]]
@@ -269,10 +265,10 @@ TOLD_IN_RECOVERY: Final = frozenset(
         "mqproc_scrapes_total",
     }
 )
-"""All else is known when recovery has ended. 0 would be wrong: a log's end that goes to 0 and back is a huge rate."""
+"""Metrics known during recovery. For others 0 would be wrong: a position that drops to 0 and returns is a huge rate."""
 
 PROCESSES_EVERY_S: Final = 2.0
-"""What the kernel says of memory costs it a walk over the pages: it is asked at most this often."""
+"""Reading a process's memory makes the kernel walk its pages, so it is done at most this often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,29 +277,29 @@ class GroupState:
 
     words: Mapping[str, int]
     processes: Mapping[str, ProcessUsage]
-    """By role; the supervisor and the template are among them."""
+    """By role, including supervisor and template."""
     table: TableFigures | None
-    """None before recovery has made the queue table, which takes the place of the last run's."""
+    """None until recovery has built the queue table."""
     lags: list[GroupLag]
     problems: list[str]
-    """Why the group does not serve in full."""
+    """Reasons why the group is not ready."""
     dispatch_behind_ms: int
     errors: list[SeenError]
-    """Every distinct error, the one that came last first."""
+    """All distinct errors, the most recent first."""
 
     @property
     def is_recovering(self) -> bool:
-        """Neither positions nor queues are known yet."""
+        """Whether positions and queues are not known yet."""
         return self.words["group_state"] == layout.GROUP_RECOVERING
 
     @property
     def supervisor_errors(self) -> int:
-        """How often something went wrong in the supervisor, which has no word for it: what the store's errors keep."""
+        """Number of errors of the supervisor, counted in the store's error log: it has no word."""
         return sum(error.count for error in self.errors if error.owner == layout.SUPERVISOR)
 
 
 class MetricsCollector:
-    """Reads one group. `version` goes into the build's info; processes are asked for at most so often."""
+    """Reads one group's state. `version` is reported in `mqproc_build_info`."""
 
     def __init__(
         self,
@@ -327,11 +323,11 @@ class MetricsCollector:
         self._processes_due = 0.0
         self._processes_every_s = processes_every_s
 
-    def picture(self) -> GroupState:
-        """The group now."""
-        # The words first: a queue table that is a little newer contradicts nothing that follows from them.
+    def read_state(self) -> GroupState:
+        """Read the group's state now."""
+        # Words first: a slightly newer queue table contradicts nothing derived from them.
         words = self.control.snapshot()
-        # At once, too: a heartbeat is silent for no longer than it was when it was read.
+        # Evaluated at once, or heartbeats would appear older than they were when read.
         problems = ready_problems_of(words, self.options.heartbeat_timeout_ms * 1_000_000)
         self._take_table(words["group_state"])
         return GroupState(
@@ -345,32 +341,32 @@ class MetricsCollector:
         )
 
     def samples(self) -> dict[str, Samples]:
-        """Every metric's samples by its name; of a group that is_recovering only those that are known."""
-        picture = self.picture()
+        """Samples by metric name; during recovery only the known ones."""
+        state = self.read_state()
         of_words = samples_of_words(
             self.control,
             self.options,
-            picture.words,
-            ready=not picture.problems,
-            behind_ms=picture.dispatch_behind_ms,
+            state.words,
+            ready=not state.problems,
+            behind_ms=state.dispatch_behind_ms,
         )
         of_words["mqproc_errors_total"] = [
-            ((layout.SUPERVISOR,), picture.supervisor_errors),
+            ((layout.SUPERVISOR,), state.supervisor_errors),
             *of_words["mqproc_errors_total"],
         ]
-        of_words |= _of_processes(picture.processes)
+        of_words |= _of_processes(state.processes)
         of_words["mqproc_build_info"] = [((self._version, platform.python_version()), 1)]
-        if picture.is_recovering:
+        if state.is_recovering:
             return {name: samples for name, samples in of_words.items() if name in TOLD_IN_RECOVERY}
         return {
             **of_words,
-            **_of_topics(picture.table),
-            **self._of_groups(picture.lags),
-            **self._of_storage(picture),
+            **_of_topics(state.table),
+            **self._of_groups(state.lags),
+            **self._of_storage(state),
         }
 
     def close(self) -> None:
-        """Let go of the queue table; the control file is the caller's."""
+        """Close the queue table; the control file belongs to the caller."""
         if self._topics is not None:
             self._topics.table.close()
             self._topics = self._groups = None
@@ -382,7 +378,7 @@ class MetricsCollector:
             return []
 
     def _take_table(self, state: int) -> None:
-        """The queue table of this run: a start makes another one, which takes the last run's place at its end."""
+        """Open the queue table of this run: a start replaces it at the end of recovery."""
         started = self._opened_in == layout.GROUP_DOWN != state
         if state == layout.GROUP_RECOVERING or started:
             self.close()
@@ -420,8 +416,8 @@ class MetricsCollector:
             "mqproc_messages_consumed_total": [((lag.group, lag.topic), lag.consumed) for lag in lags],
         }
 
-    def _of_storage(self, picture: GroupState) -> dict[str, Samples]:
-        words, options = picture.words, self.options
+    def _of_storage(self, state: GroupState) -> dict[str, Samples]:
+        words, options = state.words, self.options
         segment = options.mapped_file_size_commit_log
         begin = words["min_physical_offset"]
         slots, items = options.max_hash_slot_num, options.max_index_num
@@ -429,12 +425,12 @@ class MetricsCollector:
         newest = index_file.item_offset(slots, max(words["index_items"], index_file.FIRST_ITEM))
         files = {
             "commitlog": -(-(words["segments_ready_end"] - begin // segment * segment) // segment),
-            "consumequeue": picture.table.unit_files if picture.table else 0,
+            "consumequeue": state.table.unit_files if state.table else 0,
             "index": index_files,
         }
         sizes = {
             "commitlog": words["written"] - begin,
-            "consumequeue": picture.table.unit_bytes if picture.table else 0,
+            "consumequeue": state.table.unit_bytes if state.table else 0,
             "index": (index_files - 1) * index_file.file_size(slots, items) + newest if index_files else 0,
         }
         return {
@@ -455,7 +451,7 @@ def _of_processes(processes: Mapping[str, ProcessUsage]) -> dict[str, Samples]:
 def _of_topics(table: TableFigures | None) -> dict[str, Samples]:
     if table is None:
         return {name: [((), 0)] for name in ("mqproc_topics", "mqproc_queues", "mqproc_queue_table_used_ratio")}
-    # The labels' tuples are made once: there may be thousands.
+    # Label tuples are created once: there may be thousands.
     topics = [((of.topic,), of) for of in table.topics]
     return {
         "mqproc_topics": [((), table.topic_count)],

@@ -1,6 +1,6 @@
-"""/metrics by prometheus_client: text 0.0.4 or OpenMetrics, gzip, and `name[]`, as the scraper asks for.
+"""/metrics by prometheus_client: text 0.0.4, OpenMetrics, gzip, `name[]`.
 
-The application imports this module at the first scrape: prometheus_client takes longer to import than a role to start.
+The application imports this module at the first scrape: importing prometheus_client takes longer than starting a role.
 """
 
 from __future__ import annotations

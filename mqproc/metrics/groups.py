@@ -1,9 +1,8 @@
-"""How far consumer groups are behind, in messages and in seconds.
+"""Lag of consumer groups, in messages and in seconds.
 
-A group's progress is what `store.groups` keeps; what it has still to consume ends at the queue's maximum offset. The
-age of the oldest such message is its record's store time, which must be looked up. A message's store time never
-changes, so it is looked up once, and a group that stands still costs nothing. Those that move are looked up anew, so
-many queues in turn at each look; a queue that has to wait keeps what was last found of it.
+Lag is counted from the committed offset to the queue's maximum offset. Its age is the store time of the oldest message
+not consumed, which must be read from the log. Store times never change, so each is read once, and an idle group costs
+nothing. A limited number of changed queues is read each time, in turn; others keep their previous age.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from mqproc.store.read.records import LogRecords
 from mqproc.store.read.views import WordsView
 
 TIMES_MAX: Final = 256
-"""The store times of so many queues' oldest messages are looked up for one answer."""
+"""Number of queues whose store times are read per scrape."""
 
 REST_FACTOR: Final = 20
-"""After an answer the same one is given for so many times as long as it took: a look costs 5 % of the time at most."""
+"""Results are reused for this multiple of the time that reading them took: at most 5 % of the time is spent here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +44,12 @@ class GroupLag:
     topic: str
     messages: int
     seconds: float | None
-    """Age of the oldest message not consumed; 0 when there is none, None when it is not known.
+    """Age of the oldest message not consumed; 0 without one, None when unknown.
 
-    Unknown is what has not had its turn, and a message that cannot be read.
+    It is unknown before the queue's turn, and for a message that cannot be read.
     """
     consumed: int = 0
-    """Messages that the group was seen to go past in the topic's queues; going back, as by a reset, takes none away."""
+    """Messages consumed while the monitor watched; a reset backwards subtracts nothing."""
 
     @property
     def place(self) -> tuple[str, str]:
@@ -59,7 +58,7 @@ class GroupLag:
 
 @dataclass(frozen=True, slots=True)
 class _Behind:
-    """A group in a queue: where it stands, and what it has before it."""
+    """A group in a queue: its offset and remaining messages."""
 
     group: str
     topic: str
@@ -74,7 +73,7 @@ class _Behind:
 
 @dataclass(frozen=True, slots=True)
 class _Age:
-    """What was last found: the message's place and store time, −1 when it cannot be read; its age then; which look."""
+    """Last result: the message's offset and store time (−1 unreadable), its age, the pass number."""
 
     offset: int
     stored_ms: int
@@ -83,7 +82,7 @@ class _Age:
 
 
 class GroupLags:
-    """Lags of one running store's groups."""
+    """Lags of a running store's groups."""
 
     def __init__(self, io: StoreIO, paths: StorePaths, options: Options, words: Words, table: QueueTable) -> None:
         self._io = io
@@ -95,16 +94,16 @@ class GroupLags:
         self._looks = 0
         self._fresh_until = 0.0
         self._stood: dict[tuple[str, str], dict[int, int]] = {}
-        """Where groups in topics stood at the last look, by queue id."""
+        """Offsets at the last pass, by group and topic, then queue id."""
         self._consumed: dict[tuple[str, str], int] = {}
         self._own: set[tuple[str, str]] = set()
-        """What has an entry of its own; each stays where it was put while it is there, since counts must not move."""
+        """Groups with their own series. Each keeps it as long as it exists, since counters must not move."""
         self._shared: set[tuple[str, str]] = set()
         self._gone = 0
-        """What those had consumed that were shared and are there no more: the count of all others must not go back."""
+        """Messages consumed by deleted groups without own series, so that the count of others never decreases."""
 
     def figures(self) -> list[GroupLag]:
-        """Groups and topics in order."""
+        """Lags, sorted by group and topic."""
         began = time.monotonic()
         if began >= self._fresh_until:
             self._found = self._look()
@@ -116,7 +115,7 @@ class GroupLags:
         try:
             progress = list(committed_offsets(self._io, self._paths))
         except (CorruptStoreError, OSError):
-            # The query role tells of it; of these groups nothing is known.
+            # The query role reports it; the lags are unknown.
             return []
         behind: dict[tuple[str, str], list[_Behind]] = {}
         for at in progress:
@@ -141,9 +140,9 @@ class GroupLags:
         ]
 
     def _count(self, behind: dict[tuple[str, str], list[_Behind]]) -> None:
-        """Add what groups have gone past since the last look; where a queue is seen first there is nothing to add.
+        """Add the messages consumed since the last pass; a new queue adds nothing.
 
-        A group that is not there any more is forgotten: one that is made again begins at 0, as counters may.
+        Deleted groups are forgotten: a group created again starts at 0, as counters may.
         """
         for place in self._consumed.keys() - behind.keys():
             consumed = self._consumed.pop(place)
@@ -160,7 +159,7 @@ class GroupLags:
         self._stood = stood
 
     def bounded(self, lags: list[GroupLag], most: int) -> list[GroupLag]:
-        """At most so many, and one for all others together, with what was deleted of them."""
+        """At most `most` groups, and one sum of all others, deleted ones included."""
         room = most - len(self._own)
         for lag in lags:
             if lag.place not in self._own and lag.place not in self._shared:
@@ -180,7 +179,7 @@ class GroupLags:
         return [*kept, together]
 
     def _seconds(self, lagging: list[_Behind], now_ms: float) -> float | None:
-        """The oldest of these queues' messages; None while one of them has not had its turn."""
+        """Age of the oldest message of these queues; None while one of them is unknown."""
         ages = []
         for queue in lagging:
             age = self._ages.get(queue.key)
@@ -194,7 +193,7 @@ class GroupLags:
         return oldest if oldest >= 0 else None
 
     def _look_up(self, lagging: list[_Behind]) -> None:
-        """Find the store times of messages that are not known: of queues that were never looked at, then in turn."""
+        """Read unknown store times: first queues without a result, then the others in turn."""
         self._looks += 1
         known = self._ages
         self._ages = {queue.key: known[queue.key] for queue in lagging if queue.key in known}
@@ -214,7 +213,7 @@ class GroupLags:
                 seconds = max(0.0, (now_ms - stored_ms) / 1000) if stored_ms >= 0 else -1.0
                 self._ages[queue.key] = _Age(queue.offset, stored_ms, seconds, self._looks)
         finally:
-            # An open file would keep the space of one that retention deletes.
+            # An open descriptor would keep the space of files that retention deletes.
             files.close()
             segments.close()
 
@@ -224,11 +223,11 @@ class GroupLags:
 
 
 def _store_time_ms(times: QueueTimes, queue: _Behind) -> int:
-    """When a group's oldest message was stored; below 0 when that is not known, as of one that cannot be read."""
+    """Store time of a group's oldest message; below 0 when it cannot be read."""
     try:
         return times.store_time_ms(queue.topic, queue.queue_id, queue.offset)
     except (CorruptStoreError, OSError) as error:
-        # The other figures are right, and who watches must have them now above all.
+        # The other values are valid, and must be reported in this situation above all.
         structlog.get_logger().warning(
             "a message's age is not known", topic=queue.topic, queue_id=queue.queue_id, error=str(error)
         )
@@ -236,5 +235,5 @@ def _store_time_ms(times: QueueTimes, queue: _Behind) -> int:
 
 
 def _oldest(ages: Iterable[float | None]) -> float | None:
-    """The greatest of those that are known; None when none is."""
+    """The greatest known age, or None."""
     return max((age for age in ages if age is not None), default=None)

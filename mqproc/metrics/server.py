@@ -1,7 +1,7 @@
-"""uvicorn on a TCP port, inside a role's own loop: its event loop runs only during `AsgiServer.poll`.
+"""A uvicorn server inside a role's own loop: its event loop runs only during `AsgiServer.poll`.
 
-There are no threads and no signal handlers. Each connection carries one request, which must arrive within `deadline_s`;
-a client that reads nothing of its answer for as long is dropped too. Connections above `connections_max` are closed.
+It uses no threads or signal handlers. Each connection carries one request, which must arrive within `deadline_s`; a
+client that reads nothing of its answer for as long is dropped too. Connections above `connections_max` are closed.
 """
 
 from __future__ import annotations

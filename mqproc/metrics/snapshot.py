@@ -1,7 +1,7 @@
-"""A group at one moment as plain values, for people's eyes: what the status page and `mqproc top` show.
+"""A group's state as plain values, for the status page and `mqproc top`.
 
-Figures that grow are given as they stand; who shows rates takes two snapshots. Keys carry their unit. What is not known
-is None: amid recovery positions, queues and the disk, which the control file has zeros for then.
+Counters are absolute: displays compute rates from two snapshots. Keys include units. Unknown values are None:
+positions, queues and disk during recovery.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from mqproc.ipc import control_words
 from mqproc.ipc.control import Control
+from mqproc.ipc.health import is_busy, is_silent, recovery_stands_at, unflushed_seconds, warnings_of
 from mqproc.ipc.histogram import Buckets, read_buckets
 from mqproc.layout import control as layout
 from mqproc.layout import histograms
 from mqproc.metrics.collector import GroupState, MetricsCollector
 from mqproc.metrics.groups import GroupLag
-from mqproc.metrics.health import is_busy, is_silent, recovery_stands_at, unflushed_seconds, warnings_of
 from mqproc.metrics.topics import TopicFigures
 from mqproc.paths import StorePaths
 
@@ -30,67 +30,67 @@ LATENCIES: Final = {
     "key": (histograms.KEY_REQUESTS,),
     "flush": (histograms.WRITER_SYNCS, histograms.LOG_FLUSHES),
 }
-"""What is timed, and the histograms that hold it."""
+"""Latencies, and the histograms that contain them."""
 
 
 def snapshot(collector: MetricsCollector, paths: StorePaths, *, rows_max: int = ROWS_MAX) -> dict[str, Any]:
-    """The group now; topics and groups are cut to `rows_max`, the busiest and the furthest behind first."""
-    return as_values(collector, paths, collector.picture(), rows_max=rows_max)
+    """State now; topics and groups are limited to the `rows_max` most active or furthest behind."""
+    return as_values(collector, paths, collector.read_state(), rows_max=rows_max)
 
 
 def as_values(
-    collector: MetricsCollector, paths: StorePaths, picture: GroupState, *, rows_max: int = ROWS_MAX, name: str = ""
+    collector: MetricsCollector, paths: StorePaths, state: GroupState, *, rows_max: int = ROWS_MAX, name: str = ""
 ) -> dict[str, Any]:
-    """A picture's figures. With a `name` only topics and groups that have it in theirs, in any case of letters."""
+    """State as values; `name` selects topics and groups by substring, ignoring case."""
     control = collector.control
-    words = picture.words
+    words = state.words
     wanted = name.lower()
     known = control_words.positions_known(words)
-    topics = [topic for topic in (picture.table.every if picture.table else []) if wanted in topic.topic.lower()]
-    groups = [lag for lag in picture.lags if wanted in lag.group.lower() or wanted in lag.topic.lower()]
+    topics = [topic for topic in (state.table.every if state.table else []) if wanted in topic.topic.lower()]
+    groups = [lag for lag in state.lags if wanted in lag.group.lower() or wanted in lag.topic.lower()]
     return {
         "time_ms": round(time.time() * 1000),
         "store": str(paths.root),
         "epoch": words["epoch"],
         "group": layout.name_of(words["group_state"], layout.GROUP_NAMES),
-        "ready": not picture.problems,
-        "recovery": recovery_stands_at(words) if picture.is_recovering else None,
-        "problems": picture.problems,
-        "warnings": warnings_of(words, time.monotonic_ns(), picture.dispatch_behind_ms),
+        "ready": not state.problems,
+        "recovery": recovery_stands_at(words) if state.is_recovering else None,
+        "problems": state.problems,
+        "warnings": warnings_of(words, time.monotonic_ns(), state.dispatch_behind_ms),
         "started_ms": words["group_started_ms"],
         "sync_flush": collector.options.sync_flush,
-        "path": {**_if(known, _path(picture)), "read_only": control_words.refuses_messages(words)},
+        "path": {**_if(known, _path(state)), "read_only": control_words.refuses_messages(words)},
         "latencies": {name: _buckets(control, name) for name in LATENCIES},
-        "roles": _roles(picture, collector.options.heartbeat_timeout_ms * 1_000_000),
+        "roles": _roles(state, collector.options.heartbeat_timeout_ms * 1_000_000),
         "topics": _topics(topics, rows_max),
         "groups": _groups(groups, rows_max),
         **_if(
             known,
             {
                 "topics_found": len(topics),
-                "topic_count": picture.table.topic_count if picture.table else 0,
-                "queue_count": picture.table.queue_count if picture.table else 0,
+                "topic_count": state.table.topic_count if state.table else 0,
+                "queue_count": state.table.queue_count if state.table else 0,
                 "groups_found": len(groups),
-                "group_count": len(picture.lags),
-                "group_lag_messages": sum(lag.messages for lag in picture.lags),
+                "group_count": len(state.lags),
+                "group_lag_messages": sum(lag.messages for lag in state.lags),
             },
         ),
-        "disk": _disk(collector, picture),
+        "disk": _disk(collector, state),
         "errors": [
             {"role": error.owner, "text": error.text, "count": error.count}
             | {"first_ms": error.first_ms, "last_ms": error.last_ms}
-            for error in picture.errors[:ERRORS_MAX]
+            for error in state.errors[:ERRORS_MAX]
         ],
     }
 
 
 def _if(known: bool, values: dict[str, Any]) -> dict[str, Any]:
-    """The values, or None for each where nothing is known."""
+    """The values, or None for each when unknown."""
     return values if known else dict.fromkeys(values)
 
 
 def latency(control: Control, name: str) -> Buckets:
-    """One of LATENCIES, added up over the roles that keep it."""
+    """One of LATENCIES, summed over its roles."""
     first, *more = (read_buckets(control.words, place) for place in LATENCIES[name])
     for buckets in more:
         first = first.plus(buckets)
@@ -102,8 +102,8 @@ def _buckets(control: Control, name: str) -> dict[str, Any]:
     return {"bounds_s": buckets.bounds, "counts": buckets.counts, "sum_s": buckets.total}
 
 
-def _path(picture: GroupState) -> dict[str, Any]:
-    words = picture.words
+def _path(state: GroupState) -> dict[str, Any]:
+    words = state.words
     return {
         "appended_messages": words["appended_messages"],
         "appended_frames": words["appended_frames"],
@@ -117,7 +117,7 @@ def _path(picture: GroupState) -> dict[str, Any]:
         "index_entries": words["dispatched_entries"],
         "dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
         "dispatch_behind_messages": control_words.dispatch_behind_messages(words),
-        "dispatch_behind_s": picture.dispatch_behind_ms / 1000,
+        "dispatch_behind_s": state.dispatch_behind_ms / 1000,
         "queues_behind_bytes": max(0, words["written"] - words["cq_synced"]),
         "index_behind_bytes": max(0, words["written"] - words["index_synced"]),
         "delivered_messages": words["pulled_messages"],
@@ -130,9 +130,9 @@ def _path(picture: GroupState) -> dict[str, Any]:
     }
 
 
-def _roles(picture: GroupState, timeout_ns: int) -> list[dict[str, Any]]:
-    """Every process but the template. `silent` is as /readyz has it; `silent_s` is None for one that need not beat."""
-    words = picture.words
+def _roles(state: GroupState, timeout_ns: int) -> list[dict[str, Any]]:
+    """All processes but the template. `silent` as in /readyz; `silent_s` None without heartbeats."""
+    words = state.words
     now_ns = time.monotonic_ns()
     silent_ns = max(0, now_ns - words["supervisor_heartbeat_ns"])
     is_recovering = control_words.is_recovering(words)
@@ -145,14 +145,14 @@ def _roles(picture: GroupState, timeout_ns: int) -> list[dict[str, Any]]:
             "silent": silent_ns > control_words.SUPERVISOR_TIMEOUT_NS and not is_recovering,
             "silent_s": None if is_recovering else silent_ns / 1e9,
             "restarts": 0,
-            "errors": picture.supervisor_errors,
+            "errors": state.supervisor_errors,
             "cycles": 0,
         }
     ]
     for role in layout.ROLES:
         supervised = layout.name_of(words[f"{role}.supervised"], layout.SUPERVISED_NAMES)
         said = layout.name_of(words[f"{role}.state"], layout.STATE_NAMES)
-        # Who is started before recovery runs long before the supervisor has time to see it.
+        # A role started before recovery runs long before the supervisor sees it.
         runs = supervised == "RUNNING" or (supervised, said) == ("STARTING", "running")
         beaten_ns = words[f"{role}.heartbeat_ns"] if words[f"{role}.pid"] else 0
         rows.append(
@@ -169,8 +169,8 @@ def _roles(picture: GroupState, timeout_ns: int) -> list[dict[str, Any]]:
             }
         )
     for row in rows:
-        figures_ = picture.processes.get(row["role"])
-        # What does not run has no figures: None, which is not the same as 0.
+        figures_ = state.processes.get(row["role"])
+        # A stopped process has None, not 0.
         row["memory_bytes"] = figures_.pss_bytes if figures_ else None
         row["cpu_s"] = figures_.cpu_s if figures_ else None
         row["open_fds"] = figures_.open_fds if figures_ else None
@@ -178,7 +178,7 @@ def _roles(picture: GroupState, timeout_ns: int) -> list[dict[str, Any]]:
 
 
 def _topics(topics: list[TopicFigures], rows_max: int) -> list[dict[str, Any]]:
-    # The last ones to get a message: whoever looks wants to see what moves.
+    # The most recently used ones.
     rows = sorted(topics, key=lambda topic: (-topic.last_store_timestamp_ms, topic.topic))
     return [
         {
@@ -201,12 +201,12 @@ def _groups(lags: list[GroupLag], rows_max: int) -> list[dict[str, Any]]:
     ]
 
 
-def _disk(collector: MetricsCollector, picture: GroupState) -> dict[str, Any]:
-    words, options = picture.words, collector.options
+def _disk(collector: MetricsCollector, state: GroupState) -> dict[str, Any]:
+    words, options = state.words, collector.options
     used, free = words["disk_used_bytes"], words["disk_free_bytes"]
     total = used + free
     return {
-        # The keeper looks at the disk; until it has for the first time nothing is known of it.
+        # The keeper measures the disk; before its first measurement nothing is known.
         **_if(
             total > 0,
             {

@@ -1,4 +1,4 @@
-"""Figures by topic, from the queue table: a few array operations, however many queues there are."""
+"""Per-topic statistics from the queue table, by array operations over all queues."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.store.consumequeue.table import QueueTable
 
 OTHERS: Final = "(others)"
-"""The label of all topics beyond the bound; no topic can be called so."""
+"""Label of all topics above the limit; no topic can have this name."""
 
 _GROWTH: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class TopicFigures:
-    """One topic's queues together."""
+    """Sums over one topic's queues."""
 
     topic: str
     queues: int
     appended: int
-    """Messages ever appended: the sum of the next offsets, those of deleted queues too."""
+    """Messages ever appended: the sum of next offsets, deleted queues included."""
     stored: int
     """Messages that can be read."""
     delivered: int
-    """Messages handed out since the group started, from queues that were deleted since, too."""
+    """Messages delivered since the group started, from deleted queues too."""
     last_store_timestamp_ms: int
-    """Of the queues that are there; 0 while they have got none."""
+    """Of existing queues; 0 while they are empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableFigures:
-    """The whole table. `topics` has at most the bound's number of entries, and one for all others; `every` has all."""
+    """The whole table. `topics` is limited, with one entry for all others; `every` has all."""
 
     topics: list[TopicFigures]
     every: list[TopicFigures]
@@ -45,12 +45,12 @@ class TableFigures:
     queue_count: int
     used_ratio: float
     unit_bytes: int
-    """Of ConsumeQueue units that are kept."""
+    """Of existing ConsumeQueue units."""
     unit_files: int
 
 
 class TopicTable:
-    """Adds a queue table up by topic. Which topic a number belongs to is read once, since it never changes."""
+    """Sums a queue table by topic. A queue number's topic never changes, so it is read once."""
 
     def __init__(self, table: QueueTable, topics_max: int, file_bytes: int) -> None:
         """`file_bytes`: size of a ConsumeQueue file."""
@@ -62,11 +62,11 @@ class TopicTable:
         self._place_of: NDArray[np.int64] = np.zeros(0, np.int64)
         self._known = 0
         self._own: set[str] = set()
-        """Topics that have an entry of their own; each stays where it was put, since counts must not move."""
+        """Topics with their own series. Each keeps it, since counters must not move."""
         self._shared: set[str] = set()
 
     def figures(self) -> TableFigures:
-        """The table as it is now."""
+        """Read the table now."""
         table = self.table
         count = table.count
         self._read_new(count)
@@ -82,7 +82,7 @@ class TopicTable:
                 layout.LAST_STORE_TIMESTAMP_MS,
             )
         )
-        # The dispatcher's and the keeper's words may still be those of a queue that was deleted.
+        # The dispatcher's and the keeper's words may still describe a deleted queue.
         last_ms = np.where(live & (maximum > first), last_ms, 0)
         minimum = np.maximum(minimum, first)
         maximum = np.maximum(np.maximum(maximum, first), minimum)
@@ -102,7 +102,7 @@ class TopicTable:
         )
 
     def _read_new(self, count: int) -> None:
-        """Learn the topics of queues that were made since the last look."""
+        """Read the topics of new queues."""
         if count > len(self._place_of):
             self._place_of = np.concatenate([self._place_of, np.zeros(count - len(self._place_of) + _GROWTH, np.int64)])
         for number in range(self._known, count):
@@ -116,9 +116,9 @@ class TopicTable:
     def _by_topic(
         self, live: NDArray[np.bool_], added_up: Sequence[NDArray[np.int64]], last_ms: NDArray[np.int64]
     ) -> list[TopicFigures]:
-        """All topics in the order in which they were made, deleted ones too: sums, and the newest store time.
+        """All topics in the order of creation, deleted ones included: sums, and newest store time.
 
-        Queues that were deleted are in the sums: what counts must not go back when a topic is made again with fewer.
+        Deleted queues count: sums must not decrease when a topic is created again with fewer queues.
         """
         places = self._place_of[: len(live)]
         size = len(self._topics)
@@ -132,7 +132,7 @@ class TopicTable:
         return [TopicFigures(*row) for row in zip(self._topics, *columns, strict=True)]
 
     def _bounded(self, topics: list[TopicFigures]) -> list[TopicFigures]:
-        """Topics that have queues, but for those that found no room; these added up, with what was deleted of them."""
+        """Topics with their own series, and the sum of all others, deleted ones included."""
         live = [topic for topic in topics if topic.queues]
         room = self._topics_max - sum(topic.topic in self._own for topic in live)
         for topic in live:
@@ -141,14 +141,15 @@ class TopicTable:
                 room -= 1
         kept = [topic for topic in live if topic.topic in self._own]
         others = [topic for topic in topics if topic.topic in self._shared]
-        if not others:
-            return kept
-        together = TopicFigures(
-            OTHERS,
-            sum(topic.queues for topic in others),
-            sum(topic.appended for topic in others),
-            sum(topic.stored for topic in others),
-            sum(topic.delivered for topic in others),
-            max(topic.last_store_timestamp_ms for topic in others),
-        )
-        return [*kept, together]
+        return [*kept, _sum_of(others)] if others else kept
+
+
+def _sum_of(topics: list[TopicFigures]) -> TopicFigures:
+    return TopicFigures(
+        OTHERS,
+        sum(topic.queues for topic in topics),
+        sum(topic.appended for topic in topics),
+        sum(topic.stored for topic in topics),
+        sum(topic.delivered for topic in topics),
+        max(topic.last_store_timestamp_ms for topic in topics),
+    )

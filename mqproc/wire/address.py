@@ -27,6 +27,7 @@ SOCKET_PATH_BYTES_MAX: Final = 107
 BACKLOG: Final = 512
 _TEMPORARY_SUFFIX: Final = ".tmp"
 _SHORT_NAME: Final = re.compile(r"[0-9a-f]{24}\.sock(\.tmp)?")
+_POINTER_BYTES_MAX: Final = 4096
 # Longest wait for another start that creates its sockets.
 _PATIENCE_S: Final = 2.0
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid

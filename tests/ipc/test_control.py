@@ -79,7 +79,7 @@ def test_another_version_is_an_error(paths: StorePaths) -> None:
     control = create(paths)
     control.store(layout.HEADER_VERSION, layout.VERSION + 1)
     control.close()
-    with pytest.raises(OtherVersionError, match="another version of mqproc, of layout 5, and not 4: mqproc down stops"):
+    with pytest.raises(OtherVersionError, match="another version of mqproc, layout 5 instead of 4: mqproc down stops"):
         Control.open(IO, paths)
     assert create(paths).load(layout.EPOCH) == 1
 

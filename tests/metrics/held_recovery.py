@@ -79,7 +79,7 @@ class HeldGroup(Group):
 
 
 def main(store: str, *flags: str) -> int:
-    from mqproc.cli.engine import adopted_options, engine_hooks
+    from mqproc.cli.admin.engine_hooks import adopted_options, engine_hooks
     from mqproc.config.parse import load_options
     from mqproc.roles.registry import SPECS
     from mqproc.supervisor import supervise

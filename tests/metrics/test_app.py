@@ -75,17 +75,17 @@ def test_ready_names_the_role_that_is_not(control: Control, tmp_path: Path) -> N
     control.store(layout.role_word(layout.WRITER, "heartbeat_ns"), 1)
     control.store(layout.WRITER_SYNC_ERRNO, 5)
     text = get(control, tmp_path, "/readyz").body.decode()
-    assert "query is BACKOFF: mqproc errors tells why" in text
+    assert "query is BACKOFF: see mqproc errors" in text
     assert "writer has been silent" in text
-    assert "read-only: a sync failed with errno 5; mend the disk, mqproc down, mqproc store repair" in text
+    assert "read-only: a sync failed with errno 5; repair the disk, mqproc down, mqproc store repair" in text
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({layout.DISPATCH_ERRNO: 28}, "dispatch waits: No space left on device (errno 28)"),
-        ({layout.DISPATCHED: 7000}, " s late; if dispatch stands still: mqproc restart"),
-        ({layout.ALL_FLUSHED_NS: 1}, "a loss of power would take the last"),
+        ({layout.DISPATCHED: 7000}, " s late; if dispatch is stuck: mqproc restart"),
+        ({layout.ALL_FLUSHED_NS: 1}, "a power loss would take the last"),
         ({layout.SEGMENT_ERRNO: 122}, "the log gets no new segment: Disk quota exceeded (errno 122); make room"),
         ({layout.DAMAGE_HOLES: 2}, "2 damaged ranges, all else is served: mqproc store verify"),
     ],
@@ -205,8 +205,8 @@ def test_a_name_is_looked_for_in_all_topics_and_groups(
     make_queues(tmp_path, topics=260, queues=1, messages=10)
     lags = [GroupLag(f"group-{number}", "orders", 10, 1.0) for number in range(70)]
     collector = make_collector(tmp_path, control, metrics_series_max=series_max)
-    picture = dataclasses.replace(collector.picture(), lags=lags)
-    monkeypatch.setattr(collector, "picture", lambda: picture)
+    state = dataclasses.replace(collector.read_state(), lags=lags)
+    monkeypatch.setattr(collector, "read_state", lambda: state)
     feed = StatusFeed(collector, StorePaths(tmp_path), "1.2.3")
 
     def looked_for(name: str) -> tuple[int, int, int, int, int, int]:
@@ -231,8 +231,8 @@ def test_totals_are_of_all_groups_though_only_some_are_sent(
 ) -> None:
     lags = [GroupLag(f"group-{number}", "orders", 10, 1.0) for number in range(70)]
     collector = make_collector(tmp_path, control)
-    picture = dataclasses.replace(collector.picture(), lags=lags)
-    monkeypatch.setattr(collector, "picture", lambda: picture)
+    state = dataclasses.replace(collector.read_state(), lags=lags)
+    monkeypatch.setattr(collector, "read_state", lambda: state)
     found = snapshot(collector, StorePaths(tmp_path))
     assert len(found["groups"]) == 50
     assert (found["group_count"], found["group_lag_messages"]) == (70, 700)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from mqproc.io.store_io import StoreIO
+from mqproc.ipc.health import dispatch_behind_ms
 from mqproc.layout import record
-from mqproc.metrics.health import dispatch_behind_ms
 from mqproc.paths import StorePaths
 from tests.cli.calling import call
 from tests.conftest import Group, wait_until

@@ -249,7 +249,7 @@ def test_the_command_line_says_so_too(group: HeldGroup) -> None:
     words = words_of(group)
     assert (words["alive"], words["recovery_step"]) == (1, layout.STEP_LOG)
     # Zeros that stand for what is not known yet would say that all is well.
-    assert "positions are not known before recovery has come to its end" in status.out
+    assert "positions are unknown until recovery has finished" in status.out
     assert "behind" not in status.out
     found = call("status", "--store", group.store, "--json").json
     assert found["recovery"].startswith("reading the log, ")
@@ -259,7 +259,7 @@ def test_the_command_line_says_so_too(group: HeldGroup) -> None:
     page = call("top", "--store", group.store, "--once", "--interval", "200ms").out
     assert "recovering, not ready" in page
     assert re.search(r"^ recovery +recovering +reading the log, [\d.]+ of [\d.]+ MB$", page, re.MULTILINE), page
-    assert "a power loss takes -, -   queues -, index - behind" in page
+    assert "a power loss would lose -, -   queues -, index - behind" in page
     assert "- % used, - free  log -" in page
     assert "up with the log" not in page
     assert "✗" not in page, "recovery is no fault"
@@ -276,7 +276,7 @@ def test_positions_that_recovery_did_not_come_to_are_not_told(group: HeldGroup) 
     group.until_at(POINTS[0])
     assert call("down", "--store", group.store).code == 0
     page = call("top", "--store", group.store, "--once", "--interval", "200ms").out
-    assert "not known   recovery was cut short" in page, page
+    assert "not known   recovery was interrupted" in page, page
     assert call("stat", "--store", group.store, "--json").json["words"]["written"] is None
 
 

@@ -104,7 +104,7 @@ def test_a_page_of_a_group_that_is_late_says_what_to_do(group: Group, tmp_path: 
             def late() -> bool:
                 """Late is what waits for ten seconds."""
                 send(group, 1)
-                return "s late; if dispatch stands still: mqproc restart dispatcher" in page.text("#warnings")
+                return "s late; if dispatch is stuck: mqproc restart dispatcher" in page.text("#warnings")
 
             page.wait(late, "the page says what to do")
             assert not page.value("document.querySelector('#warnings').hidden")

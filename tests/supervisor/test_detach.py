@@ -42,7 +42,7 @@ class TestDetach:
         """SIGBUS: the supervisor ended without a word."""
         group = start_group(FEW, "--detach", "--recovery=cut", wait=False)
         assert group.wait() == 1
-        told = f"{group.root}/short: offset 5,000: the file was cut while it was read"
+        told = f"{group.root}/short: offset 5,000: the file was truncated while it was read"
         assert group.lines[-1] == f"outcome 1: {told}"
         wait_until(lambda: group.lock_is_free)
         assert told in (group.root / "mqproc" / "log.jsonl").read_text()

@@ -67,6 +67,6 @@ def test_other_exit_codes_are_restarted(code: int) -> None:
 
 def test_deaths_tell_their_cause() -> None:
     assert str(Death(3)) == "exit code 3"
-    assert str(Death(-1, signal.SIGBUS)) == "SIGBUS (a mapped page could not be had)"
+    assert str(Death(-1, signal.SIGBUS)) == "SIGBUS (an inaccessible mapped page)"
     assert str(Death(-1, signal.SIGSEGV)) == "SIGSEGV"
     assert str(Death(-1, 63)) == "signal 63"

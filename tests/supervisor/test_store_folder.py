@@ -46,7 +46,7 @@ def test_missing_parent_is_refused_and_nothing_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "link"), [("store", ""), ("store/a", "{}/store is "), ("store/a/b", "{}/store is ")])
 def test_a_symlink_to_nothing_is_refused_with_what_it_leads_to(tmp_path: Path, name: str, link: str) -> None:
     (tmp_path / "store").symlink_to("nowhere")
-    told = f"{link.format(tmp_path)}a symlink to {tmp_path}/nowhere, which is not there"
+    told = f"{link.format(tmp_path)}a symlink to {tmp_path}/nowhere, which does not exist"
     with pytest.raises(StoreAccessError, match=f"^{tmp_path}/{name}: {told}$"):
         prepare(tmp_path / name)
     assert [entry.name for entry in tmp_path.iterdir()] == ["store"]

@@ -12,7 +12,7 @@ from mqproc.layout.frame import ANSWER
 from mqproc.wire.connection import Request
 from mqproc.wire.frames import Frame, FrameReader, decode_refusal, encode_frame
 from mqproc.wire.operations import Empty, Operation
-from mqproc.wire.server import LOOK_EVERY_S, ServerLimits, SocketServer
+from mqproc.wire.server import CHECK_EVERY_S, ServerLimits, SocketServer
 
 APPEND = int(Operation.APPEND)
 LIMITS = ServerLimits(connections=8, frame_bytes=1 << 20, output_bytes=1 << 20, frame_read_s=60.0, output_grace_s=60.0)
@@ -33,8 +33,8 @@ class HandClock:
 
     def go_on(self, server: SocketServer, seconds: float) -> None:
         """Let time pass, in which the server looks at its clients as often as it would."""
-        for _ in range(round(seconds / LOOK_EVERY_S)):
-            self.now_s += LOOK_EVERY_S
+        for _ in range(round(seconds / CHECK_EVERY_S)):
+            self.now_s += CHECK_EVERY_S
             assert server.poll(0) == []
 
 
@@ -44,7 +44,7 @@ class Peer:
     def __init__(self, server: SocketServer) -> None:
         self.server = server
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(server._door._listener.getsockname().removesuffix(".tmp"))
+        self.sock.connect(server._acceptor._listener.getsockname().removesuffix(".tmp"))
         self.sock.setblocking(False)
         self.reader = FrameReader(1 << 30)
         self.frames: list[Frame] = []

@@ -343,7 +343,7 @@ def test_without_descriptors_a_client_is_told_so(serve: Server) -> None:
         with contextlib.suppress(OSError):
             while True:
                 fillers.append(os.open(os.devnull, os.O_RDONLY))
-        waiting[0].connect(server._door._listener.getsockname().removesuffix(".tmp"))
+        waiting[0].connect(server._acceptor._listener.getsockname().removesuffix(".tmp"))
         server.poll(0.1)
         reader = FrameReader(1 << 20)
         reader.feed(waiting[0].recv(1000))
@@ -354,7 +354,7 @@ def test_without_descriptors_a_client_is_told_so(serve: Server) -> None:
         for fd in fillers:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    waiting[1].connect(server._door._listener.getsockname().removesuffix(".tmp"))
+    waiting[1].connect(server._acceptor._listener.getsockname().removesuffix(".tmp"))
     server.poll(0.1)
     assert len(server.connections) == 1
     for sock in waiting:
@@ -366,7 +366,7 @@ def test_a_thousand_idle_clients_are_cheap(serve: Server) -> None:
     peers = []
     for _ in range(1000):
         peers.append(socket.socket(socket.AF_UNIX))
-        peers[-1].connect(server._door._listener.getsockname().removesuffix(".tmp"))
+        peers[-1].connect(server._acceptor._listener.getsockname().removesuffix(".tmp"))
         server.poll(0)
     frame = request(b"hello")
     answered = 0

@@ -1,7 +1,7 @@
-"""Whether a group lives, and whether it serves in full, by its control file.
+"""Liveness and readiness of a group, and warnings, from its control file.
 
-Alive is not ready: a group that recovers is alive. Both are told as the list of what is wrong, and what to do about it.
-What is wrong although the group serves is a list of its own.
+A group that recovers is alive but not ready. Each result is a list of problems with remedies; warnings are problems of
+a group that is ready.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ if TYPE_CHECKING:
 
 BEHIND_MS: Final = 10_000
 UNFLUSHED_S: Final = 60.0
-"""Longer than this is worth a word, as it is to the alerts."""
+"""Delays above this are reported, here and by the alerts."""
 
-_DIED = ": mqproc errors tells why"
-_MENDS: Final = {
-    layout.BACKOFF: _DIED,
-    layout.EXITED: _DIED,
-    layout.FATAL: _DIED,
-    layout.LENT: ": until mqproc run gives it back",
+_SEE_ERRORS = ": see mqproc errors"
+_REMEDIES: Final = {
+    layout.BACKOFF: _SEE_ERRORS,
+    layout.EXITED: _SEE_ERRORS,
+    layout.FATAL: _SEE_ERRORS,
+    layout.LENT: ": until mqproc run ends",
 }
 
 
 def alive_problems(control: Control) -> list[str]:
-    """Why the group does not live; none when it does."""
+    """Reasons why the group is not alive; empty when it is."""
     return _alive_problems(control.snapshot(), time.monotonic_ns())
 
 
 def ready_problems(control: Control, timeout_ns: int) -> list[str]:
-    """Why the group does not serve in full; none when it does. `timeout_ns` is when a role counts as silent."""
+    """Reasons why the group is not ready. `timeout_ns`: a role without heartbeat for so long is silent."""
     return ready_problems_of(control.snapshot(), timeout_ns)
 
 
 def ready_problems_of(words: Mapping[str, int], timeout_ns: int) -> list[str]:
-    """The same, by words that have just been read."""
+    """Same as `ready_problems`, for a snapshot just taken."""
     now_ns = time.monotonic_ns()
     problems = _alive_problems(words, now_ns)
     state = words["group_state"]
     if state == layout.GROUP_RECOVERING:
-        # No role but the monitor runs then, and positions are not known yet: that says nothing.
+        # Only the monitor runs during recovery, and positions are unknown.
         return [*problems, recovering(words)]
     if state != layout.GROUP_READY:
         problems.append(f"the group is {layout.name_of(state, layout.GROUP_NAMES)}")
@@ -62,25 +62,25 @@ def ready_problems_of(words: Mapping[str, int], timeout_ns: int) -> list[str]:
         supervised = words[f"{role}.supervised"]
         if supervised != layout.RUNNING:
             name = layout.name_of(supervised, layout.SUPERVISED_NAMES)
-            problems.append(f"{role} is {name}{_MENDS.get(supervised, '')}")
+            problems.append(f"{role} is {name}{_REMEDIES.get(supervised, '')}")
         elif is_silent(words, role, timeout_ns, now_ns):
             silent_s = (now_ns - words[f"{role}.heartbeat_ns"]) / 1e9
-            problems.append(f"{role} has been silent for {silent_s:.1f} s: it is ended, and started again")
+            problems.append(f"{role} has been silent for {silent_s:.1f} s: it will be restarted")
     if failed := control_words.sync_errno(words):
         reason = control_words.why_read_only(failed)
-        problems.append(f"the store is read-only: {reason}; mend the disk, mqproc down, mqproc store repair")
+        problems.append(f"the store is read-only: {reason}; repair the disk, mqproc down, mqproc store repair")
     if words["damage_read_only"] or words["dispatch_read_only"]:
         damaged = counted(control_words.damage_holes(words), "damaged range")
-        problems.append(f"the store is read-only: {damaged}, on_damage = read_only; mqproc store verify tells which")
+        problems.append(f"the store is read-only: {damaged}, on_damage = read_only; see mqproc store verify")
     if words["disk_full"]:
-        problems.append("the disk is nearly full: sends are refused; make room, or look at mqproc store retention")
+        problems.append("the disk is nearly full: sends are refused; free space, see mqproc store retention")
     return problems
 
 
 def is_silent(words: Mapping[str, int], role: str, timeout_ns: int, now_ns: int) -> bool:
-    """Whether a role is held for dead: it runs, and has not beaten for longer than `heartbeat_timeout_ms`.
+    """Whether a role runs, and had no heartbeat for longer than `heartbeat_timeout_ms`.
 
-    This is the one rule of all that tell of it. One that says that it is busy is not: a sync may take that long.
+    All reports use this rule. Busy roles are exempt: a sync may take that long.
     """
     if words[f"{role}.supervised"] != layout.RUNNING or is_busy(words, role):
         return False
@@ -88,12 +88,12 @@ def is_silent(words: Mapping[str, int], role: str, timeout_ns: int, now_ns: int)
 
 
 def is_busy(words: Mapping[str, int], role: str) -> bool:
-    """Whether a role says that it is at something that may take long, for which it does not beat."""
+    """Whether a role reports a long operation, during which it sends no heartbeats."""
     return words[f"{role}.state"] in layout.BUSY_STATES
 
 
 def recovering(words: Mapping[str, int]) -> str:
-    """That the group recovers, and how far it is where recovery goes over the log."""
+    """Text for a group in recovery, with its progress."""
     text = f"the group is {layout.GROUP_NAMES[layout.GROUP_RECOVERING]}"
     if words["recovery_step"] == layout.STEP_NONE:
         return text
@@ -101,7 +101,7 @@ def recovering(words: Mapping[str, int]) -> str:
 
 
 def recovery_stands_at(words: Mapping[str, int]) -> str:
-    """What recovery does, and how far it is where it goes over the log."""
+    """Recovery's step and progress."""
     step, extent = words["recovery_step"], words["recovery_extent"]
     if step == layout.STEP_NONE:
         return "not at the log yet"
@@ -110,13 +110,13 @@ def recovery_stands_at(words: Mapping[str, int]) -> str:
 
 
 def not_offered(options: Options) -> str:
-    """What is told of a monitor that does not listen though its group runs."""
+    """Text for a monitor that does not listen although its group runs."""
     address = f"{options.metrics_host}:{options.metrics_port}"
-    return f"metrics and the status page are not offered at {address}: set metrics_port; mqproc errors tells why"
+    return f"metrics and the status page are unavailable at {address}: set metrics_port; see mqproc errors"
 
 
 def readiness(group: str, *, ready: bool) -> str:
-    """The group's state in a word: one that is up and not ready is not called ready."""
+    """The group's state as text; a running group that is not ready is reported as such."""
     if ready:
         return "ready"
     return "not ready" if group == layout.GROUP_NAMES[layout.GROUP_READY] else f"{group}, not ready"
@@ -130,7 +130,7 @@ def _alive_problems(words: Mapping[str, int], now_ns: int) -> list[str]:
 
 
 def unflushed_seconds(words: Mapping[str, int], now_ns: int) -> float:
-    """At most how old the oldest message is that a power loss could take; 0 when there is none."""
+    """Upper bound of the age of the oldest message that a power loss could take; 0 if none."""
     if not control_words.flush_behind_bytes(words):
         return 0.0
     since_ns = words["all_flushed_ns"] or words["written_ns"]
@@ -138,38 +138,38 @@ def unflushed_seconds(words: Mapping[str, int], now_ns: int) -> float:
 
 
 def warnings_of(words: Mapping[str, int], now_ns: int, behind_ms: int) -> list[str]:
-    """What is wrong while the group serves, by its words, and what to do; `now_ns` is the monotonic clock.
+    """Problems of a ready group, with remedies. `now_ns` is monotonic.
 
-    `behind_ms` is `dispatch_behind_ms`.
+    `behind_ms` is the result of `dispatch_behind_ms`.
     """
     found = []
     if words["dispatch_errno"]:
-        found.append(f"dispatch waits: {error_text(words['dispatch_errno'])}; it goes on by itself when that is mended")
+        found.append(f"dispatch waits: {error_text(words['dispatch_errno'])}; it continues once that is fixed")
     elif behind_ms >= BEHIND_MS:
         found.append(
-            f"consumers see messages {behind_ms / 1000:.0f} s late; if dispatch stands still: mqproc restart dispatcher"
+            f"consumers see messages {behind_ms / 1000:.0f} s late; if dispatch is stuck: mqproc restart dispatcher"
         )
     if (age_s := unflushed_seconds(words, now_ns)) >= UNFLUSHED_S:
-        found.append(f"a loss of power would take the last {age_s:.0f} s: look at the disk and the commitlog-flusher")
+        found.append(f"a power loss would take the last {age_s:.0f} s: check the disk and the commitlog-flusher")
     if words["segment_errno"]:
-        found.append(f"the log gets no new segment: {error_text(words['segment_errno'])}; make room, or mend the disk")
+        found.append(
+            f"the log gets no new segment: {error_text(words['segment_errno'])}; free space or repair the disk"
+        )
     if holes := control_words.damage_holes(words):
         damaged = counted(holes, "damaged range")
-        found.append(f"the log has {damaged}, all else is served: mqproc store verify tells which")
+        found.append(f"the log has {damaged}, which reads skip: see mqproc store verify")
     return found
 
 
 def error_text(number: int) -> str:
-    """What a word says that has an errno. It is no such number where the file of a dead group is damaged."""
+    """Text of an errno word; damaged files of stopped groups may hold other numbers."""
     return f"{os.strerror(number)} (errno {number})" if number in errno.errorcode else f"errno {number}"
 
 
-# --- dispatch_lag ---
-# How late dispatch is: the age of the oldest message that is not in queues and index yet.
+# Dispatch delay: the age of the oldest message that is not in queues and index.
 #
-# The record at which dispatch stands is looked up in the log, so the figure begins at the message's own age, whatever the
-# pause before it, and grows while dispatch stands still. Files only: it is the same with the group dead. Neither numpy
-# nor options are needed, for tools that must start at once.
+# It is read from the log at the dispatched position, so it starts with the message's own age, and grows while dispatch
+# is stuck. It reads files only, so it works on stopped groups, and needs neither numpy nor options.
 
 
 _TIME_SIZE = 8
@@ -177,9 +177,9 @@ _HEAD_SIZE = record.BORN_HOST + record.HOST_V6_SIZE + _TIME_SIZE
 
 
 def dispatch_behind_ms(io: StoreIO, paths: StorePaths, words: Mapping[str, int]) -> int:
-    """Age of the oldest message that is not dispatched, 0 when there is none.
+    """Age of the oldest message not dispatched, 0 without one.
 
-    Where its record cannot be read, in a damaged range, the newest message's age: the oldest one's is no less.
+    If its record is damaged, the age of the newest message: a lower bound.
     """
     at, end = words["dispatched"], words["written"]
     if at >= end:
@@ -194,9 +194,9 @@ def dispatch_behind_ms(io: StoreIO, paths: StorePaths, words: Mapping[str, int])
 
 
 def _stored_ms(io: StoreIO, paths: StorePaths, at: int, end: int) -> int | None:
-    """Store time of the record at an offset, or of the one behind the segment's end; 0 without any before `end`.
+    """Store time of the record at an offset, or of the next segment's first; 0 if none before `end`.
 
-    None when no record is there.
+    None when the record is invalid.
     """
     starts = sorted(start for name in io.names(paths.commit_log) if (start := segment_start(name)) is not None)
     number = bisect.bisect_right(starts, at) - 1
