@@ -1,1 +1,1 @@
-"""Filters over a message's properties: RocketMQ's SQL92, compiled once and evaluated without Python (README.md)."""
+"""Filters over message properties in RocketMQ's SQL92, compiled for a kernel (README.md)."""

@@ -1,4 +1,9 @@
-"""SQL92 filters: `compiled` makes one of its text, once."""
+"""Compile SQL92 filters to programs for the kernel that evaluates them (kernels/sql.py).
+
+    compiled(text) ──parse──▶ expression tree ──program_of──▶ words and texts
+
+Subexpressions without properties are evaluated at compile time, so the kernel never compares two literals.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +33,17 @@ from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.layout.properties import TAGS
 from mqproc.topic_names import FILTER_BYTES_MAX
 
-# --- program ---
-# Nodes → a program for the kernel that evaluates filters (kernels/sql.py).
-#
-# Whatever depends on no property is evaluated here, once; so the kernel never compares two literals.
-
-
 _OUTCOMES = {
     Comparison.LESS: kernel.BELOW,
     Comparison.LESS_OR_EQUAL: kernel.BELOW | kernel.SAME,
     Comparison.GREATER: kernel.ABOVE,
     Comparison.GREATER_OR_EQUAL: kernel.ABOVE | kernel.SAME,
+}
+_UNARY: dict[type[Node], int] = {
+    expressions.IsNull: kernel.IS_NULL,
+    expressions.Not: kernel.NOT,
+    expressions.Cast: kernel.CAST,
+    expressions.Negate: kernel.TO_NULL,
 }
 _PLACES = {
     TextMatchKind.CONTAINS: kernel.ANYWHERE,
@@ -49,7 +54,7 @@ _PLACES = {
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A filter for the kernel: `words` int64, `texts` uint8, and how many words of scratch it needs."""
+    """A compiled filter: `words` int64, `texts` uint8, and the number of scratch words."""
 
     words: NDArray[np.int64]
     texts: NDArray[np.uint8]
@@ -57,14 +62,17 @@ class Program:
 
 
 def program_of(node: Node) -> Program:
-    """The program of a filter."""
+    """Compile an expression tree."""
     made = _Assembler()
     made.add(node)
     return made.program()
 
 
 def required_tags(node: Node) -> frozenset[str] | None:
-    """Tags of which a message that passes has one; None when the filter does not say."""
+    """Tags of which every accepted message has one.
+
+    None if the filter does not restrict the tag.
+    """
     match node:
         case expressions.Equal(expressions.PropertyRef(name), expressions.Literal(str(tag))) if name == TAGS:
             return frozenset((tag,))
@@ -87,7 +95,7 @@ def _has_property(node: Node) -> bool:
 
 @dataclass(slots=True)
 class _Assembler:
-    """A program while it is made."""
+    """Assembler of a program."""
 
     names: dict[str, int] = field(default_factory=dict)
     name_words: list[int] = field(default_factory=list)
@@ -98,7 +106,7 @@ class _Assembler:
     depth_max: int = 0
 
     def program(self) -> Program:
-        """All of it."""
+        """Return the assembled program."""
         code_at = kernel.HEAD_SIZE + len(self.name_words) + len(self.list_words)
         lists_at = kernel.HEAD_SIZE + len(self.name_words)
         words = [len(self.names), code_at, *self.name_words, *self.list_words]
@@ -108,7 +116,7 @@ class _Assembler:
         return Program(np.array(words, np.int64), as_kernel_array(self.texts), scratch_size)
 
     def add(self, node: Node) -> None:
-        """The instructions that leave a node's value on the stack."""
+        """Emit the instructions that leave a node's value on the stack."""
         if not _has_property(node):
             try:
                 self._push(node.evaluate({}))
@@ -132,14 +140,11 @@ class _Assembler:
             case expressions.TextMatch(inner, part, text, negated):
                 self.add(inner)
                 self._emit(kernel.TEXT_DIFFERS if negated else kernel.TEXT_MATCHES, _PLACES[part], *self._text(text))
-            case expressions.IsNull(inner):
-                self._one(inner, kernel.IS_NULL)
-            case expressions.Not(inner):
-                self._one(inner, kernel.NOT)
-            case expressions.Cast(inner):
-                self._one(inner, kernel.CAST)
-            case expressions.Negate(inner):
-                self._one(inner, kernel.TO_NULL)
+            case (
+                expressions.IsNull(inner) | expressions.Not(inner) | expressions.Cast(inner) | expressions.Negate(inner)
+            ):
+                self.add(inner)
+                self._emit(_UNARY[type(node)])
             case expressions.And(conditions):
                 self._chain(conditions, kernel.AND, kernel.JUMP_IF_FALSE)
             case expressions.Or(conditions):
@@ -147,12 +152,11 @@ class _Assembler:
             case _:
                 raise AssertionError(f"no instructions for {type(node).__name__}")
 
-    def _one(self, inner: Node, operation: int) -> None:
-        self.add(inner)
-        self._emit(operation)
-
     def _ordered(self, left: Node, right: Node, outcomes: int) -> None:
-        """`<` and its like: with nothing on the left the right side is not looked at, where evaluation might end."""
+        """Emit an ordered comparison.
+
+        With NULL on the left the right side, which may fail, is not evaluated.
+        """
         self.add(left)
         jump_at = len(self.code)
         self._emit(kernel.JUMP_IF_NULL)
@@ -161,7 +165,7 @@ class _Assembler:
         self.code[jump_at] = (kernel.JUMP_IF_NULL, len(self.code), 0, 0)
 
     def _chain(self, conditions: tuple[Node, ...], operation: int, jump: int) -> None:
-        """Conditions one after the other; when one decides, on to the end."""
+        """Emit a chain of conditions with a jump to the end after each that may decide it."""
         jumps = []
         for number, condition in enumerate(conditions):
             if number:
@@ -189,7 +193,7 @@ class _Assembler:
                 self._emit(kernel.PUSH, kernel.DOUBLE, double_key(real), leaves=1)
 
     def _emit(self, operation: int, a: int = 0, b: int = 0, c: int = 0, *, leaves: int = 0) -> None:
-        """An instruction that leaves so many values more on the stack than it found."""
+        """Emit an instruction; `leaves` is its net effect on the stack's depth."""
         self.code.append((operation, a, b, c))
         self.depth += leaves
         self.depth_max = max(self.depth_max, self.depth)
@@ -207,28 +211,28 @@ class _Assembler:
         return start
 
     def _text(self, text: str) -> tuple[int, int]:
-        """Where a text lies among the texts: at, size."""
+        """Add a text; returns its position and size."""
         data = text.encode("utf-8", "surrogatepass")
         self.texts += data
         return len(self.texts) - len(data), len(data)
 
 
 COMPILED_MAX = 256
-"""Compiled filters that are kept; the one that was not used for longest goes."""
+"""Size of the cache of compiled filters (LRU)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledFilter:
-    """A filter ready to be asked. `tags`: a message that passes has one of them; None when the filter does not say."""
+    """A compiled filter. `tags`: every accepted message has one of them; None = no restriction."""
 
     node: Node
     program: Program
     tags: frozenset[str] | None
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """Whether a message with these properties passes: what the kernel does, in Python.
+        """Evaluate the filter in Python, with the kernel's result.
 
-        Values that RocketMQ cannot compare end the evaluation, and the message does not pass.
+        Values that RocketMQ cannot compare end the evaluation, and the message is not accepted.
         """
         try:
             return self.node.evaluate(properties) is True
@@ -237,7 +241,7 @@ class CompiledFilter:
 
 
 def check_size(expression: str) -> None:
-    """Raise FilterSyntaxError when a filter is too long to be looked at."""
+    """Raise FilterSyntaxError if a filter is too long."""
     size = len(expression.encode("utf-8", "surrogatepass"))
     if size > FILTER_BYTES_MAX:
         raise error_at(f"filter of {size:,} bytes exceeds {FILTER_BYTES_MAX:,}", FILTER_BYTES_MAX)
@@ -245,7 +249,7 @@ def check_size(expression: str) -> None:
 
 @functools.lru_cache(COMPILED_MAX)
 def compiled(expression: str) -> CompiledFilter:
-    """The filter of an expression. Raises FilterSyntaxError, which has the position of what is wrong."""
+    """Compile a filter. Raises FilterSyntaxError with the position of the error."""
     check_size(expression)
     node = parse(expression)
     return CompiledFilter(node, program_of(node), required_tags(node))

@@ -1,7 +1,8 @@
-"""The parts of a filter, and what each is for a message: True, False, None for unknown, or another value.
+"""Expression tree of a filter, with three-valued logic.
 
-A missing property is None. AND, OR and NOT have three values; a message matches when the whole is True. What RocketMQ
-refuses when it compiles is refused here too, where a part is made.
+True, False, None for unknown, or another value. A missing property is None. A message is accepted if the whole
+expression is True. Expressions that RocketMQ rejects when it compiles a filter are rejected here when a node is
+created.
 
 | part | when its property is missing |
 |---|---|
@@ -24,13 +25,12 @@ from typing import Final, Protocol
 
 from mqproc.errors import FilterSyntaxError
 
-# --- values ---
-# Values of a filter and how RocketMQ compares them, with Java's rules for turning texts into numbers.
+# Values and their comparison, with Java's rules for numbers in texts.
 #
-#     properties   str, or None where the message has no such property
+#     properties   str, or None if the message lacks the property
 #     literals     str, bool, None, Int (32 bits), Long (64 bits), Double
 #
-# A text beside a number becomes a number of that very kind: "5.5" beside the integer 5 is an error, not unequal.
+# A text compared with a number is parsed as that type of number: "5.5" and the integer 5 are an error, not unequal.
 
 
 INT_MAX: Final = 2**31 - 1
@@ -40,26 +40,26 @@ DOUBLE_MIN: Final = 5e-324
 
 
 class NotComparable(Exception):
-    """Two values that RocketMQ cannot compare: evaluation ends, and the message does not match."""
+    """RocketMQ cannot compare two values: the evaluation ends and the message is not accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Int:
-    """A literal that fits 32 bits; a text beside it must, too."""
+    """A 32-bit literal; a text compared with it must fit 32 bits too."""
 
     value: int
 
 
 @dataclass(frozen=True, slots=True)
 class Long:
-    """A literal of 64 bits."""
+    """A 64-bit literal."""
 
     value: int
 
 
 @dataclass(frozen=True, slots=True)
 class Double:
-    """A literal with a point or an exponent."""
+    """A literal with a decimal point or an exponent."""
 
     value: float
 
@@ -67,22 +67,25 @@ class Double:
 Number = Int | Long | Double
 Value = str | bool | Number | None
 
-# What Java's String.trim takes away.
+# Characters removed by Java's String.trim.
 _BLANKS: Final = "".join(map(chr, range(0x21)))
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?[fFdD]?", re.ASCII)
 _HEX = re.compile(r"([+-]?)0[xX](([0-9a-fA-F]+)\.?|([0-9a-fA-F]*)\.([0-9a-fA-F]+))[pP]([+-]?\d+)[fFdD]?", re.ASCII)
 _NAMED: Final = {sign + name: f"{sign}{name}" for sign in ("", "+", "-") for name in ("NaN", "Infinity")}
 _NAN_KEY: Final = 0x7FF8_0000_0000_0000
-# Hex digits and exponents beyond this are no numbers that anybody means; Python would compute them for long.
+# Limit of hexadecimal literals, whose evaluation in Python would take long.
 _HEX_CHARACTERS_MAX: Final = 256
 
 
 def as_long(text: str, limit: int) -> int:
-    """The text as Java's Integer.valueOf (`limit` INT_MAX) or Long.valueOf takes it. Raises NotComparable."""
+    """Parse a text like Java's Integer.valueOf (`limit` INT_MAX) or Long.valueOf.
+
+    Raises NotComparable.
+    """
     digits = text[1:] if text[:1] in ("+", "-") else text
     values = [unicodedata.decimal(digit, -1) if ord(digit) < 0x10000 else -1 for digit in digits]
     if not values or min(values) < 0:
-        raise NotComparable(f"{text[:64]!r} is no integer")
+        raise NotComparable(f"{text[:64]!r} is not an integer")
     number = 0
     for value in values:
         number = 10 * number + value
@@ -90,12 +93,12 @@ def as_long(text: str, limit: int) -> int:
             break
     number = -number if text[0] == "-" else number
     if not -limit - 1 <= number <= limit:
-        raise NotComparable(f"{text[:64]!r} is no integer up to {limit:,}")
+        raise NotComparable(f"{text[:64]!r} is not an integer up to {limit:,}")
     return number
 
 
 def as_double(text: str) -> float:
-    """The text as Java's Double.valueOf takes it. Raises NotComparable."""
+    """Parse a text like Java's Double.valueOf. Raises NotComparable."""
     text = text.strip(_BLANKS)
     if text in _NAMED:
         return float(_NAMED[text])
@@ -103,9 +106,9 @@ def as_double(text: str) -> float:
         return float(text.rstrip("fFdD"))
     found = _HEX.fullmatch(text)
     if found is None or len(text) > _HEX_CHARACTERS_MAX:
-        raise NotComparable(f"{text[:64]!r} is no number")
+        raise NotComparable(f"{text[:64]!r} is not a number")
     sign, mantissa, _, _, _, exponent = found.groups()
-    # An exponent of many digits is as good as this one.
+    # Larger exponents give the same result.
     power = max(-100_000, min(100_000, int(exponent)))
     try:
         return float.fromhex(f"{sign}0x{mantissa}p{power}")
@@ -114,7 +117,10 @@ def as_double(text: str) -> float:
 
 
 def double_key(value: float) -> int:
-    """An i64 that orders doubles as Java's Double.compare does: −0.0 below 0.0, NaN above all and equal to itself."""
+    """Map a double to an i64 with the order of Java's Double.compare.
+
+    −0.0 is below 0.0; NaN is above all other values and equal to itself.
+    """
     if value != value:
         return _NAN_KEY
     (bits,) = struct.unpack(">q", struct.pack(">d", value))
@@ -122,7 +128,7 @@ def double_key(value: float) -> int:
 
 
 def compare(left: str | bool | Number, right: str | bool | Number) -> int:
-    """Below 0, 0 or above 0, as RocketMQ compares two values that are there. Raises NotComparable."""
+    """Compare two values like RocketMQ: negative, 0 or positive. Raises NotComparable."""
     if isinstance(left, str) and not isinstance(right, str):
         left = _as_kind_of(right, left)
     elif isinstance(right, str) and not isinstance(left, str):
@@ -137,7 +143,7 @@ def compare(left: str | bool | Number, right: str | bool | Number) -> int:
 
 
 def compare_texts_as_numbers(left: str, right: str) -> int:
-    """What `<` and its like make of two texts. Raises NotComparable."""
+    """Compare two texts as doubles, for <, <=, > and >=. Raises NotComparable."""
     return _order(double_key(as_double(left)), double_key(as_double(right)))
 
 
@@ -162,13 +168,13 @@ def _order(left: int, right: int) -> int:
 
 
 DEPTH_MAX = 64
-"""Levels of parts within parts; a chain of ANDs or of ORs is one."""
+"""Maximum depth of the tree; a chain of ANDs or of ORs is one level."""
 
 Properties = Mapping[str, str]
 
 
 class Node(Protocol):
-    """A part of a filter; `position` counts characters from 0."""
+    """A node of the expression tree; `position` counts characters from 0."""
 
     @property
     def position(self) -> int: ...
@@ -177,16 +183,16 @@ class Node(Protocol):
     def depth(self) -> int: ...
 
     def parts(self) -> Iterator[Node]:
-        """The parts within."""
+        """Child nodes."""
         ...
 
     def evaluate(self, properties: Properties) -> Value:
-        """Its value. Raises NotComparable."""
+        """Evaluate for a message. Raises NotComparable."""
         ...
 
 
 class Comparison(enum.Enum):
-    """Ordering comparisons, each with the outcomes that hold."""
+    """Operators of ordered comparisons."""
 
     LESS = "<"
     LESS_OR_EQUAL = "<="
@@ -194,7 +200,10 @@ class Comparison(enum.Enum):
     GREATER_OR_EQUAL = ">="
 
     def holds(self, outcome: int) -> bool:
-        """Whether it holds of two values of which the left one is below (−1), at (0) or above (1) the right one."""
+        """Whether the operator accepts an outcome.
+
+        Negative, 0 or positive for left below, equal to, above right.
+        """
         return _HOLDS[self](outcome)
 
 
@@ -207,21 +216,21 @@ _HOLDS: dict[Comparison, Callable[[int], bool]] = {
 
 
 class TextMatchKind(enum.Enum):
-    """Where in a text another one is looked for."""
+    """Operators that search a text for another one."""
 
     CONTAINS = "CONTAINS"
     STARTS_WITH = "STARTSWITH"
     ENDS_WITH = "ENDSWITH"
 
     def found(self, text: str, part: str) -> bool:
-        """Whether `part` is there."""
+        """Whether the text contains `part` at the required position."""
         if self is TextMatchKind.STARTS_WITH:
             return text.startswith(part)
         return text.endswith(part) if self is TextMatchKind.ENDS_WITH else part in text
 
 
 class _Base:
-    """What all parts have."""
+    """Defaults of leaf nodes."""
 
     __slots__ = ()
 
@@ -246,7 +255,7 @@ class Literal(_Base):
 
 @dataclass(frozen=True, slots=True)
 class PropertyRef(_Base):
-    """A property by name; upper and lower case are different."""
+    """A property by name; names are case-sensitive."""
 
     name: str
     position: int = field(default=0, compare=False)
@@ -257,7 +266,7 @@ class PropertyRef(_Base):
 
 @dataclass(frozen=True, slots=True)
 class _Composite(_Base):
-    """A part with parts within."""
+    """A node with children."""
 
     depth: int = field(init=False, default=1)
 
@@ -274,7 +283,7 @@ class _Composite(_Base):
 
 @dataclass(frozen=True, slots=True)
 class _Unary(_Composite):
-    """A part with one part within."""
+    """A node with one child."""
 
     inner: Node
 
@@ -284,7 +293,7 @@ class _Unary(_Composite):
 
 @dataclass(frozen=True, slots=True)
 class _Binary(_Composite):
-    """A part with two parts within."""
+    """A node with two children."""
 
     left: Node
     right: Node
@@ -295,14 +304,17 @@ class _Binary(_Composite):
 
 
 class _Condition:
-    """Marks the parts that are True, False or unknown: what AND, OR, NOT and a whole filter are made of."""
+    """Marks nodes that are True, False or unknown.
+
+    Operands of AND, OR and NOT, and whole filters.
+    """
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Negate(_Unary):
-    """`-x`: of a number its negative, of anything else unknown, a property's text included."""
+    """`-x`: the negative of a number; unknown for other values, including a property's text."""
 
     def evaluate(self, properties: Properties) -> Value:
         value = self.inner.evaluate(properties)
@@ -318,7 +330,7 @@ class Negate(_Unary):
 
 @dataclass(frozen=True, slots=True)
 class Cast(_Unary, _Condition):
-    """A property in the place of a condition: never True, since its value is a text."""
+    """A property used as a condition: never True, since its value is a text."""
 
     def evaluate(self, properties: Properties) -> Value:
         return None if self.inner.evaluate(properties) is None else False
@@ -326,7 +338,7 @@ class Cast(_Unary, _Condition):
 
 @dataclass(frozen=True, slots=True)
 class Not(_Unary, _Condition):
-    """NOT."""
+    """Negation of a condition."""
 
     def evaluate(self, properties: Properties) -> Value:
         value = self.inner.evaluate(properties)
@@ -335,12 +347,12 @@ class Not(_Unary, _Condition):
 
 @dataclass(frozen=True, slots=True)
 class Equal(_Binary, _Condition):
-    """`=`; `<>` is NOT of it."""
+    """`=`. `<>` is represented as NOT `=`."""
 
     def __post_init__(self) -> None:
         for side in (self.left, self.right):
             if isinstance(side, Literal) and side.value is None:
-                raise error("NULL cannot be compared; IS NULL asks for it", side)
+                raise error("NULL cannot be compared; use IS NULL", side)
         if _is_boolean_literal(self.left) and isinstance(self.right, Literal) and not _is_boolean_literal(self.right):
             raise error("a boolean cannot be compared with another literal", self.right)
         _Composite.__post_init__(self)
@@ -356,7 +368,7 @@ class Equal(_Binary, _Condition):
 
 @dataclass(frozen=True, slots=True)
 class OrderedComparison(_Binary, _Condition):
-    """`<`, `<=`, `>`, `>=`: numbers only."""
+    """`<`, `<=`, `>`, `>=` on numbers."""
 
     order: Comparison
 
@@ -382,7 +394,7 @@ class OrderedComparison(_Binary, _Condition):
 
 @dataclass(frozen=True, slots=True)
 class IsNull(_Unary, _Condition):
-    """IS NULL; IS NOT NULL is NOT of it."""
+    """IS NULL. IS NOT NULL is represented as NOT IS NULL."""
 
     def evaluate(self, properties: Properties) -> Value:
         return self.inner.evaluate(properties) is None
@@ -390,7 +402,7 @@ class IsNull(_Unary, _Condition):
 
 @dataclass(frozen=True, slots=True)
 class In(_Unary, _Condition):
-    """IN over texts; NOT IN is NOT of it, unknown as well where the property is missing."""
+    """IN with texts. NOT IN is NOT IN(…), also unknown if the property is missing."""
 
     texts: tuple[str, ...]
 
@@ -406,7 +418,10 @@ class In(_Unary, _Condition):
 
 @dataclass(frozen=True, slots=True)
 class TextMatch(_Unary, _Condition):
-    """CONTAINS, STARTSWITH, ENDSWITH. Of what is no text, and for an empty text, both polarities are False."""
+    """CONTAINS, STARTSWITH, ENDSWITH.
+
+    False, also if negated, for an empty text or a value that is not a text.
+    """
 
     part: TextMatchKind
     text: str
@@ -423,7 +438,7 @@ class TextMatch(_Unary, _Condition):
 
 @dataclass(frozen=True, slots=True)
 class _Chain(_Composite, _Condition):
-    """A chain of conditions, evaluated from the left until it is decided."""
+    """A chain of conditions, evaluated from the left until one decides."""
 
     conditions: tuple[Node, ...]
 
@@ -442,7 +457,7 @@ class _Chain(_Composite, _Condition):
 
 @dataclass(frozen=True, slots=True)
 class And(_Chain):
-    """AND."""
+    """Conjunction of conditions."""
 
     def evaluate(self, properties: Properties) -> Value:
         return self._evaluate(properties, False)
@@ -450,24 +465,27 @@ class And(_Chain):
 
 @dataclass(frozen=True, slots=True)
 class Or(_Chain):
-    """OR."""
+    """Disjunction of conditions."""
 
     def evaluate(self, properties: Properties) -> Value:
         return self._evaluate(properties, True)
 
 
 def error(problem: str, node: Node) -> FilterSyntaxError:
-    """What is wrong with a part."""
+    """Create the error for a node."""
     return error_at(problem, node.position)
 
 
 def error_at(problem: str, position: int) -> FilterSyntaxError:
-    """What is wrong at a place: `position` counts from 0 as Python does, the text from 1 as SQL tools do."""
+    """Create the error for a position, counted from 0.
+
+    The message counts from 1 as SQL tools do.
+    """
     return FilterSyntaxError(f"filter, character {position + 1} (the first is 1): {problem}", position=position)
 
 
 def condition(node: Node) -> Node:
-    """The part as a condition. Raises FilterSyntaxError when it can be none."""
+    """Use a node as a condition. Raises FilterSyntaxError if it has another type."""
     if isinstance(node, _Condition) or (
         isinstance(node, Literal) and (node.value is None or isinstance(node.value, bool))
     ):
@@ -478,10 +496,13 @@ def condition(node: Node) -> Node:
 
 
 def between(value: Node, low: Node, high: Node) -> Node:
-    """`value BETWEEN low AND high`. Raises FilterSyntaxError when no number lies between."""
+    """`value BETWEEN low AND high`.
+
+    Raises FilterSyntaxError if the literal bounds exclude every value.
+    """
     if isinstance(low, Literal) and isinstance(high, Literal):
         if low.value is None or high.value is None:
-            raise error("NULL bounds nothing", low if low.value is None else high)
+            raise error("NULL cannot be a bound", low if low.value is None else high)
         try:
             outcome = compare(high.value, low.value)
         except NotComparable as problem:
@@ -496,7 +517,7 @@ def between(value: Node, low: Node, high: Node) -> Node:
 
 
 def not_between(value: Node, low: Node, high: Node) -> Node:
-    """`value NOT BETWEEN low AND high`; the bounds may be the wrong way round, as in RocketMQ."""
+    """`value NOT BETWEEN low AND high`; as in RocketMQ the bounds may be reversed."""
     return Or((OrderedComparison(value, low, Comparison.LESS), OrderedComparison(value, high, Comparison.GREATER)))
 
 

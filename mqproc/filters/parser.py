@@ -1,7 +1,7 @@
-"""RocketMQ's SQL92 by lark: text → nodes. Errors name the character that they are about.
+"""Parse RocketMQ's SQL92 with lark; errors name the position of the character.
 
-Words are reserved in any case, names of properties keep theirs. Prefixes bind tightest, so `NOT a = 1` is
-`(NOT a) = 1`. RocketMQ ends at the first word that it cannot go on with and forgets the rest; here that is an error.
+Keywords are case-insensitive, names of properties are case-sensitive. Prefix operators bind tightest, so `NOT a = 1` is
+`(NOT a) = 1`. RocketMQ stops at the first word that it cannot parse and ignores the rest; here this is an error.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ _GRAMMAR = r"""
     %ignore /\/\*[^*]*\*+([^\/*][^*]*\*+)*\//
 """
 
-# How an error calls what it expects: the first name of which all terminals are expected stands for them.
+# Names of expected terminals in errors; a name replaces a set of terminals if all of them are expected.
 _VALUE = frozenset({"NAME", "STRING", "INTEGER", "REAL", "TRUE", "FALSE", "NULL", "LPAR", "PLUS", "MINUS", "_NOT"})
 _COMPARISON = frozenset({"EQUAL", "_UNEQUAL", "_IS", "ORDER", "_BETWEEN", "_IN", "PART", "_NOT"})
 _NAMES = {
@@ -123,7 +123,7 @@ def _text(token: Token) -> str:
 
 @v_args(inline=True)
 class _TreeBuilder(Transformer[Token, Node]):
-    """Makes the nodes, a method for each rule."""
+    """Builds the expression tree, one method for each rule of the grammar."""
 
     def start(self, node: Node) -> Node:
         return expressions.condition(node)
@@ -207,12 +207,12 @@ def _at(token: Token) -> int:
 
 @functools.cache
 def _parser() -> Lark:
-    """Made when the first filter comes: most stores never see one."""
+    """Create the parser when the first filter is used; most stores never use one."""
     return Lark(_GRAMMAR, parser="lalr", lexer="basic", transformer=_TreeBuilder(), maybe_placeholders=False)
 
 
 def parse(text: str) -> Node:
-    """The filter's nodes. Raises FilterSyntaxError."""
+    """Parse a filter to its expression tree. Raises FilterSyntaxError."""
     try:
         return cast(Node, _parser().parse(text))
     except VisitError as failure:
@@ -222,7 +222,7 @@ def parse(text: str) -> Node:
     except UnexpectedCharacters as failure:
         place = failure.pos_in_stream or 0
         found = text[place]
-        problem = "a text that does not end" if found == "'" else f"{found!r} belongs to no filter"
+        problem = "unterminated text" if found == "'" else f"unexpected character {found!r}"
         raise expressions.error_at(problem, place) from None
     except UnexpectedEOF as failure:
         raise expressions.error_at(

@@ -234,8 +234,7 @@ def crc31(buf: Bytes, start: int, stop: int) -> int:
 
 
 _CRC_NAME = np.frombuffer(record.CRC_NAME + b"\x01", np.uint8).copy()
-_TAIL_SIZE = record.CRC_TAIL_SIZE
-_NAME_SIZE = _TAIL_SIZE - record.CRC_DIGITS - 1
+_NAME_SIZE = record.CRC_TAIL_SIZE - record.CRC_DIGITS - 1
 assert record.CRC_DIGITS == 10
 
 _EIGHT_DIGITS = 10**8

@@ -25,6 +25,7 @@ from mqproc.kernels.record_check import (
     signed_topic_length,
     topic_length_at,
     topic_length_size,
+    topic_of,
 )
 from mqproc.kernels.record_fields import (
     ABSENT,
@@ -150,9 +151,7 @@ def _real_topic(view: Bytes, at: int, total: int) -> int:
 
     0 for other records.
     """
-    width = topic_length_size(view, at)
-    name_at = topic_length_at(view, at) + width
-    size = signed_topic_length(view, name_at - width, width)
+    name_at, size = topic_of(view, at)
     if not (
         (size == HALF_NAME.size and same_bytes(view, name_at, HALF_NAME, 0, size))
         or (size == SCHEDULE_NAME.size and same_bytes(view, name_at, SCHEDULE_NAME, 0, size))

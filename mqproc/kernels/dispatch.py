@@ -36,10 +36,8 @@ from mqproc.kernels.record_check import (
     BLANK,
     prefetch_stride,
     record_size,
-    signed_topic_length,
     store_timestamp_at,
-    topic_length_at,
-    topic_length_size,
+    topic_of,
 )
 from mqproc.kernels.record_fields import ONES, find_byte, same_bytes
 from mqproc.layout import consume_queue, properties, queue_table, record
@@ -119,7 +117,6 @@ RUN_COLUMNS = 6
 # The shortest key takes two bytes with its separator, which bounds the number of a record's entries.
 RECORD_ENTRIES_MAX: Final = record.PROPERTIES_SIZE_MAX // 2 + 2
 
-_UNIT = consume_queue.UNIT_SIZE
 _SEPARATOR_CODE = ord(KEY_TOPIC_SEPARATOR)
 _MASK_32 = 0xFFFFFFFF
 
@@ -159,12 +156,10 @@ def _parse_record(log: Bytes, at: int, stop: int, state: Words) -> int:
         return total
     if load_be64(log, at + record.PHYSICAL_OFFSET) != state[SEGMENT_START] + at:
         return -BAD_OFFSET
-    width = topic_length_size(log, at)
-    length_at = topic_length_at(log, at)
-    topic_size = signed_topic_length(log, length_at, width)
-    state[TOPIC_AT] = length_at + width
+    topic, topic_size = topic_of(log, at)
+    state[TOPIC_AT] = topic
     state[TOPIC_SIZE] = topic_size
-    state[PROPERTIES_AT] = length_at + width + topic_size + 2
+    state[PROPERTIES_AT] = topic + topic_size + 2
     state[PROPERTIES_END] = at + total
     return total
 
@@ -331,15 +326,15 @@ def sort_units(
     for run in range(state[RUNS]):
         column = run * RUN_COLUMNS
         runs[column + RUN_BYTE_OFFSET] = offset
-        offset += _UNIT * runs[column + RUN_COUNT]
+        offset += consume_queue.UNIT_SIZE * runs[column + RUN_COUNT]
         run_of_queue[runs[column + RUN_QUEUE]] = 0
     for unit in range(state[UNITS]):
         cursor = run_of_unit[unit] * RUN_COLUMNS + RUN_BYTE_OFFSET
-        copy_bytes(sorted_units, runs[cursor], units, _UNIT * unit, _UNIT)
-        runs[cursor] += _UNIT
+        copy_bytes(sorted_units, runs[cursor], units, consume_queue.UNIT_SIZE * unit, consume_queue.UNIT_SIZE)
+        runs[cursor] += consume_queue.UNIT_SIZE
     for run in range(state[RUNS]):
         column = run * RUN_COLUMNS
-        runs[column + RUN_BYTE_OFFSET] -= _UNIT * runs[column + RUN_COUNT]
+        runs[column + RUN_BYTE_OFFSET] -= consume_queue.UNIT_SIZE * runs[column + RUN_COUNT]
 
 
 @kernel
@@ -439,7 +434,7 @@ def scan(
             run = _put_unit(units, run_of_unit, run_of_queue, runs, state, number, queue_offset)
             runs[run + RUN_PHYSICAL_END] = physical_offset + total
             runs[run + RUN_STORE_TIMESTAMP_MS] = store_timestamp_ms
-            unit_at = _UNIT * int(state[UNITS])
+            unit_at = consume_queue.UNIT_SIZE * int(state[UNITS])
             store_be64(units, unit_at + consume_queue.PHYSICAL_OFFSET, physical_offset)
             store_be32(units, unit_at + consume_queue.SIZE, total)
             tags_code = _tags_code(log, state, is_schedule, store_timestamp_ms)

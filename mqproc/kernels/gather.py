@@ -91,13 +91,8 @@ _AHEAD_BYTES = 512
 TIME_MIN = -(1 << 62)
 TIME_MAX = 1 << 62
 
-_UNIT_SIZE = consume_queue.UNIT_SIZE
-_SIZE = consume_queue.SIZE
-_TAGS_CODE = consume_queue.TAGS_CODE
-_LOW_CODE = _TAGS_CODE + 4
+_LOW_CODE = consume_queue.TAGS_CODE + 4
 _MASK_32 = 0xFFFFFFFF
-_EXTENSION_ADDRESS_MAX = consume_queue.EXTENSION_ADDRESS_MAX
-_FILLER_SIZE = consume_queue.FILLER_SIZE
 
 
 @inlined
@@ -105,7 +100,7 @@ def _prefetch_record(units: Bytes, unit: int, unit_stop: int, view: Bytes, base:
     """Prefetch the first lines of the record that a unit points to if it lies in the view."""
     if unit >= unit_stop:
         return
-    physical = load_be64(units, _UNIT_SIZE * unit)
+    physical = load_be64(units, consume_queue.UNIT_SIZE * unit)
     prefetch_bytes(view, physical - base, _AHEAD_BYTES)
 
 
@@ -129,7 +124,7 @@ def _may_pass(units: Bytes, at: int, codes: Words) -> bool:
     """
     # Evaluate both conditions: a branch on the first is unpredictable.
     by_hash = _has_code(codes, load_be32(units, at + _LOW_CODE))
-    return by_hash | (load_be64(units, at + _TAGS_CODE) <= _EXTENSION_ADDRESS_MAX)
+    return by_hash | (load_be64(units, at + consume_queue.TAGS_CODE) <= consume_queue.EXTENSION_ADDRESS_MAX)
 
 
 @kernel
@@ -237,10 +232,10 @@ def gather(
     gathered_bytes = int(state[BYTES])
     reason = UNITS_DONE
     while unit < unit_stop:
-        unit_at = _UNIT_SIZE * unit
+        unit_at = consume_queue.UNIT_SIZE * unit
         physical = load_be64(units, unit_at)
-        size = load_be32(units, unit_at + _SIZE)
-        if size == _FILLER_SIZE:
+        size = load_be32(units, unit_at + consume_queue.SIZE)
+        if size == consume_queue.FILLER_SIZE:
             reason = FILLER
             break
         if state[COUNT] >= state[COUNT_LIMIT]:
@@ -305,27 +300,27 @@ def match_units(units: Bytes, first: int, stop: int, codes: Words, matches: Word
         # Branch-free, since the outcome is unpredictable.
         only = codes[0]
         for unit in range(first, stop):
-            at = _UNIT_SIZE * unit
+            at = consume_queue.UNIT_SIZE * unit
             matches[found] = unit
-            filler = load_be32(units, at + _SIZE) == _FILLER_SIZE
+            filler = load_be32(units, at + consume_queue.SIZE) == consume_queue.FILLER_SIZE
             found += (
                 int(load_be32(units, at + _LOW_CODE) == only)
-                | int(load_be64(units, at + _TAGS_CODE) <= _EXTENSION_ADDRESS_MAX)
+                | int(load_be64(units, at + consume_queue.TAGS_CODE) <= consume_queue.EXTENSION_ADDRESS_MAX)
             ) & int(not filler)
         return found
     for unit in range(first, stop):
-        at = _UNIT_SIZE * unit
+        at = consume_queue.UNIT_SIZE * unit
         matches[found] = unit
-        filler = load_be32(units, at + _SIZE) == _FILLER_SIZE
+        filler = load_be32(units, at + consume_queue.SIZE) == consume_queue.FILLER_SIZE
         found += int(_may_pass(units, at, codes)) & int(not filler)
     return found
 
 
 @kernel
 def first_at_or_above(units: Bytes, first: int, stop: int, physical_offset: int) -> int:
-    """First unit in [first, stop) at or above a physical offset, `stop` if there is none."""
+    """First unit in [first, stop) at or above a physical offset, `stop` without one."""
     for unit in range(first, stop):
-        if load_be64(units, _UNIT_SIZE * unit) >= physical_offset:
+        if load_be64(units, consume_queue.UNIT_SIZE * unit) >= physical_offset:
             return unit
     return stop
 
@@ -335,8 +330,8 @@ def sum_of_sizes(units: Bytes, first: int, stop: int) -> int:
     """Sum of the record sizes in units [first, stop), without fillers."""
     total = 0
     for unit in range(first, stop):
-        size = load_be32(units, _UNIT_SIZE * unit + _SIZE)
-        if 0 < size < _FILLER_SIZE:
+        size = load_be32(units, consume_queue.UNIT_SIZE * unit + consume_queue.SIZE)
+        if 0 < size < consume_queue.FILLER_SIZE:
             total += size
     return total
 

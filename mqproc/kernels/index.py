@@ -26,10 +26,8 @@ from mqproc.kernels.jit.intrinsics import (
 from mqproc.kernels.jit.lowering import Bytes, Int32s, Words
 from mqproc.kernels.record_check import (
     record_size,
-    signed_topic_length,
     store_timestamp_at,
-    topic_length_at,
-    topic_length_size,
+    topic_of,
 )
 from mqproc.kernels.record_fields import (
     ABSENT,
@@ -400,7 +398,7 @@ def match_entries(
 
 @kernel
 def first_item_at(view: Bytes, slots: int, count: int, physical_offset: int) -> int:
-    """First item in [1, count) at or above a log position, `count` if there is none.
+    """First item in [1, count) at or above a log position, `count` without one.
 
     Item offsets must ascend.
     """
@@ -476,10 +474,7 @@ def record_has_hash(log: Bytes, at: int, total: int, key_hash: int, uniq_key: By
     """
     if load_be32(log, at + record.SYS_FLAG) & record.SYS_FLAG_TRANSACTION_MASK == record.SYS_FLAG_ROLLBACK:
         return False
-    width = topic_length_size(log, at)
-    length_at = topic_length_at(log, at)
-    topic = length_at + width
-    size = signed_topic_length(log, length_at, width)
+    topic, size = topic_of(log, at)
     prefix_hash = 31 * java_hash_utf8(log, topic, topic + size, 0) + _SEPARATOR
     first = properties_at(log, at)
     end = properties_end(log, at, total)
@@ -537,7 +532,7 @@ def check_items(
 def warm() -> None:
     """Compile or load these kernels."""
     view = np.zeros(layout.file_size(1, 2), np.uint8)
-    words = np.zeros(2, np.int64)
+    words: NDArray[np.int64] = np.zeros(CHAINS_SIZE, np.int64)
     load_header(view, np.zeros(HEADER_FIELDS, np.int64))
     put_entries(view, 1, 2, np.zeros(1, np.int32), words, words, 0, 1)
     walk_chain(view, 1, published_count(view), 0, 0, 0, 0, 1, words)
@@ -546,8 +541,7 @@ def warm() -> None:
     recount_items(view, 1, 0, 1, 1, wanted, np.zeros(STOCK_SIZE, np.int64))
     rebuild_links(view, 1, 1, wanted)
     store_slots(view, 1, wanted)
-    view = np.zeros(layout.file_size(1, 2), np.uint8)
-    words: NDArray[np.int64] = np.zeros(CHAINS_SIZE, np.int64)
+    view[:] = 0
     match_entries(view, 1, 1, 1, UNKNOWN_MS, np.zeros(0, np.int32), words, words, 0, 0, words)
     first_item_at(view, 1, 1, 0)
     check_chains(view, 1, 1, np.zeros(1, np.int32), words)

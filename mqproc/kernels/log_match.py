@@ -25,10 +25,8 @@ from mqproc.kernels.record_check import (
     has_crc_tail,
     prefetch_stride,
     record_size,
-    signed_topic_length,
     store_timestamp_at,
-    topic_length_at,
-    topic_length_size,
+    topic_of,
 )
 from mqproc.kernels.record_fields import (
     ABSENT,
@@ -83,10 +81,8 @@ def _holds_part(view: Bytes, start: int, stop: int, part: Bytes) -> bool:
 
 @kernel
 def _has_topic(view: Bytes, at: int, topic: Bytes) -> bool:
-    width = topic_length_size(view, at)
-    length_at = topic_length_at(view, at)
-    size = signed_topic_length(view, length_at, width)
-    return size == topic.size and same_bytes(view, length_at + width, topic, 0, size)
+    topic_at, size = topic_of(view, at)
+    return size == topic.size and same_bytes(view, topic_at, topic, 0, size)
 
 
 @kernel
@@ -234,10 +230,7 @@ def select_records(
         total = record_size(view, at, stop)
         prefetch_stride(view, at, total, last_total)
         last_total = total
-        width = topic_length_size(view, at)
-        length_at = topic_length_at(view, at)
-        size = signed_topic_length(view, length_at, width)
-        topic = length_at + width
+        topic, size = topic_of(view, at)
         if size != last_size or not same_bytes(view, topic, view, last_topic, size):
             topic_hash = java_hash_utf8(view, topic, topic + size, 0)
             chosen = find_queue(topics, topic_cells, topic_slots, view, topic, size, topic_hash, CHOSEN_QUEUE)

@@ -32,10 +32,8 @@ from mqproc.kernels.record_check import (
     prefetch_bytes,
     prefetch_stride,
     record_size,
-    signed_topic_length,
     store_timestamp_at,
-    topic_length_at,
-    topic_length_size,
+    topic_of,
 )
 from mqproc.kernels.record_fields import (
     KEYS_AT,
@@ -90,14 +88,8 @@ STATE_SIZE = SCRATCH + PLACES_SIZE
 ) = range(4)
 VERDICT_COLUMNS = 4
 
-_MAGIC_V1 = record.MAGIC_V1
-_MAGIC_V2 = record.MAGIC_V2
-_MAGIC_BLANK = record.MAGIC_BLANK
 _HEADER_END = record.PHYSICAL_OFFSET + 8
 _SPACE = ord(properties.KEY_SEPARATOR)
-# Prepared and rolled-back messages have no queue offset; types none and commit have this bit clear.
-_HAS_NO_PLACE = 0x4
-assert record.SYS_FLAG_PREPARED & record.SYS_FLAG_ROLLBACK == _HAS_NO_PLACE
 
 
 @kernel
@@ -118,11 +110,11 @@ def _is_followed(view: Bytes, at: int, base: int, limit: int, segment_stop: int)
     if at + record.BLANK_SIZE > view.size:
         return 0 if at + record.BLANK_SIZE > limit else NEEDS_MORE
     magic = load_be32(view, at + record.MAGIC)
-    if magic == _MAGIC_BLANK:
+    if magic == record.MAGIC_BLANK:
         return 1 if _fills_segment(view, at, segment_stop) else 0
     if magic == 0:
         return 1 if load_be32(view, at + record.TOTAL_SIZE) == 0 else 0
-    if magic != _MAGIC_V1 and magic != _MAGIC_V2:
+    if magic != record.MAGIC_V1 and magic != record.MAGIC_V2:
         return 0
     if at + _HEADER_END > view.size:
         return 0 if at + _HEADER_END > limit else NEEDS_MORE
@@ -142,9 +134,9 @@ def find_boundary(
     seen = min(stop, view.size - record.BLANK_SIZE + 1)
     for at in range(start, seen):
         magic = load_be32(view, at + record.MAGIC)
-        if magic == _MAGIC_BLANK and _fills_segment(view, at, segment_stop):
+        if magic == record.MAGIC_BLANK and _fills_segment(view, at, segment_stop):
             return at
-        if magic != _MAGIC_V1 and magic != _MAGIC_V2:
+        if magic != record.MAGIC_V1 and magic != record.MAGIC_V2:
             continue
         total = load_be32(view, at + record.TOTAL_SIZE)
         if total < record.FIXED_SIZE_V4 or at + total > limit:
@@ -220,7 +212,7 @@ def _is_cut(view: Bytes, at: int, limit: int, log_limit: int) -> bool:
         return log_limit - at >= record.BLANK_SIZE
     magic = load_be32(view, at + record.MAGIC)
     total = load_be32(view, at + record.TOTAL_SIZE)
-    return (magic in (_MAGIC_V1, _MAGIC_V2)) and limit - at < total <= log_limit - at
+    return (magic in (record.MAGIC_V1, record.MAGIC_V2)) and limit - at < total <= log_limit - at
 
 
 @kernel
@@ -280,11 +272,8 @@ def select_positions(
             if bad != 0:
                 reason = bad
                 break
-        width = topic_length_size(view, at)
-        length_at = topic_length_at(view, at)
-        this_size = signed_topic_length(view, length_at, width)
+        this_topic, this_size = topic_of(view, at)
         this_queue = load_be32(view, at + record.QUEUE_ID)
-        this_topic = length_at + width
         if (
             this_queue != queue_id
             or this_size != topic_size
@@ -304,7 +293,7 @@ def select_positions(
         if (
             verdicts[verdict + FIRST_OFFSET] <= queue_offset < verdicts[verdict + STOP_OFFSET]
             and begin_ms <= stored < end_ms
-            and load_be32(view, at + record.SYS_FLAG) & _HAS_NO_PLACE == 0
+            and load_be32(view, at + record.SYS_FLAG) & record.SYS_FLAG_PREPARED == 0
             and not (base + at < verdicts[verdict + DELETED_AT] and queue_offset < verdicts[verdict + DELETED_NEXT])
             and has_tag_and_key(view, at, total, tags, tag_ends, keys, key_ends, state)
         ):
@@ -348,10 +337,7 @@ def _prefetch_record(view: Bytes, listed: Words, index: int, base: int) -> None:
 @kernel
 def _is_of(view: Bytes, at: int, number: int, queues: Bytes, cells: Words, slots: Int32s) -> bool:
     """Whether the valid record at `at` belongs to the queue with this number in the table."""
-    width = topic_length_size(view, at)
-    length_at = topic_length_at(view, at)
-    size = signed_topic_length(view, length_at, width)
-    topic = length_at + width
+    topic, size = topic_of(view, at)
     topic_hash = java_hash_utf8(view, topic, topic + size, 0)
     queue_id = load_be32(view, at + record.QUEUE_ID)
     return find_queue(queues, cells, slots, view, topic, size, topic_hash, queue_id) == number

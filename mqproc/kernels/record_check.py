@@ -47,14 +47,8 @@ VERIFY_CRCS = VERIFY_BODY_CRC | VERIFY_PROPERTY_CRC
 VERIFY_TORN_TAIL = 4
 VERIFY_ALL = VERIFY_CRCS | VERIFY_TORN_TAIL
 
-_MAGIC_V1 = record.MAGIC_V1
-_MAGIC_V2 = record.MAGIC_V2
-_MAGIC_BLANK = record.MAGIC_BLANK
 # Fixed fields except the hosts and the topic length.
 _SIZE_WITHOUT_HOSTS = record.FIXED_SIZE_V4 - 2 * record.HOST_V4_SIZE - 1
-_HOST_V4 = record.HOST_V4_SIZE
-_HOST_V6 = record.HOST_V6_SIZE
-_TAIL = record.CRC_TAIL_SIZE
 _NAME_FIRST_8 = int.from_bytes(record.CRC_NAME[:8], "big")
 _NAME_END = 1
 _PAIR_END = 2
@@ -67,20 +61,20 @@ assert _NAME_FIRST_8 < 1 << 63
 @inlined
 def born_host_size(sys_flag: int) -> int:
     """Bytes of the born host: 8 for IPv4, 20 for IPv6."""
-    return _HOST_V6 if sys_flag & record.SYS_FLAG_BORN_HOST_V6 != 0 else _HOST_V4
+    return record.HOST_V6_SIZE if sys_flag & record.SYS_FLAG_BORN_HOST_V6 != 0 else record.HOST_V4_SIZE
 
 
 @inlined
 def store_host_size(sys_flag: int) -> int:
     """Bytes of the store host: 8 for IPv4, 20 for IPv6."""
-    return _HOST_V6 if sys_flag & record.SYS_FLAG_STORE_HOST_V6 != 0 else _HOST_V4
+    return record.HOST_V6_SIZE if sys_flag & record.SYS_FLAG_STORE_HOST_V6 != 0 else record.HOST_V4_SIZE
 
 
 @inlined
 def body_length_at(view: Bytes, at: int) -> int:
     """Position of the body length of the record at `at`; the body follows 4 bytes later."""
     sys_flag = load_be32(view, at + record.SYS_FLAG)
-    return at + record.BODY_LENGTH - 2 * _HOST_V4 + born_host_size(sys_flag) + store_host_size(sys_flag)
+    return at + record.BODY_LENGTH - 2 * record.HOST_V4_SIZE + born_host_size(sys_flag) + store_host_size(sys_flag)
 
 
 @inlined
@@ -99,7 +93,7 @@ def topic_length_at(view: Bytes, at: int) -> int:
 @inlined
 def topic_length_size(view: Bytes, at: int) -> int:
     """Bytes of the topic length: 1 in V1, 2 in V2."""
-    return 1 if load_be32(view, at + record.MAGIC) == _MAGIC_V1 else 2
+    return 1 if load_be32(view, at + record.MAGIC) == record.MAGIC_V1 else 2
 
 
 @inlined
@@ -112,8 +106,16 @@ def signed_topic_length(view: Bytes, at: int, width: int) -> int:
 
 
 @inlined
+def topic_of(view: Bytes, at: int) -> tuple[int, int]:
+    """Position and length of the topic of the valid record at `at`."""
+    width = topic_length_size(view, at)
+    length_at = topic_length_at(view, at)
+    return length_at + width, signed_topic_length(view, length_at, width)
+
+
+@inlined
 def record_size(view: Bytes, at: int, limit: int) -> int:
-    """Size of the record at `at` if magic and sizes are valid and it ends by `limit`, else −reason.
+    """Size of the record at `at` if magic, sizes and end ≤ `limit` are valid, else −reason.
 
     `view` uint8[≥ limit]. Reads nothing at or beyond `limit`.
     """
@@ -121,11 +123,11 @@ def record_size(view: Bytes, at: int, limit: int) -> int:
         return -BAD_SIZE
     total = load_be32(view, at + record.TOTAL_SIZE)
     magic = load_be32(view, at + record.MAGIC)
-    if magic == _MAGIC_BLANK:
+    if magic == record.MAGIC_BLANK:
         return -BLANK
-    if magic != _MAGIC_V1 and magic != _MAGIC_V2:
+    if magic != record.MAGIC_V1 and magic != record.MAGIC_V2:
         return -ZERO if total == 0 and magic == 0 else -BAD_MAGIC
-    width = 1 if magic == _MAGIC_V1 else 2
+    width = 1 if magic == record.MAGIC_V1 else 2
     if total < record.FIXED_SIZE_V4 or total > limit - at:
         return -BAD_SIZE
     length_at = body_length_at(view, at)
@@ -149,10 +151,9 @@ def record_size(view: Bytes, at: int, limit: int) -> int:
 @inlined
 def has_crc_tail(view: Bytes, at: int, total: int) -> bool:
     """Whether the properties of a valid record end with a `__CRC32#` pair."""
-    width = topic_length_size(view, at)
-    topic_at = topic_length_at(view, at)
-    properties_at = topic_at + width + signed_topic_length(view, topic_at, width) + 2
-    tail = at + total - _TAIL
+    topic, topic_size = topic_of(view, at)
+    properties_at = topic + topic_size + 2
+    tail = at + total - record.CRC_TAIL_SIZE
     if tail < properties_at:
         return False
     named = load_be64(view, tail) == _NAME_FIRST_8 and load_u8(view, tail + 8) == _NAME_END
@@ -166,10 +167,9 @@ def has_broken_tail(view: Bytes, at: int, total: int, verify: int) -> bool:
     Most of the name, or zero bytes, are in its place. Without this check, damage to the tail would pass for a record
     that never had one.
     """
-    width = topic_length_size(view, at)
-    topic_at = topic_length_at(view, at)
-    properties_at = topic_at + width + signed_topic_length(view, topic_at, width) + 2
-    tail = at + total - _TAIL
+    topic, topic_size = topic_of(view, at)
+    properties_at = topic + topic_size + 2
+    tail = at + total - record.CRC_TAIL_SIZE
     if tail < properties_at:
         return False
     equal = 0
@@ -178,7 +178,7 @@ def has_broken_tail(view: Bytes, at: int, total: int, verify: int) -> bool:
     if equal >= _NAME_BYTES_LEFT:
         return True
     if verify & VERIFY_TORN_TAIL != 0:
-        for place in range(_TAIL):
+        for place in range(record.CRC_TAIL_SIZE):
             if load_u8(view, tail + place) == 0:
                 return True
     return False
@@ -192,7 +192,7 @@ def crc_reason(view: Bytes, at: int, total: int, verify: int) -> int:
     """
     if verify & VERIFY_PROPERTY_CRC != 0 and has_crc_tail(view, at, total):
         end = at + total
-        if load_digits(view, end - 1 - record.CRC_DIGITS) == crc32(view, at, end - _TAIL) & MASK_31:
+        if load_digits(view, end - 1 - record.CRC_DIGITS) == crc32(view, at, end - record.CRC_TAIL_SIZE) & MASK_31:
             return 0
         return BAD_PROPERTY_CRC if body_crc_matches(view, at) else BAD_BODY_CRC
     if verify & VERIFY_PROPERTY_CRC != 0 and has_broken_tail(view, at, total, verify):

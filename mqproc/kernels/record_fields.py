@@ -10,7 +10,7 @@ from __future__ import annotations
 from mqproc.kernels.jit.compile import inlined, kernel
 from mqproc.kernels.jit.intrinsics import load_be32, load_le64, load_u8, trailing_zeros
 from mqproc.kernels.jit.lowering import Bytes, Words, as_kernel_array
-from mqproc.kernels.record_check import has_crc_tail, signed_topic_length, topic_length_at, topic_length_size
+from mqproc.kernels.record_check import has_crc_tail, topic_of
 from mqproc.layout import properties, record
 
 # Results of find_tags_and_keys, PLACES_SIZE words; a size is 0 if the property is absent.
@@ -75,9 +75,8 @@ def find_byte(buf: Bytes, at: int, stop: int, byte: int) -> int:
 @kernel
 def properties_at(buf: Bytes, at: int) -> int:
     """Position of the properties of the valid record at `at`."""
-    width = topic_length_size(buf, at)
-    length_at = topic_length_at(buf, at)
-    return length_at + width + signed_topic_length(buf, length_at, width) + 2
+    topic, size = topic_of(buf, at)
+    return topic + size + 2
 
 
 @kernel

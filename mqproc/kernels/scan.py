@@ -34,10 +34,8 @@ from mqproc.kernels.record_check import (
     has_crc_tail,
     prefetch_stride,
     record_size,
-    signed_topic_length,
     store_timestamp_at,
-    topic_length_at,
-    topic_length_size,
+    topic_of,
 )
 from mqproc.kernels.record_fields import (
     ABSENT,
@@ -65,13 +63,8 @@ from mqproc.layout import consume_queue, record
 ) = range(9)
 SCAN_SIZE = 9
 
-_MAGIC_V1 = record.MAGIC_V1
-_MAGIC_V2 = record.MAGIC_V2
-_MAGIC_BLANK = record.MAGIC_BLANK
-_TAKES_NO_QUEUE_OFFSET = 0x4  # set in types prepared and rollback, clear in none and commit
-_QUEUE_OFFSET_LIMIT = consume_queue.QUEUE_OFFSET_LIMIT
-assert record.SYS_FLAG_PREPARED & record.SYS_FLAG_ROLLBACK == _TAKES_NO_QUEUE_OFFSET
-assert record.SYS_FLAG_COMMIT & _TAKES_NO_QUEUE_OFFSET == 0
+# The bit of SYS_FLAG_PREPARED is set in types prepared and rollback, which have no queue offset.
+assert record.SYS_FLAG_PREPARED & record.SYS_FLAG_ROLLBACK & ~record.SYS_FLAG_COMMIT == record.SYS_FLAG_PREPARED
 
 
 @kernel
@@ -151,11 +144,11 @@ def find_record(view: Bytes, start: int, stop: int, base: int, out: Words) -> in
     last = min(stop, view.size - record.BLANK_SIZE + 1)
     for at in range(start, last):
         magic = load_be32(view, at + record.MAGIC)
-        if magic == _MAGIC_BLANK and load_be32(view, at + record.TOTAL_SIZE) == view.size - at:
+        if magic == record.MAGIC_BLANK and load_be32(view, at + record.TOTAL_SIZE) == view.size - at:
             out[STOPPED_AT] = at
             out[REASON] = BLANK
             return at
-        if magic != _MAGIC_V1 and magic != _MAGIC_V2:
+        if magic != record.MAGIC_V1 and magic != record.MAGIC_V2:
             continue
         total = checked_size(view, at, view.size, base + at, VERIFY_ALL)
         if total > 0:
@@ -198,7 +191,10 @@ def update_next_offsets(
             reason = -total
             break
         queue_offset = load_be64(view, at + record.QUEUE_OFFSET)
-        if load_be64(view, at + record.PHYSICAL_OFFSET) != base + at or not 0 <= queue_offset < _QUEUE_OFFSET_LIMIT:
+        if (
+            load_be64(view, at + record.PHYSICAL_OFFSET) != base + at
+            or not 0 <= queue_offset < consume_queue.QUEUE_OFFSET_LIMIT
+        ):
             reason = BAD_OFFSET
             break
         if at + total > stop:
@@ -211,7 +207,7 @@ def update_next_offsets(
         out[LAST_STORE_TIMESTAMP_MS] = store_timestamp
         out[MAX_STORE_TIMESTAMP_MS] = max(int(out[MAX_STORE_TIMESTAMP_MS]), store_timestamp)
         out[COUNT] += 1
-        if load_be32(view, at + record.SYS_FLAG) & _TAKES_NO_QUEUE_OFFSET == 0:
+        if load_be32(view, at + record.SYS_FLAG) & record.SYS_FLAG_PREPARED == 0:
             number = _queue_of(view, at, base + at, queue_offset, table, cells, slots)
             if number >= 0:
                 next_offsets[number] = max(int(next_offsets[number]), queue_offset + 1)
@@ -229,10 +225,7 @@ def update_next_offsets(
 def _queue_of(
     view: Bytes, at: int, physical_offset: int, queue_offset: int, table: Bytes, cells: Words, slots: Int32s
 ) -> int:
-    width = topic_length_size(view, at)
-    length_at = topic_length_at(view, at)
-    size = signed_topic_length(view, length_at, width)
-    topic = length_at + width
+    topic, size = topic_of(view, at)
     topic_hash = java_hash_utf8(view, topic, topic + size, 0)
     queue_id = load_be32(view, at + record.QUEUE_ID)
     return find_queue_of_record(

@@ -65,8 +65,6 @@ GAP_COLUMNS = 5
 ) = range(8)
 UNITS_SIZE = 8
 
-_UNIT = layout.UNIT_SIZE
-_FILLER = layout.FILLER_SIZE
 _MASK_64 = (1 << 64) - 1
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _SEED = 0x243F6A8885A308D3 >> 1
@@ -130,7 +128,7 @@ def add_runs(units: Bytes, runs: Runs, totals: Words, gaps: Words) -> int:
             tags_code = load_be64(units, at + layout.TAGS_CODE)
             value = _unit_value(queue_offset, physical_offset, size, tags_code)
             _add(totals, column, value, queue_offset, physical_offset)
-            at += _UNIT
+            at += layout.UNIT_SIZE
     return found
 
 
@@ -185,7 +183,7 @@ def add_units(units: Bytes, count: int, borders: Words, totals: Words, state: Wo
                 state[INNER_ZEROS] += state[PENDING_ZEROS]
                 state[PENDING_ZEROS] = 0
             state[LAST_LIVE] = queue_offset
-            if size == _FILLER:
+            if size == layout.FILLER_SIZE:
                 state[FILLERS] += 1
             else:
                 if size <= 0 or physical_offset < 0:
@@ -202,7 +200,7 @@ def add_units(units: Bytes, count: int, borders: Words, totals: Words, state: Wo
                 value = _unit_value(queue_offset, physical_offset, size, tags_code)
                 _add(totals, bucket * TOTAL_COLUMNS, value, queue_offset, physical_offset)
         queue_offset += 1
-        at += _UNIT
+        at += layout.UNIT_SIZE
     state[NEXT_OFFSET] = queue_offset
 
 

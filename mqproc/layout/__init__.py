@@ -1,1 +1,1 @@
-"""Every byte offset of every file: one module a format, and nothing else knows an offset."""
+"""Byte layouts of all files, one module a format. No other module knows an offset."""

@@ -1,4 +1,6 @@
-"""RocketMQ's checkpoint: one page with five big-endian i64, the rest zero. Times are store times in ms.
+"""RocketMQ's checkpoint: one page with five big-endian i64, the rest zero.
+
+Times are store times in ms.
 
 │ physic time │ logics time │ index time │ master flushed offset │ confirmed physical offset │
 │ 0           │ 8           │ 16         │ 24                    │ 32                        │
@@ -31,7 +33,7 @@ FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The five words."""
+    """The five words of the file."""
 
     physic_timestamp_ms: int = 0
     logics_timestamp_ms: int = 0
@@ -41,7 +43,7 @@ class Checkpoint:
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
-    """The whole file."""
+    """Encode the whole file."""
     words = _WORDS.pack(
         checkpoint.physic_timestamp_ms,
         checkpoint.logics_timestamp_ms,
@@ -53,5 +55,5 @@ def encode(checkpoint: Checkpoint) -> bytes:
 
 
 def decode(data: bytes) -> Checkpoint:
-    """The words of a file; a short or missing one reads as zeros, as RocketMQ's older files do."""
+    """Decode a file; a short or missing one reads as zeros, like RocketMQ's older files."""
     return Checkpoint(*_WORDS.unpack(data[: _WORDS.size].ljust(_WORDS.size, b"\0")))

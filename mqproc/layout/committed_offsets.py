@@ -1,4 +1,6 @@
-"""`mqproc/progress`: how far each group has come in each queue, a word each. Native-endian words, one writer (query).
+"""`mqproc/progress`: committed offset of each group in each queue, one word each.
+
+Words are native-endian; the query role is the only writer.
 
     header page │ magic, version, end, boot id, saved fingerprints, next epoch, reset, changes
     blocks      │ one after the other up to `end`, each at a multiple of 64 bytes
@@ -7,14 +9,14 @@
              8  u32 first queue id │ u32 number of queues
             16  u16 bytes of the group's name │ u16 bytes of the topic's │ u32 zero
             24  group, topic, zeros up to a multiple of 8
-                i64 state: bit 0 = deleted, above it the oldest epoch that a member may come back with
-                i64 a queue: the queue offset to consume next, plus one; 0 says that nothing is known
+                i64 state: bit 0 = deleted; above it the oldest epoch that members may present
+                i64 for each queue: the committed queue offset plus one; 0 = unknown
 
-A block is complete before `end` moves past it, and never moves; a topic that gets more queues gets another block. A
-group that is deleted leaves its blocks with another state, and the next start of the group leaves them out.
+A block is complete before `end` moves past it, and never moves; a topic that gets more queues gets another block. The
+blocks of a deleted group change their state and are dropped by the next start.
 
-An epoch that was given before its block was made, or before a reset of a queue of the block, is nobody's any more: who
-comes back with it after a restart gets another one, and begins at the progress that is there.
+An epoch issued before the creation of its block, or before a reset of a queue of the block, is void: a member that
+presents it after a restart gets a new epoch and continues at the committed offset.
 """
 
 from __future__ import annotations
@@ -36,18 +38,18 @@ BLOCK_ALIGNMENT: Final = 64
 HEADER_MAGIC = 0
 HEADER_VERSION = 1
 HEADER_END = 8  # bytes of the file in use
-HEADER_BOOT = (16, 17)  # the machine's run in which the words were stored
-HEADER_SAVED = 24  # fingerprint of the consumerOffset.json that was written last
-HEADER_SAVING = 25  # of the one that is being written
-HEADER_EPOCH = 32  # the next assignment of a queue to a member gets this number
-HEADER_RESET_AT = 33  # where the log ended when a group was reset or deleted last
-HEADER_CHANGES = 40  # words stored since the file was made
-HEADER_SAVED_CHANGES = 41  # those among them that consumerOffset.json has
+HEADER_BOOT = (16, 17)  # boot id of the machine when the words were stored
+HEADER_SAVED = 24  # fingerprint of the last consumerOffset.json
+HEADER_SAVING = 25  # fingerprint of the one being written
+HEADER_EPOCH = 32  # next epoch to be issued when a queue is assigned to a member
+HEADER_RESET_AT = 33  # end of the log at the last reset or deletion of a group
+HEADER_CHANGES = 40  # words stored since the file was created
+HEADER_SAVED_CHANGES = 41  # words stored before the last consumerOffset.json
 
 STATE_DELETED: Final = 1
 
 QUEUES_MIN: Final = 7
-"""A block has room for at least so many queues: with its state they fill a cache line."""
+"""Minimum number of queues of a block: with its state they fill a cache line."""
 
 NAME_BYTES_MAX: Final = 255
 QUEUES_MAX: Final = 1 << 20
@@ -83,7 +85,7 @@ NAMES_AT: Final = _FIELDS.size
 
 @dataclass(frozen=True, slots=True)
 class OffsetBlock:
-    """Where a block's words lie: `state` and `first_offset` are word indices in the file, `end` is in bytes."""
+    """Position of a block: `state` and `first_offset` are word indices, `end` is in bytes."""
 
     group: str
     topic: str
@@ -94,22 +96,22 @@ class OffsetBlock:
 
     @property
     def first_offset(self) -> int:
-        """The word of queue `first_queue`."""
+        """Index of the word of queue `first_queue`."""
         return self.state + 1
 
 
 def state_of(oldest_epoch: int) -> int:
-    """The state of a block that is live."""
+    """State word of a live block."""
     return oldest_epoch << 1
 
 
 def oldest_epoch_of(state: int) -> int:
-    """What members may come back with, at least."""
+    """Oldest epoch that members may present."""
     return state >> 1
 
 
 def encode_block(group: str, topic: str, first_queue: int, queues: int) -> bytes:
-    """A block that knows nothing yet."""
+    """Encode a block without committed offsets."""
     names = group.encode(), topic.encode()
     names_end = _FIELDS.size + sum(map(len, names))
     words_at = -(-names_end // WORD_SIZE) * WORD_SIZE
@@ -122,7 +124,7 @@ def encode_block(group: str, topic: str, first_queue: int, queues: int) -> bytes
 
 
 def decode_block(data: bytes | memoryview, at: int, end: int) -> OffsetBlock | None:
-    """The block at byte `at` of a file in use up to `end`; None when none lies there."""
+    """Decode the block at byte `at` of a file in use up to `end`; None if there is no block."""
     if at + _FIELDS.size > end:
         return None
     crc, size, first_queue, queues, group_size, topic_size, _ = _FIELDS.unpack_from(data, at)

@@ -1,13 +1,15 @@
-"""The ConsumeQueue unit, 20 bytes, big-endian; unit `q` lies at byte `q * 20` of the row of files.
+"""The ConsumeQueue unit: 20 bytes, big-endian.
+
+Unit `q` is at byte `20 q` of its queue's files.
 
     ┌─────────────────────┬────────────┬───────────────┐
     │ physical offset i64 │ size i32   │ tags code i64 │
     │ 0                   │ 8          │ 12            │
     └─────────────────────┴────────────┴───────────────┘
 
-A unit is valid when its physical offset is ≥ 0 and its size > 0. The filler for a place that no record has is
-(anything, 0x7FFFFFFF, 0): RocketMQ writes it before a queue's first unit. Recovery's, over a hole in the log, have
-END_FILLER_SIZE instead, which no record is as small as (`store/end_fillers`).
+A unit is valid if its physical offset is ≥ 0 and its size > 0. The filler for an offset without a record is (anything,
+0x7FFFFFFF, 0); RocketMQ writes it before a queue's first unit. Fillers that recovery writes over a hole in the log have
+the size END_FILLER_SIZE, smaller than any record (`store/consumequeue/fillers`).
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ UNIT_FIELDS = (
 FILLER_SIZE = 0x7FFFFFFF
 END_FILLER_SIZE = 16
 FILLER_SIZES = (FILLER_SIZE, END_FILLER_SIZE)
-# No queue comes as far: such a queue offset in a record is nonsense, as one below 0.
+# Queue offsets in records at or above it are invalid, as those below 0: no queue grows that large.
 QUEUE_OFFSET_LIMIT = 1 << 44
-# With RocketMQ's ConsumeQueue extension a tags code may be an address instead: no hash is as low. It is the place among
-# the bytes of the queue's extension files, counted from the lowest number that there is.
+# With RocketMQ's ConsumeQueue extension a tags code may be an address, which is below any hash: the position in the
+# queue's extension files, counted from the minimum.
 EXTENSION_ADDRESS_MIN = -(1 << 63)
 EXTENSION_ADDRESS_MAX = -(1 << 31) - 1
 EXTENSION_FOLDER = "consumequeue_ext"
@@ -42,13 +44,13 @@ EXTENSION_FOLDER = "consumequeue_ext"
 _physical_offset_from = struct.Struct(">q").unpack_from
 
 unit_of = struct.Struct(">qiq").pack
-"""A unit's bytes, of physical offset, size and tags code."""
+"""(physical offset, size, tags code) → bytes of a unit."""
 
 place_of = struct.Struct(">qi").unpack_from
-"""Physical offset and size of the record that some bytes' first unit points to."""
+"""Bytes → physical offset and size in their first unit."""
 
 
 def physical_offset_of(units: memoryview, index: int) -> int:
-    """Where the record of one of some units begins: for a single one quicker than numpy."""
+    """Physical offset in one of several units; faster than numpy for a single value."""
     found: int = _physical_offset_from(units, index * UNIT_SIZE + PHYSICAL_OFFSET)[0]
     return found

@@ -1,13 +1,13 @@
-"""The control file: every position, heartbeat and counter of a running group, one page a role.
+"""The control file: every position, heartbeat and counter of a running group, a page a role.
 
     page 0  header        magic, version, epoch … (supervisor)
-    page 1  supervisor    what it knows of each role: pid, incarnation, restarts
+    page 1  supervisor    for each role: pid, incarnation, restarts
     page 2… one page for each role in ROLES order
-    then    histograms and counts by error code, packed, one page for each role: see `layout.figures`
+    then    one page for each role with packed histograms and error counters: see `layout.histograms`
 
-A word is a native-endian, aligned 8-byte integer in a cache line of its own; the page's role is the only one that
-stores to it. Magic and version are stored last, so a reader that finds them finds everything before them.
-Tools read the file with nothing running; the values then are those of the last moment.
+A word is a native-endian, aligned 8-byte integer in a cache line of its own; only the page's role stores to it. Magic
+and version are stored last, so a reader that finds them finds everything before them. Tools can read the file of a
+stopped group; it then has the last values.
 """
 
 from __future__ import annotations
@@ -35,37 +35,37 @@ KEEPER = "keeper"
 MONITOR = "monitor"
 TEMPLATE = "template"
 
-# In start order, but that the monitor is started first. The supervisor and the template keep no role page of their own.
+# In start order, except that the monitor starts first. Supervisor and template have no role page.
 ROLES = (WRITER, COMMITLOG_FLUSHER, CQ_FLUSHER, INDEX_FLUSHER, DISPATCHER, QUERY, KEEPER, MONITOR)
 _PAGES = ("header", SUPERVISOR, *ROLES)
 HISTOGRAMS_START = len(_PAGES) * PAGE_SIZE
 FILE_SIZE = HISTOGRAMS_START + len(ROLES) * PAGE_SIZE
 
-# A role's own state word.
+# State word of a role.
 STATE_NONE, STATE_STARTING, STATE_RUNNING, STATE_SYNCING, STATE_ALLOCATING, STATE_RECOVERING, STATE_STOPPING = range(7)
 STATE_NAMES = ("none", "starting", "running", "syncing", "allocating", "recovering", "stopping")
 BUSY_STATES = frozenset({STATE_STARTING, STATE_SYNCING, STATE_ALLOCATING, STATE_RECOVERING, STATE_STOPPING})
 
-# What the supervisor says of a role, in supervisord's words.
-# LENT is our own: the role runs at somebody's terminal (`mqproc run`) and is not watched.
+# States of a role kept by the supervisor, named as in supervisord. LENT is mqproc's: the role runs in a terminal
+# (`mqproc run`) and is not supervised.
 (STOPPED, STARTING, RUNNING, BACKOFF, STOPPING, EXITED, FATAL, LENT) = range(8)
 SUPERVISED_NAMES = ("STOPPED", "STARTING", "RUNNING", "BACKOFF", "STOPPING", "EXITED", "FATAL", "LENT")
 
-# The group's state, in the header.
+# State of the group, in the header.
 GROUP_DOWN, GROUP_RECOVERING, GROUP_STARTING, GROUP_READY, GROUP_STOPPING = range(5)
 GROUP_NAMES = ("down", "recovering", "starting", "ready", "stopping")
 
-# What of recovery takes long.
+# Steps of recovery.
 STEP_NONE, STEP_LOG, STEP_DISPATCH, STEP_DURABLE, STEP_KERNELS = range(5)
 STEP_NAMES = ("nothing", "reading the log", "dispatching", "making it durable", "making kernels ready")
 
 
 def name_of(value: int, names: Sequence[str]) -> str:
-    """What a word says: the number itself where nothing is called so, since the file of a dead group may be damaged."""
+    """Name of a state; the number itself if out of range, since the file may be damaged."""
     return names[value] if 0 <= value < len(names) else str(value)
 
 
-# What makes segments due, and what keeps those that are.
+# Reasons for deleting segments, and reasons for keeping expired ones.
 (DUE_NOTHING, DUE_HOUR, DUE_DISK, DUE_FORCED, DUE_REQUEST) = range(5)
 DUE_NAMES = ("nothing", "hour", "disk", "forced", "request")
 (HELD_NOTHING, HELD_DISPATCH, HELD_LOG_MARK, HELD_QUEUE_MARK, HELD_INDEX_MARK) = range(5)
@@ -85,7 +85,7 @@ HELD_NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word: its place as an index into an int64 view of the file, its owner, unit and meaning."""
+    """A word: index in an int64 view of the file, owner, unit and meaning."""
 
     name: str
     owner: str
@@ -119,7 +119,7 @@ SUPERVISOR_PID = _word("header", "supervisor_pid", "", "process id")
 TEMPLATE_PID = _word("header", "template_pid", "", "process id")
 GROUP_STARTED_MS = _word("header", "group_started_ms", "ms", "Unix time at which this supervisor started")
 IDENTITY = (EPOCH, STORE_ID, GROUP_STARTED_MS)
-"""What tells a group's file from that of the next one, also of one on another store in the same place."""
+"""Words that identify a group's run, also among stores at the same path."""
 SUPERVISOR_HEARTBEAT_NS = _word("header", "supervisor_heartbeat_ns", "ns", "monotonic clock")
 RECOVERY_US = _word("header", "recovery_us", "µs", "duration of the last recovery")
 RECOVERY_CUT_BYTES = _word("header", "recovery_cut_bytes", "bytes", "torn tail cut by the last recovery")
@@ -144,7 +144,10 @@ _supervised = {
 
 
 def supervised_word(role: str, name: str) -> int:
-    """Index of what the supervisor keeps of a role: `pid`, `incarnation`, `restarts` or `supervised`."""
+    """Index of a word that the supervisor keeps for a role.
+
+    Pid, incarnation, restarts, supervised.
+    """
     return _supervised[role, name]
 
 
@@ -152,7 +155,7 @@ _COMMON = (
     ("heartbeat_ns", "ns", "monotonic clock, at least each second"),
     ("state", "", "starting, running, syncing, allocating, recovering, stopping"),
     ("state_since_ns", "ns", "monotonic clock"),
-    ("sleeping", "", "1 while the role waits at its bell, 2 while only who hurries wakes it"),
+    ("sleeping", "", "1 while the role waits at its bell, 2 while only expedited requests wake it"),
     ("cycles", "", "steps that did work"),
     ("errors", "", "errors that were logged"),
 )
@@ -163,7 +166,10 @@ _common = {
 
 
 def role_word(role: str, name: str) -> int:
-    """Index of a word that every role has: heartbeat_ns, state, state_since_ns, sleeping, cycles or errors."""
+    """Index of a word in every role's page.
+
+    Heartbeat_ns, state, state_since_ns, sleeping, cycles, errors.
+    """
     return _common[role, name]
 
 
@@ -185,7 +191,7 @@ WRITER_SLOWED_MS = _word(WRITER, "writer_slowed_ms", "ms", "held back because di
 WRITTEN_NS = _word(WRITER, "written_ns", "ns", "monotonic clock when `written` was stored")
 DROPPED_REPEATS = _word(WRITER, "dropped_repeats", "messages", "not stored again, by their unique ids")
 WRITER_SEGMENT_WAIT_US = _word(WRITER, "writer_segment_wait_us", "µs", "waited for segments")
-WRITER_PARTIAL_FRAMES = _word(WRITER, "writer_partial_frames", "frames", "whose clients hung up amid them")
+WRITER_PARTIAL_FRAMES = _word(WRITER, "writer_partial_frames", "frames", "cut off by a disconnect of the client")
 
 # CommitLog flusher
 FLUSHER_SYNCED = _word(COMMITLOG_FLUSHER, "flusher_synced", "bytes", "synced by the flusher")
@@ -207,14 +213,14 @@ DISPATCHED = _word(DISPATCHER, "dispatched", "bytes", "queues and index hold all
 DISPATCHED_STORE_TIMESTAMP_MS = _word(DISPATCHER, "dispatched_store_timestamp_ms", "ms", "of the last one dispatched")
 DISPATCHED_MESSAGES = _word(DISPATCHER, "dispatched_messages", "messages", "since the group started")
 DISPATCHED_ENTRIES = _word(DISPATCHER, "dispatched_entries", "entries", "index entries since the group started")
-DISPATCH_ERRNO = _word(DISPATCHER, "dispatch_errno", "", "errno that holds dispatch up now, 0 when it goes on")
+DISPATCH_ERRNO = _word(DISPATCHER, "dispatch_errno", "", "errno that blocks dispatch now, 0 while it advances")
 DISPATCH_HOLES = _word(DISPATCHER, "dispatch_holes", "", "holes in the log that dispatch found in this run")
 DISPATCH_GAP_BYTES = _word(DISPATCHER, "dispatch_gap_bytes", "bytes", "log deleted before it was dispatched")
 DISPATCH_READ_ONLY = _word(DISPATCHER, "dispatch_read_only", "", "1 when it found damage and on_damage is read_only")
 INDEX_FILE_MS = _word(DISPATCHER, "index_file_ms", "ms", "name of the newest index file as a time")
 INDEX_ITEMS = _word(DISPATCHER, "index_items", "items", "count of the newest index file")
 INDEX_FULL_FILES = _word(DISPATCHER, "index_full_files", "files", "index files filled since the group started")
-# The last committed step, twice: slot COMMIT_SEQUENCE & 1 is valid. A successor rolls the index back to it.
+# The last committed step in two slots; slot COMMIT_SEQUENCE & 1 is valid. A new dispatcher rolls the index back to it.
 COMMIT_SEQUENCE = _word(DISPATCHER, "commit_sequence", "", "number of the last committed dispatch step")
 COMMIT_DISPATCHED = tuple(_word(DISPATCHER, f"commit_dispatched_{n}", "bytes", "of a committed step") for n in (0, 1))
 COMMIT_INDEX_MS = tuple(_word(DISPATCHER, f"commit_index_ms_{n}", "ms", "its index file's name") for n in (0, 1))
@@ -260,7 +266,7 @@ RETENTION_UNCONSUMED = _word(QUERY, "retention_unconsumed", "messages", "that we
 PROGRESS_AT = _word(QUERY, "progress_at", "bytes", "the log's minimum that progress of groups was raised to")
 QUERY_SYNC_ERRNO = _word(QUERY, "query_sync_errno", "", "errno of the first failed sync")
 GROUP_MEMBERS = _word(QUERY, "group_members", "consumers", "that are members of a group now")
-GROUP_REBALANCES = _word(QUERY, "group_rebalances", "", "times that queues were shared anew since the group started")
+GROUP_REBALANCES = _word(QUERY, "group_rebalances", "", "reassignments of queues since the group started")
 GROUP_COMMITS = _word(QUERY, "group_commits", "", "offsets committed since the group started")
 GROUP_RETRIES = _word(QUERY, "group_retries", "messages", "sent to a retry topic since the group started")
 GROUP_DEAD_LETTERS = _word(QUERY, "group_dead_letters", "messages", "sent to a dead-letter topic")
@@ -273,8 +279,7 @@ TRANSACTION_CHECKS = _word(QUERY, "transaction_checks", "", "copies stored to as
 TRANSACTION_COMMITS = _word(QUERY, "transaction_commits", "transactions", "committed since the group started")
 TRANSACTION_ROLLBACKS = _word(QUERY, "transaction_rollbacks", "transactions", "rolled back since the group started")
 TRANSACTION_DISCARDS = _word(QUERY, "transaction_discards", "transactions", "given up since the group started")
-QUERY_PARTIAL_FRAMES = _word(QUERY, "query_partial_frames", "frames", "whose clients hung up amid them")
-
+QUERY_PARTIAL_FRAMES = _word(QUERY, "query_partial_frames", "frames", "cut off by a disconnect of the client")
 # Keeper
 MIN_PHYSICAL_OFFSET = _word(KEEPER, "min_physical_offset", "bytes", "the log's first readable position")
 DISK_USED_BYTES = _word(KEEPER, "disk_used_bytes", "bytes", "of the file system that holds the store")
@@ -282,10 +287,10 @@ DISK_FREE_BYTES = _word(KEEPER, "disk_free_bytes", "bytes", "of the file system 
 DISK_FULL = _word(KEEPER, "disk_full", "", "1 while sends are refused because the disk is nearly full")
 KEEPER_SYNC_ERRNO = _word(KEEPER, "keeper_sync_errno", "", "errno of the first failed sync")
 RETENTION_AIM = _word(KEEPER, "retention_aim", "bytes", "where the log's minimum is being moved to")
-RETENTION_PASSES = _word(KEEPER, "retention_passes", "", "looks at what is due")
-RETENTION_PASS_MS = _word(KEEPER, "retention_pass_ms", "ms", "Unix time of the last look")
-RETENTION_TRIGGER = _word(KEEPER, "retention_trigger", "", "what was due at the last look")
-RETENTION_HELD_BY = _word(KEEPER, "retention_held_by", "", "what keeps segments that are due")
+RETENTION_PASSES = _word(KEEPER, "retention_passes", "", "retention passes")
+RETENTION_PASS_MS = _word(KEEPER, "retention_pass_ms", "ms", "Unix time of the last pass")
+RETENTION_TRIGGER = _word(KEEPER, "retention_trigger", "", "reason for deleting segments in the last pass")
+RETENTION_HELD_BY = _word(KEEPER, "retention_held_by", "", "reason for keeping expired segments")
 RETENTION_SEGMENTS = _word(KEEPER, "retention_segments", "files", "CommitLog segments deleted")
 RETENTION_QUEUE_FILES = _word(KEEPER, "retention_queue_files", "files", "ConsumeQueue files deleted")
 RETENTION_INDEX_FILES = _word(KEEPER, "retention_index_files", "files", "index files deleted")
@@ -315,18 +320,18 @@ SYNC_ERRNO_WORDS = (
     KEEPER_SYNC_ERRNO,
     QUERY_SYNC_ERRNO,
 )
-"""Any of them set makes the store read-only for good."""
+"""If one of them is set, the store is read-only for good."""
 
 CLOSING_WORDS = (*SYNC_ERRNO_WORDS, DAMAGE_READ_ONLY, DISPATCH_READ_ONLY, DISK_FULL)
-"""While any of them is set no append is taken."""
+"""If one of them is set, appends are rejected."""
 
 
 class Loads(Protocol):
-    """The file's words, loaded by their indexes."""
+    """Words of the file by index."""
 
     def __getitem__(self, index: int, /) -> int: ...
 
 
 def sync_errno(words: Loads) -> int:
-    """errno of a failed sync of any role, 0 when none failed."""
+    """errno of a failed sync of any role, 0 if none failed."""
     return next(filter(None, map(words.__getitem__, SYNC_ERRNO_WORDS)), 0)

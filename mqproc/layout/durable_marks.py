@@ -1,13 +1,15 @@
-"""A durable mark: up to where a file row is surely on disk. Two slots, each in its own page, written in turn.
+"""A durable mark: the log position up to which a row of files is durable.
+
+Two slots, each in its own page, are written alternately.
 
     ┌──────────┬──────────────┬────────────┬───────────────────┬─────────────────┬─────────┐
     │ magic u64│ sequence u64 │ offset u64 │ store time ms u64 │ fingerprint u32 │ CRC u32 │  little-endian
     │ 0        │ 8            │ 16         │ 24                │ 32              │ 36      │
     └──────────┴──────────────┴────────────┴───────────────────┴─────────────────┴─────────┘
 
-`offset` is a CommitLog position: all that the row needs for records below it is synced. The fingerprint is the CRC-32
-of up to 4 KiB of log before the offset; when it differs, another program wrote the log since and the mark is void.
-The slot with the highest sequence whose CRC holds is the mark.
+`offset` is a CommitLog position: everything the row needs for records below it is synced. The fingerprint is the CRC-32
+of up to 4 KiB of log before the offset; if it differs, another program has written the log and the mark is void. The
+slot with the highest sequence and a valid CRC is the mark.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ assert sum(field.size for field in SLOT_FIELDS) == SLOT_SIZE
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One mark. `offset` is a CommitLog position, `fingerprint` the CRC-32 of the log's 4 KiB before it."""
+    """A mark: CommitLog position and CRC-32 of the log's 4 KiB before it."""
 
     sequence: int
     offset: int
@@ -49,18 +51,18 @@ class Mark:
 
 
 def slot_offset(sequence: int) -> int:
-    """Where the slot for a sequence number lies."""
+    """Byte offset of the slot for a sequence number."""
     return (sequence & 1) * SLOT_SPACING
 
 
 def encode(mark: Mark) -> bytes:
-    """The 40 bytes of a slot."""
+    """Encode a slot, 40 bytes."""
     fields = _FIELDS.pack(MAGIC, mark.sequence, mark.offset, mark.store_timestamp_ms, mark.fingerprint)
     return fields + _CRC.pack(zlib.crc32(fields))
 
 
 def decode(data: bytes) -> Mark | None:
-    """The newest valid mark of a file's bytes, or None."""
+    """Decode the newest valid mark of a file; None without one."""
     slots = [_decode_slot(data[start : start + SLOT_SIZE]) for start in (0, SLOT_SPACING)]
     return max((slot for slot in slots if slot), key=lambda mark: mark.sequence, default=None)
 

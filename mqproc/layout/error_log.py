@@ -1,4 +1,6 @@
-"""`mqproc/errors`: what went wrong, once each, with how often, first and last. Kept from one start to the next.
+"""`mqproc/errors`: distinct errors with their count, first and last time.
+
+The file is kept across restarts.
 
     header   64 bytes    magic, version
     entries  for each owner in OWNERS order: ENTRIES × 512 bytes
@@ -6,8 +8,8 @@
     entry:  0  count, 0 = free          8  first time, Unix ms      16  last time, Unix ms
            24  bytes of the text       32  text, UTF-8
 
-Words are native-endian. An owner alone stores to its entries; the count is stored last when an entry is made, and set
-to 0 before one is used again, so a reader takes an entry that had the same count before and after it was read.
+Words are native-endian. Only the owner stores to its entries. The count is stored last when an entry is written, and
+set to 0 before an entry is reused, so an entry is consistent if its count is the same before and after reading it.
 """
 
 from __future__ import annotations

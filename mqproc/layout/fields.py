@@ -1,4 +1,4 @@
-"""Declarations of fixed fields, for tools that explain the bytes of a file: see `mqproc store dump --fields`."""
+"""Declarations of fixed fields, from which `mqproc store dump --fields` explains a file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ WORD_SIZE: Final = 8
 
 
 class Field(NamedTuple):
-    """Bytes [offset, offset + size) of a structure. Each format fixes the byte order of its numbers."""
+    """Bytes [offset, offset + size) of a structure, in the byte order of its format."""
 
     name: str
     offset: int

@@ -1,4 +1,6 @@
-"""The frame: a fixed header, msgspec-encoded options, then columns of raw bytes. Little-endian.
+"""The frame: a fixed header, msgspec-encoded options, then columns of raw bytes.
+
+Little-endian.
 
     ┌───────────┬─────────────┬───────────────┬────────────────┬──────────────────┬──────────┬──────────────────┐
     │ magic u32 │ version u16 │ operation u16 │ request id u64 │ options size u32 │ zero u32 │ payload size u64 │
@@ -19,20 +21,20 @@ VERSION = 1
 HEADER = struct.Struct("<IHHQIIQ")
 HEADER_SIZE = HEADER.size
 assert HEADER_SIZE == 32
-# Where its fields begin.
+# Byte offsets of the fields.
 VERSION_AT, OPERATION_AT, REQUEST_ID_AT, OPTIONS_SIZE_AT, ZERO_AT, PAYLOAD_SIZE_AT = 4, 6, 8, 16, 20, 24
 
-# Enough of a header to tell whether the peer speaks this protocol at all.
+# First fields of a header, enough to identify the protocol.
 GREETING = struct.Struct("<IH")
 
 ANSWER = 0x8000
 REFUSAL = 0x4000
 OPERATION_MASK = 0x3FFF
 
-# A refusal with this request id concerns the connection, which is closed after it.
+# A refusal with this request id applies to the connection, which is then closed.
 CONNECTION_ID = 0
 
 
 def encode_header(operation: int, request_id: int, options_size: int, payload_size: int) -> bytes:
-    """The 32 bytes before the options."""
+    """Encode the 32 bytes before the options."""
     return HEADER.pack(MAGIC, VERSION, operation, request_id, options_size, 0, payload_size)

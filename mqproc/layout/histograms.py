@@ -1,11 +1,11 @@
-"""Histograms and counts by error code, at the end of the control file: a page for each role, which alone stores there.
+"""Histograms and error counters at the end of the control file, a page a role.
 
-    page   │ histograms of the role, one behind the other, counts by error code, the state of a kernel that counts
-    histogram, n bounds:   n + 1 counts, each of what was above the bound before and not above its own; the last one
-                           of what was above all of them
-                           1 sum, in the unit of the bounds
+    page   │ histograms of the role, counts by error code, state of a kernel that counts
+    histogram of n bounds:  n + 1 counts, count i of values in (bound i − 1, bound i], the last one of values above all
+                            bounds; then the sum, in the unit of the bounds
 
-Words are packed, since a page has one owner. Bounds and sums are whole nanoseconds or bytes, so kernels add to them.
+Words are packed, since only the role stores to its page. Bounds and sums are integers (nanoseconds or bytes), so that
+kernels can add to them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REQUEST_BOUNDS_NS = (
     *(50 * US, 100 * US, 250 * US, 500 * US, 1 * MS, 2_500 * US, 5 * MS, 10 * MS),
     *(25 * MS, 50 * MS, 100 * MS, 250 * MS, 500 * MS, 1 * S, 2_500 * MS),
 )
-# RocketMQ's classes of put times (10, 50, 100, 200, 500 ms, 1, 2, 3, 4, 5, 10 s) are told as far as these tell them.
+# These include the classes of RocketMQ's put times (10, 50, 100, 200, 500 ms, 1, 2, 3, 4, 5, 10 s) where they coincide.
 APPEND_BOUNDS_NS = (*REQUEST_BOUNDS_NS, 5 * S, 10 * S)
 FLUSH_BOUNDS_NS = (
     *(1 * MS, 2_500 * US, 5 * MS, 10 * MS, 25 * MS, 50 * MS, 100 * MS, 250 * MS, 500 * MS),
@@ -39,19 +39,19 @@ SIZE_BOUNDS_BYTES = tuple(4**exponent for exponent in range(3, 12))
 assert (SIZE_BOUNDS_BYTES[0], SIZE_BOUNDS_BYTES[-1]) == (64, 4 << 20)
 
 CODES = tuple(ERROR_BY_CODE)
-"""Error codes in the order of their counts."""
+"""Error codes in the order of their counters."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramLayout:
-    """One histogram. `index` is its first word, `label` tells it from others of the same name."""
+    """A histogram: `index` of its first word; `label` distinguishes those of the same name."""
 
     name: str
     owner: str
     label: str
     bounds: tuple[int, ...]
     unit: float
-    """What a bound's 1 is in base units: 1e-9 for nanoseconds, 1 for bytes."""
+    """Size of the bounds' unit in base units: 1e-9 for nanoseconds, 1 for bytes."""
     index: int
 
     @property
@@ -82,7 +82,7 @@ def _histogram(
 STEPS = {role: _histogram("role_step", role, STEP_BOUNDS_NS, role) for role in control.ROLES}
 APPENDS = _histogram("append", control.WRITER, APPEND_BOUNDS_NS)
 MESSAGE_SIZES = _histogram("message_size", control.WRITER, SIZE_BOUNDS_BYTES, unit=1)
-# Under SYNC_FLUSH the writer syncs the log itself: both are flushes of the CommitLog.
+# With SYNC_FLUSH the writer syncs the log itself; both histograms are flushes of the CommitLog.
 WRITER_SYNCS = _histogram("flush", control.WRITER, FLUSH_BOUNDS_NS, "commitlog")
 LOG_FLUSHES = _histogram("flush", control.COMMITLOG_FLUSHER, FLUSH_BOUNDS_NS, "commitlog")
 QUEUE_FLUSHES = _histogram("flush", control.CQ_FLUSHER, FLUSH_BOUNDS_NS, "consumequeue")
@@ -93,12 +93,12 @@ KEY_REQUESTS = _histogram("request", control.QUERY, REQUEST_BOUNDS_NS, "key")
 OTHER_REQUESTS = _histogram("request", control.QUERY, REQUEST_BOUNDS_NS, "other")
 
 REJECTS = {role: _take(role, len(CODES)) for role in (control.WRITER, control.QUERY)}
-"""For each role with a socket: the first of its counts of refusals, in the order of CODES."""
+"""For each role with a socket: first of its error counters, in the order of CODES."""
 
-# A kernel whose state lies here reaches its role's counts without a further argument.
+# Kernels with their state here reach the role's counters without a further argument.
 APPEND_STATE_WORDS = 64
 APPEND_STATE = _take(control.WRITER, APPEND_STATE_WORDS)
-"""First word of the state of `kernels.append`: the frame in hand, and what was counted but not published yet."""
+"""First word of the state of kernels/append_frame.py: the current frame and the unpublished counts."""
 DISPATCH_STATE_WORDS = 16
 DISPATCH_STATE = _take(control.DISPATCHER, DISPATCH_STATE_WORDS)
-"""First word of the state of `kernels.dispatched`: the step in hand."""
+"""First word of the state of kernels/dispatch_step.py: the current step."""

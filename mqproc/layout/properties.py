@@ -1,6 +1,6 @@
 """The properties string: `name 0x01 value 0x02` for each pair, in RocketMQ's order.
 
-A broker passes properties through a Java HashMap of 128 buckets, so its order is by bucket, ties as inserted.
+A broker stores properties in a Java HashMap of 128 buckets: they are ordered by bucket, then as inserted.
 """
 
 from __future__ import annotations
@@ -35,32 +35,33 @@ CHECK_IMMUNITY_TIME = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 CRC32 = "__CRC32#"
 
 KEY_SEPARATOR = " "
-# The names whose values the kernel writes itself; users' properties must not use them.
+# Names whose values mqproc sets itself; users may not set them.
 RESERVED = frozenset({KEYS, TAGS, UNIQ_KEY, WAIT, CRC32})
 
 _BUCKETS = 128
 
 
 def bucket(name: str) -> int:
-    """The HashMap bucket of a name, 0…127."""
+    """HashMap bucket of a name, 0…127."""
     unsigned = java_hash(name) & 0xFFFFFFFF
     return (unsigned ^ (unsigned >> 16)) & (_BUCKETS - 1)
 
 
 def in_rocketmq_order(names: Iterable[str]) -> list[str]:
-    """Names as a broker would write them; equal buckets keep their order."""
+    """Sort names in the order of a broker; names in one bucket keep their order."""
     return sorted(names, key=bucket)
 
 
 def encode(properties: Mapping[str, str]) -> str:
-    """The string for a record, in RocketMQ's order. Names and values are not escaped: check them first."""
+    """Encode properties in RocketMQ's order. Names and values are not escaped: check them first."""
     return "".join(f"{name}{NAME_END}{properties[name]}{PAIR_END}" for name in in_rocketmq_order(properties))
 
 
 def decode(text: str) -> dict[str, str]:
-    """Pairs of a stored string as RocketMQ reads them: empty names and values fall out, the last of a name wins.
+    """Decode a stored string by RocketMQ's rules.
 
-    Our own CRC pair is dropped: it belongs to the record, not to the message.
+    Pairs without name or value are ignored, and the last pair of a name wins. mqproc's CRC pair is dropped, since it
+    belongs to the record and not to the message.
     """
     pairs = {}
     for part in text.split(PAIR_END):

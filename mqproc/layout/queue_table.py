@@ -1,4 +1,4 @@
-"""The queue table: (topic, queue id) → number, with the offsets that the roles share. Rebuilt by recovery.
+"""The queue table: (topic, queue id) → number and shared offsets. Recovery rebuilds it.
 
     header page │ magic, version, capacity, hash slots, count, live, deletions
     entries     │ capacity × 512 bytes
@@ -13,11 +13,11 @@
           456  delivered                                   query: messages handed out since the group started
 
 An entry is complete before its hash slot is stored, and the slot before the count. Entries are never moved, and a
-number always means the same (topic, queue id) while a group runs. A deleted queue leaves a tombstone; made again, it
-takes its entry back: `generation` counts that, and its offsets go on at `first offset`, the next offset of before. No
-word of the dispatcher or the keeper is set back for it: what they hold below `first offset` counts as that.
+number keeps its (topic, queue id) while a group runs. A deleted queue leaves a tombstone. If it is re-created it reuses
+the entry: `generation` is incremented, and its offsets continue at `first offset`, the previous next offset. The words
+of dispatcher and keeper are not reset; values below `first offset` count as `first offset`.
 
-Records that lie below `deleted at` in the log and have a queue offset below `deleted next` are the deleted queue's.
+Records below the log position `deleted at` with a queue offset below `deleted next` belong to the deleted queue.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ HEADER_CAPACITY = 2
 HEADER_HASH_SLOTS = 3
 HEADER_COUNT = 8  # a cache line of its own
 HEADER_LIVE = 16
-HEADER_DELETIONS = 24  # queues that have been deleted, in this run or before it
+HEADER_DELETIONS = 24  # deleted queues, in this run and earlier ones
 
-# Word indices inside an entry.
+# Word indices in an entry.
 STATE = 0
 QUEUE_ID = 1
 TOPIC_SIZE = 2
@@ -94,7 +94,7 @@ HASH_MULTIPLIER_QUEUE = 0x85EBCA77
 
 
 def hash_slots(capacity: int) -> int:
-    """Slots of the hash: the power of two at least twice as large as the capacity."""
+    """Number of hash slots: the power of two that is at least twice the capacity."""
     return 1 << max(4, (2 * capacity - 1).bit_length())
 
 
@@ -114,11 +114,11 @@ def hash_offset(capacity: int) -> int:
 
 
 def file_size(capacity: int) -> int:
-    """Bytes of the whole table."""
+    """Bytes of the table."""
     return hash_offset(capacity) + 4 * hash_slots(capacity)
 
 
 def first_slot(topic_hash: int, queue_id: int, slots: int) -> int:
-    """Where probing begins. `topic_hash` is the topic's Java hash; all arithmetic is modulo 2³²."""
+    """First slot to probe. `topic_hash` is the topic's Java hash; arithmetic is modulo 2³²."""
     mixed = (topic_hash * HASH_MULTIPLIER_TOPIC + queue_id * HASH_MULTIPLIER_QUEUE) & 0xFFFFFFFF
     return (mixed ^ (mixed >> 15)) & (slots - 1)

@@ -11,9 +11,9 @@
     │ 68+B+S        │ 72+B+S    │ 72+B+S+body         │                      │                 │
     └───────────────┴───────────┴─────────────────────┴──────────────────────┴────────────────┘
 
-B and S are 8 for an IPv4 host and 20 for IPv6 (address, then port as i32); L is 1 for V1 and 2 for V2. All numbers
-are big-endian. A record ends with no padding. A BLANK is 8 bytes, i32 remaining and its magic, and fills the rest
-of a segment, whatever bytes follow.
+B and S are 8 for an IPv4 host and 20 for IPv6 (address, then port as i32); L is 1 in V1 and 2 in V2. All numbers are
+big-endian. A record has no padding. A BLANK is 8 bytes, the remaining size as i32 and its magic; it fills the rest of a
+segment, whatever bytes follow.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ BORN_HOST = BORN_TIMESTAMP + 8
 HOST_V4_SIZE = 8
 HOST_V6_SIZE = 20
 
-# What lies before the hosts, and what lies between them and the body.
+# Fields before the hosts, and fields between the hosts and the body.
 HEAD = struct.Struct(">iiiiiqqiq")
 TAIL = struct.Struct(">iqi")
 LENGTH_V2 = struct.Struct(">H")
 assert HEAD.size == BORN_HOST
 
-# Offsets below hold for two IPv4 hosts; each IPv6 host before a field moves it by IPV6_EXTRA.
+# The following offsets apply to two IPv4 hosts; each IPv6 host before a field adds IPV6_EXTRA.
 IPV6_EXTRA = HOST_V6_SIZE - HOST_V4_SIZE
 STORE_TIMESTAMP = BORN_HOST + HOST_V4_SIZE
 STORE_HOST = STORE_TIMESTAMP + 8
@@ -56,14 +56,14 @@ BODY_LENGTH = PREPARED_TRANSACTION_OFFSET + 8
 BODY = BODY_LENGTH + 4
 assert RECONSUME_TIMES + TAIL.size == BODY
 
-# A whole V1 record over IPv4 with nothing in it: total = 91 + body + topic + properties.
+# An empty V1 record with IPv4 hosts: total = 91 + body + topic + properties.
 FIXED_SIZE_V4 = BODY + 1 + 2
 assert BODY_LENGTH == 84
 assert FIXED_SIZE_V4 == 91
 
-# What follows the properties' length is at most a Java short.
+# The length of the properties is a Java short.
 PROPERTIES_SIZE_MAX = 32767
-# RocketMQ's encoder refuses a record larger than this much above the largest body.
+# RocketMQ's encoder rejects records larger than the maximum body plus this.
 RECORD_OVERHEAD_MAX = 65536
 TOPIC_V1_CHARACTERS_MAX = 127
 TOPIC_SIZE_MAX = 255
@@ -102,7 +102,7 @@ BLANK_FIELDS = (
 SYS_FLAG_COMPRESSED = 0x1
 SYS_FLAG_MULTI_TAGS = 0x2
 SYS_FLAG_BODY = 0x701
-"""How a body is packed: whether, and by what; it comes and goes with the body."""
+"""Flags for the compression of a body; they belong to the body."""
 SYS_FLAG_TRANSACTION_MASK = 0xC
 SYS_FLAG_PREPARED = 0x4
 SYS_FLAG_COMMIT = 0x8
@@ -110,10 +110,10 @@ SYS_FLAG_ROLLBACK = 0xC
 SYS_FLAG_BORN_HOST_V6 = 0x10
 SYS_FLAG_STORE_HOST_V6 = 0x20
 
-# Tail of the properties when `enabled_append_prop_crc` is on: name, 0x01, ten digits reversed, 0x02.
+# Tail of the properties if `enabled_append_prop_crc` is on: name, 0x01, ten digits reversed, 0x02.
 CRC_NAME = b"__CRC32#"
 CRC_DIGITS = 10
 CRC_TAIL_SIZE = len(CRC_NAME) + 1 + CRC_DIGITS + 1
 assert CRC_TAIL_SIZE == 20
-# What every store has room for: with that tail, and a byte more that may close the last pair before it.
+# Properties of this size fit every store: with the CRC tail, and with a separator added before it.
 PROPERTIES_SIZE_SURE = PROPERTIES_SIZE_MAX - CRC_TAIL_SIZE - 1

@@ -1,7 +1,8 @@
-"""One CommitLog record at a time, in plain Python: for clients' objects, dump tools, and as the tests' reference.
+"""Encode and decode single CommitLog records in Python.
 
-Checking follows RocketMQ's `checkMessageAndReturnSize`; its answer is a `RecordCheck`. Offsets come from
-`mqproc.layout.record`, ids are the offset message ids of RocketMQ: store host and physical offset in upper-case hex.
+Used by clients and dump tools, and as the reference of tests. Validation follows RocketMQ's
+`checkMessageAndReturnSize`. Offsets come from `mqproc.layout.record`. Message ids are RocketMQ's offset message ids:
+store host and physical offset in upper-case hexadecimal.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ from mqproc.types import DraftMessage, StoredMessage
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# total, magic, body CRC, queue id, flag, queue offset, physical offset, system flag, born time
+# Total size, magic, body CRC, queue id, flag, queue offset, physical offset, system flag, born time.
 _HEAD = ">5i2qiq"
-# reconsume times, prepared transaction offset, body length
+# Reconsume times, prepared transaction offset, body length.
 _TAIL = "iqi"
 _HEAD_FIELDS = struct.Struct(_HEAD)
 assert _HEAD_FIELDS.size == BORN_HOST
-# The whole fixed part, by what the host bits of the system flag say.
+# Structures of the fixed part, by the host bits of the system flag.
 _FIXED = {
     born | store: struct.Struct(f"{_HEAD}{born_size}sq{store_size}s{_TAIL}")
     for born, born_size in ((0, HOST_V4_SIZE), (SYS_FLAG_BORN_HOST_V6, HOST_V6_SIZE))
@@ -67,14 +68,14 @@ _PHYSICAL_OFFSET = struct.Struct(">q")
 _CRC_MASK: Final = 0x7FFFFFFF
 _MASK64: Final = (1 << 64) - 1
 
-# At the start or behind another pair, so that the name inside a value stays.
+# At the start or after another pair, so that the name inside a value is kept.
 _CRC_PAIR: Final = re.compile(rf"(?:^|(?<=\x02)){property_string.CRC32}\x01[^\x02]*\x02?")
 
 ID_SIZES: Final = (HOST_V4_SIZE + 8, HOST_V6_SIZE + 8)
 
 
 class RecordFault(enum.StrEnum):
-    """Why bytes are no record."""
+    """Reason why bytes are not a valid record."""
 
     NO_MAGIC = "no record's magic"
     CUT_SHORT = "lengths reach past the end"
@@ -84,9 +85,9 @@ class RecordFault(enum.StrEnum):
 
 
 class RecordCheck(NamedTuple):
-    """RocketMQ's answer about the bytes at a place: size and success.
+    """Result of RocketMQ's check: size and success.
 
-    (0, True): a BLANK, the segment ends here. (−1, False): no record. (size, False): the lengths contradict each other.
+    (0, True): a BLANK, the segment ends here. (−1, False): not a record. (size, False): inconsistent lengths.
     (size, True): a record.
     """
 
@@ -101,7 +102,7 @@ store host, reconsume times, prepared transaction offset, body length."""
 
 
 class _Parts(NamedTuple):
-    """Places inside one record whose lengths hold."""
+    """Positions in a record with consistent lengths."""
 
     fixed: Fixed
     body_start: int
@@ -112,7 +113,7 @@ class _Parts(NamedTuple):
 
 
 def _parts(data: bytes, offset: int) -> _Parts | RecordFault:
-    """Follow the lengths. They may disagree with the total size: the caller compares `end` with it."""
+    """Follow the lengths; the caller compares `end` with the total size."""
     try:
         magic, sys_flag = _BLANK.unpack_from(data, offset)[1], 0
         topic_size_field = _TOPIC_SIZE.get(magic)
@@ -139,7 +140,10 @@ def _parts(data: bytes, offset: int) -> _Parts | RecordFault:
 def check_record(
     buffer: ReadableBuffer, offset: int = 0, *, check_crc: bool = True, check_property_crc: bool = False
 ) -> RecordCheck:
-    """What lies at `offset`. With `check_property_crc` the record's own CRC is demanded instead of the body's."""
+    """Check the bytes at `offset`.
+
+    `check_property_crc` checks the record's CRC instead of the body's.
+    """
     data = buffer if type(buffer) is bytes else bytes(memoryview(buffer).cast("B"))
     if offset < 0 or len(data) - offset < BLANK_SIZE:
         return RecordCheck(-1, False, RecordFault.CUT_SHORT)
@@ -165,17 +169,17 @@ def _body(data: bytes, parts: _Parts) -> bytes:
 
 
 def crc31(data: ReadableBuffer) -> int:
-    """RocketMQ's CRC: CRC-32 without its highest bit, 0 for nothing."""
+    """RocketMQ's CRC: CRC-32 without its highest bit, 0 for no bytes."""
     return zlib.crc32(data) & _CRC_MASK
 
 
 def record_crc(record: bytes) -> int:
-    """The CRC over a whole record but the tail that holds it."""
+    """CRC of a record, excluding the tail that holds it."""
     return crc31(record[:-CRC_TAIL_SIZE])
 
 
 def property_crc(properties: bytes) -> int | None:
-    """The CRC in a properties string's tail, None when there is none."""
+    """CRC in the tail of a properties string, None without a tail."""
     tail = properties[-CRC_TAIL_SIZE:]
     digits = tail[len(CRC_NAME) + 1 : -1]
     if len(tail) < CRC_TAIL_SIZE or not tail.startswith(CRC_NAME + b"\x01") or tail[-1:] != b"\x02":
@@ -184,15 +188,15 @@ def property_crc(properties: bytes) -> int | None:
 
 
 def crc_tail(crc: int) -> bytes:
-    """The property that holds a record's CRC: ten digits, the least significant first."""
+    """Property with a record's CRC: ten digits, the least significant first."""
     return CRC_NAME + b"\x01" + f"{crc:0{CRC_DIGITS}d}"[::-1].encode() + b"\x02"
 
 
-# Decoding
+# Decoding.
 
 
 def decode_record(buffer: ReadableBuffer, offset: int = 0, *, check_crc: bool = True) -> StoredMessage:
-    """The record at `offset` as an object. Raises CorruptStoreError when there is none, a BLANK included."""
+    """Decode the record at `offset`. Raises CorruptStoreError if it is invalid or a BLANK."""
     data = buffer if type(buffer) is bytes else bytes(memoryview(buffer).cast("B"))
     check = check_record(data, offset, check_crc=check_crc)
     if not check.success:
@@ -203,9 +207,9 @@ def decode_record(buffer: ReadableBuffer, offset: int = 0, *, check_crc: bool = 
 
 
 def decode_records(buffer: ReadableBuffer) -> list[StoredMessage]:
-    """Whole records one after the other, as an answer holds them; CRCs were checked where they were read.
+    """Decode consecutive records of an answer, whose CRCs were checked when they were read.
 
-    Raises CorruptStoreError when the bytes are not that.
+    Raises CorruptStoreError if the bytes are not complete records.
     """
     data = bytes(memoryview(buffer).cast("B"))
     messages = []
@@ -223,7 +227,7 @@ def decode_records(buffer: ReadableBuffer) -> list[StoredMessage]:
 
 
 def iterate_records(buffer: ReadableBuffer, offset: int = 0) -> Iterator[tuple[int, StoredMessage]]:
-    """Records of a segment with their places, up to its BLANK or to the first bytes that are none."""
+    """Iterate over (position, record) of a segment, up to its BLANK or the first invalid bytes."""
     data = bytes(memoryview(buffer).cast("B"))
     names = RecordNames()
     while (check := check_record(data, offset)).success and check.size:
@@ -232,7 +236,7 @@ def iterate_records(buffer: ReadableBuffer, offset: int = 0) -> Iterator[tuple[i
 
 
 class RecordNames:
-    """Texts of topics and hosts already met: most records repeat them."""
+    """Cache of decoded topics and hosts, which most records repeat."""
 
     __slots__ = ("hosts", "ids", "topics")
 
@@ -248,65 +252,19 @@ class RecordNames:
     def add_host(self, host: bytes) -> str:
         text = host_text(host)
         self.ids[host] = host_hex(host)
-        # Last: another thread that finds the host takes its id to be there.
+        # Stored last: a thread that finds the host also needs the id.
         self.hosts[host] = text
         return text
 
 
-class _Draft(DraftMessage):
-    __slots__ = ()
-
-    def __init__(
-        self: Any,
-        message_id: str,
-        physical_offset: int,
-        size: int,
-        topic: str,
-        queue_id: int,
-        queue_offset: int,
-        tag: str,
-        keys: tuple[str, ...],
-        properties: dict[str, str],
-        flag: int,
-        sys_flag: int,
-        born_timestamp_ms: int,
-        born_host: str,
-        store_timestamp_ms: int,
-        store_host: str,
-        reconsume_times: int,
-        prepared_transaction_offset: int,
-        body_crc: int,
-        body: bytes,
-    ) -> None:
-        self.message_id = message_id
-        self.physical_offset = physical_offset
-        self.size = size
-        self.topic = topic
-        self.queue_id = queue_id
-        self.queue_offset = queue_offset
-        self.tag = tag
-        self.keys = keys
-        self.properties = properties
-        self.flag = flag
-        self.sys_flag = sys_flag
-        self.born_timestamp_ms = born_timestamp_ms
-        self.born_host = born_host
-        self.store_timestamp_ms = store_timestamp_ms
-        self.store_host = store_host
-        self.reconsume_times = reconsume_times
-        self.prepared_transaction_offset = prepared_transaction_offset
-        self.body_crc = body_crc
-        self.body = body
-
-
 def fixed_of(head: bytes) -> Fixed:
-    """The fields before the body. Raises struct.error."""
+    """Unpack the fields before the body. Raises struct.error."""
     fixed = _FIXED_V4.unpack_from(head)
     return _FIXED[fixed[7] & _HOST_BITS].unpack_from(head) if fixed[7] & _HOST_BITS else fixed
 
 
 def topic_places(data: bytes, body_end: int, magic: int) -> tuple[int, int]:
-    """Where the topic behind a body begins and ends. Raises struct.error, KeyError, IndexError."""
+    """Start and end of the topic after a body. Raises struct.error, KeyError, IndexError."""
     if magic == MAGIC_V1:
         return body_end + 1, body_end + 1 + data[body_end]
     (topic_size,) = _TOPIC_SIZE[magic].unpack_from(data, body_end)
@@ -314,28 +272,32 @@ def topic_places(data: bytes, body_end: int, magic: int) -> tuple[int, int]:
 
 
 def _decode(data: bytes, offset: int, names: RecordNames) -> tuple[StoredMessage, int]:
-    """The record at `offset` and where the next begins. Lengths are believed: struct.error, KeyError, IndexError."""
+    """Decode a record without checks; returns it and its end.
+
+    Raises struct.error, KeyError, IndexError.
+    """
     fixed = _FIXED_V4.unpack_from(data, offset)
     body_start = offset + BODY
     if fixed[7] & _HOST_BITS:
         layout = _FIXED[fixed[7] & _HOST_BITS]
         fixed = layout.unpack_from(data, offset)
         body_start = offset + layout.size
+    message: Any = DraftMessage()
     (
         size,
         magic,
-        body_crc,
-        queue_id,
-        flag,
-        queue_offset,
+        message.body_crc,
+        message.queue_id,
+        message.flag,
+        message.queue_offset,
         physical_offset,
-        sys_flag,
-        born_timestamp_ms,
+        message.sys_flag,
+        message.born_timestamp_ms,
         born_host,
-        store_timestamp_ms,
+        message.store_timestamp_ms,
         store_host,
-        reconsume_times,
-        prepared_transaction_offset,
+        message.reconsume_times,
+        message.prepared_transaction_offset,
         body_length,
     ) = fixed
     body_end = body_start + body_length if body_length > 0 else body_start
@@ -351,65 +313,53 @@ def _decode(data: bytes, offset: int, names: RecordNames) -> tuple[StoredMessage
     pairs.pop("__CRC32#", None)
     keys = pairs.get("KEYS")
     topic = data[topic_start:topic_end]
-    message: Any = _Draft(
-        "",
-        physical_offset,
-        size,
-        names.topics.get(topic) or names.add_topic(topic),
-        queue_id,
-        queue_offset,
-        pairs.get("TAGS", ""),
-        () if keys is None else split_keys(keys) if " " in keys else (keys,),
-        pairs,
-        flag,
-        sys_flag,
-        born_timestamp_ms,
-        names.hosts.get(born_host) or names.add_host(born_host),
-        store_timestamp_ms,
-        names.hosts.get(store_host) or names.add_host(store_host),
-        reconsume_times,
-        prepared_transaction_offset,
-        body_crc,
-        data[body_start:body_end],
-    )
+    message.size = size
+    message.physical_offset = physical_offset
+    message.topic = names.topics.get(topic) or names.add_topic(topic)
+    message.tag = pairs.get("TAGS", "")
+    message.keys = () if keys is None else split_keys(keys) if " " in keys else (keys,)
+    message.properties = pairs
+    message.born_host = names.hosts.get(born_host) or names.add_host(born_host)
+    message.store_host = names.hosts.get(store_host) or names.add_host(store_host)
+    message.body = data[body_start:body_end]
     message.message_id = "%s%016X" % (names.ids[store_host], physical_offset & _MASK64)  # noqa: UP031 -- twice as fast
     message.__class__ = StoredMessage
     return message, end
 
 
 def split_keys(keys: str) -> tuple[str, ...]:
-    """The keys of a KEYS property."""
+    """Split the value of a KEYS property."""
     return tuple(key for key in keys.split(property_string.KEY_SEPARATOR) if key)
 
 
 @functools.lru_cache(4096)
 def host_text(host: bytes) -> str:
-    """A record's host as `address:port`, an IPv6 address in brackets."""
+    """A host as `address:port`, an IPv6 address in brackets."""
     address, port = ipaddress.ip_address(host[:-4]), _PORT.unpack(host[-4:])[0]
     return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
 
 
 @functools.lru_cache(4096)
 def host_hex(host: bytes) -> str:
-    """The part of an offset message id that comes from the store host."""
+    """The store host's part of an offset message id."""
     return host.hex().upper()
 
 
 def host_bytes(address: str, port: int) -> bytes:
-    """A host as it is stored: 4 or 16 bytes of address, then the port."""
+    """Encode a host: 4 or 16 bytes of address, then the port."""
     return ipaddress.ip_address(address).packed + _PORT.pack(port)
 
 
-# Offset message ids
+# Offset message ids.
 
 
 def encode_message_id(store_host: bytes, physical_offset: int) -> str:
-    """RocketMQ's offset message id: 32 characters for an IPv4 store host, 56 for IPv6."""
+    """Encode RocketMQ's offset message id: 32 characters for an IPv4 store host, 56 for IPv6."""
     return host_hex(bytes(store_host)) + _PHYSICAL_OFFSET.pack(physical_offset).hex().upper()
 
 
 def decode_message_id(message_id: str) -> tuple[bytes, int]:
-    """Store host and physical offset of an offset message id. Raises BadRequestError when it is none."""
+    """Decode an offset message id to store host and physical offset. Raises BadRequestError."""
     try:
         data = bytes.fromhex(message_id)
     except ValueError:
@@ -419,7 +369,7 @@ def decode_message_id(message_id: str) -> tuple[bytes, int]:
     return data[:-8], _PHYSICAL_OFFSET.unpack(data[-8:])[0]
 
 
-# Encoding
+# Encoding.
 
 
 def encode_record(
@@ -440,9 +390,10 @@ def encode_record(
     prepared_transaction_offset: int = 0,
     append_crc: bool = False,
 ) -> bytes:
-    """A whole record. `properties` is the encoded string; with `append_crc` the record's CRC becomes its last pair.
+    """Encode a record.
 
-    The host bits of the system flag follow the hosts; V2 is chosen as RocketMQ does, by the topic's characters.
+    `properties` is an encoded string; with `append_crc` the record's CRC becomes its last pair. The host bits of the
+    system flag are set by the hosts. As in RocketMQ, the length of the topic decides between V1 and V2.
     """
     sys_flag = _with_host_bits(sys_flag, born_host, store_host)
     magic = MAGIC_V2 if len(topic.encode("utf-16-le")) // 2 > TOPIC_V1_CHARACTERS_MAX else MAGIC_V1
@@ -491,24 +442,23 @@ def _variable_part(magic: int, body: bytes, topic: bytes, properties: bytes) -> 
 
 
 def encode_blank(size: int) -> bytes:
-    """The 8 bytes that end a segment of which `size` bytes are left."""
+    """The 8 bytes that end a segment with `size` bytes left."""
     return _BLANK.pack(size, MAGIC_BLANK)
 
 
 def without_crc(properties: str) -> str:
-    """An encoded string without CRC pairs: a record's CRC is made anew, never taken over."""
+    """Remove CRC pairs from an encoded string; a record's CRC is always computed."""
     return _CRC_PAIR.sub("", properties) if property_string.CRC32 in properties else properties
 
 
-# --- lazy_records ---
-# Records as messages that are decoded no further than they are looked at: what clients get of a pull.
+# Lazy decoding, for pulled messages.
 #
-# Making an object of every field of a record takes some microseconds, most of them for properties, hosts and ids that
-# many consumers never look at. Here a message is made with its place in its queue and its body. The other fields are
-# read when one of their group is asked for first, out of the bytes before and behind the body, which the message keeps.
+# Creating all fields takes some microseconds, most of them for properties, hosts and ids, which many consumers do not
+# use. A message is created with its queue, queue offset and body. The other fields are decoded at the first access to
+# one of their group, from the bytes before and after the body, which the message keeps.
 
 
-# size, queue id, queue offset, system flag, and the body's length if both hosts are IPv4
+# Size, queue id, queue offset, system flag, and the body length if both hosts are IPv4.
 _PLACES: Final = struct.Struct(
     f">i{at.QUEUE_ID - 4}xi{at.QUEUE_OFFSET - at.QUEUE_ID - 4}xq{at.SYS_FLAG - at.QUEUE_OFFSET - 8}xi"
     f"{at.BODY_LENGTH - at.SYS_FLAG - 4}xi"
@@ -520,7 +470,7 @@ _HOSTS: Final = frozenset({"message_id", "born_host", "store_host"})
 
 
 def _setter(name: str) -> Any:
-    """Sets a field of a frozen message."""
+    """Return the slot setter of a frozen message's field."""
     return getattr(StoredMessage, name).__set__
 
 
@@ -534,38 +484,38 @@ _set_prepared = _setter("prepared_transaction_offset")
 
 
 class UnreadRecords:
-    """Whole records one after the other, as an answer holds them, which become messages some at a time.
+    """Undecoded records of an answer, converted to messages in batches.
 
-    So messages are made just before they are used: few of them live at once, in memory that is still in the
-    processor's caches, and too few for Python's garbage collector to go over them.
+    Messages are created just before use: few exist at a time, in memory that is still cached, and too few to make the
+    garbage collector traverse them.
     """
 
     __slots__ = ("_count", "_data", "_fields", "_place", "_taken", "_taken_place")
 
     def __init__(self, buffer: ReadableBuffer, count: int) -> None:
-        """`count` records, checked where they were read."""
+        """`count` records, whose CRCs were checked when they were read."""
         self._data = bytes(memoryview(buffer).cast("B"))
         self._count = count
         self._fields = _Fields()
         self._place = 0
-        # The last `take`: where it began, and how many it gave.
+        # Start position and size of the last batch.
         self._taken_place = 0
         self._taken = 0
 
     def __len__(self) -> int:
-        """How many are left."""
+        """Number of remaining records."""
         return self._count
 
     @property
     def next_queue_offset(self) -> int:
-        """The queue offset of the next one; there is one. Raises CorruptStoreError."""
+        """Queue offset of the next record, which must exist. Raises CorruptStoreError."""
         try:
             return int(_PLACES.unpack_from(self._data, self._place)[2])
         except struct.error:
             raise self._no_record() from None
 
     def take(self, most: int) -> list[StoredMessage]:
-        """The next messages, at most so many; none behind the last one. Raises CorruptStoreError where no record is."""
+        """Decode the next messages, at most `most`. Raises CorruptStoreError for invalid bytes."""
         place = self._place
         messages, self._place = _messages(self._data, place, min(most, self._count), self._fields)
         self._taken_place, self._taken = place, len(messages)
@@ -575,7 +525,7 @@ class UnreadRecords:
         return messages
 
     def put_back(self, queue_offset: int) -> None:
-        """What the last `take` gave from a queue offset on comes again."""
+        """Return the messages of the last batch from a queue offset on to the buffer."""
         end, self._place = self._place, self._taken_place
         self._count += self._taken
         self._taken = 0
@@ -588,9 +538,9 @@ class UnreadRecords:
 
 
 def lazy_records(buffer: ReadableBuffer) -> list[StoredMessage]:
-    """All messages of whole records one after the other, as an answer holds them; checked where they were read.
+    """Decode all messages of an answer lazily; CRCs were checked when the records were read.
 
-    Raises CorruptStoreError when the sizes are not theirs; what else is wrong with one is raised by its fields.
+    Raises CorruptStoreError if the sizes are inconsistent; access to a field raises it for other faults.
     """
     data = bytes(memoryview(buffer).cast("B"))
     messages, end = _messages(data, 0, len(data), _Fields())
@@ -600,7 +550,10 @@ def lazy_records(buffer: ReadableBuffer) -> list[StoredMessage]:
 
 
 def _messages(data: bytes, place: int, most: int, fields: _Fields) -> tuple[list[StoredMessage], int]:
-    """Messages of the records from `place` on, up to so many or to the first bytes that are none; and where that is."""
+    """Create messages for the records from `place` on, at most `most`.
+
+    Returns them and the end position.
+    """
     messages: list[StoredMessage] = []
     append = messages.append
     read = _PLACES.unpack_from
@@ -634,18 +587,18 @@ def _messages(data: bytes, place: int, most: int, fields: _Fields) -> tuple[list
 
 
 def _more_of_hosts(sys_flag: int) -> int:
-    """By how many bytes the hosts are longer than two of IPv4."""
+    """Bytes that the hosts are longer than two IPv4 hosts."""
     return at.IPV6_EXTRA * (bool(sys_flag & at.SYS_FLAG_BORN_HOST_V6) + bool(sys_flag & at.SYS_FLAG_STORE_HOST_V6))
 
 
 class _Fields:
-    """Reads the fields of one answer's records; topics and hosts that repeat become the same text."""
+    """Decode fields of one answer's records; equal topics and hosts share one string."""
 
-    # Made when a field is asked for first. A slot that is not set would tell that by an error, which takes longer.
+    # Created on demand. None instead of an unset slot, since an AttributeError would take longer.
     _names: RecordNames | None = None
 
     def fill(self, message: StoredMessage, head: bytes, tail: bytes, name: str) -> None:
-        """Set a field and its group. Raises CorruptStoreError."""
+        """Set a field and the others of its group. Raises CorruptStoreError."""
         names = self._names
         if names is None:
             names = self._names = RecordNames()

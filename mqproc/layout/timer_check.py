@@ -1,4 +1,6 @@
-"""RocketMQ's `config/timercheck`: one page with seven big-endian i64, and behind them what we add.
+"""RocketMQ's `config/timercheck`.
+
+One page with seven big-endian i64, and mqproc's additions.
 
     │ last read ms │ timer log flushed │ queue offset │ master queue offset │ state version │ timestamp │ counter │
     │ 0            │ 8                 │ 16           │ 24                  │ 32            │ 40        │ 48      │
@@ -6,8 +8,8 @@
     │ magic │ timestamp │ counter │ log position │ precision │        ours, at 2048
     │ 2048  │ 2056      │ 2064    │ 2072         │ 2080      │
 
-RocketMQ writes the first seven and leaves the rest. Ours count while their timestamp and counter are those of the page:
-else RocketMQ has run since.
+RocketMQ writes the first seven words and preserves the rest. mqproc's words are valid while their timestamp and counter
+equal those of the page; otherwise RocketMQ has run since.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from mqproc.layout.fields import Field, word
 FILE_SIZE = 4096
 NO_LOG_POSITION = -1
 CLOCK_STEP_MAX_MS = 86_400_000
-"""A clock may be set back by so much between a delivery and the writing of the page that counts it."""
+"""Maximum clock step back between a delivery and the write of the page that records it."""
 _WORDS = struct.Struct(">7q")
 _OWN = struct.Struct(">5q")
 OWN_AT = 2048
@@ -46,8 +48,11 @@ OWN_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class TimerCheck:
-    """The words. `log` is where the log is to be walked from for deliveries that this page does not count, and
-    `precision_ms` how wide slots were when it was written, 0 where it does not say."""
+    """Contents of the page.
+
+    `log` is the log position from which to look for deliveries that the page does not record; `precision_ms` is the
+    width of a slot when it was written, 0 = unknown.
+    """
 
     read_ms: int = 0
     timer_log_flushed: int = 0
@@ -58,13 +63,13 @@ class TimerCheck:
     precision_ms: int = 0
 
     def is_ahead(self, now_ms: int) -> bool:
-        """Whether nothing can have been delivered up to `read_ms`: it is later than the page, or than now."""
+        """Whether `read_ms` is later than the page or the present: nothing can be delivered yet."""
         written_ms = self.timestamp_ms or self.read_ms
         return self.read_ms > min(written_ms, now_ms) + CLOCK_STEP_MAX_MS
 
 
 def encode(check: TimerCheck) -> bytes:
-    """The whole page."""
+    """Encode the whole page."""
     page = bytearray(FILE_SIZE)
     _WORDS.pack_into(
         page,
@@ -83,17 +88,17 @@ def encode(check: TimerCheck) -> bytes:
 
 
 def decode(data: bytes) -> TimerCheck:
-    """The words of a page; a short one reads as zeros."""
+    """Decode a page; a short one reads as zeros."""
     data = data.ljust(FILE_SIZE, b"\0")
     read_ms, flushed, queue_offset, master_offset, _version, timestamp_ms, counter = _WORDS.unpack_from(data)
     magic, own_timestamp_ms, own_counter, log, precision_ms = _OWN.unpack_from(data, OWN_AT)
     if (magic, own_timestamp_ms, own_counter) != (_OWN_MAGIC, timestamp_ms, counter):
         log, precision_ms = NO_LOG_POSITION, 0
-    # As RocketMQ reads them.
+    # Use the lower offset, as RocketMQ does.
     enqueued = min(queue_offset, master_offset)
     return TimerCheck(read_ms, flushed, enqueued, timestamp_ms, counter, log, precision_ms)
 
 
 def has_own(data: bytes) -> bool:
-    """Whether a page has a part of ours, whether it counts or not."""
+    """Whether a page has mqproc's part, valid or not."""
     return data[OWN_AT : OWN_AT + 8] == _OWN_MAGIC.to_bytes(8, "big")

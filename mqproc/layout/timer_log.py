@@ -1,4 +1,4 @@
-"""RocketMQ's timer log: 52-byte units, big-endian, in files that are named by their first position.
+"""RocketMQ's timer log: 52-byte units, big-endian, in files named by their first position.
 
     ┌──────┬──────────┬───────┬──────────────┬──────────┬─────────────────┬──────┬────────────┬──────────┐
     │ size │ previous │ magic │ enqueued ms  │ delay ms │ physical offset │ size │ topic hash │ due ms   │
@@ -6,10 +6,10 @@
     │ 0    │ 4        │ 12    │ 16           │ 24       │ 28              │ 36   │ 40         │ 44       │
     └──────┴──────────┴───────┴──────────────┴──────────┴─────────────────┴──────┴────────────┴──────────┘
 
-The last field is RocketMQ's reserve, which it writes as 0 and does not read: we keep the exact time there. A unit's
-slot is enqueued + delay; `previous` is the position of the unit before it in the same slot, −1 for none. The
-magic is 1, plus 2 for a message that is only to be parked again, plus 4 for one that cancels another. A file whose rest
-does not take a unit and 16 bytes more ends with (rest i32, 0 i64, magic i32).
+RocketMQ reserves the last field, writes it as 0 and does not read it; mqproc stores the exact time there. The slot of a
+unit is enqueued + delay; `previous` is the position of the previous unit in the same slot, −1 = none. The magic is 1,
+plus 2 for a message that is only enqueued again, plus 4 for one that cancels another. A file whose rest has no room for
+a unit and 16 bytes ends with (rest i32, 0 i64, magic i32).
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ NO_POSITION = -1
 MAGIC_DEFAULT, MAGIC_ROLL, MAGIC_DELETE = 1, 2, 4
 FILE_SIZE = 100 << 20
 FILE_SIZE_MIN = 1024
-"""Shorter ones nobody makes."""
+"""Minimum size of a file."""
 
 
 def units_per_file(file_size: int) -> int:
-    """How many units a file of this size takes."""
+    """Number of units in a file of this size."""
     return max(0, (file_size - END_SIZE) // UNIT_SIZE)

@@ -5,8 +5,9 @@
     │ 0 i64            │ 8 i64          │ 16 i64        │ 24        │ 28        │
     └──────────────────┴────────────────┴───────────────┴───────────┴───────────┘
 
-The slot of a time is (time / precision) modulo the slots; it holds what is due in the precision behind that time, as
-positions of the timer log: the chain begins at the last one. A slot whose first word is another time's is empty.
+The slot of a time is (time / precision) modulo the number of slots. It holds the messages due within one precision
+after that time, as a chain in the timer log that begins at the last position. A slot is empty if its first word is
+another time.
 """
 
 from __future__ import annotations

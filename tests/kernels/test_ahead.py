@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mqproc.kernels import record_check, record_decode, scan
+from mqproc.kernels.jit import intrinsics
 from mqproc.kernels.jit.compile import COMPILED, kernel, plain
 from mqproc.kernels.jit.lowering import Bytes
 from mqproc.layout.record_codec import encode_record
@@ -18,8 +19,8 @@ FAR = 1 << 45
 
 @kernel
 def hint(buf: Bytes, at: int) -> int:
-    record_check.prefetch(buf, at)
-    record_check.prefetch_for_writing(buf, at)
+    intrinsics.prefetch(buf, at)
+    intrinsics.prefetch_for_writing(buf, at)
     record_check.prefetch_bytes(buf, at, 256)
     return at
 

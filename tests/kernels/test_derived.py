@@ -15,7 +15,7 @@ from mqproc.layout.record_codec import decode_records, encode_record
 from tests.records import kernel_bytes, outcomes_uncompiled, small_log
 
 BEGIN = 3
-KERNELS = ("take_message_ids", "take_words", "take_pairs", "take_json")
+KERNELS = ("write_message_ids", "write_words", "write_pairs", "write_json")
 
 
 def columns(records: bytes, *, compiled: bool = True) -> dict[str, list[Any]]:

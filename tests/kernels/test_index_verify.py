@@ -105,7 +105,7 @@ def test_the_first_item_at_an_offset() -> None:
 def test_chains_as_they_were_made_hold() -> None:
     file = File()
     out = file.chains()
-    assert out[kernels.USED] == load_be32(file.view, layout.SLOT_COUNT)
+    assert out[kernels.SLOTS_USED] == load_be32(file.view, layout.SLOT_COUNT)
     assert out[1:] == [0, -1, 0, -1, 0, -1]
 
 

@@ -54,35 +54,35 @@ def test_plain_gives_the_function_as_written() -> None:
 
 
 def test_a_change_of_any_source_makes_another_fingerprint(tmp_path: Path) -> None:
-    for folder in ("kernels", "layout"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "offsets.py").write_text("START = 0\n")
-    for name in jit.FROZEN_MODULES:
+    files = ("kernels/offsets.py", "kernels/jit/offsets.py", "layout/offsets.py", *jit.FROZEN_MODULES)
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("START = 0\n")
     seen = set()
-    for path in ("kernels/offsets.py", "layout/offsets.py", "layout/new.py", *jit.FROZEN_MODULES):
+    for path in (*files, "layout/new.py"):
         sources_fingerprint.cache_clear()
         seen.add(sources_fingerprint(tmp_path))
         (tmp_path / path).write_text("START = 8\n")
     sources_fingerprint.cache_clear()
     seen.add(sources_fingerprint(tmp_path))
-    assert len(seen) == 4 + len(jit.FROZEN_MODULES)
+    assert len(seen) == len(files) + 2
 
 
 def test_the_fingerprint_is_of_all_that_kernels_take_constants_from() -> None:
     """A module that none of it covers could move the offsets under code that was compiled before."""
     package = Path(mqproc.__file__).parent
-    left = [path for folder in ("kernels", "layout") for path in (package / folder).glob("*.py")]
+    left = [path for folder in ("kernels", "layout") for path in (package / folder).rglob("*.py")]
     found: set[str] = set()
     while left:
         for node in ast.walk(ast.parse(left.pop().read_text())):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             for name in (name for name in names if name.startswith("mqproc.")):
-                top = f"{name.split('.')[1]}.py"
-                if top not in ("kernels.py", "layout.py") and top not in found:
-                    found.add(top)
-                    left.append(package / top)
+                parts = name.split(".")[1:]
+                file = next((f for n in (2, 1) if (package / (f := f"{'/'.join(parts[:n])}.py")).is_file()), "")
+                if file and parts[0] not in ("kernels", "layout") and file not in found:
+                    found.add(file)
+                    left.append(package / file)
     assert found == set(jit.FROZEN_MODULES)
 
 
@@ -131,11 +131,10 @@ def test_what_is_of_two_versions_is_compiled_for_itself_only(tmp_path: Path, mon
 
 
 def test_sources_that_change_after_the_import_are_noticed(tmp_path: Path) -> None:
-    for folder in ("kernels", "layout"):
-        (tmp_path / folder).mkdir()
     for name in jit.FROZEN_MODULES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("START = 0\n")
-    made_ns = max(path.stat().st_ctime_ns for path in tmp_path.iterdir())
+    made_ns = max(path.stat().st_ctime_ns for path in tmp_path.rglob("*.py"))
     assert not jit.sources_changed(made_ns + 10**9, tmp_path)
     assert jit.sources_changed(made_ns, tmp_path)
     assert jit.sources_changed(made_ns - 10**9, tmp_path)

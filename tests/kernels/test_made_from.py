@@ -46,7 +46,7 @@ def walked(data: bytes, start: int, stop: int, room: int = 64) -> tuple[list[int
     answers = []
     for kernel in (scan.find_delivery_marks, plain(scan.find_delivery_marks)):
         found = np.zeros(room, np.int64)
-        out = np.zeros(scan.OUT_SIZE, np.int64)
+        out = np.zeros(scan.MARKS_SIZE, np.int64)
         count = kernel(kernel_bytes(data), start, stop, BASE, found, out)
         assert count == out[scan.COUNT]
         answers.append((found[:count].tolist(), int(out[scan.STOPPED_AT]), int(out[scan.REASON])))
