@@ -1,4 +1,4 @@
-"""Keeping a store's group of processes alive; see README.md here. Only `mqproc.cli` imports this package."""
+"""Supervision of a store's group of processes; see README.md. Imported by `mqproc.cli` only."""
 
 from mqproc.supervisor.detach import detach
 from mqproc.supervisor.hooks import GroupContext, Hooks, Outcome, Report, RestartPolicy, Timing, lenient

@@ -1,7 +1,7 @@
-"""`ctl.sock`: what one may ask a running supervisor. STATUS, RESTART_ROLE, RUN_ROLE, STOP_GROUP, RELOAD.
+"""`ctl.sock`: commands to a running supervisor: STATUS, RESTART_ROLE, RUN_ROLE, STOP_GROUP, RELOAD.
 
-A restart is answered when the role runs again, a stop when the group has stopped; then the connection closes, and the
-store's lock is free once it has. A lent role is the client's until it ends or the client goes.
+A restart is answered when the role runs again, a stop when the group has stopped; then the connection is closed, and
+the store's lock is free. An attached role belongs to the client until it ends or the client disconnects.
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ from mqproc.wire.connection import Request, ServerConnection
 from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest, StatusAnswer
 from mqproc.wire.server import ServerLimits, SocketServer
 
-# --- reactor ---
-# Which descriptor wakes the supervisor, and what it then calls.
-
 
 class Reactor:
-    """An epoll with a handler for each descriptor. It can itself stand in another epoll."""
+    """Epoll with a handler per descriptor; it can be watched by another epoll."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -39,12 +36,12 @@ class Reactor:
         self._epoll.register(fd, select.EPOLLIN)
 
     def forget(self, fd: int) -> None:
-        """No more; to be called before `fd` is closed, since a forked child may still have a copy."""
+        """Stop watching. Call it before closing `fd`: a forked child may still have a copy."""
         if self._handlers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
     def dispatch(self) -> None:
-        """Call the handlers of what is readable now. A handler may watch and forget."""
+        """Call the handlers of readable descriptors. Handlers may call `watch` and `forget`."""
         for fd, _ in self._epoll.poll(0):
             handler = self._handlers.get(fd)
             if handler is not None:
@@ -64,26 +61,26 @@ OPERATIONS: Final = frozenset(
         Operation.RELOAD,
     }
 )
-# Requests are a few bytes, and clients few: people and their tools.
+# Requests are a few bytes, and clients are few.
 LIMITS: Final = ServerLimits(connections=64, frame_bytes=1 << 16, output_bytes=1 << 20, frame_read_s=5.0)
 _DRAIN_S: Final = 1.0
 
 Done = Callable[[MqprocError | None], None]
-"""Called once, when what was asked for has happened or has failed."""
-Lent = Callable[[RunAnswer | MqprocError], None]
-"""Called once, when a lent role has ended, or when it could not be lent."""
-GiveBack = Callable[[], None]
-"""To be called when the borrower of a role has gone."""
+"""Called once, on completion or failure of a command."""
+Attached = Callable[[RunAnswer | MqprocError], None]
+"""Called once, when an attached role has ended or could not be attached."""
+Detach = Callable[[], None]
+"""Called when the client of an attached role has disconnected."""
 
 
 class Commands(Protocol):
-    """What the supervisor does for a client. Errors of the tree are the client's refusals."""
+    """The supervisor's side of commands. An MqprocError refuses the request."""
 
     def status(self) -> StatusAnswer: ...
 
     def restart_role(self, role: str, done: Done) -> None: ...
 
-    def run_role(self, wanted: RunRequest, borrower: int, done: Lent) -> GiveBack: ...
+    def run_role(self, wanted: RunRequest, caller_pid: int, done: Attached) -> Detach: ...
 
     def stop_group(self, done: Done) -> None: ...
 
@@ -91,16 +88,16 @@ class Commands(Protocol):
 
 
 class ControlSocket:
-    """The supervisor's socket. Its `poll` is the supervisor's one place to sleep."""
+    """The supervisor's socket. The supervisor sleeps only in its `poll`."""
 
     def __init__(self, listener: socket.socket, commands: Commands, reactor: Reactor) -> None:
         self._commands = commands
-        self._server = SocketServer(listener, LIMITS, operations=OPERATIONS, on_close=self._gone)
-        self._borrowed: dict[ServerConnection, list[GiveBack]] = {}
+        self._server = SocketServer(listener, LIMITS, operations=OPERATIONS, on_close=self._on_disconnect)
+        self._attached: dict[ServerConnection, list[Detach]] = {}
         self._server.register(reactor.fileno(), reactor.dispatch)
 
     def poll(self, timeout_s: float) -> None:
-        """Wait for clients and for whatever the reactor watches, and serve both."""
+        """Wait for clients and for the reactor's descriptors, and serve both."""
         for request in self._server.poll(timeout_s):
             try:
                 self._serve(request)
@@ -108,10 +105,10 @@ class ControlSocket:
                 request.refuse(error)
             except Exception:
                 role_log.get_logger().exception("a request failed", operation=request.operation)
-                request.refuse(InternalError("unexpected error: the supervisor's log has it"))
+                request.refuse(InternalError("unexpected error: see the supervisor's log"))
 
     def close(self) -> None:
-        """Send what is still to be sent, then let all clients go."""
+        """Send pending answers, then close all connections."""
         self._server.drain(_DRAIN_S)
         self._server.close()
 
@@ -126,8 +123,8 @@ class ControlSocket:
             case Operation.RUN_ROLE:
                 assert isinstance(options, RunRequest)
                 connection = request.connection
-                give_back = self._commands.run_role(options, peer_pid(connection.sock), _lent_to(request))
-                self._borrowed.setdefault(connection, []).append(give_back)
+                detach = self._commands.run_role(options, peer_pid(connection.sock), _attached_to(request))
+                self._attached.setdefault(connection, []).append(detach)
             case Operation.STOP_GROUP:
                 self._commands.stop_group(_answer_to(request))
             case Operation.RELOAD:
@@ -136,12 +133,12 @@ class ControlSocket:
             case _:
                 request.answer()
 
-    def _gone(self, connection: ServerConnection) -> None:
-        for give_back in self._borrowed.pop(connection, ()):
-            give_back()
+    def _on_disconnect(self, connection: ServerConnection) -> None:
+        for detach in self._attached.pop(connection, ()):
+            detach()
 
 
-def _lent_to(request: Request) -> Lent:
+def _attached_to(request: Request) -> Attached:
     def done(how: RunAnswer | MqprocError) -> None:
         if isinstance(how, MqprocError):
             request.refuse(how)

@@ -1,9 +1,9 @@
-"""How fast processors must wake while a group has work: a demand on the kernel, made through a file that is kept open.
+"""Demand for a low wake-up latency of the processors while a group is busy.
 
-A processor without work sleeps, and takes longer to wake the deeper it sleeps; a virtual one is given back to its host.
-Messages that come one by one find it so each time, and one that a consumer waits for four times on its way. Processors
-that may not sleep take power, all of the machine's. So nothing is demanded of them while hardly anything comes, and by
-itself only on a small machine that has much to do already. Linux, Documentation/power/pm_qos_interface.rst.
+An idle processor takes longer to wake the deeper it sleeps, and a virtual one is returned to its host. Single messages
+meet sleeping processors at each step, four times on the way to a waiting consumer. Keeping the whole machine awake
+costs power, so this is off by default, and in force only while requests arrive at a high rate. The demand is the
+content of an open file: Linux, Documentation/power/pm_qos_interface.rst.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from mqproc.errors import ConfigurationError
 
 DEVICE: Final = Path("/dev/cpu_dma_latency")
 NO_DEMAND_US: Final = 2_000_000_000
-"""PM_QOS_CPU_LATENCY_DEFAULT_VALUE: as if nobody asked."""
+"""PM_QOS_CPU_LATENCY_DEFAULT_VALUE: no demand."""
 AUTO_US: Final = -1
-"""0 where it is worth that by itself: see `Wakeups.look`."""
+"""Demand 0 where it is worthwhile: see `CpuLatencyRequest.update`."""
 NEVER_US: Final = -2
 AUTO_PROCESSORS_MAX: Final = 8
-"""Where there are more, most of them would be kept awake for nobody."""
+"""With more processors, most would be kept awake without work."""
 AUTO_REQUESTS_PER_S: Final = 500
-"""Of sends and of reads each: such a machine is awake a good part of the time."""
+"""Of sends and of reads each: such a machine is rarely idle."""
 BUSY_REQUESTS_PER_S: Final = 100
 LINGER_NS: Final = 1_000_000_000
-"""So long without work ends the demand: each change of it wakes every processor."""
+"""Idle time that ends the demand: each change wakes every processor."""
 _SECOND_NS: Final = 1_000_000_000
 _demand = struct.Struct("=i")
 
 
 class CpuLatencyRequest:
-    """A group's demand: in force from when its requests come fast until they have not for a second."""
+    """A group's demand: in force while its requests arrive fast, and a second longer."""
 
     def __init__(self, fd: int | None, latency_us: int) -> None:
         self._fd = fd
@@ -45,11 +45,11 @@ class CpuLatencyRequest:
         self._looked_ns = 0
         self._until_ns: int | None = None  # None: not in force
 
-    def look(self, now_ns: int, sends: int, reads: int, waiting: int) -> None:
-        """Take note of how many requests of two kinds the group has had until now, and how many consumers wait.
+    def update(self, now_ns: int, sends: int, reads: int, waiting: int) -> None:
+        """Update from the total numbers of sends and reads, and the number of waiting consumers.
 
-        What is asked for counts both. By itself there is a demand where both come fast and somebody waits for what
-        is sent: a consumer that has fallen behind does not, and gains nothing.
+        A configured latency counts both kinds. AUTO_US requires a high rate of each, and a waiting consumer: consumers
+        with a backlog gain nothing.
         """
         if self._fd is None:
             return
@@ -73,7 +73,7 @@ class CpuLatencyRequest:
 
 @contextlib.contextmanager
 def request_cpu_latency(latency_us: int) -> Iterator[CpuLatencyRequest]:
-    """What demands it, or `AUTO_US`, `NEVER_US`. Raises ConfigurationError when a time cannot be demanded here."""
+    """Open the demand. Raises ConfigurationError when a configured latency cannot be demanded."""
     with contextlib.ExitStack() as stack:
         fd = None
         if latency_us >= 0 or (latency_us == AUTO_US and (os.cpu_count() or 1) <= AUTO_PROCESSORS_MAX):

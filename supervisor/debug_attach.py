@@ -1,9 +1,9 @@
-"""A role lent to somebody's terminal, for a debugger: `mqproc run ROLE`.
+"""`mqproc run ROLE`: a role attached to the caller's terminal, for a debugger.
 
     caller ── RUN_ROLE ──▶ supervisor ── role stops in order ──▶ template forks it again ──▶ role
       └── its open files /proc/PID/fd/0, 1, 2 ─────────────────── become the role's own ──────┘
 
-A loan is over when the role has ended, or when the caller's connection has; then the role runs again as any other.
+It ends with the role or with the caller's connection; then the role is started normally.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from typing import Final
 from mqproc.errors import BadRequestError, MqprocError
 from mqproc.supervisor.hooks import Death
 
-# Appended, because a file behind it is opened anew: without, each process would write at a place of its own.
+# O_APPEND, because each open of a file has its own position: processes would overwrite each other.
 _WRITE: Final = os.O_WRONLY | os.O_APPEND
 _FLAGS: Final = (os.O_RDONLY, _WRITE, _WRITE)
 
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """Paths of what becomes a role's standard input, output and error output."""
+    """Paths of a role's standard input, output and error output."""
 
     stdin: str
     stdout: str
     stderr: str
 
     def check(self, caller: int) -> None:
-        """Raise BadRequestError unless these are open files of the process `caller`, and can be opened here."""
+        """Check that these are open files of process `caller` that this process can open, else raise."""
         own = re.compile(rf"/proc/{caller}/fd/\d+")
         for path, flags in self._openings():
             if not own.fullmatch(path):
-                raise BadRequestError(f"{path!r} is not an open file of pid {caller}, who asks")
+                raise BadRequestError(f"{path!r} is not an open file of pid {caller}, the caller")
             try:
                 os.close(_open(path, flags))
             except OSError as error:
-                raise BadRequestError(f"{path}: {error.strerror}; it cannot be handed over") from None
+                raise BadRequestError(f"{path}: {error.strerror}; it cannot be attached") from None
 
     def attach(self) -> None:
-        """Make these this process's descriptors 0, 1 and 2, and Python's streams. Raises OSError."""
+        """Make these descriptors 0, 1 and 2, and Python's streams. Raises OSError."""
         for target, (path, flags) in enumerate(self._openings()):
             fd = _open(path, flags)
             if fd != target:
@@ -58,7 +58,7 @@ class Terminal:
 
 
 def _open(path: str, flags: int) -> int:
-    """Neither wait for a pipe's other end nor get a controlling terminal."""
+    """Do not wait for a pipe's other end, nor acquire a controlling terminal."""
     fd = os.open(path, flags | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
     os.set_blocking(fd, True)
     return fd
@@ -68,13 +68,13 @@ def _open(path: str, flags: int) -> int:
 class DebugAttachment:
     """One role at one caller's terminal."""
 
-    borrower: int
+    caller_pid: int
     """The caller's pid."""
     terminal: Terminal
     debug: bool
     ended: Callable[[Death | MqprocError], None]
-    """Called once: how the role ended there, or why it never began."""
+    """Called once: how the role ended, or why it did not start."""
     begun: bool = False
-    """The role has been started at the terminal."""
-    given_back: bool = False
-    """The caller has gone."""
+    """The role runs at the terminal."""
+    detached: bool = False
+    """The caller has disconnected."""

@@ -1,10 +1,10 @@
-"""`mqproc up --detach`: the group in the background, the answer when it is ready or has failed.
+"""`mqproc up --detach`: runs the group in the background, returns when it is ready or has failed.
 
     caller ── fork ──▶ session leader ── fork ──▶ supervisor
       ▲                  └ ends                      │ lines until ready, then how it went
       └──────────────────── pipe ◀───────────────────┘
 
-The second fork makes sure that the supervisor never gets a terminal. It writes its log to the store's log file.
+Because of the second fork the supervisor never acquires a terminal. It logs to the store's log file.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ EXIT_FAILED: Final = 1
 EXIT_NOT_BOOTED: Final = 3
 EXIT_INTERRUPTED: Final = 130
 _READ_MAX: Final = 1 << 16
-# What poll takes is bounded.
+# Limit of poll's timeout.
 _WAIT_MAX_S: Final = 3600.0
 
 Run = Callable[[Report, Callable[[], None]], Outcome]
-"""The group's life: takes `report` and `ready` for `supervise`."""
+"""Runs the group; takes `report` and `ready` for `supervise`."""
 
 
 def detach(
@@ -48,18 +48,17 @@ def detach(
     timeout_s: float = math.inf,
     began_s: float | None = None,
 ) -> Outcome:
-    """Run a group in the background; returns once it is ready (exit code 0) or has ended before that.
+    """Run a group in the background; return once it is ready (exit code 0) or has ended.
 
-    The waiting ends by Ctrl-C, too, or `timeout_s` after `began_s`, in monotonic seconds, which is now when it is None;
-    the start goes on then, which the outcome's reason says. Until then its lines are handed to `report` here; all go to
-    the store's log, too. The caller has no threads and has not taken the store's lock: both would be the wrong
-    process's.
+    Ctrl-C also ends the wait, and so does the deadline `timeout_s` after `began_s` (monotonic, default now); the start
+    then continues, as the outcome's reason says. Until then lines go to `report`; all lines go to the store's log. The
+    caller must have no threads and not hold the store's lock: both would stay in the wrong process.
     """
     deadline = (time.monotonic() if began_s is None else began_s) + timeout_s
     reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Ctrl-C is for whoever waits: one that comes before the leader has left the terminal would end it, and the start.
+    # Ctrl-C is for the caller: before the leader has left the terminal it would end the start.
     heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     leader = os.fork()
     if leader == 0:
@@ -67,11 +66,11 @@ def detach(
         _lead(run, paths, writer, heard)
     os.close(writer)
     goes_on = (
-        f"it goes on starting in the background: mqproc status --store {shell_quoted(paths.root)} tells how far it is, "
+        f"the start continues in the background: mqproc status --store {shell_quoted(paths.root)} shows its progress, "
         f"mqproc down --store {shell_quoted(paths.root)} ends it"
     )
     try:
-        # The leader holds its own back until it is out of reach.
+        # The leader defers its own until it has left the terminal.
         signal.pthread_sigmask(signal.SIG_SETMASK, heard)
         os.waitpid(leader, 0)
         return _follow(reader, report, paths, deadline)
@@ -79,7 +78,7 @@ def detach(
         reason = f"{paths.root}: the group is not ready after {timeout_s:g} s; {goes_on}"
         return Outcome(RequestTimeoutError.exit_code, reason)
     except KeyboardInterrupt:
-        return Outcome(EXIT_INTERRUPTED, f"{paths.root}: not waited for any longer; {goes_on}")
+        return Outcome(EXIT_INTERRUPTED, f"{paths.root}: wait interrupted; {goes_on}")
     finally:
         os.close(reader)
 
@@ -92,11 +91,11 @@ def _follow(reader: int, report: Report, paths: StorePaths, deadline: float) -> 
             report(message["report"])
         else:
             return Outcome(message["exit_code"], message["reason"])
-    return Outcome(EXIT_NOT_BOOTED, f"the supervisor ended without a word; see {paths.log}")
+    return Outcome(EXIT_NOT_BOOTED, f"the supervisor ended without a report; see {paths.log}")
 
 
 def _lines(reader: int, deadline: float) -> Iterator[bytes]:
-    """Lines as they come, up to the end of the pipe."""
+    """Lines from the pipe, until its end."""
     poll = select.poll()
     poll.register(reader, select.POLLIN)
     data = b""
@@ -127,7 +126,7 @@ def _lead(run: Run, paths: StorePaths, writer: int, heard: set[int | signal.Sign
 
 
 def _forget_interrupt() -> None:
-    """Drop a Ctrl-C that has come and waits to be heard."""
+    """Discard a pending Ctrl-C."""
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGINT, handler)
 
@@ -152,7 +151,7 @@ def _supervise(run: Run, paths: StorePaths, writer: int) -> int:
 
 
 def _redirect(path: Path) -> None:
-    """Standard input from nowhere, output to the log. Raises StoreAccessError."""
+    """Redirect standard input from /dev/null, output to the log. Raises StoreAccessError."""
     try:
         role_log.redirect_output(path)
     except OSError as error:
@@ -164,7 +163,7 @@ def _redirect(path: Path) -> None:
 
 
 class _Caller:
-    """The waiting caller, as long as it waits. It may have gone away: then nobody is told."""
+    """The waiting caller. If it has ended, messages are dropped."""
 
     def __init__(self, writer: int) -> None:
         self._writer = writer
@@ -183,7 +182,7 @@ class _Caller:
             self._writer = -1
 
     def end_with(self, text: str, code: int) -> NoReturn:
-        """At once, as the group's processes do then. The caller first: the log keeps errors in a map."""
+        """Report an error and exit at once. The caller first: the log keeps errors in a map."""
         self.finish(Outcome(code, text))
         role_log.get_logger().error(text)
         os._exit(code)

@@ -1,4 +1,4 @@
-"""The group's roles: which run, since when, what happens when one ends. Speaks supervisord's words.
+"""The group's roles: which run, since when, and what happens when one ends. States as in supervisord.
 
              start             state RUNNING           SIGTERM              exit 0
     STOPPED ───────▶ STARTING ───────────────▶ RUNNING ─────────▶ STOPPING ────────▶ STOPPED
@@ -6,7 +6,7 @@
                         │  ▼                     ▼                    ▼
                       BACKOFF ◀────────────── EXITED ──────────▶   FATAL: the group halts
 
-A successor starts only when its predecessor has been waited for.
+A successor starts only after its predecessor was waited for.
 """
 
 from __future__ import annotations
@@ -40,43 +40,39 @@ from mqproc.supervisor.hooks import (
 from mqproc.supervisor.template import Inheritance, Template, TemplateGoneError
 from mqproc.util.procfs import own_children
 
-# --- children ---
-# Children that the supervisor has without knowing them.
-#
-# A template that died between two forks leaves some; as process 1 of a container, and as subreaper, the supervisor gets
-# every orphan.
-
-
 _ROUNDS_MAX: Final = 100
 
 
 class OrphanReaper:
-    """Made before the first fork: children that the process had already are not ours to end."""
+    """Reaps unknown children: of a dead template, and orphans of a subreaper or of process 1.
+
+    Created before the first fork, since children that the process had already are not its own to end.
+    """
 
     def __init__(self) -> None:
         self._foreign = own_children()
 
     def reap(self, known: frozenset[int] = frozenset()) -> int:
-        """Kill and wait for every child but the known ones; returns how many there were.
+        """Kill and reap all children but the known ones; return their number.
 
-        In rounds, because a stray may have forked before it was killed: its child is then ours in the next round.
+        In rounds: an orphan may fork before it is killed, and its child is then adopted.
         """
         count = 0
         for _ in range(_ROUNDS_MAX):
-            strays = own_children() - known - self._foreign
-            if not strays:
+            orphans = own_children() - known - self._foreign
+            if not orphans:
                 break
-            for pid in strays:
+            for pid in orphans:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            for pid in strays:
+            for pid in orphans:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, 0)
-            count += len(strays)
+            count += len(orphans)
         return count
 
-    def bury(self, known: frozenset[int]) -> int:
-        """Wait for those that have ended by themselves, the known ones left out; returns how many there were."""
+    def reap_ended(self, known: frozenset[int]) -> int:
+        """Reap children that have ended, except the known ones; return their number."""
         count = 0
         for pid in own_children() - known - self._foreign:
             with contextlib.suppress(ChildProcessError):
@@ -87,9 +83,9 @@ class OrphanReaper:
 _MS: Final = 1_000_000
 _TRACE_BYTES_MAX: Final = 1 << 16
 _SPAWN_TRIES: Final = 2
-# What a role says after its start: RUNNING, or what its first step does already.
+# States of a role after its start: RUNNING, or those of its first step.
 _AT_WORK: Final = frozenset({layout.STATE_RUNNING, layout.STATE_SYNCING, layout.STATE_ALLOCATING})
-# A supervisor that was not run for this long (Ctrl-Z, a paused machine) starts to count silence anew.
+# A supervisor that was stopped for this long (Ctrl-Z, a paused machine) restarts its timeouts.
 _PAUSE_TICKS: Final = 4
 
 Halted = Callable[[Halt], None]
@@ -97,7 +93,7 @@ Halted = Callable[[Halt], None]
 
 @dataclass(slots=True)
 class Member:
-    """One role as the supervisor sees it."""
+    """A role as seen by the supervisor."""
 
     spec: RoleSpec
     deaths: Deaths
@@ -107,16 +103,16 @@ class Member:
     pidfd: int = -1
     started_ns: int = 0
     asked_ns: int = 0
-    """When it was asked to stop; 0: it was not."""
+    """Time of the stop request; 0 without one."""
     aborted_ns: int = 0
-    """When it got SIGABRT; 0: it did not."""
+    """Time of SIGABRT; 0 without one."""
     due_ns: int = 0
-    """In BACKOFF: when it is to start."""
-    to_start_again: bool = False
-    """It was asked to stop for a restart."""
+    """In BACKOFF: time of the next start."""
+    restart_requested: bool = False
+    """The stop was requested for a restart."""
     has_run: bool = False
-    loan: DebugAttachment | None = None
-    """Somebody wants it, or has it, at his terminal."""
+    attachment: DebugAttachment | None = None
+    """A client requested it, or has it, at its terminal."""
 
     @property
     def name(self) -> str:
@@ -127,13 +123,13 @@ class Member:
         return self.pid != 0
 
     @property
-    def lent(self) -> bool:
-        """It runs at somebody's terminal now."""
-        return self.loan is not None and self.loan.begun
+    def attached(self) -> bool:
+        """Whether it runs at a client's terminal."""
+        return self.attachment is not None and self.attachment.begun
 
 
 class Group:
-    """All roles and the template. Its methods are called by the supervisor's loop only."""
+    """All roles and the template, driven by the supervisor's loop."""
 
     def __init__(
         self,
@@ -155,7 +151,7 @@ class Group:
         self._timing = timing
         self._halted = halted
         self._template = Template(inheritance, timing.spawn_ms / 1000)
-        self._strays = OrphanReaper()
+        self._orphans = OrphanReaper()
         self._template_deaths = Deaths(layout.TEMPLATE, policy)
         self._template_started_ns = 0
         self._template_incarnation = 0
@@ -167,38 +163,38 @@ class Group:
             if name in inheritance.specs
         }
         self.changes: dict[str, Any] = {}
-        """Options that were reloaded since the template was first forked."""
+        """Options reloaded since the first fork of the template."""
         self.stopping = False
         self.stop_limit_ms = timing.stop_ms
         self.problems: list[str] = []
-        """What went wrong while stopping."""
+        """Problems during the stop."""
 
     # Starting
 
     def start_template(self) -> None:
-        """Fork the template. Done before recovery, so that roles inherit nothing of it."""
+        """Fork the template, before recovery, so that roles inherit nothing of it."""
         self._template.fork()
         self._template_started_ns = self._clock.monotonic_ns()
         self._template_incarnation += 1
         self._reactor.watch(self._template.pidfd, self._template_ended)
         self._control.store(layout.TEMPLATE_PID, self._template.pid)
-        self._tell_of_template(layout.RUNNING, f"pid {self._template.pid}")
+        self._report_template(layout.RUNNING, f"pid {self._template.pid}")
 
     def start(self, member: Member) -> None:
-        """Start a role that does not run."""
+        """Start a stopped role."""
         assert not member.alive
         member.incarnation += 1
-        member.to_start_again = False
+        member.restart_requested = False
         member.asked_ns = member.aborted_ns = member.due_ns = 0
         self._wipe_words(member.name)
         member.started_ns = self._clock.monotonic_ns()
-        if member.loan is not None:
-            member.loan.begun = True
+        if member.attachment is not None:
+            member.attachment.begun = True
         try:
             member.pid = self._spawn(member)
             member.pidfd = os.pidfd_open(member.pid)
         except OSError as error:
-            self._end_loan(member, Death(EXIT_FAILED))
+            self._end_attachment(member, Death(EXIT_FAILED))
             self._died(member, Death(EXIT_FAILED), f"could not be started: {error.strerror}")
             return
         self._reactor.watch(member.pidfd, lambda: self._ended(member))
@@ -206,18 +202,18 @@ class Group:
         self._store(member.name, "pid", member.pid)
         self._context.io.crash_point("supervisor.forked")
         born = f"pid {member.pid}, incarnation {member.incarnation}"
-        if member.loan is not None:
-            self._tell(member, layout.LENT, f"{born}, at the terminal of pid {member.loan.borrower}")
+        if member.attachment is not None:
+            self._tell(member, layout.LENT, f"{born}, at the terminal of pid {member.attachment.caller_pid}")
         else:
             self._tell(member, layout.STARTING, born)
 
     def start_ahead(self, name: str) -> None:
-        """Start a role before the loop turns, if the group has it. The loop hears of its end and starts it again."""
+        """Start a role before the loop runs, if the group has it. The loop restarts it."""
         if (member := self.members.get(name)) is not None:
             self.start(member)
 
     def start_next(self) -> None:
-        """Start the first role that has not run yet, once all before it have."""
+        """Start the first role that has not run yet, after all before it."""
         for member in self.members.values():
             if not member.has_run:
                 if member.state == layout.STOPPED:
@@ -225,18 +221,18 @@ class Group:
                 return
 
     def start_due(self) -> None:
-        """Start roles whose pause is over."""
+        """Start roles whose back-off is over."""
         now = self._clock.monotonic_ns()
         for member in self.members.values():
             if member.state == layout.BACKOFF and now >= member.due_ns:
                 self.start(member)
 
-    def look_for_started(self) -> None:
-        """Roles that say RUNNING themselves are."""
+    def note_started(self) -> None:
+        """Note roles that report RUNNING."""
         for member in self.members.values():
             if member.state == layout.STARTING and self._said(member) in _AT_WORK:
                 member.has_run = True
-                # Its own word: what is started before recovery is looked for after that.
+                # Its own report: a role started before recovery is seen only afterwards.
                 since_ns = self._control.load(layout.role_word(member.name, "state_since_ns"))
                 took_ms = (since_ns - member.started_ns) / _MS
                 self._tell(member, layout.RUNNING, f"pid {member.pid}, after {took_ms:.1f} ms")
@@ -246,7 +242,7 @@ class Group:
         return all(member.has_run for member in self.members.values())
 
     def next_due_ns(self) -> int | None:
-        """When the next pause is over."""
+        """End of the next back-off."""
         return min((m.due_ns for m in self.members.values() if m.state == layout.BACKOFF), default=None)
 
     def _spawn(self, member: Member) -> int:
@@ -254,7 +250,7 @@ class Group:
             if self.stopping:
                 break
             try:
-                return self._template.spawn(member.name, member.incarnation, self.changes, member.loan)
+                return self._template.spawn(member.name, member.incarnation, self.changes, member.attachment)
             except TemplateGoneError:
                 self._replace_template()
         raise OSError(0, "the template does not answer")
@@ -262,7 +258,7 @@ class Group:
     # Watching
 
     def watch(self) -> None:
-        """Abort roles that are silent for too long, kill those that do not end, wait for orphans that have ended."""
+        """Abort silent roles, kill those that do not end, reap ended orphans."""
         now = self._clock.monotonic_ns()
         if now - self._looked_ns > _PAUSE_TICKS * self._timing.tick_ms * _MS:
             self._patience_from_ns = now
@@ -273,19 +269,19 @@ class Group:
                     self._send(member, signal.SIGKILL)
             elif reason := self._overdue(member, now):
                 self._abort(member, reason)
-        self._strays.bury(self._known_pids() | {self._template.pid})
+        self._orphans.reap_ended(self._known_pids() | {self._template.pid})
 
     def _overdue(self, member: Member, now: int) -> str | None:
         stop_ms = self.stop_limit_ms
-        if member.loan is not None and member.loan.given_back:
+        if member.attachment is not None and member.attachment.detached:
             stop_ms = min(stop_ms, self._timing.take_back_ms)
         if member.asked_ns and now - member.asked_ns >= stop_ms * _MS:
             return f"did not stop within {stop_ms / 1000:g} s"
-        if member.lent:
-            return None  # Who looks at it in a debugger makes it silent.
+        if member.attached:
+            return None  # Stopped in a debugger, perhaps.
         options = self._context.options
         state = self._said(member)
-        # A role that has not said anything yet is starting.
+        # A role without a state yet is starting.
         busy = state == layout.STATE_NONE or state in layout.BUSY_STATES
         limit_ms = options.busy_timeout_ms if busy else options.heartbeat_timeout_ms
         heard_ns = max(
@@ -301,18 +297,18 @@ class Group:
         self._context.report(f"{member.name} {reason}: aborted")
         member.aborted_ns = self._clock.monotonic_ns()
         self._send(member, signal.SIGABRT)
-        # A stopped process acts on SIGABRT only when it is continued; it does nothing else before.
+        # A stopped process handles SIGABRT only once continued; it does nothing else before.
         self._send(member, signal.SIGCONT)
 
     def ring_all(self) -> None:
-        """Wake every role once, whatever its clock says."""
+        """Wake every role once, independent of its clock."""
         for bell in self._bells.values():
             bell.post()
 
     # Stopping
 
     def ask_to_stop(self, member: Member) -> None:
-        """SIGTERM to a living role; one that only waits for its start waits no more."""
+        """Send SIGTERM to a running role; cancel the start of a waiting one."""
         if member.alive:
             if not member.asked_ns:
                 member.asked_ns = self._clock.monotonic_ns()
@@ -323,59 +319,59 @@ class Group:
             self._tell(member, layout.STOPPED)
 
     def restart(self, member: Member) -> None:
-        """Stop and start again, at someone's wish: not counted as a death."""
+        """Stop and start on request, which does not count as a death."""
         if member.alive:
-            member.to_start_again = True
+            member.restart_requested = True
             self.ask_to_stop(member)
         else:
             self.start(member)
 
-    def lend(self, member: Member, loan: DebugAttachment) -> None:
-        """Stop a role and start it again at somebody's terminal."""
-        member.loan = loan
+    def attach_role(self, member: Member, attachment: DebugAttachment) -> None:
+        """Restart a role at a client's terminal."""
+        member.attachment = attachment
         self.restart(member)
 
-    def take_back(self, member: Member, loan: DebugAttachment) -> None:
-        """The borrower has gone: stop the role there and start it as any other."""
-        if member.loan is not loan:
+    def detach_role(self, member: Member, attachment: DebugAttachment) -> None:
+        """The client has disconnected: stop the role there and start it normally."""
+        if member.attachment is not attachment:
             return
-        loan.given_back = True
-        if loan.begun:
+        attachment.detached = True
+        if attachment.begun:
             self.restart(member)
         else:
-            member.loan = None
+            member.attachment = None
 
-    def refuse_loans(self, error: MqprocError) -> None:
-        """Loans that have not begun will not."""
+    def refuse_attachments(self, error: MqprocError) -> None:
+        """Refuse attachments that have not started."""
         for member in self.members.values():
-            if member.loan is not None and not member.lent:
-                member.loan.ended(error)
-                member.loan = None
+            if member.attachment is not None and not member.attached:
+                member.attachment.ended(error)
+                member.attachment = None
 
     def signal_all(self, number: signal.Signals) -> None:
-        """A signal to all living roles."""
+        """Send a signal to all running roles."""
         for member in self._living():
             self._send(member, number)
 
     def reopen_logs(self) -> None:
-        """Every process below opens the log file anew."""
+        """Make every process reopen the log file."""
         self.signal_all(signal.SIGUSR1)
         self._template.reopen_log()
 
     def kill_all(self) -> None:
-        """End everything at once and wait for the ends."""
+        """Kill everything and wait for it."""
         living = self._living()
         for member in living:
             self._send(member, signal.SIGKILL)
         for member in living:
             os.waitid(os.P_PIDFD, member.pidfd, os.WEXITED)
-            self._bury(member)
+            self._reap(member)
         for member in living:
             self._sync_for(member.name)
         if self._template.pid:
             self._reactor.forget(self._template.pidfd)
             self._template.kill()
-        self._strays.reap()
+        self._orphans.reap()
 
     def _living(self) -> list[Member]:
         return [member for member in self.members.values() if member.alive]
@@ -392,14 +388,14 @@ class Group:
             return
         death = Death.of(found, (self._clock.monotonic_ns() - member.started_ns) / _MS)
         pid = member.pid
-        self._bury(member)
+        self._reap(member)
         self._context.io.crash_point("supervisor.buried")
         was_told = self._log_trace(member.name, pid, death)
-        was_lent = self._end_loan(member, death)
+        was_attached = self._end_attachment(member, death)
         detail = f"pid {pid}, {death}, lived {death.lived_ms / 1000:.1f} s"
-        if member.asked_ns and (death.clean or member.to_start_again):
+        if member.asked_ns and (death.clean or member.restart_requested):
             self._stopped(member, death)
-        elif was_lent and not self.stopping:
+        elif was_attached and not self.stopping:
             self._tell(member, layout.EXITED, detail)
             self._sync_for(member.name)
             self.start(member)
@@ -408,16 +404,16 @@ class Group:
                 role_log.get_logger().error("a role died", dead_role=member.name, dead_pid=pid, death=str(death))
             self._died(member, death, detail)
 
-    def _end_loan(self, member: Member, death: Death) -> bool:
-        """Whether the role was lent. What becomes of it at a debugger's hands is no death to be counted."""
-        loan = member.loan
-        if loan is None or not loan.begun:
+    def _end_attachment(self, member: Member, death: Death) -> bool:
+        """Whether the role was attached; its end in a debugger does not count as a death."""
+        attachment = member.attachment
+        if attachment is None or not attachment.begun:
             return False
-        member.loan = None
-        loan.ended(death)
+        member.attachment = None
+        attachment.ended(death)
         return True
 
-    def _bury(self, member: Member) -> None:
+    def _reap(self, member: Member) -> None:
         self._reactor.forget(member.pidfd)
         os.close(member.pidfd)
         member.pid, member.pidfd = 0, -1
@@ -428,30 +424,30 @@ class Group:
         if not death.clean:
             self._sync_for(member.name)
             if self.stopping:
-                # Nobody does what it has left undone: no successor, as the restart would have had one.
-                self._died_amid_the_stop(member, death)
-        if member.to_start_again and not self.stopping:
+                # No successor will redo its unfinished work, as after a restart.
+                self._died_while_stopping(member, death)
+        if member.restart_requested and not self.stopping:
             self.start(member)
 
     def _died(self, member: Member, death: Death, detail: str) -> None:
         self._tell(member, layout.EXITED, detail)
         self._control.add(layout.supervised_word(member.name, "restarts"), 1)
-        # Also when nothing is restarted: the next start must know of a failed sync too.
+        # Even without a restart: the next start must know of a failed sync.
         self._sync_for(member.name)
         if self.stopping:
-            self._died_amid_the_stop(member, death)
+            self._died_while_stopping(member, death)
             return
         decision = member.deaths.decide(death, self._clock.monotonic_ns(), has_run=member.has_run)
         if isinstance(decision, Halt):
             self._tell(member, layout.FATAL)
             self._halted(decision)
             return
-        self._start_after(member, decision)
+        self._back_off(member, decision)
 
-    def _died_amid_the_stop(self, member: Member, death: Death) -> None:
+    def _died_while_stopping(self, member: Member, death: Death) -> None:
         self.problems.append(f"{member.name} died while the group stopped ({death})")
 
-    def _start_after(self, member: Member, decision: Restart) -> None:
+    def _back_off(self, member: Member, decision: Restart) -> None:
         if decision.delay_ms == 0:
             self.start(member)
             return
@@ -459,9 +455,9 @@ class Group:
         self._tell(member, layout.BACKOFF, f"for {decision.delay_ms / 1000:g} s")
 
     def _sync_for(self, name: str) -> None:
-        """Learn of a failed sync that died with the one who saw it, and see to it that every later group knows.
+        """Detect a sync error that a dead role may have consumed, and record it for later groups.
 
-        Nothing is synced any more when a failed sync is known already.
+        After a failed sync nothing is synced any more.
         """
         syncs = {layout.COMMITLOG_FLUSHER, layout.CQ_FLUSHER, layout.INDEX_FLUSHER}
         if self._context.options.sync_flush:
@@ -476,13 +472,13 @@ class Group:
             self.remember_failed_sync()
 
     def remember_failed_sync(self) -> None:
-        """Who saw a sync fail may have died, or met a full disk, before it had written that down."""
+        """Record it: the role that saw it may have died, or met a full disk, before it could."""
         context, number = self._context, self._control.sync_errno
         if not remember_failed_sync(context.io, context.paths, f"{layout.SUPERVISOR}: {os.strerror(number)}"):
-            context.report(f"{context.paths.read_only}: could not be written; the next start will not know of it")
+            context.report(f"{context.paths.read_only}: could not be written; the next start will miss the failed sync")
 
     def _log_trace(self, name: str, pid: int, death: Death) -> bool:
-        """Whether there was one."""
+        """Log the stack of a crash, if there is one."""
         io, trace = self._context.io, self._traces[name]
         if not io.size(trace):
             return False
@@ -499,7 +495,7 @@ class Group:
             self._template_gone(Death.of(found, 0.0))
 
     def _replace_template(self) -> None:
-        """It did not answer: make sure that it has ended, then go on as when it had."""
+        """Kill a template that does not answer, then continue as after its end."""
         if not self._template.pid:
             self.start_template()
             return
@@ -509,26 +505,26 @@ class Group:
         self._template_gone(Death.of(found, 0.0))
 
     def _template_gone(self, death: Death) -> None:
-        """Roles go on. What it was just forking is unknown to us, so it is ended before anything is started."""
+        """Roles continue. A role that it was forking is unknown, so it is killed before the next start."""
         now = self._clock.monotonic_ns()
         death = Death(death.code, death.signal, (now - self._template_started_ns) / _MS)
-        self._tell_of_template(layout.EXITED, f"pid {self._template.pid}, {death}")
+        self._report_template(layout.EXITED, f"pid {self._template.pid}, {death}")
         self._reactor.forget(self._template.pidfd)
-        self._template.buried()
-        self._strays.reap(self._known_pids())
+        self._template.forget()
+        self._orphans.reap(self._known_pids())
         if self.stopping:
             return
         self._control.add(layout.supervised_word(layout.TEMPLATE, "restarts"), 1)
         decision = self._template_deaths.decide(death, now)
         if isinstance(decision, Halt):
-            self._tell_of_template(layout.FATAL)
+            self._report_template(layout.FATAL)
             self._halted(decision)
             return
-        # Without a pause: it does nothing by itself that could fail again and again, and a role may need it now.
+        # At once: it does nothing that could fail repeatedly, and a role may need it now.
         try:
             self.start_template()
         except OSError as error:
-            # No room for another process: roles go on, and the next one that is to be started has this tried again.
+            # No room for a process: roles continue, and the next start of a role retries.
             self._context.report(f"{layout.TEMPLATE} could not be started: {error.strerror}")
 
     def _known_pids(self) -> frozenset[int]:
@@ -540,7 +536,7 @@ class Group:
         return self._control.load(layout.role_word(member.name, "state"))
 
     def _wipe_words(self, name: str) -> None:
-        """Nobody owns a dead role's words: what it said last must not be taken for its successor's word."""
+        """Reset a dead role's words, or its successor would appear to have reported them."""
         for word in ("state", "sleeping", "heartbeat_ns", "state_since_ns"):
             self._control.store(layout.role_word(name, word), 0)
 
@@ -552,7 +548,7 @@ class Group:
         self._store(member.name, "supervised", state)
         self._say(member.name, state, detail)
 
-    def _tell_of_template(self, state: int, detail: str = "") -> None:
+    def _report_template(self, state: int, detail: str = "") -> None:
         self._store(layout.TEMPLATE, "supervised", state)
         self._store(layout.TEMPLATE, "pid", self._template.pid if state == layout.RUNNING else 0)
         self._store(layout.TEMPLATE, "incarnation", self._template_incarnation)

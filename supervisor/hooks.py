@@ -1,4 +1,4 @@
-"""What the supervisor is given: it keeps processes alive, and knows nothing of logs, queues and indexes."""
+"""The supervisor's interface to the engine, and the restart policy of roles."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from mqproc.ipc.control import Control
 from mqproc.paths import StorePaths
 
 Report = Callable[[str], None]
-"""Takes one line for people: a change of state, a step of recovery."""
+"""Receives a line for people: a state change, or a step of recovery."""
 
 
 def lenient(report: Report) -> Report:
-    """A reader of the lines that has gone away must not end the group."""
+    """Wrap a report so that a closed output does not end the group."""
 
     def tell(line: str) -> None:
         with contextlib.suppress(OSError):
@@ -32,7 +32,7 @@ def lenient(report: Report) -> Report:
 
 @dataclass(frozen=True, slots=True)
 class GroupContext:
-    """The store as the supervisor's own process has it."""
+    """The store as the supervisor's process has it open."""
 
     paths: StorePaths
     options: Options
@@ -41,7 +41,7 @@ class GroupContext:
     control: Control
     report: Report
     clean: bool
-    """No `abort` file was there: the last group, ours or RocketMQ's, stopped in order."""
+    """No `abort` file existed: the previous group, of mqproc or RocketMQ, stopped cleanly."""
 
 
 def _nothing(context: GroupContext) -> None:
@@ -58,48 +58,49 @@ def _no_finish(context: GroupContext, clean: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """The engine's part of a group's life. All run in the supervisor; a MqprocError ends the start with its code."""
+    """The engine's part of a group's life, run in the supervisor. An MqprocError aborts the start."""
 
     warm: Callable[[GroupContext], None] = _nothing
-    """Load and call everything compiled, so that forked roles find it ready. Before the template is forked."""
+    """Load all compiled code before the template is forked, so that roles inherit it."""
 
     check: Callable[[GroupContext], None] = _nothing
-    """Raise for what a start refuses at first sight. It changes nothing; `abort` is not written yet."""
+    """Reject a store at first sight, without changes; `abort` is not written yet."""
 
     recover: Callable[[GroupContext], None] = _nothing
-    """Make files, control words and queue table agree. After the template is forked, before any role but the monitor
-    starts, which reads none of it until the group's state is another."""
+    """Recover files, control words and queue table, after the fork of the template and before any role but the
+    monitor, which reads none of them in this state.
+    """
 
     sync_active_segments: Callable[[str], int] = _no_sync
-    """A role that syncs (its name is given) has died: sync what it had open through descriptors that were open
-    before, which report an error that the dead one may have seen. Returns an errno, 0 when all is well. Not called
-    any more once a sync has failed."""
+    """After the death of a role that syncs: sync its files through descriptors opened earlier, which report
+    errors that it may have consumed. Return an errno or 0. Not called after a failed sync.
+    """
 
     watch: Callable[[], None] = lambda: None
-    """Called at each tick while the group runs: keep those descriptors at the segments in use."""
+    """At each tick: keep those descriptors open on the segments in use."""
 
     finish: Callable[[GroupContext, bool], None] = _no_finish
-    """All but the monitor have stopped, in order if the flag is true: marks and checkpoint. Then `abort` goes."""
+    """After all roles but the monitor have stopped: if cleanly, write marks and checkpoint. `abort` is removed next."""
 
     reload: Callable[[], Options] | None = None
-    """Read the options again; raises ConfigurationError."""
+    """Read the options again. Raises ConfigurationError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How often the supervisor looks, and how long it waits. Tests shorten these."""
+    """Intervals and timeouts of the supervisor. Tests shorten them."""
 
     tick_ms: int = 250
     ring_ms: int = 1_000
-    """Every bell is posted this often: a semaphore's wait goes by the wall clock, which may be set back."""
+    """Interval of posting every bell: semaphores wait by the wall clock, which may be set back."""
     abort_grace_ms: int = 2_000
-    """From SIGABRT, which leaves a stack in the log, to SIGKILL."""
+    """From SIGABRT, which logs a stack, to SIGKILL."""
     stop_ms: int = 120_000
     """From SIGTERM to SIGABRT."""
     quick_stop_ms: int = 2_000
-    """The same after a second SIGINT."""
+    """As `stop_ms`, after a second SIGINT."""
     take_back_ms: int = 2_000
-    """The same for a lent role whose borrower has gone: it may sit in a debugger that nobody answers."""
+    """As `stop_ms`, for an attached role without client: it may be stopped in a debugger."""
     spawn_ms: int = 5_000
     """For the template's answer."""
 
@@ -112,16 +113,15 @@ class Outcome:
     reason: str
 
 
-# --- restarts ---
-# What to do when a role has died unasked: a policy over its last deaths, no processes.
+# Restart policy, over a role's last unexpected deaths:
 #
-#     first death                    start again at once
-#     dies early again and again     wait 0.1 s, 0.2 s, 0.4 s … before the next start
-#     the fifth death within 60 s    the group halts
-#     the fifth before it ever ran   the group halts, also where each start has hung for minutes
-#     exit code 2, 3, 6, 7 or 8      the group halts with it: a restart would not cure it
+#     first death                    restart at once
+#     repeated early deaths          wait 0.1 s, 0.2 s, 0.4 s … before the next start
+#     fifth death within 60 s        halt the group
+#     fifth death before it ran      halt the group, also if each start hung for minutes
+#     exit code 2, 3, 6, 7 or 8      halt the group with it: a restart would not help
 #
-# A long life makes the next death a first one again.
+# After a long life the next death counts as the first.
 
 
 FINAL_EXIT_CODES: Final = frozenset({2, 3, 6, 7, 8})
@@ -131,7 +131,7 @@ _REMARKS: Final = {signal.SIGKILL: "perhaps out of memory", signal.SIGBUS: "an i
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How a process ended: by an exit code, or by a signal (then `code` is −1)."""
+    """How a process ended: exit code, or signal (then `code` is −1)."""
 
     code: int
     signal: int = 0
@@ -139,7 +139,7 @@ class Death:
 
     @classmethod
     def of(cls, result: os.waitid_result, lived_ms: float) -> Death:
-        """From what `os.waitid` says."""
+        """Convert the result of `os.waitid`."""
         if result.si_code == os.CLD_EXITED:
             return cls(result.si_status, 0, lived_ms)
         return cls(-1, result.si_status, lived_ms)
@@ -161,7 +161,7 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """The numbers. An early death is one within `early_ms` of the start."""
+    """Parameters of the policy. A death is early within `early_ms` of the start."""
 
     early_ms: int = 10_000
     back_off_ms: int = 100
@@ -186,28 +186,30 @@ class Halt:
 
 
 class Deaths:
-    """The deaths of one role, and what follows from each."""
+    """Deaths of one role."""
 
     def __init__(self, role: str, policy: RestartPolicy) -> None:
         self._role = role
         self._policy = policy
         self._times_ns: deque[int] = deque(maxlen=policy.deaths_max)
         self._early = 0
-        self._in_vain = 0
+        self._deaths_before_run = 0
 
     def decide(self, death: Death, now_ns: int, *, has_run: bool = True) -> Restart | Halt:
-        """Count a death and say what to do; `has_run`: this process or one before it has come to its work."""
+        """Record a death and decide; `has_run`: this process or an earlier one reached its loop."""
         if death.code in FINAL_EXIT_CODES:
-            return Halt(death.code, f"{self._role} ended with {death}, which a restart does not cure")
+            return Halt(death.code, f"{self._role} ended with {death}, which a restart does not fix")
         policy = self._policy
         self._times_ns.append(now_ns)
         within_ms = (now_ns - self._times_ns[0]) // 1_000_000
         if len(self._times_ns) == policy.deaths_max and within_ms <= policy.window_ms:
             times = f"{policy.deaths_max} times within {policy.window_ms // 1000} s"
-            return Halt(EXIT_FAILED, f"{self._role} died {times}, at last by {death}")
-        self._in_vain = 0 if has_run else self._in_vain + 1
-        if self._in_vain == policy.deaths_max:
-            return Halt(EXIT_FAILED, f"{self._role} died {self._in_vain} times before it ever ran, at last by {death}")
+            return Halt(EXIT_FAILED, f"{self._role} died {times}, last by {death}")
+        self._deaths_before_run = 0 if has_run else self._deaths_before_run + 1
+        if self._deaths_before_run == policy.deaths_max:
+            return Halt(
+                EXIT_FAILED, f"{self._role} died {self._deaths_before_run} times before it ran, last by {death}"
+            )
         if death.lived_ms >= policy.early_ms:
             self._early = 0
             return Restart(0)

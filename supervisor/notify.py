@@ -1,8 +1,8 @@
-"""Telling systemd (sd_notify): READY, RELOADING, STOPPING, a line of STATUS, and WATCHDOG while the loop turns.
+"""systemd notification (sd_notify): READY, RELOADING, STOPPING, STATUS, and WATCHDOG.
 
-A datagram a message, to the socket that NOTIFY_SOCKET names; without one nothing is told. The variables are taken out
-of the environment, so that no role speaks for the group. The socket holds some ten messages that the manager has not
-read: a change of state waits for room, since nobody tells of it again; the others are made anew all the time.
+One datagram per message to the socket in NOTIFY_SOCKET; without it nothing is sent. The variables are removed from the
+environment, so that roles do not notify. The socket holds about ten unread messages: state changes are retried, the
+periodic messages are not.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _VARIABLES: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
 class ServiceManager:
-    """Whoever started this process and wants to hear of it; perhaps nobody."""
+    """The service manager, if it wants notifications."""
 
     def __init__(self, address: str = "", watchdog_us: int = 0) -> None:
-        """`watchdog_us`: how long the manager waits for WATCHDOG; it is told twice as often."""
+        """`watchdog_us`: the manager's watchdog timeout; it is notified at twice the rate."""
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self._watchdog_ns = watchdog_us * 1000 // 2
         self._watchdog_due_ns = 0
@@ -37,10 +37,10 @@ class ServiceManager:
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str]) -> ServiceManager:
-        """As systemd says in `environment`; its variables are removed from there."""
+        """Read systemd's variables, and remove them from `environment`."""
         address, watchdog_us, pid = (environment.pop(name, "") for name in _VARIABLES)
         own_pid = str(os.getpid())
-        # A group that an application has started beside itself does not speak for the application's service.
+        # An application's own group does not notify for the application's service.
         started_pid = environment.get("SYSTEMD_EXEC_PID", own_pid)
         if not address.startswith(("/", "@")) or started_pid != own_pid:
             return cls()
@@ -48,21 +48,21 @@ class ServiceManager:
         return cls(address, int(watchdog_us) if ours and watchdog_us.isdigit() else 0)
 
     def say_state(self, state: int) -> None:
-        """The group's state has changed."""
+        """Report the group's state."""
         text = f"STATUS={layout.GROUP_NAMES[state]}"
         if state == layout.GROUP_READY:
             text = f"READY=1\n{text}"
         elif state == layout.GROUP_STOPPING:
             text = f"STOPPING=1\n{text}"
-        self._say_surely(text)
+        self._send_reliably(text)
 
     def say_reloading(self) -> None:
-        """Options are being read anew; `say_state` ends that."""
-        self._say_surely(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        """Report a reload, until the next `say_state`."""
+        self._send_reliably(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def tick(self, now_ns: int, control: Control) -> None:
-        """Called by the supervisor's loop: that it turns is what WATCHDOG tells."""
-        if not self._address or not self._has_said_all():
+        """Called by the supervisor's loop; WATCHDOG reports that it runs."""
+        if not self._address or not self._send_pending():
             return
         if self._watchdog_ns and now_ns >= self._watchdog_due_ns:
             self._watchdog_due_ns = now_ns + self._watchdog_ns
@@ -73,20 +73,20 @@ class ServiceManager:
             if status != self._status and self._say(f"STATUS={status}"):
                 self._status = status
 
-    def _say_surely(self, text: str) -> None:
-        """Now, or at a tick to come."""
+    def _send_reliably(self, text: str) -> None:
+        """Send now, or at a later tick."""
         if self._address:
             self._waiting.append(text)
-            self._has_said_all()
+            self._send_pending()
 
-    def _has_said_all(self) -> bool:
-        """Say what waits, in order."""
+    def _send_pending(self) -> bool:
+        """Send pending messages in order."""
         while self._waiting and self._say(self._waiting[0]):
             self._waiting.popleft()
         return not self._waiting
 
     def _say(self, text: str) -> bool:
-        """Whether there was room for it. A manager that does not listen any more costs nothing but the message."""
+        """Send if there is space. Errors of a manager that no longer listens are ignored."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as sock:
             try:
                 sock.sendto(text.encode(), self._address)
@@ -98,7 +98,7 @@ class ServiceManager:
 
 
 def _status(control: Control) -> str:
-    """One line: how the group is, and how far dispatch and flush are behind."""
+    """One line: state, and the delays of dispatch and flush."""
     state = control.load(layout.GROUP_STATE)
     name = layout.GROUP_NAMES[state]
     if state != layout.GROUP_READY:

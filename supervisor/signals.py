@@ -1,4 +1,4 @@
-"""Signals of the supervisor: handlers only queue, the loop acts."""
+"""Signals of the supervisor: handlers only queue, the loop acts. Process controls by prctl."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any, Final
 from mqproc.roles import role_log
 
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
-TAKEN: Final = (*STOPPING, signal.SIGHUP, signal.SIGUSR1)
+HANDLED: Final = (*STOPPING, signal.SIGHUP, signal.SIGUSR1)
 _QUEUE_BYTES: Final = 4096
 
 
 class Signals:
-    """A queue of signal numbers with a descriptor for an epoll. One at a time, in the main thread."""
+    """A queue of signal numbers with a descriptor for epoll; main thread only."""
 
     def __init__(self) -> None:
         self._interrupting = False
@@ -28,9 +28,9 @@ class Signals:
         self._reader.setblocking(False)
         self._writer.setblocking(False)
         self._wakeup_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        for number in TAKEN:
+        for number in HANDLED:
             self._before[number] = signal.signal(number, self._on_signal)
-        # A parent that ignores SIGCHLD would have children vanish before they are waited for.
+        # With an inherited SIG_IGN for SIGCHLD, children would be reaped before the supervisor waits.
         self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -38,18 +38,18 @@ class Signals:
             raise KeyboardInterrupt
 
     def fileno(self) -> int:
-        """Readable when there is a signal to take."""
+        """Readable while signals are queued."""
         return self._reader.fileno()
 
     def take(self) -> list[int]:
-        """The signals that came since the last call, oldest first."""
+        """Signals since the last call, oldest first."""
         try:
             return list(self._reader.recv(_QUEUE_BYTES))
         except BlockingIOError:
             return []
 
     def _waiting(self) -> bytes:
-        """The same, left where they are."""
+        """The queued signals, without removing them."""
         try:
             return self._reader.recv(_QUEUE_BYTES, socket.MSG_PEEK)
         except BlockingIOError:
@@ -57,9 +57,9 @@ class Signals:
 
     @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Meanwhile SIGTERM and SIGINT raise KeyboardInterrupt: for recovery, which may be cut off anywhere.
+        """Within the block SIGTERM and SIGINT raise KeyboardInterrupt: recovery may be aborted at any point.
 
-        One that came before, and waits to be taken, raises it at once.
+        A queued one raises it at once.
         """
         self._interrupting = True
         try:
@@ -70,7 +70,7 @@ class Signals:
             self._interrupting = False
 
     def close(self) -> None:
-        """Put everything back as it was."""
+        """Restore the previous handlers."""
         signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
@@ -79,19 +79,19 @@ class Signals:
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
-    """Block the taken signals, so that a forked child can put its own handlers in place first."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
+def blocked_signals() -> Iterator[None]:
+    """Block the handled signals, so that a forked child can install its handlers first."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def drop_in_child() -> None:
-    """In a forked child: nothing of the supervisor's is left; SIGTERM and SIGHUP stay blocked.
+def reset_in_child() -> None:
+    """Reset the supervisor's handlers in a forked child; SIGTERM and SIGHUP stay blocked.
 
-    Ctrl-C is ignored. SIGUSR1 opens the log file anew, here and in what is forked from here.
+    Ctrl-C is ignored. SIGUSR1 reopens the log file, also in further forks.
     """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -99,10 +99,6 @@ def drop_in_child() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGUSR1, role_log.on_reopen_signal)
     signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGTERM, signal.SIGHUP})
-
-
-# --- prctl ---
-# Two of Linux's process controls that the standard library lacks.
 
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -117,10 +113,10 @@ def _prctl(option: int, argument: int) -> None:
 
 
 def become_subreaper() -> None:
-    """Descendants whose parent ends become this process's own children, instead of init's."""
+    """Adopt orphaned descendants, in place of init."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent() -> None:
-    """Be killed when the present parent ends. The caller checks afterwards that it had not ended before."""
+    """Be killed when the parent ends. The caller must then check that it has not ended before."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The store's folder: ours, and closed to others, before anything in it is touched; and still the same one later."""
+"""The store's folder and a group's resources: checks before the start, sockets, bells, lost paths."""
 
 from __future__ import annotations
 
@@ -24,16 +24,12 @@ from mqproc.paths import StorePaths, dangling_link, file_type, shell_quoted
 from mqproc.roles.role import BellKind, RoleSpec
 from mqproc.wire.address import connect_path, listen, remove
 
-# --- resources ---
-# What a group has before its first fork: bells, listening sockets, memory for stacks. Made once, inherited by all.
-
-
 CONTROL_SOCKET = "ctl"
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Bells by role, sockets by name, and the eventfd by which roles wake the supervisor."""
+    """Bells by role, sockets by name, and the eventfd that wakes the supervisor."""
 
     paths: StorePaths
     bells: Mapping[str, Bell]
@@ -44,7 +40,7 @@ class Resources:
 
     @classmethod
     def make(cls, paths: StorePaths, control: Control, specs: Sequence[RoleSpec]) -> Resources:
-        """Open everything. Semaphores keep their names until `unlink_names`; when this fails none has one."""
+        """Open everything. Semaphores have names until `unlink_names`; after a failure none has."""
         _unlink_left_over(control)
         names = {name for spec in specs for name in spec.sockets}
         try:
@@ -57,35 +53,35 @@ class Resources:
                 changed_fd=os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC),
             )
         except BaseException:
-            # A name outlives its process, and the next start of this store may never come.
+            # Names outlive the process, and this store may never be started again.
             _unlink_left_over(control)
             raise
 
     def unlink_names(self) -> None:
-        """The template has the semaphores, and this process's handles are good for later templates."""
+        """Unlink semaphores: the template has inherited them, and handles remain valid."""
         for bell in self.bells.values():
             if isinstance(bell, SemaphoreBell):
                 bell.unlink()
 
     def drain_changed(self) -> None:
-        """Forget that roles have changed their state."""
+        """Reset the eventfd for state changes of roles."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.changed_fd)
 
     def turn_away(self, name: str) -> None:
-        """Nobody connects to a role any more, who would wait for a successor that does not come."""
+        """Close a role's listener, so that no client waits for a successor."""
         if name in self.sockets:
             self.sockets[name].shutdown(socket.SHUT_RDWR)
 
     def remove_sockets(self) -> None:
-        """From now on a client is told at once that nothing runs."""
+        """Remove the sockets, so that clients fail at once."""
         for name in (*self.sockets, CONTROL_SOCKET):
-            # A file system that is read-only by now keeps them: who connects is refused, the next start replaces them.
+            # On a read-only file system they stay: connections are refused, the next start replaces them.
             with contextlib.suppress(OSError):
                 remove(self.paths.socket(name))
 
     def close(self) -> None:
-        """Let go of everything but the socket files' names."""
+        """Close everything; socket files remain."""
         for bell in self.bells.values():
             bell.close()
         for listener in (*self.sockets.values(), self.control_socket):
@@ -103,14 +99,14 @@ def _bell(control: Control, spec: RoleSpec) -> Bell:
 
 
 def _trace_file(role: str) -> int:
-    """Memory for a crash's stack. Appended to, so that after it has been emptied the next one begins at 0."""
+    """Memory file for a crash's stack. Appended to, so that writing restarts at 0 once emptied."""
     fd = os.memfd_create(f"mqproc-{role}", os.MFD_CLOEXEC)
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
     return fd
 
 
 def _unlink_left_over(control: Control) -> None:
-    """Supervisors that were killed before they unlinked their names left them, of the last epoch or of earlier ones."""
+    """Unlink semaphores of killed supervisors, of the last epoch or earlier ones."""
     for name in semaphore_names(control.load(layout.STORE_ID)):
         unlink_semaphore(name)
 
@@ -120,7 +116,7 @@ _NO_FILES = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a
 
 
 def prepare_folder(io: StoreIO, paths: StorePaths) -> None:
-    """Make the store's folder if only its last part is missing, and `mqproc/` in it. Raises StoreAccessError."""
+    """Create the store's folder (not its parents) and `mqproc/`. Raises StoreAccessError."""
     root = paths.root
     try:
         if found := dangling_link(root):
@@ -139,12 +135,12 @@ def prepare_folder(io: StoreIO, paths: StorePaths) -> None:
             os.chmod(paths.own, _OWN_MODE)
         for path in (paths.lock, paths.abort):
             if path.is_symlink():
-                raise StoreAccessError(f"{path}: a symlink; a store's files are no symlinks")
+                raise StoreAccessError(f"{path}: a symlink; a store's files cannot be symlinks")
         for path in (paths.control, paths.settings):
             if path.is_dir():
                 raise StoreAccessError(f"{path}: a folder")
         for path in (paths.lock, paths.log):
-            # A device is fine: who wants no log links it to /dev/null.
+            # A device is allowed: linking the log to /dev/null disables it.
             if kind := _NO_FILES.get(file_type(path)):
                 raise StoreAccessError(f"{path}: {kind}")
     except OSError as error:
@@ -153,29 +149,29 @@ def prepare_folder(io: StoreIO, paths: StorePaths) -> None:
 
 @contextlib.contextmanager
 def starting(paths: StorePaths) -> Iterator[None]:
-    """A disk that is full, or the like, is told of the store: what is written to may have no name of its own."""
+    """Report a full disk and similar errors with the store's path: files may have no name."""
     try:
         yield
     except DiskFullError as error:
         raise StartError(f"{paths.root}: the group cannot start: {error}{_room(paths)}") from error
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        # Semaphores lie in memory: a store that gives up messages makes no room for them.
+        # Semaphores are in memory: deleting messages does not help.
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename != bell.FOLDER
         room = _room(paths) if is_full else ""
         raise StartError(f"{paths.root}: the group cannot start: {where}{reason_of(error)}{room}") from error
 
 
 def _room(paths: StorePaths) -> str:
-    """What makes room, and needs none itself; nothing in a store that has no log yet."""
+    """The command that frees space without needing any; empty for a store without log."""
     command = f"mqproc store retention --store {shell_quoted(paths.root)}"
-    return f"; {command} shows what may be deleted, --execute does it" if paths.commit_log.exists() else ""
+    return f"; {command} shows deletable files, --execute deletes them" if paths.commit_log.exists() else ""
 
 
 def why_unwritable(io: StoreIO, paths: StorePaths) -> str:
-    """What a role that is started on a file system that has become read-only dies of; empty when it is another reason.
+    """Reason why starting roles fail on a file system that has become read-only, or "".
 
-    Those that run have open what they write to.
+    Running roles have their files open.
     """
     try:
         io.close(io.open(paths.control, write=True))
@@ -185,10 +181,10 @@ def why_unwritable(io: StoreIO, paths: StorePaths) -> str:
 
 
 def lost_name(paths: StorePaths, lock: StoreLock) -> Path | None:
-    """What the store's path does not lead to any more, though a running group has it open; None: nothing.
+    """The path through which the store is no longer reachable, though the group has it open; or None.
 
-    A folder that was moved, deleted, or hidden by a mount goes on for who has its files open; the next one that is made
-    by its path is another store's, or nobody's.
+    A folder that was moved, deleted, or covered by a mount continues to work for open files; a new folder at its path
+    is another store.
     """
     name = paths.lock
     try:
@@ -202,12 +198,12 @@ def lost_name(paths: StorePaths, lock: StoreLock) -> Path | None:
     except (FileNotFoundError, NotADirectoryError):
         return name
     except OSError:
-        pass  # A folder that may not be entered just now, for one: nobody else makes a store there.
+        pass  # Such as a folder without permission: no other process can create a store there.
     return None
 
 
 def _where_it_lies(socket: Path) -> Path:
-    """Of a store with a long path that is another folder, which may go by itself, as a user's does who logs out."""
+    """The socket's folder. With a long path it is elsewhere, and may be removed, as at a logout."""
     try:
         return connect_path(socket)
     except NotRunningError:
@@ -215,13 +211,13 @@ def _where_it_lies(socket: Path) -> Path:
 
 
 def _check(folder: Path) -> None:
-    """A store may be reached by a symlink; what lies in it may not."""
+    """A store may be reached through a symlink; its contents may not."""
     found = folder.stat()
     if not stat.S_ISDIR(found.st_mode):
         raise StoreAccessError(f"{folder}: not a folder")
     if found.st_uid != os.geteuid():
         raise StoreAccessError(f"{folder}: belongs to user {found.st_uid}, not to user {os.geteuid()}")
     if found.st_mode & stat.S_IWOTH:
-        raise StoreAccessError(f"{folder}: everybody may write to it (mode {stat.S_IMODE(found.st_mode):04o})")
+        raise StoreAccessError(f"{folder}: writable by everyone (mode {stat.S_IMODE(found.st_mode):04o})")
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        raise StoreAccessError(f"{folder}: may not be written")
+        raise StoreAccessError(f"{folder}: not writable")

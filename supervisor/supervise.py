@@ -3,9 +3,8 @@
     supervise()   lock → control → bells, sockets → warm → template → monitor → recovery → loop
                   → everything ended → lock free
 
-The loop is single-threaded and sleeps in one place, at the control socket's epoll, which also holds children (pidfds),
-signals and the roles' notes that their state has changed. It never waits for a role: starting and stopping are plans
-that advance when something has happened.
+The loop is single-threaded and sleeps only in the control socket's epoll, which also has children (pidfds), signals,
+and the eventfd of state changes. It never waits for a role: starts and stops are plans that advance with events.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from mqproc.roles.role import RoleSpec
 from mqproc.store.recovery.store_files import mark_open
 from mqproc.store.settings import write_settings
 from mqproc.supervisor import signals as prctl
-from mqproc.supervisor.control_socket import ControlSocket, Done, GiveBack, Lent, Reactor
+from mqproc.supervisor.control_socket import Attached, ControlSocket, Detach, Done, Reactor
 from mqproc.supervisor.cpu_latency import CpuLatencyRequest, request_cpu_latency
 from mqproc.supervisor.debug_attach import DebugAttachment, Terminal
 from mqproc.supervisor.group import Group, Member
@@ -59,14 +58,13 @@ from mqproc.supervisor.store_folder import Resources, lost_name, prepare_folder,
 from mqproc.supervisor.template import Inheritance, raise_open_files
 from mqproc.wire.operations import RunAnswer, RunRequest, StatusAnswer
 
-# --- stopping ---
-# The order in which a group stops: whoever makes work before whoever does it.
+# Order of a stop: producers of work before its consumers.
 #
 #     keeper → writer → commitlog-flusher → dispatcher → query → cq-flusher and index-flusher
 #            → marks, checkpoint, `abort` removed → monitor
 #
-# Each role's own `on_stop` does what its place asks for: the commitlog-flusher syncs all that was written, the dispatcher
-# reaches `confirmed`, the two other flushers make their three thorough passes. `abort` stays when anything went wrong.
+# Each role's `on_stop` finishes its work: the commitlog-flusher syncs everything written, the dispatcher reaches
+# `confirmed`, the other flushers make three thorough passes. After any problem `abort` stays.
 
 
 STEPS: Final[tuple[tuple[str, ...], ...]] = (
@@ -82,10 +80,10 @@ assert {name for step in (*STEPS, LAST) for name in step} == set(layout.ROLES)
 
 
 class StopPlan:
-    """One ordered stop. `advance` is called again and again until it says that all is done."""
+    """An ordered stop. Call `advance` until it returns True."""
 
     def __init__(self, group: Group, turn_away: Callable[[str], None], finish: Callable[[], None]) -> None:
-        """`turn_away` keeps clients from a role, so that none sends what nobody will read or answer."""
+        """`turn_away` closes a role's listener, so that clients send nothing that would not be read."""
         self._group = group
         self._turn_away = turn_away
         self._finish = finish
@@ -98,7 +96,7 @@ class StopPlan:
         ]
 
     def advance(self) -> bool:
-        """Go as far as possible without waiting; True when the last role has ended."""
+        """Advance without waiting; True when the last role has ended."""
         while self._steps and self._ended(self._steps[0]):
             self._steps.pop(0)
         if self._steps:
@@ -109,7 +107,7 @@ class StopPlan:
         return self._ended(LAST)
 
     def expedite(self) -> None:
-        """Ask all at once instead of in order: what is then not dispatched or flushed, the next start will do."""
+        """Stop all at once instead of in order; the next start dispatches and flushes the rest."""
         self._group.problems.append("the stop was cut short")
         for member in self._group.members.values():
             self._group.ask_to_stop(member)
@@ -130,10 +128,10 @@ EXIT_NOT_BOOTED: Final = 3
 EXIT_INTERRUPTED: Final = 130
 _MS: Final = 1_000_000
 _REQUESTS: Final = (layout.APPENDED_FRAMES, layout.QUERY_REQUESTS, layout.WAITING_PULLS)
-"""Sends, reads, and who waits: what `Wakeups.look` is told."""
+"""Sends, reads and waiting consumers, for `CpuLatencyRequest.update`."""
 
 Ready = Callable[[Control], None]
-"""Is told when every role serves, with the group's words."""
+"""Called with the group's words when every role runs."""
 
 
 def supervise(
@@ -149,11 +147,11 @@ def supervise(
     io: StoreIO | None = None,
     clock: Clock | None = None,
 ) -> Outcome:
-    """Run a group on a store until it is told to stop; `ready` is called when every role serves.
+    """Run a group on a store until it is stopped; `ready` is called when every role runs.
 
-    Raises a MqprocError when it cannot begin: StoreAccessError, StoreLockedError, whatever recovery raises. The calling
-    process is the supervisor from then on and has no threads of its own, since it forks (OPENBLAS_NUM_THREADS=1 in the
-    environment before numpy is imported keeps numpy from making some).
+    Raises an MqprocError when it cannot start: StoreAccessError, StoreLockedError, errors of recovery. The calling
+    process becomes the supervisor, and must have no other threads, since it forks (OPENBLAS_NUM_THREADS=1 in the
+    environment before the import of numpy avoids numpy's).
     """
     io, clock = io or io_from_environment(os.environ), clock or Clock()
     paths = StorePaths(paths.root.absolute())
@@ -181,14 +179,14 @@ def supervise(
         try:
             return supervisor.run()
         except MqprocError as error:
-            # The caller prints it; who asks later finds it here.
+            # The caller prints it; this is for later readers.
             if errors is not None:
                 errors.note(f"the group did not start: {error}", clock.time_ms())
             raise
 
 
 class Supervisor:
-    """One group's life. Also the `Commands` of its control socket."""
+    """One group's life, and the `Commands` of its control socket."""
 
     def __init__(
         self,
@@ -217,7 +215,7 @@ class Supervisor:
         self._stop_waiters: list[Done] = []
         self._restart_waiters: list[tuple[Member, int, Done]] = []
         self._interrupts = 0
-        # A terminal that is closed sends SIGHUP too, and means the end.
+        # Closing a terminal also sends SIGHUP, which stops the group then.
         self._on_terminal = os.isatty(0)
         self._manager = ServiceManager.from_environment(os.environ)
         self._next_tick_ns = 0
@@ -227,7 +225,7 @@ class Supervisor:
     # Life
 
     def run(self) -> Outcome:
-        """From what is locked and empty to what has ended."""
+        """From the locked store to the end of all processes."""
         with contextlib.ExitStack() as stack:
             self._signals = Signals()
             stack.callback(self._signals.close)
@@ -241,12 +239,12 @@ class Supervisor:
             return self._outcome
 
     def _begin(self, stack: contextlib.ExitStack) -> None:
-        """Everything before the loop. Whatever it made, `stack` undoes."""
+        """Prepare everything before the loop; `stack` undoes it."""
         context = self._context
         self._control.store(layout.GROUP_STATE, layout.GROUP_RECOVERING)
         self._manager.say_state(layout.GROUP_RECOVERING)
         write_settings(context.io, context.paths, context.options)
-        # Before kernels are made ready, which takes minutes where they are compiled: who asks is told what goes on.
+        # Before kernels are loaded, which may compile for minutes: clients can see the progress.
         resources = self._resources = Resources.make(context.paths, self._control, self._specs)
         context.io.crash_point("supervisor.bells")
         stack.callback(resources.close)
@@ -257,7 +255,7 @@ class Supervisor:
         self._reactor.watch(resources.changed_fd, resources.drain_changed)
         self._group = self._make_group(resources)
         self._socket = ControlSocket(resources.control_socket, self, self._reactor)
-        # Undone in this order: children end, names go, the lock is freed, and only then clients see the end.
+        # Undone in this order: children, names, the lock, and only then clients see the end.
         stack.callback(self._socket.close)
         stack.callback(self._lock.close)
         stack.callback(self._remove_sockets, resources)
@@ -265,7 +263,7 @@ class Supervisor:
         self._control.store(layout.RECOVERY_STEP, layout.STEP_KERNELS)
         with self._signals.interrupting():
             self._hooks.warm(context)
-            # Not before: what is not compiled yet is compiled by children, since the compiler's memory would stay here.
+            # Not earlier: missing kernels are compiled by children, as the compiler's memory would stay here.
             bell.warm()
         self._control.store(layout.RECOVERY_STEP, layout.STEP_NONE)
         gc.collect()
@@ -297,21 +295,21 @@ class Supervisor:
         began_ns = self._clock.monotonic_ns()
         with self._signals.interrupting():
             self._hooks.check(context)
-        # It reads only, and may be asked for minutes before there is a loop that could start it.
+        # It only reads, and may be scraped for minutes before the loop could start it.
         self._group.start_ahead(layout.MONITOR)
         with self._signals.interrupting():
-            # Before anything is changed: a crash in recovery is a crash.
+            # Before any change: a crash during recovery is a crash.
             mark_open(context.io, context.paths, context.report)
             try:
                 self._hooks.recover(context)
             except FailedSyncError as error:
-                # Else the next start would find the same bytes in memory and take them for durable.
+                # Otherwise the next start would find the same bytes in the page cache and take them for durable.
                 self._keep_failed_sync(error)
                 raise StoreReadOnlyError(f"recovery: a sync failed: {error}; run mqproc store repair") from error
         context.io.crash_point("supervisor.recovered")
         now_ns = self._clock.monotonic_ns()
         self._control.store(layout.RECOVERY_US, (now_ns - began_ns) // 1000)
-        # Nothing has beaten since the start, and from the next state on that would mean the end.
+        # There were no heartbeats since the start; from the next state on that would mean the end.
         self._control.store(layout.SUPERVISOR_HEARTBEAT_NS, now_ns)
         self._set_group_state(layout.GROUP_STARTING)
 
@@ -320,7 +318,7 @@ class Supervisor:
     def _turn(self) -> None:
         plan = self._stop_plan
         if plan is None:
-            self._group.look_for_started()
+            self._group.note_started()
             self._group.start_due()
             self._begin_next()
         elif plan.advance():
@@ -328,7 +326,7 @@ class Supervisor:
             return
         self._answer_restarts()
         self._tick()
-        # A halt in this very turn made a plan that is to be begun at once.
+        # A halt in this turn has made a plan that starts at once.
         self._socket.poll(self._pause_s() if plan is self._stop_plan else 0.0)
 
     def _begin_next(self) -> None:
@@ -346,12 +344,12 @@ class Supervisor:
         if now >= self._next_tick_ns:
             self._next_tick_ns = now + self._timing.tick_ms * _MS
             if (lost := lost_name(self._context.paths, self._lock)) is not None:
-                self._let_go(lost)
+                self._abandon_store(lost)
                 return
             self._control.store(layout.SUPERVISOR_HEARTBEAT_NS, now)
             self._group.watch()
             self._hooks.watch()
-            self._wakeups.look(now, *map(self._control.load, _REQUESTS))
+            self._wakeups.update(now, *map(self._control.load, _REQUESTS))
             self._manager.tick(now, self._control)
         if now >= self._next_ring_ns:
             self._next_ring_ns = now + self._timing.ring_ms * _MS
@@ -381,7 +379,7 @@ class Supervisor:
                 self._stop(Outcome(0, "stopped"))
 
     def _interrupted(self) -> None:
-        """Ctrl-C: once stops in order, twice hurries, three times kills."""
+        """Ctrl-C: once stops in order, twice stops at once, three times kills."""
         self._interrupts += 1
         if self._stop_plan is None:
             self._stop(Outcome(0, "stopped"))
@@ -397,35 +395,35 @@ class Supervisor:
         try:
             self.reload()
         except (MqprocError, OSError) as error:
-            # Whoever asked by a signal hears of it nowhere else.
+            # A signal has no other way to report the error.
             role_log.get_logger().error(f"options not reloaded: {error}")
         except Exception:
-            # A file that cannot be read in a way that nobody thought of is no reason to end the group.
+            # An unexpected error in the file must not end the group.
             role_log.get_logger().exception("options not reloaded")
         self._manager.say_state(self._control.load(layout.GROUP_STATE))
 
     def _reopen_logs(self) -> None:
-        """A detached group's log file may have been moved away; another's output is somebody else's affair."""
+        """Only a detached group's log file can be reopened; other output belongs to the caller."""
         try:
             reopened = role_log.reopen_log_file()
         except OSError as error:
-            role_log.get_logger().error(f"log file not opened anew, the old one goes on: {error}")
+            role_log.get_logger().error(f"log file not reopened, the old one is used: {error}")
             return
         if reopened:
             self._group.reopen_logs()
-            self._context.report("log file opened anew")
+            self._context.report("log file reopened")
 
     # The end
 
     def _halt(self, halt: Halt) -> None:
-        """A role cannot be kept running."""
+        """Stop the group because a role cannot be kept running."""
         booted = self._control.load(layout.GROUP_STATE) == layout.GROUP_READY
         code = EXIT_NOT_BOOTED if halt.exit_code == EXIT_FAILED and not booted else halt.exit_code
         why = why_unwritable(self._context.io, self._context.paths)
         reason = f"{halt.reason}: {why}" if why else halt.reason
         role_log.get_logger().error("the group halts", reason=reason, exit_code=code)
         command = f"mqproc errors --store {shell_quoted(self._context.paths.root)}"
-        self._stop(Outcome(code, f"{reason}; {command} tells why"))
+        self._stop(Outcome(code, f"{reason}; see {command}"))
         self._group.problems.append(reason)
 
     def _stop(self, outcome: Outcome) -> None:
@@ -438,11 +436,11 @@ class Supervisor:
         for _, _, done in self._restart_waiters:
             done(refusal)
         self._restart_waiters.clear()
-        self._group.refuse_loans(refusal)
+        self._group.refuse_attachments(refusal)
         self._stop_plan = StopPlan(self._group, self._resources.turn_away, self._finish)
 
     def _finish(self) -> None:
-        """All but the monitor have ended: note what is durable, and that this was a stop in order."""
+        """After the end of all roles but the monitor: write durable positions, and record a clean stop."""
         context, problems = self._context, self._group.problems
         behind = self._control.confirmed(sync_flush=self._options.sync_flush) - self._control.load(layout.DISPATCHED)
         if behind > 0:
@@ -467,20 +465,20 @@ class Supervisor:
                 self._outcome = Outcome(EXIT_FAILED, "; ".join(problems))
 
     def _remove_sockets(self, resources: Resources) -> None:
-        """Where the store is another's by now, so are they."""
+        """Remove the sockets, unless the path leads to another store by now."""
         if lost_name(self._context.paths, self._lock) is None:
             resources.remove_sockets()
 
-    def _let_go(self, lost: Path) -> None:
-        """Everything ends at once, as by a kill: whatever an orderly stop wrote by a name might be another's."""
-        reason = f"{lost} was deleted, moved or replaced under the group, which ends: see to the store, then mqproc up"
+    def _abandon_store(self, lost: Path) -> None:
+        """End everything at once, as by a kill: an orderly stop could write into another store."""
+        reason = f"{lost} was deleted, moved or replaced under the group, which ends: check the store, then mqproc up"
         role_log.get_logger().error("the group halts", reason=reason, exit_code=EXIT_NOT_BOOTED)
         self._context.report(reason)
         self._outcome = Outcome(EXIT_NOT_BOOTED, reason)
         self._end()
 
     def _keep_failed_sync(self, error: FailedSyncError) -> None:
-        """The supervisor's own sync failed: that is final too."""
+        """Record a failed sync of the supervisor itself, which is final too."""
         self._control.store(layout.SUPERVISOR_SYNC_ERRNO, error.errno or errno.EIO)
         self._group.remember_failed_sync()
 
@@ -494,7 +492,7 @@ class Supervisor:
     # Commands
 
     def status(self) -> StatusAnswer:
-        """What `mqproc status` shows."""
+        """The answer for `mqproc status`."""
         roles: dict[str, dict[str, int | str]] = {}
         for name in (layout.TEMPLATE, *self._group.members):
             words = {word: self._control.load(layout.supervised_word(name, word)) for word in _SHOWN}
@@ -510,37 +508,37 @@ class Supervisor:
         )
 
     def restart_role(self, role: str, done: Done) -> None:
-        """Stop a role and start it again; `done` when it runs."""
+        """Restart a role; `done` is called when it runs."""
         member = self._free_member(role)
         self._restart_waiters.append((member, member.incarnation + 1, done))
         self._group.restart(member)
 
-    def run_role(self, wanted: RunRequest, borrower: int, done: Lent) -> GiveBack:
-        """Lend a role to the terminal of the process that asks; `done` when it has ended there."""
+    def run_role(self, wanted: RunRequest, caller_pid: int, done: Attached) -> Detach:
+        """Attach a role to the caller's terminal; `done` is called when it has ended there."""
         member = self._free_member(wanted.role)
         if member.state != layout.RUNNING:
             raise StoreBusyError(
-                f"{wanted.role} is {layout.SUPERVISED_NAMES[member.state]}: only a running role is lent"
+                f"{wanted.role} is {layout.SUPERVISED_NAMES[member.state]}: only a running role can be attached"
             )
         terminal = Terminal(wanted.stdin, wanted.stdout, wanted.stderr)
-        terminal.check(borrower)
+        terminal.check(caller_pid)
 
         def ended(how: Death | MqprocError) -> None:
             done(how if isinstance(how, MqprocError) else RunAnswer(str(how), how.clean))
 
-        loan = DebugAttachment(borrower, terminal, wanted.debug, ended)
-        self._group.lend(member, loan)
-        return lambda: self._group.take_back(member, loan)
+        attachment = DebugAttachment(caller_pid, terminal, wanted.debug, ended)
+        self._group.attach_role(member, attachment)
+        return lambda: self._group.detach_role(member, attachment)
 
     def _free_member(self, role: str) -> Member:
-        """A role that may be stopped and started at a client's wish."""
+        """A role that may be restarted for a client now."""
         member = self._group.members.get(role)
         if member is None:
-            raise BadRequestError(f"no role is called {role!r}; there are {', '.join(self._group.members)}")
+            raise BadRequestError(f"unknown role {role!r}; roles are {', '.join(self._group.members)}")
         if self._stop_plan is not None:
             raise StoreBusyError("the group is stopping")
-        if member.loan is not None:
-            raise StoreBusyError(f"{role} is lent to the terminal of pid {member.loan.borrower}")
+        if member.attachment is not None:
+            raise StoreBusyError(f"{role} is attached to the terminal of pid {member.attachment.caller_pid}")
         return member
 
     def _answer_restarts(self) -> None:
@@ -551,12 +549,12 @@ class Supervisor:
                 done(None)
 
     def stop_group(self, done: Done) -> None:
-        """Stop in order; `done` when everything has ended."""
+        """Stop in order; `done` is called when everything has ended."""
         self._stop_waiters.append(done)
         self._stop(Outcome(0, "stopped"))
 
     def reload(self) -> None:
-        """Read the options again; those that may change while the group runs reach every role."""
+        """Read the options again; reloadable ones reach every role."""
         if self._hooks.reload is None:
             raise BadRequestError("this group's options cannot be reloaded")
         found, old = self._hooks.reload(), self._options
@@ -566,7 +564,7 @@ class Supervisor:
         try:
             write_settings(self._context.io, self._context.paths, options)
         except OSError as error:
-            # Roles read it there. Without it all goes on by the old ones.
+            # Roles read it from there. After an error all keep the old options.
             raise StoreAccessError(f"{self._context.paths.settings}: {error.strerror}") from error
         self._options = options
         self._group.changes |= taken

@@ -4,8 +4,8 @@
         ▲                                                          └ ends: the role becomes the supervisor's own child
         └────────────── pid of the role, over a socketpair ◀───────────────────────┘
 
-It has everything loaded and compiled and nothing done, so a role starts within milliseconds and shares its memory. All
-of them descend from the supervisor by fork, without exec: sockets, bells, the lock and the control map are inherited.
+It has loaded and compiled everything and done no work, so a role starts within milliseconds and shares its memory. All
+are forked from the supervisor without exec, and inherit sockets, bells, the lock and the control map.
 """
 
 from __future__ import annotations
@@ -42,27 +42,23 @@ from mqproc.supervisor import signals
 from mqproc.supervisor import signals as prctl
 from mqproc.supervisor.debug_attach import DebugAttachment, Terminal
 
-# --- descriptors ---
-# How many descriptors a group may have; after a fork, closing what belongs to the parent or to other roles.
-
-
 OPEN_FILES_MIN: Final = 768
-"""Without clients; the engine's guard has a number of its own, 700 or more."""
+"""Without clients; the file guard needs 700 or more of its own."""
 _OPEN = Path("/proc/self/fd")
 _STANDARD = frozenset({0, 1, 2})
 
 
 def raise_open_files() -> None:
-    """Each client of a role is a descriptor; the usual soft limit is 1,024, and roles wait by epoll, not by select.
+    """Raise the soft limit of descriptors: each client is one, and roles use epoll, not select.
 
-    Raises StartError when the hard limit is too low for any group, or when nothing tells what is open.
+    Raises StartError when the hard limit is too low for a group, or /proc is missing.
     """
     if not _OPEN.exists():
-        raise StartError("/proc is not mounted: a group cannot live without; mount -t proc proc /proc")
+        raise StartError("/proc is not mounted, which a group requires: mount -t proc proc /proc")
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= hard < OPEN_FILES_MIN:
         raise StartError(
-            f"{hard} files may be open at most, and a group needs {OPEN_FILES_MIN} and one for each client: raise the "
+            f"the limit is {hard} open files, and a group needs {OPEN_FILES_MIN} and one for each client: raise the "
             "hard limit, by ulimit -Hn 65536 as root or LimitNOFILE=65536 in the unit"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -71,16 +67,16 @@ def raise_open_files() -> None:
 def close_other_descriptors(keep: Iterable[int], keep_files: Iterable[Path] = ()) -> None:
     """Close every descriptor but 0, 1, 2, `keep`, and those of the files `keep_files`.
 
-    Files are kept by identity because a Python mmap has a descriptor of its own whose number it does not tell. The
-    Python objects of what is closed here must never be closed or collected afterwards, or they would close numbers
-    that have been used again: so a forked process runs inside its parent's frames and leaves by `os._exit`.
+    Files are kept by identity because a Python mmap hides the number of its descriptor. Python objects of descriptors
+    closed here must never be closed or collected, as their numbers may be reused: a forked process stays inside its
+    parent's frames and leaves by `os._exit`.
     """
     kept = _STANDARD.union(keep)
     identities = {_identity(path.stat()) for path in keep_files}
     for fd in _open_descriptors():
         if fd in kept:
             continue
-        # EBADF: the descriptor was the one that listed the folder.
+        # EBADF: the descriptor that listed the folder.
         with contextlib.suppress(OSError):
             if _identity(os.fstat(fd)) not in identities:
                 os.close(fd)
@@ -100,12 +96,12 @@ _PID = struct.Struct("=i")
 
 
 class TemplateGoneError(Exception):
-    """The template did not answer: it is dead, or as good as dead."""
+    """The template does not answer; it is dead or hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inheritance:
-    """What roles get from the supervisor by descent."""
+    """Everything that roles inherit from the supervisor."""
 
     supervisor_pid: int
     specs: Mapping[str, RoleSpec]
@@ -117,24 +113,24 @@ class Inheritance:
     bells: Mapping[str, Bell]
     sockets: Mapping[str, socket.socket]
     traces: Mapping[str, int]
-    """For each role a memory file that takes the Python stack of a crash."""
+    """A memory file per role, for the Python stack of a crash."""
     lock_fd: int
     changed_fd: int
-    """An eventfd that wakes the supervisor: a role's state has changed."""
+    """Eventfd that wakes the supervisor after a role's state change."""
 
     def shared_descriptors(self) -> set[int]:
-        """Those that every role has: the lock, all bells, the way to wake the supervisor."""
+        """Descriptors of every role: lock, bells, the supervisor's eventfd."""
         bells = {bell.fileno() for bell in self.bells.values() if isinstance(bell, EventBell)}
         return {self.lock_fd, self.changed_fd, *bells}
 
     def all_descriptors(self) -> set[int]:
-        """Those that the template keeps, since any role may come."""
+        """Descriptors of the template: those of any role."""
         listeners = {listener.fileno() for listener in self.sockets.values()}
         return self.shared_descriptors() | listeners | set(self.traces.values())
 
 
 class Template:
-    """The supervisor's side."""
+    """The supervisor's side of the template."""
 
     def __init__(self, inheritance: Inheritance, answer_timeout_s: float) -> None:
         self._inheritance = inheritance
@@ -144,11 +140,11 @@ class Template:
         self.pidfd = -1
 
     def fork(self) -> None:
-        """Make the process. Any earlier one has ended. Raises OSError when the machine has no room for another one."""
+        """Fork the template; an earlier one has ended. Raises OSError when no process can be created."""
         _flush_output()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(self._answer_timeout_s)
-        with signals.held_back():
+        with signals.blocked_signals():
             self.pid = os.fork()
             if self.pid == 0:
                 _run_template(self._inheritance, theirs)
@@ -157,16 +153,16 @@ class Template:
         self.pidfd = os.pidfd_open(self.pid)
 
     def spawn(
-        self, role: str, incarnation: int, changes: Mapping[str, Any], loan: DebugAttachment | None = None
+        self, role: str, incarnation: int, changes: Mapping[str, Any], attachment: DebugAttachment | None = None
     ) -> int:
-        """Start a role; returns the pid of what is now this process's child.
+        """Start a role; return its pid, a child of this process.
 
-        `changes` are the options that were reloaded since the template was forked, `loan` is for a role at somebody's
-        terminal. Raises TemplateGoneError, or OSError when the machine has no room for another process.
+        `changes` are the options reloaded since the template was forked, `loan` attaches the role to a terminal. Raises
+        TemplateGoneError, or OSError when no process can be created.
         """
         request: dict[str, Any] = {"role": role, "incarnation": incarnation, "changes": dict(changes)}
-        if loan is not None:
-            request |= {"terminal": dataclasses.asdict(loan.terminal), "debug": loan.debug}
+        if attachment is not None:
+            request |= {"terminal": dataclasses.asdict(attachment.terminal), "debug": attachment.debug}
         try:
             if self._connection is None:
                 raise TemplateGoneError
@@ -181,8 +177,8 @@ class Template:
             raise OSError(answer["errno"], os.strerror(answer["errno"]))
         return int(answer["pid"])
 
-    def buried(self) -> None:
-        """It has been waited for: forget it."""
+    def forget(self) -> None:
+        """Forget the process, which was waited for."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -191,31 +187,31 @@ class Template:
         self.pid, self.pidfd = 0, -1
 
     def reopen_log(self) -> None:
-        """Let it open the log file anew; what it forks has that file, too."""
+        """Make it reopen the log file, for its later forks too."""
         if self.pid:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGUSR1)
 
     def kill(self) -> None:
-        """End it and wait for the end."""
+        """Kill it and wait for its end."""
         if self.pid:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
             os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
-            self.buried()
+            self.forget()
 
 
-# In the template
+# In the template process
 
 
 def _run_template(inheritance: Inheritance, connection: socket.socket) -> NoReturn:
-    """The template's life. It never returns into the frames that it was forked in: see `close_others`."""
+    """Life of the template. It never returns into its parent's frames: see `close_other_descriptors`."""
     code = EXIT_FAILED
     try:
         prctl.die_with_parent()
         if os.getppid() == inheritance.supervisor_pid:
-            os.setsid()  # Ctrl-C, Ctrl-Z and the end of a terminal are the supervisor's affair.
-            signals.drop_in_child()
+            os.setsid()  # Ctrl-C, Ctrl-Z and a closed terminal concern the supervisor only.
+            signals.reset_in_child()
             close_other_descriptors(inheritance.all_descriptors() | {connection.fileno()}, [inheritance.paths.control])
             set_title(TEMPLATE, inheritance.paths.root)
             gc.freeze()
@@ -237,7 +233,7 @@ def _serve(inheritance: Inheritance, connection: socket.socket) -> None:
 
 
 def _fork_role(inheritance: Inheritance, request: Mapping[str, Any]) -> int:
-    """Fork twice; returns the role's pid when the process between has ended, so the supervisor is its parent."""
+    """Fork twice; return the role's pid once the middle process has ended and it is a child of the supervisor."""
     reader, writer = os.pipe()
     try:
         middle = os.fork()
@@ -265,7 +261,7 @@ def _run_middle(inheritance: Inheritance, request: Mapping[str, Any], writer: in
     os._exit(0)
 
 
-# In a role
+# In a role's process
 
 
 def _run_role(inheritance: Inheritance, request: Mapping[str, Any], middle: int) -> NoReturn:
@@ -280,7 +276,7 @@ def _run_role(inheritance: Inheritance, request: Mapping[str, Any], middle: int)
 
 
 def _adopted(supervisor_pid: int, middle: int) -> bool:
-    """Wait until the supervisor is this process's parent, then tie this life to its. False when it has ended."""
+    """Wait to become the supervisor's child, then die with it. False when it has ended."""
     deadline = time.monotonic() + _ADOPTION_S
     while (parent := os.getppid()) == middle and time.monotonic() < deadline:
         os.sched_yield()
@@ -301,7 +297,7 @@ def _live(inheritance: Inheritance, request: Mapping[str, Any]) -> int:
         Terminal(**request["terminal"]).attach()
         role_log.forget_log_file()
         role_log.configure(spec.name, log_format=inheritance.options.log_format)
-        role_log.get_logger().info("handed over to this terminal", incarnation=request["incarnation"])
+        role_log.get_logger().info("attached to this terminal", incarnation=request["incarnation"])
     changes = {name: parse_option(name, value, "reload") for name, value in request["changes"].items()}
     context = RoleContext(
         name=spec.name,
@@ -324,13 +320,13 @@ def _live(inheritance: Inheritance, request: Mapping[str, Any]) -> int:
 
 
 def _leave(code: int) -> NoReturn:
-    """End without unwinding the parent's frames, and without its exit handlers."""
+    """Exit without unwinding the parent's frames or running its exit handlers."""
     _flush_output()
     os._exit(code)
 
 
 def _flush_output() -> None:
-    """Before a fork: or what waits in the buffers is written by each process. Its reader may have gone away."""
+    """Flush before a fork, or each process writes the buffers. The reader may be gone."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

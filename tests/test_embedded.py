@@ -239,7 +239,7 @@ def test_a_start_that_was_killed_is_not_waited_for(store: Path, monkeypatch: pyt
 
 def test_a_pipe_in_the_place_of_the_openers_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "mqproc").mkdir()
-    os.mkfifo(StorePaths(tmp_path).openers)
+    os.mkfifo(StorePaths(tmp_path).usage_lock)
     with pytest.raises(StartError, match=r"/openers.lock: not a file$"):
         mqproc.open(tmp_path, timeout=PATIENCE_S)
 

@@ -39,7 +39,7 @@ class TestDetach:
         assert group.lines[-1] == "outcome 6: damaged below the mark"
 
     def test_names_a_page_that_recovery_could_not_have(self, start_group: StartGroup) -> None:
-        """SIGBUS: the supervisor ended without a word."""
+        """SIGBUS: the supervisor ended without a report."""
         group = start_group(FEW, "--detach", "--recovery=cut", wait=False)
         assert group.wait() == 1
         told = f"{group.root}/short: offset 5,000: the file was truncated while it was read"
@@ -60,7 +60,7 @@ class TestDetach:
         group = start_group(FEW, "--detach", "--timeout=0.5", "--recovery=held", wait=False)
         assert group.wait() == 4
         assert group.lines[-1] == (
-            f"outcome 4: {group.root}: the group is not ready after 0.5 s; it goes on starting in the background: "
+            f"outcome 4: {group.root}: the group is not ready after 0.5 s; the start continues in the background: "
             f"mqproc status --store {group.root} tells how far it is, mqproc down --store {group.root} ends it"
         )
         _let_start_and_stop(group)
@@ -77,7 +77,7 @@ class TestDetach:
         wait_until(lambda: "recover clean" in group.events, "recovery")
         group.process.send_signal(signal.SIGINT)
         assert group.wait() == 130
-        assert f"outcome 130: {group.root}: not waited for any longer; it goes on starting" in group.lines[-1]
+        assert f"outcome 130: {group.root}: wait interrupted; it goes on starting" in group.lines[-1]
         _let_start_and_stop(group)
 
     def test_ctrl_c_does_not_end_a_start_that_has_not_left_the_terminal_yet(self, start_group: StartGroup) -> None:

@@ -58,7 +58,7 @@ def terminal() -> Iterator[Terminal]:
     terminal.close()
 
 
-def lent(group: RunningGroup, role: str) -> bool:
+def attached(group: RunningGroup, role: str) -> bool:
     return group.word(role, "supervised") == layout.LENT
 
 
@@ -81,7 +81,7 @@ def test_a_lent_role_works_and_speaks_at_the_terminal_until_the_connection_ends(
     group = start_group(FEW)
     with group.send(Operation.RUN_ROLE, terminal.request("writer")):
         wait_until(lambda: terminal.shows("handed over to this terminal"), "the role's log")
-        wait_until(lambda: lent(group, "writer"))
+        wait_until(lambda: attached(group, "writer"))
         before = group.cycles("writer")
         wait_until(lambda: group.cycles("writer") > before, "work at the terminal")
         descriptors = [os.readlink(f"/proc/{group.pid('writer')}/fd/{fd}") for fd in range(3)]
@@ -141,13 +141,13 @@ def test_a_role_left_at_the_prompt_is_taken_back(start_group: StartGroup, termin
 def test_a_lent_role_is_lent_once_and_not_restarted(start_group: StartGroup, terminal: Terminal) -> None:
     group = start_group(FEW)
     with group.send(Operation.RUN_ROLE, terminal.request("writer")):
-        wait_until(lambda: lent(group, "writer"))
+        wait_until(lambda: attached(group, "writer"))
         lent_to = f"writer is lent to the terminal of pid {os.getpid()}"
         with pytest.raises(StoreBusyError, match=lent_to):
             group.ask(Operation.RUN_ROLE, terminal.request("writer"))
         with pytest.raises(StoreBusyError, match=lent_to):
             group.ask(Operation.RESTART_ROLE, RoleRequest("writer"))
-        assert lent(group, "writer")
+        assert attached(group, "writer")
 
 
 # No process may have so many files open.

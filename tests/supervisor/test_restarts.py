@@ -38,7 +38,7 @@ def test_a_long_life_makes_the_next_death_a_first_one_again() -> None:
 def test_fifth_death_within_a_minute_halts() -> None:
     deaths = Deaths("writer", RestartPolicy())
     last = decide(deaths, KILLED, 0, 15, 30, 45, 60)[-1]
-    assert last == Halt(1, "writer died 5 times within 60 s, at last by SIGKILL (perhaps out of memory)")
+    assert last == Halt(1, "writer died 5 times within 60 s, last by SIGKILL (perhaps out of memory)")
 
 
 def test_five_deaths_in_a_longer_time_do_not() -> None:
@@ -51,13 +51,13 @@ def test_the_fifth_death_of_a_role_that_never_ran_halts_however_long_each_start_
     hung = Death(-1, signal.SIGABRT, lived_ms=122_000.0)
     made = [deaths.decide(hung, at * 122 * SECOND, has_run=False) for at in range(1, 6)]
     assert made[:4] == [Restart(0)] * 4
-    assert made[4] == Halt(1, "writer died 5 times before it ever ran, at last by SIGABRT")
+    assert made[4] == Halt(1, "writer died 5 times before it ran, last by SIGABRT")
 
 
 @pytest.mark.parametrize("code", [2, 3, 6, 7, 8])
 def test_some_exit_codes_are_final(code: int) -> None:
     made = Deaths("query", RestartPolicy()).decide(Death(code), 0)
-    assert made == Halt(code, f"query ended with exit code {code}, which a restart does not cure")
+    assert made == Halt(code, f"query ended with exit code {code}, which a restart does not fix")
 
 
 @pytest.mark.parametrize("code", [0, 1, 4, 130])

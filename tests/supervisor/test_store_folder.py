@@ -213,7 +213,7 @@ def test_a_start_that_finds_no_room_says_what_makes_room(tmp_path: Path, error: 
     paths.commit_log.mkdir()
     with pytest.raises(StartError) as told, starting(paths):
         raise error
-    hint = f"mqproc store retention --store {tmp_path} shows what may be deleted, --execute does it"
+    hint = f"mqproc store retention --store {tmp_path} shows deletable files, --execute deletes them"
     assert str(told.value) == f"{empty.value}; {hint}"
     assert str(told.value).startswith(f"{tmp_path}: the group cannot start: ")
     assert told.value.exit_code == 3

@@ -76,7 +76,7 @@ def demands(device: Path) -> list[int]:
 def test_nothing_is_demanded_where_it_never_may(device: Path) -> None:
     device.touch()
     with request_cpu_latency(NEVER_US) as wakeups:
-        wakeups.look(SECOND_NS, 1_000_000, 1_000_000, 1)
+        wakeups.update(SECOND_NS, 1_000_000, 1_000_000, 1)
     assert demands(device) == []
 
 
@@ -94,8 +94,8 @@ def test_by_itself_a_group_demands_it_while_messages_that_somebody_waits_for_com
 ) -> None:
     device.touch()
     with request_cpu_latency(AUTO_US) as wakeups:
-        wakeups.look(SECOND_NS, sends, reads, waiting)
-        wakeups.look(2 * SECOND_NS, sends, reads, waiting)
+        wakeups.update(SECOND_NS, sends, reads, waiting)
+        wakeups.update(2 * SECOND_NS, sends, reads, waiting)
     assert demands(device) == ([NO_DEMAND_US, 0, NO_DEMAND_US] if is_demanded else [NO_DEMAND_US])
 
 
@@ -104,13 +104,13 @@ def test_by_itself_a_group_demands_it_on_small_machines_only(device: Path, monke
     for processors in AUTO_PROCESSORS_MAX, AUTO_PROCESSORS_MAX + 1:
         monkeypatch.setattr(os, "cpu_count", lambda count=processors: count)
         with request_cpu_latency(AUTO_US) as wakeups:
-            wakeups.look(SECOND_NS, 1_000, 1_000, 1)
+            wakeups.update(SECOND_NS, 1_000, 1_000, 1)
     assert demands(device) == [NO_DEMAND_US, 0]
 
 
 def test_by_itself_a_group_does_without_where_it_may_not(device: Path) -> None:
     with request_cpu_latency(AUTO_US) as wakeups:
-        wakeups.look(SECOND_NS, 1_000, 1_000, 1)
+        wakeups.update(SECOND_NS, 1_000, 1_000, 1)
     assert not device.exists()
 
 
@@ -131,7 +131,7 @@ def test_a_demand_is_in_force_from_a_hundred_requests_a_second_until_a_second_wi
     expected = [NO_DEMAND_US]
     with request_cpu_latency(7) as wakeups:
         for at_s, requests, written in looks:
-            wakeups.look(int(at_s * SECOND_NS), requests // 2, requests - requests // 2, 0)
+            wakeups.update(int(at_s * SECOND_NS), requests // 2, requests - requests // 2, 0)
             expected += written
             assert demands(device) == expected, at_s
 

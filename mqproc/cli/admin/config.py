@@ -1,4 +1,4 @@
-"""`mqproc config`: every option, its value, where it was set, what it means."""
+"""`mqproc config`: options with their values, sources and meanings."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ _EXPLAINED = [
 def config() -> None:
     """Show, check and explain options.
 
-    An option is set by --set NAME=VALUE, else by MQPROC_<NAME>, else by the config file, else it has its default.
+    The value of an option comes from --set NAME=VALUE, else from MQPROC_<NAME>, else from the config file, else it is the
+    default.
     """
 
 
 @config.command(cls=Command)
-@click.option("--changed", is_flag=True, help="Only what differs from the default.")
+@click.option("--changed", is_flag=True, help="Only options that differ from the default.")
 @click.argument("names", nargs=-1, shell_complete=complete_option)
 @pass_invocation
 def show(invocation: Invocation, changed: bool, names: tuple[str, ...]) -> None:
-    """Show options with their values and where each was set."""
+    """Show options with their values and sources."""
     _check_names(names)
     store, source = invocation.find_store()
     rows: list[dict[str, Any]] = []
@@ -55,10 +56,10 @@ def show(invocation: Invocation, changed: bool, names: tuple[str, ...]) -> None:
 @config.command(cls=Command)
 @pass_invocation
 def check(invocation: Invocation) -> None:
-    """Check the options from all their sources; exit code 8 when one is wrong.
+    """Check the options from all sources; exit code 8 if one is wrong.
 
-    Of a broker.conf it tells which names are not ours. One that is all but ours is wrong. Of the environment it tells
-    which MQPROC_ variables are no options.
+    Reports names in a broker.conf that mqproc ignores, and MQPROC_ variables that are not options. A name that nearly
+    matches an option is an error.
     """
     settings = invocation.settings()
     options_from(settings)
@@ -70,9 +71,9 @@ def check(invocation: Invocation) -> None:
         document = {"options": len(settings), "set": named, "file": file, "ignored": ignored}
         out.document(document | {"warnings": warnings})
         return
-    out.line(f"{len(settings)} options are right, {named} of them set; file: {file or 'none'}")
+    out.line(f"{len(settings)} options are valid, {named} of them set; file: {file or 'none'}")
     if ignored:
-        out.line(f"ignored, as none of mqproc's: {', '.join(ignored)}")
+        out.line(f"ignored, as mqproc has no such options: {', '.join(ignored)}")
     for line in warnings:
         out.line(line)
 
@@ -81,24 +82,27 @@ def check(invocation: Invocation) -> None:
 @click.argument("names", nargs=-1, shell_complete=complete_option)
 @pass_invocation
 def doc(invocation: Invocation, names: tuple[str, ...]) -> None:
-    """Explain options: default, unit, bounds, RocketMQ's spelling, and which change without a restart."""
+    """Explain options: default, unit, bounds, name in broker.conf, change without restart."""
     _check_names(names)
     rows = [describe(name) for name in FIELDS if not names or name in names]
     out = invocation.out
     if out.shape != "table":
         out.rows("options", _EXPLAINED, rows)
         return
+    expert = [row["name"] for row in rows if FIELDS[row["name"]].metadata["expert"]]
     for row in rows:
+        if not names and row["name"] == expert[0]:
+            out.line("\nExpert options, which few installations need:\n")
         out.line(f"{row['name']} = {row['default']}" + (f"  ({row['unit']})" if row["unit"] else ""))
         out.line(f"    {row['doc']}")
         remarks = [f"bounds {row['bounds']}"] if row["bounds"] else []
-        remarks += ["changes without a restart"] if row["reload"] else []
+        remarks += ["reloaded without a restart"] if row["reload"] else []
         remarks.append(f"broker.conf: {row['rocketmq_name']}")
         out.line(f"    {'; '.join(remarks)}")
 
 
 def describe(name: str) -> dict[str, Any]:
-    """What is to be said of an option."""
+    """The description of an option."""
     option = FIELDS[name]
     metadata = option.metadata
     low, high = metadata["low"], metadata["high"]
@@ -123,4 +127,4 @@ def _bound(value: float | None) -> str:
 def _check_names(names: Iterable[str]) -> None:
     for name in names:
         if name not in FIELDS:
-            raise click.BadParameter(f"no option is called {name!r}; mqproc config doc lists them", param_hint="NAMES")
+            raise click.BadParameter(f"there is no option {name!r}; mqproc config doc lists all", param_hint="NAMES")
