@@ -1,1 +1,1 @@
-"""The source of everything in this folder that Grafana and Prometheus read: `python -m grafana.source` writes it."""
+"""Source of the dashboards, rules and configuration that `python -m grafana.source` writes."""

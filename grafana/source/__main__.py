@@ -1,4 +1,4 @@
-"""Writes every generated file of `grafana/`: `python -m grafana.source [FOLDER]`."""
+"""Write every generated file of `grafana/`: `python -m grafana.source [FOLDER]`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from grafana.source.files import generated_files
 
 
 def main() -> None:
-    """Write into the folder named, or beside the source."""
+    """Write to the named folder, or to the parent of the source."""
     parser = argparse.ArgumentParser("python -m grafana.source", description="Write every generated file of grafana/.")
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parents[1])
     folder: Path = parser.parse_args().folder

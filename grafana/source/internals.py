@@ -1,4 +1,4 @@
-"""The internals: use, saturation and errors of each role; flush, segments, index, recovery."""
+"""The internals dashboard: utilization and errors of roles, flush, log, index, recovery."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROLES = Row(
         ),
         Panel(
             "Memory",
-            "Proportional memory of each role: pages that several share are shared among them, so it adds up.",
+            "Proportional memory of each role: shared pages are divided among roles, so that the sum is right.",
             "bytes",
             [
                 Query("mqproc_process_proportional_memory_bytes{$S}", "{{role}}"),
@@ -37,8 +37,8 @@ _ROLES = Row(
             ],
         ),
         Panel(
-            "Silent for",
-            "Time since the last heartbeat: at most a second for a role that is well and not busy.",
+            "Heartbeat age",
+            "Time since the last heartbeat: at most a second for a healthy role that is not busy.",
             "s",
             [age("mqproc_role_heartbeat_timestamp_seconds", "{{role}}")],
         ),
@@ -50,13 +50,13 @@ _ROLES = Row(
         ),
         Panel(
             "Step length",
-            "How long a step that did work takes.",
+            "Duration of a step that did work.",
             "s",
             quantiles("mqproc_role_cycle_seconds", by="role"),
         ),
         Panel(
             "Restarts and errors",
-            "Roles that died unasked, and errors that were logged.",
+            "Crashes of roles, and logged errors.",
             "short",
             [
                 increase("mqproc_role_restarts_total", "{{role}} restarts"),
@@ -65,7 +65,7 @@ _ROLES = Row(
         ),
         Panel(
             "Resident memory",
-            "Memory of each role with shared pages in full.",
+            "Memory of each role, with shared pages counted fully.",
             "bytes",
             [Query("mqproc_process_resident_memory_bytes{$S}", "{{role}}")],
         ),
@@ -83,13 +83,13 @@ _FLUSH = Row(
     [
         Panel(
             "Flush duration",
-            "How long passes take that sync something.",
+            "Duration of passes that sync something.",
             "s",
             quantiles("mqproc_flush_duration_seconds", by="target"),
         ),
         Panel(
             "Passes",
-            "Looks at what is to be synced, those that synced everything, and files synced.",
+            "Flush passes, passes that synced everything, and files synced.",
             "ops",
             [
                 rate("mqproc_flush_passes_total", "{{target}} passes"),
@@ -99,7 +99,7 @@ _FLUSH = Row(
         ),
         Panel(
             "Last pass",
-            "Time since the last pass came to its end, and since the last that synced everything.",
+            "Time since the end of the last pass, and of the last that synced everything.",
             "s",
             [
                 age("mqproc_last_flush_timestamp_seconds", "{{target}}"),
@@ -108,7 +108,7 @@ _FLUSH = Row(
         ),
         Panel(
             "Durable",
-            "Position in the log below which all is durable, and the mark that recovery begins at.",
+            "Log position below which everything is durable, and the mark from which recovery starts.",
             "bytes",
             [
                 Query("mqproc_flushed_offset_bytes{$S}", "{{target}}"),
@@ -123,7 +123,7 @@ _LOG = Row(
     [
         Panel(
             "Positions",
-            "Where the log begins and ends, and how far dispatch is.",
+            "Start and end of the log, and the dispatched position.",
             "bytes",
             [
                 Query("mqproc_commit_log_min_offset_bytes{$S}", "begin"),
@@ -133,7 +133,7 @@ _LOG = Row(
         ),
         Panel(
             "Segments",
-            "Files, and segments of the log that are made ahead.",
+            "Files, and preallocated segments of the log.",
             "short",
             [
                 Query("mqproc_segments{$S}", "{{target}}"),
@@ -142,7 +142,7 @@ _LOG = Row(
         ),
         Panel(
             "Waits for segments",
-            "How often the writer waited for a new segment, and what keeps one from being made.",
+            "Waits of the writer for a new segment, and the errno that prevents its creation.",
             "short",
             [
                 increase("mqproc_segment_waits_total", "waits"),
@@ -150,8 +150,8 @@ _LOG = Row(
             ],
         ),
         Panel(
-            "Dispatch held up",
-            "errno that holds dispatch up, and log that was deleted before it was dispatched.",
+            "Dispatch blocked",
+            "errno that blocks dispatch, and bytes of the log deleted before they were dispatched.",
             "short",
             [
                 Query("mqproc_dispatch_blocked{$S}", "errno"),
@@ -160,7 +160,7 @@ _LOG = Row(
         ),
         Panel(
             "Clock",
-            "Times that the clock was seen to go back, and the age of the last record.",
+            "Backward steps of the clock, and the age of the last record.",
             "short",
             [
                 increase("mqproc_clock_steps_total", "steps back"),
@@ -185,17 +185,17 @@ _INDEX = Row(
     [
         Panel(
             "Index entries",
-            "Entries written and looked at a second.",
+            "Entries written and examined a second.",
             "ops",
             [
                 rate("mqproc_index_entries_total", "written"),
-                rate("mqproc_key_entries_walked_total", "looked at"),
+                rate("mqproc_key_entries_walked_total", "examined"),
                 rate("mqproc_key_entries_matched_total", "matched"),
             ],
         ),
         Panel(
             "Newest file",
-            "How full its slots and its entries are; more than two entries a slot make long chains.",
+            "Used slots and entries; more than two entries per slot make long chains.",
             "percentunit",
             [
                 Query("mqproc_index_slots_used_ratio{$S}", "slots used"),
@@ -204,7 +204,7 @@ _INDEX = Row(
         ),
         Panel(
             "Chains",
-            "Entries for each slot in use; entries and files looked at for one key.",
+            "Entries per used slot; entries and files examined per key.",
             "short",
             [
                 Query("mqproc_index_entries_per_slot{$S}", "entries a slot"),
@@ -227,13 +227,13 @@ _RECOVERY = Row(
     [
         Panel(
             "Recovery",
-            "How long the last recovery took.",
+            "Duration of the last recovery.",
             "s",
             [Query("mqproc_recovery_duration_seconds{$S}")],
         ),
         Panel(
             "Damage",
-            "Torn tail cut by the last recovery, and holes that are served around.",
+            "Torn tail cut by the last recovery, and damaged ranges that reads skip.",
             "short",
             [
                 Query("mqproc_recovery_cut_bytes{$S}", "bytes cut"),
@@ -242,14 +242,14 @@ _RECOVERY = Row(
         ),
         Panel(
             "Group",
-            "Version, when the group started, how often the monitor was asked, when retention looked last.",
+            "Version, start of the group, scrapes, and the last check of retention.",
             "short",
             [
                 Query("max by (instance, version, python) (mqproc_build_info{$S})", "build"),
                 Query("1000 * max by (instance) (mqproc_group_started_timestamp_seconds{$S})", "started", MOMENT),
                 Query(
                     "1000 * max by (instance) (mqproc_retention_last_look_timestamp_seconds{$S} > 0)",
-                    "retention's last look",
+                    "retention's last check",
                     MOMENT,
                 ),
                 Query("sum by (instance) (mqproc_scrapes_total{$S})", "scrapes"),
@@ -261,7 +261,7 @@ _RECOVERY = Row(
 
 
 def internals() -> Any:
-    """The dashboard."""
+    """Build the dashboard."""
     return make_dashboard(
         INTERNALS_UID,
         "mqproc internals",

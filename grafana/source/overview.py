@@ -1,4 +1,4 @@
-"""The overview: is it well, how fast, how far behind? Requests by rate, errors and duration; lag; groups; the disk."""
+"""The overview dashboard: health, rate, errors and duration of requests, lag, groups, disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _glance(
     bad: float | None = None,
     maximum: float | None = None,
 ) -> Panel:
-    """One figure; eight of them fill a line."""
+    """A single figure; eight fill a line."""
     return Panel(title, description, unit, queries, STAT, width=3, height=4, warn=warn, bad=bad, maximum=maximum)
 
 
@@ -37,7 +37,7 @@ _GLANCE = Row(
     [
         _glance(
             "Ready",
-            "1 while every role runs and the store takes messages.",
+            "1 while every role runs and the store accepts messages.",
             "none",
             Query("min(mqproc_group_ready{$S})", "ready"),
         ),
@@ -49,7 +49,7 @@ _GLANCE = Row(
         ),
         _glance(
             "Delivered",
-            "Messages handed out a second.",
+            "Messages delivered a second.",
             "cps",
             Query(f"sum({rate_of_chosen('mqproc_messages_delivered_total')})", "delivered"),
         ),
@@ -63,7 +63,7 @@ _GLANCE = Row(
         ),
         _glance(
             "Loss window",
-            "Messages of the last so many seconds a loss of power would take.",
+            "A power loss would lose the messages of this many seconds.",
             "s",
             Query("max(mqproc_unflushed_seconds{$S})", "not durable"),
             warn=15,
@@ -71,13 +71,13 @@ _GLANCE = Row(
         ),
         _glance(
             "Groups behind",
-            "Messages that consumer groups have still to consume.",
+            "Messages that consumer groups have not consumed.",
             "short",
             Query("sum(mqproc_consumer_lag_messages{$S})", "lag"),
         ),
         _glance(
             "Disk",
-            "What is used of the file system, as a share of each of the group's limits: from 100 % on it is passed.",
+            "Used space as a share of each of the group's limits, which is exceeded above 100 %.",
             "percentunit",
             Query(
                 "max by (limit) (mqproc_disk_usage_ratio{$S} / on (job, instance) group_right ()"
@@ -89,7 +89,7 @@ _GLANCE = Row(
         ),
         _glance(
             "Read-only",
-            "1 after a failed sync, or by on_damage: nothing more is taken.",
+            "1 after a failed sync, or by on_damage: no messages are accepted.",
             "none",
             Query("max(mqproc_read_only{$S})", "read-only"),
             Query("max(mqproc_sync_failed{$S})", "sync failed"),
@@ -97,7 +97,7 @@ _GLANCE = Row(
         ),
         Panel(
             "Messages",
-            "Appended, dispatched and handed out a second: the three steps of a message's way.",
+            "Messages appended, dispatched and delivered a second.",
             "cps",
             [
                 summed_rate("mqproc_messages_appended_total", "appended"),
@@ -108,7 +108,7 @@ _GLANCE = Row(
         ),
         Panel(
             "Bytes",
-            "Bytes of records appended and handed out a second.",
+            "Bytes of records appended and delivered a second.",
             "Bps",
             [
                 summed_rate("mqproc_appended_bytes_total", "appended"),
@@ -128,18 +128,18 @@ _REQUESTS = Row(
             "reqps",
             [
                 summed_rate("mqproc_append_frames_total", "appends"),
-                summed_rate("mqproc_requests_total", "questions"),
+                summed_rate("mqproc_requests_total", "other requests"),
                 summed_rate("mqproc_pulls_total", "pulls"),
                 summed_rate("mqproc_pulls_empty_total", "pulls without a message"),
             ],
         ),
         Panel(
-            "Refusals",
+            "Rejections",
             "Requests answered with an error, by its code.",
             "reqps",
             [
                 Query(f"sum by (role, code) (rate(mqproc_rejected_total{{$S}}{RANGE})) > 0", "{{role}} {{code}}"),
-                Query(f"sum by (role) (rate(mqproc_partial_frames_total{{$S}}{RANGE}))", "{{role}} hung up amid"),
+                Query(f"sum by (role) (rate(mqproc_partial_frames_total{{$S}}{RANGE}))", "{{role}} incomplete frames"),
                 summed_rate("mqproc_append_failures_total", "writer, all"),
                 summed_rate("mqproc_repeats_dropped_total", "repeats dropped"),
                 summed_rate("mqproc_request_failures_total", "query, all"),
@@ -147,7 +147,7 @@ _REQUESTS = Row(
         ),
         Panel(
             "Waiting",
-            "Long polls held, requests under way, and connected clients.",
+            "Waiting long polls, requests in progress, and connected clients.",
             "short",
             [
                 Query("sum by (instance) (mqproc_waiting_pulls{$S})", "held pulls"),
@@ -157,20 +157,20 @@ _REQUESTS = Row(
         ),
         Panel(
             "Append duration",
-            "The writer's step that stored and answered a request, with all others that were ready then; under "
-            "SYNC_FLUSH with the sync. Time on the way from and to the client is not in it.",
+            "Duration of the writer's step that stored and answered a request, with all others that were ready; with "
+            "SYNC_FLUSH including the sync. Time between client and writer is not included.",
             "s",
             quantiles("mqproc_append_duration_seconds"),
         ),
         Panel(
             "Request duration",
-            "From taking a request to its answer, without pulls that were held.",
+            "From the receipt of a request to its answer, without long polls.",
             "s",
             quantiles("mqproc_request_duration_seconds", by="request"),
         ),
         Panel(
             "Message size",
-            "How large records are.",
+            "Sizes of records.",
             "bytes",
             [summed_rate("mqproc_message_size_bytes_bucket", "{{le}}", by="le")],
             kind=HEATMAP,
@@ -183,13 +183,13 @@ _LAG = Row(
     [
         Panel(
             "Dispatch behind, bytes",
-            "Log that queues and index do not hold yet.",
+            "Bytes of the log that are not in queues and index yet.",
             "bytes",
             [Query("mqproc_dispatch_behind_bytes{$S}")],
         ),
         Panel(
             "Dispatch behind, messages and seconds",
-            "The same as messages, and as the age of the oldest of them.",
+            "Messages that are not dispatched, and the age of the oldest.",
             "short",
             [
                 Query("mqproc_dispatch_behind_messages{$S}", "{{instance}} messages"),
@@ -198,25 +198,25 @@ _LAG = Row(
         ),
         Panel(
             "Dispatch delay",
-            "From a message's append to its place in queue and index.",
+            "From a message's append to its dispatch to queue and index.",
             "s",
             quantiles("mqproc_dispatch_delay_seconds"),
         ),
         Panel(
             "Not durable",
-            "Log whose records, units or entries a loss of power would take; units and entries are made again.",
+            "Bytes of the log whose records, units or entries are not durable; units and entries can be rebuilt.",
             "bytes",
             [Query("mqproc_flush_behind_bytes{$S}", "{{instance}} {{target}}")],
         ),
         Panel(
             "Loss window",
-            "How old the oldest message is, at most, that a loss of power would take.",
+            "Upper bound for the age of the oldest message that a power loss would lose.",
             "s",
             [Query("mqproc_unflushed_seconds{$S}")],
         ),
         Panel(
-            "Sends held back",
-            "Share of time in which sends were slowed because dispatch is behind, or waited for a segment.",
+            "Back-pressure",
+            "Share of time in which sends were slowed because dispatch was behind, or waited for a segment.",
             "percentunit",
             [
                 rate("mqproc_append_slowed_seconds_total", "{{instance}} by dispatch"),
@@ -237,7 +237,7 @@ _GROUPS = Row(
         ),
         Panel(
             "Delivered by topic",
-            "The ten topics of which the most messages a second are handed out.",
+            "The ten topics with the most delivered messages a second.",
             "cps",
             [ten_largest(rate_of_chosen("mqproc_messages_delivered_total"), "topic")],
         ),
@@ -255,19 +255,19 @@ _GROUPS = Row(
         ),
         Panel(
             "Consumed by group",
-            "Messages a second that each group goes past, by its progress; the ten busiest.",
+            "Messages a second by which committed offsets advance; the ten busiest groups.",
             "cps",
             [ten_largest(rate_of_chosen("mqproc_messages_consumed_total"), "group", "topic")],
         ),
         Panel(
-            "Waiting for their time",
-            "Messages with a delay level, or with a time to deliver at, that wait for it.",
+            "Delayed messages",
+            "Messages that wait for a delay level or a delivery time.",
             "short",
             [Query("sum by (by) (mqproc_delayed_messages{$S})", "by {{by}}")],
         ),
         Panel(
             "Deliveries of delayed messages",
-            "Delivered, refused by the writer, and lost a second; how late the last ones were.",
+            "Delivered, rejected by the writer, and lost a second; how late the last ones were.",
             "short",
             [
                 rate("mqproc_delayed_messages_delivered_total", "{{instance}} delivered"),
@@ -278,7 +278,7 @@ _GROUPS = Row(
         ),
         Panel(
             "Consumers",
-            "Groups, their members, and how often queues were shared anew.",
+            "Groups, their members, and rebalances.",
             "short",
             [
                 Query("sum by (instance) (mqproc_consumer_groups{$S})", "groups"),
@@ -298,7 +298,7 @@ _GROUPS = Row(
         ),
         Panel(
             "Open transactions",
-            "Half messages neither committed nor rolled back, how old the oldest is, and producers to be asked.",
+            "Undecided half messages, the age of the oldest, and producers that can be checked.",
             "short",
             [
                 Query("sum by (instance) (mqproc_transactions_open{$S})", "open"),
@@ -319,7 +319,7 @@ _GROUPS = Row(
         ),
         Panel(
             "Topics",
-            "Messages that can be read, and when the last one came.",
+            "Readable messages, and the time of the last one.",
             "short",
             [
                 Query('topk(50, sum by (topic) (mqproc_stored_messages{$S,topic=~"$topic"}))', "stored"),
@@ -347,20 +347,20 @@ _DISK = Row(
             ],
         ),
         Panel(
-            "Kept",
-            "Bytes of records, units and entries that are kept.",
+            "Stored",
+            "Bytes of records, units and entries in the store.",
             "bytes",
             [Query("mqproc_storage_bytes{$S}", "{{instance}} {{target}}")],
         ),
         Panel(
             "Oldest message",
-            "How long ago the log's first record was stored.",
+            "Age of the log's first record.",
             "s",
             [age("mqproc_oldest_message_timestamp_seconds")],
         ),
         Panel(
             "Deleted",
-            "Files that retention deleted, and messages that went before a group had consumed them.",
+            "Files that retention deleted, and messages deleted before a group had consumed them.",
             "short",
             [
                 summed_increase("mqproc_retention_deleted_files_total", "{{target}} files", by="target"),
@@ -368,8 +368,8 @@ _DISK = Row(
             ],
         ),
         Panel(
-            "Space given back",
-            "Bytes of deleted files, and what of them is taken yet.",
+            "Freed space",
+            "Bytes of deleted files, and bytes of them that are not freed yet.",
             "bytes",
             [
                 increase("mqproc_retention_deleted_bytes_total", "{{instance}} deleted"),
@@ -378,11 +378,11 @@ _DISK = Row(
         ),
         Panel(
             "Held back",
-            "1 while segments that are due are kept for a reason; refused sends; errno of the last look.",
+            "1 while expired segments are kept for a reason; rejected sends; errno of the last deletion.",
             "none",
             [
                 Query("max by (reason) (mqproc_retention_held_back{$S})", "{{reason}}"),
-                Query("mqproc_disk_full{$S}", "{{instance}} sends refused"),
+                Query("mqproc_disk_full{$S}", "{{instance}} sends rejected"),
                 Query("mqproc_retention_blocked{$S}", "{{instance}} errno"),
             ],
         ),
@@ -391,10 +391,10 @@ _DISK = Row(
 
 
 def overview() -> Any:
-    """The dashboard."""
+    """Build the dashboard."""
     return make_dashboard(
         OVERVIEW_UID,
         "mqproc overview",
-        "Is the store well, how fast is it, how far are dispatch, flush and consumers behind?",
+        "Health and speed of the store, and the lag of dispatch, flush and consumers.",
         [_GLANCE, _REQUESTS, _LAG, _GROUPS, _DISK],
     ).build()

@@ -1,6 +1,6 @@
-"""Panels and dashboards by few words: what is shown, in which unit, by which queries.
+"""Compact definitions of panels and dashboards, built with Grafana's SDK.
 
-In a query `$S` stands for the selector that every query has: the job and the instances chosen at the top.
+In a query, `$S` is replaced by the selector of the chosen job and instances.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOMENT: Final = "dateTimeAsIso"
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query and what its series are called. `unit` is its column's in a table, where that is not the panel's."""
+    """A query and its legend; `unit` is that of its column in a table, if not the panel's."""
 
     expr: str
     legend: str = "{{instance}}"
@@ -50,7 +50,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel. `warn` and `bad` are the values from which on a stat is yellow and red."""
+    """A panel. From `warn` on a stat is yellow, from `bad` on red."""
 
     title: str
     description: str
@@ -64,7 +64,7 @@ class Panel:
     maximum: float | None = None
 
     def build(self, x: int, y: int) -> Any:
-        """The SDK's builder, at a place of the grid."""
+        """Build the panel at a grid position."""
         made: Any = _BUILDERS[self.kind](self)
         made = made.title(self.title).description(self.description).unit(self.unit).datasource(DATASOURCE)
         made = made.grid_pos(GridPos(h=self.height, w=self.width, x=x, y=y))
@@ -110,7 +110,7 @@ def _ref_id(place: int) -> str:
 
 
 def _table(panel: Panel) -> table.Panel:
-    """Rows of the same labels are one, columns are called as the queries: else one query is shown, as `Value`."""
+    """Merge rows with the same labels and name columns by the queries' legends."""
     names = {f"Value #{_ref_id(place)}": query.legend for place, query in enumerate(panel.queries)}
     organized = {"excludeByName": {"Time": True}, "renameByName": names}
     made = table.Panel().with_transformation(DataTransformerConfig(id_val="merge", options={}))
@@ -130,7 +130,7 @@ _BUILDERS = {TIME_SERIES: _time_series, STAT: _stat, TABLE: _table, HEATMAP: _he
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Panels under one heading; all rows but the first are collapsed."""
+    """Panels under a heading; all rows except the first are collapsed."""
 
     title: str
     panels: Sequence[Panel]
@@ -138,7 +138,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A choice at the top: values of one label of one metric."""
+    """A dashboard variable: values of a label of a metric."""
 
     name: str
     label: str
@@ -158,7 +158,7 @@ VARIABLES: Final = (
 
 
 def make_dashboard(uid: str, title: str, description: str, rows: Sequence[Row]) -> dashboards.Dashboard:
-    """A dashboard of rows, with its variables, laid out from the left to the right."""
+    """Build a dashboard from rows, with variables, laid out from left to right."""
     made = dashboards.Dashboard(title).uid(uid).description(description).tags(["mqproc"])
     made = made.refresh("30s").time("now-1h", "now").timezone("browser").readonly()
     made = made.tooltip(DashboardCursorSync.CROSSHAIR)
@@ -197,7 +197,7 @@ def _variable(variable: Variable) -> dashboards.QueryVariable:
 
 
 def _placed(panels: Sequence[Panel], y: int) -> list[tuple[Panel, int, int]]:
-    """Each panel with its place: from the left to the right, a new line when one is full."""
+    """Each panel with its position, from left to right and line by line."""
     found = []
     x = line = 0
     for panel in panels:

@@ -1,4 +1,4 @@
-"""Queries that many panels make, by the metric's name."""
+"""Queries of many panels, by metric name."""
 
 from __future__ import annotations
 
@@ -10,45 +10,42 @@ RANGE: Final = "[$__rate_interval]"
 
 
 def rate(metric: str, legend: str) -> Query:
-    """How fast a counter grows, a second."""
+    """Rate of a counter per second."""
     return Query(f"rate({metric}{{$S}}{RANGE})", legend)
 
 
 def summed_rate(metric: str, legend: str, *, by: str = "instance") -> Query:
-    """The same, added up."""
+    """The sum of it by a label."""
     return Query(f"sum by ({by}) (rate({metric}{{$S}}{RANGE}))", legend)
 
 
 def increase(metric: str, legend: str) -> Query:
-    """How much a counter has grown."""
+    """Increase of a counter."""
     return Query(f"increase({metric}{{$S}}{RANGE})", legend)
 
 
 def summed_increase(metric: str, legend: str, *, by: str = "instance") -> Query:
-    """The same, added up."""
+    """The sum of it by a label."""
     return Query(f"sum by ({by}) (increase({metric}{{$S}}{RANGE}))", legend)
 
 
 def age(metric: str, legend: str = "{{instance}}") -> Query:
-    """How long ago a moment was when it was scraped, unless it has never been.
-
-    By now it is up to a scrape's interval more, which tells of Prometheus and not of the group.
-    """
+    """Age of a time at its scrape, if it is set, without the time since the scrape."""
     return Query(f"timestamp({metric}{{$S}}) - ({metric}{{$S}} > 0)", legend)
 
 
 def rate_of_chosen(metric: str) -> str:
-    """How fast a counter of the chosen topics grows."""
+    """Rate of a counter of the selected topics."""
     return f'rate({metric}{{$S,topic=~"$topic"}}{RANGE})'
 
 
 def ten_largest(value: str, *by: str, joined: str = "sum") -> Query:
-    """The ten largest values, each with its labels."""
+    """The ten largest values with their labels."""
     return Query(f"topk(10, {joined} by ({', '.join(by)}) ({value}))", " ".join(f"{{{{{label}}}}}" for label in by))
 
 
 def quantiles(metric: str, *, by: str = "") -> list[Query]:
-    """Median, 99 % and 99.9 % of a histogram, by a label or over all."""
+    """Median, 99 % and 99.9 % of a histogram, by a label if given."""
     labels = f"le, instance, {by}" if by else "le, instance"
     name = f"{{{{{by}}}}} " if by else ""
     return [

@@ -1,7 +1,6 @@
-"""Unit tests of the alerts at their thresholds, for `promtool test rules`: silent just below, firing just above.
+"""Unit tests of the alerts at their thresholds, for `promtool test rules`.
 
-With what is ill an alert fires in the end, though not before it has been so for the alert's own time; with each of the
-series that are well it does not.
+With the series above a threshold an alert fires at the end, but not before its hold time; with the others it is silent.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from grafana.source.rules import alerts
 from grafana.source.settings import JOB, MINUTE, SCRAPE_S, Durations
 
 Series = Mapping[str, str]
-"""Values, as promtool writes them, by metric with its own labels."""
+"""Values in promtool's notation, by metric with labels."""
 
 END_S: Final = 30 * MINUTE
 _SAMPLES: Final = round(END_S / SCRAPE_S)
 _EARLIER: Final = 80
-"""A step here lies within a quarter of an hour before the end."""
+"""Sample number of a step that is within 15 minutes before the end."""
 
 _FIRES: Final = "it fires"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One alert: what makes it fire, and what comes close to that by names that say how."""
+    """An alert: series that make it fire, and named series that come close without firing."""
 
     alert: str
     ill: Series
@@ -34,38 +33,38 @@ class Case:
 
 
 def stays(value: float) -> str:
-    """The same all the time."""
+    """A constant value."""
     return f"{value:g}x{_SAMPLES}"
 
 
 def grows(by: float, first: float = 0) -> str:
-    """So much more with each scrape."""
+    """A value that grows with each scrape."""
     return f"{first:g}{by:+g}x{_SAMPLES}"
 
 
 def ago(seconds: float) -> str:
-    """A moment that is always so long ago; before 1970 at first, which counts as never."""
+    """A time with a constant age; at first before 1970, which counts as unset."""
     return grows(SCRAPE_S, -seconds)
 
 
 def seldom_scraped(seconds: float) -> str:
-    """A moment that is always so long ago when it is scraped, which is every two minutes, and long before the end."""
+    """A time with a constant age when it is scraped, every two minutes."""
     moments = (number * SCRAPE_S - seconds for number in range(_SAMPLES + 1))
     return " ".join(f"{at:g}" if number % 8 == 1 else "_" for number, at in enumerate(moments))
 
 
 def steps(by: float) -> str:
-    """Nothing, then so much at once."""
+    """A step from 0 to a value."""
     return f"0x{_EARLIER} {by:g}x{_SAMPLES - _EARLIER - 1}"
 
 
 def _level(alert: str, metric: str, well: float, ill: float) -> Case:
-    """An alert that looks at one value."""
+    """An alert on a value."""
     return Case(alert, {metric: stays(ill)}, {f"{well:g} is no more than allowed": {metric: stays(well)}})
 
 
 def _events(alert: str, metric: str) -> Case:
-    """An alert that looks at whether something has happened lately."""
+    """An alert on recent events."""
     return Case(alert, {metric: steps(1)}, {"all of it was long ago": {metric: stays(7)}})
 
 
@@ -77,7 +76,7 @@ def _disk_limits(delete_any_age: float, refuse_sends: float) -> Series:
 
 
 def _append_buckets(fast: int) -> Series:
-    """Of 200 appends between two scrapes so many take less than half a second, the others less than one."""
+    """200 appends per scrape, of which `fast` take under 0.5 s and the others under 1 s."""
     bucket = "mqproc_append_duration_seconds_bucket"
     return {f'{bucket}{{le="{le}"}}': grows(count) for le, count in (("0.5", fast), ("1", 200), ("+Inf", 200))}
 
@@ -204,9 +203,9 @@ CASES: Final = (
 
 
 def rule_tests() -> dict[str, Any]:
-    """The file for promtool, beside the rules with their own durations.
+    """The file for promtool, for rules with their real durations.
 
-    Each series has an instance of its own, named by what it shows, so that all are looked at in one go.
+    Each case has its own instance, so that one test covers all.
     """
     holds = {alert.name: alert.hold_s for alert in alerts(Durations())}
     every = Durations().of(SCRAPE_S)

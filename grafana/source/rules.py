@@ -1,7 +1,6 @@
-"""Recording rules and alerts. A name of a recorded series is level:metric:operations.
+"""Recording rules and alerts. Recorded series are named level:metric:operations.
 
-Symptoms come first: who is told that sends are refused wants to hear that before the reasons. Each alert has a section
-of its name in README.md: what it means, what to look at, what to do.
+Symptoms come before causes. README.md has a section for each alert: its meaning, where to look, what to do.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from grafana.source.settings import JOB, MINUTE, RUNBOOKS, Durations
 WARNING: Final = "warning"
 CRITICAL: Final = "critical"
 
-# Refusals that are the store's fault, or its way of saying that it cannot go on.
+# Rejections caused by the store rather than by clients.
 _STORE_CODES = "INTERNAL|STORE_BUSY|DISK_FULL|STORE_READ_ONLY|FLUSH_FAILED|TOO_MANY_CONNECTIONS|TOO_MANY_QUEUES"
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One alert. `hold_s` is how long it must be true; the texts may use Prometheus' templates."""
+    """An alert, which fires after `hold_s`. Texts may use Prometheus' templates."""
 
     name: str
     severity: str
@@ -30,7 +29,7 @@ class Alert:
     description: str
 
     def rule(self, durations: Durations) -> dict[str, Any]:
-        """As Prometheus reads it."""
+        """The rule in Prometheus' format."""
         return {
             "alert": self.name,
             "expr": self.expr,
@@ -46,18 +45,18 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One recorded series."""
+    """A recorded series."""
 
     name: str
     expr: str
 
     def rule(self, _durations: Durations) -> dict[str, Any]:
-        """As Prometheus reads it."""
+        """The rule in Prometheus' format."""
         return {"record": self.name, "expr": self.expr}
 
 
 def recordings(durations: Durations) -> list[Recording]:
-    """Series that dashboards and alerts ask for often."""
+    """Series that dashboards and alerts use often."""
     window = durations.of(5 * MINUTE)
 
     def share(metric: str, quantile: float) -> str:
@@ -90,7 +89,7 @@ def recordings(durations: Durations) -> list[Recording]:
 
 
 def _age(metric: str) -> str:
-    """How old a moment was when it was scraped. By now it is older by up to a scrape's interval, though all is well."""
+    """Age of a time at its scrape, without the time since the scrape."""
     return f"timestamp({metric}) - {metric}"
 
 
@@ -108,31 +107,31 @@ def _symptoms(durations: Durations) -> list[Alert]:
             f'up{{job="{JOB}"}} == 0 or mqproc_up == 0',
             MINUTE,
             "mqproc on {{ $labels.instance }} does not run",
-            "Nothing can be sent or read. The supervisor or its monitor gives no sign of life.",
+            "Nothing can be sent or read. The supervisor or the monitor does not respond.",
         ),
         Alert(
             "MqprocNotReady",
             WARNING,
             "mqproc_group_ready == 0 and mqproc_up == 1",
             5 * MINUTE,
-            "mqproc on {{ $labels.instance }} does not serve in full",
-            "The group runs but is not ready: it recovers, a role is missing, or it takes no messages.",
+            "mqproc on {{ $labels.instance }} is not ready",
+            "The group runs but is not ready: it is recovering, a role is down, or it accepts no messages.",
         ),
         Alert(
             "MqprocReadOnly",
             CRITICAL,
             "mqproc_read_only == 1",
             0,
-            "the store on {{ $labels.instance }} takes no messages",
-            "A sync has failed, or there is damage and on_damage = read_only. Messages that are stored can be read.",
+            "the store on {{ $labels.instance }} is read-only",
+            "A sync has failed, or there is damage and on_damage = read_only. Stored messages can be read.",
         ),
         Alert(
             "MqprocRefusing",
             WARNING,
             f'sum without (code) (rate(mqproc_rejected_total{{code=~"{_STORE_CODES}"}}[{window}])) > 0',
             MINUTE,
-            "{{ $labels.role }} on {{ $labels.instance }} refuses requests",
-            "{{ $value | humanize }} requests a second are refused for reasons that are the store's.",
+            "{{ $labels.role }} on {{ $labels.instance }} rejects requests",
+            "{{ $value | humanize }} requests a second are rejected because of the store's state.",
         ),
         Alert(
             "MqprocAppendSlow",
@@ -153,8 +152,8 @@ def _lag(durations: Durations) -> list[Alert]:
             "mqproc_dispatch_behind_bytes > 0"
             f" and changes(mqproc_dispatched_offset_bytes[{durations.of(5 * MINUTE)}]) == 0",
             MINUTE,
-            "dispatch on {{ $labels.instance }} stands still",
-            "{{ $value | humanize1024 }}B of the log are in no queue and cannot be consumed; nothing moves.",
+            "dispatch on {{ $labels.instance }} has stalled",
+            "{{ $value | humanize1024 }}B of the log are not dispatched and cannot be consumed; nothing advances.",
         ),
         Alert(
             "MqprocDispatchBehind",
@@ -169,8 +168,8 @@ def _lag(durations: Durations) -> list[Alert]:
             CRITICAL,
             "mqproc_dispatch_blocked != 0",
             MINUTE,
-            "dispatch on {{ $labels.instance }} cannot go on",
-            "A step fails again and again with errno {{ $value }}; 28 is a full disk. It goes on by itself.",
+            "dispatch on {{ $labels.instance }} is blocked",
+            "A step fails repeatedly with errno {{ $value }}; 28 is a full disk. Dispatch continues by itself.",
         ),
         Alert(
             "MqprocConsumerLagGrowing",
@@ -179,7 +178,7 @@ def _lag(durations: Durations) -> list[Alert]:
             f" and deriv(mqproc_consumer_lag_messages[{durations.of(10 * MINUTE)}]) > 0",
             10 * MINUTE,
             "group {{ $labels.group }} falls behind in {{ $labels.topic }}",
-            "{{ $value | humanize }} messages wait for it, and they become more.",
+            "{{ $value | humanize }} messages wait for it, and their number grows.",
         ),
         Alert(
             "MqprocDeadLettersGrowing",
@@ -187,7 +186,7 @@ def _lag(durations: Durations) -> list[Alert]:
             f"increase(mqproc_messages_dead_lettered_total[{durations.of(15 * MINUTE)}]) > 0",
             0,
             "messages on {{ $labels.instance }} go to dead-letter topics",
-            "{{ $value | humanize }} messages could not be consumed within a quarter of an hour.",
+            "{{ $value | humanize }} messages could not be consumed within 15 minutes.",
         ),
         Alert(
             "MqprocDispatchGap",
@@ -195,7 +194,7 @@ def _lag(durations: Durations) -> list[Alert]:
             f"increase(mqproc_dispatch_gap_bytes_total[{durations.of(15 * MINUTE)}]) > 0",
             0,
             "messages on {{ $labels.instance }} were deleted before they were dispatched",
-            "{{ $value | humanize1024 }}B of the log are in no queue and never will be.",
+            "{{ $value | humanize1024 }}B of the log were not dispatched and cannot be consumed.",
         ),
     ]
 
@@ -209,8 +208,8 @@ def _durability(durations: Durations) -> list[Alert]:
             CRITICAL,
             f"mqproc_unflushed_seconds > {durations.age(60)}",
             MINUTE,
-            "the log on {{ $labels.instance }} is not made durable",
-            "A loss of power would take messages of the last {{ $value | humanizeDuration }}.",
+            "the log on {{ $labels.instance }} is not durable",
+            "A power loss would lose the messages of the last {{ $value | humanizeDuration }}.",
         ),
         Alert(
             "MqprocFlushLate",
@@ -218,7 +217,7 @@ def _durability(durations: Durations) -> list[Alert]:
             f"{_age(flush)} > {durations.age(30)} and {flush} > 0",
             MINUTE,
             "{{ $labels.target }} on {{ $labels.instance }} is not flushed",
-            "The last pass came to its end {{ $value | humanizeDuration }} ago; there should be one every second.",
+            "The last pass ended {{ $value | humanizeDuration }} ago; there should be one every second.",
         ),
         Alert(
             "MqprocForcedFlushMissing",
@@ -234,7 +233,7 @@ def _durability(durations: Durations) -> list[Alert]:
             "mqproc_sync_errno != 0",
             0,
             "a sync of {{ $labels.role }} on {{ $labels.instance }} has failed",
-            "errno {{ $value }}: 5 is an error of the disk. What is durable is not known; the store is read-only.",
+            "errno {{ $value }}: 5 is a disk error. The durable position is unknown; the store is read-only.",
         ),
         Alert(
             "MqprocDamaged",
@@ -242,7 +241,7 @@ def _durability(durations: Durations) -> list[Alert]:
             "mqproc_damage_holes > 0",
             0,
             "the log on {{ $labels.instance }} is damaged",
-            "{{ $value }} ranges of the log hold no intact record. All else is served.",
+            "{{ $value }} ranges of the log have no intact records. Everything else is served.",
         ),
     ]
 
@@ -257,15 +256,15 @@ def _roles(durations: Durations) -> list[Alert]:
             " unless on (job, instance) mqproc_group_recovering == 1",
             MINUTE,
             "{{ $labels.role }} on {{ $labels.instance }} does not run",
-            "The supervisor runs, the role does not: it is being restarted with pauses, or it is lent to a terminal.",
+            "The supervisor runs but the role does not: its restart is delayed, or it runs in a terminal.",
         ),
         Alert(
             "MqprocRoleRestarting",
             WARNING,
             f"increase(mqproc_role_restarts_total[{window}]) > 1.5",
             0,
-            "{{ $labels.role }} on {{ $labels.instance }} dies again and again",
-            "It died {{ $value | humanize }} times within a quarter of an hour.",
+            "{{ $labels.role }} on {{ $labels.instance }} keeps crashing",
+            "It crashed {{ $value | humanize }} times within 15 minutes.",
         ),
         Alert(
             "MqprocHeartbeatMissing",
@@ -273,7 +272,7 @@ def _roles(durations: Durations) -> list[Alert]:
             f"{_age('mqproc_role_heartbeat_timestamp_seconds')} > {durations.age(15)} and mqproc_role_up == 1",
             MINUTE / 2,
             "{{ $labels.role }} on {{ $labels.instance }} hangs",
-            "It has not beaten for {{ $value | humanizeDuration }}.",
+            "Its last heartbeat was {{ $value | humanizeDuration }} ago.",
         ),
         Alert(
             "MqprocErrorsLogged",
@@ -281,15 +280,15 @@ def _roles(durations: Durations) -> list[Alert]:
             f"increase(mqproc_errors_total[{window}]) > 0",
             0,
             "{{ $labels.role }} on {{ $labels.instance }} logs errors",
-            "{{ $value | humanize }} errors within a quarter of an hour; mqproc errors shows them.",
+            "{{ $value | humanize }} errors within 15 minutes; mqproc errors shows them.",
         ),
         Alert(
             "MqprocClockSteps",
             WARNING,
             f"increase(mqproc_clock_steps_total[{window}]) > 0",
             0,
-            "the clock of {{ $labels.instance }} goes back",
-            "Seen {{ $value | humanize }} times within a quarter of an hour: store times stand still, or jump.",
+            "the clock of {{ $labels.instance }} was set back",
+            "Seen {{ $value | humanize }} times within 15 minutes: store times stop or jump.",
         ),
     ]
 
@@ -303,20 +302,20 @@ def _room(durations: Durations) -> list[Alert]:
             "mqproc_disk_full == 1",
             0,
             "the disk of {{ $labels.instance }} is full",
-            "Sends are refused until there is room.",
+            "Sends are rejected until space is free.",
         ),
         Alert(
             "MqprocDiskAlmostFull",
             WARNING,
-            # The group's own limits, whatever its options make of them.
+            # The group exports the limits that follow from its options.
             "mqproc_disk_usage_ratio > ignoring (limit)"
             ' min without (limit) (mqproc_disk_limit_ratio{limit=~"delete_any_age|refuse_sends"})',
             5 * MINUTE,
-            "the disk of {{ $labels.instance }} fills",
+            "the disk of {{ $labels.instance }} is almost full",
             "{{ $value | humanizePercentage }} are used"
             '{{ range printf `mqproc_disk_limit_ratio{limit="refuse_sends",job=%q,instance=%q}`'
             " $labels.job $labels.instance | query }}"
-            "; sends are refused above {{ . | value | humanizePercentage }}{{ end }}.",
+            "; sends are rejected above {{ . | value | humanizePercentage }}{{ end }}.",
         ),
         Alert(
             "MqprocSegmentWaits",
@@ -332,21 +331,21 @@ def _room(durations: Durations) -> list[Alert]:
             "mqproc_retention_held_back == 1",
             15 * MINUTE,
             "retention on {{ $labels.instance }} cannot delete",
-            "Segments are due and kept: {{ $labels.reason }}.",
+            "Expired segments are kept: {{ $labels.reason }}.",
         ),
         Alert(
             "MqprocQueueTableAlmostFull",
             WARNING,
             "mqproc_queue_table_used_ratio > 0.9",
             5 * MINUTE,
-            "{{ $labels.instance }} has room for few more queues",
-            "{{ $value | humanizePercentage }} of max_queues are in use; beyond it topics cannot be made.",
+            "{{ $labels.instance }} has few free queues",
+            "{{ $value | humanizePercentage }} of max_queues are in use; beyond that no topic can be created.",
         ),
     ]
 
 
 def rule_files(durations: Durations) -> dict[str, dict[str, Any]]:
-    """Contents of the two rule files by name."""
+    """Contents of the rule files by name."""
     return {
         "recording.yml": {
             "groups": [{"name": "mqproc-recording", "rules": [each.rule(durations) for each in recordings(durations)]}]

@@ -1,4 +1,4 @@
-"""`mqproc bench`: this store measured with real clients, beside the limits of the machine it runs on."""
+"""`mqproc bench`: measure this store with real clients, beside this machine's limits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
-"""What runs in a benchmark's client processes: producers, pulling consumers, a waiting consumer.
+"""Client processes of a benchmark: fresh messages, recorded latencies, sends and reads.
 
-Each is a function of picklable values, started by `spawn`: a client shares nothing with the group or with the parent
-but its counters.
+Each function takes picklable values and runs in a spawned process, which shares only its counters with the parent.
+
+A body is a slice of random bytes, at an offset that moves with every frame, with the message's number in its first
+eight bytes; a key is the number in 16 hex digits. numpy makes both a frame at a time, so that a client measures the
+store rather than itself. No message is sent twice.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -18,39 +22,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.client import Batch, Client
-from mqproc.client import requests as core
-from mqproc.client import send_requests as sending
+from mqproc.client import Batch, Client, requests, send_requests
 from mqproc.client.connection import FRAME_BYTES_MAX
-from mqproc.client.requests import IN_FLIGHT
 from mqproc.errors import MqprocError
 from mqproc.types import Message
 
-# --- load ---
-# The load: messages whose bodies, keys and ids are fresh each time, and the processes that send and read them.
-#
-# A body is a slice of a block of random bytes at an offset that moves with every frame, with the message's number in its
-# first eight bytes; a key is the number's sixteen hex digits. Both are made a frame at a time by numpy, so that a client
-# measures the store and not itself; nothing is ever sent twice.
-
-
-# Small enough to stay in the cache of one processor: a client measures the store and not its own bodies.
+TIMEOUT_S = 60.0
+# Small enough for a processor's cache.
 BLOCK_BYTES = 512 << 10
 TAG = "bench"
 KEY_CHARACTERS = 16
-# Numbers of different producers never meet.
+# Each producer has its own range of numbers.
 NUMBERS_PER_PRODUCER = 1 << 48
-# Four hex digits of every 16-bit number, as the last four bytes of a word.
+_LONG_POLL_S = 1.0
+_SINGLES_AT_ONCE = 256
+# The four hex digits of every 16-bit number, in the last four bytes of a word.
 _HEX4 = np.frombuffer("".join(f"{number:04x}" for number in range(1 << 16)).encode(), np.uint32).astype(np.uint64) << 32
-# Keys are made for several frames at once: of a few microseconds most are the calls' own.
+# Keys are made for several frames at once, since calls dominate for one frame.
 _KEYS_AT_ONCE = 16_384
-# An odd step, so that slices do not repeat before the block's every byte has been a beginning.
+# An odd step, so that slices start at every byte of the block before they repeat.
 _STEP = 4099
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is sent: `keys` a message has (0 or more), `batch` messages a frame."""
+    """The load: body size, messages per frame, topics, queues, keys, frames in flight."""
 
     size: int
     batch: int
@@ -66,13 +62,8 @@ def topic_name(index: int) -> str:
 
 
 def key_of(number: int, which: int = 0) -> str:
-    """A message's key by its number."""
+    """A key of the message with a number."""
     return f"{number + which * (NUMBERS_PER_PRODUCER >> 1):016x}"
-
-
-def keys_of(number: int, count: int) -> tuple[str, ...]:
-    """A message's keys by its number."""
-    return (key_of(number),) if count == 1 else tuple(key_of(number, which) for which in range(count))
 
 
 class Messages:
@@ -81,20 +72,20 @@ class Messages:
     def __init__(self, shape: Shape, producer: int) -> None:
         self._shape = shape
         self._random = np.random.default_rng(producer)
-        self._block = self._block_of(max(BLOCK_BYTES, 2 * shape.size * shape.batch))
+        self._block = self._random_block(max(BLOCK_BYTES, 2 * shape.size * shape.batch))
         self.number = producer * NUMBERS_PER_PRODUCER
         self._frame = 0
         self._keys: Any = []
         self._keys_from = 0
 
-    def _block_of(self, length: int) -> NDArray[np.uint8]:
+    def _random_block(self, length: int) -> NDArray[np.uint8]:
         return self._random.integers(0, 256, length, np.uint8)
 
     def bodies(self, count: int) -> NDArray[np.uint8]:
         """uint8[count, size]: a copy, whose first eight bytes are the number."""
         size = self._shape.size
-        if len(self._block) < 2 * count * size:  # Else slices of it would have few beginnings.
-            self._block = self._block_of(2 * count * size)
+        if len(self._block) < 2 * count * size:  # Otherwise few slices would differ.
+            self._block = self._random_block(2 * count * size)
         room = len(self._block) - count * size
         start = (self._frame * _STEP) % (room + 1)
         self._frame += 1
@@ -108,28 +99,47 @@ class Messages:
         return rows
 
     def keys(self, count: int) -> Any:
-        """Each message's key, or a list of keys for more than one; None without."""
-        wanted = self._shape.keys
-        if wanted == 0:
+        """The key of each message, or a list of keys when there are several; None without keys."""
+        keys = self._shape.keys
+        if keys == 0:
             return None
-        if wanted > 1:
-            return [[key_of(number, which) for which in range(wanted)] for number in self._numbers(count)]
+        if keys > 1:
+            numbers = range(self.number, self.number + count)
+            return [[key_of(number, which) for which in range(keys)] for number in numbers]
         first = self.number - self._keys_from
         if not 0 <= first <= len(self._keys) - count:
             first, self._keys_from = 0, self.number
             self._keys = _key_column(self.number, max(count, _KEYS_AT_ONCE))
         return self._keys[first : first + count]
 
-    def _numbers(self, count: int) -> range:
-        return range(self.number, self.number + count)
-
-    def passed(self, count: int) -> None:
-        """`count` messages have been made."""
+    def advance(self, count: int) -> None:
+        """Continue after `count` messages."""
         self.number += count
+
+    def frame(self, topic: str, count: int, tags: str | Sequence[str] = TAG, **fields: Any) -> Batch:
+        """The next `count` messages as a batch."""
+        bodies, keys = self.bodies(count), self.keys(count)
+        self.advance(count)
+        return Batch(topic, bodies, keys=keys, tags=tags, **fields)
+
+    def singles(self, topics: Sequence[str], count: int) -> list[Message]:
+        """The next `count` messages for topics in turn, made at once to save calls."""
+        size, first, keys = self._shape.size, self.number, self._shape.keys
+        bodies = self.bodies(count).tobytes()
+        self.advance(count)
+        return [
+            Message(
+                topic,
+                bodies[place * size : (place + 1) * size],
+                TAG,
+                tuple(key_of(first + place, which) for which in range(keys)),
+            )
+            for place, topic in zip(range(count), itertools.cycle(topics), strict=False)
+        ]
 
 
 def _key_column(first: int, count: int) -> Any:
-    """Keys as an Arrow array, straight from digits; a list where there is no pyarrow."""
+    """Keys as an Arrow array made from digits; a list when pyarrow is missing."""
     try:
         import pyarrow
     except ImportError:
@@ -140,7 +150,7 @@ def _key_column(first: int, count: int) -> Any:
 
 
 def _key_digits(first: int, count: int) -> NDArray[np.uint64]:
-    """uint64[count, 2]: the digits of numbers that follow each other, which differ in the last four but seldom."""
+    """uint64[count, 2]: digits of consecutive numbers, which mostly differ in the last four."""
     rows = np.empty((count, 2), np.uint64)
     done = 0
     while done < count:
@@ -154,7 +164,7 @@ def _key_digits(first: int, count: int) -> NDArray[np.uint64]:
 
 
 class Recorder:
-    """Latencies with the moment at which each ended, and counters that the parent watches.
+    """Latencies with the time at which each request ended, and counters that the parent reads.
 
     `counters` is a shared int64 array: messages, bytes, errors, state.
     """
@@ -173,37 +183,62 @@ class Recorder:
     def stopped(self) -> bool:
         return bool(self._counters[self.STATE] == self.STOP)
 
-    def running(self) -> None:
-        """Ready to be measured: everything is loaded and connected."""
+    def set_running(self) -> None:
+        """Report that the client is loaded and connected."""
         if self._counters[self.STATE] == self.IDLE:
             self._counters[self.STATE] = self.RUNNING
 
     def add(self, started_ns: int, count: int, size: int) -> None:
-        """A request of `count` messages, `size` bytes, has ended now. The first one says that this client runs."""
+        """Record a request of `count` messages and `size` bytes that ends now."""
         now_ns = time.monotonic_ns()
         if not self._ended:
-            self.running()
+            self.set_running()
         self._ended.append(now_ns)
         self._latencies.append(now_ns - started_ns)
         self._counts.append(count)
         self._counters[self.MESSAGES] += count
         self._counters[self.BYTES] += size
 
-    def failed(self) -> None:
+    def add_error(self) -> None:
         self._counters[self.ERRORS] += 1
 
-    def save(self, path: Path) -> None:
-        """int64[n, 3]: ended, latency in ns, messages."""
-        rows = np.array([self._ended, self._latencies, self._counts], np.int64).T
-        np.save(path, rows)
+    def rows(self) -> NDArray[np.int64]:
+        """int64[n, 3]: end time in ns, latency in ns, messages."""
+        return np.array([self._ended, self._latencies, self._counts], np.int64).T
+
+    def close(self) -> None:
+        """Release the shared counters."""
         self._counters[self.STATE] = self.DONE
+        self._counters = np.zeros(self.WORDS, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A client process's place in a run: its number, the shared counters and its result file."""
+
+    index: int
+    memory_name: str
+    result: Path
+
+    @contextmanager
+    def record(self, *, saves: bool = True) -> Iterator[Recorder]:
+        """A recorder, whose rows are saved at the end unless the client saves its own."""
+        memory = SharedMemory(self.memory_name)
+        words = np.ndarray((memory.size // 8,), np.int64, memory.buf)
+        recorder = Recorder(words[self.index * Recorder.WORDS : (self.index + 1) * Recorder.WORDS])
+        del words
+        yield recorder
+        if saves:
+            np.save(self.result, recorder.rows())
+        recorder.close()
+        memory.close()
 
 
 def paced(rate: float, recorder: Recorder, pause: Callable[[float], None] = time.sleep) -> Iterator[int]:
-    """Moments to begin at, in ns: at once, or `rate` a second. Ends when the recorder is stopped.
+    """Start times in ns, back to back or `rate` a second, until the recorder is stopped.
 
-    What comes late is not measured from when it should have begun, but the gaps are kept. `pause` passes so many
-    seconds: who has frames under way takes their answers meanwhile.
+    A late start moves the following ones: gaps stay, and latencies do not include the delay. `pause` waits for some
+    seconds; clients with frames in flight receive answers meanwhile.
     """
     if not rate:
         while not recorder.stopped:
@@ -221,55 +256,42 @@ def paced(rate: float, recorder: Recorder, pause: Callable[[float], None] = time
         yield time.monotonic_ns()
 
 
-TIMEOUT_S = 60.0
-_LONG_POLL_S = 1.0
-_MADE_AT_ONCE = 256
+# Producers
 
 
-def counters_of(memory: SharedMemory, index: int) -> NDArray[np.int64]:
-    """One client's counters in the shared memory."""
-    words = np.ndarray((memory.size // 8,), np.int64, memory.buf)
-    return words[index * Recorder.WORDS : (index + 1) * Recorder.WORDS]
-
-
-def produce(store: Path, shape: Shape, index: int, memory_name: str, result: Path) -> None:
-    """Send until told to stop: frames with several in flight, or single messages."""
-    memory = SharedMemory(memory_name)
-    recorder = Recorder(counters_of(memory, index))
-    messages = Messages(shape, index)
-    with Client(store, timeout=TIMEOUT_S) as client:
+def produce(store: Path, shape: Shape, slot: Slot) -> None:
+    """Send until stopped: frames with several in flight, or single messages."""
+    messages = Messages(shape, slot.index)
+    with slot.record() as recorder, Client(store, timeout=TIMEOUT_S) as client:
         try:
             if shape.batch > 1:
-                _send_frames(client, shape, messages, recorder, index)
+                _send_frames(client, shape, messages, recorder, slot.index)
             elif shape.in_flight > 1:
                 _send_singles_in_flight(client, shape, messages, recorder)
             else:
                 _send_singles(client, shape, messages, recorder)
         except MqprocError as error:
-            recorder.failed()
-            print(f"producer {index}: {error}", flush=True)
-    recorder.save(result)
-    del recorder
-    memory.close()
+            recorder.add_error()
+            print(f"producer {slot.index}: {error}", flush=True)
 
 
-class _Flights:
-    """Frames under way, up to `most` of them: each is recorded when it is answered, also in a pause between two."""
+class _FramesInFlight:
+    """At most `limit` frames in flight, each recorded when it is answered, also during pauses."""
 
-    def __init__(self, client: Client, most: int, size: int, recorder: Recorder) -> None:
+    def __init__(self, client: Client, limit: int, size: int, recorder: Recorder) -> None:
         self._pipeline = client.pipeline()
-        self._most = most
+        self._limit = limit
         self._size = size
         self._recorder = recorder
         self._started: deque[int] = deque()
 
-    def start(self, call: core.Call[Any], began_ns: int) -> None:
+    def start(self, call: requests.Call[Any], began_ns: int) -> None:
         self._started.append(began_ns)
         self._pipeline.start(call)
 
     def make_room(self) -> None:
-        """Wait for an answer when there are as many as may be."""
-        if len(self._pipeline) == self._most:
+        """Wait for an answer when the limit is reached."""
+        if len(self._pipeline) == self._limit:
             self._finish()
 
     def pause(self, seconds: float) -> None:
@@ -289,37 +311,22 @@ class _Flights:
 
 
 def _send_frames(client: Client, shape: Shape, messages: Messages, recorder: Recorder, index: int) -> None:
-    flights = _Flights(client, shape.in_flight, shape.size, recorder)
-    topic = index
-    for began_ns in paced(shape.rate / shape.batch, recorder, flights.pause):
-        # The clock starts before the frame is built: encoding it is a part of sending.
-        bodies, keys = messages.bodies(shape.batch), messages.keys(shape.batch)
-        messages.passed(shape.batch)
-        batch = Batch(topic_name(topic % shape.topics), bodies, keys=keys, tags=TAG)
-        for call in sending.send_batch(batch, FRAME_BYTES_MAX):
-            flights.make_room()
-            flights.start(call, began_ns)
-        topic += 1
-    flights.close()
-
-
-def _singles(shape: Shape, messages: Messages, topics: Sequence[str], count: int) -> list[Message]:
-    """Fresh messages for topics in turns, made at once: so that a client measures the store and not numpy."""
-    size, first = shape.size, messages.number
-    bodies = messages.bodies(count).tobytes()
-    messages.passed(count)
-    return [
-        Message(topic, bodies[place * size : (place + 1) * size], TAG, keys_of(first + place, shape.keys))
-        for place, topic in zip(range(count), itertools.cycle(topics), strict=False)
-    ]
+    frames = _FramesInFlight(client, shape.in_flight, shape.size, recorder)
+    # A frame's time includes its encoding, which is a part of sending.
+    for turn, began_ns in enumerate(paced(shape.rate / shape.batch, recorder, frames.pause), index):
+        batch = messages.frame(topic_name(turn % shape.topics), shape.batch)
+        for call in send_requests.send_batch(batch, FRAME_BYTES_MAX):
+            frames.make_room()
+            frames.start(call, began_ns)
+    frames.close()
 
 
 def _send_singles(client: Client, shape: Shape, messages: Messages, recorder: Recorder) -> None:
     topics = [topic_name(index) for index in range(shape.topics)]
-    rounds = max(1, min(_MADE_AT_ONCE, BLOCK_BYTES // max(1, 2 * shape.size * shape.topics)))
+    rounds = max(1, min(_SINGLES_AT_ONCE, BLOCK_BYTES // max(1, 2 * shape.size * shape.topics)))
     made: list[Message] = []
     for _ in paced(shape.rate, recorder):
-        made = made or _singles(shape, messages, topics, rounds * shape.topics)[::-1]
+        made = made or messages.singles(topics, rounds * shape.topics)[::-1]
         message = made.pop()
         started_ns = time.monotonic_ns()
         client.send(message)
@@ -327,27 +334,38 @@ def _send_singles(client: Client, shape: Shape, messages: Messages, recorder: Re
 
 
 def _send_singles_in_flight(client: Client, shape: Shape, messages: Messages, recorder: Recorder) -> None:
-    """Single messages in frames of one topic, as `send_many` cuts them; `in_flight` of them without an answer.
+    """Send single messages in frames of one topic, with `in_flight` of them unanswered.
 
-    Those that are being encoded count: the clock of a frame starts before its messages are made.
+    A frame's time includes making its messages, which count as in flight meanwhile.
     """
-    frames = min(IN_FLIGHT, shape.in_flight)
-    count = shape.in_flight // frames
-    flights = _Flights(client, frames, shape.size, recorder)
-    for turn, began_ns in enumerate(paced(shape.rate / count, recorder, flights.pause)):
+    limit = min(requests.IN_FLIGHT, shape.in_flight)
+    count = shape.in_flight // limit
+    frames = _FramesInFlight(client, limit, shape.size, recorder)
+    for turn, began_ns in enumerate(paced(shape.rate / count, recorder, frames.pause)):
         topic = topic_name(turn % shape.topics)
-        flights.start(sending.send_group(_singles(shape, messages, [topic], count)), began_ns)
-        flights.make_room()
-    flights.close()
+        frames.start(send_requests.send_group(messages.singles([topic], count)), began_ns)
+        frames.make_room()
+    frames.close()
 
 
-def pull(
-    store: Path, shape: Shape, kind: str, columns: list[str] | None, index: int, memory_name: str, result: Path
-) -> None:
-    """Read queues from their beginning again and again until told to stop; as Arrow or as objects."""
-    memory = SharedMemory(memory_name)
-    recorder = Recorder(counters_of(memory, index))
-    with Client(store, timeout=TIMEOUT_S) as client:
+def send_with_time(store: Path, shape: Shape, topic: str, slot: Slot) -> None:
+    """Send single messages to one queue, with the time of sending in their first eight bytes."""
+    messages = Messages(shape, slot.index)
+    with slot.record() as recorder, Client(store, timeout=TIMEOUT_S) as client:
+        for _ in paced(shape.rate, recorder):
+            tail = messages.bodies(1).tobytes()[8:]
+            messages.advance(1)
+            started_ns = time.monotonic_ns()
+            client.send(topic, started_ns.to_bytes(8, "little") + tail, tag=TAG, queue_id=0)
+            recorder.add(started_ns, 1, shape.size)
+
+
+# Consumers
+
+
+def pull(store: Path, shape: Shape, kind: str, columns: list[str] | None, slot: Slot) -> None:
+    """Read queues from their start repeatedly until stopped, as Arrow or as objects."""
+    with slot.record() as recorder, Client(store, timeout=TIMEOUT_S) as client:
         pipeline = client.pipeline()
         waiting: deque[tuple[int, tuple[str, int]]] = deque()
         queues = [(info.topic, info.queue_id) for info in client.queues() if info.max_offset > 0]
@@ -357,8 +375,8 @@ def pull(
         def start() -> None:
             queue = turns.popleft()
             waiting.append((time.monotonic_ns(), queue))
-            request = core.pull_request(*queue, offsets[queue], shape.batch, core.PULL_BYTES, "", 0.0, False)
-            pipeline.start(core.pull(request) if kind == "objects" else _arrow_call(request, columns))
+            request = requests.pull_request(*queue, offsets[queue], shape.batch, requests.PULL_BYTES, "", 0.0, False)
+            pipeline.start(requests.pull(request) if kind == "objects" else _arrow_call(request, columns))
 
         for _ in range(min(shape.in_flight, len(queues))):
             start()
@@ -367,52 +385,26 @@ def pull(
             started_ns, queue = waiting.popleft()
             count = len(found.messages) if kind == "objects" else len(found)
             recorder.add(started_ns, count, count * shape.size)
-            # At a queue's end it is read once more from its beginning.
             offsets[queue] = found.next_offset if found.next_offset < found.max_offset else 0
             turns.append(queue)
             if not recorder.stopped:
                 start()
         pipeline.close()
-    recorder.save(result)
-    del recorder
-    memory.close()
 
 
-def _arrow_call(request: object, columns: list[str] | None) -> core.Call[object]:
+def _arrow_call(request: object, columns: list[str] | None) -> requests.Call[object]:
     from mqproc.client.arrow import parser
 
-    return core.pull_as(request, parser(columns))  # type: ignore[arg-type]
+    return requests.pull_as(request, parser(columns))  # type: ignore[arg-type]
 
 
-def wait_and_read(store: Path, topic: str, index: int, memory_name: str, result: Path) -> None:
-    """A waiting consumer: how long after a message's sending (its body tells when) it was here."""
-    memory = SharedMemory(memory_name)
-    recorder = Recorder(counters_of(memory, index))
-    with Client(store, timeout=TIMEOUT_S) as client:
+def wait_and_read(store: Path, topic: str, slot: Slot) -> None:
+    """Wait for messages; a latency is from the time in a message's body to its arrival."""
+    with slot.record() as recorder, Client(store, timeout=TIMEOUT_S) as client:
         offset = client.max_offset(topic, 0)
-        recorder.running()
+        recorder.set_running()
         while not recorder.stopped:
             found = client.pull(topic, 0, offset, 64, timeout=_LONG_POLL_S)
             for message in found.messages:
                 recorder.add(int.from_bytes(message.body[:8], "little"), 1, len(message.body))
             offset = max(offset, found.next_offset)
-    recorder.save(result)
-    del recorder
-    memory.close()
-
-
-def send_with_time(store: Path, shape: Shape, topic: str, index: int, memory_name: str, result: Path) -> None:
-    """Single messages into one queue whose bodies begin with the moment of sending."""
-    memory = SharedMemory(memory_name)
-    recorder = Recorder(counters_of(memory, index))
-    messages = Messages(shape, index)
-    with Client(store, timeout=TIMEOUT_S) as client:
-        for _ in paced(shape.rate, recorder):
-            tail = messages.bodies(1).tobytes()[8:]
-            messages.passed(1)
-            started_ns = time.monotonic_ns()
-            client.send(topic, started_ns.to_bytes(8, "little") + tail, tag=TAG, queue_id=0)
-            recorder.add(started_ns, 1, shape.size)
-    recorder.save(result)
-    del recorder
-    memory.close()

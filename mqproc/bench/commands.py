@@ -1,7 +1,7 @@
-"""`mqproc bench append|delay|dispatch|pull|consume|filter|query|e2e|verify|recovery|rebuild|spark`.
+"""The commands of `mqproc bench` that measure a running group.
 
-A command starts a group on a fresh temporary store (or uses --store), runs its clients in processes of their own, and
-prints a line every five seconds, a summary in Kafka's shape, CPU and memory by role, and this machine's own limits.
+A command starts a group on a temporary store (or uses --store), runs clients in processes of their own, and prints a
+line every five seconds, a summary like Kafka's, CPU and memory by role, and this machine's limits.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -19,17 +18,21 @@ from mqproc.cli.output import Output, format_bytes
 from mqproc.errors import DiskFullError
 
 if TYPE_CHECKING:
-    from mqproc.bench.runs import Bench, Settings
+    from mqproc.bench.runs import BenchGroup, Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 FLUSH = {"async": "ASYNC_FLUSH", "sync": "SYNC_FLUSH"}
-# What is loaded to be read stays in the page cache; else the first pass over it would measure the disk.
+# Loaded messages stay in the page cache, as the first read would otherwise measure the disk.
 _WARM = "page_cache_behind_bytes=0"
-
-
+_PINNED_NICE = 5
+_MESSAGES = {
+    "producers": "End after this many measured ones; 0: after --seconds.",
+    "consumers": "Messages to load first.",
+    "clients": "Messages to load first.",
+}
 _LAZY = {
-    "recovery": ("mqproc.bench.stores:recovery", "Start a store again after a clean stop and after kill -9."),
-    "rebuild": ("mqproc.bench.stores:rebuild", "Make lost ConsumeQueues and index again from the log."),
+    "recovery": ("mqproc.bench.stores:recovery", "Start a store after a clean stop and after kill -9."),
+    "rebuild": ("mqproc.bench.stores:rebuild", "Rebuild lost ConsumeQueues and index from the log."),
     "spark": ("mqproc.bench.spark:spark", "Read a store through Spark, beside the kernels alone."),
     "verify": ("mqproc.bench.stores:verify", "Verify a store, beside the rate at which its files can be read."),
 }
@@ -39,15 +42,19 @@ _LAZY = {
 def bench() -> None:
     """Measure this store against this machine's limits.
 
-    Each runs a group on a fresh temporary store (in TMPDIR), unless --store names one; MQPROC_STORE is not heard.
-    Bodies, keys and ids are fresh for every message, warm-up is left out, percentiles are of all requests. What is
-    loaded to be read is read from the page cache.
+    Each command runs a group on a temporary store (in TMPDIR), unless --store names one; MQPROC_STORE is ignored.
+    Bodies, keys and ids are fresh for every message, the warm-up is left out, percentiles are of all requests. Loaded
+    messages are read from the page cache.
     """
 
 
+def _option(name: str, default: Any, text: str, kind: Any) -> Callable[[Any], Any]:
+    return click.option(name, type=kind, default=default, show_default=True, help=text)
+
+
 def _shared(messages: int, batch: int, producers: str, seconds: str = "5") -> Callable[[F], F]:
-    """The options that every benchmark has, with its own defaults."""
-    counted = click.IntRange(1)
+    """Options that every benchmark has, with its own defaults."""
+    positive = click.IntRange(1)
     names = tuple(dict.fromkeys((f"--{producers}", "--producers")))
     options = [
         _option("--messages", messages, _MESSAGES[producers], click.IntRange(0)),
@@ -56,13 +63,13 @@ def _shared(messages: int, batch: int, producers: str, seconds: str = "5") -> Ca
         click.option(
             *names, "producers", type=click.IntRange(1, 256), default=1, show_default=True, help="Client processes."
         ),
-        _option("--topics", 1, "Topics, in turns.", counted),
-        _option("--queues", 8, "Queues of a topic.", counted),
+        _option("--topics", 1, "Topics, in turns.", positive),
+        _option("--queues", 8, "Queues of a topic.", positive),
         _option("--keys", 1, "Keys of a message.", click.IntRange(0)),
         _option("--flush", "async", "Answer after the write, or after the sync.", click.Choice(list(FLUSH))),
         _option("--seconds", seconds, "Measured time.", SECONDS),
         _option("--warmup", "1.5", "Time before it that is left out.", SECONDS),
-        _option("--in-flight", 4, "Requests under way; messages, where single ones are sent.", counted),
+        _option("--in-flight", 4, "Unanswered requests; messages, when sent singly.", positive),
         click.option("--limits/--no-limits", default=True, show_default=True, help="Measure the machine's limits too."),
     ]
 
@@ -74,25 +81,13 @@ def _shared(messages: int, batch: int, producers: str, seconds: str = "5") -> Ca
     return decorate
 
 
-def _option(name: str, default: Any, text: str, kind: Any) -> Callable[[Any], Any]:
-    return click.option(name, type=kind, default=default, show_default=True, help=text)
-
-
-_MESSAGES = {
-    "producers": "End after so many measured ones; 0: after --seconds.",
-    "consumers": "Messages to load before.",
-    "clients": "Messages to load before.",
-}
 _rate = click.option("--rate", type=RateRange(0), default=0.0, metavar="N", help="Messages a second.  [no limit]")
-
-
 _pin = click.option(
     "--pin/--no-pin",
     default=False,
     show_default=True,
-    help="The writer on a processor of its own, clients on the others, where dispatch stands back for them.",
+    help="Run the writer on its own processor, clients and a niced dispatcher on the others.",
 )
-_PINNED_NICE = 5
 
 
 @bench.command(cls=Command)
@@ -101,7 +96,10 @@ _PINNED_NICE = 5
 @_pin
 @pass_invocation
 def append(invocation: Invocation, /, rate: float, **shared: Any) -> None:
-    """Send: --batch 1 --in-flight 1 for single sends, back to back or --rate 1000 for one per ms."""
+    """Send frames, or single messages with --batch 1.
+
+    Single sends are back to back with --in-flight 1, or at --rate 1000 one per ms.
+    """
     from mqproc.bench.producing import append as measure
 
     _check_frames(shared)
@@ -116,10 +114,13 @@ def append(invocation: Invocation, /, rate: float, **shared: Any) -> None:
               help="What to measure.")  # fmt: skip
 @pass_invocation
 def e2e(invocation: Invocation, /, rate: float, part: str, **shared: Any) -> None:
-    """Send with dispatch beside and see its lag; then a message's way to a waiting consumer, one per ms or --rate."""
+    """Send while dispatch runs; then measure the latency to a waiting consumer.
+
+    The lag of dispatch is measured too. The consumer gets one message per ms, or --rate.
+    """
     from mqproc.bench.producing import e2e as measure
 
-    def both(bench: Bench, settings: Settings) -> dict[str, Any]:
+    def both(bench: BenchGroup, settings: Settings) -> dict[str, Any]:
         return measure(bench, settings, throughput=part != "latency", latency=part != "throughput")
 
     if part != "latency":
@@ -130,11 +131,14 @@ def e2e(invocation: Invocation, /, rate: float, part: str, **shared: Any) -> Non
 @bench.command(cls=Command)
 @_shared(0, 10, "producers")
 @_option("--rate", 10_000.0, "Messages due a second.", RateRange(1))
-@_option("--level", 0, "Wait for this delay level; 0: for a time of --ahead.", click.IntRange(0, 18))
+@_option("--level", 0, "Delay level; 0: a delivery time by --ahead.", click.IntRange(0, 18))
 @_option("--ahead", "3", "Time from send to due, without --level.", SECONDS)
 @pass_invocation
 def delay(invocation: Invocation, /, rate: float, level: int, ahead: float, **shared: Any) -> None:
-    """Send what waits for its time, --batch of one time together, and see how late it is stored and seen."""
+    """Send delayed messages, and measure how late they are stored and seen.
+
+    --batch is messages with the same time.
+    """
     from mqproc.bench.producing import delay as measure
 
     _check_frames(shared)
@@ -145,12 +149,12 @@ def delay(invocation: Invocation, /, rate: float, level: int, ahead: float, **sh
 @_shared(2_000_000, 1000, "clients")
 @pass_invocation
 def dispatch(invocation: Invocation, /, **shared: Any) -> None:
-    """Fill the log while the dispatcher is frozen, let it go, and see how fast it catches up."""
+    """Fill the log while the dispatcher is frozen, and measure how fast it catches up."""
     from mqproc.bench.producing import dispatch as measure
 
     if invocation.store is not None:
-        raise click.UsageError("bench dispatch freezes the dispatcher: it takes a group of its own, no --store")
-    # A frozen role is silent, and nothing may be slowed or refused while it is.
+        raise click.UsageError("bench dispatch freezes the dispatcher: it needs its own group, without --store")
+    # A frozen role is silent, and must cause neither a restart nor back-pressure.
     own = ["heartbeat_timeout_ms=3600000", "busy_timeout_ms=3600000", f"max_dispatch_behind_bytes={1 << 50}"]
     _run(invocation, shared, 0.0, measure, own)
 
@@ -161,27 +165,29 @@ def dispatch(invocation: Invocation, /, **shared: Any) -> None:
 @click.option("--column", "columns", multiple=True, help="Arrow: only these columns.  [all]")
 @pass_invocation
 def pull(invocation: Invocation, /, kinds: tuple[str, ...], columns: tuple[str, ...], **shared: Any) -> None:
-    """Read loaded queues from beginning to end, as Arrow and as objects; --batch is messages a pull."""
-    from mqproc.bench.producing import pulls
+    """Read loaded queues from start to end, as Arrow and as objects; --batch is messages a pull."""
+    from mqproc.bench.reading import pull as measure
 
-    chosen = kinds or ("arrow", "objects")
-    wanted = list(columns) or None
-    _run(invocation, shared, 0.0, lambda bench, settings: pulls(bench, settings, chosen, wanted), [_WARM])
+    chosen, selected = kinds or ("arrow", "objects"), list(columns) or None
+    _run(invocation, shared, 0.0, lambda bench, settings: measure(bench, settings, chosen, selected), [_WARM])
 
 
 @bench.command(cls=Command)
 @_shared(500_000, 4096, "consumers")
 @click.option("--as", "kinds", multiple=True, type=click.Choice(["objects", "arrow", "tag", "sql", "none"]),
               help="Only this: all as objects or as Arrow, or what a filter passes.  [all four]")  # fmt: skip
-@_option("--idle", 0, "Then so many consumers wait for nothing.", click.IntRange(0))
+@_option("--idle", 0, "Then let this many consumers wait.", click.IntRange(0))
 @pass_invocation
 def consume(invocation: Invocation, /, kinds: tuple[str, ...], idle: int, **shared: Any) -> None:
-    """Consume loaded queues as members of a group, as objects, as Arrow, and 1 in 100 by tag and SQL."""
-    from mqproc.bench.reading import KINDS, OWN_SETTINGS
+    """Consume loaded queues as a group: as objects, as Arrow, by tag and by SQL filter.
+
+    The filters pass 1 message in 100.
+    """
+    from mqproc.bench.reading import IDLE_SETTINGS, KINDS
     from mqproc.bench.reading import consume as measure
 
     chosen = tuple(kind for kind in kinds or KINDS if kind in KINDS)
-    own = [_WARM, *(OWN_SETTINGS if idle else ())]
+    own = [_WARM, *(IDLE_SETTINGS if idle else ())]
     _run(invocation, shared, 0.0, lambda bench, settings: measure(bench, settings, chosen, idle), own)
 
 
@@ -190,7 +196,10 @@ def consume(invocation: Invocation, /, kinds: tuple[str, ...], idle: int, **shar
 @click.option("--by", "names", multiple=True, type=click.Choice(["tag", "sql"]), help="Only this filter.  [both]")
 @pass_invocation
 def filter_(invocation: Invocation, /, names: tuple[str, ...], **shared: Any) -> None:
-    """Look through loaded queues for 1 message in 100, by tag and by properties; --batch is messages a pull."""
+    """Search loaded queues for 1 message in 100, by tag and by properties.
+
+    --batch is messages a pull.
+    """
     from mqproc.bench.reading import filters
 
     _run(invocation, shared, 0.0, lambda bench, settings: filters(bench, settings, names or ("tag", "sql")), [_WARM])
@@ -200,10 +209,13 @@ def filter_(invocation: Invocation, /, names: tuple[str, ...], **shared: Any) ->
 @_shared(1_000_000, 1000, "clients", "3")
 @pass_invocation
 def query(invocation: Invocation, /, **shared: Any) -> None:
-    """Ask one request after the other: by key, by id, one message by offset, offset by time; --seconds each."""
-    from mqproc.bench.producing import queries
+    """Time requests: by key, by id, one message by offset, offset by time.
 
-    _run(invocation, shared, 0.0, queries, [_WARM])
+    Requests are sent one at a time, each kind for --seconds.
+    """
+    from mqproc.bench.reading import query as measure
+
+    _run(invocation, shared, 0.0, measure, [_WARM])
 
 
 @bench.command(cls=Command)
@@ -211,42 +223,34 @@ def query(invocation: Invocation, /, **shared: Any) -> None:
 @_option("--fill", "4GiB", "Bytes of log to be deleted.", SIZE)
 @pass_invocation
 def retention(invocation: Invocation, /, fill: int, **shared: Any) -> None:
-    """Send single messages alone for --seconds, then while retention deletes a filled log, and compare."""
-    from mqproc.bench.producing import OWN_SETTINGS
+    """Compare single sends for --seconds with single sends while retention deletes a filled log."""
+    from mqproc.bench.producing import RETENTION_SETTINGS
     from mqproc.bench.producing import retention as measure
 
     if invocation.store is not None:
-        raise click.UsageError("bench retention deletes all that it finds: it takes a group of its own, no --store")
-    _run(invocation, shared, 0.0, lambda bench, settings: measure(bench, settings, fill), list(OWN_SETTINGS))
+        raise click.UsageError("bench retention deletes all segments: it needs its own group, without --store")
+    _run(invocation, shared, 0.0, lambda bench, settings: measure(bench, settings, fill), list(RETENTION_SETTINGS))
 
 
 def _run(
     invocation: Invocation,
     shared: dict[str, Any],
     rate: float,
-    measure: Callable[[Bench, Settings], dict[str, Any]],
+    measure: Callable[[BenchGroup, Settings], dict[str, Any]],
     own_settings: list[str] | None = None,
 ) -> None:
-    """A benchmark from beginning to end: limits, group, figures."""
+    """Run a benchmark: machine limits, group, clients, figures."""
     from mqproc.bench.clients import Shape
     from mqproc.bench.limits import measure_limits
     from mqproc.bench.runs import Settings
 
     out = invocation.out
     shape = Shape(
-        shared["size"], shared["batch"], shared["topics"], shared["queues"], shared["keys"], shared["in_flight"], rate
+        **{name: shared[name] for name in ("size", "batch", "topics", "queues", "keys", "in_flight")}, rate=rate
     )
     client_cpus, pinned = _pinned(invocation) if shared.get("pin") else (frozenset(), [])
-    settings = Settings(
-        shape,
-        shared["messages"],
-        shared["seconds"],
-        shared["warmup"],
-        shared["producers"],
-        out,
-        quiet=out.is_json,
-        client_cpus=client_cpus,
-    )
+    common = {name: shared[name] for name in ("messages", "seconds", "warmup", "producers")}
+    settings = Settings(shape, **common, out=out, client_cpus=client_cpus)
     queues_needed = shape.topics * shape.queues + 16
     options = [f"flush_disk_type={FLUSH[shared['flush']]}", *pinned, *(own_settings or [])]
     if queues_needed > 65_536:
@@ -254,8 +258,8 @@ def _run(
     with _group(invocation, options) as group:
         limits = measure_limits(group.store.parent).to_json() if shared["limits"] else {}
         found = measure(group, settings)
-        if limits and (rate_seen := found.get("store_bytes_per_second")):
-            found["share_of_disk_rate"] = round(rate_seen / limits["disk_bytes_per_s"], 3)
+        if limits and (store_rate := found.get("store_bytes_per_second")):
+            found["share_of_disk_rate"] = round(store_rate / limits["disk_bytes_per_s"], 3)
         document = {"parameters": shared | {"rate": rate}, **found, "machine": limits, "store": group.store}
     if out.is_json:
         out.document(document)
@@ -264,7 +268,7 @@ def _run(
 
 
 def _check_frames(shared: dict[str, Any]) -> None:
-    """Raise a usage error where --batch is what a frame has, and no frame holds so much: clients make several."""
+    """Raise a usage error when --size and --batch exceed a frame, which clients would split."""
     from mqproc.client.connection import FRAME_BYTES_MAX
 
     if (frame_bytes := shared["size"] * shared["batch"]) > FRAME_BYTES_MAX:
@@ -273,9 +277,9 @@ def _check_frames(shared: dict[str, Any]) -> None:
 
 
 def _pinned(invocation: Invocation) -> tuple[frozenset[int], list[str]]:
-    """The processors of the clients, and the options of a group whose writer has another one."""
+    """The processors of clients, and options that give the writer another one."""
     if invocation.store is not None:
-        raise click.UsageError("--pin puts the writer in its place: it takes a group of its own, no --store")
+        raise click.UsageError("--pin moves the writer to a processor: it needs its own group, without --store")
     first, *others = sorted(os.sched_getaffinity(0))
     if not others:
         raise click.UsageError("--pin needs two processors; this process may use one")
@@ -283,25 +287,25 @@ def _pinned(invocation: Invocation) -> tuple[frozenset[int], list[str]]:
 
 
 @contextmanager
-def _group(invocation: Invocation, options: list[str]) -> Iterator[Bench]:
+def _group(invocation: Invocation, options: list[str]) -> Iterator[BenchGroup]:
     from mqproc.bench.runs import bench_group
 
-    store: Path | None = invocation.store.absolute() if invocation.store else None
+    store = invocation.store.absolute() if invocation.store else None
     with bench_group(store, [*options, *invocation.set_], invocation.config_file(), invocation.out) as group:
         yield group
 
 
 def _print(out: Output, found: dict[str, Any], limits: dict[str, Any]) -> None:
-    """The figures that the summary lines do not tell: CPU, memory, lag, and the machine's limits."""
+    """Print figures that summary lines do not show: CPU, memory, lag, and the machine's limits."""
     for name, value in found.items():
         if isinstance(value, dict):
             _print_figures(out, name, value)
         elif not isinstance(value, list):
             out.line(f"{name.replace('_', ' ')}: {value:,}")
-    if refused := _refused_for_the_disk(found):
+    if refused := _disk_full_refusals(found):
         out.note(
-            f"The disk was nearly full: {refused:,} frames were refused until there was room, and the figures are of "
-            "that waiting too. Free some, or have old segments deleted: --set disk_space_clean_forcibly_ratio=50"
+            f"The disk was nearly full: {refused:,} frames were refused until there was room, and the figures include "
+            "that wait. Free space, or have old segments deleted: --set disk_space_clean_forcibly_ratio=50"
         )
     if limits:
         out.line("this machine:")
@@ -310,17 +314,17 @@ def _print(out: Output, found: dict[str, Any], limits: dict[str, Any]) -> None:
             out.line(f"  {name.removesuffix('_bytes_per_s').replace('_', ' ')}: {shown}")
 
 
-def _refused_for_the_disk(found: dict[str, Any]) -> int:
+def _disk_full_refusals(found: dict[str, Any]) -> int:
     parts = [value for value in found.values() if isinstance(value, dict)]
     return sum(int(part.get("refusals", {}).get(DiskFullError.code, 0)) for part in parts)
 
 
-# What the summary line has told already.
-_TOLD = ("messages", "bytes", "requests", "seconds", "latency_us")
+# Prefixes of the figures in summary lines.
+_SUMMARIZED = ("messages", "bytes", "requests", "seconds", "latency_us")
 
 
 def _print_figures(out: Output, name: str, values: dict[str, Any], indent: str = "") -> None:
-    left = {key: value for key, value in values.items() if not key.startswith(_TOLD)}
+    left = {key: value for key, value in values.items() if not key.startswith(_SUMMARIZED)}
     if not left:
         return
     out.line(f"{indent}{name.replace('_', ' ')}:")

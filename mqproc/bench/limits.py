@@ -1,6 +1,6 @@
-"""What this machine can do at best, measured in the same run: the yardstick for every figure of a benchmark.
+"""Limits of this machine, measured in the same run, to compare a benchmark's figures with.
 
-Each takes well under a second or two, and leaves no file behind.
+Each measurement takes at most a second or two, and leaves no files.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class MachineLimits:
 
 
 def measure_limits(folder: Path) -> MachineLimits:
-    """All limits; files are made in `folder`, which is the store's file system."""
+    """Measure all limits, with temporary files in `folder`, on the store's file system."""
     echo = socket_echo_us()
     sync = fdatasync_us(folder)
     return MachineLimits(
@@ -62,7 +62,7 @@ def measure_limits(folder: Path) -> MachineLimits:
 
 
 def memcpy_rate() -> float:
-    """Copying memory that is larger than the caches, pages present."""
+    """Bytes per second of copying present pages of memory that exceeds the caches."""
     source = np.ones(MEMORY_BYTES, np.uint8)
     target = np.empty_like(source)
     target[:] = 0
@@ -70,9 +70,9 @@ def memcpy_rate() -> float:
 
 
 def fresh_memory_rate() -> float:
-    """Storing into pages for the first time, which every page of a growing file costs once.
+    """Bytes per second of first stores into pages, which each page of a growing file needs once.
 
-    A virtual machine whose host takes free memory back is slow at this: there it bounds what can be appended.
+    It bounds appends in a virtual machine whose host reclaims free memory.
     """
     started = time.perf_counter()
     with mmap.mmap(-1, MEMORY_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as fresh:
@@ -81,7 +81,7 @@ def fresh_memory_rate() -> float:
 
 
 def pwrite_rate(folder: Path) -> float:
-    """Writing from a hot buffer over pages that are in the page cache already."""
+    """Bytes per second of writing from a cached buffer to pages in the page cache."""
     block = os.urandom(WRITE_BYTES)
     with tempfile.TemporaryFile(dir=folder) as file:
 
@@ -94,7 +94,7 @@ def pwrite_rate(folder: Path) -> float:
 
 
 def disk_rate(folder: Path) -> float:
-    """Writing a fresh file from beginning to end, until it is durable."""
+    """Bytes per second of writing a new file until it is durable."""
     block = os.urandom(1 << 20)
     with tempfile.TemporaryFile(dir=folder) as file:
         started = time.perf_counter()
@@ -105,7 +105,7 @@ def disk_rate(folder: Path) -> float:
 
 
 def disk_read_rate(path: Path) -> float:
-    """Reading a file's begin that is not in memory."""
+    """Bytes per second of reading the start of a file from the disk."""
     block = bytearray(1 << 20)
     with path.open("rb", buffering=0) as file:
         os.fdatasync(file.fileno())
@@ -118,7 +118,7 @@ def disk_read_rate(path: Path) -> float:
 
 
 def fdatasync_us(folder: Path) -> NDArray[np.float64]:
-    """Times of a 4 KiB append into allocated space, synced."""
+    """Latencies of a 4 KiB write to allocated space with fdatasync."""
     block = os.urandom(SYNC_BYTES)
     times = np.empty(SYNCS)
     with tempfile.TemporaryFile(dir=folder) as file:
@@ -133,7 +133,7 @@ def fdatasync_us(folder: Path) -> NDArray[np.float64]:
 
 
 def socket_echo_us() -> NDArray[np.float64]:
-    """Round trips of a small message over a Unix stream to another process that only sends it back."""
+    """Round trip times of a small message to an echoing process over a Unix stream."""
     here, there = socket.socketpair()
     child = os.fork()
     if child == 0:
@@ -153,7 +153,7 @@ def socket_echo_us() -> NDArray[np.float64]:
 
 
 def _echo(sock: socket.socket) -> None:
-    """The child's whole life: it must not return into its parent's frames."""
+    """Run the child process, which must not return to its parent's frames."""
     try:
         while data := sock.recv(ECHO_BYTES):
             sock.sendall(data)

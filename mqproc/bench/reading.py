@@ -1,105 +1,164 @@
-"""`mqproc bench consume`: what one consumer process takes out of loaded queues, and what waiting consumers cost."""
+"""Benchmarks that read loaded queues: pull, query, filter, consume."""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any, Final
 
-from mqproc.bench.clients import TIMEOUT_S, Messages, Recorder, Shape, counters_of, topic_name
-from mqproc.bench.producing import LOADER
-from mqproc.bench.runs import Bench, BenchRun, Settings
-from mqproc.client import Batch, Client, Consumer, ResetTo
-from mqproc.client import requests as core
+import numpy as np
+
+from mqproc.bench.clients import NUMBERS_PER_PRODUCER, TIMEOUT_S, Messages, Recorder, Shape, Slot, key_of, topic_name
+from mqproc.bench.clients import pull as pull_client
+from mqproc.bench.runs import (
+    LOADER,
+    PERCENTILES,
+    BenchGroup,
+    BenchRun,
+    Settings,
+    load_batch,
+    named_percentiles,
+    percentile_text,
+    run_cases,
+)
+from mqproc.client import Batch, Client, Consumer, ResetTo, requests
 from mqproc.client.assignment import HOLD_S
+from mqproc.errors import BadRequestError
 from mqproc.layout.control import QUERY
 from mqproc.types import Filter, SqlFilter, TagFilter
 
-# --- filtering ---
-# `mqproc bench filter`: how fast queues are searched for the few messages that match a filter.
+_WARM_QUERIES: Final = 200
 
+
+def pull(bench: BenchGroup, settings: Settings, kinds: tuple[str, ...], columns: list[str] | None) -> dict[str, Any]:
+    """Read the loaded queues from start to end repeatedly, as Arrow or as objects."""
+    bench.prepare(settings.shape, settings.messages)
+    cases = {kind: (pull_client, (bench.store, settings.shape, kind, columns)) for kind in kinds}
+    return {"pull": run_cases(bench, settings, "pulled", cases)}
+
+
+def query(bench: BenchGroup, settings: Settings) -> dict[str, Any]:
+    """Send one request at a time: by key, by id, one message by offset, offset by time."""
+    shape = settings.shape
+    if not shape.keys:
+        raise BadRequestError("bench query needs --keys of at least 1")
+    bench.prepare(shape, settings.messages)
+    numbers = np.random.default_rng(1).integers(0, settings.messages, 1 << 16).tolist()
+    topics = [topic_name(index) for index in range(shape.topics)]
+    frame = load_batch(shape)
+    with Client(bench.store) as client:
+        ends = {info.topic: max(1, info.max_offset) for info in client.queues()}
+        known = [message.message_id for topic in topics[:8] for message in client.pull(topic, 0, 0, 256).messages]
+
+        def topic_of(number: int) -> str:
+            return topics[number % shape.topics]
+
+        def by_key(number: int) -> Any:
+            key = key_of(LOADER * NUMBERS_PER_PRODUCER + number)
+            return client.by_key(topic_of(number // frame), key, max_messages=1)
+
+        def pull_1(number: int) -> Any:
+            topic = topic_of(number)
+            return client.pull(topic, 0, number % ends[topic], 1).messages
+
+        requests_by_name: dict[str, Callable[[int], Any]] = {
+            "by_key": by_key,
+            "get": lambda number: client.get(known[number % len(known)]),
+            "pull_1": pull_1,
+            "offset_at": lambda number: [client.offset_at(topic_of(number), 0, time.time() * 1000 - number % 1000)],
+        }
+        return {"query": {name: _time_query(name, ask, numbers, settings) for name, ask in requests_by_name.items()}}
+
+
+def _time_query(name: str, ask: Callable[[int], Any], numbers: list[int], settings: Settings) -> dict[str, Any]:
+    """Latencies of one kind of request after the warm-up."""
+    latencies: list[int] = []
+    missing = 0
+    for number in numbers[:_WARM_QUERIES]:
+        ask(number)
+    deadline = time.monotonic() + settings.seconds
+    for number in itertools.cycle(numbers):
+        if time.monotonic() >= deadline:
+            break
+        started_ns = time.perf_counter_ns()
+        found = ask(number)
+        latencies.append(time.perf_counter_ns() - started_ns)
+        missing += not found
+    values = np.percentile(np.array(latencies) / 1000, PERCENTILES)
+    settings.say(f"{name}: {len(latencies):,} requests, {percentile_text(values)}")
+    return {"requests": len(latencies), "without_answer": missing, **named_percentiles(values, "latency_us_p")}
+
+
+# Filters: searching queues for 1 message in 100
 
 _FRAME_MESSAGES: Final = 1000
-# Of a frame's tags each is the tag of as many messages.
+# Each tag belongs to the same number of messages of a frame.
 _TAGS: Final = 100
 _REGIONS: Final = ("north", "south", "east", "west")
-_PASSES_TAG: Final = "tag-7"
-_PASSES_SQL: Final = {"price": "15.25", "region": _REGIONS[0]}
+_MATCHING_TAG: Final = "tag-7"
+_MATCHING_PROPERTIES: Final = {"price": "15.25", "region": _REGIONS[0]}
 
 FILTERS: Final[dict[str, Filter]] = {
-    "tag": TagFilter(_PASSES_TAG),
+    "tag": TagFilter(_MATCHING_TAG),
     "sql": SqlFilter("price BETWEEN 10.5 AND 19.5 AND region IN ('north', 'south')"),
 }
 
 
-def filters(bench: Bench, settings: Settings, names: tuple[str, ...]) -> dict[str, Any]:
-    """Consumers look through the loaded queues again and again, with a filter that 1 message in 100 passes."""
-    shape = settings.shape
-    bench.create_topics(shape.topics, shape.queues)
-    load_tagged(bench, shape, settings.messages)
-    bench.await_dispatch()
-    found: dict[str, Any] = {}
-    for name in names:
-        starts = [(seek, (bench.store, shape, name)) for _ in range(settings.producers)]
-        with BenchRun(bench, starts, replace(settings, messages=0)) as run:
-            result = run.measure("looked through", shape.size)
-        settings.say(f"{name}: " + result.figures.line("looked through"))
-        found[name] = result.to_json()
-    return {"filter": found}
+def filters(bench: BenchGroup, settings: Settings, names: tuple[str, ...]) -> dict[str, Any]:
+    """Search the loaded queues repeatedly with filters that 1 message in 100 matches."""
+    _prepare_tagged(bench, settings)
+    cases = {name: (search, (bench.store, settings.shape, name)) for name in names}
+    return {"filter": run_cases(bench, settings, "looked through", cases)}
 
 
-def load_tagged(bench: Bench, shape: Shape, messages: int) -> None:
-    """Each frame's messages have every tag in turn; its price and region are 1 in 100 times in the filter's range.
+def _prepare_tagged(bench: BenchGroup, settings: Settings) -> None:
+    """Load messages of all tags in turn, of which 1 in 100 has a price and a region that match.
 
-    Each queue's last message passes all filters: who reads with one gets to the queue's end, and need not wait there.
+    The last message of each queue matches all filters, so that a filtered read reaches the end without waiting.
     """
+    shape = settings.shape
     maker = Messages(replace(shape, batch=_FRAME_MESSAGES), LOADER)
     tags = [f"tag-{number % _TAGS}" for number in range(_FRAME_MESSAGES)]
 
     def batches() -> Iterator[Batch]:
-        for turn in range(-(-messages // _FRAME_MESSAGES)):
+        for turn in range(-(-settings.messages // _FRAME_MESSAGES)):
             price = 15.25 if turn % 50 == 0 else 100.25 + turn
             properties = {"price": f"{price}", "region": _REGIONS[turn // 50 % len(_REGIONS)]}
-            bodies, keys = maker.bodies(_FRAME_MESSAGES), maker.keys(_FRAME_MESSAGES)
-            maker.passed(_FRAME_MESSAGES)
-            yield Batch(topic_name(turn % shape.topics), bodies, keys=keys, tags=tags, properties=properties)
+            yield maker.frame(topic_name(turn % shape.topics), _FRAME_MESSAGES, tags, properties=properties)
         for number in range(shape.topics):
-            bodies, keys = maker.bodies(shape.queues), maker.keys(shape.queues)
-            maker.passed(shape.queues)
-            yield Batch(
-                topic_name(number), bodies, keys, _PASSES_TAG, queue_ids=range(shape.queues), properties=_PASSES_SQL
+            queue_ids = range(shape.queues)
+            yield maker.frame(
+                topic_name(number), shape.queues, _MATCHING_TAG, queue_ids=queue_ids, properties=_MATCHING_PROPERTIES
             )
 
-    with Client(bench.store, timeout=TIMEOUT_S) as client:
-        for _ in client.send_batches(batches(), in_flight=4):
-            pass
+    bench.create_topics(shape.topics, shape.queues)
+    bench.send(batches())
+    bench.await_dispatch()
 
 
-def seek(store: Path, shape: Shape, name: str, index: int, memory_name: str, result: Path) -> None:
-    """Pull with a filter, queue after queue; what counts is every message that was looked at."""
-    memory = SharedMemory(memory_name)
-    recorder = Recorder(counters_of(memory, index))
-    with Client(store, timeout=TIMEOUT_S) as client:
+def search(store: Path, shape: Shape, name: str, slot: Slot) -> None:
+    """Client: pull with a filter, queue after queue; counts every message that is searched."""
+    with slot.record() as recorder, Client(store, timeout=TIMEOUT_S) as client:
         queues = deque((info.topic, info.queue_id) for info in client.queues() if info.max_offset > 0)
         offsets = dict.fromkeys(queues, 0)
         while not recorder.stopped:
             queue = queues[0]
             queues.rotate(-1)
             started_ns = time.monotonic_ns()
-            found = client.pull(*queue, offsets[queue], shape.batch, max_bytes=core.PULL_BYTES, filter=FILTERS[name])
-            looked_at = found.next_offset - offsets[queue]
-            recorder.add(started_ns, looked_at, looked_at * shape.size)
+            found = client.pull(
+                *queue, offsets[queue], shape.batch, max_bytes=requests.PULL_BYTES, filter=FILTERS[name]
+            )
+            searched = found.next_offset - offsets[queue]
+            recorder.add(started_ns, searched, searched * shape.size)
             offsets[queue] = found.next_offset if found.next_offset < found.max_offset else 0
-    recorder.save(result)
-    del recorder
-    memory.close()
 
+
+# Consumers of a group
 
 KINDS: Final[dict[str, tuple[str, Filter | None]]] = {
     "objects": ("objects", None),
@@ -107,62 +166,50 @@ KINDS: Final[dict[str, tuple[str, Filter | None]]] = {
     "tag": ("objects", FILTERS["tag"]),
     "sql": ("objects", FILTERS["sql"]),
 }
-"""What a consumer is given, and by which filter; a filter lets 1 message in 100 through."""
-FILTER_PASSES_ONE_IN: Final = 100
-# A step ends when nothing has come for so long: what is left of a round's last step does not come.
+"""What a consumer receives, and its filter, which 1 message in 100 matches."""
+_MATCHING_ONE_IN: Final = 100
+# A step ends after this time without messages, since a round's last step may be incomplete.
 _WAIT_S: Final = 0.001
-_LOOK_S: Final = 0.05
+_POLL_S: Final = 0.05
 _PULL_AGAIN_S: Final = HOLD_S / 2
-OWN_SETTINGS: Final = ("max_connections=8192",)
-"""Each consumer has two connections."""
+IDLE_SETTINGS: Final = ("max_connections=8192",)
+"""Each idle consumer has two connections."""
 _IDLE_TOPIC: Final = "bench-idle"
 _IDLE_MEMBERS: Final = 20
 
 
-def consume(bench: Bench, settings: Settings, kinds: tuple[str, ...], idle: int) -> dict[str, Any]:
-    """A group's consumers read the loaded queues to their end again and again; then many wait for nothing."""
-    shape = settings.shape
+def consume(bench: BenchGroup, settings: Settings, kinds: tuple[str, ...], idle: int) -> dict[str, Any]:
+    """Consume the loaded queues repeatedly as a group; then let `idle` consumers wait."""
     found: dict[str, Any] = {}
     if kinds:
-        bench.create_topics(shape.topics, shape.queues)
-        load_tagged(bench, shape, settings.messages)
-        bench.await_dispatch()
-    for kind in kinds:
-        starts = [(take, (bench.store, shape, kind)) for _ in range(settings.producers)]
-        with BenchRun(bench, starts, replace(settings, messages=0)) as run:
-            result = run.measure("consumed", shape.size)
-        settings.say(f"{kind}: " + result.figures.line("consumed"))
-        found[kind] = result.to_json()
+        _prepare_tagged(bench, settings)
+        cases = {kind: (consume_all, (bench.store, settings.shape, kind)) for kind in kinds}
+        found = run_cases(bench, settings, "consumed", cases)
     if idle:
         found["idle"] = _idle(bench, settings, idle)
     return {"consume": found}
 
 
-def take(store: Path, shape: Shape, kind: str, index: int, memory_name: str, result: Path) -> None:
-    """One group consumer; what counts is every message that its group's progress has passed."""
-    memory = SharedMemory(memory_name)
-    recorder = Recorder(counters_of(memory, index))
+def consume_all(store: Path, shape: Shape, kind: str, slot: Slot) -> None:
+    """Client: one group consumer; counts every message that its positions have passed."""
     form, filter = KINDS[kind]
     topics = [topic_name(number) for number in range(shape.topics)]
-    # A step is what one pull looks at.
-    step = shape.batch if filter is None else max(1, shape.batch // FILTER_PASSES_ONE_IN)
-    with Client(store, timeout=TIMEOUT_S) as client:
-        everything = sum(info.max_offset for topic in topics for info in client.queues(topic))
-        group = f"bench-{kind}-{index}"
+    # A step is what one pull searches.
+    step = shape.batch if filter is None else max(1, shape.batch // _MATCHING_ONE_IN)
+    with slot.record() as recorder, Client(store, timeout=TIMEOUT_S) as client:
+        total = sum(info.max_offset for topic in topics for info in client.queues(topic))
+        group = f"bench-{kind}-{slot.index}"
         with client.consumer(group, topics, filter=filter, start="earliest", pull_messages=shape.batch) as consumer:
             while not recorder.stopped:
                 steps = _batches(consumer) if form == "arrow" else _objects(consumer, step)
-                _to_the_end(consumer, steps, everything, shape, recorder)
+                _consume_to_end(consumer, steps, total, shape, recorder)
                 consumer.seek(ResetTo(earliest=True))
-    recorder.save(result)
-    del recorder
-    memory.close()
 
 
-def _to_the_end(consumer: Consumer, steps: Iterator[None], everything: int, shape: Shape, recorder: Recorder) -> None:
+def _consume_to_end(consumer: Consumer, steps: Iterator[None], total: int, shape: Shape, recorder: Recorder) -> None:
     passed = 0
     started_ns = time.monotonic_ns()
-    while passed < everything and not recorder.stopped:
+    while passed < total and not recorder.stopped:
         next(steps)
         at = sum(consumer.positions().values())
         recorder.add(started_ns, at - passed, (at - passed) * shape.size)
@@ -170,7 +217,7 @@ def _to_the_end(consumer: Consumer, steps: Iterator[None], everything: int, shap
 
 
 def _batches(consumer: Consumer) -> Iterator[None]:
-    """A step is a batch, or that none came."""
+    """Steps of one batch, or of none after the wait."""
     while True:
         for _ in consumer.batches(timeout=_WAIT_S):
             yield
@@ -178,7 +225,7 @@ def _batches(consumer: Consumer) -> Iterator[None]:
 
 
 def _objects(consumer: Consumer, step: int) -> Iterator[None]:
-    """A step is so many messages, or that no more came. Every body is looked at."""
+    """Steps of `step` messages, or fewer after the wait. Reads every body."""
     while True:
         messages = consumer.messages(timeout=_WAIT_S)
         while sum(len(message.body) for message in itertools.islice(messages, step)):
@@ -186,29 +233,23 @@ def _objects(consumer: Consumer, step: int) -> Iterator[None]:
         yield
 
 
-# Waiting
-
-
-def _idle(bench: Bench, settings: Settings, count: int) -> dict[str, Any]:
-    """CPU of query and of one process with `count` consumers that wait, as shares of a core."""
+def _idle(bench: BenchGroup, settings: Settings, count: int) -> dict[str, Any]:
+    """CPU of query and of one process with `count` idle consumers, as shares of a core."""
     with Client(bench.store, timeout=TIMEOUT_S) as client:
         client.create_topic(_IDLE_TOPIC, _IDLE_MEMBERS)
-    starts = [(wait, (bench.store, count))]
-    with BenchRun(bench, starts, replace(settings, messages=0)) as run:
-        result = run.measure("delivered", settings.shape.size)
+    with BenchRun(bench, [(wait_idle, (bench.store, count))], replace(settings, messages=0)) as run:
+        result = run.measure("delivered")
     seconds = max(settings.seconds, 1e-9)
     shares = {name: round(used / seconds, 4) for name, used in result.cpu_seconds.items() if used}
     settings.say(f"idle: {count:,} consumers wait; query takes {100 * shares.get(QUERY, 0.0):.2f} % of a core")
     return {"consumers": count, "cores": shares}
 
 
-def wait(store: Path, count: int, index: int, memory_name: str, result: Path) -> None:
-    """Consumers of groups of so many as the topic has queues; the server holds their pulls all the time."""
-    memory = SharedMemory(memory_name)
-    recorder = Recorder(counters_of(memory, index))
-    with Client(store, timeout=TIMEOUT_S) as client, ExitStack() as stack:
+def wait_idle(store: Path, count: int, slot: Slot) -> None:
+    """Client: idle consumers, in groups of as many members as the topic has queues."""
+    with slot.record() as recorder, Client(store, timeout=TIMEOUT_S) as client, ExitStack() as stack:
         consumers = [
-            stack.enter_context(client.consumer(f"bench-idle-{index}-{number // _IDLE_MEMBERS}", _IDLE_TOPIC))
+            stack.enter_context(client.consumer(f"bench-idle-{slot.index}-{number // _IDLE_MEMBERS}", _IDLE_TOPIC))
             for number in range(count)
         ]
         pull_at = 0.0
@@ -217,8 +258,5 @@ def wait(store: Path, count: int, index: int, memory_name: str, result: Path) ->
                 for consumer in consumers:
                     consumer.receive()
                 pull_at = time.monotonic() + _PULL_AGAIN_S
-                recorder.running()
-            time.sleep(_LOOK_S)
-    recorder.save(result)
-    del recorder
-    memory.close()
+                recorder.set_running()
+            time.sleep(_POLL_S)

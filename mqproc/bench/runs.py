@@ -1,4 +1,4 @@
-"""Running a benchmark: a group on its own store, client processes, a measured time between warm-up and end."""
+"""Run a benchmark: a group, client processes, and figures of the measured time."""
 
 from __future__ import annotations
 
@@ -8,42 +8,62 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.bench.clients import Recorder, Shape, topic_name
+from mqproc.bench.clients import TIMEOUT_S, Messages, Recorder, Shape, Slot, topic_name
 from mqproc.cli.admin.lifecycle import group_status, process_figures
 from mqproc.cli.admin.supervisor_client import running_group
 from mqproc.cli.output import Output
-from mqproc.client import Client
-from mqproc.client import requests as core
+from mqproc.client import Batch, Client, requests
 from mqproc.errors import NotRunningError, RequestTimeoutError, StartError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
 from mqproc.ipc.error_counters import read_error_counters
 from mqproc.ipc.store_lock import lock_holder
-from mqproc.layout import control as words_of
+from mqproc.layout import control
 from mqproc.paths import StorePaths
 
-# --- figures ---
-# From what was measured to figures: rates, percentiles of the full distribution, CPU per message and role.
+PERCENTILES: Final = (50, 95, 99, 99.9)
+MB: Final = 1_000_000
+LINE_EVERY_S: Final = 5.0
+LOADER: Final = 1000
+"""Producer number of messages that are loaded before the measurement; measured producers count from 0."""
+_LOAD_BATCH: Final = 1000
+_LOAD_FRAME_BYTES: Final = 256 << 10
+_POLL_S: Final = 0.02
+_START_S: Final = 60.0
+_STOP_S: Final = 90.0
+_CATCH_UP_S: Final = 600.0
+_GROUP_CHECK_S: Final = 1.0
+
+Start = tuple[Callable[..., None], tuple[Any, ...]]
+"""A client: its function, and the arguments before its slot."""
 
 
-PERCENTILES = (50, 95, 99, 99.9)
-MB = 1_000_000
+# Figures
+
+
+def named_percentiles(values: Iterable[float], prefix: str = "p") -> dict[str, float]:
+    """Values of PERCENTILES by name, rounded to two digits."""
+    return {f"{prefix}{p:g}": round(float(value), 2) for p, value in zip(PERCENTILES, values, strict=True)}
+
+
+def percentile_text(values_us: Iterable[float]) -> str:
+    return ", ".join(f"{value:.1f} µs {p:g}th" for p, value in zip(PERCENTILES, values_us, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Requests that ended inside the measured time. Latencies in µs."""
+    """Requests that ended in the measured time. Latencies are in µs."""
 
     messages: int
     size: int
@@ -62,22 +82,14 @@ class Figures:
         return self.size / max(self.seconds, 1e-9)
 
     def line(self, verb: str) -> str:
-        """Kafka's summary."""
-        shown = ", ".join(
-            f"{value:.1f} µs {percentile:g}th"
-            for percentile, value in zip(PERCENTILES, self.percentiles_us, strict=True)
-        )
+        """A summary like that of Kafka's performance tools."""
         return (
             f"{self.messages:,} records {verb}, {self.per_second:,.1f} records/sec "
             f"({self.bytes_per_second / MB:,.2f} MB/sec), {self.mean_us:,.1f} µs avg latency, "
-            f"{self.max_us:,.1f} µs max latency, {shown}."
+            f"{self.max_us:,.1f} µs max latency, {percentile_text(self.percentiles_us)}."
         )
 
     def to_json(self) -> dict[str, Any]:
-        named = {
-            f"latency_us_p{percentile:g}": round(value, 2)
-            for percentile, value in zip(PERCENTILES, self.percentiles_us, strict=True)
-        }
         return {
             "messages": self.messages,
             "bytes": self.size,
@@ -87,37 +99,36 @@ class Figures:
             "bytes_per_second": round(self.bytes_per_second),
             "latency_us_mean": round(self.mean_us, 2),
             "latency_us_max": round(self.max_us, 2),
-            **named,
+            **named_percentiles(self.percentiles_us, "latency_us_p"),
         }
 
 
-def load_rows(paths: list[Path]) -> NDArray[np.int64]:
-    """All clients' rows: ended ns, latency ns, messages; what else a client has noted is left out."""
+def load_rows(paths: Sequence[Path]) -> NDArray[np.int64]:
+    """The rows of all clients: end ns, latency ns, messages. Further columns are left out."""
     return np.concatenate([np.load(path)[:, :3] for path in paths if path.exists()] or [np.empty((0, 3), np.int64)])
 
 
 def figures_of(rows: NDArray[np.int64], begin_ns: int, end_ns: int, message_size: int) -> Figures:
     """Figures of the requests that ended in (begin, end]."""
     inside = rows[(rows[:, 0] > begin_ns) & (rows[:, 0] <= end_ns)]
-    latencies = inside[:, 1] / 1000
     messages = int(inside[:, 2].sum())
-    some = len(latencies) > 0
+    latencies = inside[:, 1] / 1000 if len(inside) else np.zeros(1)
     return Figures(
         messages=messages,
         size=messages * message_size,
         seconds=(end_ns - begin_ns) / 1e9,
         requests=len(inside),
-        mean_us=float(latencies.mean()) if some else 0.0,
-        max_us=float(latencies.max()) if some else 0.0,
-        percentiles_us=tuple(float(value) for value in np.percentile(latencies, PERCENTILES)) if some else (0.0,) * 4,
+        mean_us=float(latencies.mean()),
+        max_us=float(latencies.max()),
+        percentiles_us=tuple(float(value) for value in np.percentile(latencies, PERCENTILES)),
     )
 
 
 class CpuMeter:
-    """CPU seconds of processes between two moments."""
+    """CPU seconds of processes since a start time."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
-        self._clocks = {name: _cpu_clock_of(pid) for name, pid in pids.items() if pid}
+        self._clocks = {name: _cpu_clock(pid) for name, pid in pids.items() if pid}
         self._before = self._read()
 
     def _read(self) -> dict[str, float]:
@@ -138,11 +149,8 @@ class CpuMeter:
         return {name: max(0.0, now[name] - self._before.get(name, 0.0)) for name in now}
 
 
-def _cpu_clock_of(pid: int) -> int:
-    """The clock of all threads of a process, as clock_getcpuclockid(3) makes it on Linux.
-
-    The times of /proc count ticks: who wakes at ticks, or for less than one, has too much or too little of them.
-    """
+def _cpu_clock(pid: int) -> int:
+    """The clock of clock_getcpuclockid(3) on Linux; times in /proc only count ticks."""
     return (~pid << 3) | 2
 
 
@@ -151,21 +159,12 @@ def memory_of(pids: Mapping[str, int]) -> dict[str, int]:
     return {name: int(process_figures(pid)["pss_bytes"] or 0) for name, pid in pids.items() if pid}
 
 
-LINE_EVERY_S = 5.0
-_TICK_S = 0.02
-_START_S = 60.0
-_STOP_S = 90.0
-_CATCH_UP_S = 600.0
-# How often a group that does not answer is looked for.
-_LOOK_S = 1.0
-
-Start = tuple[Callable[..., None], tuple[Any, ...]]
-"""A client: its function and the arguments before (index, memory name, result)."""
+# The group
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the common options of all benchmarks say."""
+    """The common options of benchmarks."""
 
     shape: Shape
     messages: int
@@ -173,20 +172,19 @@ class Settings:
     warmup: float
     producers: int
     out: Output
-    quiet: bool = False
     client_cpus: frozenset[int] = frozenset()
-    """Processors that clients are kept on; empty: any."""
+    """CPU affinity of clients; empty: any processor."""
 
     def say(self, text: str) -> None:
-        """A summary line: data, unless a document comes at the end."""
+        """Print a summary line, unless the output is a JSON document."""
         if not self.out.is_json:
             self.out.line(text)
             self.out.flush()
 
 
 @dataclass(slots=True)
-class Bench:
-    """A running group to measure: its store, and the processes by role."""
+class BenchGroup:
+    """The group that is measured: its store, and its processes by role."""
 
     store: Path
     out: Output
@@ -212,77 +210,109 @@ class Bench:
         return self.control.snapshot()
 
     def refusals(self) -> Counter[str]:
-        """What the writer has refused so far, by error code."""
-        return Counter(read_error_counters(self.control.words, words_of.WRITER))
+        """Requests that the writer has rejected, by error code."""
+        return Counter(read_error_counters(self.control.words, control.WRITER))
 
     def refresh(self) -> None:
-        """Read the roles' pids anew."""
+        """Read the pids of the roles."""
         found = group_status(self.paths, 30.0)["roles"]
         self.roles = {str(role["role"]): int(role["pid"]) for role in found}
 
     def behind(self) -> int:
         return self.control.dispatch_behind_bytes
 
-    def await_dispatch(self, patience_s: float = _CATCH_UP_S) -> float:
-        """Seconds until dispatch has reached the end of the log. Raises RequestTimeoutError, NotRunningError."""
-        started = looked = time.monotonic()
+    def await_dispatch(self, timeout_s: float = _CATCH_UP_S) -> float:
+        """Seconds until all is dispatched. Raises RequestTimeoutError, NotRunningError."""
+        started = checked = time.monotonic()
         while (behind := self.behind()) > 0:
             now = time.monotonic()
-            if now - started > patience_s:
+            if now - started > timeout_s:
                 raise RequestTimeoutError(f"dispatch is still {behind:,} bytes behind")
-            if now - looked > _LOOK_S:
-                looked = now
+            if now - checked > _GROUP_CHECK_S:
+                checked = now
                 if lock_holder(StoreIO(), self.paths) is None:
                     raise NotRunningError(f"{self.store}: the group ended {behind:,} bytes before the log's end")
             time.sleep(0.0005)
         return time.monotonic() - started
 
     def create_topics(self, topics: int, queues: int) -> float:
-        """Make the topics; returns how long it took."""
+        """Create the topics; the seconds it took."""
         started = time.monotonic()
-        with Client(self.store, timeout=60) as client:
-            calls = (core.create_topic(topic_name(index), queues, 6) for index in range(topics))
+        with Client(self.store, timeout=TIMEOUT_S) as client:
+            calls = (requests.create_topic(topic_name(index), queues, 6) for index in range(topics))
             for _ in client.run_all(calls, 16):
                 pass
         return time.monotonic() - started
 
+    def send(self, batches: Iterator[Batch]) -> None:
+        with Client(self.store, timeout=TIMEOUT_S) as client:
+            for _ in client.send_batches(batches, in_flight=4):
+                pass
+
+    def load(self, shape: Shape, messages: int) -> None:
+        """Store messages that are read later, numbered from the loader's first."""
+        batch = load_batch(shape)
+        maker = Messages(replace(shape, batch=batch), LOADER)
+        starts = range(0, messages, batch)
+        self.send(
+            maker.frame(topic_name(turn % shape.topics), min(batch, messages - start))
+            for turn, start in enumerate(starts)
+        )
+
+    def prepare(self, shape: Shape, messages: int) -> None:
+        """Create the topics and load dispatched messages."""
+        self.create_topics(shape.topics, shape.queues)
+        self.load(shape, messages)
+        self.await_dispatch()
+
+
+def load_batch(shape: Shape) -> int:
+    """Messages per frame of a load, whatever batch is measured later."""
+    return max(1, min(_LOAD_BATCH, _LOAD_FRAME_BYTES // max(1, shape.size)))
+
 
 @contextmanager
-def bench_group(store: Path | None, settings: Sequence[str], config: Path | None, out: Output) -> Iterator[Bench]:
-    """A group on a fresh temporary store, which is removed; or the one that runs on `store`, or one started there."""
-    if store is not None:
-        bench = Bench(store, out)
-        try:
-            bench.refresh()
-        except NotRunningError:
-            with running_group(store, settings, config, _nothing), closing(bench):
-                bench.refresh()
-                yield bench
-        else:
-            with closing(bench):
-                yield bench
-        return
+def temporary_store() -> Iterator[Path]:
+    """The path of a store that is removed at the end."""
     folder = Path(tempfile.mkdtemp(prefix="mqproc-bench-"))
     try:
-        bench = Bench(folder / "store", out)
-        with running_group(bench.store, ["metrics_port=0", *settings], config, _nothing), closing(bench):
-            bench.refresh()
-            yield bench
+        yield folder / "store"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _nothing(line: str) -> None:
-    return
+@contextmanager
+def bench_group(store: Path | None, settings: Sequence[str], config: Path | None, out: Output) -> Iterator[BenchGroup]:
+    """The group on `store`, started if needed; without `store` one on a temporary store."""
+    if store is None:
+        with temporary_store() as fresh, started_group(fresh, ["metrics_port=0", *settings], config, out) as bench:
+            yield bench
+        return
+    bench = BenchGroup(store, out)
+    try:
+        bench.refresh()
+    except NotRunningError:
+        with started_group(store, settings, config, out) as started:
+            yield started
+    else:
+        with closing(bench):
+            yield bench
+
+
+@contextmanager
+def started_group(store: Path, settings: Sequence[str], config: Path | None, out: Output) -> Iterator[BenchGroup]:
+    bench = BenchGroup(store, out)
+    with running_group(store, settings, config, lambda line: None), closing(bench):
+        bench.refresh()
+        yield bench
+
+
+# Runs
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One run's figures. `clients` holds each client's own rows where they are asked for.
-
-    `refusals` are the writer's, by code: a client that is told of a full disk tries again until there is room, and the
-    figures are of the waiting too.
-    """
+    """Figures of a run; latencies include retries after `refusals` for a full disk."""
 
     figures: Figures
     cpu_seconds: dict[str, float]
@@ -294,18 +324,28 @@ class Result:
     worst_behind_bytes: int
     per_client: list[Figures]
 
+    @property
+    def seconds(self) -> float:
+        return max(self.figures.seconds, 1e-9)
+
+    def increase(self, word: str) -> int:
+        """How much a word of the control file has grown."""
+        return self.words_after[word] - self.words_before[word]
+
     def cpu_us_per_message(self) -> dict[str, float]:
         messages = max(1, self.figures.messages)
         return {name: round(seconds * 1e6 / messages, 4) for name, seconds in self.cpu_seconds.items()}
 
+    def cpu_percent(self) -> dict[str, float]:
+        return {name: round(100 * used / self.seconds, 1) for name, used in self.cpu_seconds.items()}
+
     def to_json(self) -> dict[str, Any]:
-        seconds = max(self.figures.seconds, 1e-9)
         return {
             **self.figures.to_json(),
             "errors": self.errors,
             "refusals": dict(self.refusals),
             "cpu_us_per_message": self.cpu_us_per_message(),
-            "cpu_percent": {name: round(100 * used / seconds, 1) for name, used in self.cpu_seconds.items()},
+            "cpu_percent": self.cpu_percent(),
             "pss_bytes": self.memory_bytes,
             "pss_bytes_total": sum(self.memory_bytes.values()),
             "worst_dispatch_behind_bytes": self.worst_behind_bytes,
@@ -313,15 +353,15 @@ class Result:
 
 
 class BenchRun:
-    """Client processes, watched: started, warmed up, measured, stopped. `limit` messages end it early."""
+    """Client processes: started, warmed up, measured, stopped."""
 
-    def __init__(self, bench: Bench, starts: Sequence[Start], settings: Settings) -> None:
+    def __init__(self, bench: BenchGroup, starts: Sequence[Start], settings: Settings) -> None:
         self._bench = bench
         self._starts = starts
         self._settings = settings
         self._memory = SharedMemory(create=True, size=max(1, len(starts)) * Recorder.WORDS * 8)
-        self._all = np.ndarray((self._memory.size // 8,), np.int64, self._memory.buf)
-        self._all[:] = 0
+        self._counters = np.ndarray((self._memory.size // 8,), np.int64, self._memory.buf)
+        self._counters[:] = 0
         self._folder = Path(tempfile.mkdtemp(prefix="mqproc-bench-rows-"))
         self.results = [self._folder / f"{index}.npy" for index in range(len(starts))]
         self._processes: list[BaseProcess] = []
@@ -329,9 +369,8 @@ class BenchRun:
     def __enter__(self) -> BenchRun:
         context = multiprocessing.get_context("spawn")
         for index, (function, arguments) in enumerate(self._starts):
-            process = context.Process(
-                target=function, args=(*arguments, index, self._memory.name, self.results[index]), daemon=True
-            )
+            slot = Slot(index, self._memory.name, self.results[index])
+            process = context.Process(target=function, args=(*arguments, slot), daemon=True)
             process.start()
             self._processes.append(process)
             if self._settings.client_cpus:
@@ -343,15 +382,13 @@ class BenchRun:
             if process.is_alive():
                 process.terminate()
             process.join()
-        del self._all
+        del self._counters
         self._memory.close()
         self._memory.unlink()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    # Counters of all clients
-
     def _column(self, word: int) -> Any:
-        return self._all[word :: Recorder.WORDS]
+        return self._counters[word :: Recorder.WORDS]
 
     def _total(self, word: int) -> int:
         return int(self._column(word).sum())
@@ -359,18 +396,17 @@ class BenchRun:
     def measure(
         self,
         verb: str,
-        message_size: int,
         *,
         at_begin: Callable[[], None] = lambda: None,
         until: Callable[[], bool] = lambda: False,
     ) -> Result:
-        """Warm up, measure, stop; prints a line every five seconds.
+        """Warm up, measure and stop; prints a line every five seconds.
 
-        `at_begin` is called when the measured time begins; it ends early once `until` is true.
+        `at_begin` is called when the measured time begins, which ends early once `until` returns True.
         """
-        settings = self._settings
+        size = self._settings.shape.size
         self._await(lambda: bool((self._column(Recorder.STATE) >= Recorder.RUNNING).all()), _START_S, "start")
-        time.sleep(settings.warmup)
+        time.sleep(self._settings.warmup)
         clients = {f"client-{index}": process.pid or 0 for index, process in enumerate(self._processes)}
         meter = CpuMeter({**self._bench.roles, **clients})
         words_before, refusals = self._bench.words(), self._bench.refusals()
@@ -380,9 +416,8 @@ class BenchRun:
         end_ns = time.monotonic_ns()
         words_after, cpu, memory = self._bench.words(), meter.seconds(), memory_of(self._bench.roles)
         self.stop()
-        per_client = [figures_of(load_rows([path]), begin_ns, end_ns, message_size) for path in self.results]
         return Result(
-            figures_of(load_rows(self.results), begin_ns, end_ns, message_size),
+            figures_of(load_rows(self.results), begin_ns, end_ns, size),
             cpu,
             memory,
             self._total(Recorder.ERRORS),
@@ -390,11 +425,11 @@ class BenchRun:
             words_before,
             words_after,
             worst,
-            per_client,
+            [figures_of(load_rows([path]), begin_ns, end_ns, size) for path in self.results],
         )
 
     def _watch(self, verb: str, begin_ns: int, first: int, until: Callable[[], bool]) -> int:
-        """Until the time is over or the messages are through; returns the worst dispatch lag in bytes."""
+        """Wait for the end of the measured time; returns the worst dispatch lag in bytes."""
         settings = self._settings
         end_ns = begin_ns + round(settings.seconds * 1e9)
         line_ns, line_count, worst = begin_ns, first, 0
@@ -408,26 +443,42 @@ class BenchRun:
                 line_ns, line_count = now_ns, count
             if not any(process.is_alive() for process in self._processes):
                 raise StartError("every client has ended")
-            time.sleep(_TICK_S)
+            time.sleep(_POLL_S)
         return worst
 
     def _print_line(self, verb: str, count: int, seconds: float) -> None:
-        if not self._settings.quiet:
+        if not self._settings.out.is_json:
             size = count * self._settings.shape.size
             self._settings.out.note(
                 f"{count:,} records {verb}, {count / seconds:,.1f} records/sec ({size / seconds / MB:,.2f} MB/sec)"
             )
 
     def stop(self) -> None:
-        """Tell the clients to end and wait for their rows."""
+        """Stop the clients and wait for their rows."""
         self._column(Recorder.STATE)[:] = Recorder.STOP
         self._await(lambda: all(not process.is_alive() for process in self._processes), _STOP_S, "end")
 
-    def _await(self, done: Callable[[], bool], patience_s: float, what: str) -> None:
-        deadline = time.monotonic() + patience_s
+    def _await(self, done: Callable[[], bool], timeout_s: float, event: str) -> None:
+        deadline = time.monotonic() + timeout_s
         while not done():
             if time.monotonic() > deadline:
-                raise RequestTimeoutError(f"the clients did not {what} in {patience_s:.0f} s")
-            if what == "start" and not all(process.is_alive() for process in self._processes):
+                raise RequestTimeoutError(f"the clients did not {event} in {timeout_s:.0f} s")
+            if event == "start" and not all(process.is_alive() for process in self._processes):
                 raise StartError("a client could not start")
-            time.sleep(_TICK_S)
+            time.sleep(_POLL_S)
+
+
+def run_clients(bench: BenchGroup, settings: Settings, verb: str, start: Start, **hooks: Callable[[], Any]) -> Result:
+    """Measure `settings.producers` processes; `hooks` are those of `BenchRun.measure`."""
+    with BenchRun(bench, [start] * settings.producers, settings) as run:
+        return run.measure(verb, **hooks)
+
+
+def run_cases(bench: BenchGroup, settings: Settings, verb: str, cases: Mapping[str, Start]) -> dict[str, Any]:
+    """Measure one client after the other, print lines, and return figures by name."""
+    found: dict[str, Any] = {}
+    for name, start in cases.items():
+        result = run_clients(bench, replace(settings, messages=0), verb, start)
+        settings.say(f"{name}: " + result.figures.line(verb))
+        found[name] = result.to_json()
+    return found

@@ -1,12 +1,12 @@
-"""`mqproc bench spark`: reading a store through Spark, beside the bare kernels in two processes, in the same minutes.
+"""`mqproc bench spark`: read a store through Spark, alternating with the bare kernels.
 
     round 1 2 3 …   kernel · all columns · by the source · not decoded · counts · filter · JSON lines · 1 % · nothing
                                                                                                  best of each
-Rates are messages of the store per second; a ratio is that of a query to the kernels'. All columns are read by
-`messages(…)`, as the other queries are, and once more by `format("mqproc")`, which has Spark write each row twice. What
-is not decoded are as many rows, by tasks that make one batch and send it over and over: what Spark alone takes, so that
-no source in Python can be faster. JSON lines are a part of the messages, and each query of them is compared with the
-store's own by rate. A query's fixed cost is that of one whose time range has no message.
+Rates are messages of the store per second; a ratio compares a query with the kernels. All columns are read by
+`messages(…)`, like the other queries, and by `format("mqproc")`, which makes Spark convert each row twice. "Not
+decoded" is one decoded batch of each task, sent repeatedly: the cost of Spark alone, which bounds any source in Python.
+JSON lines are a part of the messages; their queries are compared by rate. The fixed cost is that of a query without
+messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import psutil
 
-from mqproc.bench.stores import made_store
+from mqproc.bench.clients import Shape
+from mqproc.bench.stores import filled_store
 from mqproc.cli.options import SIZE, Command, Invocation, pass_invocation
 from mqproc.cli.output import Output, format_bytes
 from mqproc.cli.spark.session import session
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 PROCESSES: Final = 2
 _LOG_BYTES_MAX: Final = 4 << 30
 _JSON_SHARE: Final = 8
-"""JSON lines are made of one message of so many."""
-# What ratios should be at least; of `range_share`, at most.
+"""One message of this many becomes a JSON line."""
+# Lower bounds of ratios; the upper bound of `range_share`.
 GOALS: Final = {
     "all_columns": 0.35,
     "all_columns_by_source": 0.35,
@@ -50,8 +51,8 @@ GOALS: Final = {
     "range_share": 0.05,
 }
 _OF_KERNELS: Final = ("all_columns", "all_columns_by_source", "counts", "filter")
-"""Queries whose rate is compared with the kernels'."""
-# Queries of JSON lines, and the store's own that do the same.
+"""Queries that are compared with the kernels."""
+# Queries of JSON lines, and the equivalent queries of the store.
 _OF_JSON: Final = {
     "json": "all_columns",
     "json_inferred": "all_columns",
@@ -76,11 +77,13 @@ _NAMES: Final = {
 
 
 @click.command(cls=Command)
-@click.option("--log-size", "--size-bytes", "log_size", type=SIZE, help="Log of the store that is made.  [what fits]")
+@click.option("--log-size", "--size-bytes", "log_size", type=SIZE, help="Log of the temporary store.  [what fits]")
 @click.option("--size", type=SIZE, default="1KiB", show_default=True, help="Bytes of a body.")
 @click.option("--topics", type=click.IntRange(1), default=4, show_default=True, help="Topics, in turns.")
 @click.option("--queues", type=click.IntRange(1), default=8, show_default=True, help="Queues of a topic.")
-@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="The best of so many.")
+@click.option(
+    "--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Rounds, of which the best counts."
+)
 @click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark's; may be repeated.")
 @pass_invocation
 def spark(
@@ -95,13 +98,11 @@ def spark(
 ) -> None:
     """Read a store through Spark, beside the kernels alone in two processes.
 
-    A temporary store is made by a group and stopped, or --store names one, which is only read.
+    A group fills a temporary store and stops, or --store names one, which is only read.
     """
-    from mqproc.bench.clients import Shape
-
     out = invocation.out
     shape = Shape(size, 1000, topics, queues, 1, 4)
-    with made_store(invocation, shape, log_size or _fitting()) as store:
+    with filled_store(invocation, shape, log_size or _fitting()) as store:
         settings = ["spark.driver.memory=2g", "spark.sql.shuffle.partitions=2", *conf]
         with session(f"local[{PROCESSES}]", settings) as found:
             figures = measure(found, store, rounds)
@@ -112,25 +113,25 @@ def spark(
 
 
 def _fitting() -> int:
-    """A log that stays in memory, and fits the disk together with its JSON lines."""
+    """Size of a log that fits memory, and the disk together with its JSON lines."""
     free = shutil.disk_usage(tempfile.gettempdir()).free
     return int(min(_LOG_BYTES_MAX, psutil.virtual_memory().available // 4, free // 3))
 
 
 def measure(spark: SparkSession, store: Path, rounds: int) -> dict[str, Any]:
-    """Seconds of each case, best of the rounds, and the ratios."""
-    place = _Place(store)
+    """Seconds of each case in its best round, and ratios."""
+    targets = _QueryTargets(store)
     with tempfile.TemporaryDirectory(prefix="mqproc-bench-json-") as folder, _kernels(store) as kernels:
-        lines = _write_json(spark, place, Path(folder) / "lines")
-        cases = {"kernel": kernels, **_queries(spark, place, Path(folder) / "lines")}
+        lines = _write_json(spark, targets, Path(folder) / "lines")
+        cases = {"kernel": kernels, **_queries(spark, targets, Path(folder) / "lines")}
         seconds: dict[str, float] = {}
-        # The first round is for whatever is done once: compiling, loading, first pages.
+        # The first round is a warm-up: compiling, loading, page faults.
         for number in range(rounds + 1):
             for name, run in cases.items():
                 took_s = _timed(run)
                 if number:
                     seconds[name] = min(seconds.get(name, took_s), took_s)
-    return _figures(place, lines, seconds)
+    return _figures(targets, lines, seconds)
 
 
 def _timed(run: Callable[[], None]) -> float:
@@ -139,8 +140,8 @@ def _timed(run: Callable[[], None]) -> float:
     return time.perf_counter() - began_s
 
 
-class _Place:
-    """A store and what of it the queries ask for."""
+class _QueryTargets:
+    """A store, and the queue and times that queries select."""
 
     def __init__(self, store: Path) -> None:
         self.store = store
@@ -151,9 +152,9 @@ class _Place:
             queue = max(queues, key=lambda each: each.max_offset - each.min_offset)
             self.topic, self.queue_id = queue.topic, queue.queue_id
             count = queue.max_offset - queue.min_offset
-            half, behind = (queue.min_offset + count * percent // 100 for percent in (50, 51))
+            half, after = (queue.min_offset + count * percent // 100 for percent in (50, 51))
             self.begin_ms = reader.store_time_ms(queue.topic, queue.queue_id, half)
-            self.end_ms = max(self.begin_ms + 1, reader.store_time_ms(queue.topic, queue.queue_id, behind))
+            self.end_ms = max(self.begin_ms + 1, reader.store_time_ms(queue.topic, queue.queue_id, after))
             self.after_ms = reader.store_time_ms(queue.topic, queue.queue_id, queue.max_offset - 1) + 3_600_000
 
 
@@ -162,12 +163,12 @@ class _Place:
 
 @contextlib.contextmanager
 def _kernels(store: Path) -> Iterator[Callable[[], None]]:
-    """A call that has two processes decode all columns of a store, each a half of its log."""
+    """A function that makes two processes decode all columns, each of half of the log."""
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     for number in range(PROCESSES):
         mine, theirs = context.Pipe()
-        process = context.Process(target=_decode_again, args=(str(store), number, theirs), daemon=True)
+        process = context.Process(target=_decode_repeatedly, args=(str(store), number, theirs), daemon=True)
         process.start()
         pipes.append(mine)
         processes.append(process)
@@ -190,7 +191,7 @@ def _kernels(store: Path) -> Iterator[Callable[[], None]]:
             process.kill()
 
 
-def _decode_again(store: str, number: int, pipe: Connection) -> None:
+def _decode_repeatedly(store: str, number: int, pipe: Connection) -> None:
     from mqproc.spark.batches import read_partition
     from mqproc.spark.options import column_types, read_options
     from mqproc.spark.planning import plan
@@ -207,18 +208,18 @@ def _decode_again(store: str, number: int, pipe: Connection) -> None:
 # The queries
 
 
-def _queries(spark: SparkSession, place: _Place, lines: Path) -> dict[str, Callable[[], None]]:
+def _queries(spark: SparkSession, targets: _QueryTargets, lines: Path) -> dict[str, Callable[[], None]]:
     from pyspark.sql import functions as F
 
     from mqproc.spark import messages
 
     def everything() -> None:
-        _drain(messages(spark, place.store))
+        _drain(messages(spark, targets.store))
 
     def everything_by_source() -> None:
-        _drain(spark.read.format("mqproc").load(str(place.store)))
+        _drain(spark.read.format("mqproc").load(str(targets.store)))
 
-    repeated = _repeated(spark, place)
+    repeated = _repeated(spark, targets)
 
     def not_decoded() -> None:
         _drain(repeated)
@@ -227,10 +228,10 @@ def _queries(spark: SparkSession, place: _Place, lines: Path) -> dict[str, Calla
         found.groupBy("topic", F.window("store_timestamp", "1 second")).count().collect()
 
     def counts() -> None:
-        count(messages(spark, place.store, columns=["topic", "store_timestamp"]))
+        count(messages(spark, targets.store, columns=["topic", "store_timestamp"]))
 
     def of_queue() -> None:
-        _drain(messages(spark, place.store, topic=place.topic, queue_id=place.queue_id))
+        _drain(messages(spark, targets.store, topic=targets.topic, queue_id=targets.queue_id))
 
     def json_lines() -> None:
         _drain(spark.read.schema(_JSON_SCHEMA).json(str(lines)))
@@ -243,14 +244,14 @@ def _queries(spark: SparkSession, place: _Place, lines: Path) -> dict[str, Calla
 
     def json_filter() -> None:
         found = spark.read.schema(_JSON_SCHEMA).json(str(lines))
-        _drain(found.where((F.col("topic") == place.topic) & (F.col("queue_id") == place.queue_id)))
+        _drain(found.where((F.col("topic") == targets.topic) & (F.col("queue_id") == targets.queue_id)))
 
     def of_time() -> None:
-        # The store was made in seconds, by one clock.
-        _drain(messages(spark, place.store, begin=place.begin_ms, end=place.end_ms, clockStepMs=0))
+        # One clock filled the store within seconds.
+        _drain(messages(spark, targets.store, begin=targets.begin_ms, end=targets.end_ms, clockStepMs=0))
 
     def nothing() -> None:
-        _drain(messages(spark, place.store, begin=place.after_ms, end=place.after_ms + 1, clockStepMs=0))
+        _drain(messages(spark, targets.store, begin=targets.after_ms, end=targets.after_ms + 1, clockStepMs=0))
 
     return {
         "all_columns": everything,
@@ -275,21 +276,21 @@ _JSON_SCHEMA: Final = (
 )
 
 
-def _write_json(spark: SparkSession, place: _Place, to: Path) -> int:
-    """All columns of a part of the messages as JSON lines; how many they are."""
+def _write_json(spark: SparkSession, targets: _QueryTargets, to: Path) -> int:
+    """Write all columns of a part of the messages as JSON lines; returns their number."""
     from mqproc.spark import messages
 
-    some = messages(spark, place.store).where(f"queue_offset % {_JSON_SHARE} = 0")
+    some = messages(spark, targets.store).where(f"queue_offset % {_JSON_SHARE} = 0")
     some.write.json(str(to))
     return spark.read.text(str(to)).count()
 
 
-def _repeated(spark: SparkSession, place: _Place) -> DataFrame:
-    """As many rows as the store has messages: the first batch of each task, decoded once and sent again and again."""
+def _repeated(spark: SparkSession, targets: _QueryTargets) -> DataFrame:
+    """As many rows as messages: the first batch of each task, sent repeatedly."""
     from mqproc.spark.batch_read import plan_messages
 
-    found = plan_messages(spark, place.store)
-    batches_of, of_task = found.read, place.messages // found.frame.count()
+    found = plan_messages(spark, targets.store)
+    batches_of, of_task = found.read, targets.messages // found.frame.count()
 
     def read(partitions: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for partition in partitions:
@@ -307,17 +308,17 @@ def _drain(frame: DataFrame) -> None:
 # Figures
 
 
-def _figures(place: _Place, lines: int, seconds: dict[str, float]) -> dict[str, Any]:
+def _figures(targets: _QueryTargets, lines: int, seconds: dict[str, float]) -> dict[str, Any]:
     ratios = {name: seconds["kernel"] / seconds[name] for name in _OF_KERNELS}
     for name, ours in _OF_JSON.items():
-        ratios[f"times_{name}"] = (place.messages / seconds[ours]) / (lines / seconds[name])
+        ratios[f"times_{name}"] = (targets.messages / seconds[ours]) / (lines / seconds[name])
     ratios["not_decoded"] = seconds["kernel"] / seconds["not_decoded"]
     ratios["not_decoded_times_json"] = ratios["times_json"] * seconds["all_columns"] / seconds["not_decoded"]
     ratios["range_share"] = max(0.0, seconds["range"] - seconds["nothing"]) / seconds["all_columns"]
     return {
-        "store": str(place.store),
-        "messages": place.messages,
-        "bytes": place.bytes,
+        "store": str(targets.store),
+        "messages": targets.messages,
+        "bytes": targets.bytes,
         "seconds": {name: round(value, 3) for name, value in seconds.items()},
         "ratios": {name: round(value, 3) for name, value in ratios.items()},
         "goals": GOALS,
@@ -337,5 +338,5 @@ def _print(out: Output, figures: dict[str, Any]) -> None:
     for name in _OF_JSON:
         out.line(f"{shown[f'times_{name}']:.1f} times the rate of: {_NAMES[name]} (goal {GOALS['times_json']:g})")
     most = f"{shown['not_decoded']:.2f} of the kernels' rate, {shown['not_decoded_times_json']:.1f} times JSON lines"
-    out.line(f"{_NAMES['not_decoded']}: {most}: the most that a read of all columns could have")
+    out.line(f"{_NAMES['not_decoded']}: {most}: the upper bound for a read of all columns")
     out.line(f"1 % of the time: {shown['range_share']:.1%} of a full read beyond the fixed cost (goal 5 %)")

@@ -1,8 +1,8 @@
-"""`mqproc bench recovery` and `bench rebuild`: how long a store takes to come back, by how it was left.
+"""Benchmarks of a whole store: recovery and rebuild at a start, and verify.
 
-A store is filled, then left in one way after the other; each time a whole new group starts on it, as a user would start
-it, and recovery's own duration is read from the control file. What recovery says of its steps is shown, and beside it
-what this machine could do at best: the dispatch kernel alone on a log in memory, fresh pages, the disk.
+For recovery, a store is filled and left in one way after the other. Each time a new group starts on it, and recovery's
+own duration is read from the control file. Its steps are printed beside the limits of this machine: the dispatch kernel
+alone on a log in memory, fresh pages, the disk. Verify runs beside the rates at which the store's files can be read.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import os
 import shutil
 import signal
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,8 +24,7 @@ import numpy as np
 
 from mqproc.bench.clients import Shape
 from mqproc.bench.limits import disk_rate, disk_read_rate, fresh_memory_rate
-from mqproc.bench.producing import load
-from mqproc.bench.runs import Bench
+from mqproc.bench.runs import BenchGroup, started_group, temporary_store
 from mqproc.cli.admin.supervisor_client import start_detached, stop
 from mqproc.cli.options import SIZE, Command, Invocation, pass_invocation
 from mqproc.cli.output import Output, format_bytes
@@ -33,81 +32,70 @@ from mqproc.cli.store.verify import summary
 from mqproc.errors import CorruptStoreError, RequestTimeoutError
 from mqproc.io.store_io import StoreIO
 from mqproc.kernels.dispatch import DispatchBuffers
-from mqproc.layout import control as words_of
+from mqproc.layout import control
 from mqproc.paths import StorePaths
 from mqproc.store.consumequeue.table import QueueTable
-from mqproc.store.dispatch import ENTRIES_PER_RECORD, GOING_ON, STEP_BYTES_MAX, STEP_RECORDS_MAX
+from mqproc.store.dispatch import CONTINUING, ENTRIES_PER_RECORD, STEP_BYTES_MAX, STEP_RECORDS_MAX
 from mqproc.util.units import MIB, counted
 
 if TYPE_CHECKING:
     from mqproc.config.options import Options
     from mqproc.store.verify import VerifyResult
 
-# Messages are sent in parts, so that the store is asked between them whether it is large enough.
+# The log's size is checked after each part.
 _PART_MESSAGES: Final = 250_000
 _END_S: Final = 30.0
-# Of the log, for the kernel alone: larger than any cache.
+# Bytes of log for the kernel alone, more than any cache has.
 KERNEL_BYTES: Final = 256 * MIB
 _REPEATS: Final = 3
 
-_bytes = click.option("--log-size", "log_bytes", type=SIZE, default="8GiB", show_default=True, help="Size of the log.")
-_size = click.option("--size", type=SIZE, default="128", show_default=True, help="Bytes of a body.")
-_topics = click.option("--topics", type=click.IntRange(1), default=1, show_default=True, help="Topics, in turns.")
 
-
-class Leaving:
-    """One store that is filled, left, and started again."""
+class StoreCycle:
+    """A store that is filled once, then stopped in several ways and started again."""
 
     def __init__(self, store: Path, invocation: Invocation) -> None:
         self.paths = StorePaths(store)
         self._store = store
         self._invocation = invocation
-        self._out: Output = invocation.out
         self._settings = ["metrics_port=0", *invocation.set_]
-        self._lines: list[str] = []
 
     def start(self) -> dict[str, Any]:
-        """Start a group; returns recovery's duration, that of the whole start, and recovery's lines."""
-        self._lines.clear()
+        """Start a group; durations of recovery and of the whole start, and recovery's log lines."""
+        lines: list[str] = []
         began = time.perf_counter()
-        start_detached(self._store, self._settings, self._invocation.config_file(), self._lines.append)
+        start_detached(self._store, self._settings, self._invocation.config_file(), lines.append)
         ready_s = time.perf_counter() - began
-        said = [line for line in self._lines if "recovery" in line]
-        words = self.words()
         return {
-            "recovery_seconds": round(words["recovery_us"] / 1e6, 4),
+            "recovery_seconds": round(self.words()["recovery_us"] / 1e6, 4),
             "start_seconds": round(ready_s, 3),
-            "steps": said,
+            "steps": [line for line in lines if "recovery" in line],
         }
 
+    def bench(self) -> BenchGroup:
+        return BenchGroup(self._store, self._invocation.out)
+
     def words(self) -> dict[str, int]:
-        bench = Bench(self._store, self._out)
-        try:
+        with closing(self.bench()) as bench:
             return bench.words()
-        finally:
-            bench.close()
 
     def fill(self, shape: Shape, log_bytes: int) -> int:
-        """Send until the log has this size and all is dispatched; returns the messages."""
-        bench = Bench(self._store, self._out)
+        """Send until the log has a size and everything is dispatched; the number of messages."""
         messages = 0
-        try:
+        with closing(self.bench()) as bench:
             bench.create_topics(shape.topics, shape.queues)
             while bench.words()["written"] < log_bytes:
-                load(bench, shape, _PART_MESSAGES)
+                bench.load(shape, _PART_MESSAGES)
                 messages += _PART_MESSAGES
             bench.await_dispatch()
-        finally:
-            bench.close()
         return messages
 
     def stop(self) -> None:
         stop(self._store)
 
     def kill(self) -> None:
-        """SIGKILL to the supervisor, which takes every role with it."""
+        """Kill the supervisor with SIGKILL, which ends all roles."""
         words = self.words()
-        pids = [words["supervisor_pid"], *(words[f"{role}.pid"] for role in words_of.ROLES)]
+        pids = [words["supervisor_pid"], *(words[f"{role}.pid"] for role in control.ROLES)]
         os.kill(pids[0], signal.SIGKILL)
         deadline = time.monotonic() + _END_S
         while any(Path(f"/proc/{pid}").exists() for pid in pids):
@@ -115,27 +103,27 @@ class Leaving:
                 raise RequestTimeoutError(f"the killed group did not end in {_END_S:.0f} s")
             time.sleep(0.01)
 
-    def forget_derived(self) -> None:
-        """Remove ConsumeQueues and index, as after a loss."""
+    def remove_derived(self) -> None:
+        """Remove ConsumeQueues and index."""
         for folder in (self.paths.consume_queue, self.paths.index):
             shutil.rmtree(folder)
 
     def read_log(self) -> None:
-        """Bring the whole log into memory, of which the group has let go."""
+        """Read the whole log into the page cache, from which the group has dropped it."""
+        block = bytearray(MIB)
         for segment in self.paths.commit_log.iterdir():
             with segment.open("rb", buffering=0) as file:
-                block = bytearray(MIB)
                 while file.readinto(block):
                     pass
 
     def derived_bytes(self) -> int:
-        """What ConsumeQueues and index take on the disk."""
+        """Allocated bytes of ConsumeQueues and index."""
         folders = (self.paths.consume_queue, self.paths.index)
         files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
         return sum(StoreIO().allocated_of(path) for path in files)
 
     def machine(self) -> dict[str, int]:
-        """What this machine could do at best, with this store's records."""
+        """This machine's limits, with this store's records."""
         rates = {
             "dispatch_kernel_records_per_s": dispatch_kernel_rate(self.paths),
             "fresh_memory_bytes_per_s": fresh_memory_rate(),
@@ -146,60 +134,59 @@ class Leaving:
 
 
 def dispatch_kernel_rate(paths: StorePaths) -> float:
-    """Records a second of the dispatch kernel alone, over the begin of a store's log in memory; the best of some."""
+    """Records per second of the dispatch kernel alone, on a log in memory; best round."""
     segment = min(paths.commit_log.iterdir())
     log = np.fromfile(segment, np.uint8, KERNEL_BYTES)
     table = QueueTable(StoreIO(), paths.queues)
     buffers = DispatchBuffers(table.capacity, STEP_RECORDS_MAX, ENTRIES_PER_RECORD * STEP_RECORDS_MAX)
     best = 0.0
     for _ in range(_REPEATS):
-        records, at, going_on = 0, 0, True
+        records, at, continues = 0, 0, True
         started = time.perf_counter()
-        while going_on and at < len(log):
+        while continues and at < len(log):
             found = buffers.scan(
                 log, table.bytes_view, table.cells, table.slots,
                 start=at, limit=at + STEP_BYTES_MAX, stop=len(log), segment_start=int(segment.name),
             )  # fmt: skip
             records += found.records
-            going_on = found.reason in GOING_ON and found.stopped_at > at
+            continues = found.reason in CONTINUING and found.stopped_at > at
             at = found.stopped_at
         best = max(best, records / (time.perf_counter() - started))
     table.close()
     return best
 
 
-def _measure(
-    invocation: Invocation, shape: Shape, log_bytes: int, ways: Sequence[tuple[str, Callable[[Leaving], None]]]
+def _measure_starts(
+    invocation: Invocation, shape: Shape, log_bytes: int, ways: Sequence[tuple[str, Callable[[StoreCycle], None]]]
 ) -> None:
-    """Fill a store, leave it in each way, start it again, and print what that took."""
+    """Fill a store, leave it in each way, start it again, and print the durations."""
     out = invocation.out
-    folder = Path(tempfile.mkdtemp(prefix="mqproc-bench-"))
-    leaving = Leaving(folder / "store", invocation)
     found: dict[str, Any] = {}
-    try:
-        leaving.start()
-        messages = leaving.fill(shape, log_bytes)
-        size = leaving.words()["written"]
-        out.note(f"{counted(messages, 'message')}, {format_bytes(size)} of log")
-        for name, leave in ways:
-            leave(leaving)
-            found[name] = leaving.start() | {"messages": messages, "log_bytes": size}
-            found[name]["messages_per_second"] = round(messages / max(found[name]["recovery_seconds"], 1e-6))
-            if not out.is_json:
-                _print(out, name, found[name])
-        found["machine"] = leaving.machine()
-        found["log_bytes_per_message"] = round(size / messages, 1)
-        found["derived_bytes_per_message"] = round(leaving.derived_bytes() / messages, 1)
-    finally:
-        leaving.stop()
-        shutil.rmtree(folder, ignore_errors=True)
+    with temporary_store() as store:
+        cycle = StoreCycle(store, invocation)
+        try:
+            cycle.start()
+            messages = cycle.fill(shape, log_bytes)
+            size = cycle.words()["written"]
+            out.note(f"{counted(messages, 'message')}, {format_bytes(size)} of log")
+            for name, leave in ways:
+                leave(cycle)
+                found[name] = cycle.start() | {"messages": messages, "log_bytes": size}
+                found[name]["messages_per_second"] = round(messages / max(found[name]["recovery_seconds"], 1e-6))
+                if not out.is_json:
+                    _print_start(out, name, found[name])
+            found["machine"] = cycle.machine()
+            found["log_bytes_per_message"] = round(size / messages, 1)
+            found["derived_bytes_per_message"] = round(cycle.derived_bytes() / messages, 1)
+        finally:
+            cycle.stop()
     if out.is_json:
         out.document(found)
     else:
         _print_machine(out, found)
 
 
-def _print(out: Output, name: str, found: dict[str, Any]) -> None:
+def _print_start(out: Output, name: str, found: dict[str, Any]) -> None:
     out.line(
         f"{name}: recovery {found['recovery_seconds']:.3f} s, whole start {found['start_seconds']:.2f} s, "
         f"{found['messages_per_second']:,} records/sec of the whole log"
@@ -224,80 +211,73 @@ def _print_machine(out: Output, found: dict[str, Any]) -> None:
         )
 
 
-def _shape(size: int, topics: int) -> Shape:
-    return Shape(size, 1000, topics, 8, 1, 4)
+def _start_command(function: Callable[[Invocation, Shape, int], None]) -> click.Command:
+    @click.command(function.__name__, cls=Command, help=function.__doc__)
+    @click.option("--log-size", "log_bytes", type=SIZE, default="8GiB", show_default=True, help="Size of the log.")
+    @click.option("--size", type=SIZE, default="128", show_default=True, help="Bytes of a body.")
+    @click.option("--topics", type=click.IntRange(1), default=1, show_default=True, help="Topics, in turns.")
+    @pass_invocation
+    def command(invocation: Invocation, /, log_bytes: int, size: int, topics: int) -> None:
+        function(invocation, Shape(size, 1000, topics, 8, 1, 4), log_bytes)
+
+    return command
 
 
-@click.command(cls=Command)
-@_bytes
-@_size
-@_topics
-@pass_invocation
-def recovery(invocation: Invocation, /, log_bytes: int, size: int, topics: int) -> None:
-    """Fill a store, stop it in order and start it; then kill it under load and start it."""
+@_start_command
+def recovery(invocation: Invocation, shape: Shape, log_bytes: int) -> None:
+    """Fill a store; start it after a clean stop, then after kill -9 under load."""
 
-    def stopped(leaving: Leaving) -> None:
-        leaving.stop()
+    def killed(cycle: StoreCycle) -> None:
+        cycle.bench().load(shape, _PART_MESSAGES)
+        cycle.kill()
 
-    def killed(leaving: Leaving) -> None:
-        load(Bench(leaving.paths.root, invocation.out), _shape(size, topics), _PART_MESSAGES)
-        leaving.kill()
-
-    ways = [("after a clean stop", stopped), ("after kill -9", killed)]
-    _measure(invocation, _shape(size, topics), log_bytes, ways)
+    ways = [("after a clean stop", StoreCycle.stop), ("after kill -9", killed)]
+    _measure_starts(invocation, shape, log_bytes, ways)
 
 
-@click.command(cls=Command)
-@_bytes
-@_size
-@_topics
-@pass_invocation
-def rebuild(invocation: Invocation, /, log_bytes: int, size: int, topics: int) -> None:
-    """Fill a store, stop it, remove ConsumeQueues and index, and see how fast a start makes them again."""
+@_start_command
+def rebuild(invocation: Invocation, shape: Shape, log_bytes: int) -> None:
+    """Measure how fast a start rebuilds removed ConsumeQueues and index."""
 
-    def lost(leaving: Leaving) -> None:
-        leaving.stop()
-        leaving.forget_derived()
+    def lost(cycle: StoreCycle) -> None:
+        cycle.stop()
+        cycle.remove_derived()
 
-    def lost_in_memory(leaving: Leaving) -> None:
-        lost(leaving)
-        leaving.read_log()
+    def lost_in_memory(cycle: StoreCycle) -> None:
+        lost(cycle)
+        cycle.read_log()
 
     ways = [("queues and index removed", lost), ("the same, with the log in memory", lost_in_memory)]
-    _measure(invocation, _shape(size, topics), log_bytes, ways)
+    _measure_starts(invocation, shape, log_bytes, ways)
 
 
-# --- verifying ---
-# `mqproc bench verify`: verify a store from disk and from memory, beside the rates at which its files can be read.
-
+# Verify
 
 BLOCK_BYTES = 1 << 20
-# What a message takes beside its body, roughly: for the number of messages that a size asks for.
+# Approximate bytes of a record besides its body, to derive the number of messages from a log size.
 _OVERHEAD_BYTES = 190
 _VERIFY_ROUNDS = 3
 
 
 @click.command(cls=Command)
-@click.option("--log-size", type=SIZE, default="2GiB", show_default=True, help="Log of the store that is made.")
+@click.option("--log-size", type=SIZE, default="2GiB", show_default=True, help="Log of the temporary store.")
 @click.option("--size", type=SIZE, default="1KiB", show_default=True, help="Bytes of a body.")
 @click.option("--topics", type=click.IntRange(1), default=4, show_default=True, help="Topics, in turns.")
 @click.option("--queues", type=click.IntRange(1), default=8, show_default=True, help="Queues of a topic.")
 @click.option("--keys", type=click.IntRange(0), default=1, show_default=True, help="Keys of a message.")
 @click.option("--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [one for each processor]")
-@click.option("--cold/--no-cold", default=True, show_default=True, help="Also with the files gone from memory.")
+@click.option("--cold/--no-cold", default=True, show_default=True, help="Also with the files dropped from memory.")
 @pass_invocation
 def verify(
     invocation: Invocation, log_size: int, size: int, topics: int, queues: int, keys: int, jobs: int | None, cold: bool
 ) -> None:
     """Verify a store, beside the rate at which its files can be read.
 
-    A temporary store is made by a group and stopped, or --store names one, which is only read.
+    A group fills a temporary store and stops, or --store names one, which is only read.
     """
-    from mqproc.bench.clients import Shape
-
     out = invocation.out
     shape = Shape(size, 1000, topics, queues, keys, 4)
-    with made_store(invocation, shape, log_size) as store:
+    with filled_store(invocation, shape, log_size) as store:
         found = measure(store, invocation.store_options(StoreIO(), StorePaths(store)), out, jobs=jobs or 0, cold=cold)
     if out.is_json:
         out.document(found)
@@ -306,33 +286,22 @@ def verify(
 
 
 @contextlib.contextmanager
-def made_store(invocation: Invocation, shape: Any, log_bytes: int) -> Iterator[Path]:
-    """The store that --store names, or one made for this."""
-    from mqproc.bench.producing import load
-    from mqproc.bench.runs import Bench
-    from mqproc.cli.admin.supervisor_client import running_group
-
+def filled_store(invocation: Invocation, shape: Shape, log_bytes: int) -> Iterator[Path]:
+    """The store of --store, or a temporary one that a group has filled."""
     if invocation.store is not None:
         yield invocation.store.absolute()
         return
-    folder = Path(tempfile.mkdtemp(prefix="mqproc-bench-"))
-    try:
-        bench = Bench(folder / "store", invocation.out)
-        settings = ["metrics_port=0", *invocation.set_]
-        group = running_group(bench.store, settings, invocation.config_file(), lambda line: None)
-        with group, contextlib.closing(bench):
-            bench.create_topics(shape.topics, shape.queues)
-            load(bench, shape, max(1000, log_bytes // (shape.size + _OVERHEAD_BYTES)))
-            bench.await_dispatch()
-        yield bench.store
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    settings = ["metrics_port=0", *invocation.set_]
+    with temporary_store() as store:
+        with started_group(store, settings, invocation.config_file(), invocation.out) as bench:
+            bench.prepare(shape, max(1000, log_bytes // (shape.size + _OVERHEAD_BYTES)))
+        yield store
 
 
 def measure(store: Path, options: Options, out: Output, *, jobs: int, cold: bool) -> dict[str, Any]:
-    """Figures of a store: verified from memory (best of some) and from the disk (median), beside the machine's.
+    """Rates of verify from memory and from the disk, beside the machine's limits.
 
-    Raises CorruptStoreError when it is not clean: damaged stores take another way.
+    Raises CorruptStoreError for a damaged store, which verify reads differently.
     """
     found: dict[str, Any] = {}
     machine: dict[str, float] = {}
@@ -352,7 +321,7 @@ def measure(store: Path, options: Options, out: Output, *, jobs: int, cold: bool
 
 
 def _cold_rounds(store: Path, options: Options, jobs: int) -> tuple[dict[str, float], VerifyResult]:
-    """Median rates of reading by one and by all, and of verifying, in turns: a disk's rate may change by the second."""
+    """Median rates of reads and verify in turns, since a disk's rate varies."""
     readers = {
         "sequential_read_bytes_per_s": 1,
         "sequential_read_all_processors_bytes_per_s": len(os.sched_getaffinity(0)),
@@ -374,7 +343,7 @@ def _verified(store: Path, options: Options, jobs: int) -> VerifyResult:
 
     found = verify_store(StoreIO(), StorePaths(store), options, jobs=jobs)
     if not found.clean:
-        raise CorruptStoreError(f"{store}: damaged, so there is nothing to measure; mqproc store verify tells where")
+        raise CorruptStoreError(f"{store}: damaged; mqproc store verify shows where")
     return found
 
 
@@ -388,7 +357,7 @@ def _figures(found: VerifyResult) -> dict[str, Any]:
 
 
 def drop_from_memory(store: Path) -> None:
-    """Let the kernel forget a store's files, so that they are read from the disk again."""
+    """Drop a store's files from the page cache."""
     os.sync()
     for path in store.rglob("*"):
         if path.is_file():
@@ -398,7 +367,7 @@ def drop_from_memory(store: Path) -> None:
 
 
 def read_rate(store: Path, readers: int = 1) -> float:
-    """Bytes a second of the log's segments read from beginning to end by so many threads, each a part of every one."""
+    """Bytes per second of reading the log's segments by `readers` threads."""
     segments = sorted((store / "commitlog").iterdir())
     done = [0] * readers
 
@@ -407,7 +376,7 @@ def read_rate(store: Path, readers: int = 1) -> float:
         for path in segments:
             fd = os.open(path, os.O_RDONLY)
             try:
-                # Space that was never written is not read from anywhere.
+                # Reading a hole does not touch the disk.
                 written = os.lseek(fd, 0, os.SEEK_HOLE)
                 part = -(-written // readers // BLOCK_BYTES) * BLOCK_BYTES
                 for at in range(number * part, min((number + 1) * part, written), BLOCK_BYTES):

@@ -1,4 +1,4 @@
-"""Stores as tables on Spark: `spark.read.format("mqproc")`, and jobs over one store or hundreds.
+"""Stores as tables on Spark: `spark.read.format("mqproc")`, and jobs over stores.
 
 Needs the extra `spark`: `pip install 'mqproc[spark]'`.
 """

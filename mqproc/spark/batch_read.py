@@ -1,4 +1,4 @@
-"""Messages of stores as a DataFrame, read by `mapInArrow` over the partitions of a batch read.
+"""Messages of stores as a DataFrame, read by `mapInArrow` over planned partitions.
 
     load() ──plan──▶ one row per partition ──mapInArrow──▶ Arrow batches ──▶ rows
 
@@ -46,7 +46,7 @@ _JOB_OPTIONS: Final = frozenset({"failondataloss", "verifycrc", "plainbodies"})
 
 
 class PartitionSource(DataSource):
-    """The planned partitions of a batch read, one per row. Options are those of `format("mqproc")`."""
+    """The planned partitions of a batch read, one per row; options are the source's."""
 
     @classmethod
     def name(cls) -> str:
@@ -70,7 +70,7 @@ class PartitionReader(BatchReader):
 
 @dataclass(frozen=True, slots=True)
 class BatchRead:
-    """A frame with one row per task, and the function that makes batches of messages from its rows.
+    """A frame with one row per task, and the function that makes batches from its rows.
 
     `types` are the columns of the batches, with Spark's short type names.
     """
@@ -202,7 +202,7 @@ def keys_of(key: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def flags_of(selection: Mapping[str, Any]) -> ReadOptions:
-    """The options for damage, CRCs and compressed bodies among arguments of `messages`, by either name in any case.
+    """The options for damage, CRCs and compressed bodies among arguments of `messages`.
 
     Only `fail_on_data_loss`, `verify_crc` and `plain_bodies` of the result are set. Raises BadRequestError for an
     invalid value.

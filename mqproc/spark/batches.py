@@ -1,4 +1,4 @@
-"""Read a partition: selected records become Arrow batches with exactly the types of Spark's columns.
+"""Read a partition: selected records become Arrow batches of Spark's types.
 
 Spark takes `binary` and `string` only with offsets into one buffer, so each body is copied once, from the mapped log
 into its batch.
@@ -76,7 +76,7 @@ class BatchMaker:
         return "body" in self._sources
 
     def batches(self, found: FoundRecords) -> Iterator[pa.RecordBatch]:
-        """The records as one batch, or several when decompressed bodies are large; copies everything.
+        """The records as one batch, or several if decompressed bodies are large.
 
         Raises BadRequestError when a batch becomes too large, BadMessageError for a body that cannot be decompressed.
         """

@@ -64,7 +64,7 @@ class KernelSelection:
         self.keys, self.key_ends = _texts(selection.keys)
 
     def add_queue(self, view: NDArray[np.uint8], at: int) -> bool:
-        """Add the queue of the record at `at`, whose sizes are checked; False when its topic is not UTF-8."""
+        """Add the queue of the record at `at`; False when its topic is not UTF-8."""
         width = int(topic_length_size(view, at))
         length_at = int(topic_length_at(view, at))
         first = length_at + width
@@ -121,7 +121,7 @@ class Verify(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FoundRecords:
-    """Selected records, which begin at `positions` int64[n] of `view` uint8[m]. Valid until the next ones."""
+    """Selected records at `positions` int64[n] of `view` uint8[m], until the next ones."""
 
     view: NDArray[np.uint8]
     positions: NDArray[np.int64]
@@ -154,7 +154,10 @@ class RangeReader:
         """Damaged ranges that were skipped without `fail_on_data_loss`."""
 
     def records(self, segment: SegmentBytes, log_range: LogRange, place: str) -> Iterator[FoundRecords]:
-        """The selected records of a range. Raises CorruptStoreError for damage; `place` names the segment in it."""
+        """The selected records of a range.
+
+        Raises CorruptStoreError for damage; `place` names the segment in it.
+        """
         window = SegmentView(segment, log_range)
         start = log_range.start if log_range.exact_start else window.boundary(log_range.start, log_range.limit)
         if start is None:
@@ -232,7 +235,7 @@ class RangeReader:
                 return BAD_TOPIC, at + base
 
     def _after_damage(self, window: SegmentView, at: int, stop: int, reason: str, place: str) -> int:
-        """Where records continue after damage at `at`. Raises CorruptStoreError unless damage is skipped."""
+        """Where records continue after damage. Raises CorruptStoreError unless it is skipped."""
         following = window.intact(at + 1, window.limit)
         if following is None and window.log_range.open_end:
             return stop

@@ -109,7 +109,7 @@ Queue = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """Queue offsets by queue; `default` applies to other queues. EARLIEST and LATEST are allowed in both."""
+    """Queue offsets by queue, and a default; EARLIEST and LATEST are allowed in both."""
 
     default: int
     by_queue: Mapping[Queue, int] = dataclasses.field(default_factory=dict)
@@ -120,7 +120,10 @@ class Offsets:
 
 @dataclass(frozen=True, slots=True)
 class ReadSelection:
-    """Which messages to read: begin_ms ≤ store time < end_ms, one of `tags`, one of `keys`. Empty means all."""
+    """Which messages to read: begin_ms ≤ store time < end_ms, one of `tags` and `keys`.
+
+    Empty means all.
+    """
 
     topics: tuple[str, ...] = ()
     topic_pattern: str = ""
@@ -187,7 +190,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """Options of a stream: those of a read that apply to streams, the start position and the rate."""
+    """Options of a stream: those of a read, the start position and the rate."""
 
     read: ReadOptions
     starting: Offsets
@@ -218,7 +221,7 @@ def table_options(given: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """Parse the options of a batch read. Raises BadRequestError with option, value and allowed values."""
+    """Parse the options of a batch read. Raises BadRequestError."""
     values = _canonical(given, "is for streams", _BOTH + _BATCH_ONLY, _STREAM_ONLY)
     selection = dataclasses.replace(
         _selection(values),
@@ -239,7 +242,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
 
 
 def stream_options(given: Mapping[str, str]) -> StreamOptions:
-    """Parse the options of a stream. Raises BadRequestError with option, value and allowed values."""
+    """Parse the options of a stream. Raises BadRequestError."""
     values = _canonical(given, "is for batch reads", _BOTH + _STREAM_ONLY, _BATCH_ONLY)
     if "startingTimestamp" in values and "startingOffsets" in values:
         raise BadRequestError("options startingOffsets and startingTimestamp exclude one another in a stream")
@@ -377,7 +380,7 @@ def _pattern(values: Mapping[str, str]) -> str:
 
 
 def _words(values: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """The words of an option, separated by commas or as a JSON list; () when the option is missing."""
+    """The words of an option, separated by commas or as JSON; () when it is missing."""
     if name not in values:
         return ()
     text = values[name]
@@ -386,7 +389,7 @@ def _words(values: Mapping[str, str], name: str) -> tuple[str, ...]:
 
 
 def _nonempty(values: Mapping[str, str], name: str, words: Iterable[str]) -> tuple[str, ...]:
-    """The non-empty words, each once. Raises BadRequestError when none is left, which must not mean all."""
+    """The non-empty words, each once. Raises BadRequestError when none is left."""
     found = tuple(dict.fromkeys(word for word in words if word))
     if not found:
         raise BadRequestError(f"option {name} = {values[name]!r} names nothing; leave it out for all")
@@ -405,7 +408,7 @@ def _not_empty(values: Mapping[str, str], name: str) -> str:
 
 
 def _tags(values: Mapping[str, str]) -> tuple[str, ...]:
-    """Tags from `tag` as words, or from `subExpression` as `a || b`; `*` and an empty expression mean all."""
+    """Tags from `tag` as words, or from `subExpression` as `a || b`; `*` means all."""
     expression = values.get("subExpression", "*")
     if expression.strip() in ("*", ""):
         return _words(values, "tag")
@@ -485,7 +488,7 @@ def _by_queue(values: Mapping[str, str], name: str, words: tuple[int, ...]) -> d
 
 
 def _json(values: Mapping[str, str], name: str, kind: type[list[Any] | dict[str, Any]], like: str) -> dict[str, Any]:
-    """An option's JSON object, whose values are of a `kind`; `like` is the example for the error."""
+    """An option's JSON object with values of a `kind`; `like` is an example."""
     found = _loaded(values, name)
     if not isinstance(found, dict) or not all(isinstance(part, kind) for part in found.values()):
         raise BadRequestError(f"option {name} = {values[name]!r}; it is like {like}")
@@ -542,7 +545,7 @@ class WriteOptions:
 
 
 def write_options(given: Mapping[str, str], *, overwrite: bool) -> WriteOptions:
-    """Parse the options of a write. Raises BadRequestError with option, value and allowed values."""
+    """Parse the options of a write. Raises BadRequestError."""
     names = {name.lower(): name for name in _SINK_OPTIONS}
     values: dict[str, str] = {}
     for name, value in given.items():

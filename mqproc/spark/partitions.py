@@ -1,4 +1,4 @@
-"""Partitions of a read: ranges of logs and slices of queues. They travel with every task, so imports are few.
+"""Partitions of a read: ranges of logs and slices of queues, which travel with tasks.
 
 A stream cuts the messages between two offsets into the same partitions each time:
 
@@ -21,7 +21,7 @@ from mqproc.spark.options import Queue, ReadSelection
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
-    """Positions [start, stop) of the segment at log position `segment`, whose log ends at `limit`.
+    """Positions [start, stop) of the segment at log position `segment`.
 
     A record belongs to the range in which it begins. Without `exact_start` the first record begins after `start`, where
     the previous range proves it; likewise for the end. With `open_end` the log ends where its records do.
@@ -104,7 +104,7 @@ Slices = list[tuple[int, QueueSlice]]
 
 
 def partitioned(slices: Slices, records_max: int, partitions_min: int) -> list[Slices]:
-    """Split slices into partitions of at most `records_max` messages (0: chosen here), at least `partitions_min`."""
+    """Split slices into partitions of at most `records_max` messages (0: chosen here)."""
     total = sum(len(queue_slice) for _store, queue_slice in slices)
     if not total:
         return []

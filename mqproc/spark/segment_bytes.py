@@ -1,4 +1,4 @@
-"""The bytes of a CommitLog segment: mapped from a folder, or fetched in parts from remote storage."""
+"""Bytes of a CommitLog segment: mapped from a folder or fetched from remote storage."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ AHEAD_BYTES: Final = 1 << 20
 
 
 class SegmentBytes(Protocol):
-    """One segment. Positions are bytes from its start; `size` is the file's length, at most a segment's."""
+    """One segment. Positions are bytes from its start; `size` is the file's length."""
 
     size: int
 
     def part(self, start: int, stop: int) -> tuple[NDArray[np.uint8], int]:
-        """uint8 of at least [start, min(stop, size)), and the position of its byte 0. Valid until the next call.
+        """(uint8 of at least [start, min(stop, size)), position of its byte 0) until the next call.
 
         Raises FileNotFoundError when the file is gone, StoreAccessError for other errors of remote storage.
         """
@@ -107,7 +107,7 @@ class FetchedSegment:
 
 
 class ArchivedSegment(FetchedSegment):
-    """A segment in an archive, kept open: sequential reads decompress onwards, others from its start."""
+    """A segment in an archive: sequential reads decompress onwards, others from its start."""
 
     def __init__(self, files: Any, path: str, size: int) -> None:
         super().__init__(files, path, size)
@@ -173,7 +173,7 @@ def join_path(root: str, name: str) -> str:
 
 @contextmanager
 def storage_errors(place: str, *passed: type[Exception]) -> Iterator[None]:
-    """Turn errors of storage packages into StoreAccessError; mqproc's own errors and those of `passed` pass."""
+    """Turn errors of storage packages, except those of `passed`, into StoreAccessError."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""A Spark session on this machine, for commands, tests and scripts: finds Java and registers the source.
+"""A Spark session on this machine: finds Java, sets options, registers the source.
 
 Sessions of a cluster do not need this module: `format("mqproc")` is known where the package is installed.
 """
@@ -47,7 +47,7 @@ _OF_LOCAL: Final[dict[str, str]] = {"spark.driver.host": _HERE, "spark.driver.bi
 
 
 def prepare_environment(master: str = "local[*]", *, prefer_pypi_java: bool = False, warnings: bool = True) -> Java:
-    """Set the environment of the JVM and its Python workers. Must be called before the first session.
+    """Set the environment of the JVM and Python workers, before the first session.
 
     Without `warnings` Java does not load the vector module, which it would warn of and MLlib computes with. Raises
     ConfigurationError when no Java is found.
@@ -96,7 +96,7 @@ def settings_of(master: str, given: Mapping[str, str], java: Java | None = None)
 
 
 def _sockets() -> dict[str, str]:
-    """Settings for Unix sockets. They need mqproc's worker daemon, which handles connections that Java closes."""
+    """Settings for Unix sockets, if mqproc's worker daemon handles connections."""
     program = os.environ.get("PYSPARK_PYTHON", "")
     return socket_settings(Path(program)) if is_python_program(program) else {}
 

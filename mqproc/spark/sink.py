@@ -1,4 +1,4 @@
-"""The sink: `write` and `writeStream.format("mqproc")` send rows as messages from the tasks, each once, in order.
+"""The sink of `format("mqproc")`: tasks send rows as messages, each once, in order.
 
     task ──ids of (write, partition, topic, row)──▶ how many rows are stored? ──▶ the rest, in order ──▶ writer
 
@@ -39,7 +39,14 @@ from mqproc.client import requests as core
 from mqproc.client import send_requests as sending
 from mqproc.client.batch import Batch
 from mqproc.client.connection import FRAME_BYTES_MAX
-from mqproc.client.dispatch_barrier import PATIENCE_S, UNSETTLED, Patience, Runs, check_index, settle
+from mqproc.client.dispatch_barrier import (
+    OUTCOME_UNKNOWN,
+    PATIENCE_S,
+    CallRunner,
+    Patience,
+    check_index,
+    wait_for_index,
+)
 from mqproc.client.encoding import encode_batch
 from mqproc.client.replay import OWN_PROPERTIES
 from mqproc.client.unique_id import COUNTERS, unique_id
@@ -184,7 +191,7 @@ class RowSender:
     """Sends the rows of one task to a running store."""
 
     def __init__(self, options: WriteOptions, identity: str, partition: int, *, check_stored: bool) -> None:
-        """`identity` names write and partition. With `check_stored`, rows that the store has are skipped."""
+        """`identity` names write and partition; with `check_stored`, skip stored rows."""
         self._options = options
         self._identity = identity
         self._partition = partition
@@ -220,7 +227,7 @@ class RowSender:
         self._turn.close()
 
     def send(self, batch: pa.RecordBatch) -> None:
-        """Send rows that are not stored; the latest row of a topic waits for the next one or for `end`.
+        """Send rows that are not stored; the latest one waits for the next or for `end`.
 
         Raises BadRequestError for invalid rows, and when stored rows differ.
         """
@@ -274,7 +281,7 @@ class RowSender:
         return self._queues[topic]
 
     def _check(self, topic: str, columns: dict[str, pa.Array]) -> None:
-        """Raise BadRequestError for rows that the store would reject, before a topic is created for them."""
+        """Raise BadRequestError for rows that the store would reject, before creating the topic."""
         check_sendable(topic)
         self._check_queues(topic, columns)
         limit = settings_of(StoreIO(), StorePaths(Path(self._options.store))).max_message_size
@@ -305,11 +312,11 @@ class RowSender:
 
 
 class TopicRows:
-    """The rows of one topic of a partition: the first `_stored` are stored, and the last one if `_ended`."""
+    """The rows of one topic of a partition: `_stored` first ones, and the last if `_ended`."""
 
     def __init__(
         self,
-        client: Runs,
+        client: CallRunner,
         topic: str,
         identity: str,
         queue_id: int | None,
@@ -384,7 +391,7 @@ class TopicRows:
             try:
                 self._send_frame(frame, self._unique(at, is_last=is_last))
                 self._at, failed_s = stop, None
-            except UNSETTLED as error:
+            except OUTCOME_UNKNOWN as error:
                 failed_s = self._now_s() if failed_s is None else failed_s
                 self._pause_after(error, failed_s)
                 self._stored = at
@@ -392,7 +399,7 @@ class TopicRows:
                 self._at = end if is_last and self._ended else min(self._stored, end)
 
     def _check_unchanged(self, bodies: pa.Array, found: int) -> None:
-        """Raise BadRequestError when one of the next `found` rows differs from the stored row that was seen."""
+        """Raise BadRequestError when one of the next `found` rows differs from a stored one."""
         for row, digest in self._seen.items():
             if 0 <= row - self._at < found and _digest_of(bodies[row - self._at].as_py()) != digest:
                 raise self._mismatch(f"row {row:,} differs from the stored one")
@@ -415,7 +422,7 @@ class TopicRows:
             self._find_stored_from(there[-1])
 
     def find_stored(self, *, drained: bool = False) -> None:
-        """Find how many rows are stored; waits for dispatch unless no sent row can still be on its way (`drained`).
+        """Find how many rows are stored, after waiting for dispatch unless `drained`.
 
         Raises BadRequestError when the store has no index for the lookup.
         """
@@ -425,10 +432,10 @@ class TopicRows:
         while True:
             try:
                 if not drained:
-                    settle(self._client, self._patience)
+                    wait_for_index(self._client, self._patience)
                 self._find_stored_from(self._stored)
                 return
-            except UNSETTLED as error:
+            except OUTCOME_UNKNOWN as error:
                 drained = False
                 self._pause_after(error, since_s)
 
@@ -475,7 +482,7 @@ class TopicRows:
         return f"{self._last_digest if is_last else self._digest}{block:0{_BLOCK_CHARACTERS}X}", counter
 
     def _send_frame(self, columns: dict[str, pa.Array], unique: tuple[str, int]) -> None:
-        """Send one frame, or several in order when rows are large, so that stored rows are always a prefix."""
+        """Send one frame, or several in order, so that stored rows are always a prefix."""
         batch = _batch(self._topic, columns, self._queue_id, unique)
         for call in sending.send_batch(batch, FRAME_BYTES_MAX):
             self._client.run(call)

@@ -110,7 +110,7 @@ class BatchReader(DataSourceReader):
 
 
 class PushdownReader(BatchReader):
-    """A reader that evaluates filters on topic, queue, tag and store time in the kernel (`filterPushdown=true`).
+    """A reader that evaluates filters of a query in the kernel (`filterPushdown=true`).
 
     Only for one query per `load()`: Spark keeps the planned read, with the filters of the last planned query, on the
     object of a `load()`. Another query of the same DataFrame would get rows filtered by the first. So it is opt-in.
@@ -163,7 +163,7 @@ def _with_values(selection: ReadSelection, source: str | None, values: tuple[Any
 def _with_time(
     selection: ReadSelection, condition: GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual
 ) -> ReadSelection | None:
-    """Narrow the time range. Stores keep milliseconds, so both bounds are rounded up to the next one."""
+    """Narrow the time range, with bounds rounded up to milliseconds."""
     if not isinstance(condition.value, datetime):
         return None
     value = condition.value if condition.value.tzinfo else condition.value.replace(tzinfo=UTC)

@@ -53,7 +53,7 @@ _RETRIED: Final = (NotRunningError, RequestTimeoutError, RetryLaterError, SendOu
 
 
 def commit_progress(group: str, position: Position, committed: Mapping[Place, int]) -> dict[Place, int]:
-    """Commit a position as a consumer group's, in running stores, so that lag is visible and retention can wait.
+    """Commit a position as a consumer group's, for lag and retention.
 
     Returns the committed offsets by queue, which `committed` holds from earlier calls. Raises GroupInUseError when
     consumers own the queues.
@@ -83,7 +83,7 @@ def _commit(client: Client, group: str, topic: str, queue_id: int, offset: int) 
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream of the queues of stores. It lives as long as the query; only `read` runs in other processes."""
+    """A stream of the queues of stores, for one query; `read` runs in other processes."""
 
     def __init__(self, options: StreamOptions, names: Sequence[str]) -> None:
         self.options = options

@@ -1,4 +1,4 @@
-"""The stores of a stream: what their queues hold now, and the stream's position as Spark's checkpoint keeps it.
+"""The stores of a stream, their queues, and positions in Spark's checkpoint.
 
     {"/stores/a": {"queues": {"orders": {"0": 23, "1": 19}},
                    "anchor": {"topic": "orders", "queue_id": 0, "queue_offset": 22, "physical_offset": 9180,
@@ -99,7 +99,7 @@ def _store_position(store_position: Mapping[str, Any]) -> StorePosition:
 
 
 def share_limit(limit: int, lags: Mapping[Any, int]) -> dict[Any, int]:
-    """Share `limit` messages among queues in proportion to their lag; together min(limit, total lag)."""
+    """Share `limit` messages among queues in proportion to their lag."""
     total = sum(lags.values())
     if total <= limit:
         return dict(lags)
@@ -141,7 +141,10 @@ class LiveStore:
             self._reader = None
 
     def state(self) -> tuple[tuple[int, ...], bool]:
-        """(identity of the running group or (), whether queues are complete, which they are not during recovery)."""
+        """(identity of the running group or (), whether queues are complete).
+
+        They are not while the group recovers.
+        """
         if lock_holder(self._io, self._paths) is None:
             return (), True
         words = open_control(self._io, self._paths.control)
@@ -246,7 +249,7 @@ class LiveStores:
         return {uri: queues for uri, queues in found if queues is not None}
 
     def all_queues(self, selection: ReadSelection) -> dict[str, dict[Queue, Bounds]]:
-        """The selected queues of all stores, once none recovers. Raises StoreAccessError after a timeout."""
+        """The selected queues of all stores once none recovers. Raises StoreAccessError."""
         deadline = time.monotonic() + _WAIT_S
         while len(found := self.queues(selection)) < len(stores := self.all()):
             if time.monotonic() > deadline:

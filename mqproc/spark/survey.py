@@ -1,4 +1,4 @@
-"""Find the stores at a path and survey each: segments, log end, queues, deleted queues, damage.
+"""Find the stores at a path, and survey segments, log end, queues and damage of each.
 
     path, pattern, list, URL ──▶ uris ──▶ StoreSurvey
 
@@ -51,7 +51,7 @@ class Segment:
 
 @dataclass(slots=True)
 class StoreSurvey:
-    """One store at one moment. `begin` and `end` are log positions; `end` is None when only the records show it."""
+    """One store at one moment. `end` is None when only the records show the log's end."""
 
     uri: str
     segment_size: int
@@ -73,7 +73,9 @@ class StoreSurvey:
 
 
 def find_stores(paths: Iterable[str]) -> list[str]:
-    """The stores that paths, patterns and URLs name, each once. Raises StoreNotFoundError when one names no store.
+    """The stores that paths, patterns and URLs name, each once.
+
+    Raises StoreNotFoundError when one names no store.
 
     A store's own name wins over a pattern. Of several names of one folder, its real path is used, else the first.
     """
@@ -113,7 +115,7 @@ def _remote_stores(url: str) -> list[str]:
 
 
 def survey_store(uri: str) -> StoreSurvey:
-    """Survey a store. Raises StoreAccessError when there is no store, CorruptStoreError when it is unreadable."""
+    """Survey a store. Raises StoreAccessError, and CorruptStoreError if it is unreadable."""
     if "://" not in uri:
         return _survey_folder(uri)
     with storage_errors(uri):
@@ -170,12 +172,12 @@ def _missing_segment(segments: list[Segment], begin: int, end: int, size: int) -
 
 
 def _was_closed_at(io: StoreIO, paths: StorePaths, log: LogSegments, end: int) -> bool:
-    """Whether the store was stopped cleanly with its log durable up to `end`, so that nothing follows."""
+    """Whether the store was stopped cleanly with its log durable up to `end`."""
     return not io.exists(paths.abort) and DurableMark(io, paths.mark("commitlog"), log).is_at(end)
 
 
 def _scan_after_end(log: LogSegments, end: int) -> tuple[int, str]:
-    """Where the last intact record of a stopped store ends, and the damage when that is after `end`.
+    """(end of the last intact record of a stopped store, damage if that is after `end`).
 
     A log whose queues are lost appears to end at the first damage.
     """
@@ -210,7 +212,7 @@ def _walk(log: LogSegments, position: int) -> tuple[int, int]:
 
 
 def _unit_after_end(reader: StoreReader, end: int) -> str:
-    """Describe a queue of a stopped store whose last unit refers to a record after the log's end."""
+    """Describe a queue whose last unit refers to a record after the log's end."""
     for queue in reader.queues():
         if queue.min_offset >= queue.max_offset:
             continue
@@ -260,5 +262,5 @@ def _segment_size(uri: str, found: Mapping[int, int]) -> int:
 
 
 def _is_unwritten(files: Any, root: str, start: int) -> bool:
-    """Whether a segment was only preallocated: it begins with more zeros than a lost record would leave."""
+    """Whether a segment was only preallocated: a lost record leaves fewer zeros."""
     return not any(files.cat_file(join_path(root, f"{_LOG}/{start:020d}"), start=0, end=_UNWRITTEN_BYTES))

@@ -1,4 +1,4 @@
-"""Spark's Python worker processes: their daemon, and what they keep from one task to the next.
+"""Spark's Python worker processes: their daemon, and the state kept between tasks.
 
 `runtimes.py` starts this module in place of `pyspark.daemon`, with the same arguments.
 """
@@ -36,14 +36,14 @@ def exclude_loaded_from_gc() -> None:
 
 
 def run_task(results: Iterator[T]) -> Iterator[T]:
-    """Yield a task's results; freed memory and loaded modules stay in the process for its next task."""
+    """Yield a task's results; keep freed memory and loaded modules for the next task."""
     keep_freed_memory()
     yield from results
     exclude_loaded_from_gc()
 
 
 def worker(sock: socket.socket, authenticated: bool) -> int:
-    """Run a task as Spark's own worker does; 0, or 1 when this was the last task or Java closed the connection.
+    """Run a task as Spark's worker does; 0, or 1 when it was the last or Java hung up.
 
     Java closes it when a query has enough rows (`show()`, a limit) and when a session ends. Spark's own worker prints a
     stack trace then.
@@ -56,7 +56,7 @@ def worker(sock: socket.socket, authenticated: bool) -> int:
 
 
 def _report_unraisable(unraisable: UnraisableHookArgs) -> None:
-    """Report unless a file could not flush to a closed connection, which Python 3.13 and newer report too."""
+    """Report an error, unless a file could not flush to a closed connection."""
     if not isinstance(unraisable.exc_value, _CLOSED):
         sys.__unraisablehook__(unraisable)
 

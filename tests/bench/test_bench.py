@@ -20,7 +20,7 @@ from mqproc.bench import commands, limits
 from mqproc.bench import stores as recovering
 from mqproc.bench.clients import KEY_CHARACTERS, Messages, Recorder, Shape, key_of, paced
 from mqproc.bench.commands import _print
-from mqproc.bench.runs import Bench, figures_of
+from mqproc.bench.runs import BenchGroup, figures_of
 from mqproc.cli.output import Output
 from mqproc.client.retry import NO_RETRY
 from mqproc.errors import DiskFullError, NotRunningError, RequestTimeoutError
@@ -41,7 +41,7 @@ def test_bodies_and_keys_are_fresh_in_every_frame_and_producer() -> None:
         for _ in range(20):
             rows = messages.bodies(100)
             column = messages.keys(100)
-            messages.passed(100)
+            messages.advance(100)
             assert rows.shape == (100, 64)
             bodies |= {row.tobytes() for row in rows}
             keys |= set(column.to_pylist() if hasattr(column, "to_pylist") else column)
@@ -60,7 +60,7 @@ def test_more_bodies_than_a_frame_has_are_as_fresh() -> None:
     messages = Messages(replace(SHAPE, size=4096, batch=1), 0)
     for _ in range(2):
         rows = messages.bodies(300)
-        messages.passed(300)
+        messages.advance(300)
         assert rows.shape == (300, 4096)
         assert len({row[8:].tobytes() for row in rows}) == 300
 
@@ -68,7 +68,7 @@ def test_more_bodies_than_a_frame_has_are_as_fresh() -> None:
 @pytest.mark.parametrize("sent", [0, 65_530, 1 << 40])
 def test_keys_are_the_numbers_digits(sent: int) -> None:
     messages = Messages(SHAPE, 3)
-    messages.passed(sent)
+    messages.advance(sent)
     column = messages.keys(100)
     found = column.to_pylist() if hasattr(column, "to_pylist") else column
     assert found == [key_of(messages.number + index) for index in range(100)]
@@ -77,7 +77,7 @@ def test_keys_are_the_numbers_digits(sent: int) -> None:
 @pytest.mark.parametrize("size", [0, 1, 5, 8, 12, 64])
 def test_a_body_begins_with_its_number(size: int) -> None:
     messages = Messages(Shape(size, 100, 1, 1, 1, 1), 0)
-    messages.passed(77)
+    messages.advance(77)
     width = min(8, size)
     assert [row[:width].tobytes() for row in messages.bodies(100)] == [
         number.to_bytes(8, "little")[:width] for number in range(77, 177)
@@ -159,7 +159,7 @@ def test_a_pinned_append_runs_with_writer_and_clients_apart() -> None:
 def test_pinning_needs_a_group_of_its_own(tmp_path: Path) -> None:
     refused = call("bench", "append", "--pin", "--store", tmp_path, *SMALL)
     assert refused.code == 2
-    assert "it takes a group of its own, no --store" in refused.err
+    assert "it needs its own group, without --store" in refused.err
 
 
 def refused_for_the_disk(group: Group, client: Client) -> bool:
@@ -177,7 +177,7 @@ def refused_for_the_disk(group: Group, client: Client) -> bool:
 def test_who_fills_the_disk_is_told_that_figures_are_of_waiting_too(make_group: Callable[..., Group]) -> None:
     group = make_group()
     told = Output(stream=io.StringIO(), errors=io.StringIO())
-    with closing(Bench(group.store, told)) as bench, Client(group.store, retry=NO_RETRY) as client:
+    with closing(BenchGroup(group.store, told)) as bench, Client(group.store, retry=NO_RETRY) as client:
         before = bench.refusals()
         wait_until(lambda: refused_for_the_disk(group, client), what="a refusal")
         refused = dict(bench.refusals() - before)
@@ -290,7 +290,7 @@ def test_a_store_comes_back_from_every_way_it_was_left(command: str, ways: list[
 def test_a_wait_for_dispatch_ends_with_its_group(make_group: Callable[..., Group]) -> None:
     group = make_group()
     os.kill(group.pid("dispatcher"), signal.SIGSTOP)
-    with group.client() as client, closing(Bench(group.store, Output())) as bench:
+    with group.client() as client, closing(BenchGroup(group.store, Output())) as bench:
         client.send(Message("orders", b"hello"))
         with pytest.raises(RequestTimeoutError, match="bytes behind"):
             bench.await_dispatch(0.01)

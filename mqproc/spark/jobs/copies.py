@@ -1,4 +1,4 @@
-"""Copy messages to Parquet: all selected ones by topic and day (export), or the last one of each key (compact).
+"""Copy messages to Parquet: by topic and day (export), or the last of each key (compact).
 
     log ──keys, times, positions──▶ last position of each key ──by store and position──▶ records read there ──▶ rows
 
@@ -57,7 +57,7 @@ def export(
     columns: str | Sequence[str] = (),
     **selection: Any,
 ) -> Exported:
-    """Write messages to `to`, a folder or URL: `to/topic=orders/day=2026-01-31/….parquet`, days in UTC by store time.
+    """Write messages to `to/topic=orders/day=2026-01-31/….parquet`, days in UTC by store time.
 
     A task writes a file for each topic and day in its part of the log, several when there are very many. `mode` applies
     to an existing target; `columns` are those to write (default: all); `selection` as in `messages`. Raises
@@ -107,7 +107,7 @@ def compact(
     columns: str | Sequence[str] = (),
     **selection: Any,
 ) -> DataFrame:
-    """The last stored message of each topic and key, over all stores; messages without a key are left out.
+    """The last stored message of each topic and key over all stores.
 
     Rows have `key` and the columns of `messages`. A message with several keys appears for each of which it is the last;
     with a selection by `key`, only for selected keys. With `drop_empty`, a last message with an empty body deletes its
@@ -186,7 +186,7 @@ class PlaceReader:
         self._plain_bodies = plain_bodies
 
     def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Turn batches of `key`, `store`, `physical_offset`, `size` into batches of `key` and the columns."""
+        """Turn batches of `key`, `store`, `physical_offset`, `size` into messages by `key`."""
         for batch in batches:
             offsets = batch.column("physical_offset").to_numpy()
             stores = batch.column("store").dictionary_encode()
@@ -229,7 +229,7 @@ class PlaceReader:
 def _keyed(
     batch: pa.RecordBatch, found: FoundRecords, makes: BatchMaker, *, drop_empty: bool
 ) -> Iterator[pa.RecordBatch]:
-    """The records with the `key` of each row of the batch; with `drop_empty` only those with a body."""
+    """The records with each row's `key`; with `drop_empty` only those with a body."""
     has_body = _has_body(found) if drop_empty else None
     at = 0
     for made in makes.batches(found):

@@ -1,4 +1,4 @@
-"""Count messages, bytes and latencies by topic, tag, key, store and window of time, and plot the counts."""
+"""Count messages, bytes and latencies by columns and windows of time; plot the counts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def counts(
     latencies: bool = True,
     **selection: Any,
 ) -> DataFrame:
-    """Rows of the columns `by`, of `window_start` and `window_end` if there is a window, and of the counts.
+    """Rows of the columns `by`, the window's bounds if there is one, and the counts.
 
     `by` are some of BY. `window` is a length in Spark's syntax (`1 hour`), `slide` the distance of window starts
     (default: the length), `time` one of TIMES. A message with several keys counts for each, one without keys for a
@@ -83,7 +83,7 @@ def _check(by: Sequence[str], window: str, slide: str, time: str) -> None:
 
 
 def check_windows(window_s: float, slide_s: float | None) -> None:
-    """Raise BadRequestError for lengths that are not positive, and for more than WINDOWS_MAX windows per message."""
+    """Raise BadRequestError for invalid lengths and for too many windows per message."""
     if window_s <= 0:
         raise BadRequestError(f"window = {window_s:g} s; it must be longer than 0")
     if slide_s is None:
@@ -101,7 +101,10 @@ def check_windows(window_s: float, slide_s: float | None) -> None:
 
 
 def _seconds(spark: SparkSession, length: str) -> float:
-    """Seconds of a length in Spark's syntax. Raises BadRequestError for one that varies, such as a month."""
+    """Seconds of a length in Spark's syntax.
+
+    Raises BadRequestError for a length that varies, such as a month.
+    """
     ends = ", ".join(f"({start} + CAST(:length AS INTERVAL)) - {start}" for start in _MEASURED_FROM)
     row = spark.sql(f"SELECT {ends}", args={"length": length}).first()
     if row is None or row[0] is None or row[0] != row[1]:
@@ -178,7 +181,7 @@ _DATES: Final = (datetime.datetime.min, datetime.datetime.max.replace(microsecon
 
 @dataclass(slots=True)
 class Series:
-    """One line, or one bar: messages by window start (datetime in UTC), or one number without windows."""
+    """One line, or one bar: messages by window start (UTC), or one number."""
 
     name: str
     times: list[Any] = field(default_factory=list)
@@ -211,7 +214,7 @@ def plot_counts(counted: DataFrame, by: Sequence[str], to: Path, *, slide_s: flo
 
 
 def series_of(counted: DataFrame, by: Sequence[str], slide_s: float | None = None) -> list[Series]:
-    """The groups' messages by window, largest group first; at most POINTS_MAX rows are collected.
+    """The groups' messages by window, largest group first, from at most POINTS_MAX rows.
 
     Gaps between windows become 0, so that no line runs across them.
     """

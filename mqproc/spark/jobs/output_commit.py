@@ -1,4 +1,4 @@
-"""Commit a job's output as a whole: a failed job leaves the previous content and nothing else.
+"""Commit a job's output as a whole: after a failure the previous content remains.
 
     to            previous content ──────────────────────────────▶ removed ─┐
     to.partial            └── written, all sources read without error ──────┴──▶ to
@@ -119,7 +119,7 @@ def write_whole(
     *,
     removes_own: bool = False,
 ) -> T:
-    """Run `write(path, mode)` for the target `to`; previous content stays until everything is written.
+    """Run `write(path, mode)` for a target whose content stays until everything is written.
 
     An overwrite goes to `to.partial` first, which `check` may reject, as is an existing one that no killed write has
     left. With Spark Connect, for the root of a file system and for dynamic partition overwrite, Spark overwrites
@@ -155,7 +155,7 @@ def folder_of(session: SparkSession, to: str) -> Path | None:
 
 
 def _is_dynamic(session: SparkSession) -> bool:
-    """Whether overwriting replaces only the partitions that are written (dynamic partition overwrite)."""
+    """Whether overwriting replaces only the partitions that are written."""
     return str(session.conf.get("spark.sql.sources.partitionOverwriteMode", "static")).lower() == "dynamic"
 
 
@@ -179,7 +179,7 @@ _SHARED: Final = "a target must be a folder at the same path for the driver and 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Messages written, bytes of their records if batches have `size`, and files (0 when Spark wrote them)."""
+    """Messages, bytes of records if batches have `size`, and files (0 if Spark wrote them)."""
 
     messages: int
     size: int
@@ -207,7 +207,7 @@ class JobFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock that shows other jobs on this machine that this driver lives, if storage has locks."""
+        """Hold the lock that shows other jobs on this machine that this driver is alive."""
         path = self._path / _DRIVER
         with file_errors(path):
             driver = path.open("wb", buffering=0)
@@ -222,7 +222,7 @@ class JobFolder:
         return f"part-{partition:05d}-{self.job}"
 
     def write(self, partition: int, attempt: int, write: Callable[[Path], Written]) -> Written:
-        """Run an attempt's `write` unless the task is done already; the result of the first attempt that finished.
+        """Run an attempt's `write` unless the task is done; the first attempt's result.
 
         Raises StoreAccessError when the job's folder is missing, and errors of `write`, after removing its files.
         """
@@ -263,7 +263,7 @@ class JobFolder:
         return count
 
     def remove(self) -> None:
-        """Remove the job's folder, in which attempts may still be writing. After this nothing is rolled back."""
+        """Remove the job's folder, even if attempts are writing there. Ends the rollback."""
         gone = self._path.with_name(f"{self.job}{_GONE}")
         (self._path / _DRIVER).unlink(missing_ok=True)
         with suppress(FileNotFoundError):
@@ -327,7 +327,7 @@ def roll_back_dead_jobs(to: Path) -> None:
 
 
 def _lock_scope(driver: IO[bytes]) -> bytes:
-    """Where the lock is visible: this boot and this mount, as other machines and containers may not see it."""
+    """Identity of this boot and mount, outside of which the lock may be invisible."""
     return repr((*boot_id(), os.fstat(driver.fileno()).st_dev)).encode()
 
 

@@ -1,4 +1,4 @@
-"""Write Arrow batches as Parquet files, with a folder for each value of the partition columns.
+"""Write Arrow batches as Parquet files, a folder for each value of partition columns.
 
     batches ──enough of them──▶ a table ──one stable take──▶ a slice per folder ──the largest──▶ a row group each
                                   ▲────────────────small slices wait for more rows──────────┘
@@ -83,7 +83,7 @@ class ParquetFiles:
             file.discard()
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add a batch. Raises DiskFullError when there is no space, MqprocError for other errors of the disk."""
+        """Add a batch. Raises DiskFullError, and MqprocError for other disk errors."""
         if batch.num_rows == 0:
             return
         self._waiting.append(batch)
@@ -99,7 +99,7 @@ class ParquetFiles:
             self._close_oldest()
 
     def _write(self, wait_bytes: int) -> None:
-        """Write waiting rows, largest folders first, and keep the smallest folders of `wait_bytes` in total."""
+        """Write waiting rows, but keep the smallest folders of `wait_bytes` in total."""
         parts = _parts(pa.Table.from_batches(self._waiting), self._layout.by)
         self._waiting.clear()
         self._size = sum(part.nbytes for _folder, part in parts)

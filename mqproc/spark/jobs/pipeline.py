@@ -1,4 +1,4 @@
-"""Run the example pipeline in a folder with specification, code, tables and state, by Spark's own tool."""
+"""Run the example pipeline in a folder, by Spark's own tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rebuild ConsumeQueue and Index of a store from its CommitLog, in parallel, in another folder.
+"""Rebuild ConsumeQueue and Index of a store from its CommitLog, in another folder.
 
     shares of the log ──scan──▶ units, each written at queue offset × 20: no shuffle, no sort
                         └────▶ runs of units, counts of entries ──▶ fillers between runs
@@ -60,7 +60,7 @@ Entries = tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class EntryRange:
-    """Entries [skip, skip + take) of log positions [begin, end); `faults` are ranges without records."""
+    """Entries [skip, skip + take) of log positions [begin, end) without `faults`."""
 
     begin: int
     end: int
@@ -78,7 +78,10 @@ class Built:
 
 
 def pieces_of_files(shares: Sequence[LogShare], items: int) -> Iterator[list[EntryRange]]:
-    """The entries of each index file of `items` items, in order; from the second file on with the previous entry."""
+    """The entry ranges of each index file of `items` items.
+
+    Except in the first file, they begin with the previous file's last entry.
+    """
     capacity = items - FIRST_ITEM
     total = sum(found.entries for found in shares)
     for first in range(0, total, capacity):
@@ -107,7 +110,7 @@ class IndexBuild:
         self._built = Built(0, 0)
 
     def run(self, pieces: Sequence[EntryRange], *, is_first: bool) -> Built:
-        """Add the entries of all pieces; except in the first file, the first entry belongs to the previous file."""
+        """Add the entries of all pieces, except the previous file's last entry."""
         entries = (each for piece in pieces for each in self._entries(piece))
         for hashes, offsets, times in entries:
             at = 0
@@ -146,7 +149,7 @@ class IndexBuild:
 
 @dataclass(slots=True)
 class UnitRun:
-    """Units of offsets [first, stop), whose records lie in [physical_begin, physical_end) of the log."""
+    """Units [first, stop), of records in [physical_begin, physical_end) of the log."""
 
     first: int
     stop: int
@@ -155,7 +158,7 @@ class UnitRun:
 
 
 class UnitWriter:
-    """Writes units into files that other tasks write at the same time, and records the runs of units."""
+    """Writes units into files that tasks share, and records the runs of units."""
 
     def __init__(self, io: StoreIO, folder: Path, snapshot: Snapshot) -> None:
         self._io = io
@@ -219,7 +222,7 @@ class QueueRuns:
         self._writer = writer
 
     def of_all(self, table: pa.Table) -> Iterator[Row]:
-        """A row for each queue. `table` has runs in any order: topic (null: no run), queue_id, fields of UnitRun."""
+        """A row for each queue. `table` has runs in any order; shares without runs have no topic."""
         runs = table.filter(pa.compute.is_valid(table.column("topic"))).sort_by(
             [("topic", "ascending"), ("queue_id", "ascending"), ("physical_begin", "ascending")]
         )
@@ -313,7 +316,7 @@ def rebuild(
     share_bytes: int = SHARE_BYTES,
     fail_on_data_loss: bool = True,
 ) -> Rebuilt:
-    """Build `to/consumequeue` and `to/index` from the log of the store in the folder `store`, which is only read.
+    """Build `to/consumequeue` and `to/index` from the log of the store in a folder.
 
     `to` is a missing or empty folder at the same path on all executors. ConsumeQueue files have the bytes that dispatch
     would write for this log, and so have index files unless they began before the log does. A running store is built
@@ -371,7 +374,7 @@ class RebuildJob:
 
     @classmethod
     def of(cls, store: Path, to: Path, *, share_bytes: int, fail_on_data_loss: bool) -> RebuildJob:
-        """Plan a rebuild and create its target. Raises StoreAccessError; BadRequestError for an invalid target."""
+        """Plan a rebuild and create its target. Raises StoreAccessError, BadRequestError."""
         io, paths, target = StoreIO(), StorePaths(store), StorePaths(to.absolute())
         check_is_store(io, paths)
         check_target(to, [store])
@@ -385,7 +388,7 @@ class RebuildJob:
         return self.snapshot.inventory.root
 
     def walk(self, share: Share) -> Iterator[Row]:
-        """Scan a share and write its units; returns a row for the share and one for each run of units."""
+        """Scan a share and write its units; a row for the share and one for each run."""
         io = StoreIO()
         with closing(UnitWriter(io, self._target.consume_queue, self.snapshot)) as writer:
             with closing(LogPass(io, self.snapshot, IndexWalk, lambda size: None, writer.take)) as log_pass:

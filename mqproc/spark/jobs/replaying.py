@@ -1,4 +1,4 @@
-"""Replay stored messages to a topic of a running store: selected, throttled, and resumable by name.
+"""Replay stored messages to a topic of a running store: throttled and resumable.
 
     messages of stores ──in log order──▶ streams ──copies with ids of their sources──▶ the target's writer
                                                         └──which are stored already?──▶ its index
@@ -95,7 +95,7 @@ def replay(
     queues: int = 0,
     **selection: Any,
 ) -> Replayed:
-    """Send the messages of `topic` that `selection` (arguments of `messages`: begin, end, key, tag…) includes.
+    """Send the messages of `topic` that `selection` includes; it has arguments of `messages`.
 
     They become messages of `to_topic` in the running store `to_store`; a missing topic is created with `queues` queues
     (default: 8). Under the same `name` no message is copied twice, so a replay can be resumed. `rate` is in messages a
@@ -171,14 +171,17 @@ def _sent(found: DataFrame, target: ReplayTarget) -> DataFrame:
 
 
 def _messages(batch: pa.RecordBatch) -> list[tuple[str, StoredMessage]]:
-    """(store, message) of each row. Times stay integers: producers that pass µs for ms exceed Python's years."""
+    """(store, message) of each row.
+
+    Times stay integers: producers that pass µs for ms exceed Python's years.
+    """
     at = batch.schema.get_field_index("born_timestamp")
     plain = batch.set_column(at, "born_timestamp", batch.column(at).cast(pa.int64()))
     return [_message(row) for row in plain.to_pylist()]
 
 
 def _message(row: dict[str, Any]) -> tuple[str, StoredMessage]:
-    """(store, message) of a row, with the fields of a copy. A message without a born time, in µs, is born now."""
+    """(store, message) of a row; a message without a born time is born now."""
     born_us = row["born_timestamp"]
     message = StoredMessage(
         row["message_id"],
@@ -221,8 +224,11 @@ class ReplayStream:
             _retry(self._settle)
 
     def send(self, window: list[tuple[str, StoredMessage]]) -> None:
-        """Send the messages of a window that are not stored. Raises MqprocError when the target is away for long."""
-        from mqproc.client.dispatch_barrier import UNSETTLED
+        """Send the messages of a window that are not stored.
+
+        Raises MqprocError when the target is away for long.
+        """
+        from mqproc.client.dispatch_barrier import OUTCOME_UNKNOWN
 
         copies = [(self._copy(store, message), message.sys_flag) for store, message in window]
         if self._topic_is_missing:
@@ -233,7 +239,7 @@ class ReplayStream:
         self.sent += len(left)
         try:
             self._send_copies(left)
-        except UNSETTLED:
+        except OUTCOME_UNKNOWN:
             _retry(lambda: self._send_rest(left))
 
     def _make_topic(self) -> None:
@@ -248,11 +254,11 @@ class ReplayStream:
         self._send_copies(self._missing(copies))
 
     def _settle(self) -> None:
-        """Wait until the index has all that was sent. Raises BadRequestError when the target has no index."""
-        from mqproc.client.dispatch_barrier import check_index, settle
+        """Wait until the index has all copies. Raises BadRequestError without an index."""
+        from mqproc.client.dispatch_barrier import check_index, wait_for_index
 
         check_index(self._target.store)
-        settle(self._client)
+        wait_for_index(self._client)
 
     def _copy(self, store: str, message: StoredMessage) -> Message:
         from mqproc.client.replay import copy_of
@@ -304,14 +310,14 @@ class ReplayStream:
 
 
 def _retry(step: Callable[[], _T]) -> _T:
-    """Repeat a step while the target is away; its result. Raises its MqprocError when that takes too long."""
-    from mqproc.client.dispatch_barrier import PATIENCE_S, UNSETTLED
+    """Repeat a step while the target is away. Raises its MqprocError after a timeout."""
+    from mqproc.client.dispatch_barrier import OUTCOME_UNKNOWN, PATIENCE_S
 
     began_s = time.monotonic()
     while True:
         try:
             return step()
-        except UNSETTLED:
+        except OUTCOME_UNKNOWN:
             if time.monotonic() - began_s > PATIENCE_S:
                 raise
             time.sleep(_PAUSE_S)

@@ -113,7 +113,7 @@ def check_sources(path: str | Path | Sequence[str | Path], *, fail_on_data_loss:
 
 
 def check_target(to: str | Path, stores: Iterable[str | Path], *, overwrites: bool = False) -> None:
-    """Raise BadRequestError for a target that is, contains or is inside one of `stores`, or is inside any other store.
+    """Raise BadRequestError for a target that overlaps one of `stores` or is inside any store.
 
     With `overwrites` it must not contain any store. An empty name is an error rather than the current folder.
     """
@@ -142,12 +142,12 @@ def _check_folder(to: str | Path, target: Path, overwrites: bool) -> None:
 
 
 def _archive_of(store: str) -> str:
-    """The location of the archive that contains a store, as zip://one::/stores.zip, or the store itself."""
+    """The path of the archive that contains a store (zip://one::/stores.zip), or the store."""
     return store.rpartition("::")[2] if "://" in store.partition("::")[0] else store
 
 
 def _place(text: str) -> Path | PurePosixPath:
-    """A folder in canonical form; of a URL the part after its scheme, since s3 and s3a are the same storage."""
+    """A folder's real path; of a URL the part after its scheme, as s3 and s3a are the same."""
     local = _FILE.sub("", text, count=1) if _FILE.match(text) else text
     if "://" in local:
         return PurePosixPath(local.partition("://")[2].lstrip("/"))

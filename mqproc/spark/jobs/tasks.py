@@ -76,7 +76,7 @@ def rows_of_each(frame: DataFrame, do: Callable[[Row], Iterable[Row]], schema: p
 def rows_of_groups(
     frame: DataFrame, by: Sequence[str], do: Callable[[pa.Table], Iterable[Row]], schema: pa.Schema, *, groups: int
 ) -> DataFrame:
-    """The rows that `do` returns for each of `groups` groups with the same values in the columns `by`."""
+    """The rows that `do` returns for each of `groups` groups by the columns `by`."""
     # Unlike elsewhere, Spark accepts only the session's string and binary types here.
     is_large = str(frame.sparkSession.conf.get(_LARGE_TYPES, "false")).lower() == "true"
     made = pa.schema([field.with_type(large(field.type)) for field in schema]) if is_large else schema
