@@ -1,4 +1,1 @@
-"""The compiled loops over buffers and numbers, and the few primitives they are made of.
-
-See README.md here.
-"""
+"""Compiled loops over buffers and numbers, and the primitives that they consist of (README.md)."""

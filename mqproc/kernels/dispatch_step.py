@@ -1,7 +1,7 @@
 """Publish a dispatch step, and dispatch a single record with few Python calls.
 
-    publish_step      commit the index position, update the counters, advance `dispatched`, check for waiting pulls
-    publish_queues    raise the maximum offsets in the queue table
+    publish_step               commit the index position, update counters, advance `dispatched`, check for waiting pulls
+    publish_queues             raise the maximum offsets in the queue table
     scan_single, put_single    scan and index one record that arrives alone
 
 One call replaces two dozen stores from Python. The parameters of a step lie in the control file after the role's
@@ -97,7 +97,7 @@ def publish_step(cells: Words) -> int:
 
     `cells` int64 is the control file. The commit, the index position that belongs to this step, is stored first: the
     slot, then the sequence number. `dispatched` follows, then its store time, so a reader that loads the time first
-    never gets that of a later position. A full fence separates the store of `dispatched` from the load of
+    never pairs it with an earlier position. A full fence separates the store of `dispatched` from the load of
     `waiting_pulls`; the query role stores and loads them in the opposite order.
     """
     sequence = cells[control.COMMIT_SEQUENCE] + 1

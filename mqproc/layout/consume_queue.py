@@ -36,7 +36,7 @@ FILLER_SIZES = (FILLER_SIZE, END_FILLER_SIZE)
 # Queue offsets in records at or above it are invalid, as those below 0: no queue grows that large.
 QUEUE_OFFSET_LIMIT = 1 << 44
 # With RocketMQ's ConsumeQueue extension a tags code may be an address, which is below any hash: the position in the
-# queue's extension files, counted from the minimum.
+# queue's extension files, counted from EXTENSION_ADDRESS_MIN.
 EXTENSION_ADDRESS_MIN = -(1 << 63)
 EXTENSION_ADDRESS_MAX = -(1 << 31) - 1
 EXTENSION_FOLDER = "consumequeue_ext"

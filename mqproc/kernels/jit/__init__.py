@@ -1,1 +1,1 @@
-"""jit2."""
+"""Compilation of kernels: decorators, primitives with LLVM bodies, and warming of the cache."""
