@@ -1,7 +1,8 @@
-"""`ctl.sock`: commands to a running supervisor: STATUS, RESTART_ROLE, RUN_ROLE, STOP_GROUP, RELOAD.
+"""`ctl.sock`: commands to a running supervisor.
 
-A restart is answered when the role runs again, a stop when the group has stopped; then the connection is closed, and
-the store's lock is free. An attached role belongs to the client until it ends or the client disconnects.
+Operations: STATUS, RESTART_ROLE, RUN_ROLE, STOP_GROUP, RELOAD. A restart is answered when the role runs again, a stop
+when the group has stopped; then the connection is closed, and the store's lock is free. An attached role belongs to the
+client until it ends or the client disconnects.
 """
 
 from __future__ import annotations

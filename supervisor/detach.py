@@ -1,4 +1,4 @@
-"""`mqproc up --detach`: runs the group in the background, returns when it is ready or has failed.
+"""`mqproc up --detach`: a group in the background, whose caller waits until it is ready.
 
     caller ── fork ──▶ session leader ── fork ──▶ supervisor
       ▲                  └ ends                      │ lines until ready, then how it went

@@ -1,4 +1,4 @@
-"""The group's roles: which run, since when, and what happens when one ends. States as in supervisord.
+"""The group's roles: states as in supervisord, starts, stops, deaths.
 
              start             state RUNNING           SIGTERM              exit 0
     STOPPED ───────▶ STARTING ───────────────▶ RUNNING ─────────▶ STOPPING ────────▶ STOPPED
@@ -505,7 +505,7 @@ class Group:
         self._template_gone(Death.of(found, 0.0))
 
     def _template_gone(self, death: Death) -> None:
-        """Roles continue. A role that it was forking is unknown, so it is killed before the next start."""
+        """Kill a role that it was forking, which is unknown, before the next start."""
         now = self._clock.monotonic_ns()
         death = Death(death.code, death.signal, (now - self._template_started_ns) / _MS)
         self._report_template(layout.EXITED, f"pid {self._template.pid}, {death}")

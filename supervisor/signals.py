@@ -57,9 +57,9 @@ class Signals:
 
     @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Within the block SIGTERM and SIGINT raise KeyboardInterrupt: recovery may be aborted at any point.
+        """Raise KeyboardInterrupt for SIGTERM and SIGINT within the block.
 
-        A queued one raises it at once.
+        Recovery may be aborted at any point. A queued one raises it at once.
         """
         self._interrupting = True
         try:

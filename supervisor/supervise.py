@@ -1,4 +1,4 @@
-"""The supervisor: lock, template, monitor, recovery, spawn in order, watch, restart, stop in order.
+"""The supervisor: lock, template, monitor, recovery, starts, watch, restarts, stop.
 
     supervise()   lock → control → bells, sockets → warm → template → monitor → recovery → loop
                   → everything ended → lock free
@@ -440,7 +440,7 @@ class Supervisor:
         self._stop_plan = StopPlan(self._group, self._resources.turn_away, self._finish)
 
     def _finish(self) -> None:
-        """After the end of all roles but the monitor: write durable positions, and record a clean stop."""
+        """When only the monitor is left: write durable positions, and record a clean stop."""
         context, problems = self._context, self._group.problems
         behind = self._control.confirmed(sync_flush=self._options.sync_flush) - self._control.load(layout.DISPATCHED)
         if behind > 0:

@@ -140,7 +140,7 @@ class Template:
         self.pidfd = -1
 
     def fork(self) -> None:
-        """Fork the template; an earlier one has ended. Raises OSError when no process can be created."""
+        """Fork the template. Raises OSError when no process can be created."""
         _flush_output()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(self._answer_timeout_s)
@@ -205,7 +205,7 @@ class Template:
 
 
 def _run_template(inheritance: Inheritance, connection: socket.socket) -> NoReturn:
-    """Life of the template. It never returns into its parent's frames: see `close_other_descriptors`."""
+    """Run the template; never return into its parent's frames: see `close_other_descriptors`."""
     code = EXIT_FAILED
     try:
         prctl.die_with_parent()
@@ -233,7 +233,7 @@ def _serve(inheritance: Inheritance, connection: socket.socket) -> None:
 
 
 def _fork_role(inheritance: Inheritance, request: Mapping[str, Any]) -> int:
-    """Fork twice; return the role's pid once the middle process has ended and it is a child of the supervisor."""
+    """Fork twice; return the role's pid once it is a child of the supervisor."""
     reader, writer = os.pipe()
     try:
         middle = os.fork()

@@ -1,4 +1,4 @@
-"""Delivery with retry: scheduled messages on their way into the log, each stored exactly once while the log lives.
+"""Delivery with retry: each scheduled message is stored exactly once while the log lives.
 
     deliver(messages) ──▶ producer ──Stored──▶ …all stored: on_done()
           ▲                 │ Refused: the same frame again after a pause
@@ -35,7 +35,7 @@ from mqproc.layout.properties import (
     TIMER_OUT_MS,
     TIMER_ROLL_TIMES,
 )
-from mqproc.roles.internal_producer import InternalProducer, MessageColumns, Outcome, Refused, Unknown
+from mqproc.roles.internal_producer import AppendColumns, InternalProducer, Outcome, Refused, Unknown
 from mqproc.roles.role import RoleContext
 from mqproc.roles.role_log import get_logger
 from mqproc.roles.scheduled_records import PropertyColumns
@@ -48,7 +48,7 @@ SAVE_INTERVAL_NS: Final = 5_000_000_000
 _NEVER_NS: Final = 1 << 62
 _DOUBLINGS_MAX: Final = 30
 _WAITING_TOPICS: Final = (SCHEDULE_TOPIC, TIMER_TOPIC)
-Reschedule = Callable[[MessageColumns], MessageColumns]
+Reschedule = Callable[[AppendColumns], AppendColumns]
 
 
 # Retry policy
@@ -67,7 +67,8 @@ class RedeliveryBackoff:
 
     def after(self, attempts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Delays after so many attempts, int64[n]."""
-        return np.minimum(self.first_ms << np.minimum(attempts, _DOUBLINGS_MAX), self.max_ms)
+        delays_ms: NDArray[np.int64] = np.minimum(self.first_ms << np.minimum(attempts, _DOUBLINGS_MAX), self.max_ms)
+        return delays_ms
 
 
 TIMER_BACKOFF: Final = RedeliveryBackoff(first_ms=2_000, max_ms=3_600_000)
@@ -79,7 +80,7 @@ def is_message_error(error: MqprocError) -> bool:
     return isinstance(error, BadRequestError | TooManyQueuesError)
 
 
-def reschedule_timed(refused: MessageColumns, now_ms: int, precision_ms: int) -> MessageColumns:
+def reschedule_timed(refused: AppendColumns, now_ms: int, precision_ms: int) -> AppendColumns:
     """Put refused messages of the timer back into it, after TIMER_BACKOFF.
 
     The delay is at least the time since the message was due, since some messages have no room for the attempt count.
@@ -100,7 +101,7 @@ def reschedule_timed(refused: MessageColumns, now_ms: int, precision_ms: int) ->
     return _waiting(refused, TIMER_TOPIC, queue_ids, _with_pairs(before, pairs))
 
 
-def reschedule_delayed(refused: MessageColumns, level: int, delays_ms: Sequence[int]) -> MessageColumns:
+def reschedule_delayed(refused: AppendColumns, level: int, delays_ms: Sequence[int]) -> AppendColumns:
     """Put refused messages of a delay level into the next longer one."""
     before, longer = _properties_of(refused), longer_level(level, delays_ms)
     strings = _with_pairs(before, [{DELAY: longer}] * len(refused))
@@ -110,20 +111,20 @@ def reschedule_delayed(refused: MessageColumns, level: int, delays_ms: Sequence[
 
 
 def longer_level(level: int, delays_ms: Sequence[int]) -> int:
-    """Next longer level within the maximum of TIMER_BACKOFF, else the longest within it, else `level` itself."""
+    """Next longer level within the maximum of TIMER_BACKOFF, else the longest one, else `level`."""
     short = [(delay_ms, number) for number, delay_ms in enumerate(delays_ms, 1) if delay_ms <= TIMER_BACKOFF.max_ms]
     own_ms = delays_ms[min(level, len(delays_ms)) - 1]
     longer = [each for each in short if each[0] > own_ms]
     return min(longer)[1] if longer else max(short, default=(0, level))[1]
 
 
-def _properties_of(columns: MessageColumns) -> PropertyColumns:
+def _properties_of(columns: AppendColumns) -> PropertyColumns:
     offsets = np.append(0, np.cumsum(columns.property_lengths, dtype=np.int64))
     return PropertyColumns(offsets, columns.properties)
 
 
 def _with_pairs(before: PropertyColumns, pairs: Sequence[dict[str, object]]) -> list[bytes]:
-    """Replace or append properties; the last one of each message is left out when it has no room."""
+    """Replace or append properties; the last one is left out when it has no room."""
     kept = before.without(*pairs[0]).strings()
     return [_joined(string, own) for string, own in zip(kept, pairs, strict=True)]
 
@@ -137,7 +138,7 @@ def _joined(string: bytes, own: dict[str, object]) -> bytes:
     return longer if len(new) == 1 or len(longer) <= record.PROPERTIES_SIZE_SURE else string + b"".join(new[:-1])
 
 
-def _waiting(refused: MessageColumns, topic: str, queue_ids: NDArray[np.int32], strings: list[bytes]) -> MessageColumns:
+def _waiting(refused: AppendColumns, topic: str, queue_ids: NDArray[np.int32], strings: list[bytes]) -> AppendColumns:
     return replace(
         refused,
         topic=topic,
@@ -174,11 +175,11 @@ class DeliveryQueue:
         self.delivered_marks: set[int] = set()
         """Marks of deliveries of earlier keepers in the log."""
         self._open: list[_Batch] = []
-        self._refused: list[tuple[int, MessageColumns, _Batch]] = []
+        self._refused: list[tuple[int, AppendColumns, _Batch]] = []
 
     @property
     def ready(self) -> bool:
-        """Whether the log holds every delivery of a killed keeper, and at the start of a group the queues are complete.
+        """Whether deliveries of a killed keeper are in the log, and the queues are complete.
 
         Positions are clamped to the ends of the queues at a start, and a full disk may delay dispatch.
         """
@@ -194,8 +195,8 @@ class DeliveryQueue:
         """Log position at or above which every stored message of an incomplete batch lies."""
         return min((batch.begin for batch in self._open), default=self._words[control.WRITTEN])
 
-    def start(self, messages: Sequence[MessageColumns], on_done: Callable[[], None], reschedule: Reschedule) -> None:
-        """Deliver messages; `on_done` is called when all are stored, immediately if none is left to deliver.
+    def start(self, messages: Sequence[AppendColumns], on_done: Callable[[], None], reschedule: Reschedule) -> None:
+        """Deliver messages; `on_done` is called when all are stored, possibly at once.
 
         `reschedule` turns messages that are refused for their own sake into messages that wait again.
         """
@@ -232,7 +233,7 @@ class DeliveryQueue:
         """Whether an earlier keeper delivered any of the records at these log positions."""
         return bool(self.delivered_marks) and not self.delivered_marks.isdisjoint(marks_of(physical_offsets).tolist())
 
-    def _undelivered(self, messages: MessageColumns) -> NDArray[np.bool_]:
+    def _undelivered(self, messages: AppendColumns) -> NDArray[np.bool_]:
         """Mask of messages that earlier keepers did not deliver. A mark matches once."""
         wanted = np.ones(len(messages), np.bool_)
         for place, mark in enumerate(messages.prepared_transaction_offsets.tolist()):
@@ -241,13 +242,13 @@ class DeliveryQueue:
                 wanted[place] = False
         return wanted
 
-    def _append(self, messages: MessageColumns, batch: _Batch) -> None:
+    def _append(self, messages: AppendColumns, batch: _Batch) -> None:
         try:
             self.producer.append_columns(messages, lambda frame, outcome: self._on_outcome(frame, outcome, batch))
         except StoreBusyError:
             self._retry_later(messages, batch)
 
-    def _on_outcome(self, frame: MessageColumns, outcome: Outcome, batch: _Batch) -> None:
+    def _on_outcome(self, frame: AppendColumns, outcome: Outcome, batch: _Batch) -> None:
         if isinstance(outcome, Refused):
             self._words.add(control.DELIVERIES_REFUSED, 1)
             self._log_refused(outcome)
@@ -271,13 +272,16 @@ class DeliveryQueue:
             self._open.remove(batch)
             batch.on_done()
 
-    def _append_or_reschedule(self, parts: Sequence[MessageColumns], batch: _Batch) -> None:
-        """Retry with fewer queues, since a recreated topic may lack only some of them; reschedule a single queue."""
+    def _append_or_reschedule(self, parts: Sequence[AppendColumns], batch: _Batch) -> None:
+        """Retry with fewer queues, finally reschedule one.
+
+        A recreated topic may lack only some of its queues.
+        """
         alone = len(parts) == 1
         for part in parts:
             self._append(batch.reschedule(part) if alone else part, batch)
 
-    def _retry_later(self, messages: MessageColumns, batch: _Batch) -> None:
+    def _retry_later(self, messages: AppendColumns, batch: _Batch) -> None:
         self._refused.append((self._clock.monotonic_ns() + RETRY_NS, messages, batch))
 
     def _log_refused(self, outcome: Refused) -> None:

@@ -1,4 +1,4 @@
-"""The dispatcher role: builds ConsumeQueues and index from the log up to the confirmed position (RocketMQ's reput)."""
+"""The dispatcher role (RocketMQ's reput): builds ConsumeQueues and index from the log."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LINGER_S = 0.001
 
 
 class Dispatcher:
-    """The dispatcher. After a restart it rolls the index back to the last committed step and continues there."""
+    """The dispatcher. A restarted one rolls the index back to the last committed step."""
 
     name = control.DISPATCHER
 
@@ -107,7 +107,7 @@ class Dispatcher:
         return max(1, step.records)
 
     def linger_s(self) -> float:
-        """Batch single messages while no consumer waits; the query role ends the pause when one begins to wait."""
+        """Batch messages while no consumer waits; the query role ends the pause when one does."""
         return 0.0 if self._cells[control.WAITING_PULLS] else LINGER_S
 
     def wait(self, timeout_s: float) -> None:
@@ -116,7 +116,7 @@ class Dispatcher:
             self._spin_for_publication()
 
     def _spin_for_publication(self) -> None:
-        """Spin for messages that a writer rang for before storing them: that takes less time than a wake-up."""
+        """Spin for messages that a writer is storing, which takes less time than a wake-up."""
         if self._spin_ns and self._cells[control.WAITING_PULLS] and not self._is_behind():
             # The writer then need not ring again.
             self._bell.awake()
@@ -164,7 +164,7 @@ class Dispatcher:
             self._index_bell.ring()
 
     def _publish_step(self) -> int:
-        """Publish the current step and wake the query role if pulls are held; returns the number of held pulls."""
+        """Publish the step and wake the query role if pulls are held; returns their number."""
         # No wake-up is lost: the query role stores the count, fences, and then checks the queues once more.
         waiting = publish_step(self._control_cells)
         if waiting:
@@ -175,7 +175,7 @@ class Dispatcher:
         return self._context.control.confirmed(sync_flush=self._sync_flush)
 
     def timed(self, began_ns: int, ended_ns: int, *, alone: bool) -> None:
-        """Record the delay of the newest record for all since the last one, or with `alone` for those of this step."""
+        """Record the newest record's delay for all since the last, or `alone` for this step."""
         messages = self._words[control.DISPATCHED_MESSAGES] - self._delays_of
         if alone:
             messages = min(messages, self._words[STEP_RECORDS])
@@ -229,7 +229,7 @@ class Dispatcher:
         words[control.DISPATCH_READ_ONLY] = int(self._ledger.read_only)
 
     def _jump_to_minimum(self, dispatched: int) -> int:
-        """Skip records that retention deleted before they were dispatched: queues and index lack them."""
+        """Skip records that retention deleted before dispatch: queues and index lack them."""
         minimum = self._words[control.MIN_PHYSICAL_OFFSET]
         self._words.add(control.DISPATCH_GAP_BYTES, minimum - dispatched)
         self._context.heartbeat.failed()

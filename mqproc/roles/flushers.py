@@ -1,4 +1,4 @@
-"""Flusher roles: make the CommitLog, ConsumeQueues and index durable and move their durable marks.
+"""Flusher roles: make log, ConsumeQueues and index durable and move their marks.
 
 commitlog-flusher  syncs the log, moves its mark, allocates segments ahead of the writer
 cq-flusher         syncs ConsumeQueue files; a `DispatchFlusher`
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Protocol
 
-from mqproc.config.options import MIB, Options
+from mqproc.config.options import Options
 from mqproc.io.store_io import FailedSyncError
 from mqproc.ipc.histogram import Histogram
 from mqproc.layout import checkpoint as checkpoint_layout
@@ -29,6 +29,7 @@ from mqproc.store.durable_marks import DurableMark
 from mqproc.store.index.flush import IndexFlush, committed_state
 from mqproc.store.page_cache import IndexPages, QueuePages
 from mqproc.store.sync_guard import SyncGuard
+from mqproc.util.units import MIB
 
 NS_PER_MS: Final = 1_000_000
 # After a pass that synced this much, writeback is started in small pieces at this interval instead of once a pass.
@@ -40,7 +41,7 @@ EVERYTHING: Final = 0
 
 
 class FlushErrors:
-    """Error handling around a step of a flusher, which keeps running: `with FlushErrors(context): …`.
+    """Error handling of a flusher's step: `with FlushErrors(context): …`.
 
     A failed sync is final: it is logged and the control file records it. After any other error (no space for a mark,
     no free descriptor) nothing counts as synced and the next step retries. No step follows while stopping, so the error
@@ -69,7 +70,7 @@ class FlushErrors:
 
 
 class CommitLogFlusher:
-    """The commitlog-flusher. The writer rings when it needs a segment; otherwise it runs at its interval."""
+    """The commitlog-flusher. It runs at its interval, and when the writer needs a segment."""
 
     name = control.COMMITLOG_FLUSHER
 
@@ -108,7 +109,7 @@ class CommitLogFlusher:
         self._context.bell.wait(min(timeout_s, until_due_s))
 
     def on_stop(self) -> bool:
-        """Sync everything, move the mark to the end and delete segments that were allocated but not used."""
+        """Sync everything, move the mark, delete unused segments."""
         with FlushErrors(self._context, stopping=True):
             self._pass(self._clock.monotonic_ns(), thorough=True)
             self._flush.move_mark(self._clock.monotonic_ns(), at_once=True)
@@ -189,7 +190,7 @@ class FlushedFiles(Protocol):
         ...
 
     def flush(self, least_pages: int, timestamp_ms: int) -> FlushResult | None:
-        """Sync files with at least `least_pages` dirty pages; None when the pass must be retried. Raises OSError."""
+        """Sync files with `least_pages` dirty pages; None to retry the pass. Raises OSError."""
         ...
 
     def release_page_cache(self, dispatched: int) -> None:
@@ -197,12 +198,12 @@ class FlushedFiles(Protocol):
         ...
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close open files."""
         ...
 
 
 class DispatchFlusher:
-    """Makes durable what the dispatcher has built from the log: the cq-flusher and the index-flusher.
+    """Syncs files that the dispatcher has written: the cq-flusher and the index-flusher.
 
     A pass every `flush_interval_consume_queue` covers files with `flush_consume_queue_least_pages` dirty pages or more;
     one in `flush_consume_queue_thorough_interval` covers everything; three thorough passes run at stop. RocketMQ has no
@@ -395,7 +396,7 @@ def cq_flusher(context: RoleContext) -> DispatchFlusher:
 
 
 def index_flusher(context: RoleContext) -> DispatchFlusher:
-    """The index-flusher: syncs index files and moves their durable mark; a full file as soon as it is rung."""
+    """The index-flusher: syncs index files, full ones at once, and moves their durable mark."""
     syncs = _syncs(context, _INDEX_WORDS)
     return DispatchFlusher(context, _INDEX_WORDS, "index", syncs, _IndexFiles(context, syncs))
 

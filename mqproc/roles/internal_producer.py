@@ -1,29 +1,31 @@
-"""How a role adds messages to the log: as a client of the writer that never waits.
+"""Appends by a role: non-blocking, and with retries across restarts of the writer.
 
-    appender = Appender(context.paths.socket("writer"), context.control.words, context.clock)
-    server.register(appender.fileno(), lambda: None)      # or wait at it: appender.wait(timeout_s)
+    producer = InternalProducer(context.paths.socket("writer"), context.control.words, context.clock)
+    server.register(producer.fileno(), lambda: None)      # or wait at it: producer.wait(timeout_s)
     …
-    appender.append([NewMessage("orders", body, properties)], on_done)      # any topics, also the system's
+    producer.append([NewMessage("orders", body, properties)], on_done)      # any topic, also system topics
     …
-    done += appender.step()                               # in do_work: sends, reads, calls on_done; returns how many
+    done += producer.step()                               # in do_work: sends, receives, calls on_done
 
-`append` cuts messages into frames: one frame holds messages with equal topic, sys flag, reconsume times and born host,
-in the order given. Messages of a frame are stored together, in this order. `on_done(messages, outcome)` is called once
-for each frame, from `step`:
+`append` groups messages into frames: a frame has messages with equal topic, sys flag, reconsume times and born host, in
+the given order, and they are stored together in this order. `on_done(messages, outcome)` is called once per frame, from
+`step`:
 
-    Stored      where each message went
-    Refused     nothing of the frame is stored; `error.retryable` says whether later it may be
-    Unknown     the writer died; if the frame was stored, it lies in [`begin`, `end`) of the log, whole or its first
-                messages. It is told only when a successor is at work, so that range does not change any more
+    Stored      where each message was stored
+    Refused     nothing of the frame is stored; `error.retryable` says whether a retry may succeed
+    Unknown     the writer died. If the frame was stored, it lies in [`begin`, `end`) of the log, completely or only its
+                first messages. The outcome is reported once a successor runs, so that this range no longer changes
 
-Frames are stored in the order of `append` as long as none is refused; one that a dying writer surely has not taken is
-sent again to its successor. `append` raises StoreBusyError, and takes nothing,
-when more than `BYTES_MAX` bytes or `FRAMES_MAX` frames would be under way; `has_room` asks before.
+Frames are stored in the order of `append` while none is refused; a frame that a dying writer certainly did not receive
+is sent to its successor. `append` raises StoreBusyError and accepts nothing when more than `BYTES_MAX` bytes or
+`FRAMES_MAX` frames would be in flight; check `has_room` first.
 
-`fileno` is one descriptor for the appender's whole life, readable when `step` has something to do; the connection
-behind it is made again when the writer is another one. While there is none, frames wait. `seconds_left` says when to
-call `step` though the descriptor is silent. No answer has a deadline here: the supervisor ends a writer that hangs,
-which ends the connection; to leave a living writer would leave open what it does later.
+`fileno` is one descriptor for the producer's lifetime, readable when `step` has work; its connection is
+replaced when the writer is restarted, and frames wait meanwhile. `seconds_left` bounds the time to the next `step`.
+Answers have no deadline: the supervisor ends a writer that hangs, which closes the connection, and giving up on a
+living writer would leave the outcome open.
+
+`ReliableAppend` adds retries: it finds out which messages of an Unknown frame were stored and appends the others again.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.client import requests as core
+from mqproc.client import requests
 from mqproc.client.connection import Connection, open_socket
 from mqproc.client.connection import Outcome as Answered
 from mqproc.client.retry import ConnectionLost
@@ -63,20 +65,16 @@ if TYPE_CHECKING:
 
     from mqproc.store.read.queries import StoreQueries
 
-# --- message_columns ---
-# New messages as columns: what one frame to the writer has, without an object for each message.
-
-
 FRAME_BYTES_MAX: Final = 4 << 20
 FRAME_MESSAGES_MAX: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class MessageColumns:
-    """Messages that a role adds, of one topic, sys flag, number of consumptions and born host.
+class AppendColumns:
+    """New messages of one topic, sys flag, reconsume times and born host, as columns.
 
-    Bodies and properties lie one behind the other. `queue_ids` None lets the writer go round. What the other columns
-    mean is told at `appender.NewMessage`.
+    Bodies and properties are concatenated. `queue_ids` None lets the writer rotate. For the other columns see
+    NewMessage.
     """
 
     topic: str
@@ -100,8 +98,8 @@ class MessageColumns:
         """Bytes of bodies and properties."""
         return len(self.bodies) + len(self.properties)
 
-    def chosen(self, which: NDArray[np.bool_]) -> MessageColumns:
-        """Some of them, in the same order; `which` is bool[n]."""
+    def chosen(self, which: NDArray[np.bool_]) -> AppendColumns:
+        """Select messages by a mask, bool[n]."""
         if which.all():
             return self
         return replace(
@@ -116,8 +114,8 @@ class MessageColumns:
             prepared_transaction_offsets=self.prepared_transaction_offsets[which],
         )
 
-    def parts(self, edges: Sequence[int]) -> Iterator[MessageColumns]:
-        """Those from each edge up to the next one."""
+    def parts(self, edges: Sequence[int]) -> Iterator[AppendColumns]:
+        """Split at the given edges."""
         bodies = np.append(0, np.cumsum(self.body_lengths, dtype=np.int64))
         properties = np.append(0, np.cumsum(self.property_lengths, dtype=np.int64))
         for first, stop in itertools.pairwise(edges):
@@ -133,8 +131,8 @@ class MessageColumns:
                 prepared_transaction_offsets=self.prepared_transaction_offsets[first:stop],
             )
 
-    def halves(self) -> list[MessageColumns]:
-        """Those of the lower and of the higher half of their queues, in the same order; one part if all are of one."""
+    def halves(self) -> list[AppendColumns]:
+        """Split into the lower and the higher half of the queues; one part if there is one queue."""
         if self.queue_ids is None:
             return [self]
         ids = np.unique(self.queue_ids)
@@ -143,8 +141,8 @@ class MessageColumns:
         lower = self.queue_ids < ids[len(ids) // 2]
         return [self.chosen(lower), self.chosen(~lower)]
 
-    def frames(self) -> Iterator[MessageColumns]:
-        """The same in parts that each fit into a frame; a message alone may be larger."""
+    def frames(self) -> Iterator[AppendColumns]:
+        """Split into parts that fit into a frame; a single message may be larger."""
         if self.size <= FRAME_BYTES_MAX and len(self) <= FRAME_MESSAGES_MAX:
             return iter((self,))
         ends = np.cumsum(self.body_lengths.astype(np.int64) + self.property_lengths)
@@ -169,11 +167,11 @@ _decode_answer = msgspec.msgpack.Decoder(AppendAnswer).decode
 
 
 class NewMessage(NamedTuple):
-    """A message that a role adds. Nothing is checked that the writer's kernel does not check.
+    """A message to append. Only the writer's kernel checks it.
 
-    `properties` is the whole string as it will be stored. `queue_id` −1 lets the writer go round; a frame's messages
-    either all name a queue or none does. `prepared_transaction_offset` is the physical offset of the record that this
-    one is made from: what a role looks for in the log when it does not know whether the message was stored.
+    `properties` is the whole string to store. `queue_id` −1 lets the writer rotate; either all messages of a frame name
+    a queue or none. `prepared_transaction_offset` is the mark of the record that this message is derived from, by which
+    a role finds out whether a message with an unknown outcome was stored.
     """
 
     topic: str
@@ -190,7 +188,7 @@ class NewMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a frame's messages went: int64[n], int64[n], int32[n]."""
+    """The frame was stored; arrays int64[n], int64[n], int32[n]."""
 
     physical_offsets: NDArray[np.int64]
     queue_offsets: NDArray[np.int64]
@@ -208,7 +206,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """If messages of the frame were stored, their records begin in [`begin`, `end`) of the log."""
+    """Messages that were stored, if any, have their records in [`begin`, `end`) of the log."""
 
     begin: int
     end: int
@@ -217,12 +215,12 @@ class Unknown:
 
 Outcome = Stored | Refused | Unknown
 OnDone = Callable[[Sequence[NewMessage], Outcome], None]
-OnColumnsDone = Callable[[MessageColumns, Outcome], None]
+OnColumnsDone = Callable[[AppendColumns, Outcome], None]
 
 
 @dataclass(slots=True, eq=False)
 class _Frame:
-    columns: MessageColumns
+    columns: AppendColumns
     on_done: Callable[[Outcome], None]
     size: int
     begin: int = 0
@@ -230,10 +228,10 @@ class _Frame:
 
 
 class InternalProducer:
-    """One role's way into the log. Single-threaded, like the role."""
+    """A role's client of the writer. Single-threaded, like the role."""
 
     def __init__(self, path: Path, words: Words, clock: Clock) -> None:
-        """`path` is the writer's socket, `words` are those of the control file."""
+        """`path` is the writer's socket, `words` are the control words."""
         self._path = path
         self._words = words
         self._clock = clock
@@ -248,56 +246,56 @@ class InternalProducer:
         self._awaiting_predecessor = False
         self._bytes = 0
 
-    # What a role sees
+    # Interface for the role
 
     @property
     def in_flight(self) -> int:
-        """Frames without an outcome."""
+        """Number of frames without outcome."""
         return len(self._waiting) + len(self._sent) + len(self._unknown)
 
     @property
     def has_room(self) -> bool:
-        """Whether `append` would take a few messages."""
+        """Whether `append` would accept a few messages."""
         return self._bytes < BYTES_MAX // 2 and self.in_flight < FRAMES_MAX // 2
 
     def await_predecessor(self) -> None:
-        """Have the writer asked whether it is done with what a killed predecessor of the role had handed over."""
+        """Find out when the writer is done with frames of a killed predecessor of the role."""
         self._awaiting_predecessor = True
 
     @property
     def predecessor_done(self) -> bool:
-        """Whether what a predecessor had handed over is in the log, or never will be."""
+        """Whether frames of a predecessor are in the log by now, or never will be."""
         return not self._awaiting_predecessor
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` is to be called."""
+        """Whether `step` must be called."""
         return bool(self._waiting or self._sent or self._unknown or self._awaiting_predecessor)
 
     def fileno(self) -> int:
-        """Readable when `step` has something to do."""
+        """Descriptor that is readable when `step` has work."""
         return self._epoll.fileno()
 
     def append(self, messages: Iterable[NewMessage], on_done: OnDone) -> None:
-        """Add messages. Raises StoreBusyError when too many are under way; then none is taken."""
+        """Append messages. Raises StoreBusyError, accepting none, when too many are in flight."""
         groups = [(group, _columns(group)) for group in _groups(messages)]
         self._add([_Frame(columns, functools.partial(on_done, group), columns.size) for group, columns in groups])
 
-    def append_columns(self, columns: MessageColumns, on_done: OnColumnsDone) -> None:
-        """Add messages that are columns already, in as many frames as that takes; as `append`."""
+    def append_columns(self, columns: AppendColumns, on_done: OnColumnsDone) -> None:
+        """Append messages given as columns, in as many frames as needed; as `append`."""
         self._add([_Frame(part, functools.partial(on_done, part), part.size) for part in columns.frames()])
 
     def _add(self, frames: list[_Frame]) -> None:
         size = sum(frame.size for frame in frames)
         if self.in_flight and (self._bytes + size > BYTES_MAX or self.in_flight + len(frames) > FRAMES_MAX):
-            raise StoreBusyError(f"{self._bytes:,} bytes wait for the writer already", hint_ms=10)
+            raise StoreBusyError(f"{self._bytes:,} bytes wait for the writer", hint_ms=10)
         self._bytes += size
         self._waiting.extend(frames)
         if not self._ping:
             self._send_waiting()
 
     def step(self) -> int:
-        """Send and read what can be without waiting; returns how many frames got their outcome."""
+        """Send and receive without blocking; returns the number of frames with an outcome."""
         self._connect()
         before = self.in_flight
         connection = self._connection
@@ -312,11 +310,11 @@ class InternalProducer:
         return before - self.in_flight
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until `step` has something to do, for a role without an epoll of its own."""
+        """Sleep until `step` has work, for a role without its own epoll."""
         self._epoll.poll(self.seconds_left(timeout_s))
 
     def seconds_left(self, at_most_s: float) -> float:
-        """How long `step` has nothing to do unless the descriptor is readable."""
+        """Time until `step` must be called although the descriptor is not readable."""
         if not self.has_work:
             return at_most_s
         if self._connection is not None:
@@ -324,7 +322,7 @@ class InternalProducer:
         return min(at_most_s, max(0, self._retry_ns - self._clock.monotonic_ns()) / 1e9)
 
     def close(self) -> None:
-        """Let go of the connection; what has no outcome gets none."""
+        """Close the connection; frames without outcome get none."""
         if self._connection is not None:
             self._connection.close()
         self._epoll.close()
@@ -332,10 +330,10 @@ class InternalProducer:
     # The connection
 
     def _connect(self) -> None:
-        """Make a connection when one is needed and it is time; its first request is a ping.
+        """Connect if needed and due; the first request is a ping.
 
-        The writer answers in order, so when the ping is answered everything that an earlier connection had got is
-        done: stored and published, or gone with its process.
+        The writer answers in order, so once the ping is answered all frames of an earlier connection are decided:
+        stored and published, or lost with their process.
         """
         if self._connection is not None or not self.has_work or self._clock.monotonic_ns() < self._retry_ns:
             return
@@ -349,10 +347,10 @@ class InternalProducer:
         self._connection = connection
         self._mask = select.EPOLLIN
         self._epoll.register(connection.fd, self._mask)
-        self._ping = connection.submit(core.ping(core.WRITER))
+        self._ping = connection.submit(requests.ping(requests.WRITER))
 
     def _listen_unless_closed(self) -> None:
-        """Tell epoll what the connection waits for, when that has changed."""
+        """Update the epoll mask of the connection."""
         connection = self._connection
         if connection is None or connection.closed:
             return
@@ -374,7 +372,7 @@ class InternalProducer:
 
     def _take_outcomes(self, connection: Connection) -> None:
         not_taken: list[_Frame] = []
-        # Who is told of one may append more, which is sent at once and finds out that the connection is lost.
+        # A callback may append more, which is sent at once and may detect that the connection is lost.
         while connection.done:
             for request_id in sorted(connection.done):
                 self._take_outcome(request_id, connection.done.pop(request_id), not_taken)
@@ -399,9 +397,9 @@ class InternalProducer:
             self._finish(frame, Refused(error))
 
     def _greeted(self, error: MqprocError | ConnectionLost | None) -> None:
-        """The ping's outcome: what the last connection left open is settled now."""
+        """Handle the outcome of the ping, which decides the open frames of the last connection."""
         if error is not None:
-            return  # The connection is closed, or will be: the next one asks again.
+            return  # The connection is closed, or will be: the next one pings again.
         self._ping = 0
         self._awaiting_predecessor = False
         unknown, self._unknown = self._unknown, []
@@ -411,10 +409,10 @@ class InternalProducer:
         self._send_waiting()
 
     def _lost(self) -> None:
-        # The kernel takes a closed descriptor out of the epoll by itself.
+        # The kernel removes a closed descriptor from the epoll.
         self._connection = None
         if self._ping:
-            # It was turned away: too many clients are there.
+            # Turned away, as with too many connections.
             self._ping = 0
             self._retry_ns = self._clock.monotonic_ns() + RECONNECT_NS
         self._connect()
@@ -425,7 +423,7 @@ class InternalProducer:
 
 
 def _groups(messages: Iterable[NewMessage]) -> list[list[NewMessage]]:
-    """Messages by what a frame has in common, each group in the order given, none too large."""
+    """Group messages by the fields that a frame shares, in order, none too large."""
     open_groups: dict[tuple[Any, ...], list[NewMessage]] = {}
     sizes: dict[tuple[Any, ...], int] = {}
     found: list[list[NewMessage]] = []
@@ -448,11 +446,11 @@ def _groups(messages: Iterable[NewMessage]) -> list[list[NewMessage]]:
     return found
 
 
-def _columns(messages: Sequence[NewMessage]) -> MessageColumns:
-    """Messages of one frame as columns."""
+def _columns(messages: Sequence[NewMessage]) -> AppendColumns:
+    """Columns of the messages of one frame."""
     first = messages[0]
     count = len(messages)
-    return MessageColumns(
+    return AppendColumns(
         first.topic,
         first.sys_flag,
         first.reconsume_times,
@@ -470,8 +468,8 @@ def _columns(messages: Sequence[NewMessage]) -> MessageColumns:
     )
 
 
-def _call(columns: MessageColumns) -> core.Call[Stored]:
-    """The request of a frame."""
+def _call(columns: AppendColumns) -> requests.Call[Stored]:
+    """Request of a frame."""
     queue_ids = columns.queue_ids
     payload: list[ReadableBuffer] = [
         columns.body_lengths.astype("<u4", copy=False).data,
@@ -498,7 +496,9 @@ def _call(columns: MessageColumns) -> core.Call[Stored]:
         sys_flag=columns.sys_flag,
         reconsume_times=columns.reconsume_times,
     )
-    return core.Call(core.WRITER, int(Operation.APPEND_OWN), _encode(options), payload, _parse, repeatable=False)
+    return requests.Call(
+        requests.WRITER, int(Operation.APPEND_OWN), _encode(options), payload, _parse, repeatable=False
+    )
 
 
 def _parse(options: memoryview, payload: memoryview) -> Stored:
@@ -517,13 +517,12 @@ def _parse(options: memoryview, payload: memoryview) -> Stored:
     )
 
 
-# --- writes ---
-# Messages that a role adds and must be sure of: told when all are in the log, whatever becomes of the writer.
+# Appends that survive a restart of the writer
 
 
 @dataclass(slots=True, eq=False)
 class _Writing:
-    """Messages on their way into the log. `head_offset`: the queue offset of the first of them."""
+    """Messages being appended. `head_offset` is the queue offset of the first one."""
 
     head: NewMessage
     left: int
@@ -535,11 +534,11 @@ class _Writing:
 
 
 def _untold(_some: Sequence[NewMessage]) -> None:
-    """For who need not know of a part."""
+    """Default of `part`."""
 
 
 class ReliableAppend:
-    """All of one role, over one appender. `under_way`: how many are not settled."""
+    """Appends messages until all are stored or refused. `under_way` counts open calls."""
 
     def __init__(self, reading: StoreQueries, producer: InternalProducer, max_bytes: int) -> None:
         self._reading = reading
@@ -553,7 +552,7 @@ class ReliableAppend:
 
     @property
     def predecessor_done(self) -> bool:
-        """Whether what a killed predecessor had handed to the writer is in the log, or never will be."""
+        """As `InternalProducer.predecessor_done`."""
         return self._producer.predecessor_done
 
     def store(
@@ -563,7 +562,7 @@ class ReliableAppend:
         refused: Callable[[MqprocError], None],
         part: Callable[[Sequence[NewMessage]], None] = _untold,
     ) -> None:
-        """Store messages; `stored` gets the queue offset of the first when all are, `refused` why some are not.
+        """Append messages; `stored` gets the queue offset of the first, or `refused` the error.
 
         `part` gets, before either, those that are stored, some at a time.
         """
@@ -621,7 +620,7 @@ Identity = tuple[str | int, ...]
 
 
 def copy_of(message: StoredMessage, topic: str, queue_id: int, own: dict[str, str], times: int) -> NewMessage:
-    """A message for another topic: born as the original was, with some properties of its own."""
+    """Copy of a message for another topic, with its born data and added properties."""
     host, _, port = message.born_host.rpartition(":")
     return NewMessage(
         topic=topic,
@@ -637,18 +636,18 @@ def copy_of(message: StoredMessage, topic: str, queue_id: int, own: dict[str, st
 
 
 def bare_copy(message: StoredMessage, topic: str, times: int) -> NewMessage:
-    """A copy with the message's own properties, which there was room for before; its place tells it from others."""
+    """Copy with the original properties only, which had room before; identified by its position."""
     copy = copy_of(message, topic, 0, {}, times)
     return copy._replace(prepared_transaction_offset=mark_of(message.physical_offset))
 
 
 def has_room(copy: NewMessage) -> bool:
-    """Whether every store takes it with its properties: those of its message and those of ours."""
+    """Whether the properties of a copy, original and added, fit into any store."""
     return len(copy.properties) <= record.PROPERTIES_SIZE_SURE
 
 
 def identity(copy: NewMessage | StoredMessage) -> Identity:
-    """What tells a copy from all others: where it goes, what of, and the how manyth it is."""
+    """Identity of a copy: target, origin and attempt."""
     pairs = copy.properties
     if not isinstance(pairs, Mapping):
         pairs = properties.decode(bytes(pairs).decode())
@@ -659,7 +658,7 @@ def identity(copy: NewMessage | StoredMessage) -> Identity:
 def records_in(
     reading: StoreQueries, conditions: Conditions, begin: int, end: int, max_bytes: int
 ) -> Iterator[StoredMessage]:
-    """Messages whose records begin in [begin, end) of the log."""
+    """Messages with records in [begin, end) of the log."""
     at = begin
     while at < end:
         batch = finish(
@@ -673,7 +672,7 @@ def records_in(
 
 
 def count_copies(words: Words, stored: Sequence[NewMessage]) -> None:
-    """Count messages that come again, and those that do not."""
+    """Count stored retries and dead letters."""
     dead = sum(copy.topic.startswith(DEAD_LETTER_PREFIX) for copy in stored)
     words.add(control.GROUP_DEAD_LETTERS, dead)
     words.add(control.GROUP_RETRIES, len(stored) - dead)

@@ -1,7 +1,7 @@
-"""The monitor: /metrics, /healthz, /readyz and a page for people, from the control file. Owns nothing of the store.
+"""The monitor role: /metrics, /healthz, /readyz and a status page, from the control file.
 
-It is the first role to start, before recovery, and the last to stop. The port may be taken, by another group perhaps:
-then the store runs all the same, and the port is tried again.
+It starts first, before recovery, and stops last. If the port is in use, as by another group, the store runs without it
+and the monitor retries.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RETRY_NS = 5_000_000_000
 
 
 class Monitor:
-    """The role. Its bell is an EventBell, so that it is heard while clients are waited for."""
+    """The monitor. Its bell is an EventBell, which can be polled together with sockets."""
 
     name = control.MONITOR
 
@@ -34,7 +34,7 @@ class Monitor:
         self._app = make_app(self._collector, paths, version)
         self._server: AsgiServer | None = None
         self._retry_ns = 0
-        # A predecessor that was killed has left its own.
+        # A killed predecessor may have left its port.
         self._words[control.MONITOR_PORT] = 0
         self._listen()
 
@@ -50,7 +50,7 @@ class Monitor:
             self._poll(timeout_s)
 
     def reload(self, options: Options) -> None:
-        """What pages show of options may change while running."""
+        """Apply options that pages show."""
         self._collector.options = options
 
     def on_stop(self) -> bool:

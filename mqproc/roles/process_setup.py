@@ -15,7 +15,7 @@ from mqproc.config.options import Options
 from mqproc.config.parse import cpu_numbers
 from mqproc.errors import ConfigurationError
 from mqproc.layout.control import DISPATCHER, WRITER
-from mqproc.paths import shown
+from mqproc.paths import printable_path
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -24,11 +24,11 @@ KEPT_BYTES: Final = 32 << 20
 
 def process_title(role: str, store: Path) -> str:
     """Title of a role's process in `ps`: `mqproc: writer [/data/store]`."""
-    return f"mqproc: {role} [{shown(store)}]"
+    return f"mqproc: {role} [{printable_path(store)}]"
 
 
 def set_title(role: str, store: Path) -> None:
-    """Set this process's title in its arguments and, without the store and cut to 15 bytes, in its `comm`.
+    """Set this process's title in its arguments and, cut to 15 bytes, in its `comm`.
 
     The `comm` must not contain a blank: since Python 3.12 `os.fork` reads the 20th word of /proc/self/stat as the
     number of threads, and with a name of two words that word is the niceness.
@@ -38,7 +38,7 @@ def set_title(role: str, store: Path) -> None:
 
 
 def writer_cpus(options: Options, allowed: frozenset[int]) -> frozenset[int]:
-    """Processors for the writer out of those that the group may use; all when `writer_cpus` is not set.
+    """Processors for the writer; all that the group may use when `writer_cpus` is not set.
 
     Separate processors for writer and clients help senders of single messages: the kernel tends to put a waker and the
     process that it wakes on one processor, where both wait for each other while dispatch has the other to itself.
@@ -56,7 +56,7 @@ def writer_cpus(options: Options, allowed: frozenset[int]) -> frozenset[int]:
 
 
 def set_cpu_affinity(role: str, options: Options) -> None:
-    """Apply `writer_cpus` and `dispatcher_nice` to this role's process. Raises ConfigurationError."""
+    """Apply `writer_cpus` and `dispatcher_nice` to this process. Raises ConfigurationError."""
     if role == WRITER and options.writer_cpus:
         with _permitted(f"writer_cpus = {options.writer_cpus!r}"):
             os.sched_setaffinity(0, writer_cpus(options, frozenset(os.sched_getaffinity(0))))
@@ -68,7 +68,7 @@ def set_cpu_affinity(role: str, options: Options) -> None:
 
 @contextlib.contextmanager
 def _permitted(option: str) -> Iterator[None]:
-    """Turn a PermissionError into a ConfigurationError, which a restart of the role does not cure."""
+    """Turn a PermissionError into a ConfigurationError, which a restart does not cure."""
     try:
         yield
     except PermissionError as error:
@@ -79,7 +79,7 @@ def _permitted(option: str) -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep up to KEPT_BYTES of freed memory instead of returning it to the kernel at once.
+    """Let glibc keep up to KEPT_BYTES of freed memory instead of returning it at once.
 
     Answers of megabytes are allocated and freed hundreds of times a second, and faulting in fresh pages costs more than
     filling them. Does nothing with a C library that lacks `mallopt`.

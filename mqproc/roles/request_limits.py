@@ -34,7 +34,7 @@ _INTEGER_MAX: Final = 1 << 62
 
 
 def within_limits(options: FrameOptions) -> FrameOptions:
-    """Clamp numbers to 64-bit arithmetic and check filters. Raises BadRequestError, FilterSyntaxError."""
+    """Clamp numbers to 64 bits, check filters. Raises BadRequestError, FilterSyntaxError."""
     names, numbers_of, has_tags, has_cursor = _parts_of(type(options))
     if has_tags:
         _check_tags(options.tags)  # type: ignore[attr-defined]
@@ -49,7 +49,7 @@ def within_limits(options: FrameOptions) -> FrameOptions:
 
 @functools.cache
 def _parts_of(kind: type[FrameOptions]) -> tuple[list[str], Callable[[FrameOptions], Sequence[int]], bool, bool]:
-    """Integer fields by name, a getter for all of them, whether the options have tags, and a cursor."""
+    """Integer fields, a getter for them, whether there are tags, and a cursor."""
     fields: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(kind)}
     names = [name for name, kind_of in fields.items() if kind_of is int]
     numbers_of: Callable[[FrameOptions], Any]

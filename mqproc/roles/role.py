@@ -46,7 +46,7 @@ BEAT_NS: Final = 50_000_000
 
 
 class Heartbeat:
-    """A role's own words in the control file: heartbeat, state, counters. `changed` notifies the supervisor."""
+    """A role's words in the control file. `changed` notifies the supervisor of a state."""
 
     def __init__(self, control: Control, role: str, clock: Clock, changed: Callable[[], None] = lambda: None) -> None:
         self._control = control
@@ -63,7 +63,7 @@ class Heartbeat:
         self._steps = Histogram(control.words, STEPS[role])
 
     def beat(self) -> int:
-        """Store the heartbeat and return its time. Long work outside `busy` calls this between its parts."""
+        """Store the heartbeat and return its time; for long work outside `busy`."""
         now_ns = self._clock.monotonic_ns()
         self.due_ns = now_ns + BEAT_NS
         self._cells[self._heartbeat] = now_ns
@@ -80,7 +80,7 @@ class Heartbeat:
         self._changed()
 
     def busy(self, state: int) -> Busy:
-        """Context of a call that may take seconds: STATE_SYNCING, STATE_ALLOCATING or STATE_RECOVERING."""
+        """Context of a call that may take seconds: STATE_SYNCING, _ALLOCATING or _RECOVERING."""
         return Busy(self, state)
 
     def set_state(self, state: int) -> int:
@@ -107,7 +107,7 @@ class Heartbeat:
 
 
 class Busy:
-    """Busy state during a call. A class, not a generator: each message of a SYNC_FLUSH store enters one."""
+    """Busy state during a call; a class, since each message of a SYNC_FLUSH store enters one."""
 
     __slots__ = ("_before", "_heartbeat", "_state")
 
@@ -144,7 +144,7 @@ BOOT_EXIT_CODES: Final = frozenset({3, 6, 7, 8})
 
 
 class Role(Protocol):
-    """What the loop runs. Every method is bounded; calls that may take seconds are wrapped in `heartbeat.busy`."""
+    """A role. Every method is bounded; slow calls are wrapped in `heartbeat.busy`."""
 
     @property
     def name(self) -> str:
@@ -179,16 +179,16 @@ class Reloadable(Protocol):
 
 @runtime_checkable
 class Timed(Protocol):
-    """A role that derives durations from the steps that the loop times, without reading a clock per item."""
+    """A role that derives durations from the steps that the loop times."""
 
     def timed(self, began_ns: int, ended_ns: int, *, alone: bool) -> None:
-        """A timed step has ended. It counts for all steps since the last timed one, or with `alone` for itself."""
+        """A timed step has ended; it counts for all since the last one, or `alone` for itself."""
         ...
 
 
 @runtime_checkable
 class Lingering(Protocol):
-    """A role that pauses after work before rings wake it again: a wake-up costs the ringer more than a step."""
+    """A role that pauses after work, since a wake-up costs its ringer more than a step."""
 
     def linger_s(self) -> float:
         """Length of the pause, 0 for none. Called twice each time."""
@@ -282,7 +282,7 @@ class RoleSignals:
         self._bell.post()
 
 
-class Loop:
+class RoleLoop:
     """Runs one role until SIGTERM.
 
     The clock is read once a step, after it: that time is also the begin of the next step and the end of a wait. Steps
@@ -394,7 +394,7 @@ class Loop:
             self._uncounted = 0
 
     def _spin(self) -> int:
-        """Poll for more work for a short time, yielding the processor in between; returns what the last step did."""
+        """Poll for more work for a short time; returns the result of the last step."""
         done = 1
         deadline = self._now_ns + self._spin_ns
         while not self._signals.any_requested:
@@ -428,7 +428,7 @@ class Loop:
         return True
 
     def _rest(self, done: int) -> None:
-        """Wait, unless there is work. `done` is what the last step did."""
+        """Wait, unless there is work. `done` is the result of the last step."""
         self._count()
         self._bell.announce()
         try:
@@ -458,7 +458,7 @@ class Loop:
             self._sample_missed()
 
     def _sample_missed(self) -> None:
-        """Draw a random sampling time in the next burst, since the sampling time came while the role was idle.
+        """Draw a random sampling time in the next burst, after one that passed while idle.
 
         Otherwise the first step after a wait would always be the one timed, and its length is not typical.
         """
@@ -495,7 +495,7 @@ def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool
         role = spec.factory(context)
         context.io.wrap_syncs(lambda: context.heartbeat.busy(layout.STATE_SYNCING))
         with contextlib.closing(role):
-            loop = Loop(role, context, signals)
+            loop = RoleLoop(role, context, signals)
             if debug:
                 breakpoint()
             loop.run()
@@ -533,7 +533,7 @@ def _log_lost_page(heartbeat: Heartbeat, trace_fd: int, text: str, _code: int) -
 
 
 def _configure_log(context: RoleContext) -> None:
-    """Set up logging; errors are also kept in the store's error log unless that cannot be opened."""
+    """Configure logging, with the store's error log if it can be opened."""
     log_format = context.options.log_format
     try:
         errors = ErrorLog.open(context.io, context.paths, context.name)

@@ -1,4 +1,4 @@
-"""Logging of the group's processes by structlog, as readable lines or JSON (option `log_format`).
+"""Logging of the group's processes by structlog, as readable lines or JSON.
 
 Every line has `ts`, `level`, `role`, `pid` and `event`; further fields have their unit in their name. A line is one
 write, so lines of processes that share a descriptor do not mix. Repeats of an event are limited; the number of
@@ -36,7 +36,7 @@ _log_path: Path | None = None
 
 
 def redirect_output(path: Path) -> None:
-    """Append standard output and error to a file, in this process and its children. Raises OSError."""
+    """Append standard output and error to a file, here and in children. Raises OSError."""
     global _log_path
     _open(path)
     _log_path = path
@@ -49,7 +49,7 @@ def forget_log_file() -> None:
 
 
 def reopen_log_file() -> bool:
-    """Open the file of `redirect_output` by name again; False without one. On OSError the old file stays open."""
+    """Reopen the log file by name; False without one. On OSError the old one stays open."""
     if _log_path is None:
         return False
     _open(_log_path)
@@ -57,13 +57,13 @@ def reopen_log_file() -> bool:
 
 
 def on_reopen_signal(number: int, frame: FrameType | None) -> None:
-    """Handle SIGUSR1 in children of the supervisor; the supervisor itself reports a file that cannot be opened."""
+    """Handle SIGUSR1 in children of the supervisor, which itself reports errors."""
     with contextlib.suppress(OSError):
         reopen_log_file()
 
 
 def write_line(fd: int, line: bytes) -> None:
-    """Append a line, after terminating a partial line that a full disk may have left. Raises OSError."""
+    """Append a line, after ending a partial line left by a full disk. Raises OSError."""
     os.write(fd, line if _has_whole_lines(fd) else b"\n" + line)
 
 
@@ -101,7 +101,7 @@ _FIRST_FIELDS = ("ts", "level", "role", "pid", "event")
 
 
 class RepeatLimit:
-    """Structlog processor that passes at most `burst` lines of one event per window of `window_s`."""
+    """Structlog processor that passes `burst` lines of an event per window of `window_s`."""
 
     def __init__(
         self, burst: int = BURST, window_s: float = WINDOW_S, now: Callable[[], float] = time.monotonic
@@ -128,7 +128,7 @@ class RepeatLimit:
 
 
 class RecordErrors:
-    """Structlog processor that records warnings and errors in the store's error log, before repeats are suppressed."""
+    """Structlog processor that records warnings and errors, before repeats are suppressed."""
 
     def __init__(self, errors: ErrorLog) -> None:
         self._errors = errors
@@ -180,7 +180,7 @@ def configure(
     *,
     log_format: LogFormat = LogFormat.AUTO,
 ) -> None:
-    """Configure this process's logging, again after each fork. Warnings and errors also go to `errors`."""
+    """Configure logging, again after each fork. Warnings and errors also go to `errors`."""
     if errors is not None:
         _KEPT.append(errors)
     stream = stream if stream is not None else sys.stderr

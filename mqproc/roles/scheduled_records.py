@@ -22,7 +22,7 @@ from mqproc.kernels import record_decode
 from mqproc.kernels.record_fields import PLACES_SIZE
 from mqproc.layout import record
 from mqproc.layout.properties import NAME_END, PAIR_END, REAL_QID, REAL_TOPIC, TIMER_ROLL_TIMES
-from mqproc.roles.internal_producer import MessageColumns
+from mqproc.roles.internal_producer import AppendColumns
 from mqproc.store.schedule.delivery_marks import marks_of
 from mqproc.topic_names import TIMER_TOPIC
 
@@ -58,7 +58,7 @@ class Pairs:
 
 
 class PropertyColumns:
-    """Properties of many messages: values as columns by name, and the strings without some names.
+    """Properties of many messages: values by name as columns, strings without some names.
 
         data     uint8[m]      all strings, concatenated: name 0x01 value 0x02 …
         offsets  int64[n + 1]  begin of each message's string
@@ -230,13 +230,13 @@ class ScheduledRecords:
         """Mask of the records with a target topic, bool[n]."""
         return np.fromiter(map(bool, self.real_topics), np.bool_, len(self))
 
-    def to_deliver(self, which: NDArray[np.bool_], *, keeps_real: bool) -> list[MessageColumns]:
+    def to_deliver(self, which: NDArray[np.bool_], *, keeps_real: bool) -> list[AppendColumns]:
         """Messages for their target topics, in order, of the records selected by the mask `which`."""
         queue_ids = np.clip(self.properties.numbers(REAL_QID), 0, _INT32_MAX).astype(np.int32)
         gone = () if keeps_real else (REAL_TOPIC, REAL_QID)
         return self._made(which, self.real_topics, queue_ids, gone, "")
 
-    def to_roll(self, which: NDArray[np.bool_]) -> list[MessageColumns]:
+    def to_roll(self, which: NDArray[np.bool_]) -> list[AppendColumns]:
         """Messages that go back to the timer's queue, with their roll count incremented."""
         queue_ids = np.zeros(len(self), np.int32)
         return self._made(which, [TIMER_TOPIC] * len(self), queue_ids, (TIMER_ROLL_TIMES,), TIMER_ROLL_TIMES)
@@ -248,7 +248,7 @@ class ScheduledRecords:
         queue_ids: NDArray[np.int32],
         gone: tuple[str, ...],
         counted: str,
-    ) -> list[MessageColumns]:
+    ) -> list[AppendColumns]:
         """Build messages without the properties `gone` and with the counter `counted` incremented."""
         rows = np.flatnonzero(which)
         if not len(rows):
@@ -262,7 +262,7 @@ class ScheduledRecords:
             properties = _with_number(properties, counted, np.maximum(numbers, 0) + 1)
         body_offsets, bodies = self._column(places, "body")
         topic, sys_flag, times, host = keys[0]
-        columns = MessageColumns(
+        columns = AppendColumns(
             topic,
             sys_flag,
             times,
@@ -286,7 +286,7 @@ class ScheduledRecords:
     def _grouped(
         self, rows: NDArray[np.intp], topics: Sequence[str]
     ) -> tuple[NDArray[np.intp], list[int], list[tuple[str, int, int, bytes]]]:
-        """Group rows by the fields that a frame's messages share: rows by group, edges between groups, group keys."""
+        """Group rows by the fields that a frame shares: rows, edges between groups, keys."""
         sys_flags = (self.column("sys_flag") & ~_HOST_BITS).tolist()
         times, hosts = self.column("reconsume_times").tolist(), self._born_hosts()
         if all(len(set(each)) == 1 for each in (sys_flags, times, hosts, topics)):

@@ -1,4 +1,4 @@
-"""Priority queue of deadlines: one time per key; rescheduling a key invalidates its old entry."""
+"""Priority queue of deadlines by key; rescheduling a key invalidates its old entry."""
 
 from __future__ import annotations
 

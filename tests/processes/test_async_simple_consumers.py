@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from mqproc import AsyncClient, BadRequestError, StoredMessage
-from mqproc.client.simple_consumer import AsyncSimpleConsumer
+from mqproc.client._async.simple_consumer import AsyncSimpleConsumer
 from mqproc.layout.control import QUERY
 from tests.conftest import Group, wait_until
 from tests.processes.test_simple_consumers import CHANGED_S
@@ -77,7 +77,7 @@ def bodies_of(messages: list[StoredMessage]) -> list[bytes]:
 
 def test_a_receive_waits_for_as_long_as_it_shall(shared: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """Query holds none for longer than a minute."""
-    monkeypatch.setattr("mqproc.client.simple_consumer.RECEIVE_MS_MAX", 200)
+    monkeypatch.setattr("mqproc.client.subscription.RECEIVE_MS_MAX", 200)
 
     async def program(client: AsyncClient) -> None:
         await fill(client, "Waits", 0)
@@ -105,7 +105,7 @@ def test_what_expires_comes_again_to_a_receiver_that_waits_and_its_old_receipt_d
         assert bodies_of(again) == [b"1", b"2"]
         assert {(each.topic, each.reconsume_times) for each in again} == {("%RETRY%expired_Expired", 1)}
         assert await one.ack(first, second) == 0, "too late"
-        with pytest.raises(BadRequestError, match="not this receiver's any more"):
+        with pytest.raises(BadRequestError, match="no longer held by this receiver"):
             await one.change_invisible_duration(first, 60)
         assert await other.ack(*again) == 2
         assert await other.ack(*again) == 0, "done before"

@@ -14,15 +14,16 @@ from typing import Any
 import pytest
 
 from mqproc import BadRequestError, Client, FilterSyntaxError, GroupInUseError, GroupNotFoundError, SqlFilter
-from mqproc.cli.supervisor_client import ask_supervisor
-from mqproc.client import group_calls
-from mqproc.client.simple_consumer import SimpleConsumer
-from mqproc.io import StoreIO
+from mqproc.cli.admin.supervisor_client import ask_supervisor
+from mqproc.client import group_requests as group_calls
+from mqproc.client._async.simple_consumer import SimpleConsumer
+from mqproc.io.store_io import StoreIO
 from mqproc.layout.control import QUERY, WRITER
-from mqproc.message import StoredMessage
-from mqproc.names import REVIVE_GROUP, REVIVE_QUEUES, REVIVE_TOPIC
 from mqproc.paths import StorePaths
-from mqproc.store.groups import check_points, offsets_json
+from mqproc.store.offsets import consumer_offset_json
+from mqproc.store.offsets import pop_receipts as check_points
+from mqproc.topic_names import REVIVE_GROUP, REVIVE_QUEUES, REVIVE_TOPIC
+from mqproc.types import StoredMessage
 from mqproc.wire.operations import Operation, RoleRequest
 from tests.conftest import Group, keeps_below, wait_until
 
@@ -72,7 +73,7 @@ def test_a_receive_waits_for_as_long_as_it_shall(
     shared: Group, client: Client, monkeypatch: pytest.MonkeyPatch, limit_ms: int
 ) -> None:
     """Query lets it go when it is restarted, and holds none for longer than a minute."""
-    monkeypatch.setattr("mqproc.client.simple_consumer.RECEIVE_MS_MAX", limit_ms)
+    monkeypatch.setattr("mqproc.client._async.simple_consumer.RECEIVE_MS_MAX", limit_ms)
     topic = f"Waits{limit_ms}"
     fill(client, topic, 0)
     consumer = client.simple_consumer("waits", topic, start="earliest")
@@ -188,7 +189,7 @@ def test_the_time_of_a_message_can_be_changed(client: Client) -> None:
     assert consumer.receive(1, timeout=CHANGED_S) == []
     assert consumer.ack(longer, given) == 0
     assert consumer.ack(kept) == 1
-    with pytest.raises(BadRequestError, match="not this receiver's any more"):
+    with pytest.raises(BadRequestError, match="no longer held by this receiver"):
         consumer.change_invisible_duration(kept, 60)
     for seconds in (0.5, 43_201):
         with pytest.raises(BadRequestError, match="from 1 to 43200 s"):
@@ -221,7 +222,7 @@ def test_the_revive_topic_says_what_rocketmq_would(client: Client) -> None:
     assert [message.tag for message in said] == ["ck", "ck", "ack", "bAck", "ack"]
     points = [check_points.read(each) for each in said[:2]]
     for found, offsets in zip(points, (range(32), range(32, 35)), strict=True):
-        assert isinstance(found, check_points.CheckPoint)
+        assert isinstance(found, check_points.PopCheckPoint)
         assert (found.topic, found.queue_id, found.invisible_ms) == ("Said", 0, 300_000)
         assert (found.start, found.offsets) == (offsets[0], tuple(offsets))
     assert [check_points.read(each).offsets for each in said[2:]] == [(1,), (0, 2), (33,)]
@@ -241,7 +242,7 @@ def test_progress_is_saved_while_messages_are_received_and_acknowledged_all_the_
     def saved_progress() -> int:
         client.send_batch("steady", [b"x"] * 8)
         consumer.ack(*consumer.receive(8, timeout=5))
-        found = offsets_json.load(StoreIO(), shared.paths).progress
+        found = consumer_offset_json.load(StoreIO(), shared.paths).progress
         return next((at.offset for at in found if at.topic == "steady"), 0)
 
     first = wait_until(saved_progress, what="a first save")

@@ -19,16 +19,15 @@ from mqproc import (
     TransactionEndedError,
     TransactionResolution,
 )
-from mqproc.client import transaction_calls
-from mqproc.control import Control
-from mqproc.io import StoreIO
-from mqproc.ipc.clock import Clock
+from mqproc.client import transaction_requests as transaction_calls
+from mqproc.io.clock import Clock
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.control import Control
 from mqproc.layout.control import QUERY, WRITER
-from mqproc.names import HALF_TOPIC, OP_HALF_TOPIC
-from mqproc.roles.appender import Appender, NewMessage, Outcome, Stored
-from mqproc.roles.group_retries import copy_of
-from mqproc.roles.transaction_messages import checked, committed, given_up
-from mqproc.store.transactions.halves import MARK_PROPERTIES, decode_marks, encode_marks
+from mqproc.roles.internal_producer import InternalProducer, NewMessage, Outcome, Stored, copy_of
+from mqproc.roles.transactions.op_messages import check_copy, committed, discarded_copy
+from mqproc.store.transactions import OP_PROPERTIES, decode_op_body, encode_op_body
+from mqproc.topic_names import HALF_TOPIC, OP_HALF_TOPIC
 from tests.conftest import Group, wait_until
 from tests.processes.transactions import FAST, GROUP, all_ended, bodies, handle_of, left_open, messages_of, open_ids
 
@@ -93,7 +92,7 @@ def test_kills_lose_no_commit_and_deliver_no_rollback(make_group: Callable[..., 
 def stored_as_query_does(group: Group, *messages: NewMessage) -> None:
     """Store messages as a query role that dies before it writes their marks."""
     control = Control.open(StoreIO(), group.paths)
-    appender = Appender(group.paths.socket(WRITER), control.words, Clock())
+    appender = InternalProducer(group.paths.socket(WRITER), control.words, Clock())
     outcomes: list[Outcome] = []
     appender.append(messages, lambda _, outcome: outcomes.append(outcome))
     wait_until(lambda: not (appender.step() or appender.in_flight), what="outcomes")
@@ -115,8 +114,8 @@ def test_what_was_made_of_a_half_message_and_not_marked_is_found(
         kept, lost, copied, alone, requeued = begun
         # What RocketMQ's broker does to one that asks for a time of its own, and is rolled back then.
         broker_copy = copy_of(halves[4], HALF_TOPIC, 0, {"TRAN_PREPARED_QUEUE_OFFSET": "4"}, 0)
-        broker_mark = NewMessage(OP_HALF_TOPIC, encode_marks([4]), MARK_PROPERTIES, 0)
-        own = committed(halves[0]), given_up(halves[1]), checked(halves[2], 1)
+        broker_mark = NewMessage(OP_HALF_TOPIC, encode_op_body([4]), OP_PROPERTIES, 0)
+        own = committed(halves[0]), discarded_copy(halves[1]), check_copy(halves[2], 1)
         stored_as_query_does(group, *own, broker_copy, broker_mark)
         if whole_group:
             group.kill()
@@ -136,7 +135,7 @@ def test_what_was_made_of_a_half_message_and_not_marked_is_found(
         client.run(transaction_calls.end(handle_of(requeued, topic="Made"), commit=False))
         # Behind all marks: a commit is answered before its own is stored.
         wait_until(lambda: progress(client).get(HALF_TOPIC) == 7, what="progress at the end")
-        marks = [offset for each in messages_of(client, OP_HALF_TOPIC) for offset in decode_marks(each.body)]
+        marks = [offset for each in messages_of(client, OP_HALF_TOPIC) for offset in decode_op_body(each.body)]
         assert sorted(marks) == [0, 1, 2, 3, 4, 5, 6]
 
 

@@ -43,12 +43,12 @@ def test_what_a_deleted_groups_consumers_have_is_closed_and_sent_to_nobody(
     group.dispatch()
     sent: list[tuple[str, list[bytes]]] = []
     try:
-        group.role._pops._state.known("g")
+        group.role._pops._state.ensure_group("g")
         group.role.close()
         group.role = Query(group.context)
         pops = group.role._pops
 
-        def store(messages: list[NewMessage], stored: Callable[[int], None], _refused: object) -> None:
+        def store(messages: list[NewMessage], stored: Callable[[int], None], _last_refused: object) -> None:
             sent.append((messages[0].topic, [bytes(message.body) for message in messages]))
             stored(0)
 
@@ -59,7 +59,7 @@ def test_what_a_deleted_groups_consumers_have_is_closed_and_sent_to_nobody(
         for name in ("h", "g"):
             if name == "g":
                 caller.call(Operation.GROUP_DELETE, GroupRequest("g"))
-            pops._state.known(name)
+            pops._state.ensure_group(name)
             wait_until(lambda name=name: group.step() >= 0 and name not in [each.group for each in pops._open])
         assert [topic for topic, _ in sent] == [REVIVE_TOPIC] * 2
         assert [body.split(b',"t"')[0] for _, (body,) in sent] == [
@@ -98,8 +98,8 @@ def test_a_message_whose_group_is_deleted_while_its_time_is_changed_is_closed_to
     stored = held_back(group, monkeypatch)
     try:
         pops, receiver, other = beside_another(group)
-        pops._state.known("g")
-        pops._add(found := received(0, time.time_ns() // 1_000_000, 600_000), 0)
+        pops._state.ensure_group("g")
+        pops._register(found := received(0, time.time_ns() // 1_000_000, 600_000), 0)
         receiver.ask(Operation.GROUP_INVISIBLE, GroupInvisibleRequest("g", "Orders", f"{found.handle()} 0", 600_000))
         wait_until(lambda: receiver.answer() is None and stored)
         other.call(Operation.GROUP_DELETE, GroupRequest("g"))
@@ -123,7 +123,7 @@ def test_a_deleted_group_is_made_again_when_what_its_consumers_had_is_closed(
     stored = held_back(group, monkeypatch)
     try:
         pops, receiver, other = beside_another(group)
-        pops._state.known("g")
+        pops._state.ensure_group("g")
         made: list[tuple[Operation, FrameOptions]] = [
             (Operation.GROUP_JOIN, GroupJoinRequest("g", ["Orders"], "one", start=EARLIEST)),
             (Operation.GROUP_RECEIVE, GroupReceiveRequest("g", ["Orders"])),
@@ -159,9 +159,9 @@ def test_a_group_that_is_made_again_begins_behind_what_came_again_to_the_one_bef
         caller = group.connect()
         while not is_read(caller):
             pass
-        state.known("g")
-        state.begin("g", retry, EARLIEST, 0)
-        pops._add(found := received(0, now_ms, 600_000), 0)
+        state.ensure_group("g")
+        state.init_offsets("g", retry, EARLIEST, 0)
+        pops._register(found := received(0, now_ms, 600_000), 0)
         found.reviving = True
         with pytest.raises(StoreBusyError, match="being sent again"):
             caller.call(Operation.GROUP_DELETE, GroupRequest("g"))
@@ -172,7 +172,7 @@ def test_a_group_that_is_made_again_begins_behind_what_came_again_to_the_one_bef
         answer, _ = caller.call(Operation.GROUP_RECEIVE, GroupReceiveRequest("g", ["Orders"], start=EARLIEST))
         assert answer.count == 0
         for name in ("g", "h"):
-            state.begin(name, retry, EARLIEST, 0)
+            state.init_offsets(name, retry, EARLIEST, 0)
         assert [state.progress.offset(name, retry, 0) for name in ("g", "h")] == [2, 0]
         # What is known of topics that are deleted meanwhile, as clients do it, is let go with the next deletion.
         assert list(state._deleted_ends) == [("g", retry, 0)]

@@ -28,8 +28,8 @@ SCAN = ScanRequest("Orders", max_messages=2000)
 def begin(group: Group, waiting: int) -> None:
     """Step until so many questions wait."""
     deadline = time.monotonic() + PATIENCE_S
-    while len(group.role._gathering) < waiting and time.monotonic() < deadline:
-        group.role._take(group.role._server.poll(0))
+    while len(group.role._admission) < waiting and time.monotonic() < deadline:
+        group.role._enqueue(group.role._server.poll(0))
         group.role._serve(time.monotonic_ns() + query.STEP_NS)
 
 
@@ -45,11 +45,11 @@ def answers_of(caller: Caller, group: Group, count: int, under_way_max: int) -> 
 
 
 def test_a_client_has_so_many_answers_in_the_making(filled: Group) -> None:
-    filled.role._gathering = ReadAdmission(2)
+    filled.role._admission = ReadAdmission(2)
     caller, other = filled.connect(), filled.connect()
     asked = [caller.ask(Operation.SCAN, SCAN) for _ in range(7)]
     begin(filled, 5)
-    assert (len(filled.role._jobs), len(filled.role._gathering)) == (2, 5)
+    assert (len(filled.role._jobs), len(filled.role._admission)) == (2, 5)
     # What gathers nothing, and what others ask, does not wait.
     others = other.ask(Operation.SCAN, SCAN)
     ping = caller.ask(Operation.PING, Empty())
@@ -57,12 +57,12 @@ def test_a_client_has_so_many_answers_in_the_making(filled: Group) -> None:
     assert next(iter(found)) == ping
     assert {number: found[number] for number in asked} == dict.fromkeys(asked, filled.store.offsets)
     assert answers_of(other, filled, 1, 3) == {others: filled.store.offsets}
-    assert (len(filled.role._jobs), len(filled.role._gathering)) == (0, 0)
+    assert (len(filled.role._jobs), len(filled.role._admission)) == (0, 0)
     assert filled.control.words[words_of.QUERY_REQUESTS] == 9
 
 
 def test_what_ends_with_its_first_slice_waits_for_none(filled: Group) -> None:
-    filled.role._gathering = ReadAdmission(1)
+    filled.role._admission = ReadAdmission(1)
     caller = filled.connect()
     asked = [caller.ask(Operation.SCAN, SCAN) for _ in range(3)]
     begin(filled, 2)
@@ -73,7 +73,7 @@ def test_what_ends_with_its_first_slice_waits_for_none(filled: Group) -> None:
 
 
 def test_questions_that_fail_make_room(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    filled.role._gathering = ReadAdmission(1)
+    filled.role._admission = ReadAdmission(1)
     caller = filled.connect()
     asked = [caller.ask(Operation.SCAN, SCAN) for _ in range(3)]
     begin(filled, 2)
@@ -93,7 +93,7 @@ def test_questions_that_end_at_once_when_their_turn_comes_make_room(
     filled: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them has waited, and there is nothing more to gather: their topic was deleted meanwhile, say."""
-    filled.role._gathering = ReadAdmission(2)
+    filled.role._admission = ReadAdmission(2)
     caller = filled.connect()
     asked = [caller.ask(Operation.SCAN, SCAN) for _ in range(6)]
     begin(filled, 4)
@@ -102,11 +102,11 @@ def test_questions_that_end_at_once_when_their_turn_comes_make_room(
     monkeypatch.setitem(questions._QUESTIONS, Operation.SCAN, lambda *_given: questions.at_once(nothing))
     found = answers_of(caller, filled, 6, 2)
     assert [found[number] for number in asked] == [filled.store.offsets] * 2 + [[]] * 4
-    assert (len(filled.role._jobs), len(filled.role._gathering)) == (0, 0)
+    assert (len(filled.role._jobs), len(filled.role._admission)) == (0, 0)
 
 
 def test_who_is_gone_is_forgotten(filled: Group) -> None:
-    filled.role._gathering = ReadAdmission(1)
+    filled.role._admission = ReadAdmission(1)
     caller, other = filled.connect(), filled.connect()
     for _ in range(5):
         caller.ask(Operation.SCAN, SCAN)
@@ -114,12 +114,12 @@ def test_who_is_gone_is_forgotten(filled: Group) -> None:
     caller.sock.close()
     asked = other.ask(Operation.SCAN, SCAN)
     assert answers_of(other, filled, 1, 2) == {asked: filled.store.offsets}
-    assert (len(filled.role._jobs), len(filled.role._gathering)) == (0, 0)
+    assert (len(filled.role._jobs), len(filled.role._admission)) == (0, 0)
 
 
 def test_more_than_may_wait_are_refused_for_now(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "WAITING_MAX", 2)
-    filled.role._gathering = ReadAdmission(1)
+    filled.role._admission = ReadAdmission(1)
     caller = filled.connect()
     for _ in range(4):
         caller.ask(Operation.SCAN, SCAN)

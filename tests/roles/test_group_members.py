@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mqproc.roles.groups.members import GroupMembers, Member
+from mqproc.roles.groups.members import GroupMembers, MemberSession
 
 SECOND = 1_000_000_000
 
@@ -25,8 +25,8 @@ class Epochs:
         return epoch
 
 
-def member(name: str, *topics: str, now_ns: int = 0) -> Member:
-    return Member(name, name, topics or ("T",), 10 * SECOND, now_ns, owner=name)
+def member(name: str, *topics: str, now_ns: int = 0) -> MemberSession:
+    return MemberSession(name, name, topics or ("T",), 10 * SECOND, now_ns, owner=name)
 
 
 def ids(group: GroupMembers, name: str) -> list[int]:
@@ -127,18 +127,18 @@ def test_of_two_that_hold_a_queue_the_newer_one_has_it() -> None:
     assert (group.queues_of("late"), group.queues_of("new")) == ([(("T", 1), 71)], [(("T", 0), 90)])
     assert not group.may_commit("late", ("T", 0), 70)
     assert not group.join(member("late"), [("T", 0, 70), ("T", 1, 71)])
-    assert group.member_of(("T", 0)) == "new"
+    assert group.holder_of(("T", 0)) == "new"
 
 
 def test_a_reset_while_nobody_has_the_queue_counts_for_who_comes_back() -> None:
-    epochs, newest = Epochs(), dict[tuple[str, int], int]()
-    group = GroupMembers(epochs.take, newest)
+    epochs, newest_epochs = Epochs(), dict[tuple[str, int], int]()
+    group = GroupMembers(epochs.take, newest_epochs)
     group.join(member("a"))
     group.rebalance({"T": range(2)}, 0)
     old = dict(group.queues_of("a"))
     group.leave("a")
-    assert not GroupMembers(epochs.take, newest).renew([("T", 1)])
-    group = GroupMembers(epochs.take, newest)
+    assert not GroupMembers(epochs.take, newest_epochs).renew_epochs([("T", 1)])
+    group = GroupMembers(epochs.take, newest_epochs)
     group.join(member("a"), [("T", queue_id, epoch) for (_, queue_id), epoch in old.items()])
     assert dict(group.queues_of("a")) == {("T", 0): old["T", 0]}
 
@@ -148,7 +148,7 @@ def test_a_reset_gives_the_queue_a_new_epoch() -> None:
     group.join(member("a"))
     group.rebalance({"T": range(2)}, 0)
     before, generation = dict(group.queues_of("a")), group.generation
-    assert group.renew([("T", 1), ("U", 0)])
+    assert group.renew_epochs([("T", 1), ("U", 0)])
     after = dict(group.queues_of("a"))
     assert after["T", 0] == before["T", 0]
     assert after["T", 1] > before["T", 1]
@@ -166,7 +166,7 @@ def test_a_reset_is_not_undone_by_who_is_giving_the_queue_up() -> None:
     (moving,) = set(before) - set(dict(group.queues_of("a")))
     generation = group.generation
     assert group.may_commit("a", moving, before[moving])
-    assert not group.renew([moving]), "nobody has to be told: its next member begins at the reset"
+    assert not group.renew_epochs([moving]), "nobody has to be told: its next member begins at the reset"
     assert not group.may_commit("a", moving, before[moving])
     assert group.release("a", generation) == 1
     group.rebalance({"T": range(2)}, 0)
@@ -221,17 +221,17 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def an_epoch_belongs_to_one_member(self) -> None:
-        for queue, of in self.group.givings.items():
+        for queue, of in self.group.holdings.items():
             assert self.seen.setdefault((queue, of.epoch), of.member_id) == of.member_id
             assert of.member_id in self.group.members
 
     @invariant()
     def everything_is_shared_evenly_once_released(self) -> None:
-        if any(of.given_up for of in self.group.givings.values()):
+        if any(of.revoked_in for of in self.group.holdings.values()):
             return
         wanted = {("T", number) for number in range(9)} if "T" in self.group.topics else set()
         wanted |= {("U", number) for number in range(3)} if "U" in self.group.topics else set()
-        assert set(self.group.givings) == wanted
+        assert set(self.group.holdings) == wanted
 
 
 TestLife = Life.TestCase

@@ -17,7 +17,7 @@ from tests.roles.test_query import Caller, Group
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[Group]:
     made = Group(tmp_path / "store")
-    made.role._groups.state.known("billing")
+    made.role._groups.state.ensure_group("billing")
     yield made
     made.close()
 

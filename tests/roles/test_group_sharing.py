@@ -7,19 +7,19 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqproc.roles.groups.assignment import share
+from mqproc.roles.groups.assignment import assign
 
 MEMBERS = [f"m{number}" for number in range(8)]
 
 
 def test_64_queues_over_8_members_are_8_each() -> None:
-    shared = share({"T": range(64)}, {"T": MEMBERS}, {})
+    shared = assign({"T": range(64)}, {"T": MEMBERS}, {})
     assert Counter(shared.values()) == dict.fromkeys(MEMBERS, 8)
 
 
 def test_a_member_that_leaves_moves_only_its_own_queues() -> None:
-    before = share({"T": range(64)}, {"T": MEMBERS}, {})
-    after = share({"T": range(64)}, {"T": MEMBERS[1:]}, before)
+    before = assign({"T": range(64)}, {"T": MEMBERS}, {})
+    after = assign({"T": range(64)}, {"T": MEMBERS[1:]}, before)
     assert {queue for queue in before if before[queue] != after[queue]} == {
         queue for queue, member in before.items() if member == "m0"
     }
@@ -27,20 +27,20 @@ def test_a_member_that_leaves_moves_only_its_own_queues() -> None:
 
 
 def test_a_member_that_joins_takes_no_more_than_its_part() -> None:
-    before = share({"T": range(64)}, {"T": MEMBERS[:7]}, {})
-    after = share({"T": range(64)}, {"T": MEMBERS}, before)
+    before = assign({"T": range(64)}, {"T": MEMBERS[:7]}, {})
+    after = assign({"T": range(64)}, {"T": MEMBERS}, before)
     moved = {queue for queue in before if before[queue] != after[queue]}
     assert len(moved) == 8
     assert {after[queue] for queue in moved} == {"m7"}
 
 
 def test_topics_of_one_queue_are_spread_too() -> None:
-    shared = share({f"T{number}": [0] for number in range(8)}, {f"T{number}": MEMBERS for number in range(8)}, {})
+    shared = assign({f"T{number}": [0] for number in range(8)}, {f"T{number}": MEMBERS for number in range(8)}, {})
     assert Counter(shared.values()) == dict.fromkeys(MEMBERS, 1)
 
 
 def test_a_topic_that_nobody_wants_is_left_out() -> None:
-    assert share({"T": [0], "U": [0]}, {"U": ["a"]}, {("T", 0): "a"}) == {("U", 0): "a"}
+    assert assign({"T": [0], "U": [0]}, {"U": ["a"]}, {("T", 0): "a"}) == {("U", 0): "a"}
 
 
 @given(
@@ -55,11 +55,11 @@ def test_every_wanted_queue_has_one_owner_and_nobody_too_many(
 ) -> None:
     queues = {topic: range(count) for topic, count in topics.items()}
     subscribers = {topic: sorted(member for member in wishes if topic in wishes[member]) for topic in "ABCD"}
-    shared = share(queues, subscribers, owners)
+    shared = assign(queues, subscribers, owners)
     wanted = {(topic, queue_id) for topic in topics if subscribers[topic] for queue_id in queues[topic]}
     assert set(shared) == wanted
     load = Counter(shared.values())
     for (topic, _), member in shared.items():
         assert member in subscribers[topic]
         assert load[member] - min(load[other] for other in subscribers[topic]) <= 1
-    assert share(queues, subscribers, shared) == shared
+    assert assign(queues, subscribers, shared) == shared

@@ -12,7 +12,7 @@ import pytest
 from mqproc.errors import NotAMemberError, StoreBusyError
 from mqproc.ipc.bell import MAX_WAIT_S
 from mqproc.layout import control as words_of
-from mqproc.roles.groups.coordinator import TICKS_PER_SESSION, held_until_ns
+from mqproc.roles.groups.coordinator import TICKS_PER_SESSION, heartbeat_due_ns
 from mqproc.wire.connection import ServerConnection
 from mqproc.wire.operations import Empty, Operation
 from mqproc.wire.operations.groups import (
@@ -35,11 +35,11 @@ MS = 1_000_000
 def test_heartbeats_are_answered_at_ticks_well_within_the_session(session_ms: int) -> None:
     session_ns = session_ms * MS
     asked = [1_000_000_007 + number * session_ns // 1000 for number in range(1000)]
-    held = [held_until_ns(heard_ns, session_ns) - heard_ns for heard_ns in asked]
+    held = [heartbeat_due_ns(last_seen_ns, session_ns) - last_seen_ns for last_seen_ns in asked]
     assert min(held) >= session_ns // 3
     # Until the answer to the next one a member is sure to be one by what it asked before.
     assert 2 * max(held) < 0.8 * session_ns
-    answered = {heard_ns + pause_ns for heard_ns, pause_ns in zip(asked, held, strict=True)}
+    answered = {last_seen_ns + pause_ns for last_seen_ns, pause_ns in zip(asked, held, strict=True)}
     assert len(answered) <= TICKS_PER_SESSION + 1
 
 
@@ -130,23 +130,23 @@ def test_groups_are_shared_anew_in_their_order(store: Group, monkeypatch: pytest
     """
     store.restart()
     groups, names, shared = store.role._groups, [f"g{number:02}" for number in range(20)], list[str]()
-    groups._share_from_ns = time.monotonic_ns() + SESSION_MS_MAX * MS
-    share, first, second = groups._rebalance, store.connect(), store.connect()
+    groups._rebalance_from_ns = time.monotonic_ns() + SESSION_MS_MAX * MS
+    assign, first, second = groups._rebalance, store.connect(), store.connect()
 
     def noted(group: str) -> None:
         shared.append(group)
-        share(group)
+        assign(group)
 
     for name in names[::-1]:
         join(first, name, "one")
     monkeypatch.setattr(groups, "_rebalance", noted)
-    groups._share_from_ns = 0
-    groups._look(time.monotonic_ns())
+    groups._rebalance_from_ns = 0
+    groups._run_periodic(time.monotonic_ns())
     assert shared == names
     for name in names[::-1]:
         join(second, name, "two")
     shared.clear()
-    groups._look(time.monotonic_ns() + SESSION_MS_MAX * MS)
+    groups._run_periodic(time.monotonic_ns() + SESSION_MS_MAX * MS)
     assert shared == names
     shared.clear()
     first.sock.close()
@@ -180,7 +180,7 @@ def test_who_does_not_read_answers_holds_up_no_heartbeats_and_no_ends_of_session
     slow.call(Operation.PING, Empty())
     unread = next(iter(store.role._server.connections.values()))
     slow.ask(Operation.PING, Empty())
-    store.role._take(store.role._server.poll(0))
+    store.role._enqueue(store.role._server.poll(0))
     unread.paused = True
     join(silent, "audit", "silent", SESSION_MS_MIN)
     beating = beat(stays, "billing", join(stays, "billing", "stays", SESSION_MS_MIN))
@@ -220,9 +220,9 @@ def test_a_session_ends_when_all_that_came_within_it_was_served(store: Group) ->
     caller = store.connect()
     join(caller, "billing", "one", SESSION_MS_MIN)
     groups = store.role._groups
-    heard_ns = groups.members()["billing"].members["one"].heard_ns
-    over_ns = heard_ns + SESSION_MS_MIN * MS + 2
-    groups.step(over_ns, heard_ns + SESSION_MS_MIN * MS)
+    last_seen_ns = groups.members()["billing"].members["one"].last_seen_ns
+    over_ns = last_seen_ns + SESSION_MS_MIN * MS + 2
+    groups.step(over_ns, last_seen_ns + SESSION_MS_MIN * MS)
     assert "billing" in groups.members(), "its heartbeat may be among what waits"
     groups.step(over_ns, over_ns)
     assert "billing" not in groups.members()
@@ -233,15 +233,15 @@ def test_a_role_that_waits_idle_gives_nobody_a_longer_session(store: Group) -> N
     caller = store.connect()
     join(caller, "billing", "one", 5_000)
     groups = store.role._groups
-    heard_ns = groups.members()["billing"].members["one"].heard_ns
+    last_seen_ns = groups.members()["billing"].members["one"].last_seen_ns
     for waits in range(1, 6):
-        now_ns = heard_ns + waits * round(1.001 * MAX_WAIT_S * 1e9)
+        now_ns = last_seen_ns + waits * round(1.001 * MAX_WAIT_S * 1e9)
         groups.step(now_ns, now_ns)
         assert ("billing" in groups.members()) is (waits < 5)
     join(caller, "billing", "two", 5_000)
-    heard_ns = groups.members()["billing"].members["two"].heard_ns
-    groups.step(heard_ns, heard_ns)
-    groups.step(heard_ns + 60_000 * MS, heard_ns + 60_000 * MS)
+    last_seen_ns = groups.members()["billing"].members["two"].last_seen_ns
+    groups.step(last_seen_ns, last_seen_ns)
+    groups.step(last_seen_ns + 60_000 * MS, last_seen_ns + 60_000 * MS)
     assert "billing" in groups.members(), "nothing was read meanwhile"
 
 

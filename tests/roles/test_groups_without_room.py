@@ -199,7 +199,7 @@ def test_they_go_by_themselves_when_there_is_room(full: Group, io: FullDiskIO) -
     assert sorted(joined.queues)[0][3] == 4
     paths = StorePaths(full.context.paths.root)
     assert ("Orders", 0, 4) in {(at.topic, at.queue_id, at.offset) for at in committed_offsets(io, paths)}
-    assert (paths.aside / "config.subscriptionGroup.json").read_text() == "{ not json"
+    assert (paths.quarantine / "config.subscriptionGroup.json").read_text() == "{ not json"
 
 
 def test_a_successor_does_not_take_words_of_an_earlier_run_for_its_own(known: Path, io: FullDiskIO) -> None:

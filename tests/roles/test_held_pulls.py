@@ -41,7 +41,7 @@ def test_a_role_that_nobody_waits_at_sleeps(filled: Group) -> None:
     filled.step()
     assert waiting(filled) == 0
     later_ns = time.monotonic_ns() + 60_000_000_000
-    assert filled.role._held.seconds_left(later_ns, 9.0) == 9.0
+    assert filled.role._long_polls.seconds_left(later_ns, 9.0) == 9.0
 
 
 def test_a_pull_is_held_for_each_queue_that_a_store_may_have(filled: Group) -> None:
@@ -55,7 +55,7 @@ def test_a_pull_is_held_for_each_queue_that_a_store_may_have(filled: Group) -> N
     assert caller.answer() is None
     while filled.step():
         pass
-    assert len(filled.role._held) == count
+    assert len(filled.role._long_polls) == count
 
 
 def test_before_it_sleeps_a_role_looks_at_what_its_bell_tells_of(filled: Group) -> None:
@@ -100,7 +100,7 @@ def test_a_pull_tells_in_time_what_it_has_passed_and_not_before(filled: Group, p
     begun = time.monotonic()
     caller.ask(Operation.PULL, request)
     assert caller.answer() is None
-    assert (filled.role._held.seconds_left(time.monotonic_ns(), 9.0) == 9.0) is not passed_before
+    assert (filled.role._long_polls.seconds_left(time.monotonic_ns(), 9.0) == 9.0) is not passed_before
     frame = 40
     while (found := caller.answer()) is None:
         assert time.monotonic() < begun + 15, "long before its time is over"
@@ -111,7 +111,7 @@ def test_a_pull_tells_in_time_what_it_has_passed_and_not_before(filled: Group, p
     assert time.monotonic() - begun >= progress_s
     assert (found[1].count, waiting(filled)) == (0, 0)
     assert found[1].next_offset == filled.role._view.queues.bounds("Orders", 0).max_offset
-    assert filled.role._held.seconds_left(time.monotonic_ns(), 9.0) == 9.0
+    assert filled.role._long_polls.seconds_left(time.monotonic_ns(), 9.0) == 9.0
 
 
 def test_a_match_comes_at_once_to_a_pull_that_will_tell_what_it_has_passed(filled: Group) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mqproc.errors import BadRequestError, MqprocError
-from mqproc.roles.pop.long_poll import PopLongPolls
+from mqproc.roles.pop.receivers import PopLongPolls
 from tests.ipc.manual_clock import ManualClock
 
 FOREVER_NS = 1 << 62
@@ -69,7 +69,7 @@ def store() -> Store:
 
 def test_messages_go_to_who_waits_longest(store: Store) -> None:
     store.messages = {"T": 2, "U": 1}
-    assert store.held.look(0, FOREVER_NS) == 3
+    assert store.held.retry(0, FOREVER_NS) == 3
     assert store.given == ["a", "b", "c"]
     assert len(store.held) == 2
 
@@ -77,11 +77,11 @@ def test_messages_go_to_who_waits_longest(store: Store) -> None:
 def test_nobody_is_tried_for_what_another_has_not_found(store: Store) -> None:
     """However many wait, a look costs what their topics cost."""
     store.messages = {"T": 1}
-    assert store.held.look(0, FOREVER_NS) == 1
+    assert store.held.retry(0, FOREVER_NS) == 1
     assert store.tried == ["a", "b", "c", "e"]
     store.held.hold(receive("f", "T", group="audit"), 1000)
     store.tried.clear()
-    store.held.look(0, FOREVER_NS)
+    store.held.retry(0, FOREVER_NS)
     assert store.tried == ["b", "c", "e", "f"], "another group's progress is another"
 
 
@@ -90,17 +90,17 @@ def test_another_filter_is_another_want(store: Store) -> None:
         wanting = receive(name, "T")
         wanting.options.tags, wanting.options.sql = [tag] if tag else [], sql
         store.held.hold(wanting, 1000)
-    store.held.look(0, FOREVER_NS)
+    store.held.retry(0, FOREVER_NS)
     assert store.tried == ["a", "c", "e", "x", "y", "z"]
 
 
 def test_a_look_ends_with_its_time_and_the_next_one_begins_with_those_it_did_not_try(store: Store) -> None:
     """One with a costly filter keeps nobody waiting for long: here each costs a millisecond."""
     now_ns = store.clock.monotonic_ns()
-    assert store.held.look(0, now_ns + 1_500_000) == 0
-    assert (store.tried, store.held.untried, len(store.held)) == (["a", "c"], 2, 5)
-    assert store.held.look(0, FOREVER_NS) == 0
-    assert (store.tried[2:], store.held.untried) == (["d", "e", "c"], 0)
+    assert store.held.retry(0, now_ns + 1_500_000) == 0
+    assert (store.tried, store.held.skipped, len(store.held)) == (["a", "c"], 2, 5)
+    assert store.held.retry(0, FOREVER_NS) == 0
+    assert (store.tried[2:], store.held.skipped) == (["d", "e", "c"], 0)
 
 
 def test_time_that_is_over_and_clients_that_are_gone(store: Store) -> None:
@@ -109,22 +109,22 @@ def test_time_that_is_over_and_clients_that_are_gone(store: Store) -> None:
     store.held.hold(receive("soon", "T"), 10)
     assert store.held.due_ns == 10
     gone.connection.closed = True
-    assert store.held.look(10, FOREVER_NS) == 2
+    assert store.held.retry(10, FOREVER_NS) == 2
     assert store.told == ["soon: nothing"]
     assert store.held.due_ns == 1000
-    store.held.let_go()
+    store.held.release_all()
     assert [text[0] for text in store.told[1:]] == list("abcde")
     assert (len(store.held), store.held.due_ns > 1 << 60) == (0, True)
 
 
 def test_errors_are_the_receives_own(store: Store) -> None:
     store.fails_with = BadRequestError("no")
-    assert store.held.look(0, FOREVER_NS) == 5
+    assert store.held.retry(0, FOREVER_NS) == 5
     store.held.hold(receive("g", "T"), 1000)
     store.fails_with = OSError(errno.ENOSPC, "full")
-    assert store.held.look(0, FOREVER_NS) == 1
+    assert store.held.retry(0, FOREVER_NS) == 1
     assert store.told == [*(f"{name}: BAD_REQUEST" for name in "abcde"), "g: DISK_FULL"]
     store.held.hold(receive("h", "T"), 1000)
     store.fails_with = OSError(errno.EIO, "broken")
     with pytest.raises(OSError, match="broken"):
-        store.held.look(0, FOREVER_NS)
+        store.held.retry(0, FOREVER_NS)

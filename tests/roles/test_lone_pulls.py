@@ -137,9 +137,9 @@ def test_all_who_wait_at_a_queue_get_its_message(filled: Group, monkeypatch: pyt
 def test_who_waits_is_answered_before_what_nobody_waits_for(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     caller, role = hold(filled), filled.role
     done: list[str] = []
-    let_go, release, answer = role._reading.close_deleted, role._held.release, role._pulls._answer
-    monkeypatch.setattr(role._reading, "let_go_of_deleted", lambda *given: (done.append("let go"), let_go(*given)))
-    monkeypatch.setattr(role._held, "release", lambda pull: (done.append("release"), release(pull)))
+    let_go, release, answer = role._reading.close_deleted, role._long_polls.release, role._pulls._answer
+    monkeypatch.setattr(role._reading, "close_deleted", lambda *given: (done.append("let go"), let_go(*given)))
+    monkeypatch.setattr(role._long_polls, "release", lambda pull: (done.append("release"), release(pull)))
     monkeypatch.setattr(role._pulls, "_answer", lambda *given: (done.append("answer"), answer(*given)))
     put(filled, count=1)
     filled.step()
@@ -166,7 +166,7 @@ def test_a_pull_that_fails_is_refused_and_forgotten(
             caller.answer()
     gained = [late - early for early, late in zip(before, counted(filled), strict=True)]
     assert gained == [0, 0, 0, 0, 1, 0]
-    assert (waiting(filled), len(filled.role._held)) == (0, 0)
+    assert (waiting(filled), len(filled.role._long_polls)) == (0, 0)
     answer, _ = caller.call(Operation.PULL, WAITS)
     assert answer.count == 1
 
@@ -185,7 +185,7 @@ def test_a_pull_that_cannot_be_answered_is_refused_once(
         put(filled, count=1)
         with pytest.raises(InternalError):
             caller.answer()
-    assert (waiting(filled), len(filled.role._held)) == (0, 0)
+    assert (waiting(filled), len(filled.role._long_polls)) == (0, 0)
     put(filled, count=1)
     assert caller.answer() is None
 
@@ -194,9 +194,9 @@ def test_a_client_that_has_just_gone_is_forgotten(filled: Group) -> None:
     caller, other = hold(filled), hold(filled)
     put(filled, count=1)
     caller.sock.close()
-    filled.role._has_looked = True  # It is the answer that finds out.
+    filled.role._has_polled = True  # It is the answer that finds out.
     filled.step()
-    assert len(filled.role._held) == 0
+    assert len(filled.role._long_polls) == 0
     found = other.answer()
     assert found is not None
     assert found[1].count == 1

@@ -16,16 +16,16 @@ from mqproc.errors import (
 )
 from mqproc.layout.record import PROPERTIES_SIZE_SURE
 from mqproc.roles.delivery_queue import is_message_error, longer_level, reschedule_delayed, reschedule_timed
-from mqproc.roles.internal_producer import MessageColumns
+from mqproc.roles.internal_producer import AppendColumns
 from mqproc.topic_names import SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.util.units import DELAYS_MS
 
 NOW_MS = 1_700_000_000_900
 
 
-def refused(*strings: bytes) -> MessageColumns:
+def refused(*strings: bytes) -> AppendColumns:
     count = len(strings)
-    return MessageColumns(
+    return AppendColumns(
         "T",
         8,
         3,
@@ -41,12 +41,12 @@ def refused(*strings: bytes) -> MessageColumns:
     )
 
 
-def strings_of(columns: MessageColumns) -> list[bytes]:
+def strings_of(columns: AppendColumns) -> list[bytes]:
     ends = np.cumsum(columns.property_lengths).tolist()
     return [columns.properties[begin:end].tobytes() for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def queue_ids_of(columns: MessageColumns) -> list[int]:
+def queue_ids_of(columns: AppendColumns) -> list[int]:
     assert columns.queue_ids is not None
     found: list[int] = columns.queue_ids.tolist()
     return found

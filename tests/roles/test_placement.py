@@ -27,7 +27,7 @@ def test_a_list_of_processors(text: str, cpus: set[int]) -> None:
 
 @pytest.mark.parametrize("text", ["a", "1-", "-1", "3-1", "0x1", "1;2", "99999"])
 def test_what_is_no_list_is_refused_before_anything_starts(text: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"writer_cpus = .* neither a processor's number nor a range"):
+    with pytest.raises(ConfigurationError, match=r"writer_cpus = .* neither a processor number nor a range"):
         options_from(load_settings(flags=[f"writer_cpus={text}"], environment={}))
 
 

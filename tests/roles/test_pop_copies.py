@@ -32,12 +32,12 @@ def test_an_ack_of_what_was_sent_again_is_too_late_while_the_rest_is_tried(
     sent: list[tuple[Any, ...]] = []
     try:
         caller, pops = group.connect(), group.role._pops
-        pops._state.known("g")
+        pops._state.ensure_group("g")
         while not is_read(caller):
             pass
         monkeypatch.setattr(pops._writes, "store", lambda *what: sent.append(what))
         monkeypatch.setattr(pops, "_revive_due", lambda: 0)
-        pops._add(point, 0)
+        pops._register(point, 0)
         pops._revive(point)
         copies, _, refused, part = sent.pop()
         assert [copy.body for copy in copies] == [b"0", b"1", b"2"]
@@ -85,8 +85,8 @@ def test_messages_that_are_gone_when_they_are_to_come_again_are_counted(
     try:
         pops, words = group.role._pops, group.control.words
         monkeypatch.setattr(pops, "step", lambda _now_ns: 0)
-        pops._state.known("g")
-        pops._add(found := PopCheckPoint("g", "Orders", 0, 0, (0, 1, 2), now_ms, 1_000, 0, "mqproc"), 0)
+        pops._state.ensure_group("g")
+        pops._register(found := PopCheckPoint("g", "Orders", 0, 0, (0, 1, 2), now_ms, 1_000, 0, "mqproc"), 0)
         number = engine.table.find("Orders", 0)
         engine.table.raise_min_offset(number, 1)
         pops._revive(found)
@@ -106,8 +106,8 @@ def test_copies_that_are_refused_for_their_own_sake_are_tried_less_often_each_ti
     try:
         copies = group.role._pops._copies
         found = PopCheckPoint("g", "Orders", 0, 0, (0,), 0, 1000, 0, "mqproc")
-        pauses = [copies.pause_ms(found, TooManyQueuesError("")) for _ in range(10)]
+        pauses = [copies.retry_delay_ms(found, TooManyQueuesError("")) for _ in range(10)]
         assert pauses == [200, 400, 800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000]
-        assert copies.pause_ms(found, StoreBusyError("")) == 200
+        assert copies.retry_delay_ms(found, StoreBusyError("")) == 200
     finally:
         group.close()

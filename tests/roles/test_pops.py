@@ -107,7 +107,7 @@ def started_from_the_begin(group: Group) -> int | None:
     group.dispatch()
     try:
         state = group.role._pops._state
-        state.begin("billing", "Orders", EARLIEST, 0)
+        state.init_offsets("billing", "Orders", EARLIEST, 0)
         caller = group.connect()
         while not is_read(caller):
             pass
@@ -156,13 +156,13 @@ def test_check_points_from_before_a_reset_move_no_progress(tmp_path: Path, *, de
     group.dispatch()
     try:
         caller, state = group.connect(), group.role._pops._state
-        state.known("g")
+        state.ensure_group("g")
         while not is_read(caller):
             pass
-        state.begin("g", "Orders", LATEST, 0)
+        state.init_offsets("g", "Orders", LATEST, 0)
         if deleted:
             caller.call(Operation.GROUP_DELETE, GroupRequest("g"))
-            state.begin("g", "Orders", EARLIEST, 0)
+            state.init_offsets("g", "Orders", EARLIEST, 0)
         else:
             caller.call(Operation.GROUP_RESET, GroupResetRequest("g", [("Orders", 0, 7)]))
         group.role.close()
@@ -244,7 +244,7 @@ def test_copies_of_a_killed_role_are_found_though_the_clock_was_set_back(
     group.dispatch()
     sent: list[list[bytes]] = []
     try:
-        group.role._pops._state.known("billing")
+        group.role._pops._state.ensure_group("billing")
         group.role.close()
         group.role = Query(group.context)
         pops = group.role._pops
@@ -273,15 +273,15 @@ def test_an_ack_of_what_a_killed_role_had_sent_again_is_too_late(
     engine.append("%RETRY%g_Orders", [b"0"], now_ms, queues=1, reconsume_times=1, parts=(b"", b"", b"", origin))
     group.dispatch()
     try:
-        group.role._pops._state.known("g")
+        group.role._pops._state.ensure_group("g")
         group.role.close()
         group.role = Query(group.context)
         caller = group.connect()
         while not is_read(caller):
             pass
-        monkeypatch.setattr(group.role._pops._writes, "store", lambda _messages, stored, _refused: stored(0))
+        monkeypatch.setattr(group.role._pops._writes, "store", lambda _messages, stored, _last_refused: stored(0))
         handles = [f"{point.handle()} {offset}" for offset in (0, 1)]
-        with pytest.raises(BadRequestError, match="not this receiver's any more"):
+        with pytest.raises(BadRequestError, match="no longer held by this receiver"):
             caller.call(Operation.GROUP_INVISIBLE, GroupInvisibleRequest("g", "Orders", handles[0], 1000))
         answers = [caller.call(Operation.GROUP_ACK, GroupAckRequest("g", [("Orders", each)]))[0] for each in handles]
         assert [answer.accepted for answer in answers] == [0, 1]
@@ -297,13 +297,13 @@ def test_a_receive_that_waits_for_a_queue_is_tried_when_the_one_before_it_is_ans
     stored = held_back(group, monkeypatch)
     try:
         pops = group.role._pops
-        pops._state.known("g")
+        pops._state.ensure_group("g")
         callers = [group.connect(), group.connect()]
         while not is_read(callers[0]):
             pass
         for caller in callers:
             caller.ask(Operation.GROUP_RECEIVE, GroupReceiveRequest("g", ["Orders"], 1, timeout_ms=600_000))
-        wait_until(lambda: caller.answer() is None and len(pops._held) == 2)
+        wait_until(lambda: caller.answer() is None and len(pops._long_polls) == 2)
         group.store.engine.append("Orders", [b"0", b"1"], time.time_ns() // 1_000_000, queues=1)
         group.dispatch()
         found = []
@@ -326,13 +326,13 @@ def test_a_receive_that_waits_is_refused_once_the_group_has_members(tmp_path: Pa
         while not is_read(receiver):
             pass
         receiver.ask(Operation.GROUP_RECEIVE, GroupReceiveRequest("g", ["Orders"], 1, timeout_ms=600_000))
-        wait_until(lambda: receiver.answer() is None and len(group.role._pops._held) == 1)
+        wait_until(lambda: receiver.answer() is None and len(group.role._pops._long_polls) == 1)
         member.call(Operation.GROUP_JOIN, GroupJoinRequest("g", ["Orders"], "one", start=EARLIEST))
         group.store.engine.append("Orders", [b"0"], time.time_ns() // 1_000_000, queues=1)
         group.dispatch()
         with pytest.raises(GroupInUseError, match="has members"):
             wait_until(receiver.answer, SOON_S, "a refusal")
-        assert len(group.role._pops._held) == 0
+        assert len(group.role._pops._long_polls) == 0
     finally:
         group.close()
 
@@ -353,9 +353,9 @@ def test_a_receive_that_waits_looks_again_when_its_group_is_another(tmp_path: Pa
         while not is_read(other):
             pass
         receiver.ask(Operation.GROUP_RECEIVE, GroupReceiveRequest("g", ["Orders"], 1, 1000, 600_000, LATEST))
-        wait_until(lambda: receiver.answer() is None and len(pops._held) == 1)
+        wait_until(lambda: receiver.answer() is None and len(pops._long_polls) == 1)
         other.call(*requests[change])
-        wait_until(lambda: group.step() >= 0 and not pops._held, SOON_S, "a look")
+        wait_until(lambda: group.step() >= 0 and not pops._long_polls, SOON_S, "a look")
     finally:
         group.close()
 
@@ -375,10 +375,10 @@ def test_messages_whose_time_is_over_at_once_come_again_a_bounded_part_a_step(
         pops, again = group.role._pops, list[PopCheckPoint]()
         monkeypatch.setattr(pops, "_revive", again.append)
         for number in range(COUNT):
-            pops._add(received(number, 1), 0)
+            pops._register(received(number, 1), 0)
         for count in range(1, COUNT):
             assert (pops._revive_due(), len(again)) == (1, count)
-            pops._reading_open = None
+            pops._starting = None
             assert pops.seconds_left(time.monotonic_ns(), 1.0) == 0.0
         assert (pops._revive_due(), pops._revive_due(), len(again)) == (1, 0, COUNT)
     finally:
@@ -391,7 +391,7 @@ def test_what_is_acknowledged_takes_no_memory_until_its_time_would_be_over(tmp_p
         pops, now_ms = group.role._pops, time.time_ns() // 1_000_000
         for number in range(20 * COUNT):
             found = received(number, now_ms, 43_200_000)
-            pops._add(found, 0)
+            pops._register(found, 0)
             if number % 20:
                 pops._open.done(found, [number])
         assert len(pops._open) == COUNT
@@ -436,9 +436,9 @@ def test_progress_where_messages_are_moved_for_members_goes_past_what_is_stored(
     sent: list[tuple[Any, ...]] = []
     try:
         pops = group.role._pops
-        moves, progress = pops._moves, pops._state.progress
+        moves, progress = pops._migration, pops._state.progress
         monkeypatch.setattr(pops._writes, "store", lambda *what: sent.append(what))
-        pops._state.known("g")
+        pops._state.ensure_group("g")
         members: Any = {"g": Members("Orders", "%RETRY%g")}
 
         def move(busy: Container[tuple[str, str, int]] = ()) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from mqproc.io.store_io import StoreIO
-from mqproc.roles.query.role import LET_GO_NS, RESIDENT_BYTES_MAX, PageRelease
+from mqproc.roles.query.role import RELEASE_NS, RESIDENT_BYTES_MAX, PageRelease
 from mqproc.store.commitlog.segments import PAGES_AROUND_BYTES, LogSegments
 from tests.roles.test_query import Group, Operation, PullRequest
 
@@ -22,10 +22,10 @@ def test_an_idle_role_lets_go_once_and_then_waits_as_long_as_it_may(tmp_path: Pa
     pages.worked(7)
     assert segments.resident_bytes == 10 * PAGES_AROUND_BYTES
     assert pages.seconds_left(7, 5.0) == 1.0
-    assert pages.seconds_left(7 + LET_GO_NS // 2, 5.0) == 0.5
+    assert pages.seconds_left(7 + RELEASE_NS // 2, 5.0) == 0.5
     assert pages.seconds_left(7, 0.25) == 0.25
     assert segments.resident_bytes
-    assert pages.seconds_left(7 + LET_GO_NS, 5.0) == 5.0
+    assert pages.seconds_left(7 + RELEASE_NS, 5.0) == 5.0
     assert not segments.resident_bytes
 
 
@@ -51,7 +51,7 @@ def test_the_query_role_lets_go_when_nobody_has_asked_for_a_while(tmp_path: Path
         began_ns = group.context.clock.monotonic_ns()
         group.role.wait(60.0)
         waited_ns = group.context.clock.monotonic_ns() - began_ns
-        assert LET_GO_NS // 2 < waited_ns < 30 * LET_GO_NS, "by its own time, not by the 60 s that it could wait"
+        assert RELEASE_NS // 2 < waited_ns < 30 * RELEASE_NS, "by its own time, not by the 60 s that it could wait"
         assert segments.resident_bytes
         group.role.wait(0)
         assert not segments.resident_bytes

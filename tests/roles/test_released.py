@@ -13,7 +13,7 @@ import pytest
 from mqproc.errors import CorruptStoreError
 from mqproc.layout.record import PROPERTIES_SIZE_SURE
 from mqproc.layout.record_codec import decode_records
-from mqproc.roles.internal_producer import FRAME_BYTES_MAX, FRAME_MESSAGES_MAX, MessageColumns
+from mqproc.roles.internal_producer import FRAME_BYTES_MAX, FRAME_MESSAGES_MAX, AppendColumns
 from mqproc.roles.scheduled_records import PropertyColumns, ScheduledRecords
 from mqproc.topic_names import TIMER_TOPIC
 from mqproc.types import StoredMessage
@@ -102,7 +102,7 @@ def parked_store(root: Path) -> tuple[list[StoredMessage], ScheduledRecords]:
     return messages, ScheduledRecords(pulled.records, pulled.count)
 
 
-def rows_of(columns: MessageColumns) -> list[tuple[object, ...]]:
+def rows_of(columns: AppendColumns) -> list[tuple[object, ...]]:
     """Messages one by one."""
     ends = [0, *np.cumsum(columns.body_lengths).tolist()]
     property_ends = [0, *np.cumsum(columns.property_lengths).tolist()]
@@ -187,7 +187,7 @@ def test_columns_are_cut_into_frames_that_are_not_too_large(tmp_path: Path) -> N
     count = FRAME_MESSAGES_MAX + 3
     lengths = np.full(count, 10, np.uint32)
     lengths[7] = FRAME_BYTES_MAX + 1
-    many = MessageColumns(
+    many = AppendColumns(
         whole.topic,
         whole.sys_flag,
         whole.reconsume_times,

@@ -21,8 +21,8 @@ def test_a_check_that_is_refused_is_tried_less_often_each_time(tmp_path: Path, m
         pauses = []
         for _ in range(7):
             found.due_ms = 0
-            transactions._be_busy(found)
-            transactions._check_again(found, TooManyQueuesError(""))
+            transactions._set_busy(found)
+            transactions._retry_check(found, TooManyQueuesError(""))
             pauses.append(found.due_ms - 1_000_000)
             assert not found.busy
         assert pauses == [1000, 2000, 4000, 8000, 16_000, 30_000, 30_000]
@@ -39,11 +39,11 @@ def test_only_what_retention_has_taken_is_rolled_back(tmp_path: Path, monkeypatc
         monkeypatch.setattr(transactions._reading, "look", lambda _place: None)
         with pytest.raises(CorruptStoreError, match="no record begins at 100 of the log"):
             transactions._message(found)
-        transactions._look_at(found, 1_000_000)
+        transactions._check_half(found, 1_000_000)
         assert found.due_ms == 1_000_000 + transactions._options.transaction_check_interval
         assert not found.busy
         group.control.words[words_of.MIN_PHYSICAL_OFFSET] = 101
-        transactions._look_at(found, 1_000_000)
+        transactions._check_half(found, 1_000_000)
         assert found.busy, "a mark is on its way"
     finally:
         group.close()

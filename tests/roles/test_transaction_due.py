@@ -15,15 +15,15 @@ def test_each_has_one_time_and_the_earliest_comes_first() -> None:
         seen(table, each)
         due.set(each, 1000 - each.offset)
     due.set(halves[3], 2000)
-    assert due.take(997) is None
+    assert due.pop_due(997) is None
     assert due.seconds_left(0, 9.0) == 0.998
-    assert due.take(1000) is halves[2]
+    assert due.pop_due(1000) is halves[2]
     table.done(1)
     halves[0].busy = True
-    assert due.take(1500) is None, "one is done, one on its way"
+    assert due.pop_due(1500) is None, "one is done, one on its way"
     halves[2].busy = True
     assert due.seconds_left(1500, 9.0) == 0.5
-    assert due.take(2000) is halves[3]
+    assert due.pop_due(2000) is halves[3]
     assert due.seconds_left(0, 9.0) == 9.0
 
 
@@ -40,5 +40,5 @@ def test_times_of_those_that_are_done_do_not_pile_up() -> None:
         table.done(offset)
     assert len(due._heap) <= COMPACT_MIN + 1
     assert len(table._offsets) <= COMPACT_MIN + 1
-    assert due.take(5) is kept
+    assert due.pop_due(5) is kept
     assert table.half_progress() == 0

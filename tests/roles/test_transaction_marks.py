@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from mqproc.errors import DiskFullError, MqprocError
 from mqproc.roles.internal_producer import NewMessage
-from mqproc.roles.transactions.op_messages import AGAIN_NS, OpMessages
+from mqproc.roles.transactions.op_messages import RETRY_NS, OpMessages
 from mqproc.store.transactions import decode_op_body
 from mqproc.topic_names import OP_HALF_TOPIC
 from tests.ipc.manual_clock import ManualClock
@@ -69,8 +69,8 @@ def test_without_room_marks_are_tried_again_and_rollbacks_are_told() -> None:
     rig.written.refused[0](DiskFullError("no room"))
     assert [error.code for error in refused] == ["DISK_FULL"]
     assert rig.step() == 0
-    assert 0 < rig.marks.seconds_left(rig.clock.monotonic_ns(), 5.0) <= AGAIN_NS / 1e9
-    rig.clock.advance(AGAIN_NS // 1_000_000)
+    assert 0 < rig.marks.seconds_left(rig.clock.monotonic_ns(), 5.0) <= RETRY_NS / 1e9
+    rig.clock.advance(RETRY_NS // 1_000_000)
     assert rig.step() == 2
     assert rig.written.offsets()[1] == [1, 3]
     rig.written.stored[1](0)

@@ -118,6 +118,6 @@ def test_polls_end_in_time_and_with_their_connection(monkeypatch: pytest.MonkeyP
     with pytest.raises(StoreBusyError, match="2 producers wait"):
         rig.poll()
     rig.polls.ask(half("a"))
-    rig.polls.let_go()
+    rig.polls.release_all()
     assert rig.answers[-1] == (kept, [])
     assert (rig.polls.count, rig.polls.of("g")) == (0, 0)

@@ -9,7 +9,7 @@ import pytest
 
 from mqproc.layout import properties
 from mqproc.layout.record import SYS_FLAG_COMMIT
-from mqproc.roles.transactions.coordinator import MARKS_BEHIND, TransactionStart
+from mqproc.roles.transactions.coordinator import OVERLAP_MARKS, TransactionStart
 from mqproc.roles.transactions.open_transactions import OpenTransactions
 from mqproc.store.cooperative import finish
 from mqproc.store.schedule.delivery_marks import mark_of
@@ -64,7 +64,7 @@ def newest(start: TransactionStart) -> list[str]:
 def test_nothing_is_open_where_nothing_was_ever_sent(store: LiveStore) -> None:
     put(store, "T", b"plain", {})
     start = started(store)
-    assert (len(start._table), start.old, start.made) == (0, [], [])
+    assert (len(start._table), start.old, start.derived) == (0, [], [])
 
 
 def test_what_lacks_its_mark_is_found(store: LiveStore) -> None:
@@ -75,10 +75,10 @@ def test_what_lacks_its_mark_is_found(store: LiveStore) -> None:
     put_half(store, "copied", made_from=places[2], TRANSACTION_CHECK_TIMES="1")
     put(store, HALF_TOPIC, b"", {"PGROUP": "g"})  # It does not say where it goes.
     start = started(store)
-    assert names(start.made) == ["first"]
+    assert names(start.derived) == ["first"]
     assert [(half.transaction_id, half.offset) for half in start.old] == [("copied", 2)]
     assert newest(start) == ["copied", "first", "open"]
-    assert start._table.walked == 6
+    assert start._table.scanned_to == 6
     assert start._table.half_progress() == 0
 
 
@@ -107,16 +107,16 @@ def test_where_there_is_room_for_few_the_others_marks_are_kept(store: LiveStore)
     places = [put_half(store, str(number)) for number in range(4)]
     commit(store, places[3])
     start = started(store, max_open=2)
-    assert (newest(start), start._table.walked, start.made) == (["0", "1"], 2, [])
-    assert start.made_marks == {mark_of(places[3])}
+    assert (newest(start), start._table.scanned_to, start.derived) == (["0", "1"], 2, [])
+    assert start.derived_marks == {mark_of(places[3])}
 
 
 def test_the_log_is_walked_from_the_third_last_mark(store: LiveStore) -> None:
     put_half(store, "old")
-    places = [put_half(store, str(number)) for number in range(MARKS_BEHIND + 1)]
+    places = [put_half(store, str(number)) for number in range(OVERLAP_MARKS + 1)]
     for number, place in enumerate(places):
         commit(store, place)
         put_mark(store, number + 1)
     start = started(store)
     assert newest(start) == ["old"]
-    assert start.made_marks == {mark_of(place) for place in places[2:]}
+    assert start.derived_marks == {mark_of(place) for place in places[2:]}

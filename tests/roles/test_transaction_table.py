@@ -20,7 +20,7 @@ def half(offset: int, transaction_id: str = "", checks: int = 0, made_from: int 
 
 def seen(table: OpenTransactions, found: HalfMessage) -> HalfMessage | None:
     """As the walk over the queue does it."""
-    return table.add(found) if table.walk_past(found.offset) else None
+    return table.add(found) if table.scan_past(found.offset) else None
 
 
 def test_a_copy_takes_the_place_of_what_it_names() -> None:
@@ -68,14 +68,14 @@ def test_an_id_alone_names_no_half_message_that_is_no_copy() -> None:
 def test_what_was_marked_before_it_was_seen_is_never_open() -> None:
     table = OpenTransactions()
     table.done(1)
-    assert not table.was_seen(0)
-    assert table.was_seen(1)
+    assert not table.was_scanned(0)
+    assert table.was_scanned(1)
     assert seen(table, half(0)) is None
-    assert not table.walk_past(1)
-    assert (len(table), table.walked) == (1, 2)
+    assert not table.scan_past(1)
+    assert (len(table), table.scanned_to) == (1, 2)
     # Found by its place before dispatch had shown it.
     table.add(half(5))
-    assert not table.walk_past(5)
+    assert not table.scan_past(5)
     assert table.half_progress() == 0
     table.done(0)
     assert table.half_progress() == 5
@@ -110,7 +110,7 @@ class AgainstModel(RuleBasedStateMachine):
         self.table = OpenTransactions()
         self.queue: list[HalfMessage] = []
         self.done: set[int] = set()
-        self.walked = 0
+        self.scanned_to = 0
 
     @rule()
     def store(self) -> None:
@@ -118,7 +118,7 @@ class AgainstModel(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 10_000))
     def copy(self, which: int) -> None:
-        newest = [each for each in self.queue[: self.walked] if self.table.is_newest(each)]
+        newest = [each for each in self.queue[: self.scanned_to] if self.table.is_newest(each)]
         if newest:
             old = newest[which % len(newest)]
             made_from = old.physical_offset or 1
@@ -126,9 +126,9 @@ class AgainstModel(RuleBasedStateMachine):
 
     @rule()
     def walk(self) -> None:
-        for each in self.queue[self.walked :]:
+        for each in self.queue[self.scanned_to :]:
             seen(self.table, each)
-        self.walked = len(self.queue)
+        self.scanned_to = len(self.queue)
 
     @rule(which=st.integers(0, 10_000))
     def end(self, which: int) -> None:
@@ -140,9 +140,9 @@ class AgainstModel(RuleBasedStateMachine):
 
     @invariant()
     def agree(self) -> None:
-        open_now = [each.offset for each in self.queue[: self.walked] if each.offset not in self.done]
+        open_now = [each.offset for each in self.queue[: self.scanned_to] if each.offset not in self.done]
         assert sorted(each.offset for each in self.table.all()) == open_now
-        assert self.table.half_progress() == (open_now[0] if open_now else self.walked)
+        assert self.table.half_progress() == (open_now[0] if open_now else self.scanned_to)
         # One whose copy is done before itself is nobody's any more, and waits for its mark.
         for each in filter(self.table.is_newest, self.table.all()):
             assert all(self.table.find(place, each.key) is each for place in each.places)

@@ -1,7 +1,4 @@
-"""How the queues of a group are shared among its members: evenly, and with as few moves as that allows.
-
-Nothing here knows processes, sockets or time.
-"""
+"""Sticky assignment of queues to members: balanced, with as few moves as possible."""
 
 from __future__ import annotations
 
@@ -13,16 +10,16 @@ Queue = tuple[str, int]
 """Topic and queue id."""
 
 
-def share(
+def assign(
     queues: Mapping[str, Sequence[int]], subscribers: Mapping[str, Sequence[str]], owners: Mapping[Queue, str]
 ) -> dict[Queue, str]:
-    """Who shall have each queue, by the queue ids of each topic and the members that want it.
+    """Assign queues by the queue ids and the subscribed members of each topic.
 
-    Members that want the same topics differ by one queue at most. A queue stays with who is named in `owners` unless
-    that is too uneven. A topic that nobody wants is left out.
+    Members with equal subscriptions differ by one queue at most. A queue stays with its owner in `owners` unless that
+    would be unbalanced. Topics without subscribers are left out.
     """
     shared: dict[Queue, str] = {}
-    of_member: dict[str, dict[str, list[Queue]]] = defaultdict(lambda: defaultdict(list))
+    by_member: dict[str, dict[str, list[Queue]]] = defaultdict(lambda: defaultdict(list))
     load: dict[str, int] = {member: 0 for members in subscribers.values() for member in members}
     free: dict[str, list[Queue]] = {}
     for topic in sorted(queues):
@@ -32,69 +29,69 @@ def share(
             owner = owners.get(queue)
             if owner in members:
                 shared[queue] = owner
-                of_member[owner][topic].append(queue)
+                by_member[owner][topic].append(queue)
                 load[owner] += 1
             else:
                 free.setdefault(topic, []).append(queue)
     for topic, left in free.items():
-        _give(left, subscribers[topic], shared, of_member, load)
-    # A move of one topic may make another uneven, so all are looked at until nothing moves: each move lowers the sum of
-    # the squares of the loads.
+        _assign_free(left, subscribers[topic], shared, by_member, load)
+    # A move in one topic may unbalance another, so all are repeated until nothing moves. This terminates: each move
+    # lowers the sum of the squares of the loads.
     contested = [topic for topic in sorted(queues) if len(subscribers.get(topic, ())) > 1]
-    while sum(_even_out(topic, subscribers[topic], shared, of_member, load) for topic in contested):
+    while sum(_balance(topic, subscribers[topic], shared, by_member, load) for topic in contested):
         pass
     return shared
 
 
-def _give(
+def _assign_free(
     left: Sequence[Queue],
     members: Sequence[str],
     shared: dict[Queue, str],
-    of_member: dict[str, dict[str, list[Queue]]],
+    by_member: dict[str, dict[str, list[Queue]]],
     load: dict[str, int],
 ) -> None:
-    """Queues that nobody has, each to the member that has the fewest."""
-    least = [(load[member], member) for member in members]
-    heapq.heapify(least)
+    """Assign each free queue to the member with the fewest queues."""
+    lightest = [(load[member], member) for member in members]
+    heapq.heapify(lightest)
     for queue in left:
-        _, member = least[0]
+        _, member = lightest[0]
         shared[queue] = member
-        of_member[member][queue[0]].append(queue)
+        by_member[member][queue[0]].append(queue)
         load[member] += 1
-        heapq.heapreplace(least, (load[member], member))
+        heapq.heapreplace(lightest, (load[member], member))
 
 
-def _even_out(
+def _balance(
     topic: str,
     members: Sequence[str],
     shared: dict[Queue, str],
-    of_member: dict[str, dict[str, list[Queue]]],
+    by_member: dict[str, dict[str, list[Queue]]],
     load: dict[str, int],
 ) -> int:
-    """Move queues of a topic from members that have many to those that have few; how many were moved."""
+    """Move queues from the most to the least loaded members; returns the number of moves."""
     moves = 0
-    least = [(load[member], member) for member in members]
+    lightest = [(load[member], member) for member in members]
     most = [(-load[member], member) for member in members]
-    heapq.heapify(least)
+    heapq.heapify(lightest)
     heapq.heapify(most)
     while most:
-        giver_load, giver = most[0]
-        if -giver_load != load[giver]:
-            heapq.heapreplace(most, (-load[giver], giver))
+        donor_load, donor = most[0]
+        if -donor_load != load[donor]:
+            heapq.heapreplace(most, (-load[donor], donor))
             continue
-        if not of_member[giver][topic]:
+        if not by_member[donor][topic]:
             heapq.heappop(most)
             continue
-        taker_load, taker = least[0]
-        if taker_load != load[taker]:
-            heapq.heapreplace(least, (load[taker], taker))
+        receiver_load, receiver = lightest[0]
+        if receiver_load != load[receiver]:
+            heapq.heapreplace(lightest, (load[receiver], receiver))
             continue
-        if load[giver] - load[taker] <= 1:
+        if load[donor] - load[receiver] <= 1:
             break
-        queue = of_member[giver][topic].pop()
-        of_member[taker][topic].append(queue)
-        shared[queue] = taker
-        load[giver] -= 1
-        load[taker] += 1
+        queue = by_member[donor][topic].pop()
+        by_member[receiver][topic].append(queue)
+        shared[queue] = receiver
+        load[donor] -= 1
+        load[receiver] += 1
         moves += 1
     return moves

@@ -1,10 +1,10 @@
-"""Consumer groups in the query role: who is a member, who has which queue, how far the groups have come.
+"""Group coordinator of the query role: membership, queue assignment, committed offsets.
 
     join ──▶ member ──heartbeat, held until its queues change──▶ assignment
                    ──commit──▶ a word of mqproc/progress ──every 5 s──▶ consumerOffset.json
-                   ──connection closed, or silent for its session──▶ its queues go to the others
+                   ──connection closed, or session timeout──▶ its queues are reassigned
 
-What must outlive the role lies in `store.groups`; members are forgotten with it and join again.
+Offsets and settings are persistent (`store.offsets`). Membership is not: after a restart of the role members rejoin.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from mqproc.ipc.bell import MAX_WAIT_S
 from mqproc.ipc.error_counters import error_counter
 from mqproc.layout import control
 from mqproc.roles.groups.assignment import Queue
-from mqproc.roles.groups.members import GroupMembers, Member
-from mqproc.roles.groups.state import GroupState
+from mqproc.roles.groups.members import GroupMembers, MemberSession
+from mqproc.roles.groups.state import ConsumerGroupState
 from mqproc.roles.request_limits import PendingRequest
 from mqproc.roles.role_log import get_logger
 from mqproc.roles.timer_queue import TimerQueue
@@ -63,22 +63,19 @@ if TYPE_CHECKING:
     from mqproc.store.read.views import Queues
     from mqproc.wire.connection import ServerConnection
 
-# --- lost_clients ---
-# Clients that are lost while a role is at something: an answer to a client may be how it turns out to be gone.
-
 
 class DeferredDisconnects:
-    """What is told of a client inside the `with` block comes when the block is through, of another one at once."""
+    """Defers disconnects, which sending an answer may detect, to the end of a `with` block."""
 
     def __init__(self, forget: Callable[[ServerConnection], None]) -> None:
-        """`forget` may find more clients gone: they come after it."""
+        """`forget` may detect further disconnects, which are handled after it."""
         self._forget = forget
-        self._lost: list[ServerConnection] = []
+        self._disconnects: list[ServerConnection] = []
         self._at_work = False
 
     def add(self, connection: ServerConnection) -> None:
-        """Forget a client, as soon as nothing is under way."""
-        self._lost.append(connection)
+        """Handle a disconnect, after the `with` block if inside one."""
+        self._disconnects.append(connection)
         if not self._at_work:
             self.__exit__()
 
@@ -88,53 +85,53 @@ class DeferredDisconnects:
     def __exit__(self, *_: object) -> None:
         self._at_work = True
         try:
-            while self._lost:
-                self._forget(self._lost.pop())
+            while self._disconnects:
+                self._forget(self._disconnects.pop())
         finally:
             self._at_work = False
 
 
 HEARTBEATS_PER_SESSION: Final = 3
 TICKS_PER_SESSION: Final = 20
-"""Held heartbeats are answered at ticks, many at once: a wake-up of the role costs more than several answers do. Two
-holds with their ticks are well within a session, so a member's answer comes before it must doubt to be one."""
+"""Held heartbeats are answered at common ticks, since a wake-up of the role costs more than several answers. Two holds
+with their ticks fit well into a session, so a member has its answer before it must assume that it was removed."""
 MEMBERS_OF_A_GROUP_MAX: Final = 4096
 TOPICS_OF_A_MEMBER_MAX: Final = 4096
-RETURN_NS: Final = 300_000_000
-"""After a restart of the role members have this long to come back before their queues are given to others."""
-LOOK_NS: Final = 100_000_000
+REJOIN_NS: Final = 300_000_000
+"""Time for members to rejoin after a restart of the role, before queues are assigned."""
+PERIOD_NS: Final = 100_000_000
 STALL_NS: Final = round(2 * MAX_WAIT_S * 1e9)
-"""When the role itself stood still for longer than this, nobody is held to have been silent meanwhile. It is more than
-an idle role waits: each wait would give every member so much longer, and a stopped one might stay for minutes."""
+"""A stall of the role itself for longer than this extends all sessions. It exceeds the wait of an idle role, or each
+wait would extend them and a dead member might stay for minutes."""
 NO_EPOCH: Final = -1
 EPOCH_MAX: Final = 1 << 53
-"""Far above what is ever given, far below what the file's word holds."""
+"""Far above any allocated epoch, far below the range of the file's word."""
 
 
 MemberKey = tuple[str, str]
-"""Group and member id: a client chooses the id that it comes back with, so others may have it in theirs."""
+"""Group and member id. Clients choose the id when they rejoin, so an id is unique within its group only."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """A heartbeat that is answered when there is news, or at its deadline."""
+    """A heartbeat that is answered when the assignment changes, or at its deadline."""
 
     request: PendingRequest
     deadline_ns: int
 
 
 class GroupCoordinator:
-    """All groups of one store."""
+    """Coordinates all consumer groups of a store."""
 
     def __init__(
         self,
         context: RoleContext,
-        state: GroupState,
+        state: ConsumerGroupState,
         queues: Queues,
         table: QueueTable,
         answer: Callable[[PendingRequest, FrameOptions], None],
     ) -> None:
-        """`answer` answers a request."""
+        """`answer` sends the answer to a request."""
         self._clock = context.clock
         self._words = context.control.words
         self._count_refusal = error_counter(self._words, control.QUERY)
@@ -145,80 +142,80 @@ class GroupCoordinator:
         self._answer = answer
         self._groups: dict[str, GroupMembers] = {}
         self._epochs: dict[str, dict[Queue, int]] = {}
-        """The newest of the groups' queues, also of those that have no members now."""
+        """Newest epochs of the groups' queues, also of groups without members."""
         self._held: dict[MemberKey, _Held] = {}
         self._of_connection: dict[ServerConnection, set[MemberKey]] = {}
-        self._lost = DeferredDisconnects(self._end_members_of)
+        self._disconnects = DeferredDisconnects(self._remove_members_of)
         self._deadlines: TimerQueue[MemberKey] = TimerQueue()
         self._table_changes = table.changes
         now_ns = self._clock.monotonic_ns()
-        self._share_from_ns = now_ns + RETURN_NS if context.incarnation > 1 else now_ns
-        self._unshared: set[str] = set()
-        self._shared_anew: set[str] = set()
-        self._seen_ns = self._look_ns = now_ns
+        self._rebalance_from_ns = now_ns + REJOIN_NS if context.incarnation > 1 else now_ns
+        self._pending_rebalance: set[str] = set()
+        self._rebalanced: set[str] = set()
+        self._seen_ns = self._period_ns = now_ns
 
     def members(self) -> Mapping[str, GroupMembers]:
-        """Groups that have members."""
+        """Groups with members."""
         return self._groups
 
-    # The role's side
+    # Called by the role
 
-    def take(self, request: PendingRequest) -> None:
-        """Answer a request or hold it. Raises what it is refused with."""
-        with self._lost:
+    def handle(self, request: PendingRequest) -> None:
+        """Answer a request or hold it. Raises the error that refuses it."""
+        with self._disconnects:
             _HANDLERS[Operation(request.operation)](self, request, request.options)
 
     def step(self, now_ns: int, served_to_ns: int) -> int:
-        """What time and the queue table ask for. Every request that came by `served_to_ns` has been served."""
-        with self._lost:
-            done = self._follow_table()
+        """Handle timeouts and queue changes; requests up to `served_to_ns` have been handled."""
+        with self._disconnects:
+            done = self._check_table()
             if now_ns - self._seen_ns > STALL_NS:
-                self._forgive(now_ns - self._seen_ns)
+                self._extend_sessions(now_ns - self._seen_ns)
             self._seen_ns = now_ns
-            done += self._look_at_deadlines(now_ns, served_to_ns)
-            if now_ns >= self._look_ns:
-                self._look_ns = now_ns + LOOK_NS
-                done += self._look(now_ns)
+            done += self._expire(now_ns, served_to_ns)
+            if now_ns >= self._period_ns:
+                self._period_ns = now_ns + PERIOD_NS
+                done += self._run_periodic(now_ns)
         return done
 
     def seconds_left(self, now_ns: int, at_most_s: float) -> float:
-        """How long time asks for nothing."""
+        """Time until `step` has work, `at_most_s` at most."""
         left_s = self._deadlines.seconds_left(now_ns, at_most_s)
-        if self._unshared or self._giving_up():
-            left_s = min(left_s, max(0.0, (self._look_ns - now_ns) / 1e9))
+        if self._pending_rebalance or self._revoking_groups():
+            left_s = min(left_s, max(0.0, (self._period_ns - now_ns) / 1e9))
         return left_s
 
     def drop(self, connection: ServerConnection) -> None:
-        """The members of a client that is gone are none any more, as soon as nothing else is under way here."""
-        self._lost.add(connection)
+        """Remove the members of a closed connection, deferred until the current call has ended."""
+        self._disconnects.add(connection)
 
-    def _end_members_of(self, connection: ServerConnection) -> None:
+    def _remove_members_of(self, connection: ServerConnection) -> None:
         for key in sorted(self._of_connection.pop(connection, ())):
-            self._end_member(key, "its connection is closed")
+            self._remove_member(key, "its connection is closed")
 
     def on_stop(self) -> None:
-        """Let held heartbeats go and save."""
-        with self._lost:
+        """Answer held heartbeats and save offsets."""
+        with self._disconnects:
             for key in list(self._held):
-                self._let_go(key)
+                self._answer_heartbeat(key)
         self.state.save()
 
-    def _look(self, now_ns: int) -> int:
+    def _run_periodic(self, now_ns: int) -> int:
         done = 0
-        for group in sorted(self._giving_up()):
+        for group in sorted(self._revoking_groups()):
             if freed := self._groups[group].free_overdue(now_ns):
                 self._log.warning("queues were not released in time", group=group, queues=freed)
                 self._rebalance(group)
                 done += 1
-        if self._unshared and now_ns >= self._share_from_ns:
-            unshared, self._unshared = self._unshared, set()
+        if self._pending_rebalance and now_ns >= self._rebalance_from_ns:
+            unshared, self._pending_rebalance = self._pending_rebalance, set()
             for group in sorted(unshared):
                 self._rebalance(group)
             done += 1
         return done + self.state.step(now_ns)
 
-    def _follow_table(self) -> int:
-        """Share anew when queues were made or deleted."""
+    def _check_table(self) -> int:
+        """Rebalance when queues were created or deleted."""
         changes = self._table.changes
         if changes == self._table_changes:
             return 0
@@ -227,34 +224,34 @@ class GroupCoordinator:
             self._rebalance(group)
         return 1
 
-    # Deadlines: one for each member, of its held heartbeat or of its session
+    # Deadlines: one per member, of its held heartbeat or of its session
 
-    def _set_deadline(self, group: str, member: Member) -> None:
+    def _set_deadline(self, group: str, member: MemberSession) -> None:
         key = group, member.member_id
         held = self._held.get(key)
-        due_ns = held.deadline_ns if held is not None else member.heard_ns + member.session_ns + 1
+        due_ns = held.deadline_ns if held is not None else member.last_seen_ns + member.session_ns + 1
         self._deadlines.set(key, due_ns)
 
-    def _look_at_deadlines(self, now_ns: int, served_to_ns: int) -> int:
+    def _expire(self, now_ns: int, served_to_ns: int) -> int:
         due = self._deadlines.pop_due(now_ns)
         for key in due:
             group, member_id = key
             members = self._groups.get(group)
             member = members.members.get(member_id) if members is not None else None
             if member is None:
-                continue  # The end of another one's has ended it too.
+                continue  # Removed together with another member of its connection.
             if key in self._held:
-                self._let_go(key)
-            elif served_to_ns - member.heard_ns > member.session_ns:
-                self._end_member(key, f"silent for {member.session_ns / 1e9:g} s")
+                self._answer_heartbeat(key)
+            elif served_to_ns - member.last_seen_ns > member.session_ns:
+                self._remove_member(key, f"silent for {member.session_ns / 1e9:g} s")
             else:
                 self._set_deadline(group, member)
         return len(due)
 
-    def _forgive(self, stall_ns: int) -> None:
+    def _extend_sessions(self, stall_ns: int) -> None:
         for group, of in self._groups.items():
             for member in of.members.values():
-                member.heard_ns += stall_ns
+                member.last_seen_ns += stall_ns
                 self._set_deadline(group, member)
 
     # Members
@@ -262,23 +259,23 @@ class GroupCoordinator:
     def _join(self, request: PendingRequest, options: GroupJoinRequest) -> None:
         group, topics = options.group, _topics_of(options)
         _check_holding(options)
-        self._check_is_gone(request, options)
-        self.state.known(group)
+        self._check_disconnected(request, options)
+        self.state.ensure_group(group)
         if not options.member_id:
             self.state.check_may_consume(group)
         self.state.progress.check_writable()
-        # A member that comes back was waiting for these topics all the time.
+        # A member that rejoins has been waiting for these topics all the time.
         start = EARLIEST if options.member_id else options.start
         for topic in topics:
-            self.state.begin(group, topic, start, options.start_ms)
-        members = self._groups.setdefault(group, self._without_members(group))
+            self.state.init_offsets(group, topic, start, options.start_ms)
+        members = self._groups.setdefault(group, self._empty_members(group))
         if len(members.members) >= MEMBERS_OF_A_GROUP_MAX and options.member_id not in members.members:
             raise BadRequestError(f"group {group} has {MEMBERS_OF_A_GROUP_MAX:,} members already")
         member_id = options.member_id or secrets.token_hex(8)
         session_ms = min(max(options.session_timeout_ms, SESSION_MS_MIN), SESSION_MS_MAX)
         now_ns = self._clock.monotonic_ns()
         pid = peer_pid(request.connection.sock)
-        member = Member(member_id, options.name, topics, session_ms * 1_000_000, now_ns, request.connection, pid)
+        member = MemberSession(member_id, options.name, topics, session_ms * 1_000_000, now_ns, request.connection, pid)
         if member_id in members.members:
             self._forget_connection(group, members.members[member_id])
         took = members.join(member, options.holding)
@@ -286,17 +283,20 @@ class GroupCoordinator:
         self._set_deadline(group, member)
         self._log.info("joined", group=group, member=member_id, name=options.name, pid=pid)
         if took:
-            self._tell_members(group)
+            self._notify_members(group)
         self._rebalance(group)
         self._answer(request, self._assignment(group, member))
 
-    def _without_members(self, group: str) -> GroupMembers:
+    def _empty_members(self, group: str) -> GroupMembers:
         progress = self.state.progress
-        oldest_of = functools.partial(progress.oldest_epoch, group)
-        return GroupMembers(progress.allocate_epoch, self._epochs.setdefault(group, {}), oldest_of)
+        oldest_epoch_of = functools.partial(progress.oldest_epoch, group)
+        return GroupMembers(progress.allocate_epoch, self._epochs.setdefault(group, {}), oldest_epoch_of)
 
-    def _check_is_gone(self, request: PendingRequest, options: GroupJoinRequest) -> None:
-        """Raise StoreBusyError while the member that comes back has its old connection: two would have its queues."""
+    def _check_disconnected(self, request: PendingRequest, options: GroupJoinRequest) -> None:
+        """Raise StoreBusyError while the old connection of a rejoining member is open.
+
+        Both connections would own its queues.
+        """
         members = self._groups.get(options.group)
         before = members.members.get(options.member_id) if members is not None else None
         if before is None or before.owner is request.connection:
@@ -304,25 +304,25 @@ class GroupCoordinator:
         assert isinstance(before.owner, ServerConnection)
         if not before.owner.closed:
             place = f"member {options.member_id!r} of group {options.group}"
-            raise StoreBusyError(f"{place} is on another connection", hint_ms=20)
+            raise StoreBusyError(f"{place} is still on another connection", hint_ms=20)
 
-    def _forget_connection(self, group: str, member: Member) -> None:
+    def _forget_connection(self, group: str, member: MemberSession) -> None:
         assert isinstance(member.owner, ServerConnection)
         self._of_connection.get(member.owner, set()).discard((group, member.member_id))
 
     def _heartbeat(self, request: PendingRequest, options: GroupHeartbeatRequest) -> None:
-        member = self._heard(options.group, options.member_id, request.connection)
+        member = self._touch(options.group, options.member_id, request.connection)
         key = options.group, member.member_id
         if key in self._held:
-            self._let_go(key)
+            self._answer_heartbeat(key)
         if member.generation != options.generation:
             self._answer(request, self._assignment(options.group, member))
         else:
-            self._held[key] = _Held(request, held_until_ns(member.heard_ns, member.session_ns))
+            self._held[key] = _Held(request, heartbeat_due_ns(member.last_seen_ns, member.session_ns))
         self._set_deadline(options.group, member)
 
-    def _let_go(self, key: MemberKey) -> None:
-        """Answer a held heartbeat, with news if there is any."""
+    def _answer_heartbeat(self, key: MemberKey) -> None:
+        """Answer a held heartbeat, with the assignment if it has changed."""
         held = self._held.pop(key)
         options: GroupHeartbeatRequest = held.request.options
         members = self._groups.get(options.group)
@@ -335,7 +335,7 @@ class GroupCoordinator:
             self._answer(held.request, self._assignment(options.group, member))
         self._set_deadline(options.group, member)
 
-    def _assignment(self, group: str, member: Member) -> GroupAssignment:
+    def _assignment(self, group: str, member: MemberSession) -> GroupAssignment:
         queues = [
             (topic, queue_id, epoch, self.state.progress.offset(group, topic, queue_id) or 0)
             for (topic, queue_id), epoch in self._groups[group].queues_of(member.member_id)
@@ -344,7 +344,7 @@ class GroupCoordinator:
         return GroupAssignment(member.member_id, member.generation, True, queues, heartbeat_ms)
 
     def _release(self, request: PendingRequest, options: GroupReleaseRequest) -> None:
-        self._heard(options.group, options.member_id)
+        self._touch(options.group, options.member_id)
         if self._groups[options.group].release(options.member_id, options.generation):
             self._rebalance(options.group)
         self._answer(request, Empty())
@@ -352,19 +352,19 @@ class GroupCoordinator:
     def _leave(self, request: PendingRequest, options: GroupLeaveRequest) -> None:
         members = self._groups.get(options.group)
         if members is not None and options.member_id in members.members:
-            self._end_member((options.group, options.member_id), "it left")
+            self._remove_member((options.group, options.member_id), "it left")
         self._answer(request, Empty())
 
-    def _heard(self, group: str, member_id: str, connection: ServerConnection | None = None) -> Member:
-        """A member that a request came from; on `connection`, if it must be its own."""
+    def _touch(self, group: str, member_id: str, connection: ServerConnection | None = None) -> MemberSession:
+        """Find the member of a request and renew its session; `connection` must be its own if given."""
         members = self._groups.get(group)
         member = members.members.get(member_id) if members is not None else None
         if member is None or connection not in (None, member.owner):
             raise NotAMemberError(f"group {group} has no member {member_id!r} now")
-        member.heard_ns = self._clock.monotonic_ns()
+        member.last_seen_ns = self._clock.monotonic_ns()
         return member
 
-    def _end_member(self, key: MemberKey, why: str) -> None:
+    def _remove_member(self, key: MemberKey, why: str) -> None:
         group, member_id = key
         members = self._groups[group]
         self._forget_connection(group, members.members[member_id])
@@ -372,72 +372,72 @@ class GroupCoordinator:
         self._deadlines.forget(key)
         held = self._held.pop(key, None)
         if held is not None:
-            # It has no queues any more; with its next request it learns that it is no member.
+            # Answer without queues; its next request is refused with NotAMemberError.
             self._answer(held.request, GroupAssignment(member_id, members.generation + 1))
         self._log.info("left", group=group, member=member_id, why=why)
         if members.members:
             self._rebalance(group)
         else:
-            self._end_group(group)
+            self._remove_group(group)
 
-    def _end_group(self, group: str) -> None:
-        """Nobody is a member any more: what is known of the group is what is stored."""
+    def _remove_group(self, group: str) -> None:
+        """Drop a group without members; its offsets and settings are stored."""
         del self._groups[group]
-        self._unshared.discard(group)
-        self.state.forget_waiting(group)
-        self._count_members()
+        self._pending_rebalance.discard(group)
+        self.state.forget_awaited(group)
+        self._publish_member_count()
 
-    def _giving_up(self) -> set[str]:
-        """Groups with queues that were taken from a member which has not released them yet."""
-        for group in list(self._shared_anew):
+    def _revoking_groups(self) -> set[str]:
+        """Groups with revoked queues that their members have not released yet."""
+        for group in list(self._rebalanced):
             members = self._groups.get(group)
-            if members is None or not any(giving.given_up for giving in members.givings.values()):
-                self._shared_anew.discard(group)
-        return self._shared_anew
+            if members is None or not any(holding.revoked_in for holding in members.holdings.values()):
+                self._rebalanced.discard(group)
+        return self._rebalanced
 
-    # Sharing
+    # Assignment
 
     def _rebalance(self, group: str) -> None:
-        """Share a group's queues anew, and tell those whose queues are others now."""
+        """Reassign a group's queues and notify members whose queues have changed."""
         now_ns = self._clock.monotonic_ns()
-        if now_ns < self._share_from_ns:
-            self._unshared.add(group)
+        if now_ns < self._rebalance_from_ns:
+            self._pending_rebalance.add(group)
             return
         members = self._groups[group]
         try:
             for topic in members.topics:
-                self.state.begin(group, topic, EARLIEST, 0)
+                self.state.init_offsets(group, topic, EARLIEST, 0)
         except OSError as error:
             if error.errno not in UNWRITABLE_ERRNOS:
                 raise
-            self._log.warning("queues are shared later: the group's progress cannot be written", group=group)
-            self._unshared.add(group)
+            self._log.warning("rebalance is delayed: the group's offsets cannot be written", group=group)
+            self._pending_rebalance.add(group)
             return
-        # Members of a group that may not consume stay, without queues, until it may again.
+        # Members of a disabled group stay, without queues.
         topics = members.topics if self.state.settings.of(group).consume_enable else []
         queues = {topic: self._queues.ids(topic) for topic in topics}
         if members.rebalance(queues, now_ns):
-            self._shared_anew.add(group)
+            self._rebalanced.add(group)
             self._words.add(control.GROUP_REBALANCES, 1)
-            self._tell_members(group)
-        self._count_members()
+            self._notify_members(group)
+        self._publish_member_count()
 
-    def _tell_members(self, group: str) -> None:
+    def _notify_members(self, group: str) -> None:
         for member_id, member in list(self._groups[group].members.items()):
             held = self._held.get((group, member_id))
             if held is not None and held.request.options.generation != member.generation:
-                self._let_go((group, member_id))
+                self._answer_heartbeat((group, member_id))
 
-    def _count_members(self) -> None:
+    def _publish_member_count(self) -> None:
         self._words[control.GROUP_MEMBERS] = sum(len(of.members) for of in self._groups.values())
 
-    # Progress and settings
+    # Offsets and settings
 
     def _commit(self, request: PendingRequest, options: GroupCommitRequest) -> None:
         if options.member_id:
-            self._heard(options.group, options.member_id)
+            self._touch(options.group, options.member_id)
         else:
-            self.state.known(options.group)
+            self.state.ensure_group(options.group)
         refused = []
         for entry in options.offsets:
             try:
@@ -452,18 +452,18 @@ class GroupCoordinator:
         topic, queue_id, epoch, offset = entry
         members = self._groups.get(group)
         if epoch == NO_EPOCH:
-            if members is not None and (has := members.member_of((topic, queue_id))):
-                raise GroupInUseError(f"group {group}: member {has} has {topic}/{queue_id}")
+            if members is not None and (holder := members.holder_of((topic, queue_id))):
+                raise GroupInUseError(f"group {group}: member {holder} has {topic}/{queue_id}")
         elif members is None or not members.may_commit(member_id, (topic, queue_id), epoch):
             raise NotAMemberError(f"group {group}: {topic}/{queue_id} is not with member {member_id} any more")
         self.state.commit(group, topic, queue_id, offset)
 
     def _reset(self, request: PendingRequest, options: GroupResetRequest) -> None:
-        self.state.known(options.group)
+        self.state.ensure_group(options.group)
         self.state.reset(options.group, options.offsets)
-        members = self._groups.get(options.group) or self._without_members(options.group)
-        if members.renew((topic, queue_id) for topic, queue_id, _ in options.offsets):
-            self._tell_members(options.group)
+        members = self._groups.get(options.group) or self._empty_members(options.group)
+        if members.renew_epochs((topic, queue_id) for topic, queue_id, _ in options.offsets):
+            self._notify_members(options.group)
         self._answer(request, Empty())
 
     def _change_settings(self, request: PendingRequest, options: GroupSettingsRequest) -> None:
@@ -492,30 +492,30 @@ _HANDLERS: dict[Operation, Callable[[GroupCoordinator, PendingRequest, Any], Non
     Operation.GROUP_DELETE: GroupCoordinator._delete,
 }
 GROUP_OPERATIONS = frozenset(_HANDLERS)
-"""What `take` answers."""
+"""Operations of `handle`."""
 
 
 def _check_holding(options: GroupJoinRequest) -> None:
-    """Raise BadRequestError for an epoch that nobody can have been given: the next one would have to lie above it."""
+    """Raise BadRequestError for an epoch outside the range of allocated ones."""
     for topic, queue_id, epoch in options.holding:
         if not 0 < epoch <= EPOCH_MAX:
             held = f"a member of group {options.group} has {topic}/{queue_id} of epoch {epoch:,}"
             raise BadRequestError(f"{held}; from 1 to {EPOCH_MAX:,}")
 
 
-def held_until_ns(heard_ns: int, session_ns: int) -> int:
-    """When a heartbeat is answered that there is no news for: at the tick after its part of the session."""
-    due_ns = heard_ns + session_ns // HEARTBEATS_PER_SESSION
+def heartbeat_due_ns(last_seen_ns: int, session_ns: int) -> int:
+    """Time to answer a heartbeat without changes: the tick after its fraction of the session."""
+    due_ns = last_seen_ns + session_ns // HEARTBEATS_PER_SESSION
     return due_ns + -due_ns % (session_ns // TICKS_PER_SESSION)
 
 
 def _topics_of(options: GroupJoinRequest) -> tuple[str, ...]:
-    """What a member consumes: the topics that it names, and the group's retry topic."""
+    """Topics of a member: those that it names and the group's retry topic."""
     if not 1 <= len(options.topics) <= TOPICS_OF_A_MEMBER_MAX:
         limit = f"from 1 to {TOPICS_OF_A_MEMBER_MAX:,}"
         raise BadRequestError(f"a member of group {options.group} wants {len(options.topics)} topics; {limit}")
     for topic in options.topics:
         check_topic(topic)
     if options.start not in (EARLIEST, LATEST, AT_TIME):
-        raise BadRequestError(f"start = {options.start!r} is none of {EARLIEST}, {LATEST}, {AT_TIME}")
+        raise BadRequestError(f"start = {options.start!r} is not one of {EARLIEST}, {LATEST}, {AT_TIME}")
     return tuple(dict.fromkeys((*options.topics, retry_topic(options.group))))

@@ -1,10 +1,10 @@
-"""Messages that a group could not consume: to its retry topic through the delay levels, in the end to its dead letters.
+"""Consumer retries: nacked messages are redelivered with delay, finally become dead letters.
 
-    nack ──copy──▶ SCHEDULE_TOPIC_XXXX, queue level − 1 ──keeper, when due──▶ %RETRY%group ──▶ the group again
-         └─copy, after retry_max_times, when asked for, or without room for the copy's properties──▶ %DLQ%group
+    nack ──copy──▶ SCHEDULE_TOPIC_XXXX, queue level − 1 ──keeper, when due──▶ %RETRY%group ──▶ redelivered
+         └─copy, after retry_max_times, on request, or without room for the properties──▶ %DLQ%group
 
-A nack is answered when the copy is stored; only then does the consumer go on past the original. So a message lies in
-the one topic or the other at every moment. Copies are RocketMQ's, property for property.
+A nack is answered when the copy is stored, and only then does the consumer commit the original. A message is therefore
+always in at least one of the topics. Copies have RocketMQ's properties.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from mqproc.util.units import DELAY_LEVELS, delays_ms_of
 from mqproc.wire.operations.groups import GroupNackAnswer, GroupNackRequest, GroupResendAnswer, GroupResendRequest
 
 if TYPE_CHECKING:
-    from mqproc.roles.groups.state import GroupState
+    from mqproc.roles.groups.state import ConsumerGroupState
     from mqproc.roles.request_limits import PendingRequest
     from mqproc.roles.role import RoleContext
     from mqproc.store.read.queries import StoreQueries
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 MESSAGES_MAX: Final = 1024
 FIRST_RETRY_LEVEL: Final = 3
-"""The level of a first retry: 10 seconds. Each further one waits a level longer."""
+"""Level of the first retry: 10 seconds. Each further retry waits one level longer."""
 DEAD: Final = 0
 GONE: Final = -1
 NOT_NOW: Final = -2
@@ -59,25 +59,25 @@ UNANSWERED_BYTES_MAX: Final = 256 << 20
 
 @dataclass(slots=True, eq=False)
 class _Copies:
-    """A request whose copies are under way. `levels` is what it is answered, in the order of its messages."""
+    """A request whose copies are being stored. `levels` is its answer, by message."""
 
     request: PendingRequest
     levels: list[int]
     answer: Callable[[list[int]], FrameOptions]
     places: dict[int, int] = field(default_factory=dict)
-    """Index of the message by the identity of its copy."""
+    """Index of the message by `id()` of its copy."""
     waiting: int = 0
     error: MqprocError | None = None
 
 
 class GroupRetries:
-    """Nacks and resends of one store's groups."""
+    """Nacks, and resends of dead letters, of all groups."""
 
     def __init__(
         self,
         context: RoleContext,
         reading: StoreQueries,
-        state: GroupState,
+        state: ConsumerGroupState,
         producer: InternalProducer,
         answer: Callable[[PendingRequest, FrameOptions], None],
         refuse: Callable[[PendingRequest, MqprocError], None],
@@ -95,19 +95,22 @@ class GroupRetries:
         self._unread = context.incarnation > 1
         self._known: set[Identity] = set()
         self._unanswered = (0, 0)
-        """The range of the log that may have copies which nobody was told of."""
+        """Range of the log that may have copies whose nacks were not answered."""
         self._searched: set[str] = set()
-        """Topics that were searched in it for copies that do not say what they are of."""
+        """Topics searched in that range for copies without origin property."""
         if not self._unread:
-            self.none_is_open()
+            self.mark_all_answered()
 
-    def none_is_open(self) -> None:
-        """Every nack has its answer: a copy that is stored from here on may be repeated after a kill."""
+    def mark_all_answered(self) -> None:
+        """Record that every nack is answered: after a kill only later copies may be unanswered."""
         if not self._unread:
             self._words[control.NACKS_FROM] = self._words[control.WRITTEN]
 
     def nack(self, request: PendingRequest, options: GroupNackRequest) -> None:
-        """Copy messages on. Raises GroupNotFoundError, BadLevelError, BadRequestError, StoreBusyError."""
+        """Store copies of nacked messages.
+
+        Raises GroupNotFoundError, BadLevelError, BadRequestError, StoreBusyError.
+        """
         settings = self._settings_of(options.group)
         if options.delay_level > DELAY_LEVELS:
             raise BadLevelError(f"delay level {options.delay_level} is above {DELAY_LEVELS}")
@@ -122,13 +125,13 @@ class GroupRetries:
         self._send(request, new, levels, lambda told: GroupNackAnswer(told))
 
     def resend(self, request: PendingRequest, options: GroupResendRequest) -> None:
-        """Copy dead letters back to the group's retry topic, as if they had never failed. Raises as `nack`.
+        """Copy dead letters to the group's retry topic with their attempts reset. Raises as `nack`.
 
-        Members and simple consumers read it, whichever the group has now.
+        Both members and simple consumers read the retry topic.
         """
         self._settings_of(options.group)
         topic = dead_letter_topic(options.group)
-        self._state.begin_retries(options.group, retry_topic(options.group), 0)
+        self._state.init_retry_offset(options.group, retry_topic(options.group), 0)
         found = [self._message(topic, 0, offset) for offset in _bounded(options.offsets)]
         copies = [None if message is None else _resent(message, retry_topic(options.group)) for message in found]
         levels = [GONE if copy is None else 1 for copy in copies]
@@ -141,7 +144,7 @@ class GroupRetries:
         return found
 
     def _message(self, topic: str, queue_id: int, offset: int) -> StoredMessage | None:
-        """The message at a place, None when it is gone."""
+        """Message at a queue offset, None when it is gone."""
         pulled = self._reading.pull(topic, queue_id, offset, 1, self._max_bytes)
         if pulled.status is not PullStatus.FOUND:
             return None
@@ -149,7 +152,7 @@ class GroupRetries:
         return message if message.queue_offset == offset else None
 
     def _absent(self, topic: str, queue_id: int, offset: int) -> int:
-        """What a nack of a message is answered that is not there."""
+        """Answer to a nack of a missing message."""
         bounds = self._reading.queues.bounds(topic, queue_id)
         behind = self._words[control.DISPATCHED] < self._words[control.WRITTEN]
         return NOT_NOW if behind and (bounds is None or offset >= bounds.max_offset) else GONE
@@ -157,7 +160,7 @@ class GroupRetries:
     def _retry(
         self, settings: GroupSettings, options: GroupNackRequest, message: StoredMessage
     ) -> tuple[NewMessage, int]:
-        """The copy of a message that could not be consumed, and the level it waits in."""
+        """Copy of a nacked message, and its delay level."""
         group, times = settings.group, message.reconsume_times
         most = options.max_times if options.max_times >= 0 else settings.retry_max_times
         own = {"RETRY_TOPIC": message.topic, ORIGIN: message.message_id} | {
@@ -176,16 +179,16 @@ class GroupRetries:
         copy = copy_of(message, SCHEDULE_TOPIC, level - 1, own, times + 1)
         if not has_room(copy):
             return bare_copy(message, dead_letter_topic(group), times + 1), DEAD
-        self._state.begin_retries(group, retry_topic(group), queue_id)
+        self._state.init_retry_offset(group, retry_topic(group), queue_id)
         return copy, level
 
-    # Nacks that a killed query role had stored and not answered: their clients ask again
+    # Nacks that a killed query role had stored without answering: clients repeat them
 
     def _read_unanswered(self) -> None:
         if not self._unread:
             return
         if not self._producer.predecessor_done:
-            raise StoreBusyError("copies of nacks are not read yet", hint_ms=20)
+            raise StoreBusyError("copies of earlier nacks are not read yet", hint_ms=20)
         end = self._words[control.WRITTEN]
         begin = max(self._words[control.NACKS_FROM], end - UNANSWERED_BYTES_MAX)
         self._known = self._copies_in(Conditions(property_name=ORIGIN), begin, end)
@@ -200,11 +203,11 @@ class GroupRetries:
         if copy.prepared_transaction_offset and copy.topic not in self._searched:
             self._searched.add(copy.topic)
             found = self._copies_in(Conditions(copy.topic), *self._unanswered)
-            # The others were known from the begin, and may have been asked for since.
+            # The others are known since the start, and some may have been matched since.
             self._known |= {each for each in found if _is_bare(each)}
         if told not in self._known:
             return False
-        # Once: a dead letter that is sent again begins its count anew.
+        # Matches once: the attempts of a dead letter that is resent start again.
         self._known.discard(told)
         return True
 
@@ -227,7 +230,7 @@ class GroupRetries:
         self._producer.append(new, lambda some, outcome: self._done(copies, some, outcome))
 
     def _done(self, copies: _Copies, some: Sequence[NewMessage], outcome: Outcome) -> None:
-        """A frame's outcome. What is known to be stored is; what is not is told, so that it is asked for again."""
+        """Handle the outcome of a frame; messages that were not stored are answered with NOT_NOW."""
         stored: Sequence[NewMessage] = ()
         if isinstance(outcome, Stored):
             stored = some
@@ -251,13 +254,13 @@ class GroupRetries:
             self._answer(copies.request, copies.answer(copies.levels))
 
     def _in_log(self, copies: Sequence[NewMessage], outcome: Unknown) -> list[NewMessage]:
-        """Those that were stored before the writer died that was to store them. A frame's are of one topic."""
+        """Copies of a frame that were stored before the writer died; all are of one topic."""
         found = self._copies_in(Conditions(copies[0].topic), outcome.begin, outcome.end)
         return [copy for copy in copies if identity(copy) in found]
 
 
 def _is_bare(told: Identity) -> bool:
-    """Whether it is a copy's that does not say what it is of."""
+    """Whether it identifies a copy without origin property."""
     return told[2] != 0
 
 
@@ -268,5 +271,8 @@ def _bounded(wanted: Sequence[T]) -> Sequence[T]:
 
 
 def _resent(message: StoredMessage, topic: str) -> NewMessage:
-    """A dead letter as if it had never failed; one that does not say what it is of is told from others by its place."""
+    """Copy of a dead letter with its attempts reset.
+
+    One without origin property is identified by its position.
+    """
     return copy_of(message, topic, 0, {}, 0) if ORIGIN in message.properties else bare_copy(message, topic, 0)

@@ -1,4 +1,4 @@
-"""What is stored of consumer groups, as requests, retention and time change it: their progress and their settings."""
+"""Stored state of consumer groups: committed offsets and settings."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from mqproc.store.read.views import QueueBounds
 
 
-class GroupState:
-    """The groups of one store. The query role is the one writer of their files."""
+class ConsumerGroupState:
+    """Offsets and settings of all groups. The query role is the only writer of their files."""
 
     def __init__(self, context: RoleContext, reading: StoreQueries, table: QueueTable) -> None:
         self._clock = context.clock
@@ -48,18 +48,18 @@ class GroupState:
         self.progress = OffsetStore(io, paths, syncs, self._log.warning, successor=successor)
         self.settings = SubscriptionGroups(io, paths, syncs, self._log.warning)
         self._corrections = OffsetCorrector(io, paths, syncs, self._words, table, self.progress, self._log.warning)
-        # Topics that were wanted before they had a queue: they are read from their beginning.
-        self._awaited: set[tuple[str, str]] = set()
+        # Subscribed topics that had no queue yet: they are read from their beginning.
+        self._awaited_topics: set[tuple[str, str]] = set()
         self._deleted_ends: dict[tuple[str, str, int], int] = {}
-        """Where retry queues ended when their group was deleted: one of its name does not get what lies before."""
+        """Ends of retry queues when their group was deleted: a new group of that name starts there."""
         self.changes = 0
-        """Counts resets, deletions and changes of settings, which receives that wait look for."""
+        """Number of resets, deletions and changes of settings; held receives are retried when it changes."""
         self.is_closing: Callable[[str], bool] = lambda _group: False
-        """Whether simple consumers of a group that was deleted have messages which are not closed yet."""
+        """Whether simple consumers of a deleted group have open check points."""
         self._words[control.PROGRESS_AT] = -1
 
     def step(self, now_ns: int) -> int:
-        """Follow retention, and save when it is time."""
+        """Follow retention, and save when due."""
         done = 0
         if not self.progress.writable:
             done += self.progress.create_when_due(now_ns)
@@ -70,28 +70,28 @@ class GroupState:
         return done
 
     def _follow_minimum(self) -> int:
-        """Raise progress when retention has moved the minima, and count what went."""
+        """Raise offsets to the minima after retention, and count the messages lost to groups."""
         minimum = self._words[control.MIN_PHYSICAL_OFFSET]
         has_moved = minimum != self._words[control.PROGRESS_AT]
         try:
             done = self._corrections.raise_to_minima() if has_moved else self._corrections.count()
         except OSError as error:
             self._heartbeat.failed()
-            self._log.error("what groups have not consumed could not be counted", error=str(error))
+            self._log.error("messages that groups have not consumed could not be counted", error=str(error))
             done = 1
         self._words[control.PROGRESS_AT] = minimum
         return int(has_moved or done > 0)
 
     def save(self) -> None:
-        """At the end; what cannot be saved now is in `mqproc/progress` still."""
+        """Save at the stop. After an error the offsets are still in `mqproc/progress`."""
         try:
             self._save_now()
         except OSError as error:
             self._heartbeat.failed()
-            self._log.error("progress of consumer groups could not be saved", error=str(error))
+            self._log.error("consumer offsets could not be saved", error=str(error))
 
     def _save_now(self) -> None:
-        """Save, with the log synced that progress rests on. Raises OSError."""
+        """Sync the log that the offsets refer to, then save. Raises OSError."""
         sync_log(self._reading.segments, self._syncs, self._control.flushed, self._words[control.WRITTEN])
         self.progress.save(self._clock.time_ms())
 
@@ -100,10 +100,10 @@ class GroupState:
 
     # Groups
 
-    def known(self, group: str) -> GroupSettings:
-        """A group's settings; one that nobody has made is made.
+    def ensure_group(self, group: str) -> GroupSettings:
+        """Settings of a group, which is created if allowed.
 
-        Raises GroupNotFoundError when that may not be, StoreBusyError when it may not be yet.
+        Raises GroupNotFoundError, and StoreBusyError while a deleted group of this name is being closed.
         """
         check_group(group)
         found = self.settings.get(group)
@@ -116,17 +116,20 @@ class GroupState:
         return found
 
     def _check_closed(self, group: str) -> None:
-        """Raise StoreBusyError for a group that may not be made again yet: after a kill it would get what is open."""
+        """Raise StoreBusyError while check points of a deleted group are open.
+
+        After a kill a new group of its name would get the messages.
+        """
         if self.is_closing(group):
-            raise StoreBusyError(f"what consumers of the deleted group {group} had is not closed yet", hint_ms=20)
+            raise StoreBusyError(f"messages received by the deleted group {group} are not closed yet", hint_ms=20)
 
     def check_may_consume(self, group: str) -> None:
-        """Raise PermissionDeniedError for a group that was told to stop."""
+        """Raise PermissionDeniedError for a disabled group."""
         if not self.settings.of(group).consume_enable:
             raise PermissionDeniedError(f"group {group} may not consume: consumeEnable is false")
 
     def change_settings(self, options: GroupSettingsRequest) -> None:
-        """Make a group, or change it. Raises BadRequestError, StoreBusyError, OSError."""
+        """Create or change a group. Raises BadRequestError, StoreBusyError, OSError."""
         check_group(options.group)
         if self.settings.get(options.group) is None:
             self._check_closed(options.group)
@@ -140,7 +143,7 @@ class GroupState:
         self.changes += 1
 
     def delete(self, group: str) -> None:
-        """Forget a group, durably. Raises GroupNotFoundError, BadRequestError for the system's own, OSError."""
+        """Delete a group durably. Raises GroupNotFoundError, BadRequestError, OSError."""
         reject_system_group(group)
         if group not in self.progress.groups() and self.settings.get(group) is None:
             raise GroupNotFoundError(f"no group {group!r}")
@@ -152,26 +155,26 @@ class GroupState:
             if bounds is not None and at.topic.startswith(RETRY_PREFIX):
                 self._deleted_ends[group, at.topic, at.queue_id] = bounds.max_offset
         self.progress.delete_group(group)
-        self.forget_waiting(group)
+        self.forget_awaited(group)
         self._save_now()
         self.settings.delete(group, self._clock.time_ms())
         self.changes += 1
 
-    # Progress
+    # Offsets
 
-    def begin(self, group: str, topic: str, start: str, start_ms: int) -> None:
-        """Give a group a place to begin at in the queues of a topic where it has none.
+    def init_offsets(self, group: str, topic: str, start: str, start_ms: int) -> None:
+        """Set the start offsets of a group in queues of a topic that lack one.
 
-        Queues that come to a topic which the group reads already, or has waited for, are read from their beginning.
+        Queues that are added to a topic that the group already reads or has waited for are read from their beginning.
         """
         ids = self._queues.ids(topic)
         if not ids:
-            self._awaited.add((group, topic))
+            self._awaited_topics.add((group, topic))
             return
         missing = [queue_id for queue_id in ids if self.progress.offset(group, topic, queue_id) is None]
         if not missing:
             return
-        if len(missing) < len(ids) or (group, topic) in self._awaited or topic.startswith(RETRY_PREFIX):
+        if len(missing) < len(ids) or (group, topic) in self._awaited_topics or topic.startswith(RETRY_PREFIX):
             start = EARLIEST
         for queue_id in missing:
             bounds = self._queues.bounds(topic, queue_id)
@@ -180,12 +183,12 @@ class GroupState:
                 end = self._deleted_ends.get((group, topic, queue_id), 0)
                 self.progress.set(group, topic, queue_id, max(offset, min(end, bounds.max_offset)))
 
-    def begin_retries(self, group: str, topic: str, queue_id: int) -> None:
-        """Give a group a place in a retry queue before copies go there, so that all count as not consumed.
+    def init_retry_offset(self, group: str, topic: str, queue_id: int) -> None:
+        """Set a group's start offset in a retry queue, so that all copies count as unconsumed.
 
         Raises OSError.
         """
-        self.begin(group, topic, EARLIEST, 0)
+        self.init_offsets(group, topic, EARLIEST, 0)
         if self.progress.offset(group, topic, queue_id) is None:
             self.progress.set(group, topic, queue_id, 0)
 
@@ -196,17 +199,20 @@ class GroupState:
             return bounds.max_offset
         return self._reading.offset_at(topic, queue_id, start_ms)
 
-    def forget_waiting(self, group: str) -> None:
-        """Nobody of a group waits for topics any more."""
-        self._awaited = {(name, topic) for name, topic in self._awaited if name != group}
+    def forget_awaited(self, group: str) -> None:
+        """Forget the topics that a group without members has waited for."""
+        self._awaited_topics = {(name, topic) for name, topic in self._awaited_topics if name != group}
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Everything below `offset` is consumed. Raises as `GroupProgress.commit`, NoSuchQueueError."""
+        """Commit an offset. Raises as `OffsetStore.commit`, NoSuchQueueError."""
         self.progress.commit(group, topic, queue_id, offset, self.bounds(topic, queue_id).max_offset)
         self._io.crash_point("retry.original_done")
 
     def reset(self, group: str, offsets: Sequence[tuple[str, int, int]]) -> None:
-        """Begin at these offsets, durably; all or nothing. Raises NoSuchQueueError, OffsetOutOfRangeError, OSError."""
+        """Reset all offsets durably or none.
+
+        Raises NoSuchQueueError, OffsetOutOfRangeError, OSError.
+        """
         for topic, queue_id, offset in offsets:
             bounds = self.bounds(topic, queue_id)
             if not bounds.min_offset <= offset <= bounds.max_offset:
@@ -221,12 +227,12 @@ class GroupState:
         self.changes += 1
         self._save_now()
 
-    def went(self, group: str, topic: str, queue_id: int, offsets: Iterable[int]) -> None:
-        """A group does not get these messages of a queue again; those that retention took before are counted."""
+    def count_lost(self, group: str, topic: str, queue_id: int, offsets: Iterable[int]) -> None:
+        """Count messages that a group will not get again because retention has deleted them."""
         self._corrections.count_missing(group, topic, queue_id, offsets)
 
     def bounds(self, topic: str, queue_id: int) -> QueueBounds:
-        """Raises NoSuchQueueError."""
+        """Bounds of a queue. Raises NoSuchQueueError."""
         bounds = self._queues.bounds(topic, queue_id)
         if bounds is None:
             raise NoSuchQueueError(f"no queue {queue_id} of topic {topic!r}")

@@ -44,7 +44,7 @@ _MS: Final = 1_000_000
 
 @dataclass(slots=True)
 class _Level:
-    """One level: `offset` is its first undelivered unit, `due_ns` the monotonic time of that unit."""
+    """A level: `offset` of its first undelivered unit, monotonic `due_ns` of that unit."""
 
     level: int
     delay_ms: int
@@ -60,7 +60,7 @@ class _Level:
 
 
 class LevelDelivery:
-    """Delivers by levels. A restarted keeper continues from the file and from deliveries in the log since then."""
+    """Delivers by levels. A restarted keeper continues from the file and the log."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class LevelDelivery:
                 level.due_ns = 0
 
     def step(self) -> int:
-        """Deliver what is due; returns the number of messages."""
+        """Deliver due messages; returns the number of messages."""
         if not self._loaded:
             if not self._deliveries.ready:
                 return 0
@@ -250,7 +250,7 @@ class LevelDelivery:
         self._saved_offsets = dict(self._file.offsets)
 
     def _take_over(self) -> int:
-        """Record the log position from which deliveries have marks, before the first of them is made."""
+        """Record the log position from which deliveries have marks, before the first one."""
         self._file.log = min(self._words[control.WRITTEN], self._context.control.flushed)
         try:
             if not self._syncs.has_failed():
@@ -287,7 +287,7 @@ class LevelDelivery:
         self._log.error("delayOffset.json could not be saved, retrying", error=str(error))
 
     def _save_steps(self, durable: int) -> Iterator[None]:
-        """Write a snapshot of the offsets once the log is durable up to the end that the snapshot counts.
+        """Write a snapshot of the offsets once the deliveries that it counts are durable.
 
         With `durable` 0 the flushers determine that. Otherwise the snapshot ends at `durable`, so that later appends do
         not keep a stopping keeper from saving.

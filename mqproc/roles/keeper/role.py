@@ -27,7 +27,7 @@ DISPATCH_POLL_S = 0.001
 
 
 class Keeper:
-    """The keeper. Checks the disk and retention requests once a second; runs due retention steps and deliveries."""
+    """The keeper. Checks the disk every second; runs due retention steps and deliveries."""
 
     name = control.KEEPER
 

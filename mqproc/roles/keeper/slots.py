@@ -74,7 +74,7 @@ class TimerHeap:
         self._runs.append(run)
 
     def pop_due(self, until_ms: int, messages_max: int, bytes_max: int) -> HeapEntries:
-        """Remove and return the next messages due by `until_ms`; the first one may exceed `bytes_max`."""
+        """Remove and return the next due messages; the first one may exceed `bytes_max`."""
         due = [part for run in self._runs if len(part := self._due_of(run, until_ms, messages_max))]
         batch = _joined(due) if len(due) < 2 else _sorted(_joined(due))
         count = min(len(batch), messages_max)
@@ -164,7 +164,7 @@ def slot_counts(slots_ms: NDArray[np.int64]) -> list[tuple[int, int]]:
 def wheel_slots(
     slots_ms: NDArray[np.int64], now_ms: int, options: Options
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Wheel slots and magic of units; a time beyond the roll window gets an earlier slot and the roll flag."""
+    """Wheel slots and magic of units; beyond the roll window an earlier slot and a flag."""
     window_ms = options.timer_roll_window_slot * options.timer_precision_ms
     beyond_ms = slots_ms - now_ms - window_ms
     # Leaves enough time for the next roll.
@@ -176,7 +176,7 @@ def wheel_slots(
 
 
 def release_times(units: TimerUnits, rolls: NDArray[np.bool_], precision_ms: int) -> NDArray[np.int64]:
-    """Times at which messages leave their slots: their exact time, or the end of the slot if it is unknown.
+    """Times at which messages leave their slots: their exact time, or the slot's end.
 
     Rolls leave at the end of the slot, or earlier, one slot before that of their time begins, so that a cancellation
     that is rolled is enqueued again before its message is due.
@@ -188,7 +188,10 @@ def release_times(units: TimerUnits, rolls: NDArray[np.bool_], precision_ms: int
 
 
 def cancelled_mask(records: ScheduledRecords, cancelled: set[str]) -> NDArray[np.bool_]:
-    """Mask of cancelled messages. RocketMQ 5.3.0 names them by unique id, later releases by topic and unique id."""
+    """Mask of cancelled messages.
+
+    RocketMQ 5.3.0 names them by unique id, later releases by topic and unique id.
+    """
     uniques = (unique.decode("utf-8", "replace") for unique in records.properties.texts(UNIQ_KEY))
     pairs = zip(uniques, records.real_topics, strict=True)
     found = (not cancelled.isdisjoint({unique, topic + unique, f"{topic}+{unique}"}) for unique, topic in pairs)
@@ -200,7 +203,7 @@ topic_hash = functools.lru_cache(4096)(java_hash)
 
 
 class TimerRolls:
-    """Messages beyond the roll window, which go back to the timer's queue, and those on their way there.
+    """Messages beyond the roll window, which go back to the timer's queue.
 
     A roll may be a cancellation of a message that is due more than a slot later, and a late keeper has both to handle.
     All late rolls are rescheduled together. Rolls that were not due by then wait until these are enqueued again, which
@@ -227,7 +230,7 @@ class TimerRolls:
     def next_due_ms(self, messages_ms: int, *, queue_readable: bool) -> int:
         """Due time of the next roll or message; `messages_ms` is that of the first message.
 
-        What must wait for rolls under way is ignored, unless the queue may have them already (`queue_readable`).
+        Messages that wait for rolls under way are ignored, unless the queue may have them already (`queue_readable`).
         """
         if queue_readable:
             return min(messages_ms, self.heap.first_due_ms)
@@ -235,7 +238,7 @@ class TimerRolls:
 
     @property
     def safe_until_ms(self) -> int:
-        """Messages due later are not delivered yet, since a roll in the heap or under way may cancel them."""
+        """Messages due later wait, since a roll in the heap or under way may cancel them."""
         return min(self.returning_from_ms, self.heap.first_due_ms + self._precision_ms)
 
     def pop_due(self, until_ms: int, now_ms: int, messages_max: int, bytes_max: int) -> HeapEntries:
@@ -253,7 +256,7 @@ class TimerRolls:
         self._handed_over = False
 
     def update(self, dispatched: int, queue_end: int, enqueued_to: int) -> None:
-        """Note how far the log is dispatched, where the queue ends then, and up to where it is enqueued."""
+        """Note the dispatched position, the end of the queue then, and the enqueued offset."""
         if not self._handed_over and dispatched >= self.dispatch_target:
             self._end = min(self._end, queue_end)
         if enqueued_to >= self._end:
@@ -309,7 +312,7 @@ class TimerBacklog:
         return dispatched
 
     def update(self, dispatched: int, queue_end: int, enqueued_to: int, now_ms: int) -> None:
-        """Note that the queue ends at `queue_end` with the log dispatched so far, and is enqueued up to `enqueued_to`.
+        """Note the dispatched position, the end of the queue then, and the enqueued offset.
 
         While dispatch is late, the end of one backlog begins the next.
         """

@@ -1,4 +1,4 @@
-"""Timed delivery with RocketMQ's timer wheel: messages of rmq_sys_wheel_timer at an exact time.
+"""Timed delivery with RocketMQ's timer wheel: messages of rmq_sys_wheel_timer.
 
     queue ──enqueue──▶ timer log, wheel ──slot becomes active──▶ heap by due time ──due──▶ delivery
                                                                   ▲
@@ -27,7 +27,7 @@ from mqproc.layout import control, timer_log
 from mqproc.layout import properties as names
 from mqproc.layout.timer_check import NO_LOG_POSITION
 from mqproc.roles.delivery_queue import DeliveryQueue, IncrementalSave, reschedule_timed
-from mqproc.roles.internal_producer import MessageColumns
+from mqproc.roles.internal_producer import AppendColumns
 from mqproc.roles.keeper.slots import (
     ActiveSlot,
     HeapEntries,
@@ -145,7 +145,7 @@ class TimerDelivery:
         return due_ns
 
     def step(self) -> int:
-        """Enqueue new messages, load active slots, deliver due messages; returns the amount of work done."""
+        """Enqueue new messages, load active slots, deliver due messages; returns work done."""
         if self._store is None:
             if not self._deliveries.ready or not self._is_needed():
                 return 0
@@ -196,7 +196,7 @@ class TimerDelivery:
         self._store = store
 
     def _take_over(self, store: TimerStore) -> int:
-        """Record the log position from which deliveries have marks, before the first of them is made."""
+        """Record the log position from which deliveries have marks, before the first one."""
         begin = min(self._words[control.WRITTEN], self._context.control.flushed)
         try:
             if not self._syncs.has_failed():
@@ -252,7 +252,7 @@ class TimerDelivery:
         return max(1, pulled.count)
 
     def _enqueue_all(self, store: TimerStore, records: ScheduledRecords) -> None:
-        """Enqueue pulled messages in parts; after an error `queue_offset` is after those that are enqueued."""
+        """Enqueue pulled messages in parts; on an error `queue_offset` is after those done."""
         now_ms = self._clock.time_ms()
         out_ms = records.properties.numbers(names.TIMER_OUT_MS)
         usable = (out_ms >= 0) & records.has_topic
@@ -410,7 +410,7 @@ class TimerDelivery:
         self._deliver_ns = ended_ns + min(gather_ns, GATHER_MAX_NS)
         return len(batch)
 
-    def _messages_of(self, batch: HeapEntries, *, are_rolls: bool) -> list[MessageColumns]:
+    def _messages_of(self, batch: HeapEntries, *, are_rolls: bool) -> list[AppendColumns]:
         """Messages of entries that are in the log and not cancelled."""
         records, found = self._records_at(batch.physical_offsets)
         wanted = records.in_topic(TIMER_TOPIC) & records.has_topic
@@ -425,11 +425,11 @@ class TimerDelivery:
                 wanted[slots_ms == slot_ms] &= ~cancelled_mask(records, slot.cancelled)[slots_ms == slot_ms]
         return records.to_roll(wanted) if are_rolls else records.to_deliver(wanted, keeps_real=False)
 
-    def _reschedule(self, refused: MessageColumns) -> MessageColumns:
+    def _reschedule(self, refused: AppendColumns) -> AppendColumns:
         return reschedule_timed(refused, self._clock.time_ms(), self._options.timer_precision_ms)
 
     def _due_until_ms(self, now_ms: int) -> int:
-        """Time up to which due messages may be delivered without overtaking one, or a cancellation, not loaded yet."""
+        """Time up to which messages may be delivered without overtaking one not loaded yet."""
         if self._backlog.is_late or not self._is_caught_up:
             now_ms = min(now_ms, self._backlog.until_ms)
         if not self._loading:
@@ -466,7 +466,7 @@ class TimerDelivery:
     # timercheck
 
     def save(self, durable: int) -> None:
-        """Write timercheck with the current progress; the caller has made the log durable up to `durable`."""
+        """Write timercheck with the current progress; the log is durable up to `durable`."""
         self._snapshot = None
         self._save.save_all(durable)
 
@@ -475,7 +475,7 @@ class TimerDelivery:
         self._fail("timercheck could not be saved, retrying", error)
 
     def _save_steps(self, durable: int) -> Iterator[None]:
-        """Sync the timer's files and write a snapshot once the log is durable up to the end that the snapshot counts.
+        """Sync the timer's files and write a snapshot once the deliveries that it counts are durable.
 
         With `durable` 0 the flushers determine that. Otherwise the snapshot ends at `durable`, so that later appends do
         not keep a stopping keeper from saving.

@@ -1,4 +1,4 @@
-"""Messages of check points as they come again (`store/groups/README.md`, "Simple consumers")."""
+"""Redelivery of check points: copies of messages, start offsets in the revive topic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from mqproc.layout.record_codec import decode_records
-from mqproc.roles.delivery_queue import is_message_error
+from mqproc.roles.delivery_queue import RedeliveryBackoff, is_message_error
 from mqproc.roles.internal_producer import ORIGIN, Identity, NewMessage, bare_copy, copy_of, has_room, identity
 from mqproc.store.cooperative import Slices
 from mqproc.store.offsets.offset_store import UNWRITABLE_ERRNOS
@@ -18,32 +18,32 @@ from mqproc.types import PullStatus
 
 if TYPE_CHECKING:
     from mqproc.errors import MqprocError
-    from mqproc.roles.groups.state import GroupState
+    from mqproc.roles.groups.state import ConsumerGroupState
     from mqproc.roles.internal_producer import ReliableAppend
     from mqproc.roles.role import RoleContext
     from mqproc.store.offsets.offset_store import OffsetStore
     from mqproc.store.offsets.pop_receipts import OpenCheckPoints
     from mqproc.store.read.queries import StoreQueries
 
-AGAIN_MS: Final = 200
-AGAIN_MS_MAX: Final = 30_000
+RETRY_MS: Final = 200
+BACKOFF: Final = RedeliveryBackoff(first_ms=RETRY_MS, max_ms=30_000)
 
 
 class PopCopies:
-    """Makes the copies that are sent when a time is over, and knows which of them the log has."""
+    """Copies of messages for redelivery, and which of them are in the log."""
 
-    def __init__(self, reading: StoreQueries, state: GroupState, max_bytes: int) -> None:
+    def __init__(self, reading: StoreQueries, state: ConsumerGroupState, max_bytes: int) -> None:
         self._reading = reading
         self._state = state
         self._max_bytes = max_bytes
         self._found: dict[Identity, int] = {}
-        """Where in the log copies were found that may be of messages which are open."""
+        """Log positions of copies found at the start."""
         self._last_found = -1
 
     def missing(self, found: PopCheckPoint, offsets: Iterable[int]) -> dict[int, NewMessage]:
-        """Copies of a check point's messages that the log does not have, by their offsets.
+        """Copies that are not in the log, by offset, of a check point's messages.
 
-        None is made of a message that is gone, or whose group was deleted.
+        Messages that are gone, or whose group was deleted, have no copy.
         """
         if found.dropped:
             return {}
@@ -52,7 +52,7 @@ class PopCopies:
         return {offset: copy for offset, copy in copies.items() if not self._is_found(found, copy)}
 
     def has(self, found: PopCheckPoint, offset: int) -> bool:
-        """Whether the log has a copy of a check point's message: it comes again, though it be acknowledged now."""
+        """Whether the log has a copy of a message, which is redelivered even if acknowledged now."""
         if offset in found.copied:
             return True
         if self._last_found < found.log_begin:
@@ -64,7 +64,7 @@ class PopCopies:
         return self._found.get(identity(copy), -1) >= found.log_begin
 
     def find(self, topics: Iterable[str], begin: int) -> Slices[None]:
-        """Find out which copies lie at or behind a position of the log."""
+        """Find copies at or after a log position."""
         for topic in topics:
             bounds = self._reading.queues.bounds(topic, 0)
             if bounds is None:
@@ -76,22 +76,21 @@ class PopCopies:
                 self._last_found = max([self._last_found, *(message.physical_offset for message in messages)])
                 yield
 
-    def pause_ms(self, found: PopCheckPoint, error: MqprocError) -> int:
-        """How long to wait before a check point's copies are sent again.
+    def retry_delay_ms(self, found: PopCheckPoint, error: MqprocError) -> int:
+        """Delay before copies of a check point are retried, with back-off if refused.
 
-        Each time longer where they are refused for their own sake, as without room for the topic: there may be
-        thousands of them, and the others wait meanwhile.
+        There may be thousands of those, as without room for their topic, and other check points wait meanwhile.
         """
         if not is_message_error(error):
-            return AGAIN_MS
-        found.retry_delay_ms = min(max(AGAIN_MS, 2 * found.retry_delay_ms), AGAIN_MS_MAX)
+            return RETRY_MS
+        found.retry_delay_ms = BACKOFF.next_ms(found.retry_delay_ms)
         return found.retry_delay_ms
 
-    def begin_progress(self, group: str, copies: Iterable[NewMessage]) -> bool:
-        """Have the group's progress where copies come again; False without room for it. Raises OSError."""
+    def init_offsets(self, group: str, copies: Iterable[NewMessage]) -> bool:
+        """Set start offsets in the retry topics; False without room. Raises OSError."""
         try:
             for topic in {copy.topic for copy in copies if copy.topic.startswith(RETRY_PREFIX)}:
-                self._state.begin_retries(group, topic, 0)
+                self._state.init_retry_offset(group, topic, 0)
         except OSError as error:
             if error.errno not in UNWRITABLE_ERRNOS:
                 raise
@@ -112,16 +111,12 @@ class PopCopies:
         times = message.reconsume_times
         dead = times >= self._state.settings.of(found.group).retry_max_times
         copy = copy_of(message, found.retry_targets[dead], 0, own, times + 1)
-        # One that is refused would keep those that were received with it from coming again.
+        # A copy that is refused would block the redelivery of messages received together with it.
         return copy if has_room(copy) else bare_copy(message, found.retry_targets[True], times + 1)
 
 
-# --- revive_progress ---
-# Where the next start begins to read the revive topic: at the first check point that is open.
-
-
 class ReviveOffsets:
-    """Progress of the system's group in the revive topic."""
+    """Offsets of the system group in the revive topic, up to the first open check point."""
 
     def __init__(
         self,
@@ -138,7 +133,7 @@ class ReviveOffsets:
         self._open = open_points
 
     def move(self) -> None:
-        """Let it go as far as nothing is open."""
+        """Advance the offsets up to the first open check point of each queue."""
         if self._writes.under_way or not self._progress.writable or not self._is_delivered():
             return
         first = self._open.oldest_revive_offsets()
@@ -152,11 +147,14 @@ class ReviveOffsets:
                 except OSError as error:
                     if error.errno not in UNWRITABLE_ERRNOS:
                         raise
-                    # The next start reads more than it needs to.
+                    # The next start reads more than necessary.
                     return
 
     def _is_delivered(self) -> bool:
-        """Whether the revive topic has what was parked at the start: a check point may come behind its ack."""
+        """Whether timed messages present at the start are delivered to the revive topic.
+
+        An ack may precede its check point.
+        """
         if (
             self._open.parked_until_ms >= 0
             and read_timer_check(self._io, self._paths).read_ms > self._open.parked_until_ms

@@ -1,8 +1,8 @@
-"""Questions whose answers are gathered piece by piece: a client has so many under way at once, its others wait.
+"""Admission of long read requests: a limited number per client, others wait.
 
-What is gathered so far stays in memory until the answer is whole, so a client that asks a thousand such questions
-together must not have a thousand answers in the making. Most end with their first slice, which none waits for; other
-clients, and all other questions, go on beside it.
+A partial result stays in memory until the answer is complete, so a client that sends a thousand such requests must not
+have a thousand partial answers. Most requests end with their first slice, which does not wait; other clients and other
+operations are not affected.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from mqproc.store.cooperative import Slices
 from mqproc.wire.connection import ServerConnection
 from mqproc.wire.operations import Operation
 
-GATHERED: Final = frozenset({Operation.BY_KEY, Operation.RANGE, Operation.SCAN})
+LIMITED_OPERATIONS: Final = frozenset({Operation.BY_KEY, Operation.RANGE, Operation.SCAN})
 WAITING_MAX: Final = 4096
-"""Questions of one client that wait; further ones are refused for now."""
+"""Waiting requests of one client; further ones are refused with STORE_BUSY."""
 _HINT_MS: Final = 100
 
 
@@ -29,7 +29,7 @@ T = TypeVar("T", bound=PendingRequest)
 
 @dataclass(slots=True)
 class Job(Generic[T]):
-    """A question under way; `counted` is Gathering's."""
+    """A read request under way; `counted` is set by ReadAdmission."""
 
     request: T
     slices: Slices[Reply]
@@ -37,36 +37,36 @@ class Job(Generic[T]):
 
 
 class ReadAdmission(Generic[T]):
-    """Who has how many questions under way, and which wait for one of the same client to end."""
+    """Number of requests under way per client, and those that wait for one of them to end."""
 
     def __init__(self, most: int) -> None:
-        """`most` questions of a client at once."""
+        """`most` is the number of requests of a client at once."""
         self._most = most
         self._under_way: Counter[ServerConnection] = Counter()
         self._waiting: dict[ServerConnection, deque[T]] = {}
 
     @classmethod
     def by(cls, options: config.Options) -> Self:
-        """As many as may wait for a client together when they are whole."""
+        """Limit from the options: as many complete answers as may be queued for a client."""
         return cls(max(1, options.client_output_bytes // options.max_pull_bytes))
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Number of waiting requests."""
         return sum(map(len, self._waiting.values()))
 
-    def keeps(self, request: T) -> bool:
-        """Whether a question that was just asked waits, and is asked anew."""
+    def is_waiting(self, request: T) -> bool:
+        """Whether a request that was just started waits and will be started again."""
         waiting = self._waiting.get(request.connection)
         return waiting is not None and waiting[-1] is request
 
-    def goes_on(self, job: Job[T]) -> bool:
-        """Whether a question that has not ended with its first slice goes on now.
+    def admit(self, job: Job[T]) -> bool:
+        """Whether a request that did not end with its first slice may continue now.
 
-        Else what it has found is forgotten and it waits: `ended` gives it back, to be asked anew. Raises
+        Otherwise its partial result is dropped and it waits until `finish` returns it, to be started again. Raises
         StoreBusyError.
         """
         connection = job.request.connection
-        if job.counted or job.request.operation not in GATHERED:
+        if job.counted or job.request.operation not in LIMITED_OPERATIONS:
             return True
         if self._under_way[connection] < self._most:
             self._under_way[connection] += 1
@@ -75,30 +75,30 @@ class ReadAdmission(Generic[T]):
         job.slices.close()
         waiting = self._waiting.setdefault(connection, deque())
         if len(waiting) >= WAITING_MAX:
-            raise StoreBusyError(f"{WAITING_MAX:,} questions of this client wait already", hint_ms=_HINT_MS)
+            raise StoreBusyError(f"{WAITING_MAX:,} requests of this client wait already", hint_ms=_HINT_MS)
         waiting.append(job.request)
         return False
 
-    def ended(self, job: Job[T]) -> T | None:
-        """A question has ended; the client's next one, where there is room for that."""
+    def finish(self, job: Job[T]) -> T | None:
+        """Note that a request has ended; returns the client's next waiting one if it may start."""
         connection = job.request.connection
         if job.counted and connection in self._under_way:
             self._under_way[connection] -= 1
             if not self._under_way[connection]:
                 del self._under_way[connection]
-        elif job.request.operation not in GATHERED or self._under_way[connection] >= self._most:
-            # Without room none goes on. With room this one has waited itself, and others behind it: asked anew it ended
-            # with its first slice, as where its topic is gone.
+        elif job.request.operation not in LIMITED_OPERATIONS or self._under_way[connection] >= self._most:
+            # With room, this request had waited itself and ended with its first slice when started again, as when its
+            # topic is gone: others may wait after it.
             return None
         waiting = self._waiting.get(connection)
         if waiting is None:
             return None
-        following = waiting.popleft()
+        next_request = waiting.popleft()
         if not waiting:
             del self._waiting[connection]
-        return following
+        return next_request
 
     def drop(self, connection: ServerConnection) -> None:
-        """Forget a client that is gone."""
+        """Forget a closed connection."""
         self._under_way.pop(connection, None)
         self._waiting.pop(connection, None)

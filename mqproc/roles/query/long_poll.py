@@ -1,7 +1,11 @@
-"""Long polls: pulls that found nothing, held until their queue has more, their time is over, or their client is gone.
+"""Pulls and long polling: a pull is answered at once or held for new messages.
 
-The bell only says "look": then each held queue's maximum offset is compared with the one last seen, many in one array
-operation, and only the pulls of queues that moved are tried again.
+    pull ──▶ records, or a status                          ──▶ answer
+         └─▶ nothing yet: held ──dispatcher's bell──▶ single new record  ──▶ answer
+                                                   └─▶ else: pulled again ──▶ answer, or held on
+
+When the bell rings, the maximum offset of each held queue is compared with the last one seen, many in one array
+operation, and only the pulls of queues that have moved are retried.
 """
 
 from __future__ import annotations
@@ -36,27 +40,27 @@ NEVER_SEEN = -1
 NEVER_LISTED = (-1, -1, -1)
 NEVER_NS = 1 << 62
 HELD_PULLS_MIN = 16_384
-# Rows of queues that nobody waits for any more, kept because somebody may again.
+# Number of rows kept for queues without held pulls, which are often waited for again.
 IDLE_ROWS_MAX = 1024
-# Up to so many rows are compared one by one: behind a wait the first array operations take ten microseconds.
+# Up to this many rows are compared one by one: after a wait the first array operations take ten microseconds.
 FEW_ROWS = 16
 
 _PULL = int(Operation.PULL)
 
-# Statuses that say "nothing yet": a pull that waits is held at them.
+# Statuses at which a waiting pull is held.
 _NOTHING_YET = frozenset(
     {PullStatus.OFFSET_OVERFLOW_ONE, PullStatus.NO_MESSAGE_IN_QUEUE, PullStatus.NO_MATCHED_LOGIC_QUEUE}
 )
-# Those at which it goes on at once from the next offset.
-GO_ON = frozenset({PullStatus.NO_MATCHED_MESSAGE, PullStatus.MESSAGE_WAS_REMOVING})
+# Statuses at which it continues from the next offset.
+CONTINUE_STATUSES = frozenset({PullStatus.NO_MATCHED_MESSAGE, PullStatus.MESSAGE_WAS_REMOVING})
 
 
 @dataclass(slots=True, eq=False)
 class HeldPull:
-    """A held request. `offset` is where it goes on, `last` what it would be answered now.
+    """A held pull. It continues at `offset`; `last` is its answer if it ended now.
 
-    `progress_ns`: from when on it is answered as soon as it has passed messages that do not match. `chosen`: what
-    passes its tags; None for a pull that goes by something else too.
+    `progress_ns`: time from which it is answered as soon as it has passed messages that do not match.
+    `tag_filter_program`: its tag filter, None for a pull with other conditions.
     """
 
     connection: ServerConnection
@@ -66,7 +70,7 @@ class HeldPull:
     deadline_ns: int
     last: Pulled
     progress_ns: int = NEVER_NS
-    chosen: FilterProgram | None = None
+    tag_filter_program: FilterProgram | None = None
     released: bool = field(default=False)
     due: bool = field(default=False)
     answered: bool = field(default=False)
@@ -78,21 +82,23 @@ class HeldPull:
 
 
 class LongPolls:
-    """All held pulls, by queue, by client and by deadline."""
+    """Held pulls by queue, client and deadline."""
 
     def __init__(self, table: QueueTable, queues_max: int = HELD_PULLS_MIN) -> None:
-        """`queues_max`: as many queues the store may have. A consumer of all of them has a pull held for each; one that
-        is not held is answered at once, and asked again and again."""
+        """`queues_max` is the maximum number of queues of the store.
+
+        A consumer of all queues holds a pull for each. A pull beyond the limit is answered at once and then repeated.
+        """
         self._table = table
         self._most = max(HELD_PULLS_MIN, queues_max)
         self._by_queue: dict[tuple[str, int], list[HeldPull]] = {}
         self._by_connection: dict[ServerConnection, set[HeldPull]] = {}
         self._deadlines: TimerQueue[HeldPull] = TimerQueue()
         self.due: deque[HeldPull] = deque()
-        """The pulls to be tried again, released ones among them: for `set_due` and `take_due`."""
+        """Pulls to retry, including released ones, for `set_due` and `take_due`."""
         self.count = 0
-        """Pulls that are held."""
-        # What is compared, a row each queue: its place among the table's words (−1 = no such queue), the maximum seen.
+        """Number of held pulls."""
+        # Compared arrays, a row per queue: index of its table word (−1 = no such queue), last maximum seen.
         self._queues: list[tuple[str, int]] = []
         self._known: set[tuple[str, int]] = set()
         self._new: list[tuple[str, int]] = []
@@ -106,11 +112,11 @@ class LongPolls:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more are held."""
+        """Whether the limit of held pulls is reached."""
         return self.count >= self._most
 
     def hold(self, pull: HeldPull) -> None:
-        """Keep a pull. The caller looks at the queue once more afterwards (`moved`)."""
+        """Hold a pull. The caller must check the queue once more afterwards (`moved`)."""
         self._by_queue.setdefault(pull.queue, []).append(pull)
         if pull.queue not in self._known:
             self._known.add(pull.queue)
@@ -120,13 +126,13 @@ class LongPolls:
         self.count += 1
 
     def hasten(self, pull: HeldPull) -> None:
-        """Have a pull that has passed messages answered in time to tell so."""
+        """Shorten the deadline of a pull that has passed messages, to report its progress."""
         if pull.progress_ns < pull.deadline_ns and not pull.released:
             pull.deadline_ns = pull.progress_ns
             self._deadlines.set(pull, pull.deadline_ns)
 
     def release(self, pull: HeldPull) -> None:
-        """Forget a pull that is answered."""
+        """Remove an answered pull."""
         if pull.released:
             return
         pull.released = True
@@ -134,7 +140,7 @@ class LongPolls:
         pulls = self._by_queue[pull.queue]
         pulls.remove(pull)
         if not pulls:
-            # The row stays: most often the same queue is waited for again at once.
+            # The row stays: usually a pull of the same queue follows at once.
             del self._by_queue[pull.queue]
         of_connection = self._by_connection[pull.connection]
         of_connection.discard(pull)
@@ -143,17 +149,17 @@ class LongPolls:
         self._deadlines.forget(pull)
 
     def drop(self, connection: ServerConnection) -> None:
-        """Forget the pulls of a client that is gone."""
+        """Remove the pulls of a closed connection."""
         for pull in list(self._by_connection.get(connection, ())):
             self.release(pull)
 
     @property
     def queues_changed(self) -> bool:
-        """Whether queues were made or deleted, or new ones are waited for, since `moved` was called."""
+        """Whether queues were created or deleted, or newly waited for, since the last `moved`."""
         return bool(self._new) or self._table.changes != self._table_changes
 
     def moved(self) -> list[HeldPull]:
-        """The pulls of queues whose maximum offset is another than at the last call, or that were not compared yet."""
+        """Pulls of queues whose maximum offset has changed since the last call, or that are new."""
         table = self._table
         changes = table.changes
         if changes != self._table_changes or len(self._queues) > 2 * len(self._by_queue) + IDLE_ROWS_MAX:
@@ -167,7 +173,7 @@ class LongPolls:
         return moved
 
     def _changed_rows(self) -> list[int]:
-        """The rows whose queues have moved; they are seen now."""
+        """Rows of queues that have moved; records their maxima as seen."""
         maxima = self._table.cells.take(self._cells)
         if len(self._without):
             maxima[self._without] = 0
@@ -176,7 +182,7 @@ class LongPolls:
         return changed
 
     def _changed_of_few(self) -> list[int]:
-        """The same, one by one."""
+        """As `_changed_rows`, one by one."""
         maximum_at, seen = self._table.cells.item, self._seen
         changed = []
         for row, cell in enumerate(self._cells.tolist()):
@@ -187,13 +193,13 @@ class LongPolls:
         return changed
 
     def set_due(self, pull: HeldPull) -> None:
-        """Have a pull tried again, after those that are to be already."""
+        """Schedule a retry of a pull."""
         if not pull.due:
             pull.due = True
             self.due.append(pull)
 
     def take_due(self) -> HeldPull | None:
-        """The next pull to try again."""
+        """Next pull to retry."""
         while self.due:
             pull = self.due.popleft()
             pull.due = False
@@ -202,19 +208,19 @@ class LongPolls:
         return None
 
     def expired(self, now_ns: int) -> list[HeldPull]:
-        """The pulls whose time is over."""
+        """Remove and return the pulls that have timed out."""
         return self._deadlines.pop_due(now_ns)
 
     def seconds_left(self, now_ns: int, at_most_s: float) -> float:
-        """How long nothing expires."""
+        """Time until a pull times out, `at_most_s` at most."""
         return self._deadlines.seconds_left(now_ns, at_most_s)
 
     def all(self) -> list[HeldPull]:
-        """Every held pull."""
+        """All held pulls."""
         return [pull for pulls in self._by_queue.values() for pull in pulls]
 
     def _list_queues(self) -> None:
-        """Make the rows anew. A queue that had none, or whose number is another now, is looked at in any case."""
+        """Rebuild the rows. Queues that are new or have another number count as moved."""
         before = dict(zip(self._queues, zip(self._cells.tolist(), self._seen.tolist(), strict=True), strict=True))
         queues = list(self._by_queue)
         cells = [self._cell_of(queue) for queue in queues]
@@ -230,7 +236,7 @@ class LongPolls:
         self._seen = np.array(seen, np.int64)
 
     def _add_queues(self) -> None:
-        """Rows for those alone that have none: a consumer of many queues begins to wait at one after the other."""
+        """Add rows for new queues only: a consumer of many queues starts with one after another."""
         new, rows = np.array([self._cell_of(queue) for queue in self._new], np.int64), len(self._queues)
         self._queues += self._new
         self._new.clear()
@@ -243,44 +249,36 @@ class LongPolls:
         return layout.entry_word(number, layout.MAX_OFFSET) if number >= 0 else NO_QUEUE
 
 
-def chosen_by_tags(options: PullRequest) -> FilterProgram | None:
-    """What passes a pull's tags; None for one that goes by something else too."""
+def tag_filter(options: PullRequest) -> FilterProgram | None:
+    """Tag filter of a pull; None if it has other conditions."""
     if options.sql or options.rocketmq_limits:
         return None
     return compile_filter(options.topic, tuple(options.tags))
 
 
-def has_no_queue(pulled: Pulled) -> bool:
-    """Whether a pull has found no such queue."""
+def queue_missing(pulled: Pulled) -> bool:
+    """Whether the queue of a pull does not exist."""
     return pulled.status is PullStatus.NO_MATCHED_LOGIC_QUEUE
 
 
-def has_passed(pulled: Pulled, options: PullRequest) -> bool:
-    """Whether a pull has come further than it was asked from."""
+def has_advanced(pulled: Pulled, options: PullRequest) -> bool:
+    """Whether a pull has advanced past its requested offset."""
     return pulled.next_offset > options.offset
 
 
-def finds_nothing_yet(pulled: Pulled, offset: int) -> bool:
-    """Whether a pull that waits goes on waiting at this answer: nothing is there yet."""
+def must_wait(pulled: Pulled, offset: int) -> bool:
+    """Whether a waiting pull with this result is held on."""
     if pulled.status in _NOTHING_YET:
-        # An offset that an empty or unknown queue does not have is wrong now and later.
+        # An offset beyond an empty or unknown queue stays wrong.
         return pulled.status is PullStatus.OFFSET_OVERFLOW_ONE or offset == 0
-    return pulled.status in GO_ON
-
-
-# --- pulls ---
-# Pulls: answered at once, or held until their queue has something for them.
-#
-# pull ──▶ records, or a status                     ──▶ answer
-#      └─▶ nothing yet: held ──dispatcher's bell──▶ the lone record that has come ──▶ answer
-#                                               └─▶ all else: pulled again        ──▶ answer, or held further on
+    return pulled.status in CONTINUE_STATUSES
 
 
 HOLD_MS_MAX: Final = 60_000
 
 
 class PullHandler:
-    """The pulls of one store. `guarded` calls a function for a request, which is refused if that fails."""
+    """Answers pulls. `guarded` calls a function and refuses the request if it raises."""
 
     def __init__(
         self,
@@ -302,33 +300,33 @@ class PullHandler:
         """Pulls that were answered after they had been held."""
         self._dispatched = -1
 
-    def take(self, request: PendingRequest) -> None:
+    def handle(self, request: PendingRequest) -> None:
         """Answer a pull, or hold it."""
         options: PullRequest = request.options
         bounds = self._reading.queues.bounds(options.topic, options.queue_id)
         if bounds is not None:
             self._read_ahead.before_pull(options.topic, options.queue_id, bounds, options.offset)
         pulled = self._pull_from(options, options.offset)
-        tells = options.progress_ms == 0 and has_passed(pulled, options)
-        may_wait = options.timeout_ms > 0 and not tells and finds_nothing_yet(pulled, options.offset)
+        tells = options.progress_ms == 0 and has_advanced(pulled, options)
+        may_wait = options.timeout_ms > 0 and not tells and must_wait(pulled, options.offset)
         if not may_wait or self.held.is_full:
             request.answered = True
             self._answer(request.connection, request.request_id, pulled)
             return
-        offset = pulled.next_offset if pulled.status in GO_ON else options.offset
+        offset = pulled.next_offset if pulled.status in CONTINUE_STATUSES else options.offset
         now_ns = self._clock.monotonic_ns()
         deadline_ns = now_ns + min(options.timeout_ms, HOLD_MS_MAX) * 1_000_000
         pull = HeldPull(request.connection, request.request_id, options, offset, deadline_ns, pulled)
-        pull.chosen = chosen_by_tags(options)
+        pull.tag_filter_program = tag_filter(options)
         if options.progress_ms >= 0:
             pull.progress_ns = now_ns + options.progress_ms * 1_000_000
         self.held.hold(pull)
-        self._go_on(pull)
-        # What came since the pull looked has rung already: look at held queues in this very step.
+        self._continue(pull)
+        # Messages may have arrived since the pull: check held queues in this step.
         self._dispatched = -1
 
-    def look(self, end_ns: int) -> int:
-        """Answer held pulls whose queue has something for them, or whose time is over; how many were looked at."""
+    def retry_held(self, end_ns: int) -> int:
+        """Retry held pulls of queues that have moved, answer those that time out; returns how many."""
         held = self.held
         if not held.count:
             return 0
@@ -338,25 +336,25 @@ class PullHandler:
             self._dispatched = dispatched
             moved = held.moved()
             if len(moved) == 1 and not held.due:
-                self._guarded(moved[0], self._try_again, moved[0])
+                self._guarded(moved[0], self._retry, moved[0])
                 done = 1
             else:
                 for pull in moved:
                     held.set_due(pull)
         if held.due and not done:
-            done = self._try_due(end_ns)
+            done = self._retry_due(end_ns)
         for pull in held.expired(self._clock.monotonic_ns()):
-            self._let_go(pull)
+            self._answer_last(pull)
             done += 1
         return done
 
-    def let_go(self) -> None:
-        """Answer all that are held with what they have."""
+    def on_stop(self) -> None:
+        """Answer all held pulls with their last result."""
         for pull in self.held.all():
-            self._let_go(pull)
+            self._answer_last(pull)
 
-    def _try_due(self, end_ns: int) -> int:
-        """Try held pulls again in turn, as far as the time goes: one with a costly filter keeps nobody waiting."""
+    def _retry_due(self, end_ns: int) -> int:
+        """Retry due pulls in turn until `end_ns`, so that a costly filter does not delay others."""
         done = 0
         for _ in range(len(self.held.due)):
             if done and self._clock.monotonic_ns() >= end_ns:
@@ -364,20 +362,20 @@ class PullHandler:
             pull = self.held.take_due()
             if pull is None:
                 break
-            self._guarded(pull, self._try_again, pull)
+            self._guarded(pull, self._retry, pull)
             done += 1
         return done
 
-    def _try_again(self, pull: HeldPull) -> None:
-        """Look at what a held pull's queue has now; answer it, or hold it further on."""
+    def _retry(self, pull: HeldPull) -> None:
+        """Retry a held pull; answer it or hold it on."""
         options = pull.options
         try:
-            lone = None
-            if pull.chosen is not None:
-                lone = self._lone.pull(options.topic, options.queue_id, pull.offset, pull.chosen)
-            if lone is not None:
-                pull.last = lone
-                self._found(pull)
+            single = None
+            if pull.tag_filter_program is not None:
+                single = self._lone.pull(options.topic, options.queue_id, pull.offset, pull.tag_filter_program)
+            if single is not None:
+                pull.last = single
+                self._answer_found(pull)
                 return
             first = self._reading.first_candidate(
                 options.topic, options.queue_id, pull.offset, options.tags, options.sql
@@ -386,39 +384,38 @@ class PullHandler:
         except BaseException:
             self.held.release(pull)
             raise
-        is_deleted = has_no_queue(pulled) and not has_no_queue(pull.last)
+        is_deleted = queue_missing(pulled) and not queue_missing(pull.last)
         pull.last, pull.offset = pulled, first
-        if is_deleted or not finds_nothing_yet(pulled, first):
-            self._found(pull)
+        if is_deleted or not must_wait(pulled, first):
+            self._answer_found(pull)
         else:
-            if pulled.status in GO_ON:
+            if pulled.status in CONTINUE_STATUSES:
                 pull.offset = pulled.next_offset
-            self._go_on(pull)
+            self._continue(pull)
 
-    def _go_on(self, pull: HeldPull) -> None:
-        """Have a pull tried again soon when more units wait than one pull looks at; what it has passed is told."""
-        if has_passed(pull.last, pull.options):
+    def _continue(self, pull: HeldPull) -> None:
+        """Schedule a retry if more units are available, and report progress in time."""
+        if has_advanced(pull.last, pull.options):
             self.held.hasten(pull)
-        if pull.last.status in GO_ON and pull.offset < pull.last.max_offset:
+        if pull.last.status in CONTINUE_STATUSES and pull.offset < pull.last.max_offset:
             self.held.set_due(pull)
 
-    def _found(self, pull: HeldPull) -> None:
-        """Answer what a held pull has found; behind the last one have its client run, which often is to be here."""
+    def _answer_found(self, pull: HeldPull) -> None:
+        """Answer a held pull; after the last one yield the processor to its client."""
         try:
             self._answer(pull.connection, pull.request_id, pull.last)
             if not self.held.due:
-                # What is left of the step can wait.
                 os.sched_yield()
         finally:
-            # Who could not be answered is refused, and would be answered again.
-            self._forget(pull)
+            # Also after an error: the pull is then refused and must not be answered again.
+            self._release(pull)
 
-    def _let_go(self, pull: HeldPull) -> None:
-        """Answer what a held pull has found the last time: nothing."""
+    def _answer_last(self, pull: HeldPull) -> None:
+        """Answer a held pull with its last result."""
         self._answer(pull.connection, pull.request_id, pull.last)
-        self._forget(pull)
+        self._release(pull)
 
-    def _forget(self, pull: HeldPull) -> None:
+    def _release(self, pull: HeldPull) -> None:
         self.held.release(pull)
         self.held_answers += 1
 
@@ -432,7 +429,7 @@ class PullHandler:
 
     def _answer(self, connection: ServerConnection, request_id: int, pulled: Pulled) -> None:
         if not pulled.count:
-            # The others were counted when their records were gathered.
+            # Pulls with records are counted when the records are gathered.
             self._words.add(control.PULLS, 1)
             self._words.add(control.EMPTY_PULLS, 1)
             self._words.add(control.QUERY_REQUESTS, 1)

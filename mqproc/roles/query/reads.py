@@ -1,4 +1,4 @@
-"""What the query role can be asked beside pulls: each question's options become slices that end in the reply."""
+"""Read requests other than pulls: each becomes slices that end in the reply."""
 
 from __future__ import annotations
 
@@ -36,35 +36,35 @@ from mqproc.wire.operations.log import (
 
 MESSAGES_MAX = 65_536
 
-# The cursor of an answer that is complete.
+# Cursor of a complete answer.
 END = [-1]
 
 
 class ReadRequests:
-    """The questions, over one store's reading and the group's control words."""
+    """Read requests for messages, queues, topics and the state of the group."""
 
     def __init__(self, context: RoleContext, reading: StoreQueries) -> None:
         self._context = context
         self._reading = reading
         self._max_bytes = context.options.max_pull_bytes
 
-    def ask(self, operation: int, options: Any) -> Slices[Reply]:
-        """The slices of one of QUESTIONS. They raise what the question is refused with."""
+    def start(self, operation: int, options: Any) -> Slices[Reply]:
+        """Slices of one of READS. They raise the error that refuses the request."""
         return _QUESTIONS[operation](self, options)
 
     def ping(self, _options: Empty) -> Slices[Reply]:
-        """An empty answer."""
+        """Answer without content."""
         return at_once(Empty())
 
     def get(self, options: GetRequest) -> Slices[Reply]:
-        """One record by either kind of id."""
+        """One record by unique id or offset id."""
         record = yield from self._reading.get(options.message_id, options.topic)
         return RecordsAnswer(1, END), (record.data,)
 
     def by_key(self, options: ByKeyRequest) -> Slices[Reply]:
-        """Records by key or unique id, the newest; the cursor goes on with older ones.
+        """Newest records by key or unique id; the cursor continues with older ones.
 
-        Raises BadRequestError for a number of them that one answer cannot have.
+        Raises BadRequestError for an invalid `max_messages`.
         """
         if not 1 <= options.max_messages <= MESSAGES_MAX:
             given = f"max_messages = {options.max_messages:,}"
@@ -83,7 +83,7 @@ class ReadRequests:
         return _records(batch)
 
     def range(self, options: RangeRequest) -> Slices[Reply]:
-        """Records of a time."""
+        """Records of a time range."""
         if options.cursor == END:
             return RecordsAnswer(0, END), ()
         batch = yield from self._reading.range(
@@ -100,7 +100,7 @@ class ReadRequests:
         return _records(batch)
 
     def count(self, options: CountRequest) -> Slices[Reply]:
-        """How many records a time has."""
+        """Number of records of a time range."""
         count = yield from self._reading.count(
             options.topic,
             options.begin_ms,
@@ -112,7 +112,7 @@ class ReadRequests:
         return CountAnswer(count), ()
 
     def scan(self, options: ScanRequest) -> Slices[Reply]:
-        """Records by a pass over the log."""
+        """Records by a scan of the log."""
         conditions = Conditions(
             options.topic,
             options.property_name,
@@ -131,17 +131,17 @@ class ReadRequests:
         return _records(batch)
 
     def offset_at(self, options: OffsetAtRequest) -> Slices[Reply]:
-        """A queue offset by time."""
+        """Queue offset by time."""
         offset = self._reading.offset_at(options.topic, options.queue_id, options.time_ms, upper=options.upper)
         return at_once(OffsetAnswer(offset))
 
     def query_message(self, options: QueryMessageRequest) -> Slices[Reply]:
-        """RocketMQ's own answer by key, with the records that are intact."""
+        """RocketMQ's query by key, with the intact records."""
         found = yield from self._reading.query_message(
             options.topic, options.key, options.max_messages, options.begin_ms, options.end_ms
         )
-        look = self._reading.records.intact
-        records = [record.data for offset in found.offsets if (record := look(offset)) is not None]
+        intact = self._reading.records.intact
+        records = [record.data for offset in found.offsets if (record := intact(offset)) is not None]
         answer = QueryMessageAnswer(found.offsets, found.last_update_timestamp_ms, found.last_update_physical_offset)
         return answer, records
 
@@ -158,18 +158,18 @@ class ReadRequests:
         return TopicsAnswer(rows), ()
 
     def stats(self, _options: Empty) -> Slices[Reply]:
-        """Every control word."""
+        """All control words."""
         return at_once(StatsAnswer(self._context.control.snapshot()))
 
     def health(self, _options: Empty) -> Slices[Reply]:
-        """Whether the group is ready, by the same rules as /readyz."""
+        """Readiness of the group, by the rules of /readyz."""
         control = self._context.control
         problems = ready_problems(control, self._context.options.heartbeat_timeout_ms * 1_000_000)
         takes_nothing = control.read_only or control.damage_read_only
         return at_once(HealthAnswer(not problems, takes_nothing, control.dispatch_behind_bytes, problems))
 
     def _most_bytes(self, wanted: int) -> int:
-        """Of records in an answer to who takes `wanted`."""
+        """Limit of record bytes in an answer."""
         return min(max(wanted, 1), self._max_bytes)
 
 
@@ -188,11 +188,11 @@ _QUESTIONS: dict[int, Callable[[ReadRequests, Any], Slices[Reply]]] = {
     Operation.HEALTH: ReadRequests.health,
 }
 READS = frozenset(_QUESTIONS)
-"""What `ask` answers."""
+"""Operations of `start`."""
 
 
 def at_once(options: FrameOptions, payload: Payload = ()) -> Slices[Reply]:
-    """A reply that needs no slice."""
+    """Reply without further slices."""
     yield from ()
     return options, payload
 
@@ -206,40 +206,36 @@ def _message_limit(wanted: int) -> int:
     return min(max(wanted, 1), MESSAGES_MAX)
 
 
-# --- group_questions ---
-# What can be asked about consumer groups, in slices, since a store may have many queues.
-
-
 QUEUES_PER_SLICE: Final = 256
 UNKNOWN: Final = -1
 _NOTHING: Payload = ()
 
 
 class GroupReads:
-    """Questions about the groups of one store."""
+    """Read requests for consumer groups, in slices since a store may have many queues."""
 
     def __init__(self, context: RoleContext, reading: StoreQueries, groups: GroupCoordinator) -> None:
         self._clock = context.clock
         self._reading = reading
         self._groups = groups
 
-    def ask(self, operation: int, options: Any) -> Slices[Reply]:
-        """The slices of one of GROUP_QUESTIONS."""
+    def start(self, operation: int, options: Any) -> Slices[Reply]:
+        """Slices of one of GROUP_READS."""
         return self.groups(options) if operation == Operation.GROUPS else self.info(options)
 
     def groups(self, _options: Empty) -> Slices[Reply]:
-        """All groups with what they have not consumed."""
+        """All groups with their lag."""
         groups = self._groups
         rows = []
-        # Of all groups together: a store may have thousands with a few queues each.
-        looked_at = 0
+        # Counted over all groups: a store may have thousands with a few queues each.
+        queues_read = 0
         members = groups.members()
         for group in sorted({*groups.state.settings.names(), *groups.state.progress.groups(), *members}):
             lag = retry_lag = 0
             topics = set()
             for topic, queue_id, _offset in self._queues_of(group):
-                looked_at += 1
-                if looked_at % QUEUES_PER_SLICE == 0:
+                queues_read += 1
+                if queues_read % QUEUES_PER_SLICE == 0:
                     yield
                 topics.add(topic)
                 behind = self._lag(group, topic, queue_id)
@@ -250,7 +246,7 @@ class GroupReads:
         return GroupsAnswer(rows), _NOTHING
 
     def info(self, options: GroupRequest) -> Slices[Reply]:
-        """One group: settings, members, queues."""
+        """Settings, members and queues of a group."""
         groups, group = self._groups, options.group
         settings = groups.state.settings.of(group)
         members = groups.members().get(group)
@@ -258,8 +254,8 @@ class GroupReads:
         for number, (topic, queue_id, offset) in enumerate(self._queues_of(group)):
             if number % QUEUES_PER_SLICE == QUEUES_PER_SLICE - 1:
                 yield
-            has = members.member_of((topic, queue_id)) if members is not None else ""
-            rows.append(self._row(topic, queue_id, offset, has))
+            holder = members.holder_of((topic, queue_id)) if members is not None else ""
+            rows.append(self._row(topic, queue_id, offset, holder))
         known = groups.state.settings.get(group) is not None or bool(rows) or members is not None
         answer = GroupInfoAnswer(
             group,
@@ -284,14 +280,14 @@ class GroupReads:
                 of.name,
                 list(of.topics),
                 len(members.queues_of(member_id)),
-                max(0, now_ns - of.heard_ns) // 1_000_000,
+                max(0, now_ns - of.last_seen_ns) // 1_000_000,
                 of.pid,
             )
             for member_id, of in sorted(members.members.items())
         ]
 
     def _queues_of(self, group: str) -> Iterator[tuple[str, int, int]]:
-        """(topic, queue id, offset or UNKNOWN) of every queue that a group has progress in or wants."""
+        """(topic, queue id, offset or UNKNOWN) of each queue with an offset or subscription."""
         progress, queues = self._groups.state.progress, self._reading.queues
         members = self._groups.members().get(group)
         wanted = members.topics if members is not None else []
@@ -319,4 +315,4 @@ class GroupReads:
 
 
 GROUP_READS = frozenset({Operation.GROUPS, Operation.GROUP_INFO})
-"""What `ask` answers."""
+"""Operations of `start`."""

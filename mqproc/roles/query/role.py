@@ -1,11 +1,11 @@
-"""The query role: answers everything that is asked of the store, and holds the long polls.
+"""The query role: serves pulls, read requests, consumer groups and transactions.
 
-    socket ──request──▶ queue ──▶ pull, look-ups: at once              ──▶ answer
-                              ├─▶ long questions: a slice a step       ──▶ answer
-                              └─▶ pulls with nothing to give: held     ──bell──▶ tried again ──▶ answer
+    socket ──request──▶ queue ──▶ pull, lookups: at once            ──▶ answer
+                              ├─▶ long reads: one slice per step    ──▶ answer
+                              └─▶ pulls that must wait: held        ──bell──▶ retried ──▶ answer
 
-A step works for a bounded time and then lets the loop look at the sockets again, so that one client's long question
-keeps nobody waiting. Records go out as the buffers that they were gathered in.
+A step works for a bounded time and then polls the sockets again, so that a long read does not delay other clients.
+Records are sent from the buffers in which they were gathered.
 """
 
 from __future__ import annotations
@@ -46,22 +46,18 @@ from mqproc.wire.connection import Request, ServerConnection
 from mqproc.wire.operations import Operation
 from mqproc.wire.server import SocketServer
 
-# --- request_times ---
-# How long requests of the query role take: three histograms, pulls by samples.
-
-
 LATE_NS: Final = SLOW_STEP_NS // 2
-"""A request that has waited for so long when a step begins may be slow by its end: a step takes no longer."""
+"""A request that has waited this long at the begin of a step may be slow by its end."""
 
 
 _KEYS = frozenset({int(Operation.GET), int(Operation.BY_KEY), int(Operation.QUERY_MESSAGE)})
 
 
 class RequestLatency:
-    """Every request that is answered at once is counted. A pull stands for all pulls since the one before it.
+    """Histograms of request latency: pulls by samples, key lookups and others each.
 
-    `next_ns`: from then on the next pull is to be told. `held_pulls`: how many pulls were answered after they had been
-    held; the time of those says nothing.
+    A sampled pull counts for all pulls since the last sample; from `next_ns` on the next one is sampled. Held pulls are
+    not counted, since their latency is that of their messages.
     """
 
     __slots__ = ("_counted", "_keys", "_others", "_pulls", "_words", "next_ns")
@@ -75,7 +71,7 @@ class RequestLatency:
         self.next_ns = 0
 
     def answered(self, operation: int, taken_ns: int, now_ns: int, held_pulls: int) -> None:
-        """A request came off its socket at `taken_ns` and has been answered at `now_ns`."""
+        """Record an answered request; `held_pulls` is the number of held pulls answered so far."""
         took_ns = now_ns - taken_ns
         if operation == _PULL:
             self._pulled(took_ns, now_ns, held_pulls)
@@ -85,7 +81,7 @@ class RequestLatency:
             self._others.observe(took_ns)
 
     def _pulled(self, took_ns: int, now_ns: int, held_pulls: int) -> None:
-        """A slow pull counts for itself alone."""
+        """Record a pull; a slow one counts for itself alone."""
         pulls = self._words[layout.PULLS] - held_pulls - self._counted
         if took_ns >= SLOW_STEP_NS:
             pulls = min(pulls, 1)
@@ -95,45 +91,41 @@ class RequestLatency:
         self._counted += pulls
 
 
-# --- read_pages ---
-# The pages of the log that query reads: many stay present while it reads, none when it has not for a while.
-
-
 RESIDENT_BYTES_MAX: Final = 64 << 20
-"""So much stays present: the pulls of a topic's other queues find the pages that the last one has read."""
+"""Log pages kept resident: pulls of a topic's other queues find the pages that the last one has read."""
 
-LET_GO_NS: Final = 1_000_000_000
-"""After so long without work all are let go: present pages count as the group's memory, which is small when idle."""
+RELEASE_NS: Final = 1_000_000_000
+"""Idle time after which the pages are released, to keep the memory of an idle group small."""
 
 
 class PageRelease:
-    """Lets go of the pages of one role's `segments`."""
+    """Releases the log pages of `segments` when the role is idle."""
 
     def __init__(self, segments: LogSegments) -> None:
         self._segments = segments
-        self._let_go_ns = 0
+        self._release_ns = 0
 
     def worked(self, now_ns: int) -> None:
-        """Something was done that may have read."""
-        self._let_go_ns = now_ns + LET_GO_NS
+        """Note work that may have read pages."""
+        self._release_ns = now_ns + RELEASE_NS
 
     def seconds_left(self, now_ns: int, at_most_s: float) -> float:
-        """Let go when it is time, for a role that is about to wait; how long it may until it is."""
+        """Release pages when due, before a wait; returns the time that the role may wait."""
         if not self._segments.resident_bytes:
             return at_most_s
-        if now_ns < self._let_go_ns:
-            return min(at_most_s, (self._let_go_ns - now_ns) / 1e9)
+        if now_ns < self._release_ns:
+            return min(at_most_s, (self._release_ns - now_ns) / 1e9)
         self._segments.drop_all_pages()
         return at_most_s
 
 
 STEP_NS = 5_000_000
-"""A step takes no new request and no further slice after this time."""
+"""Time after which a step starts no further request or slice."""
 
 WAITING_REQUESTS_MAX = 4096
-"""With more requests than this waiting, the sockets are not read."""
+"""Number of waiting requests at which the sockets are no longer read."""
 
-# A stopping role waits this long for clients to read their answers and so let their next requests be served.
+# Limit of a stopping role for paused clients to read their answers.
 STOP_SERVE_NS = 1_000_000_000
 STOP_DRAIN_S = 1.0
 
@@ -156,21 +148,21 @@ _PULL = int(Operation.PULL)
 
 @dataclass(slots=True)
 class _Waiting:
-    """A request whose options are decoded: its frame's buffer is no longer needed."""
+    """A request with decoded options, independent of its frame's buffer."""
 
     connection: ServerConnection
     request_id: int
     operation: int
     options: Any
     taken_ns: int = 0
-    """When it came off the socket."""
+    """When it was read from the socket."""
     after_ns: int = 0
-    """When the sockets were looked at before: whatever came by then is served before it."""
+    """Time of the previous poll: all requests that arrived by then are served before it."""
     answered: bool = False
 
 
 class Query:
-    """The role. It holds nothing that a successor needs."""
+    """The query role. Its memory holds nothing that a successor needs."""
 
     name = control.QUERY
 
@@ -185,10 +177,10 @@ class Query:
         view = self._view = WordsView(self._words, self._table, sync_flush=options.sync_flush)
         self._reading = StoreQueries(io, paths, options, view, RESIDENT_BYTES_MAX)
         self._read_pages = PageRelease(self._reading.segments)
-        self._questions = ReadRequests(context, self._reading)
+        self._reads = ReadRequests(context, self._reading)
         self._times = RequestLatency(self._words)
         self._pulls = PullHandler(context, self._reading, self._table, self._guarded)
-        self._held = self._pulls.held
+        self._long_polls = self._pulls.held
         self._producer = InternalProducer(context.paths.socket("writer"), self._words, self._clock)
         if context.incarnation > 1:
             self._producer.await_predecessor()
@@ -201,7 +193,7 @@ class Query:
         self._transactions = TransactionCoordinator(
             context, self._reading, state.progress, self._producer, self._answer, self._refuse
         )
-        self._group_questions = GroupReads(context, self._reading, self._groups)
+        self._group_reads = GroupReads(context, self._reading, self._groups)
         self._server = SocketServer(
             context.sockets["query"],
             client_limits(options),
@@ -215,46 +207,46 @@ class Query:
         self._server.register(self._producer.fileno(), lambda: None)
         self._dispatcher_bell = context.bells[control.DISPATCHER]
         self._waiting: deque[_Waiting] = deque()
-        self._unread: list[_Waiting] = []
+        self._paused: list[_Waiting] = []
         """Requests of clients that do not read their answers."""
-        self._looked_ns = self._clock.monotonic_ns()
-        self._has_looked = False
-        """The wait has looked at the sockets: the step behind it need not."""
+        self._polled_ns = self._clock.monotonic_ns()
+        self._has_polled = False
+        """Whether the wait has polled the sockets, so that the next step need not."""
         self._jobs: deque[Job[_Waiting]] = deque()
-        self._gathering: ReadAdmission[_Waiting] = ReadAdmission.by(options)
+        self._admission: ReadAdmission[_Waiting] = ReadAdmission.by(options)
         self._stop_by_ns = 0
-        self._told = (0, 0)
+        self._published = (0, 0)
         self._news = (-1, self._table.changes)
 
-    # The loop's side
+    # Called by the loop
 
     def do_work(self) -> int:
         self._news = self._cells[control.DISPATCHED], self._table.changes
-        if self._has_looked:
-            self._has_looked = False
+        if self._has_polled:
+            self._has_polled = False
         elif len(self._waiting) < WAITING_REQUESTS_MAX:
-            self._take(self._server.poll(0))
+            self._enqueue(self._server.poll(0))
         end_ns = self._clock.monotonic_ns() + STEP_NS
-        # When it was the bell that rang, who waits for a message comes before what nobody waits for.
-        done = 0 if self._waiting else self._pulls.look(end_ns)
+        # After a bell held pulls come first.
+        done = 0 if self._waiting else self._pulls.retry_held(end_ns)
         self._reading.close_deleted(self._view.deletions())
-        if self._waiting or self._unread:
+        if self._waiting or self._paused:
             done += self._serve(end_ns)
-            done += self._pulls.look(end_ns)
+            done += self._pulls.retry_held(end_ns)
         done += self._step_jobs(end_ns)
         if self._producer.has_work:
             done += self._producer.step()
         else:
-            self._retries.none_is_open()
+            self._retries.mark_all_answered()
         now_ns = self._clock.monotonic_ns()
         done += self._groups.step(now_ns, self._waiting[0].after_ns if self._waiting else now_ns)
         done += self._pops.step(self._clock.monotonic_ns())
         done += self._transactions.step(self._clock.monotonic_ns())
-        self._tell_waiting()
-        waiting = len(self._waiting) + len(self._unread) + len(self._jobs) + len(self._gathering)
+        self._publish_waiting()
+        waiting = len(self._waiting) + len(self._paused) + len(self._jobs) + len(self._admission)
         told = (waiting, len(self._server.connections))
-        if told != self._told:
-            self._told = told
+        if told != self._published:
+            self._published = told
             self._words[control.QUERY_WAITING], self._words[control.QUERY_CONNECTIONS] = told
         if self._reading.walks.queries:
             self._reading.walks.add_to(self._words)
@@ -263,31 +255,31 @@ class Query:
         return done
 
     def has_news(self) -> bool:
-        """Whether the dispatcher has moved, or the writer made or deleted queues: all else has a time, or a socket."""
+        """Whether messages were dispatched or queues changed; other work ends the wait itself."""
         return self._news != (self._cells[control.DISPATCHED], self._table.changes)
 
     def wait(self, timeout_s: float) -> None:
         now_ns = self._clock.monotonic_ns()
         timeout_s = self._read_pages.seconds_left(now_ns, timeout_s)
-        timeout_s = self._producer.seconds_left(self._held.seconds_left(now_ns, timeout_s))
+        timeout_s = self._producer.seconds_left(self._long_polls.seconds_left(now_ns, timeout_s))
         timeout_s = self._transactions.seconds_left(now_ns, self._pops.seconds_left(now_ns, timeout_s))
-        self._take(self._server.poll(self._groups.seconds_left(now_ns, timeout_s)))
-        self._has_looked = True
+        self._enqueue(self._server.poll(self._groups.seconds_left(now_ns, timeout_s)))
+        self._has_polled = True
 
     def reload(self, options: config.Options) -> None:
-        """What transactions go by may change while running."""
+        """Apply options of transactions."""
         self._transactions.reload(options)
 
     def on_stop(self) -> bool:
-        """Answer what is there, let held pulls go with what they have, send what is queued."""
+        """Serve waiting requests, answer held ones with their last result, send queued answers."""
         self._server.stop_accepting()
-        self._has_looked = False
+        self._has_polled = False
         self.do_work()
-        self._pulls.let_go()
-        self._pops.let_go()
-        self._transactions.let_go()
+        self._pulls.on_stop()
+        self._pops.on_stop()
+        self._transactions.on_stop()
         self._stop_by_ns = self._stop_by_ns or self._clock.monotonic_ns() + STOP_SERVE_NS
-        if self._jobs or self._waiting or (self._unread and self._clock.monotonic_ns() < self._stop_by_ns):
+        if self._jobs or self._waiting or (self._paused and self._clock.monotonic_ns() < self._stop_by_ns):
             return False
         self._groups.on_stop()
         self._server.drain(STOP_DRAIN_S)
@@ -300,9 +292,9 @@ class Query:
         self._reading.close()
         self._table.close()
 
-    def _tell_waiting(self) -> None:
-        """Say how many wait for dispatch. The first one hurries the dispatcher, which lies low while there is none."""
-        waiting, before = len(self._held) + self._pops.waiting, self._cells[control.WAITING_PULLS]
+    def _publish_waiting(self) -> None:
+        """Publish the number of held requests. The first one ends the pause of the dispatcher."""
+        waiting, before = len(self._long_polls) + self._pops.waiting, self._cells[control.WAITING_PULLS]
         if waiting != before:
             self._cells[control.WAITING_PULLS] = waiting
             if not before:
@@ -310,10 +302,10 @@ class Query:
 
     # Requests
 
-    def _take(self, requests: list[Request]) -> None:
-        """Decode what came: the frames' bytes are valid until the next poll only."""
+    def _enqueue(self, requests: list[Request]) -> None:
+        """Decode new requests, since the bytes of their frames are valid until the next poll only."""
         now_ns = self._clock.monotonic_ns()
-        after_ns, self._looked_ns = self._looked_ns, now_ns
+        after_ns, self._polled_ns = self._polled_ns, now_ns
         for request in requests:
             try:
                 options = within_limits(request.decode())
@@ -325,9 +317,9 @@ class Query:
             self._waiting.append(_Waiting(*asked, now_ns, after_ns))
 
     def _serve(self, end_ns: int) -> int:
-        """Requests in order, for a bounded time. One whose client does not read its answers waits."""
-        if self._unread:
-            self._take_up_unread()
+        """Serve requests in order until `end_ns`. Requests of a paused client wait."""
+        if self._paused:
+            self._resume_paused()
         if not self._waiting:
             return 0
         done = 0
@@ -338,57 +330,57 @@ class Query:
             if request.connection.closed:
                 continue
             if request.connection.paused:
-                self._unread.append(request)
+                self._paused.append(request)
                 continue
             self._guarded(request, self._handler_of(request), request)
             done += 1
             now_ns = self._clock.monotonic_ns()
-            # One pull of many is timed, and all that could be slow: which waited, or which the step ends with.
+            # Pulls are sampled, except that possibly slow ones are always timed: after a wait, or last in the step.
             if timing or request.operation != _PULL or now_ns >= end_ns:
-                self._time(request, now_ns)
-            if request.operation != _PULL and not self._gathering.keeps(request):
+                self._record_latency(request, now_ns)
+            if request.operation != _PULL and not self._admission.is_waiting(request):
                 self._words.add(control.QUERY_REQUESTS, 1)
             if now_ns >= end_ns:
                 break
         return done
 
-    def _take_up_unread(self) -> None:
-        """Have those go first whose clients read again."""
-        unread = [asked for asked in self._unread if not asked.connection.closed]
-        self._unread = [asked for asked in unread if asked.connection.paused]
-        if len(self._unread) < len(unread):
+    def _resume_paused(self) -> None:
+        """Serve requests first whose clients read again."""
+        unread = [asked for asked in self._paused if not asked.connection.closed]
+        self._paused = [asked for asked in unread if asked.connection.paused]
+        if len(self._paused) < len(unread):
             self._waiting.extendleft(asked for asked in reversed(unread) if not asked.connection.paused)
 
     def _handler_of(self, request: _Waiting) -> Callable[[_Waiting], None]:
         operation = request.operation
         if operation == Operation.PULL:
-            return self._pulls.take
+            return self._pulls.handle
         if operation in POP_OPERATIONS:
-            return self._pops.take
+            return self._pops.handle
         if operation in GROUP_OPERATIONS:
-            return self._groups.take
+            return self._groups.handle
         if operation in TRANSACTION_OPERATIONS:
-            return self._transactions.take
+            return self._transactions.handle
         if operation == Operation.GROUP_NACK:
             return lambda asked: self._retries.nack(asked, asked.options)
         if operation == Operation.GROUP_RESEND:
             return lambda asked: self._retries.resend(asked, asked.options)
-        return self._ask
+        return self._start_job
 
     def _drop(self, connection: ServerConnection) -> None:
-        """Forget what a client that is gone waited for, and whose member it was."""
-        self._held.drop(connection)
-        self._gathering.drop(connection)
+        """Drop the held requests and the membership of a closed connection."""
+        self._long_polls.drop(connection)
+        self._admission.drop(connection)
         self._groups.drop(connection)
         self._transactions.drop(connection)
 
-    def _time(self, request: _Waiting, now_ns: int) -> None:
-        """Count how long an answered request took; one that is held waits for others, so it is not counted."""
+    def _record_latency(self, request: _Waiting, now_ns: int) -> None:
+        """Record the latency of an answered request; held requests are not recorded."""
         if request.answered:
             self._times.answered(request.operation, request.taken_ns, now_ns, self._pulls.held_answers)
 
     def _guarded(self, request: PendingRequest, handle: Callable[..., None], *arguments: Any) -> None:
-        """A request that fails is refused; the role goes on."""
+        """Call a handler and refuse the request if it raises."""
         try:
             handle(*arguments)
         except MqprocError as error:
@@ -408,13 +400,13 @@ class Query:
             self._refuse(request, InternalError(f"{type(error).__name__}: {error}"))
 
     def _failed_read(self, error: OSError) -> MqprocError:
-        """Nobody is led past units that cannot be read: their messages are in the log."""
+        """Error of a failed read. An unreadable queue or index file is rebuilt by a repair."""
         lost = unreadable_file(error, self._context.paths)
         if lost is None:
             return InternalError(f"reading failed: {error.strerror or error}")
         return CorruptStoreError(
-            f"{lost}: a part cannot be read; no message is lost by that: when the group is stopped, mqproc store "
-            "repair makes the file again from the log"
+            f"{lost}: a part cannot be read; no message is lost: stop the group and run mqproc store repair, which "
+            "rebuilds the file from the log"
         )
 
     def _answer(self, request: PendingRequest, options: FrameOptions, payload: Payload = ()) -> None:
@@ -431,31 +423,31 @@ class Query:
     def _count_reject(self) -> None:
         self._words.add(control.QUERY_REJECTS, 1)
 
-    # Long questions
+    # Long reads
 
-    def _ask(self, request: _Waiting) -> None:
-        """The first slice now; most questions have no second one."""
-        asks = self._group_questions if request.operation in GROUP_READS else self._questions
-        self._go_on_with(Job(request, asks.ask(request.operation, request.options)))
+    def _start_job(self, request: _Waiting) -> None:
+        """Run the first slice; most requests need no second one."""
+        reads = self._group_reads if request.operation in GROUP_READS else self._reads
+        self._continue_job(Job(request, reads.start(request.operation, request.options)))
 
-    def _go_on_with(self, job: Job[_Waiting]) -> None:
-        ended = True
+    def _continue_job(self, job: Job[_Waiting]) -> None:
+        finish = True
         try:
             next(job.slices)
-            ended = False
+            finish = False
         except StopIteration as end:
             options, payload = end.value
             self._answer(job.request, options, payload)
         finally:
-            if ended and (following := self._gathering.ended(job)) is not None:
-                # It is the next that is served: what came before the one behind it has been.
-                following.after_ns = self._waiting[0].after_ns if self._waiting else self._looked_ns
-                self._waiting.appendleft(following)
-        if not ended and self._gathering.goes_on(job):
+            if finish and (next_request := self._admission.finish(job)) is not None:
+                # Served next: every request that arrived before its successor has been served.
+                next_request.after_ns = self._waiting[0].after_ns if self._waiting else self._polled_ns
+                self._waiting.appendleft(next_request)
+        if not finish and self._admission.admit(job):
             self._jobs.append(job)
 
     def _step_jobs(self, end_ns: int) -> int:
-        """One slice for each job, as far as the time goes."""
+        """Run one slice of each job until `end_ns`."""
         done = 0
         for _ in range(len(self._jobs)):
             if done and self._clock.monotonic_ns() >= end_ns:
@@ -465,6 +457,6 @@ class Query:
             if job.request.connection.closed:
                 job.slices.close()
             else:
-                self._guarded(job.request, self._go_on_with, job)
-                self._time(job.request, self._clock.monotonic_ns())
+                self._guarded(job.request, self._continue_job, job)
+                self._record_latency(job.request, self._clock.monotonic_ns())
         return done

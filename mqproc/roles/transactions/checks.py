@@ -1,4 +1,4 @@
-"""Producers that can be asked about their transactions: each holds a poll, one of a group gets the question."""
+"""Transaction checks: when each is due, and the long polls of producers that answer them."""
 
 from __future__ import annotations
 
@@ -33,57 +33,57 @@ class _Poll:
 
 
 class CheckPolls:
-    """The polls of one role, and what is to be asked."""
+    """Held polls of producers, matched with half messages to check."""
 
     def __init__(
         self,
         record_of: Callable[[HalfMessage], bytes | None],
         answer: Callable[[PendingRequest, FrameOptions, Payload], None],
     ) -> None:
-        """`record_of` gives a half message's record, None when it is not open any more."""
+        """`record_of` returns the record of a half message, None when it is no longer open."""
         self._record_of = record_of
         self._answer = answer
-        self._polls: dict[str, dict[int, _Poll]] = {}
+        self._check_polls: dict[str, dict[int, _Poll]] = {}
         self._of_connection: dict[ServerConnection, set[_Poll]] = {}
         self._deadlines: list[tuple[int, int, _Poll]] = []
-        self._questions: dict[str, dict[TransactionKey, HalfMessage]] = {}
+        self._waiting_checks: dict[str, dict[TransactionKey, HalfMessage]] = {}
         self._number = 0
         self.count = 0
 
     def of(self, group: str) -> int:
-        """How many producers of a group wait."""
-        return len(self._polls.get(group, ()))
+        """Number of polling producers of a group."""
+        return len(self._check_polls.get(group, ()))
 
     def ask(self, half: HalfMessage) -> None:
-        """Have a producer of the half message's group asked: now, or the next one that polls."""
-        self._questions.setdefault(half.group, {})[half.key] = half
-        self._give(half.group)
+        """Ask a polling producer of the half message's group, now or when one polls."""
+        self._waiting_checks.setdefault(half.group, {})[half.key] = half
+        self._match(half.group)
 
     def forget(self, half: HalfMessage) -> None:
-        """There is nothing to ask about it any more."""
-        questions = self._questions.get(half.group)
+        """Cancel the check of a half message."""
+        questions = self._waiting_checks.get(half.group)
         if questions is not None and questions.get(half.key) is half:
             del questions[half.key]
             if not questions:
-                del self._questions[half.group]
+                del self._waiting_checks[half.group]
 
     def poll(self, request: PendingRequest, options: TransactionPollRequest, now_ns: int) -> None:
         """Answer a poll or hold it. Raises StoreBusyError when too many are held."""
         if self.count >= POLLS_MAX:
-            raise StoreBusyError(f"{POLLS_MAX:,} producers wait to be asked already", hint_ms=1000)
+            raise StoreBusyError(f"{POLLS_MAX:,} producers poll already", hint_ms=1000)
         self._number += 1
         timeout_ns = min(max(options.timeout_ms, 0), HOLD_MS_MAX) * 1_000_000
         poll = _Poll(request, options.group, self._number, now_ns + timeout_ns)
         self.count += 1
-        self._polls.setdefault(options.group, {})[poll.number] = poll
+        self._check_polls.setdefault(options.group, {})[poll.number] = poll
         self._of_connection.setdefault(request.connection, set()).add(poll)
         heapq.heappush(self._deadlines, (poll.deadline_ns, poll.number, poll))
-        self._give(options.group)
+        self._match(options.group)
         if poll.held and not timeout_ns:
             self._end(poll, [])
 
     def step(self, now_ns: int) -> int:
-        """Answer polls whose time is over."""
+        """Answer polls that have timed out."""
         done = 0
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             _, _, poll = heapq.heappop(self._deadlines)
@@ -93,29 +93,29 @@ class CheckPolls:
         return done
 
     def seconds_left(self, now_ns: int, at_most_s: float) -> float:
-        """How long no poll's time is over."""
+        """Time until a poll times out, `at_most_s` at most."""
         while self._deadlines and not self._deadlines[0][2].held:
             heapq.heappop(self._deadlines)
         return min(at_most_s, max(0, self._deadlines[0][0] - now_ns) / 1e9) if self._deadlines else at_most_s
 
     def drop(self, connection: ServerConnection) -> None:
-        """A producer is gone."""
+        """Forget the polls of a closed connection."""
         for poll in list(self._of_connection.get(connection, ())):
             self._release(poll)
 
-    def let_go(self) -> None:
-        """Answer all polls: nothing is asked."""
+    def release_all(self) -> None:
+        """Answer all polls without checks."""
         for _, _, poll in self._deadlines:
             if poll.held:
                 self._end(poll, [])
 
-    def _give(self, group: str) -> None:
-        """Hand questions to those who wait, to the one that has waited longest first."""
-        while (polls := self._polls.get(group)) and (questions := self._questions.get(group)):
+    def _match(self, group: str) -> None:
+        """Answer polls of a group with its waiting checks, the oldest poll first."""
+        while (polls := self._check_polls.get(group)) and (questions := self._waiting_checks.get(group)):
             poll = next(iter(polls.values()))
             records = self._records(questions, poll.request.options.max_messages)
             if not questions:
-                del self._questions[group]
+                del self._waiting_checks[group]
             if records:
                 self._end(poll, records)
 
@@ -136,25 +136,21 @@ class CheckPolls:
     def _release(self, poll: _Poll) -> None:
         poll.held = False
         self.count -= 1
-        polls = self._polls[poll.group]
+        polls = self._check_polls[poll.group]
         del polls[poll.number]
         if not polls:
-            del self._polls[poll.group]
+            del self._check_polls[poll.group]
         of_connection = self._of_connection[poll.request.connection]
         of_connection.discard(poll)
         if not of_connection:
             del self._of_connection[poll.request.connection]
 
 
-# --- transaction_due ---
-# When open half messages are looked at again: to have their producers asked, or to be stored anew.
-
-
 COMPACT_MIN: Final = 4096
 
 
 class DueChecks:
-    """Times of the half messages of one table, one for each. Those that are not open any more fall out."""
+    """Due times of open half messages, for a check or a copy; closed ones drop out."""
 
     def __init__(self, table: OpenTransactions) -> None:
         self._table = table
@@ -162,28 +158,28 @@ class DueChecks:
         self._number = 0
 
     def set(self, half: HalfMessage, due_ms: int) -> None:
-        """It is due then, whatever was said before."""
+        """Schedule a half message, replacing its earlier time."""
         half.due_ms = due_ms
         self._number += 1
         heapq.heappush(self._heap, (due_ms, self._number, half))
         if len(self._heap) > COMPACT_MIN and len(self._heap) > 2 * len(self._table):
-            self._heap = [entry for entry in self._heap if self._counts(entry[0], entry[2])]
+            self._heap = [entry for entry in self._heap if self._is_current(entry[0], entry[2])]
             heapq.heapify(self._heap)
 
-    def take(self, now_ms: int) -> HalfMessage | None:
-        """One that is due, None when none is."""
+    def pop_due(self, now_ms: int) -> HalfMessage | None:
+        """Remove and return a due half message, or None."""
         while self._heap and self._heap[0][0] <= now_ms:
             due_ms, _, half = heapq.heappop(self._heap)
-            if self._counts(due_ms, half) and not half.busy:
+            if self._is_current(due_ms, half) and not half.busy:
                 return half
         return None
 
     def seconds_left(self, now_ms: int, at_most_s: float) -> float:
-        """How long none is due."""
-        while self._heap and not self._counts(self._heap[0][0], self._heap[0][2]):
+        """Time until the first one is due, `at_most_s` at most."""
+        while self._heap and not self._is_current(self._heap[0][0], self._heap[0][2]):
             heapq.heappop(self._heap)
         return min(at_most_s, max(0.0, (self._heap[0][0] - now_ms) / 1e3)) if self._heap else at_most_s
 
-    def _counts(self, due_ms: int, half: HalfMessage) -> bool:
-        """Whether no other time has been set since, and the half message is open."""
+    def _is_current(self, due_ms: int, half: HalfMessage) -> bool:
+        """Whether the time is the latest one set and the half message is open."""
         return due_ms == half.due_ms and self._table.is_newest(half)

@@ -1,9 +1,11 @@
-"""Transactions in the query role (`roles/transactions/README.md`): ends, checks, and what becomes of half messages.
+"""Transaction coordinator of the query role: commit, rollback and checks of half messages.
 
-half topic ──bell──▶ open ──commit──▶ the message ──stored──▶ answer, mark
-                      │ ├──rollback──▶ mark ──stored──▶ answer
-                      │ └──due──▶ copy ──bell──▶ open again, and a producer is asked
-                      └──too often, too old──▶ TRANS_CHECK_MAX_TIME_TOPIC ──stored──▶ mark
+    half topic ──bell──▶ open ──commit──▶ the message ──stored──▶ answer, op message
+                          │ ├──rollback──▶ op message ──stored──▶ answer
+                          │ └──due──▶ copy ──bell──▶ open again, and a producer is asked
+                          └──too many checks, or too old──▶ TRANS_CHECK_MAX_TIME_TOPIC ──stored──▶ op message
+
+README.md in this folder describes topics, guarantees and limits.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ from mqproc.errors import (
 )
 from mqproc.layout import control
 from mqproc.layout.record_codec import decode_record
+from mqproc.roles.delivery_queue import RedeliveryBackoff
 from mqproc.roles.internal_producer import InternalProducer, ReliableAppend, has_room
 from mqproc.roles.role_log import get_logger
 from mqproc.roles.transactions.checks import CheckPolls, DueChecks
-from mqproc.roles.transactions.op_messages import OpMessages, checked, committed, given_up, row
+from mqproc.roles.transactions.op_messages import OpMessages, check_copy, committed, discarded_copy, transaction_row
 from mqproc.roles.transactions.open_transactions import OpenTransactions
 from mqproc.roles.transactions.search import TransactionSearch
 from mqproc.store.cooperative import Slices
@@ -37,6 +40,7 @@ from mqproc.store.schedule.delivery_marks import DeliveryMarks, mark_of
 from mqproc.store.transactions import QUEUE, TRANSACTION_GROUP, HalfMessage, decode_op_body, parse_half
 from mqproc.topic_names import HALF_TOPIC, OP_HALF_TOPIC
 from mqproc.types import StoredMessage
+from mqproc.util.rate_limited_log import RateLimitedLog
 from mqproc.wire.operations import Empty, Operation
 from mqproc.wire.operations.transactions import (
     TransactionCheckAnswer,
@@ -55,48 +59,47 @@ if TYPE_CHECKING:
     from mqproc.wire.codec import FrameOptions
     from mqproc.wire.connection import ServerConnection
 
-# --- transaction_start ---
-# What a start reads: marks, half messages, and which of these something was made of already.
-#
-# marks from progress on ──▶ half messages from progress on ──▶ open ──▶ a walk over the log ──▶ marks that lack
-
-
-MARKS_BEHIND: Final = 3
-"""What was made before the message of so many marks from the end is marked."""
+OVERLAP_MARKS: Final = 3
+"""Number of op messages to read back: messages derived before the third last one have been marked."""
 
 
 class TransactionStart:
-    """Reads what a start needs. `old` are half messages that a copy was found of, `made` those something else was."""
+    """Reads open transactions at a start.
+
+    op messages from the offset on ──▶ half messages from the offset on ──▶ open ──▶ log scan ──▶ missing op messages
+
+    `old` are half messages with a copy, `derived` those whose commit or discard is in the log.
+    """
 
     def __init__(self, reading: StoreQueries, table: OpenTransactions, max_open: int) -> None:
         self._reading = reading
         self._table = table
         self._max_open = max_open
         self.old: list[HalfMessage] = []
-        self.made: list[HalfMessage] = []
-        self.made_marks: set[int] = set()
-        """What the log has made messages of, as far as it was looked through."""
+        self.derived: list[HalfMessage] = []
+        self.derived_marks: set[int] = set()
+        """Marks of derived messages in the scanned range of the log."""
         self._marked: set[int] = set()
 
     def read(self, half_progress: int, mark_progress: int, written: int) -> Slices[None]:
-        """Fill the table. The queues have what the log has below `written`."""
+        """Fill the table. The log is dispatched up to `written`."""
         newest_marks = yield from self._read_marks(half_progress, mark_progress)
-        self._table.walked = half_progress
+        self._table.scanned_to = half_progress
         yield from self._read_halves()
         places = {mark_of(half.physical_offset): half for half in self._table.all() if self._table.is_newest(half)}
         if not places:
             return
         begin = min(half.physical_offset for half in places.values())
-        if len(newest_marks) == MARKS_BEHIND:
+        if len(newest_marks) == OVERLAP_MARKS:
             begin = max(begin, newest_marks[0])
-        self.made_marks = yield from DeliveryMarks(self._reading.segments).slices(begin, written)
-        self.made = [half for mark, half in places.items() if mark in self.made_marks]
+        self.derived_marks = yield from DeliveryMarks(self._reading.segments).slices(begin, written)
+        self.derived = [half for mark, half in places.items() if mark in self.derived_marks]
 
     def _read_marks(self, half_progress: int, mark_progress: int) -> Slices[deque[int]]:
-        """The physical offsets of the newest ones."""
-        newest: deque[int] = deque(maxlen=MARKS_BEHIND)
+        """Read op messages; returns the physical offsets of the newest ones."""
+        newest: deque[int] = deque(maxlen=OVERLAP_MARKS)
         bounds = self._reading.queues.bounds(OP_HALF_TOPIC, QUEUE)
-        begin = min(mark_progress, bounds.max_offset - MARKS_BEHIND) if bounds is not None else 0
+        begin = min(mark_progress, bounds.max_offset - OVERLAP_MARKS) if bounds is not None else 0
         for messages, _next in batches(self._reading, OP_HALF_TOPIC, QUEUE, begin):
             for message in messages:
                 newest.append(message.physical_offset)
@@ -110,18 +113,18 @@ class TransactionStart:
         return newest
 
     def _read_halves(self) -> Slices[None]:
-        for messages, following in batches(self._reading, HALF_TOPIC, QUEUE, self._table.walked):
+        for messages, following in batches(self._reading, HALF_TOPIC, QUEUE, self._table.scanned_to):
             for message in messages:
                 if len(self._table) >= self._max_open:
                     return
                 half = parse_half(message)
-                if self._table.walk_past(half.offset) and half.is_whole:
+                if self._table.scan_past(half.offset) and half.is_whole:
                     old = self._table.add(half)
                     if old is not None:
                         self.old.append(old)
                     if half.requeued in self._marked:
-                        self.old.append(half)  # RocketMQ's mark of the first one is meant for its copies too.
-            self._table.walk_to(following)
+                        self.old.append(half)  # RocketMQ's op message for the first one covers its copies.
+            self._table.scan_to(following)
             yield
 
 
@@ -129,10 +132,9 @@ OPEN_MAX: Final = 65_536
 BUSY_MAX: Final = 128
 WAITING_MAX: Final = 4096
 LISTED_MAX: Final = 10_000
-AGAIN_MS: Final = 1_000
-AGAIN_MS_MAX: Final = 30_000
-TELL_AGAIN_NS: Final = 60_000_000_000
-LOOK_NS: Final = 1_000_000_000
+RETRY_MS: Final = 1_000
+CHECK_BACKOFF: Final = RedeliveryBackoff(first_ms=RETRY_MS, max_ms=30_000)
+PERIOD_NS: Final = 1_000_000_000
 _MS_PER_HOUR: Final = 3_600_000
 
 
@@ -143,7 +145,7 @@ class _End:
 
 
 class TransactionCoordinator:
-    """The transactions of one store."""
+    """Coordinates the transactions of a store."""
 
     def __init__(
         self,
@@ -168,69 +170,69 @@ class TransactionCoordinator:
         self._table = OpenTransactions()
         self._writes = ReliableAppend(reading, producer, options.max_pull_bytes)
         self._marks = OpMessages(self._writes, self._clock, self._on_marked)
-        self._polls = CheckPolls(self._question, answer)
+        self._check_polls = CheckPolls(self._record_to_check, answer)
         self._search = TransactionSearch(context, reading, self._table, self._add)
-        self._due = DueChecks(self._table)
+        self._due_checks = DueChecks(self._table)
         self._busy: set[int] = set()
         self._waiting: deque[_End] = deque()
         self._dispatched = -1
-        self._look_ns = 0
-        self._made_marks: set[int] = set()
-        self._told_ns = -TELL_AGAIN_NS
+        self._period_ns = 0
+        self._derived_marks: set[int] = set()
+        self._retry_log = RateLimitedLog(self._log.warning)
         self._read_from = -1
-        """Where the log ended when this process took over: its queues must have come so far."""
+        """End of the log when this process took over; it must be dispatched before the start reads the queues."""
         self._start: Slices[None] | None = self._begin()
 
-    # The role's side
+    # Called by the role
 
-    def take(self, request: PendingRequest) -> None:
-        """Answer a request or hold it. Raises what it is refused with."""
+    def handle(self, request: PendingRequest) -> None:
+        """Answer a request or hold it. Raises the error that refuses it."""
         if request.operation == Operation.TRANSACTION_POLL:
             self._poll(request, request.options)
             return
         if self._start is not None:
             raise StoreBusyError("open transactions are not read yet", hint_ms=20)
         if request.operation == Operation.TRANSACTION_END:
-            self._take_end(_End(request, request.options))
+            self._handle_end(_End(request, request.options))
         elif request.operation == Operation.TRANSACTIONS:
             self._list(request, request.options)
         else:
             self._check_now(request, request.options)
 
     def step(self, now_ns: int) -> int:
-        """What dispatch and time ask for."""
-        done = self._polls.step(now_ns)
+        """Read new half messages, serve held requests, run due checks."""
+        done = self._check_polls.step(now_ns)
         if self._start is not None:
-            return done + self._go_on_starting()
-        done += self._follow_queue()
+            return done + self._continue_start()
+        done += self._read_new_halves()
         done += self._serve_waiting()
         done += self._check_due()
         done += self._marks.step(now_ns)
-        if now_ns >= self._look_ns:
-            self._look_ns = now_ns + LOOK_NS
+        if now_ns >= self._period_ns:
+            self._period_ns = now_ns + PERIOD_NS
             self._move_progress()
-            self._tell()
+            self._publish_counts()
         return done
 
     def seconds_left(self, now_ns: int, at_most_s: float) -> float:
-        """How long `step` has nothing to do unless something comes."""
-        left_s = self._polls.seconds_left(now_ns, at_most_s)
+        """Time until `step` has work, `at_most_s` at most."""
+        left_s = self._check_polls.seconds_left(now_ns, at_most_s)
         if self._start is not None:
             return 0.0 if self._may_start else min(left_s, 0.01)
         left_s = self._marks.seconds_left(now_ns, left_s)
-        return self._due.seconds_left(self._clock.time_ms(), left_s) if self._has_room else left_s
+        return self._due_checks.seconds_left(self._clock.time_ms(), left_s) if self._has_room else left_s
 
     def reload(self, options: config.Options) -> None:
-        """`file_reserved_time` may change while running."""
+        """Apply `file_reserved_time`."""
         self._options = options
 
     def drop(self, connection: ServerConnection) -> None:
-        """A client is gone."""
-        self._polls.drop(connection)
+        """Forget a closed connection."""
+        self._check_polls.drop(connection)
 
-    def let_go(self) -> None:
-        """At the end: nobody is asked any more."""
-        self._polls.let_go()
+    def on_stop(self) -> None:
+        """Answer held polls and advance the offsets for the next start."""
+        self._check_polls.release_all()
         if self._start is None:
             self._move_progress()
 
@@ -241,7 +243,7 @@ class TransactionCoordinator:
         behind = self._words[control.DISPATCHED] < self._read_from
         return self._read_from >= 0 and not behind and self._progress.writable
 
-    def _go_on_starting(self) -> int:
+    def _continue_start(self) -> int:
         if self._read_from < 0 and self._writes.predecessor_done:
             self._read_from = self._words[control.WRITTEN]
         if not self._may_start:
@@ -257,39 +259,39 @@ class TransactionCoordinator:
         yield
         start = TransactionStart(self._reading, self._table, OPEN_MAX)
         yield from start.read(self._offset(HALF_TOPIC), self._offset(OP_HALF_TOPIC), self._read_from)
-        for half in [*start.old, *start.made]:
+        for half in [*start.old, *start.derived]:
             self._mark(half)
         if len(self._table) >= OPEN_MAX:
-            self._made_marks = start.made_marks  # For those that there was no room to read yet.
+            self._derived_marks = start.derived_marks  # For half messages that did not fit into the table yet.
         options, now_ms = self._options, self._clock.time_ms()
         for half in self._table.all():
             if not half.busy:
-                # Producers need time to come back.
-                self._expect(
+                # Producers need time to reconnect.
+                self._schedule_check(
                     half, now_ms + (options.transaction_check_interval if half.checks else options.transaction_timeout)
                 )
         if len(self._table):
-            self._log.info("transactions are open", transactions=len(self._table), ended=len(start.made))
+            self._log.info("open transactions", transactions=len(self._table), ended=len(start.derived))
 
     def _offset(self, topic: str) -> int:
         return self._progress.offset(TRANSACTION_GROUP, topic, QUEUE) or 0
 
     # Half messages
 
-    def _follow_queue(self) -> int:
+    def _read_new_halves(self) -> int:
         dispatched = self._words[control.DISPATCHED]
         if dispatched == self._dispatched or len(self._table) >= OPEN_MAX:
             return 0
         self._dispatched = dispatched
         bounds = self._reading.queues.bounds(HALF_TOPIC, QUEUE)
-        if bounds is None or bounds.max_offset <= self._table.walked:
+        if bounds is None or bounds.max_offset <= self._table.scanned_to:
             return 0
-        for messages, following in batches(self._reading, HALF_TOPIC, QUEUE, self._table.walked):
+        for messages, following in batches(self._reading, HALF_TOPIC, QUEUE, self._table.scanned_to):
             for message in messages:
                 half = parse_half(message)
-                if self._table.walk_past(half.offset) and half.is_whole:
+                if self._table.scan_past(half.offset) and half.is_whole:
                     self._add(half)
-            self._table.walk_to(following)
+            self._table.scan_to(following)
             if following < bounds.max_offset:
                 self._dispatched = -1  # The rest in the next step.
             return max(1, len(messages))
@@ -299,34 +301,36 @@ class TransactionCoordinator:
         old = self._table.add(half)
         if old is not None:
             self._mark(old)
-        if self._made_marks and mark_of(half.physical_offset) in self._made_marks:
+        if self._derived_marks and mark_of(half.physical_offset) in self._derived_marks:
             self._mark(half)
         else:
-            self._expect(half)
+            self._schedule_check(half)
 
     def _mark(self, half: HalfMessage) -> None:
-        self._be_busy(half)
+        self._set_busy(half)
         self._marks.add(half.offset)
 
-    def _expect(self, half: HalfMessage, not_before_ms: int = 0) -> None:
-        """Have it checked when that is due, or stored anew before; a checked copy is there to be asked about."""
+    def _schedule_check(self, half: HalfMessage, not_before_ms: int = 0) -> None:
+        """Schedule the next check, or copy without check; a producer is asked about a checked copy."""
         options = self._options
         check_ms = half.first_due_ms(options.transaction_timeout, options.transaction_check_interval)
         half.check_ms = max(check_ms, not_before_ms)
-        self._due.set(half, max(min(check_ms, half.stored_ms + options.transaction_check_interval), not_before_ms))
+        self._due_checks.set(
+            half, max(min(check_ms, half.stored_ms + options.transaction_check_interval), not_before_ms)
+        )
         if half.checks and self._table.is_newest(half):
-            self._polls.ask(half)
+            self._check_polls.ask(half)
 
     @property
     def _has_room(self) -> bool:
         return len(self._busy) < BUSY_MAX and self._writes.has_room
 
-    def _be_busy(self, half: HalfMessage) -> None:
+    def _set_busy(self, half: HalfMessage) -> None:
         half.busy = True
         self._busy.add(half.offset)
-        self._polls.forget(half)
+        self._check_polls.forget(half)
 
-    def _not_busy(self, half: HalfMessage) -> None:
+    def _clear_busy(self, half: HalfMessage) -> None:
         half.busy = False
         self._busy.discard(half.offset)
 
@@ -337,24 +341,24 @@ class TransactionCoordinator:
             self._busy.discard(offset)
 
     def _message(self, half: HalfMessage) -> StoredMessage | None:
-        """The half message from the log, None when retention has taken it. Raises CorruptStoreError."""
+        """Half message from the log, None when retention has deleted it. Raises CorruptStoreError."""
         found = self._reading.look(half.physical_offset)
         if found is not None:
             return decode_record(found.data, check_crc=False)
         if half.physical_offset >= self._words[control.MIN_PHYSICAL_OFFSET]:
-            raise CorruptStoreError(f"no record begins at {half.physical_offset:,} of the log any more")
+            raise CorruptStoreError(f"no record begins at {half.physical_offset:,} of the log")
         return None
 
     # Ends
 
-    def _take_end(self, end: _End) -> None:
+    def _handle_end(self, end: _End) -> None:
         if len(self._waiting) >= WAITING_MAX:
-            raise StoreBusyError(f"{WAITING_MAX:,} ends of transactions wait already", hint_ms=20)
+            raise StoreBusyError(f"{WAITING_MAX:,} commits and rollbacks wait already", hint_ms=20)
         if self._waiting or not self._end(end.request, end.options):
             self._waiting.append(end)
 
     def _serve_waiting(self) -> int:
-        """Ends that had to wait: for room, or for a copy that is on its way."""
+        """Retry ends that waited for room or for a copy being stored."""
         done = 0
         for _ in range(len(self._waiting)):
             if len(self._busy) >= BUSY_MAX:
@@ -372,7 +376,7 @@ class TransactionCoordinator:
         return done
 
     def _end(self, request: PendingRequest, options: TransactionEndRequest) -> bool:
-        """Commit or roll back; whether that could be begun."""
+        """Begin a commit or rollback; False if it must wait."""
         half = self._search.find(options)
         if half is None:
             self._answer(request, Empty(), ())
@@ -391,7 +395,7 @@ class TransactionCoordinator:
             self._lose(half)
             raise TransactionNotFoundError(f"the half message of {half.transaction_id} is deleted")
         new = committed(message)
-        self._be_busy(half)
+        self._set_busy(half)
 
         def stored(_offset: int) -> None:
             self._io.crash_point("transaction.committed")
@@ -401,14 +405,14 @@ class TransactionCoordinator:
             self._answer(request, Empty(), ())
 
         def refused(error: MqprocError) -> None:
-            self._not_busy(half)
+            self._clear_busy(half)
             self._check_soon(half)
             self._refuse(request, error)
 
         self._writes.store([new], stored, refused)
 
     def _roll_back(self, request: PendingRequest, half: HalfMessage) -> None:
-        self._be_busy(half)
+        self._set_busy(half)
 
         def marked() -> None:
             self._io.crash_point("transaction.rolled_back")
@@ -417,7 +421,7 @@ class TransactionCoordinator:
             self._answer(request, Empty(), ())
 
         def refused(error: MqprocError) -> None:
-            self._not_busy(half)
+            self._clear_busy(half)
             self._check_soon(half)
             self._refuse(request, error)
 
@@ -430,24 +434,24 @@ class TransactionCoordinator:
             return 0
         done = 0
         now_ms = self._clock.time_ms()
-        while self._has_room and (half := self._due.take(now_ms)) is not None:
-            self._look_at(half, now_ms)
+        while self._has_room and (half := self._due_checks.pop_due(now_ms)) is not None:
+            self._check_half(half, now_ms)
             done += 1
         return done
 
-    def _look_at(self, half: HalfMessage, now_ms: int) -> None:
+    def _check_half(self, half: HalfMessage, now_ms: int) -> None:
         options = self._options
         try:
             message = self._message(half)
         except CorruptStoreError as error:
             self._heartbeat.failed()
             self._log.error("half message is damaged", transaction=half.transaction_id, error=str(error))
-            self._due.set(half, now_ms + options.transaction_check_interval)
+            self._due_checks.set(half, now_ms + options.transaction_check_interval)
             return
         if message is None:
             self._lose(half)
             return
-        self._be_busy(half)
+        self._set_busy(half)
         old = now_ms - half.born_ms > options.file_reserved_time * _MS_PER_HOUR
         if half.checks >= options.transaction_check_max or old:
             self._give_up(half, message)
@@ -455,20 +459,20 @@ class TransactionCoordinator:
             self._copy(half, message, check=half.check_ms <= now_ms)
 
     def _copy(self, half: HalfMessage, message: StoredMessage, *, check: bool) -> None:
-        """Store it anew: when its queue shows that, the old one is marked, and after a `check` a producer asked."""
+        """Store a copy; once dispatched the old one is marked, after a `check` a producer asked."""
 
         def stored(_offset: int) -> None:
             self._words.add(control.TRANSACTION_CHECKS, int(check))
 
-        copy = checked(message, half.checks + check)
+        copy = check_copy(message, half.checks + check)
         if not has_room(copy):
-            # Its checks are counted here alone, and anew by a restart: a copy without the count was never checked.
-            self._not_busy(half)
+            # The checks are counted in memory only: a copy without the count would count as unchecked.
+            self._clear_busy(half)
             half.checks, half.stored_ms = half.checks + check, self._clock.time_ms()
             stored(half.offset)
-            self._expect(half)
+            self._schedule_check(half)
             return
-        self._writes.store([copy], stored, lambda error: self._check_again(half, error))
+        self._writes.store([copy], stored, lambda error: self._retry_check(half, error))
 
     def _give_up(self, half: HalfMessage, message: StoredMessage) -> None:
 
@@ -480,20 +484,17 @@ class TransactionCoordinator:
             self._table.ended(half, committed=False)
             self._marks.add(half.offset)
 
-        self._writes.store([given_up(message)], stored, lambda error: self._check_again(half, error))
+        self._writes.store([discarded_copy(message)], stored, lambda error: self._retry_check(half, error))
 
-    def _check_again(self, half: HalfMessage, error: MqprocError) -> None:
-        now_ns = self._clock.monotonic_ns()
-        if now_ns >= self._told_ns + TELL_AGAIN_NS:
-            self._told_ns = now_ns
-            self._log.warning("checks cannot be stored, and are tried until they can", error=str(error))
-        self._not_busy(half)
-        # There may be thousands, and others wait meanwhile.
-        half.again_ms = min(max(AGAIN_MS, 2 * half.again_ms), AGAIN_MS_MAX)
+    def _retry_check(self, half: HalfMessage, error: MqprocError) -> None:
+        self._retry_log.write(self._clock.monotonic_ns(), "checks cannot be stored, retrying", error=str(error))
+        self._clear_busy(half)
+        # With back-off: there may be thousands, and others wait meanwhile.
+        half.again_ms = CHECK_BACKOFF.next_ms(half.again_ms)
         self._check_soon(half, half.again_ms)
 
-    def _check_soon(self, half: HalfMessage, pause_ms: int = AGAIN_MS) -> None:
-        self._due.set(half, max(half.due_ms, self._clock.time_ms() + pause_ms))
+    def _check_soon(self, half: HalfMessage, pause_ms: int = RETRY_MS) -> None:
+        self._due_checks.set(half, max(half.due_ms, self._clock.time_ms() + pause_ms))
 
     def _lose(self, half: HalfMessage) -> None:
         self._log.warning("half message is deleted", transaction=half.transaction_id, group=half.group)
@@ -502,22 +503,22 @@ class TransactionCoordinator:
 
     def _poll(self, request: PendingRequest, options: TransactionPollRequest) -> None:
         if not options.group:
-            raise BadRequestError("a producer that can be asked has a group")
-        self._polls.poll(request, options, self._clock.monotonic_ns())
+            raise BadRequestError("a producer that polls for checks needs a group")
+        self._check_polls.poll(request, options, self._clock.monotonic_ns())
 
-    def _question(self, half: HalfMessage) -> bytes | None:
+    def _record_to_check(self, half: HalfMessage) -> bytes | None:
         if half.busy or not self._table.is_newest(half):
             return None
         (record,) = self._reading.records.copies([half.physical_offset])
         return record
 
-    # What operators ask
+    # Administration
 
     def _list(self, request: PendingRequest, options: TransactionsRequest) -> None:
         found = self._search.open(options)
         oldest = heapq.nsmallest(min(options.max_transactions, LISTED_MAX), found, key=lambda half: half.born_ms)
-        rows = [row(half) for half in oldest]
-        producers = self._polls.of(options.group) if options.group else self._polls.count
+        rows = [transaction_row(half) for half in oldest]
+        producers = self._check_polls.of(options.group) if options.group else self._check_polls.count
         self._answer(request, TransactionsAnswer(len(found), producers, rows), ())
 
     def _check_now(self, request: PendingRequest, options: TransactionCheckRequest) -> None:
@@ -525,19 +526,19 @@ class TransactionCoordinator:
         found = [half for half in self._search.open(TransactionsRequest()) if places.intersection(half.places)]
         for half in found:
             half.check_ms = self._clock.time_ms()
-            self._due.set(half, half.check_ms)
+            self._due_checks.set(half, half.check_ms)
         self._answer(request, TransactionCheckAnswer(len(found)), ())
 
-    def _tell(self) -> None:
+    def _publish_counts(self) -> None:
         words, table = self._words, self._table
         words[control.OPEN_TRANSACTIONS] = len(table)
         words[control.OLDEST_TRANSACTION_MS] = min((half.born_ms for half in table.all()), default=0)
-        words[control.TRANSACTION_PRODUCERS] = self._polls.count
+        words[control.TRANSACTION_PRODUCERS] = self._check_polls.count
 
-    # Progress
+    # Offsets
 
     def _move_progress(self) -> None:
-        """Let the next start begin to read at the first half message that is open."""
+        """Advance the offsets so that the next start reads from the first open half message."""
         half_progress = self._table.half_progress()
         marks = self._reading.queues.bounds(OP_HALF_TOPIC, QUEUE)
         mark_progress = self._table.mark_progress(half_progress)
@@ -555,7 +556,7 @@ class TransactionCoordinator:
         except OSError as error:
             if error.errno not in UNWRITABLE_ERRNOS:
                 raise
-            # The next start reads more than it needs to.
+            # The next start reads more than necessary.
 
 
 TRANSACTION_OPERATIONS = frozenset(
@@ -566,4 +567,4 @@ TRANSACTION_OPERATIONS = frozenset(
         Operation.TRANSACTION_CHECK,
     }
 )
-"""What `take` answers."""
+"""Operations of `handle`."""

@@ -1,4 +1,8 @@
-"""Marks on their way: one message at a time says which half messages are done, all that are due."""
+"""Messages derived from half messages: op messages, commits, check copies, discards.
+
+An op message in RMQ_SYS_TRANS_OP_HALF_TOPIC names half messages that are done. Every derived message holds the position
+of its half message in `preparedTransactionOffset`, by which a start recognises it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from mqproc.topic_names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from mqproc.types import StoredMessage
 from mqproc.wire.operations.transactions import TransactionRow
 
-AGAIN_NS: Final = 100_000_000
+RETRY_NS: Final = 100_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +31,10 @@ class _Mark:
 
 
 class OpMessages:
-    """The marks of one role. `on_marked` gets the queue offset of the message and the half messages that it names."""
+    """Stores op messages, one at a time with all half messages that are done.
+
+    `on_marked` gets the queue offset of the op message and those of the half messages.
+    """
 
     def __init__(self, writes: ReliableAppend, clock: Clock, on_marked: Callable[[int, list[int]], None]) -> None:
         self._writes = writes
@@ -35,7 +42,7 @@ class OpMessages:
         self._on_marked = on_marked
         self._due: list[_Mark] = []
         self._under_way = False
-        self._again_ns = 0
+        self._retry_ns = 0
 
     def add(
         self,
@@ -43,12 +50,12 @@ class OpMessages:
         marked: Callable[[], None] | None = None,
         refused: Callable[[MqprocError], None] | None = None,
     ) -> None:
-        """Mark a half message with the next message. One without `refused` is tried until it is stored."""
+        """Mark a half message as done; without `refused` it is retried until stored."""
         self._due.append(_Mark(offset, marked, refused))
 
     def step(self, now_ns: int) -> int:
-        """Send what is due, unless a message is under way; returns how many marks."""
-        if not self._due or self._under_way or now_ns < self._again_ns:
+        """Store pending marks unless an op message is under way; returns their number."""
+        if not self._due or self._under_way or now_ns < self._retry_ns:
             return 0
         marks, self._due = self._due, []
         self._under_way = True
@@ -66,7 +73,7 @@ class OpMessages:
 
         def refused(error: MqprocError) -> None:
             self._under_way = False
-            self._again_ns = self._clock.monotonic_ns() + AGAIN_NS
+            self._retry_ns = self._clock.monotonic_ns() + RETRY_NS
             self._due = [mark for mark in marks if mark.refused is None] + self._due
             for mark in marks:
                 if mark.refused is not None:
@@ -76,50 +83,44 @@ class OpMessages:
         return len(marks)
 
     def seconds_left(self, now_ns: int, at_most_s: float) -> float:
-        """How long `step` has nothing to do unless a message is stored."""
+        """Time until `step` has work, `at_most_s` at most."""
         if not self._due or self._under_way:
             return at_most_s
-        return min(at_most_s, max(0, self._again_ns - now_ns) / 1e9)
-
-
-# --- transaction_messages ---
-# What query makes of half messages: the committed message, the copy of a check, what is given up, rows of a list.
-#
-# Each bears the half message's place in `preparedTransactionOffset`, by which a start finds it.
+        return min(at_most_s, max(0, self._retry_ns - now_ns) / 1e9)
 
 
 def committed(message: StoredMessage) -> NewMessage:
-    """The message of a half message, for its own topic. Raises BadRequestError when that does not say where it goes."""
+    """Committed message for the target topic. Raises BadRequestError without a valid target."""
     pairs = message.properties
     topic, queue_id = pairs.get(properties.REAL_TOPIC, ""), pairs.get(properties.REAL_QID, "")
     if not topic or not queue_id.isdecimal():
-        raise BadRequestError(f"the half message {message.message_id} does not say where it goes")
+        raise BadRequestError(f"the half message {message.message_id} names no target topic or queue")
     new = copy_of(message, topic, int(queue_id), {}, message.reconsume_times)
     flags = new.sys_flag & ~record.SYS_FLAG_TRANSACTION_MASK | record.SYS_FLAG_COMMIT
-    return _made_from(new._replace(sys_flag=flags), message)
+    return _with_mark(new._replace(sys_flag=flags), message)
 
 
 def is_committed(message: StoredMessage) -> bool:
-    """Whether a message was made by a commit."""
+    """Whether a message was stored by a commit."""
     return message.sys_flag & record.SYS_FLAG_TRANSACTION_MASK == record.SYS_FLAG_COMMIT
 
 
-def checked(message: StoredMessage, checks: int) -> NewMessage:
-    """The half message once more, checked so many times."""
+def check_copy(message: StoredMessage, checks: int) -> NewMessage:
+    """Copy of a half message with its number of checks."""
     times = {properties.TRANSACTION_CHECK_TIMES: str(checks)} if checks else {}
-    return _made_from(copy_of(message, HALF_TOPIC, QUEUE, times, message.reconsume_times), message)
+    return _with_mark(copy_of(message, HALF_TOPIC, QUEUE, times, message.reconsume_times), message)
 
 
-def given_up(message: StoredMessage) -> NewMessage:
-    """The half message where RocketMQ keeps those that nobody would decide."""
-    return _made_from(copy_of(message, CHECK_MAX_TIME_TOPIC, QUEUE, {}, message.reconsume_times), message)
+def discarded_copy(message: StoredMessage) -> NewMessage:
+    """Copy of a discarded half message, in RocketMQ's topic of undecided ones."""
+    return _with_mark(copy_of(message, CHECK_MAX_TIME_TOPIC, QUEUE, {}, message.reconsume_times), message)
 
 
-def _made_from(new: NewMessage, message: StoredMessage) -> NewMessage:
+def _with_mark(new: NewMessage, message: StoredMessage) -> NewMessage:
     return new._replace(prepared_transaction_offset=mark_of(message.physical_offset))
 
 
-def row(half: HalfMessage) -> TransactionRow:
-    """An open transaction as it is listed."""
+def transaction_row(half: HalfMessage) -> TransactionRow:
+    """Row of an open transaction in a list."""
     names = half.transaction_id, half.message_id, half.group, half.topic
     return *names, half.physical_offset, half.size, half.born_ms, half.stored_ms, half.checks, half.check_ms

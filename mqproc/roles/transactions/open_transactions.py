@@ -1,9 +1,9 @@
-"""Transactions that are open: by queue offset, by place in the log, by id; and how far all are done.
+"""Table of open transactions by queue offset, log position and id.
 
 half topic   ····│ done │ open │ done │ open │ not read yet …
-             progress ──┘                    └── walked
-marks        ····│ all below progress │ some not │ …
-                 progress ────────────┘
+             offset ────┘                    └── scanned_to
+op topic     ····│ all for half messages below the offset │ some above …
+             offset ──────────────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from mqproc.store.transactions import HalfMessage, TransactionKey
 
 COMPACT_MIN: Final = 4096
 ENDED_MAX: Final = 65_536
-"""Of so many transactions that ended it is known how."""
+"""Number of ended transactions whose outcome is remembered."""
 
 
 class OpenTransactions:
-    """The open half messages of one store. `walked`: those below it were seen."""
+    """Open half messages. Those below queue offset `scanned_to` have been read."""
 
     def __init__(self) -> None:
-        self.walked = 0
+        self.scanned_to = 0
         self._open: dict[int, HalfMessage] = {}
         self._by_place: dict[int, HalfMessage] = {}
         self._by_key: dict[TransactionKey, HalfMessage] = {}
@@ -37,32 +37,32 @@ class OpenTransactions:
         return len(self._open)
 
     def all(self) -> list[HalfMessage]:
-        """Every open one; one that a copy has taken the place of is among them until it is marked."""
+        """All open half messages, including those replaced by a copy and not marked yet."""
         return list(self._open.values())
 
     def is_newest(self, half: HalfMessage) -> bool:
-        """Whether it is open, and no copy of it is."""
+        """Whether it is open and not replaced by a copy."""
         return self._by_place.get(half.physical_offset) is half
 
     def find(self, physical_offset: int, key: TransactionKey) -> HalfMessage | None:
-        """The open one that lies, or lay before its checks, at a place; else the newest copy of that id."""
+        """Open half message at a position, also an original one; else the newest copy."""
         found = self._by_place.get(physical_offset)
         if found is not None:
             return found if found.key == key else None
         found = self._by_key.get(key)
-        # Other half messages may bear the same id: only a copy stands for what lay elsewhere.
+        # Half messages may share an id: only a copy represents a record at another position.
         return found if found is not None and found.is_copy else None
 
-    def was_seen(self, offset: int) -> bool:
-        """Whether a half message that is not open is done: it was seen, or marked before it could be."""
-        return offset < self.walked or offset in self._done_ahead
+    def was_scanned(self, offset: int) -> bool:
+        """Whether a half message was read or marked; then it is done unless open."""
+        return offset < self.scanned_to or offset in self._done_ahead
 
-    def knows(self, offset: int) -> bool:
-        """Whether a half message is open here already."""
+    def is_open(self, offset: int) -> bool:
+        """Whether a half message is open."""
         return offset in self._open
 
     def add(self, half: HalfMessage) -> HalfMessage | None:
-        """An open half message. The one that it is a copy of, if that is open: it is done when it is marked."""
+        """Add an open half message; returns the open one that it is a copy of, which must be marked."""
         old = self._copied_by(half)
         if old is not None:
             half.places = [*old.places, half.physical_offset]
@@ -81,14 +81,14 @@ class OpenTransactions:
                 found = self._by_place.get(place)
                 if found is not None and mark_of(place) == half.made_from:
                     return found
-        # RocketMQ's copies do not say what they were made from.
+        # RocketMQ's copies have no mark of their origin.
         found = self._by_key.get(half.key)
         return found if found is not None and found.checks < half.checks and found.offset < half.offset else None
 
     def done(self, offset: int) -> None:
-        """A half message is marked, or about to be seen so."""
+        """Close a half message that is marked, also before it was read."""
         half = self._open.pop(offset, None)
-        if offset >= self.walked:
+        if offset >= self.scanned_to:
             self._done_ahead.add(offset)
         if half is None:
             return
@@ -98,47 +98,47 @@ class OpenTransactions:
         if self._by_key.get(half.key) is half:
             del self._by_key[half.key]
 
-    def walk_past(self, offset: int) -> bool:
-        """The walk has come to a half message: whether it is to be added."""
-        self.walked = offset + 1
+    def scan_past(self, offset: int) -> bool:
+        """Advance past a half message; returns whether it must be added."""
+        self.scanned_to = offset + 1
         if offset in self._done_ahead:
             self._done_ahead.discard(offset)
             return False
         return offset not in self._open
 
-    def walk_to(self, offset: int) -> None:
-        """The walk has come so far; what it did not find there is gone."""
-        self.walked = max(self.walked, offset)
+    def scan_to(self, offset: int) -> None:
+        """Advance to a queue offset; missing half messages are gone."""
+        self.scanned_to = max(self.scanned_to, offset)
         if self._done_ahead:
-            self._done_ahead = {each for each in self._done_ahead if each >= self.walked}
+            self._done_ahead = {each for each in self._done_ahead if each >= self.scanned_to}
 
-    # How transactions ended
+    # Outcomes
 
     def ended(self, half: HalfMessage, *, committed: bool) -> None:
-        """Remember how."""
+        """Remember the outcome of a transaction."""
         for place in half.places:
             self._ended[place] = committed
         while len(self._ended) > ENDED_MAX:
             self._ended.popitem(last=False)
 
     def how_ended(self, physical_offset: int) -> bool | None:
-        """Whether it was committed; None when that is not known any more."""
+        """Whether a transaction was committed; None if its outcome is not remembered."""
         return self._ended.get(physical_offset)
 
-    # Progress
+    # Offsets
 
     def marked(self, mark_offset: int, offsets: list[int]) -> None:
-        """A mark lies in its queue."""
+        """An op message is stored at a queue offset."""
         self._marks.append((mark_offset, max(offsets, default=-1)))
 
     def half_progress(self) -> int:
-        """All half messages below it are done."""
+        """Queue offset below which all half messages are done."""
         while self._offsets and self._offsets[0] not in self._open:
             heapq.heappop(self._offsets)
-        return min(self._offsets[0], self.walked) if self._offsets else self.walked
+        return min(self._offsets[0], self.scanned_to) if self._offsets else self.scanned_to
 
     def mark_progress(self, half_progress: int) -> int | None:
-        """All marks below it are of half messages below that progress; None when every known mark is."""
+        """Offset below which op messages are of half messages below `half_progress`, else None."""
         while self._marks and self._marks[0][1] < half_progress:
             self._marks.popleft()
         return self._marks[0][0] if self._marks else None

@@ -1,4 +1,4 @@
-"""Which open half message an end is for; and how transactions ended that are asked for again."""
+"""Lookup of half messages to commit or roll back, and of outcomes of ended transactions."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from mqproc.store.read.queries import StoreQueries
 
 COMMITTED_MAX: Final = 64
-"""Messages with one unique id that are looked at for the committed one."""
+"""Messages with one unique id that are searched for the committed one."""
 
 
 class TransactionSearch:
-    """Looks in the table, and in the log for what the table does not have."""
+    """Searches the table of open transactions, then the log."""
 
     def __init__(
         self, context: RoleContext, reading: StoreQueries, table: OpenTransactions, add: Callable[[HalfMessage], None]
     ) -> None:
-        """`add` is called with a half message that dispatch has not shown yet."""
+        """`add` is called with a half message that is not dispatched yet."""
         self._clock = context.clock
         self._words = context.control.words
         self._options = context.options
@@ -44,7 +44,7 @@ class TransactionSearch:
         self._add = add
 
     def find(self, options: TransactionEndRequest) -> HalfMessage | None:
-        """The half message that an end is for; None when it has ended in just this way.
+        """Half message of a commit or rollback; None when it has ended this way already.
 
         Raises TransactionNotFoundError, TransactionEndedError, TransactionOverdueError, BadRequestError,
         StoreBusyError, CorruptStoreError.
@@ -52,19 +52,19 @@ class TransactionSearch:
         half = self._table.find(options.physical_offset, (options.group, options.topic, options.transaction_id))
         if half is None:
             half = self._half_at(options)
-            if self._table.was_seen(half.offset):
+            if self._table.was_scanned(half.offset):
                 self._check_ended_so(options, half)
                 return None
             self._add(half)
         if self._table.how_ended(half.physical_offset) is not None:
-            self._check_ended_so(options, half)  # What it lacks is the mark.
+            self._check_ended_so(options, half)  # Only its op message is missing.
             return None
         if not options.from_check:
             self._check_not_overdue(half)
         return half
 
     def open(self, options: TransactionsRequest) -> list[HalfMessage]:
-        """Those open ones that a list is to have. A copy goes by the ids of those that it is a copy of, too."""
+        """Open half messages for a list. A copy also matches the ids of its originals."""
         wanted = {*options.ids}
         copies = (self._copy_of(each) for each in options.ids)
         wanted.update(half.message_id for half in copies if half is not None)
@@ -78,7 +78,7 @@ class TransactionSearch:
         ]
 
     def _copy_of(self, message_id: str) -> HalfMessage | None:
-        """The open one that stands for the half message of this id; None when it is no such id."""
+        """Open copy of the half message with this id; None if there is no such message."""
         try:
             _, place = decode_message_id(message_id)
         except BadRequestError:
@@ -108,25 +108,25 @@ class TransactionSearch:
         return half
 
     def _check_ended_so(self, options: TransactionEndRequest, half: HalfMessage) -> None:
-        """Raise TransactionEndedError when a transaction has ended in another way than it shall now."""
+        """Raise TransactionEndedError when a transaction has ended the other way."""
         committed = self._table.how_ended(options.physical_offset)
         if committed is None:
             committed = self._was_committed(half)
             if not committed and self._copies_are_unread():
-                raise StoreBusyError("too many transactions are open to know of all", hint_ms=100)
+                raise StoreBusyError("too many open transactions, the outcome is not known yet", hint_ms=100)
         if committed != options.commit:
             how = "committed" if committed else "rolled back, or given up,"
             raise TransactionEndedError(f"transaction {half.transaction_id} was {how} already")
 
     def _copies_are_unread(self) -> bool:
         bounds = self._reading.queues.bounds(HALF_TOPIC, QUEUE)
-        return bounds is not None and self._table.walked < bounds.max_offset
+        return bounds is not None and self._table.scanned_to < bounds.max_offset
 
     def _was_committed(self, half: HalfMessage) -> bool:
-        """Whether the message is there: asked about what ended before this process began."""
+        """Whether the committed message exists, for transactions of earlier processes."""
         if not self._options.message_index_enable:
             raise TransactionEndedError(
-                f"transaction {half.transaction_id} has ended; how is not known without the store's index"
+                f"transaction {half.transaction_id} has ended; its outcome is unknown without the index"
             )
         batch = finish(
             self._reading.by_key(
@@ -141,7 +141,7 @@ class TransactionSearch:
         return any(is_committed(message) and parse_half(message).group == half.group for message in found)
 
     def _check_not_overdue(self, half: HalfMessage) -> None:
-        """With a time of its own a transaction is its producer's for so long; then its check decides."""
+        """Raise TransactionOverdueError after the immunity time, when only a check may decide."""
         limit_ms = half.immunity_ms(self._options.transaction_timeout)
         age_ms = self._clock.time_ms() - half.born_ms
         if half.immunity_s and age_ms > limit_ms:

@@ -1,4 +1,4 @@
-"""Admission of appends: back-pressure while dispatch lags, refusal when the disk is full or the store is read-only."""
+"""Admission of appends: back-pressure, disk full, read-only."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class AppendAdmission:
         behind = words[control.WRITTEN] - words[control.DISPATCHED]
         if behind > self._behind_max:
             limit = self._behind_max
-            return StoreBusyError(f"dispatch is {behind:,} bytes behind; the limit is {limit:,}", hint_ms=100)
+            return StoreBusyError(f"dispatch lag of {behind:,} bytes; the limit is {limit:,}", hint_ms=100)
         return None
 
     def _slow_down(self, behind: int) -> None:

@@ -1,4 +1,4 @@
-"""Answers to append frames: held back until the messages are published, then sent together per client.
+"""Answers to appends, held back until publication and sent together per client.
 
 Answers to frames that were handled one by one are kept here as columns. Answers to a run of frames are written by the
 kernel as consecutive whole frames and are sent from its buffer.
@@ -44,7 +44,7 @@ class _Run(msgspec.Struct, eq=False):
 
 
 class AppendAnswers:
-    """Pending answers of the writer. `on_refusal` is called for each frame that is refused after it was encoded."""
+    """Pending answers. `on_refusal` is called for each encoded frame that is refused."""
 
     def __init__(
         self, server: SocketServer, known: AppendTemplates, store_host: bytes, on_refusal: Callable[[], None]
@@ -93,7 +93,7 @@ class AppendAnswers:
         self._pending = [one for one in pending if one.wait]
 
     def answer_published(self) -> None:
-        """Answer every pending frame, now published. Answers written by the kernel leave with `send`."""
+        """Answer every pending frame, now published; kernel answers leave with `send`."""
         for one in self._pending:
             if isinstance(one, _Run):
                 self._sendable.append(one)

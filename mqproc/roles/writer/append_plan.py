@@ -1,4 +1,4 @@
-"""Turn an append request into a plan for the engine: topic, queues, columns, constant properties.
+"""Plans of appends: topic, queues, columns and constant properties of a request.
 
 Consecutive frames of a client mostly differ only in their columns, ids and times. A template that was checked is cached
 under the other fields of the request, so that later frames skip these checks.
@@ -39,7 +39,7 @@ gaps_of: Callable[[AppendRequest], tuple[bytes, bytes, bytes, bytes]] = operator
 
 
 class ConstantProperties(NamedTuple):
-    """Encoded properties around unique id, tag and keys; a sharding key is inserted at `sharding_at` of the first."""
+    """Encoded properties around unique id, tag and keys; position of a sharding key."""
 
     parts: tuple[bytes, bytes, bytes, bytes]
     sharding_at: int
@@ -48,7 +48,7 @@ class ConstantProperties(NamedTuple):
 def constant_properties(request: AppendRequest, *, delayed: bool = False) -> ConstantProperties:
     """Check and encode the constant properties of a request, `delayed` for a redirected one.
 
-    With complete property strings there are none, except those that a delayed message needs, which are appended.
+    Complete property strings only get those that a delayed message needs, which are appended.
     Raises BadPropertyError, PropertiesTooLargeError.
     """
     gaps = gaps_of(request)
@@ -123,7 +123,7 @@ _template_fields = operator.attrgetter(
 
 
 class CheckedTemplate(msgspec.Struct, eq=False):
-    """A checked template with its topic. `more_columns`: the payload has others than bodies, keys and tags.
+    """A checked template. `more_columns`: there are others than bodies, keys and tags.
 
     `sizes` are those of the last frame's columns and payload, `columns` the offsets of these columns.
     """
@@ -222,7 +222,7 @@ class AppendPlanner:
         return _plan(request, payload, columns, template, topic.rotation), topic
 
     def _waiting_template(self, request: AppendRequest, template: AppendTemplate) -> AppendTemplate | None:
-        """Template that these messages had if they were sent before they were due; None without deduplication."""
+        """Template of these messages had they been sent earlier; None without deduplication."""
         topics = self._topics
         if not topics.options.dedupe_window_messages or topics.topics.get(TIMER_TOPIC) is None:
             return None
@@ -328,7 +328,7 @@ def _plan(
 
 
 def _sharded_queue(request: AppendRequest, columns: tuple[int, ...], payload: memoryview, queues: int) -> int:
-    """Queue of the common sharding key of delayed messages, −1 without one. Raises BadMessageError."""
+    """Queue of the common sharding key, −1 without one. Raises BadMessageError."""
     if request.sharding_bytes <= 0:
         return -1
     lengths_at, keys_at = columns[_SHARDING_LENGTHS], columns[_SHARDING_KEYS]
@@ -348,7 +348,7 @@ def _queues_named(request: AppendRequest, columns: tuple[int, ...], payload: mem
 
 
 def _columns(request: AppendRequest, payload_size: int, more_columns: bool) -> tuple[int, ...]:
-    """Offsets of the columns in the kernel's order. Raises BadMessageError when they do not fill the payload."""
+    """Offsets of the columns. Raises BadMessageError when they do not fill the payload."""
     sizes = count, bodies_bytes, keys_bytes, tags_bytes, _, _ = _sizes_of(request)
     if bodies_bytes < 0 or min(sizes) < COLUMN_ABSENT:
         raise BadMessageError(f"columns of {sizes[1:]} bytes")

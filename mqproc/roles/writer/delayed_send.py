@@ -1,4 +1,4 @@
-"""Delayed, timed and transactional sends: redirect a request to the system topic where its messages wait.
+"""Delayed, timed and transactional sends: redirection to a system topic.
 
 As in RocketMQ's broker, `REAL_TOPIC` and `REAL_QID` hold the target, and
 
@@ -31,7 +31,7 @@ _DELETES = f"{properties.TIMER_DEL_UNIQKEY}{properties.NAME_END}".encode()
 
 
 def is_delayed(request: AppendRequest, payload: memoryview, now_ms: int) -> bool:
-    """Whether the messages must wait. Raises BadLevelError, BadTimeError, the latter for a late cancellation too."""
+    """Whether the messages must wait. Raises BadLevelError, BadTimeError."""
     if not 0 <= request.delay_level <= DELAY_LEVELS:
         raise BadLevelError(f"delay level {request.delay_level} is out of range: from 0 to {DELAY_LEVELS}")
     if request.deliver_at_ms < 0:
@@ -50,7 +50,7 @@ def _cancels(request: AppendRequest, payload: memoryview) -> bool:
 
 
 def delayed_request(request: AppendRequest, real_queue_id: int, options: Options, now_ms: int) -> AppendRequest:
-    """Rewrite a request for the topic where the messages wait; `real_queue_id` is their target queue.
+    """Redirect a request to the topic where its messages wait; `real_queue_id` is its target.
 
     Raises BadMessageError, BadTimeError.
     """

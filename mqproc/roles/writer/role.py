@@ -64,7 +64,7 @@ class AppendLatency:
         self._counted = words[control.APPENDED_FRAMES]
 
     def timed(self, began_ns: int, ended_ns: int, *, alone: bool) -> None:
-        """Record a step for all frames since the last recorded one, or with `alone` for those that it wrote."""
+        """Record a step for all frames since the last one, or `alone` for its own."""
         if self._words[control.WRITTEN_NS] < began_ns:
             return
         frames = self._words[control.APPENDED_FRAMES] - self._counted
@@ -145,12 +145,14 @@ def compose(context: RoleContext) -> WriterParts:
         with context.heartbeat.busy(control.STATE_RECOVERING):
             dedupe = DedupeWindow(words, table, segments, appender, options.dedupe_window_messages)
     server = _server(context, by_frame=dedupe is not None)
-    answers = AppendAnswers(server, appender.known, appender.store_host, lambda: words.add(control.APPEND_REJECTS, 1))
+    answers = AppendAnswers(
+        server, appender.templates, appender.store_host, lambda: words.add(control.APPEND_REJECTS, 1)
+    )
     return WriterParts(table, segments, topics, AppendPlanner(topics), appender, dedupe, server, answers)
 
 
 def _server(context: RoleContext, *, by_frame: bool) -> SocketServer:
-    """The socket server. With `by_frame`, as for deduplication, frames are handled one by one and not in runs."""
+    """The socket server; `by_frame` disables runs of frames, as for deduplication."""
     words, limits = context.control.words, client_limits(context.options)
     server = SocketServer(
         context.sockets["writer"],
@@ -166,7 +168,7 @@ def _server(context: RoleContext, *, by_frame: bool) -> SocketServer:
 
 
 def _commit_bytes(context: RoleContext) -> int:
-    """Staged bytes after which a step commits. Under SYNC_FLUSH all frames of a step share one sync."""
+    """Staged bytes after which a step commits; under SYNC_FLUSH a step has one sync."""
     return NEVER_BYTES if context.sync_flush else COMMIT_BYTES
 
 
@@ -192,7 +194,7 @@ class Writer:
         self._topics_due_ns = 0
         self._planner = parts.planner
         self._appender = parts.appender
-        self._templates = parts.appender.known
+        self._templates = parts.appender.templates
         self._template_changes = parts.topics.changes
         self._dedupe = parts.dedupe
         self._commit_bytes = _commit_bytes(context)
@@ -271,7 +273,7 @@ class Writer:
             self._dispatcher_bell.ring()
 
     def on_stop(self) -> bool:
-        """Handle what has arrived, refuse later requests, save the topics, send queued answers.
+        """Handle arrived requests, refuse later requests, save the topics, send queued answers.
 
         Every request is answered, since a client without an answer does not know the outcome.
         """
@@ -286,7 +288,7 @@ class Writer:
         self._server.drain(STOP_DRAIN_S)
         self._server.hang_up()
         while self.do_work():
-            pass  # Refuse what is left in the sockets; the peers cannot send any more.
+            pass  # Refuse the rest of the sockets; the peers cannot send any more.
         return True
 
     def reload(self, options: Options) -> None:
@@ -324,7 +326,7 @@ class Writer:
             self._refuse(request, self._fail(error))
 
     def _append_single(self, run: Request | FrameBatch) -> bool:
-        """Append a single frame with a known template, the fastest path; False when it does not apply."""
+        """Append a single frame with a known template; False when that does not apply."""
         if (
             type(run) is not FrameBatch
             or run.frames != 1
@@ -351,7 +353,7 @@ class Writer:
         return True
 
     def _append_run(self, run: FrameBatch) -> None:
-        """Append frames of one client: runs with known templates in the kernel, the others one by one."""
+        """Append a client's frames: runs with known templates in the kernel, others singly."""
         known = self._templates
         known.begin(run.at, run.end)
         reason = COMMIT
@@ -370,7 +372,7 @@ class Writer:
                 known.skip_to(end)
 
     def _append_by_template(self, run: FrameBatch) -> int:
-        """Append the next frames of a run while their templates are known; returns the reason why it stopped."""
+        """Append frames of a run while their templates are known; returns why it stopped."""
         known = self._templates
         if self._template_changes != self._topics.changes:
             self._template_changes = self._topics.changes

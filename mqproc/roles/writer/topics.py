@@ -1,4 +1,4 @@
-"""Topics of the writer, prepared for the kernel: queue numbers as an array, the rotation position.
+"""Topics of the writer, prepared for the kernel.
 
 A topic is deleted in this order: its entry in the topics' journal becomes durable, its queues become tombstones, its
 ConsumeQueue files are removed. A successor of a writer that was killed in between does the rest; dispatch and recovery
@@ -30,7 +30,7 @@ from mqproc.topic_names import MULTI_DISPATCH_PREFIX, check_topic, queues_of_own
 
 @dataclass(slots=True)
 class OpenTopic:
-    """A topic ready for appends: `topic_fields`, queue numbers by queue id, rotation of all topics."""
+    """A topic ready for appends: `topic_fields`, queue numbers, rotation of all topics."""
 
     magic: int
     block: NDArray[np.uint8]
@@ -85,7 +85,7 @@ class WriterTopics:
         return messages_in_slot(self._io, self._paths, slot_ms, self.options.timer_precision_ms)
 
     def find(self, topic: str) -> OpenTopic:
-        """Find a topic, creating it if allowed. Raises TopicNotFoundError, BadTopicError, TooManyQueuesError."""
+        """Find or create a topic. Raises TopicNotFoundError, BadTopicError, TooManyQueuesError."""
         found = self._open.get(topic)
         if found is not None:
             return found
@@ -130,7 +130,7 @@ class WriterTopics:
         return changed
 
     def _auto_create(self, topic: str, queues: int) -> None:
-        """Create a topic for an append and write the journal, so that it keeps all queues after a kill."""
+        """Create a topic for an append; the journal keeps all its queues after a kill."""
         self.create(topic, queues)
         with suppress(OSError):  # `save` logs the error and retries.
             self.topics.write()
@@ -194,7 +194,7 @@ class WriterTopics:
             table.delete_queue(number, written)
 
     def _remove_files(self, topic: str) -> None:
-        """Remove ConsumeQueue files, now or at the next start; the records stay in the log until they expire."""
+        """Remove ConsumeQueue files, now or at the next start; the records stay in the log."""
         try:
             remove_tree(self._io, self._paths.consume_queue / topic)
         except OSError as error:
