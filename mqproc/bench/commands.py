@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from mqproc.cli.options import SECONDS, SIZE, Command, Group, Invocation, RateRange, pass_invocation
+from mqproc.cli.options import SECONDS, SIZE, Command, CommandGroup, Invocation, RateRange, pass_invocation
 from mqproc.cli.output import Output, format_bytes
 from mqproc.errors import DiskFullError
 
@@ -38,7 +38,7 @@ _LAZY = {
 }
 
 
-@click.group(cls=Group, lazy=_LAZY)
+@click.group(cls=CommandGroup, lazy=_LAZY)
 def bench() -> None:
     """Measure this store against this machine's limits.
 

@@ -1,6 +1,6 @@
-"""`mqproc group list|info|lag|reset|skip|clone|change|delete|dlq`: consumer groups, progress and dead letters.
+"""`mqproc group`: consumer groups, their members, lag, offsets and dead letters.
 
-What changes a group shows its plan and ends with exit code 1; with `--execute` it is done.
+Commands that change something show a plan and exit with code 1; with `--execute` they do it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from mqproc.cli.options import (
     SECONDS,
     TIME,
     Command,
-    Group,
+    CommandGroup,
     Invocation,
     complete_group,
     complete_topic,
     pass_invocation,
 )
-from mqproc.cli.output import Column, Output, encode_json
+from mqproc.cli.output import Output, OutputColumn, encode_json
 from mqproc.cli.times import format_duration, now_ms
 from mqproc.client import Client, Move, ResetTo
 from mqproc.client.group_requests import check_read
@@ -36,58 +36,59 @@ EXIT_NOT_EXECUTED: Final = 1
 EXIT_LAGS: Final = 1
 
 _GROUP_COLUMNS = [
-    Column("group"),
-    Column("members", kind="count"),
-    Column("topics", kind="count"),
-    Column("lag", kind="count"),
-    Column("retry_lag", "of it retries", "count"),
+    OutputColumn("group"),
+    OutputColumn("members", kind="count"),
+    OutputColumn("topics", kind="count"),
+    OutputColumn("lag", kind="count"),
+    OutputColumn("retry_lag", "in retry", "count"),
 ]
 _MEMBER_COLUMNS = [
-    Column("member_id", "member"),
-    Column("name"),
-    Column("queues", kind="count"),
-    Column("silent_ms", "silent ms", "count"),
-    Column("pid", kind="number"),
-    Column("topics"),
+    OutputColumn("member_id", "member"),
+    OutputColumn("name"),
+    OutputColumn("queues", kind="count"),
+    OutputColumn("silent_ms", "silent ms", "count"),
+    OutputColumn("pid", kind="number"),
+    OutputColumn("topics"),
 ]
 _QUEUE_COLUMNS = [
-    Column("topic"),
-    Column("queue_id", "queue", "number"),
-    Column("offset", kind="count"),
-    Column("max_offset", "end", "count"),
-    Column("lag", kind="count"),
-    Column("offset_time_ms", "next stored", "time_ms"),
-    Column("member_id", "member"),
+    OutputColumn("topic"),
+    OutputColumn("queue_id", "queue", "number"),
+    OutputColumn("offset", kind="count"),
+    OutputColumn("max_offset", "end", "count"),
+    OutputColumn("lag", kind="count"),
+    OutputColumn("offset_time_ms", "next stored", "time_ms"),
+    OutputColumn("member_id", "member"),
 ]
 _LAG_COLUMNS = [
-    Column("topic"),
-    Column("lag", kind="count"),
-    Column("oldest_time_ms", "oldest stored", "time_ms"),
-    Column("behind", "behind"),
+    OutputColumn("topic"),
+    OutputColumn("lag", kind="count"),
+    OutputColumn("oldest_time_ms", "oldest stored", "time_ms"),
+    OutputColumn("behind", "behind"),
 ]
 _MOVE_COLUMNS = [
-    Column("topic"),
-    Column("queue_id", "queue", "number"),
-    Column("before", kind="count"),
-    Column("after", kind="count"),
-    Column("messages", "again", "count"),
+    OutputColumn("topic"),
+    OutputColumn("queue_id", "queue", "number"),
+    OutputColumn("before", kind="count"),
+    OutputColumn("after", kind="count"),
+    OutputColumn("messages", "again", "count"),
 ]
-# A table has it in words: beside "again" a number below 0 reads as one that comes again.
-_MOVES_TABLE = [*_MOVE_COLUMNS[:-1], Column("outcome")]
-_CHANGE_COLUMNS = [Column("setting"), Column("before"), Column("after")]
+# A table has the outcome in words, as a negative number next to "again" would be misread.
+_MOVES_TABLE = [*_MOVE_COLUMNS[:-1], OutputColumn("outcome")]
+_CHANGE_COLUMNS = [OutputColumn("setting"), OutputColumn("before"), OutputColumn("after")]
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def group() -> None:
-    """Consumer groups: members, lag, progress, dead letters.
+    """Consumer groups: members, lag, offsets, dead letters.
 
-    Exit code 5 when there is no such group. What changes something shows its plan and ends with 1; --execute does it.
+    Exit code 5 if there is no such group. Commands that change something show a plan and exit with code 1; with
+    --execute they do it.
     """
 
 
 def _check_name(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
-    """Of a group that may be made: refused before there is a plan."""
-    from mqproc.store.offsets.settings import check_group
+    """Check the name of a group that may be created."""
+    from mqproc.topic_names import check_group
 
     try:
         check_group(name)
@@ -97,8 +98,8 @@ def _check_name(_context: click.Context, _parameter: click.Parameter, name: str)
 
 
 def _check_owner(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
-    """Of a group that is there, whatever it is called: refused before there is a plan when it is the system's own."""
-    from mqproc.store.offsets.settings import reject_system_group
+    """Refuse a system group. Other existing groups may have any name."""
+    from mqproc.topic_names import reject_system_group
 
     try:
         reject_system_group(name)
@@ -107,30 +108,34 @@ def _check_owner(_context: click.Context, _parameter: click.Parameter, name: str
     return name
 
 
-_execute = click.option("--execute", is_flag=True, help="Really do it; without it only the plan is shown.")
+_execute = click.option("--execute", is_flag=True, help="Execute the plan instead of showing it.")
 _topics = click.option(
-    "--topic", "topics", multiple=True, shell_complete=complete_topic, help="Only this topic; may be repeated.  [all]"
+    "--topic",
+    "topics",
+    multiple=True,
+    shell_complete=complete_topic,
+    help="Only this topic; may be repeated.  [default: all]",
 )
 
 
 @group.command("list", cls=Command)
-@click.option("--prefix", default="", shell_complete=complete_group, help="Only names that begin so.")
+@click.option("--prefix", default="", shell_complete=complete_group, help="Only names with this prefix.")
 @pass_invocation
 def list_(invocation: Invocation, prefix: str) -> None:
-    """List groups with their members, and what they have not consumed."""
+    """List groups with their members and lag."""
     with invocation.client() as client:
         found = [each for each in client.groups.all() if each.group.startswith(prefix)]
     invocation.out.rows("groups", _GROUP_COLUMNS, [dataclasses.asdict(each) for each in found])
 
 
-# Looking at one group
+# Inspect a group
 
 
 @group.command(cls=Command)
 @click.argument("name", metavar="GROUP", shell_complete=complete_group)
 @pass_invocation
 def info(invocation: Invocation, name: str) -> None:
-    """Show a group's settings, its members, and its progress queue by queue."""
+    """Show a group's settings, members, and offsets by queue."""
     with invocation.client() as client:
         found = client.groups.info(name)
     members = [dataclasses.asdict(member) for member in found.members]
@@ -156,10 +161,10 @@ def _queue_row(queue: GroupQueue) -> dict[str, Any]:
 
 
 def _print_head(out: Output, found: GroupInfo) -> None:
-    may = "" if found.consume_enable else "; it may not consume"
+    may = "" if found.consume_enable else "; consuming is disabled"
     out.line(
         f"{found.group}: {counted(len(found.members), 'member')}, {counted(found.lag, 'message')} not consumed, "
-        f"dead letters after {counted(found.retry_max_times, 'time')}{may}"
+        f"dead letters after {counted(found.retry_max_times, 'retry')}{may}"
     )
     out.line("")
 
@@ -167,11 +172,11 @@ def _print_head(out: Output, found: GroupInfo) -> None:
 @group.command(cls=Command)
 @click.argument("name", metavar="GROUP", shell_complete=complete_group)
 @_topics
-@click.option("--max", "limit", type=click.IntRange(0), metavar="N", help="Exit code 1 when more than N are left.")
-@click.option("--max-age", type=SECONDS, metavar="TIME", help="Exit code 1 when the oldest is older than that.")
+@click.option("--max", "limit", type=click.IntRange(0), metavar="N", help="Exit code 1 if the lag exceeds N messages.")
+@click.option("--max-age", type=SECONDS, metavar="TIME", help="Exit code 1 if the oldest message is older.")
 @pass_invocation
 def lag(invocation: Invocation, name: str, topics: tuple[str, ...], limit: int | None, max_age: float | None) -> int:
-    """Show what a group has not consumed, topic by topic, for people and for checks."""
+    """Show the lag of a group by topic; with limits also for monitoring."""
     with invocation.client() as client:
         found = client.groups.info(name)
     check_read(found, topics)
@@ -185,7 +190,7 @@ def lag(invocation: Invocation, name: str, topics: tuple[str, ...], limit: int |
 
 
 def _lag_rows(queues: Sequence[GroupQueue], at_ms: int) -> list[dict[str, Any]]:
-    """A row for each topic: what is left, and since when the oldest of it waits."""
+    """A row per topic: lag, and age of the oldest message."""
     queues_of: dict[str, list[GroupQueue]] = {}
     for queue in queues:
         queues_of.setdefault(queue.topic, []).append(queue)
@@ -206,7 +211,7 @@ def _lag_rows(queues: Sequence[GroupQueue], at_ms: int) -> list[dict[str, Any]]:
     return rows
 
 
-# Moving progress
+# Move offsets
 
 _TARGETS = ("--to-earliest", "--to-latest", "--to-offset", "--to-datetime", "--by-duration", "--shift-by")
 
@@ -215,12 +220,14 @@ _TARGETS = ("--to-earliest", "--to-latest", "--to-offset", "--to-datetime", "--b
 @click.argument("name", metavar="GROUP", shell_complete=complete_group, callback=_check_name)
 @_topics
 @click.option("--queue", "queues", multiple=True, type=click.IntRange(0), help="Only this queue; may be repeated.")
-@click.option("--to-earliest", is_flag=True, help="To the first message that is there.")
-@click.option("--to-latest", is_flag=True, help="Behind the last message.")
+@click.option("--to-earliest", is_flag=True, help="To the first stored message.")
+@click.option("--to-latest", is_flag=True, help="After the last message.")
 @click.option("--to-offset", type=click.IntRange(0), metavar="N", help="To this offset in every queue.")
 @click.option("--to-datetime", type=TIME, metavar="TIME", help="To the first message stored at TIME or later.")
-@click.option("--by-duration", type=SECONDS, metavar="TIME", help="To what was stored so long ago: 15m, 2h.")
-@click.option("--shift-by", type=int, metavar="N", help="By so many messages; below 0 goes back.")
+@click.option(
+    "--by-duration", type=SECONDS, metavar="TIME", help="To the first message stored in the last TIME: 15m, 2h."
+)
+@click.option("--shift-by", type=int, metavar="N", help="By N messages; a negative N goes back.")
 @_execute
 @pass_invocation
 def reset(
@@ -236,11 +243,11 @@ def reset(
     shift_by: int | None,
     execute: bool,
 ) -> int:
-    """Have a group go on from elsewhere: exactly one of --to-…, --by-duration and --shift-by.
+    """Move a group's offsets: exactly one of --to-…, --by-duration and --shift-by.
 
-    All queues that the group has progress in, or those that are named. What waits in its retry topic stays, unless that
-    is named or it goes to the latest. Members go on from there at once. A group that is not there yet is made when
-    --topic names what it shall read.
+    Applies to all queues with committed offsets of the group, or to the named ones. The retry topic keeps its messages
+    unless it is named or the target is the latest offset. Members continue from the new offsets at once. A new group is
+    created if --topic names its topics.
     """
     given = [value is not None for value in (to_offset, to_datetime, by_duration, shift_by)]
     if sum((to_earliest, to_latest, *given)) != 1:
@@ -248,13 +255,15 @@ def reset(
     time = to_datetime if by_duration is None else now_ms() - round(by_duration * 1000)
     to = ResetTo(to_earliest, to_latest, to_offset, time, shift_by)
 
-    def cut(move: Move) -> bool:
-        """Whether that is not where it was told to go."""
+    def is_limited(move: Move) -> bool:
+        """Whether the new offset differs from the requested one."""
         if shift_by is not None:
             return move.before is not None and move.after != move.before + shift_by
         return to_offset is not None and move.after != to_offset
 
-    return _move(invocation, name, execute, lambda client: client.groups.plan_reset(name, to, topics, queues), cut)
+    return _move(
+        invocation, name, execute, lambda client: client.groups.plan_reset(name, to, topics, queues), is_limited
+    )
 
 
 @group.command(cls=Command)
@@ -263,7 +272,7 @@ def reset(
 @_execute
 @pass_invocation
 def skip(invocation: Invocation, name: str, topics: tuple[str, ...], execute: bool) -> int:
-    """Have a group skip everything that it has not consumed."""
+    """Skip all messages that a group has not consumed."""
     to = ResetTo(latest=True)
     return _move(invocation, name, execute, lambda client: client.groups.plan_reset(name, to, topics))
 
@@ -275,7 +284,7 @@ def skip(invocation: Invocation, name: str, topics: tuple[str, ...], execute: bo
 @_execute
 @pass_invocation
 def clone(invocation: Invocation, source: str, target: str, topics: tuple[str, ...], execute: bool) -> int:
-    """Give group TO the progress of group FROM; it is made when missing."""
+    """Copy the offsets of group FROM to group TO, which is created if missing."""
     return _move(invocation, target, execute, lambda client: client.groups.plan_clone(source, target, topics))
 
 
@@ -284,7 +293,7 @@ def _move(
     name: str,
     execute: bool,
     plan: Callable[[Client], list[Move]],
-    cut: Callable[[Move], bool] = lambda _move: False,
+    is_limited: Callable[[Move], bool] = lambda _move: False,
 ) -> int:
     with invocation.client() as client:
         moves = plan(client)
@@ -299,47 +308,44 @@ def _move(
         shown = [row | {"outcome": _outcome(move)} for row, move in zip(rows, moves, strict=True)]
         out.rows("moves", _MOVES_TABLE, shown)
     if not out.is_json:
-        out.note(_said(name, moves, execute))
-        if count := sum(map(cut, moves)):
-            out.note(f"{counted(count, 'queue')} cut to where the queue begins or ends: there is nothing beyond")
+        out.note(_summary(name, moves, execute))
+        if count := sum(map(is_limited, moves)):
+            out.note(f"{counted(count, 'queue')} limited to the first or last offset of the queue")
     return 0 if done else EXIT_NOT_EXECUTED
 
 
 def _outcome(move: Move) -> str:
     if move.before is None:
-        return "begins here"
+        return "starts here"
     return f"{move.messages:,} again" if move.messages > 0 else f"{-move.messages:,} skipped"
 
 
-def _said(name: str, moves: Sequence[Move], execute: bool) -> str:
+def _summary(name: str, moves: Sequence[Move], execute: bool) -> str:
     if not moves:
-        return f"{name} stands there already"
+        return f"{name} is already at these offsets"
     again = sum(max(0, move.messages) for move in moves)
     skipped = sum(max(0, -move.messages) for move in moves)
     what = f"{counted(len(moves), 'queue')}: {counted(again, 'message')} again, {skipped:,} skipped"
-    return f"{name} goes on from there in {what}" if execute else f"would move {name} in {what}; --execute does it"
+    return f"moved {name} in {what}" if execute else f"would move {name} in {what}; --execute does it"
 
 
 @group.command(cls=Command)
 @click.argument("name", metavar="GROUP", shell_complete=complete_group, callback=_check_name)
-@click.option("--retry-max-times", type=click.IntRange(0), metavar="N", help="Dead letters after so many deliveries.")
-@click.option("--enable/--disable", "enabled", default=None, help="Whether it may consume.")
+@click.option("--retry-max-times", type=click.IntRange(0), metavar="N", help="Dead letter after N retries.")
+@click.option("--enable/--disable", "enabled", default=None, help="Allow or forbid consuming.")
 @_execute
 @pass_invocation
 def change(invocation: Invocation, name: str, retry_max_times: int | None, enabled: bool | None, execute: bool) -> int:
-    """Change a group's settings; it is made when missing.
+    """Change a group's settings; the group is created if missing.
 
-    With --disable its members have their queues taken away, and nobody joins or receives, until --enable.
+    After --disable members lose their queues, and no member joins or receives until --enable.
     """
-    wanted = {"retry_max_times": retry_max_times, "consume_enable": enabled}
-    given = {setting: value for setting, value in wanted.items() if value is not None}
+    settings = {"retry_max_times": retry_max_times, "consume_enable": enabled}
+    given = {setting: value for setting, value in settings.items() if value is not None}
     if not given:
         raise click.UsageError("give --retry-max-times, --enable or --disable")
     with invocation.client() as client:
-        try:
-            found: GroupInfo | None = client.groups.info(name)
-        except GroupNotFoundError:
-            found = None
+        found = _existing_group(client, name)
         if execute:
             client.groups.change(name, retry_max_times=retry_max_times, enabled=enabled)
     rows = [
@@ -351,11 +357,16 @@ def change(invocation: Invocation, name: str, retry_max_times: int | None, enabl
     if rows or out.shape != "table":
         out.rows("changes", _CHANGE_COLUMNS, rows, group=name, executed=execute)
     if not out.is_json:
-        if not rows:
-            out.note(f"{name} has these settings already")
-        else:
-            out.note(f"{name} is changed" if execute else f"would change {name}; --execute does it")
+        done = f"changed {name}" if execute else f"would change {name}; --execute does it"
+        out.note(done if rows else f"{name} already has these settings")
     return 0 if execute or not rows else EXIT_NOT_EXECUTED
+
+
+def _existing_group(client: Client, name: str) -> GroupInfo | None:
+    try:
+        return client.groups.info(name)
+    except GroupNotFoundError:
+        return None
 
 
 @group.command(cls=Command)
@@ -363,12 +374,15 @@ def change(invocation: Invocation, name: str, retry_max_times: int | None, enabl
 @_execute
 @pass_invocation
 def delete(invocation: Invocation, name: str, execute: bool) -> int:
-    """Forget a group with what was to come again to it. Its dead letters stay; refused while it has members."""
+    """Delete a group with its offsets and retry messages; its dead letters stay.
+
+    Refused while the group has members.
+    """
     with invocation.client() as client:
         try:
             found = client.groups.info(name)
         except GroupNotFoundError:
-            if execute:  # A deletion that was cut off may have left topics.
+            if execute:  # An interrupted deletion may have left topics.
                 client.groups.delete(name)
             raise
         has_dead_letters = bool(client.queues(DEAD_LETTER_PREFIX + name))
@@ -380,43 +394,42 @@ def delete(invocation: Invocation, name: str, execute: bool) -> int:
         out.document({"group": name, "queues": queues, "members": len(found.members), "deleted": execute})
     elif execute:
         stays = f"; {DEAD_LETTER_PREFIX}{name} stays" if has_dead_letters else ""
-        out.note(f"group {name} is forgotten{stays}")
+        out.note(f"deleted group {name}{stays}")
     else:
         held = counted(len(found.members), "member")
-        can = f"--execute does it when it has no members; now it has {held}" if found.members else "--execute does it"
-        out.note(f"would forget {name} with its progress in {counted(queues, 'queue')}; {can}")
+        can = f"--execute does it once it has no members; now it has {held}" if found.members else "--execute does it"
+        out.note(f"would delete {name} with its offsets in {counted(queues, 'queue')}; {can}")
     return 0 if execute else EXIT_NOT_EXECUTED
 
 
-# --- dead_letters ---
-# `mqproc group dlq list|resend`: what a group could never consume.
+# Dead letters
 
 
 EXIT_NOT_ALL: Final = 1
 _DEAD_LETTER_COLUMNS = [
-    Column("queue_offset", "offset", "number"),
-    Column("store_timestamp_ms", "since", "time_ms"),
-    Column("origin_topic", "topic"),
-    Column("origin_message_id", "message"),
-    Column("reconsume_times", "retries", "number"),
-    Column("tag"),
-    Column("keys"),
-    Column("body"),
+    OutputColumn("queue_offset", "offset", "number"),
+    OutputColumn("store_timestamp_ms", "since", "time_ms"),
+    OutputColumn("origin_topic", "topic"),
+    OutputColumn("origin_message_id", "message"),
+    OutputColumn("reconsume_times", "retries", "number"),
+    OutputColumn("tag"),
+    OutputColumn("keys"),
+    OutputColumn("body"),
 ]
 
 
-@group.group(cls=Group)
+@group.group(cls=CommandGroup)
 def dlq() -> None:
-    """Dead letters: messages that a group could not consume, often enough to give up."""
+    """Dead letters: messages that a group failed to consume too often."""
 
 
 @dlq.command("list", cls=Command)
 @click.argument("name", metavar="GROUP", shell_complete=complete_group)
-@click.option("-n", "--count", type=click.IntRange(1), help="At most so many, the oldest.  [all]")
+@click.option("-n", "--count", type=click.IntRange(1), metavar="N", help="At most N, the oldest.  [default: all]")
 @click.option("--body", type=click.Choice(BODIES), default="text", show_default=True, help="How bodies are shown.")
 @pass_invocation
 def list_dead_letters(invocation: Invocation, name: str, count: int | None, body: str) -> None:
-    """List a group's dead letters, oldest first. Exit code 5 when there is no such group."""
+    """List a group's dead letters, oldest first. Exit code 5 if there is no such group."""
     out = invocation.out
     with invocation.client() as client:
         letters = itertools.islice(_letters(client, name), count)
@@ -433,12 +446,12 @@ def list_dead_letters(invocation: Invocation, name: str, count: int | None, body
 
 
 def _letters(client: Client, name: str) -> Iterator[StoredMessage]:
-    client.groups.info(name)  # A name that is mistyped has no dead letters either.
+    client.groups.info(name)  # Raises GroupNotFoundError for a mistyped name.
     return client.groups.dead_letters(name)
 
 
 def _origin(letter: StoredMessage) -> dict[str, Any]:
-    """Where it was consumed first: its topic and id there."""
+    """Topic and id of the original message."""
     return {
         "origin_topic": letter.properties.get("RETRY_TOPIC", letter.topic),
         "origin_message_id": letter.properties.get("ORIGIN_MESSAGE_ID", letter.message_id),
@@ -455,18 +468,24 @@ def _letter_row(letter: StoredMessage, body: str, *, preview: bool) -> dict[str,
 
 @dlq.command(cls=Command)
 @click.argument("name", metavar="GROUP", shell_complete=complete_group)
-@click.option("--offset", "offsets", multiple=True, type=click.IntRange(0), help="Only this one; may be repeated.")
-@click.option("--execute", is_flag=True, help="Really do it; without it only the plan is shown.")
+@click.option(
+    "--offset",
+    "offsets",
+    multiple=True,
+    type=click.IntRange(0),
+    help="Only the dead letter at this offset; may be repeated.",
+)
+@click.option("--execute", is_flag=True, help="Execute the plan instead of showing it.")
 @pass_invocation
 def resend(invocation: Invocation, name: str, offsets: tuple[int, ...], execute: bool) -> int:
-    """Deliver dead letters to their group once more, as if for the first time. They stay where they are.
+    """Send dead letters to their group again, as new messages. The dead letters stay.
 
-    Exit code 1 when only the plan was shown, or not all could be sent; 5 for an --offset that is none's.
+    Exit code 1 if only the plan was shown or some could not be sent, 5 for an --offset without a dead letter.
     """
     with invocation.client() as client:
-        wanted = set(offsets)
-        letters = [letter for letter in _letters(client, name) if not wanted or letter.queue_offset in wanted]
-        if missing := wanted - {letter.queue_offset for letter in letters}:
+        selected = set(offsets)
+        letters = [letter for letter in _letters(client, name) if not selected or letter.queue_offset in selected]
+        if missing := selected - {letter.queue_offset for letter in letters}:
             raise MessageNotFoundError(f"group {name} has no dead letter {', '.join(map(str, sorted(missing)))}")
         sent = client.groups.resend(name, *letters) if execute else 0
     out = invocation.out

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from mqproc.cli.options import Command, Group, Invocation, process_start_s
+from mqproc.cli.options import Command, CommandGroup, Invocation, process_start_s
 from mqproc.cli.output import STDERR, STDOUT, discard_output, escape_controls, ignore_write_errors
 from mqproc.errors import MqprocError, StoreAccessError
 from mqproc.io.sigbus import install_sigbus_handler
@@ -70,7 +70,7 @@ _LAZY: Final = {
     "top": ("mqproc.cli.admin.top:top", "Watch a group live, full screen."),
     "errors": ("mqproc.cli.admin.monitoring:errors", "Show warnings and errors, each distinct one once."),
     "doctor": (
-        "mqproc.cli.admin.doctor.command:doctor",
+        "mqproc.cli.admin.doctor:doctor",
         "Check this machine, the options and a store, and say how to fix each problem.",
     ),
     "warm": ("mqproc.cli.admin.warm:warm", "Compile all kernels in advance, so that no start has to."),
@@ -100,8 +100,11 @@ def _print_version(context: click.Context, parameter: click.Parameter, value: bo
         context.exit()
 
 
-class MainGroup(Group):
-    """The top-level group. A closed output pipe ends it without an error; its help lists the exit codes."""
+class MainGroup(CommandGroup):
+    """The top-level group.
+
+    A closed output pipe ends it without an error; its help lists the exit codes.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         result = 0
@@ -113,7 +116,7 @@ class MainGroup(Group):
         return result
 
     def make_context(self, *arguments: Any, **settings: Any) -> click.Context:
-        """Handle a closed pipe here too: the group's own --help and --version print while the context is made."""
+        """Handle a closed pipe for the group's own --help and --version, which print here."""
         try:
             return super().make_context(*arguments, **settings)
         except BrokenPipeError:
@@ -228,10 +231,11 @@ _is_unblocking = False
 
 
 def exit_on_signals() -> None:
-    """Raise SystemExit(128 + number) in the main thread on SIGTERM and SIGHUP, so that commands clean up.
+    """Raise SystemExit(128 + number) in the main thread on SIGTERM and SIGHUP.
 
-    Without this a benchmark would leave its group and an export half a file. Signals that are ignored, as under nohup,
-    stay ignored. Forked children keep the default action. `mqproc top` and the supervisor install their own handlers.
+    So commands clean up: without this a benchmark would leave its group, and an export half a file. Ignored signals, as
+    under nohup, stay ignored. Forked children keep the default action. `mqproc top` and the supervisor have their own
+    handlers.
     """
     for number in _EXIT_SIGNALS:
         if signal.getsignal(number) is signal.SIG_DFL:
@@ -294,7 +298,7 @@ def _open_closed_streams() -> None:
 
 
 class _NamedStdout(io.FileIO):
-    """Standard output whose write errors name it, so that a full disk is not taken for the store's."""
+    """Standard output that is named in write errors, unlike a full disk of the store."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:

@@ -36,7 +36,7 @@ from mqproc.config.parse import (
 )
 from mqproc.errors import ConfigurationError, MqprocError, StoreAccessError, StoreNotFoundError
 from mqproc.io.store_io import StoreIO
-from mqproc.paths import StorePaths, file_type, in_shell, lost_link
+from mqproc.paths import StorePaths, dangling_link, file_type, shell_quoted
 from mqproc.util.units import parse_size
 
 if TYPE_CHECKING:
@@ -59,7 +59,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def process_start_s() -> float:
-    """The start of this process in monotonic seconds, to one clock tick; includes the interpreter's own start."""
+    """The start of this process in monotonic seconds, to one clock tick.
+
+    Includes the interpreter's own start.
+    """
     try:
         with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
             ticks = int(file.read().rpartition(")")[2].split()[_START_FIELD])
@@ -101,7 +104,7 @@ class Invocation:
         return Output(self.output or "table", self.color)
 
     def deadline_s(self) -> float:
-        """End of a command that otherwise runs until Ctrl-C, in monotonic seconds: infinity without --timeout."""
+        """End of a command that runs until Ctrl-C or --timeout, in monotonic seconds."""
         return self.start_s + self.timeout if self.timeout_given else math.inf
 
     def config_file(self) -> Path | None:
@@ -154,8 +157,8 @@ class Invocation:
             from mqproc.cli.admin.supervisor_client import check_not_starting
 
             check_not_starting(paths)
-            hint = f"no such folder; mqproc up --store {in_shell(paths.root)} creates a store there"
-            raise StoreNotFoundError(f"{paths.root}: {lost_link(paths.root) or hint}")
+            hint = f"no such folder; mqproc up --store {shell_quoted(paths.root)} creates a store there"
+            raise StoreNotFoundError(f"{paths.root}: {dangling_link(paths.root) or hint}")
         return paths
 
     def settings(self) -> dict[str, Setting]:
@@ -167,11 +170,11 @@ class Invocation:
         return options_from(self.settings())
 
     def options_without_store(self) -> Options:
-        """Engine options from flags, environment, config file and defaults, for a command that starts no role."""
+        """Engine options from flags, environment, config file and defaults."""
         return options_from(self._explicit_settings())
 
     def store_options(self, io: StoreIO, paths: StorePaths) -> Options:
-        """Engine options from flags, environment and config file, else from the store's `mqproc/settings.json`.
+        """Engine options, by default those in the store's `mqproc/settings.json`.
 
         A settings.json that cannot be read is ignored; `store verify` reports it. Raises ConfigurationError.
         """
@@ -183,7 +186,10 @@ class Invocation:
         return {name: settings[name] for name in settings.keys() - _ROLE_OPTIONS if settings[name].source != "default"}
 
     def store_argument(self, io: StoreIO, folder: Path | None) -> StorePaths:
-        """The store in a command's FOLDER argument, else the named store. Raises StoreAccessError if it is no store."""
+        """The store in a command's FOLDER argument, else the named store.
+
+        Raises StoreAccessError if it is no store.
+        """
         from mqproc.store.store_check import check_is_store
 
         paths = StorePaths(folder.absolute()) if folder else self.paths()
@@ -294,7 +300,9 @@ class PointInTime(click.ParamType[int]):
 
 
 class StartRelativeTime(click.ParamType["int | str"]):
-    """A point in time for work that can be resumed. A relative one stays text, relative to the first start.
+    """A point in time for work that can be resumed.
+
+    A relative one stays text, relative to the first start.
 
     So the same command selects the same messages whenever it is repeated.
     """
@@ -320,7 +328,10 @@ class Size(click.ParamType[int]):
 
 
 class NonEmptyPath(click.Path):
-    """A path. The empty text, as of an unset variable, is refused: Python would use the current folder."""
+    """A path.
+
+    The empty text, as of an unset variable, is refused: Python would use the current folder.
+    """
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
@@ -436,7 +447,7 @@ class Command(click.Command):
         _format_options(self, ctx, formatter)
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group that imports a command when it is called, and suggests a name for a mistyped one.
 
     `lazy` maps a command's name to ("module:attribute", short help), so that `mqproc --help` starts quickly. A test
@@ -487,7 +498,7 @@ class Group(click.Group):
                 formatter.write_dl(rows)
 
 
-def _format_options(command: Command | Group, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+def _format_options(command: Command | CommandGroup, ctx: click.Context, formatter: click.HelpFormatter) -> None:
     own: list[tuple[str, str]] = []
     common: list[tuple[str, str]] = []
     for param in command.get_params(ctx):
@@ -504,7 +515,10 @@ def _format_options(command: Command | Group, ctx: click.Context, formatter: cli
 
 
 def filter_options(function: F) -> F:
-    """Add --tag and --sql, the filters of every command that reads a topic; the command gets `tags` and `sql`."""
+    """Add --tag and --sql, the filters of every command that reads a topic.
+
+    The command gets `tags` and `sql`.
+    """
     function = click.option(
         "--sql",
         default="",

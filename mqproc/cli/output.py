@@ -1,4 +1,4 @@
-"""Output of commands: rows as a table, plain text, JSON, JSON lines, CSV or raw, from the same values; progress bars.
+"""Output of commands as table, plain text, JSON, JSON lines, CSV or raw; progress bars.
 
     table   a rich table on a terminal, aligned plain text into a pipe; sizes have units on a terminal only
     json    one document: {"schema_version": 1, <name>: …}, exact integers, times as `_ms`
@@ -47,7 +47,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def discard_output(number: int) -> None:
-    """Redirect a standard stream to /dev/null, as flushing it at exit would fail again, with exit code 120."""
+    """Redirect a standard stream to /dev/null, as flushing it at exit would fail again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, number)
     os.close(nowhere)
@@ -55,7 +55,7 @@ def discard_output(number: int) -> None:
 
 @contextlib.contextmanager
 def ignore_write_errors() -> Iterator[None]:
-    """Ignore errors of writing to stderr in the block: the command continues, and its exit code is right."""
+    """Ignore write errors of stderr in the block: the command continues."""
     try:
         yield
     except OSError:
@@ -63,7 +63,7 @@ def ignore_write_errors() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class OutputColumn:
     """One value of a row. `kind` is text, count, bytes, time_ms or number."""
 
     name: str
@@ -117,7 +117,7 @@ def escape_controls(text: str) -> str:
 
 
 def encode_json(value: Any) -> str:
-    """Encode a value as one line of JSON: exact integers, other objects as text, invalid UTF-8 as escapes."""
+    """Encode a value as one line of JSON, with exact integers and escaped invalid UTF-8."""
     try:
         return msgspec.json.encode(value, enc_hook=str).decode()
     except UnicodeEncodeError:
@@ -155,7 +155,10 @@ class Output:
 
     @property
     def colored(self) -> bool:
-        """Whether stdout gets colours. Without --color always a pipe gets none, and NO_COLOR turns them off."""
+        """Whether stdout gets colours.
+
+        Without --color always a pipe gets none, and NO_COLOR turns them off.
+        """
         return _colored(self._color, self.stream)
 
     def console(self, *, errors: bool = False) -> Console:
@@ -200,8 +203,11 @@ class Output:
         else:
             self.line(msgspec.json.format(encode_json(versioned), indent=2))
 
-    def rows(self, name: str, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], **more: Any) -> None:
-        """Write rows in the chosen format. JSON has every value of a row, and `more` next to the rows."""
+    def rows(self, name: str, columns: Sequence[OutputColumn], rows: Iterable[Mapping[str, Any]], **more: Any) -> None:
+        """Write rows in the chosen format.
+
+        JSON has every value of a row, and `more` next to the rows.
+        """
         if self.shape == "json":
             self.document({name: [dict(row) for row in rows], **more})
         elif self.shape == "jsonl":
@@ -212,14 +218,14 @@ class Output:
         else:
             self._table(columns, [[row.get(column.name) for column in columns] for row in rows])
 
-    def further_rows(self, name: str, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> None:
+    def further_rows(self, name: str, columns: Sequence[OutputColumn], rows: Iterable[Mapping[str, Any]]) -> None:
         """Write more rows after `rows` of the same columns: CSV gets no second header."""
         if self.shape == "csv":
             self._values(columns, rows, header=False)
         else:
             self.rows(name, columns, rows)
 
-    def fields(self, columns: Sequence[Column], values: Mapping[str, Any]) -> None:
+    def fields(self, columns: Sequence[OutputColumn], values: Mapping[str, Any]) -> None:
         """Write the values of one object, one per line."""
         if self.is_json:
             self.document(dict(values))
@@ -234,7 +240,7 @@ class Output:
             self.errors.write((escape_controls(text) if self.errors.isatty() else text) + "\n")
             self.errors.flush()
 
-    def _values(self, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], *, header: bool) -> None:
+    def _values(self, columns: Sequence[OutputColumn], rows: Iterable[Mapping[str, Any]], *, header: bool) -> None:
         buffer = io.StringIO()
         # With \r\n as line end the writer also quotes a lone \r, which readers would take for the end of a row.
         writer = csv.writer(buffer, delimiter="," if self.shape == "csv" else "\t", lineterminator=_CSV_END)
@@ -251,7 +257,7 @@ class Output:
         buffer.seek(0)
         buffer.truncate()
 
-    def _table(self, columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> None:
+    def _table(self, columns: Sequence[OutputColumn], rows: Sequence[Sequence[Any]]) -> None:
         terminal = self.is_terminal
         cells = [
             [
@@ -265,7 +271,7 @@ class Output:
         else:
             self._plain_table(columns, cells)
 
-    def _rich_table(self, columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> None:
+    def _rich_table(self, columns: Sequence[OutputColumn], cells: Sequence[Sequence[str]]) -> None:
         from rich import box
         from rich.table import Table
         from rich.text import Text
@@ -282,7 +288,7 @@ class Output:
             table.add_row(*map(Text, row))
         console.print(table)
 
-    def _plain_table(self, columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> None:
+    def _plain_table(self, columns: Sequence[OutputColumn], cells: Sequence[Sequence[str]]) -> None:
         lines = [[column.heading for column in columns], *cells]
         widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
         for line in lines:
@@ -292,7 +298,7 @@ class Output:
             )
             self.line("  ".join(padded).rstrip())
 
-    def _pairs(self, columns: Sequence[Column], values: Mapping[str, Any]) -> None:
+    def _pairs(self, columns: Sequence[OutputColumn], values: Mapping[str, Any]) -> None:
         width = max(len(column.heading) for column in columns)
         terminal = self.is_terminal
         for column in columns:
@@ -300,7 +306,7 @@ class Output:
             self.line(f"{column.heading.ljust(width)}  {shown}".rstrip())
 
 
-def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], room: int) -> tuple[list[int | None], int]:
+def _widths(columns: Sequence[OutputColumn], cells: Sequence[Sequence[str]], room: int) -> tuple[list[int | None], int]:
     """(width of each column, minimal width of the table) in characters.
 
     Numbers and times are never folded; text columns have None and share the remaining room. Headings are folded if
@@ -345,7 +351,9 @@ _BAR_EVERY_S = 0.1
 
 
 class Progress:
-    """Progress of long work on stderr: a bar on a terminal, else a line every few seconds; nothing for short work.
+    """Progress of long work on stderr: a bar on a terminal, else a line every few seconds.
+
+    Nothing for short work.
 
     `things` names the counted items; `rate_unit` is the unit of the rate if it is not plain items.
     """

@@ -1,4 +1,4 @@
-"""Times as people write and read them: ISO 8601, epoch milliseconds, or relative to now (`15m`, `2h`, `1h30m`)."""
+"""Times as text: ISO 8601, epoch milliseconds, or relative to now (`15m`, `2h`, `1h30m`)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import re
 import time
 
 MS_PER_UNIT = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
-# A bare number is epoch milliseconds; below this it would lie before 1973 and is rather a count or an offset.
+# A plain number is epoch milliseconds. Below this limit, a time before 1973, it is more likely a count or an offset.
 EPOCH_MS_MIN = 100_000_000_000
-# What datetime can print: the end of the year 9999.
+# The end of the year 9999, the last time that datetime can print.
 EPOCH_MS_MAX = 253_402_300_799_999
-# 1990 to 2100: what a number in another unit is taken to mean when an error tells how to write it.
+# 1990 to 2100: the range in which an error suggests another unit.
 _LIKELY_MS_MIN, _LIKELY_MS_MAX = 631_152_000_000, 4_102_444_800_000
 
 SOCKET_WAIT_MAX_S = 2_000_000.0
-"""23 days: poll has 32 bits for the milliseconds that one waits at a socket."""
+"""23 days: the limit of a wait at a socket, whose milliseconds poll keeps in 32 bits."""
 
-# About 146 million years: it can be taken from now, and the difference be sent, which has 64 bits.
+# About 146 million years: now minus a duration must fit into 64 bits.
 _DURATION_MS_MAX = 1 << 62
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
@@ -30,16 +30,19 @@ def now_ms() -> int:
 
 
 def parse_duration_ms(text: str) -> int:
-    """`90s`, `15m`, `1h30m`, `500ms` as milliseconds. Raises ValueError, also for what no 64-bit number holds."""
+    """`90s`, `15m`, `1h30m`, `500ms` as milliseconds.
+
+    Raises ValueError, also for one beyond 64 bits.
+    """
     if not _DURATION.fullmatch(text):
-        raise ValueError(f"{text!r} is no duration; write 500ms, 90s, 15m, 2h, 1d or 1h30m")
+        raise ValueError(f"{text!r} is not a duration; write 500ms, 90s, 15m, 2h, 1d or 1h30m")
     found = sum(float(count) * MS_PER_UNIT[unit] for count, unit in _PART.findall(text))
     check_duration_ms(found, text)
     return round(found)
 
 
 def check_duration_ms(duration_ms: float, text: str) -> None:
-    """Raise ValueError when a duration, told by a text, is too long to be taken from now."""
+    """Raise ValueError if a duration is too long to be subtracted from now; `text` is its text."""
     if duration_ms > _DURATION_MS_MAX:
         raise ValueError(f"{text[:64]!r} is longer than {_DURATION_MS_MAX // MS_PER_UNIT['d']:,}d")
 
@@ -50,9 +53,9 @@ def is_duration(text: str) -> bool:
 
 
 def parse_time_ms(text: str, now: int | None = None) -> int:
-    """A moment as Unix milliseconds: ISO 8601 (local when it names no zone), epoch ms, `now`, or how long ago.
+    """Parse ISO 8601 (local time without a zone), epoch ms, `now` or an age to Unix ms.
 
-    Raises ValueError with what would be right.
+    Raises ValueError with examples.
     """
     text = text.strip()
     now = now_ms() if now is None else now
@@ -66,7 +69,7 @@ def parse_time_ms(text: str, now: int | None = None) -> int:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(
-            f"{text!r} is no time; write 2026-11-21T10:00, 2026-11-21T10:00:00Z, epoch milliseconds, 15m or 2h"
+            f"{text!r} is not a time; write 2026-11-21T10:00, 2026-11-21T10:00:00Z, epoch milliseconds, 15m or 2h"
         ) from None
     return datetime_ms(moment)
 
@@ -80,12 +83,12 @@ def _epoch_ms(text: str) -> int:
         ("nanoseconds", int(text) // 1_000_000),
     ):
         if _LIKELY_MS_MIN <= in_ms <= _LIKELY_MS_MAX:
-            raise ValueError(f"{text!r} is no time in epoch milliseconds; {unit} would be {in_ms}")
-    raise ValueError(f"{text!r} is no time in epoch milliseconds")
+            raise ValueError(f"{text!r} is not a time in epoch milliseconds; {unit} would be {in_ms}")
+    raise ValueError(f"{text!r} is not a time in epoch milliseconds")
 
 
 def datetime_ms(moment: datetime.datetime) -> int:
-    """Unix milliseconds of a datetime, exact; one without a zone is local time."""
+    """Unix milliseconds of a datetime; without a zone it is local time."""
     if moment.tzinfo is None:
         moment = moment.astimezone()
     return (moment - _EPOCH) // _MILLISECOND
@@ -96,7 +99,10 @@ _MILLISECOND = datetime.timedelta(milliseconds=1)
 
 
 def format_time(time_ms: int) -> str:
-    """ISO 8601 in local time with zone and milliseconds; `-` for 0, the number itself when it is no moment."""
+    """Format as ISO 8601 in local time with zone and milliseconds.
+
+    `-` for 0, the number itself if out of range.
+    """
     if time_ms == 0:
         return "-"
     if not 0 < time_ms <= EPOCH_MS_MAX:
@@ -106,9 +112,9 @@ def format_time(time_ms: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """`3.2 ms`, `1.50 s`, `4 m 05 s`, `2 h 10 m`: three figures where they mean something.
+    """Format a duration with about three digits: `3.2 ms`, `1.50 s`, `4 m 05 s`, `2 h 10 m`.
 
-    What began after now, by a clock that was set back, has taken no time yet.
+    A negative one, after the clock was set back, is 0.
     """
     seconds = max(0.0, seconds)
     if seconds < 1e-3:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from mqproc.cli.options import Command, Group, Invocation, complete_topic, pass_invocation
-from mqproc.cli.output import Column
+from mqproc.cli.options import Command, CommandGroup, Invocation, complete_topic, pass_invocation
+from mqproc.cli.output import OutputColumn
 from mqproc.client import Client
 from mqproc.errors import TopicNotFoundError
 from mqproc.store.topics import check_changeable
@@ -14,20 +14,20 @@ from mqproc.util.units import counted
 
 PERMISSIONS = {"r": 4, "w": 2, "rw": 6}
 _TOPIC_COLUMNS = [
-    Column("topic"),
-    Column("queues", kind="count"),
-    Column("message_count", "messages", "count"),
-    Column("permissions"),
+    OutputColumn("topic"),
+    OutputColumn("queues", kind="count"),
+    OutputColumn("message_count", "messages", "count"),
+    OutputColumn("permissions"),
 ]
 _QUEUE_COLUMNS = [
-    Column("queue_id", "queue", "number"),
-    Column("min_offset", kind="count"),
-    Column("max_offset", kind="count"),
-    Column("messages", kind="count"),
+    OutputColumn("queue_id", "queue", "number"),
+    OutputColumn("min_offset", kind="count"),
+    OutputColumn("max_offset", kind="count"),
+    OutputColumn("messages", kind="count"),
 ]
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def topic() -> None:
     """Create, list, inspect and delete topics."""
 
@@ -38,11 +38,11 @@ def topic() -> None:
 @click.option(
     "--perm",
     type=click.Choice(list(PERMISSIONS)),
-    help="rw for a new topic, else as it was. With r sends are refused; w refuses reads in RocketMQ, not here.",
+    help="Permissions; r refuses sends, w refuses reads in RocketMQ but not here.  [default: rw, or unchanged]",
 )
 @pass_invocation
 def create(invocation: Invocation, name: str, queues: int, perm: str | None) -> None:
-    """Make a topic, or give it more queues; a topic cannot lose queues."""
+    """Create a topic, or add queues to it; queues cannot be removed."""
     given = PERMISSIONS[perm] if perm else None
     with invocation.client() as client:
         client.create_topic(name, queues, perm=given)
@@ -53,7 +53,7 @@ def create(invocation: Invocation, name: str, queues: int, perm: str | None) -> 
 
 
 @topic.command("list", cls=Command)
-@click.option("--prefix", default="", shell_complete=complete_topic, help="Only names that begin so.")
+@click.option("--prefix", default="", shell_complete=complete_topic, help="Only names with this prefix.")
 @pass_invocation
 def list_(invocation: Invocation, prefix: str) -> None:
     """List topics with their queues and messages."""
@@ -83,23 +83,23 @@ def _info(client: Client, name: str) -> TopicInfo:
 
 
 def queues_of(client: Client, name: str) -> list[QueueInfo]:
-    """A topic's queues, in their order. Raises TopicNotFoundError."""
-    found = client.queues(name) if name else []  # Without a name the store answers with all queues.
+    """The queues of a topic, sorted. Raises TopicNotFoundError."""
+    found = client.queues(name) if name else []  # An empty name would return all queues.
     if not found:
         raise no_topic(name)
     return sorted(found, key=lambda queue: queue.queue_id)
 
 
 def no_topic(name: str) -> TopicNotFoundError:
-    """The error for a topic that is not there."""
-    return TopicNotFoundError(f"no topic {name!r}; mqproc topic list shows what there is")
+    """The error for a missing topic."""
+    return TopicNotFoundError(f"no topic {name!r}; mqproc topic list lists the topics")
 
 
 @topic.command(cls=Command)
 @click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
 @pass_invocation
 def info(invocation: Invocation, name: str) -> None:
-    """Show a topic's queues with their offsets. Exit code 5 when there is no such topic."""
+    """Show a topic's queues with their offsets. Exit code 5 if there is no such topic."""
     with invocation.client() as client:
         found = _info(client, name)
         queues = queues_of(client, name)
@@ -123,10 +123,10 @@ def info(invocation: Invocation, name: str) -> None:
 
 @topic.command(cls=Command)
 @click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
-@click.option("--yes", is_flag=True, help="Really delete; without it only the plan is shown.")
+@click.option("--yes", is_flag=True, help="Delete the topic instead of showing the plan.")
 @pass_invocation
 def delete(invocation: Invocation, name: str, yes: bool) -> int:
-    """Delete a topic: its queues are forgotten, its messages stay in the log until retention takes them."""
+    """Delete a topic with its queues; its messages stay in the log until retention deletes them."""
     out = invocation.out
     with invocation.client() as client:
         found = _info(client, name)
@@ -136,7 +136,7 @@ def delete(invocation: Invocation, name: str, yes: bool) -> int:
     if out.is_json:
         out.document(_row(found) | {"deleted": yes})
     elif yes:
-        out.note(f"topic {name} is deleted")
+        out.note(f"deleted topic {name}")
     else:
         held = f"{counted(found.queues, 'queue')} and {counted(found.message_count, 'message')}"
         out.note(f"would delete {name} with {held}; --yes does it")

@@ -1,6 +1,6 @@
-"""`mqproc transaction list|commit|rollback|check`: open transactions, and deciding them in their producers' place.
+"""`mqproc transaction`: list open transactions, and decide them in place of their producers.
 
-What decides something shows its plan and ends with exit code 1; with `--execute` it is done.
+Commands that decide something show a plan and exit with code 1; with `--execute` they do it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import click
 
-from mqproc.cli.options import SECONDS, Command, Group, Invocation, pass_invocation
-from mqproc.cli.output import Column
+from mqproc.cli.options import SECONDS, Command, CommandGroup, Invocation, pass_invocation
+from mqproc.cli.output import OutputColumn
 from mqproc.cli.times import format_duration, now_ms
 from mqproc.client import Client
 from mqproc.errors import TransactionEndedError, TransactionNotFoundError
@@ -24,35 +24,41 @@ EXIT_NOT_ALL: Final = 1
 LISTED: Final = 1000
 
 _COLUMNS = [
-    Column("transaction_id", "transaction"),
-    Column("group"),
-    Column("topic"),
-    Column("age"),
-    Column("checks", kind="count"),
-    Column("next_check_ms", "next check", "time_ms"),
-    Column("size", kind="bytes"),
-    Column("message_id", "half message"),
+    OutputColumn("transaction_id", "transaction"),
+    OutputColumn("group"),
+    OutputColumn("topic"),
+    OutputColumn("age"),
+    OutputColumn("checks", kind="count"),
+    OutputColumn("next_check_ms", "next check", "time_ms"),
+    OutputColumn("size", kind="bytes"),
+    OutputColumn("message_id", "half message"),
 ]
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def transaction() -> None:
     """Open transactions: list, commit, roll back, check.
 
-    They are messages whose producers have not decided yet. An ID is a transaction's or its half message's. Exit code 5
-    when there is no such open transaction.
+    An open transaction is a message that its producer has not committed or rolled back yet. ID is the id of a
+    transaction or of its half message. Exit code 5 if there is no such open transaction.
     """
 
 
 @transaction.command("list", cls=Command)
-@click.option("--group", default="", help="Only this producer group's.")
-@click.option("--older", type=SECONDS, help="Only older ones than so long.")
+@click.option("--group", default="", help="Only transactions of this producer group.")
+@click.option("--older", type=SECONDS, help="Only transactions older than this.")
 @click.option(
-    "-n", "--count", type=click.IntRange(1, 10_000), default=LISTED, show_default=True, help="At most so many."
+    "-n",
+    "--count",
+    type=click.IntRange(1, 10_000),
+    default=LISTED,
+    show_default=True,
+    metavar="N",
+    help="At most N transactions.",
 )
 @pass_invocation
 def list_(invocation: Invocation, group: str, older: float | None, count: int) -> None:
-    """List open transactions, the oldest first: whose they are, how old, how often their producers were asked."""
+    """List open transactions, oldest first, with group, age and number of checks."""
     with invocation.client() as client:
         found = client.transactions.open(group, max_transactions=count)
     limit_ms = now_ms() - round((older or 0) * 1000)
@@ -65,7 +71,7 @@ def _row(found: OpenTransaction) -> dict[str, Any]:
 
 
 _ids = click.argument("ids", metavar="ID...", nargs=-1, required=True)
-_execute = click.option("--execute", is_flag=True, help="Really do it; without it only the plan is shown.")
+_execute = click.option("--execute", is_flag=True, help="Execute the plan instead of showing it.")
 
 
 @transaction.command(cls=Command)
@@ -73,7 +79,7 @@ _execute = click.option("--execute", is_flag=True, help="Really do it; without i
 @_execute
 @pass_invocation
 def commit(invocation: Invocation, ids: tuple[str, ...], execute: bool) -> int:
-    """Have the messages of open transactions delivered."""
+    """Commit open transactions: deliver their messages."""
     return _decide(invocation, "commit", ids, execute, lambda client, found: client.transactions.commit(found))
 
 
@@ -82,7 +88,7 @@ def commit(invocation: Invocation, ids: tuple[str, ...], execute: bool) -> int:
 @_execute
 @pass_invocation
 def rollback(invocation: Invocation, ids: tuple[str, ...], execute: bool) -> int:
-    """Have the messages of open transactions never delivered."""
+    """Roll back open transactions: their messages are never delivered."""
     return _decide(invocation, "rollback", ids, execute, lambda client, found: client.transactions.rollback(found))
 
 
@@ -91,7 +97,7 @@ def rollback(invocation: Invocation, ids: tuple[str, ...], execute: bool) -> int
 @_execute
 @pass_invocation
 def check(invocation: Invocation, ids: tuple[str, ...], execute: bool) -> int:
-    """Have a producer of each transaction's group asked now. It counts as a check."""
+    """Ask a producer of each transaction's group now. This counts as a check."""
     return _decide(invocation, "check", ids, execute, lambda client, found: client.transactions.check(found))
 
 
@@ -103,7 +109,7 @@ def _decide(
     act: Callable[[Client, OpenTransaction], object],
 ) -> int:
     with invocation.client() as client:
-        # One by one: by the id that a half message had before its checks it is found, and has another one by now.
+        # One request per id: a transaction found by an earlier id of its half message is returned with its new id.
         asked = {each: client.transactions.open(ids=[each]) for each in ids}
         if missing := [each for each, named in asked.items() if not named]:
             raise TransactionNotFoundError(f"no open transaction {', '.join(missing)}")
@@ -123,7 +129,7 @@ def _decide(
 
 
 def _acted(client: Client, found: OpenTransaction, act: Callable[[Client, OpenTransaction], object]) -> bool:
-    """Whether it was done; another may have decided meanwhile."""
+    """Whether it was done; the transaction may have ended meanwhile."""
     try:
         return act(client, found) != 0
     except TransactionEndedError:

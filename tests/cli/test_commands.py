@@ -15,7 +15,7 @@ import click
 import pytest
 
 from mqproc.cli.main import EXIT_CODES, cli
-from mqproc.cli.options import SIZE, Command, Group
+from mqproc.cli.options import SIZE, Command, CommandGroup
 from mqproc.errors import ERROR_BY_CODE
 from tests.cli.calling import call
 from tests.client.memory_roles import MemoryRoles
@@ -47,7 +47,7 @@ def test_every_command_and_option_has_a_help_text(path: tuple[str, ...], command
 def test_every_command_has_the_common_options_and_its_help_can_be_shown(
     path: tuple[str, ...], command: click.Command
 ) -> None:
-    assert isinstance(command, (Command, Group))
+    assert isinstance(command, (Command, CommandGroup))
     names = {name for param in command.params for name in param.opts}
     assert {"--store", "--config", "--set", "--output", "--json", "--timeout", "--color", "--verbose"} <= names
     assert call(*path, "--help").code == 0
@@ -55,7 +55,7 @@ def test_every_command_has_the_common_options_and_its_help_can_be_shown(
 
 def test_the_overview_says_what_the_commands_say_themselves() -> None:
     context = click.Context(cli)
-    assert isinstance(cli, Group)
+    assert isinstance(cli, CommandGroup)
     for name, (_, short_help) in cli.lazy.items():
         command = cli.get_command(context, name)
         assert command is not None
@@ -97,14 +97,14 @@ def test_a_send_without_an_answer_has_the_exit_code_of_a_timeout(tmp_path: Path)
 def test_a_mistyped_command_brings_a_suggestion_in_one_line() -> None:
     outcome = call("tial")
     assert outcome.code == 2
-    assert outcome.err == "mqproc: No such command 'tial'; did you mean 'tail'?; mqproc --help tells more\n"
+    assert outcome.err == "mqproc: No such command 'tial'; did you mean 'tail'?; see mqproc --help\n"
     assert "did you mean 'create'" in call("topic", "craete").err
 
 
 def test_a_name_that_other_tools_have_for_a_command_brings_ours() -> None:
     for given, meant in (("start", "up"), ("stop", "down"), ("help", "--help")):
         assert (
-            call(given).err == f"mqproc: No such command '{given}'; did you mean '{meant}'?; mqproc --help tells more\n"
+            call(given).err == f"mqproc: No such command '{given}'; did you mean '{meant}'?; see mqproc --help\n"
         )
     assert "did you mean '--help'?; mqproc topic --help" in call("topic", "help").err
     assert "there are: create," in call("topic", "start").err
@@ -114,7 +114,7 @@ def test_what_is_missing_is_told_in_one_sentence() -> None:
     outcome = call("topic", "create")
     assert (outcome.code, outcome.err) == (
         2,
-        "mqproc: Missing argument 'TOPIC'; mqproc topic create --help tells more\n",
+        "mqproc: Missing argument 'TOPIC'; see mqproc topic create --help\n",
     )
 
 
@@ -122,7 +122,7 @@ def test_a_choice_is_told_once_and_in_one_line() -> None:
     outcome = call("completion")
     assert (outcome.code, outcome.err) == (
         2,
-        "mqproc: Missing argument 'SHELL'. Choose from: bash, zsh, fish; mqproc completion --help tells more\n",
+        "mqproc: Missing argument 'SHELL'. Choose from: bash, zsh, fish; see mqproc completion --help\n",
     )
     wrong = call("restart", "writter")
     assert (wrong.code, wrong.err.count("\n"), wrong.err.count("index-flusher")) == (2, 1, 1)

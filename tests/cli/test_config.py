@@ -52,8 +52,8 @@ def test_a_misspelt_name_in_a_broker_conf_is_wrong_configuration(tmp_path: Path)
 def test_a_misspelt_variable_is_told(tmp_path: Path) -> None:
     misspelt = {"MQPROC_FLUSH_DISK_TYP": "SYNC_FLUSH", "MQPROC_SERVICE_HOST": "10.0.0.1"}
     told = [
-        "MQPROC_FLUSH_DISK_TYP is no option, and ignored; did you mean MQPROC_FLUSH_DISK_TYPE?",
-        "MQPROC_SERVICE_HOST is no option, and ignored",
+        "MQPROC_FLUSH_DISK_TYP is not an option, and ignored; did you mean MQPROC_FLUSH_DISK_TYPE?",
+        "MQPROC_SERVICE_HOST is not an option, and ignored",
     ]
     checked = call("config", "check", **misspelt)
     assert (checked.code, checked.out.splitlines()[1:]) == (0, told)
@@ -68,8 +68,8 @@ def test_what_kubernetes_says_of_a_service_is_no_option() -> None:
     checked = call("config", "check", "--json", **service).json
     assert checked["set"] == 0
     assert checked["warnings"] == [
-        "MQPROC_METRICS_PORT is what Kubernetes says of a service, no option, and ignored",
-        "MQPROC_METRICS_PORT_5557_TCP is no option, and ignored",
+        "MQPROC_METRICS_PORT is set by Kubernetes for a service, and ignored",
+        "MQPROC_METRICS_PORT_5557_TCP is not an option, and ignored",
     ]
     wrong = call("config", "check", MQPROC_METRICS_PORT="10.0.0.1:5557")
     assert (wrong.code, "MQPROC_METRICS_PORT: metrics_port = '10.0.0.1:5557'" in wrong.err) == (8, True)

@@ -51,7 +51,7 @@ def test_each_distinct_error_stands_once_the_newest_last(tmp_path: Path) -> None
 
 def test_a_store_without_errors_says_so(tmp_path: Path) -> None:
     outcome = call("errors", "--store", tmp_path)
-    assert (outcome.code, outcome.out, outcome.err) == (0, "", "nothing has gone wrong\n")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "no errors\n")
     assert call("errors", "--store", tmp_path, "--json").json["errors"] == []
 
 
@@ -110,7 +110,7 @@ def test_a_page_that_a_role_could_not_have_is_told_with_its_file(make_group: Cal
         os.truncate(group.paths.queues, 0)
         with pytest.raises(MqprocError):
             impatient.send("topic", b"after")
-    told = re.compile(f"{group.paths.queues}: offset [0-9,]+: the file was cut while it was read")
+    told = re.compile(f"{group.paths.queues}: offset [0-9,]+: the file was truncated while it was read")
     wait_until(lambda: any(told.fullmatch(text) for text in texts(group)), what="a role that tells of it")
     wait_until(lambda: "Current thread" in group.output.read_text(), what="its Python stack")
 

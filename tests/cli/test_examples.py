@@ -53,7 +53,7 @@ def test_a_word_chooses_by_title_or_else_by_code(word: str, title: str, shown: s
 def test_what_is_in_no_example_is_told() -> None:
     outcome = call("examples", "kafka")
     assert (outcome.code, outcome.out) == (2, "")
-    assert "no example tells of 'kafka'; mqproc examples lists them" in outcome.err
+    assert "no example contains 'kafka'; mqproc examples lists them" in outcome.err
 
 
 def test_one_runs_as_it_is_printed(tmp_path: Path) -> None:

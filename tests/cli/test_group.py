@@ -40,7 +40,7 @@ def test_a_detached_group_lives_until_down(tmp_path: Path) -> None:
             again = mqproc("up", "--store", store, *how)
             assert again.returncode == 7
             assert f"in use by pid {found['roles'][0]['pid']} since" in again.stderr
-            assert f"; mqproc status --store {store} shows a group that runs there, mqproc down stops" in again.stderr
+            assert f"; mqproc status --store {store} shows a running group, mqproc down stops" in again.stderr
     finally:
         down = mqproc("down", "--store", store)
     assert down.returncode == 0
@@ -53,7 +53,7 @@ def test_who_asks_while_the_program_is_loaded_is_told_so(tmp_path: Path) -> None
     command = ["up", "--store", str(store), "--set", "metrics_port=0"]
     up = subprocess.Popen([sys.executable, "-c", _LOADS_WHEN_TOLD, *command], stdin=subprocess.PIPE)
     assert up.stdin is not None
-    told = f"mqproc: {store}: mqproc up has begun here and still loads its program; ask again\n"
+    told = f"mqproc: {store}: mqproc up is starting here and still loads its program; ask again\n"
     try:
         wait_until(lambda: call("status", "--store", store).err == told, what="a group that begins")
         # Of a folder that is there, too, and whatever a client wants.
@@ -77,7 +77,7 @@ from mqproc.cli.main import main
 
 class Held:
     def find_spec(self, name, path=None, target=None):
-        if name == "mqproc.cli.engine":
+        if name == "mqproc.cli.admin.engine_hooks":
             sys.stdin.read()
 
 sys.meta_path.insert(0, Held())
@@ -171,7 +171,7 @@ def test_a_start_that_the_disk_refuses_says_of_which_store_and_which_limit(
     (line,) = up.stderr.splitlines()
     assert line.startswith(f"mqproc: {store}: the group cannot start: ")
     assert told in line
-    assert line.endswith(f"; files may have {limit:,} bytes here (ulimit -f)")
+    assert line.endswith(f"; files are limited to {limit:,} bytes (ulimit -f)")
 
 
 def test_a_group_runs_whose_lines_go_into_a_file_on_a_full_disk(make_group: Callable[..., Group]) -> None:
@@ -190,7 +190,7 @@ def test_a_group_runs_whose_lines_go_into_a_file_on_a_full_disk(make_group: Call
         up.send_signal(signal.SIGHUP)
         with group.client() as client:
             assert client.send("orders", b"hello").queue_offset == 0
-        assert call("errors", "--store", group.store).err == "nothing has gone wrong\n"
+        assert call("errors", "--store", group.store).err == "no errors\n"
         assert call("down", "--store", group.store).code == 0
         assert up.wait(60) == 0
     finally:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.cli.message.journal import Fingerprint, Journal, import_id, unique_id_of, unique_id_prefix
+from mqproc.cli.message.importer import Fingerprint, Journal, import_id, unique_id_of, unique_id_prefix
 from mqproc.errors import BadRequestError, StoreLockedError
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths

@@ -21,7 +21,7 @@ import pytest
 from pyarrow import parquet
 
 from mqproc.cli.message import importer
-from mqproc.cli.message.journal import HEAD_BYTES, Fingerprint
+from mqproc.cli.message.importer import HEAD_BYTES, Fingerprint
 from tests.cli.calling import Outcome, call
 from tests.conftest import PATIENCE_S, Group, wait_until
 

@@ -38,7 +38,7 @@ def test_a_mistyped_variable_is_told_where_no_store_is_named(tmp_path: Path, mon
     outcome = call("status", MQPROC_STORRE="/data")
     assert outcome.code == 2
     assert "no store is named: give --store DIR, set MQPROC_STORE, or" in outcome.err
-    assert "; MQPROC_STORRE is no option, and ignored; did you mean MQPROC_STORE?; mqproc status --help" in outcome.err
+    assert "; MQPROC_STORRE is not an option, and ignored; did you mean MQPROC_STORE?; see mqproc status" in outcome.err
 
 
 def test_options_say_where_they_were_set(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_what_stands_above_the_table_of_options_is_not_passed_over(
     (tmp_path / "mqproc.toml").write_text(f'title = "of another tool"\n{line}\n[mqproc]\nmax_message_size = 65536\n')
     for arguments in (["config", "check"], ["status"]):
         refused = call(*arguments)
-        told = f"mqproc: mqproc.toml: {name} stands above [mqproc]: options stand below it, or alone\n"
+        told = f"mqproc: mqproc.toml: {name} is outside of [mqproc]: options belong to it, or to no table\n"
         assert (refused.code, refused.err) == (8, told)
 
 
@@ -129,10 +129,10 @@ def test_a_symlink_to_nothing_is_told_with_what_it_leads_to(tmp_path: Path, argu
     """It was no such folder, which `mqproc up` were to make."""
     (tmp_path / "store").symlink_to("nowhere")
     told = call(*arguments.split(), tmp_path / "store")
-    assert f"{tmp_path}/store: a symlink to {tmp_path}/nowhere, which is not there" in told.out + told.err
+    assert f"{tmp_path}/store: a symlink to {tmp_path}/nowhere, which does not exist" in told.out + told.err
     assert "mqproc up" not in told.err
     below = call(*arguments.split(), tmp_path / "store" / "a" / "b")
-    there = f"{tmp_path}/store/a/b: {tmp_path}/store is a symlink to {tmp_path}/nowhere, which is not there"
+    there = f"{tmp_path}/store/a/b: {tmp_path}/store is a symlink to {tmp_path}/nowhere, which does not exist"
     assert there in below.out + below.err
     assert "mqproc up" not in below.err
 

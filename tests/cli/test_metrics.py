@@ -53,7 +53,7 @@ def test_a_taken_port_is_told_at_the_start_and_by_the_check(make_group: Callable
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         group = make_group(metrics_port=taken.getsockname()[1])
-        said = f"metrics and the status page are not offered at {address}: set metrics_port; mqproc errors tells why"
+        said = f"metrics and the status page are unavailable at {address}: set metrics_port; see mqproc errors"
         wait_until(lambda: said in group.output.read_text(), what="the start tells of the port")
         assert "metrics are not offered" in call("errors", "--store", group.store).out
         done = call("metrics", "--check", "--store", group.store)

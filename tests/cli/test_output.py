@@ -11,9 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.cli.output import SCHEMA_VERSION, Column, Output, encode_json, format_bytes
+from mqproc.cli.output import SCHEMA_VERSION, Output, OutputColumn, encode_json, format_bytes
 
-COLUMNS = [Column("name"), Column("size", kind="bytes"), Column("count", kind="count"), Column("tags")]
+COLUMNS = [
+    OutputColumn("name"),
+    OutputColumn("size", kind="bytes"),
+    OutputColumn("count", kind="count"),
+    OutputColumn("tags"),
+]
 ROWS = [
     {"name": "a", "size": 4096, "count": 1234, "tags": ["x", "y"]},
     {"name": "bb", "size": 1, "count": None, "tags": []},
@@ -44,7 +49,7 @@ def test_a_row_is_read_back_as_it_was_whatever_ends_lines_in_it(shape: str, deli
     texts = ["a\rb", "a\r\nb", "a\nb", "\r", 'a"b', "a,b", "a\tb", ""]
     stream = io.StringIO(newline="")
     out = Output(shape, stream=stream)
-    columns = [Column("body"), Column("after")]
+    columns = [OutputColumn("body"), OutputColumn("after")]
     out.rows("things", columns, ({"body": text, "after": 1} for text in texts))
     found = list(csv.reader(io.StringIO(stream.getvalue(), newline=""), delimiter=delimiter))
     assert found[len(found) - len(texts) :] == [[text, "1"] for text in texts]
@@ -86,7 +91,9 @@ def test_numbers_and_times_are_whole_on_the_narrowest_terminal(monkeypatch: pyte
     terminal = Terminal()
     kinds = {"queue_offset": "count", "stored": "time_ms", "size": "bytes", "body": "text"}
     row = {"queue_offset": 1_234_567, "stored": 1_795_726_193_690, "size": 4096, "body": "folded " * 20}
-    Output("table", stream=terminal).rows("things", [Column(name, kind=kind) for name, kind in kinds.items()], [row])
+    Output("table", stream=terminal).rows(
+        "things", [OutputColumn(name, kind=kind) for name, kind in kinds.items()], [row]
+    )
     first = next(line for line in terminal.getvalue().splitlines() if "1,234,567" in line)
     assert re.search(r"1,234,567 +2026-11-26T20:49:53\.690\+00:00 +4\.0 KiB +folded", first), terminal.getvalue()
     assert "queue offset" in terminal.getvalue() or columns < 80
@@ -113,9 +120,9 @@ def test_a_terminal_gets_no_orders_from_data() -> None:
     stream, errors = Terminal(), Terminal()
     out = Output("table", "never", stream, errors)
     out.line(ORDERS)
-    out.fields([Column("body")], {"body": ORDERS})
+    out.fields([OutputColumn("body")], {"body": ORDERS})
     out.note(ORDERS)
-    Output("csv", "never", stream).rows("things", [Column("body")], [{"body": ORDERS}])
+    Output("csv", "never", stream).rows("things", [OutputColumn("body")], [{"body": ORDERS}])
     told = "a\\x1b[31mb\\x9b2J\\x07\\r\nc\td"
     assert stream.getvalue() == f'{told}\nbody  {told}\nbody\n"{told}"\n'
     assert errors.getvalue() == f"{told}\n"
@@ -123,7 +130,7 @@ def test_a_terminal_gets_no_orders_from_data() -> None:
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
 def test_no_value_breaks_the_rows_of_a_table(stream: io.StringIO) -> None:
-    Output("table", "never", stream).rows("things", [Column("name")], [{"name": ORDERS}])
+    Output("table", "never", stream).rows("things", [OutputColumn("name")], [{"name": ORDERS}])
     assert "a\\x1b[31mb\\x9b2J\\x07\\r\\nc\\td" in stream.getvalue()
     assert "\x1b[31m" not in stream.getvalue()
 
@@ -132,7 +139,7 @@ def test_a_pipe_gets_what_there_is() -> None:
     stream = io.StringIO()
     out = Output("table", "never", stream)
     out.line(ORDERS)
-    out.fields([Column("body")], {"body": ORDERS})
+    out.fields([OutputColumn("body")], {"body": ORDERS})
     assert stream.getvalue() == f"{ORDERS}\nbody  {ORDERS}\n"
 
 

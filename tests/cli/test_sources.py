@@ -19,7 +19,7 @@ import click
 import pytest
 
 from mqproc.cli.message.importer import ColumnMaker, FieldNames
-from mqproc.cli.message.sources import Chunk, Counted, Reading, Source, guess_kind
+from mqproc.cli.message.sources import Chunk, CountingStream, Reading, Source, guess_kind
 from mqproc.errors import BadMessageError, BadRequestError
 
 CSV = 'id,name,price,ok\n1,Ann,1.50,true\n007,"B ""x"", y",,false\n3,Öl %s,-2e3,maybe\n'
@@ -276,7 +276,7 @@ def test_an_error_of_the_disk_is_told_as_one(tmp_path: Path, monkeypatch: pytest
     def fails(*given: object) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(Counted, "readinto", fails)
+    monkeypatch.setattr(CountingStream, "readinto", fails)
     for name in ("a.csv", "a.txt"):
         with pytest.raises(OSError, match="Input/output error"):
             read(packed(tmp_path / name, CSV.encode()))

@@ -188,4 +188,4 @@ def test_a_brokers_own_address_and_name_may_be_any(tmp_path: Path) -> None:
         assert outcome.code == 0, outcome.err
     outcome = call("--config", conf, "up", "--store", tmp_path / "new")
     assert outcome.code == 8
-    assert "broker_ip = 'broker-a.example.com' is no IP address" in outcome.err
+    assert "broker_ip = 'broker-a.example.com'is not an IP address" in outcome.err

@@ -258,7 +258,7 @@ def test_without_room_for_copies_nothing_is_changed(damaged: Path, repair: Call)
     before = contents(damaged)
     outcome = repair(FailingIO("repaired", errno.ENOSPC))
     assert (outcome.code, outcome.out) == (3, "")
-    assert "No space left on device: no copies can be kept, so nothing was changed" in outcome.err
+    assert "No space left on device: originals cannot be copied; nothing was changed" in outcome.err
     assert len(outcome.err.splitlines()) == 1
     assert contents(damaged) == before
     assert list((damaged / "mqproc" / "repaired").iterdir()) == []
@@ -493,5 +493,5 @@ def test_a_link_is_not_repaired(tmp_path: Path, name: str) -> None:
     assert "a symbolic link" in call("store", "verify", store).out
     outcome = call("store", "repair", store, "--execute")
     assert outcome.code == 3
-    assert f"{store / name}: a symlink; put the file itself there first" in outcome.err
+    assert f"{store / name}: a symlink; replace it by the file first" in outcome.err
     assert (store / name).is_symlink()

@@ -199,7 +199,7 @@ def test_a_damaged_index_file_whose_records_have_expired_goes(tmp_path: Path, it
     place = index_file.item_offset(options_of(fixture.expected).max_hash_slot_num, item)
     overwrite(fixture.store / name, place + index_file.ITEM_PHYSICAL_OFFSET, physical_offset.to_bytes(8, "big"))
     done = repair(fixture.store, [])
-    assert [(row["file"], row["what"]) for row in done.json["actions"]] == [(name, "move aside")]
+    assert [(row["file"], row["what"]) for row in done.json["actions"]] == [(name, "move away")]
     assert not (fixture.store / name).exists()
 
 
@@ -230,8 +230,8 @@ def test_delivered_levels_whose_copy_is_another_file_keep_nobody_from_a_repair(t
     for name in ("delayOffset.json", "delayOffset.json.bak"):
         (store / "config" / name).write_text('{"topicConfigTable":{}}')
     done = repair(store, ["--set", "max_queues=4096"])
-    assert [(row["file"], row["what"]) for row in done.json["actions"]] == [("config/delayOffset.json", "move aside")]
-    assert any("the log tells what was delivered" in line for line in done.json["recovery"])
+    assert [(row["file"], row["what"]) for row in done.json["actions"]] == [("config/delayOffset.json", "move away")]
+    assert any("delivered messages are found in the log" in line for line in done.json["recovery"])
 
 
 def test_the_logs_last_record_is_of_a_queue_that_cannot_be(tmp_path: Path) -> None:

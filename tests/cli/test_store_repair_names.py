@@ -109,7 +109,7 @@ def test_a_second_copy_in_the_place_of_a_segment_goes_aside(whole: StoppedStore,
     shutil.copytree(whole.root, store)
     shutil.copy(store / "commitlog" / NAMES[1], store / "commitlog" / NAMES[2])
     verified = call("store", "verify", store, "--json", *flags)
-    assert verified.json["findings"][0]["text"] == f"its records belong to commitlog/{NAMES[1]}, which is there"
+    assert verified.json["findings"][0]["text"] == f"its records belong to commitlog/{NAMES[1]}, which exists"
     done = repair(store, flags)
     assert (store / done.json["kept_in"] / "files" / "commitlog" / NAMES[2]).is_file()
     assert places(store) == [place for place in places(whole.root) if place // SEGMENT != 2]

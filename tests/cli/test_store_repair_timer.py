@@ -194,7 +194,7 @@ def test_what_the_log_lost_at_its_end_is_not_counted_as_filed(made: Path, tmp_pa
     write(paths.queue(TIMER_TOPIC, 0) / f"{0:020d}", filed * UNIT_SIZE, struct.pack(">qiq", end, 300, 0))
     for place in (16, 24):
         check_word(place, filed + 1)(paths)
-    assert "the next start files again what waits" in str(repair(paths.root, FLAGS).json["recovery"])
+    assert "the next start files waiting messages again" in str(repair(paths.root, FLAGS).json["recovery"])
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_what_lies_in_the_place_of_the_timers_files_is_moved_aside(made: Path, t
     }
     assert call("store", "recover", paths.root, "--execute", *FLAGS).code == 0
     assert not any(place.exists() for place in places)
-    assert len(list(paths.aside.iterdir())) == 3
+    assert len(list(paths.quarantine.iterdir())) == 3
 
 
 def test_what_lies_in_a_timer_log_that_is_moved_aside_goes_with_it(made: Path, tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_groups_that_have_not_consumed_are_told_and_guarded(store: Path) -> None
     assert told["unconsumed_messages"] == minimum - 33
     guarded = plan(store, "--older-than", "0s", "--set", "retention_guard=groups")
     assert guarded["held_by"] == "consumer group"
-    assert guarded["held_detail"] == "group slow stands at 33 of OrderTopic/0"
+    assert guarded["held_detail"] == "group slow is at 33 of OrderTopic/0"
     assert guarded["unconsumed_messages"] == 0
     done = retention(store, "--execute", "--older-than", "0s").json
     assert done["unconsumed_messages"] == minimum - 33

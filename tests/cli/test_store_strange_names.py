@@ -32,7 +32,7 @@ def test_a_folder_whose_name_is_no_text_is_left_alone(store: StoppedStore, flags
     os.makedirs(os.fsencode(store.root) + b"/" + NO_TEXT)
     found = store.recover(clean=False)
     assert_whole(store, found)
-    assert any(r"consumequeue/\xff\xfe: none of the store's files, left alone" in line for line in found.said)
+    assert any(r"consumequeue/\xff\xfe: not a file of the store, left alone" in line for line in found.said)
     assert os.path.isdir(os.fsencode(store.root) + b"/" + NO_TEXT)
     for command in (["verify"], ["recover", "--dry-run"], ["repair"], ["info"], ["retention"]):
         outcome = call("store", command[0], store.root, *command[1:], *flags, "--json")

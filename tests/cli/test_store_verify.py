@@ -352,12 +352,12 @@ def test_where_a_lost_log_ended_is_told_by_who_knows_best(tmp_path: Path) -> Non
     store = BY_NAME["d19_commitlog_gone/clean"].unpack(tmp_path)
     end = 290_296
     listed = {row["kind"]: row for row in call("store", "verify", store, "--json").json["findings"]}
-    known = f"consumequeue knows of records up to {end:,}"
-    size = "no segment tells its size: the 1,073,741,824 bytes of the options are used"
+    known = f"consumequeue refers to records up to {end:,}"
+    size = "the segment size is unknown, 1,073,741,824 bytes are assumed from the options"
     assert listed["segment_missing"]["text"] == f"{known}; {size}"
     assert (listed["log_ends_early"]["size"], listed["log_ends_early"]["text"]) == (end, f"the log ends at 0; {known}")
     shutil.rmtree(store / "consumequeue")
     found = call("store", "verify", store, "--set", "message_index_enable=true", "--json").json["findings"]
     early = next(row for row in found if row["kind"] == "log_ends_early")
-    assert early["text"].endswith("knows of a record at 289,916")
+    assert early["text"].endswith("refers to a record at 289,916")
     assert early["size"] == 289_917

@@ -65,13 +65,13 @@ def test_views_sort_and_filter_follow_the_keys(group: Group) -> None:
         terminal.send("\x1b")
         terminal.until("orders", "1-4")
         terminal.send("?")
-        terminal.until("turn the order round")
+        terminal.until("reverse the order")
         terminal.send(" ")
         terminal.until("orders", "1-4")
         terminal.send(" ")
-        terminal.until("held")
+        terminal.until("paused")
         terminal.send("3")
-        terminal.until("no consumer group has progress yet")
+        terminal.until("no consumer group has committed an offset yet")
         terminal.send("q")
         assert terminal.end() == 0
         assert terminal.is_as_before()
@@ -212,7 +212,7 @@ def test_a_group_that_does_not_serve_in_full_is_never_called_ready(make_group: C
     status = call("status", "--store", group.store)
     assert status.code == 1
     assert status.out.startswith(f"{group.store}: not ready, READ-ONLY after a failed sync, up")
-    problem = "✗ the store is read-only: a sync failed with errno 5; mend the disk, mqproc down, mqproc store repair"
+    problem = "✗ the store is read-only: a sync failed with errno 5; repair the disk, mqproc down, mqproc store repair"
     assert problem in status.out
     (said,) = call("status", "--store", group.store, "--json").json["problems"]
     assert said == problem.removeprefix("✗ ")

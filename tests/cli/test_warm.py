@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.cli import warm_kernels
+from mqproc.cli.admin import kernel_cache as warm_kernels
 from tests.cli.calling import call
 
 
@@ -14,7 +14,7 @@ from tests.cli.calling import call
 def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the note of a full cache lies; children that compile do so at once."""
     note = tmp_path / "mqproc-warmed-now"
-    monkeypatch.setattr(warm_kernels, "_note_of_full_cache", lambda: note)
+    monkeypatch.setattr(warm_kernels, "_full_cache_marker", lambda: note)
     monkeypatch.setattr(warm_kernels, "_compile_in_children", lambda: True)
     return note
 
@@ -33,7 +33,7 @@ def test_json_says_whether_it_compiled(note: Path) -> None:
 
 
 def test_where_nothing_can_be_kept_it_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_kernels, "_note_of_full_cache", lambda: None)
+    monkeypatch.setattr(warm_kernels, "_full_cache_marker", lambda: None)
     found = call("warm")
     assert found.code == 1
     assert "NUMBA_CACHE_DIR" in found.err

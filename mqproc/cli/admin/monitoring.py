@@ -1,6 +1,6 @@
-"""`mqproc stat`: every word of the control file, and what follows from several of them.
+"""`mqproc stat`, `errors` and `metrics`: control words, errors, and the list of metrics.
 
-Reads the file only, so it works with the group dead: the values then are those of its last moment.
+`stat` and `errors` only read files, so they also work for a stopped group, with its last values.
 """
 
 from __future__ import annotations
@@ -16,30 +16,35 @@ from typing import Any, Final
 import click
 
 from mqproc.cli.options import SECONDS, TIME, Command, Invocation, pass_invocation
-from mqproc.cli.output import Column, Output
+from mqproc.cli.output import Output, OutputColumn
 from mqproc.cli.times import SOCKET_WAIT_MAX_S, now_ms
 from mqproc.errors import CorruptStoreError, NotRunningError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc import control_words
 from mqproc.ipc.control import Control
 from mqproc.ipc.error_log import SeenError, seen_errors
+from mqproc.ipc.health import dispatch_behind_ms, not_offered
 from mqproc.layout import control as layout
 from mqproc.layout.error_log import OWNERS
 from mqproc.metrics.catalogue import METRICS, family_names
-from mqproc.metrics.health import dispatch_behind_ms, not_offered
 from mqproc.paths import StorePaths
 
 _WORD_COLUMNS = [
-    Column("name"),
-    Column("value", kind="number"),
-    Column("unit"),
-    Column("owner"),
-    Column("help", "meaning"),
+    OutputColumn("name"),
+    OutputColumn("value", kind="number"),
+    OutputColumn("unit"),
+    OutputColumn("owner"),
+    OutputColumn("help", "meaning"),
 ]
-_WATCHED = [Column("name"), Column("value", kind="number"), Column("per_second", "per s", "number"), Column("unit")]
-# In CSV one block follows on the other.
-_RECORDED = [Column("time_ms", "time", "time_ms"), *_WATCHED]
-# Words that hold the header's format: nobody asks for them by eye.
+_WATCHED = [
+    OutputColumn("name"),
+    OutputColumn("value", kind="number"),
+    OutputColumn("per_second", "per s", "number"),
+    OutputColumn("unit"),
+]
+# In CSV the blocks follow each other, with their time.
+_RECORDED = [OutputColumn("time_ms", "time", "time_ms"), *_WATCHED]
+# Words of the header's format, not shown.
 _HIDDEN = frozenset({"magic", "version", "store_id"})
 _STATE_WORDS = {
     "state": layout.STATE_NAMES,
@@ -52,16 +57,16 @@ _STATE_WORDS = {
 
 
 @click.command(cls=Command)
-@click.option("--prefix", default="", metavar="TEXT", help="Only names that begin so: writer, disp, cq-flusher…")
-@click.option("--changed", is_flag=True, help="Leave out what is 0, of the figures of --watch too.")
-@click.option("--watch", is_flag=True, help="Print again and again, with rates, until Ctrl-C or a --timeout.")
-@click.option("--interval", type=SECONDS, default="1", help="Pause between two prints of --watch.  [default: 1s]")
+@click.option("--prefix", default="", metavar="TEXT", help="Only names with this prefix: writer, disp, cq-flusher…")
+@click.option("--changed", is_flag=True, help="Omit values of 0, also those of --watch.")
+@click.option("--watch", is_flag=True, help="Print repeatedly, with rates, until Ctrl-C or --timeout.")
+@click.option("--interval", type=SECONDS, default="1", help="Interval of --watch.  [default: 1s]")
 @pass_invocation
 def stat(invocation: Invocation, prefix: str, changed: bool, watch: bool, interval: float) -> None:
-    """Show every shared word, also of a dead group.
+    """Show every counter and state, also of a stopped group.
 
-    Figures that follow from several words stand first: how far dispatch and flush are behind, whether the group lives.
-    Amid recovery positions and counters are not known yet, and have no value.
+    Derived values come first: dispatch lag, unflushed bytes, whether the group is alive. The words of the control file
+    follow. During recovery positions and counters are unknown and have no value.
     """
     out = invocation.out
     paths = invocation.existing_paths()
@@ -72,7 +77,7 @@ def stat(invocation: Invocation, prefix: str, changed: bool, watch: bool, interv
 
 
 def read_all(paths: StorePaths) -> dict[str, Any]:
-    """What follows from several words, then every word, read at one moment. What is not known yet is None."""
+    """Derived values and all words, read at one time; unknown values are None."""
     words = control_words.read_words(paths)
     found: dict[str, Any] = {
         "alive": int(control_words.supervisor_alive(words, time.monotonic_ns())),
@@ -89,18 +94,17 @@ def read_all(paths: StorePaths) -> dict[str, Any]:
 
 
 _FIGURE_HELP = {
-    "alive": ("", "1 while the supervisor's heartbeat goes on"),
-    "dispatch_behind_bytes": ("bytes", "log that queues and index do not hold yet"),
-    "dispatch_behind_ms": ("ms", "age of the oldest message that queues and index do not hold yet"),
-    "flush_behind_bytes": ("bytes", "log that a power loss could take"),
+    "alive": ("", "1 while the supervisor's heartbeat is recent"),
+    "dispatch_behind_bytes": ("bytes", "log that queues and index do not contain yet"),
+    "dispatch_behind_ms": ("ms", "age of the oldest message that queues and index do not contain yet"),
+    "flush_behind_bytes": ("bytes", "log that a power loss could lose"),
     "flushed": ("bytes", "end of the durable log"),
-    "read_only": ("", "1 when no messages are taken: a sync failed, or on_damage = read_only and there is damage"),
+    "read_only": ("", "1 if no messages are accepted: a sync failed, or on_damage = read_only and there is damage"),
 }
 
 
 _OF_EVERY_ROLE = tuple(f".{name}" for name in layout.COMMON_NAMES)
-# Zeros until recovery has come to its end. What a role says of its own process is known, and all of the monitor's,
-# which runs meanwhile.
+# These are 0 until recovery has finished. Words about a role's own process, and those of the monitor, are valid before.
 _KNOWN_AFTER_RECOVERY = (
     *(name for name in _FIGURE_HELP if name not in ("alive", "read_only")),
     *(
@@ -120,8 +124,8 @@ def _word_rows(values: dict[str, Any], prefix: str, changed: bool) -> Iterator[d
         yield {"name": name, "value": value, "unit": unit, "owner": word.owner if word else "", "help": text}
 
 
-def shown(name: str, value: int | None) -> int | str | None:
-    """A state's name beside its number; everything else as it is."""
+def with_state_name(name: str, value: int | None) -> int | str | None:
+    """A state with its name; other values unchanged."""
     if value is None:
         return None
     names = _STATE_WORDS.get(name.rpartition(".")[2])
@@ -134,14 +138,14 @@ def _print_words(out: Output, values: dict[str, Any], prefix: str, changed: bool
         out.document({"words": {row["name"]: row["value"] for row in rows}})
         return
     if out.shape == "table":
-        rows = [row | {"value": shown(row["name"], row["value"])} for row in rows]
+        rows = [row | {"value": with_state_name(row["name"], row["value"])} for row in rows]
     out.rows("words", _WORD_COLUMNS, rows)
 
 
 def _watch(paths: StorePaths, out: Output, prefix: str, changed: bool, interval_s: float, ends_s: float) -> None:
-    """A block each time: changed words with their rates. Follows a new group when one has started.
+    """Print changed words with rates, repeatedly; follows a new group.
 
-    The last block is printed at `ends_s`, of the monotonic clock.
+    The last block is printed at `ends_s`, in monotonic seconds.
     """
     before: dict[str, Any] = {}
     before_s = 0.0
@@ -162,13 +166,13 @@ def _watch(paths: StorePaths, out: Output, prefix: str, changed: bool, interval_
 def _print_block(
     out: Output, values: dict[str, Any], before: dict[str, Any], passed_s: float, prefix: str, changed: bool
 ) -> None:
-    rows = [row for row in _word_rows(values, prefix, False) if _moving(row["name"], row["value"], before, changed)]
+    rows = [row for row in _word_rows(values, prefix, False) if _is_watched(row["name"], row["value"], before, changed)]
     for row in rows:
         name, value = row["name"], row["value"]
         known = value is not None and before.get(name) is not None
         row["per_second"] = round((value - before[name]) / passed_s) if known else None if value is None else 0
         if out.shape == "table":
-            row["value"] = shown(name, value)
+            row["value"] = with_state_name(name, value)
     if out.shape == "json":
         out.shape = "jsonl"
     if out.shape == "table" and out.is_terminal:
@@ -184,10 +188,11 @@ def _print_block(
     out.flush()
 
 
-def _moving(name: str, value: int | None, before: dict[str, Any], changed: bool) -> bool:
-    """Watched are the figures, and words that changed since the last block (all that are not 0 in the first).
+def _is_watched(name: str, value: int | None, before: dict[str, Any], changed: bool) -> bool:
+    """Whether --watch prints a value: a derived value, or a word that has changed.
 
-    With `changed` the figures, too, only when they are not 0 or have just become so.
+    In the first block words other than 0 count as changed. With `changed` derived values of 0 are omitted unless they
+    have just become 0.
     """
     if name in _FIGURE_HELP:
         return not changed or bool(value) or (bool(before) and before[name] != value)
@@ -196,33 +201,29 @@ def _moving(name: str, value: int | None, before: dict[str, Any], changed: bool)
     return before[name] != value if before else bool(value)
 
 
-# --- errors ---
-# `mqproc errors`: the distinct errors of a group's processes, with how often each came, and when first and last.
+# Errors
 
 
 _ERROR_COLUMNS = [
-    Column("owner", "role"),
-    Column("count", "times", "count"),
-    Column("first_ms", "first", "time_ms"),
-    Column("last_ms", "last", "time_ms"),
-    Column("text", "what"),
+    OutputColumn("owner", "role"),
+    OutputColumn("count", "times", "count"),
+    OutputColumn("first_ms", "first", "time_ms"),
+    OutputColumn("last_ms", "last", "time_ms"),
+    OutputColumn("text", "what"),
 ]
 
 
 @click.command(cls=Command)
-@click.option("--role", type=click.Choice(OWNERS), help="Only those of one process.")
-@click.option("--since", type=TIME, help="Only those that came after this: a time, or 15m, 2h.")
-@click.option("--follow", is_flag=True, help="Go on and print each error as it comes, until Ctrl-C or a --timeout.")
-@click.option(
-    "--interval", type=SECONDS, default="500ms", help="Pause between two looks of --follow.  [default: 500ms]"
-)
+@click.option("--role", type=click.Choice(OWNERS), help="Only errors of this process.")
+@click.option("--since", type=TIME, metavar="TIME", help="Only errors after this time: a time, or an age (15m, 2h).")
+@click.option("--follow", is_flag=True, help="Print new errors as they occur, until Ctrl-C or --timeout.")
+@click.option("--interval", type=SECONDS, default="500ms", help="Interval of --follow.  [default: 500ms]")
 @pass_invocation
 def errors(invocation: Invocation, role: str | None, since: int | None, follow: bool, interval: float) -> None:
-    """Show what has gone wrong: each distinct error once.
+    """Show warnings and errors, each distinct one once.
 
-    Warnings and errors of every process of the group, kept in the store from one start to the next: with the group
-    dead they are what it died of. Two are the same when they differ in numbers and ids only; the newest comes
-    last.
+    Covers every process of the group. The list is kept in the store across restarts, so it also shows the reason of the
+    last exit. Errors that differ only in numbers and ids are the same. The newest is last.
     """
     paths, out = invocation.existing_paths(), invocation.out
     found = _selected_errors(paths, role, since)
@@ -238,7 +239,7 @@ def errors(invocation: Invocation, role: str | None, since: int | None, follow: 
 
 
 def _selected_errors(paths: StorePaths, role: str | None, since_ms: int | None) -> list[SeenError]:
-    """Oldest first, so that the newest stands where the reader's prompt is."""
+    """The selected errors, oldest first."""
     found = [
         error
         for error in seen_errors(StoreIO(), paths)
@@ -250,7 +251,7 @@ def _selected_errors(paths: StorePaths, role: str | None, since_ms: int | None) 
 def _print_errors(out: Output, found: Iterable[SeenError]) -> None:
     rows = [dataclasses.asdict(error) for error in found]
     if not rows and out.shape == "table":
-        out.note("nothing has gone wrong")
+        out.note("no errors")
         return
     out.rows("errors", _ERROR_COLUMNS, rows)
 
@@ -267,13 +268,13 @@ def _follow_errors(
     pause_s: float,
     ends_s: float,
 ) -> None:
-    """A line for each error that has come since the last look, with how often; the last look is at `ends_s`."""
+    """Print new occurrences of errors with their number, until `ends_s`, in monotonic seconds."""
     while (left_s := ends_s - time.monotonic()) > 0:
         time.sleep(min(pause_s, left_s))
         found = _selected_errors(paths, role, None)
         for error in found:
             more = error.count - seen.get(_error_key(error), 0)
-            # An entry that was used again for another error begins at 1.
+            # The count starts again at 1 if the entry was reused for another error.
             more = error.count if more < 0 else more
             if more:
                 _print_error(out, error, more)
@@ -290,19 +291,24 @@ def _print_error(out: Output, error: SeenError, more: int) -> None:
     out.line(f"{moment}  {error.owner}  {f'{more:,} times  ' if more > 1 else ''}{error.text}")
 
 
-# --- metrics ---
-# `mqproc metrics`: the catalogue of what /metrics offers, and a check of a running group's answer against it.
+# Metrics
 
 
 PORT_MAX: Final = 65_535
-_METRIC_COLUMNS = [Column("name"), Column("kind", "type"), Column("unit"), Column("labels"), Column("help", "meaning")]
+_METRIC_COLUMNS = [
+    OutputColumn("name"),
+    OutputColumn("kind", "type"),
+    OutputColumn("unit"),
+    OutputColumn("labels"),
+    OutputColumn("help", "meaning"),
+]
 
 
 @click.command(cls=Command)
-@click.option("--check", is_flag=True, help="Scrape the running group and compare; exit code 1 when they differ.")
+@click.option("--check", is_flag=True, help="Compare with a scrape of the running group; exit code 1 if they differ.")
 @pass_invocation
 def metrics(invocation: Invocation, check: bool) -> int:
-    """List the metrics that /metrics offers."""
+    """List the metrics of /metrics."""
     if check:
         return _check_metrics(invocation)
     rows = [
@@ -323,10 +329,10 @@ def _check_metrics(invocation: Invocation) -> int:
     if alive and not port:
         raise NotRunningError(not_offered(options))
     if not 0 <= port <= PORT_MAX:
-        raise CorruptStoreError(f"{paths.control}: monitor_port = {port:,} is no port; from 1 to {PORT_MAX:,}")
-    address = f"http://{_reached_at(options.metrics_host)}:{port}/metrics"
+        raise CorruptStoreError(f"{paths.control}: monitor_port = {port:,} is not a port from 1 to {PORT_MAX:,}")
+    address = f"http://{_connect_host(options.metrics_host)}:{port}/metrics"
     try:
-        # The monitor is on this machine: a proxy of the environment would look on its own.
+        # Without the environment's proxy, which would connect to its own machine.
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with direct.open(address, timeout=min(invocation.timeout, SOCKET_WAIT_MAX_S)) as answer:
             text = answer.read().decode()
@@ -339,14 +345,14 @@ def _check_metrics(invocation: Invocation) -> int:
     if out.is_json:
         out.document({"address": address, "missing": missing, "unknown": unknown})
     else:
-        for text, names in (("not offered", missing), ("not in the catalogue", unknown)):
+        for text, names in (("missing", missing), ("not in the catalogue", unknown)):
             for name in names:
                 out.line(f"{name}: {text}")
         out.line(f"{len(found & expected)} of {len(expected)} metrics of the catalogue at {address}")
     return 1 if missing or unknown else 0
 
 
-def _reached_at(host: str) -> str:
-    """The host of a URL for a monitor that listens at `host`: this machine for one that listens at every address."""
+def _connect_host(host: str) -> str:
+    """The host in the URL of a monitor that listens on `host`; localhost for all addresses."""
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host

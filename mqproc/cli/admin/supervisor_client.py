@@ -1,4 +1,4 @@
-"""Client of a running supervisor: requests over `ctl.sock`, start in the background, stop, and the start lock.
+"""Client of the supervisor: requests over `ctl.sock`, background start, stop, start lock.
 
 It does not import numpy, so that `mqproc status` answers quickly.
 """
@@ -34,7 +34,7 @@ from mqproc.errors import (
 from mqproc.ipc import control_words
 from mqproc.layout.control import GROUP_RECOVERING
 from mqproc.layout.frame import ANSWER, HEADER, HEADER_SIZE, MAGIC, OPERATION_MASK, REFUSAL, encode_header
-from mqproc.paths import StorePaths, in_shell
+from mqproc.paths import StorePaths, shell_quoted
 from mqproc.util.signals import deferred_signals
 from mqproc.wire.address import connect_path, peer_pid
 from mqproc.wire.codec import FrameOptions
@@ -67,7 +67,7 @@ class StartLock:
 
 
 def check_not_starting(paths: StorePaths) -> None:
-    """Raise NotRunningError if a group is starting on the store and does not answer requests yet."""
+    """Raise NotRunningError if a group is starting and does not answer requests yet."""
     if _is_starting(paths):
         raise NotRunningError(f"{paths.root}: mqproc up is starting here and still loads its program; ask again")
 
@@ -85,7 +85,7 @@ def _is_starting(paths: StorePaths) -> bool:
 
 
 def _start_address(paths: StorePaths) -> str:
-    """The store's address in Linux's abstract socket namespace, the same for every path to the store."""
+    """The store's abstract socket address, the same for every path to the store."""
     name = hashlib.sha256(os.fsencode(os.path.realpath(paths.root))).hexdigest()
     return f"\0mqproc-up:{name}"
 
@@ -118,7 +118,9 @@ def ask_supervisor(paths: StorePaths, operation: Operation, options: FrameOption
 
 
 def stop_group(paths: StorePaths, timeout_s: float) -> None:
-    """Stop the group in order; returns when the store's lock is free. Raises as `ask_supervisor`.
+    """Stop the group in order; returns when the store's lock is free.
+
+    Raises as `ask_supervisor`.
 
     A supervisor in recovery reads no requests, so it gets SIGTERM; the next start repeats the recovery.
     """
@@ -144,7 +146,9 @@ def _is_recovering(paths: StorePaths) -> bool:
 
 
 def check_listening(paths: StorePaths) -> None:
-    """Raise NotRunningError if no supervisor listens. One in recovery listens, but does not answer yet.
+    """Raise NotRunningError if no supervisor listens.
+
+    One in recovery listens, but does not answer yet.
 
     This makes no connection: a supervisor in recovery accepts none, and the probes would fill its backlog.
     """
@@ -158,7 +162,7 @@ def check_listening(paths: StorePaths) -> None:
 
 
 def _connect(paths: StorePaths, timeout_s: float) -> socket.socket:
-    """Raise NotRunningError if no process listens, RequestTimeoutError if the backlog stays full."""
+    """Raise NotRunningError without a listener, RequestTimeoutError if the backlog is full."""
     deadline = time.monotonic() + timeout_s
     while True:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -183,7 +187,7 @@ def _not_running(paths: StorePaths) -> NoReturn:
     _check_reach(paths)
     check_not_starting(paths)
     raise NotRunningError(
-        f"{paths.root}: no group runs on this store; mqproc up --store {in_shell(paths.root)} starts one"
+        f"{paths.root}: no group runs on this store; mqproc up --store {shell_quoted(paths.root)} starts one"
     ) from None
 
 
@@ -224,7 +228,10 @@ def _exactly(sock: socket.socket, size: int, deadline: float) -> bytes:
 
 
 def _await_end(paths: StorePaths, sock: socket.socket, deadline: float) -> None:
-    """Wait until the connection closes: the store's lock is free then. Raises RequestTimeoutError."""
+    """Wait until the connection closes: the store's lock is free then.
+
+    Raises RequestTimeoutError.
+    """
     try:
         _exactly(sock, 1, deadline)
     except TimeoutError:
@@ -242,9 +249,9 @@ def _refusal(options: bytes) -> MqprocError:
 
 
 def start_detached(store: Path, settings: Sequence[str], config: Path | None, report: Callable[[str], None]) -> None:
-    """Start a group with `mqproc up --detach`, a process that shares no memory with this one, and wait until it is ready.
+    """Start a group with `mqproc up --detach` and wait until it is ready.
 
-    `report` gets its lines of output. Raises StartError with its error output.
+    The group shares no memory with this process. `report` gets its lines of output. Raises StartError with its errors.
     """
     command = [sys.executable, "-P", "-m", "mqproc", "up", "--detach", "--store", str(store)]
     command += ["--config", str(config)] if config else []
@@ -279,12 +286,15 @@ def _stopped_on_interrupt(child: subprocess.Popen[str], store: Path, report: Cal
 
 
 def _stop_started(child: subprocess.Popen[str], store: Path, report: Callable[[str], None]) -> None:
-    """Wait for the start to end and stop the group; after a refused start the running group is another one."""
+    """Wait for the start to end and stop the group.
+
+    After a refused start the running group is another one.
+    """
     try:
         child.communicate(timeout=DOWN_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         child.kill()
-        report(f"the group is still starting; mqproc down --store {in_shell(store)} stops it")
+        report(f"the group is still starting; mqproc down --store {shell_quoted(store)} stops it")
         return
     if child.returncode == 0:
         stop(store)

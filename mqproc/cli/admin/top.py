@@ -1,4 +1,7 @@
-"""`mqproc top`: look, draw, wait for a key, again."""
+"""`mqproc top`: a live view of a group on the whole terminal.
+
+The loop reads a snapshot, draws a frame with rich's Live, waits for a key, and repeats.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,9 @@ from types import FrameType
 from typing import Any, Final
 
 import click
+from rich.console import Console, ConsoleDimensions, Group
+from rich.live import Live
+from rich.text import Text
 
 from mqproc.cli.admin.top_screen import INTERVAL_S_MAX, INTERVAL_S_MIN, VIEWS, Screen, State
 from mqproc.cli.options import SECONDS, Command, Invocation, pass_invocation
@@ -26,21 +32,14 @@ from mqproc.metrics.collector import MetricsCollector
 from mqproc.metrics.snapshot import snapshot
 from mqproc.paths import StorePaths
 
-# --- terminal ---
-# A terminal's whole screen, taken and given back: frames out, keys in.
-#
-# Whatever ends it (a key, Ctrl-C, SIGTERM, an exception, Ctrl-Z for a while), the terminal is as it was before.
-
-
-_ENTER: Final = b"\x1b[?1049h\x1b[?25l\x1b[2J"
-_LEAVE: Final = b"\x1b[?25h\x1b[?1049l"
-_HOME: Final = "\x1b[H"
-_REST_OF_LINE: Final = "\x1b[K"
-_REST_OF_SCREEN: Final = "\x1b[J"
+PAGE_COLUMNS: Final = 160
+ROWS_MAX: Final = 10_000
+_FIRST_REFRESH_S: Final = 0.5
+# The bytes of one key arrive together: a lone Esc is an Esc that nothing follows in this time.
 _SEQUENCE_S: Final = 0.05
-"""The bytes of one key come together; a lone Esc is known by nothing following it."""
-
-KEYS: Final = {
+_VIEW_BY_NAME: Final = {view.name: view for view in VIEWS}
+_SORTS: Final = sorted({column.name for view in VIEWS for column in view.columns})
+_KEY_NAMES: Final = {
     b"\x1b[A": "up", b"\x1b[B": "down", b"\x1b[C": "right", b"\x1b[D": "left",
     b"\x1bOA": "up", b"\x1bOB": "down", b"\x1bOC": "right", b"\x1bOD": "left",
     b"\x1b[5~": "page-up", b"\x1b[6~": "page-down", b"\x1b[H": "home", b"\x1b[F": "end",
@@ -49,60 +48,205 @@ KEYS: Final = {
 }  # fmt: skip
 
 
-class Ended(BaseException):
-    """SIGTERM or SIGHUP has come."""
+@click.command(cls=Command)
+@click.option("--interval", type=SECONDS, default="1", help="Time between refreshes.  [default: 1s]")
+@click.option("--view", type=click.Choice(list(_VIEW_BY_NAME)), default="roles", help="The first view.")
+@click.option("--filter", "filter_", default="", metavar="TEXT", help="Show only rows that contain this text.")
+@click.option("--sort", metavar="COLUMN", type=click.Choice(_SORTS), help="Sort the first view by this column.")
+@click.option("--once", is_flag=True, help="Print one page, with rates over --interval, and exit.")
+@pass_invocation
+def top(invocation: Invocation, interval: float, view: str, filter_: str, sort: str | None, once: bool) -> int:
+    """Watch a group live, full screen.
+
+    Shows dispatch lag, rates, latencies, and tables of roles, topics, consumer groups and errors; the last line lists
+    the keys. It only reads shared files, so it does not slow the group down. After a group has ended the last values
+    stay on the screen until the next group starts. --once or --json prints a single page.
+    """
+    paths = invocation.existing_paths()
+    state = State(_VIEW_BY_NAME[view], min(max(interval, INTERVAL_S_MIN), INTERVAL_S_MAX), filter_)
+    if sort is not None:
+        if sort not in {column.name for column in state.view.columns}:
+            raise click.UsageError(f"the view {view} has no column {sort!r}")
+        state.sort_by(sort)
+    out = invocation.out
+    source = SnapshotSource(paths, lambda: invocation.store_options(StoreIO(), paths))
+    try:
+        if out.is_json:
+            out.document(source.read())
+        elif once:
+            _print_once(source, state, out.colored)
+        elif not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
+            raise click.UsageError("top needs a terminal; --once prints one page, mqproc stat --watch prints lines")
+        else:
+            with full_screen(colored=out.colored) as terminal:
+                _run(terminal, source, state, Screen(colored=out.colored))
+    except TerminatedError as terminated:
+        return terminated.exit_code
+    finally:
+        source.close()
+    return 0
+
+
+def _print_once(source: SnapshotSource, state: State, colored: bool) -> None:
+    before = source.read()
+    time.sleep(state.interval_s)
+    now = source.read()
+    screen = Screen(colored=colored)
+    screen.add(now)
+    for line in screen.page(state, now, before, PAGE_COLUMNS):
+        sys.stdout.write(line.rstrip() + "\n")
+
+
+def _run(terminal: FullScreen, source: SnapshotSource, state: State, screen: Screen) -> None:
+    """Run until a key ends it.
+
+    Raises TerminatedError, KeyboardInterrupt, NotRunningError if the store is gone.
+    """
+    before: dict[str, Any] | None = None
+    now = source.read()
+    screen.add(now)
+    due = time.monotonic() + min(state.interval_s, _FIRST_REFRESH_S)
+    while not state.ended:
+        terminal.draw(screen.frame(state, now, before, *terminal.size()))
+        key = terminal.read_key(due - time.monotonic())
+        if key:
+            state.handle_key(key)
+            due = min(due, time.monotonic() + state.interval_s)
+        if time.monotonic() < due:
+            continue
+        due = time.monotonic() + state.interval_s
+        if not state.paused:
+            before, now = now, source.read()
+            screen.add(now)
+
+
+class SnapshotSource:
+    """Snapshots of the group on a store, read from shared files.
+
+    Follows a new group after a restart.
+    """
+
+    def __init__(self, paths: StorePaths, load_options: Callable[[], Options]) -> None:
+        """`load_options` is called again after the group's options have changed.
+
+        Raises NotRunningError if no group has ever run on the store, CorruptStoreError.
+        """
+        self._io = StoreIO()
+        self._paths = paths
+        self._load_options = load_options
+        self._settings = self._read_settings()
+        self._open()
+
+    def _open(self) -> None:
+        self._control = Control.open(self._io, self._paths)
+        self._collector = MetricsCollector(
+            self._control, self._io, self._paths, self._load_options(), "", processes_every_s=0.0
+        )
+
+    def _read_settings(self) -> bytes:
+        """The file that a group writes at its start and at a reload of its options.
+
+        Empty without one.
+        """
+        try:
+            return self._io.read_file(self._paths.settings)
+        except FileNotFoundError:
+            return b""
+
+    def read(self) -> dict[str, Any]:
+        """Read a snapshot. Raises NotRunningError if the store is gone."""
+        try:
+            if not self._control.is_current(self._io, self._paths):
+                old = self._collector
+                self._open()
+                old.close()
+                old.control.close()
+            if (settings := self._read_settings()) != self._settings:
+                self._settings, self._collector.options = settings, self._load_options()
+            return snapshot(self._collector, self._paths, rows_max=ROWS_MAX)
+        except FileNotFoundError as error:
+            raise NotRunningError(f"{error.filename or self._paths.root}: the store has gone away") from None
+
+    def close(self) -> None:
+        self._collector.close()
+        self._control.close()
+
+
+# The terminal
+
+
+class TerminatedError(BaseException):
+    """Raised on SIGTERM and SIGHUP while the screen is in use."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"ended by {signal.Signals(number).name}")
+        super().__init__(f"terminated by {signal.Signals(number).name}")
         self.exit_code = 128 + number
 
 
 class FullScreen:
-    """A terminal in full-screen mode; made by `full_screen`."""
+    """A terminal in full-screen mode: draws frames, reads keys. Made by `full_screen`."""
 
-    def __init__(self, reader: int, writer: int) -> None:
+    def __init__(self, reader: int, writer: int, *, colored: bool) -> None:
         self._reader = reader
         self._writer = writer
-        self._before = termios.tcgetattr(reader)
+        self._settings = termios.tcgetattr(reader)
         self._pending = b""
+        # A file of its own: text left over by a lost terminal must not fail the flush of sys.stdout.
+        self._file = open(writer, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        self._console = Console(
+            file=self._file,
+            force_terminal=True,
+            color_system="256" if colored else None,
+            no_color=not colored,
+            highlight=False,
+            legacy_windows=False,
+        )
+        self._live = Live(
+            console=self._console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+        )
 
     def enter(self) -> None:
-        """Keys come one by one and unseen; Ctrl-C and Ctrl-Z stay signals."""
+        """Take the screen. Keys arrive one by one, without echo; Ctrl-C and Ctrl-Z remain signals."""
         tty.setcbreak(self._reader, termios.TCSADRAIN)
-        self._write(_ENTER)
+        self._live.start()
 
     def leave(self) -> None:
-        """Give everything back. The terminal may have gone away."""
+        """Restore the screen and the terminal's settings; errors of a lost terminal are ignored."""
         with contextlib.suppress(OSError, termios.error):
-            self._write(_LEAVE)
+            self._live.stop()
         with contextlib.suppress(OSError, termios.error):
-            termios.tcsetattr(self._reader, termios.TCSADRAIN, self._before)
+            termios.tcsetattr(self._reader, termios.TCSADRAIN, self._settings)
+
+    def close(self) -> None:
+        self.leave()
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def size(self) -> tuple[int, int]:
-        """(columns, lines) now."""
+        """The current (columns, lines)."""
         found = os.get_terminal_size(self._writer)
         return max(found.columns, 20), max(found.lines, 5)
 
-    def draw(self, lines: Sequence[str]) -> None:
-        """A frame, in one write, so that it does not flicker."""
-        text = f"{_REST_OF_LINE}\r\n".join(lines)
-        self._write(f"{_HOME}{text}{_REST_OF_LINE}{_REST_OF_SCREEN}".encode())
+    def draw(self, lines: Sequence[Text]) -> None:
+        """Draw a frame of the current size."""
+        columns, rows = self.size()
+        self._console.size = ConsoleDimensions(columns, rows)
+        self._live.update(Group(*lines), refresh=True)
 
-    def key(self, timeout_s: float) -> str:
-        """The next key: a character, or a name of KEYS; "" when none came in time."""
+    def read_key(self, timeout_s: float) -> str:
+        """Read a key: a character or a name; "" after the timeout."""
         if not self._pending and not self._read(timeout_s):
             return ""
         if self._pending.startswith(b"\x1b"):
             until = time.monotonic() + _SEQUENCE_S
-            while self._pending not in KEYS or self._pending == b"\x1b":
+            while self._pending not in _KEY_NAMES or self._pending == b"\x1b":
                 if len(self._pending) > 8 or not self._read(until - time.monotonic()):
                     break
-            named = next((code for code in sorted(KEYS, key=len, reverse=True) if self._pending.startswith(code)), b"")
-        else:
-            named = self._pending[:1] if self._pending[:1] in KEYS else b""
-        if named:
-            self._pending = self._pending[len(named) :]
-            return KEYS[named]
+        codes = [code for code in _KEY_NAMES if self._pending.startswith(code)]
+        if codes:
+            code = max(codes, key=len)
+            self._pending = self._pending[len(code) :]
+            return _KEY_NAMES[code]
         text = self._pending.decode(errors="ignore")[:1]
         self._pending = self._pending[len(text.encode()) or 1 :]
         return text if text.isprintable() else ""
@@ -113,163 +257,33 @@ class FullScreen:
             return False
         found = os.read(self._reader, 64)
         if not found:  # The terminal is gone.
-            raise Ended(signal.SIGHUP)
+            raise TerminatedError(signal.SIGHUP)
         self._pending += found
         return True
 
-    def _write(self, data: bytes) -> None:
-        while data:
-            data = data[os.write(self._writer, data) :]
-
 
 @contextlib.contextmanager
-def full_screen(reader: int = 0, writer: int = 1) -> Iterator[FullScreen]:
-    """The terminal at these descriptors for the length of the block. Signals that end the block raise Ended in it."""
-    screen = FullScreen(reader, writer)
+def full_screen(reader: int = 0, writer: int = 1, *, colored: bool = True) -> Iterator[FullScreen]:
+    """Use the terminal full-screen in the block, and restore it however the block ends.
 
-    def end(number: int, frame: FrameType | None) -> None:
-        raise Ended(number)
+    SIGTERM and SIGHUP raise TerminatedError in the block. Ctrl-Z restores the terminal while the process is stopped.
+    """
+    screen = FullScreen(reader, writer, colored=colored)
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise TerminatedError(number)
+
+    def suspend(number: int, frame: FrameType | None) -> None:
         screen.leave()
         os.kill(os.getpid(), signal.SIGSTOP)
         screen.enter()
 
-    handlers = {signal.SIGTERM: end, signal.SIGHUP: end, signal.SIGTSTP: stop}
+    handlers = {signal.SIGTERM: terminate, signal.SIGHUP: terminate, signal.SIGTSTP: suspend}
     before: dict[signal.Signals, Any] = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         screen.enter()
         yield screen
     finally:
-        screen.leave()
+        screen.close()
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-# --- source ---
-# Snapshots of the group on a store, whichever supervisor it has by now. Reads shared files; asks nobody.
-
-
-ROWS_MAX = 10_000
-
-
-class Source:
-    """Opens what a group leaves in shared files, and opens it anew when another group has started."""
-
-    def __init__(self, paths: StorePaths, options: Callable[[], Options]) -> None:
-        """`options` are asked for again when the group's own have changed.
-
-        Raises NotRunningError when no group has ever run on the store, CorruptStoreError.
-        """
-        self._io = StoreIO()
-        self._paths = paths
-        self._options = options
-        self._settings = self._read_settings()
-        self._open()
-
-    def _open(self) -> None:
-        self._control = Control.open(self._io, self._paths)
-        self._collector = MetricsCollector(
-            self._control, self._io, self._paths, self._options(), "", processes_every_s=0.0
-        )
-
-    def _read_settings(self) -> bytes:
-        """The file that a group writes when it starts and when its options are reloaded; empty without one."""
-        try:
-            return self._io.read_file(self._paths.settings)
-        except FileNotFoundError:
-            return b""
-
-    def look(self) -> dict[str, Any]:
-        """The group now. Raises NotRunningError when the store itself has gone away."""
-        try:
-            if not self._control.is_current(self._io, self._paths):
-                old = self._collector
-                self._open()
-                old.close()
-                old.control.close()
-            if (settings := self._read_settings()) != self._settings:
-                self._settings, self._collector.options = settings, self._options()
-            return snapshot(self._collector, self._paths, rows_max=ROWS_MAX)
-        except FileNotFoundError as error:
-            raise NotRunningError(f"{error.filename or self._paths.root}: the store has gone away") from None
-
-    def close(self) -> None:
-        """Let go of the files."""
-        self._collector.close()
-        self._control.close()
-
-
-_VIEW_BY_NAME = {view.name: view for view in VIEWS}
-_SORTS = sorted({column.name for view in VIEWS for column in view.columns})
-PAGE_COLUMNS = 160
-
-
-@click.command(cls=Command)
-@click.option("--interval", type=SECONDS, default="1", help="Pause between two looks.  [default: 1s]")
-@click.option("--view", type=click.Choice(list(_VIEW_BY_NAME)), default="roles", help="What is shown first.")
-@click.option("--filter", "filter_", default="", metavar="TEXT", help="Show only rows with this text.")
-@click.option("--sort", metavar="COLUMN", type=click.Choice(_SORTS), help="Order the first view by this column.")
-@click.option("--once", is_flag=True, help="Print one picture, with rates over --interval, and end.")
-@pass_invocation
-def top(invocation: Invocation, interval: float, view: str, filter_: str, sort: str | None, once: bool) -> int:
-    """Watch a group live on the whole screen.
-
-    How far dispatch is behind, rates, latencies, and tables of roles, topics, consumer groups and errors; the keys
-    stand at the bottom. It reads shared files only, so it costs the group nothing, shows the last picture of a group
-    that has ended, and follows a new one. With --once or --json it prints one picture.
-    """
-    paths = invocation.existing_paths()
-    state = State(_VIEW_BY_NAME[view], min(max(interval, INTERVAL_S_MIN), INTERVAL_S_MAX), filter_)
-    if sort is not None:
-        if sort not in {column.name for column in state.view.columns}:
-            raise click.UsageError(f"the view {view} has no column {sort!r}")
-        state.sort_by(sort)
-    out = invocation.out
-    source = Source(paths, lambda: invocation.store_options(StoreIO(), paths))
-    try:
-        if out.is_json:
-            out.document(source.look())
-            return 0
-        if once:
-            return _print_once(source, state, out.colored)
-        if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
-            raise click.UsageError("top needs a terminal; --once prints one picture, mqproc stat --watch follows")
-        with full_screen() as terminal:
-            run_top(terminal, source, state, Screen(colored=out.colored))
-    except Ended as ended:
-        return ended.exit_code
-    finally:
-        source.close()
-    return 0
-
-
-def _print_once(source: Source, state: State, colored: bool) -> int:
-    before = source.look()
-    time.sleep(state.interval_s)
-    now = source.look()
-    screen = Screen(colored=colored)
-    screen.note(now)
-    for line in screen.page(state, now, before, PAGE_COLUMNS):
-        sys.stdout.write(line.rstrip() + "\n")
-    return 0
-
-
-def run_top(terminal: FullScreen, source: Source, state: State, screen: Screen) -> None:
-    """Until the person leaves. Raises Ended, KeyboardInterrupt, NotRunningError when the store goes away."""
-    before: dict[str, Any] | None = None
-    now = source.look()
-    screen.note(now)
-    due = time.monotonic() + min(state.interval_s, 0.5)
-    while not state.ended:
-        terminal.draw(screen.frame(state, now, before, *terminal.size()))
-        key = terminal.key(due - time.monotonic())
-        if key:
-            state.key(key)
-            due = min(due, time.monotonic() + state.interval_s)
-        if time.monotonic() < due:
-            continue
-        due = time.monotonic() + state.interval_s
-        if not state.held:
-            before, now = now, source.look()
-            screen.note(now)

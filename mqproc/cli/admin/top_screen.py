@@ -1,10 +1,11 @@
-"""One frame of the screen as lines of text: the head (is it well, how far is dispatch behind), a view, the foot."""
+"""Screen of `mqproc top`: rates, rows of the views, the user's choices, rendered lines."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import StringIO
 from typing import Any, Final
 
@@ -13,14 +14,12 @@ from rich.text import Text
 
 from mqproc.cli.output import format_bytes, one_line
 from mqproc.cli.times import format_duration
+from mqproc.ipc.health import readiness
 from mqproc.ipc.histogram import Buckets
 from mqproc.layout import control as layout
-from mqproc.metrics.health import readiness
 from mqproc.util.units import counted
 
-# --- figures ---
-# What two snapshots tell: rates, what is behind, rows of each view. Plain values; `screen` makes them look well.
-
+# Rows and rates
 
 Snapshot = Mapping[str, Any]
 Row = dict[str, Any]
@@ -34,7 +33,7 @@ _VERY_LATE_S: Final = 10.0
 class ViewColumn:
     """A column of a view. `kind`: text, number, count, rate, bytes, seconds, percent, time.
 
-    A minor one is left out where the terminal is too narrow for all.
+    A minor column is omitted on a narrow terminal.
     """
 
     name: str
@@ -45,7 +44,7 @@ class ViewColumn:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A table of the screen. `sort` is the column that it is ordered by at first, the largest first."""
+    """A table of the screen. `sort` is its first sort column, in descending order."""
 
     name: str
     columns: tuple[ViewColumn, ...]
@@ -106,18 +105,19 @@ VIEWS: Final = (
 )
 
 _ROW_KEYS: Final = {"roles": ("role",), "topics": ("topic",), "groups": ("group", "topic"), "errors": ("role", "text")}
-_GROWING: Final = {
+_RATES_OF: Final = {
     "roles": {"cycles_per_s": ("cycles", 1.0), "cpu_percent": ("cpu_s", 100.0)},
     "topics": {"appended_per_s": ("appended", 1.0), "delivered_per_s": ("delivered", 1.0)},
     "groups": {"lag_per_s": ("lag_messages", 1.0)},
 }
-"""By view: a rate's name, the figure that it is the rate of, and a factor."""
+"""By view: a rate's name, its counter, and a factor."""
 
 
 def passed_s(now: Snapshot, before: Snapshot | None) -> float:
-    """Seconds between two snapshots of one group; 0 without an earlier one, or when another group has started.
+    """Seconds between two snapshots, 0 if there are no rates between them.
 
-    0, too, when recovery has ended between them: positions that were not known before are no rates.
+    That is the case without an earlier snapshot, after the start of another group, and if recovery ended in between, as
+    positions were unknown before.
     """
     if before is None or before["epoch"] != now["epoch"] or before["group"] == _RECOVERING != now["group"]:
         return 0.0
@@ -126,7 +126,7 @@ def passed_s(now: Snapshot, before: Snapshot | None) -> float:
 
 
 def rows_of(view: View, now: Snapshot, before: Snapshot | None) -> list[Row]:
-    """A view's rows, with rates since the earlier snapshot."""
+    """The rows of a view, with rates since the earlier snapshot."""
     seconds = passed_s(now, before)
     names = _ROW_KEYS[view.name]
     earlier = {tuple(row[name] for name in names): row for row in (before or {}).get(view.name, ())}
@@ -134,7 +134,7 @@ def rows_of(view: View, now: Snapshot, before: Snapshot | None) -> list[Row]:
     for found in now[view.name]:
         row = dict(found)
         was = earlier.get(tuple(row[name] for name in names))
-        for rate, (figure, factor) in _GROWING.get(view.name, {}).items():
+        for rate, (figure, factor) in _RATES_OF.get(view.name, {}).items():
             if row[figure] is None:
                 row[rate] = None
                 continue
@@ -148,18 +148,18 @@ def rows_of(view: View, now: Snapshot, before: Snapshot | None) -> list[Row]:
 
 
 def shown_rows(view: View, rows: list[Row], sort: str, *, ascending: bool, wanted: str) -> list[Row]:
-    """Rows in order, those only that hold the wanted text in one of their texts."""
+    """The sorted rows that contain the text `wanted`."""
     texts = [column.name for column in view.columns if column.kind == "text"]
     lowered = wanted.lower()
     kept = [row for row in rows if not lowered or any(lowered in str(row[name]).lower() for name in texts)]
     kept.sort(key=lambda row: tuple(str(row[name]) for name in texts))
-    # What is not known is less than any figure.
+    # Unknown values sort below all others.
     kept.sort(key=lambda row: (row[sort] is not None, row[sort]), reverse=not ascending)
     return kept
 
 
 def path_rate(name: str, now: Snapshot, before: Snapshot | None) -> float | None:
-    """How fast one of the path's figures grows, a second; None when it is not known."""
+    """Growth per second of a counter of the message path, None if it is unknown."""
     seconds = passed_s(now, before)
     if now["path"][name] is None:
         return None
@@ -167,7 +167,7 @@ def path_rate(name: str, now: Snapshot, before: Snapshot | None) -> float | None
 
 
 def quantile_s(name: str, share: float, now: Snapshot, before: Snapshot | None) -> float | None:
-    """A latency's quantile since the earlier snapshot; None when nothing was timed."""
+    """A quantile of a latency since the earlier snapshot, None without samples."""
     counted = _buckets(now, name)
     if before is not None and passed_s(now, before):
         counted = counted.minus(_buckets(before, name))
@@ -180,54 +180,52 @@ def _buckets(snapshot: Snapshot, name: str) -> Buckets:
 
 
 def lateness(now: Snapshot, before: Snapshot | None) -> str:
-    """How dispatch stands: `well`, `late`, `stalled` when it does not move or is very late, or `unknown`."""
+    """State of dispatch: `well`, `late`, `stalled` (no progress, or very late), or `unknown`."""
     path = now["path"]
     behind = path["dispatch_behind_bytes"]
     if behind is None:
         return "unknown"
     if not behind:
         return "well"
-    stands = bool(passed_s(now, before)) and before is not None and (
+    is_stuck = bool(passed_s(now, before)) and before is not None and (
         path["dispatched_bytes"] == before["path"]["dispatched_bytes"] and before["path"]["dispatch_behind_bytes"] > 0
     )  # fmt: skip
-    if stands or path["dispatch_behind_s"] >= _VERY_LATE_S:
+    if is_stuck or path["dispatch_behind_s"] >= _VERY_LATE_S:
         return "stalled"
     return "late" if path["dispatch_behind_s"] >= _LATE_S else "well"
 
 
-# --- state ---
-# What the person at the terminal has chosen, and what each key changes of it.
-
+# The user's choices
 
 HELP = (
     ("1 2 3 4, tab", "roles, topics, groups, errors"),
-    ("← →", "sort by the column before or behind"),
-    ("r", "turn the order round"),
-    ("/", "show only rows with a text; Esc takes it back"),
-    ("↑ ↓ PgUp PgDn", "move through the rows"),
-    ("space", "hold the picture, and let it go on"),
-    ("+ -", "look more often, less often"),
+    ("← →", "sort by the previous or next column"),
+    ("r", "reverse the order"),
+    ("/", "show only rows with a text; Esc clears it"),
+    ("↑ ↓ PgUp PgDn", "scroll"),
+    ("space", "pause, resume"),
+    ("+ -", "refresh more or less often"),
     ("?", "this help"),
-    ("q, Ctrl-C", "leave"),
+    ("q, Ctrl-C", "quit"),
 )
 INTERVAL_S_MIN, INTERVAL_S_MAX = 0.2, 60.0
 
 
 @dataclass(slots=True)
 class State:
-    """The choices; `key` changes them."""
+    """The user's choices, which keys change."""
 
     view: View = VIEWS[0]
     interval_s: float = 1.0
     filter: str = ""
     typing: bool = False
-    held: bool = False
-    helped: bool = False
+    paused: bool = False
+    shows_help: bool = False
     ended: bool = False
     first: int = 0
     """The first row shown."""
-    orders: dict[str, tuple[str, bool]] = field(default_factory=dict)
-    """By view: the column, and whether the smallest comes first."""
+    orders: dict[str, tuple[str, bool]] = dataclasses.field(default_factory=dict)
+    """By view: (sort column, whether ascending)."""
 
     @property
     def sort(self) -> str:
@@ -238,15 +236,15 @@ class State:
         return self.orders.get(self.view.name, (self.view.sort, False))[1]
 
     def sort_by(self, name: str, *, ascending: bool = False) -> None:
-        """Order the view that is shown by a column."""
+        """Sort the current view by a column."""
         self.orders[self.view.name] = (name, ascending)
 
-    def key(self, key: str) -> None:
-        """Take a key."""
+    def handle_key(self, key: str) -> None:
+        """Apply a key."""
         if self.typing:
             self._type(key)
-        elif self.helped:
-            self.helped, self.ended = False, key == "q"
+        elif self.shows_help:
+            self.shows_help, self.ended = False, key == "q"
         else:
             self._command(key)
 
@@ -265,13 +263,13 @@ class State:
         if key == "q":
             self.ended = True
         elif key == "?":
-            self.helped = True
+            self.shows_help = True
         elif key == "/":
             self.typing = True
         elif key == "escape":
             self.filter = ""
         elif key == " ":
-            self.held = not self.held
+            self.paused = not self.paused
         elif key == "r":
             self.sort_by(self.sort, ascending=not self.ascending)
         elif key in ("+", "="):
@@ -304,21 +302,21 @@ _TEXT_WIDTH_MAX: Final = 44
 _STYLES: Final = {"well": "bold green", "late": "bold yellow", "stalled": "bold red", "unknown": "bold yellow"}
 _GOOD_STATES: Final = frozenset({"running", "ready", "syncing", "allocating"})
 _RECOVERS: Final = layout.GROUP_NAMES[layout.GROUP_RECOVERING]
-# A role that has not been started yet is at no fault.
+# A role that has not started yet is not an error.
 _OTHER_STATES: Final = {
     _RECOVERS: "bold yellow",
     layout.SUPERVISED_NAMES[layout.STARTING]: "bold yellow",
     layout.SUPERVISED_NAMES[layout.STOPPED]: "dim",
 }
 _QUIET_S: Final = 3.0
-"""So long no role is silent that is well; a step of its may take longer, so this is no fault yet."""
+"""A healthy role is rarely silent for longer; a long step is still no error."""
 _UNKNOWN: Final = "-"
 _LABEL: Final = 10
 HISTORY_MAX: Final = 60
 
 
 class Screen:
-    """Makes frames; remembers how far dispatch was behind."""
+    """Renders frames; keeps the history of the dispatch lag."""
 
     def __init__(self, *, colored: bool = True) -> None:
         self._console = Console(
@@ -330,25 +328,26 @@ class Screen:
         )
         self._history: list[int] = []
 
-    def note(self, now: Snapshot) -> None:
-        """A new snapshot has been taken."""
+    def add(self, now: Snapshot) -> None:
+        """Add a snapshot to the history."""
         if (behind := now["path"]["dispatch_behind_bytes"]) is not None:
             self._history = [*self._history[1 - HISTORY_MAX :], behind]
 
-    def frame(self, state: State, now: Snapshot, before: Snapshot | None, columns: int, lines: int) -> list[str]:
-        """Exactly `lines` lines of at most `columns` characters, with their colours."""
+    def frame(self, state: State, now: Snapshot, before: Snapshot | None, columns: int, lines: int) -> list[Text]:
+        """Render `lines` lines for a terminal; longer ones are cropped to `columns`."""
         head = self._head(state, now, before, columns)
         room = max(1, lines - len(head) - 1)
-        body = _help() if state.helped else _table(state, now, before, room, columns)
+        body = _help() if state.shows_help else _table(state, now, before, room, columns)
         body = [*body[:room], *[Text()] * (room - len(body))]
-        return self._lines([*head, *body, _foot(state)], columns)[:lines]
+        frame = [*head, *body, _foot(state)][:lines]
+        for text in frame:
+            text.no_wrap, text.overflow = True, "crop"
+        return frame
 
     def page(self, state: State, now: Snapshot, before: Snapshot | None, columns: int) -> list[str]:
-        """All of it, for a pipe: no foot, no limit of rows."""
+        """Render all rows for a pipe, without the key line."""
         rows = _table(state, now, before, 1 << 30, columns)
-        return self._lines([*self._head(state, now, before, columns), *rows], columns)
-
-    def _lines(self, texts: Sequence[Text], columns: int) -> list[str]:
+        texts = [*self._head(state, now, before, columns), *rows]
         self._console.width = columns
         with self._console.capture() as capture:
             for text in texts:
@@ -365,7 +364,7 @@ class Screen:
         return [*lines, Text()]
 
     def _dispatch(self, now: Snapshot, before: Snapshot | None, columns: int) -> Text:
-        """What everybody wants to know first."""
+        """The dispatch lag."""
         path, how = now["path"], lateness(now, before)
         if how == "unknown":
             return _not_known(now)
@@ -386,7 +385,7 @@ class Screen:
 
 
 def _problems(now: Snapshot) -> list[str]:
-    """What is wrong, but for recovery, which has a line of its own and comes to its end by itself."""
+    """Problems other than a running recovery, which has its own line."""
     problems: list[str] = now["problems"]
     if now["recovery"] is None:
         return problems
@@ -394,9 +393,9 @@ def _problems(now: Snapshot) -> list[str]:
 
 
 def _not_known(now: Snapshot) -> Text:
-    """In the place of dispatch, while positions are not known: how far recovery is."""
+    """The line in place of dispatch while positions are unknown: progress of recovery."""
     if now["recovery"] is None:
-        return Text.assemble(_label("dispatch"), (" not known ", "bold yellow reverse"), "  recovery was cut short")
+        return Text.assemble(_label("dispatch"), (" not known ", "bold yellow reverse"), "  recovery was interrupted")
     return Text.assemble(_label("recovery"), (f" {_RECOVERS} ", "bold yellow reverse"), f"  {now['recovery']}")
 
 
@@ -407,8 +406,8 @@ def _title(state: State, now: Snapshot, columns: int) -> Text:
         style = _STYLES["late"]
     since = format_duration((now["time_ms"] - now["started_ms"]) / 1000) if ready else "-"
     left = Text.assemble((" mqproc top ", "reverse bold"), f" {now['store']}  ", (word, style), f", up {since}")
-    held = "held  " if state.held else f"every {state.interval_s:g} s  "
-    right = f"{held}{time.strftime('%H:%M:%S', time.localtime(now['time_ms'] / 1000))} "
+    pace = "paused  " if state.paused else f"every {state.interval_s:g} s  "
+    right = f"{pace}{time.strftime('%H:%M:%S', time.localtime(now['time_ms'] / 1000))} "
     return left + Text(" " * max(2, columns - len(left) - len(right))) + Text(right, "dim")
 
 
@@ -425,7 +424,7 @@ def _rates(now: Snapshot, before: Snapshot | None) -> Text:
         f"sent {_rate(rate('appended_messages'))}/s",
         f" ▸ dispatched {_rate(rate('dispatched_messages'))}/s",
         f" ▸ delivered {_rate(rate('delivered_messages'))}/s",
-        # A narrow terminal has what is wrong, too.
+        # Before the end of the line, which a narrow terminal cuts off.
         "   ",
         (f"{_rate(rate('rejects'))} refused/s", "bold red" if rate("rejects") else ""),
         f"   {_bytes(rate('written_bytes'))}/s   {_rate(rate('requests'))} requests/s",
@@ -435,7 +434,7 @@ def _rates(now: Snapshot, before: Snapshot | None) -> Text:
 def _durable(now: Snapshot) -> Text:
     path = now["path"]
     kind = "SYNC_FLUSH" if now["sync_flush"] else "ASYNC_FLUSH"
-    lost = f"a power loss takes {_bytes(path['flush_behind_bytes'])}, {_seconds(path['unflushed_s'])}"
+    lost = f"a power loss would lose {_bytes(path['flush_behind_bytes'])}, {_seconds(path['unflushed_s'])}"
     return Text.assemble(
         _label("durable"),
         ("READ-ONLY  ", "bold red") if path["read_only"] else "",
@@ -486,13 +485,13 @@ def _table(state: State, now: Snapshot, before: Snapshot | None, room: int, colu
     for place, row in enumerate(shown):
         lines.append(Text.assemble(" ", *(part for field in fields for part in field.cell(place, row))))
     if not rows:
-        nothing = f"nothing here has {state.filter!r} in it" if all_rows else _nothing(view.name, now)
+        nothing = f"no row contains {state.filter!r}" if all_rows else _nothing(view.name, now)
         lines.append(Text(f" {nothing}", "dim"))
     return lines
 
 
 class _Field:
-    """A column with its cells' texts and its width; 0 leaves it out."""
+    """A column with the texts of its cells and its width, 0 if it is omitted."""
 
     def __init__(self, column: ViewColumn, state: State, rows: Sequence[Row]) -> None:
         self.column = column
@@ -511,13 +510,16 @@ class _Field:
     def _padded(self, text: str, style: str) -> list[tuple[str, str]]:
         text = text if len(text) <= self.width else text[: max(0, self.width - 1)] + "…"
         padding = " " * (self.width - len(text))
-        to_the_left = self.column.kind == "text"
-        parts = [(text, style), (padding, "")] if to_the_left else [(padding, ""), (text, style)]
+        is_left_aligned = self.column.kind == "text"
+        parts = [(text, style), (padding, "")] if is_left_aligned else [(padding, ""), (text, style)]
         return [*parts, (_GAP, "")]
 
 
 def _fit(fields: Sequence[_Field], most: int) -> None:
-    """Leave minor columns out until a line fits, then cut texts; the last text may be as long as there is room."""
+    """Omit minor columns until a line fits, then shorten texts.
+
+    The last text gets the remaining room.
+    """
 
     def spare() -> int:
         shown = [field.width for field in fields if field.width]
@@ -545,11 +547,11 @@ def _tabs(state: State, shown: int, total: int) -> Text:
 
 def _nothing(view: str, now: Snapshot) -> str:
     if now["topic_count"] is None and view in ("topics", "groups"):
-        return "not known before recovery has come to its end"
+        return "unknown until recovery has finished"
     return {
-        "topics": "no topic yet: mqproc send TOPIC TEXT makes one",
-        "groups": "no consumer group has progress yet",
-        "errors": "nothing has gone wrong",
+        "topics": "no topic yet: mqproc send TOPIC TEXT creates one",
+        "groups": "no consumer group has committed an offset yet",
+        "errors": "no errors",
     }.get(view, "nothing")
 
 
@@ -608,7 +610,7 @@ def _seconds(value: float | None) -> str:
 
 
 def _spark(values: Sequence[int]) -> str:
-    """How far dispatch was behind lately, as bars; a line where it was not."""
+    """Recent dispatch lag as bars, dots for none."""
     most = max(values, default=0)
     return "".join(_BARS[min(7, 7 * value // most)] if most and value else "·" for value in values)
 
@@ -618,10 +620,11 @@ def _spark(values: Sequence[int]) -> str:
 
 def _foot(state: State) -> Text:
     if state.typing:
-        return Text.assemble((" Enter", "bold"), " keeps the filter  ", ("Esc", "bold"), " takes it back")
+        return Text.assemble((" Enter", "bold"), " keep the filter  ", ("Esc", "bold"), " clear it")
     parts: list[Any] = []
+    pause = "resume" if state.paused else "pause"
     for key, what in (("q", "quit"), ("1-4", "view"), ("←→", "sort"), ("r", "reverse"), ("/", "filter"),
-                      ("space", "hold" if not state.held else "go on"), ("+-", "pace"), ("?", "help")):  # fmt: skip
+                      ("space", pause), ("+-", "interval"), ("?", "help")):  # fmt: skip
         parts += [(f" {key} ", "reverse"), f" {what} "]
     return Text.assemble(*parts)
 
@@ -631,11 +634,11 @@ def _help() -> list[Text]:
     lines = [Text.assemble((f" {key:<{width}}  ", "bold"), what) for key, what in HELP]
     explained = (
         "",
-        " dispatch   log that queues and index do not hold yet: consumers cannot see it. Bars: the last minute.",
-        " durable    what is not on the disk yet; queues and index can be made again from the log.",
-        " 99 % in    99 of 100 took no longer, since the last picture.",
+        " dispatch   log that queues and index do not contain yet: consumers cannot see it. Bars: the last minute.",
+        " durable    data not synced yet; queues and index can be rebuilt from the log.",
+        " 99 % in    99th percentile of latencies since the last refresh.",
         " sent ▸ dispatched ▸ delivered   the path of a message: writer, dispatcher, query.",
         "",
-        " Any key goes back.",
+        " Press any key to return.",
     )
     return [*lines, *(Text(text) for text in explained)]

@@ -1,4 +1,4 @@
-"""`mqproc warm`: what a start would compile is compiled before, while another version's group still runs."""
+"""`mqproc warm`: compile kernels, and cache the classes of Spark, before they are needed."""
 
 from __future__ import annotations
 
@@ -20,73 +20,75 @@ if TYPE_CHECKING:
 
     from mqproc.spark.runtimes import LoadedClasses
 
-NOTHING_KEPT = 1
+EXIT_NOT_CACHED = 1
 
 
 @click.command(cls=Command)
-@click.option("--spark", is_flag=True, help="And have Java keep Spark's classes: 200 MB, by which jobs start sooner.")
+@click.option("--spark", is_flag=True, help="Also cache the classes of Spark (200 MB), so that jobs start faster.")
 @pass_invocation
 def warm(invocation: Invocation, /, spark: bool) -> int:
-    """Compile what this version needs, so that no start waits for it.
+    """Compile all kernels in advance, so that no start has to.
 
-    The first start of a version on a machine takes up to a minute or two longer than others, since it compiles. Do it
-    beforehand: after an upgrade, before the group of the version before is stopped; in an image, when it is built. The
-    exit code is 1 where nothing that is compiled can be kept.
+    The first start of a version on a machine compiles its kernels, which takes up to two minutes. Run this command
+    beforehand: after an upgrade, before the old group is stopped, or when an image is built. The exit code is 1 if the
+    compiled kernels cannot be cached.
 
-    With --spark a session is started as well, and what Java reads of Spark is kept in a file, beside what is compiled
-    or in ~/.cache/mqproc: each start of `mqproc spark` and of a `local_session` takes a third less from then on. It is
-    for the Java and the Spark of now; with others, start this command again.
+    With --spark Java also archives the classes of Spark, next to the kernels or in ~/.cache/mqproc, so that `mqproc
+    spark` and `local_session` start a third faster. The archive is valid for the installed Java and Spark; repeat the
+    command after an upgrade of either.
     """
-    from mqproc.cli import warm_kernels
+    from mqproc.cli.admin import kernel_cache as warm_kernels
 
     was_filled, began = warm_kernels.is_filled(), time.perf_counter()
     if not was_filled:
         invocation.out.note("compiling")
     warm_kernels.make_ready()
-    seconds, kept = time.perf_counter() - began, warm_kernels.are_kept()
+    seconds, kept = time.perf_counter() - began, warm_kernels.is_cached()
     if was_filled:
-        invocation.out.note("all is compiled already")
+        invocation.out.note("everything is compiled already")
     else:
         invocation.out.note(
-            f"compiled in {seconds:.0f} s" + ("" if kept else f", and not kept: {warm_kernels.NOT_KEPT}")
+            f"compiled in {seconds:.0f} s" + ("" if kept else f", but not cached: {warm_kernels.NOT_KEPT}")
         )
     document: dict[str, Any] = {"compiled": not was_filled, "kept": kept, "seconds": round(seconds, 3)}
     if spark:
         document["spark"] = _warm_spark(invocation)
     if invocation.out.is_json:
         invocation.out.document(document)
-    return 0 if kept else NOTHING_KEPT
+    return 0 if kept else EXIT_NOT_CACHED
 
 
 def _warm_spark(invocation: Invocation) -> dict[str, Any]:
 
-    began, there = time.perf_counter(), kept_classes()
+    began, there = time.perf_counter(), class_archive()
     if there is None:
-        invocation.out.note("having Java keep Spark's classes, which takes a minute or two")
-    archive = there or keep_classes()
+        invocation.out.note("archiving the classes of Spark, which takes a minute or two")
+    archive = there or make_class_archive()
     seconds, size = time.perf_counter() - began, archive.stat().st_size
-    how = "already" if there else f"since now, after {seconds:.0f} s"
-    invocation.out.note(f"{archive} keeps Spark's classes {how}: {size // 1_000_000} MB")
+    how = "already exists" if there else f"made in {seconds:.0f} s"
+    invocation.out.note(f"class archive {archive} {how}: {size // 1_000_000} MB")
     return {"made": there is None, "file": str(archive), "bytes": size, "seconds": round(seconds, 3)}
 
 
-# --- warm_spark ---
-# `mqproc warm --spark`: a session on a small store loads what jobs load, and Java keeps the classes.
+# Spark: a session on a small store loads the classes of typical jobs, and Java archives them
 
 
 _TOPIC: Final = "warm"
 _END_TIMEOUT_S: Final = 60
 
 
-def kept_classes() -> Path | None:
-    """The file of the Java that commands start, if it is there. Raises ConfigurationError without Java or Spark."""
+def class_archive() -> Path | None:
+    """The archive for the installed Java if it exists.
+
+    Raises ConfigurationError without Java or Spark.
+    """
     with needing_spark():
         from mqproc.spark.runtimes import archive_of, find_java
     return archive_of(find_java())
 
 
-def keep_classes() -> Path:
-    """Have the file made. Takes a minute or two; see `class_archive.make_archive`."""
+def make_class_archive() -> Path:
+    """Make the archive, which takes a minute or two."""
     with needing_spark():
         from mqproc.spark.runtimes import find_java, make_archive, without_warnings
     with tempfile.TemporaryDirectory(prefix="mqproc-warm-") as folder:
@@ -106,7 +108,7 @@ def _small_store(folder: Path) -> Path:
 
 
 def _loaded(folder: Path, store: Path) -> LoadedClasses:
-    """What a session loads that works a little. Java, which ends its list as it ends itself, has ended."""
+    """Classes loaded by a session with typical work, from the list that Java writes at exit."""
     from pyspark.core.context import SparkContext
 
     from mqproc.spark.runtimes import LoadedClasses
@@ -132,7 +134,7 @@ def _loaded(folder: Path, store: Path) -> LoadedClasses:
 
 
 def _work(spark: SparkSession, store: Path, to: Path) -> None:
-    """What most sessions do: rows by SQL, counts by windows, and files."""
+    """Typical work: SQL rows, counts by windows, an export."""
     from mqproc.spark import jobs
 
     jobs.counts(spark, store, by=("topic", "tag"), window="1 hour").orderBy("messages").collect()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mqproc.cli.options import Group
+from mqproc.cli.options import CommandGroup
 
 _LAZY = {
     "get": ("mqproc.cli.message.find:get", "Show the message with an offset id, or with a unique id and its --topic."),
@@ -16,7 +16,7 @@ _LAZY = {
 }
 
 
-@click.group(cls=Group, lazy=_LAZY)
+@click.group(cls=CommandGroup, lazy=_LAZY)
 def message() -> None:
     """Find messages by id, key, offset, time or content.
 

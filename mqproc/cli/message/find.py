@@ -1,4 +1,4 @@
-"""`mqproc message`: find messages by id, key, offset, time, or content."""
+"""`mqproc message`: find messages by id, key, offset, time or content, and trace one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from mqproc.cli.message.format import BODIES, FIELD_COLUMNS, RAW, ROW_COLUMNS, plain_body, to_json, to_row
 from mqproc.cli.message.send import PROPERTY
 from mqproc.cli.options import TIME, Command, Invocation, complete_topic, filter_of, filter_options, pass_invocation
-from mqproc.cli.output import Column, Output, Progress, encode_json
+from mqproc.cli.output import Output, OutputColumn, Progress, encode_json
 from mqproc.cli.times import format_time
 from mqproc.cli.topic import no_topic, queues_of
 from mqproc.client import Client
@@ -33,10 +33,12 @@ _body = click.option("--body", type=click.Choice(BODIES), help="How bodies are s
 _body_of_one = click.option(
     "--body", type=click.Choice((*BODIES, RAW)), help="How the body is shown; raw: only its bytes.  [default: text]"
 )
-_begin = click.option("--begin", type=TIME, metavar="TIME", help="From this time on: ISO 8601, epoch ms, or 15m ago.")
-_end = click.option("--end", type=TIME, metavar="TIME", help="Up to this time.")
+_begin = click.option(
+    "--begin", type=TIME, metavar="TIME", help="From this time on: ISO 8601, epoch ms, or an age: 15m."
+)
+_end = click.option("--end", type=TIME, metavar="TIME", help="Before this time.")
 _time = click.option(
-    "--time", type=click.Choice(["store", "born"]), default="store", show_default=True, help="Which time is meant."
+    "--time", type=click.Choice(["store", "born"]), default="store", show_default=True, help="Which time to compare."
 )
 _MAX = click.IntRange(1)
 _KEY_MAX = click.IntRange(1, core.KEY_MESSAGES_MAX)
@@ -44,11 +46,14 @@ _KEY_MAX = click.IntRange(1, core.KEY_MESSAGES_MAX)
 
 @click.command(cls=Command)
 @click.argument("message_id", metavar="ID")
-@click.option("--topic", default="", shell_complete=complete_topic, help="Topic of a unique id.")
+@click.option("--topic", default="", shell_complete=complete_topic, help="Topic of the unique id.")
 @_body_of_one
 @pass_invocation
 def get(invocation: Invocation, message_id: str, topic: str, body: str | None) -> None:
-    """Show the message with an offset id, or with a unique id and its --topic. Exit code 5 when there is none."""
+    """Show the message with an offset id, or with a unique id and its --topic.
+
+    Exit code 5 if there is no such message.
+    """
     with invocation.client() as client:
         print_one(invocation.out, client.get(message_id, topic), body)
 
@@ -59,7 +64,7 @@ def get(invocation: Invocation, message_id: str, topic: str, body: str | None) -
 @_begin
 @_end
 @_time
-@click.option("--max", "most", type=_KEY_MAX, default=64, show_default=True, help="Stop after so many.")
+@click.option("--max", "most", type=_KEY_MAX, default=64, show_default=True, metavar="N", help="At most N messages.")
 @click.option("--unique", is_flag=True, help="KEY is a unique id.")
 @_body
 @pass_invocation
@@ -74,10 +79,10 @@ def key(
     unique: bool,
     body: str | None,
 ) -> int:
-    """Show the messages of TOPIC that have KEY. Exit code 5 when there is none."""
+    """Show the messages of TOPIC that have KEY. Exit code 5 without a match."""
     with invocation.client() as client:
         found = client.by_key(topic, key, begin, end, max_messages=most, unique=unique, time=time)
-        _tell_damage(invocation.out, client)
+        _note_damage(invocation.out, client)
     if not found:
         raise MessageNotFoundError(f"no message of {topic} has the key {key!r}")
     return print_many(invocation.out, found, body)
@@ -90,7 +95,7 @@ def key(
 @_body_of_one
 @pass_invocation
 def offset(invocation: Invocation, topic: str, queue: int, offset: int, body: str | None) -> None:
-    """Show the message at an OFFSET of a QUEUE. Exit code 5 when there is none."""
+    """Show the message at an OFFSET of a QUEUE. Exit code 5 without a match."""
     with invocation.client() as client:
         found = client.pull(topic, queue, offset, 1)
     if not found.messages:
@@ -110,8 +115,8 @@ def offset(invocation: Invocation, topic: str, queue: int, offset: int, body: st
 @_end
 @_time
 @filter_options
-@click.option("--max", "most", type=_MAX, help="Stop after so many.  [default: all]")
-@click.option("--count", "only_count", is_flag=True, help="Only say how many.")
+@click.option("--max", "most", type=_MAX, metavar="N", help="At most N messages.  [default: all]")
+@click.option("--count", "only_count", is_flag=True, help="Print only the number of messages.")
 @_body
 @pass_invocation
 def range_(
@@ -126,12 +131,15 @@ def range_(
     only_count: bool,
     body: str | None,
 ) -> int:
-    """Show the messages of TOPIC with begin ≤ time < end, queue by queue. Exit code 5 when there is no such topic."""
+    """Show the messages of TOPIC with begin ≤ time < end, queue by queue.
+
+    Exit code 5 if there is no such topic.
+    """
     chosen = filter_of(tags, sql)
     if only_count and most is not None:
-        raise click.UsageError("--count counts all; --max is for messages that are shown")
+        raise click.UsageError("--count counts all messages; --max limits those that are shown")
     with invocation.client() as client:
-        queues_of(client, topic)  # One that is not there would look like one without messages.
+        queues_of(client, topic)  # A missing topic would look like one without messages.
         if only_count:
             count = client.count(topic, begin, end, filter=chosen, time=time)
             _print_count(invocation.out, topic, count)
@@ -139,18 +147,16 @@ def range_(
             pages = min(most, 4096) if most else 4096
             found = client.range(topic, begin, end, filter=chosen, time=time, page_messages=pages)
             print_many(invocation.out, itertools.islice(found, most), body)
-        _tell_damage(invocation.out, client)
+        _note_damage(invocation.out, client)
     return 0
 
 
-def _tell_damage(out: Output, client: Client) -> None:
-    """That answers may lack messages, which nobody would see in them."""
+def _note_damage(out: Output, client: Client) -> None:
+    """Warn on stderr if answers may lack messages because of damage."""
     holes = control_words.damage_holes(client.stats())
     if holes:
         ranges = counted(holes, "damaged range")
-        out.note(
-            f"damage: the log has {ranges}; messages that were there cannot be read: mqproc store info tells where"
-        )
+        out.note(f"damage: the log has {ranges}; messages in them cannot be read; mqproc store info lists them")
 
 
 def _print_count(out: Output, topic: str, count: int) -> None:
@@ -161,21 +167,23 @@ def _print_count(out: Output, topic: str, count: int) -> None:
 
 
 @click.command(cls=Command)
-@click.option("--topic", shell_complete=complete_topic, help="Only this topic, which may have been deleted.")
+@click.option("--topic", shell_complete=complete_topic, help="Only this topic; it may be a deleted one.")
 @click.option(
-    "--property", "wanted", type=PROPERTY, metavar="NAME=VALUE", help="Only with this property; also KEYS, TAGS."
+    "--property", "selected", type=PROPERTY, metavar="NAME=VALUE", help="Only with this property; also KEYS, TAGS."
 )
-@click.option("--contains", default="", metavar="TEXT", help="Only bodies that contain this, as they are stored.")
+@click.option("--contains", default="", metavar="TEXT", help="Only bodies that contain this text, as stored.")
 @_begin
 @_end
-@click.option("--max", "most", type=_MAX, default=256, show_default=True, help="Stop after so many hits.")
-@click.option("--cursor", type=click.IntRange(0), default=None, help="Go on from where an earlier scan stopped.")
+@click.option("--max", "most", type=_MAX, default=256, show_default=True, metavar="N", help="At most N hits.")
+@click.option(
+    "--cursor", type=click.IntRange(0), default=None, metavar="N", help="Continue an earlier scan from its cursor."
+)
 @_body
 @pass_invocation
 def scan(
     invocation: Invocation,
     topic: str | None,
-    wanted: tuple[str, str] | None,
+    selected: tuple[str, str] | None,
     contains: str,
     begin: int | None,
     end: int | None,
@@ -183,10 +191,10 @@ def scan(
     cursor: int | None,
     body: str | None,
 ) -> int:
-    """Pass over the whole log for messages by property, body or time, without a key.
+    """Search the whole log by property, body or time, without a key.
 
-    When it stops at --max, or by Ctrl-C, it tells the --cursor that goes on from there. Exit code 5 when the whole log
-    has nothing of --topic, and there is no such topic.
+    A scan that stops at --max or by Ctrl-C prints the --cursor to continue from. Exit code 5 if there is no such topic
+    and the log has no message of it.
     """
     if topic == "":
         raise no_topic(topic)
@@ -195,35 +203,38 @@ def scan(
         topic or "",
         begin,
         end,
-        dict([wanted]) if wanted else None,
+        dict([selected]) if selected else None,
         contains.encode("utf-8", "surrogateescape"),
         -1 if cursor is None else cursor,
         min(most, 256),
         core.PULL_BYTES,
     )
-    columns = ROW_COLUMNS if topic else [Column("topic"), *ROW_COLUMNS]
+    columns = ROW_COLUMNS if topic else [OutputColumn("topic"), *ROW_COLUMNS]
     with invocation.client() as client:
-        scanner = _Scan(client, request, most)
+        scanner = _LogScan(client, request, most)
         is_whole = _print_hits(out, scanner.messages(out), body, columns)
-        scanner.tell_cursor(out)
+        scanner.note_cursor(out)
         if not is_whole:
             raise KeyboardInterrupt
-        _tell_damage(out, client)
+        _note_damage(out, client)
         if topic is not None and cursor is None and scanner.complete and not scanner.found:
             queues_of(client, topic)
     return 0
 
 
-def _print_hits(out: Output, hits: Iterable[StoredMessage], body: str | None, columns: Sequence[Column]) -> bool:
-    """Print hits as they come, or as one table at the end. False when Ctrl-C came before: what was found is printed."""
+def _print_hits(out: Output, hits: Iterable[StoredMessage], body: str | None, columns: Sequence[OutputColumn]) -> bool:
+    """Print hits as they arrive, or one table at the end.
+
+    Returns False after Ctrl-C, with the hits so far printed.
+    """
     rows: list[dict[str, Any]] = []
     is_whole = True
     try:
         if out.shape != "table":
             print_many(out, hits, body, streaming=True, columns=columns)
         else:
-            # What came before Ctrl-C stays in the list; the cursor that is told then lies behind it.
-            rows.extend(_shown(one, body, columns) for one in hits)
+            # After Ctrl-C the list keeps its hits, and the cursor points after the last of them.
+            rows.extend(_table_row(one, body, columns) for one in hits)
     except KeyboardInterrupt:
         is_whole = False
     if out.shape == "table":
@@ -231,14 +242,14 @@ def _print_hits(out: Output, hits: Iterable[StoredMessage], body: str | None, co
     return is_whole
 
 
-def _shown(message: StoredMessage, body: str | None, columns: Sequence[Column]) -> dict[str, Any]:
-    """What a table has of a message, and no more: there may be many."""
+def _table_row(message: StoredMessage, body: str | None, columns: Sequence[OutputColumn]) -> dict[str, Any]:
+    """The values of a table's columns only, as there may be many messages."""
     row = to_row(message, body or "text", preview=True)
     return {column.name: row[column.name] for column in columns}
 
 
-class _Scan:
-    """A scan page by page, which knows where it would go on."""
+class _LogScan:
+    """A scan page by page, with the cursor to continue from."""
 
     def __init__(self, client: Client, request: ScanRequest, most: int) -> None:
         self._client = client
@@ -260,7 +271,7 @@ class _Scan:
                 self._left -= len(page.messages)
                 for message in page.messages:
                     yield message
-                    # So who stops amid a page has none of it twice.
+                    # An interrupted page is continued without a repeated message.
                     self.cursor = message.physical_offset + message.size
                 self._advance(page)
                 progress.update(max(self.cursor, 0), end, self.found)
@@ -271,13 +282,13 @@ class _Scan:
             return
         self.cursor = msgspec.msgpack.decode(page.next_call.options, type=ScanRequest).physical_offset
 
-    def tell_cursor(self, out: Output) -> None:
+    def note_cursor(self, out: Output) -> None:
         if not self.complete:
-            out.note(f"the scan has not reached the end: --cursor {max(self.cursor, 0)} goes on")
+            out.note(f"the scan has not reached the end; --cursor {max(self.cursor, 0)} continues it")
 
 
 def print_one(out: Output, found: StoredMessage, body: str | None) -> None:
-    """One message, a line for each field; or its body alone."""
+    """Print one message, a line per field, or its body only."""
     if body == RAW:
         out.data(plain_body(found))
     elif out.is_json:
@@ -292,9 +303,9 @@ def print_many(
     body: str | None,
     *,
     streaming: bool = False,
-    columns: Sequence[Column] = ROW_COLUMNS,
+    columns: Sequence[OutputColumn] = ROW_COLUMNS,
 ) -> int:
-    """Messages as rows. `streaming`: each as soon as it is found, so JSON comes as lines."""
+    """Print messages as rows. `streaming` prints each as soon as it is found, JSON as lines."""
     if streaming and out.is_json:
         for one in found:
             out.line(encode_json(to_json(one, body)))
@@ -307,43 +318,43 @@ def print_many(
     return 0
 
 
-# --- trace ---
-# `mqproc message trace`: where one message is.
+# Trace
 
 
-_KEYS = [Column("key"), Column("unique", "unique id"), Column("indexed")]
+_KEYS = [OutputColumn("key"), OutputColumn("unique", "unique id"), OutputColumn("indexed")]
 _PROGRESS = [
-    Column("group"),
-    Column("passed", "consumed"),
-    Column("offset", "group's offset", "number"),
-    Column("messages_before", "before it", "count"),
-    Column("member_id", "member"),
+    OutputColumn("group"),
+    OutputColumn("passed", "consumed"),
+    OutputColumn("offset", "group's offset", "number"),
+    OutputColumn("messages_before", "before it", "count"),
+    OutputColumn("member_id", "member"),
 ]
 _COPIES = [
-    Column("kind"),
-    Column("topic"),
-    Column("queue_id", "queue", "number"),
-    Column("queue_offset", "offset", "number"),
-    Column("store_timestamp_ms", "store time", "time_ms"),
-    Column("reconsume_times", "times", "number"),
-    Column("real_topic", "to"),
-    Column("message_id"),
+    OutputColumn("kind"),
+    OutputColumn("topic"),
+    OutputColumn("queue_id", "queue", "number"),
+    OutputColumn("queue_offset", "offset", "number"),
+    OutputColumn("store_timestamp_ms", "store time", "time_ms"),
+    OutputColumn("reconsume_times", "times", "number"),
+    OutputColumn("real_topic", "to"),
+    OutputColumn("message_id"),
 ]
-_TRANSACTION = {
-    "given up": "given up: nobody said what became of it, TRANS_CHECK_MAX_TIME_TOPIC has it",
-    "ended": "ended; how is not known: what was made of it may be in the log no more",
+_TRANSACTION_STATES = {
+    "given up": "given up: no producer decided it; a copy is in TRANS_CHECK_MAX_TIME_TOPIC",
+    "ended": "ended; outcome unknown, as its messages may have been deleted from the log",
 }
 
 
 @click.command(cls=Command)
 @click.argument("message_id", metavar="ID")
-@click.option("--topic", default="", shell_complete=complete_topic, help="Topic of a unique id.")
+@click.option("--topic", default="", shell_complete=complete_topic, help="Topic of the unique id.")
 @pass_invocation
 def trace(invocation: Invocation, message_id: str, topic: str) -> None:
-    """Show where a message is: record, queue unit, index entries, groups that are past it, copies of it.
+    """Show where a message is: queue, index, groups, retries, dead letters.
 
-    Copies are what waits for its time or its transaction, what was delivered of it, retries, and dead letters.
-    Exit code 5 when there is no such message.
+    Lists its record, queue unit, index entries, the groups that have consumed it, and its copies: a copy waits for its
+    delivery time or transaction, or is a delivered message, a retry or a dead letter. Exit code 5 if there is no such
+    message.
     """
     with invocation.client() as client:
         found = client.trace(message_id, topic)
@@ -354,7 +365,7 @@ def trace(invocation: Invocation, message_id: str, topic: str) -> None:
 
 
 def _delivery(message: StoredMessage) -> str:
-    """Where and when a message is delivered that waits for its time; "" for others."""
+    """Target and time of a delayed message, "" for others."""
     to = f"to {message.properties.get(names.REAL_TOPIC, '?')} queue {message.properties.get(names.REAL_QID, '?')}"
     if message.topic == SCHEDULE_TOPIC:
         return f"{to}, by delay level {message.queue_id + 1}"
@@ -372,7 +383,7 @@ def _print(out: Output, found: Trace) -> None:
     if delivery := _delivery(message):
         out.line(f"delivery    {delivery}")
     if found.transaction:
-        out.line(f"transaction {_TRANSACTION.get(found.transaction, found.transaction)}")
+        out.line(f"transaction {_TRANSACTION_STATES.get(found.transaction, found.transaction)}")
     for title, columns, parts in (
         ("index", _KEYS, found.keys),
         ("groups", _PROGRESS, found.progress),

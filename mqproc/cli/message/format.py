@@ -1,4 +1,4 @@
-"""Stored messages as text: kcat's format strings, bodies in the shape asked for, table rows."""
+"""Stored messages as text: format strings as in kcat, bodies, table rows."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from mqproc.cli.output import Column, encode_json
+from mqproc.cli.output import OutputColumn, encode_json
 from mqproc.cli.times import format_time
 from mqproc.errors import BadMessageError
 from mqproc.types import StoredMessage
 from mqproc.util.json_text import decode_json
 
 BODIES = ("text", "hex", "json", "none")
-# Of one message: only its bytes, as into a file.
+# For a single message: only its bytes.
 RAW = "raw"
 DEFAULT_FORMAT = "%d  %p:%o  %g  %k  %s\\n"
 FORMAT_HELP = (
@@ -46,42 +46,45 @@ _ESCAPE = re.compile(r"\\(n|t|r|0|\\|x[0-9A-Fa-f]{2})")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
 
 ROW_COLUMNS = [
-    Column("queue_id", "queue", "number"),
-    Column("queue_offset", "offset", "number"),
-    Column("store_timestamp_ms", "store time", "time_ms"),
-    Column("tag"),
-    Column("keys"),
-    Column("body"),
+    OutputColumn("queue_id", "queue", "number"),
+    OutputColumn("queue_offset", "offset", "number"),
+    OutputColumn("store_timestamp_ms", "store time", "time_ms"),
+    OutputColumn("tag"),
+    OutputColumn("keys"),
+    OutputColumn("body"),
 ]
 FIELD_COLUMNS = [
-    Column("message_id"),
-    Column("unique_id"),
-    Column("topic"),
-    Column("queue_id", "queue"),
-    Column("queue_offset"),
-    Column("physical_offset"),
-    Column("size", kind="bytes"),
-    Column("tag"),
-    Column("keys"),
-    Column("properties"),
-    Column("born_timestamp_ms", "born", "time_ms"),
-    Column("born_host", "born at"),
-    Column("store_timestamp_ms", "stored", "time_ms"),
-    Column("store_host", "stored at"),
-    Column("flag"),
-    Column("sys_flag"),
-    Column("reconsume_times"),
-    Column("body"),
+    OutputColumn("message_id"),
+    OutputColumn("unique_id"),
+    OutputColumn("topic"),
+    OutputColumn("queue_id", "queue"),
+    OutputColumn("queue_offset"),
+    OutputColumn("physical_offset"),
+    OutputColumn("size", kind="bytes"),
+    OutputColumn("tag"),
+    OutputColumn("keys"),
+    OutputColumn("properties"),
+    OutputColumn("born_timestamp_ms", "born", "time_ms"),
+    OutputColumn("born_host", "born at"),
+    OutputColumn("store_timestamp_ms", "stored", "time_ms"),
+    OutputColumn("store_host", "stored at"),
+    OutputColumn("flag"),
+    OutputColumn("sys_flag"),
+    OutputColumn("reconsume_times"),
+    OutputColumn("body"),
 ]
 
 
 def body_text(body: bytes) -> str:
-    """A body as text; bytes that are no UTF-8 become replacement characters."""
+    """Decode a body; invalid UTF-8 becomes replacement characters."""
     return body.decode("utf-8", "replace")
 
 
 def shown_body(body: bytes, shape: str) -> Any:
-    """A body as --body asks: text, hex, the JSON value that it is, or nothing. JSON that cannot be read is text."""
+    """Format a body for --body: text, hex, its JSON value, or None.
+
+    Invalid JSON is shown as text.
+    """
     if shape == "none":
         return None
     if shape == "hex":
@@ -95,15 +98,17 @@ def shown_body(body: bytes, shape: str) -> Any:
 
 
 def plain_body(message: StoredMessage) -> bytes:
-    """A body before it was compressed; one that cannot be unpacked as it is stored."""
+    """The decompressed body, or the stored one if it cannot be decompressed."""
     try:
         return message.plain_body
     except BadMessageError:
         return message.body
 
 
-def compile_format(text: str, body: str = "text", shown: Callable[[str], str] = str) -> Callable[[StoredMessage], str]:
-    """What makes a message's line of a format string, bodies in a shape, each field as `shown` gives it back.
+def compile_format(text: str, body: str = "text", escape: Callable[[str], str] = str) -> Callable[[StoredMessage], str]:
+    """Compile a format string to a function that formats a message.
+
+    `escape` is applied to each field.
 
     Raises ValueError for an unknown token.
     """
@@ -113,21 +118,24 @@ def compile_format(text: str, body: str = "text", shown: Callable[[str], str] = 
     at = 0
     for match in _TOKEN.finditer(text):
         if match[1] not in fields:
-            raise ValueError(f"%{match[1]} is no field; there are {FORMAT_HELP}")
+            raise ValueError(f"%{match[1]} is not a field; there are {FORMAT_HELP}")
         parts += [text[at : match.start()], fields[match[1]]]
         at = match.end()
     parts.append(text[at:])
-    return lambda message: "".join(part if isinstance(part, str) else shown(part(message)) for part in parts)
+    return lambda message: "".join(part if isinstance(part, str) else escape(part(message)) for part in parts)
 
 
 def _body_text(message: StoredMessage, shape: str) -> str | None:
-    """A body in one line's shape: JSON as text, None where none is asked for."""
+    """Format a body as text, JSON encoded; None for shape none."""
     shown = shown_body(plain_body(message), shape)
     return shown if shown is None or isinstance(shown, str) else encode_json(shown)
 
 
 def to_json(message: StoredMessage, body: str | None) -> dict[str, Any]:
-    """A message's JSON fields; with `body` the body is there in that shape too, and not as base64 for none."""
+    """The JSON fields of a message.
+
+    With `body` also the body in that shape, or no body at all for none.
+    """
     found = message.to_json()
     if body == "none":
         del found["body_base64"]
@@ -137,7 +145,7 @@ def to_json(message: StoredMessage, body: str | None) -> dict[str, Any]:
 
 
 def to_row(message: StoredMessage, body: str, *, preview: bool) -> dict[str, Any]:
-    """A message's values for a table or CSV; a preview of the body is one short line."""
+    """The values of a message for a table or CSV; with `preview` the body is one short line."""
     text = _body_text(message, body)
     if preview and text:
         text = " ".join(text.split())

@@ -1,53 +1,217 @@
-"""Importing with no record twice and none missed, whoever is killed: importer, writer, or the group.
+"""Import records exactly once, across kills of the importer, the writer or the group.
 
     position      records below it are acknowledged; written to the journal after each answer
-    under way     at most IN_FLIGHT frames behind it, answered in order
-    unique ids    record n of an import has an id made of import and n, which the store indexes
+    in flight     at most IN_FLIGHT frames after it, answered in order
+    unique ids    record n of an import has an id derived from import and n, which the store indexes
 
-An acknowledged record is stored. Of those under way at a kill or a lost answer nobody knows, so before anything is sent
-again the importer settles them:
+An acknowledged record is stored. After a kill or a lost answer it is unknown which records in flight are stored, so the
+importer first settles them:
 
-    1. ping the writer DRAIN_PINGS times: each answer is a step of the writer's, and each step reads every connection
-       that has bytes, so what a dead importer left in a socket has been taken or is lost
-    2. wait until dispatch has reached what is written then: from here on the index knows every record
-    3. look up the ids from the position on, a window at a time, until a whole window is missing
+    1. Ping the writer DRAIN_PINGS times. Each answer is one step of the writer, and each step reads every connection
+       with data, so bytes that a dead importer left in a socket are stored or lost by then.
+    2. Wait until dispatch has reached the log's end: now the index has every record.
+    3. Look up the ids from the position on, a window at a time, until a whole window is missing.
 
-What was found is left out, the rest is sent. The ids do not depend on the journal: without one, the position is
-searched for by the ids themselves.
+Found records are skipped, the rest is sent. The ids do not depend on the journal: without it the position is found by a
+search for the ids.
 """
 
 from __future__ import annotations
 
 import datetime
 import hashlib
+import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 import msgspec
 
-from mqproc.cli.message.journal import Entry, Journal, unique_id_of, unique_id_prefix
 from mqproc.cli.message.sources import Chunk, WrittenNumber
 from mqproc.cli.times import EPOCH_MS_MAX, EPOCH_MS_MIN, datetime_ms
 from mqproc.client import Client
 from mqproc.client import requests as core
 from mqproc.client.batch import Batch
 from mqproc.client.connection import FRAME_BYTES_MAX
-from mqproc.client.dispatch_barrier import PATIENCE_S, UNSETTLED, Patience, check_index, settle
+from mqproc.client.dispatch_barrier import OUTCOME_UNKNOWN, PATIENCE_S, Patience, check_index, wait_for_index
 from mqproc.client.encoding import AppendFrame, encode_batch
-from mqproc.errors import BadMessageError, BadRequestError, FrameTooLargeError, MqprocError
+from mqproc.errors import BadMessageError, BadRequestError, FrameTooLargeError, MqprocError, StoreLockedError
+from mqproc.io.store_io import StoreIO
+from mqproc.paths import StorePaths
+from mqproc.util.file_lock import try_flock
 from mqproc.wire.operations import Operation
 from mqproc.wire.operations.log import AppendRequest
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# --- columns ---
-# From a record's fields to a message's columns: keys, tag, born time, queue.
+# Journal
+
+
+# The head of a file, by which it is recognised.
+HEAD_BYTES = 65536
+_DIGITS = 20
+_SYNC_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Identity of a file or of its acknowledged part; a file that has grown is still the same.
+
+    Empty for a stream.
+
+    For compressed and Parquet files, whose bytes do not map to records, the part is counted `in_records`.
+    """
+
+    size: int = 0
+    head_size: int = 0
+    head_sha256: str = ""
+    in_records: bool = False
+
+    @classmethod
+    def of(cls, path: Path, size: int | None = None) -> Fingerprint:
+        """Fingerprint of the whole file, or of its first `size` bytes."""
+        size = path.stat().st_size if size is None else size
+        with path.open("rb") as file:
+            head = file.read(min(size, HEAD_BYTES))
+        return cls(size, len(head), hashlib.sha256(head).hexdigest())
+
+    @classmethod
+    def of_records(cls, size: int, head: Sequence[bytes]) -> Fingerprint:
+        """Fingerprint of `size` records, the first of which have these bodies."""
+        digest = hashlib.sha256()
+        for body in head:
+            digest.update(b"%d:%b" % (len(body), body))
+        return cls(size, len(head), digest.hexdigest(), in_records=True)
+
+    def is_continued_by(self, path: Path, *, may_grow: bool) -> bool:
+        """Whether a file begins with the same bytes, with the same size unless it may grow."""
+        if not self.head_sha256:
+            return True
+        with path.open("rb") as file:
+            head = file.read(self.head_size)
+        size = path.stat().st_size
+        same_size = size >= self.size if may_grow else size == self.size
+        return same_size and hashlib.sha256(head).hexdigest() == self.head_sha256
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """Content of the journal's JSON file. `generation` counts uses of `--restart`."""
+
+    identity: dict[str, Any]
+    fingerprint: Fingerprint
+    generation: int = 0
+    started_ms: int = 0
+    finished_ms: int = 0
+    records: int = 0
+
+
+def import_id(identity: dict[str, Any]) -> str:
+    """Name of an import: a hash of source, topic and all options that affect messages."""
+    return hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()[:16]
+
+
+def _encodable(value: Any) -> Any:
+    """Replace text that JSON cannot hold: file names may be invalid UTF-8."""
+    if isinstance(value, dict):
+        return {name: _encodable(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encodable(part) for part in value]
+    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        # The repr of bytes begins unlike any path, so it equals no other file's name.
+        return repr(os.fsencode(value))
+    return value
+
+
+def unique_id_prefix(name: str, generation: int, record: int) -> str:
+    """The first 28 digits of a record's unique id; the last four are its number modulo 65,536.
+
+    They are deterministic, so that a later run can find the stored records by their ids.
+    """
+    family = hashlib.sha256(f"{name}/{generation}".encode()).hexdigest()[:16]
+    return f"{family}{record >> 16:012x}".upper()
+
+
+def unique_id_of(name: str, generation: int, record: int) -> str:
+    """The unique id of record number `record`."""
+    return f"{unique_id_prefix(name, generation, record)}{record & 0xFFFF:04X}"
+
+
+class Journal:
+    """An open and locked journal. `entry` is None for a new import."""
+
+    def __init__(self, io: StoreIO, paths: StorePaths, identity: dict[str, Any], folder: str = "imports") -> None:
+        """Raises StoreLockedError if the same import is running."""
+        identity = _encodable(identity)
+        self.name = import_id(identity)
+        self.folder = paths.own / folder
+        self._identity = identity
+        self._io = io
+        io.make_folder(self.folder, mode=0o700)
+        self._json = self.folder / f"{self.name}.json"
+        self._fd = io.open(self.folder / f"{self.name}.position", write=True, create=True, mode=0o600)
+        if not try_flock(self._fd):
+            io.close(self._fd)
+            raise StoreLockedError(f"{identity['source']}: the same command is already running")
+        self._synced_s = time.monotonic()
+        self.entry = self._load()
+
+    def _load(self) -> JournalEntry | None:
+        try:
+            found = self._io.read_json(self._json, JournalEntry)
+        except FileNotFoundError:
+            return None
+        except msgspec.MsgspecError as error:
+            raise BadRequestError(f"{self._json}: {error}; remove the file to start over") from None
+        return found
+
+    @property
+    def position(self) -> int:
+        """Number of acknowledged records, 0 if unknown."""
+        digits = self._io.pread(self._fd, _DIGITS, 0)
+        return int(digits) if len(digits) == _DIGITS and digits.isdigit() else 0
+
+    def begin(self, fingerprint: Fingerprint, generation: int, now_ms: int) -> JournalEntry:
+        """Start a new import at record 0."""
+        self.advance(0)
+        return self._save(JournalEntry(self._identity, fingerprint, generation, now_ms))
+
+    def resume(self, entry: JournalEntry, fingerprint: Fingerprint) -> JournalEntry:
+        """Continue an import.
+
+        `fingerprint` is the input, which may have grown, or its acknowledged part.
+        """
+        return self._save(JournalEntry(self._identity, fingerprint, entry.generation, entry.started_ms))
+
+    def finish(self, entry: JournalEntry, records: int, now_ms: int) -> None:
+        """Record that all records are stored."""
+        self._save(JournalEntry(self._identity, entry.fingerprint, entry.generation, entry.started_ms, now_ms, records))
+
+    def advance(self, position: int) -> None:
+        """Record that the records below `position` are acknowledged."""
+        self._io.pwrite(self._fd, b"%020d" % position, 0)
+        now_s = time.monotonic()
+        if now_s - self._synced_s >= _SYNC_EVERY_S:
+            self._synced_s = now_s
+            self._io.sync(self._fd)
+
+    def close(self) -> None:
+        """Release the lock."""
+        self._io.close(self._fd)
+
+    def _save(self, entry: JournalEntry) -> JournalEntry:
+        self._io.write_file_atomically(self._json, msgspec.json.encode(asdict(entry)), mode=0o600)
+        self.entry = entry
+        return entry
+
+
+# Columns of messages from fields of records
 
 
 TIME_FORMATS = ("auto", "iso", "s", "ms", "us", "ns")
@@ -59,7 +223,10 @@ _PER_MS = {"ms": 1, "us": 1000, "ns": 1_000_000}
 
 @dataclass(frozen=True, slots=True)
 class FieldNames:
-    """Which fields become what. `time_format`: one of TIME_FORMATS, or a strptime format."""
+    """Fields for keys, tag, born time and queue.
+
+    `time_format`: one of TIME_FORMATS or a strptime format.
+    """
 
     keys: tuple[str, ...] = ()
     tag: str = ""
@@ -68,15 +235,15 @@ class FieldNames:
     time_format: str = "auto"
 
     @property
-    def wanted(self) -> tuple[str, ...]:
-        """Every field that a source must give, once."""
+    def selected(self) -> tuple[str, ...]:
+        """The distinct fields that a source must provide."""
         named = (*self.keys, self.tag, self.time, self.queue)
         return tuple(dict.fromkeys(name for name in named if name))
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
-    """The columns of a chunk; None where a column was not asked for."""
+class MessageColumns:
+    """The columns of a chunk, None if not requested."""
 
     keys: list[Any] | None
     tags: list[str] | None
@@ -85,7 +252,7 @@ class Columns:
 
 
 class ColumnMaker:
-    """Makes columns of chunks of an input, which errors name. Times already parsed are remembered."""
+    """Converts chunks to columns. Errors name the input; parsed times are cached."""
 
     def __init__(self, names: FieldNames, now_ms: int, source: str) -> None:
         self._names = names
@@ -93,10 +260,10 @@ class ColumnMaker:
         self._source = source
         self._times: dict[Any, int] = {}
 
-    def columns(self, chunk: Chunk) -> Columns:
-        """A chunk's columns. Raises BadMessageError naming input, record, field and value."""
+    def columns(self, chunk: Chunk) -> MessageColumns:
+        """Convert a chunk. Raises BadMessageError with input, record, field and value."""
         names = self._names
-        return Columns(
+        return MessageColumns(
             keys=self._keys(chunk),
             tags=[_text(value) for value in chunk.fields[names.tag]] if names.tag else None,
             born_timestamps_ms=self._born(chunk) if names.time else None,
@@ -104,7 +271,7 @@ class ColumnMaker:
         )
 
     def _keys(self, chunk: Chunk) -> list[Any] | None:
-        """One text for each message, or a list of texts where several fields are keys; "" is none."""
+        """The key of each message, or its list of keys if there are several fields; "" is no key."""
         columns = [[_key(value) for value in chunk.fields[name]] for name in self._names.keys]
         if len(columns) < 2:
             return columns[0] if columns else None
@@ -125,8 +292,8 @@ class ColumnMaker:
                 return found
             found = self._now_ms if value is None else parse_field_time(value, self._names.time_format)
         except (ValueError, TypeError, OverflowError) as error:
-            # A list of values cannot even be looked up among the times that are known.
-            raise self._wrong(chunk, index, self._names.time, f"is no time: {error}") from None
+            # TypeError: a list cannot be looked up in the cache.
+            raise self._wrong(chunk, index, self._names.time, f"is not a time: {error}") from None
         if len(self._times) < _KNOWN_TIMES_MAX:
             self._times[value] = found
         return found
@@ -137,7 +304,7 @@ class ColumnMaker:
             try:
                 queues.append(_queue_id(value))
             except (TypeError, ValueError, OverflowError):
-                raise self._wrong(chunk, index, self._names.queue, "is no queue id") from None
+                raise self._wrong(chunk, index, self._names.queue, "is not a queue id") from None
         return queues
 
     def _wrong(self, chunk: Chunk, index: int, name: str, what: str) -> BadMessageError:
@@ -146,20 +313,21 @@ class ColumnMaker:
 
 
 def _queue_id(value: Any) -> int:
-    """A field's queue id; a whole number with a fraction of 0 is one. Raises TypeError, ValueError, OverflowError."""
+    """Convert a field to a queue id; 3.0 is valid. Raises TypeError, ValueError, OverflowError."""
     found = int(value)
     if isinstance(value, bool) or (not isinstance(value, str) and found != value):
-        raise ValueError("no whole number")
+        raise ValueError("not a whole number")
     if abs(found) > _INT64_MAX:
-        raise OverflowError("no 64-bit number")
+        raise OverflowError("not a 64-bit number")
     return found
 
 
 def parse_field_time(value: Any, time_format: str = "auto") -> int:
-    """A field's time as Unix ms: ISO 8601 (local when it names no zone), epoch s, ms, us or ns, or a strptime format.
+    """Convert a field to Unix ms.
 
-    `auto` takes numbers from 100,000,000,000 on as milliseconds, smaller ones as seconds. Raises ValueError, also for
-    a number that is beyond the year 9999: it is in another unit.
+    The format is ISO 8601 (local time without a zone), epoch s, ms, us or ns, or a strptime format. `auto` reads
+    numbers from 100,000,000,000 on as milliseconds, smaller ones as seconds. Raises ValueError, also for a number after
+    the year 9999, which must be in another unit.
     """
     if isinstance(value, datetime.datetime):
         return datetime_ms(value)
@@ -183,14 +351,14 @@ def _number_ms(text: str, unit: str) -> int:
     else:
         found = (int(float(text)) if "." in text else int(text)) // _PER_MS[unit]
     if found < -_INT64_MAX:
-        raise OverflowError("no 64-bit number")
+        raise OverflowError("not a 64-bit number")
     if found > EPOCH_MS_MAX:
-        raise ValueError(f"beyond the year 9999 in {unit}; --time-format says if it is in ms, us or ns")
+        raise ValueError(f"after the year 9999 in {unit}; --time-format sets the unit: ms, us or ns")
     return found
 
 
 def _text(value: Any) -> str:
-    """A field's text: what the JSON of a body has for it, which is what one sees who looks for the message."""
+    """A field as text, in the form that it has in the JSON body."""
     if value is None or type(value) is str:
         return value or ""
     if type(value) is WrittenNumber:
@@ -202,19 +370,19 @@ def _text(value: Any) -> str:
 
 
 def _key(value: Any) -> str:
-    """RocketMQ separates keys by spaces, so one with a space would become two."""
+    """A field as a key. RocketMQ separates keys by spaces, so they become underscores."""
     text = _text(value)
     return text.replace(" ", "_") if " " in text else text
 
 
 def without(chunk: Chunk, stored: Collection[int]) -> list[Chunk]:
-    """A chunk without the records `stored`, as chunks of records that follow one another."""
-    gone = {record - chunk.first for record in stored if chunk.first <= record < chunk.end}
-    if not gone:
+    """A chunk without the stored records, as chunks of consecutive records."""
+    skipped = {record - chunk.first for record in stored if chunk.first <= record < chunk.end}
+    if not skipped:
         return [chunk]
     parts = []
     start = 0
-    for stop in [*sorted(gone), len(chunk.bodies)]:
+    for stop in [*sorted(skipped), len(chunk.bodies)]:
         if start < stop:
             parts.append(part(chunk, start, stop))
         start = stop + 1
@@ -222,7 +390,7 @@ def without(chunk: Chunk, stored: Collection[int]) -> list[Chunk]:
 
 
 def part(chunk: Chunk, start: int, stop: int) -> Chunk:
-    """Records [start, stop) of a chunk, counted from its first."""
+    """Records [start, stop) of a chunk, relative to its first."""
     fields = {name: values[start:stop] for name, values in chunk.fields.items()}
     taken = chunk.taken if stop == len(chunk.bodies) else 0
     return Chunk(chunk.first + start, chunk.bodies[start:stop], fields, taken)
@@ -230,26 +398,26 @@ def part(chunk: Chunk, start: int, stop: int) -> Chunk:
 
 IN_FLIGHT = 4
 CHUNK_ROWS = 1000
-# Records that may be stored although the position does not say so, and a margin.
+# Records that may be stored above the position, with a margin.
 WINDOW = (IN_FLIGHT + 1) * CHUNK_ROWS
 _LOOKUPS_IN_FLIGHT = 64
 # Unique ids of one frame share all but their last four digits.
 _IDS_PER_PREFIX = 1 << 16
 
-# What cannot be made into a frame.
+# Errors of encoding a frame.
 _UNSENDABLE = (BadRequestError, FrameTooLargeError)
 # The writer counts the messages of a frame from 0.
 _MESSAGE = re.compile(r"message (\d+): (.*)", re.DOTALL)
 
 Stored: TypeAlias = Mapping[int, bytes]
-"""Records that are stored, with digests of their bodies."""
+"""Digests of the bodies of stored records, by record number."""
 
 _decode_append = msgspec.msgpack.Decoder(AppendRequest).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Importer:
-    """One import into one topic. `acknowledged` is told after each answer."""
+    """Imports one input into one topic. `acknowledged` is called after each answer."""
 
     def __init__(
         self,
@@ -265,7 +433,7 @@ class Importer:
         assert journal.entry is not None
         self._client = client
         self._journal = journal
-        self._entry: Entry = journal.entry
+        self._entry: JournalEntry = journal.entry
         self._topic = topic
         self._columns = columns
         self._source = source
@@ -273,25 +441,27 @@ class Importer:
         self._note = note
         self._patience = Patience(seconds=patience_s, told=note)
         self._pending: deque[Chunk] = deque()
-        # The first records of the frames under way.
-        self._under_way: deque[int] = deque()
+        # First record of each frame in flight.
+        self._in_flight: deque[int] = deque()
         self._failure: Exception | None = None
         self.position = journal.position
-        # Bytes of the input that the acknowledged records have, as far as this run knows.
+        # Bytes of the input up to the acknowledged records, as far as known.
         self.taken = 0
         self.found = 0
 
-    # Where to begin
+    # Resume
 
     def begin(self) -> Stored:
-        """Settle what an earlier run left: sets `position`, returns the records at or above it that are stored."""
-        settle(self._client, self._patience)
+        """Settle an earlier run: set `position`, return the records stored from there on."""
+        wait_for_index(self._client, self._patience)
         if self.position and not self._is_stored(self.position - 1):
-            self._note(f"record {self.position:,} was acknowledged but is not in the store: looking for the last one")
+            self._note(
+                f"record {self.position:,} is acknowledged but not in the store; searching for the last stored one"
+            )
             self.position = self._search()
             if self.position == 0:
                 raise BadRequestError(
-                    "records of this import were stored and are gone; --restart imports everything again"
+                    "records of this import were stored and have been deleted; --restart imports everything again"
                 )
         elif self.position == 0:
             self.position = self._search()
@@ -300,7 +470,7 @@ class Importer:
         return stored
 
     def _search(self) -> int:
-        """About how many records are stored, by their ids alone: they are the input's beginning, but for a window."""
+        """Approximate number of stored records, by binary search: they are a prefix of the input."""
         if not self._is_stored(0):
             return 0
         low, high = 0, WINDOW
@@ -323,7 +493,7 @@ class Importer:
         return bool(self._stored_in(range(record, record + 1)))
 
     def _stored_in(self, records: range) -> Stored:
-        """Which of these records the store holds."""
+        """Look up which of these records are stored."""
         name, generation = self._journal.name, self._entry.generation
         calls = (
             core.by_key(self._topic, unique_id_of(name, generation, record), None, None, 1, True, "store")
@@ -337,76 +507,79 @@ class Importer:
     # Sending
 
     def send(self, chunks: Iterator[Chunk], stored: Stored) -> None:
-        """Send all records but those stored. Raises what cannot be settled; the position then is right."""
+        """Send all records except the stored ones.
+
+        Raises errors that cannot be settled, with a correct position.
+        """
         left: Iterable[Chunk] = chunks
         failed_at, failed_s = -1, 0.0
         while True:
             try:
                 self._send(left, stored)
                 return
-            except UNSETTLED as error:
+            except OUTCOME_UNKNOWN as error:
                 if failed_at != self.position:
                     failed_at, failed_s = self.position, time.monotonic()
                 elif time.monotonic() - failed_s > self._patience.seconds:
                     raise
-                self._note(f"at record {self.position:,}: {error}; asking the store what it has")
+                self._note(f"at record {self.position:,}: {error}; looking up which records are stored")
                 stored = self._settle_again(failed_s)
             left = self._unsent(chunks)
 
     def _settle_again(self, since_s: float) -> Stored:
-        """After a lost answer: the same as at the beginning, as soon as the group answers again.
+        """Settle after a lost answer, as soon as the group answers again.
 
-        Raises BadRequestError when the store has no index to say by what it has.
+        Raises BadRequestError if the store has no index to look records up.
         """
         check_index(self._client.store)
         while True:
             try:
-                settle(self._client, self._patience)
+                wait_for_index(self._client, self._patience)
                 return self._settle()
             except MqprocError as error:
-                if not isinstance(error, UNSETTLED) or time.monotonic() - since_s > self._patience.seconds:
+                if not isinstance(error, OUTCOME_UNKNOWN) or time.monotonic() - since_s > self._patience.seconds:
                     raise
                 time.sleep(0.1)
 
     def _unsent(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-        """What was under way and not acknowledged, then the rest of the input."""
-        under_way = list(self._pending)
+        """Records in flight that were not acknowledged, then the rest of the input."""
+        in_flight = list(self._pending)
         self._pending.clear()
-        for chunk in under_way:
+        for chunk in in_flight:
             yield part(chunk, max(0, self.position - chunk.first), len(chunk.bodies))
         yield from chunks
 
     def _send(self, chunks: Iterable[Chunk], stored: Stored) -> None:
-        self._under_way.clear()
+        self._in_flight.clear()
         try:
             for end in self._client.run_all(self._until_failure(chunks, stored), IN_FLIGHT):
-                self._under_way.popleft()
-                self._pass(end)
+                self._in_flight.popleft()
+                self._acknowledge(end)
         except BadRequestError as error:
             raise self._refused(error) from None
         if self._failure is not None:
             raise self._failure
-        # Records at the end may have been stored all, so that no answer told of them.
+        # The last records may all be stored already, so that no answer acknowledges them.
         while self._pending:
-            self._pass(self._pending[0].end)
+            self._acknowledge(self._pending[0].end)
 
     def _until_failure(self, chunks: Iterable[Chunk], stored: Stored) -> Iterator[core.Call[int]]:
-        """All calls up to a record that is wrong: what is under way then is answered before anybody is told of it."""
+        """Calls up to an invalid record; its error is kept until frames in flight are answered."""
         try:
             yield from self._calls(chunks, stored)
         except (MqprocError, click.ClickException, OSError) as error:
             self._failure = error
 
     def _refused(self, error: BadRequestError) -> BadRequestError:
-        """The writer's error about the oldest frame under way, which counts messages in that, with the record."""
+        """Replace the message number within a frame in the writer's error by the record's number."""
         found = _MESSAGE.match(str(error))
         if found is None:
             return error
-        record = self._under_way[0] + int(found[1])
+        record = self._in_flight[0] + int(found[1])
         return type(error)(f"{self._source}: record {record + 1:,}: {found[2]}")
 
-    def _pass(self, end: int) -> None:
-        """Everything below `end` is stored."""
+    def _acknowledge(self, end: int) -> None:
+        """Advance the position: all records below `end` are stored."""
         while self._pending and self._pending[0].end <= end:
             self.taken = max(self.taken, self._pending.popleft().taken)
         self.position = end
@@ -422,7 +595,7 @@ class Importer:
                     yield from self._frames(aligned)
 
     def _check_stored(self, chunk: Chunk, stored: Stored) -> None:
-        """Raise BadRequestError when a record is stored with another body: what is before it has other records now."""
+        """Raise BadRequestError if a stored record has another body: the input has changed."""
         for record in filter(stored.__contains__, range(chunk.first, chunk.end)) if stored else ():
             if stored[record] != _digest(chunk.bodies[record - chunk.first]):
                 raise BadRequestError(
@@ -444,14 +617,17 @@ class Importer:
         try:
             for frame in encode_batch(batch, FRAME_BYTES_MAX):
                 options = self._with_ids(frame, at)
-                self._under_way.append(at)
+                self._in_flight.append(at)
                 at += frame.count
-                yield core.Call(core.WRITER, Operation.APPEND, options, frame.payload, _ended_at(at), repeatable=False)
+                yield core.Call(core.WRITER, Operation.APPEND, options, frame.payload, _returning(at), repeatable=False)
         except _UNSENDABLE as error:
             raise self._unsendable(batch, chunk.first, error) from None
 
     def _unsendable(self, batch: Batch, first: int, error: MqprocError) -> MqprocError:
-        """The error with the first record, counted from `first`, that cannot be sent by itself either."""
+        """The error of the first record that cannot be sent by itself either.
+
+        Records count from `first`.
+        """
         for index in range(len(batch)):
             try:
                 list(encode_batch(batch.part(index, index + 1), FRAME_BYTES_MAX))
@@ -460,7 +636,7 @@ class Importer:
         return type(error)(f"{self._source}: records {first + 1:,} to {first + len(batch):,}: {error}")
 
     def _with_ids(self, frame: AppendFrame, first: int) -> bytes:
-        """A frame's options with the unique ids of the records from `first` on."""
+        """A frame's options with the unique ids of its records, the first of which is `first`."""
         prefix = unique_id_prefix(self._journal.name, self._entry.generation, first)
         return _encode(
             msgspec.structs.replace(
@@ -473,12 +649,12 @@ def _digest(body: ReadableBuffer) -> bytes:
     return hashlib.sha256(body).digest()
 
 
-def _ended_at(record: int) -> Callable[[memoryview, memoryview], int]:
+def _returning(record: int) -> Callable[[memoryview, memoryview], int]:
     return lambda options, payload: record
 
 
 def _within_prefixes(chunk: Chunk) -> list[Chunk]:
-    """A chunk in parts whose unique ids have one prefix each."""
+    """Split a chunk into parts whose unique ids have one prefix each."""
     first_block, last_block = chunk.first // _IDS_PER_PREFIX, (chunk.end - 1) // _IDS_PER_PREFIX
     if first_block == last_block:
         return [chunk]

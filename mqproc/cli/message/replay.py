@@ -1,7 +1,9 @@
-"""`mqproc replay`: stored messages once more, to another topic; how it goes on is told in `client.replay`.
+"""`mqproc replay`: send stored messages again, to another topic.
 
-The journal, in `mqproc/replays/`, holds the replay's begin, from which its end follows, and its position: queue id and
-queue offset as one number.
+See `client.replay` for how it resumes.
+
+The journal, in `mqproc/replays/`, holds the time of the first start, which fixes the end of the replay, and the
+position: queue id and queue offset as one number.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any, Final
 
 import click
 
-from mqproc.cli.message.journal import Entry, Fingerprint, Journal
+from mqproc.cli.message.importer import Fingerprint, Journal, JournalEntry
 from mqproc.cli.options import (
     START_RELATIVE_TIME,
     Command,
@@ -23,7 +25,7 @@ from mqproc.cli.options import (
     pass_invocation,
     replay_options,
 )
-from mqproc.cli.output import Column, Output, Progress
+from mqproc.cli.output import Output, OutputColumn, Progress
 from mqproc.cli.times import format_duration, format_time, now_ms, parse_time_ms
 from mqproc.client import Client
 from mqproc.client.dispatch_barrier import check_index
@@ -32,30 +34,33 @@ from mqproc.io.store_io import StoreIO
 from mqproc.util.units import counted
 
 _COLUMNS = [
-    Column("topic"),
-    Column("to"),
-    Column("messages", kind="count"),
-    Column("already_stored", kind="count"),
-    Column("seconds", kind="number"),
-    Column("per_second", "per s", "count"),
+    OutputColumn("topic"),
+    OutputColumn("to"),
+    OutputColumn("messages", kind="count"),
+    OutputColumn("already_stored", kind="count"),
+    OutputColumn("seconds", kind="number"),
+    OutputColumn("per_second", "per s", "count"),
 ]
-# A position as a number of the journal's.
+# Bits of the queue offset in a position.
 _OFFSET_BITS: Final = 48
 
 
 @click.command(cls=Command)
-@click.option("--topic", required=True, shell_complete=complete_topic, help="Topic whose messages are sent once more.")
+@click.option("--topic", required=True, shell_complete=complete_topic, help="Topic whose messages are sent again.")
 @replay_options
 @click.option(
-    "--begin", type=START_RELATIVE_TIME, metavar="TIME", help="From this time on: ISO 8601, epoch ms, or 15m ago."
+    "--begin", type=START_RELATIVE_TIME, metavar="TIME", help="From this time on: ISO 8601, epoch ms, or an age: 15m."
 )
 @click.option(
-    "--end", type=START_RELATIVE_TIME, metavar="TIME", help="Up to this time.  [default: when the replay began]"
+    "--end",
+    type=START_RELATIVE_TIME,
+    metavar="TIME",
+    help="Before this time.  [default: the first start of the replay]",
 )
 @click.option("--key", default="", help="Only messages with this key.")
 @filter_options
-@click.option("--queues", type=click.IntRange(1, 65535), help="Queues of a topic that is made.  [as many]")
-@click.option("--restart", is_flag=True, help="Send all of them, though it was done before.")
+@click.option("--queues", type=click.IntRange(1, 65535), metavar="N", help="Queues of a new topic.  [default: as many]")
+@click.option("--restart", is_flag=True, help="Send all messages again, also after a finished replay.")
 @pass_invocation
 def replay(
     invocation: Invocation,
@@ -70,20 +75,21 @@ def replay(
     rate: float,
     restart: bool,
 ) -> int:
-    """Send stored messages once more, to another topic.
+    """Send stored messages again, to another topic.
 
-    Copies keep body, tag, keys, properties and born time; REPLAYED_MESSAGE_ID names the message each was made of.
+    Copies keep body, tag, keys, properties and born time; their property REPLAYED_MESSAGE_ID holds the id of the
+    original.
 
-    The same command again goes on where it stopped, after Ctrl-C or a kill: no message twice, none missed; 15m and 2h
-    are before its first start. When it is finished, --restart sends them again. What retention deletes before it was
-    sent is told, and the exit code is then 1.
+    After Ctrl-C or a kill the same command resumes: no message is sent twice and none is missed. Ages such as 15m and
+    2h are relative to the first start. --restart sends everything again. If retention deletes messages before they were
+    sent, their number is reported and the exit code is 1.
     """
     if key and (tags or sql):
-        raise click.UsageError("--key goes without --tag and --sql")
+        raise click.UsageError("--key excludes --tag and --sql")
     if topic == to:
         raise click.UsageError(
-            f"--topic {topic} and --to {to} are one topic: a replay would double it and copy its own copies; "
-            "mqproc group reset has a group consume messages again"
+            f"--topic {topic} and --to {to} are one topic: a replay would also copy its own copies; "
+            "mqproc group reset lets a group consume messages again"
         )
     chosen = filter_of(tags, sql)
     asked = {"topic": topic, "to": to, "begin": begin, "end": end, "key": key, "tags": tags, "sql": sql}
@@ -95,7 +101,7 @@ def replay(
             entry = _entry(journal, paths.root, invocation.out, restart=restart)
             if entry is not None:
                 source = ReplaySource(topic, *_bounds(begin, end, entry.started_ms), key, chosen)
-                job = _Job(client, journal, entry, source, to, rate, queues, is_first=is_first)
+                job = _ReplayJob(client, journal, entry, source, to, rate, queues, is_first=is_first)
                 missed = job.run(invocation.out)
         finally:
             journal.close()
@@ -103,13 +109,13 @@ def replay(
 
 
 def _bounds(begin: int | str | None, end: int | str | None, started_ms: int) -> tuple[int | None, int]:
-    """What is replayed, by store time; without an end with what had been stored in the millisecond of the start."""
+    """Store times [begin, end) of the replay; the default end is just after the first start."""
     moments = [parse_time_ms(moment, started_ms) if isinstance(moment, str) else moment for moment in (begin, end)]
     return moments[0], started_ms + 1 if moments[1] is None else moments[1]
 
 
-def _entry(journal: Journal, store: Path, out: Output, *, restart: bool) -> Entry | None:
-    """The journal's entry for this run; None when there is nothing to do. Raises BadRequestError."""
+def _entry(journal: Journal, store: Path, out: Output, *, restart: bool) -> JournalEntry | None:
+    """The journal's entry for this run, None if there is nothing to do. Raises BadRequestError."""
     before = journal.entry
     if before is None or restart:
         return journal.begin(Fingerprint(), before.generation + 1 if before else 0, now_ms())
@@ -117,18 +123,18 @@ def _entry(journal: Journal, store: Path, out: Output, *, restart: bool) -> Entr
         when = format_time(before.finished_ms)
         out.note(f"all {before.records:,} messages were sent {when}; --restart sends them again")
         return None
-    # The index alone knows which copies a run that was not finished has left.
+    # Only the index knows which copies an unfinished run has stored.
     check_index(store, "; --restart sends all of them again")
     return before
 
 
 @dataclass(slots=True)
-class _Job:
+class _ReplayJob:
     """One run of a replay."""
 
     client: Client
     journal: Journal
-    entry: Entry
+    entry: JournalEntry
     source: ReplaySource
     to: str
     rate: float
@@ -136,26 +142,29 @@ class _Job:
     is_first: bool
 
     def run(self, out: Output) -> int:
-        """Send what was not sent; says how it went. How many messages went before they were sent, as far as known."""
+        """Send the remaining messages and print the result.
+
+        Returns how many were lost before they were sent.
+        """
         name = f"{self.journal.name}/{self.entry.generation}"
         work = Replay(
             self.client, self.source, self.to, name=name, rate=self.rate, queues=self.queues, is_first=self.is_first
         )
         position = _position(self.journal.position)
         if position > ReplayPosition():
-            out.note(f"going on at queue {position.queue_id}, offset {position.queue_offset:,}")
+            out.note(f"continuing at queue {position.queue_id}, offset {position.queue_offset:,}")
         total = self._total()
         before = self._total_before(position)
         with Progress(out, f"{self.source.topic} → {self.to}", "messages") as progress:
 
-            def told(now: ReplayProgress) -> None:
+            def on_progress(now: ReplayProgress) -> None:
                 self.journal.advance(_number(now.position))
                 progress.update(before + now.sent + now.found, total, now.sent)
 
             try:
-                done = work.run(position, told)
+                done = work.run(position, on_progress)
             except KeyboardInterrupt:
-                out.note(f"\nstopped; {work.progress.sent:,} messages were sent, the same command goes on")
+                out.note(f"\nstopped; {work.progress.sent:,} messages were sent; the same command continues")
                 raise
             progress.end(total, total, done.sent)
             missed = self._missed(position, total - before, done)
@@ -163,24 +172,24 @@ class _Job:
             self._say(out, done, progress.seconds)
         if missed:
             gone = counted(missed, "message")
-            out.note(f"{gone} of {self.source.topic} could not be sent: retention or damage has taken them meanwhile")
+            out.note(f"{gone} of {self.source.topic} could not be sent: retention or damage has removed them meanwhile")
         return missed
 
-    def _missed(self, position: ReplayPosition, wanted: int, done: ReplayProgress) -> int:
-        """How many of the messages that were there could not be read; 0 where their number was never known."""
+    def _missed(self, position: ReplayPosition, expected: int, done: ReplayProgress) -> int:
+        """Number of messages that could not be read; 0 if the total was never known."""
         source = self.source
         is_exact = position == ReplayPosition() or (source.begin is None and source.filter is None)
-        return max(0, wanted - done.sent - done.found) if is_exact and not source.key else 0
+        return max(0, expected - done.sent - done.found) if is_exact and not source.key else 0
 
     def _total(self) -> int:
-        """How many messages the source has; 0 when only looking would tell."""
+        """Number of messages of the source, 0 if it is unknown without reading them."""
         if self.source.key:
             return 0
         source = self.source
         return self.client.count(source.topic, source.begin, source.end, filter=source.filter)
 
     def _total_before(self, position: ReplayPosition) -> int:
-        """About how many of them lie before a position, for the bar: by the offsets of whole queues."""
+        """Approximate number of messages before a position, by queue offsets, for the progress bar."""
         if self.source.key or position == ReplayPosition():
             return 0
         found = 0
@@ -192,7 +201,7 @@ class _Job:
 
     def _say(self, out: Output, done: ReplayProgress, seconds: float) -> None:
         rate = done.sent / max(seconds, 1e-9)
-        there = f", {done.found:,} were there" if done.found else ""
+        there = f", {done.found:,} were already stored" if done.found else ""
         out.note(f"{counted(done.sent, 'message')} to {self.to} in {format_duration(seconds)}, {rate:,.0f}/s{there}")
         if out.shape != "table":
             row: dict[str, Any] = {

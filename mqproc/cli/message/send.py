@@ -1,4 +1,4 @@
-"""`mqproc send`: one message, or one for each line of stdin or of a file."""
+"""`mqproc send`: send one message, or one per line of stdin or a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from mqproc.cli.options import Command, Invocation, RateRange, complete_topic, pass_invocation
-from mqproc.cli.output import Column, Output, rate_text
+from mqproc.cli.output import Output, OutputColumn, rate_text
 from mqproc.cli.times import is_duration, now_ms, parse_time_ms
 from mqproc.client import Client, Producer
 from mqproc.client.connection import FRAME_BYTES_MAX
@@ -29,18 +29,18 @@ from mqproc.util.units import DELAY_LEVELS, counted
 
 STDIN = "-"
 _COLUMNS = [
-    Column("message_id"),
-    Column("unique_id"),
-    Column("queue_id", "queue", "number"),
-    Column("queue_offset", kind="number"),
-    Column("physical_offset", kind="number"),
-    Column("store_timestamp_ms", "store time", "time_ms"),
-    Column("status"),
+    OutputColumn("message_id"),
+    OutputColumn("unique_id"),
+    OutputColumn("queue_id", "queue", "number"),
+    OutputColumn("queue_offset", kind="number"),
+    OutputColumn("physical_offset", kind="number"),
+    OutputColumn("store_timestamp_ms", "store time", "time_ms"),
+    OutputColumn("status"),
 ]
-_FIRST_ERRORS = 3
+_NOTED_ERRORS = 3
 
 
-class Property(click.ParamType[tuple[str, str]]):
+class PropertyType(click.ParamType[tuple[str, str]]):
     """`NAME=VALUE`."""
 
     name = "property"
@@ -54,8 +54,8 @@ class Property(click.ParamType[tuple[str, str]]):
         return name, text
 
 
-class Ahead(click.ParamType[int]):
-    """A time to come: a duration from now on, or a moment."""
+class FutureTime(click.ParamType[int]):
+    """A future point in time: a duration from now, or a time."""
 
     name = "time"
 
@@ -70,26 +70,37 @@ class Ahead(click.ParamType[int]):
         return 2 * now - found if is_duration(str(value)) else found
 
 
-PROPERTY = Property()
-AHEAD = Ahead()
+PROPERTY = PropertyType()
+FUTURE_TIME = FutureTime()
 
 
 @click.command(cls=Command)
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("body", required=False)
-@click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Send each line of a file.")
-@click.option("--whole", is_flag=True, help="All of --file or stdin is one message, whatever bytes it has.")
-@click.option("--key", "keys", multiple=True, help="Key to find it by; may be repeated.")
-@click.option("--key-delimiter", metavar="TEXT", help="Of lines: what stands before it is the line's key.")
-@click.option("--tag", default="", help="Tag that consumers filter by.")
-@click.option("--property", "properties", multiple=True, type=PROPERTY, metavar="NAME=VALUE", help="Further property.")
-@click.option("--delay-level", type=click.IntRange(1, DELAY_LEVELS), help="Deliver after this level's delay: 1s … 2h.")
-@click.option("--deliver-at", type=AHEAD, metavar="TIME", help="Deliver then: 2h from now, or a moment.")
-@click.option("--queue", type=click.IntRange(0), help="Queue id; else the queues take turns.")
-@click.option("--sharding-key", default="", metavar="TEXT", help="What has one goes to one queue, in its order.")
-@click.option("--count", type=click.IntRange(1), default=1, help="Send the body so often.  [default: 1]")
-@click.option("--rate", type=RateRange(0, min_open=True), metavar="N", help="At most so many a second.")
-@click.option("--no-wait", is_flag=True, help="One message: answer before the sync of a SYNC_FLUSH store.")
+@click.option(
+    "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Send each line of this file."
+)
+@click.option("--whole", is_flag=True, help="Send all of --file or stdin as one message.")
+@click.option("--key", "keys", multiple=True, help="Message key; may be repeated.")
+@click.option("--key-delimiter", metavar="TEXT", help="The part of a line before TEXT is its key.")
+@click.option("--tag", default="", help="Message tag.")
+@click.option(
+    "--property",
+    "properties",
+    multiple=True,
+    type=PROPERTY,
+    metavar="NAME=VALUE",
+    help="Message property; may be repeated.",
+)
+@click.option(
+    "--delay-level", type=click.IntRange(1, DELAY_LEVELS), help="Deliver after the delay of this level, 1s … 2h."
+)
+@click.option("--deliver-at", type=FUTURE_TIME, metavar="TIME", help="Deliver after a duration (2h) or at a time.")
+@click.option("--queue", type=click.IntRange(0), help="Queue id.  [default: round robin]")
+@click.option("--sharding-key", default="", metavar="TEXT", help="Messages with equal TEXT go to one queue, in order.")
+@click.option("--count", type=click.IntRange(1), default=1, metavar="N", help="Send BODY N times.  [default: 1]")
+@click.option("--rate", type=RateRange(0, min_open=True), metavar="N", help="At most N messages per second.")
+@click.option("--no-wait", is_flag=True, help="For one message: do not wait for the sync of a SYNC_FLUSH store.")
 @pass_invocation
 def send(
     invocation: Invocation,
@@ -109,11 +120,11 @@ def send(
     rate: float | None,
     no_wait: bool,
 ) -> int:
-    """Send messages: one, from stdin, or a file's lines.
+    """Send messages: one, from stdin, or the lines of a file.
 
-    Sends BODY to TOPIC, or a message for each line of --file, or of stdin when BODY is - or missing; with --whole all
-    of it as one.
-    Prints where each went. Exit code 1 when one was not stored: it is told with its line, and the others go.
+    Sends BODY to TOPIC. Without BODY, or with -, each line of stdin or of --file is a message; with --whole all of it
+    is one message. Prints where each message was stored. If a message is not stored, it is reported with its line, the
+    others are sent, and the exit code is 1.
     """
     template = Message(
         topic,
@@ -129,27 +140,27 @@ def send(
     check_message(template)
     with ExitStack() as stack:
         client = stack.enter_context(invocation.client())
-        given = _given(body, file, whole, key_delimiter)
-        if given is not None:
-            bodies: Iterable[bytes] = itertools.repeat(given, count)
+        single = _single_body(body, file, whole, key_delimiter)
+        if single is not None:
+            bodies: Iterable[bytes] = itertools.repeat(single, count)
             if count == 1:
-                _print(invocation.out, [client.send(_message(template, given, None), wait=not no_wait)])
+                _print(invocation.out, [client.send(_message(template, single, None), wait=not no_wait)])
                 return 0
         else:
             if count != 1:
                 raise click.UsageError("--count goes with BODY")
             stream = stack.enter_context(file.open("rb")) if file is not None else _stdin()
             bodies = (line.removesuffix(b"\n").removesuffix(b"\r") for line in stream)
-        # Where no group runs nothing is read from stdin, which would be lost.
+        # Without a running group nothing may be read from stdin: it would be lost.
         client.run(ping(WRITER))
         delimiter = key_delimiter.encode() if key_delimiter else None
         unit = "message" if count > 1 else "line"
-        sending = _Sending(client, invocation.out, template, delimiter, unit)
-        return sending.run(_paced(bodies, rate))
+        sender = _LineSender(client, invocation.out, template, delimiter, unit)
+        return sender.run(_paced(bodies, rate))
 
 
-def _given(body: str | None, file: Path | None, whole: bool, key_delimiter: str | None) -> bytes | None:
-    """The one body that is to be sent; None when there is one in each line. Raises a usage error."""
+def _single_body(body: str | None, file: Path | None, whole: bool, key_delimiter: str | None) -> bytes | None:
+    """The body of the only message, None if each line is a message. Raises a usage error."""
     if body is not None and body != STDIN:
         if file is not None or whole:
             raise click.UsageError(f"give BODY or {'--whole' if whole else '--file'}, not both")
@@ -157,18 +168,18 @@ def _given(body: str | None, file: Path | None, whole: bool, key_delimiter: str 
     if not whole:
         return None
     if key_delimiter:
-        raise click.UsageError("--key-delimiter is for lines; --whole has none")
+        raise click.UsageError("--key-delimiter is for lines; it excludes --whole")
     if file is None:
-        return _all_of(_stdin(), "stdin")
+        return _read_whole(_stdin(), "stdin")
     with file.open("rb") as stream:
-        return _all_of(stream, str(file))
+        return _read_whole(stream, str(file))
 
 
-def _all_of(stream: BinaryIO, name: str) -> bytes:
-    """What a stream has, as far as a message may have so much. Raises MessageTooLargeError."""
+def _read_whole(stream: BinaryIO, name: str) -> bytes:
+    """Read a whole stream. Raises MessageTooLargeError if no message may be as large."""
     data = stream.read(FRAME_BYTES_MAX + 1)
     if len(data) > FRAME_BYTES_MAX:
-        raise MessageTooLargeError(f"{name}: more than {FRAME_BYTES_MAX:,} bytes, which no message may have")
+        raise MessageTooLargeError(f"{name}: more than {FRAME_BYTES_MAX:,} bytes, the limit of a message")
     return data
 
 
@@ -191,11 +202,11 @@ def _key(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise BadPropertyError(f"key {data!r} is no UTF-8") from None
+        raise BadPropertyError(f"key {data!r} is not UTF-8") from None
 
 
 def _paced(bodies: Iterable[bytes], rate: float | None) -> Iterator[bytes]:
-    """No faster than `rate` a second, without catching up after a pause."""
+    """Limit the rate per second, without catching up after a pause."""
     if rate is None:
         yield from bodies
         return
@@ -208,17 +219,20 @@ def _paced(bodies: Iterable[bytes], rate: float | None) -> Iterator[bytes]:
         yield body
 
 
-class _Sending:
-    """Many messages through a batching producer: prints results in order, counts what failed."""
+class _LineSender:
+    """Sends many messages through a batching producer.
+
+    Prints results in order and counts failures.
+    """
 
     def __init__(self, client: Client, out: Output, template: Message, delimiter: bytes | None, unit: str) -> None:
-        """A message is `template` with a line, or with what stands behind `delimiter`; the key stands before it.
+        """A message is `template` with a line as body; the part before `delimiter` is its key.
 
-        `unit` is what people count: lines, or messages.
+        `unit` is the counted thing in error messages: line or message.
         """
         self._client = client
         self._out = out
-        # Each as it comes, so JSON comes as lines.
+        # Results are printed one by one, so JSON is printed as lines.
         self._lines = Output("jsonl" if out.shape == "json" else out.shape, stream=out.stream)
         self._template = template
         self._delimiter = delimiter
@@ -226,8 +240,8 @@ class _Sending:
         self._lock = threading.Lock()
         self._failed = 0
         self._stored = 0
-        # Why results can be printed no more. What is to be sent goes all the same.
-        self._unprinted: OSError | None = None
+        # Error of printing a result. Sending continues without printing.
+        self._print_error: OSError | None = None
 
     def run(self, lines: Iterable[bytes]) -> int:
         started_s = time.monotonic()
@@ -238,10 +252,10 @@ class _Sending:
                 for number, line in enumerate(lines, 1):
                     self._send(producer, number, line)
         finally:
-            # Who ends it by Ctrl-C wants to know too.
-            self._tell(time.monotonic() - started_s)
-        if self._unprinted is not None and not isinstance(self._unprinted, BrokenPipeError):
-            raise self._unprinted
+            # After Ctrl-C too.
+            self._note_totals(time.monotonic() - started_s)
+        if self._print_error is not None and not isinstance(self._print_error, BrokenPipeError):
+            raise self._print_error
         return 1 if self._failed else 0
 
     def _send(self, producer: Producer, number: int, line: bytes) -> None:
@@ -249,38 +263,38 @@ class _Sending:
         try:
             producer.send(_message(self._template, line, self._delimiter), on_done=done)
         except BadRequestError as error:
-            self._tell_refused(number, error)
+            self._note_failure(number, error)
 
-    def _tell(self, seconds: float) -> None:
+    def _note_totals(self, seconds: float) -> None:
         stored = counted(self._stored, "message")
         self._out.note(f"{stored} stored in {seconds:.2f} s, {rate_text(self._stored, seconds)}")
         if self._failed:
             self._out.note(f"not stored: {counted(self._failed, 'message')}")
 
     def _done(self, number: int, future: Future[SendResult]) -> None:
-        """Called by the producer's thread, one after the other."""
+        """Completion callback, called in order by the producer's thread."""
         error = future.exception()
         if error is not None:
-            self._tell_refused(number, error)
+            self._note_failure(number, error)
             return
         self._stored += 1
-        if self._lines.shape == "table" or self._unprinted is not None:
+        if self._lines.shape == "table" or self._print_error is not None:
             return
         try:
             self._lines.further_rows("results", _COLUMNS, [msgspec.structs.asdict(future.result())])
         except OSError as failure:
-            self._unprinted = failure
+            self._print_error = failure
 
-    def _tell_refused(self, number: int, error: BaseException) -> None:
-        """By the producer's thread, and by the one that sends."""
+    def _note_failure(self, number: int, error: BaseException) -> None:
+        """Called by the producer's thread and by the sending thread."""
         with self._lock:
             self._failed += 1
-            told = self._failed <= _FIRST_ERRORS
-        if told:
+            is_noted = self._failed <= _NOTED_ERRORS
+        if is_noted:
             code = error.code if isinstance(error, MqprocError) else type(error).__name__
-            # The store counts within a frame, in which a message that it refuses comes alone.
+            # The store counts messages within a frame; a refused message is alone in its frame.
             text = str(error).removeprefix("message 0: ")
-            self._out.note(f"mqproc: {self._unit} {number:,} is not stored: {code}: {text}")
+            self._out.note(f"mqproc: {self._unit} {number:,} was not stored: {code}: {text}")
 
 
 def _print(out: Output, results: list[SendResult]) -> None:

@@ -1,9 +1,9 @@
-"""What `mqproc import` reads: files and streams as chunks of message bodies, with the fields that were asked for.
+"""Input of `mqproc import`: files and streams as chunks of bodies with selected fields.
 
-    file, packed or not, stdin ──bytes──▶ CSV │ JSON lines │ Parquet │ plain lines ──▶ Chunk, Chunk, …
+    file, compressed or not, stdin ──bytes──▶ CSV │ JSON lines │ Parquet │ plain lines ──▶ Chunk, Chunk, …
 
-A record of CSV or Parquet becomes a JSON object, a line of the others is the body as it is. Records are counted from 0
-in the order of the input, always the same way, so that an import can go on where it stopped.
+A record of CSV or Parquet becomes a JSON object; a line of the other formats is the body unchanged. Records are counted
+from 0 in the order of the input, so that an import can be resumed at a record number.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from mqproc.client.connection import FRAME_BYTES_MAX
 from mqproc.errors import BadMessageError, BadRequestError
 from mqproc.util.units import counted
 
-# --- formats ---
-# Formats that `mqproc import` reads, and what names of files tell of them.
+# Formats by file name
 
 
 FORMATS = ("csv", "jsonl", "parquet", "lines")
@@ -48,48 +47,50 @@ _SUFFIXES = {
     ".json": "jsonl",
     ".parquet": "parquet",
 }
-_PACKED = (".gz", ".bz2", ".xz", ".zip")
-# Read as lines they would be garbage.
-_NOT_READ = frozenset(
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
+# Not supported. Read as lines they would be garbage.
+_UNSUPPORTED = frozenset(
     ".tar .tgz .tbz2 .txz .zst .lz4 .lzma .z .7z .rar .br .xls .xlsx .orc .avro .feather .arrow".split()
 )
 
 
-def is_packed(name: str) -> bool:
-    """Whether a file is unpacked while it is read."""
-    return Path(name).suffix.lower() in _PACKED
+def is_compressed(name: str) -> bool:
+    """Whether a file is decompressed while it is read."""
+    return Path(name).suffix.lower() in _COMPRESSED
 
 
 def guess_kind(name: str) -> str:
-    """The format that a name tells; plain lines when it tells none. Raises a usage error for one that is not read."""
+    """The format by a file's name, lines by default.
+
+    Raises a usage error for an unsupported one.
+    """
     path = Path(name)
-    if is_packed(name):
+    if is_compressed(name):
         path = path.with_suffix("")
-    if path.suffix.lower() in _NOT_READ:
+    if path.suffix.lower() in _UNSUPPORTED:
         raise click.UsageError(
-            f"{name}: {path.suffix} is not read; unpack or convert it, or say with --format what the file has"
+            f"{name}: {path.suffix} is not supported; decompress or convert it, or name the format with --format"
         )
     return _SUFFIXES.get(path.suffix.lower(), "lines")
 
 
 def kind_of_member(name: str, member: str) -> str:
-    """The format of a file inside a .zip: what the archive's name tells, else the member's own; plain lines else.
+    """The format of a file inside a .zip: by the archive's name, else by the member's.
 
-    Raises a usage error for one that is not read.
+    Raises a usage error for an unsupported one.
     """
     if Path(Path(name).stem).suffix.lower() in _SUFFIXES:
         return guess_kind(name)
-    if is_packed(member):
-        raise click.UsageError(f"{name}: {member} is packed once more, which is not read; unpack it")
+    if is_compressed(member):
+        raise click.UsageError(f"{name}: {member} is compressed itself, which is not supported; decompress it")
     return guess_kind(member)
 
 
-# --- arrow_values ---
-# Values of Parquet that JSON or Python have not: NaN and the infinities; moments and time spans in nanoseconds.
+# Parquet values that JSON or Python lack
 
 
 def not_finite(values: Any) -> int:
-    """How many numbers of a record batch or an array are NaN or infinite, those within lists and structs too."""
+    """Count NaN and infinite numbers in a record batch or an array, also in nested values."""
     import pyarrow
     import pyarrow.compute as compute
 
@@ -109,15 +110,15 @@ def not_finite(values: Any) -> int:
     return not_finite(values.flatten()) if pyarrow.types.is_nested(kind) else 0
 
 
-def plain(value: Any) -> Any:
-    """What pyarrow makes of nanoseconds where pandas is installed, as Python's own moment or time span.
+def without_pandas(value: Any) -> Any:
+    """Convert pandas times, which pyarrow returns if pandas is installed, to Python's types.
 
-    Text where it has nanoseconds indeed, which those have no room for.
+    A value with nanoseconds becomes text, as Python's types cannot hold them.
     """
     if isinstance(value, dict):
-        return {name: plain(inner) for name, inner in value.items()}
+        return {name: without_pandas(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return list(map(plain, value))
+        return list(map(without_pandas, value))
     if isinstance(value, datetime.datetime) and type(value) is not datetime.datetime:
         moment: Any = value
         return moment.isoformat().replace("+00:00", "Z") if moment.nanosecond else moment.to_pydatetime()
@@ -128,17 +129,17 @@ def plain(value: Any) -> Any:
 
 
 STDIN = "-"
-_PACKINGS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
+_DECOMPRESSORS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
     ".gz": cast(Callable[[IO[bytes]], IO[bytes]], gzip.open),
     ".bz2": bz2.open,
     ".xz": lzma.open,
 }
 _BUFFER_BYTES = 1 << 20
-# Records are taken up to so many at a time, until they have so many bytes: a thousand large ones would be gigabytes.
+# Records are read in steps of this size until a chunk has this many bytes: a thousand large ones would be gigabytes.
 _STEP_ROWS = 16
 _CHUNK_BYTES = 16 << 20
 _NAMES_SHOWN = 8
-# So much of a text is counted line by line. Further on its decoder tells, which is never so far ahead.
+# Bytes of text that are counted line by line. After that the decoder's position is accurate enough.
 _COUNTED_BYTES = 1 << 17
 _RAW = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _OBJECT = msgspec.json.Decoder(dict[str, Any]).decode
@@ -146,22 +147,22 @@ _VALUE = msgspec.json.Decoder().decode
 _AHEAD_BYTES = 1 << 16
 # A column of identifiers has as many values as rows: the memory for known values is bounded.
 _KNOWN_VALUES_MAX = 100_000
-# A line behind the last one of CSV, which no UTF-8 holds: it is a record of its own unless a quote was left open.
+# A line after the end of CSV, not valid UTF-8. It is a record of its own unless a quote was left open.
 _END = "\ud800"
-# What JSON calls a number; "007" and "+1" are none, so codes with leading zeros stay text.
+# A JSON number. "007" and "+1" do not match, so codes with leading zeros remain text.
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
-# What an input raises whose bytes are not what its name says, or that was cut.
-_UNPACKABLE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile)
-_UNREADABLE = (*_UNPACKABLE, csv.Error, UnicodeDecodeError)
+# Errors of an input that is truncated or not in the format of its name.
+_DECOMPRESSION_ERRORS = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile)
+_READ_ERRORS = (*_DECOMPRESSION_ERRORS, csv.Error, UnicodeDecodeError)
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How to read: `fields` are those whose values are wanted beside the bodies.
+    """How to read an input. `fields` are returned next to the bodies.
 
-    `typed`: numbers, true, false and empty values of CSV become JSON's, not text. `nulls`: texts that mean no value.
-    `delimiter` "": a tab for .tsv, else a comma.
+    `typed`: convert numbers, true, false and empty values of CSV to JSON values. `nulls`: texts that mean no value.
+    `delimiter` "": a tab for .tsv, else a comma. `skip`: first record to return.
     """
 
     fields: tuple[str, ...] = ()
@@ -173,7 +174,7 @@ class Reading:
 
 
 class WrittenNumber(float):
-    """A number of JSON, and its `text` there: `1e3` and `1000.0` are one number, and so are `-0` and `0`."""
+    """A JSON number with its `text`, which differs between `1e3` and `1000.0`."""
 
     __slots__ = ("text",)
 
@@ -187,9 +188,9 @@ class WrittenNumber(float):
 
 @dataclass(slots=True)
 class Chunk:
-    """Records [first, first + count): bodies, and the wanted fields' values, None where there is none.
+    """Records [first, end): bodies, and the values of the selected fields, None if missing.
 
-    `taken`: so many bytes of text, once unpacked, the records up to its end have at least; 0 where nobody knows.
+    `taken`: lower bound of the bytes of decompressed text up to its end, 0 if unknown.
     """
 
     first: int
@@ -202,8 +203,8 @@ class Chunk:
         return self.first + len(self.bodies)
 
 
-class Counted(io.RawIOBase):
-    """A binary stream that counts what was read from it."""
+class CountingStream(io.RawIOBase):
+    """A binary stream that counts the bytes read."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -223,16 +224,22 @@ class Counted(io.RawIOBase):
 
 
 class Source:
-    """An opened input. `total` and `done()` are in one unit, bytes or records; `total` is 0 when it is not known."""
+    """An opened input.
+
+    `total` and `done()` are in one unit, bytes or records; `total` is 0 if unknown.
+    """
 
     def __init__(self, name: str, kind: str = "", member: str = "") -> None:
-        """`name` is a path or `-`. Raises OSError, or a usage error when the kind cannot be told."""
+        """Open the path `name`, or stdin for `-`.
+
+        Raises OSError, or a usage error for an unsupported format.
+        """
         self.name = name
         self.suffixes = Path(name.lower()).suffixes
-        self._told_kind = kind
+        self._given_kind = kind
         self.kind = kind or guess_kind(name)
         self.total = 0
-        # Numbers of the records read that JSON has not: NaN and the infinities.
+        # NaN and infinite numbers in the records read.
         self.not_finite = 0
         self.done: Callable[[], int] = lambda: 0
         self._stack = ExitStack()
@@ -252,11 +259,11 @@ class Source:
 
     @property
     def compressed(self) -> bool:
-        return is_packed(self.name)
+        return is_compressed(self.name)
 
     @property
     def may_grow(self) -> bool:
-        """Whether more records may be appended to what there is."""
+        """Whether records may be appended to the input."""
         return not self.compressed and self.kind != "parquet"
 
     def chunks(self, reading: Reading) -> Iterator[Chunk]:
@@ -266,85 +273,88 @@ class Source:
     def _open(self, member: str) -> IO[bytes]:
         if self.name == STDIN:
             if sys.stdin is None:
-                raise click.UsageError("stdin is closed: name a file, or have something come from there")
+                raise click.UsageError("stdin is closed: name a file, or redirect stdin")
             return self._counted(sys.stdin.buffer)
         path = Path(self.name)
-        packing = path.suffix.lower()
-        if packing == ".zip":
+        suffix = path.suffix.lower()
+        if suffix == ".zip":
             return self._open_zip(path, member)
         file = self._stack.enter_context(path.open("rb"))
         self.total = path.stat().st_size
-        if packing in _PACKINGS:
-            return self._stack.enter_context(_PACKINGS[packing](self._counted(file)))
+        if suffix in _DECOMPRESSORS:
+            return self._stack.enter_context(_DECOMPRESSORS[suffix](self._counted(file)))
         return file if self.kind == "parquet" else self._counted(file)
 
     def _counted(self, stream: IO[bytes]) -> IO[bytes]:
-        counted = Counted(stream)
+        counted = CountingStream(stream)
         self.done = lambda: counted.count
         return io.BufferedReader(counted, _BUFFER_BYTES)
 
     def _open_zip(self, path: Path, member: str) -> IO[bytes]:
         try:
-            # A zip's names stand at its end, so a pipe's is read whole.
+            # The directory of a .zip is at its end, so one from a pipe is read whole.
             archive = zipfile.ZipFile(path if path.is_file() else io.BytesIO(path.read_bytes()))
             self._stack.enter_context(archive)
             info = archive.getinfo(_member(archive, path, member))
-            if not self._told_kind:
+            if not self._given_kind:
                 self.kind = kind_of_member(self.name, info.filename)
                 self.suffixes += Path(info.filename.lower()).suffixes
             stream = self._stack.enter_context(archive.open(info))
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-            raise BadRequestError(f"{path} cannot be unpacked: {error}") from None
+            raise BadRequestError(f"{path} cannot be decompressed: {error}") from None
         self.total = info.file_size
         return self._counted(stream)
 
 
-def _member(archive: zipfile.ZipFile, path: Path, wanted: str) -> str:
-    """The name of the file that is wanted, or of the only one. Raises a usage error."""
+def _member(archive: zipfile.ZipFile, path: Path, member: str) -> str:
+    """The name of the given member or of the only file. Raises a usage error."""
     names = [info.filename for info in archive.infolist() if not info.is_dir()]
     if not names:
-        raise click.UsageError(f"{path} holds no file")
-    if wanted and wanted not in names:
-        raise click.UsageError(f"{path} has no member {wanted!r}; there are {', '.join(names[:_NAMES_SHOWN])}")
-    if not wanted and len(names) > 1:
-        held = f"{path} holds {counted(len(names), 'file')}"
-        raise click.UsageError(f"{held}; choose one with --member: {', '.join(names[:_NAMES_SHOWN])}")
-    return wanted or names[0]
+        raise click.UsageError(f"{path} contains no file")
+    if member and member not in names:
+        raise click.UsageError(f"{path} has no member {member!r}; there are {', '.join(names[:_NAMES_SHOWN])}")
+    if not member and len(names) > 1:
+        content = f"{path} contains {counted(len(names), 'file')}"
+        raise click.UsageError(f"{content}; choose one with --member: {', '.join(names[:_NAMES_SHOWN])}")
+    return member or names[0]
 
 
 def _parts(records: Iterator[_T], reading: Reading, source: Source) -> Iterator[tuple[int, list[_T]]]:
-    """The records from `reading.skip` on, some at a time, with the number of the first of them."""
+    """Records from `reading.skip` on, in lists, each with the number of its first record."""
     first = 0
-    while part := _take(records, reading, source, first):
+    while part := _read_records(records, reading, source, first):
         if first >= reading.skip:
             yield first, part
         first += len(part)
 
 
-def _take(records: Iterator[_T], reading: Reading, source: Source, first: int) -> list[_T]:
-    """The next records, the first of them number `first`. Raises BadMessageError naming one that cannot be read."""
+def _read_records(records: Iterator[_T], reading: Reading, source: Source, first: int) -> list[_T]:
+    """The next records, from number `first` on.
+
+    Raises BadMessageError for one that cannot be read.
+    """
     count = reading.chunk_rows
     if first < reading.skip:
         count = min(count, reading.skip - first)
     taken: list[_T] = []
     end = source.stream.tell() + _CHUNK_BYTES
     try:
-        # What came before an error stays in the list, so that its length tells the record.
+        # After an error the list's length is the number of the record that failed.
         while len(taken) < count and source.stream.tell() < end:
             before = len(taken)
-            # First a few, which tell by the next look whether they are large.
+            # Begin with few records, in case they are large.
             taken.extend(itertools.islice(records, min(_STEP_ROWS, before + 1, count - before)))
             if len(taken) == before:
                 break
-    except (*_UNREADABLE, OSError) as error:
-        if _is_of_a_disk(error):
+    except (*_READ_ERRORS, OSError) as error:
+        if _is_system_error(error):
             raise
         raise BadMessageError(f"{source.name}: record {first + len(taken) + 1:,} cannot be read: {error}") from None
     return taken
 
 
-def _is_of_a_disk(error: Exception) -> bool:
-    """Whether an error has a number of the system's: bz2's has none."""
+def _is_system_error(error: Exception) -> bool:
+    """Whether an error is from the system; those of bz2 have no errno."""
     return isinstance(error, OSError) and error.errno is not None
 
 
@@ -352,7 +362,7 @@ def _is_of_a_disk(error: Exception) -> bool:
 
 
 class _Values(dict[str, bytes]):
-    """CSV text → encoded JSON value, remembered: most columns repeat theirs."""
+    """Cache from CSV text to encoded JSON value, as most columns repeat their values."""
 
     def __init__(self, reading: Reading) -> None:
         self._nulls = frozenset(reading.nulls)
@@ -373,7 +383,7 @@ class _Values(dict[str, bytes]):
 
 
 class _Lines:
-    """Lines of text, and how many bytes those that were taken have at least: a decoder reads ahead of them."""
+    """Lines of text, with a lower bound of the bytes consumed: the decoder reads ahead."""
 
     def __init__(self, stream: IO[bytes], text: IO[str]) -> None:
         self._stream = stream
@@ -384,7 +394,7 @@ class _Lines:
         return itertools.chain(self._first(), self._text)
 
     def _first(self) -> Iterator[str]:
-        """Those that are counted: to go on so would cost a tenth of all reading."""
+        """The first lines, which are counted; counting all would slow reading by a tenth."""
         for line in self._text:
             self._counted += len(line) if line.isascii() else len(line.encode(errors="surrogateescape"))
             yield line
@@ -397,15 +407,15 @@ class _Lines:
 
 
 def _object_template(names: Sequence[str]) -> bytes:
-    """A JSON object with a place for each value: much faster to fill than to encode."""
+    """A JSON object with placeholders for values: filling it is faster than encoding."""
     return b"{" + b",".join(msgspec.json.encode(name).replace(b"%", b"%%") + b":%b" for name in names) + b"}"
 
 
 def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
-    # Bytes that are no UTF-8 become surrogates, which are told with their record: a decoder reads far ahead of it.
+    # Invalid UTF-8 becomes surrogates, which are reported with their record: the decoder reads far ahead.
     text = io.TextIOWrapper(source.stream, "utf-8-sig", "surrogateescape", newline="")
     delimiter = reading.delimiter or ("\t" if ".tsv" in source.suffixes else ",")
-    # Python's own limit is far below what a message may hold.
+    # Python's default limit is far below that of a message.
     csv.field_size_limit(FRAME_BYTES_MAX)
     lines = _Lines(source.stream, text)
     rows = csv.reader(itertools.chain(lines, (_END,)), delimiter=delimiter)
@@ -414,18 +424,18 @@ def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
         return
     _check_names(header, source.name)
     if header[-1:] and header[-1].endswith(_END):
-        raise BadMessageError(f"{source.name}: the header has a quote that nothing closes")
+        raise BadMessageError(f"{source.name}: the header has an unclosed quote")
     places = _places(header, reading.fields, source.name)
     template = _object_template(header)
     encoded = _Values(reading).__getitem__
     for first, part in _parts(filter(None, rows), reading, source):
-        if not _without_end(part, source.name, first):
+        if not _without_end_line(part, source.name, first):
             return
         _check_widths(part, len(header), source.name, first)
         try:
             bodies = [template % tuple(map(encoded, row)) for row in part]
         except UnicodeEncodeError:
-            raise _no_utf8(part, source.name, first) from None
+            raise _utf8_error(part, source.name, first) from None
         fields = {name: _column(part, place, reading.nulls) for name, place in places.items()}
         yield Chunk(first, bodies, fields, lines.taken)
 
@@ -433,12 +443,12 @@ def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
 def _header(rows: Iterator[list[str]], name: str) -> list[str]:
     try:
         header = next(rows)
-    except (*_UNREADABLE, OSError) as error:
-        if _is_of_a_disk(error):
+    except (*_READ_ERRORS, OSError) as error:
+        if _is_system_error(error):
             raise
         raise BadMessageError(f"{name}: the header cannot be read: {error}") from None
     if header != [_END] and not _is_utf8(header):
-        raise BadMessageError(f"{name}: the header has bytes that are no UTF-8")
+        raise BadMessageError(f"{name}: the header is not valid UTF-8")
     return header
 
 
@@ -446,28 +456,31 @@ def _is_utf8(row: Sequence[str]) -> bool:
     return not any("\udc80" <= character <= "\udcff" for character in "".join(row))
 
 
-def _no_utf8(rows: Sequence[Sequence[str]], name: str, first: int) -> BadMessageError:
+def _utf8_error(rows: Sequence[Sequence[str]], name: str, first: int) -> BadMessageError:
     wrong = next(index for index, row in enumerate(rows) if not _is_utf8(row))
-    return BadMessageError(f"{name}: record {first + wrong + 1:,} has bytes that are no UTF-8")
+    return BadMessageError(f"{name}: record {first + wrong + 1:,} is not valid UTF-8")
 
 
 def _check_names(names: Sequence[str], name: str) -> None:
-    """Raise a usage error when two fields have one name: an object has but one of them."""
+    """Raise a usage error if two fields have the same name, which JSON objects cannot have."""
     if len(set(names)) < len(names):
         raise click.UsageError(f"{name}: the header names a field twice: {', '.join(names)}")
 
 
 def _places(header: Sequence[str], fields: Sequence[str], name: str) -> dict[str, int]:
-    for wanted in fields:
-        if wanted not in header:
-            raise click.UsageError(f"{name} has no field {wanted!r}; there are {', '.join(header)}")
-    return {wanted: header.index(wanted) for wanted in fields}
+    for field_name in fields:
+        if field_name not in header:
+            raise click.UsageError(f"{name} has no field {field_name!r}; there are {', '.join(header)}")
+    return {field_name: header.index(field_name) for field_name in fields}
 
 
-def _without_end(rows: list[list[str]], name: str, first: int) -> list[list[str]]:
-    """Rows without what stands behind the last one. Raises BadMessageError when a quote has swallowed it."""
+def _without_end_line(rows: list[list[str]], name: str, first: int) -> list[list[str]]:
+    """Remove the end line from the rows.
+
+    Raises BadMessageError if an unclosed quote contains it.
+    """
     if rows[-1][-1].endswith(_END) and rows.pop() != [_END]:
-        raise BadMessageError(f"{name}: record {first + len(rows) + 1:,} has a quote that nothing closes")
+        raise BadMessageError(f"{name}: record {first + len(rows) + 1:,} has an unclosed quote")
     return rows
 
 
@@ -489,13 +502,13 @@ def _column(rows: Sequence[list[str]], place: int, nulls: Sequence[str]) -> list
 
 def _read_lines(source: Source, reading: Reading) -> Iterator[Chunk]:
     if reading.fields:
-        raise click.UsageError(f"{source.name}: plain lines have no fields; --format csv or jsonl has")
+        raise click.UsageError(f"{source.name}: plain lines have no fields; --format csv or jsonl has them")
     for first, bodies in _parts(map(_strip_newline, _lines_of(source.stream)), reading, source):
         yield Chunk(first, bodies, taken=source.stream.tell())
 
 
 def _lines_of(stream: IO[bytes]) -> Iterator[bytes]:
-    """The lines, the first one without UTF-8's byte order mark."""
+    """The lines of a stream, without a UTF-8 byte order mark."""
     first = (line.removeprefix(codecs.BOM_UTF8) for line in itertools.islice(stream, 1))
     return itertools.chain(filter(None, first), stream)
 
@@ -513,31 +526,31 @@ def _read_json_lines(source: Source, reading: Reading) -> Iterator[Chunk]:
 
 
 def _check_json(line: bytes, name: str) -> None:
-    """Raise BadMessageError when a file's first line is no JSON, as where one document has many lines."""
+    """Raise BadMessageError if the first line is not JSON, as in a document of several lines."""
     try:
-        # This one takes the NaN that Python itself writes; of bytes it would take UTF-16, which has other lines.
+        # json accepts NaN, which Python writes. The text is decoded here, as json would accept UTF-16 bytes.
         json.loads(line.decode())
     except (ValueError, RecursionError) as error:
         raise BadMessageError(
-            f"{name}: record 1 is no JSON, which must be one a line: {error}; --format lines takes lines as they are"
+            f"{name}: record 1 is not JSON, one value per line: {error}; --format lines imports lines unchanged"
         ) from None
 
 
 def _json_fields(bodies: Sequence[bytes], reading: Reading, name: str, first: int) -> dict[str, list[Any]]:
-    fields: dict[str, list[Any]] = {wanted: [] for wanted in reading.fields}
+    fields: dict[str, list[Any]] = {selected: [] for selected in reading.fields}
     for index, body in enumerate(bodies):
         try:
             try:
                 found = _OBJECT(body)
-            except msgspec.MsgspecError:  # Of a number beyond all floats, perhaps, in another field.
+            except msgspec.MsgspecError:  # Another field may hold a number beyond the range of floats.
                 found = {field: _VALUE(raw) for field, raw in _RAW(body).items() if field in fields}
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise BadMessageError(f"{name}: record {first + index + 1:,} is no JSON object: {error}") from None
-        for wanted, values in fields.items():
-            value = found.get(wanted)
-            # -0 is an integer too, but none of Python's.
+            raise BadMessageError(f"{name}: record {first + index + 1:,} is not a JSON object: {error}") from None
+        for selected, values in fields.items():
+            value = found.get(selected)
+            # -0 is an integer in JSON, but Python has no such integer.
             if (kind := type(value)) is float or (kind is int and not value):
-                value = WrittenNumber(bytes(_RAW(body)[wanted]).decode())
+                value = WrittenNumber(bytes(_RAW(body)[selected]).decode())
             values.append(None if value in reading.nulls else value)
     return fields
 
@@ -563,30 +576,30 @@ def _read_parquet(source: Source, reading: Reading) -> Iterator[Chunk]:
             first, end = at + skipped, at + batch.num_rows
             rows = batch.slice(skipped).to_pylist()
             if has_nanoseconds:
-                rows = [{name: plain(value) for name, value in row.items()} for row in rows]
+                rows = [{name: without_pandas(value) for name, value in row.items()} for row in rows]
             source.not_finite += not_finite(batch.slice(skipped))
             if rows:
                 yield _parquet_chunk(rows, first, reading.fields)
             at = end
             source.done = lambda at=at: at  # type: ignore[misc]
-    except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError, *_UNREADABLE) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError, *_READ_ERRORS) as error:
         reason = " ".join(str(error).split())
-        raise BadMessageError(f"{source.name}: Parquet cannot be read behind record {at:,}: {reason}") from None
+        raise BadMessageError(f"{source.name}: Parquet cannot be read after record {at:,}: {reason}") from None
 
 
 def _rows_at_once(metadata: Any, most: int) -> int:
-    """As many rows as are not too large together, by the mean of all."""
+    """Rows per batch, limited by the mean size of a row."""
     size: int = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
     return max(1, min(most, int(metadata.num_rows) * _CHUNK_BYTES // max(1, size)))
 
 
 def _parquet_chunk(rows: list[dict[str, Any]], first: int, fields: Sequence[str]) -> Chunk:
     encode = msgspec.json.Encoder().encode
-    return Chunk(first, [encode(row) for row in rows], {wanted: [row[wanted] for row in rows] for wanted in fields})
+    return Chunk(first, [encode(row) for row in rows], {each: [row[each] for row in rows] for each in fields})
 
 
 def _seekable(source: Source) -> IO[bytes]:
-    """Parquet begins at its end: what cannot be sought in, or only by unpacking it again, is read whole."""
+    """A seekable stream, as Parquet has its footer at the end; other streams are read whole."""
     stream = source.stream
     return stream if stream.seekable() and not source.compressed else io.BytesIO(stream.read())
 

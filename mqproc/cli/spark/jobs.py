@@ -1,4 +1,4 @@
-"""`mqproc spark counts`: messages, bytes and latencies by topic, tag, key and window of time; as rows or as a plot."""
+"""The commands of `mqproc spark`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mqproc.cli.options import SECONDS, SIZE, Command, Invocation, pass_invocation, replay_options
-from mqproc.cli.output import Column
+from mqproc.cli.output import OutputColumn
 from mqproc.cli.spark.session import (
     check_spans,
     needing_spark,
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 _BY = ("store", "topic", "queue_id", "tag", "key")
 _MEASURES = [
-    Column("messages", kind="count"),
-    Column("bytes", kind="bytes"),
-    *(Column(f"latency_ms_{each}", f"latency {each} ms", "number") for each in ("mean", "p50", "p99", "max")),
+    OutputColumn("messages", kind="count"),
+    OutputColumn("bytes", kind="bytes"),
+    *(OutputColumn(f"latency_ms_{each}", f"latency {each} ms", "number") for each in ("mean", "p50", "p99", "max")),
 ]
 
 
@@ -40,21 +40,28 @@ _MEASURES = [
 @spark_options
 @selection_options
 @click.option(
-    "--by", multiple=True, type=click.Choice(_BY), default=("topic",), show_default=True, help="One row for each."
+    "--by", multiple=True, type=click.Choice(_BY), default=("topic",), show_default=True, help="Group by these."
 )
-@click.option("--window", type=SECONDS, metavar="SPAN", help="And for each window of time: 1h, 15m.")
+@click.option("--window", type=SECONDS, metavar="SPAN", help="Also group by time windows of this length: 1h, 15m.")
 @click.option(
-    "--slide", type=SECONDS, metavar="SPAN", help="A window begins so far behind the one before. [its length]"
+    "--slide", type=SECONDS, metavar="SPAN", help="Distance between the starts of windows.  [default: their length]"
 )
 @click.option(
-    "--time", type=click.Choice(["store", "born"]), default="store", show_default=True, help="Which time windows go by."
+    "--time", type=click.Choice(["store", "born"]), default="store", show_default=True, help="Time of the windows."
 )
-@click.option("--no-latencies", is_flag=True, help="Only messages and bytes, which is faster.")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw it: .png, .svg, .pdf or .html.")
+@click.option("--no-latencies", is_flag=True, help="Count only messages and bytes, which is faster.")
 @click.option(
-    "--to", type=click.Path(path_type=Path), metavar="DIR", help="Write all rows there, as Parquet; a new folder."
+    "--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw a plot to FILE: .png, .svg, .pdf or .html."
 )
-@click.option("--limit", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Print so many rows.")
+@click.option("--to", type=click.Path(path_type=Path), metavar="DIR", help="Write all rows as Parquet to a new folder.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 100_000),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="Print at most N rows.",
+)
 @pass_invocation
 def counts(
     invocation: Invocation,
@@ -74,12 +81,13 @@ def counts(
 ) -> None:
     """Count messages, bytes and latencies by topic, tag, key and time.
 
-    STORE is a folder, a pattern or a URL; several are counted together, apart with --by store. Latency is from born to
-    stored. A message with several keys counts for each. The plot shows the largest groups.
+    STORE is a folder, a pattern or a URL; several stores are counted together unless grouped by --by store. The latency
+    of a message is its store time minus its born time. A message with several keys counts for each key. A plot shows
+    the largest groups.
     """
     by = tuple(dict.fromkeys(by))
     paths = paths_of(invocation, stores)
-    # What Spark need not be started for.
+    # Check the options before Spark is started.
     check_spans(window, slide)
     _check_outputs(invocation, plot, to)
     with session(master, conf) as spark:
@@ -100,7 +108,7 @@ def counts(
             from mqproc.spark.jobs.counting import plot_counts
 
             plot_counts(found, by, plot, slide_s=slide)
-            invocation.out.note(f"drawn to {plot}")
+            invocation.out.note(f"plot written to {plot}")
             return
         ordered = _ordered(found, by, window)
         if to is not None:
@@ -108,13 +116,13 @@ def counts(
             write_rows(invocation.out, ordered, to, sources, mode="error")
             return
         if not show(invocation.out, "counts", _columns(by, window, no_latencies), ordered, limit):
-            # A topic that no store has is no error: a store may have lost its queues.
-            invocation.out.note(f"no message of what was chosen in {' '.join(paths)}")
+            # A missing topic is not an error: a store may have lost its queues.
+            invocation.out.note(f"no selected messages in {' '.join(paths)}")
 
 
 def _check_outputs(invocation: Invocation, plot: Path | None, to: Path | None) -> None:
     if to is not None and to.exists():
-        # Those of a second run, beside these, would double all sums.
+        # The rows of a second run would double all sums.
         raise BadRequestError(f"{to}: already exists; counts are written to a new folder")
     if plot is None:
         return
@@ -127,14 +135,14 @@ def _check_outputs(invocation: Invocation, plot: Path | None, to: Path | None) -
 
 
 def _span(seconds: float | None) -> str:
-    """A length as Spark writes it."""
+    """A duration for Spark, "" for none."""
     return "" if seconds is None else f"{round(seconds * 1000)} milliseconds"
 
 
-def _columns(by: tuple[str, ...], window: float | None, no_latencies: bool) -> list[Column]:
-    columns = [Column(name, "queue" if name == "queue_id" else "") for name in by]
+def _columns(by: tuple[str, ...], window: float | None, no_latencies: bool) -> list[OutputColumn]:
+    columns = [OutputColumn(name, "queue" if name == "queue_id" else "") for name in by]
     if window is not None:
-        columns += [Column("window_start_ms", "from", "time_ms"), Column("window_end_ms", "to", "time_ms")]
+        columns += [OutputColumn("window_start_ms", "from", "time_ms"), OutputColumn("window_end_ms", "to", "time_ms")]
     return columns + (_MEASURES[:2] if no_latencies else _MEASURES)
 
 
@@ -148,46 +156,50 @@ def _ordered(found: DataFrame, by: tuple[str, ...], window: float | None) -> Dat
     return found.orderBy(F.asc_nulls_last("window_start_ms"), *by)
 
 
-# --- spark_audits ---
-# `mqproc spark verify`, `duplicates` and `lag`: what is wrong, what is there twice, what is not consumed yet.
+# Verify, duplicates, lag
 
 
 _STORES = [
-    Column("store"),
-    Column("clean"),
-    *(Column(name, kind="count") for name in ("records", "units", "index_entries", "queues", "damage", "notes")),
-    Column("bytes", kind="bytes"),
+    OutputColumn("store"),
+    OutputColumn("clean"),
+    *(OutputColumn(name, kind="count") for name in ("records", "units", "index_entries", "queues", "damage", "notes")),
+    OutputColumn("bytes", kind="bytes"),
 ]
 _DUPLICATES = [
-    Column("topic"),
-    Column("unique_id"),
-    Column("copies", kind="count"),
-    Column("stores", kind="count"),
-    Column("first_stored_ms", "first", "time_ms"),
-    Column("last_stored_ms", "last", "time_ms"),
+    OutputColumn("topic"),
+    OutputColumn("unique_id"),
+    OutputColumn("copies", kind="count"),
+    OutputColumn("stores", kind="count"),
+    OutputColumn("first_stored_ms", "first", "time_ms"),
+    OutputColumn("last_stored_ms", "last", "time_ms"),
 ]
 _LAG = [
-    *(Column(name) for name in ("store", "group", "topic")),
-    Column("queue_id", "queue", "number"),
-    *(Column(name, kind="count") for name in ("offset", "max_offset", "behind", "expired")),
-    Column("oldest_stored_ms", "oldest", "time_ms"),
+    *(OutputColumn(name) for name in ("store", "group", "topic")),
+    OutputColumn("queue_id", "queue", "number"),
+    *(OutputColumn(name, kind="count") for name in ("offset", "max_offset", "behind", "expired")),
+    OutputColumn("oldest_stored_ms", "oldest", "time_ms"),
 ]
 _BACKLOG = [
-    *(Column(name) for name in ("store", "group", "topic")),
-    Column("window_start_ms", "from", "time_ms"),
-    Column("window_end_ms", "to", "time_ms"),
-    Column("messages", kind="count"),
-    Column("bytes", kind="bytes"),
+    *(OutputColumn(name) for name in ("store", "group", "topic")),
+    OutputColumn("window_start_ms", "from", "time_ms"),
+    OutputColumn("window_end_ms", "to", "time_ms"),
+    OutputColumn("messages", kind="count"),
+    OutputColumn("bytes", kind="bytes"),
 ]
-_to = click.option("--to", type=click.Path(path_type=Path), metavar="DIR", help="Append all rows there, as Parquet.")
+_to = click.option("--to", type=click.Path(path_type=Path), metavar="DIR", help="Append all rows as Parquet to DIR.")
 _limit = click.option(
-    "--limit", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Print so many rows."
+    "--limit",
+    type=click.IntRange(1, 100_000),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="Print at most N rows.",
 )
 
 
 @click.command(cls=Command)
 @spark_options
-@click.option("--share", type=SIZE, default="256MiB", show_default=True, help="A task looks at so much of a log.")
+@click.option("--share", type=SIZE, default="256MiB", show_default=True, help="Log bytes per task.")
 @_to
 @_limit
 @pass_invocation
@@ -202,9 +214,9 @@ def verify(
 ) -> int:
     """Verify many stores, or large ones, in parallel.
 
-    STORE is a folder or a pattern. What is looked at, and what a finding means, is as in mqproc store verify: sizes and
-    CRCs of records, queues and index against the log and back, gaps, places that two records have. A row a store, then
-    the findings. The exit code is 1 when a store is damaged.
+    STORE is a folder or a pattern. The checks are those of mqproc store verify: sizes and CRCs of records, queues and
+    index against the log and vice versa, gaps, offsets used twice. Prints a row per store, then the findings. The exit
+    code is 1 if a store is damaged.
     """
     paths = paths_of(invocation, stores)
     with session(master, conf) as spark:
@@ -217,9 +229,9 @@ def verify(
 
         folders = [str(folder) for folder in local_stores(paths)]
         if to is not None:
-            # Before the stores are verified, which may take hours.
+            # Checked first, as verification may take hours.
             check_target(to, folders)
-        # Kept, since it is looked at three times.
+        # Persisted, as it is used three times.
         found = jobs.verify(spark, paths, share_bytes=share).persist(StorageLevel.DISK_ONLY)
         [(damaged, listed_count)] = found.agg(F.expr("count_if(not clean)"), F.sum(F.size("findings"))).collect()
         if to is not None:
@@ -232,7 +244,7 @@ def verify(
         listed = found.select("store", F.explode("findings").alias("finding")).select("store", "finding.*")
         if listed_count:
             invocation.out.line("")
-            columns = [Column("store"), *FINDING_COLUMNS]
+            columns = [OutputColumn("store"), *FINDING_COLUMNS]
             show(invocation.out, "findings", columns, listed.orderBy("store", "severity", "kind", "file"), limit)
         return EXIT_DAMAGE if damaged else 0
 
@@ -255,8 +267,8 @@ def duplicates(
 ) -> int:
     """Find messages that are stored more than once.
 
-    Messages of one topic with one unique id (UNIQ_KEY), in one store or in several: a producer that sent again after a
-    lost answer made them. The exit code is 1 when there are any.
+    Duplicates have the same topic and unique id (UNIQ_KEY), in one store or several. A producer creates them when it
+    sends again after a lost answer. The exit code is 1 if there are any.
     """
     paths = paths_of(invocation, stores)
     with session(master, conf) as spark:
@@ -277,7 +289,9 @@ def duplicates(
 
 @click.command(cls=Command)
 @spark_options
-@click.option("--window", type=SECONDS, metavar="SPAN", help="By when what is not consumed was stored: 1h, 1d.")
+@click.option(
+    "--window", type=SECONDS, metavar="SPAN", help="Count unconsumed messages by windows of store time: 1h, 1d."
+)
 @_to
 @_limit
 @pass_invocation
@@ -290,11 +304,11 @@ def lag(
     to: Path | None,
     limit: int,
 ) -> None:
-    """Show how far consumer groups are behind, and since when.
+    """Show the lag of consumer groups, in messages and time.
 
-    Each group's progress against its queues: messages that are not consumed, such as expired before they were, and when
-    the oldest one was stored. Run with the same --to now and then, the rows there tell lag over time (seen_at). With
-    --window the messages themselves are counted, by the time at which they were stored.
+    Compares the committed offsets of each group with its queues: unconsumed messages, those that expired unconsumed,
+    and the store time of the oldest one. Repeated runs with the same --to record the lag over time (column seen_at).
+    With --window the unconsumed messages are counted by store time.
     """
     paths = paths_of(invocation, stores)
     check_spans(window)
@@ -314,33 +328,42 @@ def lag(
             found = found.withColumn("oldest_stored_ms", F.unix_millis("oldest_stored"))
             found = found.drop("oldest_stored", "seen_at").orderBy(F.desc("behind"), "store", "group", "topic")
             if not show(invocation.out, "lag", _LAG, found, limit):
-                invocation.out.note(f"no group has consumed anything in {' '.join(paths)}")
+                invocation.out.note(f"no group has committed offsets in {' '.join(paths)}")
         else:
             for name in ("window_start", "window_end"):
                 found = found.withColumn(name, F.unix_millis(name)).withColumnRenamed(name, f"{name}_ms")
             found = found.orderBy("store", "group", "topic", "window_start_ms")
             if not show(invocation.out, "backlog", _BACKLOG, found, limit):
-                invocation.out.note(f"nothing is left to any group in {' '.join(paths)}")
+                invocation.out.note(f"no group has unconsumed messages in {' '.join(paths)}")
 
 
-# --- spark_rebuild ---
-# `mqproc spark rebuild`: queues and index of a store from its log, in parallel.
+# Rebuild
 
 
 EXIT_INCOMPLETE = 1
 _QUEUES = [
-    Column("topic"),
-    Column("queue_id", "queue", "number"),
-    *(Column(name, kind="count") for name in ("min_offset", "max_offset", "units", "fillers", "missing", "repeated")),
+    OutputColumn("topic"),
+    OutputColumn("queue_id", "queue", "number"),
+    *(
+        OutputColumn(name, kind="count")
+        for name in ("min_offset", "max_offset", "units", "fillers", "missing", "repeated")
+    ),
 ]
 
 
 @click.command(cls=Command)
 @spark_options
-@click.option("--to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="An empty folder, or none.")
-@click.option("--skip-damage", is_flag=True, help="Pass over damage of the log; otherwise it is an error.")
-@click.option("--share", type=SIZE, default="256MiB", show_default=True, help="A task reads so much of the log.")
-@click.option("--limit", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Print so many rows.")
+@click.option("--to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="A new or an empty folder.")
+@click.option("--skip-damage", is_flag=True, help="Skip damage in the log instead of failing.")
+@click.option("--share", type=SIZE, default="256MiB", show_default=True, help="Log bytes per task.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 100_000),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="Print at most N rows.",
+)
 @pass_invocation
 def rebuild(
     invocation: Invocation,
@@ -352,11 +375,10 @@ def rebuild(
     share: int,
     limit: int,
 ) -> int:
-    """Build queues and index from a store's log, in parallel.
+    """Rebuild queues and index from a store's log, in parallel.
 
-    STORE is one folder, which is only read. DIR/consumequeue and DIR/index become what dispatch makes of its log; they
-    can take the places of the stopped store's own. A row a queue tells what it has. The exit code is 1 when offsets are
-    missing, or two records have the same.
+    STORE is one folder, which is read-only. The results in DIR/consumequeue and DIR/index can replace those of the
+    stopped store. Prints a row per queue. The exit code is 1 if offsets are missing or used twice.
     """
     if len(stores) > 1:
         raise click.UsageError("one store at a time")
@@ -378,8 +400,7 @@ def rebuild(
     return EXIT_INCOMPLETE if wrong else 0
 
 
-# --- spark_copies ---
-# `mqproc spark export`, `compact` and `replay`: messages to where others can use them.
+# Export, compact, replay
 
 
 _COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
@@ -387,20 +408,24 @@ _MODES = ("error", "append", "overwrite")
 
 
 def _copy_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds what tells where Parquet goes and what is in it; `to` is the command's, the others are among `chosen`."""
+    """Add the options of a Parquet target; the command gets `to`, and the others in `chosen`."""
     for option in (
         click.option("--column", "columns", multiple=True, metavar="NAME", help="Only these columns; may be repeated."),
         click.option(
-            "--compression", type=click.Choice(_COMPRESSIONS), default="zstd", show_default=True, help="Of Parquet."
+            "--compression",
+            type=click.Choice(_COMPRESSIONS),
+            default="zstd",
+            show_default=True,
+            help="Compression of Parquet.",
         ),
         click.option(
             "--mode",
             type=click.Choice(_MODES),
             default="error",
             show_default=True,
-            help="When something is there already.",
+            help="If the target exists.",
         ),
-        click.option("--to", required=True, metavar="DIR|URL", help="Where to write."),
+        click.option("--to", required=True, metavar="DIR|URL", help="Target folder or URL."),
     ):
         function = option(function)
     return function
@@ -422,7 +447,7 @@ def export(
 ) -> None:
     """Write messages as Parquet, by topic and day.
 
-    DIR/topic=…/day=…/ holds what was stored on that day, in UTC. STORE is a folder, a pattern or a URL.
+    DIR/topic=…/day=…/ contains the messages stored on that day, in UTC. STORE is a folder, a pattern or a URL.
     """
     paths = paths_of(invocation, stores)
     with session(master, conf) as spark:
@@ -438,14 +463,16 @@ def export(
             **selection_of(chosen),
         )
     fields = {"to": to, "messages": done.messages, "bytes": done.size}
-    invocation.out.fields([Column("to"), Column("messages", kind="count"), Column("bytes", kind="bytes")], fields)
+    invocation.out.fields(
+        [OutputColumn("to"), OutputColumn("messages", kind="count"), OutputColumn("bytes", kind="bytes")], fields
+    )
 
 
 @click.command(cls=Command)
 @spark_options
 @selection_options
 @_copy_options
-@click.option("--drop-empty", is_flag=True, help="Leave out keys whose last message has no body: they were deleted.")
+@click.option("--drop-empty", is_flag=True, help="Omit keys whose last message has no body: they were deleted.")
 @pass_invocation
 def compact(
     invocation: Invocation,
@@ -459,7 +486,7 @@ def compact(
 ) -> None:
     """Write the last message of each key as Parquet.
 
-    Of each topic and key the message that was stored last, over all stores; messages without a key are left out.
+    Writes the last stored message of each topic and key, over all stores; messages without a key are omitted.
     """
     paths = paths_of(invocation, stores)
     with session(master, conf) as spark:
@@ -477,17 +504,28 @@ def compact(
         )
         layout = Layout(list(last.types), compression=chosen["compression"])
         keys = write_batches(last, to, sources, mode=chosen["mode"], layout=layout).messages
-    invocation.out.fields([Column("to"), Column("keys", kind="count")], {"to": to, "keys": keys})
+    invocation.out.fields([OutputColumn("to"), OutputColumn("keys", kind="count")], {"to": to, "keys": keys})
 
 
 @click.command(cls=Command)
 @spark_options
 @selection_options
-@click.option("--to-store", type=click.Path(path_type=Path), metavar="DIR", help="A running store.  [--store]")
+@click.option(
+    "--to-store", type=click.Path(path_type=Path), metavar="DIR", help="The running target store.  [default: --store]"
+)
 @replay_options
-@click.option("--name", default="", help="With the same name again, a replay goes on where it stopped.")
-@click.option("--streams", type=click.IntRange(1, 1024), default=1, show_default=True, help="So many send at once.")
-@click.option("--queues", type=click.IntRange(1, 65535), default=8, show_default=True, help="Of a topic that is made.")
+@click.option("--name", default="", help="Name of the replay, by which it can be resumed.")
+@click.option(
+    "--streams",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Number of parallel senders.",
+)
+@click.option(
+    "--queues", type=click.IntRange(1, 65535), default=8, show_default=True, metavar="N", help="Queues of a new topic."
+)
 @pass_invocation
 def replay(
     invocation: Invocation,
@@ -503,16 +541,16 @@ def replay(
     queues: int,
     **chosen: Any,
 ) -> None:
-    """Send stored messages once more, into a running store.
+    """Send stored messages again, into a running store.
 
-    Those that --topic, --begin, --end, --tag and --key choose, of any stores. Copies keep body, tag, keys, properties
-    and born time. With --name the same command goes on after a stop: no message twice, none missed. One stream keeps
-    the order of each log. Executors run on the target's machine.
+    Sends the messages of any stores that --topic, --begin, --end, --tag and --key select. Copies keep body, tag, keys,
+    properties and born time. With --name the same command resumes after a stop: no message is sent twice and none is
+    missed. A single stream keeps the order of each log. Executors must run on the target's machine.
     """
     if not chosen["topics"]:
-        raise click.UsageError("--topic names what to send once more")
+        raise click.UsageError("--topic is required")
     target = to_store or invocation.store_path()
-    # With STORE, --store is the target's.
+    # If there are STORE arguments, --store is the target.
     paths = list(stores) or [str(invocation.store_path())]
     with session(master, conf) as spark:
         from mqproc.spark import jobs
@@ -529,24 +567,30 @@ def replay(
             **selection_of(chosen),
         )
     fields = {"to": to, "messages": done.sent, "already_stored": done.found}
-    columns = [Column("to"), Column("messages", kind="count"), Column("already_stored", kind="count")]
+    columns = [OutputColumn("to"), OutputColumn("messages", kind="count"), OutputColumn("already_stored", kind="count")]
     invocation.out.fields(columns, fields)
 
 
-# --- spark_pipeline ---
-# `mqproc spark pipeline`: the example of a declarative pipeline, over the demo's flights.
+# The example of a declarative pipeline
 
 
 @click.command(cls=Command)
-@click.option("--to", type=click.Path(path_type=Path), default="mqproc-pipeline", show_default=True, help="Its folder.")
+@click.option(
+    "--to",
+    type=click.Path(path_type=Path),
+    default="mqproc-pipeline",
+    show_default=True,
+    metavar="DIR",
+    help="Folder of the pipeline.",
+)
 @click.option("--master", default="local[2]", show_default=True, help="Where Spark runs.")
 @click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark's; may be repeated.")
 @pass_invocation
 def pipeline(invocation: Invocation, to: Path, master: str, conf: tuple[str, ...]) -> None:
     """Run the example pipeline over the demo's flights.
 
-    mqproc demo --store DIR makes the store. Tables, as Parquet below --to: flights, hourly_counts, carrier_delays, and
-    dead_letters. The code lies there too, to be changed; another run makes the tables anew.
+    Create the store with mqproc demo --store DIR. The tables flights, hourly_counts, carrier_delays and dead_letters
+    are Parquet files in --to. The code is copied there too, for changes; another run replaces the tables.
     """
     from mqproc.cli.spark.session import setting
 
@@ -557,4 +601,6 @@ def pipeline(invocation: Invocation, to: Path, master: str, conf: tuple[str, ...
     folder = prepare(to, invocation.existing_paths().root)
     run(folder, master, dict(setting(each) for each in conf))
     rows = [{"table": name, "rows": folder.rows(name), "folder": str(folder.table(name))} for name in TABLES]
-    invocation.out.rows("tables", [Column("table"), Column("rows", kind="count"), Column("folder")], rows)
+    invocation.out.rows(
+        "tables", [OutputColumn("table"), OutputColumn("rows", kind="count"), OutputColumn("folder")], rows
+    )

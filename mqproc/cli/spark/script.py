@@ -1,4 +1,4 @@
-"""What spark-submit is given: `spark-submit "$(mqproc spark script)" counts …` counts on a cluster."""
+"""The file for spark-submit: `spark-submit "$(mqproc spark script)" counts …`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # A script's folder comes first on the path, and here modules lie that are named as some of Python's own.
+    # Python puts a script's folder first on the path; modules here must not hide others.
     sys.path[:] = [each for each in sys.path if Path(each or ".").resolve() != Path(__file__).resolve().parent]
 
     from mqproc.cli.main import main

@@ -1,4 +1,4 @@
-"""Where a command's Spark session comes from, what its errors look like, and how its rows are shown."""
+"""The Spark session of a command: options, start, errors, exit on signals, output."""
 
 from __future__ import annotations
 
@@ -20,33 +20,32 @@ import psutil
 
 from mqproc import errors
 from mqproc.cli.options import TIME, Command, Invocation, complete_topic
-from mqproc.cli.output import Column, Output
+from mqproc.cli.output import Output, OutputColumn
 from mqproc.errors import ConfigurationError, InternalError, MqprocError, StartError
 from mqproc.util.units import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# --- spark_ending ---
-# How a command on Spark ends when it is told to: jobs stop at once, Java goes, nothing of their insides is printed.
+# Exit on signals
 #
-#     signal ──main thread waits for Java──▶ a thread cancels all jobs ──▶ Java answers so ──▶ the command ends
-#         │                                          └──after a while──▶ Java's process is ended
-#         └──it does not───────────────────▶ raised there and then
+#     signal ──main thread waits for Java──▶ a thread cancels all jobs ──▶ Java answers ──▶ the command exits
+#         │                                          └──after a timeout──▶ Java's process is ended
+#         └──it does not wait──────────────▶ raised at once
 #
-# What a handler raises while the main thread waits for an answer would break the connection off in the middle, and the
-# session would then be stopped behind the job that runs.
+# An exception raised by a handler while the main thread waits for an answer would break the connection to Java, and
+# stopping the session would wait for the running job.
 
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _AGAIN_S: Final = 0.05
-# So long a job may take to stop and to remove what it has written by half; then Java may take as long for its files.
+# Time for a job to stop and remove incomplete files, and again for Java to remove its files.
 _PATIENCE_S: Final = 2.0
 
 
 @contextlib.contextmanager
-def kept_from_spark() -> Iterator[None]:
-    """Signals stay as they are while a session starts: Spark's own Ctrl-C raises amid what Java is asked."""
+def without_spark_handlers() -> Iterator[None]:
+    """Keep Spark from installing its SIGINT handler, which raises during a call to Java."""
     from pyspark.core import context
 
     sparks: Any = context
@@ -57,8 +56,8 @@ def kept_from_spark() -> Iterator[None]:
         sparks.signal = signal
 
 
-class Ending:
-    """Signals while a session is there. `owns_java`: its process was started by this one, and ends with it."""
+class SignalExit:
+    """Handles signals during a session. `owns_java`: this process started Java and ends it."""
 
     def __init__(self, *, owns_java: bool) -> None:
         self._owns_java = owns_java
@@ -69,8 +68,8 @@ class Ending:
         self._others = set(psutil.Process().children())
 
     @property
-    def is_asked(self) -> bool:
-        """Whether a signal has come."""
+    def is_requested(self) -> bool:
+        """Whether a signal was received."""
         return self._number != 0
 
     def __enter__(self) -> Self:
@@ -81,13 +80,13 @@ class Ending:
         return self
 
     def started(self, spark: SparkSession) -> None:
-        """The session is there."""
+        """Record the started session."""
         self._spark = spark
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Raises what ends a command, instead of what its jobs failed with, when a signal has come."""
+        """After a signal raise KeyboardInterrupt or SystemExit, not the error of cancelled jobs."""
         self._left.set()
         if self._owns_java and (self._number or self._spark is None):
             self._end_java()
@@ -100,9 +99,9 @@ class Ending:
 
     def _listen(self) -> None:
         for number in self._handlers:
-            signal.signal(number, self._asked)
+            signal.signal(number, self._handle)
 
-    def _asked(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         is_first, self._number = not self._number, number
         if is_first:
             self._silence()
@@ -115,14 +114,17 @@ class Ending:
         raise SystemExit(128 + number)
 
     def _silence(self) -> None:
-        """Have nobody print a trace for each connection that ends."""
+        """Suppress the traces of closed connections."""
         logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
         server = getattr(getattr(self._spark, "_sc", None), "_accumulatorServer", None)
         if server is not None:
             server.handle_error = lambda request, address: None
 
     def _stop(self) -> None:
-        """Cancel jobs until the main thread has left; end Java when it does not, or when there is no session yet."""
+        """Cancel jobs until the main thread has left the block.
+
+        End Java after a timeout or without a session.
+        """
         ends_s = time.monotonic() + (_PATIENCE_S if self._owns_java else math.inf)
         with contextlib.suppress(Exception):
             if self._spark is not None:
@@ -133,7 +135,7 @@ class Ending:
             self._end_java()
 
     def _end_java(self) -> None:
-        """End what was started meanwhile: Java, with time to remove its files, and then its Python processes."""
+        """End Java, with time to remove its files, then its Python processes."""
         started = set(psutil.Process().children(recursive=True)) - self._others
         direct = [each for each in psutil.Process().children() if each in started]
         for each in direct:
@@ -159,25 +161,25 @@ def _waits_for_java(frame: FrameType | None) -> bool:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# What spark-submit, or a Spark Connect server, has told this process: the session is theirs.
+# Set by spark-submit or Spark Connect, which then own the session.
 _SUBMITTED = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
-_OURS = re.compile(r"(?:mqproc\.errors\.)(\w+): (.*)")
-# What Java says where Python does not look: "An error occurred while calling o47.parquet", a line, then this one.
+_OWN_ERROR = re.compile(r"(?:mqproc\.errors\.)(\w+): (.*)")
+# The cause in the text of a Java error: after "An error occurred while calling o47.parquet" and one more line.
 _CAUSE = re.compile(r"(?:Caused by)?: (?:[\w$]+\.)+[\w$]+: (.*\S)")
 _MASTER = re.compile(r"yarn|local(\[.+\]|-cluster\[.+\])?|(spark|k8s)://.+")
 _LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 MAX_RESULT_SIZE = "16m"
-# An error that ends the command is told once, by the command.
+# Errors are reported once, by the command.
 _QUIET = {"spark.driver.maxResultSize": MAX_RESULT_SIZE, "spark.log.level": "FATAL"}
 
 
 def spark_options(function: F) -> F:
-    """Adds --master and --conf, and the stores; the command gets `stores`, `master`, `conf`."""
+    """Add --master, --conf and the stores; the command gets `stores`, `master`, `conf`."""
+    function = click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Setting of Spark; may be repeated.")(
+        function
+    )
     function = click.option(
-        "--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark's; may be repeated."
-    )(function)
-    function = click.option(
-        "--master", default="local[*]", show_default=True, callback=_checked_master, help="Where Spark runs."
+        "--master", default="local[*]", show_default=True, callback=_checked_master, help="Master URL of Spark."
     )(function)
     return click.argument("stores", nargs=-1, metavar="[STORE]...")(function)
 
@@ -189,12 +191,15 @@ def _checked_master(context: click.Context, parameter: click.Parameter, value: s
 
 
 def selection_options(function: F) -> F:
-    """Adds what chooses messages; the command gets `chosen`, which `selection_of` takes."""
+    """Add the options that select messages.
+
+    The command gets them in `chosen`, for `selection_of`.
+    """
     for option in (
         click.option("--key", "keys", multiple=True, help="Only messages with this key; may be repeated."),
         click.option("--tag", "tags", multiple=True, help="Only messages with this tag; may be repeated."),
-        click.option("--end", type=TIME, metavar="TIME", help="Only messages stored before then."),
-        click.option("--begin", type=TIME, metavar="TIME", help="Only messages stored from then on."),
+        click.option("--end", type=TIME, metavar="TIME", help="Only messages stored before this time."),
+        click.option("--begin", type=TIME, metavar="TIME", help="Only messages stored from this time on."),
         click.option(
             "--topic",
             "topics",
@@ -202,7 +207,7 @@ def selection_options(function: F) -> F:
             shell_complete=complete_topic,
             help="Only messages of this topic; may be repeated.",
         ),
-        click.option("--skip-damage", is_flag=True, help="Pass over damage of the log; otherwise it is an error."),
+        click.option("--skip-damage", is_flag=True, help="Skip damage in the log instead of failing."),
     ):
         function = option(function)
     return function
@@ -221,15 +226,17 @@ def selection_of(chosen: dict[str, Any]) -> dict[str, Any]:
 
 
 def paths_of(invocation: Invocation, stores: Sequence[str]) -> list[str]:
-    """The stores that were named, else the one of the common options. Raises a usage error for both."""
+    """The STORE arguments, else the store of the common options. Raises a usage error for both."""
     if stores and invocation.store is not None:
-        raise click.UsageError(f"{' '.join(stores)} and --store {invocation.store}: name stores in one way")
+        raise click.UsageError(
+            f"{' '.join(stores)} and --store {invocation.store}: name stores either as arguments or by --store"
+        )
     return list(stores) or [str(invocation.store_path())]
 
 
 @contextlib.contextmanager
 def needing_spark() -> Iterator[None]:
-    """Around imports. Raises ConfigurationError where Spark is not installed."""
+    """Raise ConfigurationError if an import in the block fails: Spark is not installed."""
     try:
         yield
     except ImportError as error:
@@ -237,7 +244,7 @@ def needing_spark() -> Iterator[None]:
 
 
 def check_spans(window: float | None, slide: float | None = None) -> None:
-    """Refuse windows, in seconds, that cannot be counted by, before Spark is started. It gets milliseconds."""
+    """Refuse invalid windows, in seconds, before Spark is started."""
     if window is None:
         if slide is not None:
             raise click.UsageError("--slide needs a --window")
@@ -249,10 +256,10 @@ def check_spans(window: float | None, slide: float | None = None) -> None:
 
 @contextlib.contextmanager
 def session(master: str, conf: Sequence[str]) -> Iterator[SparkSession]:
-    """spark-submit's session, else one on this machine that ends with the command.
+    """Use spark-submit's session, else start one on this machine for the duration of the block.
 
-    What Spark raises because of ours comes out as ours. Raises ConfigurationError without Spark, StartError when it
-    does not start with these settings. Signals end it in order.
+    Errors of mqproc inside of Spark are raised as such. Raises ConfigurationError without Spark, StartError if Spark
+    does not start with these settings. Signals end the session in order.
     """
     with needing_spark():
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -263,29 +270,29 @@ def session(master: str, conf: Sequence[str]) -> Iterator[SparkSession]:
 
         from mqproc.spark.session import local_session
     settings = dict(setting(each) for each in conf)
-    # A notebook or a test may have one, which goes on.
-    there = SparkSession.getActiveSession() is not None
+    # The session of a notebook or a test is not stopped.
+    has_session = SparkSession.getActiveSession() is not None
     submitted = any(os.environ.get(name) for name in _SUBMITTED)
     for name in _LOGGERS:
-        # What they print comes as an error too.
+        # Their messages are also raised as errors.
         PySparkLogger.getLogger(name).disabled = True
-    with Ending(owns_java=not submitted and SparkContext._gateway is None) as ending:
+    with SignalExit(owns_java=not submitted and SparkContext._gateway is None) as signal_exit:
         try:
-            with kept_from_spark():
+            with without_spark_handlers():
                 spark = (
                     _submitted_session(settings)
                     if submitted
                     else local_session(master, settings=_QUIET | settings, warnings=False)
                 )
         except (PySparkException, Py4JError) as error:
-            raise StartError(f"Spark does not start: {_said(error)}") from error
-        ending.started(spark)
+            raise StartError(f"Spark does not start: {_first_cause(error)}") from error
+        signal_exit.started(spark)
         try:
             yield spark
         except (PySparkException, Py4JError) as error:
-            raise _ours(error) from error
+            raise _mqproc_error(error) from error
         finally:
-            if not there and not ending.is_asked:
+            if not has_session and not signal_exit.is_requested:
                 spark.stop()
 
 
@@ -310,37 +317,34 @@ def setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _ours(error: Exception) -> MqprocError:
-    """Our error inside of Spark's, else what Spark says."""
-    found = _OURS.findall(str(error))
+def _mqproc_error(error: Exception) -> MqprocError:
+    """The error of mqproc inside a Spark error, else an InternalError with its text."""
+    found = _OWN_ERROR.findall(str(error))
     if found:
         name, message = found[-1]
         kind = getattr(errors, name, InternalError)
         made: MqprocError = kind(message.strip())
         return made
-    return InternalError(f"Spark: {_said(error)}")
+    return InternalError(f"Spark: {_first_cause(error)}")
 
 
-def _said(error: Exception) -> str:
-    """One line of an error of Spark's or Java's: its first cause, without the names of Java's classes."""
+def _first_cause(error: Exception) -> str:
+    """One line of a Spark or Java error: the root cause without Java class names."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     causes = [found[1] for line in lines if (found := _CAUSE.match(line))]
     return causes[-1] if causes else lines[0]
 
 
 def write_rows(out: Output, frame: DataFrame, to: Path, stores: Sequence[str], *, mode: str = "append") -> None:
-    """Write all rows of a frame that was made of stores, as Parquet. Raises BadRequestError for a target among them."""
+    """Write all rows as Parquet. Raises BadRequestError for a target inside one of the stores."""
     from mqproc.spark.jobs.targets import write_parquet
 
     write_parquet(frame, to, stores, mode=mode)
     out.note(f"written to {to}")
 
 
-def show(out: Output, name: str, columns: Sequence[Column], frame: DataFrame, limit: int) -> int:
-    """Print at most `limit` rows of a frame. Times are Unix ms where a column is called `…_ms`.
-
-    Returns how many rows were printed.
-    """
+def show(out: Output, name: str, columns: Sequence[OutputColumn], frame: DataFrame, limit: int) -> int:
+    """Print at most `limit` rows of a frame and return their number. Columns `…_ms` are Unix ms."""
     rows = [row.asDict(recursive=True) for row in frame.limit(limit + 1).collect()]
     out.rows(name, columns, rows[:limit])
     if len(rows) > limit:
@@ -352,7 +356,7 @@ def show(out: Output, name: str, columns: Sequence[Column], frame: DataFrame, li
 def script() -> None:
     """Print the file to give to spark-submit.
 
-    spark-submit "$(mqproc spark script)" counts '/stores/*' --by topic: the session is then spark-submit's. mqproc must
-    be installed for driver and executors.
+    Example: spark-submit "$(mqproc spark script)" counts '/stores/*' --by topic. The session is then spark-submit's.
+    mqproc must be installed for the driver and the executors.
     """
     click.echo(Path(__file__).with_name("spark_script.py"))

@@ -11,7 +11,7 @@ from typing import Final
 import click
 
 from mqproc.cli.options import PATH, Command, Invocation, pass_invocation
-from mqproc.cli.output import Column, Output, encode_json, format_bytes, format_value
+from mqproc.cli.output import Output, OutputColumn, encode_json, format_bytes, format_value
 from mqproc.cli.store import file_formats as formats
 from mqproc.cli.store.file_formats import RECORD_COLUMNS, FileDump, StoreFile, fill_gaps
 from mqproc.cli.store.json_files import group_log, is_json_file, json_file
@@ -26,14 +26,14 @@ from mqproc.store.verify.verifier import positions_of, sizes_of
 from mqproc.types import StoredMessage
 
 EXIT_DAMAGE: Final = 1
-_LISTED_COLUMNS: Final = [*RECORD_COLUMNS, Column("message_id")]
+_LISTED_COLUMNS: Final = [*RECORD_COLUMNS, OutputColumn("message_id")]
 _LAYOUT_COLUMNS: Final = [
-    Column("offset", kind="number"),
-    Column("size", kind="number"),
-    Column("name", "bytes"),
-    Column("help", "meaning"),
+    OutputColumn("offset", kind="number"),
+    OutputColumn("size", kind="number"),
+    OutputColumn("name", "bytes"),
+    OutputColumn("help", "meaning"),
 ]
-_FIELD_COLUMNS: Final = [*_LAYOUT_COLUMNS[:3], Column("value"), _LAYOUT_COLUMNS[3]]
+_FIELD_COLUMNS: Final = [*_LAYOUT_COLUMNS[:3], OutputColumn("value"), _LAYOUT_COLUMNS[3]]
 
 
 @click.command(cls=Command)
@@ -137,7 +137,10 @@ class _Records:
 
 
 def _explain(file: StoreFile) -> FileDump:
-    """Recognise a file by its name and folder and explain it. Raises CorruptStoreError if it is no file of a store."""
+    """Recognise a file by its name and folder and explain it.
+
+    Raises CorruptStoreError if it is no file of a store.
+    """
     for matches, explain in _FORMATS:
         if matches(file.path):
             return explain(file)
@@ -189,7 +192,9 @@ def _print_file(out: Output, found: FileDump, limit: int) -> None:
     if out.shape == "jsonl":
         out.document({"kind": found.kind, **found.head, "layout": layout})
     elif out.shape == "table":
-        out.fields([Column("kind"), *(Column(name) for name in found.head)], {"kind": found.kind, **found.head})
+        out.fields(
+            [OutputColumn("kind"), *(OutputColumn(name) for name in found.head)], {"kind": found.kind, **found.head}
+        )
         out.line("")
         if layout:
             out.rows("layout", _LAYOUT_COLUMNS, layout)

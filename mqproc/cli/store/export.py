@@ -1,4 +1,4 @@
-"""`mqproc store export`: topics of any store as Parquet, as JSON lines, or as a store of their own."""
+"""`mqproc store export`: export topics of a store to Parquet, JSON lines or a new store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.cli.options import PATH, TIME, Command, Invocation, complete_topic, pass_invocation
-from mqproc.cli.output import Column, Output, Progress, encode_json, format_bytes
+from mqproc.cli.output import Output, OutputColumn, Progress, encode_json, format_bytes
 from mqproc.cli.times import now_ms
 from mqproc.config.options import Options
 from mqproc.errors import BadRequestError, CorruptStoreError, StoreNotFoundError, TopicNotFoundError
@@ -35,32 +35,31 @@ if TYPE_CHECKING:
     from mqproc.store.verify.inventory import Inventory
     from mqproc.store.verify.snapshot import LogPositions
 
-# --- export_sinks ---
-# Where exported records go: JSON lines, Parquet, or a new store. What fails before the end leaves nothing behind.
+# Sinks. A failed export leaves no file.
 
 
-# Rows of so many bytes become one group of a Parquet file.
+# Bytes of a row group of a Parquet file.
 _GROUP_BYTES: Final = 128 << 20
 
 
-class Sink(Protocol):
-    """Takes records, then is finished or closed."""
+class ExportSink(Protocol):
+    """Target of an export."""
 
     def write(self, records: NDArray[Any]) -> None:
-        """Take whole records, uint8[n], which may be changed."""
+        """Write whole records, uint8[n], whose bytes may be modified."""
         ...
 
     def finish(self, topics: Sequence[TopicConfig]) -> None:
-        """All records have come."""
+        """Complete the export: all records were written."""
         ...
 
     def close(self) -> None:
-        """Let go of files; what is not finished is of no use."""
+        """Close the files. An unfinished export is useless."""
         ...
 
 
-class JsonLines:
-    """A JSON object a line, with the fields that `store dump --json` has."""
+class JsonLinesSink:
+    """JSON lines with the fields of `store dump --json`."""
 
     def __init__(self, path: Path) -> None:
         self._file: TextIO = path.open("w", encoding="utf-8")
@@ -75,13 +74,13 @@ class JsonLines:
         self._file.flush()
 
     def close(self) -> None:
-        # What could not be written once is tried again, and has been told.
+        # A failed write is repeated here and fails again.
         with contextlib.suppress(OSError):
             self._file.close()
 
 
-class Parquet:
-    """A Parquet file with a column for each field of a message; properties as they are stored."""
+class ParquetSink:
+    """A Parquet file with a column for each field of a message; properties as stored."""
 
     def __init__(self, path: Path, compression: str) -> None:
         try:
@@ -123,7 +122,7 @@ class Parquet:
 
 
 class StoreSink:
-    """A new store with files of the sizes that the old one's have."""
+    """A new store with the same file sizes."""
 
     def __init__(self, io: StoreIO, path: Path, options: Options, sizes: Sizes, report: Callable[[str], None]) -> None:
         from mqproc.store.export import NewStore
@@ -149,8 +148,8 @@ class StoreSink:
 
 
 @contextlib.contextmanager
-def naming(target: Path) -> Iterator[None]:
-    """Have an error of storage that names no file name this one."""
+def named_errors(target: Path) -> Iterator[None]:
+    """Add the target's name to I/O errors that name no file."""
     try:
         yield
     except OSError as error:
@@ -163,26 +162,28 @@ def naming(target: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def sink_for(
     io: StoreIO, target: Path, compression: str, options: Options, sizes: Sizes, report: Callable[[str], None]
-) -> Iterator[Sink]:
-    """A sink by the target's name. It is made beside it and gets its name when the block has ended well.
+) -> Iterator[ExportSink]:
+    """Open a sink chosen by the target's suffix.
 
-    Raises BadRequestError when something is in the way, StoreNotFoundError without a folder to put it in,
-    click.UsageError for an ending that means nothing.
+    It is written next to the target and renamed when the block succeeds.
+
+    Raises BadRequestError if the target exists, StoreNotFoundError without its parent folder, click.UsageError for an
+    unknown suffix.
     """
     target = target.absolute()
     if not stat.S_ISDIR(file_type(target.parent)):
         raise StoreNotFoundError(f"{target.parent}: no such folder")
     if target.is_dir() and any(target.iterdir()):
-        raise BadRequestError(f"{target}: not empty; a new store needs a folder of its own")
+        raise BadRequestError(f"{target}: the folder is not empty; a new store needs an empty or a new one")
     if target.exists() and not target.is_file() and not target.is_dir():
-        raise BadRequestError(f"{target}: neither a file nor a folder; export makes one of them")
+        raise BadRequestError(f"{target}: neither a file nor a folder")
     if target.is_file():
-        raise BadRequestError(f"{target}: there already; nothing is written over")
+        raise BadRequestError(f"{target}: already exists; export does not overwrite files")
     partial = target.with_name(f"{target.name}.partial")
     _remove(partial)
     try:
-        with naming(target):
-            made = _make(io, target, partial, compression, options, sizes, report)
+        with named_errors(target):
+            made = _open_sink(io, target, partial, compression, options, sizes, report)
         with contextlib.closing(made) as sink:
             yield sink
         if target.is_dir():
@@ -198,7 +199,7 @@ def sink_for(
         _remove(partial)
 
 
-def _make(
+def _open_sink(
     io: StoreIO,
     target: Path,
     partial: Path,
@@ -206,13 +207,13 @@ def _make(
     options: Options,
     sizes: Sizes,
     report: Callable[[str], None],
-) -> Sink:
+) -> ExportSink:
     if target.suffix == ".parquet":
-        return Parquet(partial, compression)
+        return ParquetSink(partial, compression)
     if target.suffix == ".jsonl":
-        return JsonLines(partial)
+        return JsonLinesSink(partial)
     if target.suffix and not target.is_dir():
-        raise click.UsageError(f"{target.name}: export writes .parquet, .jsonl, or a folder, whose name has no ending")
+        raise click.UsageError(f"{target.name}: export writes .parquet, .jsonl, or a folder, whose name has no suffix")
     return StoreSink(io, partial, options, sizes, report)
 
 
@@ -225,7 +226,7 @@ def _remove(path: Path) -> None:
 
 EXIT_DAMAGE = 1
 COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
-_COLUMNS = [Column("topic"), Column("messages", kind="count")]
+_COLUMNS = [OutputColumn("topic"), OutputColumn("messages", kind="count")]
 
 
 @click.command(cls=Command)
@@ -237,7 +238,7 @@ _COLUMNS = [Column("topic"), Column("messages", kind="count")]
     required=True,
     metavar="TOPIC",
     shell_complete=complete_topic,
-    help="A topic; may be repeated.",
+    help="Topic to export; may be repeated.",
 )
 @click.option(
     "--to",
@@ -245,11 +246,13 @@ _COLUMNS = [Column("topic"), Column("messages", kind="count")]
     required=True,
     type=PATH,
     metavar="FILE|DIR",
-    help="FILE.parquet, FILE.jsonl, or a folder for a new store.",
+    help="FILE.parquet, FILE.jsonl, or the folder of a new store.",
 )
-@click.option("--begin", type=TIME, help="Only messages stored from then on.")
-@click.option("--end", type=TIME, help="Only messages stored before then.")
-@click.option("--compression", type=click.Choice(COMPRESSIONS), default="zstd", show_default=True, help="Of Parquet.")
+@click.option("--begin", type=TIME, metavar="TIME", help="Only messages stored from this time on.")
+@click.option("--end", type=TIME, metavar="TIME", help="Only messages stored before this time.")
+@click.option(
+    "--compression", type=click.Choice(COMPRESSIONS), default="zstd", show_default=True, help="Compression of Parquet."
+)
 @pass_invocation
 def export(
     invocation: Invocation,
@@ -260,11 +263,11 @@ def export(
     end: int | None,
     compression: str,
 ) -> int:
-    """Take topics out of a store: Parquet, JSON lines, or a new store.
+    """Export topics to Parquet, JSON lines or a new store.
 
-    FOLDER is any store, ours or RocketMQ's, running or not, damaged or not. It is only read, its log from first to
-    last, so that what its queues have lost comes along. A new store keeps queue ids and queue offsets, and RocketMQ
-    opens it too. Holes of the log are told on stderr, and the exit code is then 1.
+    FOLDER is any store of mqproc or RocketMQ, running or stopped, damaged or not. It is read-only. The whole log is
+    read, so that messages missing in the queues are exported too. A new store keeps queue ids and queue offsets, and
+    RocketMQ can open it. Holes in the log are reported on stderr and set the exit code to 1.
     """
     from mqproc.kernels.gather import TIME_MAX, TIME_MIN
     from mqproc.store.export import ExportProgress, RecordSelection
@@ -273,13 +276,13 @@ def export(
     from mqproc.store.verify.verifier import positions_of, sizes_of
 
     if begin is not None and end is not None and begin >= end:
-        raise click.UsageError("--end is not after --begin: no message lies between them")
+        raise click.UsageError("--end must be after --begin")
     io = StoreIO()
     paths = invocation.store_argument(io, folder)
     options = invocation.store_options(io, paths)
     for topic in topics:
         if not is_text(topic):
-            raise TopicNotFoundError(f"{paths.root}: no topic {topic!r} there")
+            raise TopicNotFoundError(f"{paths.root}: no topic {topic!r}")
     inventory = take_inventory(io, paths, sizes_of(io, paths, options))
     positions = positions_of(io, paths)
     selection = RecordSelection(
@@ -293,15 +296,15 @@ def export(
     with sink_for(io, target, compression, options, inventory.sizes, lambda line: None) as sink:
         with Progress(invocation.out, "export", "MiB", rate_unit="MiB") as progress:
             for records in _records(io, inventory, positions, selection, taken, progress):
-                with naming(target):
+                with named_errors(target):
                     sink.write(records)
         configs = _configs(io, paths, inventory)
         for topic, count in taken.by_topic.items():
             if count == 0 and topic not in configs:
-                raise TopicNotFoundError(f"{paths.root}: no topic {topic!r} there")
-        with naming(target):
-            sink.finish([configs.get(topic) or _made_up(topic) for topic in selection.topics])
-    _tell(invocation.out, paths, target, taken, time.monotonic() - started_s)
+                raise TopicNotFoundError(f"{paths.root}: no topic {topic!r}")
+        with named_errors(target):
+            sink.finish([configs.get(topic) or _unknown_config(topic) for topic in selection.topics])
+    _report(invocation.out, paths, target, taken, time.monotonic() - started_s)
     return EXIT_DAMAGE if taken.lost else 0
 
 
@@ -313,7 +316,7 @@ def _records(
     taken: ExportProgress,
     progress: Progress,
 ) -> Iterator[NDArray[np.uint8]]:
-    """Buffers of selected records, with a bar for how far the log is read."""
+    """Buffers of selected records, with a progress bar over the log."""
     from mqproc.store.commitlog.scan import IntactRecords
     from mqproc.store.export import RecordSelector
 
@@ -332,7 +335,7 @@ def _records(
 
 
 def _configs(io: StoreIO, paths: StorePaths, inventory: Inventory) -> dict[str, TopicConfig]:
-    """Settings of the topics that settings or queues know."""
+    """Settings of the topics in the settings file or the queues."""
     from mqproc.store.topics import TopicConfig, Topics
 
     topics = Topics(io, paths)
@@ -347,14 +350,14 @@ def _configs(io: StoreIO, paths: StorePaths, inventory: Inventory) -> dict[str, 
     return found
 
 
-def _made_up(topic: str) -> TopicConfig:
-    """Settings of a topic that only the log knows; its records tell how many queues it has."""
+def _unknown_config(topic: str) -> TopicConfig:
+    """Settings of a topic that only the log contains; the queues come from its records."""
     from mqproc.store.topics import TopicConfig
 
     return TopicConfig(topic, 1)
 
 
-def _tell(out: Output, paths: StorePaths, target: Path, taken: ExportProgress, seconds: float) -> None:
+def _report(out: Output, paths: StorePaths, target: Path, taken: ExportProgress, seconds: float) -> None:
     for lost in taken.lost:
         size = format_bytes(lost.stop - lost.start)
         out.note(f"{paths.commit_log}: hole [{lost.start}, {lost.stop}), {size}: {lost.reason}")

@@ -1,4 +1,4 @@
-"""The formats of a store's files for `mqproc store dump`: large parts, fields and rows of each.
+"""The formats of a store's files for `mqproc store dump`.
 
 Positions and meanings of fields come from the declarations in `mqproc.layout`.
 
@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.cli.output import Column
+from mqproc.cli.output import OutputColumn
 from mqproc.config.options import Options
 from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import StoreIO
@@ -56,7 +56,10 @@ _LITTLE: Final = "little"
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """Bytes [offset, offset + size) of a file. `value` is None if they have no value of their own."""
+    """Bytes [offset, offset + size) of a file.
+
+    `value` is None if they have no value of their own.
+    """
 
     offset: int
     size: int
@@ -99,7 +102,7 @@ class StoreFile:
         fd = self.io.open(self.path)
         try:
             size = self.io.size(fd)
-            return as_kernel_array(self.io.map_as_it_is(fd, size)) if size else np.zeros(0, np.uint8)
+            return as_kernel_array(self.io.map_without_filling_holes(fd, size)) if size else np.zeros(0, np.uint8)
         finally:
             self.io.close(fd)
 
@@ -117,11 +120,11 @@ class StoreFile:
 
 @dataclass(frozen=True, slots=True)
 class FileDump:
-    """Explanation of a file: single values (`head`), its large parts (`layout`), its fields, and its rows."""
+    """Explanation of a file: single values (`head`), large parts (`layout`), fields, rows."""
 
     kind: str
     head: dict[str, Any]
-    columns: list[Column]
+    columns: list[OutputColumn]
     rows: Rows
     fields: Callable[[], Ranges]
     layout: list[ByteRange] = field(default_factory=list)
@@ -160,7 +163,7 @@ def _walk(
     base: int = 0,
     signed: bool = True,
 ) -> Ranges:
-    """The fields of the structure at byte `at` of `data`, which begins at byte `base` of the file."""
+    """The fields of the structure at byte `at` of `data`; `base` is the file offset of `data`."""
     for each in declared:
         value = _number(data, at + each.offset, each.size, order, signed=signed)
         yield ByteRange(base + at + each.offset, each.size, each.name, each.help, value)
@@ -170,12 +173,17 @@ def _values(declared: Iterable[Field], data: bytes, at: int = 0) -> dict[str, in
     return {each.name: _number(data, at + each.offset, each.size) for each in declared}
 
 
-def _columns(*names: str | tuple[str, str], text: tuple[str, ...] = (), times: tuple[str, ...] = ()) -> list[Column]:
-    """Columns of numbers, but for those named as texts or times; with a title where there is a pair."""
+def _columns(
+    *names: str | tuple[str, str], text: tuple[str, ...] = (), times: tuple[str, ...] = ()
+) -> list[OutputColumn]:
+    """Columns of numbers, but for those named as texts or times.
+
+    With a title where there is a pair.
+    """
     found = []
     for each in names:
         name, title = each if isinstance(each, tuple) else (each, "")
-        found.append(Column(name, title, "time_ms" if name in times else "text" if name in text else "number"))
+        found.append(OutputColumn(name, title, "time_ms" if name in times else "text" if name in text else "number"))
     return found
 
 
@@ -189,9 +197,9 @@ def _parts_as_they_are(parts: Iterable[ByteRange], explained: dict[str, Callable
 
 RECORD_COLUMNS: Final = [
     *_columns("physical_offset", "size", "topic", ("queue_id", "queue"), "queue_offset", text=("topic",)),
-    Column("tag"),
-    Column("keys"),
-    Column("store_timestamp_ms", "store time", "time_ms"),
+    OutputColumn("tag"),
+    OutputColumn("keys"),
+    OutputColumn("store_timestamp_ms", "store time", "time_ms"),
 ]
 
 
@@ -202,7 +210,7 @@ def commitlog_segment(file: StoreFile) -> FileDump:
     return FileDump(
         "CommitLog segment",
         {"start": file.start, "size": size},
-        [Column("offset", kind="number"), *RECORD_COLUMNS],
+        [OutputColumn("offset", kind="number"), *RECORD_COLUMNS],
         _segment_rows(_runs_in(file, size), file.start),
         lambda: _parts_as_they_are(
             layout,
@@ -228,7 +236,7 @@ def _runs_in(file: StoreFile, size: int) -> Iterator[RecordRun | LostRange | Bla
 
 
 def _segment_layout(runs: Iterable[RecordRun | LostRange | Blank], base: int, size: int) -> Ranges:
-    """Runs of records, damage between them, the BLANK, and unwritten bytes of a segment at log position `base`."""
+    """Runs of records, damage, the BLANK, and unwritten bytes of a segment at position `base`."""
     begin = at = records = 0
     for each in runs:
         if isinstance(each, RecordRun):
@@ -450,7 +458,7 @@ def checkpoint_file(file: StoreFile) -> FileDump:
     return FileDump(
         "checkpoint",
         {"size": len(file.data)},
-        [*_columns("offset", "name", "value", text=("name",)), Column("help", "meaning")],
+        [*_columns("offset", "name", "value", text=("name",)), OutputColumn("help", "meaning")],
         _word_rows(_walk(checkpoint.FIELDS, page)),
         lambda: _walk(checkpoint.FIELDS, file.data),
         list(fill_gaps([words], len(file.data))),
@@ -466,11 +474,11 @@ def durable_mark(file: StoreFile) -> FileDump:
     data, spacing = file.data, durable_marks.SLOT_SPACING
     mark = durable_marks.decode(data)
     columns = [
-        Column("slot", kind="number"),
-        Column("valid"),
-        Column("is_mark"),
+        OutputColumn("slot", kind="number"),
+        OutputColumn("valid"),
+        OutputColumn("is_mark"),
         *_columns("sequence", "offset", ("store_timestamp_ms", "store time"), times=("store_timestamp_ms",)),
-        Column("fingerprint"),
+        OutputColumn("fingerprint"),
     ]
     parts = [
         ByteRange(slot * spacing, durable_marks.SLOT_SIZE, f"slot {slot}", "in a page of its own") for slot in (0, 1)
@@ -523,7 +531,7 @@ def control_file(file: StoreFile) -> FileDump:
     )
     columns = [
         *_columns("offset", "name", "value", "unit", "owner", text=("name", "unit", "owner")),
-        Column("help", "meaning"),
+        OutputColumn("help", "meaning"),
     ]
     pages = [
         ByteRange(number * control.PAGE_SIZE, control.PAGE_SIZE, f"page of {owner}", "a word in each line of 64 bytes")
@@ -653,7 +661,7 @@ def committed_offsets_file(file: StoreFile) -> FileDump:
     return FileDump("progress", {"size": len(data), "end": end}, columns, rows, fields, layout)
 
 
-def _blocks(data: bytes, used: int) -> Iterator[tuple[int, committed_offsets.Block]]:
+def _blocks(data: bytes, used: int) -> Iterator[tuple[int, committed_offsets.OffsetBlock]]:
     """(byte offset, block) of each."""
     at, end = committed_offsets.HEADER_SIZE, min(used, len(data))
     while (block := committed_offsets.decode_block(data, at, end)) is not None:
@@ -661,7 +669,7 @@ def _blocks(data: bytes, used: int) -> Iterator[tuple[int, committed_offsets.Blo
         at = block.end
 
 
-def _block_parts(blocks: Iterable[tuple[int, committed_offsets.Block]], used: int, size: int) -> Ranges:
+def _block_parts(blocks: Iterable[tuple[int, committed_offsets.OffsetBlock]], used: int, size: int) -> Ranges:
     yield ByteRange(0, committed_offsets.HEADER_SIZE, "header", "sizes, fingerprints, counters")
     at = committed_offsets.HEADER_SIZE
     for start, block in blocks:
@@ -675,7 +683,7 @@ def _block_parts(blocks: Iterable[tuple[int, committed_offsets.Block]], used: in
         yield ByteRange(end, size - end, "free space", "for more groups and topics")
 
 
-def _block_fields(data: bytes, at: int, block: committed_offsets.Block) -> Ranges:
+def _block_fields(data: bytes, at: int, block: committed_offsets.OffsetBlock) -> Ranges:
     yield from _walk(committed_offsets.BLOCK_FIELDS, data, at, _LITTLE, signed=False)
     place = at + committed_offsets.NAMES_AT
     for name, value in (("group", block.group), ("topic", block.topic)):
@@ -690,7 +698,7 @@ def _block_fields(data: bytes, at: int, block: committed_offsets.Block) -> Range
         yield ByteRange(index * WORD_SIZE, WORD_SIZE, f"queue {block.first_queue + number}", text, _word(data, index))
 
 
-def _block_rows(data: bytes, block: committed_offsets.Block) -> Rows:
+def _block_rows(data: bytes, block: committed_offsets.OffsetBlock) -> Rows:
     """Each queue with a known offset."""
     is_deleted = bool(_word(data, block.state) & committed_offsets.STATE_DELETED)
     for number in range(block.queues):
@@ -711,7 +719,7 @@ def error_list(file: StoreFile) -> FileDump:
     columns = [
         *_columns("offset", "owner", "count", text=("owner",)),
         *_columns(("first_ms", "first"), ("last_ms", "last"), times=("first_ms", "last_ms")),
-        Column("text"),
+        OutputColumn("text"),
     ]
     rows = list(_error_rows(data))
     parts = [ByteRange(0, error_log.HEADER_SIZE, "header", "magic and version")]
@@ -893,7 +901,7 @@ def timer_check_file(file: StoreFile) -> FileDump:
     if timer_check.has_own(page):
         magic, *own = _walk(timer_check.OWN_FIELDS, page)
         fields += [ByteRange(magic.offset, magic.size, magic.name, magic.help, f"{magic.value:x}"), *own]
-    columns = [*_columns("offset", "name", "value", text=("name",)), Column("help", "meaning")]
+    columns = [*_columns("offset", "name", "value", text=("name",)), OutputColumn("help", "meaning")]
     layout = list(fill_gaps(fields, len(file.data)))
     return FileDump("timer check", {"size": len(file.data)}, columns, _word_rows(fields), lambda: iter(fields), layout)
 
@@ -902,14 +910,17 @@ def timer_check_file(file: StoreFile) -> FileDump:
 
 
 def topics_journal(file: StoreFile) -> FileDump:
-    """The topics' journal: a change per line. A last line without its end was never acknowledged."""
+    """The topics' journal: a change per line.
+
+    A last line without its end was never acknowledged.
+    """
     parts, at = [], 0
     for line in file.data.splitlines(keepends=True):
         torn = "" if line.endswith(b"\n") else "; torn, so it was never acknowledged"
         text = f"topic, its queues (0: deleted), its permissions{torn}"
         parts.append(ByteRange(at, len(line), "change", text, line.decode("utf-8", "replace").rstrip("\n")))
         at += len(line)
-    columns = [Column("offset", kind="number"), Column("value", "change"), Column("help", "meaning")]
+    columns = [OutputColumn("offset", kind="number"), OutputColumn("value", "change"), OutputColumn("help", "meaning")]
     rows = (each.to_json() for each in parts)
     return FileDump("topics journal", {"size": at}, columns, rows, lambda: iter(parts), parts)
 

@@ -1,4 +1,4 @@
-"""`mqproc store info`: what a store holds, how it was left, and who wrote it last, from names, ends and headers."""
+"""`mqproc store info`: contents and state of a store, from names, sizes and headers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from mqproc.cli.options import PATH, Command, Invocation, pass_invocation
-from mqproc.cli.output import Column, Output
+from mqproc.cli.output import Output, OutputColumn
 from mqproc.errors import CorruptStoreError, MqprocError, NotRunningError
 from mqproc.io.store_io import Kind, StoreIO
 from mqproc.ipc.store_lock import lock_holder
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 _FACTS = (
     ("store", "", "text"),
-    ("written_by", "written last by", "text"),
+    ("written_by", "last written by", "text"),
     ("held_by", "held by", "text"),
-    ("group", "group is or was last", "text"),
+    ("group", "group", "text"),
     ("stopped_in_order", "stopped in order", "text"),
     ("read_only", "read-only since", "text"),
-    ("log_begin", "log begins at", "count"),
-    ("log_end", "log ends at", "count"),
+    ("log_begin", "log begin", "count"),
+    ("log_end", "log end", "count"),
     ("segments", "", "count"),
     ("segment_bytes", "segment size", "bytes"),
     ("first_store_timestamp_ms", "first message", "time_ms"),
@@ -43,36 +43,36 @@ _FACTS = (
     ("queues", "", "count"),
     ("messages", "messages in queues", "count"),
     ("index_entries", "index entries", "count"),
-    ("physic_timestamp_ms", "log durable up to", "time_ms"),
-    ("logics_timestamp_ms", "queues durable up to", "time_ms"),
-    ("index_timestamp_ms", "index durable up to", "time_ms"),
-    ("timer_read_ms", "timer delivered up to", "time_ms"),
-    ("timer_filed", "timed messages filed", "count"),
-    ("timer_log_end", "timer log durable up to", "count"),
+    ("physic_timestamp_ms", "log durable until", "time_ms"),
+    ("logics_timestamp_ms", "queues durable until", "time_ms"),
+    ("index_timestamp_ms", "index durable until", "time_ms"),
+    ("timer_read_ms", "timer delivered until", "time_ms"),
+    ("timer_filed", "timed messages in the timer log", "count"),
+    ("timer_log_end", "timer log durable until", "count"),
     ("marks", "durable marks", "text"),
     ("holes", "known damage", "text"),
     ("trouble", "", "text"),
 )
 _PARTS = [
-    Column("part"),
-    Column("files", kind="count"),
-    Column("bytes", kind="bytes"),
-    Column("on_disk", kind="bytes"),
+    OutputColumn("part"),
+    OutputColumn("files", kind="count"),
+    OutputColumn("bytes", kind="bytes"),
+    OutputColumn("on_disk", kind="bytes"),
 ]
 _TOPICS = [
-    Column("topic"),
-    Column("queues", kind="count"),
-    Column("messages", kind="count"),
-    Column("min_offsets"),
-    Column("max_offsets"),
+    OutputColumn("topic"),
+    OutputColumn("queues", kind="count"),
+    OutputColumn("messages", kind="count"),
+    OutputColumn("min_offsets"),
+    OutputColumn("max_offsets"),
 ]
 _INDEX = [
-    Column("file"),
-    Column("entries", kind="count"),
-    Column("begin_timestamp_ms", "from", "time_ms"),
-    Column("end_timestamp_ms", "to", "time_ms"),
-    Column("begin_physical_offset", "from offset", "count"),
-    Column("end_physical_offset", "to offset", "count"),
+    OutputColumn("file"),
+    OutputColumn("entries", kind="count"),
+    OutputColumn("begin_timestamp_ms", "from", "time_ms"),
+    OutputColumn("end_timestamp_ms", "to", "time_ms"),
+    OutputColumn("begin_physical_offset", "from offset", "count"),
+    OutputColumn("end_physical_offset", "to offset", "count"),
 ]
 
 
@@ -80,9 +80,9 @@ _INDEX = [
 @click.argument("folder", required=False, type=PATH)
 @pass_invocation
 def info(invocation: Invocation, folder: Path | None) -> None:
-    """Say what lies in a store: sizes, ends, times, topics, who wrote it, how it was left.
+    """Show sizes, positions, times, topics and state of a store.
 
-    Of any store, running or not; nothing is changed, and damage is told rather than refused.
+    FOLDER is any store of mqproc or RocketMQ, running or stopped. It is read-only; damage is reported.
     """
     io = StoreIO()
     paths = invocation.store_argument(io, folder)
@@ -97,7 +97,7 @@ def info(invocation: Invocation, folder: Path | None) -> None:
 def _print(out: Output, found: dict[str, Any]) -> None:
     shown = {**found, "holes": [f"[{hole['start']}, {hole['stop']})" for hole in found["holes"]] or None}
     shown["marks"] = ", ".join(f"{name} {offset:,}" for name, offset in found["marks"].items()) or None
-    facts = [Column(name, title, kind) for name, title, kind in _FACTS if shown[name] is not None]
+    facts = [OutputColumn(name, title, kind) for name, title, kind in _FACTS if shown[name] is not None]
     out.fields(facts, shown)
     out.line("")
     out.rows("parts", _PARTS, [{"part": name, **part} for name, part in found["parts"].items()])
@@ -108,7 +108,10 @@ def _print(out: Output, found: dict[str, Any]) -> None:
 
 
 def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str, Any]:
-    """Everything that can be told without reading all of it. What cannot be read is None, and `trouble` says why."""
+    """Everything known without reading the whole store.
+
+    Unreadable values are None, and `trouble` says why.
+    """
     from mqproc.store import checkpoint as checkpoint_file
     from mqproc.store.commitlog.segments import LogSegments, adopted_segment_size
     from mqproc.store.verify.inventory import take_inventory
@@ -119,14 +122,14 @@ def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str
     segment_bytes = adopted_segment_size(io, paths.commit_log, options.mapped_file_size_commit_log)
     starts = LogSegments(io, paths.commit_log, segment_bytes).starts()
     marks = _marks(io, paths)
-    reading = _Reading(paths, options)
+    reading = _Contents(paths, options)
     holes = _holes(io, paths)
     was_killed = holder is None and io.exists(paths.abort)
     inventory = take_inventory(io, paths, sizes_of(io, paths, options), was_killed=was_killed)
     index_files = _index_files(io, inventory)
     described = reading.describe()
-    # A running group's files come and go; those that are not yet whole are no damage.
-    described["trouble"] = described["trouble"] or (None if holder else _files_at_fault(inventory, holes))
+    # A running group creates and deletes files; incomplete ones are not damage.
+    described["trouble"] = described["trouble"] or (None if holder else _damaged_files(inventory, holes))
     return {
         "store": str(paths.root),
         "held_by": str(holder) if holder else None,
@@ -154,15 +157,15 @@ def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str
             "timerwheel": _size_of(paths.timer_wheel),
             "config": _size_of(paths.config),
             "mqproc": _size_of(paths.own),
-            # Of that: what only its owner deletes.
-            "mqproc/aside": _size_of(paths.aside),
+            # The parts of mqproc/ that only the user deletes.
+            "mqproc/aside": _size_of(paths.quarantine),
             "mqproc/repaired": _size_of(paths.repaired),
         },
     }
 
 
-class _Reading:
-    """What opening the store for reading tells."""
+class _Contents:
+    """Facts from opening the store for reading."""
 
     def __init__(self, paths: StorePaths, options: Options) -> None:
         self._paths = paths
@@ -170,7 +173,7 @@ class _Reading:
         self.log_end: int | None = None
 
     def describe(self) -> dict[str, Any]:
-        """Ends, times and topics; None, and why, when the store cannot be opened."""
+        """Positions, times and topics; None with the reason if the store cannot be opened."""
         from mqproc.store.read.reader import StoreReader
 
         unknown = dict.fromkeys(
@@ -214,34 +217,34 @@ class _Reading:
         from mqproc.store.consumequeue.files import has_rocksdb_queues, rocksdb_config
 
         if has_rocksdb_queues(StoreIO(), self._paths.consume_queue):
-            return "RocksDB has the queues (storeType = defaultRocksDB): no group starts on this store"
+            return "the queues are in RocksDB (storeType = defaultRocksDB): mqproc cannot start on this store"
         if (config := rocksdb_config(StoreIO(), self._paths.config)) is not None:
-            return f"RocksDB has topics and progress ({config}): no group starts on this store"
-        return _one_without_the_other(log_bytes, queues, messages)
+            return f"topics and offsets are in RocksDB ({config}): mqproc cannot start on this store"
+        return _log_queue_mismatch(log_bytes, queues, messages)
 
 
-def _one_without_the_other(log_bytes: int, queues: int, messages: int) -> str | None:
+def _log_queue_mismatch(log_bytes: int, queues: int, messages: int) -> str | None:
     if messages and not log_bytes:
         return f"the log is empty, but its queues have {counted(messages, 'message')}"
     if log_bytes and not queues:
-        return f"the log has {counted(log_bytes, 'byte')}, but there are no queues: a start makes them again from it"
+        return f"the log has {counted(log_bytes, 'byte')}, but there are no queues: a start rebuilds them from the log"
     return None
 
 
 def _first_ms(reader: StoreReader) -> int | None:
-    """Store time of the log's first record, None when there is none that is intact."""
+    """Store time of the first intact record, None without one."""
     first = next(iter(reader.scan(physical_offset=reader.visible.begin)), None)
     return first.store_timestamp_ms if first is not None else None
 
 
 def _last_ms(reader: StoreReader, queues: list[QueueInfo]) -> int | None:
-    """The newest store time among the queues' last messages, None when none has a record."""
+    """The latest store time of the queues' last messages, None without records."""
     newest = (reader.store_time_ms(each.topic, each.queue_id, each.max_offset - 1) for each in queues)
     return max((time_ms for time_ms in newest if time_ms >= 0), default=None)
 
 
 def _written_by(io: StoreIO, paths: StorePaths, segment_bytes: int, log_end: int | None, mark: Mark | None) -> str:
-    """Who appended last, as far as our mark on the log tells."""
+    """The last writer of the log, by mqproc's durable mark."""
     from mqproc.store.commitlog.segments import LogSegments
     from mqproc.store.durable_marks import fingerprint
 
@@ -250,15 +253,15 @@ def _written_by(io: StoreIO, paths: StorePaths, segment_bytes: int, log_end: int
     if mark is None:
         return "mqproc"
     if mark.offset and not any(entry.size for entry in io.entries(paths.commit_log)):
-        return f"not known: the log is gone, which mqproc's mark says was durable up to {mark.offset:,}"
+        return f"unknown: the log is missing; by mqproc's mark it was durable up to {mark.offset:,}"
     try:
         value = fingerprint(io, LogSegments(io, paths.commit_log, segment_bytes, static=True), mark.offset)
     except (CorruptStoreError, FileNotFoundError):
         value = None
     if value != mark.fingerprint:
-        return "another program, after mqproc: the log is not what mqproc's mark says"
+        return "another program, after mqproc: the log does not match mqproc's mark"
     if log_end is not None and log_end > mark.offset and not io.exists(paths.abort):
-        return "another program, after mqproc: the log goes on behind mqproc's mark"
+        return "another program, after mqproc: the log continues after mqproc's mark"
     return "mqproc"
 
 
@@ -271,7 +274,7 @@ def _marks(io: StoreIO, paths: StorePaths) -> dict[str, Mark]:
 
 
 def _timer(io: StoreIO, paths: StorePaths) -> dict[str, int | None]:
-    """How far the timer has come; None without its check."""
+    """Positions of the timer, None without its checkpoint."""
     try:
         check = timer_check.decode(io.read_file(paths.timer_check))
     except (FileNotFoundError, IsADirectoryError):
@@ -292,8 +295,8 @@ def _holes(io: StoreIO, paths: StorePaths) -> list[dict[str, Any]]:
         return []
 
 
-def _files_at_fault(inventory: Inventory, holes: list[dict[str, Any]]) -> str | None:
-    """What names and lengths tell of damage that no start has found yet, None when nothing."""
+def _damaged_files(inventory: Inventory, holes: list[dict[str, Any]]) -> str | None:
+    """New damage visible in names and sizes, None without any."""
     from mqproc.store.verify.findings import Severity
 
     faults = [
@@ -308,11 +311,11 @@ def _files_at_fault(inventory: Inventory, holes: list[dict[str, Any]]) -> str | 
     if not faults:
         return None
     more = f" and {counted(len(faults) - 1, 'more file')}" if len(faults) > 1 else ""
-    return f"{faults[0]}{more}; mqproc store verify tells what to do"
+    return f"{faults[0]}{more}; mqproc store verify shows what to do"
 
 
 def _index_files(io: StoreIO, inventory: Inventory) -> list[dict[str, Any]]:
-    """Each index file's header; those of another length than the others have none."""
+    """The header of each index file of the right size."""
     from mqproc.store.verify.snapshot import read_index_headers
 
     return [
@@ -345,7 +348,7 @@ def _text(io: StoreIO, path: Path) -> str | None:
 
 
 def _size_of(place: Path) -> dict[str, int]:
-    """A file, or those below a folder: lengths, and what they take on disk, which is less where they are sparse."""
+    """Size of a file or a folder, and its size on disk, which is smaller for sparse files."""
     files = [path.lstat() for path in (place, *place.rglob("*")) if path.is_file() and not path.is_symlink()]
     return {
         "files": len(files),

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from mqproc.cli.output import Column
+from mqproc.cli.output import OutputColumn
 from mqproc.cli.store.file_formats import FileDump, Ranges, Rows, StoreFile, text_ranges
 from mqproc.errors import CorruptStoreError
 from mqproc.paths import StorePaths
@@ -24,7 +24,7 @@ class _File:
     """Purpose of a file; with `rows` its content is shown as rows of `columns`."""
 
     about: str
-    columns: tuple[Column, ...] = ()
+    columns: tuple[OutputColumn, ...] = ()
     rows: Callable[[dict[str, Any]], Rows] | None = None
 
 
@@ -57,36 +57,35 @@ def _deletions(value: dict[str, Any]) -> Rows:
         yield {"topic": topic} | entry
 
 
-def _number(name: str) -> Column:
-    return Column(name, kind="number")
+def _columns(*names: str) -> tuple[OutputColumn, ...]:
+    """Columns by name; a leading # marks a number."""
+    return tuple(OutputColumn(name.lstrip("#"), kind="number" if name.startswith("#") else "text") for name in names)
 
 
 _FILES: Final = {
     "topics.json": _File(
         "RocketMQ's: topics, their queues, permissions (4 read, 2 write, 1 inherit) and attributes",
-        (Column("topic"), _number("readQueueNums"), _number("writeQueueNums"), _number("perm"), Column("order"),
-         Column("attributes")),
+        _columns("topic", "#readQueueNums", "#writeQueueNums", "#perm", "order", "attributes"),
         _topics,
     ),
     "subscriptionGroup.json": _File(
         "RocketMQ's: consumer groups and how they retry",
-        (Column("group"), Column("consumeEnable"), Column("consumeMessageOrderly"), _number("retryMaxTimes"),
-         _number("retryQueueNums")),
+        _columns("group", "consumeEnable", "consumeMessageOrderly", "#retryMaxTimes", "#retryQueueNums"),
         _groups,
     ),
     "consumerOffset.json": _File(
         "RocketMQ's: the queue offset that each group consumes next",
-        (Column("group"), Column("topic"), _number("queue_id"), _number("next_offset")),
+        _columns("group", "topic", "#queue_id", "#next_offset"),
         _offsets,
     ),
     "delayOffset.json": _File(
         "RocketMQ's: the queue offset that is delivered next, by delay level",
-        (_number("level"), _number("next_offset")),
+        _columns("#level", "#next_offset"),
         _levels,
     ),
     "deletedTopics.json": _File(
         "mqproc's: ends of the log and the queues at the deletion of topics",
-        (Column("topic"), _number("physicalOffset"), Column("nextOffsets")),
+        _columns("topic", "#physicalOffset", "nextOffsets"),
         _deletions,
     ),
     "consumerFilter.json": _File("RocketMQ's: filters of consumers; mqproc does not change it"),
@@ -102,7 +101,7 @@ _FILES: Final = {
     "retention.json": _File("mqproc's: the last deletion by retention"),
     "unconsumed.json": _File("mqproc's: messages deleted before groups had consumed them"),
     "repair.json": _File("mqproc's: findings, actions and changes of a repair"),
-}  # fmt: skip
+}
 _JOURNALS: Final = {
     "imports": _File("mqproc's: position of an import"),
     "replays": _File("mqproc's: position of a replay"),
@@ -142,7 +141,13 @@ def json_file(file: StoreFile) -> FileDump:
 def group_log(file: StoreFile) -> FileDump:
     """The group's log: one JSON object per line."""
     data = file.data
-    columns = [Column("offset", kind="number"), Column("ts"), Column("level"), Column("role"), Column("event")]
+    columns = [
+        OutputColumn("offset", kind="number"),
+        OutputColumn("ts"),
+        OutputColumn("level"),
+        OutputColumn("role"),
+        OutputColumn("event"),
+    ]
     layout = list(text_ranges(data))
     return FileDump("log", {"size": len(data)}, columns, _log_rows(data), lambda: text_ranges(data), layout)
 

@@ -1,4 +1,4 @@
-"""`mqproc store repair` and `mqproc store recover`: what would be done to a store, and with --execute doing it."""
+"""`mqproc store repair` and `recover`: show the planned changes to a store, or execute them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mqproc.cli.options import PATH, Command, Invocation, pass_invocation
-from mqproc.cli.output import Column, Output
+from mqproc.cli.output import Output, OutputColumn
 from mqproc.cli.store.verify import print_verified, summary, verify_with_progress
 from mqproc.errors import MqprocError, StoreAccessError, StoreLockedError
 from mqproc.io.store_io import StoreIO
@@ -26,43 +26,46 @@ if TYPE_CHECKING:
     from mqproc.store.verify import VerifyResult
 
 EXIT_DAMAGE = 1
-# Rows of a table that people read; JSON and CSV have all.
+# Rows of a table; JSON and CSV have all.
 _ROWS_MAX = 100
 _DOWN = "; mqproc down stops a group"
-_ACTIONS = [Column("file"), Column("what"), Column("why")]
+_ACTIONS = [OutputColumn("file"), OutputColumn("what"), OutputColumn("why")]
 _CHANGES = [
-    Column("file"),
-    Column("what"),
-    Column("was_bytes", "was", "number"),
-    Column("bytes", "becomes", "number"),
-    Column("first_byte", "from byte", "number"),
-    Column("differing_bytes", "differing", "number"),
-    Column("moved_to"),
+    OutputColumn("file"),
+    OutputColumn("what"),
+    OutputColumn("was_bytes", "was", "number"),
+    OutputColumn("bytes", "becomes", "number"),
+    OutputColumn("first_byte", "from byte", "number"),
+    OutputColumn("differing_bytes", "differing", "number"),
+    OutputColumn("moved_to"),
 ]
 
 
 @click.command(cls=Command)
 @click.argument("folder", required=False, type=PATH)
-@click.option("--execute", is_flag=True, help="Do it; without, only the plan is shown.")
-@click.option("--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [one for each processor]")
+@click.option("--execute", is_flag=True, help="Execute the plan instead of showing it.")
+@click.option(
+    "--jobs", type=click.IntRange(1, 1024), metavar="N", help="Number of processes.  [default: one per processor]"
+)
 @pass_invocation
 def repair(invocation: Invocation, folder: Path | None, execute: bool, jobs: int | None) -> int:
-    """Plan how a damaged store is brought in order, or do it.
+    """Show the plan to repair a damaged store, or execute it.
 
-    FOLDER is any stopped store, ours or RocketMQ's. It is verified, then repaired on storage that keeps nothing: this
-    is the plan. --execute keeps a copy of everything that changes in mqproc/repaired/TIME/files, does the same for
-    real, and verifies again. As long as nothing has run since, deleting what repair.json beside them lists as made and
-    copying these files over the store takes it all back. When all is well the folder can go.
+    FOLDER is any stopped store of mqproc or RocketMQ. It is verified, then repaired in memory: that is the plan.
 
-    A store that is read-only after a failed sync is read from the disk, whatever memory holds; then it takes messages
-    again. The exit code is 0 when the store is clean (now), 1 when it is not.
+    --execute first copies every file that changes to mqproc/repaired/TIME/files, then repairs the store and verifies it
+    again. To undo the repair, before anything else has run on the store, delete the files that repair.json next to the
+    copies lists as created, and copy the files back. Delete the folder when it is no longer needed.
+
+    After a failed sync a store is read-only. Repair reads it from the disk instead of the page cache; afterwards it
+    accepts messages again. The exit code is 0 if the store is clean in the end, else 1.
     """
     from mqproc.store.recovery.repair import Repair, drop_page_cache
 
     io = StoreIO()
     paths = invocation.store_argument(io, folder)
     out = invocation.out
-    with _alone(io, paths, execute=execute):
+    with _exclusive(io, paths, execute=execute):
         options = invocation.store_options(io, paths)
         if io.exists(paths.read_only):
             drop_page_cache(io, paths)
@@ -83,29 +86,29 @@ def _execute(io: StoreIO, out: Output, job: Repair, plan: RepairPlan) -> None:
         job.execute(io, plan, out.note)
     except (MqprocError, OSError, KeyboardInterrupt, SystemExit):
         if io.exists(job.kept):
-            out.note(f"not done to the end; {job.kept} has copies of what changed; the next repair goes on")
+            out.note(f"not finished; {job.kept} has copies of the changed files; the next repair continues")
         raise
 
 
 @click.command(cls=Command)
 @click.argument("folder", required=False, type=PATH)
-@click.option("--dry-run", is_flag=True, help="Change nothing; so it is without --execute, too.")
+@click.option("--dry-run", is_flag=True, help="Only show the changes. This is the default.")
 @click.option("--execute", is_flag=True, help="Recover now, without starting a group.")
 @pass_invocation
 def recover(invocation: Invocation, folder: Path | None, dry_run: bool, execute: bool) -> int:
-    """Show what a start would do to a stopped store: steps, cuts, holes, files.
+    """Show the changes that a start would make to a stopped store.
 
-    FOLDER is any stopped store, ours or RocketMQ's. Recovery itself runs, on storage that keeps nothing. Unlike
-    mqproc store repair it looks only at what may have changed since the store was last known to be durable, and keeps
-    no copies. The exit code is 1 when it finds damage or would refuse to start.
+    FOLDER is any stopped store of mqproc or RocketMQ. Recovery runs in memory and shows its steps, cuts, holes and
+    files. Unlike mqproc store repair it only reads the part that may have changed since the last durable marks, and
+    keeps no copies. The exit code is 1 if it finds damage or would refuse to start.
     """
     from mqproc.store.recovery.repair import plan_recovery, run_recovery
 
     if dry_run and execute:
-        raise click.UsageError("--dry-run and --execute contradict each other")
+        raise click.UsageError("--dry-run and --execute exclude each other")
     io = StoreIO()
     paths = invocation.store_argument(io, folder)
-    with _alone(io, paths, execute=execute):
+    with _exclusive(io, paths, execute=execute):
         options = invocation.store_options(io, paths)
         plan = plan_recovery(paths, options)
         executed = execute and not plan.refused
@@ -116,12 +119,12 @@ def recover(invocation: Invocation, folder: Path | None, dry_run: bool, execute:
 
 
 @contextlib.contextmanager
-def _alone(io: StoreIO, paths: StorePaths, *, execute: bool) -> Iterator[None]:
-    """Nobody else works in the store: its lock is held while it is changed.
+def _exclusive(io: StoreIO, paths: StorePaths, *, execute: bool) -> Iterator[None]:
+    """Hold the store's lock if it is to be changed; otherwise check that it is free.
 
     Raises StoreLockedError, StoreAccessError.
     """
-    # A plan has every file open that would change.
+    # A plan keeps every changed file open.
     _limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
@@ -151,30 +154,32 @@ def _print_repair(
     after: VerifyResult | None = None,
     kept: str = "",
 ) -> None:
-    """What was found and planned; `after` and `kept` when it was done."""
+    """Print findings and plan; `after` and `kept` if it was executed."""
     from mqproc.store.recovery.repair import action_row
 
     actions = [action_row(action, paths) for action in plan.actions]
     changes = _rows(plan.changes, paths)
     if out.is_json:
-        out.document(
-            {
-                "store": str(paths.root),
-                "executed": after is not None,
-                "clean": (after or found).clean,
-                "before": summary(found),
-                "after": None if after is None else summary(after),
-                "findings": [finding.to_json() for finding in (after or found).findings.in_order()],
-                "actions": actions,
-                "recovery": plan.reported,
-                "changes": changes,
-                "kept_in": kept or None,
-            }
-        )
-        return
-    if out.shape != "table":
+        last = after or found
+        document = {"store": str(paths.root), "executed": after is not None, "clean": last.clean}
+        document |= {"before": summary(found), "after": summary(after) if after else None}
+        document |= {"findings": [finding.to_json() for finding in last.findings.in_order()], "actions": actions}
+        out.document(document | {"recovery": plan.reported, "changes": changes, "kept_in": kept or None})
+    elif out.shape != "table":
         out.rows("changes", _CHANGES, changes)
-        return
+    else:
+        _print_repair_table(out, found, plan, actions, changes, after, kept)
+
+
+def _print_repair_table(
+    out: Output,
+    found: VerifyResult,
+    plan: RepairPlan,
+    actions: list[dict[str, Any]],
+    changes: list[dict[str, Any]],
+    after: VerifyResult | None,
+    kept: str,
+) -> None:
     print_verified(out, found)
     if plan.nothing_to_do:
         out.line("nothing to repair" if found.clean else "nothing more can be repaired")
@@ -191,9 +196,9 @@ def _print_repair(
     for finding in plan.unrepairable:
         out.line(f"stays: {finding.kind} {finding.file} {finding.text}".rstrip())
     if after is None:
-        out.line("nothing was changed; --execute does it, and keeps copies in mqproc/repaired")
+        out.line("nothing was changed; --execute executes the plan and keeps copies in mqproc/repaired")
         return
-    out.line(f"copies of what changed are in {kept}; it can be deleted when all is well")
+    out.line(f"copies of the changed files are in {kept}; delete them when they are no longer needed")
     out.line("")
     print_verified(out, after)
 
@@ -210,7 +215,7 @@ def _print_changes(out: Output, changes: list[dict[str, Any]]) -> None:
         _print_rows(out, "changes", _CHANGES, changes)
 
 
-def _print_rows(out: Output, name: str, columns: list[Column], rows: list[dict[str, Any]]) -> None:
+def _print_rows(out: Output, name: str, columns: list[OutputColumn], rows: list[dict[str, Any]]) -> None:
     out.rows(name, columns, rows[:_ROWS_MAX])
     if len(rows) > _ROWS_MAX:
         out.line(f"and {len(rows) - _ROWS_MAX:,} more; --json lists them all")

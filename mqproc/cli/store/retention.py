@@ -1,4 +1,4 @@
-"""`mqproc store retention`: what retention would delete, why, and what consumers would miss; and doing it now."""
+"""`mqproc store retention`: show the files that retention would delete, or delete them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from mqproc.cli.options import PATH, SECONDS, Command, Invocation, pass_invocation
-from mqproc.cli.output import Column, Output, format_bytes
+from mqproc.cli.output import Output, OutputColumn, format_bytes
 from mqproc.cli.times import format_duration, format_time, now_ms
 from mqproc.config.options import Options
 from mqproc.errors import ConfigurationError, CorruptStoreError, NotRunningError, RequestTimeoutError
@@ -31,23 +31,23 @@ from mqproc.store.retention.survey import StoppedStore, Survey, check_stopped_in
 from mqproc.store.settings import read_settings
 from mqproc.util.units import counted
 
-# A great deal may have to go, ten segments a second at most.
+# There may be many files; at most ten segments are deleted per second.
 WAIT_S: Final = 3600.0
 _POLL_S: Final = 0.02
 _LIVENESS_POLLS: Final = 50
-_FILE_COLUMNS = [Column("part"), Column("file"), Column("bytes", kind="bytes"), Column("why")]
+_FILE_COLUMNS = [OutputColumn("part"), OutputColumn("file"), OutputColumn("bytes", kind="bytes"), OutputColumn("why")]
 _QUEUE_COLUMNS = [
-    Column("topic"),
-    Column("queue_id", "queue", "number"),
-    Column("before", "minimum", "count"),
-    Column("after", "then", "count"),
+    OutputColumn("topic"),
+    OutputColumn("queue_id", "queue", "number"),
+    OutputColumn("before", "minimum", "count"),
+    OutputColumn("after", "then", "count"),
 ]
 _GROUP_COLUMNS = [
-    Column("group"),
-    Column("topic"),
-    Column("queue_id", "queue", "number"),
-    Column("offset", "progress", "count"),
-    Column("messages", "unconsumed", "count"),
+    OutputColumn("group"),
+    OutputColumn("topic"),
+    OutputColumn("queue_id", "queue", "number"),
+    OutputColumn("offset", "committed", "count"),
+    OutputColumn("messages", "unconsumed", "count"),
 ]
 _DELETED = {
     "segments": words_of.RETENTION_SEGMENTS,
@@ -60,18 +60,18 @@ _DELETED = {
 
 @click.command(cls=Command)
 @click.argument("folder", required=False, type=PATH)
-@click.option("--dry-run", is_flag=True, help="Change nothing and show what would go. The default.")
-@click.option("--execute", "--now", "execute", is_flag=True, help="Delete it now, whatever the hour.")
-@click.option("--older-than", type=SECONDS, metavar="AGE", help="This age instead of file_reserved_time: 90m, 12h.")
+@click.option("--dry-run", is_flag=True, help="Only show the files. This is the default.")
+@click.option("--execute", "--now", "execute", is_flag=True, help="Delete the files now, at any hour.")
+@click.option("--older-than", type=SECONDS, metavar="AGE", help="Use this age instead of file_reserved_time: 90m, 12h.")
 @pass_invocation
 def retention(
     invocation: Invocation, folder: Path | None, dry_run: bool, execute: bool, older_than: float | None
 ) -> None:
     """Show which files retention would delete, or delete them.
 
-    Tells of each file why it would go, how far the log's and the queues' minima would move, and what of it consumer
-    groups have not consumed. With --execute a running group's keeper does it, by the options that the group runs with,
-    and the command waits until it is done; of a store that nobody runs the command does it itself.
+    Shows for each file the reason, the new minimum offsets of the log and the queues, and the messages that consumer
+    groups have not consumed. With --execute the keeper of a running group deletes the files, with the group's options,
+    and the command waits for it; in a stopped store the command deletes them itself.
     """
     if dry_run and execute:
         raise click.UsageError("--dry-run and --execute exclude each other")
@@ -80,7 +80,7 @@ def retention(
     reserved_ms = None if older_than is None else round(older_than * 1000)
     running = RunningGroup.find(io, paths)
     if running is not None and invocation.set_:
-        invocation.out.note("the group goes by the options that it runs with: --set is not heard")
+        invocation.out.note("--set is ignored: a running group uses its own options")
     try:
         if execute and running is not None:
             _print_deleted(invocation.out, running.delete(reserved_ms, _timeout_s(invocation)), paths)
@@ -98,7 +98,7 @@ def _timeout_s(invocation: Invocation) -> float:
 
 
 class RunningGroup:
-    """A group's words and queues, read-only."""
+    """Control words and queues of a running group, read-only."""
 
     def __init__(self, io: StoreIO, paths: StorePaths, control: Control, table: QueueTable) -> None:
         self._io = io
@@ -108,7 +108,7 @@ class RunningGroup:
 
     @classmethod
     def find(cls, io: StoreIO, paths: StorePaths) -> RunningGroup | None:
-        """None when no group runs on the store."""
+        """Open a running group; None if no group runs on the store."""
         view = GroupView.open(io, paths, Options())
         if view is None:
             return None
@@ -124,25 +124,25 @@ class RunningGroup:
         self._control.close()
 
     def delete(self, reserved_ms: int | None, timeout_s: float) -> dict[str, Any]:
-        """Ask the keeper, wait until it has done it. Raises RequestTimeoutError, NotRunningError."""
+        """Ask the keeper to delete and wait for it. Raises RequestTimeoutError, NotRunningError."""
         words = self.words
         before = {name: words[word] for name, word in _DELETED.items()}
         minimum = words[words_of.MIN_PHYSICAL_OFFSET]
-        asked = retention_request.ask(self._io, self._paths, reserved_ms)
+        asked = retention_request.submit(self._io, self._paths, reserved_ms)
         deadline = time.monotonic() + timeout_s
         polls = 0
         while self._io.exists(asked):
             if time.monotonic() > deadline:
                 stuck = words[words_of.RETENTION_ERRNO]
                 raise RequestTimeoutError(
-                    f"{self._paths.root}: the keeper is not done after {timeout_s:g} s; it goes on"
+                    f"{self._paths.root}: the keeper has not finished after {timeout_s:g} s; it continues"
                     + (f", held up by errno {stuck}" if stuck else "")
                 )
             polls += 1
             if polls % _LIVENESS_POLLS == 0 and not self._alive():
-                raise NotRunningError(f"{self._paths.root}: the group went away; its next keeper goes on")
+                raise NotRunningError(f"{self._paths.root}: the group has ended; the next group's keeper continues")
             time.sleep(_POLL_S)
-        # The query role raises progress to the new minima, and counts what groups had not consumed.
+        # The query role raises committed offsets to the new minima, and counts unconsumed messages.
         while words[words_of.PROGRESS_AT] < words[words_of.MIN_PHYSICAL_OFFSET] and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         deleted = {name: words[word] - before[name] for name, word in _DELETED.items()}
@@ -177,17 +177,17 @@ def _delete_stopped(io: StoreIO, paths: StorePaths, invocation: Invocation, rese
 
 
 def _stopped_options(io: StoreIO, paths: StorePaths, invocation: Invocation) -> Options:
-    """What the command line, environment and config file say, else what the last group ran with, else defaults."""
+    """Explicit options, else those of the last group, else defaults."""
     try:
         options = read_settings(io, paths)
     except FileNotFoundError:
         options = Options()
-    except ConfigurationError as error:  # Of another version, for which it is no damage.
-        raise CorruptStoreError(f"{error}; mqproc up writes the file anew") from None
+    except ConfigurationError as error:  # Written by another version: not damaged.
+        raise CorruptStoreError(f"{error}; mqproc up rewrites the file") from None
     except ValueError as error:
-        raise CorruptStoreError(f"{paths.settings}: {error}; mqproc store repair moves it aside") from None
-    said = {name: setting.value for name, setting in invocation.settings().items() if setting.source != "default"}
-    return adopt_sizes(io, paths, dataclasses.replace(options, **said), invocation.out.note)
+        raise CorruptStoreError(f"{paths.settings}: {error}; mqproc store repair quarantines it") from None
+    explicit = {name: setting.value for name, setting in invocation.settings().items() if setting.source != "default"}
+    return adopt_sizes(io, paths, dataclasses.replace(options, **explicit), invocation.out.note)
 
 
 # The plan
@@ -271,16 +271,16 @@ def _show(out: Output, plan: dict[str, Any]) -> None:
         if plan[name]:
             out.rows(name, columns, plan[name])
             out.line("")
-    out.line(f"{counted(len(files), 'file')} with {format_bytes(plan['bytes'])} would go")
+    out.line(f"{counted(len(files), 'file')} with {format_bytes(plan['bytes'])} would be deleted")
     out.line(f"the log would begin at {plan['min_physical_offset']:,}, now {plan['min_physical_offset_before']:,}")
     if plan["unconsumed_messages"]:
         out.line(f"groups have not consumed {counted(plan['unconsumed_messages'], 'message')} of them")
     if plan["progress_error"]:
-        out.line(f"consumer progress cannot be read: {plan['progress_error']}")
+        out.line(f"committed offsets cannot be read: {plan['progress_error']}")
     if plan["held_by"]:
         out.line(f"held back by: {plan['held_by']}" + (f", {plan['held_detail']}" if plan["held_detail"] else ""))
     itself = plan["due_by_itself"]
-    out.line(f"by itself: {f'now ({itself})' if itself else 'in the hours ' + plan['delete_when']}")
+    out.line(f"automatic deletion: {f'now ({itself})' if itself else 'at hour ' + plan['delete_when']}")
 
 
 def _print_deleted(out: Output, done: dict[str, Any], paths: StorePaths) -> None:

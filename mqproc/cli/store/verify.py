@@ -1,4 +1,4 @@
-"""`mqproc store verify`: everything that a store's files say twice, compared; what differs, where, and what to do."""
+"""`mqproc store verify`: compare all redundant data of a store, and report differences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mqproc.cli.options import PATH, Command, Invocation, pass_invocation
-from mqproc.cli.output import Column, Output, Progress, format_bytes
+from mqproc.cli.output import Output, OutputColumn, Progress, format_bytes
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.util.units import MIB, counted
@@ -19,30 +19,37 @@ if TYPE_CHECKING:
 
 EXIT_DAMAGE = 1
 FINDING_COLUMNS = [
-    Column("severity"),
-    Column("kind"),
-    Column("file"),
-    Column("offset", kind="number"),
-    Column("physical_offset", kind="number"),
-    Column("size", kind="number"),
-    Column("count", kind="number"),
-    Column("text", "what"),
+    OutputColumn("severity"),
+    OutputColumn("kind"),
+    OutputColumn("file"),
+    OutputColumn("offset", kind="number"),
+    OutputColumn("physical_offset", kind="number"),
+    OutputColumn("size", kind="number"),
+    OutputColumn("count", kind="number"),
+    OutputColumn("text", "what"),
 ]
-_KIND_COLUMNS = [Column("kind"), Column("severity"), Column("means"), Column("do", "what to do")]
+_KIND_COLUMNS = [
+    OutputColumn("kind"),
+    OutputColumn("severity"),
+    OutputColumn("means"),
+    OutputColumn("do", "what to do"),
+]
 
 
 @click.command(cls=Command)
 @click.argument("folder", required=False, type=PATH)
-@click.option("--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [one for each processor]")
-@click.option("--kinds", is_flag=True, help="List every kind of finding with what it means and what to do, and end.")
+@click.option(
+    "--jobs", type=click.IntRange(1, 1024), metavar="N", help="Number of processes.  [default: one per processor]"
+)
+@click.option("--kinds", is_flag=True, help="List all kinds of findings with meaning and remedy.")
 @pass_invocation
 def verify(invocation: Invocation, folder: Path | None, jobs: int | None, kinds: bool) -> int:
     """Check every record, unit and index entry.
 
-    FOLDER is any store, ours or RocketMQ's, running or not; nothing is changed. Sizes and CRCs of records, ConsumeQueue
-    units and index entries against the records that they lead to, records against the units and entries that they
-    should have, checkpoint, marks, settings, names and lengths. The exit code is 0 for a clean store, 1 for damage;
-    notes are no damage.
+    FOLDER is any store of mqproc or RocketMQ, running or stopped. It is read-only. Checked are sizes and CRCs of
+    records, ConsumeQueue units and index entries against their records, records against their units and entries, the
+    checkpoint, durable marks, settings, and names and sizes of files. The exit code is 0 for a clean store, 1 for
+    damage; notes are not damage.
     """
     out = invocation.out
     if kinds:
@@ -58,7 +65,10 @@ def verify(invocation: Invocation, folder: Path | None, jobs: int | None, kinds:
 def verify_with_progress(
     paths: StorePaths, options: Options, out: Output, jobs: int = 0, *, is_mine: bool = False
 ) -> VerifyResult:
-    """Verify a store with a bar on stderr; `is_mine`: the caller holds its lock. Raises StoreAccessError."""
+    """Verify a store with a progress bar; `is_mine`: the caller holds its lock.
+
+    Raises StoreAccessError.
+    """
     from mqproc.store.verify import verify_store
 
     with Progress(out, "verify", "MiB", rate_unit="MiB") as progress:
@@ -72,7 +82,7 @@ def verify_with_progress(
 
 
 def print_verified(out: Output, found: VerifyResult) -> None:
-    """Findings, what they mean, and a summary."""
+    """Print findings, their meanings, and a summary."""
     findings = found.findings
     listed = [finding.to_json() for finding in findings.in_order()]
     if out.shape == "json":
@@ -95,12 +105,12 @@ def print_verified(out: Output, found: VerifyResult) -> None:
 
 
 def _row(finding: dict[str, Any]) -> dict[str, Any]:
-    """For a table: a size and a count that make no sense are empty places, as offsets are."""
+    """A finding for a table, without sizes and counts of 0."""
     return {**finding, "size": finding["size"] or None, "count": finding["count"] or None}
 
 
 def summary(found: VerifyResult) -> dict[str, Any]:
-    """What was looked at, and how much of it was damaged."""
+    """Totals of a verification."""
     findings = found.findings
     return {
         **found.figures(),

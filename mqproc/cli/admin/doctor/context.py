@@ -1,4 +1,4 @@
-"""What is looked at: a machine, options, and perhaps a store, whose group lives or not."""
+"""Input of the doctor's checks (machine, options, store, group), and their findings."""
 
 from __future__ import annotations
 
@@ -22,26 +22,25 @@ from mqproc.errors import ConfigurationError, CorruptStoreError, NotRunningError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc import control_words
 from mqproc.ipc.store_lock import LockHolder, lock_holder
-from mqproc.paths import StorePaths, in_shell
+from mqproc.paths import StorePaths, shell_quoted
 from mqproc.store.settings import read_values
 
 if TYPE_CHECKING:
     from mqproc.store.verify.inventory import Inventory
 
-# --- host ---
-# What the kernel says of this machine (/proc, /sys, its clock), and how Python was built. Nothing is changed.
+# The machine
 
 
 _TIME_ERROR: Final = 5
 _UNLIMITED: Final = 1 << 62
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 _TIMEX_BYTES: Final = 1024
-"""More than struct timex has anywhere; its first word, `modes`, is 0: only ask."""
+"""Larger than struct timex on any platform; its first word, `modes`, is 0: read only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A mounted file system, as /proc/self/mountinfo has it."""
+    """A mounted file system, from /proc/self/mountinfo."""
 
     point: str
     kind: str
@@ -50,11 +49,11 @@ class Mount:
 
 
 def clock_is_synchronized() -> bool | None:
-    """Whether something keeps the clock right, by the kernel; None where it does not tell."""
+    """Whether the kernel's clock is synchronized, None if unknown."""
     libc = ctypes.CDLL(None, use_errno=True)
-    question = ctypes.create_string_buffer(_TIMEX_BYTES)
+    timex = ctypes.create_string_buffer(_TIMEX_BYTES)
     try:
-        state = int(libc.adjtimex(question))
+        state = int(libc.adjtimex(timex))
     except AttributeError:
         return None
     return None if state < 0 else state != _TIME_ERROR
@@ -62,7 +61,7 @@ def clock_is_synchronized() -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class PythonBuild:
-    """How the Python that runs this was built; `arguments` are those of its `configure`."""
+    """Build of the running Python; `arguments` are those of its `configure`."""
 
     version: str
     prefix: str
@@ -71,19 +70,19 @@ class PythonBuild:
 
     @property
     def is_optimized(self) -> bool:
-        """Whether profiles of its own runs went into it. Distributions do that without an argument that tells of it."""
+        """Whether it was built with profile-guided optimization; distributions always do that."""
         return "--enable-optimizations" in self.arguments or self.prefix == "/usr"
 
 
 def python_build() -> PythonBuild:
-    """This Python."""
+    """The build of this Python."""
     arguments = sysconfig.get_config_var("CONFIG_ARGS") or ""
     return PythonBuild(platform.python_version(), sys.base_prefix, arguments, hasattr(sys, "gettotalrefcount"))
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine, by the files in which its kernel tells of itself, and the Python on it."""
+    """A machine: its /proc and /sys, its clock and its Python. Tests use other folders."""
 
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
@@ -91,14 +90,14 @@ class Host:
     python: PythonBuild = field(default_factory=python_build)
 
     def text(self, path: Path) -> str:
-        """A small file's text; "" when there is no such file, or it may not be read."""
+        """The text of a small file; "" if it is missing or unreadable."""
         try:
             return path.read_text(errors="replace").strip()
         except OSError:
             return ""
 
     def setting(self, name: str) -> int | None:
-        """A kernel setting by its name below /proc/sys: `vm/swappiness`. None when this kernel has none."""
+        """A kernel setting by its name in /proc/sys, such as `vm/swappiness`; None if it is missing."""
         words = self.text(self.proc / "sys" / name).split()
         return int(words[0]) if words and words[0].lstrip("-").isdigit() else None
 
@@ -123,25 +122,25 @@ class Host:
         return None
 
     def swapped_bytes(self, pid: int) -> int:
-        """How much of a process lies in swap."""
+        """Swapped memory of a process."""
         found = re.search(r"^VmSwap:\s+(\d+) kB", self.text(self.proc / str(pid) / "status"), re.MULTILINE)
         return int(found[1]) * 1024 if found else 0
 
     def mount_of(self, path: Path) -> Mount | None:
-        """The file system that a path lies on."""
+        """The mount of a path."""
         best: Mount | None = None
-        wanted = os.fspath(path.resolve())
+        resolved = os.fspath(path.resolve())
         for line in self.text(self.proc / "self" / "mountinfo").splitlines():
             mount = _parse_mount(line)
-            if mount is None or not _below(wanted, mount.point):
+            if mount is None or not _below(resolved, mount.point):
                 continue
-            # Of two at one point the later one hides the earlier.
+            # A later mount at the same point hides an earlier one.
             if best is None or len(mount.point) >= len(best.point):
                 best = mount
         return best
 
     def cgroup(self, name: str, old_name: str) -> str:
-        """A limit of the container that this runs in, by its names in cgroup 2 and 1; "" without any."""
+        """A limit of this cgroup, by its names in version 2 and 1; "" without one."""
         for root in (self.sys / "fs/cgroup", self.sys / "fs/cgroup/unified"):
             for folder in self._cgroup_folders():
                 if text := self.text(root / folder / name):
@@ -153,11 +152,11 @@ class Host:
         return [*own, ""]
 
     def processors(self) -> int:
-        """Processors that this process may use."""
+        """Number of processors that this process may use."""
         return len(os.sched_getaffinity(0))
 
     def processor_features(self) -> frozenset[str]:
-        """Flags of the first processor; none where the kernel lists none."""
+        """Flags of the first processor; empty if the kernel lists none."""
         found = re.search(r"^(?:flags|Features)\s*:(.*)$", self.text(self.proc / "cpuinfo"), re.MULTILINE)
         return frozenset(found[1].split()) if found else frozenset()
 
@@ -179,43 +178,43 @@ def _parse_mount(line: str) -> Mount | None:
 
 @dataclass(frozen=True, slots=True)
 class DoctorContext:
-    """Everything that checks look at, taken at one moment."""
+    """Input of the checks, read at one time."""
 
     host: Host
     io: StoreIO
     settings: Mapping[str, Setting]
     options: Options
-    """What a start with these settings uses; what nobody has set is what the store's last start used."""
+    """The options of a start with these settings; unset options are those of the store's last start."""
     config_file: Path | None
     paths: StorePaths | None
-    """None when no store is named; the folder need not be there."""
+    """None if no store is named; the folder may be missing."""
     reachable: bool
-    """False when the store is there and this user may not look into it."""
+    """False if the store exists but this user may not read it."""
     words: Mapping[str, int] | None
-    """The control file's, of a group that lives or lived."""
+    """Words of the control file, of a running or ended group."""
     other_version: str
-    """What is said of a control file that another version of mqproc has made, empty when none has."""
+    """Error about a control file of another version of mqproc, empty without one."""
     holder: LockHolder | None
-    """Who has the store's lock."""
+    """Holder of the store's lock."""
     running: bool
     used: Mapping[str, Any]
-    """The options that the group runs with, or ran with last; those that its file tells."""
+    """Options of the running or last group, from settings.json."""
     inventory: Inventory | None
-    """The store's files by name and length; None without a store."""
+    """Names and sizes of the store's files; None without a store."""
 
     @property
     def supervisor_pid(self) -> int:
-        """0 when no group runs."""
+        """Pid of the supervisor, 0 if no group runs."""
         return self.words["supervisor_pid"] if self.running and self.words else 0
 
     @property
     def held(self) -> bool:
-        """Whether somebody runs the store, be it another version of mqproc or RocketMQ: its files change."""
+        """Whether the store is in use by any program, also another version of mqproc or RocketMQ."""
         return self.holder is not None and not self.holder.ended
 
     @property
     def place(self) -> Path:
-        """The folder of the store, or the nearest one above it that is there."""
+        """The store's folder, or its nearest existing parent."""
         folder = self.paths.root if self.paths else Path.cwd()
         while not os.path.isdir(folder):
             folder = folder.parent
@@ -223,46 +222,46 @@ class DoctorContext:
 
     @property
     def named(self) -> str:
-        """The store's folder as a word of a command."""
-        return in_shell(self.paths.root) if self.paths else "DIR"
+        """The store's folder, quoted for a shell."""
+        return shell_quoted(self.paths.root) if self.paths else "DIR"
 
     @property
     def store_flag(self) -> str:
-        """`--store DIR`, for commands that are to be repeated."""
+        """`--store DIR` for suggested commands."""
         return f"--store {self.named}"
 
-    def said(self, name: str) -> bool:
-        """Whether somebody has set an option."""
+    def is_set(self, name: str) -> bool:
+        """Whether an option is set explicitly."""
         return self.settings[name].source != "default"
 
     def set_options(self, **values: object) -> str:
-        """What to do to set options: in the config file where there is one, else by flags."""
+        """How to set options: in the config file if there is one, else by flags."""
         file = self.config_file
         if file is not None and file.suffix == ".toml":
             lines = ", ".join(f"{name} = {_toml(value)}" for name, value in values.items())
-            return f"write {lines} into {file}{self._taken_by(values)}"
+            return f"write {lines} into {file}{self._apply_step(values)}"
         flags = " ".join(f"--set {name}={value}" for name, value in values.items())
         start = f"mqproc up {self.store_flag} {flags}"
         return f"{self.stop_first}{start}"
 
-    def _taken_by(self, names: Iterable[str]) -> str:
-        """What makes a running group go by a changed file."""
+    def _apply_step(self, names: Iterable[str]) -> str:
+        """The step that makes a running group use a changed file."""
         if not self.running:
             return ""
-        return f", then {self.taking_up(names)}"
+        return f", then {self.how_to_apply(names)}"
 
-    def taking_up(self, names: Iterable[str]) -> str:
-        """How the running group gets changed options: by a signal where it can have them so, else by a new start."""
+    def how_to_apply(self, names: Iterable[str]) -> str:
+        """How a running group gets changed options: by SIGHUP if possible, else by a restart."""
         reloads = all(FIELDS[name].metadata["reload"] for name in names)
         return f"kill -HUP {self.supervisor_pid}" if reloads and not self._at_terminal else self.restart
 
     @property
     def _at_terminal(self) -> bool:
-        """Whether the group runs at a terminal: to it a SIGHUP says that the terminal is closed, and it ends."""
+        """Whether the group runs at a terminal, where SIGHUP stops it."""
         try:
             stdin = os.readlink(f"/proc/{self.supervisor_pid}/fd/0")
         except OSError:
-            # Whose group it is, we cannot tell; a new start is right for all.
+            # Unknown, as for another user's group: a restart works always.
             return True
         return stdin.startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
 
@@ -272,7 +271,7 @@ class DoctorContext:
 
     @property
     def stop_first(self) -> str:
-        """What stands before a command that wants the store for itself."""
+        """Prefix for a command that needs a stopped store."""
         return f"{self.stop}; " if self.running else ""
 
     @property
@@ -284,8 +283,8 @@ def _toml(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value).lower()
 
 
-def look_at(invocation: Invocation, host: Host | None = None) -> DoctorContext:
-    """The context that a command line names. Raises ConfigurationError, StoreAccessError."""
+def read_context(invocation: Invocation, host: Host | None = None) -> DoctorContext:
+    """Read the context of a command line. Raises ConfigurationError, StoreAccessError."""
     io = StoreIO()
     root, _ = invocation.find_store()
     if root is not None:
@@ -293,12 +292,11 @@ def look_at(invocation: Invocation, host: Host | None = None) -> DoctorContext:
     paths = StorePaths(root) if root is not None else None
     settings = invocation.settings()
     options_from(settings)
-    used = _used(io, paths) if paths else {}
-    # As a start with these settings would have them; what nobody has set is what the last start had.
-    said = {name: setting.value for name, setting in settings.items() if setting.source != "default"}
-    options = Options(**{**used, **said})
-    reachable = paths is None or _may_look_into(paths)
-    words, other_version = _words(paths) if paths else (None, "")
+    used = _used_options(io, paths)
+    explicit = {name: setting.value for name, setting in settings.items() if setting.source != "default"}
+    options = Options(**{**used, **explicit})
+    reachable = paths is None or _is_readable(paths)
+    words, other_version = _read_words(paths)
     holder = lock_holder(io, paths) if paths and reachable else None
     return DoctorContext(
         host=host or Host(),
@@ -313,20 +311,22 @@ def look_at(invocation: Invocation, host: Host | None = None) -> DoctorContext:
         holder=holder,
         running=holder is not None and words is not None and control_words.supervisor_alive(words, time.monotonic_ns()),
         used=used,
-        inventory=_inventory(io, paths, options, holder) if paths and reachable and os.path.isdir(paths.root) else None,
+        inventory=_inventory(io, paths, options, holder) if reachable else None,
     )
 
 
-def _may_look_into(paths: StorePaths) -> bool:
-    """Whether this user may list the store's folder and ours in it, or there is none yet."""
+def _is_readable(paths: StorePaths) -> bool:
+    """Whether this user may list the store's folders; true for a missing store."""
     if not os.path.isdir(paths.root):
-        # Nothing can be said of a folder behind a closed one: then it is taken for not there.
+        # A folder below an unreadable one counts as missing.
         return True
     folders = (paths.root, paths.own) if os.access(paths.root, os.X_OK) else (paths.root,)
     return all(os.access(folder, os.R_OK | os.X_OK) for folder in folders if os.path.isdir(folder))
 
 
-def _words(paths: StorePaths) -> tuple[Mapping[str, int] | None, str]:
+def _read_words(paths: StorePaths | None) -> tuple[Mapping[str, int] | None, str]:
+    if paths is None:
+        return None, ""
     try:
         return control_words.read_words(paths), ""
     except OtherVersionError as error:
@@ -335,15 +335,19 @@ def _words(paths: StorePaths) -> tuple[Mapping[str, int] | None, str]:
         return None, ""
 
 
-def _used(io: StoreIO, paths: StorePaths) -> dict[str, Any]:
-    """What a start has written down; nothing when that cannot be read, which the store's own check tells."""
+def _used_options(io: StoreIO, paths: StorePaths | None) -> dict[str, Any]:
+    """Options in settings.json, empty if it cannot be read, which the check of files reports."""
+    if paths is None:
+        return {}
     try:
         return read_values(io, paths)
     except (OSError, ValueError, ConfigurationError):
         return {}
 
 
-def _inventory(io: StoreIO, paths: StorePaths, options: Options, holder: LockHolder | None) -> Inventory:
+def _inventory(io: StoreIO, paths: StorePaths | None, options: Options, holder: LockHolder | None) -> Inventory | None:
+    if paths is None or not os.path.isdir(paths.root):
+        return None
     from mqproc.store.verify.inventory import take_inventory
     from mqproc.store.verify.verifier import sizes_of
 
@@ -351,12 +355,11 @@ def _inventory(io: StoreIO, paths: StorePaths, options: Options, holder: LockHol
     return take_inventory(io, paths, sizes_of(io, paths, options), was_killed=was_killed)
 
 
-# --- finding ---
-# What a check says: how bad it is, what it found, why that matters, and what mends it.
+# Findings
 
 
 class Level(enum.StrEnum):
-    """An error keeps the store from working, a warning will hurt some day; a note is good to know."""
+    """Severity: an error breaks the store, a warning is a future problem, a note informs."""
 
     OK = "ok"
     NOTE = "note"
@@ -365,33 +368,33 @@ class Level(enum.StrEnum):
 
 
 ORDER = (Level.ERROR, Level.WARNING, Level.NOTE, Level.OK)
-"""The worst first."""
+"""The most severe first."""
 
 
 _INSIDE = ("store", "group")
-"""Areas of checks that look into the store."""
+"""Areas of checks that read the store."""
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What one look has brought. `mend` is a command or an option, exactly as it is to be given."""
+class CheckResult:
+    """Result of a check. `fix` is a command or an option, ready to use."""
 
     level: Level
     found: str
     why: str = ""
-    mend: str = ""
+    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """The same with the name of the check that said it."""
+class DoctorFinding:
+    """The result of a check with its name and area."""
 
     check: str
     area: str
     level: Level
     found: str
     why: str
-    mend: str
+    fix: str
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -400,50 +403,50 @@ class Finding:
             "level": str(self.level),
             "found": self.found,
             "why": self.why,
-            "mend": self.mend,
+            "mend": self.fix,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One question. `look` gives None where the question makes no sense: there is no store, no such file."""
+    """One question. `inspect` returns None if the question does not apply, as without a store."""
 
     name: str
     area: str
-    asks: str
-    look: Callable[[DoctorContext], Said | None]
+    question: str
+    inspect: Callable[[DoctorContext], CheckResult | None]
 
-    def run(self, context: DoctorContext) -> Finding | None:
+    def run(self, context: DoctorContext) -> DoctorFinding | None:
         if self.area in _INSIDE and not context.reachable:
-            return None  # What its owner is told by `owner`.
+            return None  # The check `owner` reports it.
         try:
-            said = self.look(context)
+            result = self.inspect(context)
         except OSError as problem:
-            said = error(
-                f"it could not be looked at: {problem}",
-                "what this check is about is not known, and a group may meet the same",
-                "dmesg tells of a disk that fails; ls -l and df -h of what could not be read",
+            result = error(
+                f"the check failed: {problem}",
+                "the state is unknown, and a group may get the same error",
+                "look into dmesg for disk errors, and at the file with ls -l and df -h",
             )
-        if said is None:
+        if result is None:
             return None
-        return Finding(self.name, self.area, said.level, said.found, said.why, said.mend)
+        return DoctorFinding(self.name, self.area, result.level, result.found, result.why, result.fix)
 
 
-def ok(found: str) -> Said:
-    """All is as it should be."""
-    return Said(Level.OK, found)
+def ok(found: str) -> CheckResult:
+    """No problem."""
+    return CheckResult(Level.OK, found)
 
 
-def note(found: str, why: str, mend: str) -> Said:
-    """Good to know."""
-    return Said(Level.NOTE, found, why, mend)
+def note(found: str, why: str, fix: str) -> CheckResult:
+    """Information."""
+    return CheckResult(Level.NOTE, found, why, fix)
 
 
-def warning(found: str, why: str, mend: str) -> Said:
-    """It will hurt."""
-    return Said(Level.WARNING, found, why, mend)
+def warning(found: str, why: str, fix: str) -> CheckResult:
+    """A future problem."""
+    return CheckResult(Level.WARNING, found, why, fix)
 
 
-def error(found: str, why: str, mend: str) -> Said:
-    """It does not work."""
-    return Said(Level.ERROR, found, why, mend)
+def error(found: str, why: str, fix: str) -> CheckResult:
+    """A problem."""
+    return CheckResult(Level.ERROR, found, why, fix)

@@ -1,4 +1,4 @@
-"""Checks of options: against each other, against the store's files, against what the store sees."""
+"""Checks of options: against each other, the store's files, and the store's traffic."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import socket
 from collections.abc import Iterable
 from typing import Final
 
-from mqproc.cli.admin.doctor.context import Check, DoctorContext, Said, error, note, ok, warning
+from mqproc.cli.admin.doctor.context import Check, CheckResult, DoctorContext, error, note, ok, warning
 from mqproc.cli.output import format_bytes
 from mqproc.cli.times import format_duration
 from mqproc.config.options import FIELDS
-from mqproc.paths import in_shell
+from mqproc.paths import shell_quoted
 from mqproc.util.units import counted
 
 ENTRIES_PER_SLOT_MAX: Final = 8
-"""RocketMQ's defaults make 4 of a full file."""
+"""RocketMQ's defaults result in 4 for a full file."""
 RECORD_OVERHEAD: Final = 64 * 1024
-"""What a record has besides its body, at most: topic, properties, fixed fields."""
+"""Upper bound of a record's size besides its body: topic, properties, fixed fields."""
 ORDINARY_OVERHEAD: Final = 2048
-"""The same with keys, a tag and a few properties."""
+"""The same for a record with keys, a tag and a few properties."""
 RATE_MS_MIN: Final = 60_000
 HOUR_MS: Final = 3_600_000
 QUEUES_RATIO_MAX: Final = 0.9
@@ -31,8 +31,8 @@ _ADOPTED: Final = (
 )
 
 
-def _index_slots(context: DoctorContext) -> Said | None:
-    """How many entries share a slot: what a look-up by key has to walk."""
+def _index_slots(context: DoctorContext) -> CheckResult | None:
+    """Entries per slot, which is the length of a lookup by key."""
     if not context.options.message_index_enable:
         return ok("there is no index (message_index_enable = false)")
     slots, items = _index_shape(context)
@@ -45,16 +45,16 @@ def _index_slots(context: DoctorContext) -> Said | None:
         if entries
         else f"{items:,} entries of an index file will share {slots:,} slots: {whole:.0f} a slot when it is full"
     )
-    mend = context.set_options(max_hash_slot_num=-(-items // 4), max_index_num=items)
+    fix = context.set_options(max_hash_slot_num=-(-items // 4), max_index_num=items)
     if context.inventory and context.inventory.index and context.paths:
-        mend = _with_new_index(context, mend)
-    return warning(shown, f"a look-up by key walks {max(worst, whole):.0f} entries of the file instead of 4", mend)
+        fix = _with_new_index(context, fix)
+    return warning(shown, f"a lookup by key reads {max(worst, whole):.0f} entries of the file instead of 4", fix)
 
 
-def _with_new_index(context: DoctorContext, mend: str) -> str:
-    """The index follows from the log: a start without one makes it again, in the shape that the options say."""
+def _with_new_index(context: DoctorContext, fix: str) -> str:
+    """Remove the index first: a start rebuilds it from the log with the sizes of the options."""
     assert context.paths is not None
-    return f"{context.stop_first}rm -r {in_shell(context.paths.index)}; {mend.removeprefix(context.stop_first)}"
+    return f"{context.stop_first}rm -r {shell_quoted(context.paths.index)}; {fix.removeprefix(context.stop_first)}"
 
 
 def _index_shape(context: DoctorContext) -> tuple[int, int]:
@@ -72,15 +72,15 @@ def _entries_of_files(context: DoctorContext) -> Iterable[int]:
     return [file.header.count - 1 for file in read_index_headers(context.io, context.inventory)]
 
 
-def _retention(context: DoctorContext) -> Said | None:
-    """Whether what comes in the time that messages are kept fits on the disk, by the log's own times."""
+def _retention(context: DoctorContext) -> CheckResult | None:
+    """Whether the messages of the retention time fit on the disk, by the log's rate."""
     words, options = context.words, context.options
     if words is None or not words["oldest_store_timestamp_ms"]:
         return None
     span_ms = words["written_store_timestamp_ms"] - words["oldest_store_timestamp_ms"]
     log_bytes = words["written"] - words["min_physical_offset"]
     if span_ms < RATE_MS_MIN or log_bytes <= 0:
-        return ok("too little has been stored to tell a rate")
+        return ok("too little has been stored to know a rate")
     used, free = context.io.disk_usage(context.place)
     for_others = max(0, used - log_bytes)
     room = max(0, (used + free) * options.disk_max_used_space_ratio // 100 - for_others)
@@ -96,13 +96,13 @@ def _retention(context: DoctorContext) -> Said | None:
         return ok(shown)
     return warning(
         shown,
-        f"the disk decides what is kept: after {hours} h the oldest messages go, consumed or not",
+        f"after {hours} h the oldest messages are deleted for lack of space, consumed or not",
         f"a disk of {format_bytes((needed + for_others) * 100 / options.disk_max_used_space_ratio)}, or "
         + context.set_options(file_reserved_time=max(1, hours)),
     )
 
 
-def _ratios(context: DoctorContext) -> Said | None:
+def _ratios(context: DoctorContext) -> CheckResult | None:
     options = context.options
     low, middle, high = (
         options.disk_max_used_space_ratio,
@@ -116,15 +116,15 @@ def _ratios(context: DoctorContext) -> Said | None:
         f"disk_max_used_space_ratio = {options.disk_max_used_space_ratio}, disk_space_clean_forcibly_ratio = "
         f"{options.disk_space_clean_forcibly_ratio}, disk_space_warning_level_ratio = "
         f"{options.disk_space_warning_level_ratio} are not in this order",
-        "a filling disk first deletes what has expired, then the oldest, and only then refuses sends",
+        "a filling disk first deletes expired segments, then the oldest, and only then refuses sends",
         context.set_options(
             disk_max_used_space_ratio=low, disk_space_clean_forcibly_ratio=middle, disk_space_warning_level_ratio=high
         ),
     )
 
 
-def _segment_on_disk(context: DoctorContext) -> Said | None:
-    """Retention deletes whole segments: three of them should fit between its two levels."""
+def _segment_on_disk(context: DoctorContext) -> CheckResult | None:
+    """Retention deletes whole segments, so three should fit between its two limits."""
     used, free = context.io.disk_usage(context.place)
     options = context.options
     size = context.inventory.sizes.segment if context.inventory else options.mapped_file_size_commit_log
@@ -135,13 +135,13 @@ def _segment_on_disk(context: DoctorContext) -> Said | None:
     return warning(
         f"three segments of {format_bytes(size)} do not fit between {options.disk_max_used_space_ratio} % and "
         f"{options.disk_space_warning_level_ratio} % of {format_bytes(used + free)}",
-        "one segment is written, one is ready, one is being deleted: the disk is full before retention has made room",
+        "one segment is written, one is ready, one is being deleted: the disk is full before retention has freed space",
         "a larger disk, or for a new store " + context.set_options(mapped_file_size_commit_log=whole),
     )
 
 
-def _adopted_sizes(context: DoctorContext) -> Said | None:
-    """Options that say other sizes than the store's files have."""
+def _adopted_sizes(context: DoctorContext) -> CheckResult | None:
+    """Size options that differ from the store's files."""
     if context.inventory is None or not context.inventory.segments:
         return None
     sizes = context.inventory.sizes
@@ -151,80 +151,80 @@ def _adopted_sizes(context: DoctorContext) -> Said | None:
         "max_hash_slot_num": sizes.slots,
         "max_index_num": sizes.items,
     }
-    wanted = {name: _wanted(context, name) for name in _ADOPTED if context.said(name)}
-    other = {name: value for name, value in wanted.items() if value != have[name]}
+    configured = {name: _configured(context, name) for name in _ADOPTED if context.is_set(name)}
+    other = {name: value for name, value in configured.items() if value != have[name]}
     if not other:
-        return ok("files have the sizes that the options say")
+        return ok("files have the configured sizes")
     name, value = next(iter(other.items()))
     start = f"mqproc up {context.store_flag}"
-    anew = (
+    alternative = (
         f"for an index of the new shape: {_with_new_index(context, start)}"
         if name in ("max_hash_slot_num", "max_index_num")
         else "for files of the new size copy into a new store: mqproc store export, mqproc import"
     )
     return warning(
         f"{name} = {value:,} ({context.settings[name].source}), but the store's files have {have[name]:,}",
-        "files of another size cannot lie beside them, so a start goes by what is there: the option does nothing",
-        f"{context.set_options(**{each: have[each] for each in other})}; {anew}",
+        "a store cannot have files of several sizes, so a start uses the existing size and the option has no effect",
+        f"{context.set_options(**{each: have[each] for each in other})}; {alternative}",
     )
 
 
-def _wanted(context: DoctorContext, name: str) -> int:
+def _configured(context: DoctorContext, name: str) -> int:
     value = getattr(context.options, name)
     return int(context.options.consume_queue_file_bytes if name == "mapped_file_size_consume_queue" else value)
 
 
-def _message_size(context: DoctorContext) -> Said | None:
+def _message_size(context: DoctorContext) -> CheckResult | None:
     options = context.options
     segment = context.inventory.sizes.segment if context.inventory else options.mapped_file_size_commit_log
     largest = options.max_message_size
     if largest + RECORD_OVERHEAD > options.max_frame_bytes:
         return warning(
             f"max_message_size = {largest:,}, but a frame is at most max_frame_bytes = {options.max_frame_bytes:,}",
-            "the largest messages are refused before they are looked at, and their connection is closed",
+            "the largest messages are refused unread, and their connection is closed",
             context.set_options(max_frame_bytes=min(1 << 30, 2 * largest)),
         )
     if largest + ORDINARY_OVERHEAD > segment:
         return warning(
             f"max_message_size = {largest:,}, but a segment has {segment:,} bytes",
-            "a record lies in one segment: larger messages are refused whatever max_message_size says",
+            "a record must fit into a segment: larger messages are refused, whatever max_message_size allows",
             context.set_options(max_message_size=max(10, segment - ORDINARY_OVERHEAD)),
         )
     if largest > options.max_pull_bytes:
         return note(
             f"max_message_size = {largest:,}, max_pull_bytes = {options.max_pull_bytes:,}",
-            "a pull answers with one such message at a time",
+            "a pull returns one such message at a time",
             context.set_options(max_pull_bytes=min(options.max_frame_bytes, 2 * largest)),
         )
     return ok(f"messages of {format_bytes(largest)} fit into frames, segments and pulls")
 
 
-def _late_deliveries(context: DoctorContext) -> Said | None:
+def _late_deliveries(context: DoctorContext) -> CheckResult | None:
     options = context.options
     kept_s = options.file_reserved_time * 3600
     if options.timer_max_delay_sec <= kept_s:
-        return ok(f"a message may wait {format_duration(options.timer_max_delay_sec)}, and is kept as long")
+        return ok(f"a message may wait {format_duration(options.timer_max_delay_sec)}, and is kept long enough")
     return warning(
         f"a message may wait {options.timer_max_delay_sec:,} s for its time (timer_max_delay_sec), but is kept "
         f"{options.file_reserved_time} h (file_reserved_time)",
-        "one that has been deleted when its time comes is never delivered",
+        "a message that is deleted before its delivery time is never delivered",
         context.set_options(file_reserved_time=-(-options.timer_max_delay_sec // 3600)),
     )
 
 
-def _loss_window(context: DoctorContext) -> Said | None:
+def _loss_window(context: DoctorContext) -> CheckResult | None:
     options = context.options
     window_ms = max(options.flush_interval_commit_log, options.flush_commit_log_thorough_interval)
     if options.sync_flush or window_ms <= LOSS_WINDOW_MS_MAX:
         return ok("SYNC_FLUSH: a send waits for its sync" if options.sync_flush else f"{window_ms / 1000:g} s at most")
     return warning(
         f"ASYNC_FLUSH with flush_commit_log_thorough_interval = {options.flush_commit_log_thorough_interval:,} ms",
-        f"a loss of power takes up to {window_ms / 1000:,.0f} s of messages that senders hold for stored",
+        f"a power loss loses up to {window_ms / 1000:,.0f} s of acknowledged messages",
         context.set_options(flush_commit_log_thorough_interval=10_000),
     )
 
 
-def _queue_count(context: DoctorContext) -> Said | None:
+def _queue_count(context: DoctorContext) -> CheckResult | None:
     if context.inventory is None:
         return None
     count, most = len(context.inventory.queues), context.options.max_queues
@@ -232,23 +232,23 @@ def _queue_count(context: DoctorContext) -> Said | None:
         return ok(f"{counted(count, 'queue')} of {most:,}")
     return warning(
         f"{counted(count, 'queue')}, and max_queues = {most:,}",
-        "beyond it topics cannot be made: TOO_MANY_QUEUES",
+        "at the limit new topics are refused: TOO_MANY_QUEUES",
         context.set_options(max_queues=min(1 << 20, 2 * most)),
     )
 
 
-def _changed_options(context: DoctorContext) -> Said | None:
-    """Settings that the running group does not go by yet."""
+def _changed_options(context: DoctorContext) -> CheckResult | None:
+    """Changed options that the running group does not use yet."""
     if not context.running or not context.used:
         return None
     other = {
         name: value
         for name in FIELDS
-        if context.said(name) and (value := getattr(context.options, name)) != context.used.get(name, value)
+        if context.is_set(name) and (value := getattr(context.options, name)) != context.used.get(name, value)
     }
     adopted = [name for name in _ADOPTED if name in other]
     for name in adopted:
-        del other[name]  # Told by `file-sizes`: a restart would not change them.
+        del other[name]  # The check `file-sizes` reports them: a restart does not change them.
     if not other:
         return ok("the group runs with these settings")
     shown = ", ".join(
@@ -257,17 +257,17 @@ def _changed_options(context: DoctorContext) -> Said | None:
     )
     return warning(
         shown,
-        "what was changed since the group started does nothing yet",
-        context.taking_up(other),
+        "options changed after the start of the group have no effect yet",
+        context.how_to_apply(other),
     )
 
 
-def _monitor_port(context: DoctorContext) -> Said | None:
+def _monitor_port(context: DoctorContext) -> CheckResult | None:
     options, words = context.options, context.words
     address = f"{options.metrics_host}:{options.metrics_port}"
     taken = warning(
         f"{address} is taken by another process",
-        "the store runs, but there is no /metrics, no /readyz and no status page: no alert would tell",
+        "the store runs, but there is no /metrics, no /readyz and no status page: and no alerts",
         context.set_options(metrics_port=options.metrics_port + 1),
     )
     if context.running and words is not None:
@@ -291,28 +291,28 @@ def _monitor_port(context: DoctorContext) -> Said | None:
     return ok(f"{address} is free")
 
 
-def _metrics_address(context: DoctorContext) -> Said | None:
+def _metrics_address(context: DoctorContext) -> CheckResult | None:
     host = context.options.metrics_host
     if host in ("127.0.0.1", "::1", "localhost"):
         return ok(f"the status page is for this machine only ({host})")
     return note(
-        f"/metrics and the status page are open to whoever reaches {host}",
-        "they tell names of topics and groups, and the texts of errors; there is no password",
+        f"/metrics and the status page are open to all clients that can reach {host}",
+        "they show names of topics and groups, and error texts, without a password",
         "a firewall or a proxy in front, or " + context.set_options(metrics_host="127.0.0.1"),
     )
 
 
-TUNING_CHECKS: Final = (
-    Check("index-slots", "options", "index slots suffice for the keys", _index_slots),
-    Check("retention", "options", "what is to be kept fits on the disk", _retention),
-    Check("disk-ratios", "options", "the levels of a filling disk are in order", _ratios),
-    Check("segment-size", "options", "segments are small against the disk", _segment_on_disk),
-    Check("file-sizes", "options", "files have the sizes that options say", _adopted_sizes),
+OPTION_CHECKS: Final = (
+    Check("index-slots", "options", "the index has enough slots", _index_slots),
+    Check("retention", "options", "the retained messages fit on the disk", _retention),
+    Check("disk-ratios", "options", "the limits of disk usage are in order", _ratios),
+    Check("segment-size", "options", "segments are small compared to the disk", _segment_on_disk),
+    Check("file-sizes", "options", "files have the configured sizes", _adopted_sizes),
     Check("message-size", "options", "the largest message fits everywhere", _message_size),
     Check("late-deliveries", "options", "messages are kept until their time comes", _late_deliveries),
-    Check("loss-window", "options", "a loss of power takes seconds at most", _loss_window),
+    Check("loss-window", "options", "a power loss loses seconds at most", _loss_window),
     Check("queue-count", "options", "there is room for more queues", _queue_count),
-    Check("changed-options", "options", "the group goes by these settings", _changed_options),
+    Check("changed-options", "options", "the group uses the current options", _changed_options),
     Check("monitor-port", "options", "the monitor has its port", _monitor_port),
-    Check("monitor-address", "options", "the status page is not open to everybody", _metrics_address),
+    Check("monitor-address", "options", "the status page is not public", _metrics_address),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from mqproc.cli.warm_kernels import NOT_KEPT, are_kept, make_ready
+from mqproc.cli.admin.kernel_cache import NOT_KEPT, is_cached, make_ready
 from mqproc.config.options import Options
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
@@ -14,17 +14,17 @@ from mqproc.store.recovery.recovery import Recovery, adopt_sizes
 from mqproc.store.sync_guard import SyncWatch
 from mqproc.supervisor.hooks import GroupContext, Hooks, Report
 
-# A load from the cache takes a fraction of it; compiling is worth a line.
+# Loading from the cache takes less; compiling is reported.
 WARM_REPORT_S = 3.0
 
 
 def adopted_options(paths: StorePaths, options: Options, report: Report) -> Options:
-    """The options with the file sizes that the store already has."""
+    """The options with the sizes of the store's existing files."""
     return adopt_sizes(StoreIO(), paths, options, report)
 
 
 def engine_hooks() -> Hooks:
-    """The engine's part, for one group's life."""
+    """Hooks for one run of a group."""
     active = SyncWatch()
     guards: list[RocketmqGuard] = []
     checked: list[Recovery] = []
@@ -34,7 +34,7 @@ def engine_hooks() -> Hooks:
         started = time.perf_counter()
         make_ready()
         if (took_s := time.perf_counter() - started) > WARM_REPORT_S:
-            again = "" if are_kept() else f", as at each start: {NOT_KEPT}"
+            again = "" if is_cached() else f", and at each start again: {NOT_KEPT}"
             context.report(f"kernels: compiled in {took_s:.0f} s{again}")
 
     def check(context: GroupContext) -> None:
