@@ -1,1 +1,1 @@
-"""The storage engine as plain objects over StoreIO and shared words, without processes, sockets or a clock."""
+"""The storage engine as plain objects over StoreIO and shared words."""

@@ -1,4 +1,4 @@
-"""RocketMQ's checkpoint file. Each flusher stores its own words; recovery and tools read all of them."""
+"""RocketMQ's checkpoint file: each flusher stores its words, recovery and tools read all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Coexistence with RocketMQ on the same files: detect its use of a store, and keep it off a running group's.
+"""Coexistence with RocketMQ: detect its use of a store, and keep it off a running group's.
 
 RocketMQ rewrites its `lock` at each start. It recovers by its own rules: at a record that it rejects it truncates the
 log, leaves the bytes after that point and appends over them. Then our durable mark may still look right, and truncated
@@ -60,7 +60,7 @@ def remember_record_crcs(io: StoreIO, paths: StorePaths, *, written: bool) -> No
 
 
 def are_record_crcs_written(io: StoreIO, paths: StorePaths) -> bool:
-    """Whether records above the log's mark have such CRCs; False if another program may have appended since.
+    """Whether records above the log's mark have such CRCs; False if others may have appended.
 
     RocketMQ 4.x that was killed leaves only its lock and its records, which lack these CRCs.
     """
@@ -81,7 +81,10 @@ def _note(io: StoreIO, paths: StorePaths, name: str, value: int) -> None:
 
 
 def foreign_session(io: StoreIO, paths: StorePaths, segments: LogSegments, mark: Mark | None) -> ForeignSession:
-    """Find how much of the log the other program kept. `mark` is our previous mark of the log, valid or not."""
+    """Find how much of the log the other program kept.
+
+    `mark` is our previous mark of the log, valid or not.
+    """
     starts = segments.starts()
     begin = starts[0] if starts else 0
     confirmed = checkpoint.read(io, paths.checkpoint).confirm_physical_offset
@@ -98,7 +101,7 @@ def foreign_session(io: StoreIO, paths: StorePaths, segments: LogSegments, mark:
 
 
 def _is_our_checkpoint(io: StoreIO, paths: StorePaths) -> bool:
-    """Whether the checkpoint confirms exactly our mark, where no record begins that RocketMQ could confirm.
+    """Whether the checkpoint confirms exactly our mark, where RocketMQ could confirm no record.
 
     RocketMQ 4.x stores only the times, which differ from our mark's after its appends.
     """
@@ -124,7 +127,7 @@ _LOWEST_FD: Final = 700
 
 
 class RocketmqGuard:
-    """Makes RocketMQ refuse the store of a running group, by a link that the supervisor creates and removes.
+    """Makes RocketMQ refuse the store of a running group by a link in its log's folder.
 
     RocketMQ checks a store's lock only after loading it: by then it has deleted segments that were created ahead and
     the newest index file. But it loads nothing if the last file in `commitlog/` has another length than a segment. So

@@ -1,4 +1,4 @@
-"""Cooperative multitasking for long requests: generators that yield between slices and return the answer.
+"""Cooperative multitasking for long requests: generators that yield between slices.
 
 A server steps several of them in turn; a script runs one to its end with `finish`.
 """
@@ -28,7 +28,7 @@ def finish(slices: Slices[T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records of one answer: `count` of them in `records`, each uint8[n] of consecutive whole records.
+    """Records of one answer: `count` of them in `records`, each uint8[n] of whole records.
 
     `cursor` continues the request; `complete`: there are no more.
     """

@@ -1,4 +1,4 @@
-"""`mqproc/damage.json`: ranges of the log without intact records, and truncations below a durable end.
+"""`mqproc/damage.json`: log ranges without intact records, and cuts below a durable end.
 
 Recovery writes it before it changes anything, and the dispatcher when it meets damage; they never run at the same time.
 A hole stays until its records are intact again or retention has passed it.
@@ -26,8 +26,9 @@ MISSING_SEGMENT: Final = "missing segment"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Hole:
-    """Log positions [start, stop) without an intact record; `first_seen_ms` is Unix time, 0 = not recorded yet.
+    """Log positions [start, stop) without an intact record.
 
+    `first_seen_ms` is Unix time, 0 = not recorded yet.
     `filled`: no ConsumeQueue unit points into it, since fillers have replaced them.
     """
 
@@ -179,7 +180,7 @@ class KnownHoles:
         self._holes: list[Hole] = []
 
     def named(self, position: int, begin: int, end: int) -> list[Hole]:
-        """Holes in [begin, end) of the log that a filler with this position may represent, ascending."""
+        """Holes in [begin, end) of the log that a filler with this position may represent."""
         found = self._named(position, begin, end)
         if not found:
             try:

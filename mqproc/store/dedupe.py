@@ -1,4 +1,4 @@
-"""Deduplication: drop messages whose topic and unique id are among the most recently stored ones.
+"""Deduplication: drop messages with the topic and unique id of a recently stored one.
 
 For delayed messages, which wait in a system topic, the destination topic counts as well.
 
@@ -89,7 +89,7 @@ class DedupeWindow:
         return int(self._window[kernel.COUNT])
 
     def add(self, plan: AppendPlan, store_timestamp_ms: int, publish: Callable[[], None]) -> NDArray[np.uint8]:
-        """Append a frame without its duplicates; the answer has the position of the stored message for those.
+        """Append a frame without its duplicates, whose answers have the stored messages' positions.
 
         `publish` is called when a duplicate is not published yet. Raises BadMessageError for a batch of which only
         some messages are duplicates: it could not be stored atomically.
@@ -121,7 +121,7 @@ class DedupeWindow:
     def _stored(
         self, plan: AppendPlan, ids: _Ids, answer: NDArray[np.uint8], publish: Callable[[], None]
     ) -> NDArray[np.bool_] | None:
-        """Which messages are duplicates, with their positions filled into the answer; None if there are none.
+        """Which messages are duplicates, with their positions put into the answer; None without any.
 
         A message whose time has come may have been stored earlier as a delayed one.
         """
@@ -219,13 +219,13 @@ class DedupeWindow:
         self._count_as_one(self._words[control.APPENDED_FRAMES] - frames)
 
     def _count_as_one(self, runs: int) -> None:
-        """Count one frame for the request: the kernel counted one per run, or none if all were duplicates."""
+        """Count one frame per request: the kernel counted one per run, or none."""
         self._words.add(control.APPENDED_FRAMES, 1 - runs)
         if runs:
             self._words.add(UNPUBLISHED_FRAMES, 1 - runs)
 
     def _read_log(self) -> None:
-        """Fill the window from as many segments at the tail of the log as contain enough ids, oldest first."""
+        """Fill the window, oldest first, from as many segments at the log's tail as have enough ids."""
         begin, end = self._words[control.MIN_PHYSICAL_OFFSET], self._words[control.WRITTEN]
         size = self._segments.segment_size
         starts: list[int] = []
@@ -243,7 +243,7 @@ class DedupeWindow:
         self._segments.close()
 
     def _read_segment(self, start: int, begin: int, end: int, ring: NDArray[np.int64]) -> int:
-        """Number of records with a unique id in a segment, added to `ring` unless that is empty; −1 if deleted."""
+        """Number of records with an id in a segment, added to a nonempty `ring`; −1 if deleted."""
         try:
             view = self._segments.view(start)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Dispatch (reput): build ConsumeQueue units and index entries from the log, in bounded steps.
+"""Dispatch (reput): build queue units and index entries from the log, in bounded steps.
 
 A step writes units, index entries, then the `max_offset` words; the caller then publishes `dispatched`. After a kill in
 between, the successor rolls the index back to the last commit and repeats the step. That is idempotent for units, whose
@@ -62,7 +62,7 @@ CONTINUING: Final = frozenset({StopReason.LIMIT, StopReason.RECORDS, StopReason.
 
 
 def runs_are_short(runs: int, records: int) -> bool:
-    """Whether writing a run (with many queues including opening a file) costs more than its units."""
+    """Whether writing a run, which may include opening a file, costs more than its units."""
     return SHORT_RUN_UNITS * runs > records
 
 
@@ -70,7 +70,7 @@ class ScanSource(Protocol):
     """Source of scans for dispatch."""
 
     def scan(self, start: int, stop: int, pieces: int = 1) -> ScanResult:
-        """Scan records of [start, stop) from the one at `start`, at most to the end of the segment or step.
+        """Scan records of [start, stop), at most to the end of the segment or step.
 
         A step has up to `pieces` pieces of the log, if the source supports that. The result is valid until the next
         call. Raises FileNotFoundError if the segment is deleted, and CorruptStoreError.
@@ -94,7 +94,7 @@ class DispatchScan:
         delays_ms: Sequence[int] = DELAYS_MS,
         between_pieces: Callable[[], None] = lambda: None,
     ) -> None:
-        """`table` numbers the queues, `zeros` allocates the result arrays, `delays_ms` are those of the delay levels.
+        """Allocate the results with `zeros`; `table` numbers the queues, `delays_ms` is per level.
 
         A piece has up to `step_bytes` and `step_records`; several pieces together have up to `wide_records`.
         `between_pieces` is called between them.
@@ -222,7 +222,7 @@ class Dispatch:
         wide_records: int = 0,
         between_pieces: Callable[[], None] = lambda: None,
     ) -> None:
-        """`holes` are damaged ranges [start, stop) of the log; they are skipped, and fillers replace their units.
+        """Dispatch to these files; damaged ranges of the log, `holes`, are replaced by fillers.
 
         For recovery: `repair` compares with existing units, writes only differences and collects `gaps`; without
         `put_entries` index entries are only counted; `only` limits the queues written, by number; units before the
@@ -277,7 +277,7 @@ class Dispatch:
         return self._commit
 
     def step_single(self, dispatched: int, confirmed: int, cells: NDArray[np.int64]) -> bool:
-        """Dispatch the only record of [dispatched, confirmed), for which a reader of the queue may be waiting.
+        """Dispatch the only record of [dispatched, confirmed), for which a reader may be waiting.
 
         It stores in the control file's `cells` what `publish_step` publishes. Returns False if there are several
         records or more is needed: then call `step`. Raises as `step`.
@@ -355,7 +355,7 @@ class Dispatch:
         bisect.insort(self._holes, (start, stop))
 
     def close_deleted(self, minimum: int) -> None:
-        """Close files that retention deletes for this minimum of the log, and those of deleted queues.
+        """Close files that retention deletes for this minimum of the log, and deleted queues' files.
 
         Their space stays in use until then.
         """
@@ -399,7 +399,7 @@ class Dispatch:
         self._pieces = self._wide_pieces if is_wide else 1
 
     def _write_units(self, result: ScanResult, start: int) -> None:
-        """Write each run, preceded by fillers for records of its queue that were lost in a hole before `start`."""
+        """Write each run, after fillers for records of its queue lost in a hole before `start`."""
         holes = self._holes and self._holes[: bisect.bisect_left(self._holes, (start, start))]
         ends: dict[int, int] = {}
         is_plain = not holes and not self._repair
@@ -431,14 +431,14 @@ class Dispatch:
             self._queues.write_run(topic, queue_id, first, units, generation)
 
     def _end_expired(self, number: int, first: int) -> None:
-        """End a queue's expired units where its first record in the log is: more of them came with a foreign file."""
+        """End expired units at the queue's first record: later ones came with a foreign file."""
         if self._table.last_physical_end(number) <= self._log_begin:
             self._table.store(number, table_layout.MAX_OFFSET, first)
 
     def _explain_gap(
         self, number: int, first: int, stop: int, physical_offset: int, holes: Sequence[tuple[int, int]]
     ) -> None:
-        """Write fillers for offsets [first, stop) before the record at `physical_offset`, if a hole explains them."""
+        """Write fillers for [first, stop) before the record at `physical_offset` if a hole is why."""
         physical_end = self._table.last_physical_end(number)
         expired = first == 0 and self._log_begin > 0
         size = self._segments.segment_size
@@ -456,7 +456,7 @@ class Dispatch:
             self._remove_files(runs[(first > 0) & nothing_published])
 
     def _remove_outlived(self, runs: NDArray[np.int64]) -> None:
-        """Remove units of queues that were deleted during the step; the writer has removed the others.
+        """Remove units of queues that were deleted during the step.
 
         The writer stores the word that is checked here before it removes files.
         """

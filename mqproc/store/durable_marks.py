@@ -1,4 +1,4 @@
-"""Durable marks: how far the log, the queues and the index are durable (layout/marks.py)."""
+"""Durable marks: how far the log, the queues and the index are durable (layout/durable_marks.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mqproc.store.sync_guard import Syncing
 
 
 def fingerprint(io: StoreIO, segments: LogSegments, offset: int) -> int | None:
-    """CRC-32 of up to 4 KiB of log before `offset` within its segment; None if that segment is missing.
+    """CRC-32 of up to 4 KiB of log before `offset`; None if its segment is missing.
 
     It is 0 at the start of a segment that has no predecessor.
     """
@@ -107,7 +107,7 @@ class DurableMark:
 
 
 class DistrustedMark(DurableMark):
-    """A mark that is never valid, but still has the previous end of the log: everything is checked."""
+    """A mark that is never valid but keeps the previous end of the log: everything is checked."""
 
     def valid(self) -> None:
         return None

@@ -41,7 +41,7 @@ BUFFER_BYTES: Final = 32 * MIB
 
 @dataclass(frozen=True, slots=True)
 class RecordSelection:
-    """Records of topics with begin_ms ≤ store time < end_ms, without those of queues deleted since."""
+    """Records of topics with begin_ms ≤ store time < end_ms, without those of deleted queues."""
 
     topics: Sequence[str]
     begin_ms: int = TIME_MIN
@@ -79,7 +79,7 @@ class RecordSelector:
         self._state[log_match.BEGIN_MS], self._state[log_match.END_MS] = selection.begin_ms, selection.end_ms
 
     def buffers(self, found: Iterable[RecordRun | LostRange], taken: ExportProgress) -> Iterator[NDArray[np.uint8]]:
-        """Buffers of whole records, uint8[n], each valid until the next; `taken` is updated with each."""
+        """Buffers of whole records, uint8[n], each valid until the next, updating `taken`."""
         state = self._state
         for each in found:
             if isinstance(each, LostRange):
@@ -126,7 +126,7 @@ class NewStore:
     """A store being written: first its log, from which recovery builds everything else."""
 
     def __init__(self, io: StoreIO, paths: StorePaths, options: Options) -> None:
-        """Begin a store at `paths`, an empty or missing folder, with the sizes of `options`. Raises BadRequestError."""
+        """Begin a store at `paths`, an empty or missing folder. Raises BadRequestError."""
         if io.names(paths.root):
             raise BadRequestError(f"{paths.root}: not empty; a new store needs a folder of its own")
         self._io = io

@@ -1,4 +1,4 @@
-"""Drop cached pages of ConsumeQueue and index files that are as old as the log pages that are dropped.
+"""Drop cached pages of queue and index files that are as old as dropped log pages.
 
 A growing file takes a fresh page for each 4 KiB. On a virtual machine with memory ballooning a fresh page costs more
 than writing to it, so pages that are unlikely to be read again are returned for reuse. Only synced pages are dropped;
@@ -29,7 +29,7 @@ QUEUE_STEP_BYTES: Final = 16 * PAGE_BYTES
 
 
 def drop_range(io: StoreIO, path: Path, start: int, stop: int) -> int:
-    """Drop the cached whole pages within [start, stop) of a file; returns their bytes, 0 if it is deleted."""
+    """Drop the cached whole pages within [start, stop) of a file; returns their bytes."""
     start = -(-start // PAGE_BYTES) * PAGE_BYTES
     stop -= stop % PAGE_BYTES
     if stop <= start:
@@ -59,7 +59,7 @@ class QueuePages:
         self._mark_offsets = np.zeros(0, np.int64)
 
     def drop(self, dispatched: int, synced: NDArray[np.int64]) -> int:
-        """Drop what is old enough; `synced` int64[queues] has the durable offsets. Returns the bytes dropped."""
+        """Drop old pages below the durable offsets `synced` int64[queues]; returns the bytes."""
         if self._behind_bytes == 0:
             return 0
         if self._dropped is None:
@@ -113,7 +113,7 @@ class IndexPages:
         self._mark_at = (0, 0)
 
     def drop(self, dispatched: int, file_ms: int, items: int) -> int:
-        """Drop what is old enough; items are durable up to number `items` of the file `file_ms`.
+        """Drop old pages; items are durable up to number `items` of the file `file_ms`.
 
         Returns the bytes of the ranges; the end of the previous call's range counts twice.
         """

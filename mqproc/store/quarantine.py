@@ -1,4 +1,4 @@
-"""Quarantine (`mqproc/aside`): invalid files found in the place of store files are kept there forever."""
+"""Quarantine (`mqproc/aside`): invalid files found in the place of store files are kept."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def quarantine_file(io: StoreIO, paths: StorePaths, path: Path) -> Path:
 
 def free_quarantine_path(io: StoreIO, paths: StorePaths, name: str) -> Path:
     """An unused path in `mqproc/aside/`: this name, with a number appended if necessary."""
-    io.make_folder(paths.aside, mode=0o700)
-    places = (paths.aside / (f"{name}.{number}" if number else name) for number in itertools.count())
+    io.make_folder(paths.quarantine, mode=0o700)
+    places = (paths.quarantine / (f"{name}.{number}" if number else name) for number in itertools.count())
     return next(place for place in places if io.entry(place) is None)

@@ -1,4 +1,4 @@
-"""RocketMQ's config JSON: standard JSON, except that maps with integer keys have unquoted keys.
+"""RocketMQ's config JSON: standard JSON, but maps with integer keys have unquoted keys.
 
 As in RocketMQ, a byte order mark and a trailing comma are accepted.
 """
@@ -44,7 +44,7 @@ def _as_standard(match: re.Match[str]) -> str:
 
 
 def table_in(value: Any, name: str) -> dict[str, Any]:
-    """A named table of a config file. Raises ValueError without one: it is another kind of file then."""
+    """A named table of a config file. Raises ValueError if it is another kind of file."""
     table = value.get(name, None if value else {}) if isinstance(value, dict) else None
     if not isinstance(table, dict):
         raise ValueError(f"no {name} in it")
@@ -52,7 +52,7 @@ def table_in(value: Any, name: str) -> dict[str, Any]:
 
 
 def load(io: StoreIO, path: Path, accept: Callable[[Any], object] = lambda value: None) -> tuple[Any, str]:
-    """Load `path`, or its `.bak` as RocketMQ does; returns the value and a remark ("" if all was well).
+    """Load `path`, or its `.bak` as RocketMQ does; returns value and remark ("" if all is well).
 
     `accept` gets the value and raises AttributeError, TypeError or ValueError to reject it; then the `.bak` is tried.
     Returns (None, "") if neither file exists. Raises CorruptStoreError if no copy can be read.
@@ -80,7 +80,7 @@ def load(io: StoreIO, path: Path, accept: Callable[[Any], object] = lambda value
 def save(
     io: StoreIO, syncs: Syncing, path: Path, value: Any, *, integer_keys: bool = False, keeps_old: bool = True
 ) -> None:
-    """Replace a config file atomically and keep the old one as `.bak`. Raises OSError, FailedSyncError.
+    """Replace a config file atomically, keeping a `.bak`. Raises OSError, FailedSyncError.
 
     The `.bak` stays if the old file is unreadable, or unusable according to `keeps_old`: it may be the only good copy.
     Roles pass their SyncGuard as `syncs`. `integer_keys`: write integer keys unquoted, as RocketMQ does in maps by

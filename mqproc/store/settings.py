@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from mqproc.config.options import FIELDS, Options
-from mqproc.config.parse import parse_option
+from mqproc.config.options import Options
+from mqproc.config.parse import parse_saved
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
 
@@ -27,12 +27,7 @@ def read_values(io: StoreIO, paths: StorePaths) -> dict[str, Any]:
     Raises OSError, ValueError, and ConfigurationError for an invalid value.
     """
     try:
-        found = json.loads(io.read_file(paths.settings))
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+        text = io.read_file(paths.settings)
     except IsADirectoryError:
         raise ValueError("not a file") from None
-    if not isinstance(found, dict):
-        raise ValueError("not a JSON object")
-    source = str(paths.settings)
-    return {name: parse_option(name, value, source) for name, value in found.items() if name in FIELDS}
+    return parse_saved(text, str(paths.settings))

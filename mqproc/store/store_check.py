@@ -1,4 +1,4 @@
-"""Check that a path is a store. All tools use it, so that a wrong path gives the same error everywhere."""
+"""Check that a path is a store, with the same errors in all tools."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Final
 
 from mqproc.errors import StoreAccessError, StoreNotFoundError
 from mqproc.io.store_io import Kind, StoreIO
-from mqproc.paths import StorePaths, lost_link
+from mqproc.paths import StorePaths, dangling_link
 
-# A symlink is followed by whoever opens it.
+# Symlinks are accepted: opening them follows the link.
 _NO_FOLDER: Final = (Kind.FILE, Kind.OTHER)
 
 
 def check_is_store(io: StoreIO, paths: StorePaths) -> None:
-    """Raise StoreAccessError unless the path is a store's folder, StoreNotFoundError if it does not exist."""
+    """Raise StoreAccessError unless the path is a store, StoreNotFoundError if it is missing."""
     try:
         entry = io.entry(Path(os.path.realpath(paths.root)))
         log, config, own = (io.entry(folder) for folder in (paths.commit_log, paths.config, paths.own))
     except OSError as error:  # No permission, or a symlink loop.
         raise StoreAccessError(f"{paths.root}: {error.strerror}") from None
     if entry is None:
-        raise StoreNotFoundError(f"{paths.root}: {lost_link(paths.root) or 'no such folder'}")
+        raise StoreNotFoundError(f"{paths.root}: {dangling_link(paths.root) or 'no such folder'}")
     if entry.kind is not Kind.FOLDER:
         found = entry.kind.value if entry.kind is Kind.OTHER else f"a {entry.kind.value}"
         raise StoreAccessError(f"{paths.root}: {found}, not a store's folder")

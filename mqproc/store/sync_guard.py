@@ -42,7 +42,7 @@ class Syncing(Protocol):
 
 
 class SyncGuard:
-    """One role's syncs. After any role's sync has failed they do nothing and raise FailedSyncError.
+    """One role's syncs; once any role's sync has failed, they raise FailedSyncError at once.
 
     `errno_word` is the role's word among SYNC_ERRNO_WORDS; it is set before FailedSyncError is raised.
     """
@@ -79,7 +79,7 @@ class SyncGuard:
             self._io.sync_folder(folder)
 
     def rename(self, source: Path, target: Path, between: Callable[[], None] | None = None) -> None:
-        """Rename and make the names durable. Raises FailedSyncError, or OSError if the rename failed."""
+        """Rename durably. Raises FailedSyncError, or OSError if the rename failed."""
         self._check()
         try:
             self._io.rename(source, target, between)
@@ -193,7 +193,7 @@ class DirtyFiles(Generic[Key]):
                 self._sync_one(path, self._io.sync)
             depth = len(path.parts) - len(self._folder.parts)
             folders.update(list(path.parents)[: depth + 1])
-        # Bottom-up: a name must not become durable before what it names.
+        # Bottom-up: a name must not become durable before its target.
         for folder in sorted(folders, reverse=True):
             if self._io.exists(folder):
                 self._io.sync_folder(folder)

@@ -1,4 +1,4 @@
-"""Topics: `config/topics.json` as in RocketMQ, its journal, deleted topics, and the system's own topics.
+"""Topics: `config/topics.json`, its journal, deleted topics, and the system's own topics.
 
 The writer owns the files. Rewriting topics.json for each change would be quadratic in the number of topics, so a change
 is first a line of `mqproc/topics.journal`, synced before it is acknowledged; topics.json follows within a second, and
@@ -55,7 +55,7 @@ _Offset = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class TopicDeletion(msgspec.Struct, frozen=True, rename="camel"):
-    """A topic's last deletion: the log's end at that time, and the next offset of each queue by id."""
+    """A topic's last deletion: the log's end at that time, and the queues' next offsets by id."""
 
     physical_offset: _Offset
     next_offsets: tuple[_Offset, ...]
@@ -78,7 +78,7 @@ class TopicDeletion(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def load_deletions(io: StoreIO, paths: StorePaths) -> dict[str, TopicDeletion]:
-    """Deletions by topic; empty without the file. Raises CorruptStoreError if no copy can be read."""
+    """Deletions by topic. Raises CorruptStoreError if no copy of the file can be read."""
     value, _remark = rocketmq_json.load(io, paths.deleted_topics)
     if value is None:
         return {}
@@ -128,7 +128,7 @@ def check_sendable(topic: str) -> None:
 
 
 def check_changeable(topic: str) -> None:
-    """Raise TopicReservedError for topics that only the system creates, as RocketMQ's broker does.
+    """Raise TopicReservedError for topics that only the system creates, as in RocketMQ.
 
     Deleting one would delete delayed messages or open transactions.
     """
@@ -138,7 +138,7 @@ def check_changeable(topic: str) -> None:
 
 @dataclass(slots=True)
 class TopicConfig:
-    """Settings of a topic; `extra` has RocketMQ's fields that are not used, for writing them back."""
+    """Settings of a topic; `extra` has unused fields of RocketMQ for writing them back."""
 
     topic: str
     queues: int
@@ -178,7 +178,7 @@ class Topics:
     """
 
     def __init__(self, io: StoreIO, paths: StorePaths, syncs: Syncing | None = None) -> None:
-        """The writer passes its SyncGuard as `syncs`: a failed sync of these files is final for the store, too."""
+        """Prepare to load. The writer passes its SyncGuard: a failed sync here is final, too."""
         self._io = io
         self._syncs: Syncing = syncs or io
         self._paths = paths
@@ -255,7 +255,7 @@ class Topics:
         self._lines.append(msgspec.json.encode(line) + b"\n")
 
     def write(self) -> None:
-        """Write all noted changes so that they survive any kill, but not a power loss. Raises OSError."""
+        """Write noted changes so that they survive any kill, but no power loss. Raises OSError."""
         if self._lines_written == len(self._lines):
             return
         fd = self._open_journal()

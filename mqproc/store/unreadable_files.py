@@ -1,4 +1,4 @@
-"""Files of queues and index that the disk cannot read: they are derived from the log and can be rebuilt."""
+"""Files of queues and index that the disk cannot read; they can be rebuilt from the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Written ranges of a file: zero them after the valid part, or read them to detect unreadable sectors."""
+"""Written ranges of a file: zero those after the valid part, or test that they are readable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def dirty_end(io: StoreIO, fd: int, position: int) -> int:
-    """End of the last nonzero byte at or after `position`; `position` if there is none.
+    """End of the last nonzero byte at or after `position`; `position` if none exists.
 
     Holes are skipped.
     """
@@ -29,7 +29,7 @@ def dirty_end(io: StoreIO, fd: int, position: int) -> int:
 
 
 def _next_written(io: StoreIO, fd: int, position: int) -> tuple[int, int] | None:
-    """Next written range [start, stop) at or after a position; None if there is none.
+    """Next written range [start, stop) at or after a position; None if none exists.
 
     Allocated space counts as written while its pages are cached, and reading the end of a log caches the pages that
     follow. So for a long range the clean pages are dropped first: reading them all would take seconds.
@@ -42,7 +42,7 @@ def _next_written(io: StoreIO, fd: int, position: int) -> tuple[int, int] | None
 
 
 def zero_tail(io: StoreIO, fd: int, position: int) -> int:
-    """Make an open file read as zeros from `position` on, without sync; returns the length of what was there."""
+    """Zero an open file from `position` on, unsynced; returns the length of the cleared content."""
     dirty = dirty_end(io, fd, position)
     if dirty > position:
         io.zero(fd, position, dirty - position)

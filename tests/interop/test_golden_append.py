@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mqproc.config import Options
+from mqproc.config.options import Options
 from mqproc.errors import BadRequestError, MessageTooLargeError, PropertiesTooLargeError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.layout.properties import encode
 from mqproc.paths import StorePaths
-from mqproc.store.append import CommitLogAppender
-from mqproc.store.frames import AppendPlan, FrameShape, topic_fields
-from mqproc.store.log_flush import make_segment
-from mqproc.store.queue_table import QueueTable
-from mqproc.store.segments import LogSegments
+from mqproc.store.commitlog.append import CommitLogAppender
+from mqproc.store.commitlog.append_templates import AppendPlan, AppendTemplate, topic_fields
+from mqproc.store.commitlog.flush import make_segment
+from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.consumequeue.table import QueueTable
 from tests.golden.fixtures import Fixture, host_bytes, load_fixture
 
 SEGMENT_SIZE = 65536
@@ -46,9 +46,7 @@ class GoldenWriter:
         options = Options(
             mapped_file_size_commit_log=SEGMENT_SIZE, max_message_size=32768, enabled_append_prop_crc=False
         )
-        self.appender = CommitLogAppender(
-            self.io, self.io, options, self.words, self.table, self.segments, bytes(8), self._make
-        )
+        self.appender = CommitLogAppender(self.io, options, self.words, self.table, self.segments, bytes(8), self._make)
 
     def _make(self, start: int) -> None:
         if not self.segments.path(start).exists():
@@ -70,7 +68,7 @@ class GoldenWriter:
         payload = b"".join((len(body).to_bytes(4, "little"), body, len(properties).to_bytes(2, "little"), properties))
         at = 4 + len(body)
         magic, topic_block = topic_fields(line["topic"])
-        shape = FrameShape(
+        template = AppendTemplate(
             magic=magic,
             topic_block=topic_block,
             queue_numbers=np.array(numbers, np.int64),
@@ -83,7 +81,7 @@ class GoldenWriter:
             prepared_transaction_offset=line["preparedTransactionOffset"],
         )
         return AppendPlan(
-            shape,
+            template,
             np.frombuffer(bytearray(payload), np.uint8),
             count=1,
             columns=(0, 4, -1, -1, -1, -1, at, at + 2, -1, -1, -1, -1, -1, -1),

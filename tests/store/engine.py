@@ -50,7 +50,7 @@ class Engine:
         self.segments_max = segments_max
         self.make_segment(0)
         self.appender = CommitLogAppender(
-            self.io, self.syncs, self.options, self.words, self.table, self.segments, STORE_HOST, self.make_segment
+            self.syncs, self.options, self.words, self.table, self.segments, STORE_HOST, self.make_segment
         )
 
     def make_segment(self, start: int) -> None:
@@ -67,7 +67,7 @@ class Engine:
         """Go on with the words of a control file."""
         self.words = words
         self.appender = CommitLogAppender(
-            self.io, self.syncs, self.options, words, self.table, self.segments, STORE_HOST, self.make_segment
+            self.syncs, self.options, words, self.table, self.segments, STORE_HOST, self.make_segment
         )
 
     def plan(

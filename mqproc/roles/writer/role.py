@@ -37,7 +37,8 @@ from mqproc.roles.writer.admission import AppendAdmission, SegmentWait
 from mqproc.roles.writer.answers import AppendAnswers
 from mqproc.roles.writer.append_plan import AppendPlanner
 from mqproc.roles.writer.topics import WriterTopics
-from mqproc.store.commitlog.append import COMMIT_BYTES, CommitLogAppender, append_error
+from mqproc.store.commitlog.append import CommitLogAppender
+from mqproc.store.commitlog.append_templates import COMMIT_BYTES, AppendTemplates, append_error
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.commitlog.takeover import take_over
 from mqproc.store.consumequeue.table import NoRoomForQueuesError, QueueTable
@@ -49,30 +50,6 @@ from mqproc.wire.connection import FrameBatch, FrameBatcher, Request
 from mqproc.wire.operations import REQUESTS, WRITER_OPERATIONS, Empty, Operation
 from mqproc.wire.operations.log import AppendRequest, CreateTopicRequest, DeleteTopicRequest
 from mqproc.wire.server import SocketServer
-
-
-class AppendLatency:
-    """Histogram of append latency, fed by the steps that the loop times.
-
-    Each frame counts with the duration of its own step or of the next timed one. Frames of a slow step count with its
-    duration alone; when that step wrote several times, those before its last write count with the others.
-    """
-
-    def __init__(self, words: Words) -> None:
-        self._words = words
-        self._times = Histogram(words, histograms.APPENDS)
-        self._counted = words[control.APPENDED_FRAMES]
-
-    def timed(self, began_ns: int, ended_ns: int, *, alone: bool) -> None:
-        """Record a step for all frames since the last one, or `alone` for its own."""
-        if self._words[control.WRITTEN_NS] < began_ns:
-            return
-        frames = self._words[control.APPENDED_FRAMES] - self._counted
-        if alone:
-            frames = min(frames, self._words[UNPUBLISHED_FRAMES])
-        self._times.observe(ended_ns - began_ns, frames)
-        self._counted += frames
-
 
 # The keeper reads new timed messages every second; it is rung for one that is due before that.
 NEAR_MS = 2000
@@ -99,6 +76,29 @@ _REFUSED_ALONE = (
     TopicExistsError,
     TopicNotFoundError,
 )
+
+
+class AppendLatency:
+    """Histogram of append latency, fed by the steps that the loop times.
+
+    Each frame counts with the duration of its own step or of the next timed one. Frames of a slow step count with its
+    duration alone; when that step wrote several times, those before its last write count with the others.
+    """
+
+    def __init__(self, words: Words) -> None:
+        self._words = words
+        self._times = Histogram(words, histograms.APPENDS)
+        self._counted = words[control.APPENDED_FRAMES]
+
+    def timed(self, began_ns: int, ended_ns: int, *, alone: bool) -> None:
+        """Record a step for all frames since the last one, or `alone` for its own."""
+        if self._words[control.WRITTEN_NS] < began_ns:
+            return
+        frames = self._words[control.APPENDED_FRAMES] - self._counted
+        if alone:
+            frames = min(frames, self._words[UNPUBLISHED_FRAMES])
+        self._times.observe(ended_ns - began_ns, frames)
+        self._counted += frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,6 @@ def compose(context: RoleContext) -> WriterParts:
     topics = WriterTopics(io, syncs, paths, options, table, context.heartbeat.failed)
     topics.save(context.clock.time_ms())
     appender = CommitLogAppender(
-        io,
         syncs,
         options,
         words,
@@ -137,8 +136,7 @@ def compose(context: RoleContext) -> WriterParts:
         segments,
         store_host(options),
         SegmentWait(context, syncs).wait_for,
-        topics.rounds,
-        _commit_bytes(context),
+        AppendTemplates(table.capacity, topics.rounds, _commit_bytes(context)),
     )
     dedupe = None
     if options.dedupe_window_messages:

@@ -29,7 +29,7 @@ from mqproc.errors import (
     StoreBusyError,
     StoreReadOnlyError,
 )
-from mqproc.io.store_io import StoreIO, reason_of
+from mqproc.io.store_io import reason_of
 from mqproc.ipc.control_words import why_read_only
 from mqproc.ipc.words import Words
 from mqproc.kernels import append_frame as frame
@@ -51,8 +51,6 @@ from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.sync_guard import Syncing
 
 STAGING_BYTES_MIN = 1 << 20
-# A run of frames is written and published after this many bytes, so that dispatch runs in parallel.
-COMMIT_BYTES = 256 << 10
 
 
 class CommitLogAppender:
@@ -64,7 +62,6 @@ class CommitLogAppender:
 
     def __init__(
         self,
-        io: StoreIO,
         syncs: Syncing,
         options: Options,
         words: Words,
@@ -72,15 +69,10 @@ class CommitLogAppender:
         segments: LogSegments,
         store_host: bytes,
         wait_for_segment: Callable[[int], None],
-        rounds: NDArray[np.int64] | None = None,
-        commit_bytes: int = COMMIT_BYTES,
+        templates: AppendTemplates | None = None,
     ) -> None:
-        """Start at the published end of the log.
-
-        `rounds` int64[max_queues] has the round-robin position of each topic, indexed by the number of the topic's
-        first queue. A run stops when `commit_bytes` are staged, so that they can be published.
-        """
-        self._io = io
+        """Start at the published end of the log."""
+        self._io = segments.io
         self._syncs = syncs
         self._options = options
         self._words = words
@@ -96,8 +88,7 @@ class CommitLogAppender:
         self._state = np.frombuffer(words.mapping, np.int64)
         self._constants = memoryview(words.mapping)[frame.CONSTANTS_AT : frame.CONSTANTS_AT + frame.CONSTANTS.size]
         self._next_offsets = np.zeros(table.capacity, np.int64)
-        rounds = np.zeros(table.capacity, np.int64) if rounds is None else rounds
-        self.templates = AppendTemplates(table.capacity, rounds, commit_bytes)
+        self.templates = templates or AppendTemplates(table.capacity)
         self.templates.words[DISPATCH_LAG_MAX] = options.max_dispatch_behind_bytes
         self._use_staging()
         self._publish_touched = functools.partial(
@@ -136,7 +127,7 @@ class CommitLogAppender:
             self._use_staging()
 
     def _ensure_staging_for(self, plan: AppendPlan) -> None:
-        """Enlarge the staging buffer for a copied message, which may be larger than today's `max_message_size`."""
+        """Enlarge the staging buffer for a copied message, which may exceed `max_message_size`."""
         size = min(len(plan.payload) + record.RECORD_OVERHEAD_MAX, self.segment_size - record.BLANK_SIZE)
         try:
             self._ensure_staging(size)
@@ -186,7 +177,7 @@ class CommitLogAppender:
         return answer
 
     def add_run(self, buffer: NDArray[np.uint8], store_timestamp_ms: int) -> int:
-        """Encode the frames of the current run in `buffer` uint8, as long as their templates are known.
+        """Encode the frames of the current run in `buffer` uint8 while their templates are known.
 
         Returns the stop reason, see `kernels.append_run`. On DiskFullError, StoreBusyError and OSError everything
         unpublished is rolled back.
@@ -202,7 +193,7 @@ class CommitLogAppender:
         return reason
 
     def add_single(self, buffer: NDArray[np.uint8], at: int, store_timestamp_ms: int) -> bool:
-        """Encode, write and publish the single frame at `at` of `buffer` uint8; nothing else may be staged.
+        """Encode, write and publish the single frame at `at` of `buffer` uint8; nothing is staged.
 
         Returns False without a change if more is needed, such as a new segment. Raises as `write_out`.
         """
@@ -239,7 +230,7 @@ class CommitLogAppender:
         self._check(plan)
 
     def write_out(self) -> None:
-        """Write the staged bytes. Raises DiskFullError and related errors after rolling back everything unpublished.
+        """Write the staged bytes. Raises DiskFullError and similar after a rollback.
 
         The first write may wait for its segment: recovery may have found a log that ends at a segment border.
         """
@@ -260,7 +251,7 @@ class CommitLogAppender:
         cells[control.TABLE_AT] = self._end
 
     def sync(self) -> None:
-        """Make everything that has been written durable. Raises FailedSyncError, which is final for the store."""
+        """Make everything written durable. Raises FailedSyncError, which is final for the store."""
         synced = self._cells[control.WRITER_SYNCED]
         self._io.crash_point("flush.before_msync")
         for start in sorted(self._fds):
@@ -271,7 +262,7 @@ class CommitLogAppender:
         self._close_fds_below(self._segments.start_of(self._end))
 
     def roll_back(self) -> None:
-        """Discard everything unpublished, and zero what was written of it.
+        """Discard everything unpublished, and zero the written part of it.
 
         Raises TailNotClearedError and FailedSyncError.
         """
@@ -290,7 +281,7 @@ class CommitLogAppender:
     # Encoding
 
     def _prepare(self, plan: AppendPlan, store_timestamp_ms: int) -> RenderedTemplate:
-        """Fill the kernel's state for a frame with two bulk writes: numpy's item access would cost too much."""
+        """Fill the kernel's state with two bulk writes, since numpy's item access costs too much."""
         rendered = self._rendered(plan.template)
         frame.VARIABLES.pack_into(
             self._words.mapping,
@@ -377,7 +368,7 @@ class CommitLogAppender:
         self._staged_bytes = self._staging.data
 
     def _encode_all(self, encode: Callable[..., int], *arguments: NDArray[Any]) -> int:
-        """Run an encoding kernel to its end, flushing the staging buffer and ending segments in between.
+        """Run an encoding kernel, writing the staging buffer and ending segments as needed.
 
         Returns the reason why it stopped.
         """
@@ -461,7 +452,7 @@ class CommitLogAppender:
 def append_error(
     error: OSError, room_for: str = "the messages", failed: str = "the log could not be written"
 ) -> MqprocError:
-    """Error for a client for a storage error: transient ones, such as a full disk, have their own codes."""
+    """Error for clients after a storage error; transient ones, as a full disk, have own codes."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return DiskFullError(f"no room for {room_for}: {reason_of(error)}", hint_ms=1000)
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):

@@ -1,6 +1,6 @@
 """Append plans, and templates of frames that the kernel encodes without Python.
 
-A template has what the frames of one producer have in common; an AppendPlan is one frame of it. The kernel's table
+A template has the common properties of one producer's frames; an AppendPlan is one frame of it. The kernel's table
 (`kernels.append_run`) has a row with precomputed data for each template, found by the bytes of a frame's request
 options. A template is added after its first frame was appended by itself. All are dropped when one may have become
 stale: a topic was widened or deleted, an option changed, or the table is full.
@@ -26,6 +26,8 @@ BODY_SIZE_ANY: Final = (1 << 31) - 1
 """Upper bound of any body size."""
 TABLE_BYTES: Final = 1 << 20
 QUEUES_MAX: Final = 1 << 16
+COMMIT_BYTES: Final = 256 << 10
+"""A run of frames is written and published after this many bytes, so that dispatch runs in parallel."""
 ANSWERS_BYTES: Final = 1 << 20
 """Buffer for answers that wait for publication; a frame of more than 52,000 messages is appended by itself."""
 
@@ -80,7 +82,7 @@ class AppendTemplate(msgspec.Struct, eq=False):
 
 
 class AppendPlan(msgspec.Struct, eq=False):
-    """One frame ready for the kernel, derived by the writer from an append request and its topic.
+    """One frame ready for the kernel, derived from an append request and its topic.
 
     `columns` are the positions of the payload's columns in the kernel's order, −1 for an absent one. `rotation` is the
     queue of the first message under round-robin, and after the append that of the next message. `unique_prefix` has
@@ -98,7 +100,7 @@ class AppendPlan(msgspec.Struct, eq=False):
 
 
 def topic_fields(topic: str) -> tuple[int, NDArray[np.uint8]]:
-    """(magic, topic with its length prefix as in a record); magic V2 above 127 characters, as in RocketMQ."""
+    """(magic, length-prefixed topic); magic V2 above 127 characters, as in RocketMQ."""
     name = topic.encode()
     if len(topic) > record.TOPIC_V1_CHARACTERS_MAX:
         return record.MAGIC_V2, np.frombuffer(len(name).to_bytes(2, "big") + name, np.uint8)
@@ -106,7 +108,7 @@ def topic_fields(topic: str) -> tuple[int, NDArray[np.uint8]]:
 
 
 def rendered_head(template: AppendTemplate, store_host: bytes) -> bytes:
-    """The fixed part of a record up to its body length, with fields that vary within a frame zeroed."""
+    """The fixed part of a record up to its body length; fields that vary in a frame are zero."""
     sys_flag = template.sys_flag & ~(record.SYS_FLAG_BORN_HOST_V6 | record.SYS_FLAG_STORE_HOST_V6)
     sys_flag |= record.SYS_FLAG_BORN_HOST_V6 if len(template.born_host) == record.HOST_V6_SIZE else 0
     sys_flag |= record.SYS_FLAG_STORE_HOST_V6 if len(store_host) == record.HOST_V6_SIZE else 0
@@ -147,17 +149,23 @@ def render(template: AppendTemplate, options: Options, store_host: bytes, record
 
 
 class AppendTemplates:
-    """The kernel's template table, with the current run and its answers. Belongs to one appender."""
+    """The kernel's template table of one appender, with the current run and its answers."""
 
-    def __init__(self, max_queues: int, rounds: NDArray[np.int64], commit_bytes: int) -> None:
-        """`rounds` int64[max_queues]; the kernel stops when `commit_bytes` are staged."""
+    def __init__(
+        self, max_queues: int, rounds: NDArray[np.int64] | None = None, commit_bytes: int = COMMIT_BYTES
+    ) -> None:
+        """Make an empty table.
+
+        `rounds` int64[max_queues] has the round-robin position of each topic, indexed by the number of the topic's
+        first queue. The kernel stops when `commit_bytes` are staged.
+        """
         self.run = np.zeros(kernel.RUN_WORDS, np.int64)
         self.words = self.run.data
         """The same memory as a memoryview, which yields Python integers."""
         self.table = np.zeros(kernel.BYTES_AT + TABLE_BYTES, np.uint8)
         self.key = np.zeros(KEY_BYTES_MAX, np.uint8)
         self.queue_numbers = np.zeros(QUEUES_MAX, np.int64)
-        self.rounds = rounds
+        self.rounds = np.zeros(max_queues, np.int64) if rounds is None else rounds
         self.touched = np.zeros(2 * max_queues, np.int64)
         self.answers = np.zeros(ANSWERS_BYTES, np.uint8)
         self.views = self.answers.data
@@ -245,7 +253,7 @@ class AppendTemplates:
         self._bytes = kernel.BYTES_AT
 
     def add(self, options: memoryview, template: AppendTemplate, rendered: RenderedTemplate, *, answered: bool) -> None:
-        """Add a row for frames with these request options, unless it exists or the texts are too long."""
+        """Add a row for frames with these options, unless it exists or the texts are too long."""
         size = read_options(as_kernel_array(options), 0, len(options), self._found, 0, self.key)
         if size == NOT_READ or kernel.find_row(self.run, self.table, self.key, size) >= 0:
             return

@@ -1,4 +1,4 @@
-"""Flush of the CommitLog and creation of its next segments: the commitlog-flusher's part of the engine."""
+"""Flush of the CommitLog and creation of segments: the commitlog-flusher's part."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DROP_STEP_BYTES = 4 * MIB
 def make_segment(
     io: StoreIO, paths: StorePaths, start: int, size: int, *, warm: bool = False, syncs: Syncing | None = None
 ) -> None:
-    """Create a zeroed segment durably under its final name. Raises OSError, leaving nothing behind.
+    """Create a zeroed segment durably under its final name. Raises OSError without leftovers.
 
     Roles pass their SyncGuard as `syncs`.
     """
@@ -98,7 +98,7 @@ class CommitLogFlush:
         self._synced_timestamp_ms = timestamp_ms if all_synced else None
 
     def flush(self, now_ns: int, *, thorough: bool = False) -> int:
-        """Sync when enough pages are dirty or the thorough interval has passed; returns the bytes made durable."""
+        """Sync if enough pages are dirty or the thorough interval has passed; returns the bytes."""
         words = self._words
         if self._options.sync_flush or self._syncs.has_failed():
             return 0
@@ -125,7 +125,7 @@ class CommitLogFlush:
         return done
 
     def start_writeback(self) -> int:
-        """Start writeback of whole pages written since the last call; returns their bytes, 0 while they are few.
+        """Start writeback of whole pages written since; returns their bytes, 0 while they are few.
 
         This shortens the next sync, which also reports any write error.
         """
@@ -168,7 +168,7 @@ class CommitLogFlush:
         return flusher_synced, self._synced_timestamp_ms
 
     def move_mark(self, now_ns: int, *, at_once: bool = False) -> bool:
-        """Move the durable mark and RocketMQ's checkpoint, at most once a second. Returns whether it moved."""
+        """Move the durable mark and RocketMQ's checkpoint, at most once a second; whether it moved."""
         words = self._words
         if self._syncs.has_failed():
             return False
@@ -214,7 +214,7 @@ class CommitLogFlush:
         return made
 
     def drop_pages(self) -> int:
-        """Drop the log's cached pages far enough behind dispatch and flush; returns the bytes dropped."""
+        """Drop cached pages far enough behind dispatch and flush; returns the bytes dropped."""
         behind = self._options.page_cache_behind_bytes
         if behind == 0:
             return 0
@@ -239,7 +239,7 @@ class CommitLogFlush:
         return stop - start
 
     def delete_unused_segments(self) -> int:
-        """Delete empty segments that were created ahead, at a clean stop; returns the number deleted."""
+        """Delete empty segments created ahead, at a clean stop; returns the number deleted."""
         words, size = self._words, self._segments.segment_size
         if self._syncs.has_failed():
             return 0

@@ -1,4 +1,4 @@
-"""CommitLog segments whose file names contradict their records, as a faulty copy leaves them.
+"""CommitLog segments with names that contradict their records, after a faulty copy.
 
 The first record of a segment, confirmed by the second, has its physical offset and thus the segment's name. Renames
 take two steps, since two segments may have swapped names: each file first gets the right name plus SUFFIX, then all
@@ -21,7 +21,7 @@ from mqproc.kernels.jit.intrinsics import load_be32, load_be64
 from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.kernels.record_check import checked_size
 from mqproc.layout import record
-from mqproc.paths import segment_name, segment_start, shown
+from mqproc.paths import printable_path, segment_name, segment_start
 from mqproc.store.zero_tail import dirty_end
 
 SUFFIX: Final = ".misnamed"
@@ -91,7 +91,7 @@ def _is_unwritten(io: StoreIO, folder: Path, start: int) -> bool:
 
 
 def claimed_start(io: StoreIO, path: Path, segment_size: int) -> int | None:
-    """Segment start according to an intact first record; None without one, or if the next record contradicts it.
+    """Segment start according to a file's first record; None if damaged or contradicted.
 
     A record's own position may lie outside its CRC, so a contradiction is damage in the first record.
     """
@@ -107,7 +107,7 @@ def claimed_start(io: StoreIO, path: Path, segment_size: int) -> int | None:
 
 
 def _size_and_start(io: StoreIO, fd: int, at: int, segment_size: int) -> tuple[int, int] | None:
-    """Size of an intact record at `at` of a file, and the file's start in the log according to it."""
+    """Size of an intact record at `at` of a file, and the file's start in the log by it."""
     head = as_kernel_array(np.frombuffer(io.pread(fd, record.FIXED_SIZE_V4, at), np.uint8))
     if len(head) < record.FIXED_SIZE_V4:
         return None
@@ -143,7 +143,7 @@ def rename_misnamed(
     """Rename the misnamed segments whose right names are free."""
     for each in (each for each in misnamed if not each.taken):
         begin_rename(io, folder, each)
-        report(f"{shown(folder / each.name)}: its records belong to {each.right_name}, renamed")
+        report(f"{printable_path(folder / each.name)}: its records belong to {each.right_name}, renamed")
     finish_renames(io, folder)
 
 

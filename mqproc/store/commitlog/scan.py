@@ -1,4 +1,4 @@
-"""Scan of all intact records of a log, whatever else is damaged: runs of records, and ranges without any.
+"""Scan of a log for all intact records, whatever else is damaged.
 
 It uses neither queues nor index and accepts short segments. Of a running store only the published part counts.
 """
@@ -27,7 +27,7 @@ _LET_GO_BYTES: Final = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class RecordRun:
-    """Whole records view[start:stop] of the segment at log position `base`; valid until the next item."""
+    """Whole records view[start:stop] of the segment at `base`; valid until the next item."""
 
     view: NDArray[np.uint8]
     base: int
@@ -60,7 +60,7 @@ class IntactRecords:
     """Scans of one log."""
 
     def __init__(self, io: StoreIO, inventory: Inventory, begin: int, end: int | None) -> None:
-        """Scan from log position `begin`, where a record begins, to `end` (None: to the last record)."""
+        """Scan from `begin`, where a record begins, to `end` (None: to the last record)."""
         self._inventory = inventory
         self._views = SegmentViews(io, inventory)
         self._begin = begin
@@ -91,7 +91,7 @@ class IntactRecords:
                 yield dataclasses.replace(each, stop=each.written_stop)
 
     def in_segment(self, base: int, at: int = 0) -> Iterator[RecordRun | LostRange | Blank]:
-        """Content of one segment from byte `at` to its BLANK or end; empty if the segment is missing."""
+        """Content of one segment from byte `at` to its BLANK or end; empty for a missing one."""
         view = self._views.view(base)
         if view is None:
             return
@@ -124,7 +124,7 @@ class IntactRecords:
         self._views.close()
 
     def _lost(self, view: NDArray[np.uint8], base: int, at: int, stop: int, reason: int) -> LostRange:
-        """The range from `at`, where no record begins, to the next record or BLANK, else to the segment's end."""
+        """The range from `at`, where no record begins, to the next record, BLANK or segment end."""
         following = find_record_in(self._views.written_ranges(base, at + 1, stop), view, base, self._out)
         if following >= 0:
             return LostRange(base + at, base + following, REASON_NAMES[reason], base + following)

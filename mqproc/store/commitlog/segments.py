@@ -1,4 +1,4 @@
-"""CommitLog segments for reading: the files of a log, and a bounded number of mappings of them.
+"""CommitLog segments for reading: the files of a log, and a bounded number of mappings.
 
 A segment's name is the offset of its first byte, so the segment of an offset follows by arithmetic. Whole segments are
 mapped, but resident pages count as the process's memory: callers report reads (`note_read`), and the pages are dropped
@@ -36,7 +36,7 @@ PAGES_AROUND_BYTES = 64 << 10
 
 
 class LogSegments:
-    """The segments in one folder. Methods raise FileNotFoundError for a segment that retention has deleted."""
+    """The segments in one folder; methods raise FileNotFoundError for deleted ones."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class LogSegments:
         return self.folder / segment_name(start)
 
     def view(self, start: int) -> NDArray[np.uint8]:
-        """uint8[segment size], mapped read-only. Raises CorruptStoreError for a short file if `whole`."""
+        """uint8[segment size], mapped read-only. Raises CorruptStoreError if short and `whole`."""
         found = self._maps.get(start)
         if found is None:
             found = self._map(start)
@@ -93,7 +93,7 @@ class LogSegments:
         return len(self._resident) * PAGES_AROUND_BYTES
 
     def note_read(self, position: int, size: int = 1) -> None:
-        """Report a read of [position, position + size); drops all pages when too many may be resident.
+        """Report a read of [position, position + size), which may drop all resident pages.
 
         Blocks that several readers touch, such as the interleaved queues of a topic, count once.
         """
@@ -115,7 +115,7 @@ class LogSegments:
             self.drop_all_pages()
 
     def read_ahead(self, position: int, stop: int) -> None:
-        """Start reading the log after `position` from disk, for a sequential scan that ends at `stop`.
+        """Start reading the log after `position` from disk, for a sequential scan up to `stop`.
 
         One call does not cross the end of the segment.
         """
@@ -147,7 +147,7 @@ class LogSegments:
         self._resident.clear()
 
     def forget_below(self, physical_offset: int) -> None:
-        """Drop the mappings of segments that end at or below an offset. Views that are in use stay valid."""
+        """Drop the mappings of segments that end at or below an offset; used views stay valid."""
         for start in [start for start in self._maps if start + self.segment_size <= physical_offset]:
             del self._maps[start]
 
@@ -174,21 +174,25 @@ class LogSegments:
 
 
 def adopted_segment_size(io: StoreIO, folder: Path, configured: int) -> int:
-    """Segment size of an existing log: the most common file length that fits the names, else the configured one.
+    """Segment size of an existing log: the most common fitting length, else the configured one.
 
     If no file's length fits its name, the distance between the names decides, so that missing, short or oversized
     files do not mislead.
     """
-    files = [entry for entry in io.entries(folder) if entry.kind is Kind.FILE]
-    found = [(start, entry.size) for entry in files if (start := segment_start(entry.name)) is not None]
-    starts = [start for start, _size in found]
-    whole = Counter(size for start, size in found if size > 0 and size % mmap.PAGESIZE == 0 and start % size == 0)
+    files = [(segment_start(entry.name), entry.size) for entry in io.entries(folder) if entry.kind is Kind.FILE]
+    starts = [start for start, _size in files if start is not None]
+    whole = Counter(size for start, size in files if start is not None and _fits(start, size))
     if whole:
         fitting = {size: sum(start % size == 0 for start in starts) for size in whole}
         return max(whole, key=lambda size: (whole[size], fitting[size], size == configured, size))
     if 2 * sum(start % configured == 0 for start in starts) >= len(starts):
         return configured
     return min(later - earlier for earlier, later in itertools.pairwise(starts)) if len(starts) > 1 else configured
+
+
+def _fits(start: int, size: int) -> bool:
+    """Whether a segment that begins at `start` may have this size."""
+    return size > 0 and size % mmap.PAGESIZE == 0 and start % size == 0
 
 
 # Search in a segment with sparse or damaged content
@@ -199,7 +203,7 @@ _SEARCH_BYTES: Final = 256 << 10
 
 
 def written_ranges(io: StoreIO, fd: int, position: int, limit: int) -> Iterator[tuple[int, int]]:
-    """Small ranges (start, stop) that together cover everything written in [position, limit), ascending."""
+    """Small ranges (start, stop) that cover everything written in [position, limit), ascending."""
     while position < limit and (data := io.next_data(fd, position)) is not None:
         # The first bytes of a record's size are zeros and may lie in a hole.
         start, stop = max(position, data - record.MAGIC), min(data + _SEARCH_BYTES, limit)
@@ -211,7 +215,7 @@ def written_ranges(io: StoreIO, fd: int, position: int, limit: int) -> Iterator[
 def find_record_in(
     ranges: Iterable[tuple[int, int]], view: NDArray[np.uint8], base: int, out: NDArray[np.int64]
 ) -> int:
-    """Position of the first record or BLANK in the ranges (`scan.find_record`), −1 if there is none."""
+    """Position of the first record or BLANK in the ranges (`scan.find_record`), −1 without any."""
     for start, stop in ranges:
         # max() takes half the time of any().
         if not view[start:stop].max(initial=0):
@@ -224,7 +228,7 @@ def find_record_in(
 
 
 def scan_piece(view: NDArray[np.uint8], at: int, stop: int, base: int, piece_bytes: int, out: NDArray[np.int64]) -> int:
-    """Run `scan.scan_records` over one piece of view[at:stop], at least one record; returns the stop reason."""
+    """Run `scan.scan_records` over a piece of view[at:stop], at least one record."""
     reason = int(scan.scan_records(view, at, min(at + piece_bytes, stop), base, record_check.VERIFY_ALL, out))
     if reason == record_check.REACHED_STOP and out[scan.STOPPED_AT] == at:
         # The record is longer than a piece, or crosses `stop`: it belongs to the piece in which it begins.

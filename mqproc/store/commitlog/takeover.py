@@ -1,4 +1,4 @@
-"""Removal of the unpublished tail of the log: by the writer after a failed write, by its successor after a kill.
+"""Removal of the unpublished tail of the log, after a failed write or a kill of the writer.
 
 The log may hold bytes in [`written`, `reserved_end`) that were never acknowledged. They must be zero on disk before
 anything is appended there: after a power loss they could reappear behind shorter records.
@@ -29,13 +29,13 @@ _NONE_OPEN: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 class TailNotClearedError(RuntimeError):
-    """The bytes after `written` could not be zeroed on disk. The writer must exit: appends would mix with them."""
+    """The bytes after `written` could not be zeroed on disk, so the writer must exit."""
 
 
 def clear_unpublished(
     io: StoreIO, syncs: Syncing, words: Words, segments: LogSegments, fds: Mapping[int, int] = _NONE_OPEN
 ) -> None:
-    """Zero and sync [WRITTEN, RESERVED_END), then lower RESERVED_END; undo the counts of unpublished messages.
+    """Zero and sync [WRITTEN, RESERVED_END), undo counts, then lower RESERVED_END.
 
     `fds`: open descriptors of segments by their starts, used because no more descriptors may be available.
     Raises TailNotClearedError, or FailedSyncError, after which the store is read-only. The latter also applies to a
@@ -104,7 +104,7 @@ def segments_within(segments: LogSegments, start: int, stop: int) -> list[int]:
 def take_over(
     io: StoreIO, syncs: Syncing, words: Words, segments: LogSegments, table: QueueTable, *, sync_flush: bool
 ) -> None:
-    """Finish a killed writer's work: zero what it had reserved, count what it had published.
+    """Finish a killed writer's work: zero the reserved range, count published records.
 
     Valid only under the same running supervisor, whose control words are then correct. Raises TailNotClearedError.
     """
@@ -124,7 +124,7 @@ def take_over(
 
 
 def restore_next_offsets(segments: LogSegments, table: QueueTable, start: int, stop: int) -> int:
-    """Raise next offsets in the table for the records of [start, stop); returns their greatest store timestamp."""
+    """Raise next offsets in the table for records of [start, stop); returns the last store time."""
     next_offsets = np.zeros(table.capacity, np.int64)
     out = np.zeros(SCAN_SIZE, np.int64)
     column = table.column(table_layout.NEXT_OFFSET)

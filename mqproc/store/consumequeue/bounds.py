@@ -1,8 +1,8 @@
-"""Bounds of a queue: where its units begin and end, and the first unit at or above a log position.
+"""Bounds of a queue: the extent of its units, and the first unit at or above a log position.
 
     [filler …] unit unit filler unit … unit │ zeros
 
-Units have ascending log positions; fillers have none. A filler counts as the next real unit, or as the previous one
+Units have ascending log positions; fillers do not. A filler counts as the next real unit, or as the previous one
 after the last. Leading fillers represent offsets that never existed, or records lost in a hole of the log.
 """
 
@@ -42,7 +42,7 @@ class Row(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QueueExtent:
-    """Units [first_offset, max_offset) of a queue, and the end in the log of the last one's record.
+    """Units [first_offset, max_offset) of a queue, and the end in the log of their last record.
 
     `changed`: whether a truncation removed anything.
     """
@@ -54,7 +54,7 @@ class QueueExtent:
 
 
 def filler_position(hole_start: int, segment_size: int) -> int:
-    """Log position in a filler for a hole in the log: the start of the segment before the hole's.
+    """Log position in fillers for a hole: the start of the segment before the hole's.
 
     RocketMQ, when it cannot read a unit's record, skips to the segment after the one that the unit names. It also adds
     a unit's position in its segment and its size as 32-bit numbers.
@@ -65,7 +65,7 @@ def filler_position(hole_start: int, segment_size: int) -> int:
 def explained_by(
     holes: Sequence[tuple[int, int]], missing: int, physical_end: int, physical_offset: int, segment_size: int
 ) -> int | None:
-    """Log position for fillers of `missing` queue offsets between two known records; None if holes do not explain them.
+    """Log position for fillers of `missing` offsets between two records; None if unexplained.
 
     The previous record ends at `physical_end`, the next one begins at `physical_offset`. More offsets than the holes
     between them have room for are another fault, which fillers must not hide.
@@ -76,7 +76,7 @@ def explained_by(
 
 
 def extent(row: Row, keep: Callable[[int, int], bool]) -> QueueExtent:
-    """Extent of a row up to the last unit for which `keep(log position, size)`, which is monotonic, is true.
+    """Extent of a row up to the last unit for which the monotonic `keep(position, size)` holds.
 
     Leading fillers are kept: the queue's offsets continue after them.
     """
@@ -103,7 +103,7 @@ def extent(row: Row, keep: Callable[[int, int], bool]) -> QueueExtent:
 
 
 def leading_fillers(row: Row, first: int) -> int:
-    """Queue offset after the leading fillers of offset 0 in the first file, which begins at `first`.
+    """Queue offset after the leading fillers in the first file, which begins at `first`.
 
     RocketMQ writes them before a queue's first unit.
     """
@@ -134,7 +134,7 @@ def record_place(row: Row, queue_offset: int) -> Place | None:
 
 
 def first_at_or_above(row: Row, low: int, high: int, physical_offset: int) -> int:
-    """First queue offset in [low, high) whose place is at or above a log position; `high` if there is none.
+    """First offset in [low, high) whose place is at or above a log position, else `high`.
 
     Missing units count as below.
     """
@@ -149,13 +149,13 @@ def first_at_or_above(row: Row, low: int, high: int, physical_offset: int) -> in
 
 
 def last_end(row: Row, max_offset: int) -> int:
-    """End in the log of the last record of the units below `max_offset`; 0 if there is none."""
+    """End in the log of the last record of the units below `max_offset`; 0 if none exists."""
     place = _preceding(row, max_offset)
     return place[0] + place[1] if place is not None else 0
 
 
 def _following(row: Row, queue_offset: int) -> Place | None:
-    """Place of the first unit from a queue offset on that is not a filler; None at the end of the files."""
+    """Place of the first unit from an offset on that is not a filler; None at the end."""
     while units := row.read(queue_offset, _CHUNK_UNITS):
         others = np.flatnonzero(_sizes(units) != FILLER_SIZE)
         if len(others):
@@ -165,7 +165,7 @@ def _following(row: Row, queue_offset: int) -> Place | None:
 
 
 def _preceding(row: Row, queue_offset: int) -> Place | None:
-    """Place of the last unit below a queue offset that is not a filler; None without one, or if it is invalid."""
+    """Place of the last unit below an offset that is not a filler; None if missing or invalid."""
     starts = row.starts()
     # Go by files: millions of offsets may be missing before a misplaced file.
     while (file := bisect.bisect_left(starts, queue_offset) - 1) >= 0:

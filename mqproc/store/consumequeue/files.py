@@ -1,4 +1,4 @@
-"""ConsumeQueue files: per queue a row of files of 20-byte units, written and read by queue offset.
+"""ConsumeQueue files: a row of files of 20-byte units per queue, accessed by queue offset.
 
     <consumequeue>/<topic>/<queue id>/<20 digits>      unit q at byte q × 20 of the row
 
@@ -43,7 +43,7 @@ _ROCKSDB_FILE: Final = "CURRENT"
 
 
 def queues_on_disk(io: StoreIO, folder: Path) -> tuple[list[tuple[str, int]], list[Path]]:
-    """(topic, queue id) of each queue folder below `folder`, and other entries, which are ignored."""
+    """(topic, queue id) of each queue folder below `folder`, and other entries."""
     queues: list[tuple[str, int]] = []
     strays: list[Path] = []
     for topic in io.entries(folder):
@@ -65,7 +65,7 @@ def is_topic(entry: FolderEntry) -> bool:
 
 
 def bars_topic(entry: FolderEntry) -> bool:
-    """Whether an entry that is not a folder blocks a topic's folder, so that dispatch would fail."""
+    """Whether an entry that is not a folder blocks a topic's folder, so dispatch would fail."""
     return entry.kind is not Kind.FOLDER and _is_topic_name(entry.name)
 
 
@@ -88,19 +88,19 @@ def is_queue_id(name: str) -> bool:
 
 
 def has_rocksdb_queues(io: StoreIO, folder: Path) -> bool:
-    """Whether RocksDB keeps the queues (`storeType = defaultRocksDB`): its files exist and no topic's folder."""
+    """Whether RocksDB keeps the queues (`storeType = defaultRocksDB`) instead of files."""
     entries = io.entries(folder)
     return {_ROCKSDB_FILE} == {entry.name for entry in entries if entry.name == _ROCKSDB_FILE or is_topic(entry)}
 
 
 def rocksdb_config(io: StoreIO, folder: Path) -> Path | None:
-    """The first folder in `config` where RocksDB keeps topics, groups or offsets; None without any."""
+    """The first folder in `config` where RocksDB keeps topics, groups or offsets, or None."""
     folders = sorted(folder / entry.name for entry in io.entries(folder) if entry.kind is Kind.FOLDER)
     return next((found for found in folders if io.entry(found / _ROCKSDB_FILE) is not None), None)
 
 
 def adopted_file_bytes(io: StoreIO, folder: Path, configured: int) -> int:
-    """File size of existing ConsumeQueues: the configured one if any file has it, else the most common one.
+    """File size of existing ConsumeQueues: the configured one if used, else the most common.
 
     Sizes that are not a multiple of the unit size or contradict a file's name are ignored, and so is a file of ours
     that a crash left short: it ends with a filler.
@@ -141,7 +141,7 @@ def _ends_with_filler(io: StoreIO, path: Path, size: int) -> bool:
 
 
 def remove_tree(io: StoreIO, folder: Path) -> None:
-    """Remove a ConsumeQueue folder with its content, if it exists, tolerating concurrent changes.
+    """Remove a ConsumeQueue folder with its content, tolerating concurrent changes.
 
     Raises OSError if it fails, or if new files keep appearing.
     """
@@ -177,7 +177,7 @@ def as_units(data: bytes | NDArray[np.uint8]) -> NDArray[np.void]:
 
 
 def filler_units(count: int, physical_offset: int = 0) -> NDArray[np.uint8]:
-    """uint8[20 × count]: units for queue offsets without a record. Before a queue's first unit the offset is 0."""
+    """uint8[20 × count]: units for offsets without a record; leading ones have offset 0."""
     units = np.zeros(count, UNIT_DTYPE)
     units["physical_offset"] = physical_offset
     units["size"] = layout.FILLER_SIZE
@@ -185,7 +185,7 @@ def filler_units(count: int, physical_offset: int = 0) -> NDArray[np.uint8]:
 
 
 def allocation_end(end: int, file_bytes: int) -> int:
-    """Allocated end of a file with bytes in use below `end`: one page, then doubling, then fixed steps."""
+    """Allocated end for bytes in use below `end`: one page, then doubling, then fixed steps."""
     if end <= ALLOCATION_STEP_MAX:
         wanted = max(PAGE_BYTES, 1 << (end - 1).bit_length())
     else:
@@ -195,7 +195,7 @@ def allocation_end(end: int, file_bytes: int) -> int:
 
 @dataclass(slots=True)
 class _OpenFile:
-    """An open file. `complete`: it has its full length; `allocated_end`: end of its allocated space.
+    """An open file. `complete`: it has full length; `allocated_end`: end of allocated space.
 
     `made_here`: created by this object, so that nothing was ever written at or after `used_end`.
     """
@@ -320,7 +320,7 @@ class ConsumeQueueFiles:
     def repair_run(
         self, topic: str, queue_id: int, first_queue_offset: int, units: NDArray[np.uint8], generation: int = 0
     ) -> int:
-        """Write consecutive units as `write_run` does, unless the files contain them; returns how many differed.
+        """Write units as `write_run` does, unless the files have them; returns how many differed.
 
         Tags codes that cannot be derived from the log are kept: delivery times that were computed with other delay
         levels, and addresses of a ConsumeQueue extension.
@@ -352,7 +352,7 @@ class ConsumeQueueFiles:
         return differing
 
     def _are_extension_addresses(self, topic: str, queue_id: int, codes: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which tags codes are valid addresses in the queue's extension files; other low ones are torn."""
+        """Which tags codes are valid addresses in the queue's extension files; others are torn."""
         low: NDArray[np.bool_] = codes <= layout.EXTENSION_ADDRESS_MAX
         if low.any():
             places = codes.astype(np.int64) - layout.EXTENSION_ADDRESS_MIN
@@ -382,7 +382,7 @@ class ConsumeQueueFiles:
             return b""
 
     def _is_unused(self, topic: str, queue_id: int, start: int, place: int, generation: int) -> bool:
-        """Whether a file is known to be empty from a position on; reading it would allocate zero pages."""
+        """Whether a file is known to be empty from a position on, so that no read is needed."""
         file = self._opened(topic, queue_id, start, generation)
         return file is not None and file.made_here and place >= file.used_end
 
@@ -405,7 +405,7 @@ class ConsumeQueueFiles:
         return file
 
     def _reopened(self, topic: str, queue_id: int, start: int, generation: int) -> _OpenFile | None:
-        """Reopen a file that was complete when it was closed; None if unknown, of another generation, or gone."""
+        """Reopen a file that was complete when closed; None if unknown, outdated or gone."""
         known = self._closed.pop((topic, queue_id, start), None)
         if known is None or known[0] != generation:
             return None
@@ -451,7 +451,7 @@ class ConsumeQueueFiles:
     # Reading
 
     def read_units(self, topic: str, queue_id: int, first: int, count: int, generation: int = 0) -> bytes:
-        """Units [first, first + count), fewer at the end of the files; all fillers have the usual form.
+        """Units [first, first + count), fewer at the end; all fillers have the usual form.
 
         Raises FileNotFoundError if the first unit's file is deleted, was never created, or is a folder.
         """
@@ -495,7 +495,7 @@ class ConsumeQueueFiles:
         return bounds.extent(row, lambda physical_offset, size: physical_offset >= 0 and size > 0)
 
     def extent_below(self, topic: str, queue_id: int, physical_offset: int) -> QueueExtent:
-        """Extent of a queue up to records that end at or below a log position; its units must be whole.
+        """Extent of a queue up to records that end at or below a log position.
 
         The files of a deleted queue may end with a torn, never synced unit of arbitrary size.
         """
@@ -509,7 +509,7 @@ class ConsumeQueueFiles:
     def first_at_or_above(
         self, topic: str, queue_id: int, low: int, high: int, physical_offset: int, generation: int = 0
     ) -> int:
-        """First queue offset in [low, high) whose record is at or above a log position; fillers count as the next."""
+        """First offset in [low, high) at or above a log position; fillers count as the next unit."""
         row = _Row(self, topic, queue_id, generation)
         return bounds.first_at_or_above(row, low, high, physical_offset)
 
@@ -574,7 +574,7 @@ class ConsumeQueueFiles:
             remove_tree(self._io, self._folder / topic)
 
     def remove_unused(self, topic: str, queue_id: int) -> bool:
-        """Remove a queue's files, and its folder if it has no other content; returns whether it was removed."""
+        """Remove a queue's files, and its folder unless it has other content; whether it did."""
         folder = self._folder / topic / str(queue_id)
         if any(segment_start(name) is None for name in self._io.names(folder)):
             return False
@@ -590,7 +590,7 @@ class ConsumeQueueFiles:
             self._forget_file(*key)
 
     def forget_deleted(self, kept_of: Callable[[str, int], tuple[int, int] | None]) -> None:
-        """Close deleted files to release their space. `kept_of` returns a queue's generation and minimum."""
+        """Close deleted files to release space; `kept_of` returns a queue's generation and minimum."""
         self._closed.clear()
         for (topic, queue_id, start), file in list(self._open.items()):
             generation, minimum = kept_of(topic, queue_id) or (-1, 0)

@@ -1,4 +1,4 @@
-"""Fillers for records lost in a hole, in a form that lets RocketMQ continue a queue that ends with one.
+"""Fillers for records lost in a hole, which let RocketMQ continue a queue after them.
 
 RocketMQ takes position plus size of a queue's last unit for the end of its dispatched log: it writes no units for
 records up to there. After a usual filler that would skip 2 GiB of log, and the next start would reuse the skipped
@@ -33,7 +33,7 @@ _NONE: Final = np.empty(0, np.intp)
 
 
 def end_fillers(count: int, place: int, segment_size: int) -> NDArray[np.uint8]:
-    """uint8[20 × count], writable: fillers for a hole whose usual ones point to `place`, a segment's start."""
+    """uint8[20 × count], writable: fillers for a hole whose usual ones point to `place`."""
     data = layout.unit_of(place + segment_size + 1 - layout.END_FILLER_SIZE, layout.END_FILLER_SIZE, place)
     return np.frombuffer(bytearray(data * count), np.uint8)
 
@@ -47,7 +47,7 @@ def put_end_fillers(units: NDArray[np.void], segment_size: int) -> None:
 
 
 def normalize_fillers(units: bytes) -> bytes:
-    """Convert fillers to the usual form, in units as read from disk with a possibly partial last one."""
+    """Convert fillers to the usual form, in units as read from disk."""
     count = len(units) // layout.UNIT_SIZE
     if not len(_of_the_size(units, count)):
         return units
@@ -80,7 +80,7 @@ def _of_the_size(units: bytes | bytearray, count: int) -> NDArray[np.intp]:
 
 
 def _have_the_form(rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Which of these units, uint8[n, 20], lie as far after the position they name as the end of a segment."""
+    """Which of these units, uint8[n, 20], lie one segment after the position they name."""
     at = np.ascontiguousarray(rows[:, layout.PHYSICAL_OFFSET : layout.SIZE]).view(">i8").ravel().astype(np.int64)
     place = np.ascontiguousarray(rows[:, layout.TAGS_CODE : layout.UNIT_SIZE]).view(">i8").ravel().astype(np.int64)
     segment_size = at - place + (layout.END_FILLER_SIZE - 1)

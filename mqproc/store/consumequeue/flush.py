@@ -47,7 +47,7 @@ class QueueFlushPass:
 class ConsumeQueueFlush:
     """Syncs the ConsumeQueue files of all queues in passes.
 
-    A new object does not know what its predecessor synced: its first pass syncs the whole file system if there is any
+    A new object does not know the state of its predecessor: its first pass syncs the whole file system if there is any
     queue. Roles pass their SyncGuard as `syncs`; after an OSError the same queues are still dirty.
     """
 
@@ -84,7 +84,7 @@ class ConsumeQueueFlush:
         )
 
     def _enough(self, synced: NDArray[np.int64], written: NDArray[np.int64], least_pages: int) -> NDArray[np.bool_]:
-        """Whether enough dirty pages lie between two offsets, counted as in RocketMQ; a full file always counts."""
+        """Whether enough dirty pages lie between two offsets, as in RocketMQ; full files count."""
         first = synced * UNIT_SIZE
         stop = written * UNIT_SIZE
         pages = stop % self._file_bytes // PAGE_BYTES - first % self._file_bytes // PAGE_BYTES

@@ -125,7 +125,7 @@ class QueueTable:
 
     @property
     def tombstones(self) -> int:
-        """Number of entries of deleted queues; only a rebuilt table has none."""
+        """Number of entries of deleted queues; a rebuilt table starts without any."""
         return self.words.cells[layout.HEADER_COUNT] - self.words.cells[layout.HEADER_LIVE]
 
     @property
@@ -135,7 +135,7 @@ class QueueTable:
 
     @property
     def gone(self) -> tuple[int, int]:
-        """Changes whenever a queue is deleted. Two numbers, since the count changes before the state."""
+        """Changes with each deleted queue. Two numbers, since the count changes before the state."""
         cells = self.words.cells
         deletions = cells[layout.HEADER_DELETIONS]
         return deletions, cells[layout.HEADER_COUNT] - cells[layout.HEADER_LIVE]
@@ -147,7 +147,7 @@ class QueueTable:
         return cells[layout.HEADER_COUNT], cells[layout.HEADER_LIVE], cells[layout.HEADER_DELETIONS]
 
     def find(self, topic: str, queue_id: int) -> int:
-        """The number of a live queue, −1 if there is none."""
+        """The number of a live queue, −1 if none exists."""
         number = self.entry(topic, queue_id)
         return number if number >= 0 and self.is_live(number) else -1
 
@@ -168,7 +168,7 @@ class QueueTable:
         return number + (self.words.cells[layout.entry_word(number, layout.GENERATION)] << _GENERATION_SHIFT)
 
     def deletion(self, number: int) -> tuple[int, int]:
-        """Ends of log and queue offsets at the queue's last deletion; (0, 0) if it was never deleted."""
+        """Ends of log and queue offsets at the last deletion; (0, 0) if it was never deleted."""
         words = self.words
         return (
             words[layout.entry_word(number, layout.DELETED_AT)],
@@ -213,7 +213,7 @@ class QueueTable:
         return max(self.words[layout.entry_word(number, layout.MIN_OFFSET)], self.first_offset(number))
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int, int] | None:
-        """(generation, minimum offset, maximum offset) of a queue, None without one. Called for each pull.
+        """(generation, minimum, maximum offset) of a queue, None without one; used by each pull.
 
         The minimum is read first, so it cannot exceed the maximum. If the queue is deleted and created again
         meanwhile, the read is repeated.
@@ -280,7 +280,7 @@ class QueueTable:
         self._room = room
 
     def delete_queue(self, number: int, physical_offset: int = POSITION_UNKNOWN) -> None:
-        """Replace a queue by a tombstone, which keeps name and next offset for a new queue of that name.
+        """Replace a queue by a tombstone, which keeps name and next offset for a new queue.
 
         `physical_offset` is the log's end, above all of the queue's records. A tombstone is updated.
         """
@@ -292,7 +292,7 @@ class QueueTable:
     # For recovery
 
     def remember_deletion(self, topic: str, queue_id: int, physical_offset: int, next_offset: int) -> None:
-        """Add a queue that an earlier run deleted: a tombstone, or the previous generation of a live queue.
+        """Add a queue deleted in an earlier run: a tombstone, or a live queue's previous generation.
 
         Raises TooManyQueuesError.
         """
@@ -395,7 +395,7 @@ QueueSnapshots = dict[tuple[str, int], QueueSnapshot]
 
 
 def read_queue_snapshots(io: StoreIO, paths: StorePaths) -> QueueSnapshots | None:
-    """Queues of the previous run's table by (topic, queue id), without deleted topics; None without a whole table.
+    """Queues of the previous run's table by (topic, queue id); None without a whole table.
 
     The table is not synced while a group runs: after a power loss it may be older than the files. But a queue that had
     a unit must still have it, so recovery can detect lost units.

@@ -1,4 +1,4 @@
-"""Index files, writing side: created at the first entry, filled through a mapping, rolled when full, and repaired.
+"""Index files, writing side: created at the first entry, filled, rolled and repaired.
 
     index/<17 digits, local time>      header, hash slots, chained items (layout/index_file.py)
 
@@ -51,7 +51,7 @@ class IndexHeader(msgspec.Struct, frozen=True):
 
 
 def read_header(view: NDArray[np.uint8]) -> IndexHeader:
-    """Read the header of a mapped file, the count first: what it covers is then not newer than the rest."""
+    """Read a mapped file's header, the count first, so that it covers nothing newer."""
     fields = np.empty(kernels.HEADER_FIELDS, np.int64)
     kernels.load_header(view, fields)
     return IndexHeader(*fields.tolist())
@@ -84,7 +84,7 @@ def last_offset(io: StoreIO, path: Path) -> int:
 
 
 def next_name(store_timestamp_ms: int, previous: str) -> str:
-    """Name of a file whose first entry has this store time; it sorts after `previous` ('' = none).
+    """Name of a file by its first entry's store time; it sorts after `previous` ('' = none).
 
     That is the later of the store time and one millisecond after the previous name. When local time is set back by an
     hour, the previous name counts on. An impossible store time, from a damaged record without its own CRC, counts as
@@ -109,7 +109,7 @@ AHEAD_OF_FREE: Final = 16
 
 
 class IndexCommit(msgspec.Struct, frozen=True):
-    """State of the index after a dispatch step. `file_ms` is the newest file's name as a time, 0 = no file."""
+    """State of the index after a step; `file_ms` is the newest file's name as a time, 0 = none."""
 
     file_ms: int = 0
     count: int = layout.FIRST_ITEM
@@ -156,7 +156,7 @@ class _MappedIndex:
         first: int,
         stop: int,
     ) -> int:
-        """Put entries until the file is full; returns the first entry not put. Raises OSError (ENOSPC…)."""
+        """Put entries until the file is full; returns the first one not put. Raises OSError."""
         while first < stop and (count := self.count) < self.items:
             if self._step_items == 0:
                 self.allocate_slots()
@@ -260,7 +260,7 @@ class _MappedIndex:
         self._step_items = min(whole_items, self.items)
 
     def _allocate(self, start: int, reach: int) -> None:
-        """Allocate to `reach`, plus as much as the items already take while the disk has plenty of space.
+        """Allocate to `reach`, plus as much as the items take while the disk has enough space.
 
         A call may wait for the file system's journal, which a concurrent sync holds for tenths of a second.
         """
@@ -338,7 +338,7 @@ class IndexFiles:
         return self._current is not None
 
     def put_single(self, found: SingleRecordBuffers, cells: NDArray[np.int64]) -> bool:
-        """Put the entries of one record, and store in the control file's `cells` what `publish_step` publishes.
+        """Put one record's entries, and store in `cells` the words that `publish_step` publishes.
 
         Returns False without a change if more is needed; then use `put` and `commit`.
         """
@@ -349,7 +349,7 @@ class IndexFiles:
         return True
 
     def begin_after(self, end: IndexHeader, store_timestamp_ms: int) -> None:
-        """Create this folder's first file as the successor of a full file elsewhere with the header `end`.
+        """Create this folder's first file as the successor of a full file elsewhere.
 
         `store_timestamp_ms` is that of its first entry, which gives it its name.
         """
@@ -374,10 +374,10 @@ class IndexFiles:
         file.roll_back(commit)
 
     def rebuild(self, mark: int, store_timestamp_ms: Callable[[int], int | None]) -> int:
-        """Rebuild slots and counts after a power loss from the items with physical offsets below `mark`.
+        """Rebuild slots and counts after a power loss from the items below offset `mark`.
 
         Items below the mark must be durable; all other content is arbitrary. It works from the newest file back to the
-        first that keeps an item; older ones were full and durable. Files that keep none are deleted. Items from before
+        first that keeps an item; older ones were full and durable. Files that keep none are deleted. Items below
         the end of the previous file are invalid: they would keep that file's items above the mark.
         `store_timestamp_ms` returns a record's store time by its offset. The files must not be open elsewhere; `sync`
         makes the result durable. Returns the number of items kept in the newest file.
@@ -417,7 +417,7 @@ class IndexFiles:
         return _MappedIndex(self._io, path, self._slots, self._items, sync_follows=self._sync_follows)
 
     def _create(self, store_timestamp_ms: int, previous: str, end: IndexHeader | None) -> _MappedIndex:
-        """Create a file for an entry of this store time, named after `previous`, whose header is `end`."""
+        """Create a file for an entry of this store time after `previous`, whose header is `end`."""
         name = next_name(store_timestamp_ms, previous)
         path = self._folder / name
         self._io.make_folder(self._folder, sync=False)
@@ -438,7 +438,7 @@ class IndexFiles:
         return file
 
     def _begin(self, file: _MappedIndex, end: IndexHeader | None) -> None:
-        """Prepare a new file for its first entry. Until then the count in its header is 0, as in RocketMQ."""
+        """Prepare a new file; until its first entry its count is 0, as in RocketMQ."""
         file.allocate_slots()
         if end is None:
             return
@@ -455,7 +455,7 @@ class IndexFiles:
         self.full_files += 1
 
     def _rebuild_file(self, name: str, floor: int, mark: int, store_timestamp_ms: Callable[[int], int | None]) -> int:
-        """Rebuild one file from its items in [floor, mark) if it differs; returns the number of items kept."""
+        """Rebuild one file from its items in [floor, mark) if it differs; returns their number."""
         if self._io.size_of(self._folder / name) == 0:
             return 0
         read_through(self._io, self._folder / name)
@@ -484,7 +484,7 @@ class IndexFiles:
         used: int,
         store_timestamp_ms: Callable[[int], int | None],
     ) -> IndexHeader:
-        """Correct header of a file with `count` items. Its begin has been durable since its first entry."""
+        """Correct header of a file with `count` items; its begin has been durable all the time."""
         last_item = layout.item_offset(self._slots, count - 1)
         end_offset = load_be64(view, last_item + layout.ITEM_PHYSICAL_OFFSET)
         end_ms = store_timestamp_ms(end_offset)
@@ -501,7 +501,7 @@ class IndexFiles:
         return IndexHeader(begin_ms, end_ms, begin_offset, end_offset, used, count)
 
     def _zero_after(self, path: Path, end: int) -> bool:
-        """Zero a file after its last item, so that a later rebuild ignores stale items; returns whether it did."""
+        """Zero a file after its last item, against stale items in a rebuild; returns whether it did."""
         fd = self._io.open(path, write=True)
         try:
             return zero_tail(self._io, fd, end) > 0
@@ -529,7 +529,7 @@ _NEWEST_ITEMS: Final = 64
 
 
 def adopted_index_shape(io: StoreIO, folder: Path, slots: int, items: int) -> tuple[int, int]:
-    """(slots, items) of the files in a folder; the configured ones if they fit or the files do not determine them."""
+    """(slots, items) of the files in a folder; the configured ones if these fit."""
     files = [
         entry
         for entry in io.entries(folder)
@@ -571,11 +571,12 @@ def _shape_of(io: StoreIO, path: Path, size: int) -> tuple[int, int] | None:
 
 
 def _with_newest_in_their_slots(view: NDArray[np.uint8], header: IndexHeader, candidates: NDArray[np.int64]) -> int:
-    """First candidate with which the slots of the last items lead to them; else one that fits the very last item; else
-    the first one.
+    """The most plausible number of slots among the candidates.
 
-    Item 0 is empty and a record may have several items, so an item number that is too low by one looks right in a file
-    that begins with the log. In a small file it may match one slot by chance, but not those of all previous items.
+    It is the first one with which the slots of the last items lead to them, else one that fits the very last item, else
+    the first one. Item 0 is empty and a record may have several items, so an item number that is too low by one looks
+    right in a file that begins with the log. In a small file it may match one slot by chance, but not those of all
+    previous items.
     """
     last_item = header.count - 1
     words = np.ndarray(len(view) // layout.SLOT_SIZE, ">i4", view.data)

@@ -27,7 +27,7 @@ _NOTHING_SYNCED: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class IndexState:
-    """Name of the newest file as a time (0 = no file) and its item count, as published by the dispatcher."""
+    """Name of the newest file as a time (0 = none) and its item count, as published."""
 
     file_ms: int
     items: int
@@ -75,7 +75,7 @@ class IndexFlush:
         self._synced = IndexState(_NOTHING_SYNCED, 0)
 
     def pass_(self, state: IndexState, least_pages: int) -> IndexFlushPass:
-        """Sync what is due for a state read before; `least_pages` 0 syncs all. Raises OSError."""
+        """Sync the due files for a state read before; `least_pages` 0 syncs all. Raises OSError."""
         if state == self._synced or state.file_ms == 0:
             return IndexFlushPass(0, complete=True)
         same_file = state.file_ms == self._synced.file_ms

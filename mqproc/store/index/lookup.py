@@ -70,7 +70,7 @@ class LookupCounters:
 
 
 class IndexReader:
-    """The index files of a store for reading. Call `refresh` when the dispatcher has created a file."""
+    """The index files of a store for reading; `refresh` shows new files."""
 
     def __init__(
         self, io: StoreIO, folder: Path, slots: int, items: int, results_max: int, mapped_max: int = MAPPED_FILES_MAX
@@ -113,7 +113,7 @@ class IndexReader:
     def look_up(
         self, topic: str, key: str, max_results: int, begin_ms: int, end_ms: int, below: int = LOG_END_MAX
     ) -> Slices[IndexAnswer]:
-        """Offsets of records with the key hash of `topic#key`, newest file first, as RocketMQ's `queryOffset`.
+        """Offsets for the key hash of `topic#key`, newest file first, as RocketMQ's `queryOffset`.
 
         Only records `below` a physical offset. TIME_MIN and TIME_MAX are unlimited, since a damaged record may have any
         time. A slice covers a bounded number of files.
@@ -137,7 +137,7 @@ class IndexReader:
             if _may_hold(header, begin_ms, end_ms) and header.begin_physical_offset < below:
                 offsets += self._walk(view, header.count, key_hash, wanted - len(offsets), begin_ms, end_ms, below)
             if zero_filled_pages() != lost:
-                # Unmap: the next lookup must fail, too, or read what has been written there since.
+                # Unmap: the next lookup must fail, too, or read newly written data.
                 del self._maps[name]
                 raise CorruptStoreError(f"{self._folder / name}: a part that leads to the key {key!r} cannot be read")
             if header.begin_timestamp_ms < begin_ms or len(offsets) >= wanted:

@@ -1,4 +1,4 @@
-"""Arguments of StoreReader's methods: type checks with clear errors, and calls one at a time."""
+"""Arguments of StoreReader's methods: type checks with clear errors, serialized calls."""
 
 from __future__ import annotations
 

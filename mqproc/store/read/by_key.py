@@ -43,7 +43,7 @@ _ROUNDS_MAX: Final = 1 << 20
 
 
 class KeySearch:
-    """Searches in the index of one store. `newest_ms` returns the newest index file's name as a time."""
+    """Searches in one store's index; `newest_ms` returns the newest file's name as a time."""
 
     def __init__(self, index: IndexReader, records: LogRecords, queues: Queues, newest_ms: Callable[[], int]) -> None:
         """`index` must give up to CANDIDATES_MAX results."""
@@ -65,7 +65,7 @@ class KeySearch:
         max_messages: int,
         max_bytes: int,
     ) -> Slices[Batch]:
-        """The newest messages of a topic with a key (`unique`: a unique id) and begin_ms ≤ time ≤ end_ms.
+        """The newest messages with a key (`unique`: a unique id) and begin_ms ≤ time ≤ end_ms.
 
         The time is the store time, or with `born_time` the unordered born time. The answer is sorted by physical offset
         without duplicates. With more than `max_messages` or `max_bytes` it is incomplete: its cursor (physical offset,)

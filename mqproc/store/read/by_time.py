@@ -1,4 +1,4 @@
-"""Search by time: queue offsets of a store time by binary search, and ranges and counts of messages."""
+"""Search by time: queue offsets of a store time, and ranges and counts of messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class QueueTimes:
         self._records = records
 
     def store_time_ms(self, topic: str, queue_id: int, offset: int) -> int:
-        """Store time of the record at a queue offset, −1 if there is none."""
+        """Store time of the record at a queue offset, −1 if none exists."""
         bounds = self._queues.bounds(topic, queue_id)
         if bounds is None or not bounds.min_offset <= offset < bounds.max_offset:
             return UNREADABLE
@@ -47,7 +47,7 @@ class QueueTimes:
         return self._records.store_timestamp_ms(int(units["physical_offset"][0]))
 
     def offset_at(self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False) -> int:
-        """RocketMQ's getOffsetInQueueByTime: the first message at or after a time, or the maximum offset.
+        """RocketMQ's getOffsetInQueueByTime: first message at or after a time, or the maximum.
 
         With `upper` the last message at or before the time, or the minimum offset. 0 for an unknown queue.
         """
@@ -146,7 +146,7 @@ class QueueRanges:
         max_messages: int,
         max_bytes: int,
     ) -> Slices[Batch]:
-        """Messages with begin_ms ≤ time < end_ms, by queue; `cursor` (queue id, queue offset) continues."""
+        """Messages with begin_ms ≤ time < end_ms, by queue, from `cursor` (queue id, offset) on."""
         first_queue, first_offset = (int(cursor[0]), int(cursor[1])) if len(cursor) == 2 else (0, 0)
         chosen = compile_filter(topic, tuple(tags), sql)
         parts: list[NDArray[np.uint8]] = []
@@ -212,7 +212,7 @@ class QueueRanges:
         return count
 
     def _walk_to(self, walk: QueueWalk, stop: int, queue: tuple[str, int]) -> Slices[WalkEnd]:
-        """Walk to `stop` or a limit in slices, skipping damage, missing files and concurrent deletions."""
+        """Walk to `stop` or a limit in slices, skipping damage, missing files and deletions."""
         halt = WalkEnd.DONE
         while walk.next_offset < stop:
             halt = walk.run(min(stop, walk.next_offset + SLICE_UNITS))
@@ -233,7 +233,7 @@ class QueueRanges:
     def _span(
         self, queue: tuple[str, int], bounds: QueueBounds, begin_ms: int, end_ms: int, *, born_time: bool
     ) -> tuple[int, int]:
-        """Queue offsets [start, stop) of a time range; the whole queue for born time, which is unordered."""
+        """Queue offsets [start, stop) of a time range; the whole queue for unordered born times."""
         start, stop = bounds.min_offset, bounds.max_offset
         if born_time or end_ms <= begin_ms:
             return start, stop if born_time and end_ms > begin_ms else start

@@ -29,7 +29,7 @@ _NO_HASH = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class FilterProgram:
-    """Filter by `codes` int64[k] (hashes in units), then `tags` uint8 with `ends` int64[k] (exact), then `sql`.
+    """Filter by `codes` int64[k] (hashes), exact `tags` uint8 with `ends` int64[k], then `sql`.
 
     Empty codes and ends without `sql` accept everything.
     """
@@ -56,7 +56,7 @@ class FilterProgram:
 
 @functools.lru_cache(1024)
 def compile_filter(topic: str, tags: tuple[str, ...] = (), sql: str = "") -> FilterProgram:
-    """Compile a filter by tags or SQL92. Raises FilterSyntaxError, and BadRequestError for both at once."""
+    """Compile a filter by tags or SQL92. Raises FilterSyntaxError, BadRequestError."""
     if tags and sql:
         raise BadRequestError("a filter is either by tags or by properties, not by both")
     if sql:

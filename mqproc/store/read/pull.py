@@ -1,4 +1,4 @@
-"""Pulls (RocketMQ's getMessage): the next records of a queue, with RocketMQ's statuses and next offsets.
+"""Pulls (RocketMQ's getMessage): the next records of a queue, with RocketMQ's statuses.
 
 `pull` verifies CRCs, compares tags exactly or evaluates an SQL92 filter, crosses file borders and skips damage; if few
 records match it ends after UNITS_MAX units or LOOK_BYTES_MAX of records. `get_message` answers as RocketMQ does: tags
@@ -246,7 +246,7 @@ class ReadAhead:
         self._seen: set[tuple[str, int]] = set()
 
     def before_pull(self, topic: str, queue_id: int, bounds: QueueBounds, offset: int) -> None:
-        """Start reading what a pull from `offset` on will touch, at the queue's first pull."""
+        """Start reading the data of a pull from `offset` on, at the queue's first pull."""
         queue = (topic, queue_id)
         if queue in self._seen or not bounds.min_offset <= offset < bounds.max_offset:
             return

@@ -48,7 +48,7 @@ UNITS_LOOKED_AT = 65_536
 
 
 class StoreQueries:
-    """Queries on one store, whose `view` determines what is readable at the moment."""
+    """Queries on one store, whose `view` determines the readable part."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class StoreQueries:
         self.offset_in_queue_by_time = QueueTimes(self.rocketmq_queues, self.files, self.records).offset_at
 
     def close_deleted(self, deletions: DeletionCounts) -> None:
-        """Close files deleted by retention or with a topic, if `deletions` has changed since the last call.
+        """Close files deleted by retention or with a topic, if `deletions` has changed.
 
         Their space stays in use while any process has them open or mapped.
         """
@@ -124,7 +124,7 @@ class StoreQueries:
         return self.records.record(physical_offset)
 
     def get(self, message_id: str, topic: str = "") -> Slices[NDArray[np.uint8]]:
-        """The record with an offset message id, or the newest one with a unique id in `topic` (else in any topic).
+        """The record with an offset message id, or the newest with a unique id in `topic` or any.
 
         Raises MessageNotFoundError.
         """
@@ -175,7 +175,7 @@ class StoreQueries:
         return infos
 
     def topic_infos(self) -> Slices[list[TopicInfo]]:
-        """Topics with a queue or an entry in `config/topics.json`, sorted; unconfigured ones with defaults."""
+        """Topics with a queue or an entry in `config/topics.json`, sorted."""
         configured = Topics(self._io, self._paths)
         configured.load()
         infos = []
@@ -189,7 +189,7 @@ class StoreQueries:
         return infos
 
     def first_candidate(self, topic: str, queue_id: int, first: int, tags: Sequence[str], sql: str = "") -> int:
-        """First queue offset from `first` on whose unit matches by hash: where a held pull continues.
+        """First offset from `first` on whose unit matches by hash: where a held pull continues.
 
         It reads at most UNITS_LOOKED_AT units; returns the maximum offset if none matches.
         """
@@ -221,7 +221,7 @@ BATCH_MESSAGES: Final = 1024
 def batches(
     reading: StoreQueries, topic: str, queue_id: int, offset: int, tags: Sequence[str] = ()
 ) -> Iterator[tuple[list[StoredMessage], int]]:
-    """Messages from an offset to the queue's end in batches of one pull each, with the next offset.
+    """Messages from an offset to the queue's end in batches, with the next offset.
 
     With `tags` only messages with one of them.
     """

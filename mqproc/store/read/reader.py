@@ -1,4 +1,4 @@
-"""Direct read access to a store's files: running or stopped, ours or RocketMQ's, without a server or any write.
+"""Direct read access to the files of any store, ours or RocketMQ's, without any write.
 
     with mqproc.StoreReader("/var/lib/store") as reader:
         for message in reader.messages("orders"):
@@ -29,7 +29,7 @@ from mqproc.errors import BadRequestError, ConfigurationError
 from mqproc.io.store_io import StoreIO
 from mqproc.kernels.gather import TIME_MAX, TIME_MIN
 from mqproc.layout.record_codec import decode_record, decode_records
-from mqproc.paths import StorePaths, given_path
+from mqproc.paths import StorePaths, checked_path
 from mqproc.store.commitlog.segments import adopted_segment_size
 from mqproc.store.consumequeue.files import adopted_file_bytes
 from mqproc.store.cooperative import Batch, finish
@@ -76,7 +76,7 @@ class StoreReader:
         `whole`: a short segment is an error; else it counts with its content. Raises StoreAccessError if there is no
         store, CorruptStoreError if its files contradict each other.
         """
-        self.paths = StorePaths(given_path(path))
+        self.paths = StorePaths(checked_path(path))
         self._io = StoreIO()
         self._asking = threading.RLock()
         check_is_store(self._io, self.paths)
@@ -219,7 +219,7 @@ class StoreReader:
         max_bytes: int = ROCKETMQ_PULL_BYTES,
         expression: str = "*",
     ) -> PullResult:
-        """RocketMQ's `getMessage`: tags of `expression` by hash, its limits, no CRC, unknown queues are empty."""
+        """RocketMQ's `getMessage`: tags by hash, its limits, no CRC, unknown queues are empty."""
         return _pull_result(self.reading.get_message(topic, queue_id, offset, max_messages, max_bytes, expression))
 
     @checked_call
@@ -264,7 +264,7 @@ class StoreReader:
         unique: bool = False,
         born_time: bool = False,
     ) -> list[StoredMessage]:
-        """The newest messages with the key, begin_ms ≤ time ≤ end_ms, oldest first; `unique`: by unique id."""
+        """The newest messages with a key (`unique`: unique id), begin_ms ≤ time ≤ end_ms, ascending."""
         batch = finish(
             self.reading.by_key(
                 topic,
@@ -353,7 +353,7 @@ class StoreReader:
 
     @checked_call
     def store_time_ms(self, topic: str, queue_id: int, offset: int) -> int:
-        """Store time of the message at a queue offset, −1 if there is none."""
+        """Store time of the message at a queue offset, −1 if none exists."""
         return self.reading.store_time_ms(topic, queue_id, offset)
 
     @checked_call
@@ -404,7 +404,7 @@ def _messages_of(batch: Batch) -> list[StoredMessage]:
 
 
 def settings_of(io: StoreIO, paths: StorePaths) -> Options:
-    """Options of the last group; defaults if there are none or they are unreadable."""
+    """Options of the last group; defaults if none exist or they are unreadable."""
     try:
         return Options(**read_values(io, paths))
     except (FileNotFoundError, ValueError, ConfigurationError):

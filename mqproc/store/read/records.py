@@ -29,7 +29,7 @@ class Visible(NamedTuple):
 
 
 class LogRecords:
-    """Records by physical offset. `visible` returns the readable part, `holes` knows damaged ranges."""
+    """Records by offset. `visible` returns the readable part, `holes` knows damaged ranges."""
 
     def __init__(self, segments: LogSegments, visible: Callable[[], Visible], holes: KnownHoles | None = None) -> None:
         self.segments = segments
@@ -120,7 +120,7 @@ class LogRecords:
     def _gather(
         self, start: int, view: NDArray[np.uint8], end: int, places: NDArray[np.int64], found: NDArray[np.bool_]
     ) -> NDArray[np.uint8]:
-        """Records of one segment; sets `found` to False where there is none."""
+        """Records of one segment; sets `found` to False where none begins."""
         limit = min(len(view), end - start)
         found &= places - start + record.FIXED_SIZE_V4 <= limit
         rows = np.flatnonzero(found)
@@ -146,7 +146,7 @@ class LogRecords:
         return out[: int(state[gather.OUT_AT])]
 
     def store_timestamp_ms(self, physical_offset: int) -> int:
-        """Store time of the record at an offset, −1 if there is none."""
+        """Store time of the record at an offset, −1 if none exists."""
         found = self._find(physical_offset)
         if found is None:
             return -1
@@ -155,7 +155,7 @@ class LogRecords:
         return int(stored_at_ms(view, physical_offset - start, limit, physical_offset))
 
     def first_record(self) -> int:
-        """Physical offset of the first readable record, −1 if there is none."""
+        """Physical offset of the first readable record, −1 if none exists."""
         begin, end = self.visible()
         while begin < end:
             found = self._find(begin)

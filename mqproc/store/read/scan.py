@@ -1,4 +1,4 @@
-"""Log scan: search without a key, by topic, property, body content or time; bounded and resumable."""
+"""Log scan: search by topic, property, body content or time; bounded and resumable."""
 
 from __future__ import annotations
 

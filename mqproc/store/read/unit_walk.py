@@ -75,12 +75,12 @@ class WalkLimits:
 
 
 class PullCounters:
-    """Counters for gathered records. The kernel increments words in memory that this object keeps alive."""
+    """Counters for gathered records, in memory that this object keeps alive for the kernel."""
 
     __slots__ = ("_kept", "state")
 
     def __init__(self, words: NDArray[np.int64] = _NO_WORDS, table: NDArray[np.int64] = _NO_WORDS) -> None:
-        """`words` int64 is the control file, `table` int64 the queue table; both are empty to count nothing."""
+        """Count in `words` int64, the control file, and `table` int64; both empty to count nothing."""
         self._kept = words, table
         self.state = np.zeros(kernel.STATE_SIZE, np.int64)
         """Initial state of a walk: copying it costs no more than an empty one."""
@@ -93,7 +93,7 @@ NOT_COUNTED = PullCounters()
 
 @dataclass(slots=True)
 class DamagedUnits:
-    """Queue offsets [first, stop) without intact records, the log positions they name, and the reason."""
+    """Queue offsets [first, stop) without intact records, their log positions, and the reason."""
 
     first: int
     stop: int
@@ -205,7 +205,7 @@ class QueueWalk:
         kernel.uncount(self._state)
 
     def _account(self) -> None:
-        """Report the reads of the log: the whole range of the records, or each record if they are scattered."""
+        """Report the reads of the log: the records' whole range, or each record if scattered."""
         looked_at = int(self._state[kernel.UNIT])
         if looked_at == 0:
             return
@@ -217,7 +217,7 @@ class QueueWalk:
             self._records.segments.note_reads(as_units(self._units)["physical_offset"][:looked_at].astype(np.int64))
 
     def step_over_damage(self, stop_offset: int) -> DamagedUnits:
-        """After WalkEnd.DAMAGE: consume the units without an intact record, up to the next one with one."""
+        """After WalkEnd.DAMAGE: consume units up to the next one with an intact record."""
         damage = self._consume_damaged(None)
         for _ in range(DAMAGED_RUN_MAX):
             if not self._next_is_damaged(stop_offset):
@@ -288,7 +288,7 @@ class QueueWalk:
         return len(self._units) >= UNIT_SIZE
 
     def _make_room(self, *, whole: bool) -> None:
-        """Allocate the answer: the size of the units' records, or the limit if more units may follow."""
+        """Allocate the answer for the units' records, or up to the limit if more units may follow."""
         limit = self._limits.bytes
         if whole:
             limit = min(limit, kernel.sum_of_sizes(self._units, 0, int(self._state[kernel.UNIT_STOP])))

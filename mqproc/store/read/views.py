@@ -1,4 +1,4 @@
-"""Views of a store: its queues, their bounds and the readable part of the log, of a running group or by its files."""
+"""Views of a store, running or stopped: queues, bounds, and the readable part of the log."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class QueueBounds(msgspec.Struct, frozen=True):
 
 
 class DeletionCounts(NamedTuple):
-    """Deletions so far: the log's minimum, counts of deleted queue and index files, deleted queues of topics."""
+    """Deletions so far: minimum of the log, counts of queue and index files, deleted queues."""
 
     min_physical_offset: int = 0
     queue_files: int = 0
@@ -66,7 +66,7 @@ class Queues(Protocol):
         ...
 
     def deletion(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """Ends of log and queue offsets at the last deletion of a queue of this name; (0, 0) without one.
+        """Ends of log and queue offsets at the last deletion of a queue of this name, or (0, 0).
 
         Records below both belong to the deleted queue.
         """
@@ -216,7 +216,7 @@ class WordsView:
         return self._queues
 
     def visible(self) -> Visible:
-        """Up to the confirmed end. A queue's units are published shortly before `dispatched` passes them."""
+        """Up to the confirmed end; units are published shortly before `dispatched` passes them."""
         words = self._words
         if self._sync_flush:
             end = max(words[control.WRITER_SYNCED], words[control.FLUSHER_SYNCED])
@@ -341,7 +341,7 @@ def _bounds(files: ConsumeQueueFiles, topic: str, queue_id: int, log_begin: int)
 
 
 def _reached(files: ConsumeQueueFiles, records: LogRecords, topic: str, queue_id: int, bounds: QueueBounds) -> int:
-    """End of the record of a queue's last unit, 0 if there is none."""
+    """End of the record of a queue's last unit, 0 if none exists."""
     if bounds.min_offset >= bounds.max_offset:
         return 0
     unit = as_units(files.read_units(topic, queue_id, bounds.max_offset - 1, 1))[0]
@@ -360,7 +360,7 @@ def _known_holes(io: StoreIO, paths: StorePaths) -> list[tuple[int, int]]:
 
 
 def _log_end(segments: LogSegments, starts: list[int], reached: int, holes: list[tuple[int, int]]) -> int:
-    """End of the whole records after `reached`, a record's end or the log's beginning; `holes` are skipped."""
+    """End of the whole records after `reached`, a record's end; `holes` are skipped."""
     out = np.zeros(scan.SCAN_SIZE, np.int64)
     end = reached
     while True:

@@ -1,1 +1,1 @@
-"""Retention: deletion of expired segments and of the queue and index files that point to them."""
+"""Retention: deletion of expired segments, and of queue and index files with them."""

@@ -1,4 +1,4 @@
-"""Deletion of expired files: the keeper's part of the engine, in small steps. `retention.plan` decides what may go.
+"""Deletion of expired files in small steps, as `retention.plan` decides: the keeper's part.
 
     log       plan; raise the aim, each queue's minimum, the log's minimum; then per segment: unlink, sync the folder
     follow    delete files of queues and index once the segments below a minimum are durably deleted
@@ -54,7 +54,7 @@ PATIENCE_NS: Final = 120_000_000_000
 
 @dataclass(slots=True)
 class _Deleted:
-    """A file without a name. Its cached pages below `dropped` are released, and it has `size` bytes left."""
+    """A file without a name: pages below `dropped` are released, `size` bytes are left."""
 
     fd: int
     size: int
@@ -182,7 +182,7 @@ class _Task:
 
 
 class Retention:
-    """Retention of one store. Owns `min_physical_offset`, the queues' minima and the `retention_…` words."""
+    """Retention of one store; owns `min_physical_offset`, queue minima, `retention_…` words."""
 
     def __init__(
         self,
@@ -192,17 +192,17 @@ class Retention:
         words: Words,
         queues: QueueOffsets,
         syncs: Syncing,
-        tell: EventLog,
+        event_log: EventLog,
         now_ns: int,
     ) -> None:
-        """`syncs` is the role's SyncGuard, `tell` its log. A predecessor's work is finished at once."""
+        """`syncs` is the role's SyncGuard. A predecessor's work is finished at once."""
         self._io = io
         self._paths = paths
         self._options = options
         self._words = words
         self._queues = queues
         self._syncs = syncs
-        self._tell = tell
+        self._event_log = event_log
         self._segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log, whole=False)
         self._planner = LogPlanner(self._segments)
         self._files = ExpiredQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes, queues)
@@ -229,7 +229,7 @@ class Retention:
         self._look_ns = min(self._look_ns, now_ns + options.clean_resource_interval * NS_PER_MS)
 
     def finish(self, now_ns: int) -> bool:
-        """Delete segments below raised minima at a stop, in steps without pauses; returns whether it is finished.
+        """Delete segments below raised minima at a stop, without pauses; whether it is finished.
 
         Otherwise the queue table would contradict the log. `step` must not be called any more.
         """
@@ -278,7 +278,7 @@ class Retention:
         try:
             self.execute_request(retention_request.read(self._paths, path), path)
         except BadRequestError as error:
-            self._tell("a request to retention cannot be read", error=str(error))
+            self._event_log("a request to retention cannot be read", error=str(error))
             self._io.unlink(path)
 
     def execute_request(self, request: DeletionRequest, path: Path | None = None) -> None:
@@ -332,7 +332,7 @@ class Retention:
         self._follow_ns = now_ns + RETRY_PAUSE_NS
         if self._request is not None and self._log.idle:
             self._look_ns = now_ns + RETRY_PAUSE_NS
-        self._tell("retention waits", error=str(error))
+        self._event_log("retention waits", error=str(error))
 
     @property
     def _sync_has_failed(self) -> bool:
@@ -349,7 +349,7 @@ class Retention:
     # The log
 
     def _look(self, now_ns: int, now_ms: int) -> Work:
-        """Plan and delete what is due now."""
+        """Plan deletions and execute them."""
         words, options = self._words, self._options
         request = self._request
         reserved_ms = None if request is None else request.reserved_ms_by(options)
@@ -392,11 +392,11 @@ class Retention:
     def _report_plan(self, plan: LogPlan) -> None:
         by = plan.held.by if plan.held else control.HELD_NOTHING
         if plan.held and by != self._words[control.RETENTION_HELD_BY]:
-            self._tell("segments that are due are held back", by=control.HELD_NAMES[by], detail=plan.held.detail)
+            self._event_log("segments that are due are held back", by=control.HELD_NAMES[by], detail=plan.held.detail)
         self._words[control.RETENTION_HELD_BY] = by
         if plan.deletions:
             size = sum(deletion.bytes for deletion in plan.deletions)
-            self._tell("deleting segments", segments=len(plan.deletions), bytes=size, minimum=plan.minimum)
+            self._event_log("deleting segments", segments=len(plan.deletions), bytes=size, minimum=plan.minimum)
 
     def _finish_log(self, now_ns: int) -> Work:
         """Raise the minima to the aim and delete segments below them."""
@@ -422,7 +422,7 @@ class Retention:
         yield None
 
     def _unlink_segments(self, now_ns: int) -> Work:
-        """Delete the oldest first, each durably before the next: a power loss leaves no gap in the log."""
+        """Delete the oldest first, each durably before the next: a power loss leaves no gap."""
         minimum = self._words[control.MIN_PHYSICAL_OFFSET]
         self._segments.forget_below(minimum)
         self._planner.times.forget_below(minimum)

@@ -1,4 +1,4 @@
-"""Retention plan: what of the log is due for deletion, and what holds it back. Changes nothing."""
+"""Retention plan: segments that are due for deletion, and limits that hold them back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TAIL_BYTES: Final = (64 * KIB, MIB, 16 * MIB, 1 << 40)
 
 
 class SegmentTimes:
-    """Store times of the first and last records of segments, in ms; those of full segments are cached."""
+    """Store times of the first and last records of segments, in ms; full ones are cached."""
 
     def __init__(self, segments: LogSegments) -> None:
         self._segments = segments
@@ -47,7 +47,7 @@ class SegmentTimes:
         self._known: dict[int, tuple[int, int] | None] = {}
 
     def of_full(self, start: int) -> tuple[int, int] | None:
-        """(first, last) of a full segment: the first record's time, and the greatest among the last ones.
+        """(first, last) of a full segment: the first record's time, the greatest of the last ones.
 
         None without an intact record. Raises FileNotFoundError.
         """
@@ -106,7 +106,7 @@ class QueueOffsets(Protocol):
         ...
 
     def find(self, topic: str, queue_id: int) -> int:
-        """A queue's number, −1 if there is none."""
+        """A queue's number, −1 if none exists."""
         ...
 
     def min_offset(self, number: int) -> int: ...
@@ -133,7 +133,7 @@ class ExpiredQueueFiles:
         return self._files.path(topic, queue_id, start)
 
     def first_readable(self, number: int, topic: str, queue_id: int, minimum: int) -> int:
-        """First queue offset, from the queue's minimum on, whose record is at or above a log position.
+        """First offset from the queue's minimum on whose record is at or above a log position.
 
         The queue's maximum if all its units have expired.
         """
@@ -153,11 +153,11 @@ class ExpiredQueueFiles:
         return low
 
     def unit_at(self, number: int, topic: str, queue_id: int, offset: int) -> int | None:
-        """Log position of a unit's record, for a filler that of the next unit; None if its file is missing."""
+        """Log position of a unit, for a filler that of the next one; None if its file is missing."""
         return self._files.position_at(topic, queue_id, offset, self._queues.generation(number))
 
     def files_below(self, number: int, topic: str, queue_id: int, minimum: int, readable: int) -> list[int]:
-        """Starts of a queue's files whose last unit points below a log position, oldest first; never the last file.
+        """Starts of a queue's files, except the last, whose last unit points below a log position.
 
         `readable` is the queue's first readable offset.
         """
@@ -190,7 +190,7 @@ class ExpiredQueueFiles:
 
 
 def index_files_below(io: StoreIO, folder: Path, minimum: int, committed_ms: int) -> list[str]:
-    """Names of index files whose last entry points below a log position, oldest first; never the newest file.
+    """Names of index files, except the newest, whose last entry points below a log position.
 
     The file of the dispatcher's last commit (`committed_ms`, 0 = none) is kept, too: its successor needs it.
     """
@@ -210,7 +210,7 @@ QUEUES_PER_SLICE: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What is due: segments older than `reserved_ms`; `trigger` is one of DUE_….
+    """Due deletions: segments older than `reserved_ms`; `trigger` is one of DUE_….
 
     `wanted_bytes` must be freed regardless of age.
     """
@@ -221,7 +221,7 @@ class Due:
 
 
 def due_now(options: Options, now_ms: int, used: int, free: int, *, requested_ms: int | None = None) -> Due | None:
-    """What is due now, with these numbers of used and free bytes on the disk; None for nothing.
+    """Due deletions now, given the disk's used and free bytes; None for nothing.
 
     `requested_ms`: age of an explicit deletion request.
     """
@@ -274,7 +274,7 @@ def durable_limits(words: Words, segments: LogSegments, options: Options) -> lis
 def group_limits(
     io: StoreIO, paths: StorePaths, words: Words, options: Options, queues: QueueOffsets, files: ExpiredQueueFiles
 ) -> Slices[list[DeletionLimit]]:
-    """The lowest limit for unconsumed and delayed messages, if `retention_guard` is set to keep them."""
+    """The lowest limit for unconsumed and delayed messages, if `retention_guard` keeps them."""
     if options.retention_guard is not RetentionGuard.GROUPS:
         return []
     try:
@@ -319,7 +319,7 @@ class SegmentDeletion:
 
 @dataclass(frozen=True, slots=True)
 class LogPlan:
-    """Segments to delete, oldest first; the log's minimum afterwards; what holds back the next due segment."""
+    """Segments to delete, oldest first, the log's minimum then, and the limit of the next one."""
 
     deletions: Sequence[SegmentDeletion]
     minimum: int
@@ -344,7 +344,7 @@ class LogPlanner:
         batch_max: int,
         pending_bytes: int = 0,
     ) -> Slices[LogPlan]:
-        """The oldest full and due segments of [minimum, written), at most `batch_max`, up to the lowest limit.
+        """Oldest full and due segments of [minimum, written), up to `batch_max` and the limits.
 
         `pending_bytes` belong to deleted files and will be free soon.
         """
@@ -365,7 +365,7 @@ class LogPlanner:
         return LogPlan(deletions, minimum)
 
     def _ages(self, minimum: int, written: int) -> Iterator[tuple[int, int, int | None]]:
-        """(start, next segment's start, store time of the newest record up to its end) of each full segment.
+        """(start, next start, store time of the newest record up to its end) of full segments.
 
         A segment is at least as new as its predecessors and its own first record, since the clock may have been set
         back. A segment without an intact record is as old as the next one.

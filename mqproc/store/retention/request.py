@@ -64,7 +64,7 @@ def read(paths: StorePaths, path: Path) -> DeletionRequest:
 
 
 class LastPass(msgspec.Struct):
-    """Result of a pass. `bytes` on disk; `minimum` is the log's afterwards; `trigger` is the reason."""
+    """Result of a pass: `bytes` on disk, the log's `minimum` then, `trigger` as the reason."""
 
     time_ms: int = 0
     trigger: str = "nothing"

@@ -12,7 +12,7 @@ from mqproc.errors import CorruptStoreError, StoreAccessError, StoreReadOnlyErro
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.words import Words
 from mqproc.layout import control
-from mqproc.paths import StorePaths, in_shell
+from mqproc.paths import StorePaths, shell_quoted
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.cooperative import finish
 from mqproc.store.durable_marks import DurableMark
@@ -85,7 +85,7 @@ class Survey:
 def survey(
     io: StoreIO, paths: StorePaths, options: Options, words: Words, queues: QueueOffsets, due: Due, now_ms: int
 ) -> Survey:
-    """Determine what is due. `words` and `queues` are those of a group or of a `StoppedStore`."""
+    """Determine due deletions. `words` and `queues` are those of a group or of a `StoppedStore`."""
     segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log, whole=False, static=True)
     files = ExpiredQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes, queues)
     try:
@@ -155,7 +155,7 @@ class StoppedStore:
             yield number, topic, queue_id
 
     def find(self, topic: str, queue_id: int) -> int:
-        """A queue's number, −1 if there is none."""
+        """A queue's number, −1 if none exists."""
         return self._numbers.get((topic, queue_id), -1)
 
     def generation(self, number: int) -> int:
@@ -195,7 +195,7 @@ def check_stopped_in_order(io: StoreIO, paths: StorePaths) -> None:
     if io.exists(paths.read_only):
         raise StoreReadOnlyError(f"{paths.root}: a sync has failed: run mqproc store repair first")
     if io.exists(paths.abort):
-        command = f"mqproc up --store {in_shell(paths.root)}"
+        command = f"mqproc up --store {shell_quoted(paths.root)}"
         raise StoreAccessError(
             f"{paths.root}: the store was not shut down cleanly; recover it with {command}, then retry"
         )
@@ -208,19 +208,19 @@ def delete_now(
     store: StoppedStore,
     reserved_ms: int | None,
     now_ms: int,
-    tell: EventLog,
+    event_log: EventLog,
 ) -> None:
-    """Delete what is due of a stopped store; the caller holds its lock. Raises OSError, CorruptStoreError."""
+    """Delete everything due of a stopped, locked store. Raises OSError, CorruptStoreError."""
     problems: list[str] = []
 
-    def told(event: str, **figures: Any) -> None:
+    def record_event(event: str, **figures: Any) -> None:
         if "error" in figures:
             problems.append(str(figures["error"]))
-        tell(event, **figures)
+        event_log(event, **figures)
 
     io.make_folder(paths.own, mode=0o700)
     words, now_ns = store.words, 0
-    retention = Retention(io, paths, options, words, store, io, told, now_ns)
+    retention = Retention(io, paths, options, words, store, io, record_event, now_ns)
     retention.execute_request(DeletionRequest(reserved_ms))
     try:
         while not words[control.RETENTION_ANSWERED] or retention.has_pending_space:
@@ -231,21 +231,21 @@ def delete_now(
             now_ns = max(now_ns + 1, retention.due_ns)
     finally:
         retention.close()
-    correct_groups(io, paths, store, words, now_ms, tell)
+    correct_groups(io, paths, store, words, now_ms, event_log)
 
 
 def correct_groups(
-    io: StoreIO, paths: StorePaths, queues: QueueOffsets, words: Words, now_ms: int, tell: EventLog
+    io: StoreIO, paths: StorePaths, queues: QueueOffsets, words: Words, now_ms: int, event_log: EventLog
 ) -> None:
-    """Raise the groups' offsets to the minima of a stopped store, as the query role does. Raises OSError."""
+    """Raise offsets to the minima of a stopped store, as query does. Raises OSError."""
     try:
         committed_offsets(io, paths)
     except CorruptStoreError as error:
-        tell("consumer progress cannot be read, so it is not corrected", problem=str(error))
+        event_log("consumer progress cannot be read, so it is not corrected", problem=str(error))
         return
-    progress = OffsetStore(io, paths, io, tell)
+    progress = OffsetStore(io, paths, io, event_log)
     try:
-        if OffsetCorrector(io, paths, io, words, queues, progress, tell).raise_to_minima():
+        if OffsetCorrector(io, paths, io, words, queues, progress, event_log).raise_to_minima():
             progress.save(now_ms)
     finally:
         progress.close()

@@ -1,4 +1,4 @@
-"""Delivery marks: find deliveries that the log contains, by the source record that each of them names."""
+"""Delivery marks: find deliveries in the log by the source record that each one names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLICE_BYTES = 16 << 20
 
 
 def mark_of(physical_offset: int) -> int:
-    """Mark of a delivery: the source record's physical offset, in the field `preparedTransactionOffset`.
+    """Mark of a delivery: its source's physical offset, in `preparedTransactionOffset`.
 
     0 means no source, so the very first record of the log has the mark 1, where no record begins.
     """

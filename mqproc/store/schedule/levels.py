@@ -1,4 +1,4 @@
-"""Offsets of the delay levels: `config/delayOffset.json`, how far each level's queue has been delivered.
+"""Offsets of the delay levels: `config/delayOffset.json`, the progress of delivery.
 
     {"dataVersion": {…}, "offsetTable": {1: 12, 18: 3}, "mqproc": {"log": 4096}}
 
@@ -74,7 +74,7 @@ class DelayOffsets:
 
 
 def read_levels(io: StoreIO, paths: StorePaths) -> dict[int, int]:
-    """Next queue offset of every level in the file, including unknown levels. Raises CorruptStoreError."""
+    """Next queue offset of every level in the file, known or not. Raises CorruptStoreError."""
     value, _remark = rocketmq_json.load(io, paths.delay_offsets, _levels_in)
     return {} if value is None else _levels_in(value)
 
@@ -89,7 +89,7 @@ def level_progress(io: StoreIO, paths: StorePaths) -> list[CommittedOffset]:
 
 
 def lower_levels(io: StoreIO, paths: StorePaths, end_of: Callable[[int], int | None]) -> dict[int, int]:
-    """Lower levels that are beyond their queue's end (None: unknown) to it, keeping the rest of the file.
+    """Lower levels beyond their queue's end (None: unknown) to it, keeping the rest.
 
     Returns the ends of those levels. Raises CorruptStoreError, OSError.
     """

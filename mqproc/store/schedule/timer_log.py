@@ -17,7 +17,7 @@ from mqproc.store.sync_guard import Syncing
 
 
 class TimerLog:
-    """A row of files of one size. Positions count bytes since the beginning of the first file ever created."""
+    """A row of files of one size; positions count from the first file ever created."""
 
     def __init__(self, io: StoreIO, syncs: Syncing, folder: Path, file_size: int = layout.FILE_SIZE) -> None:
         self._io = io
@@ -37,7 +37,7 @@ class TimerLog:
 
     @property
     def files_end(self) -> int:
-        """End of the last file; `begin` if there is none."""
+        """End of the last file; `begin` if none exists."""
         starts = self.starts()
         return starts[-1] + self.file_size if starts else self.begin
 
@@ -71,7 +71,7 @@ class TimerLog:
                 self._io.set_size(fd, self.file_size)
 
     def append(self, unit: bytes) -> int:
-        """Append a unit, several units that fit into one file, or other bytes; returns their position.
+        """Append a unit, several that fit into one file, or other bytes; returns the position.
 
         They are buffered until `write_out`. Raises OSError, without a change, if a full file cannot be ended.
         """
@@ -150,7 +150,7 @@ class TimerLog:
         self.synced = self.end
 
     def delete_below(self, position: int) -> int:
-        """Delete files that end at or below a position, except for the last one; returns their number."""
+        """Delete files that end at or below a position, except the last; returns their number."""
         gone = [start for start in self.starts()[:-1] if start + self.file_size <= position]
         for start in gone:
             if start in self._fds:

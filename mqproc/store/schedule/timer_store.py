@@ -1,4 +1,4 @@
-"""The timer's files as a unit: delayed messages by slot, and the progress of enqueueing and delivery.
+"""The timer's files as a unit: delayed messages by slot, and the progress of their delivery.
 
     timercheck   read_ms       slots below it have been delivered
                  queue_offset  units of rmq_sys_wheel_timer below it have been enqueued
@@ -54,7 +54,7 @@ def enqueue_progress(check: TimerCheck) -> CommittedOffset:
 
 
 def first_pending(io: StoreIO, paths: StorePaths, check: TimerCheck, minimum: int) -> Slices[int | None]:
-    """First record at or above log position `minimum` that is enqueued and not delivered; None without any.
+    """First record at or above log position `minimum` that is enqueued but not delivered.
 
     Units of the timer log have the order of the log, so the first undelivered unit is that of the first record.
     """
@@ -87,7 +87,7 @@ def first_pending(io: StoreIO, paths: StorePaths, check: TimerCheck, minimum: in
 
 @dataclass(frozen=True, slots=True)
 class TimerUnits:
-    """Columns of enqueued messages, int64[n] each; `due_ms` is 0 where only the record has the exact time."""
+    """Columns of enqueued messages, int64[n] each; `due_ms` is 0 if only the record has it."""
 
     slots_ms: NDArray[np.int64]
     magics: NDArray[np.int64]
@@ -153,7 +153,7 @@ class TimerStore:
 
     @property
     def log_position(self) -> int:
-        """Log position for the scan for deliveries, NO_LOG_POSITION if the check has none."""
+        """Log position for the scan for deliveries, NO_LOG_POSITION if the check lacks it."""
         return self._check.log
 
     def open(self, now_ms: int, queue_offset_of: Callable[[int], int | None]) -> None:
@@ -252,7 +252,7 @@ class TimerStore:
         return touched
 
     def write_out(self) -> None:
-        """Write everything enqueued to the files. Raises OSError and keeps the rest for the next call."""
+        """Write everything enqueued. Raises OSError and keeps the rest for the next call."""
         self._log.write_out()
         while self._touched:
             slot_ms, slot = next(iter(self._touched.items()))
@@ -282,7 +282,7 @@ class TimerStore:
         return self._units_along(slot, part_messages)
 
     def _units_between(self, slot: WheelSlot, part_messages: int) -> Iterator[TimerUnits]:
-        """The slot's units, from the range between its first and last one, most of which are its own."""
+        """The slot's units, from the range between its first and last one."""
         for units in self._log.between(max(slot.first, self._log.begin), slot.last):
             times = (units["enqueued_ms"].astype(np.int64) + units["delay_ms"]) // self._precision_ms
             own = units[times == slot.time_ms // self._precision_ms]
@@ -327,7 +327,7 @@ class TimerStore:
         self._wheel.sync()
 
     def prepare_snapshot(self, log: int, log_end: int, now_ms: int) -> TimerSnapshot:
-        """Content of the check as of now, valid once everything enqueued so far is synced. Raises OSError.
+        """Content of the check as of now, valid once all enqueued is synced. Raises OSError.
 
         `log` is the log position for the scan for deliveries that are not counted.
         """
@@ -344,7 +344,7 @@ class TimerStore:
         return found
 
     def write(self, snapshot: TimerSnapshot) -> None:
-        """Replace the check once the CommitLog is durable up to `snapshot.log_end`. Raises OSError, FailedSyncError."""
+        """Replace the check; the log must be durable to its `log_end`. Raises OSError."""
         self._io.make_folder(self._paths.timer_check.parent)
         self._syncs.write_file_atomically(self._paths.timer_check, timer_check.encode(snapshot.check))
         self._check = snapshot.check

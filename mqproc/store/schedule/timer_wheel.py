@@ -32,7 +32,7 @@ EMPTY = WheelSlot(-1, NO_POSITION, NO_POSITION, 0)
 
 
 def messages_in_slot(io: StoreIO, paths: StorePaths, time_ms: int, precision_ms: int) -> int:
-    """Number of messages in the slot of a time, for processes other than the keeper; 0 without a file.
+    """Number of messages in the slot of a time, without the keeper; 0 without a file.
 
     Messages appear there some ms after they are stored. Raises OSError.
     """

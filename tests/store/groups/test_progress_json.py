@@ -169,12 +169,12 @@ def test_garbage_gives_way_to_the_copy_or_is_moved_aside(store: Store, text: str
     progress = store.open()
     assert progress.groups() == []
     assert [event for event, _ in store.told] == ["consumerOffset.json cannot be read"]
-    assert (store.paths.aside / "config.consumerOffset.json").read_text() == text
+    assert (store.paths.quarantine / "config.consumerOffset.json").read_text() == text
     progress.close()
     store.write_json("{another")
     store.paths.progress.unlink()
     store.open().close()
-    kept = {path.name: path.read_text() for path in store.paths.aside.iterdir()}
+    kept = {path.name: path.read_text() for path in store.paths.quarantine.iterdir()}
     assert kept == {"config.consumerOffset.json": text, "config.consumerOffset.json.1": "{another"}
 
 

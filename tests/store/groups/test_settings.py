@@ -50,7 +50,7 @@ def test_what_is_no_setting_is_told_and_kept_aside(tmp_path: Path, entry: dict[s
     groups, told = read(tmp_path, entry)
     assert (groups.names(), told) == ([], ["subscriptionGroup.json cannot be read"])
     paths = StorePaths(tmp_path)
-    (paths.aside / "config.subscriptionGroup.json").rename(paths.subscription_groups)
+    (paths.quarantine / "config.subscriptionGroup.json").rename(paths.subscription_groups)
     with pytest.raises(CorruptStoreError, match="subscriptionGroupTable"):
         check_file(StoreIO(), paths)
 
@@ -89,4 +89,4 @@ def test_the_copy_counts_where_the_file_cannot_be_used(tmp_path: Path, wrong: by
 def test_what_was_moved_aside_before_stays(tmp_path: Path) -> None:
     for number in range(2):
         read(tmp_path, {"retryMaxTimes": [number]})
-    assert len(list(StorePaths(tmp_path).aside.iterdir())) == 2
+    assert len(list(StorePaths(tmp_path).quarantine.iterdir())) == 2

@@ -14,7 +14,7 @@ from mqproc.kernels.gather import RECORD_SCAN_COST
 from mqproc.layout.record_codec import decode_record, decode_records
 from mqproc.store.cooperative import finish
 from mqproc.store.read import pull as pulls
-from mqproc.store.read import ranges as queue_ranges
+from mqproc.store.read import by_time as by_time
 from mqproc.store.read import unit_walk
 from mqproc.types import PullStatus, StoredMessage
 from tests.filters.expressions import Expressions
@@ -155,7 +155,7 @@ def test_few_matches_are_looked_for_in_bounded_steps(store: LiveStore, monkeypat
         offset, answers = answer.next_offset, answers + 1
     assert decode_records(answer.records.data)[0].body == b"398"
     assert answers >= COUNT // 12
-    monkeypatch.setattr(queue_ranges, "SLICE_LOOK_BYTES", 10 * (size + RECORD_SCAN_COST))
+    monkeypatch.setattr(by_time, "SLICE_LOOK_BYTES", 10 * (size + RECORD_SCAN_COST))
     slices = list(store.reading.count("Orders", sql="price = 398.25"))
     assert len(slices) >= COUNT // 12
     # Units whose hash cannot match are passed over without looking at a record.

@@ -160,7 +160,7 @@ def test_room_that_lacks_for_a_plan_is_no_full_disk(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tempfile, "TemporaryFile", no_room)
-    with pytest.raises(StoreAccessError, match=r"/no/room: No space left on device: .* TMPDIR names another folder"):
+    with pytest.raises(StoreAccessError, match=r"/no/room: No space left on device: .* set TMPDIR to another folder"):
         dry.pwrite(fd, b"x", 0)
 
 

@@ -65,7 +65,7 @@ def test_progress_below_the_minimum_is_raised_and_what_was_skipped_is_counted(tm
     }
     assert store.words[words_of.RETENTION_UNCONSUMED] == 5 + 3
     assert read_unconsumed(StoreIO(), store.paths) == {"slow": {"T": 8}}
-    told = [figures for event, figures in store.told if event.startswith("messages went")]
+    told = [figures for event, figures in store.told if event.startswith("messages were deleted")]
     assert told == [{"group": "slow", "messages": 8}]
     # RocketMQ reads it again: integer keys unquoted, fields of others as they were, the old one beside it.
     text = store.paths.consumer_offsets.read_text()

@@ -18,7 +18,7 @@ from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from mqproc.store.cooperative import finish
 from mqproc.store.dispatch import Dispatch
 from mqproc.store.index.files import IndexFiles
-from mqproc.store.read import ranges as queue_ranges
+from mqproc.store.read import by_time as by_time
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.views import QueueBounds, Queues, WordsView
 from mqproc.types import PullStatus
@@ -113,7 +113,7 @@ def test_a_search_by_time_that_retention_overtakes_is_done_again(store: Aged, up
 
 
 def test_a_long_count_goes_on_at_the_new_minimum(store: Aged, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_ranges, "SLICE_UNITS", 2)
+    monkeypatch.setattr(by_time, "SLICE_UNITS", 2)
     reading = store.reading()
     counting = reading.count("T", born_time=True)
     for _ in range(3):
@@ -129,7 +129,7 @@ def test_a_long_count_goes_on_at_the_new_minimum(store: Aged, monkeypatch: pytes
 def test_a_range_that_retention_overtakes_gives_what_is_left(
     store: Aged, monkeypatch: pytest.MonkeyPatch, slice_units: int
 ) -> None:
-    monkeypatch.setattr(queue_ranges, "SLICE_UNITS", slice_units)
+    monkeypatch.setattr(by_time, "SLICE_UNITS", slice_units)
     reading = reading_while(store, store.pass_by)
     count, cursor, complete = 0, (), False
     while not complete:
