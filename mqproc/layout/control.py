@@ -111,9 +111,9 @@ def _word(page: str, name: str, unit: str, help_text: str) -> int:
 
 # Header
 HEADER_MAGIC = _word("header", "magic", "", "set last")
-HEADER_VERSION = _word("header", "version", "", "of this layout, set last but magic")
-EPOCH = _word("header", "epoch", "", "one more for each start of a supervisor")
-STORE_ID = _word("header", "store_id", "", "random number that names the store's semaphores")
+HEADER_VERSION = _word("header", "version", "", "version of this layout; set last but one")
+EPOCH = _word("header", "epoch", "", "incremented at each start of a supervisor")
+STORE_ID = _word("header", "store_id", "", "random id of the store's semaphores")
 GROUP_STATE = _word("header", "group_state", "", "down, recovering, starting, ready, stopping")
 SUPERVISOR_PID = _word("header", "supervisor_pid", "", "process id")
 TEMPLATE_PID = _word("header", "template_pid", "", "process id")
@@ -122,18 +122,20 @@ IDENTITY = (EPOCH, STORE_ID, GROUP_STARTED_MS)
 """Words that identify a group's run, also among stores at the same path."""
 SUPERVISOR_HEARTBEAT_NS = _word("header", "supervisor_heartbeat_ns", "ns", "monotonic clock")
 RECOVERY_US = _word("header", "recovery_us", "µs", "duration of the last recovery")
-RECOVERY_CUT_BYTES = _word("header", "recovery_cut_bytes", "bytes", "torn tail cut by the last recovery")
-DAMAGE_HOLES = _word("header", "damage_holes", "", "holes in the log that are served around")
-DAMAGE_READ_ONLY = _word("header", "damage_read_only", "", "1 when recovery found damage and on_damage is read_only")
-SUPERVISOR_SYNC_ERRNO = _word("header", "supervisor_sync_errno", "", "the store is read-only from an earlier run")
-RECOVERY_STEP = _word("header", "recovery_step", "", "what recovery does now")
-RECOVERY_DONE = _word("header", "recovery_done", "bytes", "of the log that this step has gone over")
-RECOVERY_EXTENT = _word("header", "recovery_extent", "bytes", "of the log that this step goes over at most; 0: none")
+RECOVERY_CUT_BYTES = _word("header", "recovery_cut_bytes", "bytes", "torn tail removed by the last recovery")
+DAMAGE_HOLES = _word("header", "damage_holes", "", "damaged ranges of the log that reads skip")
+DAMAGE_READ_ONLY = _word("header", "damage_read_only", "", "1 if recovery found damage and on_damage is read_only")
+SUPERVISOR_SYNC_ERRNO = _word(
+    "header", "supervisor_sync_errno", "", "errno of an earlier run that made the store read-only"
+)
+RECOVERY_STEP = _word("header", "recovery_step", "", "current step of recovery")
+RECOVERY_DONE = _word("header", "recovery_done", "bytes", "of the log processed by this step")
+RECOVERY_EXTENT = _word("header", "recovery_extent", "bytes", "of the log to process in this step at most; 0 = none")
 
 _PER_ROLE = (
-    ("pid", "", "process id, 0 when none runs"),
-    ("incarnation", "", "how often it has been started in this epoch"),
-    ("restarts", "", "how often it died unasked in this epoch"),
+    ("pid", "", "process id, 0 if it does not run"),
+    ("incarnation", "", "starts in this epoch"),
+    ("restarts", "", "unexpected exits in this epoch"),
     ("supervised", "", "STOPPED, STARTING, RUNNING, BACKOFF, STOPPING, EXITED, FATAL, LENT"),
 )
 _supervised = {
@@ -156,8 +158,8 @@ _COMMON = (
     ("state", "", "starting, running, syncing, allocating, recovering, stopping"),
     ("state_since_ns", "ns", "monotonic clock"),
     ("sleeping", "", "1 while the role waits at its bell, 2 while only expedited requests wake it"),
-    ("cycles", "", "steps that did work"),
-    ("errors", "", "errors that were logged"),
+    ("cycles", "", "iterations that did work"),
+    ("errors", "", "logged errors"),
 )
 COMMON_NAMES = tuple(name for name, _, _ in _COMMON)
 _common = {
@@ -174,30 +176,32 @@ def role_word(role: str, name: str) -> int:
 
 
 # Writer
-RESERVED_END = _word(WRITER, "reserved_end", "bytes", "the log may hold bytes up to here")
-WRITTEN = _word(WRITER, "written", "bytes", "end of the last whole record: what async readers may see")
+RESERVED_END = _word(WRITER, "reserved_end", "bytes", "the log may contain bytes up to here")
+WRITTEN = _word(WRITER, "written", "bytes", "end of the last complete record, the limit of async readers")
 WRITTEN_STORE_TIMESTAMP_MS = _word(WRITER, "written_store_timestamp_ms", "ms", "store time of the last record")
-TABLE_AT = _word(WRITER, "table_at", "bytes", "next offsets in the queue table count records below this")
+TABLE_AT = _word(WRITER, "table_at", "bytes", "next offsets in the queue table include records below this")
 WRITER_SYNCED = _word(WRITER, "writer_synced", "bytes", "synced by the writer itself")
 APPENDED_MESSAGES = _word(WRITER, "appended_messages", "messages", "since the group started")
 APPENDED_FRAMES = _word(WRITER, "appended_frames", "frames", "since the group started")
-APPEND_REJECTS = _word(WRITER, "append_rejects", "requests", "refused with an error")
+APPEND_REJECTS = _word(WRITER, "append_rejects", "requests", "rejected with an error")
 WRITER_CONNECTIONS = _word(WRITER, "writer_connections", "connections", "now")
-WRITER_CLOCK_STEPS = _word(WRITER, "writer_clock_steps", "", "times that the clock was seen to go back")
+WRITER_CLOCK_STEPS = _word(WRITER, "writer_clock_steps", "", "observed backward steps of the clock")
 WRITER_SYNC_ERRNO = _word(WRITER, "writer_sync_errno", "", "errno of the first failed sync: the store is read-only")
-WRITER_SEGMENT_WAITS = _word(WRITER, "writer_segment_waits", "", "rolls that had to wait for a segment")
-WRITER_SYNCED_STORE_TIMESTAMP_MS = _word(WRITER, "writer_synced_store_timestamp_ms", "ms", "of the last one synced")
-WRITER_SLOWED_MS = _word(WRITER, "writer_slowed_ms", "ms", "held back because dispatch is behind")
+WRITER_SEGMENT_WAITS = _word(WRITER, "writer_segment_waits", "", "segment rolls that waited for a preallocated segment")
+WRITER_SYNCED_STORE_TIMESTAMP_MS = _word(
+    WRITER, "writer_synced_store_timestamp_ms", "ms", "store time of the last synced record"
+)
+WRITER_SLOWED_MS = _word(WRITER, "writer_slowed_ms", "ms", "delay of appends because dispatch lags behind")
 WRITTEN_NS = _word(WRITER, "written_ns", "ns", "monotonic clock when `written` was stored")
-DROPPED_REPEATS = _word(WRITER, "dropped_repeats", "messages", "not stored again, by their unique ids")
-WRITER_SEGMENT_WAIT_US = _word(WRITER, "writer_segment_wait_us", "µs", "waited for segments")
+DROPPED_REPEATS = _word(WRITER, "dropped_repeats", "messages", "repeated messages dropped by their unique ids")
+WRITER_SEGMENT_WAIT_US = _word(WRITER, "writer_segment_wait_us", "µs", "time spent waiting for segments")
 WRITER_PARTIAL_FRAMES = _word(WRITER, "writer_partial_frames", "frames", "cut off by a disconnect of the client")
 
 # CommitLog flusher
 FLUSHER_SYNCED = _word(COMMITLOG_FLUSHER, "flusher_synced", "bytes", "synced by the flusher")
 FLUSHER_SYNC_ERRNO = _word(COMMITLOG_FLUSHER, "flusher_sync_errno", "", "errno of the first failed sync")
 SEGMENTS_READY_END = _word(COMMITLOG_FLUSHER, "segments_ready_end", "bytes", "allocated segments reach to here")
-SEGMENT_ERRNO = _word(COMMITLOG_FLUSHER, "segment_errno", "", "errno of the last allocation, 0 when it went well")
+SEGMENT_ERRNO = _word(COMMITLOG_FLUSHER, "segment_errno", "", "errno of the last allocation, 0 if it succeeded")
 COMMITLOG_SYNCS = _word(COMMITLOG_FLUSHER, "commitlog_syncs", "", "syncs done")
 COMMITLOG_SYNC_US = _word(COMMITLOG_FLUSHER, "commitlog_sync_us", "µs", "spent in syncs")
 COMMITLOG_SYNCED_NS = _word(COMMITLOG_FLUSHER, "commitlog_synced_ns", "ns", "monotonic clock at the last sync")
@@ -210,13 +214,17 @@ ALL_FLUSHED_NS = _word(COMMITLOG_FLUSHER, "all_flushed_ns", "ns", "monotonic clo
 
 # Dispatcher
 DISPATCHED = _word(DISPATCHER, "dispatched", "bytes", "queues and index hold all records below this")
-DISPATCHED_STORE_TIMESTAMP_MS = _word(DISPATCHER, "dispatched_store_timestamp_ms", "ms", "of the last one dispatched")
+DISPATCHED_STORE_TIMESTAMP_MS = _word(
+    DISPATCHER, "dispatched_store_timestamp_ms", "ms", "store time of the last dispatched record"
+)
 DISPATCHED_MESSAGES = _word(DISPATCHER, "dispatched_messages", "messages", "since the group started")
 DISPATCHED_ENTRIES = _word(DISPATCHER, "dispatched_entries", "entries", "index entries since the group started")
 DISPATCH_ERRNO = _word(DISPATCHER, "dispatch_errno", "", "errno that blocks dispatch now, 0 while it advances")
-DISPATCH_HOLES = _word(DISPATCHER, "dispatch_holes", "", "holes in the log that dispatch found in this run")
+DISPATCH_HOLES = _word(DISPATCHER, "dispatch_holes", "", "damaged ranges of the log found by dispatch in this run")
 DISPATCH_GAP_BYTES = _word(DISPATCHER, "dispatch_gap_bytes", "bytes", "log deleted before it was dispatched")
-DISPATCH_READ_ONLY = _word(DISPATCHER, "dispatch_read_only", "", "1 when it found damage and on_damage is read_only")
+DISPATCH_READ_ONLY = _word(
+    DISPATCHER, "dispatch_read_only", "", "1 if dispatch found damage and on_damage is read_only"
+)
 INDEX_FILE_MS = _word(DISPATCHER, "index_file_ms", "ms", "name of the newest index file as a time")
 INDEX_ITEMS = _word(DISPATCHER, "index_items", "items", "count of the newest index file")
 INDEX_FULL_FILES = _word(DISPATCHER, "index_full_files", "files", "index files filled since the group started")
@@ -255,38 +263,42 @@ QUERY_REJECTS = _word(QUERY, "query_rejects", "requests", "answered with an erro
 PULLED_MESSAGES = _word(QUERY, "pulled_messages", "messages", "handed out since the group started")
 PULLED_BYTES = _word(QUERY, "pulled_bytes", "bytes", "handed out since the group started")
 WAITING_PULLS = _word(QUERY, "waiting_pulls", "requests", "long polls held now")
-QUERY_WAITING = _word(QUERY, "query_waiting", "requests", "taken and not answered yet, held pulls left out")
+QUERY_WAITING = _word(QUERY, "query_waiting", "requests", "accepted and not answered, except long polls")
 PULLS = _word(QUERY, "pulls", "requests", "pulls answered since the group started")
 EMPTY_PULLS = _word(QUERY, "empty_pulls", "requests", "pulls answered without a message")
-KEY_QUERIES = _word(QUERY, "key_queries", "requests", "looks into the index for a key")
-KEY_FILES = _word(QUERY, "key_files", "files", "index files whose chain was walked for a key")
-KEY_ITEMS = _word(QUERY, "key_items", "items", "index entries walked for keys")
-KEY_MATCHES = _word(QUERY, "key_matches", "items", "index entries walked that had the key's hash and time")
-RETENTION_UNCONSUMED = _word(QUERY, "retention_unconsumed", "messages", "that went before a group had consumed them")
-PROGRESS_AT = _word(QUERY, "progress_at", "bytes", "the log's minimum that progress of groups was raised to")
+KEY_QUERIES = _word(QUERY, "key_queries", "requests", "index lookups of a key")
+KEY_FILES = _word(QUERY, "key_files", "files", "index files searched for a key")
+KEY_ITEMS = _word(QUERY, "key_items", "items", "index entries examined for keys")
+KEY_MATCHES = _word(QUERY, "key_matches", "items", "index entries with the hash and time of a key")
+RETENTION_UNCONSUMED = _word(QUERY, "retention_unconsumed", "messages", "deleted before a group had consumed them")
+PROGRESS_AT = _word(QUERY, "progress_at", "bytes", "minimum of the log to which committed offsets were raised")
 QUERY_SYNC_ERRNO = _word(QUERY, "query_sync_errno", "", "errno of the first failed sync")
-GROUP_MEMBERS = _word(QUERY, "group_members", "consumers", "that are members of a group now")
+GROUP_MEMBERS = _word(QUERY, "group_members", "consumers", "current members of groups")
 GROUP_REBALANCES = _word(QUERY, "group_rebalances", "", "reassignments of queues since the group started")
 GROUP_COMMITS = _word(QUERY, "group_commits", "", "offsets committed since the group started")
 GROUP_RETRIES = _word(QUERY, "group_retries", "messages", "sent to a retry topic since the group started")
 GROUP_DEAD_LETTERS = _word(QUERY, "group_dead_letters", "messages", "sent to a dead-letter topic")
-NACKS_FROM = _word(QUERY, "nacks_from", "bytes", "copies of nacks without an answer lie at or above this position")
-RECEIVED_FROM = _word(QUERY, "received_from", "bytes", "messages received and not acknowledged lie at or above this")
+NACKS_FROM = _word(QUERY, "nacks_from", "bytes", "copies for unanswered nacks lie at or above this position")
+RECEIVED_FROM = _word(QUERY, "received_from", "bytes", "unacknowledged received messages lie at or above this position")
 OPEN_TRANSACTIONS = _word(QUERY, "open_transactions", "transactions", "neither committed nor rolled back")
-OLDEST_TRANSACTION_MS = _word(QUERY, "oldest_transaction_ms", "ms", "born time of the oldest of them, 0 for none")
-TRANSACTION_PRODUCERS = _word(QUERY, "transaction_producers", "producers", "that wait to be asked now")
-TRANSACTION_CHECKS = _word(QUERY, "transaction_checks", "", "copies stored to ask producers, since the group started")
+OLDEST_TRANSACTION_MS = _word(
+    QUERY, "oldest_transaction_ms", "ms", "born time of the oldest open transaction, 0 = none"
+)
+TRANSACTION_PRODUCERS = _word(QUERY, "transaction_producers", "producers", "waiting for a transaction check")
+TRANSACTION_CHECKS = _word(
+    QUERY, "transaction_checks", "", "copies stored for transaction checks since the group started"
+)
 TRANSACTION_COMMITS = _word(QUERY, "transaction_commits", "transactions", "committed since the group started")
 TRANSACTION_ROLLBACKS = _word(QUERY, "transaction_rollbacks", "transactions", "rolled back since the group started")
-TRANSACTION_DISCARDS = _word(QUERY, "transaction_discards", "transactions", "given up since the group started")
+TRANSACTION_DISCARDS = _word(QUERY, "transaction_discards", "transactions", "discarded since the group started")
 QUERY_PARTIAL_FRAMES = _word(QUERY, "query_partial_frames", "frames", "cut off by a disconnect of the client")
 # Keeper
-MIN_PHYSICAL_OFFSET = _word(KEEPER, "min_physical_offset", "bytes", "the log's first readable position")
+MIN_PHYSICAL_OFFSET = _word(KEEPER, "min_physical_offset", "bytes", "first readable position of the log")
 DISK_USED_BYTES = _word(KEEPER, "disk_used_bytes", "bytes", "of the file system that holds the store")
 DISK_FREE_BYTES = _word(KEEPER, "disk_free_bytes", "bytes", "of the file system that holds the store")
-DISK_FULL = _word(KEEPER, "disk_full", "", "1 while sends are refused because the disk is nearly full")
+DISK_FULL = _word(KEEPER, "disk_full", "", "1 while sends are rejected because the disk is nearly full")
 KEEPER_SYNC_ERRNO = _word(KEEPER, "keeper_sync_errno", "", "errno of the first failed sync")
-RETENTION_AIM = _word(KEEPER, "retention_aim", "bytes", "where the log's minimum is being moved to")
+RETENTION_AIM = _word(KEEPER, "retention_aim", "bytes", "target of the log's minimum")
 RETENTION_PASSES = _word(KEEPER, "retention_passes", "", "retention passes")
 RETENTION_PASS_MS = _word(KEEPER, "retention_pass_ms", "ms", "Unix time of the last pass")
 RETENTION_TRIGGER = _word(KEEPER, "retention_trigger", "", "reason for deleting segments in the last pass")
@@ -295,20 +307,22 @@ RETENTION_SEGMENTS = _word(KEEPER, "retention_segments", "files", "CommitLog seg
 RETENTION_QUEUE_FILES = _word(KEEPER, "retention_queue_files", "files", "ConsumeQueue files deleted")
 RETENTION_INDEX_FILES = _word(KEEPER, "retention_index_files", "files", "index files deleted")
 RETENTION_BYTES = _word(KEEPER, "retention_bytes", "bytes", "of all deleted files on disk")
-RETENTION_PENDING_BYTES = _word(KEEPER, "retention_pending_bytes", "bytes", "of deleted files whose space is taken yet")
-RETENTION_ANSWERED = _word(KEEPER, "retention_answered", "requests", "asked for by hand and carried out")
-RETENTION_ERRNO = _word(KEEPER, "retention_errno", "", "errno that ended the last pass early, 0 when none did")
+RETENTION_PENDING_BYTES = _word(
+    KEEPER, "retention_pending_bytes", "bytes", "of deleted files whose space is still in use"
+)
+RETENTION_ANSWERED = _word(KEEPER, "retention_answered", "requests", "manual requests that were executed")
+RETENTION_ERRNO = _word(KEEPER, "retention_errno", "", "errno that ended the last pass early, 0 if none did")
 OLDEST_STORE_TIMESTAMP_MS = _word(KEEPER, "oldest_store_timestamp_ms", "ms", "store time of the log's first record")
-DELAYED_MESSAGES = _word(KEEPER, "delayed_messages", "messages", "with a delay level that wait for their time")
-TIMED_MESSAGES = _word(KEEPER, "timed_messages", "messages", "with a time to deliver at that wait for it")
-DELIVERED_MESSAGES = _word(KEEPER, "delivered_messages", "messages", "whose time had come, since the group started")
-DELIVERIES_REFUSED = _word(KEEPER, "deliveries_refused", "frames", "that the writer refused; they are tried again")
-DELIVERIES_LOST = _word(KEEPER, "deliveries_lost", "messages", "that the log had no more when their time came")
-DELIVERY_LATE_MS = _word(KEEPER, "delivery_late_ms", "ms", "how late the last batch was looked at")
+DELAYED_MESSAGES = _word(KEEPER, "delayed_messages", "messages", "waiting with a delay level")
+TIMED_MESSAGES = _word(KEEPER, "timed_messages", "messages", "waiting with a delivery time")
+DELIVERED_MESSAGES = _word(KEEPER, "delivered_messages", "messages", "delivered since the group started")
+DELIVERIES_REFUSED = _word(KEEPER, "deliveries_refused", "frames", "rejected by the writer and retried")
+DELIVERIES_LOST = _word(KEEPER, "deliveries_lost", "messages", "no longer in the log when due")
+DELIVERY_LATE_MS = _word(KEEPER, "delivery_late_ms", "ms", "delay of the last batch of deliveries")
 
 # Monitor
 SCRAPES = _word(MONITOR, "scrapes", "requests", "of /metrics")
-MONITOR_PORT = _word(MONITOR, "monitor_port", "", "TCP port that /metrics listens at")
+MONITOR_PORT = _word(MONITOR, "monitor_port", "", "TCP port of /metrics")
 
 
 SYNC_ERRNO_WORDS = (
