@@ -265,6 +265,6 @@ def internals() -> Any:
     return make_dashboard(
         INTERNALS_UID,
         "mqproc internals",
-        "What each role does, what it waits for, and what went wrong.",
+        "Activity, waits and errors of each role.",
         [_ROLES, _FLUSH, _LOG, _INDEX, _RECOVERY],
     ).build()

@@ -175,7 +175,7 @@ def pull(invocation: Invocation, /, kinds: tuple[str, ...], columns: tuple[str, 
 @bench.command(cls=Command)
 @_shared(500_000, 4096, "consumers")
 @click.option("--as", "kinds", multiple=True, type=click.Choice(["objects", "arrow", "tag", "sql", "none"]),
-              help="Only this: all as objects or as Arrow, or what a filter passes.  [all four]")  # fmt: skip
+              help="Only this: all as objects or as Arrow, or filtered by tag or SQL.  [all four]")  # fmt: skip
 @_option("--idle", 0, "Then let this many consumers wait.", click.IntRange(0))
 @pass_invocation
 def consume(invocation: Invocation, /, kinds: tuple[str, ...], idle: int, **shared: Any) -> None:

@@ -166,7 +166,7 @@ KINDS: Final[dict[str, tuple[str, Filter | None]]] = {
     "tag": ("objects", FILTERS["tag"]),
     "sql": ("objects", FILTERS["sql"]),
 }
-"""What a consumer receives, and its filter, which 1 message in 100 matches."""
+"""The form that a consumer receives, and its filter, which 1 message in 100 matches."""
 _MATCHING_ONE_IN: Final = 100
 # A step ends after this time without messages, since a round's last step may be incomplete.
 _WAIT_S: Final = 0.001
@@ -194,7 +194,7 @@ def consume_all(store: Path, shape: Shape, kind: str, slot: Slot) -> None:
     """Client: one group consumer; counts every message that its positions have passed."""
     form, filter = KINDS[kind]
     topics = [topic_name(number) for number in range(shape.topics)]
-    # A step is what one pull searches.
+    # A step has the messages that one pull searches.
     step = shape.batch if filter is None else max(1, shape.batch // _MATCHING_ONE_IN)
     with slot.record() as recorder, Client(store, timeout=TIMEOUT_S) as client:
         total = sum(info.max_offset for topic in topics for info in client.queues(topic))

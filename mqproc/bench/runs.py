@@ -227,7 +227,7 @@ class BenchGroup:
         while (behind := self.behind()) > 0:
             now = time.monotonic()
             if now - started > timeout_s:
-                raise RequestTimeoutError(f"dispatch is still {behind:,} bytes behind")
+                raise RequestTimeoutError(f"dispatch still lags by {behind:,} bytes")
             if now - checked > _GROUP_CHECK_S:
                 checked = now
                 if lock_holder(StoreIO(), self.paths) is None:

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -212,68 +213,42 @@ def _queries(spark: SparkSession, targets: _QueryTargets, lines: Path) -> dict[s
     from pyspark.sql import functions as F
 
     from mqproc.spark import messages
+    from mqproc.spark.options import schema_ddl
 
-    def everything() -> None:
-        _drain(messages(spark, targets.store))
+    def read(**selection: Any) -> DataFrame:
+        return messages(spark, targets.store, **selection)
 
-    def everything_by_source() -> None:
-        _drain(spark.read.format("mqproc").load(str(targets.store)))
+    def json_lines(schema: str = schema_ddl("mqproc")) -> DataFrame:
+        return spark.read.schema(schema).json(str(lines))
+
+    def counted(found: DataFrame) -> DataFrame:
+        return found.groupBy("topic", F.window("store_timestamp", "1 second")).count()
 
     repeated = _repeated(spark, targets)
-
-    def not_decoded() -> None:
-        _drain(repeated)
-
-    def count(found: DataFrame) -> None:
-        found.groupBy("topic", F.window("store_timestamp", "1 second")).count().collect()
-
-    def counts() -> None:
-        count(messages(spark, targets.store, columns=["topic", "store_timestamp"]))
-
-    def of_queue() -> None:
-        _drain(messages(spark, targets.store, topic=targets.topic, queue_id=targets.queue_id))
-
-    def json_lines() -> None:
-        _drain(spark.read.schema(_JSON_SCHEMA).json(str(lines)))
-
-    def json_inferred() -> None:
-        _drain(spark.read.json(str(lines)))
-
-    def json_counts() -> None:
-        count(spark.read.schema("topic string, store_timestamp timestamp").json(str(lines)))
-
-    def json_filter() -> None:
-        found = spark.read.schema(_JSON_SCHEMA).json(str(lines))
-        _drain(found.where((F.col("topic") == targets.topic) & (F.col("queue_id") == targets.queue_id)))
-
-    def of_time() -> None:
-        # One clock filled the store within seconds.
-        _drain(messages(spark, targets.store, begin=targets.begin_ms, end=targets.end_ms, clockStepMs=0))
-
-    def nothing() -> None:
-        _drain(messages(spark, targets.store, begin=targets.after_ms, end=targets.after_ms + 1, clockStepMs=0))
-
-    return {
-        "all_columns": everything,
-        "all_columns_by_source": everything_by_source,
-        "not_decoded": not_decoded,
-        "counts": counts,
-        "filter": of_queue,
+    one_queue = (F.col("topic") == targets.topic) & (F.col("queue_id") == targets.queue_id)
+    # One clock filled the store within seconds, so clockStepMs is 0.
+    frames: dict[str, Callable[[], DataFrame]] = {
+        "all_columns": read,
+        "all_columns_by_source": lambda: spark.read.format("mqproc").load(str(targets.store)),
+        "not_decoded": lambda: repeated,
+        "counts": lambda: counted(read(columns=["topic", "store_timestamp"])),
+        "filter": lambda: read(topic=targets.topic, queue_id=targets.queue_id),
         "json": json_lines,
-        "json_inferred": json_inferred,
-        "json_counts": json_counts,
-        "json_filter": json_filter,
-        "range": of_time,
-        "nothing": nothing,
+        "json_inferred": lambda: spark.read.json(str(lines)),
+        "json_counts": lambda: counted(json_lines("topic string, store_timestamp timestamp")),
+        "json_filter": lambda: json_lines().where(one_queue),
+        "range": lambda: read(begin=targets.begin_ms, end=targets.end_ms, clockStepMs=0),
+        "nothing": lambda: read(begin=targets.after_ms, end=targets.after_ms + 1, clockStepMs=0),
     }
 
+    return {name: partial(_run, frame, collect=name.endswith("counts")) for name, frame in frames.items()}
 
-_JSON_SCHEMA: Final = (
-    "store string, topic string, queue_id int, queue_offset bigint, physical_offset bigint, size int, "
-    "message_id string, keys array<string>, tag string, body binary, properties map<string,string>, flag int, "
-    "sys_flag int, born_timestamp timestamp, born_host string, store_timestamp timestamp, store_host string, "
-    "reconsume_times int, prepared_transaction_offset bigint, body_crc int"
-)
+
+def _run(frame: Callable[[], DataFrame], *, collect: bool) -> None:
+    if collect:
+        frame().collect()
+    else:
+        frame().write.format("noop").mode("overwrite").save()
 
 
 def _write_json(spark: SparkSession, targets: _QueryTargets, to: Path) -> int:
@@ -299,10 +274,6 @@ def _repeated(spark: SparkSession, targets: _QueryTargets) -> DataFrame:
                     yield batch.slice(0, of_task - sent)
 
     return replace(found, read=read).rows()
-
-
-def _drain(frame: DataFrame) -> None:
-    frame.write.format("noop").mode("overwrite").save()
 
 
 # Figures

@@ -17,14 +17,13 @@ import numbers
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from mqproc.errors import BadRequestError
-from mqproc.spark.options import ReadOptions, column_types, ddl_type, read_options
+from mqproc.spark.options import PathArgument, ReadOptions, column_types, ddl_type, path_texts, read_options
 from mqproc.spark.session import register
 from mqproc.spark.source import BatchReader
 
@@ -105,7 +104,7 @@ class _Request:
 
 def messages(
     spark: SparkSession,
-    path: str | Path | Sequence[str | Path],
+    path: PathArgument,
     *,
     topic: str | Sequence[str] = (),
     queue_id: int | Sequence[int] = (),
@@ -155,7 +154,7 @@ def messages(
     return _planned(spark, request).rows()
 
 
-def plan_messages(spark: SparkSession, path: str | Path | Sequence[str | Path], **selection: Any) -> BatchRead:
+def plan_messages(spark: SparkSession, path: PathArgument, **selection: Any) -> BatchRead:
     """The read behind `messages` with the same arguments. Raises the same errors."""
     return _planned(spark, _request(path, selection))
 
@@ -176,7 +175,7 @@ def _planned(spark: SparkSession, request: _Request) -> BatchRead:
     return BatchRead(frame, read, {name: types[name] for name in names})
 
 
-def _request(path: str | Path | Sequence[str | Path], arguments: Mapping[str, Any]) -> _Request:
+def _request(path: PathArgument, arguments: Mapping[str, Any]) -> _Request:
     """Translate the arguments of `messages` to options. Missing arguments have their defaults."""
     given = {"failOnDataLoss": arguments.get("fail_on_data_loss", True)}
     given |= {name: value for name, value in arguments.items() if name not in _ARGUMENTS}
@@ -190,7 +189,7 @@ def _request(path: str | Path | Sequence[str | Path], arguments: Mapping[str, An
     for argument, option in _OFFSETS.items():
         if (offsets := arguments.get(argument)) is not None:
             given[option] = _offsets(argument, offsets)
-    paths = [str(path)] if isinstance(path, str | Path) else [str(each) for each in path]
+    paths = path_texts(path)
     text = _text(given)
     return _Request(paths, text, read_options(text | {"paths": json.dumps(paths)}))
 

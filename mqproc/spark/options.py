@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mqproc.errors import BadRequestError
@@ -105,6 +106,8 @@ LATEST: Final = -1
 _FILE: Final = re.compile(r"\Afile:(?://(?:localhost(?=/))?|(?=/))", re.IGNORECASE)
 
 Queue = tuple[str, int]
+PathArgument = str | Path | Sequence[str | Path]
+"""Stores as functions take them: folders, patterns or URLs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +205,10 @@ class StreamOptions:
     """Messages per task; 0: chosen by the size of the micro-batch."""
     consumer_group: str = ""
     """Consumer group whose committed offsets follow the query; "" for none."""
+
+
+def path_texts(path: PathArgument) -> list[str]:
+    return [str(path)] if isinstance(path, str | Path) else [str(each) for each in path]
 
 
 def without_scheme(path: str) -> str:

@@ -12,7 +12,7 @@ By units, where that is less work and the units are complete:
     [low ──────── proven) by units      [proven ──── high) by the log
 
 A running group has dispatched everything below `dispatched`. In a stopped store, the durable mark of the ConsumeQueues
-proves what is below it, if the log before it is the same and each queue has what the queue table says. Otherwise a
+proves all units below it, if the log before it is the same and each queue matches the queue table. Otherwise a
 queue may lack units and the log is read; so it is when a unit is zero, a filler, or out of order, as the log may have
 the record.
 """
@@ -73,7 +73,7 @@ class _TimeSearch:
         self._end = end
 
     def last_below(self, time_ms: int) -> int:
-        """A record's position before which all are older; `begin` if there is none."""
+        """A record's position before which all are older; `begin` if no record is older."""
         low, _high = self._halve(time_ms)
         return low
 

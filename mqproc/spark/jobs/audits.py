@@ -22,6 +22,7 @@ from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.spark.batch_read import messages
 from mqproc.spark.jobs.tasks import TIME, Row, local_stores, rows_of_groups, rows_of_tasks
+from mqproc.spark.options import PathArgument
 from mqproc.store.offsets.offset_store import load
 from mqproc.store.read.reader import StoreReader, settings_of
 from mqproc.store.store_check import check_is_store
@@ -59,9 +60,7 @@ class _Part:
     task: int
 
 
-def verify(
-    spark: SparkSession, path: str | Path | Sequence[str | Path], *, share_bytes: int = SHARE_BYTES
-) -> DataFrame:
+def verify(spark: SparkSession, path: PathArgument, *, share_bytes: int = SHARE_BYTES) -> DataFrame:
     """A row of `VERIFIED` for each store: whether it is clean, totals, and findings.
 
     At most 1,000 findings of a kind are listed, all are counted. All executors need the stores at the same path. Raises
@@ -133,7 +132,7 @@ def _row(found: VerifyResult) -> Row:
     return found.figures() | {"findings": [finding.to_json() for finding in found.findings.in_order()]}
 
 
-def duplicates(spark: SparkSession, path: str | Path | Sequence[str | Path], **selection: Any) -> DataFrame:
+def duplicates(spark: SparkSession, path: PathArgument, **selection: Any) -> DataFrame:
     """Messages of a topic that are stored several times, in one store or several.
 
     Rows of `topic, unique_id, copies, stores, first_stored, last_stored`, and `first` and `last`: store and log
@@ -173,7 +172,7 @@ LAG: Final = pa.schema(
 )
 
 
-def lag(spark: SparkSession, path: str | Path | Sequence[str | Path]) -> DataFrame:
+def lag(spark: SparkSession, path: PathArgument) -> DataFrame:
     """A row of `LAG` for each store, group and queue with a committed offset, and `seen_at`.
 
     `offset` is consumed next; `behind` messages from there on are stored; `expired` messages were deleted unconsumed;
@@ -207,9 +206,7 @@ def _of_store(store: Path) -> Iterator[Row]:
             }
 
 
-def backlog(
-    spark: SparkSession, path: str | Path | Sequence[str | Path], *, window: str = "1 hour", **selection: Any
-) -> DataFrame:
+def backlog(spark: SparkSession, path: PathArgument, *, window: str = "1 hour", **selection: Any) -> DataFrame:
     """Unconsumed messages by store, group, topic and window of store time: when lag arose.
 
     `window` is a length in Spark's syntax, `selection` arguments of `messages`. Rows have `window_start`, `window_end`,

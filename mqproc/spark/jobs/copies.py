@@ -25,7 +25,7 @@ from mqproc.spark.batches import BatchMaker
 from mqproc.spark.jobs.parquet_files import Layout
 from mqproc.spark.jobs.targets import check_sources, write_batches
 from mqproc.spark.log_reader import FoundRecords
-from mqproc.spark.options import MQPROC_COLUMNS, check_column_names
+from mqproc.spark.options import MQPROC_COLUMNS, PathArgument, check_column_names, path_texts
 from mqproc.spark.segment_bytes import open_segment
 from mqproc.spark.survey import find_stores, survey_store
 from mqproc.util.units import counted
@@ -49,7 +49,7 @@ class Exported:
 
 def export(
     spark: SparkSession,
-    path: str | Path | Sequence[str | Path],
+    path: PathArgument,
     to: str | Path,
     *,
     mode: str = "error",
@@ -101,7 +101,7 @@ _TASK_BITS: Final = 28
 
 def compact(
     spark: SparkSession,
-    path: str | Path | Sequence[str | Path],
+    path: PathArgument,
     *,
     drop_empty: bool = False,
     columns: str | Sequence[str] = (),
@@ -118,7 +118,7 @@ def compact(
 
 def plan_compaction(
     spark: SparkSession,
-    path: str | Path | Sequence[str | Path],
+    path: PathArgument,
     *,
     drop_empty: bool,
     columns: str | Sequence[str],
@@ -132,7 +132,7 @@ def plan_compaction(
     check_column_names("mqproc", wanted)
     flags = flags_of(selection)
     if flags.verify_crc is None:
-        # Only the scan of the log can detect damaged bodies; a read at known positions cannot tell them apart.
+        # Only the scan of the log can detect damaged bodies; a read at known positions cannot distinguish them.
         selection["verifyCrc"] = "body" in wanted
     names = ["store", "topic", "keys", "store_timestamp", "physical_offset", "size"]
     placed = messages(spark, path, columns=names, **selection).withColumn("key", F.explode("keys"))
@@ -143,7 +143,7 @@ def plan_compaction(
     kept = placed.groupBy("topic", "key").agg(last).select("key", "last.store", "last.physical_offset", "last.size")
     part = F.shiftright("physical_offset", _TASK_BITS)
     ordered = kept.repartition("store", part).sortWithinPartitions("store", "physical_offset")
-    sizes = _segment_sizes([path] if isinstance(path, str | Path) else path)
+    sizes = _segment_sizes(path)
     reader = PlaceReader(
         sizes,
         wanted,
@@ -158,10 +158,10 @@ def plan_compaction(
     return BatchRead(ordered, read, {"key": "string", **{name: MQPROC_COLUMNS[name] for name in wanted}})
 
 
-def _segment_sizes(paths: Sequence[str | Path]) -> dict[str, int]:
+def _segment_sizes(path: PathArgument) -> dict[str, int]:
     """Segment sizes by store."""
     sizes: dict[str, int] = {}
-    for uri in find_stores([str(each) for each in paths]):
+    for uri in find_stores(path_texts(path)):
         with closing(survey_store(uri)) as found:
             sizes[uri] = found.segment_size
     return sizes

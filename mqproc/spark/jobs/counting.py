@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mqproc.errors import BadRequestError, ConfigurationError
 from mqproc.spark.batch_read import messages
 from mqproc.spark.jobs.targets import check_target
+from mqproc.spark.options import PathArgument
 from mqproc.util.units import counted as quantity
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _ACCURACY: Final = 1000
 
 def counts(
     spark: SparkSession,
-    path: str | Path | Sequence[str | Path],
+    path: PathArgument,
     *,
     by: str | Sequence[str] = ("topic",),
     window: str = "",

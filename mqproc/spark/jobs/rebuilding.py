@@ -5,7 +5,7 @@
                                                              └──▶ index files, each from the shares with its entries
 
 A record carries its queue offset, so tasks write into the same files without communication, and a repeated task writes
-the same bytes. Entries of an index file are chained, so one task builds it; the counts of earlier shares tell which
+the same bytes. Entries of an index file are chained, so one task builds it; the counts of earlier shares show which
 entries it has. The name of an index file depends on the previous one, so files are named last.
 """
 

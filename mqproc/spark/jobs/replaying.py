@@ -27,6 +27,7 @@ from mqproc.layout import record
 from mqproc.spark.batch_read import flags_of, messages
 from mqproc.spark.jobs.targets import check_sources
 from mqproc.spark.jobs.tasks import batches_of
+from mqproc.spark.options import PathArgument
 from mqproc.store.topics import check_sendable
 from mqproc.topic_names import check_topic
 from mqproc.types import Message, StoredMessage
@@ -84,7 +85,7 @@ class ReplayTarget:
 
 def replay(
     spark: SparkSession,
-    path: str | Path | Sequence[str | Path],
+    path: PathArgument,
     to_store: str | Path,
     to_topic: str,
     *,

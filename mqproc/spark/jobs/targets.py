@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.spark.jobs.output_commit import Written, already_exists_error, folder_of, write_folder, write_whole
 from mqproc.spark.jobs.parquet_files import Layout
+from mqproc.spark.options import PathArgument, path_texts
 from mqproc.spark.survey import find_stores, survey_store
 
 if TYPE_CHECKING:
@@ -99,12 +100,12 @@ def _write_whole(
         raise already_exists_error(to) from None
 
 
-def check_sources(path: str | Path | Sequence[str | Path], *, fail_on_data_loss: bool = True) -> list[str]:
+def check_sources(path: PathArgument, *, fail_on_data_loss: bool = True) -> list[str]:
     """The stores at a path, each surveyed.
 
     Raises StoreAccessError for a path without a store, CorruptStoreError for damage that is known before the read.
     """
-    stores = find_stores([str(path)] if isinstance(path, str | Path) else [str(each) for each in path])
+    stores = find_stores(path_texts(path))
     for store in stores:
         with closing(survey_store(store)) as found:
             if found.damage and fail_on_data_loss:

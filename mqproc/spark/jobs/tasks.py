@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from mqproc.errors import BadRequestError
+from mqproc.spark.options import PathArgument, path_texts
 from mqproc.spark.survey import find_stores
 
 if TYPE_CHECKING:
@@ -102,12 +103,12 @@ def large(of: pa.DataType) -> pa.DataType:
     return of
 
 
-def local_stores(path: str | Path | Sequence[str | Path]) -> list[Path]:
+def local_stores(path: PathArgument) -> list[Path]:
     """The store folders at a path, for jobs that need queues, index or settings.
 
-    Raises StoreAccessError when there are none, BadRequestError for a URL.
+    Raises StoreAccessError for no store, BadRequestError for a URL.
     """
-    found = find_stores([str(path)] if isinstance(path, str | Path) else [str(each) for each in path])
+    found = find_stores(path_texts(path))
     for uri in found:
         if "://" in uri:
             raise BadRequestError(f"{uri}: this job needs a store in a folder at the same path on all executors")

@@ -1,4 +1,4 @@
-"""What Spark imports to learn of `format("mqproc")`: it looks for packages called pyspark_…"""
+"""The module by which Spark discovers `format("mqproc")`: it imports top-level packages named pyspark_…"""
 
 from mqproc.spark.source import MqprocDataSource as DefaultSource
 
