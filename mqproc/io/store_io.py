@@ -20,7 +20,7 @@ import os
 import resource
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -296,6 +296,15 @@ class StoreIO:
 
     def close(self, fd: int) -> None:
         os.close(fd)
+
+    @contextlib.contextmanager
+    def opened(self, path: Path, *, write: bool = False, create: bool = False, mode: int = 0o644) -> Iterator[int]:
+        """`open` a file for a with-block and close it afterwards."""
+        fd = self.open(path, write=write, create=create, mode=mode)
+        try:
+            yield fd
+        finally:
+            self.close(fd)
 
     def size(self, fd: int) -> int:
         """Bytes of an open file."""

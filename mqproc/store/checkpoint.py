@@ -27,11 +27,8 @@ def ensure(io: StoreIO, path: Path) -> None:
 
 def store_words(io: StoreIO, path: Path, words: Mapping[int, int], syncs: Syncing) -> None:
     """Store words by their offsets and sync. Each word has one owner."""
-    fd = io.open(path, write=True)
-    try:
+    with io.opened(path, write=True) as fd:
         for offset, value in words.items():
             io.pwrite(fd, value.to_bytes(8, "big", signed=True), offset)
             io.crash_point("checkpoint.word_stored")
         syncs.sync(fd)
-    finally:
-        io.close(fd)

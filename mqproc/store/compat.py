@@ -121,7 +121,6 @@ def _lock_time(io: StoreIO, paths: StorePaths) -> int:
 
 # A running group
 
-
 # High enough that a later process with the supervisor's pid hardly has such a descriptor.
 _LOWEST_FD: Final = 700
 
@@ -140,11 +139,8 @@ class RocketmqGuard:
         self._io = io
         self._path = paths.guard
         # `abort` exists by now; it is shorter than any segment.
-        fd = io.open(paths.abort)
-        try:
+        with io.opened(paths.abort) as fd:
             self._fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
-        finally:
-            io.close(fd)
         io.unlink(self._path)
         io.make_link(self._path, f"/proc/{os.getpid()}/fd/{self._fd}")
 

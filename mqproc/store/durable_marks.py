@@ -1,4 +1,4 @@
-"""Durable marks: how far the log, the queues and the index are durable (layout/durable_marks.py)."""
+"""Durable marks: how far the log, the queues and the index are durable (layout/marks.py)."""
 
 from __future__ import annotations
 
@@ -67,8 +67,7 @@ class DurableMark:
         sequence = self.mark.sequence + 1 if self.mark else 1
         mark = layout.Mark(sequence, offset, store_timestamp_ms, value)
         self._io.crash_point("flush.before_mark")
-        fd = self._io.open(self._path, write=True, create=True, mode=0o600)
-        try:
+        with self._io.opened(self._path, write=True, create=True, mode=0o600) as fd:
             new = self._io.size(fd) < layout.FILE_SIZE
             if new:
                 self._io.allocate(fd, 0, layout.FILE_SIZE)
@@ -77,8 +76,6 @@ class DurableMark:
             self._io.pwrite(fd, data, slot)
             self._io.crash_point("mark.slot_written")
             self._syncs.sync(fd)
-        finally:
-            self._io.close(fd)
         if new:
             self._syncs.sync_folder(self._path.parent)
         self._io.crash_point("mark.synced")

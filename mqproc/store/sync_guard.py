@@ -135,13 +135,10 @@ def remember_failed_sync(io: StoreIO, paths: StorePaths, what: str) -> bool:
     try:
         if io.exists(paths.read_only):
             return True
-        fd = io.open(paths.read_only, write=True, create=True, mode=0o600)
-        try:
+        with io.opened(paths.read_only, write=True, create=True, mode=0o600) as fd:
             # Written in place: the name alone is significant, so an empty file does no harm.
             io.pwrite(fd, f"{what}\n".encode(), 0)
             io.sync(fd)
-        finally:
-            io.close(fd)
         io.sync_folder(paths.own)
     except OSError:
         return False
@@ -149,7 +146,6 @@ def remember_failed_sync(io: StoreIO, paths: StorePaths, what: str) -> bool:
 
 
 # Dirty files
-
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -199,11 +195,8 @@ class DirtyFiles(Generic[Key]):
                 self._io.sync_folder(folder)
 
     def _sync_one(self, path: Path, sync: Callable[[int], None]) -> None:
-        fd = self._io.open(path)
-        try:
+        with self._io.opened(path) as fd:
             sync(fd)
-        finally:
-            self._io.close(fd)
 
 
 # The supervisor's watch

@@ -41,67 +41,6 @@ from mqproc.util.units import counted
 if TYPE_CHECKING:
     from mqproc.store.consumequeue.table import QueueTable
 
-# Deleted topics: `config/deletedTopics.json`, beside topics.json
-#
-#     {"deletedTopicTable": {"T": {"physicalOffset": 123, "nextOffsets": [3, 0, 5]}}}
-#
-# Records of a deleted topic stay in the log until they expire. A new topic of that name continues its queue offsets. A
-# record belongs to the deleted topic if its position is below `physicalOffset` and its queue offset below that queue's
-# next offset. RocketMQ ignores the file. It is in `config/` because it must survive the deletion of `mqproc/`.
-
-
-_DELETIONS_TABLE = "deletedTopicTable"
-_Offset = Annotated[int, msgspec.Meta(ge=0)]
-
-
-class TopicDeletion(msgspec.Struct, frozen=True, rename="camel"):
-    """A topic's last deletion: the log's end at that time, and the queues' next offsets by id."""
-
-    physical_offset: _Offset
-    next_offsets: tuple[_Offset, ...]
-
-    @classmethod
-    def of(cls, physical_offset: int, next_offsets: Sequence[int]) -> TopicDeletion | None:
-        """None if no queue ever had a message: then there is nothing to distinguish."""
-        used = len(next_offsets)
-        while used and next_offsets[used - 1] == 0:
-            used -= 1
-        return cls(physical_offset, tuple(next_offsets[:used])) if used else None
-
-    def next_offset(self, queue_id: int) -> int:
-        """First offset of a new queue with this id."""
-        return self.next_offsets[queue_id] if queue_id < len(self.next_offsets) else 0
-
-    def covers(self, queue_id: int, max_offset: int, physical_end: int) -> bool:
-        """Whether all units of a queue predate the deletion; its last record ends at `physical_end`."""
-        return max_offset <= self.next_offset(queue_id) and physical_end <= self.physical_offset
-
-
-def load_deletions(io: StoreIO, paths: StorePaths) -> dict[str, TopicDeletion]:
-    """Deletions by topic. Raises CorruptStoreError if no copy of the file can be read."""
-    value, _remark = rocketmq_json.load(io, paths.deleted_topics)
-    if value is None:
-        return {}
-    try:
-        return msgspec.convert(value, dict[str, dict[str, TopicDeletion]]).get(_DELETIONS_TABLE, {})
-    except msgspec.ValidationError as error:
-        raise CorruptStoreError(f"{paths.deleted_topics}: {error}") from None
-
-
-def save_deletions(io: StoreIO, syncs: Syncing, paths: StorePaths, deletions: Mapping[str, TopicDeletion]) -> None:
-    """Replace the file. Raises OSError, FailedSyncError."""
-    table: dict[str, Any] = {topic: msgspec.to_builtins(deletions[topic]) for topic in sorted(deletions)}
-    rocketmq_json.save(io, syncs, paths.deleted_topics, {_DELETIONS_TABLE: table})
-
-
-def restore_deletions(table: QueueTable, deletions: Mapping[str, TopicDeletion]) -> None:
-    """Add deletions of earlier runs to a table of the queues on disk. Raises TooManyQueuesError."""
-    for topic, deletion in deletions.items():
-        for queue_id, next_offset in enumerate(deletion.next_offsets):
-            if next_offset > 0 or table.entry(topic, queue_id) >= 0:
-                table.remember_deletion(topic, queue_id, deletion.physical_offset, next_offset)
-
-
 PERM_READ = 4
 PERM_WRITE = 2
 PERM_END = 8
@@ -417,3 +356,64 @@ def _from_rocketmq(name: str, entry: dict[str, Any]) -> TopicConfig:
     own = {"attributes", "perm", "readQueueNums", "writeQueueNums", "topicName"}
     extra = {key: value for key, value in entry.items() if key not in own}
     return TopicConfig(name, queues, int(entry.get("perm", 6)), dict(entry.get("attributes") or {}), extra)
+
+
+# Deleted topics: `config/deletedTopics.json`, beside topics.json
+#
+#     {"deletedTopicTable": {"T": {"physicalOffset": 123, "nextOffsets": [3, 0, 5]}}}
+#
+# Records of a deleted topic stay in the log until they expire. A new topic of that name continues its queue offsets. A
+# record belongs to the deleted topic if its position is below `physicalOffset` and its queue offset below that queue's
+# next offset. RocketMQ ignores the file. It is in `config/` because it must survive the deletion of `mqproc/`.
+
+
+_DELETIONS_TABLE = "deletedTopicTable"
+_Offset = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class TopicDeletion(msgspec.Struct, frozen=True, rename="camel"):
+    """A topic's last deletion: the log's end at that time, and the queues' next offsets by id."""
+
+    physical_offset: _Offset
+    next_offsets: tuple[_Offset, ...]
+
+    @classmethod
+    def of(cls, physical_offset: int, next_offsets: Sequence[int]) -> TopicDeletion | None:
+        """None if no queue ever had a message: then there is nothing to distinguish."""
+        used = len(next_offsets)
+        while used and next_offsets[used - 1] == 0:
+            used -= 1
+        return cls(physical_offset, tuple(next_offsets[:used])) if used else None
+
+    def next_offset(self, queue_id: int) -> int:
+        """First offset of a new queue with this id."""
+        return self.next_offsets[queue_id] if queue_id < len(self.next_offsets) else 0
+
+    def covers(self, queue_id: int, max_offset: int, physical_end: int) -> bool:
+        """Whether all units of a queue predate the deletion; its last record ends at `physical_end`."""
+        return max_offset <= self.next_offset(queue_id) and physical_end <= self.physical_offset
+
+
+def load_deletions(io: StoreIO, paths: StorePaths) -> dict[str, TopicDeletion]:
+    """Deletions by topic. Raises CorruptStoreError if no copy of the file can be read."""
+    value, _remark = rocketmq_json.load(io, paths.deleted_topics)
+    if value is None:
+        return {}
+    try:
+        return msgspec.convert(value, dict[str, dict[str, TopicDeletion]]).get(_DELETIONS_TABLE, {})
+    except msgspec.ValidationError as error:
+        raise CorruptStoreError(f"{paths.deleted_topics}: {error}") from None
+
+
+def save_deletions(io: StoreIO, syncs: Syncing, paths: StorePaths, deletions: Mapping[str, TopicDeletion]) -> None:
+    """Replace the file. Raises OSError, FailedSyncError."""
+    table: dict[str, Any] = {topic: msgspec.to_builtins(deletions[topic]) for topic in sorted(deletions)}
+    rocketmq_json.save(io, syncs, paths.deleted_topics, {_DELETIONS_TABLE: table})
+
+
+def restore_deletions(table: QueueTable, deletions: Mapping[str, TopicDeletion]) -> None:
+    """Add deletions of earlier runs to a table of the queues on disk. Raises TooManyQueuesError."""
+    for topic, deletion in deletions.items():
+        for queue_id, next_offset in enumerate(deletion.next_offsets):
+            if next_offset > 0 or table.entry(topic, queue_id) >= 0:
+                table.remember_deletion(topic, queue_id, deletion.physical_offset, next_offset)

@@ -52,12 +52,9 @@ def zero_tail(io: StoreIO, fd: int, position: int) -> int:
 def read_through(io: StoreIO, path: Path) -> None:
     """Read all written bytes of a file. Raises OSError where mapping it would raise SIGBUS."""
     buffer = memoryview(bytearray(_CHUNK_BYTES))
-    fd = io.open(path)
-    try:
+    with io.opened(path) as fd:
         position = 0
         while (data := io.next_data(fd, position)) is not None:
             position = io.next_hole(fd, data)
             for start in range(data, position, _CHUNK_BYTES):
                 io.pread_into(fd, buffer[: min(_CHUNK_BYTES, position - start)], start)
-    finally:
-        io.close(fd)

@@ -62,11 +62,8 @@ def sync_log(segments: LogSegments, syncs: Syncing, begin: int, end: int) -> Non
     """
     start = segments.start_of(begin)
     while start < end:
-        fd = segments.io.open(segments.path(start))
-        try:
+        with segments.io.opened(segments.path(start)) as fd:
             syncs.sync(fd)
-        finally:
-            segments.io.close(fd)
         start += segments.segment_size
 
 
@@ -136,11 +133,8 @@ class CommitLogFlush:
             return 0
         segment = self._segments.start_of(start)
         stop = min(written - written % PAGE_BYTES, segment + self._segments.segment_size)
-        fd = self._io.open(self._segments.path(segment), write=True)
-        try:
+        with self._io.opened(self._segments.path(segment), write=True) as fd:
             self._io.start_writeback(fd, start - segment, stop - start)
-        finally:
-            self._io.close(fd)
         self._started = stop
         return stop - start
 
@@ -148,11 +142,8 @@ class CommitLogFlush:
         self._io.crash_point("flush.before_msync")
         segment = self._segments.start_of(start)
         while segment < stop:
-            fd = self._io.open(self._segments.path(segment), write=True)
-            try:
+            with self._io.opened(self._segments.path(segment), write=True) as fd:
                 self._syncs.sync(fd)
-            finally:
-                self._io.close(fd)
             segment += self._segments.segment_size
         self._words.add(control.COMMITLOG_SYNCS, 1)
         self._io.crash_point("flush.after_msync")

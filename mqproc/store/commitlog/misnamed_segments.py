@@ -83,11 +83,8 @@ def find_misnamed(io: StoreIO, folder: Path, segment_size: int) -> list[Misnamed
 
 def _is_unwritten(io: StoreIO, folder: Path, start: int) -> bool:
     """Whether a segment's file contains only zeros."""
-    fd = io.open(folder / segment_name(start))
-    try:
+    with io.opened(folder / segment_name(start)) as fd:
         return dirty_end(io, fd, 0) == 0
-    finally:
-        io.close(fd)
 
 
 def claimed_start(io: StoreIO, path: Path, segment_size: int) -> int | None:
@@ -95,12 +92,9 @@ def claimed_start(io: StoreIO, path: Path, segment_size: int) -> int | None:
 
     A record's own position may lie outside its CRC, so a contradiction is damage in the first record.
     """
-    fd = io.open(path)
-    try:
+    with io.opened(path) as fd:
         first = _size_and_start(io, fd, 0, segment_size)
         second = None if first is None else _size_and_start(io, fd, first[0], segment_size)
-    finally:
-        io.close(fd)
     if first is None or first[1] < 0 or first[1] % segment_size:
         return None
     return first[1] if second is None or second[1] == first[1] else None

@@ -156,8 +156,7 @@ class LogSegments:
         self._maps.clear()
 
     def _map(self, start: int) -> tuple[mmap.mmap, NDArray[np.uint8]]:
-        fd = self.io.open(self.path(start))
-        try:
+        with self.io.opened(self.path(start)) as fd:
             # Reading a mapped page beyond the end of the file raises SIGBUS.
             size = min(self.io.size(fd), self.segment_size)
             if size < self.segment_size and self._whole:
@@ -165,8 +164,6 @@ class LogSegments:
             # An empty file cannot be mapped.
             map_file = self.io.map_without_filling_holes if self._static else self.io.map
             mapping = map_file(fd, size) if size else self.io.shared_memory(mmap.PAGESIZE)
-        finally:
-            self.io.close(fd)
         while len(self._maps) >= self._mapped_max:
             self._maps.popitem(last=False)
         self._maps[start] = mapping, as_kernel_array(mapping, size)

@@ -86,11 +86,8 @@ def _opened(io: StoreIO, segments: LogSegments, start: int, fds: Mapping[int, in
     if start in fds:
         yield fds[start]
         return
-    fd = io.open(segments.path(start), write=True)
-    try:
+    with io.opened(segments.path(start), write=True) as fd:
         yield fd
-    finally:
-        io.close(fd)
 
 
 def segments_within(segments: LogSegments, start: int, stop: int) -> list[int]:

@@ -33,128 +33,6 @@ from mqproc.store.zero_tail import zero_tail
 from mqproc.topic_names import SCHEDULE_TOPIC, check_topic
 from mqproc.util.units import DELAY_MS_MAX, DELAY_STEP_MS, MIB, PAGE_BYTES
 
-# Folders of queues
-
-
-REMOVE_TRIES: Final = 3
-QUEUE_ID_MAX: Final = (1 << 31) - 1
-# Present in each RocksDB: the name of its newest file list.
-_ROCKSDB_FILE: Final = "CURRENT"
-
-
-def queues_on_disk(io: StoreIO, folder: Path) -> tuple[list[tuple[str, int]], list[Path]]:
-    """(topic, queue id) of each queue folder below `folder`, and other entries."""
-    queues: list[tuple[str, int]] = []
-    strays: list[Path] = []
-    for topic in io.entries(folder):
-        if not is_topic(topic):
-            strays.append(folder / topic.name)
-            continue
-        for entry in io.entries(folder / topic.name):
-            name = entry.name
-            if entry.kind is Kind.FOLDER and is_queue_id(name):
-                queues.append((topic.name, int(name)))
-            else:
-                strays.append(folder / topic.name / name)
-    return queues, strays
-
-
-def is_topic(entry: FolderEntry) -> bool:
-    """Whether an entry is a topic's folder, which has a UTF-8 name."""
-    return entry.kind is Kind.FOLDER and is_text(entry.name)
-
-
-def bars_topic(entry: FolderEntry) -> bool:
-    """Whether an entry that is not a folder blocks a topic's folder, so dispatch would fail."""
-    return entry.kind is not Kind.FOLDER and _is_topic_name(entry.name)
-
-
-def bars_queue(entry: FolderEntry) -> bool:
-    """Whether an entry of a topic's folder that is not a folder blocks a queue's folder."""
-    return entry.kind is not Kind.FOLDER and is_queue_id(entry.name)
-
-
-def _is_topic_name(name: str) -> bool:
-    try:
-        check_topic(name)
-    except BadTopicError:
-        return False
-    return True
-
-
-def is_queue_id(name: str) -> bool:
-    """Whether a folder's name is a queue id of 32 bits in RocketMQ's notation."""
-    return name.isascii() and name.isdigit() and str(int(name)) == name and int(name) <= QUEUE_ID_MAX
-
-
-def has_rocksdb_queues(io: StoreIO, folder: Path) -> bool:
-    """Whether RocksDB keeps the queues (`storeType = defaultRocksDB`) instead of files."""
-    entries = io.entries(folder)
-    return {_ROCKSDB_FILE} == {entry.name for entry in entries if entry.name == _ROCKSDB_FILE or is_topic(entry)}
-
-
-def rocksdb_config(io: StoreIO, folder: Path) -> Path | None:
-    """The first folder in `config` where RocksDB keeps topics, groups or offsets, or None."""
-    folders = sorted(folder / entry.name for entry in io.entries(folder) if entry.kind is Kind.FOLDER)
-    return next((found for found in folders if io.entry(found / _ROCKSDB_FILE) is not None), None)
-
-
-def adopted_file_bytes(io: StoreIO, folder: Path, configured: int) -> int:
-    """File size of existing ConsumeQueues: the configured one if used, else the most common.
-
-    Sizes that are not a multiple of the unit size or contradict a file's name are ignored, and so is a file of ours
-    that a crash left short: it ends with a filler.
-    """
-    sizes: Counter[int] = Counter()
-    starts: set[int] = set()
-    for queue, entry in files_of_queues(io, folder):
-        start = segment_start(entry.name)
-        if start is None:
-            continue
-        if entry.size == configured:
-            return configured
-        starts.add(start)
-        if not _ends_with_filler(io, queue / entry.name, entry.size):
-            sizes[entry.size] += 1
-    fitting = [size for size in sizes if size > 0 and size % UNIT_SIZE == 0 and not any(s % size for s in starts)]
-    return max(fitting, key=lambda size: (sizes[size], size)) if fitting else configured
-
-
-def files_of_queues(io: StoreIO, folder: Path) -> Iterator[tuple[Path, FolderEntry]]:
-    """(queue's folder, file) for every file of every queue."""
-    for topic in io.entries(folder):
-        if not is_topic(topic):
-            continue
-        for queue in io.entries(folder / topic.name):
-            if queue.kind is Kind.FOLDER and is_queue_id(queue.name):
-                path = folder / topic.name / queue.name
-                yield from ((path, entry) for entry in io.entries(path) if entry.kind is Kind.FILE)
-
-
-def _ends_with_filler(io: StoreIO, path: Path, size: int) -> bool:
-    fd = io.open(path)
-    try:
-        last = io.pread(fd, UNIT_SIZE, max(0, size - UNIT_SIZE))
-    finally:
-        io.close(fd)
-    return int.from_bytes(last[SIZE:TAGS_CODE], "big") == FILLER_SIZE
-
-
-def remove_tree(io: StoreIO, folder: Path) -> None:
-    """Remove a ConsumeQueue folder with its content, tolerating concurrent changes.
-
-    Raises OSError if it fails, or if new files keep appearing.
-    """
-    for tries_left in reversed(range(REMOVE_TRIES)):
-        try:
-            io.remove_folder(folder)
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY) or not tries_left:
-                raise
-        else:
-            return
-
-
 UNIT_DTYPE: Final = np.dtype(
     {
         "names": ["physical_offset", "size", "tags_code"],
@@ -627,3 +505,121 @@ class ConsumeQueueFiles:
         self._closed.pop((topic, queue_id, start), None)
         if file is not None:
             self._io.close(file.fd)
+
+
+# Folders of queues
+
+REMOVE_TRIES: Final = 3
+QUEUE_ID_MAX: Final = (1 << 31) - 1
+# Present in each RocksDB: the name of its newest file list.
+_ROCKSDB_FILE: Final = "CURRENT"
+
+
+def queues_on_disk(io: StoreIO, folder: Path) -> tuple[list[tuple[str, int]], list[Path]]:
+    """(topic, queue id) of each queue folder below `folder`, and other entries."""
+    queues: list[tuple[str, int]] = []
+    strays: list[Path] = []
+    for topic in io.entries(folder):
+        if not is_topic(topic):
+            strays.append(folder / topic.name)
+            continue
+        for entry in io.entries(folder / topic.name):
+            name = entry.name
+            if entry.kind is Kind.FOLDER and is_queue_id(name):
+                queues.append((topic.name, int(name)))
+            else:
+                strays.append(folder / topic.name / name)
+    return queues, strays
+
+
+def is_topic(entry: FolderEntry) -> bool:
+    """Whether an entry is a topic's folder, which has a UTF-8 name."""
+    return entry.kind is Kind.FOLDER and is_text(entry.name)
+
+
+def bars_topic(entry: FolderEntry) -> bool:
+    """Whether an entry that is not a folder blocks a topic's folder, so dispatch would fail."""
+    return entry.kind is not Kind.FOLDER and _is_topic_name(entry.name)
+
+
+def bars_queue(entry: FolderEntry) -> bool:
+    """Whether an entry of a topic's folder that is not a folder blocks a queue's folder."""
+    return entry.kind is not Kind.FOLDER and is_queue_id(entry.name)
+
+
+def _is_topic_name(name: str) -> bool:
+    try:
+        check_topic(name)
+    except BadTopicError:
+        return False
+    return True
+
+
+def is_queue_id(name: str) -> bool:
+    """Whether a folder's name is a queue id of 32 bits in RocketMQ's notation."""
+    return name.isascii() and name.isdigit() and str(int(name)) == name and int(name) <= QUEUE_ID_MAX
+
+
+def has_rocksdb_queues(io: StoreIO, folder: Path) -> bool:
+    """Whether RocksDB keeps the queues (`storeType = defaultRocksDB`) instead of files."""
+    entries = io.entries(folder)
+    return {_ROCKSDB_FILE} == {entry.name for entry in entries if entry.name == _ROCKSDB_FILE or is_topic(entry)}
+
+
+def rocksdb_config(io: StoreIO, folder: Path) -> Path | None:
+    """The first folder in `config` where RocksDB keeps topics, groups or offsets, or None."""
+    folders = sorted(folder / entry.name for entry in io.entries(folder) if entry.kind is Kind.FOLDER)
+    return next((found for found in folders if io.entry(found / _ROCKSDB_FILE) is not None), None)
+
+
+def adopted_file_bytes(io: StoreIO, folder: Path, configured: int) -> int:
+    """File size of existing ConsumeQueues: the configured one if used, else the most common.
+
+    Sizes that are not a multiple of the unit size or contradict a file's name are ignored, and so is a file of ours
+    that a crash left short: it ends with a filler.
+    """
+    sizes: Counter[int] = Counter()
+    starts: set[int] = set()
+    for queue, entry in files_of_queues(io, folder):
+        start = segment_start(entry.name)
+        if start is None:
+            continue
+        if entry.size == configured:
+            return configured
+        starts.add(start)
+        if not _ends_with_filler(io, queue / entry.name, entry.size):
+            sizes[entry.size] += 1
+    fitting = [size for size in sizes if size > 0 and size % UNIT_SIZE == 0 and not any(s % size for s in starts)]
+    return max(fitting, key=lambda size: (sizes[size], size)) if fitting else configured
+
+
+def files_of_queues(io: StoreIO, folder: Path) -> Iterator[tuple[Path, FolderEntry]]:
+    """(queue's folder, file) for every file of every queue."""
+    for topic in io.entries(folder):
+        if not is_topic(topic):
+            continue
+        for queue in io.entries(folder / topic.name):
+            if queue.kind is Kind.FOLDER and is_queue_id(queue.name):
+                path = folder / topic.name / queue.name
+                yield from ((path, entry) for entry in io.entries(path) if entry.kind is Kind.FILE)
+
+
+def _ends_with_filler(io: StoreIO, path: Path, size: int) -> bool:
+    with io.opened(path) as fd:
+        last = io.pread(fd, UNIT_SIZE, max(0, size - UNIT_SIZE))
+    return int.from_bytes(last[SIZE:TAGS_CODE], "big") == FILLER_SIZE
+
+
+def remove_tree(io: StoreIO, folder: Path) -> None:
+    """Remove a ConsumeQueue folder with its content, tolerating concurrent changes.
+
+    Raises OSError if it fails, or if new files keep appearing.
+    """
+    for tries_left in reversed(range(REMOVE_TRIES)):
+        try:
+            io.remove_folder(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY) or not tries_left:
+                raise
+        else:
+            return

@@ -52,14 +52,11 @@ class QueueTable:
         """Open an existing table. Raises CorruptStoreError for another file or version."""
         self._io = io
         self._path = path
-        fd = io.open(path, write=write)
-        try:
+        with io.opened(path, write=write) as fd:
             size = io.size(fd)
             if size < layout.HEADER_SIZE or size % layout.WORD_SIZE:
                 raise CorruptStoreError(f"{path}: {size} bytes are not a queue table")
             mapping = io.map(fd, size, write=write)
-        finally:
-            io.close(fd)
         self.words = Words(mapping)
         if self.words[layout.HEADER_MAGIC] != layout.MAGIC or self.words[layout.HEADER_VERSION] != layout.VERSION:
             self.close()

@@ -34,7 +34,6 @@ from mqproc.util.units import LARGE_PAGE_BYTES, MIB, PAGE_BYTES
 
 # Names and headers
 
-
 # The year 9999 in any time zone.
 _NAMED_UNTIL_MS: Final = 253_402_000_000_000
 
@@ -72,11 +71,8 @@ def file_ms(name: str) -> int:
 
 def last_offset(io: StoreIO, path: Path) -> int:
     """CommitLog offset of the last record according to a file's header; −1 without entries."""
-    fd = io.open(path)
-    try:
+    with io.opened(path) as fd:
         header = io.pread(fd, layout.HEADER_SIZE, 0)
-    finally:
-        io.close(fd)
     if len(header) < layout.HEADER_SIZE:
         return -1
     view = as_kernel_array(header)
@@ -421,11 +417,8 @@ class IndexFiles:
         name = next_name(store_timestamp_ms, previous)
         path = self._folder / name
         self._io.make_folder(self._folder, sync=False)
-        fd = self._io.open(path, write=True, create=True)
-        try:
+        with self._io.opened(path, write=True, create=True) as fd:
             self._io.set_size(fd, layout.file_size(self._slots, self._items))
-        finally:
-            self._io.close(fd)
         file = self._mapped(name)
         try:
             self._begin(file, end)
@@ -502,11 +495,8 @@ class IndexFiles:
 
     def _zero_after(self, path: Path, end: int) -> bool:
         """Zero a file after its last item, against stale items in a rebuild; returns whether it did."""
-        fd = self._io.open(path, write=True)
-        try:
+        with self._io.opened(path, write=True) as fd:
             return zero_tail(self._io, fd, end) > 0
-        finally:
-            self._io.close(fd)
 
     def _close_current(self) -> None:
         if self._current is not None:
@@ -551,11 +541,8 @@ def _shape_of(io: StoreIO, path: Path, size: int) -> tuple[int, int] | None:
     """Shape of one file according to its entries; None if undetermined."""
     if size < layout.file_size(1, 2) or (size - layout.HEADER_SIZE) % layout.SLOT_SIZE:
         return None
-    fd = io.open(path)
-    try:
+    with io.opened(path) as fd:
         mapping = io.map_without_filling_holes(fd, size)
-    finally:
-        io.close(fd)
     view = as_kernel_array(mapping)
     header = read_header(view)
     if header.count <= layout.FIRST_ITEM:

@@ -110,11 +110,8 @@ class IndexFlush:
             self._syncs.sync_folder(self._folder.parent)
 
     def _sync_file_system(self) -> None:
-        fd = self._io.open(self._folder)
-        try:
+        with self._io.opened(self._folder) as fd:
             self._syncs.sync_file_system(fd)
-        finally:
-            self._io.close(fd)
 
     def _end_ms(self, name: str) -> int:
         """End time of a full file; 0 if retention has deleted it."""

@@ -115,7 +115,6 @@ class QueueTimes:
 
 # Ranges and counts
 
-
 SLICE_UNITS = 1 << 16
 SLICE_LOOK_BYTES = 8 << 20
 """Limit of the cost of non-matching records per slice; see `WalkLimits.look_bytes`."""

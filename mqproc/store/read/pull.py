@@ -229,7 +229,6 @@ def out_of_bounds(offset: int, bounds: QueueBounds) -> Pulled | None:
 
 # Read-ahead
 
-
 # Number of queues that are remembered as warm; beyond it the memory is cleared.
 QUEUES_REMEMBERED_MAX = 65_536
 UNITS_AHEAD = 4096
@@ -269,15 +268,11 @@ class ReadAhead:
         return max(0, int(as_units(self._files.read_units(*queue, offset, 1, bounds.number))[0]["physical_offset"]))
 
     def _will_need(self, path: Path, offset: int, size: int) -> None:
-        fd = self._io.open(path)
-        try:
+        with self._io.opened(path) as fd:
             self._io.read_ahead(fd, offset, size)
-        finally:
-            self._io.close(fd)
 
 
 # Single records
-
 
 RECORD_BYTES_MAX = 64 << 10
 """For larger records the saved steps do not matter."""

@@ -214,7 +214,6 @@ class StoreQueries:
 
 # Messages of one queue
 
-
 BATCH_MESSAGES: Final = 1024
 
 

@@ -46,7 +46,6 @@ from mqproc.util.units import MIB
 
 # Deleted files whose space is still in use
 
-
 STEP_BYTES: Final = 16 * MIB
 # A file that is in use for longer than this is closed: its last user frees it.
 PATIENCE_NS: Final = 120_000_000_000

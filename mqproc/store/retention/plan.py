@@ -29,181 +29,6 @@ from mqproc.store.retention.request import MS_PER_HOUR
 from mqproc.store.schedule import levels, timer_store
 from mqproc.util.units import KIB, MIB
 
-# Store times of segments
-#
-# File times are not used: a copy has others, and a repair touches segments.
-
-
-# Sizes of the segment's end that are searched for a record, in turn.
-_TAIL_BYTES: Final = (64 * KIB, MIB, 16 * MIB, 1 << 40)
-
-
-class SegmentTimes:
-    """Store times of the first and last records of segments, in ms; full ones are cached."""
-
-    def __init__(self, segments: LogSegments) -> None:
-        self._segments = segments
-        self._out = np.zeros(scan.SCAN_SIZE, np.int64)
-        self._known: dict[int, tuple[int, int] | None] = {}
-
-    def of_full(self, start: int) -> tuple[int, int] | None:
-        """(first, last) of a full segment: the first record's time, the greatest of the last ones.
-
-        None without an intact record. Raises FileNotFoundError.
-        """
-        if start not in self._known:
-            first_ms, last_ms = self.first_ms(start), self._last_records_ms(start)
-            self._known[start] = None if first_ms is None or last_ms is None else (first_ms, last_ms)
-        return self._known[start]
-
-    def first_ms(self, start: int) -> int | None:
-        """Time of any segment's first intact record; None without one. Raises FileNotFoundError."""
-        found = self._known.get(start)
-        return self._first_record_ms(start) if found is None else found[0]
-
-    def forget_below(self, physical_offset: int) -> None:
-        """Drop cached times of segments below an offset."""
-        for start in [start for start in self._known if start < physical_offset]:
-            del self._known[start]
-
-    def _first_record_ms(self, start: int) -> int | None:
-        view = self._segments.view(start)
-        found = int(scan.find_record(view, 0, len(view), start, self._out))
-        self._segments.note_read(start)
-        if found < 0 or not self._out[scan.COUNT]:
-            return None
-        return int(self._out[scan.LAST_STORE_TIMESTAMP_MS])
-
-    def _last_records_ms(self, start: int) -> int | None:
-        view = self._segments.view(start)
-        for tail in _TAIL_BYTES:
-            first = max(0, len(view) - tail)
-            latest = self._latest_from(view, first, start)
-            self._segments.note_read(start + first, len(view) - first)
-            if latest is not None or first == 0:
-                return latest
-        return None
-
-    def _latest_from(self, view: np.ndarray, at: int, start: int) -> int | None:
-        """Greatest store time of records that begin at or after `at`, skipping damage."""
-        latest: int | None = None
-        out = self._out
-        while (found := int(scan.find_record(view, at, len(view), start, out))) >= 0 and out[scan.COUNT]:
-            scan.scan_records(view, found, len(view), start, record_check.VERIFY_ALL, out)
-            latest = max(latest or 0, int(out[scan.MAX_STORE_TIMESTAMP_MS]))
-            at = int(out[scan.STOPPED_AT]) + 1
-        return latest
-
-
-# Expired files of queues and index
-
-
-class QueueOffsets(Protocol):
-    """Queues with their offsets: the queue table of a group, or the files of a stopped store."""
-
-    def live(self) -> Iterator[tuple[int, str, int]]:
-        """(number, topic, queue id) of every queue."""
-        ...
-
-    def find(self, topic: str, queue_id: int) -> int:
-        """A queue's number, −1 if none exists."""
-        ...
-
-    def min_offset(self, number: int) -> int: ...
-
-    def max_offset(self, number: int) -> int: ...
-
-    def generation(self, number: int) -> int:
-        """Changes when a queue is deleted and created again: old open files must not be read then."""
-        ...
-
-    def raise_min_offset(self, number: int, offset: int) -> None: ...
-
-
-class ExpiredQueueFiles:
-    """Expired files of the ConsumeQueues of one store; deletes nothing."""
-
-    def __init__(self, io: StoreIO, folder: Path, file_bytes: int, queues: QueueOffsets) -> None:
-        self._queues = queues
-        self._files = ConsumeQueueFiles(io, folder, file_bytes)
-        # By queue number: first unit of a queue's second file. No file can go before that is the first readable one.
-        self._second_file: dict[int, int] = {}
-
-    def path(self, topic: str, queue_id: int, start: int) -> Path:
-        return self._files.path(topic, queue_id, start)
-
-    def first_readable(self, number: int, topic: str, queue_id: int, minimum: int) -> int:
-        """First offset from the queue's minimum on whose record is at or above a log position.
-
-        The queue's maximum if all its units have expired.
-        """
-        low, high = self._queues.min_offset(number), self._queues.max_offset(number)
-        # Most queues have no record in the expiring segment, or, if quiet, only such records.
-        for probe in (low, high - 1):
-            if low < high and self._points_below(number, topic, queue_id, probe, minimum):
-                low = probe + 1
-            elif probe == low:
-                return low
-        while low < high:
-            middle = (low + high) // 2
-            if self._points_below(number, topic, queue_id, middle, minimum):
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    def unit_at(self, number: int, topic: str, queue_id: int, offset: int) -> int | None:
-        """Log position of a unit, for a filler that of the next one; None if its file is missing."""
-        return self._files.position_at(topic, queue_id, offset, self._queues.generation(number))
-
-    def files_below(self, number: int, topic: str, queue_id: int, minimum: int, readable: int) -> list[int]:
-        """Starts of a queue's files, except the last, whose last unit points below a log position.
-
-        `readable` is the queue's first readable offset.
-        """
-        if readable < self._second_file.get(number, 0):
-            return []
-        starts = self._files.starts(topic, queue_id)
-        units = self._files.units_per_file
-        below = []
-        for start in starts[:-1]:
-            last_unit = start // UNIT_SIZE + units - 1
-            if last_unit >= readable or not self._points_below(number, topic, queue_id, last_unit, minimum):
-                break
-            below.append(start)
-        if not below:
-            # Not cached while files remain: deletion may fail, and the next call must find them again.
-            self._second_file[number] = starts[0] // UNIT_SIZE + units if starts else 0
-        return below
-
-    def forget(self, topic: str, queue_id: int) -> None:
-        """Close a queue's files after its first ones were deleted."""
-        self._files.forget(topic, queue_id)
-
-    def close(self) -> None:
-        self._files.close()
-
-    def _points_below(self, number: int, topic: str, queue_id: int, offset: int, minimum: int) -> bool:
-        """Whether a unit is missing or points below a log position."""
-        position = self.unit_at(number, topic, queue_id, offset)
-        return position is None or position < minimum
-
-
-def index_files_below(io: StoreIO, folder: Path, minimum: int, committed_ms: int) -> list[str]:
-    """Names of index files, except the newest, whose last entry points below a log position.
-
-    The file of the dispatcher's last commit (`committed_ms`, 0 = none) is kept, too: its successor needs it.
-    """
-    below = []
-    for name in index_file_names(io, folder)[:-1]:
-        if committed_ms and file_ms(name) >= committed_ms:
-            break
-        if not 0 <= last_offset(io, folder / name) < minimum:
-            break
-        below.append(name)
-    return below
-
-
 # Queues per slice: some milliseconds.
 QUEUES_PER_SLICE: Final = 64
 
@@ -383,3 +208,177 @@ class LogPlanner:
     def _first_after(self, starts: Sequence[int], written: int) -> int | None:
         found = (self.times.first_ms(start) for start in starts if start < written)
         return next((time for time in found if time is not None), None)
+
+
+# Expired files of queues and index
+
+
+class QueueOffsets(Protocol):
+    """Queues with their offsets: the queue table of a group, or the files of a stopped store."""
+
+    def live(self) -> Iterator[tuple[int, str, int]]:
+        """(number, topic, queue id) of every queue."""
+        ...
+
+    def find(self, topic: str, queue_id: int) -> int:
+        """A queue's number, −1 if none exists."""
+        ...
+
+    def min_offset(self, number: int) -> int: ...
+
+    def max_offset(self, number: int) -> int: ...
+
+    def generation(self, number: int) -> int:
+        """Changes when a queue is deleted and created again: old open files must not be read then."""
+        ...
+
+    def raise_min_offset(self, number: int, offset: int) -> None: ...
+
+
+class ExpiredQueueFiles:
+    """Expired files of the ConsumeQueues of one store; deletes nothing."""
+
+    def __init__(self, io: StoreIO, folder: Path, file_bytes: int, queues: QueueOffsets) -> None:
+        self._queues = queues
+        self._files = ConsumeQueueFiles(io, folder, file_bytes)
+        # By queue number: first unit of a queue's second file. No file can go before that is the first readable one.
+        self._second_file: dict[int, int] = {}
+
+    def path(self, topic: str, queue_id: int, start: int) -> Path:
+        return self._files.path(topic, queue_id, start)
+
+    def first_readable(self, number: int, topic: str, queue_id: int, minimum: int) -> int:
+        """First offset from the queue's minimum on whose record is at or above a log position.
+
+        The queue's maximum if all its units have expired.
+        """
+        low, high = self._queues.min_offset(number), self._queues.max_offset(number)
+        # Most queues have no record in the expiring segment, or, if quiet, only such records.
+        for probe in (low, high - 1):
+            if low < high and self._points_below(number, topic, queue_id, probe, minimum):
+                low = probe + 1
+            elif probe == low:
+                return low
+        while low < high:
+            middle = (low + high) // 2
+            if self._points_below(number, topic, queue_id, middle, minimum):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def unit_at(self, number: int, topic: str, queue_id: int, offset: int) -> int | None:
+        """Log position of a unit, for a filler that of the next one; None if its file is missing."""
+        return self._files.position_at(topic, queue_id, offset, self._queues.generation(number))
+
+    def files_below(self, number: int, topic: str, queue_id: int, minimum: int, readable: int) -> list[int]:
+        """Starts of a queue's files, except the last, whose last unit points below a log position.
+
+        `readable` is the queue's first readable offset.
+        """
+        if readable < self._second_file.get(number, 0):
+            return []
+        starts = self._files.starts(topic, queue_id)
+        units = self._files.units_per_file
+        below = []
+        for start in starts[:-1]:
+            last_unit = start // UNIT_SIZE + units - 1
+            if last_unit >= readable or not self._points_below(number, topic, queue_id, last_unit, minimum):
+                break
+            below.append(start)
+        if not below:
+            # Not cached while files remain: deletion may fail, and the next call must find them again.
+            self._second_file[number] = starts[0] // UNIT_SIZE + units if starts else 0
+        return below
+
+    def forget(self, topic: str, queue_id: int) -> None:
+        """Close a queue's files after its first ones were deleted."""
+        self._files.forget(topic, queue_id)
+
+    def close(self) -> None:
+        self._files.close()
+
+    def _points_below(self, number: int, topic: str, queue_id: int, offset: int, minimum: int) -> bool:
+        """Whether a unit is missing or points below a log position."""
+        position = self.unit_at(number, topic, queue_id, offset)
+        return position is None or position < minimum
+
+
+def index_files_below(io: StoreIO, folder: Path, minimum: int, committed_ms: int) -> list[str]:
+    """Names of index files, except the newest, whose last entry points below a log position.
+
+    The file of the dispatcher's last commit (`committed_ms`, 0 = none) is kept, too: its successor needs it.
+    """
+    below = []
+    for name in index_file_names(io, folder)[:-1]:
+        if committed_ms and file_ms(name) >= committed_ms:
+            break
+        if not 0 <= last_offset(io, folder / name) < minimum:
+            break
+        below.append(name)
+    return below
+
+
+# Store times of segments
+#
+# File times are not used: a copy has others, and a repair touches segments.
+
+# Sizes of the segment's end that are searched for a record, in turn.
+_TAIL_BYTES: Final = (64 * KIB, MIB, 16 * MIB, 1 << 40)
+
+
+class SegmentTimes:
+    """Store times of the first and last records of segments, in ms; full ones are cached."""
+
+    def __init__(self, segments: LogSegments) -> None:
+        self._segments = segments
+        self._out = np.zeros(scan.SCAN_SIZE, np.int64)
+        self._known: dict[int, tuple[int, int] | None] = {}
+
+    def of_full(self, start: int) -> tuple[int, int] | None:
+        """(first, last) of a full segment: the first record's time, the greatest of the last ones.
+
+        None without an intact record. Raises FileNotFoundError.
+        """
+        if start not in self._known:
+            first_ms, last_ms = self.first_ms(start), self._last_records_ms(start)
+            self._known[start] = None if first_ms is None or last_ms is None else (first_ms, last_ms)
+        return self._known[start]
+
+    def first_ms(self, start: int) -> int | None:
+        """Time of any segment's first intact record; None without one. Raises FileNotFoundError."""
+        found = self._known.get(start)
+        return self._first_record_ms(start) if found is None else found[0]
+
+    def forget_below(self, physical_offset: int) -> None:
+        """Drop cached times of segments below an offset."""
+        for start in [start for start in self._known if start < physical_offset]:
+            del self._known[start]
+
+    def _first_record_ms(self, start: int) -> int | None:
+        view = self._segments.view(start)
+        found = int(scan.find_record(view, 0, len(view), start, self._out))
+        self._segments.note_read(start)
+        if found < 0 or not self._out[scan.COUNT]:
+            return None
+        return int(self._out[scan.LAST_STORE_TIMESTAMP_MS])
+
+    def _last_records_ms(self, start: int) -> int | None:
+        view = self._segments.view(start)
+        for tail in _TAIL_BYTES:
+            first = max(0, len(view) - tail)
+            latest = self._latest_from(view, first, start)
+            self._segments.note_read(start + first, len(view) - first)
+            if latest is not None or first == 0:
+                return latest
+        return None
+
+    def _latest_from(self, view: np.ndarray, at: int, start: int) -> int | None:
+        """Greatest store time of records that begin at or after `at`, skipping damage."""
+        latest: int | None = None
+        out = self._out
+        while (found := int(scan.find_record(view, at, len(view), start, out))) >= 0 and out[scan.COUNT]:
+            scan.scan_records(view, found, len(view), start, record_check.VERIFY_ALL, out)
+            latest = max(latest or 0, int(out[scan.MAX_STORE_TIMESTAMP_MS]))
+            at = int(out[scan.STOPPED_AT]) + 1
+        return latest

@@ -34,56 +34,6 @@ from mqproc.store.schedule.timer_wheel import TimerWheel, WheelSlot
 from mqproc.store.sync_guard import Syncing
 from mqproc.topic_names import TIMER_TOPIC
 
-# Read access without the keeper
-
-
-_UNITS_PER_SLICE: Final = 1 << 14
-
-
-def read_timer_check(io: StoreIO, paths: StorePaths) -> TimerCheck:
-    """The last saved `timercheck`; zeros without one."""
-    try:
-        return timer_check.decode(io.read_file(paths.timer_check))
-    except FileNotFoundError:
-        return TimerCheck()
-
-
-def enqueue_progress(check: TimerCheck) -> CommittedOffset:
-    """Progress of enqueueing as a committed offset of a group."""
-    return CommittedOffset("of the timer", TIMER_TOPIC, 0, check.queue_offset)
-
-
-def first_pending(io: StoreIO, paths: StorePaths, check: TimerCheck, minimum: int) -> Slices[int | None]:
-    """First record at or above log position `minimum` that is enqueued but not delivered.
-
-    Units of the timer log have the order of the log, so the first undelivered unit is that of the first record.
-    """
-    starts = sorted(start for name in io.names(paths.timer_log) if (start := segment_start(name)) is not None)
-    for start in starts:
-        try:
-            fd = io.open(paths.timer_log / segment_name(start))
-        except FileNotFoundError:
-            continue  # Deleted by the keeper: all its slots are delivered.
-        try:
-            at, end = 0, min(io.size(fd), check.timer_log_flushed - start)
-            while at < end:
-                size = min(_UNITS_PER_SLICE * timer_log.UNIT_SIZE, end - at)
-                data = io.pread(fd, size, at)
-                units = np.frombuffer(data, timer_log.UNIT_DTYPE, len(data) // timer_log.UNIT_SIZE)
-                places = units["physical_offset"]
-                waits = units["enqueued_ms"].astype(np.int64) + units["delay_ms"] >= check.read_ms
-                found = np.flatnonzero(waits & (places >= minimum) & (units["size"] == timer_log.UNIT_SIZE))
-                if len(found):
-                    return int(places[found[0]])
-                at += size
-                yield
-        finally:
-            io.close(fd)
-    return None
-
-
-# The timer's owner
-
 
 @dataclass(frozen=True, slots=True)
 class TimerUnits:
@@ -409,3 +359,50 @@ class TimerStore:
 
 def _rows(rows: list[tuple[int, ...]]) -> TimerUnits:
     return TimerUnits(*np.array(rows, np.int64).T)
+
+
+# Read access without the keeper
+
+_UNITS_PER_SLICE: Final = 1 << 14
+
+
+def read_timer_check(io: StoreIO, paths: StorePaths) -> TimerCheck:
+    """The last saved `timercheck`; zeros without one."""
+    try:
+        return timer_check.decode(io.read_file(paths.timer_check))
+    except FileNotFoundError:
+        return TimerCheck()
+
+
+def enqueue_progress(check: TimerCheck) -> CommittedOffset:
+    """Progress of enqueueing as a committed offset of a group."""
+    return CommittedOffset("of the timer", TIMER_TOPIC, 0, check.queue_offset)
+
+
+def first_pending(io: StoreIO, paths: StorePaths, check: TimerCheck, minimum: int) -> Slices[int | None]:
+    """First record at or above log position `minimum` that is enqueued but not delivered.
+
+    Units of the timer log have the order of the log, so the first undelivered unit is that of the first record.
+    """
+    starts = sorted(start for name in io.names(paths.timer_log) if (start := segment_start(name)) is not None)
+    for start in starts:
+        try:
+            fd = io.open(paths.timer_log / segment_name(start))
+        except FileNotFoundError:
+            continue  # Deleted by the keeper: all its slots are delivered.
+        try:
+            at, end = 0, min(io.size(fd), check.timer_log_flushed - start)
+            while at < end:
+                size = min(_UNITS_PER_SLICE * timer_log.UNIT_SIZE, end - at)
+                data = io.pread(fd, size, at)
+                units = np.frombuffer(data, timer_log.UNIT_DTYPE, len(data) // timer_log.UNIT_SIZE)
+                places = units["physical_offset"]
+                waits = units["enqueued_ms"].astype(np.int64) + units["delay_ms"] >= check.read_ms
+                found = np.flatnonzero(waits & (places >= minimum) & (units["size"] == timer_log.UNIT_SIZE))
+                if len(found):
+                    return int(places[found[0]])
+                at += size
+                yield
+        finally:
+            io.close(fd)
+    return None
