@@ -47,8 +47,6 @@ VERIFY_CRCS = VERIFY_BODY_CRC | VERIFY_PROPERTY_CRC
 VERIFY_TORN_TAIL = 4
 VERIFY_ALL = VERIFY_CRCS | VERIFY_TORN_TAIL
 
-# Fixed fields except the hosts and the topic length.
-_SIZE_WITHOUT_HOSTS = record.FIXED_SIZE_V4 - 2 * record.HOST_V4_SIZE - 1
 _NAME_FIRST_8 = int.from_bytes(record.CRC_NAME[:8], "big")
 _NAME_END = 1
 _PAIR_END = 2

@@ -43,7 +43,6 @@ HOST_V6_SIZE = 20
 # Fields before the hosts, and fields between the hosts and the body.
 HEAD = struct.Struct(">iiiiiqqiq")
 TAIL = struct.Struct(">iqi")
-LENGTH_V2 = struct.Struct(">H")
 assert HEAD.size == BORN_HOST
 
 # The following offsets apply to two IPv4 hosts; each IPv6 host before a field adds IPV6_EXTRA.

@@ -19,7 +19,6 @@ import functools
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType
 from typing import Any, TypeVar, cast
 
 import numba
@@ -166,19 +165,6 @@ def _cache_by_fingerprint(dispatcher: Any) -> None:
 def code_ending() -> str:
     """File name suffix of code compiled from these sources."""
     return f".{sources_fingerprint()[:_NAMED_DIGITS]}{CODE_SUFFIX}"
-
-
-def variant(function: F, **others: Callable[..., Any]) -> F:
-    """A copy of a kernel in which some called kernels are replaced, for this process only.
-
-    Benchmarks use it to measure the cost of parts of a kernel.
-    """
-    source = plain(function)
-    changed = FunctionType(source.__code__, source.__globals__ | others, source.__name__)
-    if not COMPILED:
-        return cast(F, changed)
-    # Not cached: the cache identifies it by name and file as the original kernel.
-    return cast(F, _numba.njit(changed, nogil=True, error_model="numpy", boundscheck=False, _nrt=False))
 
 
 def plain(function: F) -> F:
