@@ -94,9 +94,9 @@ def foreign_session(io: StoreIO, paths: StorePaths, segments: LogSegments, mark:
         view = segments.view(base)
         size = checked_size(view, confirmed - base, len(view), confirmed, VERIFY_ALL)
         if size > 0:
-            behind = confirmed - base + size
-            ended = checked_size(view, behind, len(view), base + behind, 0) == -BLANK
-            kept = base + (len(view) if ended else behind)
+            after = confirmed - base + size
+            ended = checked_size(view, after, len(view), base + after, 0) == -BLANK
+            kept = base + (len(view) if ended else after)
     return ForeignSession(kept, mark.offset, mark.store_timestamp_ms) if mark is not None else ForeignSession(kept)
 
 
@@ -109,8 +109,8 @@ def _is_our_checkpoint(io: StoreIO, paths: StorePaths) -> bool:
         mark = durable_marks.decode(io.read_file(paths.mark("commitlog")))
     except (FileNotFoundError, IsADirectoryError):
         return False
-    there = checkpoint.read(io, paths.checkpoint)
-    said = (there.confirm_physical_offset, there.physic_timestamp_ms)
+    checkpoint_words = checkpoint.read(io, paths.checkpoint)
+    said = (checkpoint_words.confirm_physical_offset, checkpoint_words.physic_timestamp_ms)
     return mark is not None and said == (mark.offset, mark.store_timestamp_ms)
 
 

@@ -90,12 +90,10 @@ class DamageLedger:
 
     @property
     def holes(self) -> list[Hole]:
-        """All holes, ascending."""
         return list(self._damage.holes)
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """(start, stop) of every hole."""
         return [(hole.start, hole.stop) for hole in self._damage.holes]
 
     @property
@@ -118,7 +116,6 @@ class DamageLedger:
         return fresh
 
     def add(self, hole: Hole, now_ms: int) -> None:
-        """Add a hole."""
         self.replace([*self._damage.holes, hole], now_ms)
 
     def mark_filled(self) -> None:

@@ -48,11 +48,11 @@ class _Ids:
         lengths, properties = plan.columns[_PROPERTY_LENGTHS], plan.columns[_PROPERTIES]
         composed = lengths < 0 and plan.unique_counter >= 0
         prefix = as_kernel_array(plan.unique_prefix if composed else b"")
-        made = np.empty((_PREFIX_DIGITS + kernel.UNIQUE_DIGITS) * plan.count if composed else 0, np.uint8)
+        generated = np.empty((_PREFIX_DIGITS + kernel.UNIQUE_DIGITS) * plan.count if composed else 0, np.uint8)
         self.places = np.empty(2 * plan.count, np.int64)
         payload = as_kernel_array(plan.payload)
-        kernel.locate_ids(payload, plan.count, lengths, properties, plan.unique_counter, prefix, made, self.places)
-        self.texts = made if composed else payload
+        kernel.locate_ids(payload, plan.count, lengths, properties, plan.unique_counter, prefix, generated, self.places)
+        self.texts = generated if composed else payload
         self.hashes = self.hashes_in(plan.template)
 
     def hashes_in(self, template: AppendTemplate) -> NDArray[np.int64]:
@@ -85,7 +85,6 @@ class DedupeWindow:
         self._read_log()
 
     def __len__(self) -> int:
-        """Messages in the window."""
         return int(self._window[kernel.COUNT])
 
     def add(self, plan: AppendPlan, store_timestamp_ms: int, publish: Callable[[], None]) -> NDArray[np.uint8]:
@@ -98,15 +97,15 @@ class DedupeWindow:
         ids = _Ids(plan)
         answer = np.empty(ANSWER_BYTES_PER_MESSAGE * plan.count, np.uint8)
         stored = self._stored(plan, ids, answer, publish)
-        twice = _twice(plan, ids)
-        if stored is None and not twice:
+        repeated = _repeated_in_frame(plan, ids)
+        if stored is None and not repeated:
             answer = self._appender.add(plan, store_timestamp_ms)
             self._remember(ids.hashes, answer[: 8 * plan.count].view(np.int64))
             return answer
         dropped = np.zeros(plan.count, np.bool_) if stored is None else stored
-        dropped[list(twice)] = True
+        dropped[list(repeated)] = True
         self._add_rest(plan, store_timestamp_ms, ids, dropped, answer)
-        for later, first in twice.items():
+        for later, first in repeated.items():
             _copy_row(answer, plan.count, first, later)
         self.dropped += int(dropped.sum())
         return answer
@@ -253,7 +252,7 @@ class DedupeWindow:
         return int(kernel.insert_from_log(view, first, stop, start, ring, self._slots, self._window))
 
 
-def _twice(plan: AppendPlan, ids: _Ids) -> dict[int, int]:
+def _repeated_in_frame(plan: AppendPlan, ids: _Ids) -> dict[int, int]:
     """Duplicates within a frame: index → index of the first message with the same unique id."""
     if plan.columns[_PROPERTY_LENGTHS] < 0:
         return {}  # Generated from a counter, hence distinct.

@@ -104,7 +104,7 @@ class DispatchScan:
         self._with_entries = with_entries
         self._step_bytes = step_bytes
         self._step_records = step_records
-        self._breathe = between_pieces
+        self._between_pieces = between_pieces
         records_max = max(step_records, wide_records)
         entries = ENTRIES_PER_RECORD * records_max
         self._buffers = DispatchBuffers(table.capacity, records_max, entries, zeros, delays_ms)
@@ -118,7 +118,7 @@ class DispatchScan:
         at = start
         for piece in range(pieces):
             if piece:
-                self._breathe()
+                self._between_pieces()
             self._add(at, at + self._step_bytes, stop)
             found = self._buffers.progress()
             at = base + found.stopped_at
@@ -253,7 +253,7 @@ class Dispatch:
             between_pieces=between_pieces,
             delays_ms=delays_ms_of(options.message_delay_level),
         )
-        self._breathe = between_pieces
+        self._between_pieces = between_pieces
         # Undispatched bytes hold producers back (back-pressure), so one step must not be too large.
         room = options.max_dispatch_behind_bytes // (STEPS_BEHIND_MIN * step_bytes)
         self._wide_pieces = max(1, min(WIDE_PIECES_MAX, room)) if wide_records else 1
@@ -282,7 +282,7 @@ class Dispatch:
         It stores in the control file's `cells` what `publish_step` publishes. Returns False if there are several
         records or more is needed: then call `step`. Raises as `step`.
         """
-        segments, alone = self._segments, self._alone
+        segments, single = self._segments, self._alone
         base = segments.start_of(dispatched)
         if not self._takes_single or self._holes or self._undo or confirmed > base + segments.segment_size:
             return False
@@ -293,15 +293,15 @@ class Dispatch:
             log = segments.view(base)
         except FileNotFoundError:
             return False
-        if not alone.scan(log, dispatched - base, confirmed - base, base):
+        if not single.scan(log, dispatched - base, confirmed - base, base):
             return False
         segments.note_read(dispatched, confirmed - dispatched)
-        runs, run = alone.runs, alone.run
+        runs, run = single.runs, single.run
         self._remove_previous(runs)
-        self._write(run[RUN_QUEUE], run[RUN_FIRST_OFFSET], alone.unit)
+        self._write(run[RUN_QUEUE], run[RUN_FIRST_OFFSET], single.unit)
         self._remove_outlived(runs)
         self._io.crash_point("dispatch.units_written")
-        if not self.index.put_single(alone, cells):
+        if not self.index.put_single(single, cells):
             return False
         self._commit = None
         self._io.crash_point("dispatch.entries_put")
@@ -323,9 +323,9 @@ class Dispatch:
         except FileNotFoundError:
             return DispatchResult(start, 0, 0, 0, StopReason.BAD_RECORD)
         self._remove_previous(result.runs)
-        made = self._queues.files_made
+        created_before = self._queues.files_created
         self._write_units(result, start)
-        self._choose_pieces(result, self._queues.files_made - made)
+        self._choose_pieces(result, self._queues.files_created - created_before)
         self._remove_outlived(result.runs)
         self._io.crash_point("dispatch.units_written")
         self._put_entries(result)
@@ -388,14 +388,14 @@ class Dispatch:
                 position = stop
         return position
 
-    def _choose_pieces(self, result: ScanResult, files_made: int) -> None:
+    def _choose_pieces(self, result: ScanResult, files_created: int) -> None:
         """Choose the number of pieces of the next step.
 
         Each run costs a write and, with many queues, opening a file. While runs are short, a step covers more of the
         log, so that a queue's units form one run. New files cost most, and are the same number either way.
         """
         runs = len(result.runs)
-        is_wide = runs_are_short(runs, result.records) and NEW_FILES_PART * files_made < runs
+        is_wide = runs_are_short(runs, result.records) and NEW_FILES_PART * files_created < runs
         self._pieces = self._wide_pieces if is_wide else 1
 
     def _write_units(self, result: ScanResult, start: int) -> None:
@@ -405,7 +405,7 @@ class Dispatch:
         is_plain = not holes and not self._repair
         only, units, write = self._only, result.units, self._write
         runs = result.runs
-        rows = runs.tolist() if len(runs) <= ROWS_AT_ONCE else _rows(runs, self._breathe)
+        rows = runs.tolist() if len(runs) <= ROWS_AT_ONCE else _rows(runs, self._between_pieces)
         for number, first, count, offset, _end, _time in rows:
             if only is not None and number not in only:
                 continue
@@ -478,7 +478,7 @@ class Dispatch:
     def _put_entries(self, result: ScanResult) -> None:
         if result.entries == 0 or not self._puts_entries:
             return
-        self._breathe()
+        self._between_pieces()
         self._undo = self.index_commit
         self.index.put(result.hashes, result.offsets, result.times, result.entries)
         self._commit = self.index.commit()

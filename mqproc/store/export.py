@@ -78,24 +78,24 @@ class RecordSelector:
         self._state = np.zeros(log_match.STATE_SIZE, np.int64)
         self._state[log_match.BEGIN_MS], self._state[log_match.END_MS] = selection.begin_ms, selection.end_ms
 
-    def buffers(self, found: Iterable[RecordRun | LostRange], taken: ExportProgress) -> Iterator[NDArray[np.uint8]]:
-        """Buffers of whole records, uint8[n], each valid until the next, updating `taken`."""
+    def buffers(self, found: Iterable[RecordRun | LostRange], progress: ExportProgress) -> Iterator[NDArray[np.uint8]]:
+        """Buffers of whole records, uint8[n], each valid until the next, updating `progress`."""
         state = self._state
-        for each in found:
-            if isinstance(each, LostRange):
-                taken.lost.append(each)
+        for item in found:
+            if isinstance(item, LostRange):
+                progress.lost.append(item)
                 continue
-            state[log_match.AT], state[log_match.STOP], state[log_match.BASE] = each.start, each.stop, each.base
-            while not self._select(each):
+            state[log_match.AT], state[log_match.STOP], state[log_match.BASE] = item.start, item.stop, item.base
+            while not self._select(item):
                 if state[log_match.FILLED] == 0:
                     # The record is larger than the buffer.
-                    size = load_be32(each.view, int(state[log_match.AT]) + record.TOTAL_SIZE)
+                    size = load_be32(item.view, int(state[log_match.AT]) + record.TOTAL_SIZE)
                     self._buffer = np.empty(size, np.uint8)
                     continue
-                yield self._filled(taken)
+                yield self._filled(progress)
         if state[log_match.FILLED]:
-            yield self._filled(taken)
-        taken.by_topic = dict(zip(self._topics, self._counts.tolist(), strict=True))
+            yield self._filled(progress)
+        progress.by_topic = dict(zip(self._topics, self._counts.tolist(), strict=True))
 
     def _select(self, piece: RecordRun) -> bool:
         chosen, deleted = self._chosen, self._deleted
@@ -114,11 +114,11 @@ class RecordSelector:
             )
         )
 
-    def _filled(self, taken: ExportProgress) -> NDArray[np.uint8]:
+    def _filled(self, progress: ExportProgress) -> NDArray[np.uint8]:
         size = int(self._state[log_match.FILLED])
         self._state[log_match.FILLED] = 0
-        taken.by_topic = dict(zip(self._topics, self._counts.tolist(), strict=True))
-        taken.size += size
+        progress.by_topic = dict(zip(self._topics, self._counts.tolist(), strict=True))
+        progress.size += size
         return self._buffer[:size]
 
 
@@ -183,7 +183,6 @@ class NewStore:
         configured.save(now_ms)
 
     def close(self) -> None:
-        """Close the current segment."""
         if self._fd >= 0:
             self._io.close(self._fd)
             self._fd = -1

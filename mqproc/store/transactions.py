@@ -82,7 +82,6 @@ class HalfMessage:
 
 
 def parse_half(message: StoredMessage) -> HalfMessage:
-    """Parse a message of the half topic."""
     pairs = message.properties
     return HalfMessage(
         offset=message.queue_offset,

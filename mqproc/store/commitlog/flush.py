@@ -189,7 +189,7 @@ class CommitLogFlush:
         words, size = self._words, self._segments.segment_size
         ahead = min(AHEAD_SEGMENTS_MAX, max(1, AHEAD_BYTES // size)) * size
         wanted = self._segments.start_of(max(words[control.WRITTEN], words[control.RESERVED_END])) + size + ahead
-        made = 0
+        created = 0
         warm = self._options.warm_mapped_file_enable
         while (start := words[control.SEGMENTS_READY_END]) < wanted and not self._syncs.has_failed():
             try:
@@ -198,20 +198,20 @@ class CommitLogFlush:
                 words[control.SEGMENT_ERRNO] = error.errno or errno.EIO
                 if isinstance(error, FailedSyncError):
                     raise
-                return made
+                return created
             words[control.SEGMENT_ERRNO] = 0
             words[control.SEGMENTS_READY_END] = start + size
-            made += 1
-        return made
+            created += 1
+        return created
 
     def drop_pages(self) -> int:
         """Drop cached pages far enough behind dispatch and flush; returns the bytes dropped."""
-        behind = self._options.page_cache_behind_bytes
-        if behind == 0:
+        distance = self._options.page_cache_behind_bytes
+        if distance == 0:
             return 0
         words = self._words
         flushed = max(words[control.WRITER_SYNCED], words[control.FLUSHER_SYNCED])
-        limit = min(flushed, words[control.DISPATCHED]) - behind
+        limit = min(flushed, words[control.DISPATCHED]) - distance
         start = max(self._dropped_to, words[control.MIN_PHYSICAL_OFFSET])
         segment = self._segments.start_of(start)
         stop = min(limit - limit % DROP_STEP_BYTES, segment + self._segments.segment_size)

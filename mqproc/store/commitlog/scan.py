@@ -86,9 +86,9 @@ class IntactRecords:
                     yield found
                     on_progress(found.base + found.stop)
             cursor = base + self._views.segment_size
-        for each in lost:
-            if each.written_stop > each.start:
-                yield dataclasses.replace(each, stop=each.written_stop)
+        for item in lost:
+            if item.written_stop > item.start:
+                yield dataclasses.replace(item, stop=item.written_stop)
 
     def in_segment(self, base: int, at: int = 0) -> Iterator[RecordRun | LostRange | Blank]:
         """Content of one segment from byte `at` to its BLANK or end; empty for a missing one."""
@@ -97,7 +97,7 @@ class IntactRecords:
             return
         segment_size = self._views.segment_size
         stop = len(view) if self._end is None else min(len(view), self._end - base)
-        let_go = at
+        dropped_to = at
         while at < stop:
             self._views.read_ahead(base, at, stop)
             reason = scan_piece(view, at, stop, base, _PIECE_BYTES, self._out)
@@ -105,9 +105,9 @@ class IntactRecords:
             if end > at:
                 yield RecordRun(view, base, at, end, int(self._out[scan.COUNT]))
                 at = end
-            if at - let_go > _LET_GO_BYTES:
-                self._views.release(base, let_go, at - let_go)
-                let_go = at
+            if at - dropped_to > _LET_GO_BYTES:
+                self._views.release(base, dropped_to, at - dropped_to)
+                dropped_to = at
             if reason == record_check.BLANK:
                 yield Blank(base + at)
                 break
@@ -115,12 +115,11 @@ class IntactRecords:
                 lost = self._lost(view, base, at, stop, reason)
                 yield lost
                 at = lost.stop - base
-        self._views.release(base, let_go, at - let_go)
+        self._views.release(base, dropped_to, at - dropped_to)
         if len(view) < segment_size and at == len(view):
             yield LostRange(base + at, base + segment_size, "short segment", base + at)
 
     def close(self) -> None:
-        """Close the segments."""
         self._views.close()
 
     def _lost(self, view: NDArray[np.uint8], base: int, at: int, stop: int, reason: int) -> LostRange:

@@ -83,10 +83,10 @@ def extent(row: Row, keep: Callable[[int, int], bool]) -> QueueExtent:
     starts = row.starts()
     if not starts:
         return QueueExtent(0, 0, 0)
-    behind_fillers = leading_fillers(row, starts[0])
+    after_fillers = leading_fillers(row, starts[0])
 
     def kept(queue_offset: int) -> bool:
-        if queue_offset < behind_fillers:
+        if queue_offset < after_fillers:
             return True
         place = record_place(row, queue_offset)
         return place is not None and keep(*place)
@@ -99,7 +99,7 @@ def extent(row: Row, keep: Callable[[int, int], bool]) -> QueueExtent:
             low = middle + 1
         else:
             high = middle
-    return QueueExtent(min(behind_fillers, low), low, last_end(row, low))
+    return QueueExtent(min(after_fillers, low), low, last_end(row, low))
 
 
 def leading_fillers(row: Row, first: int) -> int:

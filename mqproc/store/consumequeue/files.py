@@ -75,14 +75,14 @@ def allocation_end(end: int, file_bytes: int) -> int:
 class _OpenFile:
     """An open file. `complete`: it has full length; `allocated_end`: end of allocated space.
 
-    `made_here`: created by this object, so that nothing was ever written at or after `used_end`.
+    `created_here`: created by this object, so that nothing was ever written at or after `used_end`.
     """
 
     fd: int
     generation: int
     complete: bool = False
     allocated_end: int = 0
-    made_here: bool = False
+    created_here: bool = False
     used_end: int = 0
 
 
@@ -138,8 +138,8 @@ class ConsumeQueueFiles:
         # Generation and allocated end of complete files that were closed: with many queues each file is reopened
         # every few units. The whole dictionary is cleared when files are deleted, which is rare.
         self._closed: dict[tuple[str, int, int], tuple[int, int]] = {}
-        self._unsynced = DirtyFiles[tuple[str, int, int]](io, folder, lambda key: self.path(*key))
-        self.files_made = 0
+        self._dirty_files = DirtyFiles[tuple[str, int, int]](io, folder, lambda key: self.path(*key))
+        self.files_created = 0
         """Number of files created."""
 
     @property
@@ -178,7 +178,7 @@ class ConsumeQueueFiles:
             end = place + size
             key = topic, queue_id, position - place
             # Note the file first: it may be created before allocation fails.
-            self._unsynced.note(key)
+            self._dirty_files.note(key)
             file = self._open.get(key)
             if file is None or file.generation != generation or end > file.allocated_end:
                 file = self._writable(key, place, end, generation)
@@ -204,29 +204,29 @@ class ConsumeQueueFiles:
         levels, and addresses of a ConsumeQueue extension.
         """
         count = len(units) // UNIT_SIZE
-        found = self._found_at(topic, queue_id, first_queue_offset, count, generation)
-        plain, wanted_plain = normalize_fillers(found), normalize_fillers(units.tobytes())
-        if plain == wanted_plain:
+        found = self._existing_units(topic, queue_id, first_queue_offset, count, generation)
+        plain, expected_plain = normalize_fillers(found), normalize_fillers(units.tobytes())
+        if plain == expected_plain:
             return 0
         if not found.strip(b"\0"):
             self.write_run(topic, queue_id, first_queue_offset, units, generation)
             return count
-        there = as_units(plain)
-        theirs = as_units(wanted_plain)[: len(there)]
-        same = (there["physical_offset"] == theirs["physical_offset"]) & (there["size"] == theirs["size"])
-        codes = there["tags_code"]
+        existing = as_units(plain)
+        expected = as_units(expected_plain)[: len(existing)]
+        same = (existing["physical_offset"] == expected["physical_offset"]) & (existing["size"] == expected["size"])
+        codes = existing["tags_code"]
         if topic == SCHEDULE_TOPIC:
             # A difference that no two delays have is a torn sector of a power loss.
-            apart = codes - theirs["tags_code"]
-            untold = (codes > 0) & (np.abs(apart) <= DELAY_MS_MAX) & (apart % DELAY_STEP_MS == 0)
+            difference = codes - expected["tags_code"]
+            underivable = (codes > 0) & (np.abs(difference) <= DELAY_MS_MAX) & (difference % DELAY_STEP_MS == 0)
         else:
-            untold = self._are_extension_addresses(topic, queue_id, codes)
-        same &= (codes == theirs["tags_code"]) | untold
+            underivable = self._are_extension_addresses(topic, queue_id, codes)
+        same &= (codes == expected["tags_code"]) | underivable
         differing = count - int(np.count_nonzero(same))
         if differing:
-            mended = as_units(units).copy()
-            mended[: len(there)][same] = as_units(found)[same]
-            self.write_run(topic, queue_id, first_queue_offset, mended.view(np.uint8), generation)
+            repaired = as_units(units).copy()
+            repaired[: len(existing)][same] = as_units(found)[same]
+            self.write_run(topic, queue_id, first_queue_offset, repaired.view(np.uint8), generation)
         return differing
 
     def _are_extension_addresses(self, topic: str, queue_id: int, codes: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -246,12 +246,12 @@ class ConsumeQueueFiles:
         )
         return max(ends, default=0)
 
-    def _found_at(self, topic: str, queue_id: int, first: int, count: int, generation: int) -> bytes:
+    def _existing_units(self, topic: str, queue_id: int, first: int, count: int, generation: int) -> bytes:
         """Units as they are on disk, possibly unsynced; b"" where nothing was ever written."""
         place, stop = first * UNIT_SIZE, (first + count) * UNIT_SIZE
         starts = range(place - place % self.file_bytes, stop, self.file_bytes)
         for start in starts:
-            self._unsynced.note((topic, queue_id, start))
+            self._dirty_files.note((topic, queue_id, start))
         if all(self._is_unused(topic, queue_id, start, place - start, generation) for start in starts):
             return b""
         try:
@@ -262,7 +262,7 @@ class ConsumeQueueFiles:
     def _is_unused(self, topic: str, queue_id: int, start: int, place: int, generation: int) -> bool:
         """Whether a file is known to be empty from a position on, so that no read is needed."""
         file = self._opened(topic, queue_id, start, generation)
-        return file is not None and file.made_here and place >= file.used_end
+        return file is not None and file.created_here and place >= file.used_end
 
     def _writable(self, key: tuple[str, int, int], place: int, end: int, generation: int) -> _OpenFile:
         """An open file of full length with allocated space for its bytes [place, end)."""
@@ -273,11 +273,11 @@ class ConsumeQueueFiles:
         if file is None:
             file = self._keep(topic, queue_id, start, _OpenFile(self._create(topic, queue_id, start), generation))
         if not file.complete:
-            file.made_here = self._complete(file.fd, self.path(topic, queue_id, start), place)
+            file.created_here = self._complete(file.fd, self.path(topic, queue_id, start), place)
             self._io.crash_point("cq.roll")
             file.used_end = place
             file.complete = True
-            self.files_made += file.made_here
+            self.files_created += file.created_here
         if end > file.allocated_end:
             self._allocate(file, place, end)
         return file
@@ -422,14 +422,14 @@ class ConsumeQueueFiles:
         for start in reversed(starts):
             if start > last:
                 self._forget_file(topic, queue_id, start)
-                self._unsynced.note((topic, queue_id, start))
+                self._dirty_files.note((topic, queue_id, start))
                 self._io.unlink(self.path(topic, queue_id, start))
         changed = self._zero_after(topic, queue_id, last, max(0, end - last))
         return changed or starts[-1] > last
 
     def sync(self) -> None:
         """Make everything written, compared or removed here durable: bytes, lengths and names."""
-        self._unsynced.sync()
+        self._dirty_files.sync()
 
     def _zero_after(self, topic: str, queue_id: int, start: int, place: int) -> bool:
         """Complete a file and zero it from `place` on; returns whether this changed it."""
@@ -440,13 +440,13 @@ class ConsumeQueueFiles:
             changed = True
         changed |= zero_tail(self._io, fd, place) > 0
         if changed:
-            self._unsynced.note((topic, queue_id, start))
+            self._dirty_files.note((topic, queue_id, start))
         return changed
 
     def remove(self, topic: str, queue_id: int) -> None:
         """Remove a queue's files and folder, and the topic's folder with its last queue."""
         self.forget(topic, queue_id)
-        self._unsynced.note((topic, queue_id, 0))
+        self._dirty_files.note((topic, queue_id, 0))
         remove_tree(self._io, self._folder / topic / str(queue_id))
         if not self._io.names(self._folder / topic):
             remove_tree(self._io, self._folder / topic)
@@ -462,7 +462,6 @@ class ConsumeQueueFiles:
     # Open files
 
     def forget(self, topic: str, queue_id: int) -> None:
-        """Close the files of a queue."""
         self._closed.clear()
         for key in [key for key in self._open if key[:2] == (topic, queue_id)]:
             self._forget_file(*key)
@@ -476,7 +475,6 @@ class ConsumeQueueFiles:
                 self._forget_file(topic, queue_id, start)
 
     def close(self) -> None:
-        """Close all files."""
         while self._open:
             self._io.close(self._open.popitem()[1].fd)
 

@@ -366,7 +366,6 @@ def _whole_steps(entries: int) -> int:
 
 
 def _header(capacity: int) -> bytes:
-    """Header words of a new table."""
     header = np.zeros(layout.HEADER_CAPACITY + 2, np.int64)
     header[layout.HEADER_MAGIC] = layout.MAGIC
     header[layout.HEADER_VERSION] = layout.VERSION

@@ -206,19 +206,19 @@ class _MappedIndex:
 
         Returns the number after the last item, the slots in use, and whether anything was changed.
         """
-        wanted = np.zeros(layout.SLOT_SIZE * self.slots, np.uint8)
+        expected = np.zeros(layout.SLOT_SIZE * self.slots, np.uint8)
         stock = np.zeros(kernels.STOCK_SIZE, np.int64)
-        kernels.recount_items(self.view, self.slots, floor, mark, self.count, wanted, stock)
+        kernels.recount_items(self.view, self.slots, floor, mark, self.count, expected, stock)
         count, used, fits = stock.tolist()
         if count == layout.FIRST_ITEM:
             return count, used, False
         if not fits:
-            wanted[:] = 0
-            kernels.rebuild_links(self.view, self.slots, count, wanted)
-        same = np.array_equal(self.view[layout.HEADER_SIZE : layout.items_start(self.slots)], wanted)
+            expected[:] = 0
+            kernels.rebuild_links(self.view, self.slots, count, expected)
+        same = np.array_equal(self.view[layout.HEADER_SIZE : layout.items_start(self.slots)], expected)
         if not same:
             self.allocate_slots()
-            kernels.store_slots(self.view, self.slots, wanted)
+            kernels.store_slots(self.view, self.slots, expected)
         return count, used, not fits or not same
 
     def close(self) -> None:
@@ -283,7 +283,7 @@ class IndexFiles:
         self._items = items
         self._sync_follows = sync_follows
         self._current: _MappedIndex | None = None
-        self._unsynced = DirtyFiles[str](io, folder, folder.__truediv__)
+        self._dirty_files = DirtyFiles[str](io, folder, folder.__truediv__)
         self.full_files = 0
         self._check_sizes()
 
@@ -299,7 +299,6 @@ class IndexFiles:
                 )
 
     def commit(self) -> IndexCommit:
-        """Current state of the index."""
         file = self._newest()
         if file is None:
             return IndexCommit()
@@ -325,7 +324,7 @@ class IndexFiles:
                 file = self._create(int(times[first]), "", None)
             elif file.count >= file.items:
                 file = self._create(int(times[first]), file.name, read_header(file.view))
-            self._unsynced.note(file.name)
+            self._dirty_files.note(file.name)
             first = file.put(hashes, offsets, times, first, count)
 
     @property
@@ -341,7 +340,7 @@ class IndexFiles:
         file = self._current
         if file is None or not file.put_single(found, cells):
             return False
-        self._unsynced.note(file.name)
+        self._dirty_files.note(file.name)
         return True
 
     def begin_after(self, end: IndexHeader, store_timestamp_ms: int) -> None:
@@ -391,14 +390,13 @@ class IndexFiles:
 
     def sync(self) -> None:
         """Make everything put, repaired or removed here durable: bytes, lengths and names."""
-        self._unsynced.sync()
+        self._dirty_files.sync()
 
     def _unlink(self, name: str) -> None:
         self._io.unlink(self._folder / name)
-        self._unsynced.note(name)
+        self._dirty_files.note(name)
 
     def close(self) -> None:
-        """Close the current file."""
         self._close_current()
 
     def _newest(self) -> _MappedIndex | None:
@@ -458,15 +456,15 @@ class IndexFiles:
             count, used, changed = file.repair_chains(floor, mark)
             if count == layout.FIRST_ITEM:
                 return 0
-            wanted = self._header_of(file.view, header, count, used, store_timestamp_ms)
-            if wanted != header:
+            expected = self._header_of(file.view, header, count, used, store_timestamp_ms)
+            if expected != header:
                 file.allocate_slots()
-                file.write_header(wanted)
+                file.write_header(expected)
                 changed = True
         finally:
             file.close()
         if self._zero_after(self._folder / name, layout.item_offset(self._slots, count)) or changed:
-            self._unsynced.note(name)
+            self._dirty_files.note(name)
         return count - layout.FIRST_ITEM
 
     def _header_of(

@@ -84,7 +84,7 @@ class IndexReader:
         self._maps: OrderedDict[str, tuple[mmap.mmap, NDArray[np.uint8]]] = OrderedDict()
         self._names: list[str] = []
         self._newest_ms = -1
-        self._present_bytes = 0
+        self._resident_bytes = 0
         self._found = np.zeros(results_max + 1, np.int64)  # The last cell has the number of items read.
         self.walks = LookupCounters()
         self.skipped: list[str] = []
@@ -121,7 +121,7 @@ class IndexReader:
         begin_ms = _FIRST_MS if begin_ms <= TIME_MIN else begin_ms
         end_ms = _LAST_MS if end_ms >= TIME_MAX else end_ms
         key_hash = index_key_hash_of(topic, key)
-        wanted = min(max_results, len(self._found) - 1)
+        limit = min(max_results, len(self._found) - 1)
         self.walks.queries += 1
         offsets: list[int] = []
         newest: IndexHeader | None = None
@@ -135,12 +135,12 @@ class IndexReader:
             header = read_header(view)
             newest = newest or header
             if _may_hold(header, begin_ms, end_ms) and header.begin_physical_offset < below:
-                offsets += self._walk(view, header.count, key_hash, wanted - len(offsets), begin_ms, end_ms, below)
+                offsets += self._walk(view, header.count, key_hash, limit - len(offsets), begin_ms, end_ms, below)
             if zero_filled_pages() != lost:
                 # Unmap: the next lookup must fail, too, or read newly written data.
                 del self._maps[name]
                 raise CorruptStoreError(f"{self._folder / name}: a part that leads to the key {key!r} cannot be read")
-            if header.begin_timestamp_ms < begin_ms or len(offsets) >= wanted:
+            if header.begin_timestamp_ms < begin_ms or len(offsets) >= limit:
                 break
         if newest is None:
             return IndexAnswer()
@@ -153,40 +153,39 @@ class IndexReader:
         max_results: int,
         begin_ms: int,
         end_ms: int,
-        is_there: Callable[[int], bool],
+        exists: Callable[[int], bool],
     ) -> Slices[IndexAnswer]:
         """Ascending offsets of records that still exist, as RocketMQ's `queryMessage`.
 
-        `is_there` returns whether the log still has a record. RocketMQ searches up to three rounds, further back each
+        `exists` returns whether the log still has a record. RocketMQ searches up to three rounds, further back each
         time, until one finds an existing record. Retention deletes the oldest records first, so one round gives the
         same answer. As in RocketMQ, an answer without matches does not describe the newest file.
         """
         found = yield from self.look_up(topic, key, max_results, begin_ms, end_ms)
         if not found.offsets:
             return IndexAnswer()
-        there = sorted(offset for offset in found.offsets if is_there(offset))
-        return IndexAnswer(there, found.last_update_timestamp_ms, found.last_update_physical_offset)
+        existing = sorted(offset for offset in found.offsets if exists(offset))
+        return IndexAnswer(existing, found.last_update_timestamp_ms, found.last_update_physical_offset)
 
     def drop_pages(self) -> None:
         """Unmap all resident pages; the mappings stay valid."""
         for mapping, _view in self._maps.values():
             self._io.release_pages(mapping, 0, len(mapping))
-        self._present_bytes = 0
+        self._resident_bytes = 0
 
     def close(self) -> None:
-        """Drop all mappings."""
         self._maps.clear()
 
     def _walk(
-        self, view: NDArray[np.uint8], count: int, key_hash: int, wanted: int, begin_ms: int, end_ms: int, below: int
+        self, view: NDArray[np.uint8], count: int, key_hash: int, limit: int, begin_ms: int, end_ms: int, below: int
     ) -> list[int]:
-        found = kernels.walk_chain(view, self._slots, count, key_hash, begin_ms, end_ms, below, wanted, self._found)
+        found = kernels.walk_chain(view, self._slots, count, key_hash, begin_ms, end_ms, below, limit, self._found)
         self.walks.files += 1
         self.walks.items += int(self._found[-1])
         self.walks.matches += found
         # Each item of a chain is likely on its own page; items that did not match are not counted.
-        self._present_bytes += (found + 2) * mmap.PAGESIZE
-        if self._present_bytes > RESIDENT_BYTES_MAX:
+        self._resident_bytes += (found + 2) * mmap.PAGESIZE
+        if self._resident_bytes > RESIDENT_BYTES_MAX:
             self.drop_pages()
         offsets: list[int] = self._found[:found].tolist()
         return offsets

@@ -17,7 +17,7 @@ class SerializedCalls(Protocol):
     """An object whose calls are serialized by a lock."""
 
     @property
-    def _asking(self) -> AbstractContextManager[Any]: ...
+    def _lock(self) -> AbstractContextManager[Any]: ...
 
 
 A = TypeVar("A", bound=SerializedCalls)
@@ -40,15 +40,15 @@ def checked_call(method: Callable[Concatenate[A, P], T]) -> Callable[Concatenate
     pages = inspect.isgeneratorfunction(method)
 
     @functools.wraps(method)
-    def call(self: A, /, *given: Any, **named: Any) -> T:
+    def call(self: A, /, *positional: Any, **named: Any) -> T:
         # The method itself rejects surplus and unknown arguments.
-        values = [plain_of(name, value) for (name, plain_of), value in zip(places, given, strict=False)]
-        values += given[len(places) :]
+        values = [plain_of(name, value) for (name, plain_of), value in zip(places, positional, strict=False)]
+        values += positional[len(places) :]
         for name in named:
             named[name] = plain.get(name, _as_it_is)(name, named[name])
         if pages:
             return method(self, *values, **named)
-        with self._asking:
+        with self._lock:
             return method(self, *values, **named)
 
     return call

@@ -46,7 +46,6 @@ class FilterProgram:
 
     @property
     def texts(self) -> NDArray[np.uint8]:
-        """String constants of the program."""
         return _NOTHING if self.sql is None else self.sql.program.texts
 
     def scratch(self) -> NDArray[np.int64]:

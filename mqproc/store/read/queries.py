@@ -112,7 +112,6 @@ class StoreQueries:
         return (bounds.number, bounds.min_offset) if bounds else None
 
     def close(self) -> None:
-        """Close files and mappings."""
         self.files.close()
         self.segments.close()
         self._index.close()
@@ -165,7 +164,6 @@ class StoreQueries:
     # Queues
 
     def queue_infos(self, topic: str = "") -> Slices[list[QueueInfo]]:
-        """Queues of a topic, or of all topics."""
         topics = [topic] if topic else self.queues.topics()
         infos = []
         for name, queue_id, bounds in each_queue(self.queues, topics):

@@ -50,7 +50,7 @@ MESSAGES_MAX = 1 << 31
 # RocketMQ's default size limit of a pull.
 ROCKETMQ_PULL_BYTES = 128 << 20
 # Interval of checks whether a running store was restarted.
-_LOOK_EVERY_S: Final = 0.1
+_CHECK_INTERVAL_S: Final = 0.1
 # Options that must be those of the running group.
 _OF_THE_GROUP: Final = (
     "flush_disk_type",
@@ -78,17 +78,17 @@ class StoreReader:
         """
         self.paths = StorePaths(checked_path(path))
         self._io = StoreIO()
-        self._asking = threading.RLock()
+        self._lock = threading.RLock()
         check_is_store(self._io, self.paths)
         self.options = _with_sizes_of_files(self._io, self.paths, options or settings_of(self._io, self.paths))
         self._whole = whole
         view = GroupView.open(self._io, self.paths, self.options)
         self._view: StoreView = view or FilesView(self._io, self.paths, self.options, whole=whole)
-        self._reading = self._reading_of(self._view)
-        self._look_at_s = time.monotonic() + _LOOK_EVERY_S
+        self._reading = self._queries_of(self._view)
+        self._check_at_s = time.monotonic() + _CHECK_INTERVAL_S
         _readers.add(self)
 
-    def _reading_of(self, view: StoreView) -> StoreQueries:
+    def _queries_of(self, view: StoreView) -> StoreQueries:
         return StoreQueries(
             self._io,
             self.paths,
@@ -110,9 +110,8 @@ class StoreReader:
         self.close()
 
     def close(self) -> None:
-        """Close files and mappings."""
-        with self._asking:
-            self._look_at_s = float("inf")
+        with self._lock:
+            self._check_at_s = float("inf")
             self._reading.close()
             self._view.close()
 
@@ -128,20 +127,20 @@ class StoreReader:
         Until it has recovered, those of the previous group apply.
         """
         now_s = time.monotonic()
-        if now_s < self._look_at_s or not isinstance(self._view, GroupView):
+        if now_s < self._check_at_s or not isinstance(self._view, GroupView):
             return
-        self._look_at_s = now_s + _LOOK_EVERY_S
+        self._check_at_s = now_s + _CHECK_INTERVAL_S
         if self._view.is_current(self._io, self.paths):
             return
         # The new group may have another flush mode, and so other visible messages; another store in this place may have
         # other file sizes, or no files yet.
-        present = settings_of(self._io, self.paths)
-        options = dataclasses.replace(self.options, **{name: getattr(present, name) for name in _OF_THE_GROUP})
+        current = settings_of(self._io, self.paths)
+        options = dataclasses.replace(self.options, **{name: getattr(current, name) for name in _OF_THE_GROUP})
         view = GroupView.open(self._io, self.paths, options)
         if view is not None:
             self.options = _with_sizes_of_files(self._io, self.paths, options)
             old = self._reading
-            self._view, self._reading = view, self._reading_of(view)
+            self._view, self._reading = view, self._queries_of(view)
             # The old view's table is released with its last user.
             old.close()
 
@@ -153,7 +152,7 @@ class StoreReader:
     @property
     def visible(self) -> Visible:
         """The readable part of the log."""
-        with self._asking:
+        with self._lock:
             self._follow()
             return self._view.visible()
 
@@ -310,7 +309,7 @@ class StoreReader:
         """Messages with begin_ms ≤ time < end_ms, by queue."""
         cursor: Sequence[int] = ()
         while True:
-            with self._asking:
+            with self._lock:
                 batch = finish(
                     self.reading.range(
                         topic,
@@ -364,7 +363,7 @@ class StoreReader:
             raise BadRequestError(f"conditions = {repr(wanted)[:64]} is not of the type Conditions")
         wanted = checked_fields(wanted)
         while True:
-            with self._asking:
+            with self._lock:
                 batch = finish(
                     self.reading.scan(
                         wanted,
@@ -388,7 +387,7 @@ class StoreReader:
 
 def _replace_locks() -> None:
     for reader in _readers:
-        reader._asking = threading.RLock()
+        reader._lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_replace_locks)

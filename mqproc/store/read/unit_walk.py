@@ -172,7 +172,6 @@ class QueueWalk:
 
     @property
     def count(self) -> int:
-        """Number of gathered records."""
         return int(self._state[kernel.COUNT])
 
     @property

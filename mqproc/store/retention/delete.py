@@ -114,7 +114,6 @@ class DeletedFiles:
         return False
 
     def close(self) -> None:
-        """Close the remaining files."""
         while self._files:
             self._forget_first()
 
@@ -136,7 +135,7 @@ class DeletedFiles:
 
 
 NS_PER_MS: Final = 1_000_000
-GIVE_PAUSE_NS: Final = 5 * NS_PER_MS
+RELEASE_PAUSE_NS: Final = 5 * NS_PER_MS
 # Pause while all deleted files are still in use by readers.
 IN_USE_PAUSE_NS: Final = 1000 * NS_PER_MS
 RETRY_PAUSE_NS: Final = 1000 * NS_PER_MS
@@ -164,7 +163,6 @@ class _Task:
         self._work, self.due_ns = work, now_ns
 
     def expedite(self, now_ns: int) -> None:
-        """End the current pause."""
         self.due_ns = min(self.due_ns, now_ns) if self._work is not None else _NEVER
 
     def step(self, now_ns: int) -> bool:
@@ -214,7 +212,7 @@ class Retention:
         self._follow = _Task()
         self._look_ns = now_ns + options.clean_resource_interval * NS_PER_MS
         self._follow_ns = now_ns
-        self._give_ns = now_ns
+        self._release_ns = now_ns
         self._gone_below = self._followed = _NOT_KNOWN
         self._oldest_of = _NOT_KNOWN
         self._ends = False
@@ -255,7 +253,7 @@ class Retention:
         """Time of the next action on the monotonic clock."""
         look_ns = self._look_ns if self._log.idle else _NEVER
         follow_ns = self._follow_ns if self._must_follow else _NEVER
-        give_ns = self._give_ns if self._deleted.pending_bytes else _NEVER
+        give_ns = self._release_ns if self._deleted.pending_bytes else _NEVER
         return min(look_ns, follow_ns, give_ns, self._log.due_ns, self._follow.due_ns)
 
     @property
@@ -268,7 +266,6 @@ class Retention:
         return self._follow.idle and self._followed != self._gone_below
 
     def poll_request(self) -> None:
-        """Check for a request for immediate deletion."""
         if self._request is not None:
             return
         path = retention_request.find(self._io, self._paths)
@@ -292,7 +289,7 @@ class Retention:
         """Do a bounded piece of work; returns whether there was any."""
         done = 0
         try:
-            done += self._give_back(now_ns)
+            done += self._release_space(now_ns)
             done += self._step_log(now_ns, now_ms)
             done += self._step_follow(now_ns, now_ms)
             if self._request is not None and self._request_drained and not self._must_follow and self._follow.idle:
@@ -314,12 +311,12 @@ class Retention:
             self._follow.begin(self._follow_log(self._gone_below, now_ns, now_ms), now_ns)
         return self._follow.step(now_ns)
 
-    def _give_back(self, now_ns: int) -> int:
-        if not self._deleted.pending_bytes or now_ns < self._give_ns:
+    def _release_space(self, now_ns: int) -> int:
+        if not self._deleted.pending_bytes or now_ns < self._release_ns:
             return 0
-        given = self._deleted.step(now_ns)
-        self._give_ns = now_ns + (GIVE_PAUSE_NS if given else IN_USE_PAUSE_NS)
-        return int(given)
+        released = self._deleted.step(now_ns)
+        self._release_ns = now_ns + (RELEASE_PAUSE_NS if released else IN_USE_PAUSE_NS)
+        return int(released)
 
     def _failed(self, error: OSError | CorruptStoreError, now_ns: int) -> None:
         """End the current work for a later retry, unless a sync failed, which is final."""
@@ -339,7 +336,6 @@ class Retention:
         return control.sync_errno(self._words) != 0
 
     def _answer(self) -> None:
-        """Report a request as executed."""
         self._request = None
         self._words.add(control.RETENTION_ANSWERED, 1)
         if self._request_path is not None:
@@ -429,7 +425,7 @@ class Retention:
             if start >= minimum:
                 break
             while len(self._deleted) >= PENDING_FILES_MAX and not self._ends:
-                yield GIVE_PAUSE_NS
+                yield RELEASE_PAUSE_NS
             size = self._deleted.delete(self._segments.path(start), now_ns)
             self._syncs.sync_folder(self._paths.commit_log)
             self._io.crash_point("retention.log_unlinked")

@@ -69,7 +69,6 @@ def bytes_above(used: int, free: int, ratio: int) -> int:
 
 
 def local_hour(time_ms: int) -> int:
-    """Hour of the local clock."""
     return datetime.datetime.fromtimestamp(time_ms / 1000).hour
 
 
@@ -200,7 +199,7 @@ class LogPlanner:
         for index, (start, following) in enumerate(itertools.pairwise(starts)):
             if start + self._segments.segment_size > written:
                 return
-            span = self.times.of_full(start)
+            span = self.times.full_span(start)
             own_ms = self._first_after(starts[index + 1 :], written) if span is None else max(span)
             newest_ms = max((time for time in (newest_ms, own_ms) if time is not None), default=None)
             yield start, following, newest_ms
@@ -259,13 +258,7 @@ class ExpiredQueueFiles:
                 low = probe + 1
             elif probe == low:
                 return low
-        while low < high:
-            middle = (low + high) // 2
-            if self._points_below(number, topic, queue_id, middle, minimum):
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return self._files.first_at_or_above(topic, queue_id, low, high, minimum, self._queues.generation(number))
 
     def unit_at(self, number: int, topic: str, queue_id: int, offset: int) -> int | None:
         """Log position of a unit, for a filler that of the next one; None if its file is missing."""
@@ -333,27 +326,27 @@ class SegmentTimes:
     def __init__(self, segments: LogSegments) -> None:
         self._segments = segments
         self._out = np.zeros(scan.SCAN_SIZE, np.int64)
-        self._known: dict[int, tuple[int, int] | None] = {}
+        self._cached: dict[int, tuple[int, int] | None] = {}
 
-    def of_full(self, start: int) -> tuple[int, int] | None:
+    def full_span(self, start: int) -> tuple[int, int] | None:
         """(first, last) of a full segment: the first record's time, the greatest of the last ones.
 
         None without an intact record. Raises FileNotFoundError.
         """
-        if start not in self._known:
+        if start not in self._cached:
             first_ms, last_ms = self.first_ms(start), self._last_records_ms(start)
-            self._known[start] = None if first_ms is None or last_ms is None else (first_ms, last_ms)
-        return self._known[start]
+            self._cached[start] = None if first_ms is None or last_ms is None else (first_ms, last_ms)
+        return self._cached[start]
 
     def first_ms(self, start: int) -> int | None:
         """Time of any segment's first intact record; None without one. Raises FileNotFoundError."""
-        found = self._known.get(start)
+        found = self._cached.get(start)
         return self._first_record_ms(start) if found is None else found[0]
 
     def forget_below(self, physical_offset: int) -> None:
         """Drop cached times of segments below an offset."""
-        for start in [start for start in self._known if start < physical_offset]:
-            del self._known[start]
+        for start in [start for start in self._cached if start < physical_offset]:
+            del self._cached[start]
 
     def _first_record_ms(self, start: int) -> int | None:
         view = self._segments.view(start)

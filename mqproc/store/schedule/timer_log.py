@@ -49,7 +49,6 @@ class TimerLog:
         return follow and sizes <= {self.file_size} and all(start % self.file_size == 0 for start in starts)
 
     def remove_all(self) -> None:
-        """Delete all files and start with an empty log."""
         self.close()
         for start in self.starts():
             self._io.unlink(self._folder / segment_name(start))

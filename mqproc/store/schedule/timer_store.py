@@ -154,7 +154,6 @@ class TimerStore:
         self.queue_offset = 0
 
     def slot_of(self, time_ms: int) -> int:
-        """The slot of a time."""
         return time_ms // self._precision_ms * self._precision_ms
 
     def put(self, units: TimerUnits, now_ms: int, topic_hashes: NDArray[np.int32]) -> int:

@@ -107,7 +107,6 @@ class TimerWheel:
         return int(firsts.min()) if len(firsts) else None
 
     def clear(self) -> None:
-        """Empty all slots."""
         self._io.set_size(self._fd, 0)
         self._io.set_size(self._fd, self.slots * layout.SLOT_SIZE)
 
