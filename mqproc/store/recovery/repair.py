@@ -1,123 +1,399 @@
-"""Bringing a damaged store in order: what verify found and recovery does not mend, then recovery that trusts no mark.
+"""Repair of a damaged store: own fixes, then a recovery that trusts no mark.
 
     verify ──▶ findings ──▶ own actions ──┐
-                                          ├──▶ all done over DryRunIO ──▶ the plan: which files change, and why
-               recovery, marks distrusted ┘
+                                          ├──▶ all run on DryRunIO ──▶ plan: which files change, and why
+               recovery without marks ────┘
     --execute: copies of everything that changes under mqproc/repaired/TIME/, then the same for real, then verify
 
-The plan is no guess: it is the very code that then runs, on storage that keeps nothing. A repair that was killed is
-done by the next one. `abort` lies there meanwhile, so a start in between takes nothing for granted.
+The plan is exact: it is the code that runs later, on storage that keeps nothing. A killed repair is completed by the
+next one. `abort` exists meanwhile, so a start in between checks everything.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import functools
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from mqproc.config import OnDamage, Options
+import msgspec
+
+from mqproc.config.options import OnDamage, Options
 from mqproc.errors import CorruptStoreError, StoreAccessError, StoreReadOnlyError
-from mqproc.io import FailedSyncError, StoreIO
-from mqproc.io import Kind as EntryKind
+from mqproc.io.store_io import FailedSyncError, StoreIO
+from mqproc.io.store_io import Kind as EntryKind
 from mqproc.ipc.words import Words
-from mqproc.layout import control as words_of
-from mqproc.layout import record
+from mqproc.layout import control, record, timer_check
 from mqproc.layout.record_codec import encode_blank
-from mqproc.names import SCHEDULE_TOPIC, TIMER_TOPIC
+from mqproc.layout.timer_check import TimerCheck
 from mqproc.paths import StorePaths
-from mqproc.store import misnamed
-from mqproc.store.delays import delay_offsets
-from mqproc.store.misnamed import Misnamed
-from mqproc.store.queue_table import QueueTable
-from mqproc.store.recovery.copies import Copies
-from mqproc.store.recovery.dry_run_io import Change, DryRunIO
-from mqproc.store.recovery.plan import opened
+from mqproc.store import damage
+from mqproc.store.commitlog import misnamed_segments as misnamed
+from mqproc.store.commitlog.misnamed_segments import MisnamedSegment
+from mqproc.store.commitlog.segments import adopted_segment_size
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.recovery.dry_run import Change, DryRunIO
+from mqproc.store.recovery.rebuild import usable_scanners
 from mqproc.store.recovery.recovery import Recovery, Report, adopt_sizes
-from mqproc.store.recovery.scan_ahead import usable_scanners
-from mqproc.store.recovery.timer_repair import (
-    file_again,
-    filed_beyond,
-    make_wheel,
-    remove_timer,
-    timer_damage,
-)
-from mqproc.store.recovery.unit_mender import UnitMender
-from mqproc.store.segments import adopted_segment_size
-from mqproc.store.verify import Finding, Kind, Verified
+from mqproc.store.recovery.store_files import mark_open
+from mqproc.store.recovery.unit_repair import UnitRepair
+from mqproc.store.schedule import levels as delay_offsets
+from mqproc.store.schedule.timer_store import TimerStore
+from mqproc.store.sync_guard import remember_failed_sync
+from mqproc.store.verify import Finding, FindingKind, VerifyResult
 from mqproc.store.verify.findings import LISTED_MAX, Severity
-from mqproc.store.verify.inventory import Queue
+from mqproc.store.verify.inventory import Queue, take_inventory
+from mqproc.store.verify.timer import first_pending_offset
+from mqproc.store.verify.verifier import sizes_of
+from mqproc.topic_names import SCHEDULE_TOPIC, TIMER_TOPIC
+
+# Copies of everything that a repair changes, under the store's own names
+#
+#     mqproc/repaired/TIME/repair.json    findings, plan, changes
+#     mqproc/repaired/TIME/files/         original of every file that was changed, removed or moved
+#
+# To undo a repair, as long as nothing has run since: delete the files that `repair.json` lists as made or as the target
+# of a move, then copy `files/` over the store.
+
+
+_CHUNK: Final = 1 << 20
+# Errors after which a file is copied instead of linked.
+_NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP})
+
+
+class RepairCopies:
+    """Folder of copies of one repair."""
+
+    def __init__(self, io: StoreIO, paths: StorePaths, folder: Path) -> None:
+        self._io = io
+        self._paths = paths
+        self.folder = folder
+
+    @staticmethod
+    def place(folder: Path, paths: StorePaths, path: Path) -> Path:
+        """Path of a file's copy in a folder of copies."""
+        return folder / "files" / path.relative_to(paths.root)
+
+    def save(self, changes: Iterable[Change], document: dict[str, Any]) -> None:
+        """Copy what will change and write `document`, durably. Raises OSError; then nothing is left."""
+        self._io.make_folder(self.folder, mode=0o700)
+        try:
+            # A moved file is listed again if another one takes its name.
+            differing = [change for change in changes if change.what != "made"]
+            stored_to = {change.path for change in differing if change.in_place}
+            for path in dict.fromkeys(change.path for change in differing):
+                self._save(path, in_place=path in stored_to)
+            text = msgspec.json.format(msgspec.json.encode(document), indent=1)
+            self._io.write_file_atomically(self.folder / "repair.json", text, mode=0o600)
+            self._sync()
+        except OSError:
+            self._io.remove_folder(self.folder)
+            raise
+
+    def _save(self, path: Path, *, in_place: bool) -> None:
+        entry = self._io.entry(path)
+        if entry is None or entry.kind is not EntryKind.FILE:
+            # A folder that is moved as a whole.
+            return
+        target = self.place(self.folder, self._paths, path)
+        self._io.make_folder(target.parent, mode=0o700, sync=False)
+        if in_place:
+            self._copy(path, target)
+            return
+        try:
+            # Only the name will be replaced; the bytes remain.
+            self._io.keep_link(path, target)
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+            self._copy(path, target)
+
+    def _copy(self, path: Path, target: Path) -> None:
+        """Copy a file without its holes."""
+        source = self._io.open(path)
+        try:
+            copy = self._io.open(target, write=True, create=True, mode=0o600)
+            try:
+                size = self._io.size(source)
+                self._io.set_size(copy, size)
+                at = 0
+                while (data := self._io.next_data(source, at)) is not None:
+                    at = self._io.next_hole(source, data)
+                    for place in range(data, at, _CHUNK):
+                        self._io.pwrite(copy, self._io.pread(source, min(_CHUNK, at - place), place), place)
+            finally:
+                self._io.close(copy)
+        finally:
+            self._io.close(source)
+
+    def _sync(self) -> None:
+        fd = self._io.open(self.folder)
+        try:
+            self._io.sync_file_system(fd)
+        finally:
+            self._io.close(fd)
+
+
+# Repair of the timer's files, which can be rebuilt from its queue
+
+
+# A check in use is never older.
+_TIMERS_MS = 365 * 86_400_000
+# Messages due shortly before the check was written may not have been delivered.
+_DELIVERY_MS = 60_000
+_KINDS = frozenset(
+    {
+        FindingKind.TIMER_FILE_MISSING,
+        FindingKind.TIMER_FILE_LENGTH,
+        FindingKind.TIMER_CHECK_MISSING,
+        FindingKind.TIMER_CHECK_AHEAD,
+        FindingKind.TIMER_UNIT_WRONG,
+        FindingKind.TIMER_UNIT_MISSING,
+        FindingKind.TIMER_SLOT_WRONG,
+    }
+)
+
+
+def timer_damage(findings: Iterable[Finding], paths: StorePaths) -> tuple[bool, bool]:
+    """Whether any timer file needs repair, and whether that includes more than the wheel.
+
+    After a crash, a start rebuilds the wheel, and all files without a check, so verify reports these as notes. A repair
+    closes the store, so here they count as damage.
+    """
+    of_timer = [each for each in findings if _needs_repair(each, paths)]
+    return bool(of_timer), any(each.file != paths.timer_wheel.name for each in of_timer)
+
+
+def _needs_repair(finding: Finding, paths: StorePaths) -> bool:
+    if finding.kind is FindingKind.FILE_BEGUN:
+        return (paths.root / finding.file).parent == paths.timer_log
+    if finding.kind not in _KINDS:
+        return False
+    noted = finding.file == paths.timer_wheel.name or finding.kind is FindingKind.TIMER_CHECK_MISSING
+    return noted or finding.severity is Severity.DAMAGE
+
+
+def rebuild_wheel(io: StoreIO, paths: StorePaths, options: Options) -> None:
+    """Rebuild the wheel from the timer log, durably. Raises OSError, FailedSyncError."""
+    store = TimerStore(io, io, paths, options.timer_precision_ms, options.mapped_file_size_timer_log)
+    try:
+        store.open(_now_ms(), lambda physical_offset: None)
+        if store.remark:
+            # The log was damaged after all.
+            store.write(store.synced_snapshot(log=0, log_end=0, now_ms=_now_ms()))
+        else:
+            store.sync()
+    finally:
+        store.close()
+
+
+def is_filed_beyond(io: StoreIO, paths: StorePaths, end: int) -> bool:
+    """Whether the check counts more messages than the timer's queue, which ends at `end`, has."""
+    return io.exists(paths.timer_check) and timer_check.decode(io.read_file(paths.timer_check)).queue_offset > end
+
+
+def remove_timer(io: StoreIO, paths: StorePaths) -> None:
+    """Remove timer log and wheel. Raises OSError."""
+    for name in io.names(paths.timer_log):
+        io.unlink(paths.timer_log / name)
+    io.unlink(paths.timer_wheel)
+
+
+def reset_timer_check(io: StoreIO, paths: StorePaths, options: Options) -> None:
+    """Write a check that makes the next start file all waiting messages.
+
+    That start recognises messages already delivered by marks in the log. RocketMQ's deliveries have no marks: those of
+    its current slot, or after the first waiting message, may be delivered twice.
+    """
+    try:
+        check = timer_check.decode(io.read_file(paths.timer_check))
+    except FileNotFoundError:
+        check = TimerCheck()
+    inventory = take_inventory(io, paths, sizes_of(io, paths, options))
+    read_ms = _delivered_up_to(check, _now_ms())
+    queue_offset = first_pending_offset(io, inventory, read_ms)
+    again = TimerCheck(read_ms, 0, queue_offset, _now_ms(), check.counter + 1, log=0)
+    io.make_folder(paths.config)
+    io.write_file_atomically(paths.timer_check, timer_check.encode(again))
+
+
+def _delivered_up_to(check: TimerCheck, now_ms: int) -> int:
+    """Time up to which messages were delivered, from the check; 0 if unknown."""
+    if not check.is_ahead(now_ms):
+        return check.read_ms
+    written_ms = check.timestamp_ms - _DELIVERY_MS
+    return written_ms if now_ms - _TIMERS_MS < written_ms < now_ms else 0
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+# Recovery of a stopped store by a tool, for real or as a dry run
+
+
+@dataclass(slots=True)
+class RecoveryPlan:
+    """Result of a dry run. `reported`: recovery's report; `refused`: why a start would fail.
+
+    `changes` are the changed files, without the queue table that every start rebuilds. `cuts` are new ends of the log
+    with the previously durable ones: the data between them is lost.
+    """
+
+    reported: list[str] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    holes: list[tuple[int, int]] = field(default_factory=list)
+    cuts: list[tuple[int, int]] = field(default_factory=list)
+    log_begin: int = 0
+    log_end: int = 0
+    cut_bytes: int = 0
+    refused: str = ""
+
+
+def plan_recovery(paths: StorePaths, options: Options) -> RecoveryPlan:
+    """Recover a stopped store as a dry run. Raises StoreAccessError, OSError."""
+    plan = RecoveryPlan()
+    words = Words(bytearray(control.FILE_SIZE))
+    with DryRunIO(paths.root) as io:
+        try:
+            _recover(io, paths, options, words, plan.reported.append)
+            known = damage.load(io, paths)
+            plan.holes = [(hole.start, hole.stop) for hole in known.holes]
+            plan.cuts = [(cut.end, cut.durable_end) for cut in known.cuts]
+        except CorruptStoreError as error:
+            plan.refused = str(error)
+        plan.changes = [change for change in io.changes() if change.path not in (paths.queues, paths.next_queues)]
+    plan.log_begin, plan.log_end = words[control.MIN_PHYSICAL_OFFSET], words[control.WRITTEN]
+    plan.cut_bytes = words[control.RECOVERY_CUT_BYTES]
+    return plan
+
+
+def run_recovery(io: StoreIO, paths: StorePaths, options: Options) -> list[str]:
+    """Recover a stopped store whose lock the caller holds; return the report.
+
+    Raises StoreAccessError, CorruptStoreError, StoreReadOnlyError, OSError.
+    """
+    reported: list[str] = []
+    _recover(io, paths, options, Words(bytearray(control.FILE_SIZE)), reported.append)
+    return reported
+
+
+def _recover(io: StoreIO, paths: StorePaths, options: Options, words: Words, report: Report) -> None:
+    adopted = adopt_sizes(io, paths, options, report)
+    clean = not io.exists(paths.abort)
+    recovery = Recovery(io, paths, adopted, words, report, clean=clean, scanners=usable_scanners())
+    recovery.check()
+    with opened(io, paths, report) as opening:
+        recovery.run()
+        opening.is_complete = words[control.DISPATCHED] == words[control.WRITTEN]
+
+
+@dataclass(slots=True)
+class Opening:
+    """A stopped store opened by a tool. `is_complete`: it can be closed."""
+
+    was_closed: bool
+    is_complete: bool = False
+
+
+@contextlib.contextmanager
+def opened(io: StoreIO, paths: StorePaths, report: Report) -> Iterator[Opening]:
+    """Keep `abort` in the store while it is changed; remove it when everything is complete.
+
+    A failed sync is final: memory may differ from the disk. Raises StoreReadOnlyError then, OSError.
+    """
+    io.make_folder(paths.own, mode=0o700)
+    opening = Opening(was_closed=not io.exists(paths.abort))
+    try:
+        mark_open(io, paths, report)
+        yield opening
+        if opening.is_complete:
+            io.unlink(paths.abort)
+            io.sync_folder(paths.root)
+    except FailedSyncError as error:
+        remember_failed_sync(io, paths, f"recovery: {error}")
+        text = f"{paths.root}: a sync failed: {error}; the store rejects messages until mqproc store repair"
+        raise StoreReadOnlyError(text) from error
+
 
 _INDEX_DAMAGE: Final = frozenset(
     {
-        Kind.INDEX_FILE_LENGTH,
-        Kind.INDEX_MISSING,
-        Kind.INDEX_HEADER,
-        Kind.INDEX_LINK,
-        Kind.INDEX_ORDER,
-        Kind.ENTRY_WRONG,
-        Kind.ENTRY_MISSING,
-        Kind.ENTRY_BEYOND_LOG,
+        FindingKind.INDEX_FILE_LENGTH,
+        FindingKind.INDEX_MISSING,
+        FindingKind.INDEX_HEADER,
+        FindingKind.INDEX_LINK,
+        FindingKind.INDEX_ORDER,
+        FindingKind.ENTRY_WRONG,
+        FindingKind.ENTRY_MISSING,
+        FindingKind.ENTRY_BEYOND_LOG,
     }
 )
 _WRONG_UNITS: Final = frozenset(
     {
-        Kind.UNIT_WRONG,
-        Kind.UNIT_DANGLING,
-        Kind.UNIT_BEYOND_LOG,
-        Kind.UNIT_MISSING,
-        Kind.QUEUE_FILE_MISSING,
-        Kind.QUEUE_FILE_LENGTH,
+        FindingKind.UNIT_WRONG,
+        FindingKind.UNIT_DANGLING,
+        FindingKind.UNIT_BEYOND_LOG,
+        FindingKind.UNIT_MISSING,
+        FindingKind.QUEUE_FILE_MISSING,
+        FindingKind.QUEUE_FILE_LENGTH,
     }
 )
 # consumequeue, topic, queue id, file
 _QUEUE_FILE_PARTS: Final = 4
-# No damage, since the next start does the rest; but whoever repairs a store wants to have it whole afterwards, with
-# the records behind pages that were never written too.
+# Notes that a repair corrects too, since the store should be complete afterwards, including records after pages that
+# were never written.
 _UNFINISHED: Final = frozenset(
     {
-        Kind.NOT_DISPATCHED,
-        Kind.NOT_INDEXED,
-        Kind.FILE_BEGUN,
-        Kind.TORN_TAIL,
-        Kind.RECORD_MAGIC,
-        Kind.RECORD_SIZE,
-        Kind.RECORD_BODY_CRC,
-        Kind.RECORD_CRC,
-        Kind.RECORD_ZEROS,
+        FindingKind.NOT_DISPATCHED,
+        FindingKind.NOT_INDEXED,
+        FindingKind.FILE_BEGUN,
+        FindingKind.TORN_TAIL,
+        FindingKind.RECORD_MAGIC,
+        FindingKind.RECORD_SIZE,
+        FindingKind.RECORD_BODY_CRC,
+        FindingKind.RECORD_CRC,
+        FindingKind.RECORD_ZEROS,
     }
 )
-# What no repair can mend.
-_HOPELESS: Final = frozenset({Kind.QUEUE_OFFSET_REPEATED, Kind.QUEUE_OFFSET_TOO_HIGH})
-# What is done at once where segments have each other's names: all else is seen only when they have their own.
-_WHATEVER_THE_LOG_HAS: Final = frozenset(
-    {Kind.STRAY_FILE, Kind.MISPLACED_FILE, Kind.FILE_UNREADABLE, Kind.CONFIG_UNREADABLE, Kind.READ_ONLY}
+# Damage that no repair can correct.
+_UNREPAIRABLE: Final = frozenset({FindingKind.QUEUE_OFFSET_REPEATED, FindingKind.QUEUE_OFFSET_TOO_HIGH})
+# Handled even if segments have each other's names; all other findings are reliable only after the renames.
+_INDEPENDENT_OF_LOG: Final = frozenset(
+    {
+        FindingKind.STRAY_FILE,
+        FindingKind.MISPLACED_FILE,
+        FindingKind.FILE_UNREADABLE,
+        FindingKind.CONFIG_UNREADABLE,
+        FindingKind.READ_ONLY,
+    }
 )
-_MOVE_ASIDE: Final = "move aside"
-_Step = Callable[[StoreIO], None]
+_MOVE_AWAY: Final = "move away"
+_StepFunction = Callable[[StoreIO], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Something to be done before recovery runs: to which file, what, and why."""
+    """A change before recovery runs: file, action and reason."""
 
     path: Path
     what: str
     why: str
-    step: _Step
+    step: _StepFunction
 
 
 @dataclass(slots=True)
 class RepairPlan:
-    """What a repair does. `said` is what recovery reports, `hopeless` what will still be found afterwards."""
+    """Plan of a repair. `reported`: recovery's report; `unrepairable`: remaining findings."""
 
     actions: list[Action] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    reported: list[str] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
-    hopeless: list[Finding] = field(default_factory=list)
+    unrepairable: list[Finding] = field(default_factory=list)
 
     @property
     def nothing_to_do(self) -> bool:
@@ -125,10 +401,10 @@ class RepairPlan:
 
 
 class Repair:
-    """Repair of one stopped store, whose lock the caller holds when it is carried out."""
+    """Repair of one stopped store. The caller holds its lock while it is executed."""
 
-    def __init__(self, paths: StorePaths, options: Options, verified: Verified, now: datetime.datetime) -> None:
-        """`verified` is what a verify of the store found; `now` names the folder of the copies."""
+    def __init__(self, paths: StorePaths, options: Options, verified: VerifyResult, now: datetime.datetime) -> None:
+        """`verified` is the result of a verify; `now` names the folder of copies."""
         self._paths = paths
         self._options = replace(options, on_damage=OnDamage.SERVE)
         self._verified = verified
@@ -137,37 +413,39 @@ class Repair:
         self.kept = paths.repaired / now.strftime("%Y%m%dT%H%M%S%f")[:-3]
 
     def plan(self) -> RepairPlan:
-        """What would be done. Changes nothing. Raises StoreAccessError, CorruptStoreError, OSError."""
+        """Plan the repair. Raises StoreAccessError, CorruptStoreError, OSError."""
         plan = RepairPlan()
         if self._verified.clean and not self._counts.keys() & _UNFINISHED:
             return plan
-        if links := [finding for finding in self._findings if finding.kind is Kind.SYMLINK]:
-            raise StoreAccessError(f"{self._paths.root / links[0].file}: a symlink; put the file itself there first")
-        plan.hopeless = [finding for finding in self._findings if finding.kind in _HOPELESS]
+        if links := [finding for finding in self._findings if finding.kind is FindingKind.SYMLINK]:
+            raise StoreAccessError(f"{self._paths.root / links[0].file}: a symlink; replace it by the file first")
+        plan.unrepairable = [finding for finding in self._findings if finding.kind in _UNREPAIRABLE]
         plan.actions = list(self._actions())
         with DryRunIO(self._paths.root) as io:
-            self._carry_out(io, plan.actions, plan.said.append)
-            plan.changes = [change for change in io.changes() if not self._is_told(change)]
+            self._carry_out(io, plan.actions, plan.reported.append)
+            plan.changes = [change for change in io.changes() if not self._belongs_to_action(change)]
         return plan
 
-    def _is_told(self, change: Change) -> bool:
-        """What an action moves is told by the action."""
+    def _belongs_to_action(self, change: Change) -> bool:
+        """Whether an action already covers a change."""
         return change.target is not None and self.kept in change.target.parents
 
     def execute(self, io: StoreIO, plan: RepairPlan, report: Report) -> None:
-        """Keep copies, then do it. Raises StoreAccessError when nothing was done, else what recovery raises."""
+        """Copy the originals, then repair. Raises StoreAccessError if nothing was changed."""
         document = {
             "schema_version": 1,
             "findings": [finding.to_json() for finding in self._findings],
             "actions": [action_row(action, self._paths) for action in plan.actions],
             "changes": [change_row(change, self._paths) for change in plan.changes],
         }
-        # These are moved to where their copies would lie; of one that the disk cannot read there is none.
-        moved = {action.path for action in plan.actions if action.what == _MOVE_ASIDE}
+        # These files are moved to the place of their copies; unreadable ones cannot be copied.
+        moved = {action.path for action in plan.actions if action.what == _MOVE_AWAY}
         try:
-            Copies(io, self._paths, self.kept).keep((each for each in plan.changes if each.path not in moved), document)
+            RepairCopies(io, self._paths, self.kept).save(
+                (each for each in plan.changes if each.path not in moved), document
+            )
         except OSError as error:
-            text = f"{error.filename or self.kept}: {error.strerror}: no copies can be kept, so nothing was changed"
+            text = f"{error.filename or self.kept}: {error.strerror}: originals cannot be copied; nothing was changed"
             raise StoreAccessError(text) from error
         self._carry_out(io, plan.actions, report)
 
@@ -175,41 +453,45 @@ class Repair:
         with opened(io, self._paths, report) as opening:
             for action in actions:
                 action.step(io)
-            misnamed.settle(io, self._paths.commit_log)
+            misnamed.finish_renames(io, self._paths.commit_log)
             words = self._recover(io, report, clean=opening.was_closed and not self._counts.keys() & _INDEX_DAMAGE)
-            opening.is_complete = words[words_of.DISPATCHED] == words[words_of.WRITTEN]
+            opening.is_complete = words[control.DISPATCHED] == words[control.WRITTEN]
 
     def _recover(self, io: StoreIO, report: Report, *, clean: bool) -> Words:
         options = adopt_sizes(io, self._paths, self._options, lambda line: None)
-        words = Words(bytearray(words_of.FILE_SIZE))
+        words = Words(bytearray(control.FILE_SIZE))
         scanners = usable_scanners()
-        Recovery(io, self._paths, options, words, report, clean=clean, trust_marks=False, scanners=scanners).run()
-        # What could not be dispatched for lack of room is in the log, and may be delivered already.
-        self._set_back(io, self._queue_ends(io, QueueTable.next_offset), report)
+        recovery = Recovery(io, self._paths, options, words, report, clean=clean, scanners=scanners)
+        recovery.distrust_marks()
+        recovery.run()
+        # Records not dispatched because of a full disk are in the log, and may have been delivered.
+        self._lower_delivery_offsets(io, self._queue_ends(io, QueueTable.next_offset), report)
         if queues := self._queues_with_wrong_units():
-            mender = UnitMender(io, self._paths, options, words[words_of.MIN_PHYSICAL_OFFSET], words[words_of.WRITTEN])
-            changed = mender.run(queues, self._queue_ends(io, QueueTable.max_offset))
-            mender.close()
+            queue_recovery = UnitRepair(
+                io, self._paths, options, words[control.MIN_PHYSICAL_OFFSET], words[control.WRITTEN]
+            )
+            changed = queue_recovery.run(queues, self._queue_ends(io, QueueTable.max_offset))
+            queue_recovery.close()
             if changed:
-                # Recovery looked for the queues' minima among the units as they were; the next start makes it anew.
+                # Recovery computed the queues' minima from the old units: let the next start rebuild the table.
                 io.unlink(self._paths.queues)
                 io.sync_folder(self._paths.own)
         return words
 
-    def _set_back(self, io: StoreIO, ends: dict[Queue, int], report: Report) -> None:
-        """Delivery of delayed and timed messages to where their queues end now."""
+    def _lower_delivery_offsets(self, io: StoreIO, ends: dict[Queue, int], report: Report) -> None:
+        """Lower the offsets of delayed delivery and of the timer to their queues' ends."""
         try:
-            lowered = delay_offsets.lower(io, self._paths, lambda level: ends.get((SCHEDULE_TOPIC, level - 1)))
+            lowered = delay_offsets.lower_levels(io, self._paths, lambda level: ends.get((SCHEDULE_TOPIC, level - 1)))
         except CorruptStoreError as error:
-            # It has been moved aside, and its copy is none either.
-            report(f"recovery: delay levels: {error}; the log tells what was delivered")
+            # The file was quarantined and its copy is unreadable too.
+            report(f"recovery: delay levels: {error}; delivered messages are found in the log")
             lowered = {}
         for level, end in lowered.items():
             report(f"recovery: delay level {level}: set back to its queue's end {end:,}")
-        if filed_beyond(io, self._paths, ends.get((TIMER_TOPIC, 0), 0)):
-            report("recovery: timer: its queue has lost its end; the next start files again what waits")
+        if is_filed_beyond(io, self._paths, ends.get((TIMER_TOPIC, 0), 0)):
+            report("recovery: timer: its queue has lost its end; the next start files waiting messages again")
             remove_timer(io, self._paths)
-            file_again(io, self._paths, self._options)
+            reset_timer_check(io, self._paths, self._options)
 
     def _queue_ends(self, io: StoreIO, end_of: Callable[[QueueTable, int], int]) -> dict[Queue, int]:
         with contextlib.closing(QueueTable(io, self._paths.queues)) as table:
@@ -221,84 +503,84 @@ class Repair:
         parts = [finding.file.split("/") for finding in self._findings if finding.kind in _WRONG_UNITS]
         return {(part[1], int(part[2])) for part in parts if len(part) == _QUEUE_FILE_PARTS}
 
-    # What recovery leaves to us
+    # Actions for findings that recovery does not handle
 
     def _actions(self) -> Iterator[Action]:
         wrong = self._misnamed()
         yield from self._renames(wrong)
-        _is_damaged, goes_whole = timer_damage(self._findings, self._paths)
+        _is_damaged, replaces_timer = timer_damage(self._findings, self._paths)
         for finding in self._findings:
             path = self._paths.root / finding.file
-            if finding.severity is Severity.NOTE or (goes_whole and self._goes_with_timer(path, later=bool(wrong))):
+            if finding.severity is Severity.NOTE or (replaces_timer and self._goes_with_timer(path, later=bool(wrong))):
                 continue
-            if wrong and finding.kind not in _WHATEVER_THE_LOG_HAS:
+            if wrong and finding.kind not in _INDEPENDENT_OF_LOG:
                 continue
-            if finding.kind is Kind.STRAY_FILE:
-                yield self._aside(path, "none of the store's files")
-            elif finding.kind in (Kind.MISPLACED_FILE, Kind.FILE_UNREADABLE):
-                yield self._aside(path, finding.text)
-            elif finding.kind is Kind.CONFIG_UNREADABLE:
-                yield self._aside(path, f"cannot be read: {finding.text}")
-            elif finding.kind is Kind.READ_ONLY:
+            if finding.kind is FindingKind.STRAY_FILE:
+                yield self._move_away_action(path, "not a file of the store")
+            elif finding.kind in (FindingKind.MISPLACED_FILE, FindingKind.FILE_UNREADABLE):
+                yield self._move_away_action(path, finding.text)
+            elif finding.kind is FindingKind.CONFIG_UNREADABLE:
+                yield self._move_away_action(path, f"unreadable: {finding.text}")
+            elif finding.kind is FindingKind.READ_ONLY:
                 yield Action(path, "remove", "the store has been read from the disk and checked", _unlinking(path))
-            elif finding.kind is Kind.BLANK_SIZE:
-                yield self._blank(path, finding)
+            elif finding.kind is FindingKind.BLANK_SIZE:
+                yield self._blank_action(path, finding)
         if not wrong:
             yield from self._expired_index_actions()
             yield from self._timer_actions()
 
     def _goes_with_timer(self, path: Path, *, later: bool) -> bool:
-        """Whether a path is moved aside with all of the timer's files; a repair of names leaves these for `later`."""
+        """Whether a path is moved with all timer files; after renames of segments, `later`."""
         paths = self._paths
         return path.parent == paths.timer_log or (not later and path in (paths.timer_log, paths.timer_wheel))
 
-    def _misnamed(self) -> list[Misnamed]:
-        """Segments of other names than their records tell."""
-        if not self._counts[Kind.SEGMENT_MISNAMED]:
+    def _misnamed(self) -> list[MisnamedSegment]:
+        """Misnamed segments."""
+        if not self._counts[FindingKind.SEGMENT_MISNAMED]:
             return []
         io = StoreIO()
         size = adopted_segment_size(io, self._paths.commit_log, self._options.mapped_file_size_commit_log)
         return misnamed.find_misnamed(io, self._paths.commit_log, size)
 
-    def _renames(self, wrong: list[Misnamed]) -> Iterator[Action]:
+    def _renames(self, wrong: list[MisnamedSegment]) -> Iterator[Action]:
         folder = self._paths.commit_log
-        for each in misnamed.in_the_way(wrong):
-            yield self._aside(folder / each.name, f"its records belong to {each.right_name}, which is there")
+        for each in misnamed.conflicting_segments(wrong):
+            yield self._move_away_action(folder / each.name, f"its records belong to {each.right_name}, which is there")
         for each in (each for each in wrong if not each.taken):
-            move = functools.partial(misnamed.move, folder=folder, misnamed=each)
+            move = functools.partial(misnamed.begin_rename, folder=folder, misnamed=each)
             yield Action(folder / each.name, f"rename to {each.right_name}", "its records belong there", move)
 
     def _expired_index_actions(self) -> Iterator[Action]:
-        """Damaged files of the index that the log cannot make again: all their records are gone."""
+        """Damaged index files that cannot be rebuilt because all their records have expired."""
         damaged = {finding.file for finding in self._findings if finding.kind in _INDEX_DAMAGE}
         for finding in self._findings:
-            if finding.kind is Kind.ENTRY_EXPIRED and finding.file in damaged:
-                yield self._aside(self._paths.root / finding.file, "damaged, and its records have expired")
+            if finding.kind is FindingKind.ENTRY_EXPIRED and finding.file in damaged:
+                yield self._move_away_action(self._paths.root / finding.file, "damaged, and its records have expired")
 
     def _timer_actions(self) -> Iterator[Action]:
         paths, options = self._paths, self._options
         is_damaged, is_more_than_wheel = timer_damage(self._findings, paths)
         if is_more_than_wheel:
-            there = StoreIO()
+            io = StoreIO()
             for path in (paths.timer_log, paths.timer_wheel):
-                if there.exists(path):
-                    yield self._aside(path, "what waits is filed again")
-            why = "the next start files what waits"
-            yield Action(paths.timer_check, "set back", why, lambda io: file_again(io, paths, options))
+                if io.exists(path):
+                    yield self._move_away_action(path, "waiting messages are filed again")
+            why = "the next start files waiting messages"
+            yield Action(paths.timer_check, "set back", why, lambda io: reset_timer_check(io, paths, options))
         elif is_damaged:
-            why = "slots do not lead to their units"
-            yield Action(paths.timer_wheel, "make anew", why, lambda io: make_wheel(io, paths, options))
+            why = "slots do not match their units"
+            yield Action(paths.timer_wheel, "rebuild", why, lambda io: rebuild_wheel(io, paths, options))
 
-    def _aside(self, path: Path, why: str) -> Action:
-        target = Copies.place(self.kept, self._paths, path)
+    def _move_away_action(self, path: Path, why: str) -> Action:
+        target = RepairCopies.place(self.kept, self._paths, path)
 
         def move(io: StoreIO) -> None:
             io.make_folder(target.parent, mode=0o700)
             io.rename(path, target)
 
-        return Action(path, _MOVE_ASIDE, why, move)
+        return Action(path, _MOVE_AWAY, why, move)
 
-    def _blank(self, path: Path, finding: Finding) -> Action:
+    def _blank_action(self, path: Path, finding: Finding) -> Action:
         offset = finding.offset or 0
 
         def write(io: StoreIO) -> None:
@@ -309,19 +591,19 @@ class Repair:
             finally:
                 io.close(fd)
 
-        return Action(path, "write the right size", "the filler at its end tells another one", write)
+        return Action(path, "write the right size", "the filler at its end has a wrong size", write)
 
 
-def read_from_disk(io: StoreIO, paths: StorePaths) -> None:
-    """After a failed sync memory may show what the disk has lost: forget all of a store that is in memory.
+def drop_page_cache(io: StoreIO, paths: StorePaths) -> None:
+    """Drop the store's pages from memory: after a failed sync they may differ from the disk.
 
-    Raises StoreReadOnlyError when the disk still fails, OSError.
+    Raises StoreReadOnlyError if the disk still fails, OSError.
     """
     fd = io.open(paths.root)
     try:
         io.sync_file_system(fd)
     except FailedSyncError as error:
-        raise StoreReadOnlyError(f"{paths.root}: the disk still fails: {error}; mend it first") from error
+        raise StoreReadOnlyError(f"{paths.root}: the disk still fails: {error}; repair or replace it first") from error
     finally:
         io.close(fd)
     for path in _files_below(io, paths.root):
@@ -342,12 +624,12 @@ def _files_below(io: StoreIO, folder: Path) -> Iterator[Path]:
 
 
 def action_row(action: Action, paths: StorePaths) -> dict[str, Any]:
-    """An action for people and JSON."""
+    """Row of an action for output and JSON."""
     return {"file": str(action.path.relative_to(paths.root)), "what": action.what, "why": action.why}
 
 
 def change_row(change: Change, paths: StorePaths) -> dict[str, Any]:
-    """A change for people and JSON."""
+    """Row of a change for output and JSON."""
     target, differs = change.target, change.what == "changed"
     return {
         "file": str(change.path.relative_to(paths.root)),
@@ -360,7 +642,7 @@ def change_row(change: Change, paths: StorePaths) -> dict[str, Any]:
     }
 
 
-def _unlinking(path: Path) -> _Step:
+def _unlinking(path: Path) -> _StepFunction:
     def unlink(io: StoreIO) -> None:
         io.unlink(path)
         io.sync_folder(path.parent)

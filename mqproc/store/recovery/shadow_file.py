@@ -1,8 +1,7 @@
-"""A file as a dry run sees it: its own bytes where it was stored to, the real file's elsewhere.
+"""Overlay of a file in a dry run: written pages, and the real file's elsewhere.
 
-Pages that are stored to lie in one temporary file for all, so that tens of thousands of files cost no descriptor each.
-A file that is mapped costs one: it is mapped privately, or when its length is another one, has a temporary file of its
-own.
+Written pages of all files share one temporary file, so that tens of thousands of files need no descriptor each. A
+mapped file needs one: it is mapped privately, or copied to a temporary file of its own if its length differs.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from mqproc.errors import StoreAccessError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 
 _PAGE: Final = 4096
 _CHUNK: Final = 1 << 20
@@ -24,23 +23,23 @@ _IN_THE_MAP: Final = -1
 
 
 class Arena:
-    """The temporary file that holds pages of all files."""
+    """Temporary file for the written pages of all files."""
 
     def __init__(self, io: StoreIO) -> None:
         self._io = io
         self._file: BinaryIO | None = None
         self._end = 0
 
-    def take(self, pages: bytes) -> int:
-        """Keep whole pages; where they lie. Raises StoreAccessError without room for them."""
+    def append(self, pages: bytes) -> int:
+        """Append whole pages; return their position. Raises StoreAccessError if there is no space."""
         place = self._end
         self.write(place, pages)
         self._end += len(pages)
         return place
 
     def write(self, place: int, data: bytes) -> None:
-        """Store over what was taken before."""
-        with _room():
+        """Overwrite pages appended before."""
+        with _temporary_space():
             if self._file is None:
                 self._file = tempfile.TemporaryFile()  # noqa: SIM115
             self._io.pwrite(self._file.fileno(), data, place)
@@ -55,14 +54,14 @@ class Arena:
 
 
 class _Map(mmap.mmap):
-    """A map that several use: who closes it lets go of it only."""
+    """A shared map: `close` does nothing, so that one user cannot close it for the others."""
 
     def close(self) -> None:
         return
 
 
 class ShadowFile:
-    """One file. `origin` is the real one, None for a new file; `changed` says that it was stored to."""
+    """Overlay of one file. `origin`: the real file; `changed`: whether it was written."""
 
     def __init__(self, io: StoreIO, arena: Arena, origin: Path | None) -> None:
         self._io = io
@@ -70,16 +69,16 @@ class ShadowFile:
         self.origin = origin
         self.changed = origin is None
         self.size = 0 if origin is None else io.size_of(origin)
-        # Of the real file so much shows through; a page that was stored to lies at a place of the arena, or in the map.
+        # Length of the real file that is still visible. Written pages are in the arena, or in the map.
         self._visible = self.size
         self._pages: dict[int, int] = {}
         self._mapping: mmap.mmap | None = None
         self._is_mapped_for_writing = False
-        self._own: BinaryIO | None = None
+        self._copy: BinaryIO | None = None
 
     def close(self) -> None:
-        if self._own is not None:
-            self._own.close()
+        if self._copy is not None:
+            self._copy.close()
 
     # Bytes
 
@@ -108,9 +107,9 @@ class ShadowFile:
             self._io.close(fd)
 
     def next_data(self, offset: int) -> int | None:
-        """Where the next byte lies, at or after `offset`, that need not be zero; None when there is none."""
-        if self._own is not None:
-            return self._io.next_data(self._own.fileno(), offset) if offset < self.size else None
+        """Position of the next byte at or after `offset` that may be nonzero; None without one."""
+        if self._copy is not None:
+            return self._io.next_data(self._copy.fileno(), offset) if offset < self.size else None
         if self._is_mapped_for_writing:
             return offset if offset < self.size else None
         found = [max(offset, page * _PAGE) for page in self._pages if (page + 1) * _PAGE > offset]
@@ -120,10 +119,10 @@ class ShadowFile:
         return min((place for place in found if place < self.size), default=None)
 
     def next_hole(self, offset: int) -> int:
-        """Where the bytes from `offset` on end that need not be zeros; sooner than that where it takes long to say."""
+        """End of the possibly nonzero bytes from `offset` on; may be too early."""
         page, end = offset // _PAGE, self.size
-        if self._own is not None:
-            end = self._io.next_hole(self._own.fileno(), offset)
+        if self._copy is not None:
+            end = self._io.next_hole(self._copy.fileno(), offset)
         elif self._is_mapped_for_writing:
             end = self.size
         elif page in self._pages:
@@ -135,7 +134,7 @@ class ShadowFile:
         return min(end, self.size)
 
     def drop_cache(self, offset: int, size: int) -> None:
-        """Let the kernel forget the real file's clean pages, so that it knows again what of it was ever written."""
+        """Drop the real file's clean pages from the page cache, so that its holes are known again."""
 
         def drop(fd: int, start: int) -> None:
             self._io.drop_cache(fd, start, size)
@@ -152,16 +151,16 @@ class ShadowFile:
             self._io.close(fd)
 
     def write(self, offset: int, data: bytes) -> None:
-        """Store bytes, lengthening the file for them. Raises StoreAccessError without room for them."""
+        """Write bytes, extending the file if needed. Raises StoreAccessError if there is no space."""
         self.changed = True
         if offset + len(data) > self.size:
             self.resize(offset + len(data))
         if not data:
             return
-        if self._own is not None:
-            # A store into its map would end the process where there is no room.
-            with _room():
-                self._io.pwrite(self._own.fileno(), data, offset)
+        if self._copy is not None:
+            # A store into its map would kill the process if the disk is full.
+            with _temporary_space():
+                self._io.pwrite(self._copy.fileno(), data, offset)
         elif self._mapping is not None:
             self._mapping[offset : offset + len(data)] = data
             self._pages |= dict.fromkeys(range(offset // _PAGE, (offset + len(data) - 1) // _PAGE + 1), _IN_THE_MAP)
@@ -174,7 +173,7 @@ class ShadowFile:
         behind = self.read(offset + len(data), (last + 1) * _PAGE - offset - len(data))
         whole = (before + data + behind).ljust((last + 1 - first) * _PAGE, b"\0")
         if self._pages.keys().isdisjoint(range(first, last + 1)):
-            place = self._arena.take(whole)
+            place = self._arena.append(whole)
             self._pages |= {page: place + (page - first) * _PAGE for page in range(first, last + 1)}
             return
         for page in range(first, last + 1):
@@ -182,14 +181,14 @@ class ShadowFile:
             if page in self._pages:
                 self._arena.write(self._pages[page], part)
             else:
-                self._pages[page] = self._arena.take(part)
+                self._pages[page] = self._arena.append(part)
 
     # Length
 
     def resize(self, size: int) -> None:
-        """Give it another length; what comes to it is zeros. Maps of before show what they showed."""
+        """Change the length; new bytes are zeros. Existing maps keep their content."""
         self.changed = True
-        if self._mapping is not None or self._own is not None:
+        if self._mapping is not None or self._copy is not None:
             if size > self.size:
                 self._grow(size)
         elif size < self.size:
@@ -208,17 +207,17 @@ class ShadowFile:
         self._mapping = _Map(fd, size)
 
     def allocate(self, offset: int, size: int) -> None:
-        """Have room before somebody stores into a map. Raises StoreAccessError without it."""
+        """Allocate space for later stores into a map. Raises StoreAccessError without it."""
         if offset + size > self.size:
             self.resize(offset + size)
-        if self._own is not None:
-            with _room():
-                self._io.allocate(self._own.fileno(), offset, size)
+        if self._copy is not None:
+            with _temporary_space():
+                self._io.allocate(self._copy.fileno(), offset, size)
 
     # Maps
 
     def map(self, size: int, *, write: bool) -> mmap.mmap:
-        """Map it from its start; what is stored to it later is seen, what is stored into the map is read."""
+        """Map the file from its start; writes and stores into the map are visible to each other."""
         if not 0 < size <= self.size:
             raise ValueError("mmap length is greater than file size")
         self.changed |= write
@@ -226,7 +225,7 @@ class ShadowFile:
         if self._mapping is None and not self._pages and self.origin is not None and size == self._visible == self.size:
             fd = self._io.open(self.origin)
             try:
-                if not self._io.holes_take_room(fd):
+                if not self._io.holes_allocate_on_read(fd):
                     self._mapping = _Map(fd, size, access=mmap.ACCESS_COPY)
             finally:
                 self._io.close(fd)
@@ -236,29 +235,29 @@ class ShadowFile:
         return self._mapping
 
     def _own_file(self) -> int:
-        """A temporary file with all of it; maps of before that are not of this file go their own way."""
-        if self._own is None:
-            with _room():
+        """Temporary file with the whole content; existing maps are no longer shared."""
+        if self._copy is None:
+            with _temporary_space():
                 own = tempfile.TemporaryFile()  # noqa: SIM115
                 for at in range(0, self.size, _CHUNK):
                     data = self.read(at, _CHUNK)
                     if data.count(0) < len(data):
                         self._io.pwrite(own.fileno(), data, at)
                 self._io.set_size(own.fileno(), self.size)
-            self._own = own
+            self._copy = own
             self._pages.clear()
             self._mapping = _Map(own.fileno(), self.size) if self.size else None
-        return self._own.fileno()
+        return self._copy.fileno()
 
 
 @contextlib.contextmanager
-def _room() -> Iterator[None]:
-    """Room that is missing where new bytes lie for the time being: nothing that recovery may take for its own disk."""
+def _temporary_space() -> Iterator[None]:
+    """Convert a full temporary disk to an error that recovery does not take for a full store."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         folder = tempfile.gettempdir()
-        text = f"{folder}: {error.strerror}: a plan keeps there what files would become; TMPDIR names another folder"
+        text = f"{folder}: {error.strerror}: the plan stores changed data there; set TMPDIR to another folder"
         raise StoreAccessError(text) from error

@@ -1,26 +1,26 @@
-"""Looking at every file of a store before recovery reads it, and a rule for each that is not as it should be.
+"""Check of a store's file names, with a rule for each unexpected name, type or length.
 
-    symlink, another owner's           refused: StoreAccessError names it
-    no folder commitlog, but queues    refused, the same way: the log may lie elsewhere
-    a name that is none of ours        left alone, reported
-    folder or device named like ours   moved aside, reported
-    file named like a folder of ours   moved aside, where it was consumequeue or index, or a topic or queue may want it;
-                                       else refused
-    a small file's next version        removed: it was not whole when the power went, or it would have its name
-    CommitLog segment   0 bytes        removed: it holds nothing
-                        short          completed with zeros; what is missing is looked for as damage
-                        too long       cut, what lay behind is kept aside
-                        behind the end of a log that was closed in order: kept aside; of another one the first
-                        bytes, if intact records are in them
-                        with another name than its records tell: renamed, where that name is free
+    symlink, file of another user      rejected with StoreAccessError
+    queues without folder commitlog    rejected as well: the log may be elsewhere
+    unknown name                       left alone, reported
+    folder or device with our name     quarantined, reported
+    file in place of a folder          quarantined if it is consumequeue, index, or may be needed for a topic or queue;
+                                       else rejected
+    next version of a small file       removed: it was incomplete at a power loss
+    CommitLog segment   0 bytes        removed
+                        short          extended with zeros; the missing part is suspected as damage
+                        too long       cut, the rest is quarantined
+                        after the end of the log: quarantined if the store was closed properly; otherwise the first
+                        bytes are copied if they contain intact records
+                        misnamed: renamed according to its records if that name is free
     ConsumeQueue file   0 bytes        removed
-                        short          completed with zeros from its last whole unit on, or removed when it holds none;
-                                       its queue is looked at
-                        too long       cut: it can be made again
+                        short          extended with zeros after its last whole unit, or removed without any;
+                                       its queue is inspected
+                        too long       cut: it can be rebuilt
     index file          0 bytes        removed
-                        other length   removed with all newer ones, and made again
+                        wrong length   removed with all newer ones, and rebuilt
 
-What is aside lies in `mqproc/aside/`. Looking costs one `lstat` a file.
+Quarantined files are in `mqproc/aside/`. The check costs one `lstat` per file.
 """
 
 from __future__ import annotations
@@ -33,35 +33,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from mqproc.config import Options
+from mqproc.config.options import Options
 from mqproc.errors import StoreAccessError
-from mqproc.io import REPLACING_SUFFIX, Entry, Kind, StoreIO
+from mqproc.io.store_io import REPLACING_SUFFIX, FolderEntry, Kind, StoreIO
 from mqproc.layout import index_file
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
-from mqproc.paths import StorePaths, index_name_time_ms, segment_name, segment_start, shown
-from mqproc.store.aside import free_place, move_aside
-from mqproc.store.clearing import dirty_end
-from mqproc.store.consume_queue import as_units
-from mqproc.store.end_fillers import as_fillers
-from mqproc.store.misnamed import find_misnamed, in_the_way, put_right
-from mqproc.store.queue_folders import bars_queue, bars_topic, is_queue_id, is_topic
+from mqproc.paths import StorePaths, index_name_time_ms, printable_path, segment_name, segment_start
+from mqproc.store.commitlog.misnamed_segments import conflicting_segments, find_misnamed, rename_misnamed
+from mqproc.store.consumequeue.files import as_units, bars_queue, bars_topic, is_queue_id, is_topic
+from mqproc.store.consumequeue.fillers import normalize_fillers
+from mqproc.store.quarantine import free_quarantine_path, quarantine_file
+from mqproc.store.zero_tail import dirty_end
 
 Report = Callable[[str], None]
-# More lines of one kind than this are counted instead of told.
+# Maximum number of lines reported about files.
 LINES_MAX: Final = 20
 _COPY_BYTES: Final = 1 << 20
 TAIL_BYTES_MAX: Final = 64 << 20
-"""What a start keeps aside of a torn tail at most."""
+"""Maximum number of bytes of a torn tail that a start copies to the quarantine."""
 FREE_BYTES_MIN: Final = 256 << 20
-"""So much of the disk that leaves free: a start, which makes the table of all queues anew, needs some of it."""
+"""Disk space that those copies leave free: a start needs some for the queue table."""
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-# A record's first bytes are no zeros.
-_LOOK_BYTES: Final = 4096
+# A record's first bytes are never all zeros.
+_PROBE_BYTES: Final = 4096
 
 
 @dataclass(slots=True)
 class QueueFiles:
-    """One queue's files: where they begin in its row, and whether any was missing or not whole."""
+    """Files of one queue by first byte, and whether any was missing or incomplete."""
 
     starts: list[int] = field(default_factory=list)
     suspect: bool = False
@@ -69,17 +68,17 @@ class QueueFiles:
 
 @dataclass(slots=True)
 class LogFiles:
-    """Offsets of the segments that are there; `short` ones with the bytes that they had before they were completed."""
+    """Starts of the existing segments, and the original lengths of `short` ones."""
 
     starts: list[int] = field(default_factory=list)
     short: dict[int, int] = field(default_factory=dict)
 
 
 class StoreFiles:
-    """One look at a store's files. Nothing else may have the store open."""
+    """Checks and normalises the files of one store, which nothing else has open."""
 
     def __init__(self, io: StoreIO, paths: StorePaths, options: Options, report: Report) -> None:
-        """`options` have the sizes that the store's files have."""
+        """`options` contain the sizes of the store's files."""
         self._io = io
         self._paths = paths
         self._segment_size = options.mapped_file_size_commit_log
@@ -91,69 +90,68 @@ class StoreFiles:
         self.log = LogFiles()
         self.queues: dict[tuple[str, int], QueueFiles] = {}
         self.index_names: list[str] = []
-        self._folders: dict[Path, Entry | None] = {}
+        self._folders: dict[Path, FolderEntry | None] = {}
 
     def check(self) -> None:
-        """Raise StoreAccessError for the first symlink, or file of somebody else; nothing is changed before that.
+        """Raise StoreAccessError for the first symlink or file of another user. Changes nothing.
 
-        Also for queues without any folder of a log: they would lose all that leads to a log that lies elsewhere.
-
-        What was seen is kept for the steps that follow.
+        Also raised for queues without a log folder: they would lose all units for a log that is elsewhere. The entries
+        found are kept for the next steps.
         """
         paths = self._paths
         markers = [paths.checkpoint, paths.lock, paths.timer_wheel, paths.timer_check]
         markers += [paths.queues, paths.opened, paths.damage, paths.progress, paths.topics_journal]
         markers += [paths.retention_report, paths.unconsumed, paths.settings]
-        markers += [paths.marks / entry.name for entry in self._look(paths.marks)]
-        self._top = {path: self._allowed(path) for path in markers}
-        self._timer_log = self._allowed(paths.timer_log)
+        markers += [paths.marks / entry.name for entry in self._list(paths.marks)]
+        self._top = {path: self._checked_entry(path) for path in markers}
+        self._timer_log = self._checked_entry(paths.timer_log)
         has_timer_log = self._timer_log is not None and self._timer_log.kind is Kind.FOLDER
-        self._timer_entries = self._look(paths.timer_log) if has_timer_log else []
+        self._timer_entries = self._list(paths.timer_log) if has_timer_log else []
         for folder in (paths.commit_log, paths.consume_queue, paths.index, paths.config, paths.marks):
-            self._folders[folder] = self._allowed(folder)
+            self._folders[folder] = self._checked_entry(folder)
         for folder in (paths.commit_log, paths.config):
             if (found := self._folders[folder]) is not None and found.kind is not Kind.FOLDER:
                 raise StoreAccessError(f"{folder}: not a folder")
-        self._log_entries = self._look(paths.commit_log)
-        self._index_entries = self._look(paths.index)
-        self._config_entries = self._look(paths.config)
-        self._topics = self._look(paths.consume_queue)
-        self._queues_of: dict[str, list[Entry]] = {}
-        self._files_of: dict[tuple[str, str], list[Entry]] = {}
+        self._log_entries = self._list(paths.commit_log)
+        self._index_entries = self._list(paths.index)
+        self._config_entries = self._list(paths.config)
+        self._topics = self._list(paths.consume_queue)
+        self._queues_of: dict[str, list[FolderEntry]] = {}
+        self._files_of: dict[tuple[str, str], list[FolderEntry]] = {}
         for topic in self._topics:
             if not is_topic(topic):
                 continue
             folder = paths.consume_queue / topic.name
-            self._queues_of[topic.name] = self._look(folder)
+            self._queues_of[topic.name] = self._list(folder)
             for queue in self._queues_of[topic.name]:
                 if queue.kind is Kind.FOLDER:
-                    self._files_of[topic.name, queue.name] = self._look(folder / queue.name)
+                    self._files_of[topic.name, queue.name] = self._list(folder / queue.name)
         if self._folders[paths.commit_log] is None and any(self._files_of.values()):
             raise StoreAccessError(
-                f"{paths.commit_log}: no such folder, though {paths.consume_queue} has queues; nothing was changed. "
-                "A log that lies elsewhere (storePathCommitLog) belongs there; for one that is lost make the folder"
+                f"{paths.commit_log}: no such folder, but {paths.consume_queue} has queues; nothing was changed. "
+                "Move a log that is elsewhere (storePathCommitLog) to this place; create the folder if the log is lost"
             )
 
-    def put_markers_in_order(self) -> None:
-        """What lies in the place of a folder or of a small file goes aside."""
+    def normalize_markers(self) -> None:
+        """Quarantine anything in place of a folder or a small file."""
         for folder, found in self._folders.items():
             if found is not None and found.kind is not Kind.FOLDER:
-                self._move_aside(folder, found.kind.value)
+                self._quarantine(folder, found.kind.value)
         if self._timer_log is not None and self._timer_log.kind is not Kind.FOLDER:
-            self._move_aside(self._paths.timer_log, self._timer_log.kind.value)
+            self._quarantine(self._paths.timer_log, self._timer_log.kind.value)
         for filed in self._timer_entries:
             if filed.kind is not Kind.FILE:
-                self._move_aside(self._paths.timer_log / filed.name, filed.kind.value)
+                self._quarantine(self._paths.timer_log / filed.name, filed.kind.value)
         for path, entry in self._top.items():
             if entry is not None and entry.kind is not Kind.FILE:
-                self._move_aside(path, entry.kind.value)
+                self._quarantine(path, entry.kind.value)
         for entry in self._config_entries:
             if entry.name.endswith(".json") and entry.kind is not Kind.FILE:
-                self._move_aside(self._paths.config / entry.name, entry.kind.value)
+                self._quarantine(self._paths.config / entry.name, entry.kind.value)
         self._remove_next_versions()
 
     def _remove_next_versions(self) -> None:
-        """What a crash left of files that were being replaced. The next segment is made under its name in any case."""
+        """Remove next versions left by a crash. The next segment is replaced anyway."""
         paths, io = self._paths, self._io
         replaced = (paths.abort, paths.checkpoint, paths.timer_check)
         left = [path.with_name(path.name + REPLACING_SUFFIX) for path in replaced]
@@ -166,47 +164,47 @@ class StoreFiles:
 
     # The log
 
-    def has_odd_names(self) -> bool:
-        """Whether a file in the log's folder is none of its row, or the row has a gap."""
+    def has_invalid_names(self) -> bool:
+        """Whether the log's folder has files that are not segments, or the sequence has a gap."""
         starts = [segment_start(entry.name) for entry in self._log_entries if entry.kind is Kind.FILE]
         row = [start for start in starts if start is not None]
         steps = (later - earlier for earlier, later in itertools.pairwise(row))
         size = self._segment_size
         return len(row) < len(starts) or any(start % size for start in row) or any(step != size for step in steps)
 
-    def put_names_right(self) -> bool:
-        """Give segments the names that their records tell; whether any has been given one."""
+    def fix_segment_names(self) -> bool:
+        """Rename segments according to their records; return whether any was renamed."""
         folder = self._paths.commit_log
         misnamed = find_misnamed(self._io, folder, self._segment_size)
         if all(each.taken for each in misnamed):
             return False
-        for each in in_the_way(misnamed):
-            self._move_aside(folder / each.name, f"its records belong to {each.right_name}, which is there")
-        put_right(self._io, folder, misnamed, self._tell)
-        self._log_entries = self._look(folder)
+        for each in conflicting_segments(misnamed):
+            self._quarantine(folder / each.name, f"its records belong to {each.right_name}, which exists")
+        rename_misnamed(self._io, folder, misnamed, self._report_line)
+        self._log_entries = self._list(folder)
         self.log = LogFiles()
         return True
 
-    def look_at_log(self) -> LogFiles:
-        """Take stock of the segments; only names that cannot be used go aside. Lengths are still as they were."""
+    def list_segments(self) -> LogFiles:
+        """List the segments; quarantine unusable names. Lengths are unchanged."""
         folder, size = self._paths.commit_log, self._segment_size
         for entry in self._log_entries:
             path = folder / entry.name
             start = segment_start(entry.name)
             if start is None:
-                self._tell(f"{shown(path)}: none of the store's files, left alone")
+                self._report_line(f"{printable_path(path)}: not a file of the store, left alone")
             elif entry.kind is not Kind.FILE:
-                self._move_aside(path, entry.kind.value)
+                self._quarantine(path, entry.kind.value)
             elif start % size:
-                self._move_aside(path, f"no segment of {size:,} bytes begins there")
+                self._quarantine(path, f"no segment of {size:,} bytes begins there")
             else:
                 self.log.starts.append(start)
                 if entry.size < size:
                     self.log.short[start] = entry.size
         return self.log
 
-    def make_log_whole(self) -> None:
-        """Give every segment its length. What short ones lack must have been written down as suspected before."""
+    def fix_segment_lengths(self) -> None:
+        """Give segments their full length. Missing parts must have been recorded before."""
         for entry in self._log_entries:
             start = segment_start(entry.name)
             if start not in self.log.starts or entry.size == self._segment_size:
@@ -216,10 +214,10 @@ class StoreFiles:
                 self._io.unlink(path)
                 self._io.sync_folder(path.parent)
                 self.log.starts.remove(start)
-                self._tell(f"{path}: empty, removed")
+                self._report_line(f"{path}: empty, removed")
             elif entry.size < self._segment_size:
                 self._complete_segment(path)
-                self._tell(f"{path}: {entry.size:,} bytes, completed to {self._segment_size:,} with zeros")
+                self._report_line(f"{path}: {entry.size:,} bytes, extended to {self._segment_size:,} with zeros")
             else:
                 self._shorten_segment(path, entry.size)
 
@@ -232,22 +230,22 @@ class StoreFiles:
             self._io.close(fd)
 
     def _shorten_segment(self, path: Path, size: int) -> None:
-        """Cut a segment to its length; other bytes than zeros behind it are kept aside."""
+        """Cut a segment to its length; copy nonzero bytes after that to the quarantine."""
         fd = self._io.open(path, write=True)
         try:
             end = dirty_end(self._io, fd, self._segment_size)
             kept = ""
             if end > self._segment_size:
-                rest = self._keep_rest(fd, path, self._segment_size, end)
+                rest = self._copy_to_quarantine(fd, path, self._segment_size, end)
                 kept = f", {end - self._segment_size:,} bytes of it kept in {rest}"
             self._io.set_size(fd, self._segment_size)
             self._io.sync(fd)
         finally:
             self._io.close(fd)
-        self._tell(f"{path}: {size:,} bytes, cut to {self._segment_size:,}{kept}")
+        self._report_line(f"{path}: {size:,} bytes, cut to {self._segment_size:,}{kept}")
 
-    def keep_behind(self, end: int) -> None:
-        """Keep aside what lies right behind the end of a log that was closed in order: no crash has left it there."""
+    def quarantine_after_end(self, end: int) -> None:
+        """Quarantine bytes right after the end of a properly closed log: no crash has caused them."""
         for start in reversed(self.log.starts):
             path = self._paths.commit_log / segment_name(start)
             begin = max(0, end - start)
@@ -255,21 +253,21 @@ class StoreFiles:
                 continue
             fd = self._io.open(path)
             try:
-                if not any(self._io.pread(fd, _LOOK_BYTES, begin)):
+                if not any(self._io.pread(fd, _PROBE_BYTES, begin)):
                     continue
                 if start <= end:
                     stop = dirty_end(self._io, fd, begin)
-                    kept = self._keep_rest(fd, path, begin, stop)
-                    self._tell(f"{path}: {stop - begin:,} bytes behind the log's end, kept in {kept}")
+                    kept = self._copy_to_quarantine(fd, path, begin, stop)
+                    self._report_line(f"{path}: {stop - begin:,} bytes after the end of the log, kept in {kept}")
             finally:
                 self._io.close(fd)
             if start > end:
-                self._move_aside(path, "behind the log's end")
+                self._quarantine(path, "after the end of the log")
 
-    def keep_tail(self, end: int) -> None:
-        """Keep aside what a crash has left behind a log's end, up to TAIL_BYTES_MAX of it.
+    def save_tail(self, end: int) -> None:
+        """Copy up to TAIL_BYTES_MAX bytes after the end of the log to the quarantine.
 
-        Where there is no room for that it is told, and cut all the same: a full disk is to keep no store from starting.
+        Without enough space they are reported and still cut: a full disk must not prevent a start.
         """
         _, free = self._io.disk_usage(self._paths.root)
         left = max(0, min(TAIL_BYTES_MAX, free - FREE_BYTES_MIN))
@@ -285,7 +283,7 @@ class StoreFiles:
                 taken = min(stop - begin, left)
                 left -= taken
                 part = f"the first {taken:,} " if begin + taken < stop else ""
-                kept = f"{part}kept in {self._keep_rest(fd, path, begin, begin + taken)}" if taken else ""
+                kept = f"{part}kept in {self._copy_to_quarantine(fd, path, begin, begin + taken)}" if taken else ""
             except OSError as error:
                 if error.errno not in _NO_ROOM:
                     raise
@@ -293,10 +291,10 @@ class StoreFiles:
             finally:
                 self._io.close(fd)
             if stop > begin:
-                self._tell(f"{path}: {stop - begin:,} bytes behind the log's end, {kept or not_kept}")
+                self._report_line(f"{path}: {stop - begin:,} bytes after the end of the log, {kept or not_kept}")
 
-    def _keep_rest(self, fd: int, path: Path, begin: int, end: int) -> Path:
-        target = free_place(self._io, self._paths, f"{path.parent.name}.{path.name}.rest")
+    def _copy_to_quarantine(self, fd: int, path: Path, begin: int, end: int) -> Path:
+        target = free_quarantine_path(self._io, self._paths, f"{path.parent.name}.{path.name}.rest")
         copy = self._io.open(target, write=True, create=True, mode=0o600)
         try:
             for start in range(begin, end, _COPY_BYTES):
@@ -313,27 +311,27 @@ class StoreFiles:
 
     # Queues
 
-    def put_queues_in_order(self) -> dict[tuple[str, int], QueueFiles]:
-        """Every queue that has a folder. Suspect ones lack a file, or had one that was not whole."""
+    def normalize_queues(self) -> dict[tuple[str, int], QueueFiles]:
+        """Queues that have a folder. Suspect ones lack a file or had an incomplete one."""
         for topic in self._topics:
             path = self._paths.consume_queue / topic.name
             if not is_topic(topic):
-                self._pass_over(path, topic, bars=bars_topic(topic))
+                self._handle_stray(path, topic, bars=bars_topic(topic))
                 continue
             for entry in self._queues_of[topic.name]:
                 name = entry.name
                 if entry.kind is Kind.FOLDER and is_queue_id(name):
                     self.queues[topic.name, int(name)] = self._queue(topic.name, name)
                 else:
-                    self._pass_over(path / name, entry, bars=bars_queue(entry))
+                    self._handle_stray(path / name, entry, bars=bars_queue(entry))
         return self.queues
 
-    def _pass_over(self, path: Path, entry: Entry, *, bars: bool) -> None:
-        """What is no folder of a topic or queue stays, unless it `bars` the way of one."""
+    def _handle_stray(self, path: Path, entry: FolderEntry, *, bars: bool) -> None:
+        """Leave a stray entry alone, unless it `bars` the way of a topic or queue."""
         if bars:
-            self._move_aside(path, entry.kind.value)
+            self._quarantine(path, entry.kind.value)
         else:
-            self._tell(f"{shown(path)}: none of the store's files, left alone")
+            self._report_line(f"{printable_path(path)}: not a file of the store, left alone")
 
     def _queue(self, topic: str, queue: str) -> QueueFiles:
         found = QueueFiles()
@@ -349,56 +347,56 @@ class StoreFiles:
                 continue
             path = self._paths.consume_queue / topic / queue / entry.name
             if start is None:
-                self._tell(f"{shown(path)}: none of the store's files, left alone")
+                self._report_line(f"{printable_path(path)}: not a file of the store, left alone")
             elif entry.kind is not Kind.FILE or start % self._queue_bytes:
                 misplaced = f"no file of {self._queue_bytes:,} bytes begins there"
-                self._move_aside(path, misplaced if entry.kind is Kind.FILE else entry.kind.value)
+                self._quarantine(path, misplaced if entry.kind is Kind.FILE else entry.kind.value)
                 found.suspect = True
             else:
                 found.suspect = True
-                if self._make_queue_file_whole(path, entry.size):
+                if self._fix_queue_file_length(path, entry.size):
                     found.starts.append(start)
         expected = range(found.starts[0], found.starts[-1] + 1, self._queue_bytes) if found.starts else ()
         found.suspect |= len(expected) != len(found.starts)
         return found
 
-    def _make_queue_file_whole(self, path: Path, size: int) -> bool:
-        """Give a file its length; whether it is still there."""
+    def _fix_queue_file_length(self, path: Path, size: int) -> bool:
+        """Give a file its full length; return whether it still exists."""
         if size < self._queue_bytes and not self._holds_units(path, size):
             self._io.unlink(path)
-            self._tell(f"{path}: {size:,} bytes without a unit, removed")
+            self._report_line(f"{path}: {size:,} bytes without a unit, removed")
             return False
         fd = self._io.open(path, write=True)
         try:
             if size < self._queue_bytes and size % UNIT_SIZE:
-                # Half a unit would pass for a whole one, with another size or tags code: it is made again instead.
+                # Half a unit could pass for a whole one with wrong size or tags code: cut it, it is rebuilt.
                 self._io.set_size(fd, size - size % UNIT_SIZE)
             self._io.set_size(fd, self._queue_bytes)
         finally:
             self._io.close(fd)
-        self._tell(f"{path}: {size:,} bytes, made {self._queue_bytes:,}")
+        self._report_line(f"{path}: {size:,} bytes, resized to {self._queue_bytes:,}")
         return True
 
     def _holds_units(self, path: Path, size: int) -> bool:
-        """Whether a file holds more than zeros and the fillers that a queue's first file may begin with."""
-        units = as_units(as_fillers(self._io.read_file(path)[: size - size % UNIT_SIZE]))
+        """Whether a file has more than zeros and a queue's initial fillers."""
+        units = as_units(normalize_fillers(self._io.read_file(path)[: size - size % UNIT_SIZE]))
         return bool(((units["size"] != FILLER_SIZE) & (units["size"] > 0)).any())
 
     # The index
 
-    def put_index_in_order(self) -> list[str]:
-        """Names of the index files, oldest first, all of the right length."""
+    def normalize_index(self) -> list[str]:
+        """Names of the index files of the right length, oldest first; others are removed."""
         names: list[str] = []
         sizes: dict[str, int] = {}
         for entry in self._index_entries:
             path = self._paths.index / entry.name
             if index_name_time_ms(entry.name) is None:
-                self._tell(f"{shown(path)}: none of the store's files, left alone")
+                self._report_line(f"{printable_path(path)}: not a file of the store, left alone")
             elif entry.kind is not Kind.FILE:
-                self._move_aside(path, entry.kind.value)
+                self._quarantine(path, entry.kind.value)
             elif entry.size == 0:
                 self._io.unlink(path)
-                self._tell(f"{path}: empty, removed")
+                self._report_line(f"{path}: empty, removed")
             else:
                 names.append(entry.name)
                 sizes[entry.name] = entry.size
@@ -406,60 +404,60 @@ class StoreFiles:
         if wrong:
             for name in reversed(names[names.index(wrong[0]) :]):
                 self._io.unlink(self._paths.index / name)
-                self._tell(f"{self._paths.index / name}: {sizes[name]:,} bytes, removed to be made again")
+                self._report_line(f"{self._paths.index / name}: {sizes[name]:,} bytes, removed and rebuilt")
             names = names[: names.index(wrong[0])]
         self.index_names = names
         return names
 
-    # Each name
+    # Single names
 
-    def _look(self, folder: Path) -> list[Entry]:
+    def _list(self, folder: Path) -> list[FolderEntry]:
         found = self._io.entries(folder)
         if folder == self._paths.commit_log:
             found = [entry for entry in found if entry.name != self._paths.guard.name]
         for entry in found:
             if entry.kind is Kind.SYMLINK or entry.uid != self._uid:
-                self._refuse_foreign(folder / entry.name, entry)
+                self._reject_foreign(folder / entry.name, entry)
         return found
 
-    def _allowed(self, path: Path) -> Entry | None:
+    def _checked_entry(self, path: Path) -> FolderEntry | None:
         entry = self._io.entry(path)
         if entry is not None:
-            self._refuse_foreign(path, entry)
+            self._reject_foreign(path, entry)
         return entry
 
-    def _refuse_foreign(self, path: Path, entry: Entry) -> None:
+    def _reject_foreign(self, path: Path, entry: FolderEntry) -> None:
         if entry.kind is Kind.SYMLINK:
-            raise StoreAccessError(f"{path}: a symlink; a store's files are no symlinks")
+            raise StoreAccessError(f"{path}: a symlink; files of a store must not be symlinks")
         if entry.uid != self._uid:
             raise StoreAccessError(f"{path}: belongs to user {entry.uid}, not to user {self._uid}")
 
-    def set_aside(self, path: Path, why: str) -> None:
-        """Move a file that nobody can read out of the way, if it is there."""
+    def quarantine(self, path: Path, why: str) -> None:
+        """Quarantine a file if it exists."""
         if self._io.entry(path) is not None:
-            self._move_aside(path, why)
+            self._quarantine(path, why)
 
-    def _move_aside(self, path: Path, why: str) -> None:
-        self._tell(f"{path}: {why}, moved to {move_aside(self._io, self._paths, path)}")
+    def _quarantine(self, path: Path, why: str) -> None:
+        self._report_line(f"{path}: {why}, moved to {quarantine_file(self._io, self._paths, path)}")
 
     @property
-    def all_in_order(self) -> bool:
-        """Whether nothing had to be told so far."""
+    def nothing_reported(self) -> bool:
+        """Whether nothing was reported so far."""
         return self._lines == 0
 
-    def _tell(self, line: str) -> None:
-        """Report a line; a store full of strays must not fill the log."""
+    def _report_line(self, line: str) -> None:
+        """Report a line, up to LINES_MAX of them."""
         self._lines += 1
         if self._lines <= LINES_MAX:
             self._report(f"recovery: {line}")
         elif self._lines == LINES_MAX + 1:
-            self._report("recovery: more such files, not told one by one")
+            self._report("recovery: more such files, not listed")
 
 
 def mark_open(io: StoreIO, paths: StorePaths, report: Report) -> None:
-    """Write `abort`: until it is gone again, a crash is a crash. What else lies in its place goes aside."""
+    """Write `abort`, which marks the store as open. Anything else in its place is quarantined."""
     entry = io.entry(paths.abort)
     if entry is not None and entry.kind is not Kind.FILE:
-        place = move_aside(io, paths, paths.abort)
+        place = quarantine_file(io, paths, paths.abort)
         report(f"{paths.abort}: {entry.kind.value}, moved to {place}")
     io.write_file_atomically(paths.abort, str(os.getpid()).encode())

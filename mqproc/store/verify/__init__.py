@@ -1,8 +1,8 @@
-"""Verifying a store from outside: everything that its files say twice must agree. See README.md."""
+"""Consistency check of a whole store, read-only: `mqproc store verify`. See README.md."""
 
 from __future__ import annotations
 
-from mqproc.store.verify.findings import KINDS, Finding, Kind, Severity
-from mqproc.store.verify.verifier import Verified, verify_store
+from mqproc.store.verify.findings import KINDS, Finding, FindingKind, Severity
+from mqproc.store.verify.verifier import VerifyResult, verify_store
 
-__all__ = ["KINDS", "Finding", "Kind", "Severity", "Verified", "verify_store"]
+__all__ = ["KINDS", "Finding", "FindingKind", "Severity", "VerifyResult", "verify_store"]

@@ -1,4 +1,4 @@
-"""What verify can find: a closed list of kinds, each with what it means and what to do about it."""
+"""Findings of a verify: a closed list of kinds, each with its meaning and a remedy."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-# More findings than this of one kind are counted instead of listed.
+# Findings of one kind beyond this number are only counted.
 LISTED_MAX: Final = 1000
 
 
 class Severity(enum.StrEnum):
-    """Damage makes the exit code 1. A note is what a start or retention puts in order, or what is known already."""
+    """Damage sets exit code 1. A note is known, or corrected by the next start or by retention."""
 
     DAMAGE = "damage"
     NOTE = "note"
 
 
-class Kind(enum.StrEnum):
-    """Names of findings, by what they are about."""
+class FindingKind(enum.StrEnum):
+    """Machine-readable code of a finding, grouped by the part of the store."""
 
     # Files
     STRAY_FILE = "stray_file"
@@ -100,8 +100,8 @@ class Kind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class About:
-    """What a kind of finding means, and what to do."""
+class KindInfo:
+    """Meaning of a kind of finding, and the action to take."""
 
     severity: Severity
     means: str
@@ -109,213 +109,219 @@ class About:
 
 
 _REPAIR: Final = "mqproc store repair"
-_REBUILD: Final = f"{_REPAIR} builds it again from the log; nothing is lost"
-_HOLE: Final = f"the bytes are lost unless a copy has them; {_REPAIR} notes the range, which is then served around"
-_FILE_AGAIN: Final = f"{_REPAIR} has what waits filed again by the next start; nothing is lost"
-_NOTHING: Final = "nothing: the next start puts it in order"
+_MOVE: Final = f"{_REPAIR} moves it to mqproc/repaired/"
+_REBUILD: Final = f"{_REPAIR} rebuilds it from the log; nothing is lost"
+_HOLE: Final = f"restore the bytes from a copy if there is one; {_REPAIR} records the range, and reads skip it"
+_REFILE: Final = f"{_REPAIR} lets the next start rebuild the timer log from the timer's queue; nothing is lost"
+_NOTHING: Final = "nothing: the next start corrects it"
 _RETENTION: Final = "nothing: retention removes it"
 
 
-def _damage(means: str, do: str) -> About:
-    return About(Severity.DAMAGE, means, do)
+def _damage(means: str, do: str) -> KindInfo:
+    return KindInfo(Severity.DAMAGE, means, do)
 
 
-def _note(means: str, do: str) -> About:
-    return About(Severity.NOTE, means, do)
+def _note(means: str, do: str) -> KindInfo:
+    return KindInfo(Severity.NOTE, means, do)
 
 
-KINDS: Final[dict[Kind, About]] = {
-    Kind.STRAY_FILE: _damage(
-        "a file that is none of the store's; RocketMQ does not start with one in commitlog or in a queue",
-        f"move it away, or {_REPAIR}, which moves it aside",
+KINDS: Final[dict[FindingKind, KindInfo]] = {
+    FindingKind.STRAY_FILE: _damage(
+        "a file that does not belong to the store; RocketMQ does not start with one in commitlog or in a queue",
+        f"move it away; {_MOVE}",
     ),
-    Kind.MISPLACED_FILE: _damage(
-        "something lies in the place of a file: another kind of thing, or a name at which no file can begin",
-        f"{_REPAIR} moves it aside",
+    FindingKind.MISPLACED_FILE: _damage(
+        "a wrong type of file, or a name at which no file of this kind can begin", _MOVE
     ),
-    Kind.SYMLINK: _damage("a symbolic link; a store's files are no links", "put the file itself there"),
-    Kind.LOCK_MISPLACED: _damage(
-        "something else than a file lies in the place of the lock: no group starts",
-        "move it away by hand: whatever changes a store needs the lock",
+    FindingKind.SYMLINK: _damage(
+        "a symbolic link; the files of a store must be regular files", "replace it by the file"
     ),
-    Kind.SEGMENT_MISNAMED: _damage(
-        "a CommitLog segment has another name than its records tell: a copy went wrong, and most of what follows is "
-        "due to it",
-        f"{_REPAIR} gives it its name; nothing is lost but what has no file",
+    FindingKind.LOCK_MISPLACED: _damage(
+        "the lock is not a regular file: no group starts",
+        "move it away by hand: every command that changes a store needs the lock",
     ),
-    Kind.SEGMENT_MISSING: _damage(
-        "a CommitLog segment is not there, though the log goes on behind it or queues point into it",
-        f"put the file back from a copy; else {_REPAIR} notes the range, which is then served around",
+    FindingKind.SEGMENT_MISNAMED: _damage(
+        "the name of a CommitLog segment differs from the offsets in its records, as after a faulty copy; most other "
+        "findings follow from that",
+        f"{_REPAIR} renames it; only data without any file is lost",
     ),
-    Kind.SEGMENT_SHORT: _damage(
-        "a CommitLog segment is shorter than a segment; RocketMQ does not start",
-        f"{_REPAIR} completes it with zeros; the records in it stay",
+    FindingKind.SEGMENT_MISSING: _damage(
+        "a CommitLog segment is missing although later segments exist or queues point into it",
+        f"restore the file from a copy; otherwise {_REPAIR} records the range, and reads skip it",
     ),
-    Kind.SEGMENT_LONG: _damage(
-        "a CommitLog segment is longer than a segment; RocketMQ does not start",
-        f"{_REPAIR} cuts it and keeps the rest aside",
+    FindingKind.SEGMENT_SHORT: _damage(
+        "a CommitLog segment is too short; RocketMQ does not start",
+        f"{_REPAIR} extends it with zeros; its records remain",
     ),
-    Kind.SEGMENT_EMPTY: _damage(
-        "a CommitLog segment without a byte; RocketMQ starts with one only behind all others",
-        f"{_REPAIR} removes it; if records were in it, put it back from a copy first",
+    FindingKind.SEGMENT_LONG: _damage(
+        "a CommitLog segment is too long; RocketMQ does not start",
+        f"{_REPAIR} cuts it and keeps the rest in mqproc/aside/",
     ),
-    Kind.SEGMENTS_EXPIRED: _note(
-        "segments before the log's first one are gone, and queues still lead there: retention leaves it so",
-        "nothing; if they were not deleted on purpose, put them back from a copy",
+    FindingKind.SEGMENT_EMPTY: _damage(
+        "a CommitLog segment is empty; RocketMQ starts only if it is the last one",
+        f"restore it from a copy if it held records; {_REPAIR} removes it",
     ),
-    Kind.QUEUE_FILE_MISSING: _damage("a file is missing within a ConsumeQueue's row", _REBUILD),
-    Kind.QUEUE_FILE_LENGTH: _damage("a ConsumeQueue file of another length; RocketMQ does not start", _REBUILD),
-    Kind.FILE_UNREADABLE: _damage("a file of queues or index that the disk cannot read", _REBUILD),
-    Kind.INDEX_FILE_LENGTH: _damage("an index file of another length; its slots would be misread", _REBUILD),
-    Kind.FILE_BEGUN: _note(
-        "a file without a byte, the newest of its row: it was being made when the store was killed", _NOTHING
+    FindingKind.SEGMENTS_EXPIRED: _note(
+        "queues still point to segments before the first one, as after retention",
+        "nothing; restore the segments from a copy if they were deleted by mistake",
     ),
-    Kind.RECORD_MAGIC: _damage("no record begins where one should: another magic number", _HOLE),
-    Kind.RECORD_SIZE: _damage("a record's lengths contradict each other or the segment", _HOLE),
-    Kind.RECORD_OFFSET: _damage("a record says that it lies elsewhere in the log", _HOLE),
-    Kind.RECORD_BODY_CRC: _damage("a record's body is not what it was when it was stored", _HOLE),
-    Kind.RECORD_CRC: _damage("a record is not what it was when it was stored, outside its body", _HOLE),
-    Kind.RECORD_ZEROS: _damage("zeros where records were, since intact ones follow", _HOLE),
-    Kind.RECORD_QUEUE: _damage(
-        "an intact record of a queue that cannot be: its topic, queue id or queue offset", _HOLE
+    FindingKind.QUEUE_FILE_MISSING: _damage("a file in the middle of a ConsumeQueue is missing", _REBUILD),
+    FindingKind.QUEUE_FILE_LENGTH: _damage(
+        "a ConsumeQueue file has the wrong length; RocketMQ does not start", _REBUILD
     ),
-    Kind.BLANK_SIZE: _damage(
-        "the filler at a segment's end tells another size; the log is read past it", f"{_REPAIR} writes the right one"
+    FindingKind.FILE_UNREADABLE: _damage("the disk cannot read a file of a queue or of the index", _REBUILD),
+    FindingKind.INDEX_FILE_LENGTH: _damage("an index file has the wrong length; its slots would be misread", _REBUILD),
+    FindingKind.FILE_BEGUN: _note(
+        "the newest file of a sequence is empty: the store was killed while creating it", _NOTHING
     ),
-    Kind.TORN_TAIL: _damage(
-        "behind the log's last intact record lies something that is none: what a crash leaves of a record, or damage "
-        "at the very end",
-        f"{_REPAIR} keeps it aside and cuts it; a start keeps it where the store was closed in order or it has records",
+    FindingKind.RECORD_MAGIC: _damage("a record begins with the wrong magic number", _HOLE),
+    FindingKind.RECORD_SIZE: _damage("the lengths in a record contradict each other or exceed the segment", _HOLE),
+    FindingKind.RECORD_OFFSET: _damage("a record names a log offset other than its own", _HOLE),
+    FindingKind.RECORD_BODY_CRC: _damage("the body of a record does not match its CRC", _HOLE),
+    FindingKind.RECORD_CRC: _damage("a record does not match its CRC outside the body", _HOLE),
+    FindingKind.RECORD_ZEROS: _damage("zeros in place of records: intact ones follow", _HOLE),
+    FindingKind.RECORD_QUEUE: _damage("an intact record with an invalid topic, queue id or queue offset", _HOLE),
+    FindingKind.BLANK_SIZE: _damage(
+        "the filler at the end of a segment has the wrong size; reads ignore that", f"{_REPAIR} corrects it"
     ),
-    Kind.LOG_ENDS_EARLY: _damage(
-        "the log ends below what marks, queues, index or checkpoint know of: records at its end are lost",
-        f"put the bytes back from a copy; else {_REPAIR} makes the rest agree with the log",
+    FindingKind.TORN_TAIL: _damage(
+        "unrecognised bytes after the last valid record: a record torn by a crash, or damage at the very end",
+        f"{_REPAIR} copies it to mqproc/aside/ and cuts it; a start cuts it, and copies it if it contains records or "
+        "the store was closed properly",
     ),
-    Kind.KNOWN_HOLE: _note(
-        "a damaged range that an earlier recovery found; it is served around",
-        "nothing, or put the bytes back from a copy",
+    FindingKind.LOG_ENDS_EARLY: _damage(
+        "the log ends before offsets that marks, queues, index or checkpoint refer to: records are lost",
+        f"restore the bytes from a copy; otherwise {_REPAIR} makes the rest consistent with the log",
     ),
-    Kind.QUEUE_OFFSET_GAP: _note(
-        "the log's records of a queue skip offsets, and no damage tells why; the queue steps over them",
-        "nothing can bring them back",
+    FindingKind.KNOWN_HOLE: _note(
+        "a damaged range recorded by an earlier recovery; reads skip it",
+        "nothing, or restore the bytes from a copy",
     ),
-    Kind.QUEUE_OFFSET_REPEATED: _damage(
-        "two records have the same place in their queue; the queue can lead to one only",
-        "the other is found by key, id, time or mqproc message scan; mqproc store export keeps both",
+    FindingKind.QUEUE_OFFSET_GAP: _note(
+        "the records of a queue skip offsets although the log is undamaged there; readers skip them too",
+        "nothing: such records are lost",
     ),
-    Kind.QUEUE_OFFSET_TOO_HIGH: _damage(
-        "a lone record says a place in its queue that lies too far behind all others: recovery does not believe it, "
-        "and the queue does not lead to it",
-        "it is found by key, id, time or mqproc message scan",
+    FindingKind.QUEUE_OFFSET_REPEATED: _damage(
+        "two records have the same queue offset; the queue can point to only one",
+        "find the other by key, id, time or mqproc message scan; mqproc store export keeps both",
     ),
-    Kind.UNIT_MISSING: _damage("intact records that their ConsumeQueue does not lead to", _REBUILD),
-    Kind.UNIT_WRONG: _damage("a ConsumeQueue unit differs from the record with this place in the queue", _REBUILD),
-    Kind.UNIT_DANGLING: _damage("a ConsumeQueue unit leads to no record of its queue", f"{_REPAIR} removes it"),
-    Kind.UNIT_BEYOND_LOG: _damage("ConsumeQueue units lead beyond the log's end", f"{_REPAIR} removes them"),
-    Kind.UNIT_IN_HOLE: _note("ConsumeQueue units lead into a damaged range of the log", _NOTHING),
-    Kind.UNIT_EXPIRED: _note("ConsumeQueue units lead to deleted segments", _RETENTION),
-    Kind.NOT_DISPATCHED: _note("the newest records are not in the queues yet", _NOTHING),
-    Kind.TOPIC_DELETED: _note(
-        "records of a topic that neither the settings nor consumequeue know: it was deleted", "nothing: they expire"
+    FindingKind.QUEUE_OFFSET_TOO_HIGH: _damage(
+        "the queue offset of a single record is implausibly far ahead of all others; recovery omits it from the queue",
+        "find it by key, id, time or mqproc message scan",
     ),
-    Kind.INDEX_MISSING: _damage(
-        "records have keys, and there is no index",
-        f"{_REBUILD}; with message_index_enable = false none is wanted",
+    FindingKind.UNIT_MISSING: _damage("intact records are missing from their ConsumeQueue", _REBUILD),
+    FindingKind.UNIT_WRONG: _damage("a ConsumeQueue unit differs from the record with its queue offset", _REBUILD),
+    FindingKind.UNIT_DANGLING: _damage(
+        "a ConsumeQueue unit does not point to a record of its queue", f"{_REPAIR} removes it"
     ),
-    Kind.INDEX_HEADER: _damage("an index file's header contradicts its entries", _REBUILD),
-    Kind.INDEX_LINK: _damage(
-        "slots or links of an index file are not what its entries make: keys are missed", _REBUILD
+    FindingKind.UNIT_BEYOND_LOG: _damage(
+        "ConsumeQueue units point beyond the end of the log", f"{_REPAIR} removes them"
     ),
-    Kind.INDEX_ORDER: _damage("entries of an index file lead back in the log", _REBUILD),
-    Kind.ENTRY_WRONG: _damage("an index entry leads to no record with such a key and time", _REBUILD),
-    Kind.ENTRY_MISSING: _damage("records with keys that the index does not lead to", _REBUILD),
-    Kind.ENTRY_BEYOND_LOG: _damage("index entries lead beyond the log's end", f"{_REPAIR} removes them"),
-    Kind.ENTRY_IN_HOLE: _note("index entries lead into a damaged range of the log", "nothing: such hits are dropped"),
-    Kind.ENTRY_EXPIRED: _note("index entries lead to deleted segments", _RETENTION),
-    Kind.NOT_INDEXED: _note("the newest records are not in the index yet", _NOTHING),
-    Kind.CHECKPOINT_MISSING: _damage("the checkpoint is not there", f"{_REPAIR} or a start makes it"),
-    Kind.CHECKPOINT_LENGTH: _damage("the checkpoint has another length than 4,096 bytes", f"{_REPAIR} mends it"),
-    Kind.CHECKPOINT_AHEAD: _damage(
-        "the checkpoint tells of a later time or place than the log has: after a crash RocketMQ would begin too late",
+    FindingKind.UNIT_IN_HOLE: _note("ConsumeQueue units point into a damaged range of the log", _NOTHING),
+    FindingKind.UNIT_EXPIRED: _note("ConsumeQueue units point to deleted segments", _RETENTION),
+    FindingKind.NOT_DISPATCHED: _note("the newest records are not in their queues yet", _NOTHING),
+    FindingKind.TOPIC_DELETED: _note(
+        "records of a topic that is neither in the settings nor in consumequeue: it was deleted", "nothing: they expire"
+    ),
+    FindingKind.INDEX_MISSING: _damage(
+        "records have keys, but there is no index",
+        f"{_REBUILD}; none is needed with message_index_enable = false",
+    ),
+    FindingKind.INDEX_HEADER: _damage("the header of an index file contradicts its entries", _REBUILD),
+    FindingKind.INDEX_LINK: _damage(
+        "slots or links of an index file do not match its entries: lookups miss keys", _REBUILD
+    ),
+    FindingKind.INDEX_ORDER: _damage("the entries of an index file are not in log order", _REBUILD),
+    FindingKind.ENTRY_WRONG: _damage("an index entry does not point to a record with its key and time", _REBUILD),
+    FindingKind.ENTRY_MISSING: _damage("records with keys are missing from the index", _REBUILD),
+    FindingKind.ENTRY_BEYOND_LOG: _damage("index entries point beyond the end of the log", f"{_REPAIR} removes them"),
+    FindingKind.ENTRY_IN_HOLE: _note(
+        "index entries point into a damaged range of the log", "nothing: lookups ignore them"
+    ),
+    FindingKind.ENTRY_EXPIRED: _note("index entries point to deleted segments", _RETENTION),
+    FindingKind.NOT_INDEXED: _note("the newest records are not in the index yet", _NOTHING),
+    FindingKind.CHECKPOINT_MISSING: _damage("the checkpoint is missing", f"{_REPAIR} or a start creates it"),
+    FindingKind.CHECKPOINT_LENGTH: _damage("the checkpoint is not 4,096 bytes long", f"{_REPAIR} corrects it"),
+    FindingKind.CHECKPOINT_AHEAD: _damage(
+        "the checkpoint is ahead of the log: after a crash RocketMQ would start recovery too late in the log",
         f"{_REPAIR} or a start sets it back",
     ),
-    Kind.MARK_UNREADABLE: _damage(
-        "a durable mark cannot be read: a torn end of the log and damage before it look alike then",
-        f"{_REPAIR} or a start makes it anew, after looking at everything",
+    FindingKind.MARK_UNREADABLE: _damage(
+        "a durable mark is unreadable: a torn tail cannot be distinguished from earlier damage",
+        f"{_REPAIR} or a start rewrites it after checking the whole store",
     ),
-    Kind.MARK_VOID: _note(
-        "a durable mark does not fit the log: another program wrote it since",
-        "nothing: the next start looks at everything",
+    FindingKind.MARK_VOID: _note(
+        "a durable mark does not match the log: another program has written to the store since",
+        "nothing: the next start checks the whole store",
     ),
-    Kind.QUEUE_TABLE: _damage(
-        "the table of queues that the last run left does not fit them: a start that goes by it would hide messages, or "
-        "leave offsets out",
-        f"{_REPAIR} makes it anew",
+    FindingKind.QUEUE_TABLE: _damage(
+        "the queue table of the last run contradicts the queues: a start that trusts it would hide messages or skip "
+        "offsets",
+        f"{_REPAIR} rebuilds it",
     ),
-    Kind.NOT_CLOSED: _note("the store was not closed in order: killed, crashed, or still open", _NOTHING),
-    Kind.READ_ONLY: _damage(
-        "a sync has failed: what is durable is not known, and no message is taken", f"{_REPAIR}, after mending the disk"
+    FindingKind.NOT_CLOSED: _note("the store was not closed properly: killed, crashed, or still open", _NOTHING),
+    FindingKind.READ_ONLY: _damage(
+        "a sync has failed: it is unknown which data is durable, and messages are rejected",
+        f"repair the disk, then run {_REPAIR}",
     ),
-    Kind.LEDGER_UNREADABLE: _damage(
-        "the list of known damage cannot be read", f"{_REPAIR} makes it anew, after looking at everything"
+    FindingKind.LEDGER_UNREADABLE: _damage(
+        "the list of damaged ranges is unreadable", f"{_REPAIR} rebuilds it by checking the whole store"
     ),
-    Kind.CONFIG_UNREADABLE: _damage(
-        "a settings file cannot be read; its .bak counts, if that can be",
-        f"mend the text, or {_REPAIR} moves it aside",
+    FindingKind.CONFIG_UNREADABLE: _damage(
+        "a settings file is unreadable; its .bak is used if that is readable",
+        f"correct the file; {_MOVE}",
     ),
-    Kind.TOPIC_TOO_WIDE: _note(
-        "a topic of more queues than there may be: it has those that the store has queues of",
-        "nothing; mend the number where it is to have more",
+    FindingKind.TOPIC_TOO_WIDE: _note(
+        "a topic is configured with more queues than allowed: it has the queues that exist in the store",
+        "nothing; correct the number if the topic needs more queues",
     ),
-    Kind.PROGRESS_BEYOND_END: _damage(
-        "a group has consumed more of a queue than there is: it would miss what comes next",
+    FindingKind.PROGRESS_BEYOND_END: _damage(
+        "a group's offset is beyond the end of the queue: the group would miss the next messages",
         f"{_REPAIR} or a start sets it back to the queue's end",
     ),
-    Kind.PROGRESS_IMPOSSIBLE: _note(
-        "progress that no queue can have: the group's or topic's name is too long, the queue id or the offset out of "
-        "range",
-        "nothing: a start passes it over; mend the text where a group is to stand elsewhere",
+    FindingKind.PROGRESS_IMPOSSIBLE: _note(
+        "an invalid group offset: a name is too long, or the queue id or offset is out of range",
+        "nothing: a start ignores it; correct the file if the group needs another offset",
     ),
-    Kind.TIMER_FILE_MISSING: _damage("a file is missing within the timer log's row", _FILE_AGAIN),
-    Kind.TIMER_FILE_LENGTH: _damage(
-        "one of the timer's files has another length; RocketMQ does not start, or loses what waits", _FILE_AGAIN
+    FindingKind.TIMER_FILE_MISSING: _damage("a file in the middle of the timer log is missing", _REFILE),
+    FindingKind.TIMER_FILE_LENGTH: _damage(
+        "a timer file has the wrong length; RocketMQ does not start, or loses waiting messages", _REFILE
     ),
-    Kind.TIMER_CHECK_MISSING: _damage(
-        "the timer's check is not there: how much of the timer log is delivered is not known", _FILE_AGAIN
+    FindingKind.TIMER_CHECK_MISSING: _damage(
+        "the timer's checkpoint is missing: it is unknown which part of the timer log is delivered", _REFILE
     ),
-    Kind.TIMER_CHECK_AHEAD: _damage(
-        "the timer's check counts more of the timer log, of its queue, or of time than there is: messages would never "
-        "come",
-        _FILE_AGAIN,
+    FindingKind.TIMER_CHECK_AHEAD: _damage(
+        "the timer's checkpoint is ahead of the timer log, its queue or the clock: messages would never be delivered",
+        _REFILE,
     ),
-    Kind.TIMER_UNIT_WRONG: _damage(
-        "a unit of the timer log is none, or not what its record or its slot's other units say: a message would not "
-        "come, or at another time",
-        _FILE_AGAIN,
+    FindingKind.TIMER_UNIT_WRONG: _damage(
+        "a timer log unit is invalid, or contradicts its record or its slot's other units: a message would be "
+        "delivered at the wrong time or never",
+        _REFILE,
     ),
-    Kind.TIMER_UNIT_MISSING: _damage("a message waits for its time, and the timer log does not know it", _FILE_AGAIN),
-    Kind.TIMER_RECORD_GONE: _note(
-        "a message waits for its time, and the log does not have its record any more: it expired or was damaged",
-        "nothing can bring it back",
+    FindingKind.TIMER_UNIT_MISSING: _damage("a waiting message is missing from the timer log", _REFILE),
+    FindingKind.TIMER_RECORD_GONE: _note(
+        "the record of a waiting message is gone from the log: it expired or was damaged",
+        "nothing: the message is lost",
     ),
-    Kind.TIMER_SLOT_WRONG: _damage(
-        "a slot of the timer's wheel does not lead to its units: RocketMQ would not deliver them",
-        f"{_REPAIR} or a start makes the wheel anew from the timer log",
+    FindingKind.TIMER_SLOT_WRONG: _damage(
+        "a slot of the timer wheel does not match its units: RocketMQ would not deliver them",
+        f"{_REPAIR} or a start rebuilds the wheel from the timer log",
     ),
-    Kind.NOT_CHECKED: _note("a part of the store that verify does not look into", "nothing"),
+    FindingKind.NOT_CHECKED: _note("a part of the store that verify does not check", "nothing"),
 }
-assert KINDS.keys() == set(Kind)
+assert KINDS.keys() == set(FindingKind)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding. `file` is relative to the store; `offset` counts bytes in it, `physical_offset` bytes of the log.
+    """One finding. `file` is relative to the store, `offset` a byte of it.
 
-    `count` is how many records, units or entries it is about, `size` how many bytes; 0 and None where it makes no
-    sense.
+    `count` is the number of records, units or entries affected, `size` the number of bytes; 0 or None if not
+    applicable.
     """
 
-    kind: Kind
+    kind: FindingKind
     file: str
     offset: int | None = None
     physical_offset: int | None = None
@@ -345,11 +351,11 @@ class Finding:
 
 
 class Findings:
-    """Findings as they come; beyond LISTED_MAX of a kind they are only counted."""
+    """Collected findings; those beyond LISTED_MAX of a kind are only counted."""
 
     def __init__(self) -> None:
         self.listed: list[Finding] = []
-        self.counts: Counter[Kind] = Counter()
+        self.counts: Counter[FindingKind] = Counter()
         self.damaged = 0
 
     def add(self, finding: Finding) -> None:
@@ -363,8 +369,8 @@ class Findings:
             self.add(finding)
 
     def in_order(self) -> list[Finding]:
-        """Damage first; then causes (files, log) before what follows from them."""
-        order = {kind: place for place, kind in enumerate(Kind)}
+        """Sorted: damage before notes, causes (files, log) before their consequences."""
+        order = {kind: place for place, kind in enumerate(FindingKind)}
         return sorted(
             self.listed,
             key=lambda each: (each.severity is Severity.NOTE, order[each.kind], each.file, each.offset or 0),
@@ -372,5 +378,5 @@ class Findings:
 
     @property
     def omitted(self) -> int:
-        """How many were counted only."""
+        """Number of findings counted but not listed."""
         return self.counts.total() - len(self.listed)

@@ -1,4 +1,4 @@
-"""What lies in a store by name, kind and length, and which of it is not as it should be. Opens nothing."""
+"""Inventory of a store: names, types and lengths of its files. Opens no file."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mqproc.errors import StoreAccessError
-from mqproc.io import Entry, StoreIO
-from mqproc.io import Kind as EntryKind
+from mqproc.io.store_io import FolderEntry, StoreIO
+from mqproc.io.store_io import Kind as EntryKind
 from mqproc.layout import index_file, timer_log
 from mqproc.layout.consume_queue import EXTENSION_FOLDER
-from mqproc.names import MULTI_DISPATCH_PREFIX
-from mqproc.paths import SOCKETS, StorePaths, file_type, index_name_time_ms, segment_start, shown
-from mqproc.quantities import counted
-from mqproc.store.queue_folders import (
+from mqproc.paths import SOCKETS, StorePaths, file_type, index_name_time_ms, printable_path, segment_start
+from mqproc.store.commitlog.misnamed_segments import find_misnamed
+from mqproc.store.consumequeue.files import (
     bars_queue,
     bars_topic,
     has_rocksdb_queues,
@@ -24,23 +23,26 @@ from mqproc.store.queue_folders import (
     is_topic,
     rocksdb_config,
 )
-from mqproc.store.verify.findings import LISTED_MAX, Finding, Kind
+from mqproc.store.verify.findings import LISTED_MAX, Finding, FindingKind
+from mqproc.topic_names import MULTI_DISPATCH_PREFIX
+from mqproc.util.units import counted
 
 Queue = tuple[str, int]
 """Topic and queue id."""
 
-# Parts of a store that RocketMQ has and we do not look into.
+# Parts of RocketMQ stores that verify does not check.
 _UNKNOWN_PARTS = ("batchconsumequeue", EXTENSION_FOLDER, "compaction")
 
 _MARKS = ("commitlog", "consumequeue", "index")
-_NO_LOG = frozenset({stat.S_IFDIR, stat.S_IFIFO, stat.S_IFSOCK})
-# A file far behind its row has millions missing before it: so many of a gap are told one by one.
+_NOT_FILES = frozenset({EntryKind.FOLDER, EntryKind.OTHER})
+_INVALID_LOG_TYPES = frozenset({stat.S_IFDIR, stat.S_IFIFO, stat.S_IFSOCK})
+# Number of missing files of a gap that are reported one by one: a stray file name may imply millions.
 MISSING_ALONE_MAX = LISTED_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Lengths that a store's files have."""
+    """Lengths of a store's files."""
 
     segment: int
     queue_file: int
@@ -54,10 +56,10 @@ class Sizes:
 
 @dataclass(slots=True)
 class Inventory:
-    """A store's usable files with their lengths; `findings` tells of the others.
+    """Usable files of a store with their lengths; `findings` covers the others.
 
-    `segments` by log offset, `queues` by topic and queue id, each with its files by their begin in bytes, `index` the
-    names of the index files of the right length, oldest first, `timer_log` its files by their begin in bytes.
+    `segments` by log offset; `queues` by topic and queue id, each with its files by first byte; `index`: names of the
+    index files of the right length, oldest first; `timer_log`: its files by first byte.
     """
 
     root: Path
@@ -77,22 +79,22 @@ class Inventory:
 
     @property
     def timer_log_size(self) -> int:
-        """The length of the timer log's files: the one that most of them have, if any can be it."""
+        """Length of the timer log's files: the most frequent valid one."""
         sizes = [size for size in self.timer_log.values() if size >= timer_log.FILE_SIZE_MIN]
         return max(sizes, key=lambda size: (sizes.count(size), size), default=timer_log.FILE_SIZE)
 
     @property
     def log_begin(self) -> int:
-        """Where the first segment begins, 0 without any."""
+        """Start of the first segment; 0 without segments."""
         return min(self.segments, default=0)
 
     def segment_name(self, physical_offset: int) -> str:
-        """The file, relative to the store, that holds a log position, whether or not it is there."""
+        """File of a log position, relative to the store, whether or not it exists."""
         start = physical_offset - physical_offset % self.sizes.segment
         return f"commitlog/{start:020d}"
 
     def queue_name(self, queue: Queue, queue_offset: int, unit_size: int) -> tuple[str, int]:
-        """(file relative to the store, byte in it) of a unit."""
+        """File of a unit, relative to the store, and its first byte in it."""
         position = queue_offset * unit_size
         start = position - position % self.sizes.queue_file
         return f"consumequeue/{queue[0]}/{queue[1]}/{start:020d}", position - start
@@ -101,17 +103,16 @@ class Inventory:
 def take_inventory(
     io: StoreIO, paths: StorePaths, sizes: Sizes, *, was_killed: bool = False, unreadable: Collection[Path] = ()
 ) -> Inventory:
-    """Look at every name of a store, which nobody runs and nobody has closed if it `was_killed`.
+    """Take inventory of a store. `was_killed`: it is not running and was not closed properly.
 
-    Of queues and index `unreadable` files count as not there.
-
-    Raises StoreAccessError when its folder cannot be listed.
+    `unreadable` files of queues and index are treated as missing. Raises StoreAccessError if the store cannot be
+    listed.
     """
-    return _Look(io, paths, sizes, was_killed=was_killed, unreadable=unreadable).run()
+    return _Inspection(io, paths, sizes, was_killed=was_killed, unreadable=unreadable).run()
 
 
-class _Look:
-    """One look at a store's names."""
+class _Inspection:
+    """One pass over the names of a store."""
 
     def __init__(
         self, io: StoreIO, paths: StorePaths, sizes: Sizes, *, was_killed: bool, unreadable: Collection[Path]
@@ -124,29 +125,29 @@ class _Look:
         self._found = Inventory(paths.root, sizes)
 
     def run(self) -> Inventory:
-        self._look_at_log()
+        self._inspect_log()
         self._found.has_rocksdb_queues = has_rocksdb_queues(self._io, self._paths.consume_queue)
         if self._found.has_rocksdb_queues:
-            self._tell(Kind.NOT_CHECKED, self._paths.consume_queue, text="queues of RocksDB", as_note=True)
-            topics: list[Entry] = []
+            self._add(FindingKind.NOT_CHECKED, self._paths.consume_queue, text="queues of RocksDB", as_note=True)
+            topics: list[FolderEntry] = []
         else:
             topics = self._list(self._paths.consume_queue)
         for topic in topics:
-            self._look_at_topic(self._paths.consume_queue / topic.name, topic)
-        self._tell_light_queues()
-        self._look_at_index()
-        self._look_at_timer()
-        self._look_at_others()
+            self._inspect_topic(self._paths.consume_queue / topic.name, topic)
+        self._note_light_queues()
+        self._inspect_index()
+        self._inspect_timer()
+        self._inspect_others()
         return self._found
 
-    def _list(self, folder: Path) -> list[Entry]:
-        """Entries of a folder but its symlinks, which are told."""
+    def _list(self, folder: Path) -> list[FolderEntry]:
+        """Entries of a folder without symlinks, which become findings."""
         own = self._io.entry(folder)
         if own is not None and own.kind is EntryKind.SYMLINK:
-            # What it leads to is all that the store has: it is not to go aside.
-            self._tell(Kind.SYMLINK, folder)
+            # A repair must not move it away: its target holds all the data.
+            self._add(FindingKind.SYMLINK, folder)
         elif own is not None and own.kind is not EntryKind.FOLDER:
-            self._tell(Kind.MISPLACED_FILE, folder, text="not a folder")
+            self._add(FindingKind.MISPLACED_FILE, folder, text="not a folder")
         try:
             entries = self._io.entries(folder)
         except PermissionError as error:
@@ -154,12 +155,12 @@ class _Look:
         entries = [entry for entry in entries if folder / entry.name != self._paths.guard]
         for entry in entries:
             if entry.kind is EntryKind.SYMLINK:
-                self._tell(Kind.SYMLINK, folder / entry.name)
+                self._add(FindingKind.SYMLINK, folder / entry.name)
         return [entry for entry in entries if entry.kind is not EntryKind.SYMLINK]
 
-    def _tell(
+    def _add(
         self,
-        kind: Kind,
+        kind: FindingKind,
         path: Path,
         *,
         offset: int | None = None,
@@ -168,136 +169,138 @@ class _Look:
         text: str = "",
         as_note: bool = False,
     ) -> None:
-        file = shown(path.relative_to(self._paths.root))
+        file = printable_path(path.relative_to(self._paths.root))
         self._found.findings.append(Finding(kind, file, offset, physical_offset, size=size, text=text, as_note=as_note))
 
-    def _is_begun(self, path: Path, size: int, *, is_newest: bool) -> bool:
-        """Whether a kill has left a file without a length; told then. Files are made, and get their length next."""
+    def _is_unfinished(self, path: Path, size: int, *, is_newest: bool) -> bool:
+        """Report an empty newest file that a kill left during creation; return whether it is one."""
         is_begun = self._was_killed and is_newest and size == 0
         if is_begun:
-            self._tell(Kind.FILE_BEGUN, path, offset=0)
+            self._add(FindingKind.FILE_BEGUN, path, offset=0)
         return is_begun
 
     def _is_unreadable(self, path: Path) -> bool:
-        """Whether the disk cannot read a file; told then."""
+        """Report a file that the disk cannot read; return whether it is one."""
         is_unreadable = path in self._unreadable
         if is_unreadable:
             self._found.unreadable.add(path)
-            self._tell(Kind.FILE_UNREADABLE, path, text="the disk cannot read it")
+            self._add(FindingKind.FILE_UNREADABLE, path, text="the disk cannot read it")
         return is_unreadable
 
     # The log
 
-    def _look_at_log(self) -> None:
+    def _inspect_log(self) -> None:
         folder, whole = self._paths.commit_log, self._sizes.segment
         empty: list[tuple[int, Path]] = []
         for entry in self._list(folder):
             path, start = folder / entry.name, segment_start(entry.name)
             if entry.kind is EntryKind.FOLDER and start is None:
-                self._tell(Kind.STRAY_FILE, path, text="a folder, which RocketMQ passes over", as_note=True)
+                self._add(FindingKind.STRAY_FILE, path, text="a folder, which RocketMQ passes over", as_note=True)
             elif start is None:
-                self._tell(Kind.STRAY_FILE, path, size=entry.size)
+                self._add(FindingKind.STRAY_FILE, path, size=entry.size)
             elif entry.kind is not EntryKind.FILE:
-                self._tell(Kind.MISPLACED_FILE, path, text=entry.kind.value)
+                self._add(FindingKind.MISPLACED_FILE, path, text=entry.kind.value)
             elif start % whole:
-                self._tell(Kind.MISPLACED_FILE, path, text=f"no segment of {whole:,} bytes begins there")
+                self._add(FindingKind.MISPLACED_FILE, path, text=f"no segment of {whole:,} bytes begins there")
             elif entry.size == 0:
                 empty.append((start, path))
             else:
                 self._found.segments[start] = entry.size
                 self._check_length(path, start, entry.size)
         for start, path in empty:
-            if not self._is_begun(path, 0, is_newest=start > max(self._found.segments, default=-1)):
-                self._tell(Kind.SEGMENT_EMPTY, path, offset=0, physical_offset=start, text="0 bytes")
+            if not self._is_unfinished(path, 0, is_newest=start > max(self._found.segments, default=-1)):
+                self._add(FindingKind.SEGMENT_EMPTY, path, offset=0, physical_offset=start, text="0 bytes")
         for start, size in _missing(self._found.segments, whole):
-            self._tell(
-                Kind.SEGMENT_MISSING,
+            self._add(
+                FindingKind.SEGMENT_MISSING,
                 folder / f"{start:020d}",
                 offset=0,
                 physical_offset=start,
                 size=size,
-                text="a segment before it and one behind it are there",
+                text="the segments before and after it exist",
             )
 
     def _check_length(self, path: Path, start: int, size: int) -> None:
         whole = self._sizes.segment
-        kind = Kind.SEGMENT_SHORT if size < whole else Kind.SEGMENT_LONG
+        kind = FindingKind.SEGMENT_SHORT if size < whole else FindingKind.SEGMENT_LONG
         if size != whole:
             offset = min(size, whole)
             text = f"{size:,} bytes; a segment has {whole:,}"
-            self._tell(kind, path, offset=offset, physical_offset=start + offset, size=abs(size - whole), text=text)
+            self._add(kind, path, offset=offset, physical_offset=start + offset, size=abs(size - whole), text=text)
 
     # Queues
 
-    def _look_at_topic(self, folder: Path, topic: Entry) -> None:
+    def _inspect_topic(self, folder: Path, topic: FolderEntry) -> None:
         if bars_topic(topic):
-            self._tell(Kind.MISPLACED_FILE, folder, text=f"{topic.kind.value}, where a topic's folder would be")
+            self._add(FindingKind.MISPLACED_FILE, folder, text=f"{topic.kind.value}, where a topic's folder would be")
             return
         if not is_topic(topic):
-            self._tell(Kind.STRAY_FILE, folder, size=topic.size, text="RocketMQ passes over it", as_note=True)
+            self._add(FindingKind.STRAY_FILE, folder, size=topic.size, text="RocketMQ passes over it", as_note=True)
             return
         for entry in self._list(folder):
             name = entry.name
             if entry.kind is EntryKind.FOLDER and is_queue_id(name):
-                self._look_at_queue((topic.name, int(name)), folder / name)
+                self._inspect_queue((topic.name, int(name)), folder / name)
             elif bars_queue(entry):
-                self._tell(
-                    Kind.MISPLACED_FILE, folder / name, text=f"{entry.kind.value}, where a queue's folder would be"
+                self._add(
+                    FindingKind.MISPLACED_FILE,
+                    folder / name,
+                    text=f"{entry.kind.value}, where a queue's folder would be",
                 )
             else:
-                self._tell(
-                    Kind.STRAY_FILE, folder / name, size=entry.size, text="RocketMQ passes over it", as_note=True
+                self._add(
+                    FindingKind.STRAY_FILE, folder / name, size=entry.size, text="RocketMQ passes over it", as_note=True
                 )
 
-    def _look_at_queue(self, queue: Queue, folder: Path) -> None:
+    def _inspect_queue(self, queue: Queue, folder: Path) -> None:
         whole = self._sizes.queue_file
         files = self._found.queues.setdefault(queue, {})
         for entry in self._list(folder):
             path, start = folder / entry.name, segment_start(entry.name)
             if start is None:
-                self._tell(Kind.STRAY_FILE, path, size=entry.size)
+                self._add(FindingKind.STRAY_FILE, path, size=entry.size)
             elif entry.kind is not EntryKind.FILE:
-                self._tell(Kind.MISPLACED_FILE, path, text=entry.kind.value)
+                self._add(FindingKind.MISPLACED_FILE, path, text=entry.kind.value)
             elif start % whole:
-                self._tell(Kind.MISPLACED_FILE, path, text=f"no file of {whole:,} bytes begins there")
+                self._add(FindingKind.MISPLACED_FILE, path, text=f"no file of {whole:,} bytes begins there")
             elif not self._is_unreadable(path):
                 files[start] = entry.size
         for start, size in files.items():
             path = folder / f"{start:020d}"
-            if size != whole and not self._is_begun(path, size, is_newest=start == max(files)):
+            if size != whole and not self._is_unfinished(path, size, is_newest=start == max(files)):
                 text = f"{size:,} bytes; the others have {whole:,}"
                 offset = min(size, whole)
-                self._tell(Kind.QUEUE_FILE_LENGTH, path, offset=offset, size=abs(size - whole), text=text)
+                self._add(FindingKind.QUEUE_FILE_LENGTH, path, offset=offset, size=abs(size - whole), text=text)
         for start, size in _missing(files, whole):
-            self._tell(Kind.QUEUE_FILE_MISSING, folder / f"{start:020d}", offset=0, size=size)
+            self._add(FindingKind.QUEUE_FILE_MISSING, folder / f"{start:020d}", offset=0, size=size)
 
-    def _tell_light_queues(self) -> None:
-        """Their units lead to records of other topics, which those name: all of RocketMQ's multi-dispatch."""
+    def _note_light_queues(self) -> None:
+        """Report light queues, whose units point to records of other topics (multi-dispatch)."""
         light = sorted({topic for topic, _ in self._found.queues if topic.startswith(MULTI_DISPATCH_PREFIX)})
         if light:
             text = f"units of RocketMQ's light queues: {counted(len(light), 'such topic')}"
-            self._tell(Kind.NOT_CHECKED, self._paths.consume_queue / light[0], text=text, as_note=True)
+            self._add(FindingKind.NOT_CHECKED, self._paths.consume_queue / light[0], text=text, as_note=True)
 
     # The index and the rest
 
-    def _look_at_index(self) -> None:
+    def _inspect_index(self) -> None:
         folder, whole = self._paths.index, self._sizes.index_file
         entries = self._list(folder)
         newest = max((entry.name for entry in entries if index_name_time_ms(entry.name) is not None), default="")
         for entry in entries:
             path = folder / entry.name
             if index_name_time_ms(entry.name) is None:
-                self._tell(Kind.STRAY_FILE, path, size=entry.size, text="RocketMQ passes over it", as_note=True)
+                self._add(FindingKind.STRAY_FILE, path, size=entry.size, text="RocketMQ passes over it", as_note=True)
             elif entry.kind is not EntryKind.FILE:
-                self._tell(Kind.MISPLACED_FILE, path, text=entry.kind.value)
-            elif self._is_begun(path, entry.size, is_newest=entry.name == newest) or self._is_unreadable(path):
+                self._add(FindingKind.MISPLACED_FILE, path, text=entry.kind.value)
+            elif self._is_unfinished(path, entry.size, is_newest=entry.name == newest) or self._is_unreadable(path):
                 continue
             elif entry.size != whole:
                 text = (
                     f"{entry.size:,} bytes; {self._sizes.slots:,} slots and {self._sizes.items:,} items take {whole:,}"
                 )
-                self._tell(
-                    Kind.INDEX_FILE_LENGTH,
+                self._add(
+                    FindingKind.INDEX_FILE_LENGTH,
                     path,
                     offset=min(entry.size, whole),
                     size=abs(entry.size - whole),
@@ -306,74 +309,114 @@ class _Look:
             else:
                 self._found.index.append(entry.name)
 
-    def _look_at_timer(self) -> None:
+    def _inspect_timer(self) -> None:
         folder, files = self._paths.timer_log, self._found.timer_log
         for entry in self._list(folder):
             path, start = folder / entry.name, segment_start(entry.name)
             if start is None:
-                self._tell(Kind.STRAY_FILE, path, size=entry.size)
+                self._add(FindingKind.STRAY_FILE, path, size=entry.size)
             elif entry.kind is not EntryKind.FILE:
-                self._tell(Kind.MISPLACED_FILE, path, text=entry.kind.value)
+                self._add(FindingKind.MISPLACED_FILE, path, text=entry.kind.value)
             else:
                 files[start] = entry.size
         whole = self._found.timer_log_size
         for start, size in sorted(files.items()):
             path = folder / f"{start:020d}"
-            if size != whole and not self._is_begun(path, size, is_newest=start == max(files)):
+            if size != whole and not self._is_unfinished(path, size, is_newest=start == max(files)):
                 text = f"{size:,} bytes; the others have {whole:,}"
                 offset = min(size, whole)
-                self._tell(Kind.TIMER_FILE_LENGTH, path, offset=offset, text=text)
+                self._add(FindingKind.TIMER_FILE_LENGTH, path, offset=offset, text=text)
         for earlier, later in itertools.pairwise(sorted(files)):
             if later != earlier + whole:
-                self._tell(Kind.TIMER_FILE_MISSING, folder / f"{earlier + whole:020d}", offset=0, size=whole)
+                self._add(FindingKind.TIMER_FILE_MISSING, folder / f"{earlier + whole:020d}", offset=0, size=whole)
 
-    def _look_at_others(self) -> None:
+    def _inspect_others(self) -> None:
         paths = self._paths
         settings = [paths.config / entry.name for entry in self._list(paths.config)]
         markers = (paths.checkpoint, paths.abort, paths.timer_wheel, paths.timer_check)
         ours = (paths.progress, paths.queues, paths.settings, *(paths.mark(name) for name in _MARKS))
         more = (paths.opened, paths.topics_journal, paths.retention_report, paths.unconsumed)
-        # A start refuses to go on with something else in the place of these. Who wants no log links it to a device.
-        log = [paths.log] if file_type(paths.log) in _NO_LOG else []
+        # A start rejects anything else in place of these. Users link the log to a device to discard it.
+        log = [paths.log] if file_type(paths.log) in _INVALID_LOG_TYPES else []
         opened_first = (paths.control, paths.errors, paths.next_queues, *log)
-        for path in (paths.lock, paths.damage):
-            # What else lies there is told by who needs it.
-            if (entry := self._io.entry(path)) is not None and entry.kind is EntryKind.SYMLINK:
-                self._tell(Kind.SYMLINK, path)
-            elif path == paths.lock and entry is not None and entry.kind is not EntryKind.FILE:
-                self._tell(Kind.LOCK_MISPLACED, path, text=entry.kind.value)
+        if not self._is_symlink(paths.lock):
+            self._check_type(paths.lock, _NOT_FILES, FindingKind.LOCK_MISPLACED)
+        # Other types are reported by its reader.
+        self._is_symlink(paths.damage)
         for path in (*markers, *ours, *more, *opened_first, *(path for path in settings if path.suffix == ".json")):
-            entry = self._io.entry(path)
-            if entry is not None and entry.kind is EntryKind.SYMLINK:
-                self._tell(Kind.SYMLINK, path)
-            elif entry is not None and entry.kind is not EntryKind.FILE:
-                self._tell(Kind.MISPLACED_FILE, path, text=entry.kind.value)
-        # A group that starts replaces all else in the place of a socket.
-        folders = {path: {EntryKind.FOLDER} for path in map(paths.socket, SOCKETS)}
-        # A pipe takes locks, but openers write down their group there.
-        locked = {path: {EntryKind.FOLDER, EntryKind.OTHER} for path in (paths.openers, paths.spark_lock)}
-        for path, kinds in (folders | locked).items():
-            if (entry := self._io.entry(path)) is not None and entry.kind in kinds:
-                self._tell(Kind.MISPLACED_FILE, path, text=entry.kind.value)
-        if (config := rocksdb_config(self._io, paths.config)) is not None:
-            self._tell(Kind.NOT_CHECKED, config, text="topics and progress in RocksDB", as_note=True)
-        marks = self._io.entry(paths.marks)
-        if marks is not None and marks.kind in (EntryKind.FILE, EntryKind.OTHER):
-            self._tell(Kind.MISPLACED_FILE, paths.marks, text="not a folder")
+            if not self._is_symlink(path):
+                self._check_type(path, _NOT_FILES)
+        # A start replaces anything in place of a socket except a folder.
+        for path in map(paths.socket, SOCKETS):
+            self._check_type(path, {EntryKind.FOLDER})
+        # A pipe can be locked, but users write their group into these files.
+        for path in (paths.usage_lock, paths.spark_lock):
+            self._check_type(path, _NOT_FILES)
+        self._check_type(paths.marks, {EntryKind.FILE, EntryKind.OTHER}, text="not a folder")
+        self._note_unchecked_parts()
+
+    def _is_symlink(self, path: Path) -> bool:
+        """Report a symlink; return whether it is one."""
+        entry = self._io.entry(path)
+        is_symlink = entry is not None and entry.kind is EntryKind.SYMLINK
+        if is_symlink:
+            self._add(FindingKind.SYMLINK, path)
+        return is_symlink
+
+    def _check_type(
+        self,
+        path: Path,
+        wrong: Collection[EntryKind],
+        kind: FindingKind = FindingKind.MISPLACED_FILE,
+        text: str = "",
+    ) -> None:
+        """Report an entry of one of these types."""
+        if (entry := self._io.entry(path)) is not None and entry.kind in wrong:
+            self._add(kind, path, text=text or entry.kind.value)
+
+    def _note_unchecked_parts(self) -> None:
+        if (config := rocksdb_config(self._io, self._paths.config)) is not None:
+            self._add(FindingKind.NOT_CHECKED, config, text="topics and progress in RocksDB", as_note=True)
         for name in _UNKNOWN_PARTS:
-            entry = self._io.entry(paths.root / name)
-            if entry is None or (entry.kind is EntryKind.FOLDER and not self._io.names(paths.root / name)):
+            path = self._paths.root / name
+            entry = self._io.entry(path)
+            if entry is None or (entry.kind is EntryKind.FOLDER and not self._io.names(path)):
                 continue
-            self._tell(Kind.NOT_CHECKED, paths.root / name, as_note=True)
+            self._add(FindingKind.NOT_CHECKED, path, as_note=True)
             if name in ("batchconsumequeue", EXTENSION_FOLDER):
-                self._found.unchecked_topics.update(self._io.names(paths.root / name))
+                self._found.unchecked_topics.update(self._io.names(path))
 
 
 def _missing(starts: Iterable[int], whole: int) -> Iterator[tuple[int, int]]:
-    """(begin, bytes) of what a row of files of `whole` bytes lacks between them: file by file, much of it as one."""
+    """(start, bytes) of gaps in a sequence of files of `whole` bytes; a long gap's rest is one."""
     for earlier, later in itertools.pairwise(sorted(starts)):
         alone = min(later, earlier + (1 + MISSING_ALONE_MAX) * whole)
         for start in range(earlier + whole, alone, whole):
             yield start, whole
         if alone < later:
             yield alone, later - alone
+
+
+# Misnamed segments
+
+
+_CONSEQUENCES = frozenset({FindingKind.STRAY_FILE, FindingKind.MISPLACED_FILE, FindingKind.RECORD_OFFSET})
+
+
+def misnamed_segments(io: StoreIO, inventory: Inventory) -> list[Finding]:
+    """Misnamed segments. An extra copy under a name of its own is only a stray file."""
+    folder = inventory.paths.commit_log
+    findings = []
+    for each in find_misnamed(io, folder, inventory.sizes.segment):
+        if each.taken and segment_start(each.name) is None:
+            continue
+        file = printable_path((folder / each.name).relative_to(inventory.root))
+        text = f"its records belong to commitlog/{each.right_name}" + (", which exists" if each.taken else "")
+        findings.append(Finding(FindingKind.SEGMENT_MISNAMED, file, 0, each.start, text=text))
+    return findings
+
+
+def without_consequences(misnamed: Iterable[Finding], findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Remove findings that only follow from a segment's wrong name."""
+    files = {finding.file for finding in misnamed}
+    return (finding for finding in findings if finding.file not in files or finding.kind not in _CONSEQUENCES)

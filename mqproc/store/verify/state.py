@@ -1,64 +1,201 @@
-"""Checkpoint, marks, markers, settings and consumers' progress against what the log and the queues hold."""
+"""Verification of checkpoint, marks, markers, settings and group offsets."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from mqproc.errors import CorruptStoreError
-from mqproc.io import Kind as EntryKind
-from mqproc.io import StoreIO
+from mqproc.io.store_io import Kind as EntryKind
+from mqproc.io.store_io import StoreIO
 from mqproc.kernels import verify
 from mqproc.layout import checkpoint as checkpoint_layout
-from mqproc.layout import index_file, marks
+from mqproc.layout import durable_marks, index_file
+from mqproc.layout.committed_offsets import NAME_BYTES_MAX, OFFSET_MAX
 from mqproc.layout.consume_queue import UNIT_SIZE
-from mqproc.layout.progress import NAME_BYTES_MAX, OFFSET_MAX
-from mqproc.names import SCHEDULE_TOPIC
 from mqproc.paths import StorePaths
-from mqproc.store import checkpoint_file, damage
-from mqproc.store.consume_queue import as_units
-from mqproc.store.delays import delay_offsets
-from mqproc.store.groups import offsets_json
-from mqproc.store.groups.offsets_json import Progress
-from mqproc.store.groups.progress import all_progress, is_possible
-from mqproc.store.queue_hints import read_hints
-from mqproc.store.segments import LogSegments
+from mqproc.store import checkpoint as checkpoint_file
+from mqproc.store import damage, rocketmq_json
+from mqproc.store import topics as deleted_topics
+from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.compat import was_opened_elsewhere
+from mqproc.store.consumequeue.files import as_units
+from mqproc.store.consumequeue.table import read_queue_snapshots
+from mqproc.store.durable_marks import fingerprint
+from mqproc.store.offsets import consumer_offset_json
+from mqproc.store.offsets.consumer_offset_json import CommittedOffset
+from mqproc.store.offsets.offset_store import committed_offsets, is_valid_offset
+from mqproc.store.offsets.settings import check_file
+from mqproc.store.schedule import levels as delay_offsets
+from mqproc.store.schedule.levels import DelayOffsets
 from mqproc.store.topics import Topics
-from mqproc.store.verify.durable import is_void, read_small
-from mqproc.store.verify.findings import Finding, Kind
+from mqproc.store.verify.findings import Finding, FindingKind
 from mqproc.store.verify.inventory import Queue
-from mqproc.store.verify.log_findings import WholeLog
-from mqproc.store.verify.picture import Picture
-from mqproc.store.verify.queue_findings import Both
-from mqproc.store.verify.queue_pass import BEYOND
-from mqproc.store.verify.settings import fault_of
-from mqproc.store.visitor import has_been_held
+from mqproc.store.verify.log import WholeLog
+from mqproc.store.verify.queues import BEYOND, QueueComparison
+from mqproc.store.verify.snapshot import Snapshot
+from mqproc.topic_names import SCHEDULE_TOPIC
 
-# No log is as long as this: what points further is garbage.
+# Consequences of a crash: durable marks, and corrections by the next start
+
+
+_LOSS: Final = "never written, and above all that was durable: the next start ends the log here"
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPositions:
+    """Positions from which the next start repeats its work after an improper close.
+
+    From there it cuts torn records (`log_from`) and dispatches all records again to queues and index: a killed role
+    leaves a record at the end of the log, or units or index entries of only some records. Data below the durable marks
+    is complete. None: no valid mark. `loss_from`: the log ends at the first invalid record after it, even if intact
+    ones follow.
+    """
+
+    log_from: int | None = None
+    queues_from: int | None = None
+    index_from: int | None = None
+    loss_from: int | None = None
+
+    def classify(self, findings: Iterable[Finding], unwritten: Container[int]) -> Iterator[Finding]:
+        """Downgrade findings explained by a crash to notes: torn records and lost pages.
+
+        Lost pages lie before later ones that were written, on disk or in a copy; `unwritten` are the starts of ranges
+        with such pages.
+        """
+        for finding in findings:
+            position = finding.physical_offset or 0
+            if self.log_from is not None and finding.kind is FindingKind.TORN_TAIL and position >= self.log_from:
+                finding = replace(finding, as_note=True)
+            elif self.loss_from is not None and position >= self.loss_from and position in unwritten:
+                finding = replace(finding, as_note=True, text=_LOSS)
+            yield finding
+
+
+def find_restart(io: StoreIO, paths: StorePaths, segment_size: int, log_begin: int) -> RestartPositions:
+    """Find the restart positions of a stopped store. Stale marks count as missing."""
+    segments = LogSegments(io, paths.commit_log, segment_size, static=True)
+    try:
+        log, queues, index = (_position(io, paths, segments, name) for name in ("commitlog", "consumequeue", "index"))
+        if _has_only_begun(io, paths, log_begin):
+            queues = index = log_begin
+        return RestartPositions(log, queues, index, _loss_from(io, paths, log))
+    finally:
+        segments.close()
+
+
+def _position(io: StoreIO, paths: StorePaths, segments: LogSegments, name: str) -> int | None:
+    mark = durable_marks.decode(read_small(io, paths.mark(name)))
+    return None if mark is None or is_stale_mark(io, segments, mark) else mark.offset
+
+
+def _loss_from(io: StoreIO, paths: StorePaths, log: int | None) -> int | None:
+    if log is None or was_opened_elsewhere(io, paths):
+        return None
+        # The marks of a copy are older than its checkpoint.
+    return max(log, checkpoint_file.read(io, paths.checkpoint).confirm_physical_offset)
+
+
+def _has_only_begun(io: StoreIO, paths: StorePaths, log_begin: int) -> bool:
+    """Whether checkpoint and marks record no sync of queues or index: both may be empty."""
+    if log_begin or not io.exists(paths.checkpoint):
+        return False
+    found = checkpoint_file.read(io, paths.checkpoint)
+    known = [durable_marks.decode(read_small(io, paths.mark(name))) for name in ("consumequeue", "index")]
+    return not (found.logics_timestamp_ms or found.index_timestamp_ms or any(mark and mark.offset for mark in known))
+
+
+def is_stale_mark(io: StoreIO, segments: LogSegments, mark: durable_marks.Mark) -> bool:
+    """Whether the log before a mark has changed since the mark was written."""
+    try:
+        return fingerprint(io, segments, mark.offset) != mark.fingerprint
+    except (CorruptStoreError, FileNotFoundError):
+        return True
+
+
+def read_small(io: StoreIO, path: Path) -> bytes:
+    """Read a small file; empty if it is missing or not a file, which is reported elsewhere."""
+    try:
+        return io.read_file(path)
+    except (FileNotFoundError, IsADirectoryError):
+        return b""
+
+
+# Settings files
+
+
+_Reader = Callable[[StoreIO, StorePaths], str]
+
+
+def _read_topics(io: StoreIO, paths: StorePaths) -> str:
+    topics = Topics(io, paths)
+    topics.load()
+    return topics.file_remark
+
+
+def _read_deletions(io: StoreIO, paths: StorePaths) -> str:
+    deleted_topics.load_deletions(io, paths)
+    return ""
+
+
+_READERS: Final[dict[str, _Reader]] = {
+    "topics.json": _read_topics,
+    "deletedTopics.json": _read_deletions,
+    "consumerOffset.json": lambda io, paths: consumer_offset_json.load(io, paths).remark,
+    "delayOffset.json": lambda io, paths: DelayOffsets.load(io, paths).remark,
+    "subscriptionGroup.json": check_file,
+}
+"""Readers of the files in `config/`; each returns a remark or "", or raises CorruptStoreError."""
+
+
+def config_fault(io: StoreIO, paths: StorePaths, path: Path) -> str:
+    """Reason why a settings file is unreadable; "" if it is readable or missing."""
+    try:
+        text = io.read_file(path).decode()
+        if not text.strip():
+            return "empty"
+        value = rocketmq_json.parse(text)
+    except (FileNotFoundError, IsADirectoryError):
+        return ""
+    except (UnicodeDecodeError, msgspec.DecodeError) as error:
+        return str(error)
+    if not isinstance(value, dict):
+        return f"{type(value).__name__}; expected an object"
+    reader = _READERS.get(path.name) if path.parent == paths.config else None
+    try:
+        return "" if reader is None else reader(io, paths).removeprefix(f"{path}: ")
+    except IsADirectoryError:
+        # A folder in place of another file that the reader needs, such as the topics' journal, is reported by its name.
+        return ""
+    except CorruptStoreError as error:
+        return str(error).removeprefix(f"{path}: ")
+
+
+# No log is this long: larger offsets are garbage.
 _LOG_BYTES_MAX: Final = 1 << 50
-# RocketMQ's largest record, twice.
+# Twice RocketMQ's largest record.
 _RECORD_BYTES_MAX: Final = 8 << 20
-# So much is shown of a name that is too long.
+# Length to which names that are too long are shortened.
 _NAME_SHOWN: Final = 32
 
 
 def known_holes(io: StoreIO, paths: StorePaths) -> tuple[list[tuple[int, int]], list[Finding]]:
-    """Damage that was found before, and what is wrong with the list of it."""
+    """Known damaged ranges, and findings about the list of them."""
     try:
         found = damage.load(io, paths)
     except msgspec.MsgspecError as error:
-        return [], [Finding(Kind.LEDGER_UNREADABLE, _name(paths, paths.damage), 0, text=str(error))]
+        return [], [Finding(FindingKind.LEDGER_UNREADABLE, _name(paths, paths.damage), 0, text=str(error))]
     return [(hole.start, hole.stop) for hole in found.holes], []
 
 
 @dataclass(frozen=True, slots=True)
 class _KnownEnd:
-    """Records lie up to `end` at least, because `witness` names that place of the log, or `place` where it differs."""
+    """A reference to the log's end: `witness` refers to `place`, or to `end` if None."""
 
     end: int
     witness: str
@@ -69,19 +206,19 @@ class _KnownEnd:
 
 
 class StateFindings:
-    """Findings about everything that is neither log nor queue nor index."""
+    """Findings about everything except log, queues, index and timer."""
 
-    def __init__(self, io: StoreIO, picture: Picture, log: WholeLog, both: Both) -> None:
+    def __init__(self, io: StoreIO, snapshot: Snapshot, log: WholeLog, both: QueueComparison) -> None:
         self._io = io
-        self._picture = picture
-        self._paths = picture.inventory.paths
+        self._snapshot = snapshot
+        self._paths = snapshot.inventory.paths
         self._log = log
         self._both = both
         self._known_ends: list[_KnownEnd] = []
 
     def run(self) -> list[Finding]:
-        """All of them."""
-        running = self._picture.positions.running
+        """Return all findings."""
+        running = self._snapshot.positions.running
         findings = [*self._markers(), *self._marks(), *self._checkpoint(), *self._settings(), *self._widths()]
         if not running:
             findings += [*self._queue_table(), *self._progress(), *self._lost_end()]
@@ -90,46 +227,48 @@ class StateFindings:
     def _markers(self) -> Iterable[Finding]:
         if self._io.exists(self._paths.read_only):
             text = read_small(self._io, self._paths.read_only).decode(errors="replace").strip()
-            yield Finding(Kind.READ_ONLY, _name(self._paths, self._paths.read_only), 0, text=text)
-        if self._io.exists(self._paths.abort) and not self._picture.positions.running:
-            yield Finding(Kind.NOT_CLOSED, "abort")
+            yield Finding(FindingKind.READ_ONLY, _name(self._paths, self._paths.read_only), 0, text=text)
+        if self._io.exists(self._paths.abort) and not self._snapshot.positions.running:
+            yield Finding(FindingKind.NOT_CLOSED, "abort")
 
-    # What was durable
+    # Marks and checkpoint
 
     def _marks(self) -> Iterable[Finding]:
-        segments = LogSegments(self._io, self._paths.commit_log, self._picture.inventory.sizes.segment, still=True)
+        segments = LogSegments(self._io, self._paths.commit_log, self._snapshot.inventory.sizes.segment, static=True)
         for name in ("commitlog", "consumequeue", "index"):
             path = self._paths.mark(name)
             data = read_small(self._io, path)
-            mark = marks.decode(data)
+            mark = durable_marks.decode(data)
             yield from self._broken_slots(path, data, is_readable=mark is not None)
             if mark is None:
                 continue
-            slot = marks.slot_offset(mark.sequence)
+            slot = durable_marks.slot_offset(mark.sequence)
             if mark.offset > self._log.end:
-                self._known_ends.append(_KnownEnd(mark.offset, f"mqproc/marks/{name} knows the log up to"))
-            elif not self._picture.positions.running and is_void(self._io, segments, mark):
-                yield Finding(Kind.MARK_VOID, _name(self._paths, path), slot, mark.offset)
+                self._known_ends.append(_KnownEnd(mark.offset, f"mqproc/marks/{name} refers to the log up to"))
+            elif not self._snapshot.positions.running and is_stale_mark(self._io, segments, mark):
+                yield Finding(FindingKind.MARK_VOID, _name(self._paths, path), slot, mark.offset)
         segments.close()
 
     def _broken_slots(self, path: Path, data: bytes, *, is_readable: bool) -> Iterable[Finding]:
-        """A mark has two slots, of which a crash tears one at most; an empty one has not been written yet."""
-        for start in (0, marks.SLOT_SPACING):
-            slot = data[start : start + marks.SLOT_SIZE]
-            if any(slot) and marks.decode(slot) is None:
-                text = "the other copy counts" if is_readable else ""
-                yield Finding(Kind.MARK_UNREADABLE, _name(self._paths, path), start, text=text, as_note=is_readable)
+        """Check both slots of a mark: a crash tears at most one; zeros were never written."""
+        for start in (0, durable_marks.SLOT_SPACING):
+            slot = data[start : start + durable_marks.SLOT_SIZE]
+            if any(slot) and durable_marks.decode(slot) is None:
+                text = "the other copy is used" if is_readable else ""
+                yield Finding(
+                    FindingKind.MARK_UNREADABLE, _name(self._paths, path), start, text=text, as_note=is_readable
+                )
 
     def _checkpoint(self) -> Iterable[Finding]:
         path = self._paths.checkpoint
         entry = self._io.entry(path)
         if entry is None or entry.kind is not EntryKind.FILE:
-            yield Finding(Kind.CHECKPOINT_MISSING, "checkpoint")
+            yield Finding(FindingKind.CHECKPOINT_MISSING, "checkpoint")
             return
         size = entry.size
         if size != checkpoint_layout.FILE_SIZE:
-            yield Finding(Kind.CHECKPOINT_LENGTH, "checkpoint", size, text=f"{size:,} bytes")
-        if self._picture.positions.running:
+            yield Finding(FindingKind.CHECKPOINT_LENGTH, "checkpoint", size, text=f"{size:,} bytes")
+        if self._snapshot.positions.running:
             return
         found = checkpoint_file.read(self._io, path)
         last_ms = self._log.max_store_timestamp_ms
@@ -141,34 +280,34 @@ class StateFindings:
         for name, place, time_ms in times if not self._log.ends_with_loss else ():
             if not 0 <= time_ms <= last_ms and (self._log.records or not self._log.begin):
                 text = f"{name} is {time_ms}; the log's last store time is {last_ms}"
-                yield Finding(Kind.CHECKPOINT_AHEAD, "checkpoint", place, text=text)
+                yield Finding(FindingKind.CHECKPOINT_AHEAD, "checkpoint", place, text=text)
         confirmed = found.confirm_physical_offset
         if confirmed > self._log.end:
             text = f"confirmed offset is {confirmed:,}; the log ends at {self._log.end:,}"
             place = checkpoint_layout.CONFIRM_PHYSICAL_OFFSET
-            yield Finding(Kind.CHECKPOINT_AHEAD, "checkpoint", place, confirmed, text=text)
-            self._known_ends.append(_KnownEnd(confirmed, "checkpoint knows the log up to"))
+            yield Finding(FindingKind.CHECKPOINT_AHEAD, "checkpoint", place, confirmed, text=text)
+            self._known_ends.append(_KnownEnd(confirmed, "checkpoint refers to the log up to"))
 
     def _lost_end(self) -> Iterable[Finding]:
-        """Records at the log's end that others know of: the segments that they were in, the place where it ends."""
+        """Missing records at the end of the log that marks, queues, index or checkpoint refer to."""
         self._known_ends += self._ends_by_units()
         self._known_ends += [
-            # Of the last record an index file knows only where it begins.
-            _KnownEnd(last + 1, f"index/{file.name} knows of a record at", last)
-            for file in self._picture.index
+            # Index files contain only the start of the last record.
+            _KnownEnd(last + 1, f"index/{file.name} refers to a record at", last)
+            for file in self._snapshot.index
             if file.header.count > index_file.FIRST_ITEM and (last := file.header.end_physical_offset) >= 0
         ]
         plausible = [each for each in self._known_ends if self._log.end < each.end < _LOG_BYTES_MAX]
         if not plausible:
             return
         known = max(plausible, key=lambda each: each.end)
-        segment = self._picture.inventory.sizes.segment
+        segment = self._snapshot.inventory.sizes.segment
         first_missing = -(-max(self._log.end, self._log.begin) // segment) * segment
-        if first_missing < known.end and first_missing not in self._picture.inventory.segments:
+        if first_missing < known.end and first_missing not in self._snapshot.inventory.segments:
             size = -(-(known.end - first_missing) // segment) * segment
             yield Finding(
-                Kind.SEGMENT_MISSING,
-                self._picture.inventory.segment_name(first_missing),
+                FindingKind.SEGMENT_MISSING,
+                self._snapshot.inventory.segment_name(first_missing),
                 0,
                 first_missing,
                 size=size,
@@ -177,39 +316,41 @@ class StateFindings:
             )
         offset = self._log.end % segment
         text = f"the log ends at {self._log.end:,}; {known}"
-        file = self._picture.inventory.segment_name(self._log.end)
-        yield Finding(Kind.LOG_ENDS_EARLY, file, offset, self._log.end, size=known.end - self._log.end, text=text)
+        file = self._snapshot.inventory.segment_name(self._log.end)
+        yield Finding(
+            FindingKind.LOG_ENDS_EARLY, file, offset, self._log.end, size=known.end - self._log.end, text=text
+        )
 
     def _assumed_size(self) -> str:
-        """That the size of a segment is the options', when neither a segment's length nor a second name tells it."""
-        segments = LogSegments(self._io, self._paths.commit_log, self._picture.inventory.sizes.segment)
-        if self._picture.inventory.segments or len(segments.starts()) > 1:
+        """Remark that the segment size is assumed, if no segment or second name shows it."""
+        segments = LogSegments(self._io, self._paths.commit_log, self._snapshot.inventory.sizes.segment)
+        if self._snapshot.inventory.segments or len(segments.starts()) > 1:
             return ""
-        return f"; no segment tells its size: the {segments.segment_size:,} bytes of the options are used"
+        return f"; the segment size is unknown, {segments.segment_size:,} bytes are assumed from the options"
 
     def _ends_by_units(self) -> Iterable[_KnownEnd]:
-        """Where records of units end, in the log or beyond it.
+        """Ends of the records that units point to, in the log or beyond it.
 
-        Beyond it queues count that end there: a unit alone, or one that leads absurdly far, is garbage.
+        Beyond the log, only queues that end there count: a single unit, or one implausibly far ahead, is garbage.
         """
         ends = self._both.states[:, verify.PHYSICAL_END]
         if len(ends):
-            yield _KnownEnd(int(ends.max()), "consumequeue knows of records up to")
+            yield _KnownEnd(int(ends.max()), "consumequeue refers to records up to")
         beyond, live = self._both.more[:, BEYOND], self._both.states[:, verify.LAST_LIVE]
         last = beyond[:, verify.LAST_PHYSICAL]
         furthest = (
             self._log.end
-            + self._picture.inventory.sizes.segment
+            + self._snapshot.inventory.sizes.segment
             + int(beyond[:, verify.COUNT].sum()) * _RECORD_BYTES_MAX
         )
         at_the_end = (beyond[:, verify.COUNT] > 0) & (beyond[:, verify.LAST_OFFSET] == live) & (last + 1 < furthest)
         for index in at_the_end.nonzero()[0][last[at_the_end].argsort()[-1:]].tolist():
             size = self._size_of(self._both.queues[index], int(live[index]))
-            yield _KnownEnd(int(last[index]) + size, "consumequeue knows of records up to")
+            yield _KnownEnd(int(last[index]) + size, "consumequeue refers to records up to")
 
     def _size_of(self, queue: Queue, queue_offset: int) -> int:
-        """How long a unit says that its record is; as much as any record at most, for it may be garbage."""
-        name, place = self._picture.inventory.queue_name(queue, queue_offset, UNIT_SIZE)
+        """Record size in a unit; 1 if it exceeds every valid record, as in garbage."""
+        name, place = self._snapshot.inventory.queue_name(queue, queue_offset, UNIT_SIZE)
         fd = self._io.open(self._paths.root / name)
         try:
             size = int(as_units(self._io.pread(fd, UNIT_SIZE, place))[0]["size"])
@@ -220,16 +361,16 @@ class StateFindings:
     # The queue table
 
     def _queue_table(self) -> Iterable[Finding]:
-        """What the next start believes of queues must be so. Only what was closed in order has it in writing."""
+        """Check the queue table that the next start trusts after a proper close."""
         file = _name(self._paths, self._paths.queues)
         if not self._io.exists(self._paths.queues):
             return
-        hints = read_hints(self._io, self._paths)
+        hints = read_queue_snapshots(self._io, self._paths)
         if hints is None:
-            text = "cannot be read: the next start looks at everything"
-            yield Finding(Kind.QUEUE_TABLE, file, 0, text=text, as_note=True)
+            text = "unreadable: the next start checks the whole store"
+            yield Finding(FindingKind.QUEUE_TABLE, file, 0, text=text, as_note=True)
             return
-        if self._io.exists(self._paths.abort) or has_been_held(self._io, self._paths):
+        if self._io.exists(self._paths.abort) or was_opened_elsewhere(self._io, self._paths):
             return
         for queue, hint in sorted(hints.items()):
             end, first = self._both.max_offset(queue) or 0, self._both.first_offset(queue)
@@ -239,7 +380,7 @@ class StateFindings:
                 said = f"begins at {hint.min_offset:,}; the log has {first:,}"
             else:
                 continue
-            yield Finding(Kind.QUEUE_TABLE, file, text=f"{queue[0]} queue {queue[1]} {said}")
+            yield Finding(FindingKind.QUEUE_TABLE, file, text=f"{queue[0]} queue {queue[1]} {said}")
 
     # Settings
 
@@ -251,46 +392,48 @@ class StateFindings:
         faults = {
             path: fault
             for path in [*paths, *copies, self._paths.settings]
-            if (fault := fault_of(self._io, self._paths, path))
+            if (fault := config_fault(self._io, self._paths, path))
         }
         for path, fault in faults.items():
             whole = path.with_name(path.name.removesuffix(".bak"))
             spare = path.suffix == ".bak" and whole in paths and whole not in faults
-            yield Finding(Kind.CONFIG_UNREADABLE, _name(self._paths, path), 0, text=fault, as_note=spare)
+            yield Finding(FindingKind.CONFIG_UNREADABLE, _name(self._paths, path), 0, text=fault, as_note=spare)
 
     def _widths(self) -> Iterable[Finding]:
         topics = Topics(self._io, self._paths)
-        # That a file cannot be read is told with the other settings.
+        # An unreadable file is reported with the other settings.
         with contextlib.suppress(CorruptStoreError, IsADirectoryError):
             topics.load()
             for text in topics.too_wide:
-                yield Finding(Kind.TOPIC_TOO_WIDE, _name(self._paths, self._paths.topics), None, text=text)
+                yield Finding(FindingKind.TOPIC_TOO_WIDE, _name(self._paths, self._paths.topics), None, text=text)
 
     def _progress(self) -> Iterable[Finding]:
         consumed = list(self._consumed())
         for at, path in consumed:
-            if not is_possible(at) or (at.offset > OFFSET_MAX and self._next_offset((at.topic, at.queue_id)) is None):
+            if not is_valid_offset(at) or (
+                at.offset > OFFSET_MAX and self._next_offset((at.topic, at.queue_id)) is None
+            ):
                 text = f"group {_short(at.group)}: {_short(at.topic)} queue {at.queue_id}: {at.offset:,}"
-                yield Finding(Kind.PROGRESS_IMPOSSIBLE, _name(self._paths, path), None, text=text)
+                yield Finding(FindingKind.PROGRESS_IMPOSSIBLE, _name(self._paths, path), None, text=text)
         groups = [((at.topic, at.queue_id), f"group {at.group}:", at.offset, path) for at, path in consumed]
         for queue, group, offset, path in [*groups, *self._delayed()]:
             end = self._next_offset(queue)
             if end is not None and offset > end:
                 text = f"{group} {queue[0]} queue {queue[1]}: {offset:,}; the queue ends at {end:,}"
-                yield Finding(Kind.PROGRESS_BEYOND_END, _name(self._paths, path), None, text=text.strip())
+                yield Finding(FindingKind.PROGRESS_BEYOND_END, _name(self._paths, path), None, text=text.strip())
 
     def _next_offset(self, queue: Queue) -> int | None:
-        """Where a queue goes on: one that was made again does it where it stood when its topic was deleted."""
+        """Next offset of a queue, which for a recreated queue is at least its end at the deletion."""
         end = self._both.max_offset(queue)
-        _, end_when_deleted = self._picture.deleted.get(queue, (0, 0))
+        _, end_when_deleted = self._snapshot.deleted.get(queue, (0, 0))
         return end if end is None else max(end, end_when_deleted)
 
-    def _consumed(self) -> Iterable[tuple[Progress, Path]]:
+    def _consumed(self) -> Iterable[tuple[CommittedOffset, Path]]:
         try:
-            in_json = set(offsets_json.load(self._io, self._paths).progress)
-            progress = list(all_progress(self._io, self._paths))
+            in_json = set(consumer_offset_json.load(self._io, self._paths).progress)
+            progress = list(committed_offsets(self._io, self._paths))
         except (CorruptStoreError, IsADirectoryError):
-            # That the file cannot be read is told with the other settings.
+            # An unreadable file is reported with the other settings.
             return
         for at in progress:
             yield at, self._paths.consumer_offsets if at in in_json else self._paths.progress
@@ -298,9 +441,9 @@ class StateFindings:
     def _delayed(self) -> Iterable[tuple[Queue, str, int, Path]]:
         path = self._paths.delay_offsets
         try:
-            levels = delay_offsets.levels(self._io, self._paths)
+            levels = delay_offsets.read_levels(self._io, self._paths)
         except (CorruptStoreError, IsADirectoryError):
-            # That the file cannot be read is told with the other settings.
+            # An unreadable file is reported with the other settings.
             return
         for level, offset in levels.items():
             yield (SCHEDULE_TOPIC, level - 1), "delayed delivery:", offset, path

@@ -1,8 +1,8 @@
-"""The timer's files: units of its log against records that wait, the wheel against units, the check against both.
+"""Verification of the timer's files against each other, the log and the timer's queue.
 
-What is not delivered yet is in slots from the check's `read_ms` on; of units of earlier slots only their form counts.
-The log ends where the check says. RocketMQ writes its check before it syncs what that counts, so after RocketMQ the log
-ends with its last whole unit. While a group runs only units are looked at: all else changes.
+Undelivered messages are in slots from the check's `read_ms` on; units of earlier slots only need a valid form. The
+timer log ends where the check says. RocketMQ writes its check before it syncs the units that the check counts, so after
+RocketMQ the log ends with its last whole unit. In a running group only units are checked: the rest keeps changing.
 """
 
 from __future__ import annotations
@@ -10,33 +10,111 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
-from mqproc.kernels.views import as_kernel_array
+from mqproc.io.store_io import StoreIO
+from mqproc.kernels.jit.lowering import as_kernel_array
+from mqproc.kernels.record_check import VERIFY_NOTHING, checked_size
+from mqproc.layout import properties as names
 from mqproc.layout import timer_check, timer_log, timer_wheel
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
+from mqproc.layout.record import BODY
+from mqproc.layout.record_codec import fixed_of, topic_places
 from mqproc.layout.timer_check import NO_LOG_POSITION, TimerCheck
 from mqproc.layout.timer_log import NO_POSITION
-from mqproc.names import TIMER_TOPIC
-from mqproc.store.consume_queue import as_units
-from mqproc.store.verify.findings import LISTED_MAX, Finding, Kind
-from mqproc.store.verify.inventory import Queue
-from mqproc.store.verify.log_findings import WholeLog
-from mqproc.store.verify.picture import Picture
-from mqproc.store.verify.queue_findings import Both
-from mqproc.store.verify.queue_pass import read_queue
-from mqproc.store.verify.timer_records import TimerRecords
+from mqproc.store.consumequeue.files import as_units
+from mqproc.store.verify.findings import LISTED_MAX, Finding, FindingKind
+from mqproc.store.verify.inventory import Inventory, Queue
+from mqproc.store.verify.log import SegmentViews, WholeLog
+from mqproc.store.verify.queues import QueueComparison, read_queue
+from mqproc.store.verify.snapshot import Snapshot
+from mqproc.topic_names import TIMER_TOPIC
+
+# Records of the timer's topic
+
+
+_TOPIC = TIMER_TOPIC.encode()
+_RELEASE_AFTER = 4096
+
+
+class ParkedTime(NamedTuple):
+    """A record of the timer's topic. `out_ms` None: without time or topic, never delivered."""
+
+    size: int
+    out_ms: int | None
+    cancels: bool
+
+
+class TimerRecords:
+    """Reads records of the timer's topic by log offset."""
+
+    def __init__(self, io: StoreIO, inventory: Inventory) -> None:
+        self._views = SegmentViews(io, inventory)
+        self._read = 0
+
+    def at(self, physical_offset: int) -> ParkedTime | None:
+        """Read the record at a log offset; None if no record of the timer's topic begins there."""
+        base = self._views.start_of(physical_offset)
+        view = self._views.view(base)
+        place = physical_offset - base
+        if view is None or place >= len(view):
+            return None
+        size = int(checked_size(view, place, len(view), physical_offset, VERIFY_NOTHING))
+        if size <= 0:
+            return None
+        self._read += 1
+        if self._read % _RELEASE_AFTER == 0:
+            self._views.release_all()
+        return _parked(bytes(view[place : place + size]))
+
+    def close(self) -> None:
+        self._views.close()
+
+
+def _parked(record: bytes) -> ParkedTime | None:
+    """Parse a record whose sizes are valid."""
+    fixed = fixed_of(record)
+    more = len(fixed[9]) + len(fixed[11]) - 16
+    topic, topic_end = topic_places(record, BODY + more + max(0, fixed[14]), fixed[1])
+    if record[topic:topic_end] != _TOPIC:
+        return None
+    pairs = names.decode(record[topic_end + 2 :].decode("utf-8", "replace"))
+    out = pairs.get(names.TIMER_OUT_MS, "")
+    is_whole = out.isdigit() and pairs.get(names.REAL_TOPIC)
+    return ParkedTime(len(record), int(out) if is_whole else None, bool(pairs.get(names.TIMER_DEL_UNIQKEY)))
+
+
+def first_pending_offset(io: StoreIO, inventory: Inventory, read_ms: int) -> int:
+    """First queue offset of a message due at `read_ms` or later; the queue's end without one."""
+    records, after = TimerRecords(io, inventory), 0
+    try:
+        for first, data, count in read_queue(io, inventory, (TIMER_TOPIC, 0)):
+            if data is None:
+                continue
+            units = as_units(data[: count * UNIT_SIZE])
+            # Unwritten units would point to the log's first record.
+            places = np.where(units["size"] > 0, units["physical_offset"], -1)
+            for index, place in enumerate(places.tolist()):
+                parked = records.at(place) if place >= 0 else None
+                if parked is None:
+                    continue
+                if parked.out_ms is not None and parked.out_ms >= read_ms:
+                    return first + index
+                after = first + index + 1
+        return after
+    finally:
+        records.close()
+
 
 _QUEUE: Final[Queue] = (TIMER_TOPIC, 0)
 _CHECK: Final = "config/timercheck"
 _WHEEL: Final = "timerwheel"
 _MAGICS: Final = frozenset(range(timer_log.MAGIC_DEFAULT, 8, timer_log.MAGIC_ROLL))
-# A message that is due when it is filed goes under a slot of about that time.
+# Messages already due when they are filed go into a slot near that time.
 _LATE_SLOTS: Final = 2
 
 _Units = NDArray[np.void]
@@ -47,24 +125,26 @@ _WAITING = np.dtype(
 
 
 class TimerFindings:
-    """Findings about the timer's files of one store. Slots are `precision_ms` wide."""
+    """Findings about the timer files of one store. Slots are `precision_ms` wide."""
 
-    def __init__(self, io: StoreIO, picture: Picture, log: WholeLog, both: Both, precision_ms: int) -> None:
+    def __init__(
+        self, io: StoreIO, snapshot: Snapshot, log: WholeLog, both: QueueComparison, precision_ms: int
+    ) -> None:
         self._io = io
-        self._inventory = picture.inventory
-        self._paths = picture.inventory.paths
-        self._running = picture.positions.running
+        self._inventory = snapshot.inventory
+        self._paths = snapshot.inventory.paths
+        self._running = snapshot.positions.running
         self._log = log
         self._both = both
         self._precision_ms = precision_ms
         self._closed = not self._running and not io.exists(self._paths.abort)
-        self._files = picture.inventory.timer_log
-        self._file_size = picture.inventory.timer_log_size
-        self._records = TimerRecords(io, picture.inventory)
+        self._files = snapshot.inventory.timer_log
+        self._file_size = snapshot.inventory.timer_log_size
+        self._records = TimerRecords(io, snapshot.inventory)
         self._check = TimerCheck()
 
     def run(self) -> list[Finding]:
-        """All of them."""
+        """Return all findings."""
         try:
             data = self._io.read_file(self._paths.timer_check)
         except (FileNotFoundError, IsADirectoryError):
@@ -72,49 +152,51 @@ class TimerFindings:
         findings = []
         if len(data) != timer_check.FILE_SIZE:
             text = f"{len(data):,} bytes; it has {timer_check.FILE_SIZE:,}"
-            findings.append(Finding(Kind.TIMER_FILE_LENGTH, _CHECK, min(len(data), timer_check.FILE_SIZE), text=text))
+            findings.append(
+                Finding(FindingKind.TIMER_FILE_LENGTH, _CHECK, min(len(data), timer_check.FILE_SIZE), text=text)
+            )
         self._check = timer_check.decode(data)
         if not self._running:
-            findings += self._of_check()
+            findings += self._check_findings()
         end = self._end()
         waiting, filed = self._units(end, findings)
-        findings += self._of_waiting(waiting)
+        findings += self._chain_findings(waiting)
         if not self._running:
-            findings += self._of_missing(filed)
-            findings += self._of_wheel(waiting)
+            findings += self._missing_findings(filed)
+            findings += self._wheel_findings(waiting)
         self._records.close()
         return findings
 
     def _without_check(self) -> Iterator[Finding]:
         if self._running or not any(len(units) for _start, units in self._units_below(1 << 62)):
             return
-        # It is written a second after the first unit.
-        yield Finding(Kind.TIMER_CHECK_MISSING, _CHECK, text="the timer log has units", as_note=not self._closed)
+        # The check is written a second after the first unit.
+        yield Finding(FindingKind.TIMER_CHECK_MISSING, _CHECK, text="the timer log has units", as_note=not self._closed)
 
-    def _of_check(self) -> Iterator[Finding]:
+    def _check_findings(self) -> Iterator[Finding]:
         check, files_end = self._check, max(self._files, default=0) + (self._file_size if self._files else 0)
         if check.timer_log_flushed > files_end:
             text = f"the timer log ends at {files_end:,}; durable is {check.timer_log_flushed:,}"
-            yield Finding(Kind.TIMER_CHECK_AHEAD, _CHECK, 8, text=text)
+            yield Finding(FindingKind.TIMER_CHECK_AHEAD, _CHECK, 8, text=text)
         if check.is_ahead(time.time_ns() // 1_000_000):
             text = f"delivered is all that is due before {check.read_ms} ms; it was written at {check.timestamp_ms}"
-            yield Finding(Kind.TIMER_CHECK_AHEAD, _CHECK, 0, text=text)
+            yield Finding(FindingKind.TIMER_CHECK_AHEAD, _CHECK, 0, text=text)
         end = self._both.max_offset(_QUEUE) or 0
         if check.queue_offset > end:
             text = f"{TIMER_TOPIC} queue 0 ends at {end:,}; filed is {check.queue_offset:,}"
-            yield Finding(Kind.TIMER_CHECK_AHEAD, _CHECK, 16, text=text)
+            yield Finding(FindingKind.TIMER_CHECK_AHEAD, _CHECK, 16, text=text)
 
     def _end(self) -> int:
-        """Up to where units count."""
+        """End of the valid units."""
         flushed = self._check.timer_log_flushed
-        if self._is_ours or self._running:
+        if self._is_own_check or self._running:
             return flushed
         ends = (start + len(units) * timer_log.UNIT_SIZE for start, units in self._units_below(1 << 62) if len(units))
         return max(flushed, max(ends, default=0))
 
     @property
-    def _is_ours(self) -> bool:
-        """Whether we wrote the check last."""
+    def _is_own_check(self) -> bool:
+        """Whether mqproc wrote the check last, not RocketMQ."""
         return self._check.log != NO_LOG_POSITION
 
     @property
@@ -124,7 +206,7 @@ class TimerFindings:
     # Units
 
     def _units_below(self, end: int) -> Iterator[tuple[int, _Units]]:
-        """(begin, units up to the first that is none) of each file."""
+        """(start, units before the first invalid one) of each file."""
         for start, data in self._data_below(end):
             units = np.frombuffer(data, timer_log.UNIT_DTYPE, len(data) // timer_log.UNIT_SIZE)
             units = units[: timer_log.units_per_file(self._file_size)]
@@ -145,10 +227,10 @@ class TimerFindings:
                 self._io.close(fd)
 
     def _units(self, end: int, findings: list[Finding]) -> tuple[NDArray[np.void], NDArray[np.int64]]:
-        """(units of slots that are not delivered, by position; physical offsets of all, sorted)."""
+        """(units of undelivered slots by position, sorted log offsets of all units)."""
         waiting, filed = [np.empty(0, _WAITING)], [np.empty(0, np.int64)]
         for start, data in self._data_below(end):
-            findings += self._of_form(start, data)
+            findings += self._form_findings(start, data)
             count = min(len(data) // timer_log.UNIT_SIZE, timer_log.units_per_file(self._file_size))
             units = np.frombuffer(data, timer_log.UNIT_DTYPE, count)
             positions = start + np.arange(count, dtype=np.int64) * timer_log.UNIT_SIZE
@@ -157,19 +239,21 @@ class TimerFindings:
             filed.append(units["physical_offset"][good].astype(np.int64))
         return np.concatenate(waiting), np.unique(np.concatenate(filed))
 
-    def _of_form(self, start: int, data: bytes) -> Iterator[Finding]:
-        """Places below the end where no unit is, and a full file's end."""
+    def _form_findings(self, start: int, data: bytes) -> Iterator[Finding]:
+        """Invalid units below the end, and an invalid end mark of a full file."""
         per_file = timer_log.units_per_file(self._file_size)
         units = np.frombuffer(data, timer_log.UNIT_DTYPE, min(len(data) // timer_log.UNIT_SIZE, per_file))
         bad = np.flatnonzero((units["size"] != timer_log.UNIT_SIZE) | ~np.isin(units["magic"], list(_MAGICS)))
         for first, count in _runs(bad):
             offset = first * timer_log.UNIT_SIZE
-            yield Finding(Kind.TIMER_UNIT_WRONG, _name(start), offset, count=count, text="no unit")
+            yield Finding(FindingKind.TIMER_UNIT_WRONG, _name(start), offset, count=count, text="no unit")
         at = per_file * timer_log.UNIT_SIZE
         if len(data) == self._file_size:
             said = timer_log.END.unpack_from(data, at)
             if said != (self._file_size - at, 0, timer_log.END_MAGIC):
-                yield Finding(Kind.TIMER_UNIT_WRONG, _name(start), at, text="the file does not say that it ends")
+                yield Finding(
+                    FindingKind.TIMER_UNIT_WRONG, _name(start), at, text="the end mark of the file is invalid"
+                )
 
     def _waiting(self, units: _Units, positions: NDArray[np.int64]) -> NDArray[np.void]:
         enqueued = units["enqueued_ms"].astype(np.int64)
@@ -183,40 +267,40 @@ class TimerFindings:
             found[name] = units[name][chosen]
         return found
 
-    # What waits, against the log and its chain
+    # Waiting messages against the log and their chains
 
-    def _of_waiting(self, waiting: NDArray[np.void]) -> Iterator[Finding]:
-        befores = _befores(waiting)
-        # Before the first one of a slot there is none that counts.
+    def _chain_findings(self, waiting: NDArray[np.void]) -> Iterator[Finding]:
+        befores = _previous_positions(waiting)
+        # The first unit of a slot has no valid predecessor.
         unchained = (waiting["previous"] != befores) & ((befores != NO_POSITION) | (waiting["previous"] >= self._begin))
         for index in np.flatnonzero(unchained).tolist():
             text = f"the unit before it in its slot is at {befores[index]:,}, not at {waiting['previous'][index]:,}"
-            yield self._finding(Kind.TIMER_UNIT_WRONG, waiting[index], text)
+            yield self._finding(FindingKind.TIMER_UNIT_WRONG, waiting[index], text)
         for unit in waiting:
-            yield from self._of_record(unit)
+            yield from self._record_finding(unit)
 
-    def _of_record(self, unit: np.void) -> Iterator[Finding]:
-        """A unit against the record that it leads to."""
+    def _record_finding(self, unit: np.void) -> Iterator[Finding]:
+        """Check a unit against the record that it points to."""
         physical_offset, magic = int(unit["physical_offset"]), int(unit["magic"])
         parked = self._records.at(physical_offset)
         if parked is None:
             gone = physical_offset < self._log.begin or self._is_damage(physical_offset)
-            kind = Kind.TIMER_RECORD_GONE if gone else Kind.TIMER_UNIT_WRONG
+            kind = FindingKind.TIMER_RECORD_GONE if gone else FindingKind.TIMER_UNIT_WRONG
             yield self._finding(kind, unit, "" if gone else f"no record of {TIMER_TOPIC} lies there")
         elif parked.size != unit["size"]:
             text = f"the record has {parked.size:,} bytes, not {int(unit['size']):,}"
-            yield self._finding(Kind.TIMER_UNIT_WRONG, unit, text)
+            yield self._finding(FindingKind.TIMER_UNIT_WRONG, unit, text)
         elif parked.cancels != bool(magic & timer_log.MAGIC_DELETE):
             text = f"the record {'cancels another' if parked.cancels else 'cancels none'}"
-            yield self._finding(Kind.TIMER_UNIT_WRONG, unit, text)
+            yield self._finding(FindingKind.TIMER_UNIT_WRONG, unit, text)
         elif parked.out_ms is not None and not self._is_its_slot(unit, parked.out_ms // self._precision_ms):
             slot_ms = int(unit["slot"]) * self._precision_ms
             text = f"its slot is {slot_ms}; the record is due at {parked.out_ms}"
-            yield self._finding(Kind.TIMER_UNIT_WRONG, unit, text)
+            yield self._finding(FindingKind.TIMER_UNIT_WRONG, unit, text)
 
     @staticmethod
     def _is_its_slot(unit: np.void, due: int) -> bool:
-        """Earlier slots are for what is to be parked again, later ones for what was late when it was filed."""
+        """Earlier slots are valid for units to be parked again, later ones for late units."""
         slot = int(unit["slot"])
         if slot < due:
             return bool(int(unit["magic"]) & timer_log.MAGIC_ROLL)
@@ -225,15 +309,15 @@ class TimerFindings:
     def _is_damage(self, physical_offset: int) -> bool:
         return any(start <= physical_offset < stop for start, stop in self._log.fault_ranges)
 
-    def _finding(self, kind: Kind, unit: np.void, text: str) -> Finding:
+    def _finding(self, kind: FindingKind, unit: np.void, text: str) -> Finding:
         position = int(unit["position"])
         start = position - position % self._file_size
         return Finding(kind, _name(start), position - start, int(unit["physical_offset"]), text=text)
 
     # The queue
 
-    def _of_missing(self, filed: NDArray[np.int64]) -> Iterator[Finding]:
-        """Messages that wait, that the check counts as filed, and that no unit leads to."""
+    def _missing_findings(self, filed: NDArray[np.int64]) -> Iterator[Finding]:
+        """Waiting messages that the check counts as filed and that have no unit."""
         if not len(filed):
             return
         read = self._check.read_ms // self._precision_ms
@@ -242,57 +326,63 @@ class TimerFindings:
                 continue
             units = as_units(data[: min(count, self._check.queue_offset - first) * UNIT_SIZE])
             places = units["physical_offset"].astype(np.int64)
-            # Files of the timer log go when all of them is delivered, with units of earlier records.
+            # Fully delivered files are deleted, with the units of earlier records.
             lost = (units["size"] > 0) & (units["size"] != FILLER_SIZE) & (places >= filed[0]) & ~np.isin(places, filed)
             for index in np.flatnonzero(lost).tolist():
                 parked = self._records.at(int(places[index]))
                 if parked is not None and parked.out_ms is not None and parked.out_ms // self._precision_ms >= read:
                     text = f"{TIMER_TOPIC} queue offset {first + index:,}, due at {parked.out_ms}"
-                    # RocketMQ does not file what is due while it reads it.
-                    as_note = not self._is_ours and not self._closed
+                    # RocketMQ does not file messages that are due when it reads them.
+                    as_note = not self._is_own_check and not self._closed
                     file = self._inventory.segment_name(int(places[index]))
                     offset = int(places[index]) % self._inventory.sizes.segment
-                    yield Finding(Kind.TIMER_UNIT_MISSING, file, offset, int(places[index]), text=text, as_note=as_note)
+                    yield Finding(
+                        FindingKind.TIMER_UNIT_MISSING, file, offset, int(places[index]), text=text, as_note=as_note
+                    )
 
     # The wheel
 
-    def _of_wheel(self, waiting: NDArray[np.void]) -> Iterator[Finding]:
-        """Each slot that has units must lead to its first and last one, and no other slot to any."""
+    def _wheel_findings(self, waiting: NDArray[np.void]) -> Iterator[Finding]:
+        """Each slot with units must point to its first and last unit, all others to none."""
         try:
             slots = self._slots()
         except (FileNotFoundError, IsADirectoryError):
             if len(waiting):
-                yield self._of_slot(Finding(Kind.TIMER_SLOT_WRONG, _WHEEL, count=len(waiting), text="it is not there"))
+                yield self._as_wheel_finding(
+                    Finding(FindingKind.TIMER_SLOT_WRONG, _WHEEL, count=len(waiting), text="it is not there")
+                )
             return
         except CorruptStoreError as error:
-            yield self._of_slot(Finding(Kind.TIMER_FILE_LENGTH, _WHEEL, text=str(error)))
+            yield self._as_wheel_finding(Finding(FindingKind.TIMER_FILE_LENGTH, _WHEEL, text=str(error)))
             return
         read = self._check.read_ms // self._precision_ms
         expected = _slots_of(waiting)
-        # A slot that was never used is all zeros, which an early time of the check is not later than.
+        # An unused slot is all zeros; an early `read_ms` of the check would include it.
         is_used = slots["time"] != 0
         for number in np.flatnonzero(is_used & (slots["time"] >= read)).tolist():
             time, first, last, count, _magic = slots[number].tolist()
             said, wanted = (first, last, count), expected.pop(time, None)
-            if self._is_ours and 0 <= first < self._begin:
+            if self._is_own_check and 0 <= first < self._begin:
                 lost = first - first % self._file_size
                 text = f"slot {time} begins at {first:,}, the timer log at {self._begin:,}"
-                yield self._of_slot(Finding(Kind.TIMER_FILE_MISSING, _name(lost), 0, text=text))
+                yield self._as_wheel_finding(Finding(FindingKind.TIMER_FILE_MISSING, _name(lost), 0, text=text))
             elif number != time % len(slots) or wanted is None:
                 text = f"slot {time}: {said}; no unit of the timer log is of this slot"
-                yield self._of_wrong_slot(number, text)
-            elif said[1] != wanted[1] or said[0] > wanted[0] or (self._is_ours and said != wanted):
+                yield self._slot_finding(number, text)
+            elif said[1] != wanted[1] or said[0] > wanted[0] or (self._is_own_check and said != wanted):
                 text = f"slot {time}: first, last, count are {said}; the timer log has {wanted}"
-                yield self._of_wrong_slot(number, text)
+                yield self._slot_finding(number, text)
         for time, wanted in itertools.islice(sorted(expected.items()), LISTED_MAX):
             text = f"slot {time} is empty; the timer log has first, last, count {wanted}"
-            yield self._of_wrong_slot(time % len(slots), text)
+            yield self._slot_finding(time % len(slots), text)
 
-    def _of_wrong_slot(self, number: int, text: str) -> Finding:
-        return self._of_slot(Finding(Kind.TIMER_SLOT_WRONG, _WHEEL, number * timer_wheel.SLOT_SIZE, text=text))
+    def _slot_finding(self, number: int, text: str) -> Finding:
+        return self._as_wheel_finding(
+            Finding(FindingKind.TIMER_SLOT_WRONG, _WHEEL, number * timer_wheel.SLOT_SIZE, text=text)
+        )
 
-    def _of_slot(self, finding: Finding) -> Finding:
-        """Of a store that was not closed in order the wheel may be another than its log: every start makes it anew."""
+    def _as_wheel_finding(self, finding: Finding) -> Finding:
+        """Downgrade to a note unless the store was closed properly: a start rebuilds the wheel."""
         if self._closed:
             return finding
         return Finding(finding.kind, finding.file, finding.offset, count=finding.count, text=finding.text, as_note=True)
@@ -303,13 +393,13 @@ class TimerFindings:
             size = self._io.size(fd)
             if size != timer_wheel.FILE_SIZE:
                 raise CorruptStoreError(f"{size:,} bytes; a wheel has {timer_wheel.FILE_SIZE:,}")
-            return as_kernel_array(self._io.map_as_it_is(fd, size)).view(timer_wheel.SLOT_DTYPE)
+            return as_kernel_array(self._io.map_without_filling_holes(fd, size)).view(timer_wheel.SLOT_DTYPE)
         finally:
             self._io.close(fd)
 
 
-def _befores(waiting: NDArray[np.void]) -> NDArray[np.int64]:
-    """By unit the position of the one before it in its slot, NO_POSITION for the first."""
+def _previous_positions(waiting: NDArray[np.void]) -> NDArray[np.int64]:
+    """Position of each unit's predecessor in its slot; NO_POSITION for the first."""
     order = np.argsort(waiting["slot"], kind="stable")
     slots, positions = waiting["slot"][order], waiting["position"][order]
     found = np.full(len(waiting), NO_POSITION, np.int64)
@@ -319,7 +409,7 @@ def _befores(waiting: NDArray[np.void]) -> NDArray[np.int64]:
 
 
 def _slots_of(waiting: NDArray[np.void]) -> dict[int, tuple[int, int, int]]:
-    """By slot (first, last position, count): what the wheel must say."""
+    """Expected (first position, last position, count) of each slot."""
     numbers, firsts, inverse = np.unique(waiting["slot"], return_index=True, return_inverse=True)
     lasts = np.zeros(len(numbers), np.int64)
     lasts[inverse] = waiting["position"]

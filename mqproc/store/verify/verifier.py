@@ -1,4 +1,4 @@
-"""One verify from beginning to end: look, cut into shares, do tasks, put results together, ask about differences."""
+"""Verify of a store: take a snapshot, run its tasks, join the results, query differences."""
 
 from __future__ import annotations
 
@@ -10,68 +10,68 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from mqproc.config import Options
+from mqproc.config.options import Options
 from mqproc.errors import CorruptStoreError, StoreAccessError
-from mqproc.io import StoreIO
-from mqproc.ipc.lock import holder_of
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.store_lock import lock_holder
 from mqproc.kernels import verify as kernels
-from mqproc.layout import control as words_of
-from mqproc.layout import index_file
+from mqproc.layout import control, index_file
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.paths import StorePaths, segment_start
-from mqproc.quantities import counted
-from mqproc.store.consume_queue import as_units
-from mqproc.store.derived import unreadable_file, unreadable_files
-from mqproc.store.existing import check_is_store
-from mqproc.store.index_shape import adopted_index_shape
-from mqproc.store.queue_folders import adopted_file_bytes
-from mqproc.store.reads.store_views import RUNNING_STATES, open_control
-from mqproc.store.segments import adopted_segment_size
-from mqproc.store.verify.delays import delays_of
-from mqproc.store.verify.deletions import known_topics, read_deleted
-from mqproc.store.verify.durable import Restart, next_restart
-from mqproc.store.verify.findings import Finding, Findings, Kind
-from mqproc.store.verify.index_findings import IndexFindings
-from mqproc.store.verify.index_pass import IndexChecked
-from mqproc.store.verify.inventory import Inventory, Queue, Sizes, take_inventory
-from mqproc.store.verify.log_findings import WholeLog, join_shares
-from mqproc.store.verify.log_pass import LogPass, LogShare
-from mqproc.store.verify.misnaming import misnamed_segments, without_consequences
-from mqproc.store.verify.picture import (
+from mqproc.store.commitlog.segments import adopted_segment_size
+from mqproc.store.consumequeue.files import adopted_file_bytes, as_units
+from mqproc.store.index.files import adopted_index_shape
+from mqproc.store.read.views import RUNNING_STATES, open_control
+from mqproc.store.store_check import check_is_store
+from mqproc.store.unreadable_files import unreadable_file, unreadable_files
+from mqproc.store.verify.findings import Finding, FindingKind, Findings
+from mqproc.store.verify.index import IndexFileResult, IndexFindings, IndexWalk
+from mqproc.store.verify.inventory import (
+    Inventory,
+    Queue,
+    Sizes,
+    misnamed_segments,
+    take_inventory,
+    without_consequences,
+)
+from mqproc.store.verify.log import LogPass, LogShare, WholeLog, join_shares
+from mqproc.store.verify.queues import BELOW, QueueComparison, QueueFindings, QueueTotals, compare_totals, detect_delays
+from mqproc.store.verify.snapshot import (
     SHARE_BYTES_MIN,
     SHARES_PER_JOB,
-    Picture,
-    Positions,
+    LogPositions,
     Share,
+    Snapshot,
     cut_into_shares,
+    known_topics,
+    read_deleted,
     read_index_headers,
 )
-from mqproc.store.verify.queue_findings import Both, QueueFindings, side_by_side
-from mqproc.store.verify.queue_pass import BELOW, QueueTotals
-from mqproc.store.verify.state import StateFindings, known_holes
+from mqproc.store.verify.state import RestartPositions, StateFindings, find_restart, known_holes
 from mqproc.store.verify.timer import TimerFindings
-from mqproc.store.verify.workers import QueueGroup, Task, Workers, usable_jobs
+from mqproc.store.verify.workers import QueueBatch, Task, Workers, usable_jobs
+from mqproc.util.units import counted
 
 _QUEUES_PER_TASK = 256
-# How long a file of a running group may take from its name to its length before it counts as damage.
+# Time that a running group may take to give a new file its length before it counts as damage.
 _PATIENCE_S = 1.0
-_LOOK_S = 0.02
+_RECHECK_S = 0.02
 
 OnProgress = Callable[[int, int], None]
-"""Told now and then how many bytes of how many have been looked at."""
+"""Called with the number of bytes verified and the total."""
 
 
-class Answers(Protocol):
-    """Has the tasks of a picture done, or done already."""
+class TaskRunner(Protocol):
+    """Runs the tasks of a snapshot, or returns results computed before."""
 
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
-        """Each task with its result, in any order."""
+        """Yield each task with its result, in any order."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
-    """What a verify looked at and found. `size` counts bytes of records, units and index entries."""
+class VerifyResult:
+    """Result of a verify. `size` is the number of bytes of records, units and index entries."""
 
     store: Path
     running: bool
@@ -85,7 +85,7 @@ class Verified:
     seconds: float
     findings: Findings
     queue_ends: dict[Queue, int] = dataclasses.field(default_factory=dict)
-    """By queue: its next offset, as log and files tell it together."""
+    """Next offset of each queue according to log and files."""
 
     @property
     def clean(self) -> bool:
@@ -96,7 +96,7 @@ class Verified:
         return self.size / max(self.seconds, 1e-9)
 
     def figures(self) -> dict[str, Any]:
-        """What was looked at, and how much of it was damaged."""
+        """Statistics for the JSON output."""
         findings = self.findings
         return {
             "store": str(self.store),
@@ -125,13 +125,13 @@ def verify_store(
     shares: int = 0,
     share_bytes: int = SHARE_BYTES_MIN,
     on_progress: OnProgress = lambda done, total: None,
-) -> Verified:
-    """Look at all of a store, with `jobs` processes (0: as many as there are processors). Changes nothing.
+) -> VerifyResult:
+    """Verify a whole store with `jobs` processes (0: one for each processor). Changes nothing.
 
-    The log is cut into so many `shares` (0: some for each process) or fewer of `share_bytes`; a store of less than two
-    of them is looked at by this process alone. `is_mine`: the caller holds the store's lock, so nobody works in it.
+    The log is cut into at most `shares` shares (0: a few for each process) of at least `share_bytes`; a store of less
+    than two shares is verified by this process alone. `is_mine`: the caller holds the store's lock.
 
-    Raises StoreAccessError when there is no store or it may not be read.
+    Raises StoreAccessError if there is no store or it is not readable.
     """
     check_is_store(io, paths)
     jobs = jobs or usable_jobs()
@@ -147,40 +147,40 @@ def verify_store(
             found = unreadable_file(error, paths)
             if found is None or found in unreadable:
                 raise
-            # The others too: to begin anew for each of them would take as long as so many verifies.
+            # Include all unreadable files: each would otherwise cost another verify.
             unreadable |= {found, *unreadable_files(io, paths)}
         except CorruptStoreError:
-            # A process of ours may have died of a page of a map.
+            # A worker may have died of an unreadable page of a map.
             others = unreadable_files(io, paths) - unreadable
             if not others:
                 raise
             unreadable |= others
 
 
-def picture_of(
+def take_snapshot(
     io: StoreIO, paths: StorePaths, options: Options, *, share_bytes: int = SHARE_BYTES_MIN, is_mine: bool = False
-) -> Picture:
-    """A store at this moment, for others that do its tasks, in shares of about `share_bytes`."""
+) -> Snapshot:
+    """Take a snapshot, with shares of about `share_bytes`, for callers that run its tasks."""
     most = 1 << 30
-    return _Verifier(io, paths, options, 1, most, share_bytes, lambda done, total: None, is_mine=is_mine).picture()
+    return _Verifier(io, paths, options, 1, most, share_bytes, lambda done, total: None, is_mine=is_mine).snapshot()
 
 
-def tasks_of(picture: Picture) -> list[Task]:
-    """What must be done of a picture: index files, the log's shares, its queues."""
-    queues = picture.queues
-    # A file of the index is one task, however large.
-    tasks: list[Task] = [*picture.index, *picture.shares]
-    return tasks + [QueueGroup(queues[at : at + _QUEUES_PER_TASK]) for at in range(0, len(queues), _QUEUES_PER_TASK)]
+def tasks_of(snapshot: Snapshot) -> list[Task]:
+    """Tasks of a snapshot: index files, shares of the log, batches of queues."""
+    queues = snapshot.queues
+    # An index file is one task, however large.
+    tasks: list[Task] = [*snapshot.index, *snapshot.shares]
+    return tasks + [QueueBatch(queues[at : at + _QUEUES_PER_TASK]) for at in range(0, len(queues), _QUEUES_PER_TASK)]
 
 
-def compare(io: StoreIO, paths: StorePaths, options: Options, picture: Picture, answers: Answers) -> Verified:
-    """What the tasks of a picture come to; `answers` has their results, and answers what is asked about differences."""
+def compare(io: StoreIO, paths: StorePaths, options: Options, snapshot: Snapshot, answers: TaskRunner) -> VerifyResult:
+    """Compare the results of a snapshot's tasks; `answers` returns them and answers queries."""
     verifier = _Verifier(io, paths, options, 1, 0, SHARE_BYTES_MIN, lambda done, total: None, is_mine=False)
-    return verifier.compare(picture, answers, Findings(), time.perf_counter())
+    return verifier.compare(snapshot, answers, Findings(), time.perf_counter())
 
 
 def sizes_of(io: StoreIO, paths: StorePaths, options: Options) -> Sizes:
-    """The lengths that a store's files have; the options' where nothing tells."""
+    """Lengths of the store's files; those of the options where no file exists."""
     slots, items = adopted_index_shape(io, paths.index, options.max_hash_slot_num, options.max_index_num)
     return Sizes(
         adopted_segment_size(io, paths.commit_log, options.mapped_file_size_commit_log),
@@ -190,31 +190,31 @@ def sizes_of(io: StoreIO, paths: StorePaths, options: Options) -> Sizes:
     )
 
 
-def positions_of(io: StoreIO, paths: StorePaths, *, is_mine: bool = False) -> Positions:
-    """Where the log begins and ends: from the words of a running group, in an order that keeps them consistent."""
+def positions_of(io: StoreIO, paths: StorePaths, *, is_mine: bool = False) -> LogPositions:
+    """Bounds of the log; of a running group from control words, read in a consistent order."""
     starts = (segment_start(name) for name in io.names(paths.commit_log))
     begin = min((start for start in starts if start is not None), default=0)
-    if is_mine or holder_of(io, paths) is None:
-        return Positions(begin)
+    if is_mine or lock_holder(io, paths) is None:
+        return LogPositions(begin)
     words = open_control(io, paths.control)
-    if words is None or words[words_of.GROUP_STATE] not in RUNNING_STATES:
-        return Positions(begin, running=True)
-    dispatched = words[words_of.DISPATCHED]
-    end = words[words_of.WRITTEN]
-    return Positions(max(begin, words[words_of.MIN_PHYSICAL_OFFSET]), end, min(dispatched, end), running=True)
+    if words is None or words[control.GROUP_STATE] not in RUNNING_STATES:
+        return LogPositions(begin, running=True)
+    dispatched = words[control.DISPATCHED]
+    end = words[control.WRITTEN]
+    return LogPositions(max(begin, words[control.MIN_PHYSICAL_OFFSET]), end, min(dispatched, end), running=True)
 
 
-def _unknown(findings: list[Finding], holes: list[tuple[int, int]]) -> Iterator[Finding]:
-    """Findings but missing segments that are known already: the log's holes tell of them."""
+def _without_known(findings: list[Finding], holes: list[tuple[int, int]]) -> Iterator[Finding]:
+    """Drop missing segments that known holes already cover."""
     for finding in findings:
         start = finding.physical_offset or 0
         known = any(first <= start and start + finding.size <= stop for first, stop in holes)
-        if finding.kind is not Kind.SEGMENT_MISSING or not known:
+        if finding.kind is not FindingKind.SEGMENT_MISSING or not known:
             yield finding
 
 
 class _Verifier:
-    """The steps of one verify."""
+    """Runs one verify."""
 
     def __init__(
         self,
@@ -237,69 +237,68 @@ class _Verifier:
         self._share_bytes = share_bytes
         self._on_progress = on_progress
         self.unreadable: frozenset[Path] = frozenset()
-        """Files of queues and index that were found to be so."""
+        """Files of queues and index that the disk cannot read."""
 
-    def run(self) -> Verified:
+    def run(self) -> VerifyResult:
         started = time.perf_counter()
         findings = Findings()
-        picture = self.picture()
-        with contextlib.closing(self._workers(picture)) as workers:
-            return self.compare(picture, workers, findings, started)
+        snapshot = self.snapshot()
+        with contextlib.closing(self._workers(snapshot)) as workers:
+            return self.compare(snapshot, workers, findings, started)
 
-    def picture(self) -> Picture:
-        """The store at this moment, its log cut into shares."""
+    def snapshot(self) -> Snapshot:
+        """Take a snapshot with the log cut into shares."""
         positions = positions_of(self._io, self._paths, is_mine=self._is_mine)
         sizes = sizes_of(self._io, self._paths, self._options)
         was_killed = not positions.running and self._io.exists(self._paths.abort)
         inventory = take_inventory(self._io, self._paths, sizes, was_killed=was_killed, unreadable=self.unreadable)
-        return self._picture(inventory, positions)
+        return self._snapshot(inventory, positions)
 
-    def _workers(self, picture: Picture) -> Workers:
-        slots = picture.inventory.sizes.slots
-        log_bytes = sum(share.stop - share.start for share in picture.shares)
-        total = log_bytes + sum(index_file.item_offset(slots, file.header.count) for file in picture.index)
+    def _workers(self, snapshot: Snapshot) -> Workers:
+        slots = snapshot.inventory.sizes.slots
+        log_bytes = sum(share.stop - share.start for share in snapshot.shares)
+        total = log_bytes + sum(index_file.item_offset(slots, file.header.count) for file in snapshot.index)
         jobs = self._jobs if total >= 2 * self._share_bytes else 1
-        return Workers(self._io, picture, jobs, lambda done: self._on_progress(min(done, total), total))
+        return Workers(self._io, snapshot, jobs, lambda done: self._on_progress(min(done, total), total))
 
-    def compare(self, picture: Picture, workers: Answers, findings: Findings, started: float) -> Verified:
-        """Have the tasks done, and say what they come to."""
+    def compare(self, snapshot: Snapshot, workers: TaskRunner, findings: Findings, started: float) -> VerifyResult:
+        """Run the tasks and evaluate their results."""
         holes, ledger = known_holes(self._io, self._paths)
         findings.extend(ledger)
-        shares, totals, checked = self._passes(picture, workers)
-        misnamed = misnamed_segments(self._io, picture.inventory)
+        shares, totals, checked = self._run_tasks(snapshot, workers)
+        misnamed = misnamed_segments(self._io, snapshot.inventory)
         findings.extend(misnamed)
-        lasting = self._lasting(picture.inventory, is_running=picture.positions.running)
-        findings.extend(without_consequences(misnamed, _unknown(lasting, holes)))
-        self._follow_retention(picture)
-        log = join_shares(self._io, picture, shares, self._again(picture), holes)
-        both = side_by_side(picture, shares, totals)
-        behind = picture.positions.running or self._io.exists(self._paths.abort)
-        restart = Restart()
-        if behind and not picture.positions.running:
-            restart = next_restart(self._io, self._paths, picture.inventory.sizes.segment, log.begin)
-        findings.extend(restart.judged(without_consequences(misnamed, log.findings), log.unwritten))
+        lasting = self._persistent_findings(snapshot.inventory, is_running=snapshot.positions.running)
+        findings.extend(without_consequences(misnamed, _without_known(lasting, holes)))
+        self._apply_retention(snapshot)
+        log = join_shares(self._io, snapshot, shares, self._rewalk(snapshot), holes)
+        both = compare_totals(snapshot, shares, totals)
+        behind = snapshot.positions.running or self._io.exists(self._paths.abort)
+        restart = RestartPositions()
+        if behind and not snapshot.positions.running:
+            restart = find_restart(self._io, self._paths, snapshot.inventory.sizes.segment, log.begin)
+        findings.extend(restart.classify(without_consequences(misnamed, log.findings), log.unwritten))
         queues = QueueFindings(
-            picture,
+            snapshot,
             log,
             shares,
             both,
             may_be_behind=behind,
             restart_from=restart.queues_from,
             topics=known_topics(self._io, self._paths),
-            unsettled=self._unsettled(picture),
+            unsettled=self._unsettled(snapshot),
         )
         findings.extend(queues.run(workers.run))
-        findings.extend(self._expired(picture, both))
+        findings.extend(self._expired(snapshot, both))
         if self._options.message_index_enable:
-            index = IndexFindings(picture, log, shares, may_be_behind=behind, restart_from=restart.index_from)
+            index = IndexFindings(snapshot, log, shares, may_be_behind=behind, restart_from=restart.index_from)
             findings.extend(index.run(checked, workers.run))
-        findings.extend(StateFindings(self._io, picture, log, both).run())
-        findings.extend(TimerFindings(self._io, picture, log, both, self._options.timer_precision_ms).run())
-        return self._verified(picture, log, both, findings, time.perf_counter() - started)
+        findings.extend(StateFindings(self._io, snapshot, log, both).run())
+        findings.extend(TimerFindings(self._io, snapshot, log, both, self._options.timer_precision_ms).run())
+        return self._verified(snapshot, log, both, findings, time.perf_counter() - started)
 
-    def _lasting(self, inventory: Inventory, *, is_running: bool) -> list[Finding]:
-        """What was found by name and length, but not what a running group was about to do: it had made a file, say,
-        and not yet given it its length. Such a finding is soon gone; damage stays."""
+    def _persistent_findings(self, inventory: Inventory, *, is_running: bool) -> list[Finding]:
+        """Findings of the inventory, without those that a running group causes for a moment."""
         lasting = inventory.findings
         deadline = time.monotonic() + _PATIENCE_S
         while is_running and lasting:
@@ -307,45 +306,45 @@ class _Verifier:
             lasting = [finding for finding in lasting if finding in again]
             if time.monotonic() > deadline or all(finding.as_note for finding in lasting):
                 break
-            time.sleep(_LOOK_S)
+            time.sleep(_RECHECK_S)
         return lasting
 
-    def _unsettled(self, picture: Picture) -> set[Queue]:
-        """Queues that a running group has deleted since, or made again."""
-        if not picture.positions.running:
+    def _unsettled(self, snapshot: Snapshot) -> set[Queue]:
+        """Queues that a running group has deleted or created again since the snapshot."""
+        if not snapshot.positions.running:
             return set()
         now = read_deleted(self._io, self._paths, running=True)
-        return {queue for queue, deletion in now.items() if picture.deleted.get(queue) != deletion}
+        return {queue for queue, deletion in now.items() if snapshot.deleted.get(queue) != deletion}
 
-    def _follow_retention(self, picture: Picture) -> None:
-        """What a running group has deleted since is no damage: the log begins behind it."""
-        words = open_control(self._io, self._paths.control) if picture.positions.running else None
+    def _apply_retention(self, snapshot: Snapshot) -> None:
+        """Move the start of the log to where retention has moved it meanwhile."""
+        words = open_control(self._io, self._paths.control) if snapshot.positions.running else None
         if words is not None:
-            begin = max(picture.positions.begin, words[words_of.MIN_PHYSICAL_OFFSET])
-            picture.positions = dataclasses.replace(picture.positions, begin=begin)
+            begin = max(snapshot.positions.begin, words[control.MIN_PHYSICAL_OFFSET])
+            snapshot.positions = dataclasses.replace(snapshot.positions, begin=begin)
 
-    def _picture(self, inventory: Inventory, positions: Positions) -> Picture:
+    def _snapshot(self, inventory: Inventory, positions: LogPositions) -> Snapshot:
         shares = cut_into_shares(self._io, inventory, positions, self._shares, self._share_bytes)
-        delays_ms = delays_of(self._io, inventory, self._options.message_delay_level)
-        picture = Picture(inventory, positions, delays_ms, shares)
-        picture.deleted = read_deleted(self._io, self._paths, running=positions.end is not None)
+        delays_ms = detect_delays(self._io, inventory, self._options.message_delay_level)
+        snapshot = Snapshot(inventory, positions, delays_ms, shares)
+        snapshot.deleted = read_deleted(self._io, self._paths, running=positions.end is not None)
         if self._options.message_index_enable:
-            picture.index = read_index_headers(self._io, inventory)
-        return picture
+            snapshot.index = read_index_headers(self._io, inventory)
+        return snapshot
 
     # Tasks
 
-    def _passes(
-        self, picture: Picture, workers: Answers
-    ) -> tuple[list[LogShare], list[QueueTotals], list[IndexChecked]]:
-        """Log, queues and index files, each once."""
+    def _run_tasks(
+        self, snapshot: Snapshot, workers: TaskRunner
+    ) -> tuple[list[LogShare], list[QueueTotals], list[IndexFileResult]]:
+        """Run the tasks of log, queues and index."""
         shares: list[LogShare] = []
         totals: list[QueueTotals] = []
-        checked: list[IndexChecked] = []
-        for task, result in workers.run(tasks_of(picture)):
+        checked: list[IndexFileResult] = []
+        for task, result in workers.run(tasks_of(snapshot)):
             if isinstance(task, Share):
                 shares.append(result)
-            elif isinstance(task, QueueGroup):
+            elif isinstance(task, QueueBatch):
                 totals.append(result)
             else:
                 checked.append(result)
@@ -353,22 +352,22 @@ class _Verifier:
         checked.sort(key=lambda found: found.name)
         return shares, totals, checked
 
-    def _again(self, picture: Picture) -> Callable[[Share], LogShare]:
+    def _rewalk(self, snapshot: Snapshot) -> Callable[[Share], LogShare]:
         def walk(share: Share) -> LogShare:
-            with contextlib.closing(LogPass(self._io, picture, lambda size: None)) as log_pass:
+            with contextlib.closing(LogPass(self._io, snapshot, IndexWalk, lambda size: None)) as log_pass:
                 return log_pass.run(share)
 
         return walk
 
-    def _expired(self, picture: Picture, both: Both) -> Iterator[Finding]:
-        """That the log's beginning is gone, and queue files that lead nowhere else: retention is not there yet."""
-        inventory, begin = picture.inventory, picture.positions.begin
+    def _expired(self, snapshot: Snapshot, both: QueueComparison) -> Iterator[Finding]:
+        """Notes about deleted segments, and about queue files that point only to those."""
+        inventory, begin = snapshot.inventory, snapshot.positions.begin
         units = int(both.more[:, BELOW, kernels.COUNT].sum())
         if not begin or not units:
             return
         last = inventory.segment_name(begin - 1)
         text = f"{counted(units, 'unit')} of records below {begin:,}"
-        yield Finding(Kind.SEGMENTS_EXPIRED, last, 0, begin, size=begin, text=text)
+        yield Finding(FindingKind.SEGMENTS_EXPIRED, last, 0, begin, size=begin, text=text)
         for queue, files in sorted(inventory.queues.items()):
             first = min(files, default=None)
             if first is None or len(files) < 2 or files[first] < inventory.sizes.queue_file:
@@ -382,18 +381,22 @@ class _Verifier:
             if 0 <= physical_offset < begin:
                 name = inventory.queue_name(queue, first // UNIT_SIZE, UNIT_SIZE)[0]
                 count = inventory.sizes.queue_file // UNIT_SIZE
-                yield Finding(Kind.UNIT_EXPIRED, name, 0, physical_offset, count=count, text="the whole first file")
+                yield Finding(
+                    FindingKind.UNIT_EXPIRED, name, 0, physical_offset, count=count, text="the whole first file"
+                )
 
-    def _verified(self, picture: Picture, log: WholeLog, both: Both, findings: Findings, seconds: float) -> Verified:
+    def _verified(
+        self, snapshot: Snapshot, log: WholeLog, both: QueueComparison, findings: Findings, seconds: float
+    ) -> VerifyResult:
         units = int(both.files[:, :, kernels.COUNT].sum()) + int(both.more[:, :, kernels.COUNT].sum())
-        items = sum(file.header.count - index_file.FIRST_ITEM for file in picture.index)
+        items = sum(file.header.count - index_file.FIRST_ITEM for file in snapshot.index)
         log_bytes = log.end - log.begin - sum(stop - start for start, stop in log.fault_ranges)
         size = log_bytes + units * UNIT_SIZE + items * index_file.ITEM_SIZE
-        return Verified(
+        return VerifyResult(
             self._paths.root,
-            picture.positions.running,
+            snapshot.positions.running,
             log.begin,
-            picture.positions.end or log.end,
+            snapshot.positions.end or log.end,
             log.records,
             units,
             items,

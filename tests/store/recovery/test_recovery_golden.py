@@ -142,7 +142,7 @@ def check_reading(found: Recovered, intact: list[Record]) -> None:
     reading = StoreQueries(StoreIO(), found.paths, found.options, view)
     try:
         for record in intact:
-            data = reading.look(record["phyOffset"])
+            data = reading.record_at(record["phyOffset"])
             assert data is not None
             assert hashlib.sha256(data.tobytes()).hexdigest() == record["recordSha256"]
             for key in {record["uniqKey"], *(record["keys"] or "").split(" ")} - {None, ""}:

@@ -116,5 +116,5 @@ def test_a_process_that_dies_is_told(whole: StoppedStore, monkeypatch: pytest.Mo
     from mqproc.store.verify import queues as queue_pass
 
     monkeypatch.setattr(queue_pass.QueuePass, "run", lambda self, queues: os._exit(3))
-    with pytest.raises(InternalError, match="ended with 3; fewer --jobs need less memory"):
+    with pytest.raises(InternalError, match="exited with 3; fewer --jobs need less memory"):
         looked_at(whole.root, jobs=2, shares=5, **OPTIONS)

@@ -1,1 +1,0 @@
-"""Consumer groups as the store keeps them: progress and settings."""

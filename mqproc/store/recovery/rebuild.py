@@ -1,0 +1,527 @@
+"""Rebuild of queues and index from the log, with the engine's own dispatch.
+
+`DispatchStep` plans the ranges to dispatch. `Rebuild` dispatches one range: it creates missing queues, skips and
+records damage, and stops early on a full disk, where the dispatcher of the started group continues. For long ranges
+`ScanAhead` scans the log in other processes.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import errno
+import multiprocessing
+import os
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from mqproc.config.options import Options
+from mqproc.io.store_io import StoreIO
+from mqproc.kernels import record_check, scan
+from mqproc.kernels.dispatch import ScanResult, StopReason
+from mqproc.kernels.jit.intrinsics import load_be32, load_be64
+from mqproc.kernels.record_check import signed_topic_length, topic_length_at, topic_length_size
+from mqproc.layout import queue_table as table_layout
+from mqproc.layout import record
+from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.consumequeue.files import ConsumeQueueFiles
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.damage import DamageLedger
+from mqproc.store.dispatch import (
+    CONTINUING,
+    STEP_BYTES_MAX,
+    STEP_RECORDS_MAX,
+    Dispatch,
+    DispatchScan,
+    QueueGap,
+    ScanSource,
+)
+from mqproc.store.durable_marks import DurableMark
+from mqproc.store.index.files import IndexFiles
+from mqproc.store.recovery.index import IndexStep
+from mqproc.store.recovery.log import LogState, OnProgress, Resync
+from mqproc.store.recovery.queues import QueueRecovery
+from mqproc.util.signals import deferred_signals, reset_signals_in_child
+from mqproc.util.units import DELAYS_MS, MIB, delays_ms_of
+
+# Parallel scan. Scanner processes scan pieces of a range a few steps ahead of dispatch, which takes them in order.
+#
+#     scanner 0:  piece 0 ──▶ piece 2 ──▶ …        shared arrays        dispatch:  piece 0, 1, 2, 3 …
+#     scanner 1:  piece 1 ──▶ piece 3 ──▶ …   ───────────────────────▶    writes units, puts entries
+#
+# Pieces are cut at fixed sizes; a scanner starts at the first intact record of its piece. Its result is used only if
+# dispatch arrives exactly there, so it equals what dispatch would have found itself. Otherwise, and where a scanner
+# stopped (damage, a queue missing in the table), dispatch scans the piece. Scanners change nothing and may be killed.
+
+
+if TYPE_CHECKING:
+    _Pipe = Connection[Any, Any]
+
+# Dispatch takes about as long for a piece as a scanner.
+_SCANNERS_MAX: Final = 2
+# Absorbs short delays on either side.
+_PIECES_PER_SCANNER: Final = 4
+# Scanning a piece takes a fraction of a second even on a slow disk.
+_ANSWER_TIMEOUT_S: Final = 60.0
+_NO_RECORD_BEGIN: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Scanners:
+    """Number of scanner processes (0: none) and the minimum range that they scan."""
+
+    count: int = 0
+    # Smaller ranges are done before a process has started.
+    range_bytes_min: int = 64 * MIB
+    piece_bytes: int = STEP_BYTES_MAX
+
+
+NO_SCANNERS: Final = Scanners()
+
+
+def usable_scanners() -> Scanners:
+    """One scanner for each processor beyond the one that dispatch uses, within a limit."""
+    return Scanners(min(len(os.sched_getaffinity(0)) - 1, _SCANNERS_MAX))
+
+
+class ScanAhead:
+    """Parallel scan of [start, stop) for one dispatch. Close it to end the scanners."""
+
+    def __init__(
+        self,
+        table: QueueTable,
+        segments: LogSegments,
+        start: int,
+        stop: int,
+        scanners: Scanners,
+        report: Callable[[str], None],
+        *,
+        with_entries: bool = True,
+        delays_ms: Sequence[int] = DELAYS_MS,
+    ) -> None:
+        """Fork the scanners. `report` gets a line if they cannot start or end early."""
+        self._segments = segments
+        self._report = report
+        self._starts, self._limits = _pieces(start, stop, segments.segment_size, scanners.piece_bytes)
+        self._local = DispatchScan(table, segments, with_entries=with_entries, delays_ms=delays_ms)
+        # Indexed by piece modulo their number: arrays are reused only after their previous result was taken.
+        self._scans = [
+            DispatchScan(table, segments, with_entries=with_entries, zeros=self._shared_zeros, delays_ms=delays_ms)
+            for _ in range(_PIECES_PER_SCANNER * scanners.count)
+        ]
+        self._sent = 0
+        self._current = _NO_RECORD_BEGIN
+        self._pipes: list[_Pipe] = []
+        self._processes: list[BaseProcess] = []
+        try:
+            for _ in range(scanners.count):
+                self._start()
+        except OSError as error:
+            self._stop_scanners(str(error))
+        except BaseException:
+            self.close()
+            raise
+
+    def scan(self, start: int, stop: int, pieces: int = 1) -> ScanResult:
+        """As `ScanSource`; a scanner's piece is one step."""
+        piece = bisect.bisect_right(self._limits, start)
+        if piece > self._current:
+            self._current = piece
+            if self._pipes and self._result_start(piece) == start:
+                result = self._scans[piece % len(self._scans)].result()
+                end = self._segments.start_of(start) + result.stopped_at
+                # A scanner ignores known damage, and its table may be older than dispatch's.
+                if result.reason in CONTINUING and (end < stop or stop == self._limits[-1]):
+                    return result
+        return self._local.scan_below(start, self._limits[piece], stop)
+
+    def close(self) -> None:
+        """End the scanners, including busy ones."""
+        for pipe in self._pipes:
+            pipe.close()
+        self._pipes = []
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        self._processes = []
+
+    def _result_start(self, piece: int) -> int:
+        """Start of a piece's result, or _NO_RECORD_BEGIN; also sends pieces to free scanners."""
+        pipe = self._pipes[piece % len(self._pipes)]
+        try:
+            self._sent = max(self._sent, piece)
+            while self._sent < min(piece + len(self._scans), len(self._limits)):
+                self._pipes[self._sent % len(self._pipes)].send(self._sent)
+                self._sent += 1
+            while pipe.poll(_ANSWER_TIMEOUT_S):
+                found, begin = pipe.recv()
+                if found == piece:
+                    return int(begin)
+            why = f"no answer in {_ANSWER_TIMEOUT_S:.0f} s"
+        except (EOFError, ConnectionResetError, BrokenPipeError):
+            wait([process.sentinel for process in self._processes], _ANSWER_TIMEOUT_S)
+            codes = [process.exitcode for process in self._processes if not process.is_alive()]
+            why = f"exit code {', '.join(map(str, codes))}"
+        self._stop_scanners(why)
+        return _NO_RECORD_BEGIN
+
+    def _stop_scanners(self, why: str) -> None:
+        self._report(f"recovery: parallel scan of the log stopped: {why}")
+        self.close()
+
+    def _shared_zeros(self, count: int, dtype: DTypeLike) -> NDArray[Any]:
+        size = count * np.dtype(dtype).itemsize
+        return np.frombuffer(self._segments.io.shared_memory(size), dtype, count)
+
+    def _start(self) -> None:
+        local, remote = multiprocessing.Pipe()
+        others = [*self._pipes, local]
+        process = multiprocessing.get_context("fork").Process(target=self._serve, args=(remote, others), daemon=True)
+        with deferred_signals(forking=True):
+            process.start()
+            self._pipes.append(local)
+            self._processes.append(process)
+        remote.close()
+
+    # In the scanner process
+
+    def _serve(self, pipe: _Pipe, others: Sequence[_Pipe]) -> None:
+        """Main function of a scanner: receive piece numbers, send the starts of their results."""
+        # A copy of dispatch's end would hide that dispatch is gone.
+        for other in others:
+            other.close()
+        reset_signals_in_child()
+        resync = Resync(self._segments)
+        try:
+            while True:
+                piece = pipe.recv()
+                pipe.send((piece, self._scan_piece(piece, resync)))
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return
+
+    def _scan_piece(self, piece: int, resync: Resync) -> int:
+        """Scan a piece into its arrays; return the start of its first record, or _NO_RECORD_BEGIN."""
+        limit = self._limits[piece]
+        # Dispatch prefetches too, but scanners are further ahead.
+        self._segments.read_ahead(self._starts[piece], self._limits[-1])
+        begin = resync.next_record(self._starts[piece], limit)
+        if begin is None:
+            return _NO_RECORD_BEGIN
+        self._scans[piece % len(self._scans)].scan_below(begin, limit, self._limits[-1])
+        return begin
+
+
+def _pieces(start: int, stop: int, segment_size: int, piece_bytes: int) -> tuple[list[int], list[int]]:
+    """(starts, limits) of the pieces of [start, stop); no piece crosses a segment's end."""
+    starts, limits = [], []
+    while start < stop:
+        starts.append(start)
+        segment_end = start - start % segment_size + segment_size
+        start = min(start + piece_bytes, segment_end, stop)
+        limits.append(start)
+    return starts, limits
+
+
+# Not allowed in a folder name: slash and NUL; "." and ".." are other folders.
+_NO_FOLDER: Final = re.compile(rb"[/\x00]|\A\.\.?\Z")
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+@dataclass(slots=True)
+class RebuildResult:
+    """Result of dispatching from `start` to `position`; `no_room`: stopped by a full disk."""
+
+    start: int
+    position: int
+    records: int = 0
+    entries: int = 0
+    repaired_units: int = 0
+    gaps: list[QueueGap] = field(default_factory=list)
+    no_room: OSError | None = None
+
+    def add(self, other: RebuildResult) -> None:
+        """Add the result of a later range."""
+        self.start = min(self.start, other.start)
+        self.position = other.position
+        self.records += other.records
+        self.entries += other.entries
+        self.repaired_units += other.repaired_units
+        self.gaps = [*self.gaps, *other.gaps]
+        self.no_room = other.no_room
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """The open parts of a store under recovery."""
+
+    io: StoreIO
+    options: Options
+    table: QueueTable
+    segments: LogSegments
+    queues: ConsumeQueueFiles
+    index: IndexFiles
+    ledger: DamageLedger
+
+
+class Rebuild:
+    """Dispatches ranges of the log of a stopped store."""
+
+    def __init__(
+        self,
+        store: OpenStore,
+        log_begin: int,
+        now_ms: Callable[[], int],
+        report: Callable[[str], None],
+        scanners: Scanners,
+        on_progress: OnProgress,
+    ) -> None:
+        self._store = store
+        self._options = store.options
+        self._table = store.table
+        self._segments = store.segments
+        self._ledger = store.ledger
+        self._log_begin = log_begin
+        self._now_ms = now_ms
+        self._report = report
+        self._scanners = scanners
+        self._on_progress = on_progress
+        self._resync = Resync(store.segments)
+
+    def run(
+        self, start: int, stop: int, *, put_entries: bool = True, only: Collection[int] | None = None
+    ) -> RebuildResult:
+        """Dispatch [start, stop); without `put_entries` index entries are only counted.
+
+        With `only`, units are written only for these queue numbers. Raises CorruptStoreError, OSError.
+        """
+        with contextlib.ExitStack() as stack:
+            dispatch = Dispatch(
+                self._store.io,
+                self._options,
+                self._table,
+                self._segments,
+                self._store.queues,
+                self._store.index,
+                holes=self._ledger.ranges,
+                repair=True,
+                put_entries=put_entries,
+                only=only,
+                log_begin=self._log_begin,
+                scans=self._scans(stack, start, stop, with_entries=self._options.message_index_enable and only is None),
+            )
+            return self._run(dispatch, start, stop)
+
+    def _scans(self, stack: contextlib.ExitStack, start: int, stop: int, *, with_entries: bool) -> ScanSource:
+        delays_ms = delays_ms_of(self._options.message_delay_level)
+        # For short ranges use small arrays: allocating large ones would take longer than the scan.
+        if not self._scanners.count or stop - start < self._scanners.range_bytes_min:
+            return DispatchScan(
+                self._table,
+                self._segments,
+                with_entries=with_entries,
+                step_records=min(STEP_RECORDS_MAX, (stop - start) // record.BODY + 1),
+                delays_ms=delays_ms,
+            )
+        ahead = ScanAhead(
+            self._table,
+            self._segments,
+            start,
+            stop,
+            self._scanners,
+            self._report,
+            with_entries=with_entries,
+            delays_ms=delays_ms,
+        )
+        return stack.enter_context(contextlib.closing(ahead))
+
+    def _run(self, dispatch: Dispatch, start: int, stop: int) -> RebuildResult:
+        done = RebuildResult(start, start, gaps=dispatch.gaps)
+        try:
+            while done.position < stop:
+                self._on_progress(done.position - start, stop - start)
+                self._segments.read_ahead(done.position, stop)
+                step = dispatch.step(done.position, stop)
+                done.records += step.records
+                done.entries += step.entries
+                queue = self._queue_at(step.position) if step.reason is StopReason.UNKNOWN_QUEUE else None
+                if queue is not None:
+                    # A queue of a deleted topic continues at its old end, or where another program restarted it.
+                    number = self._table.create_queue(*queue)
+                    self._table.begin_at(number, self._queue_offset_at(step.position))
+                elif step.stuck:
+                    self._skip_hole(dispatch, step.position, stop)
+                done.position = step.position
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            dispatch.undo()
+            done.no_room = error
+        done.repaired_units = dispatch.repaired_units
+        return done
+
+    def advance_next_offsets(self, start: int, stop: int) -> None:
+        """Raise the queues' next offsets for records of [start, stop) that could not be dispatched."""
+        next_offsets = np.zeros(self._table.capacity, np.int64)
+        out = np.zeros(scan.SCAN_SIZE, np.int64)
+        position = start
+        while position < stop:
+            position = next((last for first, last in self._ledger.ranges if first <= position < last), position)
+            base = self._segments.start_of(position)
+            view = self._segments.view(base)
+            reason = self._count_segment(view, position - base, min(len(view), stop - base), base, next_offsets, out)
+            if out[scan.FIRST_UNKNOWN] >= 0 and (queue := self._queue_at(base + int(out[scan.FIRST_UNKNOWN]))):
+                self._table.create_queue(*queue)
+                continue
+            position = base + (len(view) if reason == record_check.BLANK else int(out[scan.STOPPED_AT]))
+            if reason not in (record_check.BLANK, record_check.REACHED_STOP):
+                position = self._resync.hole_at(position, stop).stop
+        for number in np.flatnonzero(next_offsets).tolist():
+            raised = max(int(next_offsets[number]), self._table.next_offset(number))
+            self._table.store(number, table_layout.NEXT_OFFSET, raised)
+
+    def _count_segment(
+        self, view: np.ndarray, start: int, stop: int, base: int, next_offsets: np.ndarray, out: np.ndarray
+    ) -> int:
+        table = self._table
+        return int(
+            scan.update_next_offsets(
+                view, start, stop, base, table.bytes_view, table.cells, table.slots, next_offsets, out
+            )
+        )
+
+    def _skip_hole(self, dispatch: Dispatch, position: int, stop: int) -> None:
+        """Record the damage at `position` and skip it."""
+        hole = self._resync.hole_at(position, stop)
+        self._ledger.add(hole, self._now_ms())
+        dispatch.add_hole(hole.start, hole.stop)
+
+    def _queue_offset_at(self, physical_offset: int) -> int:
+        base = self._segments.start_of(physical_offset)
+        return load_be64(self._segments.view(base), physical_offset - base + record.QUEUE_OFFSET)
+
+    def _queue_at(self, physical_offset: int) -> tuple[str, int] | None:
+        """(topic, queue id) of the record at an offset with valid sizes; None if invalid.
+
+        The topic becomes a folder name: a record without a full CRC must not lead out of the store.
+        """
+        base = self._segments.start_of(physical_offset)
+        view, at = self._segments.view(base), physical_offset - base
+        width = topic_length_size(view, at)
+        length_at = topic_length_at(view, at)
+        start = length_at + width
+        name = bytes(view[start : start + signed_topic_length(view, length_at, width)])
+        queue_id = load_be32(view, at + record.QUEUE_ID)
+        if not 0 < len(name) <= table_layout.TOPIC_BYTES_MAX or queue_id < 0 or _NO_FOLDER.search(name):
+            return None
+        try:
+            return name.decode(), queue_id
+        except UnicodeDecodeError:
+            return None
+
+
+# Plan of a recovery's dispatch: brings queues and index to the end of the log and dispatches no range twice.
+#
+#     index                 log position                    queues' limit                  end
+#     below lost queues      index ├────── all, with entries ──────┼───── all, with entries ─────┤
+#     between            lost queues ├─ lost queues ─┤ index ├─ all ─┼───── all, with entries ─────┤
+#     ahead              lost queues ├────────── lost queues ──────────┼─ all ─┤ index ├─ all, … ────┤
+#
+# At the limit, lost queues get fillers for units whose records are no longer in the log.
+
+
+class DispatchStep:
+    """Dispatch of one recovery. `index`: None if disabled; `mark`: that of the queues."""
+
+    def __init__(
+        self,
+        rebuild: Rebuild,
+        queue_recovery: QueueRecovery,
+        index: IndexStep | None,
+        ledger: DamageLedger,
+        log: LogState,
+        mark: DurableMark,
+        report: Callable[[str], None],
+    ) -> None:
+        self._rebuild = rebuild
+        self._queues = queue_recovery
+        self._index = index
+        self._ledger = ledger
+        self._log = log
+        self._mark = mark
+        self._report = report
+        self.rebuilt: set[int] = set()
+        """Numbers of queues rebuilt below the mark."""
+        self.implausible: list[QueueGap] = []
+        """Gaps of rebuilt queues before implausible records."""
+
+    def run(self, index_at: int) -> RebuildResult:
+        """Dispatch to the end of the log. The index is complete below `index_at`.
+
+        On a full disk both end at the result's position. Raises OSError, also for a full disk while lost queues exist.
+        """
+        log, limit = self._log, self._queues.limit
+        done = RebuildResult(limit, limit)
+        if self._queues.lost:
+            done.add(self._bring_lost(index_at))
+            index_at = max(index_at, limit)
+        if limit < index_at:
+            counted = self._rebuild.run(limit, index_at, put_entries=False)
+            if limit == log.begin and counted.no_room is None and self._lacks_entries(counted.entries):
+                self._report(f"recovery: index: entries are missing below {index_at:,}; it is rebuilt")
+                self._cut_index(log.begin)
+                index_at = log.begin
+            counted.entries = 0
+            done.add(counted)
+        if done.no_room is None:
+            # Units are compared, so dispatching them again is harmless; entries must be put only once.
+            done.add(self._rebuild.run(index_at, log.end))
+        else:
+            # Both continue at one position: entries above it would be put twice.
+            self._cut_index(done.position)
+        return done
+
+    def rebuild_queues(self, lost: dict[int, int], stop: int) -> RebuildResult:
+        """Rebuild queues up to `stop`, each from the position in `lost`. Raises OSError."""
+        self._mark.lower(min(lost.values()))
+        # If all are lost above `stop`, nothing below it needs to be dispatched.
+        done = self._rebuild.run(min(stop, *lost.values()), stop, put_entries=False, only=lost)
+        if done.no_room is not None:
+            raise done.no_room
+        self.rebuilt.update(lost)
+        return done
+
+    def _bring_lost(self, index_at: int) -> RebuildResult:
+        """Bring lost queues to the limit, and the index on the way if it ends below that."""
+        lost, limit = self._queues.lost, self._queues.limit
+        done = RebuildResult(limit, limit)
+        self._mark.lower(min(lost.values()))
+        if min(lost.values()) < (alone := min(index_at, limit)):
+            done.add(self.rebuild_queues(lost, alone))
+        if index_at < limit:
+            done.add(self._rebuild.run(index_at, limit))
+            if done.no_room is not None:
+                raise done.no_room
+        self.rebuilt.update(lost)
+        self.implausible = self._queues.implausible(done.gaps)
+        # Units below the limit without records are lost, or the records skip them. Fill gaps between records, and the
+        # ends that the last run knew.
+        self._queues.fill(done.gaps, self._ledger.ranges, keep_units=True)
+        done.gaps = []
+        self._queues.top_up(self._ledger.ranges)
+        return done
+
+    def _cut_index(self, position: int) -> None:
+        if self._index is not None:
+            self._index.cut(position)
+
+    def _lacks_entries(self, expected: int) -> bool:
+        """Whether the index has fewer entries than the log; RocketMQ puts some twice."""
+        return self._index is not None and self._index.count_entries() < expected
