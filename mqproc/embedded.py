@@ -1,7 +1,7 @@
-"""The embedded way: `with mqproc.open(path) as client:` for a script, a notebook or a test.
+"""Embedded use: `with mqproc.open(path) as client:` in a script, a notebook or a test.
 
-Starts the group when none runs on that store, by the same command that a person would use. The last of those who opened
-it so stops it again; a group that was started in another way is only used.
+Starts the store's group with `mqproc up` unless one runs. The last opener stops it; a group that was started in another
+way is only used.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from mqproc.ipc.usage_lock import RETRY_S, UsageLock
 from mqproc.paths import StorePaths, checked_path
 
 STOP_TIMEOUT_S = 120.0
-# A start that is interrupted is waited for a little more: then its group can be told to stop, whatever it has come to.
+# Additional wait for an interrupted start, after which its group can be stopped in any state.
 INTERRUPTED_S = 5.0
 _START_AGAIN_S: Final = 2.0
-# A start may take hours, and tells how far it is; but for kernels, which may be compiled for minutes without a word.
+# A start may take hours and reports progress, except for kernels, whose compilation may take minutes.
 _SILENCE_S: Final = 600.0
 _LOOK_S: Final = 5.0
-_TOLD: Final = ("epoch", "group_state", "supervisor_heartbeat_ns", "recovery_step", "recovery_done")
+_PROGRESS_WORDS: Final = ("epoch", "group_state", "supervisor_heartbeat_ns", "recovery_step", "recovery_done")
 _ANSWER_S: Final = 2.0
 _log = logging.getLogger("mqproc.open")
 _ERROR_BY_EXIT_CODE = {
@@ -52,39 +52,39 @@ _ERROR_BY_EXIT_CODE = {
 
 
 class OpenedClient(Client):
-    """Made by `mqproc.open`; `close`, the end of its `with` block and that of the program let the group go.
+    """Made by `mqproc.open`; `close`, the end of its `with` block and the end of the program release the group.
 
-    They close its consumers first, which commits what is done, and send what its producers have left. A client that is
-    closed can be used as long as its group runs, and fails at once when it does not.
+    They first close its consumers, which commit, and send the remaining messages of its producers. A closed client can
+    be used while its group runs, and fails at once when it does not.
     """
 
     _openers: UsageLock | None = None
     _process = 0
 
     def join(self, openers: UsageLock) -> None:
-        """Be the client of one of those who use the group."""
+        """Count this client among the group's openers."""
         self._openers, self._process = openers, os.getpid()
         _opened.append(self)
 
     def close(self) -> None:
-        """Close the consumers and the connections, and let the group go, which ends with its last user.
+        """Close the consumers and the connections, and release the group, which ends with its last opener.
 
-        Raises what a consumer's commit raises, and RequestTimeoutError when not everything of its producers was sent
-        within its `timeout`, when all of that is done.
+        Afterwards raises the error of a consumer's commit, or RequestTimeoutError when messages of its producers were
+        not sent within its `timeout`.
         """
         with ExitStack() as steps:
-            steps.callback(self._let_go)
+            steps.callback(self._release_group)
             steps.callback(super().close)
             steps.callback(flush_all, list(self._producers), self.timeout_s)
             for consumer in list(self._consumers):
                 steps.callback(consumer.close)
 
-    def _let_go(self) -> None:
+    def _release_group(self) -> None:
         openers, self._openers = self._openers, None
         if openers is None:
             return
         _opened.remove(self)
-        # A forked process that comes here has joined nobody.
+        # A forked process is not an opener.
         if os.getpid() != self._process:
             return
         ended = "has ended since"
@@ -96,16 +96,16 @@ class OpenedClient(Client):
 
 
 _opened: list[OpenedClient] = []
-"""Those that are not closed, kept for the end of the program."""
+"""Clients to close at the end of the program."""
 
 
 def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout: float = 30.0) -> OpenedClient:
-    """A client of the store at `path`, for a `with` block, or to be closed by its `close`.
+    """Open a client of the store at `path`, for a `with` block, or to be closed by its `close`.
 
-    `options` apply when the group is started here, which is waited for as long as it takes, unless it tells of no
-    progress in ten minutes; `timeout` in seconds is the client's, and how long a group that somebody else is starting
-    is waited for. Raises ConfigurationError for an option that is none, and StartError and its kin with what
-    `mqproc up` said.
+    `options` apply when the group is started here. The start may take any time, unless it reports no progress for ten
+    minutes. `timeout` in seconds is that of the client, and the limit of the wait for a group that another process
+    starts. Raises ConfigurationError for an invalid option, and StartError or another error with the message of
+    `mqproc up`.
     """
     store = checked_path(path)
     if options is not None and not isinstance(options, Mapping):
@@ -121,17 +121,17 @@ def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout:
         try:
             _leave(store, openers)
         except MqprocError as other:
-            error.add_note(f"it is not stopped either: {other}")
+            error.add_note(f"the group was not stopped either: {other}")
         raise
     client.join(openers)
     return client
 
 
 def _leave(store: Path, openers: UsageLock) -> bool:
-    """Whether this was the group's last user, and has stopped it."""
+    """Leave the group; stops it, and returns True, when this was the last opener."""
     try:
         if openers.is_last():
-            with suppress(NotRunningError):  # Somebody else has stopped it.
+            with suppress(NotRunningError):  # Another process has stopped it.
                 _run_command("down", store, [], STOP_TIMEOUT_S)
                 return True
         return False
@@ -144,24 +144,23 @@ def _start_unless_running(store: Path, openers: UsageLock, settings: list[str], 
     deadline = time.monotonic() + timeout_s
     while not _is_usable(store, openers, deadline):
         try:
-            # As long as it goes on: kernels may have to be compiled and a large log read. The supervisor ends roles
-            # that hang.
+            # Without a limit: it may compile kernels and read a large log. The supervisor ends roles that hang.
             _run_command("up", store, ["--detach", "--opened", *flags], None)
             for line in environment_warnings(os.environ):
                 _log.warning(line)
             return
         except StoreLockedError:
-            # Somebody else is starting it, or was killed amid that.
+            # Another process is starting it, or was killed meanwhile.
             if time.monotonic() >= deadline:
                 raise
             _answers_by(store, min(deadline, time.monotonic() + _START_AGAIN_S), deadline)
         finally:
-            # Before, there may have been no folder to join in.
+            # Before the start there may be no folder for the lock.
             openers.join(STOP_TIMEOUT_S)
 
 
 def _is_usable(store: Path, openers: UsageLock, deadline_s: float) -> bool:
-    """Whether a group runs that no other opener stops: it may be gone when it answered before this was one of them."""
+    """Whether a group runs that no other opener stops: checks again after joining the openers."""
     openers.join(STOP_TIMEOUT_S)
     while _answers(store, deadline_s):
         if not openers.join(STOP_TIMEOUT_S):
@@ -170,7 +169,7 @@ def _is_usable(store: Path, openers: UsageLock, deadline_s: float) -> bool:
 
 
 def _answers_by(store: Path, moment_s: float, deadline_s: float) -> bool:
-    """Whether a group answers; by the moment one has to be there, by the deadline it has to have come up."""
+    """Whether a group answers; it must exist by `moment_s` and be up by the deadline."""
     while not _answers(store, deadline_s):
         if time.monotonic() >= moment_s:
             return False
@@ -187,7 +186,7 @@ def _answers(store: Path, deadline_s: float) -> bool:
         except NotRunningError:
             return False
         except RequestTimeoutError:
-            # Asked anew, since one that is killed meanwhile would be taken for one that restarts.
+            # A new client: one that is killed meanwhile would look like a restart.
             if time.monotonic() >= deadline_s:
                 raise
         else:
@@ -195,9 +194,9 @@ def _answers(store: Path, deadline_s: float) -> bool:
 
 
 def _run_command(command: str, store: Path, flags: list[str], timeout_s: float | None) -> None:
-    # -P: what lies in the current folder, a click.py of somebody's own, is none of the command's modules.
+    # -P: no module of the current folder, such as a click.py, replaces those of the command.
     arguments = [sys.executable, "-P", "-m", "mqproc", command, "--store", str(store), *flags]
-    # In a session of its own: Ctrl-C is for this process, which then has to know how the command ends.
+    # In its own session: Ctrl-C is for this process, which needs the command's result.
     with subprocess.Popen(
         arguments,
         stdin=subprocess.DEVNULL,
@@ -207,51 +206,51 @@ def _run_command(command: str, store: Path, flags: list[str], timeout_s: float |
         start_new_session=True,
     ) as child:
         try:
-            errors = _words_of_start(child, store) if timeout_s is None else child.communicate(timeout=timeout_s)[1]
+            errors = _errors_of_start(child, store) if timeout_s is None else child.communicate(timeout=timeout_s)[1]
         except subprocess.TimeoutExpired:
             child.kill()
-            took = "tells of no progress in" if timeout_s is None else "took more than"
+            took = "reported no progress in" if timeout_s is None else "took more than"
             limit_s = _SILENCE_S if timeout_s is None else timeout_s
             raise StartError(f"mqproc {command} {took} {limit_s:g} s on {store}") from None
         except BaseException:
             try:
                 child.communicate(timeout=INTERRUPTED_S if timeout_s is None else timeout_s)
             except subprocess.TimeoutExpired:
-                child.kill()  # It has waited, too; the group's start goes on, or its stop.
+                child.kill()  # The group's start or stop continues.
             raise
     if child.returncode != 0:
-        said = errors.strip().splitlines()
+        lines = errors.strip().splitlines()
         kind: type[MqprocError] = _ERROR_BY_EXIT_CODE.get(child.returncode, StartError)
         raise kind(
-            said[-1].removeprefix("mqproc: ") if said else f"mqproc {command} ended with code {child.returncode}"
+            lines[-1].removeprefix("mqproc: ") if lines else f"mqproc {command} ended with code {child.returncode}"
         )
 
 
-def _words_of_start(child: subprocess.Popen[str], store: Path) -> str:
-    """What a start ends with on standard error. Raises TimeoutExpired for one that stands still."""
+def _errors_of_start(child: subprocess.Popen[str], store: Path) -> str:
+    """Standard error of a start. Raises TimeoutExpired when it makes no progress."""
     paths = StorePaths(store)
-    told, until_s = _told(paths), time.monotonic() + _SILENCE_S
+    before, until_s = _progress(paths), time.monotonic() + _SILENCE_S
     while True:
         try:
             return child.communicate(timeout=_LOOK_S)[1]
         except subprocess.TimeoutExpired:
-            if (now := _told(paths)) != told:
-                told, until_s = now, time.monotonic() + _SILENCE_S
+            if (now := _progress(paths)) != before:
+                before, until_s = now, time.monotonic() + _SILENCE_S
             elif time.monotonic() >= until_s:
                 raise
 
 
-def _told(paths: StorePaths) -> list[int]:
-    """What a supervisor says of its start: nothing before it has come so far."""
+def _progress(paths: StorePaths) -> list[int]:
+    """Progress words of a start; empty before the control file exists."""
     with suppress(MqprocError, OSError):
         words = read_words(paths)
-        return [words[name] for name in _TOLD]
+        return [words[name] for name in _PROGRESS_WORDS]
     return []
 
 
 def _close_all() -> None:
-    """At the program's end; what producers have left is sent before the group goes."""
-    with ExitStack() as clients:  # One that fails leaves the others to be closed.
+    """Close all clients at the program's end; sends the remaining messages before the group ends."""
+    with ExitStack() as clients:  # An error does not keep the others from being closed.
         for client in _opened:
             clients.callback(client.close)
         if any(client._process == os.getpid() for client in _opened):

@@ -46,7 +46,7 @@ __all__ = [
     "Transactions",
 ]
 
-# asyncio and pyarrow are not imported before somebody asks for what needs them.
+# asyncio and pyarrow are imported only for the names that need them.
 _LAZY = {
     "ArrowPullResult": "mqproc.client.arrow",
     "AsyncClient": "mqproc.client._async.client",

@@ -1,9 +1,8 @@
-"""The frame of a single message, the usual one in few steps.
+"""Templates of append frames, which encode most single messages in few steps.
 
-A message that has no more than a tag and a key differs from the last one of its shape in its body, key, unique id and
-time. So what is the same is encoded once, when a shape comes again that the general way of `encoding` has taken, and a
-send puts the rest between. What is larger, has more, or is no plain text, number or bytes goes the general way each
-time.
+Messages with only a tag and a key differ from others of the same topic, tag and queue in body, key, unique id and time.
+The constant parts are encoded once, when the second such message is sent, and each send fills in the rest. Messages that
+are larger, or have other fields or types, take the general path in `encoding`.
 """
 
 from __future__ import annotations
@@ -22,37 +21,37 @@ from mqproc.types import Message
 from mqproc.wire.codec import encoded
 from mqproc.wire.operations.log import COLUMN_ABSENT, QUEUE_ANY, AppendRequest
 
-# Messages up to this size: their bytes are joined, and a key and a tag of so many characters surely fit.
+# Limits of sizes: bodies are joined with the rest, and keys and tags of so many characters certainly fit.
 _BODY_BYTES_MAX: Final = 8 << 10
 _KEY_MAX: Final = 1024
 _TAG_MAX: Final = 64
 _SHAPES_MAX: Final = 4096
 
-# These very objects are what a message has where nothing was given; what only equals them may be of another type.
+# Default values of a message by identity: an equal value may have another type.
 _ZERO: Final = 0
 _NO_TEXT: Final = ""
 
-# msgpack's types of what differs in the options: always the widest, so that a shape's are of one length.
+# msgpack types of the variable options: always the widest, so that a template has a fixed length.
 _UINT16, _UINT32, _INT32, _UINT64, _TEXT28 = b"\xcd", b"\xce", b"\xd2", b"\xcf", b"\xbc"
 _FIELDS: Final = AppendRequest.__struct_fields__
 _SIZES_AT: Final = _FIELDS.index("bodies_bytes")
 _OWN_AT: Final = _FIELDS.index("unique_prefix")
 assert _FIELDS[_SIZES_AT : _SIZES_AT + 2] == ("bodies_bytes", "keys_bytes")
 assert _FIELDS[_OWN_AT : _OWN_AT + 3] == ("unique_prefix", "unique_counter", "born_timestamp_ms")
-_ARRAY_BYTES: Final = 3  # of an array of 16 items or more
+_ARRAY_BYTES: Final = 3  # header of an array of 16 items or more
 assert len(_FIELDS) >= 16
 
 _pack_length = struct.Struct("<I").pack
 _pack_short_length = struct.Struct("<H").pack
 
 _Shape = tuple[str, str, int | None]  # topic, tag and queue
-# The options of a shape's messages before, between and behind what differs, and what packs all of it.
+# A packer, and the constant options before, between and after the variable ones.
 _Known = tuple[Callable[..., bytes], bytes, bytes, bytes]
-_known: dict[_Shape, _Known | None] = {}  # None: it came once, and many never come again
+_known: dict[_Shape, _Known | None] = {}  # None: seen once, as many are
 
 
 def encode_single(message: Message, *, wait: bool = True) -> AppendFrame:
-    """As `encode_message`."""
+    """Encode one message; equal to `encode_message`."""
     topic, tag, queue_id, properties = message.topic, message.tag, message.queue_id, message.properties
     if (
         type(topic) is not str
@@ -81,7 +80,7 @@ def encode_single(message: Message, *, wait: bool = True) -> AppendFrame:
 
 
 def _encode_known(known: _Known, topic: str, body: object, keys: object) -> AppendFrame | None:
-    """A message of a known shape; None when its body or keys are not usual."""
+    """Encode a message by its template; None when its body or keys need the general path."""
     if type(body) is not bytes or (type(keys) is not tuple and type(keys) is not list) or len(keys) > 1:
         return None
     size, keys_size = len(body), COLUMN_ABSENT
@@ -109,7 +108,7 @@ def _encode_known(known: _Known, topic: str, body: object, keys: object) -> Appe
 
 
 def _remember(shape: _Shape) -> None:
-    """The general way has taken a message of this shape: the next need no check but of their bodies and keys."""
+    """Make the template after the second message, which the general path has checked."""
     if shape not in _known:
         if len(_known) >= _SHAPES_MAX:
             _known.clear()

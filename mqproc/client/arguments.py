@@ -1,4 +1,4 @@
-"""Numbers and truths that callers give, numpy's too: refused in words where they are given."""
+"""Checks of arguments: numbers, truth values and times, also those of numpy. Each raises BadRequestError."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ import math
 import operator
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final, SupportsFloat, SupportsIndex, TypeVar
+from typing import Final, SupportsFloat, SupportsIndex, TypeVar
 
 from mqproc.errors import BadRequestError
 from mqproc.wire.codec import BOOLS
 
-if TYPE_CHECKING:
-    from mqproc.client.requests import Time
-
 T = TypeVar("T")
+Time = int | float | str | datetime.datetime | None
+"""A time: Unix ms, a datetime (local time when naive), ISO 8601 text, or None for no bound."""
 
 
 def at_least_one(name: str, value: SupportsIndex) -> int:
-    """Raise BadRequestError for a number of messages or of workers that gets nothing done."""
+    """Raise BadRequestError unless the value is an integer of at least 1."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -30,7 +29,7 @@ def at_least_one(name: str, value: SupportsIndex) -> int:
 
 
 def whole_number(name: str, value: SupportsIndex) -> int:
-    """Raise BadRequestError for what is no whole number."""
+    """Raise BadRequestError unless the value is an integer."""
     try:
         return operator.index(value)
     except TypeError:
@@ -38,14 +37,14 @@ def whole_number(name: str, value: SupportsIndex) -> int:
 
 
 def true_or_false(name: str, value: object) -> bool:
-    """Raise BadRequestError for what is neither, as a text that says so."""
+    """Raise BadRequestError unless the value is a bool; a text such as "no" is refused."""
     if type(value).__name__ not in BOOLS:
         raise BadRequestError(f"{name} = {repr(value)[:64]} is neither True nor False")
     return bool(value)
 
 
 def each_of(name: str, values: Iterable[T]) -> Iterator[T]:
-    """Raise BadRequestError for what has no items."""
+    """Raise BadRequestError unless the value is iterable."""
     try:
         return iter(values)
     except TypeError:
@@ -53,7 +52,7 @@ def each_of(name: str, values: Iterable[T]) -> Iterator[T]:
 
 
 def above_zero(name: str, value: SupportsFloat | SupportsIndex) -> float:
-    """Raise BadRequestError for what is no finite number above 0."""
+    """Raise BadRequestError unless the value is a finite number above 0."""
     number = _finite(value)
     if number is None or number <= 0:
         raise BadRequestError(f"{name} = {value!r} is out of range: above 0, and finite")
@@ -61,7 +60,7 @@ def above_zero(name: str, value: SupportsFloat | SupportsIndex) -> float:
 
 
 def not_below_zero(name: str, value: SupportsFloat | SupportsIndex) -> float:
-    """Raise BadRequestError for what is no finite number from 0 on."""
+    """Raise BadRequestError unless the value is a finite number of at least 0."""
     number = _finite(value)
     if number is None or number < 0:
         raise BadRequestError(f"{name} = {value!r} is out of range: 0 at least, and finite")
@@ -69,9 +68,9 @@ def not_below_zero(name: str, value: SupportsFloat | SupportsIndex) -> float:
 
 
 def moment_after(name: str, seconds: SupportsFloat | SupportsIndex) -> float:
-    """So many seconds from now, by the monotonic clock. Raises BadRequestError for what is no number."""
+    """Monotonic time so many seconds from now. Raises BadRequestError unless the value is a number."""
     try:
-        if not math.isnan(seconds):  # It would never come. A text is refused, which float() would read.
+        if not math.isnan(seconds):  # NaN never comes. math.isnan refuses texts, which float() would accept.
             return time.monotonic() + float(seconds)
     except (TypeError, ValueError, OverflowError):
         pass
@@ -79,7 +78,7 @@ def moment_after(name: str, seconds: SupportsFloat | SupportsIndex) -> float:
 
 
 def milliseconds(name: str, seconds: SupportsFloat | SupportsIndex) -> int:
-    """Seconds as whole ms. Raises BadRequestError for what is no number of seconds."""
+    """Seconds as whole ms. Raises BadRequestError unless the value is a finite number."""
     number = _finite(seconds)
     if number is None:
         raise BadRequestError(f"{name} = {seconds!r} is no number of seconds")
@@ -87,26 +86,23 @@ def milliseconds(name: str, seconds: SupportsFloat | SupportsIndex) -> int:
 
 
 def _finite(value: SupportsFloat | SupportsIndex) -> float | None:
-    """A number as a float; None for a text too, which float() would read."""
+    """A finite number as a float; None for any other value, also for texts, which float() would accept."""
     try:
         return float(value) if math.isfinite(value) else None
-    except (TypeError, ValueError, OverflowError):  # A signaling NaN of Decimal's is a ValueError.
+    except (TypeError, ValueError, OverflowError):  # ValueError: Decimal's signaling NaN.
         return None
 
 
-# --- moments ---
-# Moments as callers give them, as Unix ms.
+# Timestamps
 
-
-# Unix times in seconds from 1973 to 5138; as ms all these are before April 1973.
+# Unix times in seconds from 1973 to 5138; as ms they would all be before April 1973.
 _SECONDS: Final = (100_000_000, 100_000_000_000)
 
 
 def time_ms(moment: Time, default: int) -> int:
-    """A moment as Unix ms: a number is that already, text is ISO 8601, local time where it names no zone.
+    """A time as Unix ms, cut off like store times; `default` for None.
 
-    What is finer is cut off, as from store times: what is sent after now is not before it.
-    Raises BadRequestError for what is none, and as `refuse_seconds`.
+    Raises BadRequestError for other values, and as `refuse_seconds`.
     """
     if moment is None:
         return default
@@ -118,7 +114,7 @@ def time_ms(moment: Time, default: int) -> int:
     if isinstance(moment, datetime.datetime):
         return _datetime_ms(moment)
     try:
-        if type(moment).__name__ in BOOLS:  # A number to Python, and what a caller meant for another argument.
+        if type(moment).__name__ in BOOLS:  # A bool is an int, but certainly an argument in the wrong place.
             raise TypeError
         refuse_seconds(moment)
         return int(moment)
@@ -129,16 +125,16 @@ def time_ms(moment: Time, default: int) -> int:
 
 def _datetime_ms(moment: datetime.datetime) -> int:
     try:
-        # Not by a method of its own: those of pandas take a naive moment for one in UTC. Cut from exact microseconds.
+        # datetime's own method: that of pandas takes a naive time for UTC. Cut off exact microseconds.
         return round(datetime.datetime.timestamp(moment) * 1_000_000) // 1000
-    except (ValueError, OverflowError):  # pandas' NaT, and the ends of the years that datetimes have.
+    except (ValueError, OverflowError):  # pandas' NaT, and years outside the range of timestamps.
         raise BadRequestError(f"{moment!r} has no Unix time") from None
 
 
 def refuse_seconds(moment: float) -> None:
-    """Raise BadRequestError for a Unix time that is surely in seconds.
+    """Raise BadRequestError for a Unix time that is certainly in seconds.
 
-    Taken for ms it would say 1970: a message to be delivered later would come at once, and everything be in range.
+    As ms it would be in 1970: a delayed message would be delivered at once, and a range would include all messages.
     """
     if _SECONDS[0] <= moment < _SECONDS[1]:
         raise BadRequestError(f"{moment} looks like seconds: Unix times are in ms, {moment * 1000:.0f}, or datetimes")

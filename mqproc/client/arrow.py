@@ -1,4 +1,4 @@
-"""Pulls as Arrow: records become columns in the compiled kernel, with no Python object for each message.
+"""Pulls as Arrow: a compiled kernel makes columns of records, without a Python object per message.
 
 Importing this module needs pyarrow (`pip install mqproc[arrow]`).
 """
@@ -22,20 +22,19 @@ from mqproc.kernels import arrow, record_decode
 from mqproc.kernels.record_decode import ALL_COLUMNS
 from mqproc.types import PullStatus
 
-# --- arrow_columns ---
-# Columns of records as Arrow batches: places, then one run of memory with all buffers, then the batch over it.
+# Columns
 #
 #     records ──places──▶ room ──▶ head │ body, written by one kernel ──▶ batch
 #
-# Python does the same few things for any number of columns and records: a pull of one message takes a fifth of the time
-# that one column after the other does, and batches may be small enough for a processor's cache.
+# One run of memory has all buffers. The number of Python calls does not depend on columns and records: a pull of one
+# message takes a fifth of the time of an array per column, and batches may be small enough for a processor's cache.
 
 
 @dataclass(frozen=True, slots=True)
 class ArrowColumn:
-    """A column: its name and type; `kind` of `arrow_body`, of which of the decoder's columns it is made.
+    """A column: name, type, `kind` of `arrow_body`, and the decoder's column that it is made of.
 
-    With kind SAME it has `text` in each row instead. With `nulls` an empty text is a null.
+    With kind SAME each row has `text` instead. With `nulls` an empty text is a null.
     """
 
     name: str
@@ -47,12 +46,12 @@ class ArrowColumn:
 
 
 class ArrowColumns:
-    """Makes batches of these columns; may be used by several threads."""
+    """Maker of batches with these columns. Thread-safe."""
 
     def __init__(self, columns: Sequence[ArrowColumn]) -> None:
         self.schema = pa.schema([(column.name, column.type) for column in columns])
         self.rows = record_decode.rows_of(column.of for column in columns if column.of)
-        """The rows of the places that batches are made of."""
+        """Decoder rows that the batches need."""
         texts, steps = bytearray(), []
         for column in columns:
             where = record_decode.place_of(column.of) if column.of else (len(texts), len(column.text))
@@ -64,7 +63,7 @@ class ArrowColumns:
         self._head = head_of(self.schema)
 
     def batch(self, buf: NDArray[np.uint8], places: NDArray[np.int64], count: int) -> pa.RecordBatch:
-        """The columns of the `count` records of `buf` that `places` tells of. Nothing is shared with them.
+        """Make a batch of the `count` records of `buf` at `places`. It shares no memory with them.
 
         Raises BadRequestError for more text than a batch can have.
         """
@@ -89,35 +88,34 @@ class ArrowColumns:
             np.empty(arrow.STATE_WORDS, np.int64),
         )
         batch = pa.ipc.read_record_batch(pa.py_buffer(words), self.schema)
-        return self._mended(batch, beyond) if beyond else batch
+        return self._valid_utf8(batch, beyond) if beyond else batch
 
-    def _mended(self, batch: pa.RecordBatch, beyond: int) -> pa.RecordBatch:
-        """The batch with texts that are UTF-8 in the columns whose bit is in `beyond`."""
-        arrays = [_mended(array) if beyond >> number & 1 else array for number, array in enumerate(batch.columns)]
+    def _valid_utf8(self, batch: pa.RecordBatch, beyond: int) -> pa.RecordBatch:
+        """The batch with valid UTF-8 in the columns whose bit is in `beyond`."""
+        arrays = [_valid_utf8(array) if beyond >> number & 1 else array for number, array in enumerate(batch.columns)]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def _mended(array: pa.Array) -> pa.Array:
-    """An array with texts, or with lists or maps of texts, in which each text is UTF-8.
+def _valid_utf8(array: pa.Array) -> pa.Array:
+    """Replace invalid UTF-8 in an array of texts, or of lists or maps of texts, as StoredMessage does.
 
-    What is stored need not be, and Arrow's texts must be: readers of others fail. As in a StoredMessage, what is none
-    is replaced.
+    Stored texts may be invalid; Arrow's must be valid, or other readers fail.
     """
     kind, buffers = array.type, array.buffers()
     if pa.types.is_string(kind):
         return _as_texts(pa.Array.from_buffers(pa.binary(), len(array), buffers))
     if pa.types.is_struct(kind):
-        fields = [_mended(array.field(number)) for number in range(kind.num_fields)]
+        fields = [_valid_utf8(array.field(number)) for number in range(kind.num_fields)]
         return pa.StructArray.from_arrays(fields, fields=list(kind))
     items = array.values
     if pa.types.is_map(kind):
         items = pa.StructArray.from_arrays([array.keys, array.items], fields=list(kind.field(0).type))
-    return pa.Array.from_buffers(kind, len(array), buffers[:2], children=[_mended(items)])
+    return pa.Array.from_buffers(kind, len(array), buffers[:2], children=[_valid_utf8(items)])
 
 
 def _as_texts(bytes_: pa.Array) -> pa.Array:
     try:
-        return bytes_.cast(pa.string())  # Shares the buffers, and looks at the bytes.
+        return bytes_.cast(pa.string())  # Shares the buffers, and validates the bytes.
     except pa.ArrowInvalid:
         plain = [None if text is None else text.decode("utf-8", "replace") for text in bytes_.to_pylist()]
         return pa.array(plain, pa.string())
@@ -142,7 +140,7 @@ class ArrowPullResult:
 
 
 def parser(columns: Sequence[str] | None) -> Callable[[Any, memoryview], ArrowPullResult]:
-    """What makes a PullAnswer and its records into Arrow. Raises BadRequestError for an unknown column."""
+    """A parser of pulls into Arrow. Raises BadRequestError for an unknown column."""
     if isinstance(columns, str | bytes):
         raise BadRequestError(f"columns = {columns!r}: give a list of names")
     names = tuple(ALL_COLUMNS if columns is None else each_of("columns", columns))
@@ -166,11 +164,11 @@ def parser(columns: Sequence[str] | None) -> Callable[[Any, memoryview], ArrowPu
 
 
 def record_batch(records: memoryview, count: int, columns: Sequence[str]) -> pa.RecordBatch:
-    """`count` whole records (−1: all) as a batch of the named columns. Nothing is shared with `records`.
+    """Make a batch of the named columns of `count` whole records (−1: all). It shares no memory with `records`.
 
     Raises CorruptStoreError when the bytes are not exactly that many records.
     """
-    if not columns:  # Arrow takes the number of rows from the columns, or from structs, which may have no fields.
+    if not columns:  # Without columns Arrow takes the number of rows from a struct array.
         return pa.RecordBatch.from_struct_array(pa.StructArray.from_buffers(pa.struct([]), count, [None]))
     makes = _columns(tuple(columns))
     buf, places, count = record_decode.locate(records, count, makes.rows)
@@ -183,7 +181,7 @@ def _columns(names: tuple[str, ...]) -> ArrowColumns:
 
 
 def _column(name: str) -> ArrowColumn:
-    """A column as it is stored: the properties are bytes, so that such as are no UTF-8 cannot make a pull fail."""
+    """A column as it is stored: properties are bytes, so that invalid UTF-8 cannot make a pull fail."""
     if name in record_decode.FIXED_COLUMNS:
         wide = record_decode.width_of(name) == _WIDE
         return ArrowColumn(name, pa.int64() if wide else pa.int32(), arrow.INT64 if wide else arrow.INT32, name)
@@ -192,21 +190,19 @@ def _column(name: str) -> ArrowColumn:
     return ArrowColumn(name, pa.string(), arrow.HOST if name.endswith("_host") else arrow.TEXT, name)
 
 
-# --- message_head ---
-# The metadata of an Arrow message with a batch, for memory in which a kernel writes the batch's buffers.
+# Message heads
 #
 #     ┌ words ───────────────────────────────────────────────────┬──────────────────────────────────────────┐
 #     │ continuation, size │ flatbuffer: Message { RecordBatch }  │ body: buffers, each at a multiple of 64  │
 #     └──────────────────────────────────────────────────────────┴──────────────────────────────────────────┘
 #
-# All messages of a schema differ in numbers only: rows, nodes (length, nulls), buffers (offset, size), the body's
-# length. So Arrow makes one, and here is found where these numbers stand. Formats: Apache Arrow, *IPC format*
-# (Message.fbs, Schema.fbs); FlatBuffers, *Internals*: a table begins with the distance back to its vtable, which says
-# for each field how far behind the table's begin it lies; a field that is a table or a vector is a distance to it.
-
+# All messages of a schema differ in numbers only: rows, nodes (length, nulls), buffers (offset, size), the length of the
+# body. Arrow makes one message, in which the positions of these numbers are found. Formats: Apache Arrow, *IPC format*
+# (Message.fbs, Schema.fbs); FlatBuffers, *Internals*: a table begins with the distance back to its vtable, which has the
+# distance of each field from the table's beginning; a field that is a table or a vector is a distance to it.
 
 _PREFIX_SIZE: Final = 8
-# Fields by number: of Message, and of RecordBatch.
+# Field numbers of Message, and of RecordBatch.
 _HEADER, _BODY_LENGTH = 2, 3
 _LENGTH, _NODES, _BUFFERS = 0, 1, 2
 _WORD: Final = 8
@@ -214,22 +210,22 @@ _WORD: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class MessageHead:
-    """`words` int64[n], which the body follows; `places` int64[HEAD_WORDS] says where in them what is."""
+    """`words` int64[n], which the body follows; `places` int64[HEAD_WORDS]: positions of the variable numbers."""
 
     words: NDArray[np.int64]
     places: NDArray[np.int64]
 
 
 def head_of(schema: pa.Schema) -> MessageHead:
-    """The head of the messages of a schema."""
-    # A number that is 0 would be left out.
+    """Make the head of a schema's messages."""
+    # FlatBuffers omit a number that is 0.
     one_row = pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)
     message = one_row.serialize().to_pybytes()
     size = _PREFIX_SIZE + struct.unpack_from("<i", message, 4)[0]
     table = _PREFIX_SIZE + _u32(message, _PREFIX_SIZE)
-    batch = _behind(message, _field(message, table, _HEADER))
-    # A vector begins with how many there are.
-    nodes, buffers = (_behind(message, _field(message, batch, field)) + 4 for field in (_NODES, _BUFFERS))
+    batch = _follow(message, _field(message, table, _HEADER))
+    # A vector begins with its length.
+    nodes, buffers = (_follow(message, _field(message, batch, field)) + 4 for field in (_NODES, _BUFFERS))
     places = np.zeros(arrow.HEAD_WORDS, np.int64)
     places[arrow.BODY_AT] = size // _WORD
     places[arrow.LENGTH_AT] = _field(message, batch, _LENGTH) // _WORD
@@ -243,12 +239,12 @@ def _u32(message: bytes, at: int) -> int:
     return int(struct.unpack_from("<I", message, at)[0])
 
 
-def _behind(message: bytes, at: int) -> int:
-    """What the distance at `at` leads to."""
+def _follow(message: bytes, at: int) -> int:
+    """The position to which the offset at `at` points."""
     return at + _u32(message, at)
 
 
 def _field(message: bytes, table: int, number: int) -> int:
-    """Where a field of a table is; it is there."""
+    """Position of a table's field, which must be present."""
     vtable = table - int(struct.unpack_from("<i", message, table)[0])
     return table + int(struct.unpack_from("<H", message, vtable + 4 + 2 * number)[0])

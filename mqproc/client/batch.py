@@ -1,4 +1,4 @@
-"""A batch to send: columns of messages, with no Python step for each of them."""
+"""Batches to send: columns of messages, without a Python step per message."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
     bodies: list of bytes, 2-D uint8 array, 'S' array, or Arrow binary or string array.
     keys: None, one key for all, a list with one key or a list of keys for each, or an Arrow string array.
     tags: None, one tag for all, a list, or an Arrow string array.
-    queue_id: one queue for all; queue_ids: one for each; neither: the writer goes round the topic's queues.
-    sharding_keys: None, one for all, a list, or an Arrow string array; a key's hash picks the queue of its messages,
-    and one that has none takes its turn at the queues. No other queue is named then, and messages that wait have one.
+    queue_id: one queue for all; queue_ids: one for each; neither: the topic's queues in turn.
+    sharding_keys: None, one for all, a list, or an Arrow string array; a key's hash selects the queue of its messages,
+    those without a key take the queues in turn. Excludes queue ids; delayed messages need one key for all.
     properties: pairs for all messages, or a list with a mapping for each.
-    batch: RocketMQ's all-or-nothing batch; its bodies are together no larger than one body may be.
-    wait: False answers before the sync of a SYNC_FLUSH store.
-    unique: unique ids of one's own: their prefix of 28 characters, and the first counter of at most 65,536.
-    delay_level, deliver_at_ms: what all messages wait for; their queue is one for all then. `send_batch` alone takes
-    an array with one for each.
+    batch: RocketMQ's all-or-nothing batch; its bodies together are limited to the size of one body.
+    wait: False has a SYNC_FLUSH store answer before it syncs.
+    unique: own unique ids: their prefix of 28 characters, and the first counter of at most 65,536.
+    delay_level, deliver_at_ms: the delay of all messages, which then have one queue. Only `send_batch` accepts an array
+    with one for each.
     """
 
     topic: str
@@ -57,10 +57,10 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
             raise no_bodies(self.bodies) from None
 
     def aligned(self) -> Batch:
-        """The same with columns that may be cut: each is one for all messages, or has one value for each of them.
+        """A copy that can be cut: each column is one value for all messages, or has one for each.
 
-        What is cut no longer shows that a column was too long or too short, and none that is sent shall be behind one.
-        Raises BadRequestError as the encoding of the whole does.
+        Checks the lengths before the cut, so that no part is sent before an error. Raises BadRequestError as the
+        encoding of the whole batch does.
         """
         count = len(self)
         check_form(self.bodies)
@@ -76,7 +76,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
         )
 
     def checked_unique(self) -> tuple[str, int] | None:
-        """The unique ids of one's own. Raises BadRequestError for what is no prefix and counter."""
+        """The own unique ids. Raises BadRequestError unless they are a prefix and a counter."""
         if self.unique is None:
             return None
         match self.unique:
@@ -85,16 +85,16 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
         raise BadRequestError(f"unique = {repr(self.unique)[:64]}: give None, or a prefix and the first counter")
 
     def part(self, start: int, stop: int) -> Batch:
-        """Messages [start, stop) as a batch; this one is aligned."""
+        """Messages [start, stop) of an aligned batch."""
         unique = None if self.unique is None else (self.unique[0], self.unique[1] + start)
         return msgspec.structs.replace(self, unique=unique, **self._columns(lambda column: column[start:stop]))
 
     def taken(self, places: NDArray[np.int64]) -> Batch:
-        """The messages at some places as a batch; it has no unique ids of its own. This one is aligned."""
+        """The messages at some places of an aligned batch, without own unique ids."""
         return msgspec.structs.replace(self, **self._columns(lambda column: _at(column, places)))
 
     def _columns(self, change: Callable[[Any], Any]) -> dict[str, Any]:
-        """What there is one of for each message, changed."""
+        """The columns with one value per message, changed."""
         names = ("bodies", "keys", "tags", "queue_ids", "born_timestamps_ms", "properties", "flags", "sharding_keys")
         columns = {name: getattr(self, name) for name in names}
         return {
@@ -122,25 +122,22 @@ def _numbers(values: Any, dtype: str, count: int, name: str) -> NDArray[Any] | N
     return None if values is None else numbers(values, dtype, count, name)
 
 
-# --- delayed_batches ---
-# Columns of messages that wait: cut into batches of one time each, with no Python step for each message.
+# Delays
 #
-# A frame's messages wait for one time. So a batch with a time for each message goes as one frame a time, at least.
+# A frame has one delivery time, so a batch with a time for each message is sent as one frame per time, at least.
 
-
-# Times are no later than this is from now; what is no number compares as more.
+# Limit of delays; NaN fails the comparison.
 _DELAY_MS_MAX: Final = 1 << 61
 Times = Any
-"""One Time for all messages, or a list or an array (numpy, Arrow) of Unix times in ms or of datetimes with one for
-each."""
+"""One Time for all messages, or a list or an array (numpy, Arrow) with a Unix time in ms or a datetime for each."""
 Delay = float | datetime.timedelta
-"""How long a message waits: seconds, or a timedelta."""
+"""Delay of a message: seconds, or a timedelta."""
 Delays = Any
-"""One Delay for all messages, or a list or an array (numpy, Arrow) of seconds or of timedeltas with one for each."""
+"""One Delay for all messages, or a list or an array (numpy, Arrow) with seconds or a timedelta for each."""
 
 
 def deliver_at_ms(deliver_at: Times, delay: Delays) -> Any:
-    """What `Batch.deliver_at_ms` is of a time, or of a delay from now on: one, or one for each message."""
+    """The value of `Batch.deliver_at_ms` for a time, or for a delay from now on: one, or one per message."""
     if delay is None and deliver_at is None:
         return 0
     if delay is None:
@@ -170,30 +167,30 @@ def _no_delay(reason: str) -> BadTimeError:
 
 
 def _seconds(delay: Delays) -> NDArray[np.float64]:
-    """A delay or a column of delays as seconds, NaN for no time. Raises TypeError and ValueError for anything else."""
+    """A delay or a column of delays as seconds, NaN for NaT. Raises TypeError and ValueError for other values."""
     found: NDArray[Any] = np.asarray(delay)
     if found.dtype.kind == "O" and any(is_numpys := [isinstance(one, np.timedelta64) for one in found.flat]):
-        if not all(is_numpys):  # As below, each would be a bare number, in a unit of its own.
-            raise TypeError("timedelta64s stand among others")
-        if len({one.dtype for one in found.flat}) > 1:  # In one unit for all of them the largest may not fit.
+        if not all(is_numpys):  # numpy would take each for a bare number in its own unit.
+            raise TypeError("timedelta64 values are mixed with others")
+        if len({one.dtype for one in found.flat}) > 1:  # In a common unit the largest may not fit.
             return np.array([_seconds(one) for one in found.flat]).reshape(found.shape)
         found = np.array(found.tolist())
-    if found.dtype.kind == "M":  # numpy would count from 1970 in the array's own unit.
+    if found.dtype.kind == "M":  # numpy would count from 1970 in the array's unit.
         raise TypeError("datetimes are moments, for deliver_at")
     if found.dtype.kind in "bc":  # numpy would take 0 and 1, and the real part.
         raise TypeError(f"{'booleans' if found.dtype.kind == 'b' else 'complex numbers'} are no seconds")
     if found.dtype.kind == "m":
-        # As floats: in a finer unit large ones would become small without a word.
+        # As floats: in a finer unit large values would overflow silently.
         one_s = np.ones((), found.dtype) / np.timedelta64(1, "s")
         return np.where(np.isnat(found), np.nan, found.astype(np.int64) * one_s)
-    # Each is looked at: numpy would take a number among timedeltas for microseconds.
+    # Checks each: numpy would take a number among timedeltas for microseconds.
     if found.dtype.kind == "O" and all(isinstance(one, datetime.timedelta) for one in found.flat):
         return np.array([one.total_seconds() for one in found.flat]).reshape(found.shape)
     return found.astype(np.float64)
 
 
 def is_column(value: Any) -> bool:
-    """Whether this has one value for each message."""
+    """Whether a value is a column with one item per message."""
     return (isinstance(value, np.ndarray | Sequence) and not isinstance(value, str)) or is_arrow(value)
 
 
@@ -212,9 +209,10 @@ def _times_ms(times: Any) -> NDArray[np.int64]:
 
 
 def by_time(batch: Batch) -> tuple[list[Batch], NDArray[np.int64] | None]:
-    """Batches whose messages wait for one time, the earliest first, and the places of their messages in the given one.
+    """Split a batch into batches of one delivery time each, the earliest first.
 
-    None for a batch that goes as it is. Raises BadRequestError.
+    Returns them with the places of their messages in the batch, or with None when it is not split. Raises
+    BadRequestError.
     """
     names = [name for name in ("delay_level", "deliver_at_ms") if is_column(getattr(batch, name))]
     if not names:

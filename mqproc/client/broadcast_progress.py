@@ -1,4 +1,4 @@
-"""Broadcast: every consumer reads every queue, and keeps its own progress in a file of its own.
+"""Progress of a broadcast consumer, which reads every queue and keeps its offsets in a file of its own.
 
 {"orders": {"0": 24, "1": 16}}
 """
@@ -10,32 +10,29 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
-from mqproc.client import requests as core
+from mqproc.client import requests
 from mqproc.client.assignment import Cursor
 from mqproc.client.requests import Steps
 from mqproc.client.subscription import Subscription
 from mqproc.errors import BadRequestError, CorruptStoreError, GroupInUseError
-from mqproc.io.store_io import StoreIO
 from mqproc.types import QueueInfo
+from mqproc.util.atomic_file import make_private_folder, replace_file
 from mqproc.util.file_lock import try_flock, unlock
 from mqproc.wire.operations.groups import EARLIEST, LATEST, Assigned, GroupAssignment
 
-if TYPE_CHECKING:
-    pass
-
 LOOK_S: Final = 1.0
-"""How often new queues are looked for, and progress is saved."""
+"""Interval at which new queues are searched and progress is saved."""
 Offsets = dict[str, dict[int, int]]
 
 
 def load_offsets(path: Path) -> Offsets:
-    """Progress by topic and queue id; none when there is no file. Raises CorruptStoreError."""
+    """Load offsets by topic and queue id; empty when there is no file. Raises CorruptStoreError."""
     try:
-        return StoreIO().read_json(path, Offsets)
+        return msgspec.json.decode(path.read_bytes(), type=Offsets)
     except FileNotFoundError:
         return {}
     except msgspec.MsgspecError as error:
@@ -43,21 +40,22 @@ def load_offsets(path: Path) -> Offsets:
 
 
 class LocalProgress:
-    """One consumer's own progress, in memory and in its file."""
+    """Offsets of one consumer, in memory and in its file. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        """Raises GroupInUseError when another consumer that lives keeps its own there: one would take messages from the
-        other. BadRequestError when no file can be there, CorruptStoreError when it is there and is none.
+        """Lock and load the file.
+
+        Raises GroupInUseError when another consumer uses it, BadRequestError when it cannot be created,
+        CorruptStoreError when it cannot be read.
         """
         if path.is_dir():
             raise BadRequestError(f"offsets_path = {str(path)!r} is a folder: give the name of a file")
         self._path = path
-        self._io = StoreIO()
         self._pid = os.getpid()
         self._lock_fd = -1
         try:
-            self._io.make_folder(path.parent, mode=0o700)
-            self._lock_fd = _locked(self._io, path)
+            make_private_folder(path.parent)
+            self._lock_fd = _locked(path)
             self._offsets = load_offsets(path)
         except OSError as error:
             self.close()
@@ -71,34 +69,34 @@ class LocalProgress:
         self._saving = threading.Lock()
 
     def offset(self, topic: str, queue_id: int) -> int | None:
-        """None for a queue that this consumer has never read."""
+        """Offset of a queue; None for one that this consumer has never read."""
         with self._lock:
             return self._offsets.get(topic, {}).get(queue_id)
 
     def reads(self, topic: str) -> bool:
-        """Whether it read any queue of a topic before: then new ones are read from their beginning."""
+        """Whether it has read the topic before: then new queues are read from their beginning."""
         return topic in self._known_topics
 
     def begin(self, topic: str) -> None:
-        """From now on queues that come to the topic are read from their beginning, though it has none so far.
+        """From now on read the topic's new queues from their beginning, also when it has no queue yet.
 
-        What is in them was sent after this consumer had begun, so "latest" includes it. RocketMQ's broker tells a group
-        the same of a queue whose first message is still there; its own broadcast consumers begin at the end that such a
-        queue has when they find it, up to 30 s later, and never see what was sent before.
+        Their messages are newer than the start of this consumer, so "latest" includes them. RocketMQ's broker answers a
+        group likewise for a queue whose first message is still stored; its own broadcast consumers begin at the end
+        that such a queue has when they find it, up to 30 s later, and miss earlier messages.
         """
         self._known_topics.add(topic)
 
     def put(self, topic: str, queue_id: int, offset: int) -> None:
-        """Everything below `offset` is done."""
+        """Set the offset below which all messages of a queue are done."""
         with self._lock:
             self._offsets.setdefault(topic, {})[queue_id] = offset
             self._changed = True
 
     def save(self) -> None:
-        """Write the file when something changed. Raises OSError."""
+        """Write the file when an offset has changed; not in a forked process. Raises OSError."""
         if os.getpid() != self._pid:
-            return  # What this process was forked from goes on, and may have come further.
-        # A consumer's commit and its thread may both save: the file beside it that is renamed is one.
+            return  # The parent continues, and may be further.
+        # A commit and the background thread may save at once, with the same temporary file.
         with self._saving:
             with self._lock:
                 if not self._changed:
@@ -106,27 +104,27 @@ class LocalProgress:
                 text = msgspec.json.encode(self._offsets)
                 self._changed = False
             try:
-                self._io.make_folder(self._path.parent, mode=0o700)
-                self._io.write_file_atomically(self._path, text, 0o600)
-            except BaseException:  # Ctrl-C too, in a user's thread that commits.
+                make_private_folder(self._path.parent)
+                replace_file(self._path, text)
+            except BaseException:  # Also Ctrl-C, in a user's thread that commits.
                 self._changed = True
                 raise
 
     def close(self) -> None:
-        """Let another consumer have the file."""
+        """Unlock the file for another consumer."""
         fd, self._lock_fd = self._lock_fd, -1
         if fd >= 0:
             if os.getpid() == self._pid:
-                # Processes that were forked from this one have it open too, and hold nothing by it.
+                # Forked processes share the open file, but do not hold the lock.
                 unlock(fd)
-            self._io.close(fd)
+            os.close(fd)
 
 
-def _locked(io: StoreIO, path: Path) -> int:
-    """A descriptor whose lock says that the file is somebody's, as long as it is open. Raises GroupInUseError."""
-    fd = io.open(path.with_name(path.name + ".lock"), write=True, create=True)
+def _locked(path: Path) -> int:
+    """A descriptor that holds the lock of an offsets file while it is open. Raises GroupInUseError."""
+    fd = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     if not try_flock(fd):
-        io.close(fd)
+        os.close(fd)
         raise GroupInUseError(
             f"{path} has the progress of another broadcast consumer: give this one a name or an offsets_path of its own"
         )
@@ -134,7 +132,7 @@ def _locked(io: StoreIO, path: Path) -> int:
 
 
 class OwnProgress:
-    """What a consumer that keeps its own progress knows, whoever looks for its queues."""
+    """Assignment of all queues to a broadcast consumer, from its own progress. A subclass runs the search for queues."""
 
     def __init__(
         self,
@@ -150,10 +148,10 @@ class OwnProgress:
         self._known: list[tuple[str, int]] | None = None
         self._generation = 0
         self.valid_until = math.inf
-        """Nobody else reads for this consumer."""
+        """The queues are never reassigned to another consumer."""
 
     def commit(self, sent: Sequence[tuple[Cursor[Any], int]]) -> None:
-        """Positions are this consumer's progress now."""
+        """Set the progress to the positions of cursors."""
         for cursor, position in sent:
             self._progress.put(cursor.topic, cursor.queue_id, position)
 
@@ -162,21 +160,21 @@ class OwnProgress:
         self._progress.save()
 
     def end(self) -> None:
-        """Write the file, and let another consumer have it. Raises OSError."""
+        """Write and unlock the file. Raises OSError."""
         try:
             self.save()
         finally:
             self._progress.close()
 
     def give_up(self) -> None:
-        """It could not begin."""
+        """Unlock the file of a consumer that could not start."""
         self._progress.close()
 
     def find_queues(self) -> Steps[None]:
-        """Find the queues, and save; when they are others than before, assign all of them. Raises OSError."""
+        """Find the queues, assign them when they have changed, and save. Raises OSError."""
         found: list[QueueInfo] = []
         for topic in self._subscription.topics:
-            found += yield core.queues(topic)
+            found += yield requests.queues(topic)
         known = sorted((info.topic, info.queue_id) for info in found)
         if known != self._known:
             rows: list[Assigned] = []
@@ -187,7 +185,7 @@ class OwnProgress:
             self._on_assignment(GroupAssignment(self._subscription.name, self._generation, True, rows))
         for topic in self._subscription.topics:
             self._progress.begin(topic)
-        # The first time too: who is killed and comes again would begin at a later "latest".
+        # Also the first time: after a kill the consumer would begin at a later "latest".
         self.save()
 
     def _offset_of(self, info: QueueInfo) -> Steps[int]:
@@ -198,11 +196,11 @@ class OwnProgress:
         return offset
 
     def _start_in(self, info: QueueInfo) -> Steps[int]:
-        """Where this consumer begins in a queue that it has never read."""
+        """Start offset in a queue that was never read."""
         start = EARLIEST if self._progress.reads(info.topic) else self._subscription.start
         if start == EARLIEST:
             return info.min_offset
         if start == LATEST:
             return info.max_offset
-        offset: int = yield core.offset_at(info.topic, info.queue_id, self._subscription.start_ms, False)
+        offset: int = yield requests.offset_at(info.topic, info.queue_id, self._subscription.start_ms, False)
         return offset

@@ -1,6 +1,6 @@
-"""Columns of an append frame: lengths and bytes of all messages, with no Python step for each of them.
+"""Columns of an append frame: lengths and bytes of all messages, without a Python step per message.
 
-Values may be lists, numpy arrays or Arrow arrays; an Arrow array's own buffers are sent, also those of a slice.
+Values may be lists, numpy arrays or Arrow arrays; the buffers of Arrow arrays and slices are sent without a copy.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from mqproc.wire.operations.log import COLUMN_ABSENT
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# A body of this size or more is sent from where it lies; smaller ones are joined.
+# Bodies of this mean size or more are sent from their own memory; smaller ones are joined.
 _SCATTERED_BODY_BYTES: Final = 16 << 10
 _LENGTH = np.dtype("<u4")
 assert array("I").itemsize == _LENGTH.itemsize
 _SHORT_LENGTH = np.dtype("<u2")
-# Arrow's arrays of texts and binaries by their classes, which cost less to tell than their types.
+# Arrow's arrays of texts and binaries by class name, which is cheaper to compare than the type.
 _OFFSET_TYPES: Final = {
     "BinaryArray": np.int32,
     "StringArray": np.int32,
@@ -49,9 +49,9 @@ Texts = Any
 
 
 class Column(msgspec.Struct, frozen=True, eq=False):
-    """Values of all messages. `size` is the sum of `lengths`; of texts `longest` is the largest.
+    """Values of all messages. `size` is the sum of `lengths`; `longest` is the largest, for texts.
 
-    `pieces` is what is sent: the lengths, then the values one after the other.
+    `pieces` are the bytes to send: the lengths, then the values one after the other.
     """
 
     lengths: NDArray[Any]
@@ -61,7 +61,7 @@ class Column(msgspec.Struct, frozen=True, eq=False):
 
 
 NO_COLUMN: Final = Column(np.empty(0, np.uint16), COLUMN_ABSENT, [])
-"""For what no message has."""
+"""A field that no message has."""
 
 
 # Bodies
@@ -73,7 +73,7 @@ def _lengths_of(values: Sequence[Any]) -> NDArray[np.uint32]:
 
 
 def encode_bodies(bodies: Any) -> Column:
-    """A body column of what `Batch.bodies` may be. Raises BadMessageError."""
+    """Encode bodies in any form of `Batch.bodies`. Raises BadMessageError."""
     check_form(bodies)
     if isinstance(bodies, np.ndarray):
         return _numpy_bodies(bodies)
@@ -81,7 +81,7 @@ def encode_bodies(bodies: Any) -> Column:
 
 
 def check_form(bodies: Any) -> None:
-    """Raise BadMessageError for what is no list and no array."""
+    """Raise BadMessageError unless bodies are a list or an array."""
     if isinstance(bodies, np.ndarray) or is_arrow(bodies):
         return
     if isinstance(bodies, str | bytes | bytearray | memoryview) or not isinstance(bodies, Sequence):
@@ -89,18 +89,18 @@ def check_form(bodies: Any) -> None:
 
 
 def no_bodies(bodies: Any) -> BadMessageError:
-    """What is said of bodies in a form that cannot be."""
-    told = f"bodies must be a list of bytes, or a numpy or Arrow array, not {type(bodies).__name__}"
-    return BadMessageError(f"{told}{list_hint(bodies)}")
+    """The error for bodies in another form."""
+    text = f"bodies must be a list of bytes, or a numpy or Arrow array, not {type(bodies).__name__}"
+    return BadMessageError(f"{text}{list_hint(bodies)}")
 
 
 def list_hint(values: Any) -> str:
-    """How a column of pandas or polars becomes a list; nothing of what has no such way."""
+    """Hint for a column of pandas or polars; "" for other values."""
     return "; give its to_list()" if hasattr(values, "to_list") else ""
 
 
 def list_bodies(bodies: Sequence[Any]) -> Column:
-    """A body column of a list of bytes. Raises BadMessageError."""
+    """Encode a list of bytes. Raises BadMessageError."""
     try:
         lengths = _lengths_of(bodies)
         size = int(lengths.sum(dtype=np.int64))
@@ -109,12 +109,12 @@ def list_bodies(bodies: Sequence[Any]) -> Column:
             if len(joined) == size:
                 return Column(lengths, size, [lengths.data, joined])
     except (TypeError, BufferError, OverflowError):
-        pass  # What follows tells what is wrong.
+        pass  # The next step raises the error.
     return _viewed_bodies(bodies)
 
 
 def _viewed_bodies(bodies: Sequence[Any]) -> Column:
-    """Bodies that are large, or of items of more than a byte, whose number is not their size."""
+    """Encode bodies that are large, or whose items are larger than a byte."""
     views = list(map(_view_of, bodies, range(len(bodies))))
     try:
         lengths = _lengths_of(views)
@@ -130,8 +130,8 @@ def _view_of(body: Any, index: int) -> memoryview:
     try:
         return _memory_of(body)
     except (TypeError, ValueError, BufferError) as error:
-        told = _TEXT_HINT if isinstance(body, str) else f": {error}"
-        raise BadMessageError(f"body {index:,} is a {type(body).__name__}, not bytes{told}") from None
+        shown = _TEXT_HINT if isinstance(body, str) else f": {error}"
+        raise BadMessageError(f"body {index:,} is a {type(body).__name__}, not bytes{shown}") from None
 
 
 def as_bytes(body: Any) -> bytes:
@@ -144,25 +144,25 @@ def as_bytes(body: Any) -> bytes:
 
 
 def body_bytes(body: Any) -> int:
-    """How many bytes a body has: the len of an array is another number. Raises TypeError for what has no size."""
+    """Size of a body in bytes, which is not the `len` of an array. Raises TypeError for a value without a size."""
     try:
         return memoryview(body).nbytes
     except (TypeError, ValueError, BufferError):
-        return len(body)  # No body at all, as who encodes it says.
+        return len(body)  # Not a body; its encoding raises the error.
 
 
 def _memory_of(body: Any) -> memoryview:
-    """Raises TypeError, ValueError, BufferError for what has no bytes of its own."""
+    """A body's memory. Raises TypeError, ValueError, BufferError when it has none."""
     if type(body) is bytes:
         return memoryview(body)
     if isinstance(body, np.generic) and not isinstance(body, bytes):
-        raise TypeError("a number, a moment or a text")  # numpy's have memory, which is not what was meant.
+        raise TypeError("a number, a moment or a text")  # A numpy scalar has memory, but is not a body.
     view = memoryview(body)
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 def _refuse_masked(values: Any, name: str) -> None:
-    """A masked array's hidden values are no values, as Arrow's nulls are none."""
+    """Refuse masked values, like Arrow's nulls."""
     is_subclass = isinstance(values, np.ndarray) and type(values) is not np.ndarray  # np.ma takes 30 ms to import
     if is_subclass and np.ma.is_masked(values):
         masked = np.count_nonzero(np.ma.getmaskarray(values))
@@ -184,14 +184,14 @@ def _numpy_bodies(bodies: NDArray[Any]) -> Column:
 
 @functools.lru_cache(maxsize=8)
 def _equal_lengths(count: int, width: int) -> NDArray[np.uint32]:
-    """The lengths of rows: a producer's frames are most often alike. Not to be written to."""
+    """Read-only lengths of rows, cached since a producer's frames are mostly alike."""
     lengths = np.full(count, width, _LENGTH)
     lengths.setflags(write=False)
     return lengths
 
 
 def _padded_bodies(bodies: NDArray[np.bytes_]) -> Column:
-    """Texts padded with zero bytes to one width, as numpy keeps them; the padding is not sent."""
+    """Encode texts that numpy pads with zero bytes to one width; the padding is not sent."""
     width = bodies.dtype.itemsize
     lengths = np.strings.str_len(bodies).astype(_LENGTH)
     rows = bodies.view(np.uint8).reshape(len(bodies), width)
@@ -201,12 +201,12 @@ def _padded_bodies(bodies: NDArray[np.bytes_]) -> Column:
 
 
 def is_arrow(values: Any) -> bool:
-    """Whether this is pyarrow's, told without importing it."""
+    """Whether a value is an object of pyarrow, without importing it."""
     return _is_of_arrow(type(values).__module__)
 
 
 def is_array(values: Any) -> bool:
-    """Whether this is an array of numpy's that has rows."""
+    """Whether a value is a numpy array with rows."""
     return isinstance(values, np.ndarray) and values.ndim > 0
 
 
@@ -216,7 +216,7 @@ def _is_of_arrow(module: str) -> bool:
 
 
 def _plain_arrow(values: Any, name: str) -> Any:
-    """Texts or binaries as an array with offsets and bytes, or of one width. Raises BadMessageError."""
+    """An Arrow array of texts or binaries with offsets and bytes, or of one width. Raises BadMessageError."""
     kind = type(values).__name__
     if kind == "ChunkedArray":
         values = values.combine_chunks()
@@ -225,7 +225,7 @@ def _plain_arrow(values: Any, name: str) -> Any:
 
 
 def _arrow_column(values: Any) -> tuple[NDArray[Any], memoryview]:
-    """Sizes and bytes of a plain Arrow array: a view of its own buffer, a slice's part of it."""
+    """Sizes and bytes of a plain Arrow array; the bytes are a view of its buffer."""
     kind = type(values).__name__
     if kind == "FixedSizeBinaryArray":
         return _fixed_column(values)
@@ -246,7 +246,7 @@ def _fixed_column(values: Any) -> tuple[NDArray[Any], memoryview]:
 
 
 def _cast_arrow(values: Any, name: str) -> Any:
-    """Dictionary and view types as plain ones. pyarrow's errors are ValueErrors and NotImplementedErrors."""
+    """Cast dictionary and view types to plain ones. pyarrow raises ValueError and NotImplementedError."""
     kind = arrow_type(values, name)
     try:
         plain = values.dictionary_decode() if kind.startswith("dictionary") else values
@@ -256,14 +256,14 @@ def _cast_arrow(values: Any, name: str) -> Any:
 
 
 def arrow_type(values: Any, name: str) -> str:
-    """The type of an Arrow array's values. Raises BadMessageError for what pyarrow has besides arrays."""
+    """Type of an Arrow array's values. Raises BadMessageError for other objects of pyarrow."""
     if not type(values).__name__.endswith("Array"):
         raise BadMessageError(f"{name}: a {type(values).__name__} of pyarrow's is no array")
     return str(values.type)
 
 
 def arrow_texts(values: Any, name: str) -> Any:
-    """An Arrow array of texts, "" in the place of nulls; binaries become texts where they are UTF-8."""
+    """An Arrow array of texts, with "" for nulls; binaries of UTF-8 become texts."""
     texts = _plain_arrow(values, name)
     if type(texts).__name__ not in _TEXT_ARRAYS:
         binaries = texts.cast("large_binary")
@@ -293,7 +293,7 @@ def _arrow_bodies(bodies: Any) -> Column:
 
 
 def encode_keys(keys: Texts, count: int) -> Column:
-    """The keys column, each message's keys joined by a space. Raises BadPropertyError."""
+    """Encode keys, each message's keys joined by a space. Raises BadPropertyError."""
     if isinstance(keys, str):
         check_keys((keys,))
         return encode_texts([keys] * count, count, "keys")
@@ -307,7 +307,7 @@ def encode_keys(keys: Texts, count: int) -> Column:
 
 
 def _joined_keys_of(values: Sequence[Any]) -> list[str]:
-    """Each message's keys; the error names the first message whose keys cannot be."""
+    """Join each message's keys; the error names the first message with invalid keys."""
     try:
         return [joined_keys(value) for value in values]
     except BadPropertyError:
@@ -318,11 +318,11 @@ def _joined_keys_of(values: Sequence[Any]) -> list[str]:
             joined_keys(value)
         except BadPropertyError as error:
             raise BadPropertyError(f"message {row:,}: {error}") from None
-    raise AssertionError("keys that could not be can be")
+    raise AssertionError("keys were refused and then accepted")
 
 
 def joined_keys(keys: Any) -> str:
-    """One message's keys, given as a text, a sequence of texts, or None."""
+    """Join one message's keys, given as a text, a sequence of texts, or None."""
     if keys is None or (isinstance(keys, Sequence) and not keys):
         return ""
     several = (keys,) if isinstance(keys, str) else keys
@@ -331,14 +331,14 @@ def joined_keys(keys: Any) -> str:
 
 
 def encode_tags(tags: Texts, count: int) -> Column:
-    """The tags column. Raises BadPropertyError."""
+    """Encode tags. Raises BadPropertyError."""
     column = encode_texts(tags, count, "tags")
     _refuse_bytes(column, "tags", NAME_END + PAIR_END)
     return column
 
 
 def encode_sharding_keys(keys: Texts, count: int) -> Column:
-    """The column of sharding keys; None and "" are none, and NO_COLUMN when no message has one."""
+    """Encode sharding keys; None and "" are absent, NO_COLUMN when no message has one."""
     texts = [keys] * count if isinstance(keys, str) else keys
     column = encode_texts(texts, count, "sharding keys")
     _refuse_bytes(column, "sharding keys", NAME_END + PAIR_END)
@@ -346,7 +346,7 @@ def encode_sharding_keys(keys: Texts, count: int) -> Column:
 
 
 def encode_texts(texts: Texts, count: int, name: str) -> Column:
-    """A column of short texts, one for each message; None and "" are none."""
+    """Encode short texts, one per message; None and "" are absent."""
     values = as_list(texts, name)
     if values is None:
         return _text_column(texts, None, count, name)
@@ -360,7 +360,7 @@ def encode_texts(texts: Texts, count: int, name: str) -> Column:
 
 
 def _text_column(texts: Any, joined: str | None, count: int, name: str) -> Column:
-    """Texts and what they are joined, or an Arrow array of texts when `joined` is None."""
+    """Encode texts with their concatenation, or an Arrow array of texts when `joined` is None."""
     data: memoryview | bytes
     if joined is None:
         sizes, data = _arrow_column(arrow_texts(texts, name))
@@ -376,7 +376,7 @@ def _text_column(texts: Any, joined: str | None, count: int, name: str) -> Colum
 
 
 def as_list(texts: Texts, name: str) -> Sequence[Any] | None:
-    """The texts as a sequence, or None when they are one of Arrow's arrays of texts."""
+    """Texts as a sequence, or None for an Arrow array of texts."""
     if is_arrow(texts):
         return list(texts.to_pylist()) if "list" in arrow_type(texts, name) else None
     if is_array(texts):
@@ -389,17 +389,17 @@ def as_list(texts: Texts, name: str) -> Sequence[Any] | None:
 
 def _no_text(values: Sequence[Any], name: str) -> BadPropertyError:
     row, value = next((row, value) for row, value in enumerate(values) if not isinstance(value, str))
-    told = _value_of(value, row, len(values))
-    return BadPropertyError(f"{name}: not all of them are texts: {told} is of type {type(value).__name__}")
+    shown = _value_of(value, row, len(values))
+    return BadPropertyError(f"{name}: not all of them are texts: {shown} is of type {type(value).__name__}")
 
 
 def _value_of(value: object, row: int, count: int) -> str:
-    """A wrong value in words; of one message alone nobody need be told which it is."""
+    """A wrong value for an error; with the message's place unless there is only one."""
     return f"{repr(value)[:_SHOWN_CHARACTERS]}{f' of message {row:,}' if count > 1 else ''}"
 
 
 def _joined(values: Sequence[Any]) -> str | None:
-    """All texts as one, or None when some are no texts."""
+    """Concatenate texts; None when a value is not a text."""
     try:
         return "".join(values)
     except TypeError:
@@ -413,7 +413,7 @@ def _list_texts(values: Sequence[str], joined: str, name: str) -> tuple[NDArray[
         raise _no_utf8(values, name) from None
     if len(data) == len(joined):
         return _lengths_of(values), data
-    return _lengths_of(list(map(str.encode, values))), data  # Not all ASCII, so characters are not bytes.
+    return _lengths_of(list(map(str.encode, values))), data  # Not all ASCII: characters are not bytes.
 
 
 def _no_utf8(values: Sequence[str], name: str) -> BadPropertyError:
@@ -422,7 +422,7 @@ def _no_utf8(values: Sequence[str], name: str) -> BadPropertyError:
             value.encode()
         except UnicodeEncodeError as error:
             return BadPropertyError(f"{name}: {_value_of(value, row, len(values))}: {error}")
-    raise AssertionError("texts that were no UTF-8 are")
+    raise AssertionError("texts were refused and then accepted")
 
 
 def _refuse_bytes(column: Column, name: str, forbidden: str) -> None:
@@ -433,26 +433,26 @@ def _refuse_bytes(column: Column, name: str, forbidden: str) -> None:
             ends = np.cumsum(column.lengths, dtype=np.int64)
             row = int(np.searchsorted(ends, data.index(byte), side="right"))
             value = data[int(ends[row]) - int(column.lengths[row]) : int(ends[row])].decode("utf-8", "replace")
-            told = _value_of(value, row, len(ends))
-            raise BadPropertyError(f"{name}: one holds the separator byte 0x{byte:02X}: {told}")
+            shown = _value_of(value, row, len(ends))
+            raise BadPropertyError(f"{name}: one holds the separator byte 0x{byte:02X}: {shown}")
 
 
 # Numbers
 
 
 def numbers(values: Any, dtype: str, count: int, name: str) -> NDArray[Any]:
-    """A column of numbers, one for each message."""
+    """Encode numbers, one per message. Raises BadMessageError."""
     _refuse_masked(values, name)
     try:
         found = np.asarray(values)
         if found.dtype.kind not in "iu" and len(found):
-            told = _first_that(values, lambda value: not is_whole(value))
-            raise BadMessageError(f"{name}: {told}{found.dtype} are no whole numbers")
+            shown = _first_that(values, lambda value: not is_whole(value))
+            raise BadMessageError(f"{name}: {shown}{found.dtype} are no whole numbers")
         limits = np.iinfo(dtype)
         if len(found) and not limits.min <= int(found.min()) <= int(found.max()) <= limits.max:
-            told = _first_that(found, lambda value: not limits.min <= value <= limits.max)
+            shown = _first_that(found, lambda value: not limits.min <= value <= limits.max)
             raise BadMessageError(
-                f"{name}: {told}{int(found.min()):,}…{int(found.max()):,} do not fit {limits.bits} bits"
+                f"{name}: {shown}{int(found.min()):,}…{int(found.max()):,} do not fit {limits.bits} bits"
             )
     except (TypeError, ValueError, OverflowError) as error:
         raise BadMessageError(f"{name}: {error}") from None
@@ -462,7 +462,7 @@ def numbers(values: Any, dtype: str, count: int, name: str) -> NDArray[Any]:
 
 
 def _first_that(values: Any, is_wrong: Callable[[Any], bool]) -> str:
-    """The first wrong one of some numbers, in words; empty when no single one is."""
+    """The first wrong number, for an error; "" when there is no single one."""
     rows = values.to_pylist() if is_arrow(values) else values.tolist() if is_array(values) else list(values)
     for row, value in enumerate(rows):
         if is_wrong(value):
@@ -471,7 +471,7 @@ def _first_that(values: Any, is_wrong: Callable[[Any], bool]) -> str:
 
 
 def queue_numbers(queue_ids: Any, count: int) -> NDArray[np.int32]:
-    """A column of queue ids. Raises NoSuchQueueError when one is negative."""
+    """Encode queue ids. Raises NoSuchQueueError when one is negative."""
     found = numbers(queue_ids, "i4", count, "queue ids")
     if count and int(found.min()) < 0:
         row = int(found.argmin())

@@ -13,6 +13,8 @@ import msgspec
 
 from mqproc.client.arguments import above_zero, at_least_one
 from mqproc.client.retry import ConnectionLost, RetryPolicy, policy_of
+from mqproc.config.options import Options
+from mqproc.config.parse import parse_saved
 from mqproc.errors import (
     MqprocError,
     NotRunningError,
@@ -24,7 +26,7 @@ from mqproc.errors import (
     UnknownCommandError,
     UnsupportedVersionError,
 )
-from mqproc.paths import given_path
+from mqproc.paths import StorePaths, checked_path
 from mqproc.util.units import MIB
 from mqproc.wire.address import connect_path
 from mqproc.wire.frames import AnswerFrame, ClientProtocol, OutputQueue
@@ -274,17 +276,22 @@ class ClientSettings:
         max_frame_bytes: int,
         **further: object,
     ) -> None:
-        self.store = given_path(store_or_socket)
+        self.store = checked_path(store_or_socket)
         self.timeout_s = above_zero("timeout", timeout)
         self.retry = policy_of(retry)
         self._frame_bytes_max = at_least_one("max_frame_bytes", max_frame_bytes)
         self.pull_bytes_max = max(1, self._frame_bytes_max - ANSWER_BYTES)
         """Message bytes requested at once: a larger message comes alone, and may not fit the frame."""
-        settings: dict[str, Any] = {"timeout": timeout, "retry": retry, "max_frame_bytes": self._frame_bytes_max, **further}
-        self._copy = functools.partial(type(self), **settings)
+        settings: dict[str, Any] = {"timeout": timeout, "retry": retry, **further}
+        self._copy = functools.partial(type(self), max_frame_bytes=self._frame_bytes_max, **settings)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({os.fspath(self.store)!r})"
 
     def __reduce__(self) -> tuple[Callable[[Path], object], tuple[Path]]:
         return self._copy, (self.store,)
+
+
+def running_options(paths: StorePaths) -> Options:
+    """Options of the running group. Raises OSError, ValueError, ConfigurationError."""
+    return Options(**parse_saved(paths.settings.read_bytes(), str(paths.settings)))

@@ -1,4 +1,4 @@
-"""After lost answers: until the index knows of every message that the writer may have taken."""
+"""Waits until dispatch has passed a position: all messages written before can then be found by queue, key and time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from mqproc.client import requests as core
+from mqproc.client import requests
 from mqproc.client.arguments import moment_after
+from mqproc.client.connection import running_options
 from mqproc.errors import (
     BadRequestError,
     ConfigurationError,
@@ -18,100 +19,110 @@ from mqproc.errors import (
     SendOutcomeUnknownError,
     StoreBusyError,
 )
-from mqproc.io.clock import Clock
-from mqproc.io.store_io import StoreIO
 from mqproc.ipc.health import error_text
 from mqproc.paths import StorePaths
-from mqproc.store.settings import read_settings
 
-UNSETTLED: Final = (SendOutcomeUnknownError, NotRunningError, RequestTimeoutError, StoreBusyError)
-"""Errors after which it is not known which of the messages under way are stored."""
+OUTCOME_UNKNOWN: Final = (SendOutcomeUnknownError, NotRunningError, RequestTimeoutError, StoreBusyError)
+"""Errors after which the messages in flight may or may not be stored."""
 
-# Each answer is a step of the writer's, and each step reads every connection that has bytes.
+# Each answer takes a step of the writer, and each step reads all connections with bytes.
 DRAIN_PINGS: Final = 256
 PATIENCE_S: Final = 60.0
 _POLL_S: Final = 0.005
 
 
-class Runs(Protocol):
-    """What makes calls, again when that is safe: a client."""
+class CallRunner(Protocol):
+    """A client."""
 
-    def run(self, call: core.Call[Any]) -> Any:
-        """The call's value; raises its error."""
+    def run(self, call: requests.Call[Any]) -> Any:
+        """Make a call, again when that is safe; return its value or raise its error."""
 
 
-def _tell_nobody(text: str) -> None:
+class Clock(Protocol):
+    """A monotonic clock."""
+
+    def monotonic_ns(self) -> int: ...
+
+    def sleep(self, seconds: float) -> None: ...
+
+
+class SystemClock:
+    """The system's monotonic clock."""
+
+    def monotonic_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def _ignore(text: str) -> None:
     pass
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How one waits for a store, and who is told, once, of what keeps it."""
+    """Limits of a wait for dispatch; `told` gets, once, the reason of a delay."""
 
-    clock: Clock = field(default_factory=Clock)
+    clock: Clock = field(default_factory=SystemClock)
     pings: int = DRAIN_PINGS
     seconds: float = PATIENCE_S
-    told: Callable[[str], None] = _tell_nobody
+    told: Callable[[str], None] = _ignore
 
 
 def has_index(store_or_socket: str | Path) -> bool:
-    """Whether a store can say which messages it has; True also for one that does not tell its options."""
-    paths = _paths_of(store_or_socket)
+    """Whether a store can look up messages by id; True also when its options cannot be read."""
     try:
-        return read_settings(StoreIO(), paths).message_index_enable
+        return running_options(_paths_of(store_or_socket)).message_index_enable
     except (OSError, ValueError, ConfigurationError):
         return True
 
 
 def check_index(store_or_socket: str | Path, instead: str = "") -> None:
-    """Raise BadRequestError when a store has no index: asked for a message by its id, it says that it has none.
+    """Raise BadRequestError when a store has no index: it would find no message by its id.
 
-    `instead` is what else one may do, for the error.
+    `instead` is an alternative, for the error.
     """
     if not has_index(store_or_socket):
         raise BadRequestError(
             f"{_paths_of(store_or_socket).root}: message_index_enable is off, so the store cannot say which messages "
-            f"it has: they might come twice{instead}"
+            f"it has: they might be stored twice{instead}"
         )
 
 
 def _paths_of(store_or_socket: str | Path) -> StorePaths:
-    return StorePaths(core.socket_paths(store_or_socket)[core.WRITER].parent.parent)
+    return StorePaths(requests.socket_paths(store_or_socket)[requests.WRITER].parent.parent)
 
 
-def settle(client: Runs, patience: Patience | None = None) -> None:
-    """Return when the index holds all that anybody had sent before this call. Raises RequestTimeoutError.
+def wait_for_index(client: CallRunner, patience: Patience | None = None) -> None:
+    """Return when the index holds all messages that any client sent before this call. Raises RequestTimeoutError.
 
-    What a client that is dead or cut off left in a socket has been taken by then, or is lost.
+    Bytes that a dead client left in a socket have been processed by then, or are lost.
     """
     patience = patience or Patience()
     for _ in range(patience.pings):
-        client.run(core.ping(core.WRITER))
-    target = client.run(core.stats())["written"]
+        client.run(requests.ping(requests.WRITER))
+    target = client.run(requests.stats())["written"]
     deadline_ns = patience.clock.monotonic_ns() + int(patience.seconds * 1e9)
     held_up = ""
-    while (words := client.run(core.stats()))["dispatched"] < target:
-        if (waits := _what_holds_up(words)) and not held_up:
+    while (words := client.run(requests.stats()))["dispatched"] < target:
+        if (waits := _dispatch_error(words)) and not held_up:
             patience.told(f"{waits}; this waits {patience.seconds:g} s for it")
         held_up = waits
         if patience.clock.monotonic_ns() > deadline_ns:
-            why = held_up or "it is slow or stands still: mqproc status tells more"
+            reason = held_up or "it is slow or blocked: see mqproc status"
             left = f"{target - words['dispatched']:,} bytes are left"
-            raise RequestTimeoutError(f"dispatch has not caught up in {patience.seconds:g} s: {left}; {why}")
+            raise RequestTimeoutError(f"dispatch has not caught up in {patience.seconds:g} s: {left}; {reason}")
         patience.clock.sleep(_POLL_S)
 
 
-def _what_holds_up(words: Mapping[str, int]) -> str:
-    """What dispatch says that it waits for; "" when it goes on."""
+def _dispatch_error(words: Mapping[str, int]) -> str:
+    """The error that dispatch waits for, "" without one."""
     return f"dispatch waits: {error_text(words['dispatch_errno'])}" if words["dispatch_errno"] else ""
 
 
-# --- dispatch_wait ---
-# Waiting until what is written can be read from its queues, without I/O: shared by the sync and the async client.
-
-
 class DispatchWait:
-    """Waiting until dispatch has passed what was written when the waiting began."""
+    """A wait until dispatch has passed the end of the log at its beginning. Without I/O."""
 
     def __init__(self, timeout_s: float) -> None:
         self._target = -1
@@ -119,7 +130,7 @@ class DispatchWait:
         self._deadline = moment_after("timeout", timeout_s)
 
     def reached(self, words: Mapping[str, int]) -> bool:
-        """Look at the control words. Raises RequestTimeoutError when the time is over."""
+        """Check the control words. Raises RequestTimeoutError when the time is over."""
         if self._target < 0:
             self._target = words["written"]
         if words["dispatched"] >= self._target:

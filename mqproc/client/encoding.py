@@ -1,7 +1,7 @@
-"""From messages to append frames: columns of lengths and bytes, with no Python step for each message of a batch.
+"""Encoding of messages as append frames: columns of lengths and bytes, without a Python step per message of a batch.
 
-Bodies, keys and tags may be lists, numpy arrays or Arrow arrays; an Arrow array's buffers are sent as they are. What
-would be stored as something else than was meant is refused here: separator bytes, keys with a space, reserved names.
+Bodies, keys and tags may be lists, numpy arrays or Arrow arrays, whose buffers are sent without a copy. Values that the
+store would change are refused here: separator bytes, keys with a space, reserved names.
 """
 
 from __future__ import annotations
@@ -72,20 +72,20 @@ from mqproc.wire.operations.log import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, A
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# A frame has one prefix of unique ids, which has so many counters.
+# A frame has one prefix of unique ids, with so many counters.
 FRAME_MESSAGES_MAX: Final = COUNTERS
-# Room that a frame's header and options may take.
+# Room for a frame's header and options.
 _OVERHEAD_BYTES: Final = 128 << 10
-# Property strings of so many characters of a tag and bytes of the rest surely fit.
+# Property strings of a tag of so many characters and other values of so many bytes certainly fit.
 _SHORT: Final = 4096
 _PLAIN_BYTES_MAX: Final = PROPERTIES_SIZE_MAX - FIXED_PAIRS_BYTES
 _GAPS: Final = ("gap_before_unique", "gap_before_tag", "gap_before_keys", "gap_after_keys")
 _TOPICS_REMEMBERED_MAX: Final = 65_536
-# A short tag has few characters, each of at most four bytes.
+# Only short tags are remembered.
 _SHORT_TAG: Final = 64
 _TAGS_REMEMBERED_MAX: Final = 65_536
 
-# Called for each message of a frame, without a step of Python's.
+# Called for each message of a frame, without a Python frame.
 _body_of, _tag_of, _several_keys_of = (operator.attrgetter(name) for name in ("body", "tag", "keys"))
 _born_of, _flag_of = operator.attrgetter("born_timestamp_ms"), operator.attrgetter("flag")
 _properties_of, _unique_id_of = operator.attrgetter("properties"), operator.attrgetter("unique_id")
@@ -95,7 +95,7 @@ _pack_short_length = struct.Struct("<H").pack
 
 
 class AppendFrame(msgspec.Struct):
-    """An append request, encoded. The message i has unique id `unique_prefix` + counter `unique_counter` + i."""
+    """An encoded append request. Message i has the unique id `unique_prefix` + counter `unique_counter` + i."""
 
     topic: str
     count: int
@@ -116,8 +116,8 @@ _checked_tags: set[str] = {""}
 
 
 def _check_topic(topic: str) -> None:
-    """As `check_topic`; a name that passed is not looked at again."""
-    if not isinstance(topic, str) or topic not in _checked_topics:  # What is no text need not have a hash.
+    """As `check_topic`, once for each name."""
+    if not isinstance(topic, str) or topic not in _checked_topics:  # Other types may have no hash.
         check_topic(topic)
         if len(_checked_topics) >= _TOPICS_REMEMBERED_MAX:
             _checked_topics.clear()
@@ -125,7 +125,7 @@ def _check_topic(topic: str) -> None:
 
 
 def _check_tag(tag: str) -> bool:
-    """As `check_tag`; returns whether it is short, which is not looked at again."""
+    """As `check_tag`; returns whether the tag is short, and remembers it then."""
     check_tag(tag)
     if len(tag) > _SHORT_TAG:
         return False
@@ -139,7 +139,7 @@ def _check_tag(tag: str) -> bool:
 
 
 class _Columns(msgspec.Struct):
-    """What a frame is made of, checked."""
+    """Checked parts of a frame."""
 
     topic: str
     bodies: Column
@@ -156,7 +156,7 @@ class _Columns(msgspec.Struct):
     born_timestamp_ms: int = 0
     unique_prefix: str = ""
     unique_counter: int = 0
-    further: dict[str, Any] = {}  # options that few frames have, by name
+    further: dict[str, Any] = {}  # rare options, by name
 
 
 _columns_of = operator.attrgetter("bodies", "keys", "tags", "properties", "sharding_keys", "born", "queues", "flags")
@@ -201,7 +201,7 @@ def _frame(columns: _Columns, *, wait: bool, batch: bool = False, oneway: bool =
 
 
 def _check_property_sizes(columns: _Columns) -> None:
-    """Sizes of the whole strings that the writer will make; a record's CRC is its affair."""
+    """Check the sizes of the property strings that the writer will make, apart from a record's CRC."""
     constant = FIXED_PAIRS_BYTES + len(columns.tag.encode()) + sum(map(len, columns.gaps))
     keys, tags, sharding_keys = columns.keys, columns.tags, columns.sharding_keys
     if sharding_keys is not NO_COLUMN:
@@ -221,7 +221,7 @@ def _now_ms() -> int:
 
 
 def encode_message(message: Message, *, wait: bool = True, oneway: bool = False) -> AppendFrame:
-    """One message as a frame: the path of single sends, so nothing is done that one message does not need."""
+    """Encode one message: the path of single sends, without any step for other cases."""
     topic, body, queue_id = message.topic, message.body, message.queue_id
     if type(topic) is not str or topic not in _checked_topics:
         _check_topic(topic)
@@ -255,17 +255,17 @@ def encode_message(message: Message, *, wait: bool = True, oneway: bool = False)
 
 
 def _is_plain(message: Message) -> bool:
-    """Whether the writer makes the whole property string of a message's tag and keys."""
+    """Whether the writer can make a message's property string of its tag and keys."""
     try:
         return not (message.properties or message.unique_id or message.sharding_key)
-    except (TypeError, ValueError):  # Columns, and pandas' NA, are neither true nor false.
+    except (TypeError, ValueError):  # Columns and pandas' NA have no truth value.
         check_unique_id(message.unique_id)
         check_sharding_key(message.sharding_key, {}, names_queue=False)
         raise not_properties(message.properties) from None
 
 
 def _check_plain(message: Message) -> bytes:
-    """Raise a BadRequestError when a plain message's tag, keys, queue, flag or time cannot be; returns its keys."""
+    """Check tag, keys, queue, flag and time of a plain message; return its keys. Raises BadRequestError."""
     tag, several, keys = message.tag, message.keys, b""
     try:
         short = type(tag) is str and tag in _checked_tags
@@ -284,7 +284,7 @@ def _check_plain(message: Message) -> bytes:
             check_flag(message.flag)
         if message.delay_level or message.deliver_at_ms:
             check_delay(message.delay_level, message.deliver_at_ms)
-    except (TypeError, ValueError) as error:  # As in _is_plain; and half of a surrogate pair is no UTF-8.
+    except (TypeError, ValueError) as error:  # As in _is_plain; or an unpaired surrogate.
         check_keys(message.keys)
         check_flag(message.flag)
         check_delay(message.delay_level, message.deliver_at_ms)
@@ -293,7 +293,7 @@ def _check_plain(message: Message) -> bytes:
 
 
 def check_message(message: Message) -> None:
-    """Raise a BadRequestError when a message could not be sent, for those who send it later with others."""
+    """Raise BadRequestError when a message cannot be sent; for messages that are sent later, with others."""
     _check_topic(message.topic)
     if type(message.body) is not bytes:
         as_bytes(message.body)
@@ -317,7 +317,7 @@ def check_message(message: Message) -> None:
 
 
 def frame_key(message: Message) -> tuple[Hashable, ...]:
-    """What messages of one frame have in common: for those that wait for their time, all that decides where."""
+    """Key that is equal for messages of one frame; for delayed ones it has all that selects their queue."""
     if message.delay_level or message.deliver_at_ms:
         return message.topic, message.queue_id, message.delay_level, message.deliver_at_ms, message.sharding_key
     return message.topic, message.queue_id is None
@@ -326,7 +326,7 @@ def frame_key(message: Message) -> tuple[Hashable, ...]:
 def encode_messages(
     messages: Sequence[Message], *, wait: bool = True, oneway: bool = False, transaction: bool = False
 ) -> AppendFrame:
-    """Messages of one topic, and with one `frame_key`, as a frame; `transaction` for a half message."""
+    """Encode messages with one `frame_key` as a frame; `transaction` for a half message."""
     first, count = messages[0], len(messages)
     _check_topic(first.topic)
     now_ms, (prefix, counter) = _now_ms(), reserve(count)
@@ -368,13 +368,13 @@ def _keys_of(message: Message) -> str:
         if not message.keys:
             return ""
     except (TypeError, ValueError):
-        pass  # An array is neither true nor false; the check refuses it.
+        pass  # An array has no truth value; the check refuses it.
     check_keys(message.keys)
     return KEY_SEPARATOR.join(message.keys)
 
 
 def _keys_column(messages: Sequence[Message]) -> Column:
-    """The keys, checked one by one only where not each message has one key."""
+    """Encode keys; checks them one by one only unless each message has one key."""
     keys = list(map(_several_keys_of, messages))
     if set(map(type, keys)) == {tuple} and set(map(len, keys)) == {1}:
         single = [key for (key,) in keys]
@@ -401,14 +401,14 @@ def _whole_column(messages: Sequence[Message], prefix: str, counter: int) -> Col
 
 
 def encode_batch(batch: Batch, frame_bytes_max: int, first: int = 0) -> Iterator[AppendFrame]:
-    """A batch as frames: one, or more when it is larger than a frame may be. `first`: so many are before it."""
+    """Encode a batch as one frame, or several when it is too large. `first`: number of messages before it."""
     count = len(batch)
     if count == 0:
         return
     try:
         frame = _encode_whole(batch) if count <= FRAME_MESSAGES_MAX else None
     except BadPropertyError as error:
-        raise (BadPropertyError(f"behind the first {first:,} messages: {error}") if first else error) from None
+        raise (BadPropertyError(f"after the first {first:,} messages: {error}") if first else error) from None
     if frame is not None and frame.payload_bytes <= frame_bytes_max - _OVERHEAD_BYTES:
         yield frame
         return
@@ -453,7 +453,7 @@ def _encode_whole(batch: Batch) -> AppendFrame:
 
 
 def _batch_sharding_keys(batch: Batch) -> Column:
-    """The column of a batch's sharding keys. Raises BadRequestError when they cannot pick the queues."""
+    """Encode a batch's sharding keys. Raises BadRequestError when they conflict with queue ids or delays."""
     if batch.queue_id is not None or batch.queue_ids is not None:
         raise BadRequestError("a batch has sharding keys, which pick the queues, or queue ids, not both")
     if (batch.delay_level or batch.deliver_at_ms) and not isinstance(batch.sharding_keys, str):
@@ -462,7 +462,7 @@ def _batch_sharding_keys(batch: Batch) -> Column:
 
 
 def _add_columns(batch: Batch, columns: _Columns) -> None:
-    """Keys, tags and properties that are the same for all messages."""
+    """Encode keys, tags, and properties that all messages share."""
     count = len(batch)
     if batch.keys is not None:
         columns.keys = encode_keys(batch.keys, count)
@@ -479,7 +479,7 @@ def _add_columns(batch: Batch, columns: _Columns) -> None:
 
 
 def _own_properties(batch: Batch, columns: _Columns) -> Column:
-    """Whole property strings, for messages that have properties each of its own."""
+    """Encode whole property strings, for messages with properties of their own."""
     given = check_property_rows(batch.properties, len(batch))
     keys = _per_message(batch.keys, len(batch), "keys")
     tags = _per_message(batch.tags, len(batch), "tags")
@@ -499,7 +499,7 @@ def _own_properties(batch: Batch, columns: _Columns) -> Column:
 
 
 def _per_message(texts: Texts, count: int, name: str) -> Sequence[Any]:
-    """One text for each message, whatever form they were given in."""
+    """Texts in any form as one per message."""
     if texts is None or isinstance(texts, str):
         return [texts] * count
     values = as_list(texts, name)

@@ -1,4 +1,7 @@
-"""Every request about consumer groups, without I/O: shared by the sync and the async client."""
+"""Requests about consumer groups, and steps of several requests. No I/O.
+
+Steps are generators of calls: `value = yield call`.
+"""
 
 from __future__ import annotations
 
@@ -49,19 +52,19 @@ from mqproc.wire.operations.pop import GroupAckRequest, GroupInvisibleRequest, G
 
 NO_EPOCH = -1
 HANDLE = "POP_CK"
-"""The property that a received message bears its handle in, as in RocketMQ."""
+"""Property with the handle of a received message, as in RocketMQ."""
 GONE = -1
 NOT_NOW = -2
 NAMED_MAX: Final = 1024
-"""So many messages one request may name; more of them are asked for in several."""
+"""Messages that one request may name."""
 RESENT_AT_ONCE: Final = 256
 COPIED_BYTES_MAX: Final = 8 << 20
-"""A request that has messages copied names more than one only up to so many bytes of them: others wait meanwhile."""
+"""Bytes of messages that one request has copied, but one message at least: other requests wait meanwhile."""
 Refusals = dict[tuple[str, int], MqprocError]
 
 
 def start_of(start: Time) -> tuple[str, int]:
-    """Where a group begins, as a join says it: "earliest", "latest", or a time."""
+    """Start position of a group for a join: "earliest", "latest", or a time."""
     if isinstance(start, str) and start in (EARLIEST, LATEST):
         return str(start), 0
     if start is None:
@@ -80,7 +83,7 @@ def join(request: GroupJoinRequest) -> Call[GroupAssignment]:
 
 
 def heartbeat(group: str, member_id: str, generation: int, wait_s: float) -> Call[GroupAssignment]:
-    """The answer is held until there is news, `wait_s` at most."""
+    """A heartbeat; the server holds the answer until the assignment changes, `wait_s` at most."""
     request = GroupHeartbeatRequest(group, member_id, generation)
     call: Call[GroupAssignment] = call_of(Operation.GROUP_HEARTBEAT, request, lambda answer, _: answer)
     call.wait_s = wait_s
@@ -96,7 +99,7 @@ def leave(group: str, member_id: str) -> Call[None]:
 
 
 def commit_of_member(group: str, member_id: str, offsets: Sequence[Assigned]) -> Call[Refusals]:
-    """What was refused, by queue."""
+    """Commit offsets of a member's queues; the value has the refused ones by queue."""
     return call_of(Operation.GROUP_COMMIT, GroupCommitRequest(group, list(offsets), member_id), _refusals)
 
 
@@ -109,7 +112,7 @@ def _error(code: str, text: str) -> MqprocError:
 
 
 def commit(group: str, topic: str, queue_id: int, offset: int) -> Call[None]:
-    """One offset, of who is no member; a refusal is raised."""
+    """Commit one offset without being a member; raises a refusal."""
 
     def parse(answer: Any, payload: memoryview) -> None:
         for error in _refusals(answer, payload).values():
@@ -122,7 +125,7 @@ def commit(group: str, topic: str, queue_id: int, offset: int) -> Call[None]:
 
 
 def nack(group: str, places: Sequence[tuple[str, int, int]], delay_level: int, max_times: int) -> Call[list[int]]:
-    """What became of each message; see GroupNackAnswer."""
+    """Nack messages; the value has the outcome of each, see GroupNackAnswer."""
     request = GroupNackRequest(group, list(places), delay_level, max_times)
     return call_of(Operation.GROUP_NACK, request, lambda answer, _: list(answer.levels))
 
@@ -130,15 +133,17 @@ def nack(group: str, places: Sequence[tuple[str, int, int]], delay_level: int, m
 def copied_at_once(
     messages: Sequence[StoredMessage], most: int
 ) -> tuple[Sequence[StoredMessage], Sequence[StoredMessage]]:
-    """(Those that one request has copied, the others): the first `most`, or `COPIED_BYTES_MAX`, but one at least."""
+    """Split messages into those for one request, at most `most` or `COPIED_BYTES_MAX` but one at least, and the rest."""
     ends = itertools.accumulate(message.size for message in messages[:most])
     count = max(1, sum(1 for _ in itertools.takewhile(lambda end: end <= COPIED_BYTES_MAX, ends)))
     return messages[:count], messages[count:]
 
 
 def resends(group: str, letters: Sequence[Any]) -> Iterator[Call[int]]:
-    """How many dead letters were sent, in the sum of all calls. Raises BadRequestError for what is none of the group's:
-    the dead letter that has its offset would be sent in its place."""
+    """Resend dead letters; the sum of the values is the number sent.
+
+    Raises BadRequestError for a message of another topic: the dead letter with its offset would be sent instead.
+    """
     topic = dead_letter_topic(group)
     for (found, _), offset in places_of(letters):
         if found != topic:
@@ -150,7 +155,7 @@ def _resends(group: str, letters: Sequence[StoredMessage]) -> Iterator[Call[int]
     while letters:
         asked, letters = copied_at_once(letters, RESENT_AT_ONCE)
         request = GroupResendRequest(group, [letter.queue_offset for letter in asked])
-        # Made again after a lost answer it would send them twice, which the caller shall decide.
+        # After a lost answer the caller decides whether to send them twice.
         yield call_of(Operation.GROUP_RESEND, request, lambda answer, _: int(answer.sent), repeatable=False)
 
 
@@ -158,7 +163,7 @@ def _resends(group: str, letters: Sequence[StoredMessage]) -> Iterator[Call[int]
 
 
 def receive(request: GroupReceiveRequest) -> Call[list[StoredMessage]]:
-    """Messages with their handle among the properties. The answer is held until some come."""
+    """Receive messages, with their handles as a property. The server holds the answer until there are some."""
 
     def parse(answer: Any, payload: memoryview) -> list[StoredMessage]:
         found = decode_records(bytes(payload)) if answer.count else []
@@ -177,28 +182,28 @@ def _with_handle(message: StoredMessage, handle: str) -> StoredMessage:
 
 
 def ack(group: str, messages: Sequence[StoredMessage]) -> Call[int]:
-    """How many were still the receiver's."""
+    """Acknowledge messages; the value is the number that were still the receiver's."""
     request = GroupAckRequest(group, list(map(_handled, messages)))
     return call_of(Operation.GROUP_ACK, request, lambda answer, _: int(answer.accepted))
 
 
 def acks(group: str, messages: Sequence[StoredMessage]) -> Iterator[Call[int]]:
-    """As `ack`, of any number, in the sum of all calls."""
+    """As `ack`, for any number of messages: several calls."""
     return (ack(group, messages[at : at + NAMED_MAX]) for at in range(0, len(messages), NAMED_MAX))
 
 
 def change_invisible(group: str, message: StoredMessage, duration_s: float) -> Call[StoredMessage]:
-    """The message with its new handle."""
+    """Change the invisible time; the value is the message with its new handle."""
     duration_ms = milliseconds("invisible_duration", duration_s)
     request = GroupInvisibleRequest(group, *_handled(message), duration_ms)
-    # Made again after a lost answer it would name a handle that is not the message's any more.
+    # After a lost answer the handle is no longer valid.
     return call_of(
         Operation.GROUP_INVISIBLE, request, lambda answer, _: _with_handle(message, answer.handle), repeatable=False
     )
 
 
 def places_of(messages: Sequence[Any]) -> list[tuple[tuple[str, int], int]]:
-    """Queue and offset of each. Raises BadRequestError when one is no message."""
+    """Queue and offset of each message. Raises BadRequestError for another object."""
     for message in messages:
         if not isinstance(message, StoredMessage):
             raise no_message(message)
@@ -206,7 +211,7 @@ def places_of(messages: Sequence[Any]) -> list[tuple[tuple[str, int], int]]:
 
 
 def no_message(given: object) -> BadRequestError:
-    """What is said of what is given in the place of a message."""
+    """The error for an object that is not a message."""
     shown = repr(given)[:64]
     return BadRequestError(
         f"a {type(given).__name__} is no StoredMessage: {shown}; give messages one by one, *messages"
@@ -226,7 +231,7 @@ def _handle_of(message: Any) -> str:
     return str(message.properties[HANDLE])
 
 
-# Looking and changing
+# Administration
 
 
 def groups() -> Call[list[GroupSummary]]:
@@ -262,7 +267,7 @@ def reset(group: str, offsets: Sequence[tuple[str, int, int]]) -> Call[None]:
 
 
 def change(group: str, retry_max_times: int | None, retry_queue_nums: int | None, enabled: bool | None) -> Call[None]:
-    """Settings that are None stay as they are. Raises BadRequestError for what is none."""
+    """Change settings; None keeps one. Raises BadRequestError for an invalid value."""
     for name, value in (("retry_max_times", retry_max_times), ("retry_queue_nums", retry_queue_nums)):
         if value is not None and whole_number(name, value) < 0:
             raise BadRequestError(f"{name} = {value} is out of range: 0 at least")
@@ -276,19 +281,14 @@ def delete(group: str) -> Call[None]:
     return call_of(Operation.GROUP_DELETE, GroupRequest(group), nothing, repeatable=False)
 
 
-# --- group_steps ---
-# What takes several requests about groups, as generators of calls: the sync and the async client run them alike.
-#
-# def steps() -> Steps[T]:
-#     value = yield call
-#     return …
+# Steps
 
 
 @dataclass(frozen=True, slots=True)
 class ResetTo:
-    """Where progress shall go: exactly one of them. `shift` is relative to where it is.
+    """Target of a reset: exactly one of the fields. `shift` is relative to the current offset.
 
-    What lies outside a queue is cut to its begin or its end.
+    An offset outside a queue is cut to its beginning or end.
     """
 
     earliest: bool = False
@@ -299,7 +299,7 @@ class ResetTo:
 
 
 def check_reset(to: Any) -> None:
-    """Raises BadRequestError."""
+    """Raise BadRequestError unless `to` is a ResetTo with exactly one target."""
     if not isinstance(to, ResetTo):
         raise BadRequestError(f"to = {to!r} is no ResetTo, such as ResetTo(earliest=True)")
     ends = [true_or_false("earliest", to.earliest), true_or_false("latest", to.latest)]
@@ -313,7 +313,7 @@ def check_reset(to: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A queue whose progress would move from `before` (None: it has none) to `after`."""
+    """A planned change of a queue's progress from `before` (None: no progress) to `after`."""
 
     topic: str
     queue_id: int
@@ -322,18 +322,18 @@ class Move:
 
     @property
     def messages(self) -> int:
-        """How many messages are consumed again (above 0) or skipped (below 0)."""
+        """Number of messages to consume again (above 0) or to skip (below 0)."""
         return 0 if self.before is None else self.before - self.after
 
 
 def plan_reset(
     group: str, to: ResetTo, topics: tuple[str, ...] = (), queues: tuple[int, ...] = ()
 ) -> Steps[list[Move]]:
-    """What a reset would move: of the topics that are named, or of all that the group has progress in.
+    """Compute the moves of a reset, of the given topics or of all in which the group has progress.
 
-    What waits in retry topics is the group's own, and has other offsets: it stays, unless all is to be skipped.
+    Retry topics have offsets of their own: they are reset only by `latest`, which skips all messages.
 
-    Raises TopicNotFoundError, GroupNotFoundError, NoSuchQueueError for queue ids that none of the topics has.
+    Raises TopicNotFoundError, GroupNotFoundError, NoSuchQueueError for queue ids that no topic has.
     """
     check_reset(to)
     known: dict[tuple[str, int], int | None] = {}
@@ -377,7 +377,7 @@ def _target(queue: QueueInfo, to: ResetTo, before: int | None) -> Steps[int]:
 
 
 def seek_targets(positions: dict[Queue, int], to: ResetTo) -> Steps[list[tuple[str, int, int]]]:
-    """Where a consumer that stands at `positions` goes on in each queue, also where that is where it stands."""
+    """Target offset of each queue of a consumer at `positions`, unchanged ones included."""
     check_reset(to)
     targets = []
     for topic in sorted({topic for topic, _ in positions}):
@@ -390,7 +390,7 @@ def seek_targets(positions: dict[Queue, int], to: ResetTo) -> Steps[list[tuple[s
 
 
 def lag_behind(positions: dict[Queue, int]) -> Steps[int]:
-    """How many messages a consumer that stands at `positions` has not consumed."""
+    """Number of messages that a consumer at `positions` has not consumed."""
     lag = 0
     for topic in sorted({topic for topic, _ in positions}):
         found: list[QueueInfo] = yield core.queues(topic)
@@ -401,7 +401,7 @@ def lag_behind(positions: dict[Queue, int]) -> Steps[int]:
 
 
 def execute(group: str, moves: Iterable[Any]) -> Steps[None]:
-    """Do what was planned: all of it, or nothing. Raises BadRequestError for what is no plan."""
+    """Apply planned moves, all or nothing. Raises BadRequestError for other objects."""
     targets = []
     for number, move in enumerate(each_of("moves", moves)):
         if not isinstance(move, Move):
@@ -412,17 +412,17 @@ def execute(group: str, moves: Iterable[Any]) -> Steps[None]:
 
 
 def delete_steps(group: str) -> Steps[None]:
-    """Delete a group, and then the topics where messages came again to it alone; its dead letters stay.
+    """Delete a group, then the retry topics that only it uses; its dead letters stay.
 
-    Raises GroupNotFoundError when there is none, behind the topics: a deletion before may have ended, or its answer may
-    have been lost, before it came to them.
+    Raises GroupNotFoundError for a missing group, after the topics: an earlier deletion may have been interrupted, or
+    its answer lost, before it deleted them.
     """
     missing: GroupNotFoundError | None = None
     try:
         yield delete(group)
     except GroupNotFoundError as error:
         missing = error
-    # In this order: the names of all groups that any of the topics can be another's are known.
+    # Groups after topics: then all groups that may own one of the topics are known.
     topics = yield core.topics()
     summaries = yield groups()
     others = [other.group for other in summaries if other.group != group]
@@ -435,22 +435,22 @@ def delete_steps(group: str) -> Steps[None]:
 
 
 def _is_retry_topic_of(topic: str, group: str) -> bool:
-    """Whether messages of a group may come again there, by the names."""
+    """Whether a topic's name makes it a retry topic of a group."""
     own = RETRY_PREFIX + group
     return topic == own or topic.startswith(f"{own}_")
 
 
 def check_read(info: GroupInfo, topics: tuple[str, ...]) -> None:
-    """Raise TopicNotFoundError for a topic that a group has nothing to do with: a mistyped one would pass unseen."""
+    """Raise TopicNotFoundError for a topic without progress of the group, such as a mistyped one."""
     for topic in topics:
         if all(queue.topic != topic for queue in info.queues):
             raise TopicNotFoundError(f"group {info.group} has no progress in topic {topic!r}")
 
 
 def plan_clone(source: str, target: str, topics: tuple[str, ...] = ()) -> Steps[list[Move]]:
-    """What giving `target` the progress of `source` would move. Retry topics are each group's own.
+    """Compute the moves that give `target` the progress of `source`, without retry topics.
 
-    Raises GroupNotFoundError, TopicNotFoundError for one that `source` has no progress in.
+    Raises GroupNotFoundError, TopicNotFoundError for a topic without progress of `source`.
     """
     origin: GroupInfo = yield info(source)
     check_read(origin, topics)
@@ -459,7 +459,7 @@ def plan_clone(source: str, target: str, topics: tuple[str, ...] = ()) -> Steps[
         other: GroupInfo = yield info(target)
         before = {(queue.topic, queue.queue_id): queue.offset for queue in other.queues}
     except GroupNotFoundError:
-        pass  # It is made by getting progress.
+        pass  # The moves create it.
     moves = []
     for queue in origin.queues:
         if queue.offset is None or queue.is_retry or (topics and queue.topic not in topics):
@@ -471,16 +471,15 @@ def plan_clone(source: str, target: str, topics: tuple[str, ...] = ()) -> Steps[
     return moves
 
 
-# --- nacking ---
-# What becomes of the messages of one `nack`, without I/O: shared by the sync and the async consumer.
+# Nacks
 
 
 _NAMED_IN_ERROR: Final = 8
-"""So many messages an error names; of others it says how many there are."""
+"""Messages that an error names; it counts the others."""
 
 
 class Nacking:
-    """`left`: messages that are still to be stored for a later delivery, `gone`: those that nobody can copy."""
+    """The messages of one `nack`. `left`: still to be stored for redelivery. `gone`: no longer stored."""
 
     def __init__(self, group: str, messages: Sequence[Any], delay_level: int) -> None:
         self._group = group
@@ -491,10 +490,10 @@ class Nacking:
         self.left: list[StoredMessage] = list(messages)
         self.gone: list[StoredMessage] = []
         self.is_busy = False
-        """Whether some of the last call could not be stored now."""
+        """Whether the store refused some messages of the last call for now."""
 
     def call(self) -> Call[list[int]]:
-        """Asks for the first that are left."""
+        """The next request."""
         asked, _others = self._next()
         places = [(message.topic, message.queue_id, message.queue_offset) for message in asked]
         return nack(self._group, places, self._delay_level, -1)
@@ -503,16 +502,16 @@ class Nacking:
         return copied_at_once(self.left, NAMED_MAX)
 
     def answered(self, levels: list[int]) -> list[StoredMessage]:
-        """Take what became of what was asked for; those that are stored."""
+        """Process the outcomes of the request; returns the stored messages."""
         asked, others = self._next()
-        told = list(zip(asked, levels, strict=True))
-        refused = [message for message, level in told if level == NOT_NOW]
+        outcomes = list(zip(asked, levels, strict=True))
+        refused = [message for message, level in outcomes if level == NOT_NOW]
         self.left, self.is_busy = [*others, *refused], bool(refused)
-        self.gone += [message for message, level in told if level == GONE]
-        return [message for message, level in told if level not in (NOT_NOW, GONE)]
+        self.gone += [message for message, level in outcomes if level == GONE]
+        return [message for message, level in outcomes if level not in (NOT_NOW, GONE)]
 
     def check_gone(self) -> None:
-        """Raises MessageNotFoundError when some are gone."""
+        """Raise MessageNotFoundError when messages are gone."""
         if self.gone:
             raise MessageNotFoundError(
                 f"{_named(self.gone)} cannot be delivered to group {self._group} again: retention, damage or the "
@@ -520,7 +519,7 @@ class Nacking:
             )
 
     def busy(self) -> StoreBusyError:
-        """What tells that no more time is left."""
+        """The error when no time is left."""
         return StoreBusyError(f"{counted(len(self.left), 'message')} could not be stored for a later delivery")
 
 

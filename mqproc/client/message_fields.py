@@ -1,4 +1,4 @@
-"""Properties of messages to send: what is refused, and the order in which RocketMQ stores them.
+"""Fields of messages to send: checks, and properties in the order in which RocketMQ stores them.
 
 The writer fills in UNIQ_KEY, TAGS and KEYS. Other properties that all messages of a frame share are sent as the four
 gaps around those three; properties that differ are sent as whole strings.
@@ -35,26 +35,26 @@ from mqproc.layout.properties import (
 )
 from mqproc.util.units import DELAY_LEVELS
 
-# Names with this beginning are for RocketMQ's clients alone and must not be stored.
+# Properties with this prefix are for RocketMQ's clients alone and must not be stored.
 TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
 
 _SEPARATOR = re.compile(f"[{NAME_END}{PAIR_END}]")
 _KEY_FORBIDDEN = re.compile(f"[{NAME_END}{PAIR_END}{KEY_SEPARATOR}]")
 _is_key = re.compile(f"[^{NAME_END}{PAIR_END}{KEY_SEPARATOR}]+").fullmatch
 
-# RocketMQ's order of the names that the writer fills in, which the four gaps stand around.
+# Buckets, in RocketMQ's order, of the names that the writer fills in; the four gaps surround them.
 _UNIQUE_BUCKET, _TAG_BUCKET, _KEYS_BUCKET = bucket(UNIQ_KEY), bucket(TAGS), bucket(KEYS)
 assert _UNIQUE_BUCKET < _TAG_BUCKET < _KEYS_BUCKET
-# Bytes of those three pairs, without the values of tag and keys.
+# Bytes of those three pairs without the values of tag and keys.
 FIXED_PAIRS_BYTES: Final = len(UNIQ_KEY) + ID_CHARACTERS + len(TAGS) + len(KEYS) + 6
-# Bytes of the pair of a sharding key, without its value.
+# Bytes of a sharding key's pair without its value.
 SHARDING_PAIR_BYTES: Final = len(SHARDING_KEY) + 2
 
 _bucket = functools.lru_cache(4096)(bucket)
 
 
 def check_property(name: str, value: str) -> None:
-    """Raise BadPropertyError unless a user's property would be stored and read back as it is."""
+    """Raise BadPropertyError unless a user's property can be stored and read back unchanged."""
     if not isinstance(name, str) or not isinstance(value, str) or not name or not value:
         raise BadPropertyError(f"property {name!r} = {value!r}: name and value must be texts that are not empty")
     if name in RESERVED or name.startswith(TRANSIENT_PREFIX):
@@ -64,7 +64,7 @@ def check_property(name: str, value: str) -> None:
 
 
 def check_tag(tag: str) -> None:
-    """Raise BadPropertyError when a tag holds a separator byte."""
+    """Raise BadPropertyError when a tag contains a separator byte."""
     if not isinstance(tag, str):
         raise BadPropertyError(f"tag {tag!r} is no text")
     if found := _SEPARATOR.search(tag):
@@ -72,7 +72,7 @@ def check_tag(tag: str) -> None:
 
 
 def check_keys(keys: Sequence[str]) -> None:
-    """Raise BadPropertyError when a key is empty, or holds a separator byte or a space, at which it would be split."""
+    """Raise BadPropertyError when a key is empty, or contains a separator byte or a space, which would split it."""
     if type(keys) is not tuple and (isinstance(keys, str | bytes) or not isinstance(keys, Sequence)):
         kind = type(keys).__name__
         raise BadPropertyError(f"keys must be a sequence of texts, not {repr(keys)[:64]} of type {kind}")
@@ -89,7 +89,7 @@ def _check_key(key: object) -> None:
 
 
 def check_property_rows(given: Any, count: int) -> Sequence[Mapping[str, str]]:
-    """Properties with one mapping for each message. Raises BadRequestError for anything else."""
+    """Return properties with one mapping for each message. Raises BadRequestError for another form."""
     if isinstance(given, str | bytes) or not isinstance(given, Sequence):
         kind = type(given).__name__
         raise BadPropertyError(f"properties must be a mapping, or a list with one for each message, not a {kind}")
@@ -99,7 +99,7 @@ def check_property_rows(given: Any, count: int) -> Sequence[Mapping[str, str]]:
 
 
 def check_unique_id(unique: str) -> None:
-    """Raise BadPropertyError when a unique id of the user's own is no text, or holds a separator byte or a space."""
+    """Raise BadPropertyError when a user's unique id is no text, or contains a separator byte or a space."""
     if not isinstance(unique, str):
         raise BadPropertyError(f"unique id {unique!r} is no text")
     if found := _KEY_FORBIDDEN.search(unique):
@@ -107,7 +107,7 @@ def check_unique_id(unique: str) -> None:
 
 
 def check_sharding_key(sharding_key: str, properties: Mapping[str, str], *, names_queue: bool) -> None:
-    """Raise BadRequestError or BadPropertyError when a key cannot pick a queue: there is another one, or a queue."""
+    """Raise BadRequestError or BadPropertyError when a sharding key conflicts with a queue id or another key."""
     if not isinstance(sharding_key, str):
         raise BadPropertyError(f"sharding key {sharding_key!r} is no text")
     if found := _SEPARATOR.search(sharding_key):
@@ -119,7 +119,7 @@ def check_sharding_key(sharding_key: str, properties: Mapping[str, str], *, name
 
 
 class Gaps(NamedTuple):
-    """Properties of all messages of a frame, encoded, by where they stand among the three that the writer fills in."""
+    """Encoded properties of all messages of a frame, by their place among the three that the writer fills in."""
 
     before_unique: bytes = b""
     before_tag: bytes = b""
@@ -131,7 +131,7 @@ NO_GAPS = Gaps()
 
 
 def split_at_gaps(properties: Mapping[str, str]) -> Gaps:
-    """Encode constant properties. In a bucket that is shared, tag and keys come first and the unique id last."""
+    """Encode constant properties. Within a shared bucket, tag and keys are first and the unique id is last."""
     parts: tuple[list[str], ...] = ([], [], [], [])
     for name, value in properties.items():
         check_property(name, value)
@@ -143,7 +143,7 @@ def split_at_gaps(properties: Mapping[str, str]) -> Gaps:
 
 
 def utf8(name: str, text: str) -> bytes:
-    """A text as it is stored. Raises BadPropertyError for one with half of a surrogate pair."""
+    """Encode a text. Raises BadPropertyError for one with an unpaired surrogate."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -151,13 +151,13 @@ def utf8(name: str, text: str) -> bytes:
 
 
 def not_properties(properties: object) -> BadPropertyError:
-    """What is said of what is no mapping."""
+    """The error for properties that are not a mapping."""
     kind = type(properties).__name__
     return BadPropertyError(f"properties must be a mapping of names to values, not a {kind}: {repr(properties)[:64]}")
 
 
 def whole_properties(tag: str, keys: str, properties: Mapping[str, str], unique: str, sharding_key: str = "") -> str:
-    """One message's whole property string, in RocketMQ's order."""
+    """The whole property string of one message, in RocketMQ's order."""
     pairs = {}
     if sharding_key:
         pairs[SHARDING_KEY] = sharding_key
@@ -174,8 +174,7 @@ def whole_properties(tag: str, keys: str, properties: Mapping[str, str], unique:
     return "".join([f"{name}{NAME_END}{pairs[name]}{PAIR_END}" for name in sorted(pairs, key=_bucket)])
 
 
-# --- message_numbers ---
-# What one message has of numbers: its queue, flag and born time.
+# Numbers
 
 
 _SHOWN_CHARACTERS: Final = 64
@@ -184,12 +183,12 @@ _NOT_WHOLE: Final = (bool, np.timedelta64)
 
 
 def is_whole(value: object) -> bool:
-    """Python's and numpy's integers; truths and spans of time count as these there, and are none."""
+    """Whether a value is an integer of Python or numpy; bool and timedelta64, their subclasses, are not."""
     return type(value) is int or (isinstance(value, _WHOLE) and not isinstance(value, _NOT_WHOLE))
 
 
 def check_queue_id(queue_id: Any, of_each: Any = None) -> None:
-    """Raise NoSuchQueueError when no topic can have this queue, BadRequestError when messages have one of their own."""
+    """Raise NoSuchQueueError for an impossible queue id, BadRequestError when each message has its own."""
     if of_each is not None:
         raise BadRequestError("a batch has one queue id for all messages, or one for each, not both")
     if not is_whole(queue_id):
@@ -220,12 +219,8 @@ def _no_whole_number(name: str, value: object) -> str:
     return f"{name} = {repr(value)[:_SHOWN_CHARACTERS]} is no whole number"
 
 
-# --- delays ---
-# What a message may wait for: a delay level, or a time.
-
-
 def check_delay(delay_level: Any, deliver_at_ms: Any) -> None:
-    """Raise BadLevelError, BadTimeError or BadMessageError when messages wait for no time that there is."""
+    """Raise BadLevelError, BadTimeError or BadMessageError for an invalid delay level or delivery time."""
     if not is_whole(delay_level):
         raise _not_one_time("delay_level", delay_level)
     if not is_whole(deliver_at_ms):

@@ -1,11 +1,11 @@
-"""Sending stored messages once more, to another topic, with none twice and none missed whoever is killed.
+"""Replay: sends stored messages again, to another topic, each exactly once although processes may be killed.
 
     source      messages of a topic by store time, queue by queue, page by page; or those with a key
     copy        body, tag, keys, properties, born time and flag; a unique id made of the replay's name and the source's
-                place, so that the store can be asked which copies it holds
-    position    everything of the source before it has been copied; it moves with each answer
+                position, by which the store can look up existing copies
+    position    all messages of the source before it are copied; it advances with each answer
 
-A copy's queue is the source's, modulo the number of queues of the target: what was in order stays in order.
+A copy's queue is the source's, modulo the number of queues of the target, so the order within a queue is kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import msgspec
 from mqproc.client import requests as core
 from mqproc.client import send_requests as sending
 from mqproc.client.arguments import not_below_zero, time_ms, whole_number
-from mqproc.client.dispatch_barrier import PATIENCE_S, UNSETTLED, check_index, has_index, settle
+from mqproc.client.dispatch_barrier import OUTCOME_UNKNOWN, PATIENCE_S, check_index, has_index, wait_for_index
 from mqproc.client.encoding import encode_messages
 from mqproc.client.message_fields import whole_properties
 from mqproc.client.requests import TIME_MAX_MS, TIME_MIN_MS, WRITER, Call, Page, Time
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
     from mqproc.client._sync.client import Client
 
 REPLAYED: Final = "REPLAYED_MESSAGE_ID"
-"""Property of a copy: the offset message id of its source."""
+"""Property of a copy with the offset message id of its source."""
 
 PAGE_MESSAGES: Final = 1000
 IN_FLIGHT: Final = 4
-# Messages that may be copied although the position does not say so, and a margin.
+# Messages that may be copied beyond the position, and a margin.
 _WINDOW: Final = (IN_FLIGHT + 1) * PAGE_MESSAGES
 _LOOKUPS_IN_FLIGHT: Final = 64
-# With a rate so many frames go out a second, so that it is even.
+# With a rate so many frames are sent per second, for an even load.
 _FRAMES_PER_SECOND: Final = 20
-# What a record says of its own way through delays, transactions, retries and RocketMQ's batches.
+# Properties that describe a record's own way through delays, transactions, retries and RocketMQ's batches.
 OWN_PROPERTIES: Final = frozenset(
     {
         *properties.RESERVED,
@@ -69,7 +69,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class ReplayPosition(NamedTuple):
-    """A place in the source; by queue, then by offset."""
+    """A position in the source, by queue, then by offset."""
 
     queue_id: int = 0
     queue_offset: int = 0
@@ -77,8 +77,9 @@ class ReplayPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReplaySource:
-    """What is sent once more: messages of a topic with begin ≤ store time < end; of them those with a key, or those
-    that pass a filter. Without an end it is what is stored at the replay's beginning.
+    """Source of a replay: messages of a topic with begin ≤ store time < end, optionally with a key or a filter.
+
+    Without an end it has the messages that are stored when the replay begins.
     """
 
     topic: str
@@ -90,7 +91,7 @@ class ReplaySource:
 
 @dataclass(frozen=True, slots=True)
 class ReplayProgress:
-    """How far a replay is: `sent` by this run, `found` copied before it, and where to go on."""
+    """Progress of a replay: `sent` by this run, `found` as existing copies, and the position to continue from."""
 
     sent: int
     found: int
@@ -98,7 +99,7 @@ class ReplayProgress:
 
 
 class Replay:
-    """One replay into one topic. Under the same `name` no message of a topic is copied to another one twice."""
+    """One replay into one topic. Replays of the same `name` between two topics copy no message twice."""
 
     def __init__(
         self,
@@ -111,10 +112,10 @@ class Replay:
         queues: int | None = None,
         is_first: bool = False,
     ) -> None:
-        """`rate` in messages a second, 0 for no limit. `to` is made with as many queues as the source, or `queues`.
+        """`rate` in messages a second, 0 for no limit. `to` is created with as many queues as the source, or `queues`.
 
-        Without a name the replay cannot be gone on with later. `is_first`: no run of this name is known of, so that a
-        store without an index need not say what is there. Raises TopicNotFoundError, BadRequestError.
+        A replay without a name cannot be continued later. `is_first`: no run of this name is known, so that a store
+        without an index need not look up copies. Raises TopicNotFoundError, BadRequestError.
         """
         rate = not_below_zero("rate", rate)
         _check_texts(topic=source.topic, to=to)
@@ -131,7 +132,7 @@ class Replay:
         self._key = source.key
         self._filter = source.filter
         self._begin_ms = time_ms(source.begin, TIME_MIN_MS)
-        # With what has been stored in this very millisecond.
+        # Includes messages of this millisecond.
         self._end_ms = time_ms(source.end, time.time_ns() // 1_000_000 + 1)
         self._to = to
         self._rate = rate
@@ -139,16 +140,16 @@ class Replay:
         self._family = hashlib.sha256(identity.encode()).hexdigest()[:12]
         self._is_new = not name or (is_first and not has_index(client.store))
         self._anywhere = False
-        """Whether copies may lie far behind the position, with none before them."""
+        """Whether copies may exist far beyond the position, after messages without copies."""
         self._queues = self._target(queues)
         self._pending: deque[tuple[ReplayPosition, int]] = deque()
-        # Messages behind the position that are counted as found: whoever begins there once more counts them again.
+        # Messages beyond the position that are counted as found: a new start from there counts them again.
         self._left: deque[ReplayPosition] = deque()
         self._due_s = 0.0
         self.progress = ReplayProgress(0, 0, ReplayPosition())
 
     def _target(self, queues: int | None) -> int:
-        """How many queues the target has; it is made when it is missing."""
+        """Number of queues of the target, which is created when it does not exist."""
         wanted = len(self._client.queues(self._topic))
         if not wanted:
             raise TopicNotFoundError(f"no topic {self._topic!r}")
@@ -162,10 +163,10 @@ class Replay:
     def run(
         self, position: ReplayPosition | None = None, told: Callable[[ReplayProgress], None] | None = None
     ) -> ReplayProgress:
-        """Copy everything from a position on, at which an earlier run was; `told` after each answer.
+        """Copy all messages from a position of an earlier run on; calls `told` after each answer.
 
-        What the earlier run had under way is looked up, and left out where it was stored. Without a position everything
-        is: runs before may have had another begin or filter, or the source fewer messages in its first queues.
+        Copies that the earlier run had in flight are looked up and skipped. Without a position all copies are looked
+        up: earlier runs may have had another begin or filter, or a source with fewer messages in its first queues.
         """
         self.progress = ReplayProgress(0, 0, begin_of(position, told))
         self._anywhere = position is None and not self._is_new
@@ -175,19 +176,19 @@ class Replay:
             try:
                 self._send(stored, told or (lambda progress: None))
                 return self.progress
-            except UNSETTLED:
+            except OUTCOME_UNKNOWN:
                 if failed_at != self.progress.position:
                     failed_at, failed_s = self.progress.position, time.monotonic()
                 elif time.monotonic() - failed_s > PATIENCE_S:
                     raise
                 stored = self._settled(failed_s)
 
-    # What is there
+    # Existing copies
 
     def _settled(self, since_s: float) -> frozenset[ReplayPosition]:
-        """The copies from the position on that are stored, as soon as that can be said; and all of the source is read.
+        """The stored copies from the position on, once the index has them all; empty for a new replay.
 
-        Of a new replay there are none. Raises BadRequestError when the store has no index to say of another one.
+        Raises BadRequestError when the store has no index for a replay that is not new.
         """
         is_new, self._is_new = self._is_new, False
         if not is_new:
@@ -197,16 +198,16 @@ class Replay:
         self._left.clear()
         while True:
             try:
-                settle(self._client)
+                wait_for_index(self._client)
                 return frozenset() if is_new else self._stored()
             except MqprocError as error:
-                if not isinstance(error, UNSETTLED) or time.monotonic() - since_s > PATIENCE_S:
+                if not isinstance(error, OUTCOME_UNKNOWN) or time.monotonic() - since_s > PATIENCE_S:
                     raise
                 time.sleep(0.1)
 
     def _stored(self) -> frozenset[ReplayPosition]:
         found: set[ReplayPosition] = set()
-        # Their places alone: so many bodies may be gigabytes.
+        # Keeps only their positions: the bodies may be gigabytes.
         at = map(_place, self._messages())
         while places := list(itertools.islice(at, _WINDOW)):
             calls = (core.by_key(self._to, self._unique_id(place), None, None, 1, True, "store") for place in places)
@@ -238,7 +239,7 @@ class Replay:
             call = page.next_call
 
     def _with_key(self) -> list[StoredMessage]:
-        """All messages with the key, asked for backwards in the log."""
+        """All messages with the key, requested backwards in the log."""
         found: list[StoredMessage] = []
         end_ms, below = min(self._end_ms, TIME_MAX_MS) - 1, -1
         complete = end_ms < self._begin_ms
@@ -247,7 +248,7 @@ class Replay:
             call = core.with_key(*asked, below=below, max_bytes=self._client.pull_bytes_max)
             some, complete = self._client.run(call)
             if not complete and some[0].physical_offset == below:
-                raise ProtocolError(f"BY_KEY does not go on below {below}")
+                raise ProtocolError(f"BY_KEY does not advance below {below}")
             found += some
             below = some[0].physical_offset if some else below
         return sorted(found, key=_place)
@@ -255,7 +256,7 @@ class Replay:
     # Sending
 
     def _send(self, stored: frozenset[ReplayPosition], told: Callable[[ReplayProgress], None]) -> None:
-        # With a rate there is time to wait for each answer, and the position is told without a delay.
+        # With a rate there is time to wait for each answer, so the position is current.
         in_flight = 1 if self._rate else IN_FLIGHT
         for _ in self._client.run_all(self._calls(stored), in_flight):
             following, count = self._pending.popleft()
@@ -281,7 +282,7 @@ class Replay:
     def _left_out(
         self, messages: Iterator[StoredMessage], stored: frozenset[ReplayPosition]
     ) -> Iterator[StoredMessage]:
-        """The messages without those that are stored."""
+        """Skip messages with stored copies."""
         for message in messages:
             if _place(message) in stored:
                 self._left.append(_place(message))
@@ -290,7 +291,7 @@ class Replay:
                 yield message
 
     def _wait_for_turn(self, count: int) -> None:
-        """Sleep as long as the rate asks for."""
+        """Sleep as the rate requires."""
         if not self._rate:
             return
         now_s = time.monotonic()
@@ -306,16 +307,16 @@ class Replay:
 
 
 def _check_texts(**texts: object) -> None:
-    """Raise BadRequestError for what no topic, key or replay is called."""
+    """Raise BadRequestError unless the values are valid texts."""
     for name, text in texts.items():
         if not isinstance(text, str) or not is_text(text):
             raise BadRequestError(f"{name} = {repr(text)[:64]} is no text, or none in UTF-8")
 
 
 def begin_of(position: ReplayPosition | None, told: object) -> ReplayPosition:
-    """Where a run begins that is given these: a pair that is no ReplayPosition, as JSON gives it back, becomes one.
+    """Check the arguments of a run; a pair, as JSON decodes it, becomes a ReplayPosition.
 
-    Raises BadRequestError for what is no pair, and for what cannot be told: the first answer would end the replay.
+    Raises BadRequestError for another position, and unless `told` can be called: the first answer would end the replay.
     """
     if told is not None and not callable(told):
         raise BadRequestError(f"told must be a function of a ReplayProgress, not {type(told).__name__}")
@@ -329,9 +330,9 @@ def begin_of(position: ReplayPosition | None, told: object) -> ReplayPosition:
 
 
 def frames_of(messages: Iterable[_T], count: int, size_of: Callable[[_T], int]) -> Iterator[list[_T]]:
-    """Messages in frames: at most `count` in one, and so many bytes as frames of a stream have; a larger one is alone.
+    """Group messages into frames of at most `count` messages and the bytes of a stream's frames.
 
-    A thousand of 100 KB each are more than any frame may have.
+    A larger message has a frame of its own.
     """
     frame: list[_T] = []
     frame_bytes = 0
@@ -347,7 +348,7 @@ def frames_of(messages: Iterable[_T], count: int, size_of: Callable[[_T], int]) 
 
 
 def copy_of(message: StoredMessage, to: str, queue_id: int, unique_id: str) -> Message:
-    """A stored message as one to send to another topic, with an id of its own."""
+    """Make the copy of a stored message for another topic, with an id of its own."""
     own = {name: value for name, value in message.properties.items() if name not in OWN_PROPERTIES}
     own[REPLAYED] = message.message_id
     return Message(
@@ -364,7 +365,7 @@ def copy_of(message: StoredMessage, to: str, queue_id: int, unique_id: str) -> M
 
 
 def send_copies(copies: list[Message], sys_flag: int) -> Call[Any]:
-    """Copies for one queue in one frame; `sys_flag` is the sources', which must agree in what it says of bodies."""
+    """Send copies for one queue in one frame; the sources' `sys_flag` must agree in the bits about bodies."""
     flags = sys_flag & record.SYS_FLAG_BODY
     try:
         return _frame_call(copies, flags)
@@ -373,7 +374,7 @@ def send_copies(copies: list[Message], sys_flag: int) -> Call[Any]:
 
 
 def _with_room(copy: Message) -> Message:
-    """A copy without the name of its source, which only tells people something, where there is no room for that.
+    """A copy without its source's id, which is informational, when there is no room for it.
 
     Raises PropertiesTooLargeError naming the source.
     """
@@ -390,7 +391,7 @@ def _with_room(copy: Message) -> Message:
 
 
 def _properties_bytes(message: Message) -> int:
-    """How many bytes a message's properties have as they are stored."""
+    """Size of a message's properties as stored."""
     keys = KEY_SEPARATOR.join(message.keys)
     return len(whole_properties(message.tag, keys, message.properties, message.unique_id).encode())
 
@@ -404,7 +405,7 @@ def _frame_call(copies: list[Message], flags: int) -> Call[Any]:
 
 
 def _same_frame(message: StoredMessage) -> tuple[int, int]:
-    """What all messages of a frame have in common."""
+    """Key that is equal for messages of one frame."""
     return message.queue_id, message.sys_flag & record.SYS_FLAG_BODY
 
 

@@ -1,7 +1,7 @@
-"""Every request that a client can make but sends, and how its answer is read: shared by the sync and async client.
+"""Requests about topics, reading and state, and the decoding of their answers. No I/O.
 
-A `Call` is a request without I/O. What sends it, waits, and tries again is `sync.py` or `aio.py`; sends are in
-`sending.py`.
+`_sync` and `_async` send a `Call`, wait and retry. `send_requests`, `group_requests` and `transaction_requests` have the
+other requests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Type
 
 import msgspec
 
-from mqproc.client.arguments import milliseconds, time_ms, whole_number
+from mqproc.client.arguments import Time, milliseconds, time_ms, whole_number
 from mqproc.client.message_fields import not_properties
 from mqproc.errors import (
     BadRequestError,
@@ -26,7 +26,7 @@ from mqproc.errors import (
     TopicNotFoundError,
 )
 from mqproc.layout.record_codec import UnreadRecords, lazy_records
-from mqproc.paths import StorePaths, given_path
+from mqproc.paths import StorePaths, checked_path
 from mqproc.topic_names import check_topic
 from mqproc.types import (
     Filter,
@@ -62,10 +62,8 @@ if TYPE_CHECKING:
     from mqproc.client.arrow import ArrowPullResult
 
 T = TypeVar("T")
-# How often a wait for dispatch looks.
-DISPATCH_LOOK_S: Final = 0.001
-Time = int | float | str | datetime.datetime | None
-"""A moment: Unix ms, a datetime (a naive one is local time), or None for no bound."""
+DISPATCH_POLL_S: Final = 0.001
+"""Interval at which a wait for dispatch polls."""
 TimeKind = Literal["store", "born"]
 
 TIMEOUT_S: Final = 30.0
@@ -82,14 +80,15 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     int(operation): msgspec.msgpack.Decoder(kind) for operation, kind in ANSWERS.items()
 }
 _PULL: Final = int(Operation.PULL)
-# To call an enum is two steps of Python's.
+# Calling an enum class takes two Python calls.
 _STATUSES: Final = {status.value: status for status in PullStatus}
 
 
 class Call(msgspec.Struct, Generic[T]):
-    """A request. `repeatable`: may be made again although its answer was lost. `wait_s`: the server may hold it.
+    """A request.
 
-    `again`: the request that is made in its place then.
+    `repeatable`: it may be repeated after its answer was lost. `wait_s`: how long the server may hold it. `again`: the
+    request that replaces it when it is repeated.
     """
 
     role: str
@@ -108,7 +107,7 @@ class Call(msgspec.Struct, Generic[T]):
 
     @property
     def takes(self) -> bool:
-        """Whether the server has what it is to give later for nobody else: it must learn that nobody waits any more."""
+        """Whether the server reserves later messages for it: the server must notice when the caller stops waiting."""
         return self.operation == Operation.GROUP_RECEIVE and self.wait_s > 0
 
 
@@ -116,8 +115,8 @@ Steps = Generator[Call[Any], Any, T]
 
 
 def socket_paths(store_or_socket: str | Path) -> dict[str, Path]:
-    """The roles' sockets of a store, given its folder or one of its sockets."""
-    path = given_path(store_or_socket)
+    """Sockets of a store's roles, given its folder or one of its sockets."""
+    path = checked_path(store_or_socket)
     if path.suffix == ".sock" and not path.is_dir():
         return {name: path.with_name(f"{name}.sock") for name in (WRITER, QUERY)}
     return {name: StorePaths(path).socket(name) for name in (WRITER, QUERY)}
@@ -133,7 +132,7 @@ def _decode_options(operation: int, options: memoryview) -> Any:
 def call_of(
     operation: Operation, options: FrameOptions, parse: Callable[[Any, memoryview], T], *, repeatable: bool = True
 ) -> Call[T]:
-    """A call whose answer's options are decoded before `parse` gets them."""
+    """Make a call; `parse` gets the decoded options and the payload of the answer."""
     number = int(operation)
     role = WRITER if operation in WRITER_OPERATIONS else QUERY
     return Call(
@@ -147,7 +146,7 @@ def call_of(
 
 
 def nothing(_options: Any, _payload: memoryview) -> None:
-    """An answer that says no more than that it is done."""
+    """Parse an answer without a value."""
     return
 
 
@@ -205,9 +204,9 @@ def pull_request(
     filter: Filter | None = None,
     progress: float | None = None,
 ) -> PullRequest:
-    """The options of a pull; `timeout` in seconds is how long the server may wait for a message.
+    """The options of a pull; the server waits up to `timeout` seconds for a message.
 
-    `progress`: after so many seconds it tells how far it has come through messages that do not match; None: it waits.
+    `progress`: seconds after which it reports its progress through messages that do not match; None: never.
     """
     timeout_ms = max(0, milliseconds("timeout", timeout))
     progress_ms = -1 if progress is None else round(progress * 1000)
@@ -217,9 +216,9 @@ def pull_request(
 
 
 def chosen(tags: str, filter: Filter | None) -> tuple[list[str], str]:
-    """Tags and SQL92 of what is asked for: `tags` is short for a TagFilter. Raises FilterSyntaxError.
+    """Tags and SQL92 of a filter; `tags` is short for a TagFilter. Raises FilterSyntaxError.
 
-    An SQL92 filter is parsed by the server, which refuses it in the same way.
+    The server parses an SQL92 filter and refuses it with the same error.
     """
     if filter is None:
         return parse_tags(tags), ""
@@ -238,7 +237,7 @@ def pull(request: PullRequest) -> Call[PullResult]:
 
 
 def _pull_result(options: memoryview, payload: memoryview) -> PullResult:
-    """A consumer that has caught up waits for each message: nothing is called here that one does not need."""
+    """Parse a pull. A consumer that has caught up pulls each message, so this calls as little as possible."""
     answer = _decode_options(_PULL, options)
     status = _STATUSES.get(answer.status) or status_of(answer)
     return PullResult(
@@ -247,14 +246,14 @@ def _pull_result(options: memoryview, payload: memoryview) -> PullResult:
 
 
 def status_of(answer: Any) -> PullStatus:
-    """A pull's status. Raises ProtocolError for one that only another version has."""
+    """A pull's status. Raises ProtocolError for a status of another version."""
     if status := _STATUSES.get(answer.status):
         return status
     raise ProtocolError(f"answer to PULL has the status {answer.status[:64]!r}, which this version does not know")
 
 
 class UnreadPull(NamedTuple):
-    """One pull's answer whose records become messages as they are used; otherwise as PullResult."""
+    """One pull's answer with undecoded records; otherwise as PullResult."""
 
     status: PullStatus
     next_offset: int
@@ -262,20 +261,20 @@ class UnreadPull(NamedTuple):
 
 
 def unread_pull(answer: Any, payload: memoryview) -> UnreadPull:
-    """What makes a pull's answer into records that are not read yet."""
+    """Parse a pull into undecoded records."""
     return UnreadPull(status_of(answer), answer.next_offset, UnreadRecords(payload, answer.count))
 
 
 def pull_as(request: PullRequest, parse: Callable[[Any, memoryview], T]) -> Call[T]:
-    """Messages of one queue, made by `parse` of the PullAnswer and the records."""
+    """Messages of one queue, in the form that `parse` makes of the PullAnswer and the records."""
     call = call_of(Operation.PULL, request, parse)
     call.wait_s = request.timeout_ms / 1000
     return call
 
 
 def arrow_parser(columns: Sequence[str] | None) -> Callable[[Any, memoryview], ArrowPullResult]:
-    """What makes a pull's answer into Arrow."""
-    # pyarrow and the kernels take half a second to import: only who asks for Arrow pays.
+    """A parser of pulls into Arrow. Raises ConfigurationError when pyarrow is not installed."""
+    # pyarrow and the kernels take half a second to import.
     try:
         from mqproc.client.arrow import parser
     except ModuleNotFoundError as error:
@@ -298,7 +297,7 @@ def get(message_id: str, topic: str) -> Call[StoredMessage]:
 def by_key(
     topic: str, key: str, begin: Time, end: Time, max_messages: int, unique: bool, time: TimeKind
 ) -> Call[list[StoredMessage]]:
-    """The newest messages by key that one answer holds, oldest first as the server gives them."""
+    """The newest messages by key that fit one answer, oldest first."""
     request = _by_key_request(topic, key, begin, end, max_messages, unique, time)
     return call_of(Operation.BY_KEY, request, lambda _, payload: lazy_records(payload))
 
@@ -306,7 +305,7 @@ def by_key(
 def by_key_page(
     topic: str, key: str, begin: Time, end: Time, max_messages: int, unique: bool, time: TimeKind, max_bytes: int
 ) -> Call[Page]:
-    """The newest messages by key, oldest first; the next page has older ones, up to `max_messages` with these."""
+    """The newest messages by key, oldest first; the next pages have older ones, up to `max_messages` in all."""
     request = _by_key_request(topic, key, begin, end, max_messages, unique, time)
     return _by_key_page(msgspec.structs.replace(request, max_bytes=max_bytes))
 
@@ -324,7 +323,7 @@ def _by_key_page(request: ByKeyRequest) -> Call[Page]:
     def parse(answer: Any, payload: memoryview) -> Page:
         messages = lazy_records(payload)
         left = request.max_messages - len(messages)
-        # A group of a version before gives no cursor.
+        # A group of an older version gives no cursor.
         if answer.complete or not messages or not left or not answer.cursor:
             return Page(messages, None)
         following = msgspec.structs.replace(request, max_messages=left, below=answer.cursor[0])
@@ -349,14 +348,16 @@ def all_by_key(
 def with_key(
     topic: str, key: str, begin_ms: int, end_ms: int, *, max_bytes: int, unique: bool = False, below: int = -1
 ) -> Call[tuple[list[StoredMessage], bool]]:
-    """The newest messages with a key and a store time from `begin_ms` to `end_ms`, and whether these are all; below a
-    place in the log where one is given."""
+    """The newest messages with a key and a store time from `begin_ms` to `end_ms`, and whether these are all.
+
+    `below`: only messages below this log offset.
+    """
     request = ByKeyRequest(topic, key, begin_ms, end_ms, KEY_MESSAGES_MAX, unique, below=below, max_bytes=max_bytes)
     return call_of(Operation.BY_KEY, request, lambda answer, rows: (lazy_records(rows), bool(answer.complete)))
 
 
 def _moment_text(moment_ms: int) -> str:
-    """ISO 8601 in UTC; the number itself when it is no moment that has such a name."""
+    """ISO 8601 in UTC; the number itself when it is outside the range of datetimes."""
     try:
         return datetime.datetime.fromtimestamp(moment_ms / 1000, datetime.UTC).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):
@@ -378,7 +379,7 @@ def _is_born(time: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Part of a long answer; `next_call` asks for the next part, None after the last."""
+    """Part of a long answer; `next_call` requests the next part, None after the last."""
 
     messages: list[StoredMessage]
     next_call: Call[Page] | None
@@ -395,7 +396,7 @@ def range_page(
     time: TimeKind,
     cursor: Sequence[int] = (),
 ) -> Call[Page]:
-    """The first page of the messages with begin ≤ time < end; from the `cursor` (queue id, queue offset) on."""
+    """The first page of messages with begin ≤ time < end, from the `cursor` (queue id, queue offset) on."""
     begin_ms, end_ms = _bounds(begin, end)
     names, sql = chosen(tags, filter)
     request = RangeRequest(topic, begin_ms, end_ms, names, page_messages, _is_born(time), list(cursor), sql, page_bytes)
@@ -403,7 +404,7 @@ def range_page(
 
 
 def scan_page(request: ScanRequest) -> Call[Page]:
-    """The first page of a pass over the log."""
+    """The first page of a scan of the log."""
     return _page_call(Operation.SCAN, request)
 
 
@@ -414,7 +415,7 @@ def _page_call(operation: Operation, request: RangeRequest | ScanRequest) -> Cal
             return Page(messages, None)
         following = _continued(request, answer.cursor)
         if following == request:
-            raise ProtocolError(f"{operation.name} does not go on from cursor {answer.cursor}")
+            raise ProtocolError(f"{operation.name} does not advance from cursor {answer.cursor}")
         return Page(messages, _page_call(operation, following))
 
     return call_of(operation, request, parse)
@@ -436,7 +437,7 @@ def scan_request(
     page_messages: int,
     page_bytes: int,
 ) -> ScanRequest:
-    """The options of a scan; at most one property can be asked for."""
+    """The options of a scan, for at most one property."""
     if properties is not None and not isinstance(properties, Mapping):
         raise not_properties(properties)
     if properties and len(properties) > 1:
@@ -448,7 +449,7 @@ def scan_request(
 
 
 def count(topic: str, begin: Time, end: Time, tags: str, filter: Filter | None, time: TimeKind) -> Call[int]:
-    """How many messages have begin ≤ time < end."""
+    """Count messages with begin ≤ time < end."""
     begin_ms, end_ms = _bounds(begin, end)
     names, sql = chosen(tags, filter)
     request = CountRequest(topic, begin_ms, end_ms, names, _is_born(time), sql)
@@ -462,9 +463,9 @@ def offset_at(topic: str, queue_id: int, moment: Time, upper: bool) -> Call[int]
 
 @dataclass(frozen=True, slots=True)
 class QueryMessageResult:
-    """RocketMQ's answer to `queryMessage`: what the index points to by hash, colliding keys included.
+    """RocketMQ's answer to `queryMessage`: messages of the index entries by hash, colliding keys included.
 
-    `messages` lacks those that are damaged.
+    `messages` has no damaged ones.
     """
 
     physical_offsets: tuple[int, ...]

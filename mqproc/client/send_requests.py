@@ -1,4 +1,4 @@
-"""Messages as calls to the writer: one, a group, a batch of columns; and how a stream of them is cut into frames."""
+"""Requests that send messages: one, a group, a batch of columns; and the grouping of streams into frames. No I/O."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ from mqproc.wire.operations.log import AppendAnswer
 
 P = ParamSpec("P")
 T = TypeVar("T")
-# Messages of one frame, where a client cuts a stream of them.
+# Limits of a frame of a stream.
 GROUP_MESSAGES_MAX: Final = 1000
 GROUP_BYTES_MAX: Final = 1 << 20
 
 _decode_append = msgspec.msgpack.Decoder(AppendAnswer).decode
 _APPEND = int(Operation.APPEND)
-# What columns raise of values that nobody has looked at one by one, such as pandas' NA.
-_UNLOOKED_AT: Final = (TypeError, ValueError)
-# What is raised of an answer of another shape: the server's fault, not the caller's.
+# Errors of the fast paths for values that are not checked one by one, such as pandas' NA.
+_UNCHECKED: Final = (TypeError, ValueError)
+# Errors for an answer in another form: the server's fault, not the caller's.
 _UNREADABLE: Final = (msgspec.DecodeError, struct.error, ValueError)
 _MESSAGE: Final = re.compile(r"message (\d+): (.*)", re.DOTALL)
 _unique_id_of = operator.attrgetter("unique_id")
 _ONE_ROW = struct.Struct("<qqi")
 _MASK64: Final = (1 << 64) - 1
 _ZERO: Final = 0
-"""This very object is what a message has where nothing was given; what only equals it may be False, and no number."""
+"""A message's default numbers are this object; an equal value may be False."""
 _NO_NUMBERS: Final = (None,) * 5
 
 
@@ -81,12 +81,12 @@ def message_of(
     delay: Delay | None = None,
     sharding_key: str = "",
 ) -> Message:
-    """The message that `send` was given, whole or in parts; `delay` is a `deliver_at` from now on."""
+    """Make a message of the arguments of `send`: a whole message, or its parts; `delay` is relative to now."""
     if isinstance(topic, Message):
         numbers = body, queue_id, born_timestamp_ms, deliver_at, delay
         try:
             is_whole = numbers == _NO_NUMBERS and not (tag or keys or properties or flag or delay_level or sharding_key)
-        except (TypeError, ValueError):  # As below.
+        except (TypeError, ValueError):  # See below.
             is_whole = False
         if not is_whole:
             raise BadRequestError("give a Message, or a topic and its parts, not both")
@@ -96,7 +96,7 @@ def message_of(
     try:
         several = (keys,) if isinstance(keys, str) and keys else keys or ()
         pairs = properties or {}
-    except (TypeError, ValueError):  # An array, and pandas' NA, is neither true nor false.
+    except (TypeError, ValueError):  # Arrays and pandas' NA have no truth value.
         kinds = type(keys).__name__, type(properties).__name__
         raise BadPropertyError(f"keys must be a sequence of texts, and properties a mapping, not {kinds}") from None
     return Message(
@@ -119,13 +119,13 @@ def _append_call(frame: AppendFrame, parse: Callable[[memoryview, memoryview], T
 
 
 def send(message: Message, *, wait: bool = True, transaction: bool = False) -> Call[SendResult]:
-    """One message; `transaction` for a half message, whose properties say so."""
+    """Send one message; `transaction` for a half message, whose properties say so."""
     try:
         if transaction:
             frame = encode_messages([message], wait=wait, transaction=True)
         else:
             frame = encode_single(message, wait=wait)
-    except _UNLOOKED_AT:
+    except _UNCHECKED:
         check_message(message)
         raise
     parse = functools.partial(_send_result, message.unique_id, frame.unique_prefix, frame.unique_counter)
@@ -135,7 +135,7 @@ def send(message: Message, *, wait: bool = True, transaction: bool = False) -> C
 def _send_result(
     own_id: str, unique_prefix: str, unique_counter: int, options: memoryview, payload: memoryview
 ) -> SendResult:
-    """What one message's answer says; its unique id is its sender's own, or made of prefix and counter."""
+    """Parse one message's answer; its unique id is the sender's own, or made of prefix and counter."""
     try:
         answer = _decode_append(options)
         physical_offset, queue_offset, queue_id = _ONE_ROW.unpack(payload)
@@ -156,7 +156,7 @@ def _not_readable(error: Exception) -> ProtocolError:
 
 
 def _checked(parse: Callable[P, T]) -> Callable[P, T]:
-    """An append answer of the wrong shape is the server's fault, not the caller's."""
+    """Turn the errors of a malformed append answer into ProtocolError."""
 
     @functools.wraps(parse)
     def checked(*given: P.args, **named: P.kwargs) -> T:
@@ -169,7 +169,7 @@ def _checked(parse: Callable[P, T]) -> Callable[P, T]:
 
 
 def send_oneway(message: Message, frame_bytes_max: int) -> Call[None]:
-    """One message that is not answered, so what the writer would refuse, or end the connection for, is refused here."""
+    """Send one message without an answer. Checks here what the writer would refuse."""
     check_born(message.born_timestamp_ms)
     if message.flag is not _ZERO:
         check_flag(message.flag)
@@ -177,7 +177,7 @@ def send_oneway(message: Message, frame_bytes_max: int) -> Call[None]:
         check_delay(message.delay_level, message.deliver_at_ms)
     try:
         frame = encode_message(message, wait=False, oneway=True)
-    except _UNLOOKED_AT:
+    except _UNCHECKED:
         check_message(message)
         raise
     size = len(frame.options) + frame.payload_bytes
@@ -187,7 +187,7 @@ def send_oneway(message: Message, frame_bytes_max: int) -> Call[None]:
 
 
 def _columns(payload: memoryview, count: int) -> tuple[Any, Any, Any]:
-    """An append answer's columns: physical offsets, queue offsets, queue ids, as arrays of their own."""
+    """Columns of an append answer, as copies: physical offsets, queue offsets, queue ids."""
     data = bytes(payload)
     if len(data) != count * _ONE_ROW.size:
         raise ValueError(f"{len(data)} bytes for {count} messages")
@@ -201,17 +201,17 @@ def _columns(payload: memoryview, count: int) -> tuple[Any, Any, Any]:
 def send_group(
     messages: Sequence[Message], *, wait: bool = True, places: Sequence[int] | None = None
 ) -> Call[list[SendResult]]:
-    """Messages with one `frame_key` in one frame; `places` are theirs in what the caller has given, for errors."""
+    """Send messages with one `frame_key` in one frame; `places` are their positions in the caller's input."""
     try:
         frame = encode_messages(messages, wait=wait)
-    except (BadRequestError, *_UNLOOKED_AT):
+    except (BadRequestError, *_UNCHECKED):
         _refuse_first_wrong(messages, places or range(len(messages)))
         raise
     return _append_call(frame, functools.partial(_group_results, messages, frame))
 
 
 def _refuse_first_wrong(messages: Sequence[Message], places: Sequence[int]) -> None:
-    """Raise the error of the first message that cannot be sent, with its place."""
+    """Raise the error of the first message that cannot be sent, with its position."""
     for place, message in zip(places, messages, strict=True):
         try:
             check_message(message)
@@ -221,7 +221,7 @@ def _refuse_first_wrong(messages: Sequence[Message], places: Sequence[int]) -> N
 
 
 def at_its_place(error: MqprocError, places: Sequence[int]) -> MqprocError:
-    """The store's error about a frame, within which it counts messages, with the message's place in what was given."""
+    """A store's error about message n of a frame, with the message's position in the caller's input."""
     found = _MESSAGE.match(str(error)) if isinstance(error, BadRequestError) else None
     return error if found is None else type(error)(f"message {places[int(found[1])]:,}: {found[2]}")
 
@@ -250,13 +250,13 @@ def _group_results(
 
 
 def send_batch(batch: Batch, frame_bytes_max: int) -> Iterator[Call[BatchResult]]:
-    """A batch: one call, or several when it is larger than a frame may be."""
+    """Send a batch: one call, or several when it is too large for a frame."""
     for frame in encode_batch(batch, frame_bytes_max):
         yield _batch_call(frame)
 
 
 def send_batches(batches: Iterable[Batch], frame_bytes_max: int) -> Iterator[Call[BatchResult]]:
-    """Batches one after the other, each as `send_batch` has it."""
+    """Send batches one after the other."""
     for index, batch in enumerate(each_of("batches", batches)):
         if not isinstance(batch, Batch):
             raise BadRequestError(f"item {index:,} is no Batch: {repr(batch)[:64]}")
@@ -274,7 +274,7 @@ def _batch_result(topic: str, count: int, options: memoryview, payload: memoryvi
 
 
 class BatchCalls:
-    """A batch, whose messages may wait for a time each, as calls; `places` are what `joined` needs to know of it."""
+    """Calls of a batch, whose messages may have a delay each; `places` are for `joined`."""
 
     def __init__(self, batch: Batch, frame_bytes_max: int) -> None:
         self._batch = batch
@@ -284,8 +284,7 @@ class BatchCalls:
 
     @property
     def in_flight(self) -> int:
-        """How many are under way at once; none overtakes one that was refused for now where keys order their
-        messages."""
+        """Calls in flight at once: one where sharding keys order messages, so that none overtakes a refused one."""
         return IN_FLIGHT if self._batch.sharding_keys is None else 1
 
     def __iter__(self) -> Iterator[Call[BatchResult]]:
@@ -297,7 +296,7 @@ class BatchCalls:
             raise
 
     def placed(self, error: MqprocError, results: Sequence[BatchResult]) -> MqprocError:
-        """The error that came in the place of the next result, with the message's place in the batch."""
+        """The error that replaced the next result, with the message's position in the batch."""
         if error is self._no_call:
             return error
         places = np.arange(len(self._batch)) if self.places is None else self.places
@@ -305,7 +304,7 @@ class BatchCalls:
 
 
 def joined(topic: str, results: Sequence[BatchResult], places: NDArray[np.int64] | None = None) -> BatchResult:
-    """The results of a batch's frames as one, their messages at `places`; its store time is the last frame's."""
+    """Join the results of a batch's frames, messages at `places`; the store time is that of the last frame."""
     if len(results) == 1 and places is None:
         return results[0]
     if not results:
@@ -322,7 +321,7 @@ def joined(topic: str, results: Sequence[BatchResult], places: NDArray[np.int64]
 
 
 class Grouping:
-    """Cuts a stream of messages into frames by their `frame_key`."""
+    """Cuts a stream of messages into groups for frames, by their `frame_key`."""
 
     def __init__(self, messages_max: int = GROUP_MESSAGES_MAX, bytes_max: int = GROUP_BYTES_MAX) -> None:
         self._messages_max = min(messages_max, FRAME_MESSAGES_MAX)
@@ -331,7 +330,7 @@ class Grouping:
         self._bytes: dict[Hashable, int] = {}
 
     def add(self, index: int, message: Message) -> list[tuple[int, Message]] | None:
-        """Put a message to its group; returns the group when it is full, with each message's index."""
+        """Add a message to its group; returns the group when it is full, with each message's index."""
         key = frame_key(message)
         group = self._groups.setdefault(key, [])
         group.append((index, message))
@@ -352,7 +351,7 @@ class Grouping:
 
 
 def groups_of(messages: Iterable[Message]) -> Iterator[list[tuple[int, Message]]]:
-    """A stream of messages as groups, one frame each."""
+    """Cut a stream of messages into groups, one frame each."""
     grouping = Grouping()
     for index, message in enumerate(each_of("messages", messages)):
         try:
@@ -364,19 +363,18 @@ def groups_of(messages: Iterable[Message]) -> Iterator[list[tuple[int, Message]]
     yield from grouping.rest()
 
 
-# --- batching ---
-# Which messages of a producer go together, and when: a topic's, when enough or old enough. Without I/O.
+# Batching producers
 
 
 F = TypeVar("F")
 
-# What a waiting message costs besides its body, roughly.
+# Approximate memory of a waiting message besides its body.
 _MESSAGE_OVERHEAD_BYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a group is full, and how much may wait. Times in seconds, sizes in bytes."""
+    """Limits of a producer's groups and buffer. Times in seconds, sizes in bytes."""
 
     linger_s: float
     messages: int
@@ -393,7 +391,7 @@ class Limits:
         max_in_flight: int,
         max_buffered_bytes: int,
     ) -> Limits:
-        """What a producer was asked for. Raises BadRequestError for what would never send anything."""
+        """Check the arguments of a producer. Raises BadRequestError for a limit with which it never sends."""
         return cls(
             not_below_zero("linger_ms", linger_ms) / 1000,
             at_least_one("max_batch_messages", max_batch_messages),
@@ -405,7 +403,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Group(Generic[F]):
-    """Messages of one frame with what resolves each of them."""
+    """Messages of one frame with their futures."""
 
     due: float
     messages: list[Message] = field(default_factory=list)
@@ -414,17 +412,13 @@ class Group(Generic[F]):
 
 
 def cost_of(message: Message) -> int:
-    """Bytes that a waiting message counts for."""
+    """Bytes that a waiting message counts in the buffer."""
     body = message.body
     return (len(body) if type(body) is bytes else body_bytes(body)) + _MESSAGE_OVERHEAD_BYTES
 
 
-def cost_of_all(messages: Sequence[Message]) -> int:
-    return sum(map(cost_of, messages))
-
-
 class Batcher(Generic[F]):
-    """Messages waiting to become frames. `buffered_bytes` counts them until `done`, also those under way."""
+    """Messages of a producer grouped by topic. `buffered_bytes` counts them until `done`, also those in flight."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -435,20 +429,20 @@ class Batcher(Generic[F]):
 
     @property
     def empty(self) -> bool:
-        """Whether nothing waits; messages under way may still count as buffered."""
+        """Whether no message waits; those in flight may still count as buffered."""
         return not self._open and not self._full
 
     @property
     def messages(self) -> int:
-        """How many messages wait."""
+        """Number of waiting messages."""
         return sum(len(group.messages) for group in (*self._full, *self._open.values()))
 
     def has_room(self, message: Message) -> bool:
-        """A message larger than the whole room may come when nothing else is there."""
+        """Whether a message fits the buffer; a larger one fits an empty buffer."""
         return self.buffered_bytes == 0 or self.buffered_bytes + cost_of(message) <= self._limits.buffered_bytes
 
     def add(self, message: Message, future: F, now: float) -> bool:
-        """Put a message to its group; True when the one who sends should look: a group is full or a new one began."""
+        """Add a message to its group; True when the sender should wake up: the group is full or new."""
         key = frame_key(message)
         group = self._open.get(key)
         began = group is None
@@ -465,24 +459,24 @@ class Batcher(Generic[F]):
         return True
 
     def take(self, now: float, *, everything: bool = False) -> Group[F] | None:
-        """The next group to send: a full one, one whose time has come, or any when `everything` shall go."""
+        """The next group to send: a full one, one that is due, or any with `everything`."""
         if self._full:
             return self._full.popleft()
         if not self._open:
             return None
-        # Groups are kept in the order in which they began, so the first is due first.
+        # Groups are in the order of their start, so the first is due first.
         key, group = next(iter(self._open.items()))
         if everything or group.due <= now:
             return self._open.pop(key)
         return None
 
     def wait_s(self, now: float) -> float | None:
-        """Seconds until `take` has something by time alone; None when nothing waits."""
+        """Seconds until `take` returns a group by time alone; None when no message waits."""
         if self._full:
             return 0.0
         group = next(iter(self._open.values()), None)
         return None if group is None else max(0.0, group.due - now)
 
     def done(self, group: Group[F]) -> None:
-        """A group's messages are stored or failed: they take no room any more."""
+        """Free the buffer space of a group that is stored or failed."""
         self.buffered_bytes -= group.size

@@ -1,4 +1,4 @@
-"""What a consumer wants, made of what its user says."""
+"""Subscriptions: the checked arguments of consumers, and the requests that they make."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mqproc.client.arguments import milliseconds, moment_after, true_or_false
 from mqproc.client.group_requests import join, receive, start_of
 from mqproc.client.requests import Call, Time, chosen, pull, pull_request
 from mqproc.errors import BadRequestError, TopicNotFoundError
-from mqproc.paths import given_path
+from mqproc.paths import checked_path
 from mqproc.topic_names import check_group, check_topic, retry_topic
 from mqproc.types import Filter, PullResult, SqlFilter, StoredMessage, TagFilter
 from mqproc.wire.operations.groups import (
@@ -32,12 +32,12 @@ from mqproc.wire.operations.pop import RECEIVE_MS_MAX, GroupReceiveRequest
 
 SESSION_TIMEOUT_S: Final = 10.0
 CONSUMER_PULL_MESSAGES: Final = 2048
-_BEHIND_EVERY_QUEUE: Final = 1 << 60
+_BEYOND_EVERY_QUEUE: Final = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Topics of a group, and where the group begins in those it has no progress in."""
+    """Topics of a group, and where the group begins in those without progress."""
 
     group: str
     topics: tuple[str, ...]
@@ -47,7 +47,7 @@ class Subscription:
     start_ms: int
 
     def join(self, member_id: str, holding: list[tuple[str, int, int]]) -> Call[GroupAssignment]:
-        """The request to become a member, or the one that was before."""
+        """A request to join the group; `member_id` names the member that joins again."""
         request = GroupJoinRequest(
             self.group,
             list(self.topics),
@@ -61,7 +61,7 @@ class Subscription:
         return join(request)
 
     def among(self, topics: str | Sequence[str]) -> tuple[str, ...]:
-        """Some of what it reads. Raises TopicNotFoundError for another one: a mistyped one would pass unseen."""
+        """Some of its topics. Raises TopicNotFoundError for another topic, such as a mistyped one."""
         found = named(topics)
         for topic in found:
             if topic not in (*self.topics, retry_topic(self.group)):
@@ -70,7 +70,7 @@ class Subscription:
 
 
 class OfGroup:
-    """What a consumer is called, in a notebook and where one is printed."""
+    """The `repr` of consumers."""
 
     _subscription: Subscription
 
@@ -79,7 +79,7 @@ class OfGroup:
 
 
 def named(topics: str | Sequence[str]) -> tuple[str, ...]:
-    """A topic, or several, as callers name them. Raises BadRequestError."""
+    """A topic, or several, as a tuple. Raises BadRequestError."""
     try:
         return (topics,) if isinstance(topics, str) else tuple(topics)
     except TypeError:
@@ -89,7 +89,7 @@ def named(topics: str | Sequence[str]) -> tuple[str, ...]:
 def subscription(
     group: str, topics: str | Sequence[str], name: str, session_timeout: float, start: Time
 ) -> Subscription:
-    """Raises BadRequestError, BadTopicError."""
+    """Check the arguments of a consumer. Raises BadRequestError, BadTopicError."""
     check_group(group)
     wanted = named(topics)
     if not wanted:
@@ -111,38 +111,39 @@ def _session_ms(session_timeout: float) -> int:
 
 
 def filter_of(filter: Filter | str | None) -> Filter | None:
-    """A text is short for a TagFilter. Raises what is wrong with a filter, but for SQL, which the server parses."""
+    """Check a filter; a text is short for a TagFilter. The server parses SQL. Raises FilterSyntaxError."""
     found = TagFilter(filter) if isinstance(filter, str) else filter
     chosen("", found)
     return found
 
 
 def trials_of(filter: Filter | None, wanted: Subscription) -> list[Call[PullResult]]:
-    """What the server is asked before a consumer with this filter joins: a member whose filter is wrong would have
-    queues, and serve none. A pull of nothing, which has an SQL92 filter parsed; none for other filters.
+    """Requests to make before a consumer with this filter joins: an empty pull, which has the server parse an SQL92 filter.
+
+    A member with an invalid filter would get queues without serving them.
     """
     if not isinstance(filter, SqlFilter):
         return []
-    return [pull(pull_request(wanted.topics[0], 0, _BEHIND_EVERY_QUEUE, 1, 1, "", 0.0, False, filter))]
+    return [pull(pull_request(wanted.topics[0], 0, _BEYOND_EVERY_QUEUE, 1, 1, "", 0.0, False, filter))]
 
 
 def broadcast_path(store: Path, group: str, name: str, given: str | Path | None, *, broadcast: bool) -> str:
-    """Where a broadcast consumer keeps its progress: by store, group and name, below the user's home. "" for others.
+    """File of a broadcast consumer's progress, by store, group and name in the user's home; "" for other consumers.
 
-    One without a name finds its progress again too, in whatever process. Raises BadRequestError.
+    A consumer without a name finds its progress again as well, in any process. Raises BadRequestError.
     """
     if not true_or_false("broadcast", broadcast):
         if given is not None:
             raise BadRequestError("offsets_path is for broadcast=True: a member's progress is its group's")
         return ""
     if given is not None:
-        return str(given_path(given, "offsets_path"))
+        return str(checked_path(given, "offsets_path"))
     if "/" in name or "\0" in name:
         raise BadRequestError(f"name {name[:64]!r} can be no file's: give an offsets_path, or a name without it")
     place = hashlib.sha256(os.fsencode(store)).hexdigest()[:16]
     try:
         home = Path.home()
-    except RuntimeError:  # As in a container, whose user has no name.
+    except RuntimeError:  # As in a container, where the user has no name.
         raise BadRequestError(
             "this user has no home, where a broadcast consumer's progress lies: give an offsets_path"
         ) from None

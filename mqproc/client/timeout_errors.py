@@ -7,12 +7,11 @@ import time
 from pathlib import Path
 from typing import Final
 
+from mqproc.client.connection import running_options
 from mqproc.errors import MqprocError, RequestTimeoutError
-from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control_words import read_words
 from mqproc.ipc.health import ready_problems_of
 from mqproc.paths import StorePaths
-from mqproc.store.settings import read_settings
 
 # Thousands of requests time out together: reading the control file for each would take longer than they have waited.
 _CACHED_FOR_S: Final = 0.2
@@ -43,6 +42,6 @@ def _problems(socket: Path) -> list[str]:
     if paths.socket(socket.stem) != socket:
         return []
     with contextlib.suppress(MqprocError, OSError, ValueError):
-        timeout_ms = read_settings(StoreIO(), paths).heartbeat_timeout_ms
+        timeout_ms = running_options(paths).heartbeat_timeout_ms
         return ready_problems_of(read_words(paths), timeout_ms * 1_000_000)
     return []

@@ -1,6 +1,6 @@
-"""Where one message is: its record, its queue's unit, its index entries, the groups' progress past it, its copies.
+"""Trace of one message: record, unit of its queue, index entries, progress of the groups, copies, transaction.
 
-Made of ordinary questions, so what it says of each part is what a consumer would find there.
+It uses ordinary requests, so each part is as a consumer would find it.
 """
 
 from __future__ import annotations
@@ -26,24 +26,20 @@ from mqproc.topic_names import (
 )
 from mqproc.types import GroupInfo, QueueInfo, StoredMessage
 
-# --- transaction_ends ---
-# What has become of a transaction, as far as the log tells it.
-#
-# A half message that has ended is marked; the mark does not say how. What was delivered of it does, or what was given up.
-# Where neither is found it was rolled back, but only when a committed message would surely be found.
-
-
 TransactionState = Literal["", "open", "committed", "rolled back", "given up", "ended"]
-"""`ended`: how is not known, for what was made of it may be in the log no more, or not yet in the index."""
+"""`ended`: with an unknown outcome, since the resulting message may have expired, or may not be indexed yet."""
 
-_LOOKED_AT: Final = 256
-_LOOKS_MAX: Final = 64
+_SEARCHED_MAX: Final = 256
+_POLLS_MAX: Final = 64
 
 
 def transaction_state(message: StoredMessage, half_ids: Sequence[str], page_bytes: int) -> Steps[TransactionState]:
-    """Of the transaction that a message is of; "" when it is of none, or nothing tells of it.
+    """State of a message's transaction; "" without a transaction, or without a trace of it.
 
-    `half_ids`: offset message ids of its half messages, among them the message itself if it is one.
+    `half_ids`: offset message ids of its half messages, including the message itself if it is one.
+
+    A half message that has ended is marked, without the outcome. The delivered or given-up message shows it. Without
+    either it was rolled back, but only when a committed message would certainly be found.
     """
     if _is_committed(message):
         return "committed"
@@ -53,7 +49,7 @@ def transaction_state(message: StoredMessage, half_ids: Sequence[str], page_byte
         return ""
     if (yield open_transactions("", [unique_id, *half_ids], 1)):
         return "open"
-    # Ended by now, so what was made of it is written.
+    # It has ended, so the resulting message is written.
     dispatched = yield from _dispatched()
     half = halves[0]
     real_topic = half.properties.get(properties.REAL_TOPIC, "")
@@ -68,9 +64,9 @@ def transaction_state(message: StoredMessage, half_ids: Sequence[str], page_byte
 
 
 def _dispatched() -> Steps[bool]:
-    """Whether queues and index have what is written now, or come to have it within some looks."""
+    """Whether queues and index have all messages written now, or get them within a few polls."""
     written = -1
-    for _ in range(_LOOKS_MAX):
+    for _ in range(_POLLS_MAX):
         words: dict[str, int] = yield core.stats()
         written = words["written"] if written < 0 else written
         if words["dispatched"] >= written:
@@ -79,7 +75,7 @@ def _dispatched() -> Steps[bool]:
 
 
 def _halves(half_ids: Sequence[str]) -> Steps[list[StoredMessage]]:
-    """Those that are there still, in the order of the log."""
+    """The half messages that still exist, in the order of the log."""
     found: list[StoredMessage] = []
     for message_id in half_ids:
         try:
@@ -91,14 +87,14 @@ def _halves(half_ids: Sequence[str]) -> Steps[list[StoredMessage]]:
 
 def _same(topic: str, unique_id: str, page_bytes: int) -> Steps[list[StoredMessage]]:
     try:
-        found = yield from core.all_by_key(topic, unique_id, None, None, _LOOKED_AT, True, "store", page_bytes)
+        found = yield from core.all_by_key(topic, unique_id, None, None, _SEARCHED_MAX, True, "store", page_bytes)
     except (TopicNotFoundError, BadTopicError):
-        return []  # Deleted since, never made, or a record that names none.
+        return []  # Deleted since, never created, or a record without a topic.
     return found
 
 
 def _queue_reaches_back_to(half: StoredMessage) -> Steps[bool]:
-    """Whether the queue that a half message is for has everything that was stored there since."""
+    """Whether a half message's target queue still has all messages since."""
     topic, queue_id = half.properties.get(properties.REAL_TOPIC, ""), half.properties.get(properties.REAL_QID, "")
     if not queue_id.isdecimal():
         return False
@@ -118,7 +114,7 @@ def _is_committed(message: StoredMessage) -> bool:
 
 
 ORIGIN: Final = "ORIGIN_MESSAGE_ID"
-"""Property of a copy: the offset message id of the message that was first sent."""
+"""Property of a copy with the offset message id of the original message."""
 
 CopyKind = Literal["original", "half message", "delayed", "delivered", "retry", "dead letter"]
 _WAITING: Final = ("half message", "delayed")
@@ -127,8 +123,9 @@ _COPIES_MAX: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class TracedKey:
-    """A key or the unique id. `indexed`: an index entry of it leads to the record; None when so many messages of the
-    same millisecond have it that the answer does not hold them.
+    """A key or the unique id. `indexed`: an index entry of it points to the record.
+
+    None when the answer cannot hold all messages of the same millisecond with the key.
     """
 
     key: str
@@ -138,8 +135,10 @@ class TracedKey:
 
 @dataclass(frozen=True, slots=True)
 class TracedProgress:
-    """A group's progress in the message's queue. `passed`: the message is consumed; `messages_before`: how many come
-    before it still. `offset` None: the group has no progress here. `member_id` has the queue now.
+    """A group's progress in the message's queue.
+
+    `passed`: the message is consumed; `messages_before`: number of unconsumed messages before it. `offset` None: the
+    group has no progress here. `member_id` has the queue now.
     """
 
     group: str
@@ -151,7 +150,7 @@ class TracedProgress:
 
 @dataclass(frozen=True, slots=True)
 class TracedCopy:
-    """Another record of the same message: what it was copied from, or what was made of it."""
+    """Another record of the same message: its source, or a copy of it."""
 
     kind: CopyKind
     topic: str
@@ -161,14 +160,14 @@ class TracedCopy:
     store_timestamp_ms: int
     reconsume_times: int
     real_topic: str
-    """Where a delayed or half message is to go."""
+    """Target of a delayed or half message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Where a message is. `unit`: FOUND when its queue's unit leads to the record, else what a pull there says.
+    """Result of a trace. `unit`: FOUND when the queue's unit points to the record, else the status of a pull there.
 
-    `transaction`: what has become of it, when it was sent in one; "" when it was not, or when nothing tells.
+    `transaction`: state of the message's transaction; "" without one, or without a trace of it.
     """
 
     message: StoredMessage
@@ -185,7 +184,7 @@ class Trace:
 
 
 def trace(message_id: str, topic: str, page_bytes: int) -> Steps[Trace]:
-    """Looks everywhere, with answers of at most `page_bytes`. Raises MessageNotFoundError."""
+    """Trace a message with answers of at most `page_bytes`. Raises MessageNotFoundError."""
     message: StoredMessage = yield core.get(message_id, topic)
     unit = yield from _unit(message)
     keys = yield from _keys(message, page_bytes)
@@ -243,8 +242,9 @@ def _progress(message: StoredMessage) -> Steps[tuple[TracedProgress, ...]]:
 
 
 def _copies(message: StoredMessage, page_bytes: int) -> Steps[tuple[TracedCopy, ...]]:
-    """Records with the same unique id, or without one with the same key and origin: in the topics of copies, and where
-    a message that waited was to go.
+    """Records with the same unique id, or without one with the same key and origin.
+
+    They are searched in the topics of copies, and in the target topic of a delayed or half message.
     """
     key, unique = (message.unique_id, True) if message.unique_id else (" ".join(message.keys[:1]), False)
     if not key:

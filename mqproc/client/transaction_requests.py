@@ -1,4 +1,4 @@
-"""Every request about transactions, without I/O: shared by the sync and the async client."""
+"""Requests about transactions. No I/O."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _OWN: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """What a transaction is ended by."""
+    """Identification of a transaction in the request that ends it."""
 
     group: str
     topic: str
@@ -96,7 +96,7 @@ class TransactionOutcome:
 
 
 def half_message(group: str, message: Any, check_immunity_time: int | None) -> Message:
-    """A message as its half message. Raises BadRequestError and its kin."""
+    """Make the half message of a message. Raises BadRequestError or a subclass."""
     check_group(group)
     if not isinstance(message, Message):
         raise BadRequestError(f"a transaction has a Message, not a {type(message).__name__}")
@@ -112,7 +112,7 @@ def half_message(group: str, message: Any, check_immunity_time: int | None) -> M
 
 
 def send_half(half: Message, *, wait: bool = True) -> Call[SendResult]:
-    """Where the half message went."""
+    """Send a half message."""
     return sending.send(half, wait=wait, transaction=True)
 
 
@@ -121,12 +121,12 @@ def handle_of_sent(half: Message, sent: SendResult) -> Handle:
 
 
 def handle_of_asked(group: str, message: StoredMessage) -> Handle:
-    """What a message that `poll` gave is ended by."""
+    """Handle of a message that `poll` returned."""
     return Handle(group, message.topic, message.properties[properties.TRANSACTION_ID], message.physical_offset)
 
 
 def handle_of_open(transaction: Any) -> Handle:
-    """Raises BadRequestError for what is none of `Transactions.open`."""
+    """Handle of an open transaction. Raises BadRequestError for another object."""
     if not isinstance(transaction, OpenTransaction):
         shown = f"a {type(transaction).__name__} is no OpenTransaction: {repr(transaction)[:64]}"
         raise BadRequestError(f"{shown}; give them one by one")
@@ -134,7 +134,7 @@ def handle_of_open(transaction: Any) -> Handle:
 
 
 def end(handle: Handle, *, commit: bool, from_check: bool = False) -> Call[None]:
-    """Commit or roll back. Asked for again it is answered in the same way, so it may be repeated."""
+    """Commit or roll back. It may be repeated: the answer is the same."""
     request = TransactionEndRequest(
         handle.group, handle.topic, handle.transaction_id, handle.physical_offset, commit, from_check
     )
@@ -156,7 +156,7 @@ def unknown_outcome(handle: Handle, *, commit: bool) -> Iterator[None]:
 
 
 def poll(group: str, timeout_s: float) -> Call[list[StoredMessage]]:
-    """Be asked: messages as they were sent, with their topic. The answer is held until there is a question."""
+    """Wait for checks: messages as they were sent. The server holds the answer until there is a check."""
     request = TransactionPollRequest(group, POLL_MESSAGES, round(timeout_s * 1000))
 
     def parse(answer: Any, payload: memoryview) -> list[StoredMessage]:
@@ -168,7 +168,7 @@ def poll(group: str, timeout_s: float) -> Call[list[StoredMessage]]:
 
 
 def _as_sent(message: StoredMessage) -> StoredMessage:
-    """A half message with the topic and queue that it is for."""
+    """A half message with the topic and queue of its delivery."""
     pairs = message.properties
     own = {properties.TRANSACTION_ID: pairs.get(properties.TRANSACTION_ID) or message.unique_id or message.message_id}
     queue_id = pairs.get(properties.REAL_QID, "")
@@ -188,21 +188,21 @@ def open_transactions(group: str, ids: Sequence[str], max_transactions: int) -> 
 
 
 def check(physical_offsets: Sequence[int]) -> Call[int]:
-    """How many were open."""
+    """Have transactions checked now; the value is the number of open ones."""
     request = TransactionCheckRequest(list(physical_offsets))
     return call_of(Operation.TRANSACTION_CHECK, request, lambda answer, _: int(answer.checked), repeatable=False)
 
 
 def check_checker(checker: object) -> None:
-    """Raise BadRequestError for what cannot be asked: it would be told when the first transaction waits for it."""
+    """Raise BadRequestError unless a checker can be called: the first check would only fail later."""
     if not callable(checker):
         raise BadRequestError(f"checker must be a function of a message, not {type(checker).__name__}")
 
 
 def resolution_of(said: object) -> TransactionResolution:
-    """What a checker said; True and False stand for commit and rollback, None for unknown.
+    """Resolution of a checker's result; True and False mean commit and rollback, None unknown.
 
-    Raises BadRequestError for anything else.
+    Raises BadRequestError for another result.
     """
     if type(said).__name__ in BOOLS:
         return TransactionResolution.COMMIT if said else TransactionResolution.ROLLBACK

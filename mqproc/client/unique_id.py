@@ -1,12 +1,12 @@
-"""Unique ids of messages (property UNIQ_KEY), in RocketMQ's layout, made without asking anybody.
+"""Unique ids of messages (property UNIQ_KEY), in RocketMQ's layout, made by each process itself.
 
     ┌────────┬────────────────┬────────┬─────────────────────────────────┬─────────┐
     │ IPv4 4 │ pid low 16 b 2 │ hash 4 │ ms since the month's start u32 4│ counter 2│  upper-case hex, 32 characters
     └────────┴────────────────┴────────┴─────────────────────────────────┴─────────┘
       ◀──────────────── prefix, 28 characters, one for a frame ─────────▶  one a message
 
-The address is the loopback's, since clients are local; the hash is random for each process, where RocketMQ has a class
-loader's. Under one time at most 65,536 counters are given out, then the time is moved on, so no pair ever comes twice.
+The address is the loopback's, since clients are local; the hash is random for each process, where RocketMQ uses a class
+loader's. One time has at most 65,536 counters, then the time is advanced, so no pair is repeated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _month_bounds_ms(time_ms: int) -> tuple[int, int]:
 
 
 class UniqueIds:
-    """Gives out prefixes with runs of counters. Thread-safe; a forked child needs a new one."""
+    """Source of prefixes with runs of counters. Thread-safe; a forked child needs a new one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -45,7 +45,7 @@ class UniqueIds:
         self._prefix = ""
 
     def reserve(self, count: int) -> tuple[str, int]:
-        """A prefix and the first of `count` counters, modulo 65,536, that belong to it; `count` is at most 65,536."""
+        """Reserve `count` counters, at most 65,536: their prefix and the first of them, modulo 65,536."""
         assert 0 < count <= COUNTERS
         now_ms = time.time_ns() // 1_000_000
         with self._lock:
@@ -67,18 +67,18 @@ class UniqueIds:
 
 
 def unique_id(prefix: str, counter: int) -> str:
-    """The id of one message of a frame."""
+    """Id of one message of a frame."""
     return f"{prefix}{counter % COUNTERS:04X}"
 
 
 def unique_ids(prefix: str, counter: int, count: int) -> list[str]:
-    """The ids of a frame's messages."""
+    """Ids of a frame's messages."""
     first = counter % COUNTERS
     numbers = itertools.chain(range(first, min(first + count, COUNTERS)), range(first + count - COUNTERS))
     return list(map(f"{prefix}%04X".__mod__, numbers))
 
 
-# One source a process: two with the same process id could meet.
+# One source per process: two with the same process id could collide.
 _process_ids = UniqueIds()
 
 
@@ -91,5 +91,5 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def reserve(count: int) -> tuple[str, int]:
-    """Of this process: a prefix and the first of `count` counters that belong to it."""
+    """Reserve counters of this process: their prefix and the first of `count`."""
     return _process_ids.reserve(count)

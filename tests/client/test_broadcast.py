@@ -24,12 +24,12 @@ from mqproc import (
     StoreBusyError,
     StoredMessage,
 )
+from mqproc.client import broadcast_progress
 from mqproc.client._sync.run_steps import run_steps
 from mqproc.client.broadcast_progress import LocalProgress, OwnProgress, load_offsets
 from mqproc.client.group_requests import ResetTo
 from mqproc.client.requests import Call
 from mqproc.client.subscription import subscription
-from mqproc.io.store_io import StoreIO
 from mqproc.topic_names import RETRY_MAX_TIMES
 from mqproc.wire.operations import Operation
 from mqproc.wire.operations.groups import GroupAssignment
@@ -221,7 +221,7 @@ def test_progress_that_could_not_be_saved_is_saved_with_the_next_try(
         raise why
 
     with monkeypatch.context() as patch:
-        patch.setattr(StoreIO, "write_file_atomically", fail)
+        patch.setattr(broadcast_progress, "replace_file", fail)
         with pytest.raises(type(why)):
             progress.save()
     progress.save()
@@ -322,7 +322,7 @@ def test_a_broadcast_consumer_that_could_not_begin_has_no_file(
             client.consumer("cast-refused", "CastRefused", broadcast=True, offsets_path=path)
     path.unlink()
     with monkeypatch.context() as patched:
-        patched.setattr(OwnProgress, "looking", refuse)
+        patched.setattr(OwnProgress, "find_queues", refuse)
         with pytest.raises(StoreBusyError):
             client.consumer("cast-refused", "CastRefused", broadcast=True, offsets_path=path)
     with client.consumer(

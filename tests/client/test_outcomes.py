@@ -257,7 +257,7 @@ def test_without_a_descriptor_a_call_is_made_again(client: Client, roles: Memory
 
 def test_another_users_client_is_turned_away(client: Client, roles: MemoryRoles) -> None:
     for server in roles.servers:
-        server._door._allowed_uids = set()
+        server._acceptor._allowed_uids = set()
     with pytest.raises(PermissionDeniedError):
         client.send("orders", b"x")
 

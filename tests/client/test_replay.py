@@ -16,6 +16,7 @@ import pytest
 from mqproc.client import requests as core
 from mqproc.client._async.client import AsyncClient
 from mqproc.client._sync.client import Client
+from mqproc.client.dispatch_barrier import SystemClock
 from mqproc.client.replay import REPLAYED, Replay, ReplayPosition, ReplaySource, frames_of
 from mqproc.errors import BadRequestError, PropertiesTooLargeError, SendOutcomeUnknownError
 from mqproc.layout.control import DISPATCHER
@@ -135,7 +136,7 @@ def test_what_is_stored_but_not_dispatched_when_it_begins_is_sent_too(
     dispatcher = group.pid(DISPATCHER)
     os.kill(dispatcher, signal.SIGSTOP)
     client.send_batch("late", [b"second"] * 3)
-    monkeypatch.setattr("mqproc.io.clock.Clock.sleep", lambda clock, seconds: os.kill(dispatcher, signal.SIGCONT))
+    monkeypatch.setattr(SystemClock, "sleep", lambda clock, seconds: os.kill(dispatcher, signal.SIGCONT))
     assert client.replay("late", "later").sent == 5
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mqproc.client.dispatch_barrier import Patience, check_index, settle
+from mqproc.client.dispatch_barrier import Patience, check_index, wait_for_index
 from mqproc.client.requests import Call
 from mqproc.errors import BadRequestError, RequestTimeoutError
 from mqproc.io.clock import Clock
@@ -54,7 +54,7 @@ def test_what_holds_dispatch_up_is_told_at_once_and_at_the_end() -> None:
     with pytest.raises(
         RequestTimeoutError, match=r"not caught up in 3 s: 4,000 bytes are left; dispatch waits: No space"
     ):
-        settle(Store(clock, errno.ENOSPC), patience)
+        wait_for_index(Store(clock, errno.ENOSPC), patience)
     assert 3e9 < clock.now_ns < 3.1e9
     assert notes == [f"dispatch waits: No space left on device (errno {errno.ENOSPC}); this waits 3 s for it"]
 
@@ -62,14 +62,14 @@ def test_what_holds_dispatch_up_is_told_at_once_and_at_the_end() -> None:
 def test_dispatch_that_says_nothing_is_looked_after_by_status() -> None:
     clock = FakeClock()
     with pytest.raises(
-        RequestTimeoutError, match="in 60 s: 4,000 bytes are left; it is slow or stands still: mqproc st"
+        RequestTimeoutError, match="in 60 s: 4,000 bytes are left; it is slow or blocked: see mqproc st"
     ):
-        settle(Store(clock, 0), Patience(clock, 1))
+        wait_for_index(Store(clock, 0), Patience(clock, 1))
 
 
 def test_one_goes_on_as_soon_as_dispatch_does() -> None:
     clock, notes = FakeClock(), list[str]()
-    settle(Store(clock, errno.ENOSPC, until_s=2), Patience(clock, 1, 3, notes.append))
+    wait_for_index(Store(clock, errno.ENOSPC, until_s=2), Patience(clock, 1, 3, notes.append))
     assert 2e9 <= clock.now_ns < 2.1e9
     assert len(notes) == 1
 
@@ -124,7 +124,7 @@ def test_a_replay_of_the_command_line_asks_for_an_index_only_when_it_is_gone_on_
     journal.write_text(json.dumps(json.loads(journal.read_text()) | {"finished_ms": 0}))
     outcome = call(*command)
     assert outcome.code == 2
-    assert "they might come twice; --restart sends all of them again" in outcome.err
+    assert "they might be stored twice; --restart sends all of them again" in outcome.err
     assert stored(without_index, "commanded") == 40
 
 

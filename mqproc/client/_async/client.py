@@ -475,7 +475,7 @@ class AsyncClient(AsyncConnections):
         Raises RequestTimeoutError when dispatch takes longer than `timeout` seconds."""
         wait = DispatchWait(timeout)
         while not wait.reached(await self.stats()):
-            await asyncio.sleep(requests.DISPATCH_LOOK_S)
+            await asyncio.sleep(requests.DISPATCH_POLL_S)
 
     async def health(self) -> Health:
         """Whether all roles run and send heartbeats, with the problems found."""

@@ -468,7 +468,7 @@ class Client(Connections):
         Raises RequestTimeoutError when dispatch takes longer than `timeout` seconds."""
         wait = DispatchWait(timeout)
         while not wait.reached(self.stats()):
-            time.sleep(requests.DISPATCH_LOOK_S)
+            time.sleep(requests.DISPATCH_POLL_S)
 
     def health(self) -> Health:
         """Whether all roles run and send heartbeats, with the problems found."""
