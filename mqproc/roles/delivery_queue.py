@@ -4,10 +4,10 @@
           ▲                 │ Refused: the same frame again after a pause
           └─────────────────┘ Unknown: the log shows which messages it has; the others are appended again
 
-A delivery is never given up. A message that is refused for its own sake, as one for a topic that cannot be created,
-would block the others: it is rescheduled instead, with exponential back-off, in the system topic where it waited
-(`reschedule_timed`, `reschedule_delayed`). The rescheduled message is stored in place of the delivery and bears the
-same mark. Deliveries of a killed keeper are found in the log by their marks (`delivered_marks`) and are not repeated.
+Deliveries are retried without limit. A message that is refused for its own sake, as one for a topic that cannot be
+created, would block the others: it is rescheduled instead, with exponential back-off, in the system topic where it
+waited (`reschedule_timed`, `reschedule_delayed`). The rescheduled message is stored in place of the delivery and bears
+the same mark. Deliveries of a killed keeper are found in the log by their marks (`delivered_marks`) and not repeated.
 
 `RedeliveryBackoff` is the retry policy of all redelivery: of the timer here, of pop consumption and of transaction
 checks in their own packages. `IncrementalSave` saves the progress of deliveries without blocking them.
@@ -27,8 +27,6 @@ from mqproc.io.clock import Clock
 from mqproc.layout import control, record
 from mqproc.layout.properties import (
     DELAY,
-    NAME_END,
-    PAIR_END,
     REAL_QID,
     REAL_TOPIC,
     TIMER_DELIVER_MS,
@@ -38,7 +36,7 @@ from mqproc.layout.properties import (
 from mqproc.roles.internal_producer import AppendColumns, InternalProducer, Outcome, Refused, Unknown
 from mqproc.roles.role import RoleContext
 from mqproc.roles.role_log import get_logger
-from mqproc.roles.scheduled_records import PropertyColumns
+from mqproc.roles.scheduled_records import PropertyColumns, append_pairs
 from mqproc.store.schedule.delivery_marks import DeliveryMarks, marks_of
 from mqproc.topic_names import SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.util.rate_limited_log import RateLimitedLog
@@ -93,18 +91,23 @@ def reschedule_timed(refused: AppendColumns, now_ms: int, precision_ms: int) -> 
     out_ms = (now_ms + waits_ms) // precision_ms * precision_ms
     assert refused.queue_ids is not None
     own = zip(out_ms.tolist(), refused.queue_ids.tolist(), (times + 1).tolist(), strict=True)
-    pairs = [
-        {REAL_TOPIC: refused.topic, REAL_QID: queue_id, TIMER_OUT_MS: at_ms, TIMER_ROLL_TIMES: count}
-        for at_ms, queue_id, count in own
+    kept = before.without(REAL_TOPIC, REAL_QID, TIMER_OUT_MS, TIMER_ROLL_TIMES).strings()
+    strings = [
+        # The attempt count only sets the next delay.
+        append_pairs(
+            string,
+            {REAL_TOPIC: refused.topic, REAL_QID: queue_id, TIMER_OUT_MS: at_ms},
+            {TIMER_ROLL_TIMES: count},
+        )
+        for string, (at_ms, queue_id, count) in zip(kept, own, strict=True)
     ]
-    queue_ids = np.zeros(len(refused), np.int32)
-    return _waiting(refused, TIMER_TOPIC, queue_ids, _with_pairs(before, pairs))
+    return _waiting(refused, TIMER_TOPIC, np.zeros(len(refused), np.int32), strings)
 
 
 def reschedule_delayed(refused: AppendColumns, level: int, delays_ms: Sequence[int]) -> AppendColumns:
     """Put refused messages of a delay level into the next longer one."""
     before, longer = _properties_of(refused), longer_level(level, delays_ms)
-    strings = _with_pairs(before, [{DELAY: longer}] * len(refused))
+    strings = [append_pairs(string, {DELAY: longer}, {}) for string in before.without(DELAY).strings()]
     if max(map(len, strings)) > record.PROPERTIES_SIZE_SURE:
         longer, strings = level, before.strings()
     return _waiting(refused, SCHEDULE_TOPIC, np.full(len(refused), longer - 1, np.int32), strings)
@@ -121,21 +124,6 @@ def longer_level(level: int, delays_ms: Sequence[int]) -> int:
 def _properties_of(columns: AppendColumns) -> PropertyColumns:
     offsets = np.append(0, np.cumsum(columns.property_lengths, dtype=np.int64))
     return PropertyColumns(offsets, columns.properties)
-
-
-def _with_pairs(before: PropertyColumns, pairs: Sequence[dict[str, object]]) -> list[bytes]:
-    """Replace or append properties; the last one is left out when it has no room."""
-    kept = before.without(*pairs[0]).strings()
-    return [_joined(string, own) for string, own in zip(kept, pairs, strict=True)]
-
-
-def _joined(string: bytes, own: dict[str, object]) -> bytes:
-    if string and not string.endswith(PAIR_END.encode()):
-        string += PAIR_END.encode()
-    new = [f"{name}{NAME_END}{value}{PAIR_END}".encode() for name, value in own.items()]
-    longer = string + b"".join(new)
-    # The last of several is the attempt count, which only sets the next delay.
-    return longer if len(new) == 1 or len(longer) <= record.PROPERTIES_SIZE_SURE else string + b"".join(new[:-1])
 
 
 def _waiting(refused: AppendColumns, topic: str, queue_ids: NDArray[np.int32], strings: list[bytes]) -> AppendColumns:

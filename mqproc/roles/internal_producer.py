@@ -67,6 +67,17 @@ if TYPE_CHECKING:
 
 FRAME_BYTES_MAX: Final = 4 << 20
 FRAME_MESSAGES_MAX: Final = 4096
+BYTES_MAX: Final = 32 << 20
+FRAMES_MAX: Final = 4096
+SCAN_MESSAGES_MAX: Final = 1024
+RECONNECT_NS: Final = 20_000_000
+LOCAL_HOST: Final = b"\x7f\0\0\x01\0\0\0\0"
+_ROW_BYTES: Final = 20
+_encode = msgspec.msgpack.Encoder().encode
+_decode_answer = msgspec.msgpack.Decoder(AppendAnswer).decode
+ORIGIN: Final = "ORIGIN_MESSAGE_ID"
+_IDENTITY_PROPERTIES: Final = (ORIGIN, properties.DELAY, properties.REAL_TOPIC, properties.REAL_QID)
+Identity = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,17 +164,6 @@ class AppendColumns:
             stop = int(np.searchsorted(ends, before + FRAME_BYTES_MAX, "right"))
             edges.append(min(max(stop, first + 1), first + FRAME_MESSAGES_MAX, len(self)))
         return self.parts(edges)
-
-
-BYTES_MAX: Final = 32 << 20
-FRAMES_MAX: Final = 4096
-SCAN_MESSAGES_MAX: Final = 1024
-RECONNECT_NS: Final = 20_000_000
-LOCAL_HOST: Final = b"\x7f\0\0\x01\0\0\0\0"
-
-_ROW_BYTES: Final = 20
-_encode = msgspec.msgpack.Encoder().encode
-_decode_answer = msgspec.msgpack.Decoder(AppendAnswer).decode
 
 
 class NewMessage(NamedTuple):
@@ -305,7 +305,7 @@ class InternalProducer:
             connection.flush()
         while connection.receive():
             pass
-        self._take_outcomes(connection)
+        self._handle_outcomes(connection)
         self._listen_unless_closed()
         return before - self.in_flight
 
@@ -370,33 +370,33 @@ class InternalProducer:
             self._sent[connection.submit(_call(frame.columns))] = frame
         self._listen_unless_closed()
 
-    def _take_outcomes(self, connection: Connection) -> None:
-        not_taken: list[_Frame] = []
+    def _handle_outcomes(self, connection: Connection) -> None:
+        unsent: list[_Frame] = []
         # A callback may append more, which is sent at once and may detect that the connection is lost.
         while connection.done:
             for request_id in sorted(connection.done):
-                self._take_outcome(request_id, connection.done.pop(request_id), not_taken)
-        self._waiting.extendleft(reversed(not_taken))
+                self._handle_outcome(request_id, connection.done.pop(request_id), unsent)
+        self._waiting.extendleft(reversed(unsent))
         if connection.closed:
-            self._lost()
+            self._on_disconnect()
 
-    def _take_outcome(self, request_id: int, outcome: Answered, not_taken: list[_Frame]) -> None:
+    def _handle_outcome(self, request_id: int, outcome: Answered, unsent: list[_Frame]) -> None:
         error = outcome.error
         if request_id == self._ping:
-            self._greeted(error)
+            self._on_ping(error)
             return
         frame = self._sent.pop(request_id)
         if error is None:
             self._finish(frame, outcome.value)
         elif isinstance(error, ConnectionLost) and not error.taken:
-            not_taken.append(frame)
+            unsent.append(frame)
         elif isinstance(error, ConnectionLost | ProtocolError):
             frame.reason = str(error)
             self._unknown.append(frame)
         else:
             self._finish(frame, Refused(error))
 
-    def _greeted(self, error: MqprocError | ConnectionLost | None) -> None:
+    def _on_ping(self, error: MqprocError | ConnectionLost | None) -> None:
         """Handle the outcome of the ping, which decides the open frames of the last connection."""
         if error is not None:
             return  # The connection is closed, or will be: the next one pings again.
@@ -408,7 +408,7 @@ class InternalProducer:
             self._finish(frame, Unknown(frame.begin, end, frame.reason))
         self._send_waiting()
 
-    def _lost(self) -> None:
+    def _on_disconnect(self) -> None:
         # The kernel removes a closed descriptor from the epoll.
         self._connection = None
         if self._ping:
@@ -533,7 +533,7 @@ class _Writing:
     error: MqprocError | None = None
 
 
-def _untold(_some: Sequence[NewMessage]) -> None:
+def _ignore_part(_some: Sequence[NewMessage]) -> None:
     """Default of `part`."""
 
 
@@ -560,7 +560,7 @@ class ReliableAppend:
         messages: Sequence[NewMessage],
         stored: Callable[[int], None],
         refused: Callable[[MqprocError], None],
-        part: Callable[[Sequence[NewMessage]], None] = _untold,
+        part: Callable[[Sequence[NewMessage]], None] = _ignore_part,
     ) -> None:
         """Append messages; `stored` gets the queue offset of the first, or `refused` the error.
 
@@ -575,7 +575,7 @@ class ReliableAppend:
             self._producer.append(messages, lambda some, outcome: self._written(writing, some, outcome))
         except StoreBusyError as error:
             writing.error = error
-            self._settle(writing, len(messages))
+            self._count_done(writing, len(messages))
 
     def _written(self, writing: _Writing, some: Sequence[NewMessage], outcome: Outcome) -> None:
         missing: Sequence[NewMessage] = ()
@@ -593,11 +593,11 @@ class ReliableAppend:
             if some[0] is writing.head:
                 writing.head_offset = known.get(_content(some[0]), -1)
             writing.part([message for message in some if _content(message) in known])
-        self._settle(writing, len(some) - len(missing))
+        self._count_done(writing, len(some) - len(missing))
         if missing:
             self._append(writing, missing)
 
-    def _settle(self, writing: _Writing, count: int) -> None:
+    def _count_done(self, writing: _Writing, count: int) -> None:
         writing.left -= count
         if writing.left:
             return
@@ -613,10 +613,6 @@ def _content(message: NewMessage | StoredMessage) -> tuple[object, ...]:
 
 
 # Copies of stored messages
-
-ORIGIN: Final = "ORIGIN_MESSAGE_ID"
-_TOLD: Final = (ORIGIN, properties.DELAY, properties.REAL_TOPIC, properties.REAL_QID)
-Identity = tuple[str | int, ...]
 
 
 def copy_of(message: StoredMessage, topic: str, queue_id: int, own: dict[str, str], times: int) -> NewMessage:
@@ -651,8 +647,8 @@ def identity(copy: NewMessage | StoredMessage) -> Identity:
     pairs = copy.properties
     if not isinstance(pairs, Mapping):
         pairs = properties.decode(bytes(pairs).decode())
-    told = (pairs.get(name, "") for name in _TOLD)
-    return (copy.topic, copy.reconsume_times, copy.prepared_transaction_offset, *told)
+    values = (pairs.get(name, "") for name in _IDENTITY_PROPERTIES)
+    return (copy.topic, copy.reconsume_times, copy.prepared_transaction_offset, *values)
 
 
 def records_in(

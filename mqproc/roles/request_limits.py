@@ -18,6 +18,7 @@ from mqproc.wire.server import ServerLimits
 
 Payload = Sequence[memoryview]
 Reply = tuple[FrameOptions, Payload]
+_INTEGER_MAX: Final = 1 << 62
 
 
 class PendingRequest(Protocol):
@@ -28,9 +29,6 @@ class PendingRequest(Protocol):
     operation: int
     options: Any
     answered: bool
-
-
-_INTEGER_MAX: Final = 1 << 62
 
 
 def within_limits(options: FrameOptions) -> FrameOptions:

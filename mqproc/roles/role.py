@@ -43,6 +43,21 @@ from mqproc.store.settings import read_settings
 
 BEAT_NS: Final = 50_000_000
 """Interval of heartbeats of a working role, far below the 250 ms at which the supervisor checks."""
+SPIN_WORK_MAX: Final = 64
+"""A step that did more is not followed by spinning: single messages need low latency, batches need the processor."""
+BEATS_PER_TIMEOUT: Final = 4
+"""Number of times that an idle role wakes within `heartbeat_timeout_ms`."""
+SAMPLE_NS: Final = 10_000_000
+"""Sampling interval: after it the next step that does work is timed, on behalf of all steps since the last sample."""
+SLOW_STEP_NS: Final = 10_000_000
+"""A step that takes longer is always timed, for itself alone: slow steps are rare and the interesting ones."""
+assert SLOW_STEP_NS >= SAMPLE_NS  # A slow step then always ends after the sampling time.
+EXIT_FAILED: Final = 1
+# Consequence of an unreadable page that a role replaces by zeros (RoleSpec.zero_fill).
+LOST_LOG_PAGE: Final = "messages with a part there count as damaged"
+LOST_INDEX_PAGE: Final = "keys that lead there cannot be looked up until mqproc store repair rebuilds the index"
+BOOT_EXIT_CODES: Final = frozenset({3, 6, 7, 8})
+"""Exit codes of errors that a restart does not cure. Any other error of a role is unexpected."""
 
 
 class Heartbeat:
@@ -120,27 +135,6 @@ class Busy:
 
     def __exit__(self, *_: object) -> None:
         self._heartbeat.set_state(self._before)
-
-
-SPIN_WORK_MAX: Final = 64
-"""A step that did more is not followed by spinning: single messages need low latency, batches need the processor."""
-
-BEATS_PER_TIMEOUT: Final = 4
-"""Number of times that an idle role wakes within `heartbeat_timeout_ms`."""
-
-SAMPLE_NS: Final = 10_000_000
-"""Sampling interval: after it the next step that does work is timed, on behalf of all steps since the last sample."""
-
-SLOW_STEP_NS: Final = 10_000_000
-"""A step that takes longer is always timed, for itself alone: slow steps are rare and the interesting ones."""
-assert SLOW_STEP_NS >= SAMPLE_NS  # A slow step then always ends after the sampling time.
-
-EXIT_FAILED: Final = 1
-# Consequence of an unreadable page that a role replaces by zeros (RoleSpec.zero_fill).
-LOST_LOG_PAGE: Final = "messages with a part there count as damaged"
-LOST_INDEX_PAGE: Final = "keys that lead there cannot be looked up until mqproc store repair rebuilds the index"
-BOOT_EXIT_CODES: Final = frozenset({3, 6, 7, 8})
-"""Exit codes of errors that a restart does not cure. Any other error of a role is unexpected."""
 
 
 class Role(Protocol):

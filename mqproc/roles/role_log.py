@@ -33,6 +33,17 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 _MODE = 0o600
 
 _log_path: Path | None = None
+Logger = structlog.typing.FilteringBoundLogger
+EventDict = MutableMapping[str, Any]
+BURST = 5
+WINDOW_S = 10.0
+_MOST_EVENTS = 512
+# Keeps every ErrorLog alive. A forked process closes its parent's descriptors by number, so a mapping that is garbage
+# collected later would close a descriptor number that is in use again.
+_KEPT: list[ErrorLog] = []
+_RECORDED = frozenset({"warning", "error", "critical"})
+_NOT_SHOWN = frozenset({"event", "exc_info", "trace"})
+_FIRST_FIELDS = ("ts", "level", "role", "pid", "event")
 
 
 def redirect_output(path: Path) -> None:
@@ -84,20 +95,6 @@ def _open(path: Path) -> None:
         os.dup2(fd, 2)
     finally:
         os.close(fd)
-
-
-Logger = structlog.typing.FilteringBoundLogger
-EventDict = MutableMapping[str, Any]
-
-BURST = 5
-WINDOW_S = 10.0
-_MOST_EVENTS = 512
-# Keeps every ErrorLog alive. A forked process closes its parent's descriptors by number, so a mapping that is garbage
-# collected later would close a descriptor number that is in use again.
-_KEPT: list[ErrorLog] = []
-_RECORDED = frozenset({"warning", "error", "critical"})
-_NOT_SHOWN = frozenset({"event", "exc_info", "trace"})
-_FIRST_FIELDS = ("ts", "level", "role", "pid", "event")
 
 
 class RepeatLimit:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -34,6 +34,10 @@ _POWERS: Final = 10 ** np.arange(DIGITS_MAX - 1, -1, -1, dtype=np.int64)
 
 Bytes = NDArray[np.uint8]
 Places = NDArray[np.int64]
+_NO_PLACES: Final = np.empty(0, np.int64)
+_HOST_BITS: Final = record.SYS_FLAG_BORN_HOST_V6 | record.SYS_FLAG_STORE_HOST_V6
+_INT32_MAX: Final = (1 << 31) - 1
+_ROWS: Final = record_decode.rows_of(record_decode.ALL_COLUMNS) & ~record_decode.rows_of(["tag", "keys"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +184,7 @@ class PropertyColumns:
         return Pairs(messages, begins, ends + 1, stops)
 
 
-_NO_PLACES: Final = np.empty(0, np.int64)
 _NO_PAIRS: Final = Pairs(_NO_PLACES, _NO_PLACES, _NO_PLACES, _NO_PLACES)
-
-
-_HOST_BITS: Final = record.SYS_FLAG_BORN_HOST_V6 | record.SYS_FLAG_STORE_HOST_V6
-_INT32_MAX: Final = (1 << 31) - 1
-_ROWS: Final = record_decode.rows_of(record_decode.ALL_COLUMNS) & ~record_decode.rows_of(["tag", "keys"])
 
 
 class ScheduledRecords:
@@ -324,15 +322,23 @@ class ScheduledRecords:
         return record_decode.copy_column(self._records, np.ascontiguousarray(places).reshape(-1), places.shape[1], name)
 
 
-def _with_pair(string: bytes, number: int, name: str) -> bytes:
-    end = PAIR_END.encode() if string and not string.endswith(PAIR_END.encode()) else b""
-    longer = string + end + f"{name}{NAME_END}{number}{PAIR_END}".encode()
-    # A message whose properties are too long would be refused for ever and block the others.
-    return longer if len(longer) <= record.PROPERTIES_SIZE_SURE else string
+def append_pairs(string: bytes, pairs: Mapping[str, object], optional: Mapping[str, object]) -> bytes:
+    """Append pairs to a properties string, `optional` ones only if there is room for them.
+
+    A message whose properties are too long would be refused for ever and block the others.
+    """
+    end = PAIR_END if string and not string.endswith(PAIR_END.encode()) else ""
+    encoded = end + "".join(f"{name}{NAME_END}{value}{PAIR_END}" for name, value in pairs.items())
+    with_optional = encoded + "".join(f"{name}{NAME_END}{value}{PAIR_END}" for name, value in optional.items())
+    longer = string + with_optional.encode()
+    if len(longer) <= record.PROPERTIES_SIZE_SURE:
+        return longer
+    return string + encoded.encode() if pairs else string
 
 
 def _with_number(properties: PropertyColumns, name: str, numbers: NDArray[np.int64]) -> PropertyColumns:
     """Append a pair to each string that has room for it. The pair is informational."""
-    strings = [_with_pair(*each, name) for each in zip(properties.strings(), numbers.tolist(), strict=True)]
+    pairs = zip(properties.strings(), numbers.tolist(), strict=True)
+    strings = [append_pairs(string, {}, {name: number}) for string, number in pairs]
     offsets = np.cumsum([0, *map(len, strings)])
     return PropertyColumns(offsets, np.frombuffer(b"".join(strings), np.uint8))

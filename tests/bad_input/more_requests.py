@@ -5,15 +5,10 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from mqproc.wire.group_operations import GroupCommitRequest
-from mqproc.wire.operations import (
-    AppendRequest,
-    CreateTopicRequest,
-    GetRequest,
-    Operation,
-    PullRequest,
-)
-from mqproc.wire.protocol import NO_OPTIONS, encode_options
+from mqproc.wire.frames import NO_OPTIONS, encode_options
+from mqproc.wire.operations import Operation
+from mqproc.wire.operations.groups import GroupCommitRequest
+from mqproc.wire.operations.log import AppendRequest, CreateTopicRequest, GetRequest, PullRequest
 from tests.bad_input.requests import append, append_sharded, question, refused
 from tests.bad_input.scene import Row
 
@@ -42,7 +37,7 @@ MORE = [
     refused(0, "options of other types", "BAD_REQUEST", "options of APPEND", encoded(encode_options(GetRequest("x")))),
     refused(
         0,
-        "text that is no UTF-8",
+        "text that is not UTF-8",
         "BAD_REQUEST",
         "options of APPEND",
         encoded(encode_options(OPTIONS).replace(b"known", b"kn\xff\xfew")),
@@ -112,7 +107,7 @@ MORE = [
         "one sharding key",
         (Operation.APPEND, TWO_KEYS, struct.pack("<2I", 1, 1) + b"ab" + struct.pack("<2H", 1, 1) + b"ab"),
     ),
-    bad_message("a level and a time", "one time", delay_level=1, deliver_at_ms=1 << 41),
+    bad_message("a level and a time", "use one of them", delay_level=1, deliver_at_ms=1 << 41),
     # Reads
     question(0, "an id that is none", "BAD_REQUEST", "65536 characters", Operation.GET, GetRequest("a" * 65_536)),
     question(

@@ -29,13 +29,13 @@ from mqproc import (
     TransactionOverdueError,
     TransactionResolution,
 )
-from mqproc.client import transaction_calls
-from mqproc.client.transaction_calls import Handle
+from mqproc.client import transaction_requests as transaction_calls
+from mqproc.client.transaction_requests import Handle
 from mqproc.layout.control import QUERY
-from mqproc.message import StoredMessage
-from mqproc.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
-from mqproc.store.delays.made_from import mark_of
-from mqproc.store.transactions.halves import decode_marks
+from mqproc.store.schedule.delivery_marks import mark_of
+from mqproc.store.transactions import decode_op_body
+from mqproc.topic_names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
+from mqproc.types import StoredMessage
 from tests.client.test_shared_clients import FORKS, in_fork
 from tests.conftest import PATIENCE_S, Group, keeps_below, wait_until
 from tests.processes.transactions import FAST, GROUP, all_ended, bodies, handle_of, left_open, messages_of, open_ids
@@ -113,7 +113,7 @@ def test_a_transaction_ends_in_one_way_only(client: Client) -> None:
     lost = client.transaction(GROUP, Message("Once", b"2")).begin()
     lost.rollback()
     client.run(transaction_calls.end(handle_of(lost, topic="Once"), commit=False))
-    with pytest.raises(TransactionEndedError, match="rolled back, or given up, already"):
+    with pytest.raises(TransactionEndedError, match="rolled back or discarded already"):
         client.run(transaction_calls.end(handle_of(lost, topic="Once"), commit=True))
     assert bodies(client, "Once") == [b"1"]
 
@@ -214,7 +214,7 @@ def test_marks_of_4096_bytes_are_there_within_50_ms(client: Client) -> None:
 def marked_from(client: Client, offset: int) -> set[int]:
     """Half messages that are marked as done, by the marks from a queue offset on."""
     marks = client.pull(OP_HALF_TOPIC, 0, offset, 4096).messages
-    return {half for mark in marks for half in decode_marks(mark.body)}
+    return {half for mark in marks for half in decode_op_body(mark.body)}
 
 
 def test_operators_see_and_decide_open_transactions(client: Client) -> None:
@@ -368,7 +368,7 @@ def test_a_producer_that_is_closed_while_it_decides_leaves_no_connection(fast: G
         assert asked.wait(PATIENCE_S)
         closing = threading.Thread(target=producer.close)
         closing.start()
-        wait_until(lambda: producer._closing.is_set(), what="closing")
+        wait_until(lambda: producer._background.stopping, what="closing")
         decided.set()
         closing.join()
     assert _connections() <= before
@@ -382,13 +382,13 @@ def _connections() -> int:
 def test_a_fork_that_closes_a_producer_leaves_its_parents_alone(fast: Group) -> None:
     """It ended the parent's connection, and a question that was on its way there came an interval later."""
     with fast.client() as client, client.transaction_producer("forked", lambda message: True) as producer:
-        wait_until(lambda: producer._line is not None, what="the wait for questions")
-        line = producer._line
+        wait_until(lambda: producer._connection is not None, what="the wait for questions")
+        line = producer._connection
         assert line is not None
         assert in_fork(producer.close) == 0
         left_open(client, "forked", Message("Forked", b"1"))
         wait_until(lambda: not client.transactions.open("forked"), what="the answer")
-        assert producer._line is line
+        assert producer._connection is line
         assert not line.connection.closed
 
 

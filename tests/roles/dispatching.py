@@ -40,7 +40,7 @@ def append_and_dispatch(
         if not segments.path(start).exists():
             make_segment(io, paths, start, segments.segment_size)
 
-    appender = CommitLogAppender(io, io, options, words, table, segments, HOST, next_segment)
+    appender = CommitLogAppender(io, options, words, table, segments, HOST, next_segment)
     appender.add(plan(table, count, topic, properties), 1_700_000_000_000)
     appender.write_out()
     appender.publish()

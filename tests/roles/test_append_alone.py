@@ -69,10 +69,10 @@ def known_shape(rig: WriterRig) -> Client:
 
 def uncompiled(appender: CommitLogAppender) -> None:
     """Have the kernel's plain twin take frames."""
-    compiled = appender._encode_alone
+    compiled = appender._encode_single
     assert isinstance(compiled, functools.partial)
     assert compiled.func is append_run.append_single
-    appender._encode_alone = functools.partial(plain(append_run.append_single), *compiled.args)
+    appender._encode_single = functools.partial(plain(append_run.append_single), *compiled.args)
 
 
 def taken(

@@ -21,7 +21,7 @@ from mqproc.errors import (
 )
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.roles.writer.append_plan import SHAPE_TEXT_MAX, SHAPES_MAX, AppendPlanner
+from mqproc.roles.writer.append_plan import TEMPLATE_TEXT_MAX, TEMPLATES_MAX, AppendPlanner
 from mqproc.roles.writer.topics import WriterTopics
 from mqproc.store.commitlog.append_templates import AppendPlan, AppendTemplate
 from mqproc.store.consumequeue.table import QueueTable
@@ -241,7 +241,7 @@ def test_where_messages_have_waited_is_told_only_to_who_looks_for_repeats(planne
 @pytest.mark.parametrize(
     ("payload", "changes"),
     [
-        (b"\4\0\0\0body", {"tag": "t" * (SHAPE_TEXT_MAX + 1)}),
+        (b"\4\0\0\0body", {"tag": "t" * (TEMPLATE_TEXT_MAX + 1)}),
         (b"\4\0\0\0body\0\0", {"tags_bytes": 0, "tag": "unchecked"}),
         (b"\4\0\0\0body\0\0", {"properties_bytes": 0, "tag": "unchecked"}),
     ],
@@ -253,10 +253,10 @@ def test_what_is_long_or_was_not_checked_is_not_kept(planner: Planner, payload: 
 
 def test_no_more_shapes_are_kept_than_there_is_room_for(planner: Planner) -> None:
     first = planner.plan(flag=0).template
-    for flag in range(1, SHAPES_MAX):
+    for flag in range(1, TEMPLATES_MAX):
         planner.plan(flag=flag)
     assert planner.plan(flag=0).template is first
-    planner.plan(flag=SHAPES_MAX)
+    planner.plan(flag=TEMPLATES_MAX)
     assert planner.plan(flag=0).template is not first
 
 

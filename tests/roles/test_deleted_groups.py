@@ -134,7 +134,7 @@ def test_a_deleted_group_is_made_again_when_what_its_consumers_had_is_closed(
         other.call(Operation.GROUP_DELETE, GroupRequest("g"))
         for state in ("being given", "not closed"):
             for operation, options in made:
-                with pytest.raises(StoreBusyError, match="deleted group g had is not closed"):
+                with pytest.raises(StoreBusyError, match="deleted group g are not closed"):
                     other.call(operation, options)
             assert pops._state.settings.get("g") is None, state
             stored.pop()(0)
@@ -163,7 +163,7 @@ def test_a_group_that_is_made_again_begins_behind_what_came_again_to_the_one_bef
         state.init_offsets("g", retry, EARLIEST, 0)
         pops._register(found := received(0, now_ms, 600_000), 0)
         found.reviving = True
-        with pytest.raises(StoreBusyError, match="being sent again"):
+        with pytest.raises(StoreBusyError, match="being redelivered"):
             caller.call(Operation.GROUP_DELETE, GroupRequest("g"))
         found.reviving = False
         caller.call(Operation.GROUP_DELETE, GroupRequest("g"))

@@ -130,7 +130,7 @@ def test_thousands_of_topics_deleted_and_made_again_use_their_entries_again(tmp_
         store.topics.save(turn)
     assert store.table.count == 4 * len(names)
     store.topics.create(names[0], 4)
-    kept = "deleted ones take 3,996, to the next start or while the log has messages of them"
+    kept = "deleted queues occupy 3,996 until the next start, or while the log has messages of them"
     with pytest.raises(TooManyQueuesError, match=f"1 more queues exceed max_queues = 4,000; 0 are left; {kept}"):
         store.topics.create("other", 1)
     assert store.topics.topics.get("other") is None

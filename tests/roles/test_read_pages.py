@@ -15,10 +15,10 @@ SEGMENT = 2 * RESIDENT_BYTES_MAX
 
 
 def test_an_idle_role_lets_go_once_and_then_waits_as_long_as_it_may(tmp_path: Path) -> None:
-    segments = LogSegments(StoreIO(), tmp_path, SEGMENT, present_bytes_max=RESIDENT_BYTES_MAX)
+    segments = LogSegments(StoreIO(), tmp_path, SEGMENT, resident_bytes_max=RESIDENT_BYTES_MAX)
     pages = PageRelease(segments)
     assert pages.seconds_left(0, 5.0) == 5.0, "nothing is present"
-    segments.touched(0, 10 * PAGES_AROUND_BYTES)
+    segments.note_read(0, 10 * PAGES_AROUND_BYTES)
     pages.worked(7)
     assert segments.resident_bytes == 10 * PAGES_AROUND_BYTES
     assert pages.seconds_left(7, 5.0) == 1.0
@@ -31,8 +31,8 @@ def test_an_idle_role_lets_go_once_and_then_waits_as_long_as_it_may(tmp_path: Pa
 
 def test_no_more_is_present_than_its_owner_said(tmp_path: Path) -> None:
     (tmp_path / f"{0:020d}").write_bytes(b"")
-    segments = LogSegments(StoreIO(), tmp_path, SEGMENT, present_bytes_max=4 * PAGES_AROUND_BYTES)
-    segments.touched(0, 4 * PAGES_AROUND_BYTES)
+    segments = LogSegments(StoreIO(), tmp_path, SEGMENT, resident_bytes_max=4 * PAGES_AROUND_BYTES)
+    segments.note_read(0, 4 * PAGES_AROUND_BYTES)
     assert segments.resident_bytes == 4 * PAGES_AROUND_BYTES
     segments.note_reads(np.array([5 * PAGES_AROUND_BYTES], np.int64))
     assert segments.resident_bytes == 0

@@ -58,7 +58,7 @@ def begun(rig: Rig) -> Keeper:
 def handed_over(keeper: Keeper) -> list[bytes]:
     """Bodies that wait for a writer."""
     found: list[bytes] = []
-    for frame in keeper._deliveries.appender._waiting:
+    for frame in keeper._deliveries.producer._waiting:
         ends = [0, *itertools.accumulate(frame.columns.body_lengths.tolist())]
         found += [frame.columns.bodies[first:end].tobytes() for first, end in itertools.pairwise(ends)]
     return found
@@ -81,7 +81,7 @@ def steps_until_handed_over(keeper: Keeper, most: int = 20) -> int:
 
 def test_nothing_goes_before_its_slot_is_wholly_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two messages of a slot are held a step; the one that is due first was filed last."""
-    monkeypatch.setattr(timer_deliveries, "HOLD_MESSAGES", 2)
+    monkeypatch.setattr(timer_deliveries, "LOAD_MESSAGES", 2)
     rig = rig_with(tmp_path, [(b"%d" % number, pairs(SLOT_MS + 900 - 100 * number)) for number in range(7)])
     keeper = begun(rig)
     rig.clock.advance(7000)
@@ -116,7 +116,7 @@ def test_slots_that_rise_together_are_all_looked_at_a_few_times_a_step(
 def test_what_is_due_before_a_slot_that_rises_does_not_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timer_deliveries, "HOLD_MESSAGES", 1)
+    monkeypatch.setattr(timer_deliveries, "LOAD_MESSAGES", 1)
     later = [(b"later", pairs(SLOT_MS + 1500 + number)) for number in range(5)]
     rig = rig_with(tmp_path, [(b"before", pairs(SLOT_MS + 500)), *later])
     keeper = begun(rig)
@@ -131,7 +131,7 @@ def test_what_is_due_before_a_slot_that_rises_does_not_wait_for_it(
 def test_a_cancellation_at_the_end_of_a_slot_counts_for_its_first_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timer_deliveries, "HOLD_MESSAGES", 1)
+    monkeypatch.setattr(timer_deliveries, "LOAD_MESSAGES", 1)
     due_ms = SLOT_MS + 100
     waiting = [(b"%d" % number, pairs(due_ms + number, UNIQ_KEY=f"id-{number}")) for number in range(3)]
     rig = rig_with(tmp_path, [*waiting, (b"", pairs(SLOT_MS + 900, TIMER_DEL_UNIQKEY="id-0"))])
@@ -146,8 +146,8 @@ def test_nothing_is_delivered_before_all_that_waited_at_the_start_is_filed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A keeper that follows a killed one files some again: it delivered what the last of it had cancelled."""
-    monkeypatch.setattr(timer_deliveries, "FILE_MESSAGES", 2)
-    monkeypatch.setattr(timer_deliveries, "FILE_GATHER_NS", 0)
+    monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 2)
+    monkeypatch.setattr(timer_deliveries, "ENQUEUE_GATHER_NS", 0)
     waiting = [(b"%d" % number, pairs(SLOT_MS + 100 + number, UNIQ_KEY=f"id-{number}")) for number in range(5)]
     rig = rig_with(tmp_path, [*waiting, (b"", pairs(SLOT_MS + 900, TIMER_DEL_UNIQKEY="id-0"))])
     rig.clock.advance(9000)
@@ -170,7 +170,7 @@ def test_what_was_past_when_it_was_filed_waits_for_its_cancellation_in_a_success
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The timer's files were lost, so all that was due by then is filed under one slot, and begins before it."""
-    monkeypatch.setattr(timer_deliveries, "HOLD_MESSAGES", 1)
+    monkeypatch.setattr(timer_deliveries, "LOAD_MESSAGES", 1)
     past_ms = BEGIN_MS - 3000
     waiting = [(b"%d" % number, pairs(past_ms - number, UNIQ_KEY=f"id-{number}")) for number in range(3)]
     rig = rig_with(tmp_path, [*waiting, (b"", pairs(past_ms, TIMER_DEL_UNIQKEY="id-0"))])
@@ -186,9 +186,9 @@ def test_what_could_not_be_filed_for_a_while_waits_for_its_cancellation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A keeper at work files two at a time; the cancellation of the first message lies behind eight others."""
-    monkeypatch.setattr(timer_deliveries, "FILE_MESSAGES", 2)
-    monkeypatch.setattr(timer_deliveries, "FILE_GATHER_NS", 0)
-    monkeypatch.setattr(timer_deliveries, "FILE_SOON_GATHER_NS", 0)
+    monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 2)
+    monkeypatch.setattr(timer_deliveries, "ENQUEUE_GATHER_NS", 0)
+    monkeypatch.setattr(timer_deliveries, "ENQUEUE_SOON_GATHER_NS", 0)
     waiting = [(b"%d" % number, pairs(SLOT_MS + 100 + number, UNIQ_KEY=f"id-{number}")) for number in range(9)]
     rig = rig_with(tmp_path, [*waiting, (b"", pairs(SLOT_MS + 100, TIMER_DEL_UNIQKEY="id-0"))])
     keeper = begun(rig)
@@ -308,7 +308,7 @@ def test_a_cancellation_that_is_due_beyond_the_roll_window_is_parked_again(tmp_p
     keeper = begun(rig)
     rig.clock.advance(6000)
     steps_until_handed_over(keeper)
-    (frame,) = keeper._deliveries.appender._waiting
+    (frame,) = keeper._deliveries.producer._waiting
     assert frame.columns.topic == TIMER_TOPIC
     assert b"TIMER_DEL_UNIQKEY\x01id-0\x02" in frame.columns.properties.tobytes()
     assert keeper._timer.pending == 1, "as long as it is on its way"
@@ -319,7 +319,7 @@ def test_what_is_due_waits_until_what_cancels_it_is_parked_again_and_filed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A keeper that is late: the cancellation is still on its way when its message, which is back already, is due."""
-    monkeypatch.setattr(timer_deliveries, "FILE_MESSAGES", 1)
+    monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 1)
     cancels = b"cancels", pairs(SLOT_MS + 900, TIMER_DEL_UNIQKEY="id-0")
     rig = rig_with(tmp_path, [cancels, (b"message", pairs(SLOT_MS + 1, UNIQ_KEY="id-0"))], timer_roll_window_slot=4)
     keeper = begun(rig)
@@ -347,7 +347,7 @@ def test_what_is_parked_again_finds_what_cancels_it_though_its_slot_has_nothing_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A keeper that is late: its slot is past when it is filed, and what cancels it had been filed there alone."""
-    monkeypatch.setattr(timer_deliveries, "FILE_MESSAGES", 1)
+    monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 1)
     message = pairs(SLOT_MS + 1, UNIQ_KEY="id-0")
     cancels = b"", pairs(SLOT_MS + 900, TIMER_DEL_UNIQKEY="id-0")
     rig = rig_with(tmp_path, [(b"message", message), cancels], timer_roll_window_slot=4)
@@ -372,7 +372,7 @@ def test_what_is_parked_again_finds_what_cancels_it_though_its_slot_has_nothing_
 
 def test_all_that_are_late_are_parked_again_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Filed at different times they leave different slots; what comes back from each was waited for before the next."""
-    monkeypatch.setattr(timer_deliveries, "FILE_MESSAGES", 1)
+    monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 1)
     far = [(b"%d" % number, pairs(BEGIN_MS + 160_000)) for number in range(5)]
     rig = rig_with(tmp_path, [*far, (b"soon", pairs(BEGIN_MS + 25_000))], timer_roll_window_slot=100)
     keeper = begun(rig)
@@ -391,7 +391,7 @@ def test_all_that_are_late_are_parked_again_together(tmp_path: Path, monkeypatch
 
 
 def test_a_clock_that_is_set_back_makes_nothing_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timer_deliveries, "HOLD_MESSAGES", 2)
+    monkeypatch.setattr(timer_deliveries, "LOAD_MESSAGES", 2)
     rig = rig_with(tmp_path, [(b"%d" % number, pairs(SLOT_MS + 100 + number)) for number in range(6)])
     keeper = begun(rig)
     rig.clock.advance(4500)

@@ -101,7 +101,7 @@ class WriterRig:
         context = dataclasses.replace(context, io=self.io, sockets={WRITER: self._listener}, incarnation=incarnation)
         writer = Writer(context)
         if not self._runs:
-            writer._server._runs = None
+            writer._server._batches = None
         return writer
 
     def succeed(self) -> None:

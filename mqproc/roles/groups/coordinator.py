@@ -63,6 +63,24 @@ if TYPE_CHECKING:
     from mqproc.store.read.views import Queues
     from mqproc.wire.connection import ServerConnection
 
+HEARTBEATS_PER_SESSION: Final = 3
+TICKS_PER_SESSION: Final = 20
+"""Held heartbeats are answered at common ticks, since a wake-up of the role costs more than several answers. Two holds
+with their ticks fit well into a session, so a member has its answer before it must assume that it was removed."""
+MEMBERS_OF_A_GROUP_MAX: Final = 4096
+TOPICS_OF_A_MEMBER_MAX: Final = 4096
+REJOIN_NS: Final = 300_000_000
+"""Time for members to rejoin after a restart of the role, before queues are assigned."""
+PERIOD_NS: Final = 100_000_000
+STALL_NS: Final = round(2 * MAX_WAIT_S * 1e9)
+"""A stall of the role itself for longer than this extends all sessions. It exceeds the wait of an idle role, or each
+wait would extend them and a dead member might stay for minutes."""
+NO_EPOCH: Final = -1
+EPOCH_MAX: Final = 1 << 53
+"""Far above any allocated epoch, far below the range of the file's word."""
+MemberKey = tuple[str, str]
+"""Group and member id. Clients choose the id when they rejoin, so an id is unique within its group only."""
+
 
 class DeferredDisconnects:
     """Defers disconnects, which sending an answer may detect, to the end of a `with` block."""
@@ -89,27 +107,6 @@ class DeferredDisconnects:
                 self._forget(self._disconnects.pop())
         finally:
             self._at_work = False
-
-
-HEARTBEATS_PER_SESSION: Final = 3
-TICKS_PER_SESSION: Final = 20
-"""Held heartbeats are answered at common ticks, since a wake-up of the role costs more than several answers. Two holds
-with their ticks fit well into a session, so a member has its answer before it must assume that it was removed."""
-MEMBERS_OF_A_GROUP_MAX: Final = 4096
-TOPICS_OF_A_MEMBER_MAX: Final = 4096
-REJOIN_NS: Final = 300_000_000
-"""Time for members to rejoin after a restart of the role, before queues are assigned."""
-PERIOD_NS: Final = 100_000_000
-STALL_NS: Final = round(2 * MAX_WAIT_S * 1e9)
-"""A stall of the role itself for longer than this extends all sessions. It exceeds the wait of an idle role, or each
-wait would extend them and a dead member might stay for minutes."""
-NO_EPOCH: Final = -1
-EPOCH_MAX: Final = 1 << 53
-"""Far above any allocated epoch, far below the range of the file's word."""
-
-
-MemberKey = tuple[str, str]
-"""Group and member id. Clients choose the id when they rejoin, so an id is unique within its group only."""
 
 
 @dataclass(slots=True)

@@ -122,7 +122,7 @@ class GroupRetries:
         ]
         self._read_unanswered()
         new = [None if copy is None or self._was_stored(copy[0]) else copy[0] for copy in copies]
-        self._send(request, new, levels, lambda told: GroupNackAnswer(told))
+        self._send(request, new, levels, GroupNackAnswer)
 
     def resend(self, request: PendingRequest, options: GroupResendRequest) -> None:
         """Copy dead letters to the group's retry topic with their attempts reset. Raises as `nack`.
@@ -135,7 +135,7 @@ class GroupRetries:
         found = [self._message(topic, 0, offset) for offset in _bounded(options.offsets)]
         copies = [None if message is None else _resent(message, retry_topic(options.group)) for message in found]
         levels = [GONE if copy is None else 1 for copy in copies]
-        self._send(request, copies, levels, lambda told: GroupResendAnswer(sum(level == 1 for level in told)))
+        self._send(request, copies, levels, lambda levels: GroupResendAnswer(levels.count(1)))
 
     def _settings_of(self, group: str) -> GroupSettings:
         found = self._settings.get(group)
@@ -154,8 +154,8 @@ class GroupRetries:
     def _absent(self, topic: str, queue_id: int, offset: int) -> int:
         """Answer to a nack of a missing message."""
         bounds = self._reading.queues.bounds(topic, queue_id)
-        behind = self._words[control.DISPATCHED] < self._words[control.WRITTEN]
-        return NOT_NOW if behind and (bounds is None or offset >= bounds.max_offset) else GONE
+        lagging = self._words[control.DISPATCHED] < self._words[control.WRITTEN]
+        return NOT_NOW if lagging and (bounds is None or offset >= bounds.max_offset) else GONE
 
     def _retry(
         self, settings: GroupSettings, options: GroupNackRequest, message: StoredMessage
@@ -199,16 +199,16 @@ class GroupRetries:
         return {identity(message) for message in records_in(self._reading, conditions, begin, end, self._max_bytes)}
 
     def _was_stored(self, copy: NewMessage) -> bool:
-        told = identity(copy)
+        key = identity(copy)
         if copy.prepared_transaction_offset and copy.topic not in self._searched:
             self._searched.add(copy.topic)
             found = self._copies_in(Conditions(copy.topic), *self._unanswered)
             # The others are known since the start, and some may have been matched since.
             self._known |= {each for each in found if _is_bare(each)}
-        if told not in self._known:
+        if key not in self._known:
             return False
         # Matches once: the attempts of a dead letter that is resent start again.
-        self._known.discard(told)
+        self._known.discard(key)
         return True
 
     # Storing the copies
@@ -241,9 +241,9 @@ class GroupRetries:
         if stored:
             self._io.crash_point("retry.copied")
         count_copies(self._words, stored)
-        told = set(map(id, stored))
+        stored_ids = set(map(id, stored))
         for copy in some:
-            if id(copy) not in told:
+            if id(copy) not in stored_ids:
                 copies.levels[copies.places[id(copy)]] = NOT_NOW
         copies.waiting -= len(some)
         if copies.waiting:
@@ -259,9 +259,9 @@ class GroupRetries:
         return [copy for copy in copies if identity(copy) in found]
 
 
-def _is_bare(told: Identity) -> bool:
+def _is_bare(key: Identity) -> bool:
     """Whether it identifies a copy without origin property."""
-    return told[2] != 0
+    return key[2] != 0
 
 
 def _bounded(wanted: Sequence[T]) -> Sequence[T]:

@@ -23,6 +23,14 @@ from mqproc.roles.scheduled_records import ScheduledRecords
 from mqproc.store.schedule.timer_store import TimerUnits
 
 _NEVER: Final = 1 << 62
+_NO_WORDS = np.zeros(0, np.int64)
+topic_hash = functools.lru_cache(4096)(java_hash)
+"""Hash of a topic as in the timer log."""
+# Dispatch is late when a record has been in the log for longer: it may cancel a message that is due.
+LATE_MS: Final = 50
+# Polling intervals of dispatch while the end of the backlog is unknown; the shorter one when it has just become late.
+POLL_NS: Final = 25_000_000
+LATE_POLL_NS: Final = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +120,6 @@ def _sorted(messages: HeapEntries) -> HeapEntries:
     return messages.chosen(np.lexsort((messages.physical_offsets, messages.due_ms)))
 
 
-_NO_WORDS = np.zeros(0, np.int64)
-
-
 @dataclass(slots=True)
 class ActiveSlot:
     """An active slot: number of messages without outcome, keys of cancelled messages.
@@ -198,10 +203,6 @@ def cancelled_mask(records: ScheduledRecords, cancelled: set[str]) -> NDArray[np
     return np.fromiter(found, np.bool_, len(records))
 
 
-topic_hash = functools.lru_cache(4096)(java_hash)
-"""Hash of a topic as in the timer log."""
-
-
 class TimerRolls:
     """Messages beyond the roll window, which go back to the timer's queue.
 
@@ -261,13 +262,6 @@ class TimerRolls:
             self._end = min(self._end, queue_end)
         if enqueued_to >= self._end:
             self.returning_from_ms = self._until_ms = _NEVER
-
-
-# Dispatch is late when a record has been in the log for longer: it may cancel a message that is due.
-LATE_MS: Final = 50
-# Polling intervals of dispatch while the end of the backlog is unknown; the shorter one when it has just become late.
-POLL_NS: Final = 25_000_000
-LATE_POLL_NS: Final = 2_000_000
 
 
 class TimerBacklog:

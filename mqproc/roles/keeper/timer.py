@@ -475,7 +475,7 @@ class TimerDelivery:
         self._fail("timercheck could not be saved, retrying", error)
 
     def _save_steps(self, durable: int) -> Iterator[None]:
-        """Sync the timer's files and write a snapshot once the deliveries that it counts are durable.
+        """Sync the timer's files and write a snapshot once the counted deliveries are durable.
 
         With `durable` 0 the flushers determine that. Otherwise the snapshot ends at `durable`, so that later appends do
         not keep a stopping keeper from saving.

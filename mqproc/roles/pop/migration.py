@@ -112,8 +112,8 @@ class PopMigration:
         self._busy = True
 
         def part(some: Sequence[NewMessage]) -> None:
-            told = set(map(id, some))
-            self._moved[place][1].update(offset for offset, copy in copies.items() if id(copy) in told)
+            stored_ids = set(map(id, some))
+            self._moved[place][1].update(offset for offset, copy in copies.items() if id(copy) in stored_ids)
 
         def stored(_offset: int) -> None:
             self._io.crash_point("pop.moved")

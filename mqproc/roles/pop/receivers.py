@@ -62,6 +62,18 @@ if TYPE_CHECKING:
     from mqproc.wire.codec import FrameOptions
 
 _NEVER_NS: Final = 1 << 62
+MESSAGES_MAX: Final = 1024
+INVISIBLE_MS_MIN: Final = 1_000
+INVISIBLE_MS_MAX: Final = 43_200_000
+HELD_MAX: Final = 16_384
+PERIOD_NS: Final = 1_000_000_000
+EMPTY_PULLS_MAX: Final = 8
+"""Number of pulls without match per receive and step; it continues in the next step."""
+STEP_NS: Final = 5_000_000
+POP_OPERATIONS = frozenset(
+    {Operation.GROUP_RECEIVE, Operation.GROUP_ACK, Operation.GROUP_INVISIBLE, Operation.GROUP_DELETE}
+)
+"""Operations of `handle`."""
 
 
 @dataclass(slots=True)
@@ -161,16 +173,6 @@ class DeliveryCounters:
         number = self._table.entry(topic, queue_id)
         if number >= 0:
             self._table.words.add(layout.entry_word(number, layout.DELIVERED), messages)
-
-
-MESSAGES_MAX: Final = 1024
-INVISIBLE_MS_MIN: Final = 1_000
-INVISIBLE_MS_MAX: Final = 43_200_000
-HELD_MAX: Final = 16_384
-PERIOD_NS: Final = 1_000_000_000
-EMPTY_PULLS_MAX: Final = 8
-"""Number of pulls without match per receive and step; it continues in the next step."""
-STEP_NS: Final = 5_000_000
 
 
 class PopReceivers:
@@ -544,8 +546,8 @@ class PopReceivers:
         copies = self._copies.missing(found, offsets)
 
         def copied(some: Sequence[NewMessage]) -> None:
-            told = set(map(id, some))
-            found.copied |= {offset for offset, copy in copies.items() if id(copy) in told}
+            stored_ids = set(map(id, some))
+            found.copied |= {offset for offset, copy in copies.items() if id(copy) in stored_ids}
             count_copies(self._words, some)
 
         def again(error: MqprocError) -> None:
@@ -614,9 +616,3 @@ def _check_invisible(invisible_ms: int) -> None:
     if not INVISIBLE_MS_MIN <= invisible_ms <= INVISIBLE_MS_MAX:
         limit = f"from {INVISIBLE_MS_MIN / 1e3:g} to {INVISIBLE_MS_MAX / 1e3:g} s"
         raise BadRequestError(f"an invisible duration of {invisible_ms / 1e3:g} s is out of range: {limit}")
-
-
-POP_OPERATIONS = frozenset(
-    {Operation.GROUP_RECEIVE, Operation.GROUP_ACK, Operation.GROUP_INVISIBLE, Operation.GROUP_DELETE}
-)
-"""Operations of `handle`."""

@@ -53,6 +53,7 @@ _NOTHING_YET = frozenset(
 )
 # Statuses at which it continues from the next offset.
 CONTINUE_STATUSES = frozenset({PullStatus.NO_MATCHED_MESSAGE, PullStatus.MESSAGE_WAS_REMOVING})
+HOLD_MS_MAX: Final = 60_000
 
 
 @dataclass(slots=True, eq=False)
@@ -274,9 +275,6 @@ def must_wait(pulled: Pulled, offset: int) -> bool:
     return pulled.status in CONTINUE_STATUSES
 
 
-HOLD_MS_MAX: Final = 60_000
-
-
 class PullHandler:
     """Answers pulls. `guarded` calls a function and refuses the request if it raises."""
 
@@ -307,8 +305,8 @@ class PullHandler:
         if bounds is not None:
             self._read_ahead.before_pull(options.topic, options.queue_id, bounds, options.offset)
         pulled = self._pull_from(options, options.offset)
-        tells = options.progress_ms == 0 and has_advanced(pulled, options)
-        may_wait = options.timeout_ms > 0 and not tells and must_wait(pulled, options.offset)
+        reports_progress = options.progress_ms == 0 and has_advanced(pulled, options)
+        may_wait = options.timeout_ms > 0 and not reports_progress and must_wait(pulled, options.offset)
         if not may_wait or self.held.is_full:
             request.answered = True
             self._answer(request.connection, request.request_id, pulled)

@@ -38,6 +38,11 @@ MESSAGES_MAX = 65_536
 
 # Cursor of a complete answer.
 END = [-1]
+QUEUES_PER_SLICE: Final = 256
+UNKNOWN: Final = -1
+_NOTHING: Payload = ()
+GROUP_READS = frozenset({Operation.GROUPS, Operation.GROUP_INFO})
+"""Operations of `start`."""
 
 
 class ReadRequests:
@@ -206,11 +211,6 @@ def _message_limit(wanted: int) -> int:
     return min(max(wanted, 1), MESSAGES_MAX)
 
 
-QUEUES_PER_SLICE: Final = 256
-UNKNOWN: Final = -1
-_NOTHING: Payload = ()
-
-
 class GroupReads:
     """Read requests for consumer groups, in slices since a store may have many queues."""
 
@@ -238,9 +238,9 @@ class GroupReads:
                 if queues_read % QUEUES_PER_SLICE == 0:
                     yield
                 topics.add(topic)
-                behind = self._lag(group, topic, queue_id)
-                lag += behind
-                retry_lag += behind if topic.startswith(RETRY_PREFIX) else 0
+                queue_lag = self._lag(group, topic, queue_id)
+                lag += queue_lag
+                retry_lag += queue_lag if topic.startswith(RETRY_PREFIX) else 0
             count = len(members[group].members) if group in members else 0
             rows.append((group, count, len(topics), lag, retry_lag))
         return GroupsAnswer(rows), _NOTHING
@@ -312,7 +312,3 @@ class GroupReads:
             return topic, queue_id, offset, 0, 0, UNKNOWN, member_id
         time_ms = self._reading.store_time_ms(topic, queue_id, max(offset, bounds.min_offset))
         return topic, queue_id, offset, bounds.min_offset, bounds.max_offset, time_ms, member_id
-
-
-GROUP_READS = frozenset({Operation.GROUPS, Operation.GROUP_INFO})
-"""Operations of `start`."""

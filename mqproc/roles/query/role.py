@@ -51,6 +51,31 @@ LATE_NS: Final = SLOW_STEP_NS // 2
 
 
 _KEYS = frozenset({int(Operation.GET), int(Operation.BY_KEY), int(Operation.QUERY_MESSAGE)})
+RESIDENT_BYTES_MAX: Final = 64 << 20
+"""Log pages kept resident: pulls of a topic's other queues find the pages that the last one has read."""
+RELEASE_NS: Final = 1_000_000_000
+"""Idle time after which the pages are released, to keep the memory of an idle group small."""
+STEP_NS = 5_000_000
+"""Time after which a step starts no further request or slice."""
+WAITING_REQUESTS_MAX = 4096
+"""Number of waiting requests at which the sockets are no longer read."""
+# Limit of a stopping role for paused clients to read their answers.
+STOP_SERVE_NS = 1_000_000_000
+STOP_DRAIN_S = 1.0
+QUERY_OPERATIONS = frozenset(
+    {
+        Operation.PULL,
+        Operation.GROUP_NACK,
+        Operation.GROUP_RESEND,
+        *READS,
+        *GROUP_OPERATIONS,
+        *GROUP_READS,
+        *POP_OPERATIONS,
+        *TRANSACTION_OPERATIONS,
+    }
+)
+"""All operations of the role."""
+_PULL = int(Operation.PULL)
 
 
 class RequestLatency:
@@ -91,13 +116,6 @@ class RequestLatency:
         self._counted += pulls
 
 
-RESIDENT_BYTES_MAX: Final = 64 << 20
-"""Log pages kept resident: pulls of a topic's other queues find the pages that the last one has read."""
-
-RELEASE_NS: Final = 1_000_000_000
-"""Idle time after which the pages are released, to keep the memory of an idle group small."""
-
-
 class PageRelease:
     """Releases the log pages of `segments` when the role is idle."""
 
@@ -117,33 +135,6 @@ class PageRelease:
             return min(at_most_s, (self._release_ns - now_ns) / 1e9)
         self._segments.drop_all_pages()
         return at_most_s
-
-
-STEP_NS = 5_000_000
-"""Time after which a step starts no further request or slice."""
-
-WAITING_REQUESTS_MAX = 4096
-"""Number of waiting requests at which the sockets are no longer read."""
-
-# Limit of a stopping role for paused clients to read their answers.
-STOP_SERVE_NS = 1_000_000_000
-STOP_DRAIN_S = 1.0
-
-QUERY_OPERATIONS = frozenset(
-    {
-        Operation.PULL,
-        Operation.GROUP_NACK,
-        Operation.GROUP_RESEND,
-        *READS,
-        *GROUP_OPERATIONS,
-        *GROUP_READS,
-        *POP_OPERATIONS,
-        *TRANSACTION_OPERATIONS,
-    }
-)
-"""All operations of the role."""
-
-_PULL = int(Operation.PULL)
 
 
 @dataclass(slots=True)
@@ -244,10 +235,10 @@ class Query:
         done += self._transactions.step(self._clock.monotonic_ns())
         self._publish_waiting()
         waiting = len(self._waiting) + len(self._paused) + len(self._jobs) + len(self._admission)
-        told = (waiting, len(self._server.connections))
-        if told != self._published:
-            self._published = told
-            self._words[control.QUERY_WAITING], self._words[control.QUERY_CONNECTIONS] = told
+        counts = (waiting, len(self._server.connections))
+        if counts != self._published:
+            self._published = counts
+            self._words[control.QUERY_WAITING], self._words[control.QUERY_CONNECTIONS] = counts
         if self._reading.walks.queries:
             self._reading.walks.add_to(self._words)
         if done:

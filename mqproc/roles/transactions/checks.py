@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from mqproc.errors import StoreBusyError
+from mqproc.roles.timer_queue import TimerQueue
 from mqproc.roles.transactions.open_transactions import OpenTransactions
 from mqproc.store.transactions import HalfMessage, TransactionKey
 from mqproc.wire.operations.transactions import TransactionPollAnswer, TransactionPollRequest
@@ -21,6 +22,7 @@ POLLS_MAX: Final = 16_384
 MESSAGES_MAX: Final = 256
 ANSWER_BYTES: Final = 8 << 20
 HOLD_MS_MAX: Final = 60_000
+COMPACT_MIN: Final = 4096
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +30,6 @@ class _Poll:
     request: PendingRequest
     group: str
     number: int
-    deadline_ns: int
     held: bool = True
 
 
@@ -43,16 +44,16 @@ class CheckPolls:
         """`record_of` returns the record of a half message, None when it is no longer open."""
         self._record_of = record_of
         self._answer = answer
-        self._check_polls: dict[str, dict[int, _Poll]] = {}
+        self._polls: dict[str, dict[int, _Poll]] = {}
         self._of_connection: dict[ServerConnection, set[_Poll]] = {}
-        self._deadlines: list[tuple[int, int, _Poll]] = []
+        self._deadlines: TimerQueue[_Poll] = TimerQueue()
         self._waiting_checks: dict[str, dict[TransactionKey, HalfMessage]] = {}
         self._number = 0
         self.count = 0
 
     def of(self, group: str) -> int:
         """Number of polling producers of a group."""
-        return len(self._check_polls.get(group, ()))
+        return len(self._polls.get(group, ()))
 
     def ask(self, half: HalfMessage) -> None:
         """Ask a polling producer of the half message's group, now or when one polls."""
@@ -73,30 +74,25 @@ class CheckPolls:
             raise StoreBusyError(f"{POLLS_MAX:,} producers poll already", hint_ms=1000)
         self._number += 1
         timeout_ns = min(max(options.timeout_ms, 0), HOLD_MS_MAX) * 1_000_000
-        poll = _Poll(request, options.group, self._number, now_ns + timeout_ns)
+        poll = _Poll(request, options.group, self._number)
         self.count += 1
-        self._check_polls.setdefault(options.group, {})[poll.number] = poll
+        self._polls.setdefault(options.group, {})[poll.number] = poll
         self._of_connection.setdefault(request.connection, set()).add(poll)
-        heapq.heappush(self._deadlines, (poll.deadline_ns, poll.number, poll))
+        self._deadlines.set(poll, now_ns + timeout_ns)
         self._match(options.group)
         if poll.held and not timeout_ns:
             self._end(poll, [])
 
     def step(self, now_ns: int) -> int:
         """Answer polls that have timed out."""
-        done = 0
-        while self._deadlines and self._deadlines[0][0] <= now_ns:
-            _, _, poll = heapq.heappop(self._deadlines)
-            if poll.held:
-                self._end(poll, [])
-                done += 1
-        return done
+        due = self._deadlines.pop_due(now_ns)
+        for poll in due:
+            self._end(poll, [])
+        return len(due)
 
     def seconds_left(self, now_ns: int, at_most_s: float) -> float:
         """Time until a poll times out, `at_most_s` at most."""
-        while self._deadlines and not self._deadlines[0][2].held:
-            heapq.heappop(self._deadlines)
-        return min(at_most_s, max(0, self._deadlines[0][0] - now_ns) / 1e9) if self._deadlines else at_most_s
+        return self._deadlines.seconds_left(now_ns, at_most_s)
 
     def drop(self, connection: ServerConnection) -> None:
         """Forget the polls of a closed connection."""
@@ -105,13 +101,12 @@ class CheckPolls:
 
     def release_all(self) -> None:
         """Answer all polls without checks."""
-        for _, _, poll in self._deadlines:
-            if poll.held:
-                self._end(poll, [])
+        for poll in [poll for polls in self._polls.values() for poll in polls.values()]:
+            self._end(poll, [])
 
     def _match(self, group: str) -> None:
         """Answer polls of a group with its waiting checks, the oldest poll first."""
-        while (polls := self._check_polls.get(group)) and (questions := self._waiting_checks.get(group)):
+        while (polls := self._polls.get(group)) and (questions := self._waiting_checks.get(group)):
             poll = next(iter(polls.values()))
             records = self._records(questions, poll.request.options.max_messages)
             if not questions:
@@ -135,18 +130,16 @@ class CheckPolls:
 
     def _release(self, poll: _Poll) -> None:
         poll.held = False
+        self._deadlines.forget(poll)
         self.count -= 1
-        polls = self._check_polls[poll.group]
+        polls = self._polls[poll.group]
         del polls[poll.number]
         if not polls:
-            del self._check_polls[poll.group]
+            del self._polls[poll.group]
         of_connection = self._of_connection[poll.request.connection]
         of_connection.discard(poll)
         if not of_connection:
             del self._of_connection[poll.request.connection]
-
-
-COMPACT_MIN: Final = 4096
 
 
 class DueChecks:

@@ -61,6 +61,23 @@ if TYPE_CHECKING:
 
 OVERLAP_MARKS: Final = 3
 """Number of op messages to read back: messages derived before the third last one have been marked."""
+OPEN_MAX: Final = 65_536
+BUSY_MAX: Final = 128
+WAITING_MAX: Final = 4096
+LISTED_MAX: Final = 10_000
+RETRY_MS: Final = 1_000
+CHECK_BACKOFF: Final = RedeliveryBackoff(first_ms=RETRY_MS, max_ms=30_000)
+PERIOD_NS: Final = 1_000_000_000
+_MS_PER_HOUR: Final = 3_600_000
+TRANSACTION_OPERATIONS = frozenset(
+    {
+        Operation.TRANSACTION_END,
+        Operation.TRANSACTION_POLL,
+        Operation.TRANSACTIONS,
+        Operation.TRANSACTION_CHECK,
+    }
+)
+"""Operations of `handle`."""
 
 
 class TransactionStart:
@@ -126,16 +143,6 @@ class TransactionStart:
                         self.old.append(half)  # RocketMQ's op message for the first one covers its copies.
             self._table.scan_to(following)
             yield
-
-
-OPEN_MAX: Final = 65_536
-BUSY_MAX: Final = 128
-WAITING_MAX: Final = 4096
-LISTED_MAX: Final = 10_000
-RETRY_MS: Final = 1_000
-CHECK_BACKOFF: Final = RedeliveryBackoff(first_ms=RETRY_MS, max_ms=30_000)
-PERIOD_NS: Final = 1_000_000_000
-_MS_PER_HOUR: Final = 3_600_000
 
 
 @dataclass(slots=True)
@@ -240,8 +247,8 @@ class TransactionCoordinator:
 
     @property
     def _may_start(self) -> bool:
-        behind = self._words[control.DISPATCHED] < self._read_from
-        return self._read_from >= 0 and not behind and self._progress.writable
+        lagging = self._words[control.DISPATCHED] < self._read_from
+        return self._read_from >= 0 and not lagging and self._progress.writable
 
     def _continue_start(self) -> int:
         if self._read_from < 0 and self._writes.predecessor_done:
@@ -342,7 +349,7 @@ class TransactionCoordinator:
 
     def _message(self, half: HalfMessage) -> StoredMessage | None:
         """Half message from the log, None when retention has deleted it. Raises CorruptStoreError."""
-        found = self._reading.look(half.physical_offset)
+        found = self._reading.record_at(half.physical_offset)
         if found is not None:
             return decode_record(found.data, check_crc=False)
         if half.physical_offset >= self._words[control.MIN_PHYSICAL_OFFSET]:
@@ -479,7 +486,7 @@ class TransactionCoordinator:
         def stored(_offset: int) -> None:
             self._words.add(control.TRANSACTION_DISCARDS, 1)
             self._log.warning(
-                "transaction is given up", transaction=half.transaction_id, group=half.group, checks=half.checks
+                "transaction discarded", transaction=half.transaction_id, group=half.group, checks=half.checks
             )
             self._table.ended(half, committed=False)
             self._marks.add(half.offset)
@@ -557,14 +564,3 @@ class TransactionCoordinator:
             if error.errno not in UNWRITABLE_ERRNOS:
                 raise
             # The next start reads more than necessary.
-
-
-TRANSACTION_OPERATIONS = frozenset(
-    {
-        Operation.TRANSACTION_END,
-        Operation.TRANSACTION_POLL,
-        Operation.TRANSACTIONS,
-        Operation.TRANSACTION_CHECK,
-    }
-)
-"""Operations of `handle`."""

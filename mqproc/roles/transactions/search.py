@@ -83,7 +83,7 @@ class TransactionSearch:
             _, place = decode_message_id(message_id)
         except BadRequestError:
             return None
-        record = self._reading.look(place)
+        record = self._reading.record_at(place)
         message = None if record is None else decode_record(record.data, check_crc=False)
         if message is None or message.topic != HALF_TOPIC:
             return None
@@ -91,7 +91,7 @@ class TransactionSearch:
 
     def _half_at(self, options: TransactionEndRequest) -> HalfMessage:
         place = options.physical_offset
-        record = self._reading.look(place)
+        record = self._reading.record_at(place)
         if record is None and self._reading.records.visible().end <= place < self._words[control.WRITTEN]:
             raise StoreBusyError(f"the half message at {place:,} is not synced yet", hint_ms=5)
         message = None if record is None else decode_record(record.data, check_crc=False)
@@ -115,7 +115,7 @@ class TransactionSearch:
             if not committed and self._copies_are_unread():
                 raise StoreBusyError("too many open transactions, the outcome is not known yet", hint_ms=100)
         if committed != options.commit:
-            how = "committed" if committed else "rolled back, or given up,"
+            how = "committed" if committed else "rolled back or discarded"
             raise TransactionEndedError(f"transaction {half.transaction_id} was {how} already")
 
     def _copies_are_unread(self) -> bool:

@@ -20,6 +20,8 @@ from mqproc.util.units import counted
 # Pause of one step when the dispatch lag approaches `max_dispatch_behind_bytes`.
 SLOW_STEP_S: Final = 0.005
 _closing_words = operator.itemgetter(*control.CLOSING_WORDS)
+WAIT_NS: Final = 5_000_000_000
+POLL_S: Final = 0.0005
 
 
 class AppendAdmission:
@@ -40,15 +42,15 @@ class AppendAdmission:
     @options.setter
     def options(self, options: Options) -> None:
         self._options = options
-        self._behind_max = options.max_dispatch_behind_bytes
+        self._lag_max_bytes = options.max_dispatch_behind_bytes
 
     def check(self) -> MqprocError | None:
         """Slow the step down when dispatch lags; returns the error that refuses appends, if any."""
         cells = self._cells
-        behind = cells[control.WRITTEN] - cells[control.DISPATCHED]
-        if behind * 2 <= self._behind_max and self.taking and not any(_closing_words(cells)):
+        lag_bytes = cells[control.WRITTEN] - cells[control.DISPATCHED]
+        if lag_bytes * 2 <= self._lag_max_bytes and self.taking and not any(_closing_words(cells)):
             return None
-        self._slow_down(behind)
+        self._slow_down(lag_bytes)
         return self.reason_to_refuse()
 
     def reason_to_refuse(self) -> MqprocError | None:
@@ -69,23 +71,19 @@ class AppendAdmission:
             used, free = words[control.DISK_USED_BYTES], words[control.DISK_FREE_BYTES]
             needed = (100 - self._options.disk_space_warning_level_ratio) * (used + free) // 100
             return DiskFullError(f"disk nearly full: {needed:,} bytes must be free, {free:,} are", hint_ms=1000)
-        behind = words[control.WRITTEN] - words[control.DISPATCHED]
-        if behind > self._behind_max:
-            limit = self._behind_max
-            return StoreBusyError(f"dispatch lag of {behind:,} bytes; the limit is {limit:,}", hint_ms=100)
+        lag_bytes = words[control.WRITTEN] - words[control.DISPATCHED]
+        if lag_bytes > self._lag_max_bytes:
+            limit = self._lag_max_bytes
+            return StoreBusyError(f"dispatch lag of {lag_bytes:,} bytes; the limit is {limit:,}", hint_ms=100)
         return None
 
-    def _slow_down(self, behind: int) -> None:
+    def _slow_down(self, lag_bytes: int) -> None:
         """Pause the step in proportion to the dispatch lag, before the limit refuses appends."""
-        limit = self._behind_max
-        if behind * 2 > limit:
-            pause_s = SLOW_STEP_S * min(1.0, (behind * 2 - limit) / limit)
+        limit = self._lag_max_bytes
+        if lag_bytes * 2 > limit:
+            pause_s = SLOW_STEP_S * min(1.0, (lag_bytes * 2 - limit) / limit)
             self._context.clock.sleep(pause_s)
             self._words.add(control.WRITER_SLOWED_MS, max(1, round(pause_s * 1000)))
-
-
-WAIT_NS: Final = 5_000_000_000
-POLL_S: Final = 0.0005
 
 
 class SegmentWait:

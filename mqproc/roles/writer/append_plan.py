@@ -36,6 +36,42 @@ _are_pairs = re.compile(rb"(?:[^\x01\x02]+\x01[^\x01\x02]*\x02)+").fullmatch
 gaps_of: Callable[[AppendRequest], tuple[bytes, bytes, bytes, bytes]] = operator.attrgetter(
     "gap_before_unique", "gap_before_tag", "gap_before_keys", "gap_after_keys"
 )
+MESSAGES_PER_FRAME_MAX: Final = MESSAGES_MAX
+# Limits of the cache: templates, and bytes of tag and constant properties of one template.
+TEMPLATES_MAX: Final = 4096
+TEMPLATE_TEXT_MAX: Final = 512
+_SIGNED_FIELDS: Final = (
+    *(("flag", 32), ("sys_flag", 32), ("reconsume_times", 32)),
+    *(("born_timestamp_ms", 64), ("prepared_transaction_offset", 64)),
+)
+# Positions among the columns.
+_QUEUES, _SHARDING_LENGTHS, _SHARDING_KEYS = 9, 12, 13
+# Offsets of the columns after the tags when none of them is present.
+_NO_OTHERS: tuple[int, ...] = (-1,) * 8
+_is_unique_prefix = re.compile(rf"[0-9A-F]{{{UNIQUE_PREFIX_DIGITS}}}").fullmatch
+_sizes_of = operator.attrgetter(
+    "count", "bodies_bytes", "keys_bytes", "tags_bytes", "properties_bytes", "sharding_bytes"
+)
+_template_fields = operator.attrgetter(
+    "topic",
+    "queue_id",
+    "tag",
+    "flag",
+    "sys_flag",
+    "batch",
+    "born_host",
+    "has_born",
+    "has_queues",
+    "has_flags",
+    "has_prepared",
+    "delay_level",
+    "deliver_at_ms",
+    "transaction",
+    "gap_before_unique",
+    "gap_before_tag",
+    "gap_before_keys",
+    "gap_after_keys",
+)
 
 
 class ConstantProperties(NamedTuple):
@@ -82,44 +118,6 @@ def _sharding_at(before_id: bytes) -> int:
 
 def _name_of(pair: bytes) -> str:
     return pair.partition(_NAME_END)[0].decode("utf-8", "replace")
-
-
-MESSAGES_PER_FRAME_MAX: Final = MESSAGES_MAX
-# Limits of the cache: templates, and bytes of tag and constant properties of one template.
-TEMPLATES_MAX: Final = 4096
-TEMPLATE_TEXT_MAX: Final = 512
-_SIGNED_FIELDS: Final = (
-    *(("flag", 32), ("sys_flag", 32), ("reconsume_times", 32)),
-    *(("born_timestamp_ms", 64), ("prepared_transaction_offset", 64)),
-)
-# Positions among the columns.
-_QUEUES, _SHARDING_LENGTHS, _SHARDING_KEYS = 9, 12, 13
-# Offsets of the columns after the tags when none of them is present.
-_NO_OTHERS: tuple[int, ...] = (-1,) * 8
-_is_unique_prefix = re.compile(rf"[0-9A-F]{{{UNIQUE_PREFIX_DIGITS}}}").fullmatch
-_sizes_of = operator.attrgetter(
-    "count", "bodies_bytes", "keys_bytes", "tags_bytes", "properties_bytes", "sharding_bytes"
-)
-_template_fields = operator.attrgetter(
-    "topic",
-    "queue_id",
-    "tag",
-    "flag",
-    "sys_flag",
-    "batch",
-    "born_host",
-    "has_born",
-    "has_queues",
-    "has_flags",
-    "has_prepared",
-    "delay_level",
-    "deliver_at_ms",
-    "transaction",
-    "gap_before_unique",
-    "gap_before_tag",
-    "gap_before_keys",
-    "gap_after_keys",
-)
 
 
 class CheckedTemplate(msgspec.Struct, eq=False):

@@ -37,8 +37,8 @@ from mqproc.roles.writer.admission import AppendAdmission, SegmentWait
 from mqproc.roles.writer.answers import AppendAnswers
 from mqproc.roles.writer.append_plan import AppendPlanner
 from mqproc.roles.writer.topics import WriterTopics
-from mqproc.store.commitlog.append import CommitLogAppender
-from mqproc.store.commitlog.append_templates import COMMIT_BYTES, AppendTemplates, append_error
+from mqproc.store.commitlog.append import CommitLogAppender, append_error
+from mqproc.store.commitlog.append_templates import COMMIT_BYTES, AppendTemplates
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.commitlog.takeover import take_over
 from mqproc.store.consumequeue.table import NoRoomForQueuesError, QueueTable
