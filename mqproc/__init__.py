@@ -268,7 +268,7 @@ _LAZY = {
     "Visible": "mqproc.store.read.records",
     "open": "mqproc.embedded",
 } | {name: "mqproc.errors" for name in __all__ if name.endswith("Error")}
-_MODULES = ("errors", "groups", "message", "transactions")
+_MODULES = ("errors", "types")
 
 
 def __getattr__(name: str) -> object:

@@ -52,7 +52,7 @@ _ERROR_BY_EXIT_CODE = {
 
 
 class OpenedClient(Client):
-    """Made by `mqproc.open`; `close`, the end of its `with` block and the end of the program release the group.
+    """A client that is an opener of its group, made by `mqproc.open`.
 
     They first close its consumers, which commit, and send the remaining messages of its producers. A closed client can
     be used while its group runs, and fails at once when it does not.
@@ -67,7 +67,7 @@ class OpenedClient(Client):
         _opened.append(self)
 
     def close(self) -> None:
-        """Close the consumers and the connections, and release the group, which ends with its last opener.
+        """Close consumers and connections, and release the group.
 
         Afterwards raises the error of a consumer's commit, or RequestTimeoutError when messages of its producers were
         not sent within its `timeout`.
@@ -178,7 +178,10 @@ def _answers_by(store: Path, moment_s: float, deadline_s: float) -> bool:
 
 
 def _answers(store: Path, deadline_s: float) -> bool:
-    """Whether a group runs. One that is being started listens, and answers when it is up: it is waited for."""
+    """Whether a group runs.
+
+    One that is being started listens, and answers when it is up: it is waited for.
+    """
     while True:
         try:
             with Client(store, timeout=_ANSWER_S) as client:
@@ -249,7 +252,7 @@ def _progress(paths: StorePaths) -> list[int]:
 
 
 def _close_all() -> None:
-    """Close all clients at the program's end; sends the remaining messages before the group ends."""
+    """Close all clients at the program's end, before their groups end."""
     with ExitStack() as clients:  # An error does not keep the others from being closed.
         for client in _opened:
             clients.callback(client.close)

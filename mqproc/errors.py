@@ -58,7 +58,7 @@ from typing import ClassVar
 
 
 class MqprocError(Exception):
-    """Base class. `code` is the code on the wire, `exit_code` the command's, `hint_ms` when to retry."""
+    """Base class with the code on the wire, the command's exit code, and when to retry."""
 
     code: ClassVar[str] = "ERROR"
     retryable: ClassVar[bool] = False

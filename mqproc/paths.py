@@ -95,7 +95,7 @@ def checked_path(path: str | os.PathLike[str], name: str = "the store's path") -
 
 
 def dangling_link(path: Path) -> str:
-    """Text about a dangling symlink, the path itself or a folder above it; "" if there is none.
+    """Text about a dangling symlink, the path itself or a folder above it; else "".
 
     Raises OSError as `file_type`.
     """

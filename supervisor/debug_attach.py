@@ -32,7 +32,7 @@ class Terminal:
     stderr: str
 
     def check(self, caller: int) -> None:
-        """Check that these are open files of process `caller` that this process can open, else raise."""
+        """Check that these are open files of process `caller` that this process can open."""
         own = re.compile(rf"/proc/{caller}/fd/\d+")
         for path, flags in self._openings():
             if not own.fullmatch(path):

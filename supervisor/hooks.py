@@ -58,7 +58,7 @@ def _no_finish(context: GroupContext, clean: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """The engine's part of a group's life, run in the supervisor. An MqprocError aborts the start."""
+    """The engine's part of a group's life. An MqprocError aborts the start."""
 
     warm: Callable[[GroupContext], None] = _nothing
     """Load all compiled code before the template is forked, so that roles inherit it."""

@@ -1,4 +1,4 @@
-"""The store's folder and a group's resources: checks before the start, sockets, bells, lost paths."""
+"""The store's folder and a group's resources: checks, sockets, bells, lost paths."""
 
 from __future__ import annotations
 
@@ -14,8 +14,15 @@ from pathlib import Path
 
 from mqproc.errors import DiskFullError, NotRunningError, StartError, StoreAccessError
 from mqproc.io.store_io import StoreIO, reason_of
-from mqproc.ipc import bell
-from mqproc.ipc.bell import Bell, EventBell, SemaphoreBell, semaphore_name, semaphore_names, unlink_semaphore
+from mqproc.ipc.bell import (
+    SEMAPHORE_FOLDER,
+    Bell,
+    EventBell,
+    SemaphoreBell,
+    semaphore_name,
+    semaphore_names,
+    unlink_semaphore,
+)
 from mqproc.ipc.control import Control
 from mqproc.ipc.control_words import why_read_only
 from mqproc.ipc.store_lock import StoreLock
@@ -157,7 +164,7 @@ def starting(paths: StorePaths) -> Iterator[None]:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         # Semaphores are in memory: deleting messages does not help.
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename != bell.FOLDER
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename != SEMAPHORE_FOLDER
         room = _room(paths) if is_full else ""
         raise StartError(f"{paths.root}: the group cannot start: {where}{reason_of(error)}{room}") from error
 
@@ -181,7 +188,7 @@ def why_unwritable(io: StoreIO, paths: StorePaths) -> str:
 
 
 def lost_name(paths: StorePaths, lock: StoreLock) -> Path | None:
-    """The path through which the store is no longer reachable, though the group has it open; or None.
+    """A path of the store that no longer leads to the files that the group has open; or None.
 
     A folder that was moved, deleted, or covered by a mount continues to work for open files; a new folder at its path
     is another store.

@@ -142,9 +142,9 @@ def test_what_is_no_size_is_refused(flag: str, said: str) -> None:
     [
         ("METRICS_HOST", "a\udcff", r"metrics_host = 'a\\udcff' is not printable text"),
         ("BROKER_NAME", "a\x01", r"broker_name = 'a\\x01' is not printable text"),
-        ("BROKER_NAME", "a b", "broker_name = 'a b' has a space"),
-        ("BROKER_IP", "localhost", "broker_ip = 'localhost'is not an IP address"),
-        ("BROKER_IP", "", "broker_ip = ''is not an IP address"),
+        ("BROKER_NAME", "a b", "broker_name = 'a b' contains a space"),
+        ("BROKER_IP", "localhost", "broker_ip = 'localhost' is not an IP address"),
+        ("BROKER_IP", "", "broker_ip = '' is not an IP address"),
     ],
 )
 def test_texts_that_a_role_would_fail_by_are_refused(variable: str, value: str, said: str) -> None:

@@ -91,7 +91,7 @@ def test_importing_the_package_imports_nothing_of_it_but_the_modules_that_always
         "print(issubclass(mqproc.errors.StartError, mqproc.MqprocError), mqproc.types.Message is mqproc.Message)"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert result.stdout == "['mqproc.util.version']\nTrue True\n"
+    assert result.stdout == "['mqproc.util', 'mqproc.util.version']\nTrue True\n"
 
 
 def test_importing_the_client_imports_nothing_that_it_does_not_need() -> None:

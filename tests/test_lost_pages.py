@@ -43,16 +43,16 @@ FORKED = """if child := os.fork():
 ZEROS = """
 import mmap, os, sys
 from pathlib import Path
-from mqproc.io.sigbus import Zeros, name_lost_pages, zeros_put
+from mqproc.io.sigbus import ZeroFill, install_sigbus_handler, zero_filled_pages
 from mqproc.io.store_io import StoreIO
 path, access = Path(sys.argv[1]), getattr(mmap, sys.argv[2])
 {before}
-name_lost_pages(lambda text, code: print("dies"), Zeros({Path(sys.argv[3]): "none is told"}, print))
+install_sigbus_handler(lambda text, code: print("dies"), ZeroFill({Path(sys.argv[3]): "none is told"}, print))
 sys.stdout.reconfigure(line_buffering=True)
 with path.open("r+b") as file:
     mapping = mmap.mmap(file.fileno(), 12288, access=access)
     os.truncate(file.fileno(), 4096)
-print(mapping[4000], mapping[5000], mapping[9000], mapping[5000], zeros_put())
+print(mapping[4000], mapping[5000], mapping[9000], mapping[5000], zero_filled_pages())
 """
 
 

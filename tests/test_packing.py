@@ -65,7 +65,7 @@ def test_what_unpacks_to_more_than_can_be_is_told(
 
 
 def test_an_unknown_way_is_told() -> None:
-    with pytest.raises(BadMessageError, match="RocketMQ does not have: 7"):
+    with pytest.raises(BadMessageError, match="RocketMQ does not define: 7"):
         packing.plain_body(BODY, 0x701)
 
 

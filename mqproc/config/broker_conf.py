@@ -39,7 +39,7 @@ def read_lines(path: Path) -> list[ConfLine]:
 
 
 def _logical(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Join lines as Java's Properties do: a trailing backslash continues a line, except a comment."""
+    """Join lines as Java's Properties do: a trailing backslash continues all but comments."""
     begun, text = 0, ""
     for number, line in enumerate(lines, 1):
         part = line.lstrip()

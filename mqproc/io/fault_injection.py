@@ -34,7 +34,7 @@ FAULT_VARIABLE: Final = "MQPROC_FAULT"
 CRASH_POINTS: Final = {
     "ack.before_send": "writer: messages are stored, and synced if requested; senders have no answer",
     "append.reserved": "writer: the next part of the log is reserved, nothing of it is written",
-    "append.half_written": "writer: half of what it is writing is in the log",
+    "append.half_written": "writer: half of its write is in the log",
     "append.before_publish": "writer: bytes are in the log, `written` does not cover them",
     "append.after_publish": "writer: `written` covers them, next offsets do not, senders have no answer",
     "checkpoint.word_stored": "flushers, recovery: a word of RocketMQ's checkpoint is stored, others may not be",
@@ -184,7 +184,7 @@ for _name in FAILING_CALLS:
 
 
 def io_from_environment(environment: Mapping[str, str]) -> StoreIO:
-    """The StoreIO for the environment's variables. Raises ConfigurationError with variable and value."""
+    """The StoreIO for the environment's variables. Raises ConfigurationError."""
     said = [environment.get(name, "") for name in (CRASH_VARIABLE, FAULT_VARIABLE, HANG_VARIABLE)]
     return FaultInjectionIO(*said) if any(said) else StoreIO()
 

@@ -33,11 +33,11 @@ _libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
 class ZeroFill:
     """Replace inaccessible pages of read-only maps by zeros, for files in some folders.
 
-    `tell` is called once per file with the cause, and the consequence that `folders` states.
+    `report` is called once per file with the cause, and the consequence that `folders` states.
     """
 
     folders: Mapping[Path, str]
-    tell: Callable[[str], object]
+    report: Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,10 @@ def zero_filled_pages() -> int:
     return _zeros_put
 
 
-def install_sigbus_handler(tell: Callable[[str, int], object], zeros: ZeroFill | None = None) -> None:
-    """Call `tell` with a message and exit code before a SIGBUS ends this process.
+def install_sigbus_handler(report: Callable[[str, int], object], zeros: ZeroFill | None = None) -> None:
+    """Call `report` with a message and exit code before a SIGBUS ends this process.
 
-    `tell` may end the process itself. Forked processes die without it: their parent reports it. With `zeros` the
+    `report` may end the process itself. Forked processes die without it: their parent reports it. With `zeros` the
     process continues where they can replace the page.
     """
     mine = os.getpid()
@@ -90,13 +90,13 @@ def install_sigbus_handler(tell: Callable[[str, int], object], zeros: ZeroFill |
                 _zeros_put += 1
                 if place.path not in told:
                     told.add(place.path)
-                    zeros.tell(f"{_why(place)[0]}; {meanings[place.path.parent]}")
+                    zeros.report(f"{_why(place)[0]}; {meanings[place.path.parent]}")
                 return
         _libc.signal(signal.SIGBUS, None)
         # To this thread, on return from this handler. Other threads, such as numpy's, would die at once.
         signal.raise_signal(signal.SIGBUS)
         if os.getpid() == mine:
-            tell(*(_why(place) if place else ("a page of memory is inaccessible", _FAILED)))
+            report(*(_why(place) if place else ("a page of memory is inaccessible", _FAILED)))
 
     global _kept
     _kept = _SigAction(_Handler(lost), flags=_SA_SIGINFO)

@@ -1,1 +1,1 @@
-"""Shared state of processes: control file words, bells, locks, histograms, error counters and log."""
+"""Shared state of processes: control file, bells, locks, histograms, errors, health."""

@@ -36,7 +36,7 @@ AWAKE, ASLEEP, LINGERING = range(3)
 
 _MOST_POSTS_DRAINED = 1 << 16
 # Where the C library keeps named semaphores, and its prefix of their names.
-FOLDER = "/dev/shm"
+SEMAPHORE_FOLDER = "/dev/shm"
 _FILE_PREFIX = "sem."
 
 
@@ -156,7 +156,7 @@ class EventBell(Bell):
         return bool(self._poll.poll(_bounded(timeout_s) * 1000))
 
     def drain(self) -> None:
-        # Usually there are none: polling costs less than an exception. There is no other reader.
+        # Usually there is no post: polling costs less than an exception. There is no other reader.
         if self._poll.poll(0):
             os.eventfd_read(self._fd)
 
@@ -179,7 +179,7 @@ def semaphore_name(store_id: int, epoch: int, role_number: int) -> str:
 def semaphore_names(store_id: int) -> list[str]:
     """Names of all existing semaphores of a store, of any epoch."""
     try:
-        found = os.listdir(FOLDER)
+        found = os.listdir(SEMAPHORE_FOLDER)
     except FileNotFoundError:
         return []
     prefix = f"{_FILE_PREFIX}{store_id:016x}"
@@ -194,13 +194,13 @@ def _new_semaphore(name: str) -> posix_ipc.Semaphore:
     except posix_ipc.PermissionsError:
         number = errno.EACCES
     except posix_ipc.ExistentialError:
-        if os.path.isdir(FOLDER):
+        if os.path.isdir(SEMAPHORE_FOLDER):
             raise
         number = errno.ENOENT
     except OSError as error:
         number = error.errno or errno.EIO
-    what = f"{os.strerror(number)}; the group's semaphores are files there, mqproc doctor shows what they need"
-    raise OSError(number, what, FOLDER)
+    what = f"{os.strerror(number)}; the group's semaphores are files there; see mqproc doctor"
+    raise OSError(number, what, SEMAPHORE_FOLDER)
 
 
 def unlink_semaphore(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The control file of a store: state shared by the roles of a running group, and read by tools.
+"""The control file: state shared by the roles of a running group, and read by tools.
 
 A supervisor creates a new file at each start; roles inherit its map by fork. Each word has one owner
 (`layout.control`), which this class does not enforce. Positions are valid only under the supervisor that created the

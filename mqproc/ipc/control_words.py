@@ -38,9 +38,10 @@ _READ_ORDER = (*_READ_FIRST, *(name for name in layout.WORDS if name not in _REA
 
 
 def map_file(io: StoreIO, paths: StorePaths, *, write: bool = False) -> mmap.mmap:
-    """Map the control file. Raises NotRunningError without a file, CorruptStoreError for an invalid one.
+    """Map the control file.
 
-    Raises OtherVersionError for the layout of another version of mqproc.
+    Raises NotRunningError without a file, CorruptStoreError for an invalid one. Raises OtherVersionError for the layout
+    of another version of mqproc.
     """
     try:
         fd = io.open(paths.control, write=write)
@@ -86,7 +87,7 @@ def snapshot_words(words: Words) -> dict[str, int]:
 def supervisor_alive(words: Mapping[str, int], now_ns: int) -> bool:
     """Whether the supervisor sends heartbeats, or recovers the store.
 
-    A heartbeat from before a reboot may be ahead of the clock.
+    A heartbeat that precedes a reboot may be ahead of the clock.
     """
     silent_ns = now_ns - words["supervisor_heartbeat_ns"]
     if words["group_state"] == layout.GROUP_DOWN or silent_ns < 0:
@@ -95,7 +96,7 @@ def supervisor_alive(words: Mapping[str, int], now_ns: int) -> bool:
 
 
 def is_recovering(words: Mapping[str, int]) -> bool:
-    """Whether the supervisor recovers the store; it sends no heartbeats then, but its process runs."""
+    """Whether the supervisor recovers the store: without heartbeats, but its process runs."""
     return words["group_state"] == layout.GROUP_RECOVERING and is_running(words["supervisor_pid"])
 
 

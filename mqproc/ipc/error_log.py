@@ -49,9 +49,10 @@ class ErrorLog:
 
     @classmethod
     def create(cls, io: StoreIO, paths: StorePaths, owner: str) -> ErrorLog | None:
-        """Open the file, or create a new one in place of an invalid one. The caller holds the store's lock.
+        """Open the file, or create a new one in place of an invalid one.
 
-        Returns None when the disk is full: a group runs without it. Raises other OSErrors.
+        The caller holds the store's lock. Returns None when the disk is full: a group runs without it. Raises other
+        OSErrors.
         """
         found = cls.open(io, paths, owner)
         if found is not None:

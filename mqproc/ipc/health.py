@@ -44,7 +44,7 @@ def alive_problems(control: Control) -> list[str]:
 
 
 def ready_problems(control: Control, timeout_ns: int) -> list[str]:
-    """Reasons why the group is not ready. `timeout_ns`: a role without heartbeat for so long is silent."""
+    """Reasons why the group is not ready. `timeout_ns`: limit of a role's heartbeat age."""
     return ready_problems_of(control.snapshot(), timeout_ns)
 
 
@@ -194,9 +194,9 @@ def dispatch_behind_ms(io: StoreIO, paths: StorePaths, words: Mapping[str, int])
 
 
 def _stored_ms(io: StoreIO, paths: StorePaths, at: int, end: int) -> int | None:
-    """Store time of the record at an offset, or of the next segment's first; 0 if none before `end`.
+    """Store time of the record at an offset, or of the next segment's first record.
 
-    None when the record is invalid.
+    0 when `end` precedes it. None when the record is invalid.
     """
     starts = sorted(start for name in io.names(paths.commit_log) if (start := segment_start(name)) is not None)
     number = bisect.bisect_right(starts, at) - 1

@@ -28,7 +28,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Contents of a histogram: counts per bucket, not cumulative, the last unbounded, and the sum."""
+    """Contents of a histogram: counts per bucket, not cumulative, and the sum."""
 
     bounds: tuple[float, ...]
     """In base units."""

@@ -135,7 +135,7 @@ def _holder(io: StoreIO, paths: StorePaths, fd: int) -> LockHolder:
 
 
 def _or_command(holder: LockHolder, fd: int) -> LockHolder:
-    """Replace an ended holder by a command that has the lock: the store's files name only groups."""
+    """Replace an ended holder by a command with the lock: the store's files name only groups."""
     pid = _command_that_holds(fd) if holder.ended else 0
     return LockHolder(pid, _started_ms(pid)) if pid else holder
 

@@ -37,7 +37,7 @@ class UsageLock:
         self._fd = -1
 
     def join(self, timeout_s: float) -> bool:
-        """Become a user; return whether this object was none before.
+        """Become a user; return False if this object was one already.
 
         Waits while another user stops the group; raises StartError after `timeout_s`. Does nothing when the file cannot
         be opened: there is no store yet, or it belongs to another user account.

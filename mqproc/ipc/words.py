@@ -10,7 +10,7 @@ import mmap
 
 
 class Words:
-    """int64 view of a shared map: `words[index]` loads, `words[index] = value` stores atomically."""
+    """int64 view of a shared map: `words[i]` loads, `words[i] = value` stores atomically."""
 
     __slots__ = ("cells", "mapping")
 

@@ -1,1 +1,1 @@
-"""Metrics for Prometheus: read from the control file at scrape, so they are the very numbers of `mqproc stat`."""
+"""Metrics for Prometheus, read from the control file at each scrape, as by `mqproc stat`."""

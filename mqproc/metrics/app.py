@@ -10,10 +10,11 @@ A group that recovers is alive but not ready. Both checks answer 503 with the re
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from importlib.resources import files
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from starlette.applications import Starlette
@@ -27,6 +28,9 @@ from mqproc.ipc.health import alive_problems, ready_problems
 from mqproc.metrics.collector import GroupState, MetricsCollector
 from mqproc.metrics.snapshot import as_values
 from mqproc.paths import StorePaths
+
+if TYPE_CHECKING:
+    from mqproc.metrics.exposition import Exposition
 
 EVENT_EVERY_S: Final = 1.0
 STREAMS_MAX: Final = 32
@@ -89,25 +93,20 @@ class EventStream(StreamingResponse):
             self._feed.streams -= 1
 
 
-class MetricsEndpoint:
-    """/metrics. Imports prometheus_client at the first scrape, so that starts stay fast."""
-
-    def __init__(self, collector: MetricsCollector) -> None:
-        self._collector = collector
-        self._app: Callable[..., Any] | None = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._app is None:
-            from mqproc.metrics.exposition import make_metrics_app
-
-            self._app = make_metrics_app(self._collector.samples)
-        await self._app(scope, receive, send)
-
-
 def make_app(collector: MetricsCollector, paths: StorePaths, version: str) -> Starlette:
     """Build the application for a running group."""
     feed = StatusFeed(collector, paths, version)
     timeout_ns = collector.options.heartbeat_timeout_ms * 1_000_000
+
+    @functools.cache
+    def exposition() -> Exposition:
+        # Imported at the first scrape: prometheus_client takes longer to import than a role to start.
+        from mqproc.metrics.exposition import Exposition
+
+        return Exposition(collector.samples)
+
+    async def metrics(request: Request) -> Response:
+        return exposition().response(request)
 
     async def healthz(_request: Request) -> Response:
         return _verdict(alive_problems(collector.control))
@@ -121,7 +120,7 @@ def make_app(collector: MetricsCollector, paths: StorePaths, version: str) -> St
         return EventStream(feed, request.query_params.get("name", ""))
 
     routes = [
-        Route("/metrics", MetricsEndpoint(collector), methods=["GET"]),
+        Route("/metrics", metrics),
         Route("/healthz", healthz),
         Route("/readyz", readyz),
         Route("/events", events),

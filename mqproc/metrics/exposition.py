@@ -5,18 +5,24 @@ The application imports this module at the first scrape: importing prometheus_cl
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import Any
+from typing import Any, Final
 
-from prometheus_client.asgi import make_asgi_app
+from prometheus_client.exposition import choose_encoder, gzip_accepted
 from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
+from starlette.requests import Request
+from starlette.responses import Response
 
 from mqproc.ipc.histogram import Buckets
 from mqproc.metrics.catalogue import COUNTER, HISTOGRAM, METRICS, MetricSpec, Samples
+
+_GZIP_LEVEL: Final = 4
 
 
 class PrometheusCollector(Collector):
@@ -35,11 +41,27 @@ class PrometheusCollector(Collector):
             yield _family(spec, samples.get(spec.name, ()))
 
 
-def make_metrics_app(read: Callable[[], Mapping[str, Samples]]) -> Callable[..., Any]:
-    """prometheus_client's ASGI application over a registry of its own."""
-    registry = CollectorRegistry()
-    registry.register(PrometheusCollector(read))
-    return make_asgi_app(registry)
+class Exposition:
+    """Encodes a scrape in the format, compression and selection of metrics that the request asks for."""
+
+    def __init__(self, read: Callable[[], Mapping[str, Samples]]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(PrometheusCollector(read))
+
+    def response(self, request: Request) -> Response:
+        """Answer a scrape."""
+        names = request.query_params.getlist("name[]")
+        registry: Any = self._registry.restricted_registry(names) if names else self._registry
+        encode: Any
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        # All names are valid in every escaping scheme; this one takes half the time in OpenMetrics.
+        escaping = {"escaping": ALLOWUTF8} if content_type.startswith("application/openmetrics-text") else {}
+        body: bytes = encode(registry, **escaping)
+        headers = {"content-type": content_type}
+        if gzip_accepted(request.headers.get("accept-encoding", "")):
+            headers["content-encoding"] = "gzip"
+            body = gzip.compress(body, _GZIP_LEVEL)
+        return Response(body, headers=headers)
 
 
 def _family(spec: MetricSpec, samples: Samples) -> Metric:

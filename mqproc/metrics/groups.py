@@ -73,7 +73,7 @@ class _Behind:
 
 @dataclass(frozen=True, slots=True)
 class _Age:
-    """Last result: the message's offset and store time (−1 unreadable), its age, the pass number."""
+    """Last result: message offset, store time (−1 unreadable), age, number of the pass."""
 
     offset: int
     stored_ms: int

@@ -1,7 +1,8 @@
-"""A uvicorn server inside a role's own loop: its event loop runs only during `AsgiServer.poll`.
+"""A uvicorn server inside a role's own loop.
 
-It uses no threads or signal handlers. Each connection carries one request, which must arrive within `deadline_s`; a
-client that reads nothing of its answer for as long is dropped too. Connections above `connections_max` are closed.
+Its event loop runs only during `AsgiServer.poll`. It uses no threads or signal handlers. Each connection carries one
+request, which must arrive within `deadline_s`; a client that reads nothing of its answer for as long is dropped too.
+Connections above `connections_max` are closed.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class AsgiServer:
         return len(self._state.connections)
 
     def poll(self, timeout_s: float) -> int:
-        """Serve for up to `timeout_s`, or until a watched descriptor is readable; return the requests answered."""
+        """Serve up to `timeout_s`, or until a watched descriptor is readable; count requests."""
         before = self._state.total_requests
         self._woken.clear()
         self._loop.run_until_complete(self._serve(timeout_s))

@@ -131,7 +131,7 @@ def _path(state: GroupState) -> dict[str, Any]:
 
 
 def _roles(state: GroupState, timeout_ns: int) -> list[dict[str, Any]]:
-    """All processes but the template. `silent` as in /readyz; `silent_s` None without heartbeats."""
+    """All processes but the template. `silent` as in /readyz; `silent_s` may be None."""
     words = state.words
     now_ns = time.monotonic_ns()
     silent_ns = max(0, now_ns - words["supervisor_heartbeat_ns"])

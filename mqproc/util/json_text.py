@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def decode_json(text: bytes, kind: type[T]) -> T:
-    """Decode JSON to a type known to msgspec. Raises msgspec.MsgspecError, also for invalid UTF-8."""
+    """Decode JSON to a type. Raises msgspec.MsgspecError, also for invalid UTF-8."""
     try:
         return msgspec.json.decode(text, type=kind)
     except UnicodeDecodeError as error:

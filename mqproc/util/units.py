@@ -45,7 +45,7 @@ _UNITS_MS: Final = {"s": DELAY_STEP_MS, "m": 60_000, "h": 3_600_000, "d": 86_400
 
 @functools.lru_cache(16)
 def delays_ms_of(text: str) -> tuple[int, ...]:
-    """Parse `messageDelayLevel`, as in `1s 5s 10m 2h 1d`, to ms per level. Raises ConfigurationError."""
+    """Parse delay levels, as in `1s 5s 10m 2h 1d`, to ms. Raises ConfigurationError."""
     parts = [re.fullmatch(r"([0-9]{1,9})([smhd])", part) for part in text.split()]
     delays = tuple(int(part[1]) * _UNITS_MS[part[2]] for part in parts if part is not None)
     if not 1 <= len(parts) == len(delays) <= DELAY_LEVELS or max(delays) > DELAY_MS_MAX:

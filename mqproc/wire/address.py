@@ -174,7 +174,7 @@ def remove(path: Path) -> None:
 def connect_path(path: Path) -> Path:
     """The path to connect to for the socket at `path`: itself, or the pointer's target.
 
-    Raises NotRunningError when there is none.
+    Raises NotRunningError when nothing is there.
     """
     try:
         found = path.lstat()

@@ -29,7 +29,7 @@ def parse_tags(expression: str) -> list[str]:
 
 
 def check_sql(expression: str) -> str:
-    """Return a valid SQL92 filter. Raises FilterSyntaxError if empty or too long; servers parse it."""
+    """Check a SQL92 filter. Raises FilterSyntaxError if empty or too long; servers parse it."""
     _check_size(expression)
     if not expression.strip():
         raise FilterSyntaxError("the SQL92 filter is empty")

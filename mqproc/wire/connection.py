@@ -144,9 +144,9 @@ class ServerConnection:
 
 
 class FrameBatcher:
-    """Finds batches: consecutive frames of one operation, which a kernel then reads without a Python step for each.
+    """Finds batches: consecutive frames of one operation.
 
-    Other frames are cut one by one.
+    A kernel reads a batch without a Python step per frame. Other frames are cut one by one.
     """
 
     def __init__(self, operation: int, frame_bytes_max: int) -> None:
@@ -158,7 +158,7 @@ class FrameBatcher:
     def cut(
         self, connection: ServerConnection, buffer: NDArray[np.uint8], at: int, end: int, limit: int
     ) -> FrameBatch | None:
-        """Return the batch of at most `limit` frames at `at` of `buffer`, filled up to `end`; None without one."""
+        """Return a batch of at most `limit` frames in [at, end) of `buffer`; None without one."""
         self._left[0] = limit
         stop = leading_run(buffer, at, end, self._operation, self._frame_bytes_max, self._limit)
         if stop == at:

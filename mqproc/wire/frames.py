@@ -184,7 +184,7 @@ class Frame(msgspec.Struct, eq=False):
 
 
 class BadFrame(NamedTuple):
-    """The refusal that a server sends before it closes: operation and id as far as they are known."""
+    """The refusal that a server sends before it closes: operation and id if known."""
 
     operation: int
     request_id: int
@@ -208,7 +208,7 @@ def check_greeting(view: memoryview, at: int) -> None:
 class FrameReader:
     """Cuts a stream of bytes into frames without copying them.
 
-    Get room from `writable`, fill it, report the size to `received`, then take frames until there are none. Frames
+    Get room from `writable`, fill it, report the size to `received`, then take all frames. Frames
     already taken become invalid with the next `writable`.
     """
 
@@ -351,7 +351,7 @@ def encode_frame(
     operation: int, request_id: int, options: bytes, payload: Sequence[ReadableBuffer] = ()
 ) -> list[ReadableBuffer]:
     """Encode a frame as buffers to send in order: one if it is small, else without a copy."""
-    # Usually there is none or one piece, and no sizes are added up.
+    # Usually there is at most one piece, and no sizes are added up.
     if len(payload) == 1:
         piece = payload[0]
         size = len(piece) if type(piece) is bytes else _view(piece).nbytes

@@ -6,10 +6,10 @@
         for request in server.poll(timeout_s):
             request.connection.answer(request.request_id, request.operation, options, payload)
 
-All connections read into one shared buffer; an idle connection holds none. A partial frame is kept as a few bytes when
-it is short, else in the buffer that it began in, which then belongs to the connection and is replaced. Unread answers
-wait in memory up to `ServerLimits.output_bytes`; above it the server stops reading from that client, and closes it
-after `output_grace_s`.
+All connections read into one shared buffer; an idle connection has no buffer. A partial frame is kept as a few bytes
+when it is short, else in the buffer that it began in, which then belongs to the connection and is replaced. Unread
+answers wait in memory up to `ServerLimits.output_bytes`; above it the server stops reading from that client, and closes
+it after `output_grace_s`.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Acceptor:
         allowed_uids: Container[int],
         count_reject: Callable[[str], None],
     ) -> None:
-        """Allow at most `inside_max` clients in `inside`; `count_reject` gets the code of each refusal."""
+        """Allow `inside_max` clients in `inside`; `count_reject` gets the code of each refusal."""
         listener.setblocking(False)
         self._listener = listener
         self._inside = inside
@@ -298,7 +298,7 @@ class SocketServer:
     # Set-up and end
 
     def register(self, fd: int, on_readable: Callable[[], None]) -> None:
-        """Make `poll` watch another descriptor, such as an eventfd bell; `on_readable` must drain it."""
+        """Make `poll` watch a descriptor, such as an eventfd bell; `on_readable` must drain it."""
         self._bells[fd] = on_readable
         self._epoll.register(fd, select.EPOLLIN)
 

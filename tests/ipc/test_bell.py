@@ -214,7 +214,7 @@ def test_a_semaphore_that_cannot_be_made_is_told_with_its_folder(
         raise error
 
     folder = str(tmp_path / "shm")
-    monkeypatch.setattr(bell_module, "FOLDER", folder)
+    monkeypatch.setattr(bell_module, "SEMAPHORE_FOLDER", folder)
     monkeypatch.setattr(posix_ipc, "Semaphore", refuse)
     with pytest.raises(OSError, match=f"{os.strerror(number)}; the group's semaphores are files there") as caught:
         SemaphoreBell("/1", cells, PING_SLEEPING)

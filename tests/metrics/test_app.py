@@ -86,8 +86,8 @@ def test_ready_names_the_role_that_is_not(control: Control, tmp_path: Path) -> N
         ({layout.DISPATCH_ERRNO: 28}, "dispatch waits: No space left on device (errno 28)"),
         ({layout.DISPATCHED: 7000}, " s late; if dispatch is stuck: mqproc restart"),
         ({layout.ALL_FLUSHED_NS: 1}, "a power loss would take the last"),
-        ({layout.SEGMENT_ERRNO: 122}, "the log gets no new segment: Disk quota exceeded (errno 122); make room"),
-        ({layout.DAMAGE_HOLES: 2}, "2 damaged ranges, all else is served: mqproc store verify"),
+        ({layout.SEGMENT_ERRNO: 122}, "the log gets no new segment: Disk quota exceeded (errno 122); free space"),
+        ({layout.DAMAGE_HOLES: 2}, "2 damaged ranges, which reads skip: see mqproc store verify"),
     ],
     ids=["blocked", "behind", "not durable", "no segment", "damage"],
 )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
-from typing import Any
 
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.requests import Request
 
 from mqproc.ipc.histogram import Buckets
-from mqproc.metrics.exposition import make_metrics_app
+from mqproc.metrics.exposition import Exposition
 from tests.metrics.control_file import render
 
 
@@ -36,18 +35,10 @@ def test_a_histogram_is_added_up_and_ends_at_infinity() -> None:
 
 def scrape(query: bytes = b"", **headers: str) -> tuple[dict[str, str], bytes]:
     """Headers and body of an answer to a scrape of one topic's messages."""
-    app = make_metrics_app(lambda: {"mqproc_messages_appended_total": [(("orders",), 3)], "mqproc_topics": [((), 1)]})
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request"}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
+    exposition = Exposition(lambda: {"mqproc_messages_appended_total": [(("orders",), 3)], "mqproc_topics": [((), 1)]})
     encoded = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    asyncio.run(app({"type": "http", "query_string": query, "headers": encoded}, receive, send))
-    return {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}, sent[1]["body"]
+    response = exposition.response(Request({"type": "http", "query_string": query, "headers": encoded}))
+    return dict(response.headers), bytes(response.body)
 
 
 def test_plain_text_is_the_default_format() -> None:

@@ -223,5 +223,5 @@ def test_messages_are_not_to_be_deleted_for_semaphores_that_find_no_room(tmp_pat
     paths = StorePaths(tmp_path)
     paths.commit_log.mkdir()
     with pytest.raises(StartError, match="/dev/shm: No space left") as told, starting(paths):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), bell.FOLDER)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), bell.SEMAPHORE_FOLDER)
     assert "retention" not in str(told.value)

@@ -31,6 +31,5 @@ def serve(tmp_path: Path) -> Iterator[Server]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
     """The time that passes for clients of servers: however long the machine stands still, as much as a test says."""
     made = HandClock()
-    for module in ("server", "client_times"):
-        monkeypatch.setattr(f"mqproc.wire.{module}.time", made)
+    monkeypatch.setattr("mqproc.wire.server.time", made)
     return made

@@ -45,9 +45,10 @@ class GroupJoinRequest(FrameOptions, frozen=True):
 
 
 class GroupAssignment(FrameOptions, frozen=True):
-    """A member's queues as of `generation`. With `changed` false they are unchanged, and `queues` is empty.
+    """A member's queues as of `generation`.
 
-    The member sends its next request within `heartbeat_ms`.
+    With `changed` false they are unchanged, and `queues` is empty. The member sends its next request within
+    `heartbeat_ms`.
     """
 
     member_id: str

@@ -110,7 +110,7 @@ class PullRequest(FrameOptions, frozen=True):
     `rocketmq_limits` answers exactly as RocketMQ does: at most 32 messages and 256 KiB, filter by tag hash only, one
     ConsumeQueue file per call, no CRC check, an unknown queue is empty.
 
-    `progress_ms`: a long poll that skipped messages is answered after so many ms; 0 = at once, below 0 = at its timeout.
+    `progress_ms`: a long poll that skipped messages is answered after so many ms; 0 = at once, below 0 = at timeout.
     """
 
     topic: str
@@ -135,7 +135,7 @@ class PullAnswer(FrameOptions, frozen=True):
 
 
 class GetRequest(FrameOptions, frozen=True):
-    """`message_id`: an offset id (32 or 56 hex digits), or a unique id, looked up in `topic` if given."""
+    """`message_id`: an offset id (32 or 56 hex digits), or a unique id, perhaps in `topic`."""
 
     message_id: str
     topic: str = ""

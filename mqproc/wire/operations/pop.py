@@ -1,4 +1,4 @@
-"""Options of receiving single messages (pop), as simple consumers do, and acknowledging them."""
+"""Options of receiving single messages (pop), for simple consumers, and acknowledgements."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ class GroupReceiveRequest(FrameOptions, frozen=True):
 
 
 class GroupReceiveAnswer(FrameOptions, frozen=True):
-    """`count` records in the payload. A receipt handle: one of `handles`, a space, the queue offset.
+    """`count` records in the payload.
 
-    The first handle is for the first CHECK_POINT_MESSAGES messages, and so on.
+    A receipt handle is one of `handles`, a space, and the queue offset. The first handle is for the first
+    CHECK_POINT_MESSAGES messages, and so on.
     """
 
     count: int
