@@ -169,7 +169,7 @@ def test_what_was_not_stopped_in_order_is_shown_but_not_touched(store: Path) -> 
     before = files(store)
     outcome = retention(store, "--execute", "--older-than", "0s")
     assert outcome.code == 3
-    assert "not stopped in order" in outcome.err
+    assert "not shut down cleanly" in outcome.err
     assert files(store) - {"lock"} == before - {"lock"}
 
 
@@ -201,7 +201,7 @@ def test_what_nobody_can_read_of_the_last_group_is_told_with_what_mends_it(store
         refused = retention(store, "--dry-run")
         assert refused.code == 6
         assert f"{settings}: " in refused.err
-        assert "; mqproc store repair moves it aside" in refused.err
+        assert "; mqproc store repair quarantines it" in refused.err
         if settings.is_dir():
             settings.rmdir()
             settings.write_text("garbage")
@@ -213,7 +213,7 @@ def test_options_of_the_last_group_that_this_version_does_not_take_are_no_damage
     settings.parent.mkdir(exist_ok=True)
     settings.write_text('{"max_queues": "many"}')
     refused = retention(store, "--dry-run")
-    said = f"mqproc: {settings}: max_queues = 'many' is not a whole number; mqproc up writes the file anew\n"
+    said = f"mqproc: {settings}: max_queues = 'many' is not a whole number; mqproc up rewrites the file\n"
     assert (refused.code, refused.err) == (6, said)
 
 

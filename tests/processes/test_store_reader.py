@@ -17,8 +17,8 @@ import pytest
 
 from mqproc import BadRequestError, Conditions, StoreReader
 from mqproc.paths import StorePaths
-from mqproc.store.reads import reader as reader_module
-from mqproc.store.reads.store_views import GroupView
+from mqproc.store.read import reader as reader_module
+from mqproc.store.read.views import GroupView
 from tests.conftest import PATIENCE_S, Group, wait_until
 
 
@@ -99,7 +99,7 @@ def test_it_follows_the_flush_mode_of_the_group_that_was_started_behind_the_one_
 
 def test_threads_may_share_one(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where each question finds that the group was started anew."""
-    monkeypatch.setattr(reader_module, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(reader_module, "_CHECK_INTERVAL_S", 0.0)
     monkeypatch.setattr(GroupView, "is_current", lambda *_: False)
     bodies = [b"%d" % number for number in range(6000)]
     with group.client() as client:
@@ -129,7 +129,7 @@ def test_a_forked_process_may_ask_what_another_thread_was_asking_meanwhile(tmp_p
     asked, forked = threading.Event(), threading.Event()
 
     def ask() -> None:
-        with reader._asking:
+        with reader._lock:
             asked.set()
             forked.wait(PATIENCE_S)
 
@@ -147,22 +147,22 @@ def test_a_forked_process_may_ask_what_another_thread_was_asking_meanwhile(tmp_p
 @pytest.mark.parametrize(
     ("ask", "told"),
     [
-        (lambda r: r.pull("T", "0", 0), "queue_id = '0' is no whole number"),
-        (lambda r: r.pull("T", 0, pd.NA), "offset = <NA> is no whole number"),
-        (lambda r: r.pull("T", 0, 0, tags="a"), "tags = 'a' is no list of texts"),
-        (lambda r: r.pull("T", 0, 0, tags=["\ud800"]), "tags = .* is no UTF-8"),
-        (lambda r: r.max_offset(np.array(["T"]), 0), "topic = array.* is no text"),
-        (lambda r: r.get(pd.NA), "message_id = <NA> is no text"),
-        (lambda r: r.look(1 << 70), "physical_offset = 118.* is no number of 64 bits"),
-        (lambda r: r.by_key("T", "k", 0.5), "begin_ms = 0.5 is no whole number"),
-        (lambda r: r.by_key("T", "k", unique=pd.NA), "unique = <NA> is no true or false"),
-        (lambda r: r.count("T", None), "begin_ms = None is no whole number"),
-        (lambda r: list(r.range("T", end_ms="5")), "end_ms = '5' is no whole number"),
-        (lambda r: list(r.messages("T", 0.5)), "queue_id = 0.5 is no whole number"),
-        (lambda r: list(r.scan(5)), "conditions = 5 are no Conditions"),
-        (lambda r: list(r.scan(Conditions(5))), "topic = 5 is no text"),
-        (lambda r: list(r.scan(Conditions(body_contains="a"))), "body_contains = 'a' is no bytes"),
-        (lambda r: r.pull(topic="T", queue_id="0", offset=0), "queue_id = '0' is no whole number"),
+        (lambda r: r.pull("T", "0", 0), "queue_id = '0' is not a whole number"),
+        (lambda r: r.pull("T", 0, pd.NA), "offset = <NA> is not a whole number"),
+        (lambda r: r.pull("T", 0, 0, tags="a"), "tags = 'a' is not a list of texts"),
+        (lambda r: r.pull("T", 0, 0, tags=["\ud800"]), "tags = .* is not UTF-8"),
+        (lambda r: r.max_offset(np.array(["T"]), 0), "topic = array.* is not text"),
+        (lambda r: r.get(pd.NA), "message_id = <NA> is not text"),
+        (lambda r: r.look(1 << 70), "physical_offset = 118.* is not a number of 64 bits"),
+        (lambda r: r.by_key("T", "k", 0.5), "begin_ms = 0.5 is not a whole number"),
+        (lambda r: r.by_key("T", "k", unique=pd.NA), "unique = <NA> is not true or false"),
+        (lambda r: r.count("T", None), "begin_ms = None is not a whole number"),
+        (lambda r: list(r.range("T", end_ms="5")), "end_ms = '5' is not a whole number"),
+        (lambda r: list(r.messages("T", 0.5)), "queue_id = 0.5 is not a whole number"),
+        (lambda r: list(r.scan(5)), "conditions = 5 is not of the type Conditions"),
+        (lambda r: list(r.scan(Conditions(5))), "topic = 5 is not text"),
+        (lambda r: list(r.scan(Conditions(body_contains="a"))), "body_contains = 'a' is not bytes"),
+        (lambda r: r.pull(topic="T", queue_id="0", offset=0), "queue_id = '0' is not a whole number"),
     ],
 )
 def test_mistakes_are_told(tmp_path: Path, ask: Callable[[StoreReader], object], told: str) -> None:

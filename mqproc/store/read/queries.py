@@ -118,7 +118,7 @@ class StoreQueries:
 
     # Single records
 
-    def look(self, physical_offset: int) -> NDArray[np.uint8] | None:
+    def record_at(self, physical_offset: int) -> NDArray[np.uint8] | None:
         """The record at a physical offset, None if none begins there."""
         return self.records.record(physical_offset)
 

@@ -248,7 +248,7 @@ class StoreReader:
     @checked_call
     def look(self, physical_offset: int) -> StoredMessage | None:
         """The message whose record begins at a physical offset; None if none does."""
-        record = self.reading.look(physical_offset)
+        record = self.reading.record_at(physical_offset)
         return None if record is None else decode_record(record.data, check_crc=False)
 
     @checked_call
@@ -382,7 +382,7 @@ class StoreReader:
     @checked_call
     def record_bytes(self, physical_offset: int) -> NDArray[np.uint8] | None:
         """The raw record at a physical offset, uint8[size]."""
-        return self.reading.look(physical_offset)
+        return self.reading.record_at(physical_offset)
 
 
 def _replace_locks() -> None:

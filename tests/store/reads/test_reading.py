@@ -105,7 +105,7 @@ def test_damage_is_told_and_stepped_over(fresh: Store) -> None:
     assert corrupt == [(10, 12), (20, 21)]
     assert found == [number for number in range(75) if number not in (10, 11, 20)]
     with pytest.raises(CorruptStoreError):
-        fresh.reading.look(fresh.offsets[10])
+        fresh.reading.record_at(fresh.offsets[10])
     # Ranges, keys and scans pass over it.
     batch = finish(fresh.reading.range("T", 0, 1 << 60, max_messages=1000, max_bytes=1 << 20))
     assert all_numbers(batch) == found

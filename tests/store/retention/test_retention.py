@@ -322,7 +322,7 @@ def test_every_queue_gets_its_own_minimum_and_a_quiet_one_keeps_its_last_file(tm
     assert store.min_offset("quiet") == 3
     reading = store.reading()
     assert reading.pull("quiet", 0, 3, 10, 1 << 20).count == 1
-    assert reading.look(place) is not None
+    assert reading.record_at(place) is not None
     reading.close()
 
 
@@ -373,13 +373,13 @@ def test_searches_find_what_is_left(tmp_path: Path) -> None:
     kept = store.fill(3, YOUNG)
     reading = store.reading()
     before = finish(reading.count("T"))
-    ids = [reading.look(place) for place in (gone[0], kept[0])]
+    ids = [reading.record_at(place) for place in (gone[0], kept[0])]
     assert all(record is not None for record in ids)
     store.pass_by(3)
     assert before == 18
     assert finish(reading.count("T")) == 3
-    assert reading.look(gone[0]) is None
-    assert reading.look(kept[0]) is not None
+    assert reading.record_at(gone[0]) is None
+    assert reading.record_at(kept[0]) is not None
     assert reading.offset_at("T", 0, 0) == 15
     assert reading.store_time_ms("T", 0, 14) == -1
     assert reading.records.first_record() == kept[0]
