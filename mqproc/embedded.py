@@ -19,7 +19,6 @@ from typing import Any, Final
 
 from mqproc.client import Client
 from mqproc.client._sync.producer import close_all, flush_all
-from mqproc.client.arguments import above_zero
 from mqproc.config.parse import environment_warnings, read_flags
 from mqproc.errors import (
     ERROR_BY_CODE,
@@ -33,6 +32,7 @@ from mqproc.errors import (
 from mqproc.ipc.control_words import read_words
 from mqproc.ipc.usage_lock import RETRY_S, UsageLock
 from mqproc.paths import StorePaths, checked_path
+from mqproc.util.arguments import above_zero
 
 STOP_TIMEOUT_S = 120.0
 # Additional wait for an interrupted start, after which its group can be stopped in any state.

@@ -395,7 +395,7 @@ def pull(store: Path, shape: Shape, kind: str, columns: list[str] | None, slot: 
 def _arrow_call(request: object, columns: list[str] | None) -> requests.Call[object]:
     from mqproc.client.arrow import parser
 
-    return requests.pull_as(request, parser(columns))  # type: ignore[arg-type]
+    return requests.pull_as(request, parser(columns, requests.status_of))  # type: ignore[arg-type]
 
 
 def wait_and_read(store: Path, topic: str, slot: Slot) -> None:

@@ -1,8 +1,8 @@
 """Templates of append frames, which encode most single messages in few steps.
 
-Messages with only a tag and a key differ from others of the same topic, tag and queue in body, key, unique id and time.
-The constant parts are encoded once, when the second such message is sent, and each send fills in the rest. Messages that
-are larger, or have other fields or types, take the general path in `encoding`.
+Messages of one topic, tag and queue without further properties differ in body, key, unique id and time. The constant
+parts are encoded once, when the second such message is sent, and each send fills in the rest. Messages that are larger,
+or have other fields or types, take the general path in `encoding`.
 """
 
 from __future__ import annotations

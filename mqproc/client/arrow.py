@@ -1,4 +1,4 @@
-"""Pulls as Arrow: a compiled kernel makes columns of records, without a Python object per message.
+"""Pulls as Arrow: a compiled kernel makes columns of records.
 
 Importing this module needs pyarrow (`pip install mqproc[arrow]`).
 """
@@ -15,12 +15,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mqproc.client.arguments import each_of
-from mqproc.client.requests import status_of
 from mqproc.errors import BadRequestError
 from mqproc.kernels import arrow, record_decode
 from mqproc.kernels.record_decode import ALL_COLUMNS
 from mqproc.types import PullStatus
+from mqproc.util.arguments import each_of
 
 # Columns
 #
@@ -97,7 +96,7 @@ class ArrowColumns:
 
 
 def _valid_utf8(array: pa.Array) -> pa.Array:
-    """Replace invalid UTF-8 in an array of texts, or of lists or maps of texts, as StoredMessage does.
+    """Replace invalid UTF-8 in an array of texts, or of lists or maps of texts.
 
     Stored texts may be invalid; Arrow's must be valid, or other readers fail.
     """
@@ -139,7 +138,9 @@ class ArrowPullResult:
         return int(self.batch.num_rows)
 
 
-def parser(columns: Sequence[str] | None) -> Callable[[Any, memoryview], ArrowPullResult]:
+def parser(
+    columns: Sequence[str] | None, status_of: Callable[[Any], PullStatus]
+) -> Callable[[Any, memoryview], ArrowPullResult]:
     """A parser of pulls into Arrow. Raises BadRequestError for an unknown column."""
     if isinstance(columns, str | bytes):
         raise BadRequestError(f"columns = {columns!r}: give a list of names")
@@ -164,7 +165,9 @@ def parser(columns: Sequence[str] | None) -> Callable[[Any, memoryview], ArrowPu
 
 
 def record_batch(records: memoryview, count: int, columns: Sequence[str]) -> pa.RecordBatch:
-    """Make a batch of the named columns of `count` whole records (−1: all). It shares no memory with `records`.
+    """Make a batch of the named columns of `count` whole records (−1: all).
+
+    It shares no memory with `records`.
 
     Raises CorruptStoreError when the bytes are not exactly that many records.
     """
@@ -181,7 +184,7 @@ def _columns(names: tuple[str, ...]) -> ArrowColumns:
 
 
 def _column(name: str) -> ArrowColumn:
-    """A column as it is stored: properties are bytes, so that invalid UTF-8 cannot make a pull fail."""
+    """A stored column; properties are bytes, since invalid UTF-8 must not fail a pull."""
     if name in record_decode.FIXED_COLUMNS:
         wide = record_decode.width_of(name) == _WIDE
         return ArrowColumn(name, pa.int64() if wide else pa.int32(), arrow.INT64 if wide else arrow.INT32, name)
@@ -196,10 +199,10 @@ def _column(name: str) -> ArrowColumn:
 #     │ continuation, size │ flatbuffer: Message { RecordBatch }  │ body: buffers, each at a multiple of 64  │
 #     └──────────────────────────────────────────────────────────┴──────────────────────────────────────────┘
 #
-# All messages of a schema differ in numbers only: rows, nodes (length, nulls), buffers (offset, size), the length of the
-# body. Arrow makes one message, in which the positions of these numbers are found. Formats: Apache Arrow, *IPC format*
-# (Message.fbs, Schema.fbs); FlatBuffers, *Internals*: a table begins with the distance back to its vtable, which has the
-# distance of each field from the table's beginning; a field that is a table or a vector is a distance to it.
+# All messages of a schema differ in numbers only: rows, nodes (length, nulls), buffers (offset, size), and the length
+# of the body. Arrow makes one message, which shows their positions. Formats: Apache Arrow, *IPC format* (Message.fbs,
+# Schema.fbs); FlatBuffers, *Internals*: a table begins with the distance back to its vtable, which has
+# the distance of each field from the table's beginning; a field that is a table or a vector is a distance to it.
 
 _PREFIX_SIZE: Final = 8
 # Field numbers of Message, and of RecordBatch.
@@ -210,7 +213,7 @@ _WORD: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class MessageHead:
-    """`words` int64[n], which the body follows; `places` int64[HEAD_WORDS]: positions of the variable numbers."""
+    """`words` int64[n], before the body; `places` int64[HEAD_WORDS], of the variable numbers."""
 
     words: NDArray[np.int64]
     places: NDArray[np.int64]

@@ -1,4 +1,6 @@
-"""Queues of one consumer: messages fetched, handed out, done and committed. No I/O, no waiting.
+"""Queues of one consumer: messages fetched, handed out, done and committed.
+
+No I/O, no waiting.
 
     fetched pieces ──hand out──▶ handed out ──done, nacked──▶ position ──▶ committed
 
@@ -230,7 +232,7 @@ class Cursor(Generic[M]):
 
 
 class Loop:
-    """An iteration over a piece; its body has the message at `begin`, or the batch from there to `end`."""
+    """An iteration over a piece; its body has a message, or a batch up to `end`."""
 
     __slots__ = ("begin", "cursor", "end")
 
@@ -246,7 +248,10 @@ class Loop:
 
 
 class Assignment(Generic[M]):
-    """All queues of one consumer. Thread-safe by a lock of its own, which costs an event loop next to nothing."""
+    """All queues of one consumer.
+
+    Thread-safe by a lock of its own, which costs an event loop next to nothing.
+    """
 
     def __init__(self) -> None:
         self.member_id = ""
@@ -298,7 +303,7 @@ class Assignment(Generic[M]):
             ]
 
     def to_release(self) -> tuple[int, list[Cursor[M]]] | None:
-        """The generation to release, with the cursors to commit before; None when there is nothing to release.
+        """The generation to release, with the cursors to commit before, if any.
 
         Nothing is released while messages of a queue that was given up are in progress; those of a lost queue do not
         count.
@@ -333,7 +338,7 @@ class Assignment(Generic[M]):
             return {queue: cursor.position for queue, cursor in self.cursors.items()}
 
     def seekable(self, topics: Sequence[str] = ()) -> tuple[dict[Queue, int], dict[Queue, int]]:
-        """Positions and epochs of the queues of some topics, or of all queues but those of the retry topic."""
+        """Positions and epochs of some topics' queues, or of all but the retry topic's."""
         with self._lock:
             positions = {
                 queue: cursor.position
@@ -348,7 +353,7 @@ class Assignment(Generic[M]):
             return {queue: self.cursors[queue].epoch for queue in queues if queue in self.cursors}
 
     def go_to(self, queue: Queue, offset: int) -> tuple[Cursor[M], int]:
-        """Restart a queue at an offset without the server; messages handed out before no longer count."""
+        """Restart a queue at an offset; messages handed out before no longer count."""
         with self._lock:
             epoch = self.cursors[queue].epoch
             self._give_up(self.cursors[queue], lost=True)
@@ -356,7 +361,7 @@ class Assignment(Generic[M]):
             return cursor, offset
 
     def ack(self, places: Iterable[tuple[Queue, int]]) -> bool:
-        """Mark handed-out messages as done; whether that may have freed a queue that is to be released."""
+        """Mark handed-out messages as done; True when that may have freed a queue."""
         freed = False
         with self._lock:
             for queue, offset in places:
@@ -366,7 +371,7 @@ class Assignment(Generic[M]):
         return freed
 
     def may_continue(self, queue: Queue) -> bool:
-        """Whether messages of a queue may be handed out or pulled now that none is in progress."""
+        """Whether messages of a queue may be handed out or pulled, with no message in progress."""
         found = self.cursors.get(queue)
         return found is not None and not found.in_progress and (bool(found.pieces) or not found.pulling)
 
@@ -424,7 +429,10 @@ class Assignment(Generic[M]):
             return any(cursor.pulling or cursor.pieces for cursor in self.cursors.values())
 
     def next_ready(self, *, exclusive: bool) -> Cursor[M] | None:
-        """The next cursor, in turn, with messages to hand out. `exclusive`: none of them may be in progress."""
+        """The next cursor, in turn, with messages to hand out.
+
+        `exclusive`: none of them may be in progress.
+        """
         for _ in range(len(self._turns)):
             queue = self._turns.popleft()
             cursor = self.cursors.get(queue)

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.client.arguments import refuse_seconds, time_ms
 from mqproc.client.columns import Texts, as_list, check_form, is_array, is_arrow, list_hint, no_bodies, numbers
 from mqproc.client.message_fields import check_property_rows
 from mqproc.errors import BadMessageError, BadRequestError, BadTimeError
+from mqproc.util.arguments import refuse_seconds, time_ms
 
 
 class Batch(msgspec.Struct, frozen=True, eq=False):
@@ -137,7 +137,7 @@ Delays = Any
 
 
 def deliver_at_ms(deliver_at: Times, delay: Delays) -> Any:
-    """The value of `Batch.deliver_at_ms` for a time, or for a delay from now on: one, or one per message."""
+    """`Batch.deliver_at_ms` for a time, or a delay from now on: one, or one per message."""
     if delay is None and deliver_at is None:
         return 0
     if delay is None:
@@ -167,14 +167,13 @@ def _no_delay(reason: str) -> BadTimeError:
 
 
 def _seconds(delay: Delays) -> NDArray[np.float64]:
-    """A delay or a column of delays as seconds, NaN for NaT. Raises TypeError and ValueError for other values."""
+    """A delay or a column of delays as seconds, NaN for NaT.
+
+    Raises TypeError and ValueError for other values.
+    """
     found: NDArray[Any] = np.asarray(delay)
-    if found.dtype.kind == "O" and any(is_numpys := [isinstance(one, np.timedelta64) for one in found.flat]):
-        if not all(is_numpys):  # numpy would take each for a bare number in its own unit.
-            raise TypeError("timedelta64 values are mixed with others")
-        if len({one.dtype for one in found.flat}) > 1:  # In a common unit the largest may not fit.
-            return np.array([_seconds(one) for one in found.flat]).reshape(found.shape)
-        found = np.array(found.tolist())
+    if found.dtype.kind == "O":
+        return _seconds_of_objects(found)
     if found.dtype.kind == "M":  # numpy would count from 1970 in the array's unit.
         raise TypeError("datetimes are moments, for deliver_at")
     if found.dtype.kind in "bc":  # numpy would take 0 and 1, and the real part.
@@ -183,8 +182,18 @@ def _seconds(delay: Delays) -> NDArray[np.float64]:
         # As floats: in a finer unit large values would overflow silently.
         one_s = np.ones((), found.dtype) / np.timedelta64(1, "s")
         return np.where(np.isnat(found), np.nan, found.astype(np.int64) * one_s)
+    return found.astype(np.float64)
+
+
+def _seconds_of_objects(found: NDArray[Any]) -> NDArray[np.float64]:
+    if any(is_numpys := [isinstance(one, np.timedelta64) for one in found.flat]):
+        if not all(is_numpys):  # numpy would take each for a bare number in its own unit.
+            raise TypeError("timedelta64 values are mixed with others")
+        if len({one.dtype for one in found.flat}) > 1:  # In a common unit the largest may not fit.
+            return np.array([_seconds(one) for one in found.flat]).reshape(found.shape)
+        return _seconds(np.array(found.tolist()))
     # Checks each: numpy would take a number among timedeltas for microseconds.
-    if found.dtype.kind == "O" and all(isinstance(one, datetime.timedelta) for one in found.flat):
+    if all(isinstance(one, datetime.timedelta) for one in found.flat):
         return np.array([one.total_seconds() for one in found.flat]).reshape(found.shape)
     return found.astype(np.float64)
 

@@ -1,4 +1,4 @@
-"""Progress of a broadcast consumer, which reads every queue and keeps its offsets in a file of its own.
+"""Progress of a broadcast consumer, kept in a file of its own.
 
 {"orders": {"0": 24, "1": 16}}
 """
@@ -78,7 +78,7 @@ class LocalProgress:
         return topic in self._known_topics
 
     def begin(self, topic: str) -> None:
-        """From now on read the topic's new queues from their beginning, also when it has no queue yet.
+        """Read the topic's new queues from their beginning from now on.
 
         Their messages are newer than the start of this consumer, so "latest" includes them. RocketMQ's broker answers a
         group likewise for a queue whose first message is still stored; its own broadcast consumers begin at the end
@@ -121,7 +121,10 @@ class LocalProgress:
 
 
 def _locked(path: Path) -> int:
-    """A descriptor that holds the lock of an offsets file while it is open. Raises GroupInUseError."""
+    """A descriptor that holds the lock of an offsets file while it is open.
+
+    Raises GroupInUseError.
+    """
     fd = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     if not try_flock(fd):
         os.close(fd)
@@ -132,7 +135,10 @@ def _locked(path: Path) -> int:
 
 
 class OwnProgress:
-    """Assignment of all queues to a broadcast consumer, from its own progress. A subclass runs the search for queues."""
+    """Assignment of all queues to a broadcast consumer, from its own progress.
+
+    A subclass runs the search for queues.
+    """
 
     def __init__(
         self,

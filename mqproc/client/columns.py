@@ -1,4 +1,4 @@
-"""Columns of an append frame: lengths and bytes of all messages, without a Python step per message.
+"""Columns of an append frame: lengths and bytes of all messages.
 
 Values may be lists, numpy arrays or Arrow arrays; the buffers of Arrow arrays and slices are sent without a copy.
 """
@@ -49,7 +49,9 @@ Texts = Any
 
 
 class Column(msgspec.Struct, frozen=True, eq=False):
-    """Values of all messages. `size` is the sum of `lengths`; `longest` is the largest, for texts.
+    """Values of all messages.
+
+    `size` is the sum of `lengths`; `longest` is the largest, for texts.
 
     `pieces` are the bytes to send: the lengths, then the values one after the other.
     """
@@ -68,7 +70,7 @@ NO_COLUMN: Final = Column(np.empty(0, np.uint16), COLUMN_ABSENT, [])
 
 
 def _lengths_of(values: Sequence[Any]) -> NDArray[np.uint32]:
-    """Lengths as u32; over a list and an array this takes three quarters of the time of np.fromiter."""
+    """Lengths as u32; a list and an array take three quarters of the time of np.fromiter."""
     return np.frombuffer(array("I", list(map(len, values))), _LENGTH)
 
 
@@ -144,7 +146,10 @@ def as_bytes(body: Any) -> bytes:
 
 
 def body_bytes(body: Any) -> int:
-    """Size of a body in bytes, which is not the `len` of an array. Raises TypeError for a value without a size."""
+    """Size of a body in bytes, which is not the `len` of an array.
+
+    Raises TypeError for a value without a size.
+    """
     try:
         return memoryview(body).nbytes
     except (TypeError, ValueError, BufferError):
@@ -152,7 +157,7 @@ def body_bytes(body: Any) -> int:
 
 
 def _memory_of(body: Any) -> memoryview:
-    """A body's memory. Raises TypeError, ValueError, BufferError when it has none."""
+    """A body's memory. Raises TypeError, ValueError, BufferError without it."""
     if type(body) is bytes:
         return memoryview(body)
     if isinstance(body, np.generic) and not isinstance(body, bytes):
@@ -216,7 +221,10 @@ def _is_of_arrow(module: str) -> bool:
 
 
 def _plain_arrow(values: Any, name: str) -> Any:
-    """An Arrow array of texts or binaries with offsets and bytes, or of one width. Raises BadMessageError."""
+    """An Arrow array of texts or binaries with offsets and bytes, or of one width.
+
+    Raises BadMessageError.
+    """
     kind = type(values).__name__
     if kind == "ChunkedArray":
         values = values.combine_chunks()
@@ -246,7 +254,10 @@ def _fixed_column(values: Any) -> tuple[NDArray[Any], memoryview]:
 
 
 def _cast_arrow(values: Any, name: str) -> Any:
-    """Cast dictionary and view types to plain ones. pyarrow raises ValueError and NotImplementedError."""
+    """Cast dictionary and view types to plain ones.
+
+    pyarrow raises ValueError and NotImplementedError.
+    """
     kind = arrow_type(values, name)
     try:
         plain = values.dictionary_decode() if kind.startswith("dictionary") else values

@@ -1,4 +1,7 @@
-"""One non-blocking connection: requests in, outcomes out. The sync and the async client differ in how they wait."""
+"""One non-blocking connection: requests in, outcomes out.
+
+The sync and the async client differ in how they wait.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from mqproc.client.arguments import above_zero, at_least_one
 from mqproc.client.retry import ConnectionLost, RetryPolicy, policy_of
 from mqproc.config.options import Options
 from mqproc.config.parse import parse_saved
@@ -27,6 +29,7 @@ from mqproc.errors import (
     UnsupportedVersionError,
 )
 from mqproc.paths import StorePaths, checked_path
+from mqproc.util.arguments import above_zero, at_least_one
 from mqproc.util.units import MIB
 from mqproc.wire.address import connect_path
 from mqproc.wire.frames import AnswerFrame, ClientProtocol, OutputQueue
@@ -99,11 +102,11 @@ def _out_of_reach(path: Path, error: OSError) -> StoreAccessError:
 
 
 def _ends_connection(refusal: MqprocError) -> bool:
-    """Whether the server closes the connection after this error, as it cannot find the next frame."""
+    """Whether the server closes the connection after this error."""
     return isinstance(refusal, ProtocolError) and not isinstance(refusal, UnknownCommandError)
 
 
-class Outcome(msgspec.Struct, eq=False):
+class CallOutcome(msgspec.Struct, eq=False):
     """End of a request: `value`, or `error`."""
 
     value: Any
@@ -124,7 +127,7 @@ class Connection:
         self.closed = False
         self.sending = False
         """Whether bytes wait for room in the socket."""
-        self.done: dict[int, Outcome] = {}
+        self.done: dict[int, CallOutcome] = {}
         self._protocol = ClientProtocol(frame_bytes_max)
         self._output = OutputQueue()
         self._calls: dict[int, Call[Any]] = {}
@@ -219,7 +222,7 @@ class Connection:
                 value = call.parse(answer.options, answer.payload)
             except MqprocError as problem:
                 error = problem
-        self.done[request_id] = Outcome(value, error)
+        self.done[request_id] = CallOutcome(value, error)
 
     def _lose_on_send(self, error: OSError) -> None:
         """The server has closed the connection, but may have sent the reason before."""
@@ -228,7 +231,7 @@ class Connection:
         self.lose(str(error.strerror or error))
 
     def lose(self, reason: str) -> None:
-        """Close the connection; each open request gets the error with whether the server may have received it."""
+        """Close the connection and record a ConnectionLost for each open request."""
         if not self.closed:
             self._record_loss(reason)
             self.close()
@@ -237,15 +240,15 @@ class Connection:
         sent = self._output.sent_bytes
         for request_id in self._calls:
             taken = self._ends.get(request_id, sent + 1) <= sent
-            self.done[request_id] = Outcome(None, ConnectionLost(reason, taken=taken))
+            self.done[request_id] = CallOutcome(None, ConnectionLost(reason, taken=taken))
         self._calls.clear()
         self._ends.clear()
 
     def _fail(self, error: MqprocError) -> None:
-        """End the connection after an error that concerns all requests, or bytes that are not an answer."""
+        """End the connection after an error of all requests, or invalid bytes."""
         for request_id, call in list(self._calls.items()):
             if call.repeatable or isinstance(error, _REFUSED_CONNECTION):
-                self.done[request_id] = Outcome(None, error)
+                self.done[request_id] = CallOutcome(None, error)
                 del self._calls[request_id]
         self.lose(str(error))
 
@@ -266,7 +269,10 @@ class Connection:
 
 
 class ClientSettings:
-    """Settings of a client, sync or async. A pickled or copied client is a new one of the same store, unconnected."""
+    """Settings of a client, sync or async.
+
+    A pickled or copied client is a new one of the same store, unconnected.
+    """
 
     def __init__(
         self,

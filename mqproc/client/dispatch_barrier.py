@@ -1,4 +1,4 @@
-"""Waits until dispatch has passed a position: all messages written before can then be found by queue, key and time."""
+"""Waits until all messages written before can be found by queue, key and time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from mqproc.client import requests
-from mqproc.client.arguments import moment_after
 from mqproc.client.connection import running_options
 from mqproc.errors import (
     BadRequestError,
@@ -21,6 +20,7 @@ from mqproc.errors import (
 )
 from mqproc.ipc.health import error_text
 from mqproc.paths import StorePaths
+from mqproc.util.arguments import moment_after
 
 OUTCOME_UNKNOWN: Final = (SendOutcomeUnknownError, NotRunningError, RequestTimeoutError, StoreBusyError)
 """Errors after which the messages in flight may or may not be stored."""
@@ -38,7 +38,7 @@ class CallRunner(Protocol):
         """Make a call, again when that is safe; return its value or raise its error."""
 
 
-class Clock(Protocol):
+class MonotonicClock(Protocol):
     """A monotonic clock."""
 
     def monotonic_ns(self) -> int: ...
@@ -62,9 +62,9 @@ def _ignore(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Limits of a wait for dispatch; `told` gets, once, the reason of a delay."""
+    """Limits of a wait for dispatch, and a callback that gets the reason of a delay, once."""
 
-    clock: Clock = field(default_factory=SystemClock)
+    clock: MonotonicClock = field(default_factory=SystemClock)
     pings: int = DRAIN_PINGS
     seconds: float = PATIENCE_S
     told: Callable[[str], None] = _ignore
@@ -95,7 +95,9 @@ def _paths_of(store_or_socket: str | Path) -> StorePaths:
 
 
 def wait_for_index(client: CallRunner, patience: Patience | None = None) -> None:
-    """Return when the index holds all messages that any client sent before this call. Raises RequestTimeoutError.
+    """Return when the index holds all messages that any client sent before this call.
+
+    Raises RequestTimeoutError.
 
     Bytes that a dead client left in a socket have been processed by then, or are lost.
     """
@@ -136,6 +138,6 @@ class DispatchWait:
         if words["dispatched"] >= self._target:
             return True
         if time.monotonic() > self._deadline:
-            behind = self._target - words["dispatched"]
-            raise RequestTimeoutError(f"dispatch is still {behind:,} bytes behind after {self._timeout_s:g} s")
+            left = self._target - words["dispatched"]
+            raise RequestTimeoutError(f"dispatch has not caught up in {self._timeout_s:g} s: {left:,} bytes are left")
         return False

@@ -1,4 +1,4 @@
-"""Encoding of messages as append frames: columns of lengths and bytes, without a Python step per message of a batch.
+"""Encoding of messages as append frames: columns of lengths and bytes.
 
 Bodies, keys and tags may be lists, numpy arrays or Arrow arrays, whose buffers are sent without a copy. Values that the
 store would change are refused here: separator bytes, keys with a space, reserved names.
@@ -95,7 +95,10 @@ _pack_short_length = struct.Struct("<H").pack
 
 
 class AppendFrame(msgspec.Struct):
-    """An encoded append request. Message i has the unique id `unique_prefix` + counter `unique_counter` + i."""
+    """An encoded append request.
+
+    Message i has the unique id `unique_prefix` + counter `unique_counter` + i.
+    """
 
     topic: str
     count: int
@@ -201,7 +204,7 @@ def _frame(columns: _Columns, *, wait: bool, batch: bool = False, oneway: bool =
 
 
 def _check_property_sizes(columns: _Columns) -> None:
-    """Check the sizes of the property strings that the writer will make, apart from a record's CRC."""
+    """Check the sizes of the property strings that the writer will make, without CRC."""
     constant = FIXED_PAIRS_BYTES + len(columns.tag.encode()) + sum(map(len, columns.gaps))
     keys, tags, sharding_keys = columns.keys, columns.tags, columns.sharding_keys
     if sharding_keys is not NO_COLUMN:
@@ -265,7 +268,10 @@ def _is_plain(message: Message) -> bool:
 
 
 def _check_plain(message: Message) -> bytes:
-    """Check tag, keys, queue, flag and time of a plain message; return its keys. Raises BadRequestError."""
+    """Check tag, keys, queue, flag and time of a plain message; return its keys.
+
+    Raises BadRequestError.
+    """
     tag, several, keys = message.tag, message.keys, b""
     try:
         short = type(tag) is str and tag in _checked_tags
@@ -293,7 +299,7 @@ def _check_plain(message: Message) -> bytes:
 
 
 def check_message(message: Message) -> None:
-    """Raise BadRequestError when a message cannot be sent; for messages that are sent later, with others."""
+    """Raise BadRequestError when a message cannot be sent."""
     _check_topic(message.topic)
     if type(message.body) is not bytes:
         as_bytes(message.body)
@@ -317,7 +323,7 @@ def check_message(message: Message) -> None:
 
 
 def frame_key(message: Message) -> tuple[Hashable, ...]:
-    """Key that is equal for messages of one frame; for delayed ones it has all that selects their queue."""
+    """Key that is equal for messages of one frame."""
     if message.delay_level or message.deliver_at_ms:
         return message.topic, message.queue_id, message.delay_level, message.deliver_at_ms, message.sharding_key
     return message.topic, message.queue_id is None
@@ -401,7 +407,10 @@ def _whole_column(messages: Sequence[Message], prefix: str, counter: int) -> Col
 
 
 def encode_batch(batch: Batch, frame_bytes_max: int, first: int = 0) -> Iterator[AppendFrame]:
-    """Encode a batch as one frame, or several when it is too large. `first`: number of messages before it."""
+    """Encode a batch as one frame, or several when it is too large.
+
+    `first`: number of messages before it.
+    """
     count = len(batch)
     if count == 0:
         return
@@ -453,7 +462,10 @@ def _encode_whole(batch: Batch) -> AppendFrame:
 
 
 def _batch_sharding_keys(batch: Batch) -> Column:
-    """Encode a batch's sharding keys. Raises BadRequestError when they conflict with queue ids or delays."""
+    """Encode a batch's sharding keys.
+
+    Raises BadRequestError when they conflict with queue ids or delays.
+    """
     if batch.queue_id is not None or batch.queue_ids is not None:
         raise BadRequestError("a batch has sharding keys, which pick the queues, or queue ids, not both")
     if (batch.delay_level or batch.deliver_at_ms) and not isinstance(batch.sharding_keys, str):

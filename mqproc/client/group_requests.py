@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from mqproc.client import requests as core
-from mqproc.client.arguments import each_of, milliseconds, time_ms, true_or_false, whole_number
+from mqproc.client import requests
 from mqproc.client.assignment import Queue
-from mqproc.client.requests import Call, Steps, Time, call_of, nothing
+from mqproc.client.requests import Call, Steps, call_of, nothing
 from mqproc.errors import (
     ERROR_BY_CODE,
     BadRequestError,
@@ -29,6 +28,7 @@ from mqproc.errors import (
 from mqproc.layout.record_codec import decode_records
 from mqproc.topic_names import CHECK_POINT_MESSAGES, RETRY_PREFIX, dead_letter_topic
 from mqproc.types import GroupInfo, GroupMember, GroupQueue, GroupSummary, QueueInfo, StoredMessage
+from mqproc.util.arguments import Time, each_of, milliseconds, time_ms, true_or_false, whole_number
 from mqproc.util.units import counted
 from mqproc.wire.operations import Empty, Operation
 from mqproc.wire.operations.groups import (
@@ -133,7 +133,7 @@ def nack(group: str, places: Sequence[tuple[str, int, int]], delay_level: int, m
 def copied_at_once(
     messages: Sequence[StoredMessage], most: int
 ) -> tuple[Sequence[StoredMessage], Sequence[StoredMessage]]:
-    """Split messages into those for one request, at most `most` or `COPIED_BYTES_MAX` but one at least, and the rest."""
+    """Split messages into those that one request may have copied, at least one, and the rest."""
     ends = itertools.accumulate(message.size for message in messages[:most])
     count = max(1, sum(1 for _ in itertools.takewhile(lambda end: end <= COPIED_BYTES_MAX, ends)))
     return messages[:count], messages[count:]
@@ -163,7 +163,10 @@ def _resends(group: str, letters: Sequence[StoredMessage]) -> Iterator[Call[int]
 
 
 def receive(request: GroupReceiveRequest) -> Call[list[StoredMessage]]:
-    """Receive messages, with their handles as a property. The server holds the answer until there are some."""
+    """Receive messages, with their handles as a property.
+
+    The server holds the answer until there are some.
+    """
 
     def parse(answer: Any, payload: memoryview) -> list[StoredMessage]:
         found = decode_records(bytes(payload)) if answer.count else []
@@ -329,24 +332,18 @@ class Move:
 def plan_reset(
     group: str, to: ResetTo, topics: tuple[str, ...] = (), queues: tuple[int, ...] = ()
 ) -> Steps[list[Move]]:
-    """Compute the moves of a reset, of the given topics or of all in which the group has progress.
+    """Compute the moves of a reset, of the given topics or of all with progress.
 
     Retry topics have offsets of their own: they are reset only by `latest`, which skips all messages.
 
     Raises TopicNotFoundError, GroupNotFoundError, NoSuchQueueError for queue ids that no topic has.
     """
     check_reset(to)
-    known: dict[tuple[str, int], int | None] = {}
-    try:
-        progress: GroupInfo = yield info(group)
-        known = {(queue.topic, queue.queue_id): queue.offset for queue in progress.queues}
-    except GroupNotFoundError:
-        if not topics:
-            raise
+    known = yield from _known_offsets(group, must_exist=not topics)
     moves = []
     missing = set(queues)
     for topic in topics or sorted({topic for topic, _ in known if to.latest or not topic.startswith(RETRY_PREFIX)}):
-        found: list[QueueInfo] = yield core.queues(topic)
+        found: list[QueueInfo] = yield requests.queues(topic)
         if not found and topics:
             raise TopicNotFoundError(f"no topic {topic!r}")
         missing -= {queue.queue_id for queue in found}
@@ -362,6 +359,17 @@ def plan_reset(
     return moves
 
 
+def _known_offsets(group: str, *, must_exist: bool) -> Steps[dict[Queue, int | None]]:
+    """A group's offsets by queue; empty for a missing group, unless it must exist."""
+    try:
+        progress: GroupInfo = yield info(group)
+    except GroupNotFoundError:
+        if must_exist:
+            raise
+        return {}  # Moves create it.
+    return {(queue.topic, queue.queue_id): queue.offset for queue in progress.queues}
+
+
 def _target(queue: QueueInfo, to: ResetTo, before: int | None) -> Steps[int]:
     if to.earliest:
         return queue.min_offset
@@ -372,7 +380,7 @@ def _target(queue: QueueInfo, to: ResetTo, before: int | None) -> Steps[int]:
     elif to.shift is not None:
         wanted = (queue.max_offset if before is None else before) + to.shift
     else:
-        wanted = yield core.offset_at(queue.topic, queue.queue_id, to.time, False)
+        wanted = yield requests.offset_at(queue.topic, queue.queue_id, to.time, False)
     return min(max(wanted, queue.min_offset), queue.max_offset)
 
 
@@ -381,7 +389,7 @@ def seek_targets(positions: dict[Queue, int], to: ResetTo) -> Steps[list[tuple[s
     check_reset(to)
     targets = []
     for topic in sorted({topic for topic, _ in positions}):
-        found: list[QueueInfo] = yield core.queues(topic)
+        found: list[QueueInfo] = yield requests.queues(topic)
         for queue in found:
             before = positions.get((topic, queue.queue_id))
             if before is not None:
@@ -393,7 +401,7 @@ def lag_behind(positions: dict[Queue, int]) -> Steps[int]:
     """Number of messages that a consumer at `positions` has not consumed."""
     lag = 0
     for topic in sorted({topic for topic, _ in positions}):
-        found: list[QueueInfo] = yield core.queues(topic)
+        found: list[QueueInfo] = yield requests.queues(topic)
         for queue in found:
             at = positions.get((topic, queue.queue_id), queue.max_offset)
             lag += queue.max_offset - min(max(at, queue.min_offset), queue.max_offset)
@@ -423,13 +431,13 @@ def delete_steps(group: str) -> Steps[None]:
     except GroupNotFoundError as error:
         missing = error
     # Groups after topics: then all groups that may own one of the topics are known.
-    topics = yield core.topics()
+    topics = yield requests.topics()
     summaries = yield groups()
     others = [other.group for other in summaries if other.group != group]
     for topic in topics:
         if _is_retry_topic_of(topic.topic, group) and not any(_is_retry_topic_of(topic.topic, name) for name in others):
             with contextlib.suppress(TopicNotFoundError):
-                yield core.delete_topic(topic.topic)
+                yield requests.delete_topic(topic.topic)
     if missing is not None:
         raise missing
 
@@ -441,7 +449,7 @@ def _is_retry_topic_of(topic: str, group: str) -> bool:
 
 
 def check_read(info: GroupInfo, topics: tuple[str, ...]) -> None:
-    """Raise TopicNotFoundError for a topic without progress of the group, such as a mistyped one."""
+    """Raise TopicNotFoundError for a topic without progress of the group."""
     for topic in topics:
         if all(queue.topic != topic for queue in info.queues):
             raise TopicNotFoundError(f"group {info.group} has no progress in topic {topic!r}")
@@ -454,12 +462,7 @@ def plan_clone(source: str, target: str, topics: tuple[str, ...] = ()) -> Steps[
     """
     origin: GroupInfo = yield info(source)
     check_read(origin, topics)
-    before: dict[tuple[str, int], int | None] = {}
-    try:
-        other: GroupInfo = yield info(target)
-        before = {(queue.topic, queue.queue_id): queue.offset for queue in other.queues}
-    except GroupNotFoundError:
-        pass  # The moves create it.
+    before = yield from _known_offsets(target, must_exist=False)
     moves = []
     for queue in origin.queues:
         if queue.offset is None or queue.is_retry or (topics and queue.topic not in topics):
@@ -479,7 +482,10 @@ _NAMED_IN_ERROR: Final = 8
 
 
 class Nacking:
-    """The messages of one `nack`. `left`: still to be stored for redelivery. `gone`: no longer stored."""
+    """The messages of one `nack`. `left`: still to be stored for redelivery.
+
+    `gone`: no longer stored.
+    """
 
     def __init__(self, group: str, messages: Sequence[Any], delay_level: int) -> None:
         self._group = group

@@ -1,6 +1,6 @@
-"""State of a handler's run, and redelivery within the process for messages that the store cannot accept for a retry.
+"""In-process redelivery for messages that the store cannot accept for a retry.
 
-Shared by the threads and the tasks that run handlers.
+It keeps the state of a handler's run for the threads and the tasks that run handlers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ S = TypeVar("S")
 
 
 def check_handler(handler: H) -> H:
-    """Raise BadRequestError unless `handler` can be called: every message would fail and become a dead letter."""
+    """Raise BadRequestError unless `handler` can be called."""
     if not callable(handler):
         raise BadRequestError(f"handler = {handler!r} cannot be called: give a function of one message")
     return handler
@@ -129,7 +129,10 @@ def log_refused(message: StoredMessage, error: Exception) -> None:
 
 
 class LocalRedelivery:
-    """Failed messages of one run that wait to be handled again, in order of their times. Workers put them."""
+    """Failed messages of one run that wait to be handled again, in order of their times.
+
+    Workers put them.
+    """
 
     def __init__(self, run: HandlerRun) -> None:
         self._run = run
@@ -138,7 +141,7 @@ class LocalRedelivery:
 
     @property
     def is_full(self) -> bool:
-        """Whether the run must stop receiving: all messages after unfinished ones would be redelivered."""
+        """Whether the run must stop receiving, since later messages would be redelivered."""
         waiting = tuple(self._waiting)
         return len(waiting) >= WAITING_MAX or sum(len(message.body) for _, message in waiting) >= WAITING_BYTES_MAX
 

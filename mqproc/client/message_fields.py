@@ -1,4 +1,4 @@
-"""Fields of messages to send: checks, and properties in the order in which RocketMQ stores them.
+"""Fields of messages to send: checks, and RocketMQ's order of properties.
 
 The writer fills in UNIQ_KEY, TAGS and KEYS. Other properties that all messages of a frame share are sent as the four
 gaps around those three; properties that differ are sent as whole strings.
@@ -72,7 +72,7 @@ def check_tag(tag: str) -> None:
 
 
 def check_keys(keys: Sequence[str]) -> None:
-    """Raise BadPropertyError when a key is empty, or contains a separator byte or a space, which would split it."""
+    """Raise BadPropertyError when a key is empty, or has a separator or a space."""
     if type(keys) is not tuple and (isinstance(keys, str | bytes) or not isinstance(keys, Sequence)):
         kind = type(keys).__name__
         raise BadPropertyError(f"keys must be a sequence of texts, not {repr(keys)[:64]} of type {kind}")
@@ -89,7 +89,10 @@ def _check_key(key: object) -> None:
 
 
 def check_property_rows(given: Any, count: int) -> Sequence[Mapping[str, str]]:
-    """Return properties with one mapping for each message. Raises BadRequestError for another form."""
+    """Return properties with one mapping for each message.
+
+    Raises BadRequestError for another form.
+    """
     if isinstance(given, str | bytes) or not isinstance(given, Sequence):
         kind = type(given).__name__
         raise BadPropertyError(f"properties must be a mapping, or a list with one for each message, not a {kind}")
@@ -99,7 +102,7 @@ def check_property_rows(given: Any, count: int) -> Sequence[Mapping[str, str]]:
 
 
 def check_unique_id(unique: str) -> None:
-    """Raise BadPropertyError when a user's unique id is no text, or contains a separator byte or a space."""
+    """Raise BadPropertyError unless a user's unique id is a text without separators."""
     if not isinstance(unique, str):
         raise BadPropertyError(f"unique id {unique!r} is no text")
     if found := _KEY_FORBIDDEN.search(unique):
@@ -107,7 +110,7 @@ def check_unique_id(unique: str) -> None:
 
 
 def check_sharding_key(sharding_key: str, properties: Mapping[str, str], *, names_queue: bool) -> None:
-    """Raise BadRequestError or BadPropertyError when a sharding key conflicts with a queue id or another key."""
+    """Raise BadRequestError for a sharding key beside a queue id or another key."""
     if not isinstance(sharding_key, str):
         raise BadPropertyError(f"sharding key {sharding_key!r} is no text")
     if found := _SEPARATOR.search(sharding_key):
@@ -119,7 +122,7 @@ def check_sharding_key(sharding_key: str, properties: Mapping[str, str], *, name
 
 
 class Gaps(NamedTuple):
-    """Encoded properties of all messages of a frame, by their place among the three that the writer fills in."""
+    """Encoded properties of a frame, by their place among the three of the writer."""
 
     before_unique: bytes = b""
     before_tag: bytes = b""
@@ -131,7 +134,10 @@ NO_GAPS = Gaps()
 
 
 def split_at_gaps(properties: Mapping[str, str]) -> Gaps:
-    """Encode constant properties. Within a shared bucket, tag and keys are first and the unique id is last."""
+    """Encode constant properties.
+
+    Within a shared bucket, tag and keys are first and the unique id is last.
+    """
     parts: tuple[list[str], ...] = ([], [], [], [])
     for name, value in properties.items():
         check_property(name, value)
@@ -183,12 +189,12 @@ _NOT_WHOLE: Final = (bool, np.timedelta64)
 
 
 def is_whole(value: object) -> bool:
-    """Whether a value is an integer of Python or numpy; bool and timedelta64, their subclasses, are not."""
+    """Whether a value is an integer of Python or numpy, but no bool or timedelta64."""
     return type(value) is int or (isinstance(value, _WHOLE) and not isinstance(value, _NOT_WHOLE))
 
 
 def check_queue_id(queue_id: Any, of_each: Any = None) -> None:
-    """Raise NoSuchQueueError for an impossible queue id, BadRequestError when each message has its own."""
+    """Raise NoSuchQueueError for an impossible id, BadRequestError beside `of_each`."""
     if of_each is not None:
         raise BadRequestError("a batch has one queue id for all messages, or one for each, not both")
     if not is_whole(queue_id):
@@ -220,7 +226,7 @@ def _no_whole_number(name: str, value: object) -> str:
 
 
 def check_delay(delay_level: Any, deliver_at_ms: Any) -> None:
-    """Raise BadLevelError, BadTimeError or BadMessageError for an invalid delay level or delivery time."""
+    """Raise BadLevelError, BadTimeError or BadMessageError for an invalid delay."""
     if not is_whole(delay_level):
         raise _not_one_time("delay_level", delay_level)
     if not is_whole(deliver_at_ms):

@@ -1,4 +1,4 @@
-"""Replay: sends stored messages again, to another topic, each exactly once although processes may be killed.
+"""Replay: sends stored messages again to another topic, each exactly once.
 
     source      messages of a topic by store time, queue by queue, page by page; or those with a key
     copy        body, tag, keys, properties, born time and flag; a unique id made of the replay's name and the source's
@@ -18,27 +18,24 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from mqproc.client import requests as core
-from mqproc.client import send_requests as sending
-from mqproc.client.arguments import not_below_zero, time_ms, whole_number
+from mqproc.client import requests, send_requests
 from mqproc.client.dispatch_barrier import OUTCOME_UNKNOWN, PATIENCE_S, check_index, has_index, wait_for_index
 from mqproc.client.encoding import encode_messages
 from mqproc.client.message_fields import whole_properties
-from mqproc.client.requests import TIME_MAX_MS, TIME_MIN_MS, WRITER, Call, Page, Time
+from mqproc.client.requests import TIME_MAX_MS, TIME_MIN_MS, WRITER, Call, Page
 from mqproc.errors import BadRequestError, MqprocError, PropertiesTooLargeError, ProtocolError, TopicNotFoundError
 from mqproc.layout import properties, record
 from mqproc.layout.properties import KEY_SEPARATOR
 from mqproc.paths import is_text
-from mqproc.types import Filter, Message, StoredMessage
+from mqproc.types import Filter, Message, QueueInfo, StoredMessage, TopicInfo
+from mqproc.util.arguments import Time, not_below_zero, time_ms, whole_number
 from mqproc.wire.operations import Operation
 from mqproc.wire.operations.log import AppendRequest
-
-if TYPE_CHECKING:
-    from mqproc.client._sync.client import Client
 
 REPLAYED: Final = "REPLAYED_MESSAGE_ID"
 """Property of a copy with the offset message id of its source."""
@@ -77,7 +74,7 @@ class ReplayPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReplaySource:
-    """Source of a replay: messages of a topic with begin ≤ store time < end, optionally with a key or a filter.
+    """Source of a replay: messages of a topic with begin ≤ store time < end.
 
     Without an end it has the messages that are stored when the replay begins.
     """
@@ -91,19 +88,39 @@ class ReplaySource:
 
 @dataclass(frozen=True, slots=True)
 class ReplayProgress:
-    """Progress of a replay: `sent` by this run, `found` as existing copies, and the position to continue from."""
+    """Progress of a replay: copies `sent` by this run or `found`, and the position."""
 
     sent: int
     found: int
     position: ReplayPosition
 
 
+class _Client(Protocol):
+    """A sync client."""
+
+    store: Path
+    pull_bytes_max: int
+
+    def run(self, call: Call[_T]) -> _T: ...
+
+    def run_all(self, calls: Iterable[Call[_T]], in_flight: int) -> Iterator[_T]: ...
+
+    def queues(self, topic: str) -> list[QueueInfo]: ...
+
+    def topics(self) -> list[TopicInfo]: ...
+
+    def create_topic(self, topic: str, queues: int) -> None: ...
+
+
 class Replay:
-    """One replay into one topic. Replays of the same `name` between two topics copy no message twice."""
+    """One replay into one topic.
+
+    Replays of the same `name` between two topics copy no message twice.
+    """
 
     def __init__(
         self,
-        client: Client,
+        client: _Client,
         source: ReplaySource,
         to: str,
         *,
@@ -112,7 +129,9 @@ class Replay:
         queues: int | None = None,
         is_first: bool = False,
     ) -> None:
-        """`rate` in messages a second, 0 for no limit. `to` is created with as many queues as the source, or `queues`.
+        """`rate` in messages a second, 0 for no limit.
+
+        `to` is created with as many queues as the source, or `queues`.
 
         A replay without a name cannot be continued later. `is_first`: no run of this name is known, so that a store
         without an index need not look up copies. Raises TopicNotFoundError, BadRequestError.
@@ -163,7 +182,7 @@ class Replay:
     def run(
         self, position: ReplayPosition | None = None, told: Callable[[ReplayProgress], None] | None = None
     ) -> ReplayProgress:
-        """Copy all messages from a position of an earlier run on; calls `told` after each answer.
+        """Copy all messages from a position on, and report the progress after each answer.
 
         Copies that the earlier run had in flight are looked up and skipped. Without a position all copies are looked
         up: earlier runs may have had another begin or filter, or a source with fewer messages in its first queues.
@@ -186,7 +205,7 @@ class Replay:
     # Existing copies
 
     def _settled(self, since_s: float) -> frozenset[ReplayPosition]:
-        """The stored copies from the position on, once the index has them all; empty for a new replay.
+        """The stored copies from the position on, once they are all indexed.
 
         Raises BadRequestError when the store has no index for a replay that is not new.
         """
@@ -210,7 +229,9 @@ class Replay:
         # Keeps only their positions: the bodies may be gigabytes.
         at = map(_place, self._messages())
         while places := list(itertools.islice(at, _WINDOW)):
-            calls = (core.by_key(self._to, self._unique_id(place), None, None, 1, True, "store") for place in places)
+            calls = (
+                requests.by_key(self._to, self._unique_id(place), None, None, 1, True, "store") for place in places
+            )
             answers = self._client.run_all(calls, _LOOKUPS_IN_FLIGHT)
             there = {place for place, copies in zip(places, answers, strict=True) if copies}
             if not there and not self._anywhere:
@@ -230,7 +251,7 @@ class Replay:
             yield from (message for message in self._with_key() if _place(message) >= at)
             return
         most_bytes = self._client.pull_bytes_max
-        call: Call[Page] | None = core.range_page(
+        call: Call[Page] | None = requests.range_page(
             self._topic, self._begin_ms, self._end_ms, "", self._filter, PAGE_MESSAGES, most_bytes, "store", cursor=at
         )
         while call is not None:
@@ -245,7 +266,7 @@ class Replay:
         complete = end_ms < self._begin_ms
         while not complete:
             asked = self._topic, self._key, self._begin_ms, end_ms
-            call = core.with_key(*asked, below=below, max_bytes=self._client.pull_bytes_max)
+            call = requests.with_key(*asked, below=below, max_bytes=self._client.pull_bytes_max)
             some, complete = self._client.run(call)
             if not complete and some[0].physical_offset == below:
                 raise ProtocolError(f"BY_KEY does not advance below {below}")
@@ -316,7 +337,7 @@ def _check_texts(**texts: object) -> None:
 def begin_of(position: ReplayPosition | None, told: object) -> ReplayPosition:
     """Check the arguments of a run; a pair, as JSON decodes it, becomes a ReplayPosition.
 
-    Raises BadRequestError for another position, and unless `told` can be called: the first answer would end the replay.
+    Raises BadRequestError for another position, and for a callback that cannot be called: the first answer would fail.
     """
     if told is not None and not callable(told):
         raise BadRequestError(f"told must be a function of a ReplayProgress, not {type(told).__name__}")
@@ -338,7 +359,7 @@ def frames_of(messages: Iterable[_T], count: int, size_of: Callable[[_T], int]) 
     frame_bytes = 0
     for message in messages:
         size = size_of(message)
-        if frame and (len(frame) >= count or frame_bytes + size > sending.GROUP_BYTES_MAX):
+        if frame and (len(frame) >= count or frame_bytes + size > send_requests.GROUP_BYTES_MAX):
             yield frame
             frame, frame_bytes = [], 0
         frame.append(message)
@@ -365,7 +386,7 @@ def copy_of(message: StoredMessage, to: str, queue_id: int, unique_id: str) -> M
 
 
 def send_copies(copies: list[Message], sys_flag: int) -> Call[Any]:
-    """Send copies for one queue in one frame; the sources' `sys_flag` must agree in the bits about bodies."""
+    """Send copies for one queue in one frame; their sources agree in `sys_flag`'s body bits."""
     flags = sys_flag & record.SYS_FLAG_BODY
     try:
         return _frame_call(copies, flags)
@@ -398,7 +419,7 @@ def _properties_bytes(message: Message) -> int:
 
 def _frame_call(copies: list[Message], flags: int) -> Call[Any]:
     if not flags:
-        return sending.send_group(copies)
+        return send_requests.send_group(copies)
     frame = encode_messages(copies)
     options = _encode(msgspec.structs.replace(_decode_append(frame.options), sys_flag=flags))
     return Call(WRITER, Operation.APPEND, options, frame.payload, lambda found, rows: None, repeatable=False)
@@ -426,7 +447,7 @@ async def replay_in_thread(
 ) -> ReplayProgress:
     """Run a replay in a thread, since it mostly waits for one answer at a time.
 
-    `told` is called in the event loop. A cancelled replay ends after the next answer.
+    The callback is called in the event loop. A cancelled replay ends after the next answer.
     """
     import asyncio  # The sync client does not import it.
 

@@ -1,7 +1,7 @@
 """Requests about topics, reading and state, and the decoding of their answers. No I/O.
 
-`_sync` and `_async` send a `Call`, wait and retry. `send_requests`, `group_requests` and `transaction_requests` have the
-other requests.
+`_sync` and `_async` send a `Call`, wait and retry. The other requests are in `send_requests`, `group_requests` and
+`transaction_requests`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Type
 
 import msgspec
 
-from mqproc.client.arguments import Time, milliseconds, time_ms, whole_number
 from mqproc.client.message_fields import not_properties
 from mqproc.errors import (
     BadRequestError,
@@ -27,7 +26,7 @@ from mqproc.errors import (
 )
 from mqproc.layout.record_codec import UnreadRecords, lazy_records
 from mqproc.paths import StorePaths, checked_path
-from mqproc.topic_names import check_topic
+from mqproc.topic_names import check_sql, check_topic, parse_tags
 from mqproc.types import (
     Filter,
     Health,
@@ -39,7 +38,7 @@ from mqproc.types import (
     TagFilter,
     TopicInfo,
 )
-from mqproc.wire.checks import check_sql, parse_tags
+from mqproc.util.arguments import Time, milliseconds, time_ms, whole_number
 from mqproc.wire.codec import FrameOptions, encoded
 from mqproc.wire.operations import ANSWERS, WRITER_OPERATIONS, Empty, Operation
 from mqproc.wire.operations.log import (
@@ -107,7 +106,7 @@ class Call(msgspec.Struct, Generic[T]):
 
     @property
     def takes(self) -> bool:
-        """Whether the server reserves later messages for it: the server must notice when the caller stops waiting."""
+        """Whether the server reserves messages for the call, and must see when the caller leaves."""
         return self.operation == Operation.GROUP_RECEIVE and self.wait_s > 0
 
 
@@ -237,7 +236,10 @@ def pull(request: PullRequest) -> Call[PullResult]:
 
 
 def _pull_result(options: memoryview, payload: memoryview) -> PullResult:
-    """Parse a pull. A consumer that has caught up pulls each message, so this calls as little as possible."""
+    """Parse a pull.
+
+    A consumer that has caught up pulls each message, so this calls as little as possible.
+    """
     answer = _decode_options(_PULL, options)
     status = _STATUSES.get(answer.status) or status_of(answer)
     return PullResult(
@@ -279,7 +281,7 @@ def arrow_parser(columns: Sequence[str] | None) -> Callable[[Any, memoryview], A
         from mqproc.client.arrow import parser
     except ModuleNotFoundError as error:
         raise ConfigurationError(f"{error.name} is not installed: pip install 'mqproc[arrow]'") from None
-    return parser(columns)
+    return parser(columns, status_of)
 
 
 def get(message_id: str, topic: str) -> Call[StoredMessage]:
@@ -305,7 +307,7 @@ def by_key(
 def by_key_page(
     topic: str, key: str, begin: Time, end: Time, max_messages: int, unique: bool, time: TimeKind, max_bytes: int
 ) -> Call[Page]:
-    """The newest messages by key, oldest first; the next pages have older ones, up to `max_messages` in all."""
+    """The newest messages by key, oldest first; the next pages have older ones."""
     request = _by_key_request(topic, key, begin, end, max_messages, unique, time)
     return _by_key_page(msgspec.structs.replace(request, max_bytes=max_bytes))
 
@@ -335,7 +337,7 @@ def _by_key_page(request: ByKeyRequest) -> Call[Page]:
 def all_by_key(
     topic: str, key: str, begin: Time, end: Time, max_messages: int, unique: bool, time: TimeKind, page_bytes: int
 ) -> Steps[list[StoredMessage]]:
-    """Return the newest `max_messages` with a key, oldest first, in answers of at most `page_bytes`."""
+    """Find the newest `max_messages` by key, oldest first, page by page."""
     pages: list[list[StoredMessage]] = []
     call: Call[Page] | None = by_key_page(topic, key, begin, end, max_messages, unique, time, page_bytes)
     while call is not None:
@@ -348,7 +350,7 @@ def all_by_key(
 def with_key(
     topic: str, key: str, begin_ms: int, end_ms: int, *, max_bytes: int, unique: bool = False, below: int = -1
 ) -> Call[tuple[list[StoredMessage], bool]]:
-    """The newest messages with a key and a store time from `begin_ms` to `end_ms`, and whether these are all.
+    """The newest messages by key within a range of store times, and whether these are all.
 
     `below`: only messages below this log offset.
     """
@@ -396,7 +398,7 @@ def range_page(
     time: TimeKind,
     cursor: Sequence[int] = (),
 ) -> Call[Page]:
-    """The first page of messages with begin ≤ time < end, from the `cursor` (queue id, queue offset) on."""
+    """The first page of messages with begin ≤ time < end, from the `cursor` on."""
     begin_ms, end_ms = _bounds(begin, end)
     names, sql = chosen(tags, filter)
     request = RangeRequest(topic, begin_ms, end_ms, names, page_messages, _is_born(time), list(cursor), sql, page_bytes)
@@ -463,7 +465,7 @@ def offset_at(topic: str, queue_id: int, moment: Time, upper: bool) -> Call[int]
 
 @dataclass(frozen=True, slots=True)
 class QueryMessageResult:
-    """RocketMQ's answer to `queryMessage`: messages of the index entries by hash, colliding keys included.
+    """RocketMQ's answer to `queryMessage`, with messages of colliding keys.
 
     `messages` has no damaged ones.
     """

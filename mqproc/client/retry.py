@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from mqproc.client.arguments import not_below_zero, true_or_false
 from mqproc.errors import (
     BadRequestError,
     MqprocError,
@@ -22,6 +21,7 @@ from mqproc.errors import (
     RetryLaterError,
     SendOutcomeUnknownError,
 )
+from mqproc.util.arguments import not_below_zero, true_or_false
 
 RESTART_MS: Final = 100
 """Typical time until the supervisor has restarted a role that died."""
@@ -31,7 +31,7 @@ _RANDOM: Final = random.SystemRandom()
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Exponential pauses with jitter, until the request's timeout leaves no time for another attempt.
+    """Exponential pauses with jitter, within the request's timeout.
 
     The nth pause is `base_ms` · 2ⁿ, at most `max_ms`, times a random factor from 1 − `jitter` to 1, and never shorter
     than the server's hint. `enabled` False raises the first error instead.
@@ -107,7 +107,7 @@ class Attempts:
         self._count = 0
 
     def pause_after(self, error: MqprocError | ConnectionLost, now: float) -> float:
-        """Seconds to wait before the next attempt; raises when there must be none, or when the time is over."""
+        """Seconds to wait before the next attempt; raises when no attempt is left."""
         if isinstance(error, ConnectionLost):
             self._taken |= error.taken and not self._repeatable
             seen = self._seen_after_loss(error)
@@ -151,7 +151,7 @@ AGAIN_S: Final = 60.0
 
 
 class OutageLog:
-    """Consecutive failures of work that is retried for as long as a client lives: pauses, and log messages.
+    """Pauses and log messages for work that is retried as long as a client lives.
 
     A lasting outage (no group, too many clients) must not look like a topic without messages.
     """
@@ -169,7 +169,7 @@ class OutageLog:
         self._logged = False
 
     def failed(self, error: MqprocError | ConnectionLost | None = None, connected_s: float = 0.0) -> float:
-        """Seconds to wait before the next try; without `error` it failed with one that was given before.
+        """Seconds to wait before the next try; without `error` it failed like the last one.
 
         A try that was connected for a while, as a long poll is, and was then cut off starts a new series of failures.
         """

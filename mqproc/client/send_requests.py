@@ -1,4 +1,4 @@
-"""Requests that send messages: one, a group, a batch of columns; and the grouping of streams into frames. No I/O."""
+"""Requests that send messages, and the grouping of streams into frames. No I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.client.append_template import encode_single
-from mqproc.client.arguments import at_least_one, each_of, not_below_zero
 from mqproc.client.batch import Batch, Delay, by_time, deliver_at_ms
 from mqproc.client.columns import body_bytes
 from mqproc.client.encoding import (
@@ -30,7 +29,7 @@ from mqproc.client.encoding import (
     frame_key,
 )
 from mqproc.client.message_fields import check_born, check_delay, check_flag
-from mqproc.client.requests import IN_FLIGHT, WRITER, Call, Time, nothing
+from mqproc.client.requests import IN_FLIGHT, WRITER, Call, nothing
 from mqproc.client.unique_id import COUNTERS, unique_ids
 from mqproc.errors import (
     BadMessageError,
@@ -42,6 +41,7 @@ from mqproc.errors import (
 )
 from mqproc.layout.record_codec import host_hex
 from mqproc.types import BatchResult, Message, SendResult
+from mqproc.util.arguments import Time, at_least_one, each_of, not_below_zero
 from mqproc.wire.operations import Operation
 from mqproc.wire.operations.log import AppendAnswer
 
@@ -81,7 +81,7 @@ def message_of(
     delay: Delay | None = None,
     sharding_key: str = "",
 ) -> Message:
-    """Make a message of the arguments of `send`: a whole message, or its parts; `delay` is relative to now."""
+    """Make a message of the arguments of `send`; `delay` is relative to now."""
     if isinstance(topic, Message):
         numbers = body, queue_id, born_timestamp_ms, deliver_at, delay
         try:
@@ -135,7 +135,7 @@ def send(message: Message, *, wait: bool = True, transaction: bool = False) -> C
 def _send_result(
     own_id: str, unique_prefix: str, unique_counter: int, options: memoryview, payload: memoryview
 ) -> SendResult:
-    """Parse one message's answer; its unique id is the sender's own, or made of prefix and counter."""
+    """Parse one message's answer; without an own unique id it has the frame's."""
     try:
         answer = _decode_append(options)
         physical_offset, queue_offset, queue_id = _ONE_ROW.unpack(payload)
@@ -169,7 +169,7 @@ def _checked(parse: Callable[P, T]) -> Callable[P, T]:
 
 
 def send_oneway(message: Message, frame_bytes_max: int) -> Call[None]:
-    """Send one message without an answer. Checks here what the writer would refuse."""
+    """Send one message without an answer. Raises the errors of the writer."""
     check_born(message.born_timestamp_ms)
     if message.flag is not _ZERO:
         check_flag(message.flag)
@@ -201,7 +201,7 @@ def _columns(payload: memoryview, count: int) -> tuple[Any, Any, Any]:
 def send_group(
     messages: Sequence[Message], *, wait: bool = True, places: Sequence[int] | None = None
 ) -> Call[list[SendResult]]:
-    """Send messages with one `frame_key` in one frame; `places` are their positions in the caller's input."""
+    """Send messages with one `frame_key` in one frame; `places` are for errors."""
     try:
         frame = encode_messages(messages, wait=wait)
     except (BadRequestError, *_UNCHECKED):
@@ -221,13 +221,13 @@ def _refuse_first_wrong(messages: Sequence[Message], places: Sequence[int]) -> N
 
 
 def at_its_place(error: MqprocError, places: Sequence[int]) -> MqprocError:
-    """A store's error about message n of a frame, with the message's position in the caller's input."""
+    """A store's error about a message, with its position in the caller's input."""
     found = _MESSAGE.match(str(error)) if isinstance(error, BadRequestError) else None
     return error if found is None else type(error)(f"message {places[int(found[1])]:,}: {found[2]}")
 
 
 def results_or_error(results: Mapping[int, SendResult], failures: Sequence[Exception]) -> list[SendResult]:
-    """Results of a stream in order; raises the first failure with a note of how many messages were stored."""
+    """Results of a stream in order; raises the first failure, with a note."""
     if failures:
         failures[0].add_note(f"{len(results):,} messages were stored")
         raise failures[0]
@@ -284,7 +284,7 @@ class BatchCalls:
 
     @property
     def in_flight(self) -> int:
-        """Calls in flight at once: one where sharding keys order messages, so that none overtakes a refused one."""
+        """Calls in flight at once; one with sharding keys, to keep their order."""
         return IN_FLIGHT if self._batch.sharding_keys is None else 1
 
     def __iter__(self) -> Iterator[Call[BatchResult]]:
@@ -304,7 +304,7 @@ class BatchCalls:
 
 
 def joined(topic: str, results: Sequence[BatchResult], places: NDArray[np.int64] | None = None) -> BatchResult:
-    """Join the results of a batch's frames, messages at `places`; the store time is that of the last frame."""
+    """Join the results of frames, messages at `places`, with the last store time."""
     if len(results) == 1 and places is None:
         return results[0]
     if not results:
@@ -391,7 +391,10 @@ class Limits:
         max_in_flight: int,
         max_buffered_bytes: int,
     ) -> Limits:
-        """Check the arguments of a producer. Raises BadRequestError for a limit with which it never sends."""
+        """Check the arguments of a producer.
+
+        Raises BadRequestError for a limit with which it never sends.
+        """
         return cls(
             not_below_zero("linger_ms", linger_ms) / 1000,
             at_least_one("max_batch_messages", max_batch_messages),
@@ -402,7 +405,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Group(Generic[F]):
+class MessageGroup(Generic[F]):
     """Messages of one frame with their futures."""
 
     due: float
@@ -418,13 +421,16 @@ def cost_of(message: Message) -> int:
 
 
 class Batcher(Generic[F]):
-    """Messages of a producer grouped by topic. `buffered_bytes` counts them until `done`, also those in flight."""
+    """Messages of a producer grouped by topic.
+
+    `buffered_bytes` counts them until `done`, also those in flight.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._messages_max = min(limits.messages, FRAME_MESSAGES_MAX)
-        self._open: dict[Hashable, Group[F]] = {}
-        self._full: deque[Group[F]] = deque()
+        self._open: dict[Hashable, MessageGroup[F]] = {}
+        self._full: deque[MessageGroup[F]] = deque()
         self.buffered_bytes = 0
 
     @property
@@ -447,7 +453,7 @@ class Batcher(Generic[F]):
         group = self._open.get(key)
         began = group is None
         if group is None:
-            group = self._open[key] = Group(now + self._limits.linger_s)
+            group = self._open[key] = MessageGroup(now + self._limits.linger_s)
         cost = cost_of(message)
         group.messages.append(message)
         group.futures.append(future)
@@ -458,7 +464,7 @@ class Batcher(Generic[F]):
         self._full.append(self._open.pop(key))
         return True
 
-    def take(self, now: float, *, everything: bool = False) -> Group[F] | None:
+    def take(self, now: float, *, everything: bool = False) -> MessageGroup[F] | None:
         """The next group to send: a full one, one that is due, or any with `everything`."""
         if self._full:
             return self._full.popleft()
@@ -477,6 +483,6 @@ class Batcher(Generic[F]):
         group = next(iter(self._open.values()), None)
         return None if group is None else max(0.0, group.due - now)
 
-    def done(self, group: Group[F]) -> None:
+    def done(self, group: MessageGroup[F]) -> None:
         """Free the buffer space of a group that is stored or failed."""
         self.buffered_bytes -= group.size

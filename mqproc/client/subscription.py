@@ -13,13 +13,13 @@ from typing import Final
 
 import msgspec
 
-from mqproc.client.arguments import milliseconds, moment_after, true_or_false
 from mqproc.client.group_requests import join, receive, start_of
-from mqproc.client.requests import Call, Time, chosen, pull, pull_request
+from mqproc.client.requests import Call, chosen, pull, pull_request
 from mqproc.errors import BadRequestError, TopicNotFoundError
 from mqproc.paths import checked_path
 from mqproc.topic_names import check_group, check_topic, retry_topic
 from mqproc.types import Filter, PullResult, SqlFilter, StoredMessage, TagFilter
+from mqproc.util.arguments import Time, milliseconds, moment_after, true_or_false
 from mqproc.wire.operations.groups import (
     AT_TIME,
     LATEST,
@@ -111,14 +111,17 @@ def _session_ms(session_timeout: float) -> int:
 
 
 def filter_of(filter: Filter | str | None) -> Filter | None:
-    """Check a filter; a text is short for a TagFilter. The server parses SQL. Raises FilterSyntaxError."""
+    """Check a filter; a text is short for a TagFilter. The server parses SQL.
+
+    Raises FilterSyntaxError.
+    """
     found = TagFilter(filter) if isinstance(filter, str) else filter
     chosen("", found)
     return found
 
 
 def trials_of(filter: Filter | None, wanted: Subscription) -> list[Call[PullResult]]:
-    """Requests to make before a consumer with this filter joins: an empty pull, which has the server parse an SQL92 filter.
+    """Requests that check an SQL92 filter before a consumer joins: an empty pull.
 
     A member with an invalid filter would get queues without serving them.
     """
@@ -128,7 +131,7 @@ def trials_of(filter: Filter | None, wanted: Subscription) -> list[Call[PullResu
 
 
 def broadcast_path(store: Path, group: str, name: str, given: str | Path | None, *, broadcast: bool) -> str:
-    """File of a broadcast consumer's progress, by store, group and name in the user's home; "" for other consumers.
+    """File of a broadcast consumer's progress in the user's home, or "".
 
     A consumer without a name finds its progress again as well, in any process. Raises BadRequestError.
     """
@@ -161,7 +164,10 @@ AGAIN_S: Final = 0.1
 
 
 class ReceiveWait:
-    """Remaining time of one receive. A role holds a request for a minute at most, and answers it when it ends."""
+    """Remaining time of one receive.
+
+    A role holds a request for a minute at most, and answers it when it ends.
+    """
 
     def __init__(self, timeout: float, before_ms: int | None) -> None:
         """`before_ms`: start of the consumer's last receive that was answered, None for none."""

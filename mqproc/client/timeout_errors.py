@@ -37,7 +37,7 @@ def _cached_problems(socket: Path) -> list[str]:
 
 
 def _problems(socket: Path) -> list[str]:
-    """Problems that the group's control file shows; an empty list without any, or when it cannot be read."""
+    """Problems that the group's control file shows, if it can be read."""
     paths = StorePaths(socket.parent.parent)
     if paths.socket(socket.stem) != socket:
         return []

@@ -1,4 +1,4 @@
-"""Trace of one message: record, unit of its queue, index entries, progress of the groups, copies, transaction.
+"""Trace of one message: where it is, and what became of it.
 
 It uses ordinary requests, so each part is as a consumer would find it.
 """
@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from mqproc.client import group_requests as group_calls
-from mqproc.client import requests as core
+from mqproc.client import group_requests, requests
 from mqproc.client.replay import REPLAYED
 from mqproc.client.requests import PULL_BYTES, Steps
 from mqproc.client.transaction_requests import open_transactions
@@ -24,7 +23,7 @@ from mqproc.topic_names import (
     SCHEDULE_TOPIC,
     TIMER_TOPIC,
 )
-from mqproc.types import GroupInfo, QueueInfo, StoredMessage
+from mqproc.types import GroupInfo, QueueInfo, StoredMessage, TopicInfo
 
 TransactionState = Literal["", "open", "committed", "rolled back", "given up", "ended"]
 """`ended`: with an unknown outcome, since the resulting message may have expired, or may not be indexed yet."""
@@ -67,7 +66,7 @@ def _dispatched() -> Steps[bool]:
     """Whether queues and index have all messages written now, or get them within a few polls."""
     written = -1
     for _ in range(_POLLS_MAX):
-        words: dict[str, int] = yield core.stats()
+        words: dict[str, int] = yield requests.stats()
         written = words["written"] if written < 0 else written
         if words["dispatched"] >= written:
             return True
@@ -79,7 +78,7 @@ def _halves(half_ids: Sequence[str]) -> Steps[list[StoredMessage]]:
     found: list[StoredMessage] = []
     for message_id in half_ids:
         try:
-            found.append((yield core.get(message_id, "")))
+            found.append((yield requests.get(message_id, "")))
         except MessageNotFoundError:
             continue  # Expired meanwhile.
     return sorted(found, key=lambda each: each.physical_offset)
@@ -87,7 +86,7 @@ def _halves(half_ids: Sequence[str]) -> Steps[list[StoredMessage]]:
 
 def _same(topic: str, unique_id: str, page_bytes: int) -> Steps[list[StoredMessage]]:
     try:
-        found = yield from core.all_by_key(topic, unique_id, None, None, _SEARCHED_MAX, True, "store", page_bytes)
+        found = yield from requests.all_by_key(topic, unique_id, None, None, _SEARCHED_MAX, True, "store", page_bytes)
     except (TopicNotFoundError, BadTopicError):
         return []  # Deleted since, never created, or a record without a topic.
     return found
@@ -99,11 +98,11 @@ def _queue_reaches_back_to(half: StoredMessage) -> Steps[bool]:
     if not queue_id.isdecimal():
         return False
     try:
-        info: QueueInfo = yield core.queue(topic, int(queue_id))
+        info: QueueInfo = yield requests.queue(topic, int(queue_id))
         if not info.min_offset:
             return True
         place = topic, info.queue_id, info.min_offset, 1, PULL_BYTES
-        oldest = yield core.pull(core.pull_request(*place, "", 0.0, False))
+        oldest = yield requests.pull(requests.pull_request(*place, "", 0.0, False))
     except (TopicNotFoundError, BadTopicError, NoSuchQueueError):
         return False
     return bool(oldest.messages) and oldest.messages[0].physical_offset < half.physical_offset
@@ -165,7 +164,9 @@ class TracedCopy:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Result of a trace. `unit`: FOUND when the queue's unit points to the record, else the status of a pull there.
+    """Result of a trace.
+
+    `unit`: FOUND when the queue's unit points to the record, else the status of a pull there.
 
     `transaction`: state of the message's transaction; "" without one, or without a trace of it.
     """
@@ -185,7 +186,7 @@ class Trace:
 
 def trace(message_id: str, topic: str, page_bytes: int) -> Steps[Trace]:
     """Trace a message with answers of at most `page_bytes`. Raises MessageNotFoundError."""
-    message: StoredMessage = yield core.get(message_id, topic)
+    message: StoredMessage = yield requests.get(message_id, topic)
     unit = yield from _unit(message)
     keys = yield from _keys(message, page_bytes)
     progress = yield from _progress(message)
@@ -197,8 +198,10 @@ def trace(message_id: str, topic: str, page_bytes: int) -> Steps[Trace]:
 
 
 def _unit(message: StoredMessage) -> Steps[str]:
-    request = core.pull_request(message.topic, message.queue_id, message.queue_offset, 1, PULL_BYTES, "", 0.0, False)
-    found = yield core.pull(request)
+    request = requests.pull_request(
+        message.topic, message.queue_id, message.queue_offset, 1, PULL_BYTES, "", 0.0, False
+    )
+    found = yield requests.pull(request)
     if not found.messages:
         return str(found.status)
     if found.messages[0].physical_offset == message.physical_offset:
@@ -213,7 +216,7 @@ def _keys(message: StoredMessage, page_bytes: int) -> Steps[tuple[TracedKey, ...
     found = []
     moment = message.store_timestamp_ms
     for key, unique in named:
-        call = core.with_key(message.topic, key, moment, moment, max_bytes=page_bytes, unique=unique)
+        call = requests.with_key(message.topic, key, moment, moment, max_bytes=page_bytes, unique=unique)
         hits, complete = yield call
         there = any(hit.physical_offset == message.physical_offset for hit in hits)
         found.append(TracedKey(key, unique, there if there or complete else None))
@@ -222,9 +225,9 @@ def _keys(message: StoredMessage, page_bytes: int) -> Steps[tuple[TracedKey, ...
 
 def _progress(message: StoredMessage) -> Steps[tuple[TracedProgress, ...]]:
     found = []
-    for summary in (yield group_calls.groups()):
+    for summary in (yield group_requests.groups()):
         try:
-            info: GroupInfo = yield group_calls.info(summary.group)
+            info: GroupInfo = yield group_requests.info(summary.group)
         except GroupNotFoundError:
             continue  # Deleted since.
         found += [
@@ -253,20 +256,23 @@ def _copies(message: StoredMessage, page_bytes: int) -> Steps[tuple[TracedCopy, 
     found: list[StoredMessage] = []
     if origin != message.message_id:
         found += yield from _original(origin)
-    to = message.properties.get(properties.REAL_TOPIC, "") if _kind(message.topic) in _WAITING else ""
-    topics: list[str] = [info.topic for info in (yield core.topics())]
-    for topic in topics:
-        if topic != to and not _kind(topic):
-            continue
-        same = yield from core.all_by_key(topic, key, None, None, _COPIES_MAX, unique, "store", page_bytes)
+    to = _target_topic(message)
+    infos: list[TopicInfo] = yield requests.topics()
+    for topic in [info.topic for info in infos if info.topic == to or _kind(info.topic)]:
+        same = yield from requests.all_by_key(topic, key, None, None, _COPIES_MAX, unique, "store", page_bytes)
         found += (each for each in same if unique or each.properties.get(ORIGIN) == origin)
     others = {each.message_id: each for each in found if each.message_id != message.message_id}
     return tuple(_copy(each, to) for each in sorted(others.values(), key=lambda each: each.physical_offset))
 
 
+def _target_topic(message: StoredMessage) -> str:
+    """Topic to which a delayed or half message is delivered, "" for other messages."""
+    return message.properties.get(properties.REAL_TOPIC, "") if _kind(message.topic) in _WAITING else ""
+
+
 def _original(message_id: str) -> Steps[Iterable[StoredMessage]]:
     try:
-        found: StoredMessage = yield core.get(message_id, "")
+        found: StoredMessage = yield requests.get(message_id, "")
     except MessageNotFoundError:
         return ()  # Expired meanwhile.
     return (found,)

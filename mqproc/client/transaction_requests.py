@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from mqproc.client import send_requests as sending
-from mqproc.client.arguments import at_least_one
+from mqproc.client import send_requests
 from mqproc.client.requests import Call, call_of
 from mqproc.client.unique_id import reserve, unique_id
 from mqproc.errors import (
@@ -26,7 +25,7 @@ from mqproc.layout import properties
 from mqproc.layout.record_codec import decode_records
 from mqproc.topic_names import check_group
 from mqproc.types import Message, OpenTransaction, SendResult, StoredMessage, TransactionResolution
-from mqproc.wire.codec import BOOLS
+from mqproc.util.arguments import BOOLEAN_TYPE_NAMES, at_least_one
 from mqproc.wire.operations import Operation
 from mqproc.wire.operations.transactions import (
     TransactionCheckRequest,
@@ -84,7 +83,10 @@ class TransactionOutcome:
         self._left = True
 
     def _handle(self, wanted: TransactionResolution) -> Handle:
-        """The handle that ends the transaction. Raises TransactionEndedError when it has ended otherwise."""
+        """The handle that ends the transaction.
+
+        Raises TransactionEndedError when it has ended otherwise.
+        """
         if self.resolution not in (TransactionResolution.UNKNOWN, wanted):
             raise TransactionEndedError(f"transaction {self.transaction_id} has ended with {self.resolution} already")
         return handle_of_sent(self._half, self.sent)
@@ -113,7 +115,7 @@ def half_message(group: str, message: Any, check_immunity_time: int | None) -> M
 
 def send_half(half: Message, *, wait: bool = True) -> Call[SendResult]:
     """Send a half message."""
-    return sending.send(half, wait=wait, transaction=True)
+    return send_requests.send(half, wait=wait, transaction=True)
 
 
 def handle_of_sent(half: Message, sent: SendResult) -> Handle:
@@ -156,7 +158,10 @@ def unknown_outcome(handle: Handle, *, commit: bool) -> Iterator[None]:
 
 
 def poll(group: str, timeout_s: float) -> Call[list[StoredMessage]]:
-    """Wait for checks: messages as they were sent. The server holds the answer until there is a check."""
+    """Wait for checks: messages as they were sent.
+
+    The server holds the answer until there is a check.
+    """
     request = TransactionPollRequest(group, POLL_MESSAGES, round(timeout_s * 1000))
 
     def parse(answer: Any, payload: memoryview) -> list[StoredMessage]:
@@ -194,7 +199,7 @@ def check(physical_offsets: Sequence[int]) -> Call[int]:
 
 
 def check_checker(checker: object) -> None:
-    """Raise BadRequestError unless a checker can be called: the first check would only fail later."""
+    """Raise BadRequestError unless a checker can be called."""
     if not callable(checker):
         raise BadRequestError(f"checker must be a function of a message, not {type(checker).__name__}")
 
@@ -204,7 +209,7 @@ def resolution_of(said: object) -> TransactionResolution:
 
     Raises BadRequestError for another result.
     """
-    if type(said).__name__ in BOOLS:
+    if type(said).__name__ in BOOLEAN_TYPE_NAMES:
         return TransactionResolution.COMMIT if said else TransactionResolution.ROLLBACK
     if said is None:
         return TransactionResolution.UNKNOWN

@@ -1,4 +1,4 @@
-"""Unique ids of messages (property UNIQ_KEY), in RocketMQ's layout, made by each process itself.
+"""Unique ids of messages (property UNIQ_KEY), in RocketMQ's layout.
 
     ┌────────┬────────────────┬────────┬─────────────────────────────────┬─────────┐
     │ IPv4 4 │ pid low 16 b 2 │ hash 4 │ ms since the month's start u32 4│ counter 2│  upper-case hex, 32 characters
@@ -45,7 +45,7 @@ class UniqueIds:
         self._prefix = ""
 
     def reserve(self, count: int) -> tuple[str, int]:
-        """Reserve `count` counters, at most 65,536: their prefix and the first of them, modulo 65,536."""
+        """Reserve `count` counters, at most 65,536: their prefix and the first one."""
         assert 0 < count <= COUNTERS
         now_ms = time.time_ns() // 1_000_000
         with self._lock:

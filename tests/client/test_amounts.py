@@ -15,10 +15,10 @@ import pyarrow as pa
 import pytest
 
 from mqproc import AsyncClient, Client, ResetTo, TransactionResolution
-from mqproc.client.arguments import at_least_one, milliseconds, moment_after, true_or_false
 from mqproc.client.group_requests import check_reset
 from mqproc.client.transaction_requests import resolution_of
 from mqproc.errors import BadRequestError
+from mqproc.util.arguments import at_least_one, milliseconds, moment_after, true_or_false
 from tests.client.consuming import fill
 from tests.conftest import PATIENCE_S, Group
 

@@ -19,7 +19,6 @@ import pytest
 
 import mqproc
 from mqproc import AsyncClient, Client, Message, ResetTo
-from mqproc.client.arguments import time_ms
 from mqproc.errors import (
     BadMessageError,
     BadPropertyError,
@@ -31,6 +30,7 @@ from mqproc.errors import (
     FrameTooLargeError,
     MqprocError,
 )
+from mqproc.util.arguments import time_ms
 from tests.client.consuming import fill
 from tests.client.memory_roles import MemoryRoles
 from tests.conftest import PATIENCE_S, Group

@@ -31,7 +31,7 @@ async def end_task(task: asyncio.Task[Any], timeout_s: float) -> None:
 
 
 def is_cancelled() -> bool:
-    """Whether the current task is cancelled; otherwise a CancelledError comes from an object that it awaited."""
+    """Whether the current task, rather than an object that it awaits, is cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

@@ -1,4 +1,4 @@
-"""Calls over one connection per role, shared by all tasks of an event loop: the base of the asynchronous client."""
+"""Calls over one connection per role: the base of the asynchronous client."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from mqproc.client import requests, send_requests
-from mqproc.client.arguments import at_least_one
 from mqproc.client.connection import (
     FRAME_BYTES_MAX,
+    CallOutcome,
     ClientSettings,
     Connection,
-    Outcome,
     open_socket,
 )
 from mqproc.client.requests import Call
@@ -25,6 +24,7 @@ from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
 from mqproc.client.timeout_errors import no_answer
 from mqproc.errors import BadRequestError, MqprocError, NotRunningError, RequestTimeoutError, StoreBusyError
 from mqproc.types import Message, SendResult
+from mqproc.util.arguments import at_least_one
 
 T = TypeVar("T")
 OnFailure = Callable[[MqprocError | ConnectionLost], object]
@@ -35,14 +35,17 @@ _clock = time.monotonic
 
 
 class MultiplexedConnection:
-    """A connection that an event loop watches. Each request has a future, which gets its outcome."""
+    """A connection that an event loop watches.
+
+    Each request has a future, which gets its outcome.
+    """
 
     def __init__(self, connection: Connection, path: Path) -> None:
         """`path`: of the role's socket."""
         self.connection = connection
         self._path = path
         self.loop = asyncio.get_running_loop()
-        self._futures: dict[int, asyncio.Future[Outcome]] = {}
+        self._futures: dict[int, asyncio.Future[CallOutcome]] = {}
         self._room = asyncio.Event()
         self._room.set()
         self._writing = False
@@ -71,7 +74,10 @@ class MultiplexedConnection:
             raise ConnectionLost("the server closed the connection", taken=False)
 
     async def ask(self, call: Call[T], deadline: float) -> T:
-        """Return a call's value or raise its error. Raises RequestTimeoutError when it takes too long."""
+        """Return a call's value or raise its error.
+
+        Raises RequestTimeoutError when it takes too long.
+        """
         timeout_s = max(0.0, deadline - _clock())
         request_id = self.connection.submit(call)
         future = self._futures[request_id] = self.loop.create_future()
@@ -99,7 +105,7 @@ class MultiplexedConnection:
         self._process()
 
     def _process(self) -> None:
-        """Set the futures of outcomes, and watch the socket for the events that the connection waits for now."""
+        """Set the futures of outcomes, and watch the socket for the next events."""
         connection = self.connection
         while connection.done:
             request_id, outcome = connection.done.popitem()
@@ -140,7 +146,10 @@ class MultiplexedConnection:
 
 
 class AsyncConnections(ClientSettings):
-    """Connections to the roles of one store, and calls over them. Connects at the first call and again after a loss."""
+    """Connections to the roles of one store, and calls over them.
+
+    Connects at the first call and again after a loss.
+    """
 
     def __init__(
         self,
@@ -168,7 +177,7 @@ class AsyncConnections(ClientSettings):
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections; calls in flight end, with BadRequestError where no other error applies.
+        """Close the connections; ends calls in flight, by default with BadRequestError.
 
         The client can still be used: it connects again.
         """
@@ -220,7 +229,7 @@ class AsyncConnections(ClientSettings):
         return await connection.ask(call, deadline)
 
     async def _run_exclusively(self, call: Call[T], deadline: float) -> T:
-        """Make a call on a connection of its own, which is closed when the caller does not wait for the answer."""
+        """Make a call on its own connection, which is closed unless the answer is awaited."""
         name = self._exclusive.pop() if self._exclusive else f"{call.role} {next(self._exclusive_count)}"
         try:
             connection = self._connection(call.role, name)

@@ -21,7 +21,6 @@ from mqproc.client._async.background import AsyncFetcher
 from mqproc.client._async.handler_tasks import HandlerTasks
 from mqproc.client._async.membership import UNREACHABLE, AsyncBroadcast, AsyncMembership
 from mqproc.client._async.run_steps import run_steps
-from mqproc.client.arguments import at_least_one, moment_after, true_or_false
 from mqproc.client.assignment import (
     COMMIT_S,
     DECODE_MESSAGES,
@@ -42,6 +41,7 @@ from mqproc.client.subscription import OfGroup, Subscription
 from mqproc.errors import BadRequestError, FrameTooLargeError, MqprocError, NotAMemberError, RequestTimeoutError
 from mqproc.topic_names import RETRY_MAX_TIMES
 from mqproc.types import Filter, PullStatus, StoredMessage
+from mqproc.util.arguments import at_least_one, moment_after, true_or_false
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,7 +74,7 @@ class AsyncConsumer(OfGroup):
         pull_messages: int,
         broadcast: str,
     ) -> None:
-        """`broadcast`: file with this consumer's own progress in every queue, "" for a member of the group."""
+        """`broadcast`: file with this consumer's own progress, "" for a member of the group."""
         self._client = client
         self._pid = os.getpid()
         self._subscription = subscription
@@ -164,7 +164,7 @@ class AsyncConsumer(OfGroup):
         return (await self._client.run(group_requests.info(self._subscription.group))).lag
 
     async def seek(self, to: ResetTo, topics: str | Sequence[str] = ()) -> None:
-        """Continue elsewhere in its queues, of all its topics or of these: `seek(ResetTo(time="2026-11-21T10:00"))`.
+        """Move to other offsets, in all topics or these: `seek(ResetTo(time="2026-11-21T10:00"))`.
 
         The group's progress moves there, durably. Returns when the next messages come from there; `ack` no longer
         affects messages received before. Raises RequestTimeoutError when that takes too long.
@@ -219,7 +219,7 @@ class AsyncConsumer(OfGroup):
         self._commit_soon()
 
     def check(self) -> None:
-        """Raise the error after which no message is received any more, as when the consumer is closed."""
+        """Raise the error that ended the consumer, if any."""
         self._fetcher.check_owner()
         if self._error is not None:
             raise self._error
@@ -273,7 +273,7 @@ class AsyncConsumer(OfGroup):
             self._assignment.not_committed(sent)
 
     async def commit(self) -> None:
-        """Return when all finished messages are committed, except for those of queues that it no longer has."""
+        """Return when all finished messages of its queues are committed."""
         self._fetcher.check_owner()
         sent = self._assignment.uncommitted()
         if not sent:
@@ -299,7 +299,7 @@ class AsyncConsumer(OfGroup):
         return self.messages()
 
     async def messages(self, timeout: float | None = None) -> AsyncIterator[StoredMessage]:
-        """Iterate over messages, those of a queue in order, until none arrives for `timeout` seconds, if not None."""
+        """Iterate over messages, in order within a queue, until none arrives for `timeout` seconds."""
         self._use(requests.unread_pull)
         while (taken := await self._take(timeout)) is not None:
             cursor, piece = taken
@@ -388,7 +388,7 @@ class AsyncConsumer(OfGroup):
     async def receive(
         self, max_messages: int = RECEIVE_MESSAGES, timeout: float = 0.0, *, ordered: bool = False
     ) -> list[StoredMessage]:
-        """Receive up to so many messages, or none within `timeout` seconds; `ack` or `nack` ends each.
+        """Receive up to so many messages within `timeout` seconds; `ack` or `nack` ends each.
 
         With `ordered` the next messages of a queue are received only when the earlier ones are done.
         """
@@ -417,7 +417,7 @@ class AsyncConsumer(OfGroup):
             self._commit_soon()  # sync: self._tend_if_free()
 
     def holds(self, message: StoredMessage) -> bool:
-        """Whether a message of `receive` is still to be handled: not once its queue is taken away or was reset.
+        """Whether a received message is to be handled: its queue is still assigned, and not reset.
 
         A caller that handles a queue in order checks this before each message, and gives the rest to `take_back`.
         """
@@ -437,7 +437,7 @@ class AsyncConsumer(OfGroup):
             self._fetcher.wake()
 
     async def nack(self, *messages: StoredMessage, delay_level: int = 0) -> None:
-        """Have messages redelivered later: after the pause of `delay_level` 1…18, or 0 for increasing pauses.
+        """Have messages redelivered after the pause of level 1…18, or 0 for increasing pauses.
 
         Each call stores a copy, also of a message that is done already. After too many deliveries, or with a level
         below 0, they become dead letters of the group. Returns when the copies are stored; messages of `receive` are
@@ -469,7 +469,7 @@ class AsyncConsumer(OfGroup):
         stop: asyncio.Event | None = None,
         pause_s: float = 1.0,
     ) -> None:
-        """Call `handler` with each message until `stop` is set, up to `workers` at once: in threads, or in tasks.
+        """Call `handler` with each message until `stop` is set, in up to `workers` threads or tasks.
 
         A message is done when the handler returns. When it raises, the exception is logged and the message nacked. With
         `ordered`, where a queue's messages are handled one after the other, the message is tried again after `pause_s`

@@ -7,12 +7,12 @@ from typing import Protocol, TypeVar
 
 from mqproc.client import group_requests, requests
 from mqproc.client._async.run_steps import run_steps
-from mqproc.client.arguments import each_of
 from mqproc.client.group_requests import Move, ResetTo
 from mqproc.client.requests import PULL_BYTES, PULL_MESSAGES, Call
 from mqproc.client.subscription import named
 from mqproc.topic_names import dead_letter_topic
 from mqproc.types import GroupInfo, GroupSummary, StoredMessage
+from mqproc.util.arguments import each_of
 
 T = TypeVar("T")
 
@@ -54,7 +54,10 @@ class AsyncGroups:
     async def plan_reset(
         self, group: str, to: ResetTo, topics: str | Sequence[str] = (), queues: Sequence[int] = ()
     ) -> list[Move]:
-        """Compute the moves of a reset, of all the group's topics or of the given ones. Changes nothing."""
+        """Compute the moves of a reset, of all the group's topics or of the given ones.
+
+        Changes nothing.
+        """
         steps = group_requests.plan_reset(group, to, named(topics), tuple(each_of("queues", queues)))
         return await run_steps(self._client.run, steps)
 
@@ -82,7 +85,7 @@ class AsyncGroups:
         await self._client.run(group_requests.change(group, retry_max_times, retry_queue_nums, enabled))
 
     async def delete(self, group: str) -> None:
-        """Delete a group: progress, settings, receipts of its simple consumers, and retry topics that only it uses.
+        """Delete a group with its progress, settings, receipts and retry topics.
 
         Dead letters stay. Raises GroupInUseError while the group has members, GroupNotFoundError when it does not
         exist; topics that an earlier, interrupted deletion left are deleted in that case as well.
@@ -104,6 +107,9 @@ class AsyncGroups:
                 at = found.next_offset
 
     async def resend(self, group: str, *messages: StoredMessage) -> int:
-        """Deliver dead letters to their group again; returns how many were sent. They stay in the dead-letter topic."""
+        """Deliver dead letters to their group again; returns how many were sent.
+
+        They stay in the dead-letter topic.
+        """
         calls = group_requests.resends(group, messages)
         return sum([await self._client.run(call) for call in calls])

@@ -1,4 +1,4 @@
-"""Handling of a consumer's messages by a function: retries, redelivery, and order within a queue."""
+"""Handling of messages by a function: retries, redelivery, order within a queue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from mqproc.client._async.background import is_cancelled
-from mqproc.client.arguments import at_least_one, not_below_zero
 from mqproc.client.local_redelivery import (
     AGAIN_S,
     NO_ROOM,
@@ -26,6 +25,7 @@ from mqproc.client.local_redelivery import (
 )
 from mqproc.errors import BadRequestError, MessageNotFoundError
 from mqproc.types import StoredMessage
+from mqproc.util.arguments import at_least_one, not_below_zero
 
 _WRONG_HANDLER = "handler {!r} returned no awaitable: give an async function"  # async only
 # sync: _WRONG_HANDLER = "handler {!r} returned an awaitable, for consumers of AsyncClient: give a function"
@@ -62,7 +62,7 @@ class AsyncHandling:
         stop: asyncio.Event,
         pause_s: float,
     ) -> None:
-        """`tries_in_order`: number of failures after which a message is a dead letter; None without order."""
+        """`tries_in_order`: failures before a message is a dead letter; None without order."""
         self._consumer = consumer
         self._handler = check_handler(handler)
         self._workers = at_least_one("workers", workers)
@@ -97,7 +97,7 @@ class AsyncHandling:
             self._state.leave(messages[done:])
 
     async def _finish(self, message: StoredMessage) -> bool:
-        """Handle a message or leave it for redelivery; False when it must not be handled here any more."""
+        """Handle a message or have it redelivered; False when the run must not handle it."""
         failures = 0
         while not await self._handle(message):
             failures += 1
@@ -129,7 +129,7 @@ class AsyncHandling:
         return True
 
     async def _redeliver_later(self, message: StoredMessage) -> bool:
-        """Nack a message; False, with order, when the store has no room for it: later messages then have to wait.
+        """Nack a message; False, with order, when the store has no room for it.
 
         A message that is gone counts as done: it would be redelivered for ever and hold up later ones.
         """

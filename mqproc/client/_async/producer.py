@@ -1,4 +1,4 @@
-"""The batching producer for asyncio: the same `Batcher` as the threaded one, with tasks instead of a thread."""
+"""The batching producer for asyncio, with tasks instead of a thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mqproc.client import send_requests
 from mqproc.client.encoding import check_message
-from mqproc.client.send_requests import Batcher, Group, Limits
+from mqproc.client.send_requests import Batcher, Limits, MessageGroup
 from mqproc.errors import BadRequestError
 from mqproc.types import Message, SendResult
 
@@ -75,7 +75,7 @@ class AsyncProducer:
         born_timestamp_ms: int | None = None,
         sharding_key: str = "",
     ) -> Results:
-        """Queue a message, waiting while the buffer is full; the future gets the SendResult or the error."""
+        """Queue a message, waiting while the buffer is full; the future gets the outcome."""
         message = send_requests.message_of(
             topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms, sharding_key=sharding_key
         )
@@ -94,7 +94,7 @@ class AsyncProducer:
         return future
 
     def _check_loop(self) -> None:
-        """Raise BadRequestError in another loop or a forked process, which do not run the producer's task."""
+        """Raise BadRequestError in another loop or process, which do not run the task."""
         if self._loop is not None and self._loop is not asyncio.get_running_loop():
             raise BadRequestError("the producer belongs to another event loop: make one in each")
 
@@ -161,7 +161,7 @@ class AsyncProducer:
         self._wake.set()
         self._resolved.set()
 
-    async def _deliver(self, group: Group[Results]) -> None:
+    async def _deliver(self, group: MessageGroup[Results]) -> None:
         try:
             results = await self._client.send_group(group.messages)
             for future, result in zip(group.futures, results, strict=True):
@@ -175,8 +175,8 @@ class AsyncProducer:
         finally:
             self._batcher.done(group)
 
-    async def _one_by_one(self, group: Group[Results], error: BadRequestError) -> None:
-        """Send a group's messages one by one: one was refused, so no message of its frame was stored."""
+    async def _one_by_one(self, group: MessageGroup[Results], error: BadRequestError) -> None:
+        """Send the messages of a refused frame one by one, as only one of them may be invalid."""
         for message, future in zip(group.messages, group.futures, strict=True):
             if len(group.messages) == 1:
                 _resolve(future, error)

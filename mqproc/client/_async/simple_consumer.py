@@ -1,4 +1,4 @@
-"""The simple consumer: receives messages one by one, each invisible to the rest of the group for a time."""
+"""The simple consumer: received messages are invisible to the group for a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class _Client(Protocol):
 
 
 class AsyncSimpleConsumer(OfGroup):
-    """A simple consumer of a group, made by `AsyncClient.simple_consumer`. Tasks and threads may share it.
+    """A simple consumer of a group, made by `AsyncClient.simple_consumer`.
+
+    Tasks and threads may share it.
 
         consumer = client.simple_consumer("billing", "orders")
         for message in await consumer.receive(16, invisible_duration=30, timeout=10):
@@ -51,7 +53,7 @@ class AsyncSimpleConsumer(OfGroup):
         *,
         timeout: float = 0.0,
     ) -> list[StoredMessage]:
-        """Receive up to so many messages of one queue; an empty list when none arrives within `timeout` seconds.
+        """Receive up to so many messages of one queue, waiting up to `timeout` seconds.
 
         With a filter a receive scans a part of the queue at a time: one that does not wait may return no message, and
         the next one continues after that part.
@@ -70,7 +72,9 @@ class AsyncSimpleConsumer(OfGroup):
             await asyncio.sleep(waiting.pause_s)
 
     async def ack(self, *messages: StoredMessage) -> int:
-        """Acknowledge messages; returns how many were still this receiver's. The others were done or are redelivered.
+        """Acknowledge messages; returns how many were still this receiver's.
+
+        The others were done or are redelivered.
 
         A message whose invisible time was nearly over may be done though it is not counted, when the role was killed
         meanwhile.

@@ -50,7 +50,10 @@ class AsyncTransaction(TransactionOutcome):
         self._client = client
 
     async def begin(self) -> Self:
-        """Store the half message, once. Raises as `AsyncClient.send`; after a lost answer a check decides."""
+        """Store the half message, once.
+
+        Raises as `AsyncClient.send`; after a lost answer a check decides.
+        """
         if self._sent is None:
             self._sent = await self._client.run(transaction_requests.send_half(self._half))
         return self
@@ -94,7 +97,7 @@ async def _end(client: AsyncConnections, handle: Handle, *, commit: bool, from_c
 
 
 class AsyncTransactionProducer:
-    """A producer of a group that answers checks of the group's transactions; see `AsyncClient.transaction_producer`.
+    """A producer of a group that answers checks of the group's transactions.
 
         async with client.transaction_producer("billing", lambda message: paid(message.keys[0])) as producer:
             async with producer.transaction(Message("orders", b"paid", keys=["order-1"])):
@@ -117,7 +120,10 @@ class AsyncTransactionProducer:
         # sync: self._background.start()
 
     def transaction(self, message: Message, *, check_immunity_time: int | None = None) -> AsyncTransaction:
-        """Make a transaction of this group; see `AsyncClient.transaction`. Raises the error that ended the producer."""
+        """Make a transaction of this group; see `AsyncClient.transaction`.
+
+        Raises the error that ended the producer.
+        """
         if self.failure is not None:
             raise self.failure
         half = transaction_requests.half_message(self.group, message, check_immunity_time)
@@ -202,7 +208,9 @@ class AsyncTransactionProducer:
 
 
 class AsyncTransactions:
-    """Open transactions: inspection, and decisions in place of their producers. Made by the client.
+    """Open transactions: inspection, and decisions in place of their producers.
+
+    Made by the client.
 
     for transaction in await client.transactions.open("billing"):
         await client.transactions.rollback(transaction)
@@ -214,7 +222,7 @@ class AsyncTransactions:
     async def open(
         self, group: str = "", *, ids: list[str] | None = None, max_transactions: int = 1000
     ) -> list[OpenTransaction]:
-        """List the oldest open transactions of a producer group or of all; only those with the given ids, if any.
+        """List the oldest open transactions of a group or of all, optionally by ids.
 
         An id is a transaction id or a message id.
         """

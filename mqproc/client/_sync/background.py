@@ -16,6 +16,7 @@ from mqproc.errors import BadRequestError, MqprocError
 
 if TYPE_CHECKING:
     from mqproc.client._sync.connection_pool import Connections, PooledConnection
+    from mqproc.client.connection import Connection
 
 Done = Callable[[Any, MqprocError | ConnectionLost | None], None]
 
@@ -53,7 +54,7 @@ class Background:
         return self._stop.is_set()
 
     def start(self) -> None:
-        """Start the thread. Raises RuntimeError when there is none to be had."""
+        """Start the thread. Raises RuntimeError at a limit of threads."""
         start_thread(self._thread)
 
     def pause(self, seconds: float) -> None:
@@ -75,8 +76,17 @@ class Background:
         self.join()
 
 
+def _transfer(connection: Connection, event: int) -> None:
+    """Send and receive as poll's event says, until there is an outcome."""
+    if event & select.POLLOUT:
+        connection.flush()
+    while event & ~select.POLLOUT and connection.receive() and not connection.closed:
+        if connection.done:
+            break
+
+
 class Fetcher:
-    """Calls of a consumer over a connection of its own: pulls of many queues and commits in flight at once.
+    """Pulls and commits of a consumer in flight at once on its own connection.
 
     Threads use it in turns; any may `wake` it.
     """
@@ -162,11 +172,7 @@ class Fetcher:
             if fd == self._bell:
                 os.eventfd_read(self._bell)
             elif pooled is not None:
-                if event & select.POLLOUT:
-                    pooled.connection.flush()
-                while event & ~select.POLLOUT and pooled.connection.receive() and not pooled.connection.closed:
-                    if pooled.connection.done:
-                        break
+                _transfer(pooled.connection, event)
         return self._finish(pooled) if pooled is not None else 0
 
     def _finish(self, pooled: PooledConnection) -> int:
@@ -201,7 +207,7 @@ class Fetcher:
         os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
-        """Give up the calls in flight as soon as no thread has a turn; a signal handler may close during its own."""
+        """Give up the calls in flight as soon as no thread has a turn."""
         self.wake()
         self._over = True
         self._end()

@@ -22,11 +22,10 @@ from mqproc.client._sync.transactions import (
     TransactionProducer,
     Transactions,
 )
-from mqproc.client.arguments import whole_number
 from mqproc.client.batch import Batch, Delay, Delays, Times, deliver_at_ms
 from mqproc.client.dispatch_barrier import DispatchWait
 from mqproc.client.replay import Replay, ReplayPosition, ReplayProgress, ReplaySource, begin_of
-from mqproc.client.requests import IN_FLIGHT, PULL_BYTES, PULL_MESSAGES, Call, Time, TimeKind
+from mqproc.client.requests import IN_FLIGHT, PULL_BYTES, PULL_MESSAGES, Call, TimeKind
 from mqproc.client.subscription import (
     CONSUMER_PULL_MESSAGES,
     SESSION_TIMEOUT_S,
@@ -50,6 +49,7 @@ from mqproc.types import (
     StoredMessage,
     TopicInfo,
 )
+from mqproc.util.arguments import Time, whole_number
 
 if TYPE_CHECKING:
     from mqproc.client.arrow import ArrowPullResult
@@ -112,11 +112,12 @@ class Client(Connections):
     def send_many(
         self, messages: Iterable[Message], *, in_flight: int = IN_FLIGHT, wait: bool = True
     ) -> list[SendResult]:
-        """Store messages of any topics, grouped into frames by topic; the results are in the order of the messages.
+        """Store messages of any topics, grouped into frames by topic; results are in order.
 
         At an error, also one of the iterable `messages`, the frames in flight are finished first; the error's notes
         give the number of stored messages. `in_flight=1` keeps the order of messages with one sharding key even when
-        the store refuses a frame for now."""
+        the store refuses a frame for now.
+        """
         return send_many(self, messages, in_flight=in_flight, wait=wait)
 
     def send_batch(
@@ -156,9 +157,10 @@ class Client(Connections):
         return send_requests.joined(topic, results, calls.places)
 
     def send_batches(self, batches: Iterable[Batch], *, in_flight: int = IN_FLIGHT) -> Iterator[BatchResult]:
-        """Store many batches with up to `in_flight` frames in flight; iterate to send, results come in order.
+        """Store batches as the result is iterated over, with up to `in_flight` frames in flight.
 
-        A batch larger than a frame gives one result for each frame."""
+        A batch larger than a frame gives one result for each frame.
+        """
         return self.run_all(send_requests.send_batches(batches, self._frame_bytes_max), in_flight)
 
     def send_oneway(
@@ -189,7 +191,7 @@ class Client(Connections):
         max_in_flight: int = IN_FLIGHT,
         max_buffered_bytes: int = 64 << 20,
     ) -> Producer:
-        """Make a producer that gathers messages of many threads or tasks into frames; see `Producer`."""
+        """Make a producer that gathers messages of threads or tasks into frames."""
         return Producer(
             self,
             linger_ms=linger_ms,
@@ -214,12 +216,15 @@ class Client(Connections):
         broadcast: bool = False,
         offsets_path: str | Path | None = None,
     ) -> Consumer:
-        """Become a member of a consumer group; see `Consumer`. `filter` may be the text of a TagFilter.
+        """Become a member of a consumer group; see `Consumer`.
+
+        `filter` may be the text of a TagFilter.
 
         `start` says where the group begins in topics without progress: "latest", "earliest", or a time. A member that
         sends no heartbeat for `session_timeout` seconds (0.3 to 300) loses its queues. With `broadcast` the consumer is
         not a member: it reads every queue and keeps its progress in the file `offsets_path`, whose folder is created,
-        or in a file under its name. The consumer of Client joins when it is awaited or entered."""
+        or in a file under its name. The consumer of Client joins when it is awaited or entered.
+        """
         wanted = subscription(group, topics, name, session_timeout, start)
         path = broadcast_path(self.store, group, name, offsets_path, broadcast=broadcast)
         join = functools.partial(self._join, wanted, filter_of(filter), pull_messages, path)
@@ -252,9 +257,10 @@ class Client(Connections):
     # Transactions
 
     def transaction(self, group: str, message: Message, *, check_immunity_time: int | None = None) -> Transaction:
-        """Make a transaction of a producer group, whose message is delivered when it commits; see `Transaction`.
+        """Make a transaction, whose message is delivered when it commits.
 
-        With `check_immunity_time` in seconds no check comes earlier; after that time only a check can decide."""
+        With `check_immunity_time` in seconds no check comes earlier; after that time only a check can decide.
+        """
         return Transaction(self, half_message(group, message, check_immunity_time))
 
     def transaction_producer(self, group: str, checker: Checker) -> TransactionProducer:
@@ -269,10 +275,13 @@ class Client(Connections):
     # Topics
 
     def create_topic(self, topic: str, queues: int = 8, *, perm: int | None = None) -> None:
-        """Create a topic, or give it more queues. Raises TopicExistsError when that would remove queues.
+        """Create a topic, or give it more queues.
+
+        Raises TopicExistsError when that would remove queues.
 
         With `perm` 4 sends to it are refused with PermissionDeniedError; scheduled messages still arrive. A new topic
-        has 6, read and write; an existing one keeps its permission when none is given."""
+        has 6, read and write; an existing one keeps its permission when none is given.
+        """
         self.run(requests.create_topic(topic, queues, perm))
 
     def delete_topic(self, topic: str) -> None:
@@ -296,7 +305,7 @@ class Client(Connections):
         return (self.run(requests.queue(topic, queue_id))).max_offset
 
     def offset_at(self, topic: str, queue_id: int, time: Time, *, upper: bool = False) -> int:
-        """The first offset with a store time at or after `time`; with `upper` the last at or before it."""
+        """The first offset stored at or after `time`; with `upper` the last at or before it."""
         return self.run(requests.offset_at(topic, queue_id, time, upper))
 
     # Reading
@@ -347,9 +356,10 @@ class Client(Connections):
         return self.run(requests.pull_as(request, requests.arrow_parser(columns)))
 
     def get(self, message_id: str, topic: str = "") -> StoredMessage:
-        """The message with an offset id (32 or 56 hex digits) or a unique id; a unique id needs its topic.
+        """The message with an offset id (32 or 56 hex digits), or a unique id with its topic.
 
-        Raises MessageNotFoundError."""
+        Raises MessageNotFoundError.
+        """
         return self.run(requests.get(message_id, topic))
 
     def trace(self, message_id: str, topic: str = "") -> Trace:
@@ -367,18 +377,20 @@ class Client(Connections):
         unique: bool = False,
         time: TimeKind = "store",
     ) -> list[StoredMessage]:
-        """Find messages with the key and begin ≤ time ≤ end, without duplicates; `unique` searches a unique id.
+        """Find messages by key with begin ≤ time ≤ end; `unique` searches a unique id.
 
-        Returns the newest when there are more than `max_messages`, whose limit is 65,536."""
+        Returns the newest when there are more than `max_messages`, whose limit is 65,536.
+        """
         steps = requests.all_by_key(topic, key, begin, end, max_messages, unique, time, self.pull_bytes_max)
         return run_steps(self.run, steps)
 
     def query_message(
         self, topic: str, key: str, max_messages: int = 32, begin: Time = None, end: Time = None
     ) -> requests.QueryMessageResult:
-        """RocketMQ's own answer by key: all messages of the index entries, also other keys of the same hash.
+        """RocketMQ's own answer by key, with messages of other keys of the same hash.
 
-        It is a single answer, and an error when it exceeds the client's `max_frame_bytes`; `by_key` reads in pages."""
+        It is a single answer, and an error when it exceeds the client's `max_frame_bytes`; `by_key` reads in pages.
+        """
         return self.run(requests.query_message(topic, key, max_messages, begin, end))
 
     def range(
@@ -392,7 +404,7 @@ class Client(Connections):
         time: TimeKind = "store",
         page_messages: int = 4096,
     ) -> Iterator[StoredMessage]:
-        """Iterate over a topic's messages with begin ≤ time < end, queue by queue; requests them in pages."""
+        """Iterate over a topic's messages with begin ≤ time < end, queue by queue."""
         call = requests.range_page(topic, begin, end, tags, filter, page_messages, self.pull_bytes_max, time)
         return self._pages(call)
 
@@ -432,11 +444,12 @@ class Client(Connections):
         position: ReplayPosition | None = None,
         told: Callable[[ReplayProgress], None] | None = None,
     ) -> ReplayProgress:
-        """Send the messages of `topic` with begin ≤ store time < end again, to the topic `to`; see `Replay`.
+        """Send the messages of `topic` with begin ≤ store time < end again, to the topic `to`.
 
-        `rate` in messages a second. A replay with a `name` can be continued without duplicates; `position`, which
-        `told` gets after each answer, saves the search for the messages that were copied before. Client calls
-        `told` in the event loop; a cancelled replay ends after the next answer."""
+        `rate` in messages a second. A replay with a `name` can be continued without duplicates; `position`, which the
+        callback gets after each answer, saves the search for messages that were copied before. Client calls it in
+        the event loop; a cancelled replay ends after the next answer. See `Replay`.
+        """
         begin_of(position, told)  # Before the topic is created.
         source = ReplaySource(topic, begin, end, key, filter)
         return Replay(self, source, to, name=name, rate=rate).run(position, told)

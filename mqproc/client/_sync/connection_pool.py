@@ -1,4 +1,4 @@
-"""Calls over pooled connections, with waiting and retries: the base of the synchronous client. Thread-safe.
+"""Calls over pooled connections: the base of the synchronous client. Thread-safe.
 
 A thread takes a free connection of the role, or opens one, so a long poll does not delay other threads.
 """
@@ -20,13 +20,13 @@ from typing import Any, Generic, Self, TypeVar
 import msgspec
 
 from mqproc.client import requests, send_requests
-from mqproc.client.arguments import at_least_one, not_below_zero
 from mqproc.client.connection import FRAME_BYTES_MAX, ClientSettings, Connection, open_socket
 from mqproc.client.requests import TIMEOUT_S, Call
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
 from mqproc.client.timeout_errors import no_answer
 from mqproc.errors import MqprocError, NotRunningError, StoreBusyError
 from mqproc.types import Message, SendResult
+from mqproc.util.arguments import at_least_one, not_below_zero
 
 T = TypeVar("T")
 
@@ -42,7 +42,9 @@ _clock = time.monotonic
 
 
 class PooledConnection:
-    """A connection of one thread at a time. The thread spins about as long as answers usually take, then sleeps.
+    """A connection of one thread at a time.
+
+    The thread spins about as long as answers usually take, then sleeps.
 
     Waking up takes longer than a short spin; where answers take longer than `spin_s` the thread does not spin.
     """
@@ -78,7 +80,10 @@ class PooledConnection:
                 raise StoreBusyError("the server did not take the request in time")
 
     def finish(self, request_id: int, deadline: float, spin: bool = True) -> Any:
-        """Return the value of a request or raise its error. Raises RequestTimeoutError when it takes too long."""
+        """Return the value of a request or raise its error.
+
+        Raises RequestTimeoutError when it takes too long.
+        """
         connection = self.connection
         done = connection.done
         if request_id not in done:
@@ -138,7 +143,10 @@ class PooledConnection:
         return True
 
     def shut_down(self) -> None:
-        """End the wait of another thread on this connection. A forked process leaves its parent's connection alone."""
+        """End the wait of another thread on this connection.
+
+        A forked process leaves its parent's connection alone.
+        """
         if not self.connection.inherited:
             with contextlib.suppress(OSError):  # The thread has closed it already.
                 self.connection.sock.shutdown(socket.SHUT_RDWR)
@@ -181,7 +189,7 @@ class ConnectionPool:
         return PooledConnection(Connection(sock, self._frame_bytes_max), self._path, self._spin_s, self._closings)
 
     def give(self, pooled: PooledConnection) -> None:
-        """Return a connection; it is closed when a request is in flight on it, or when all were closed meanwhile."""
+        """Return a connection, which is closed when it is busy or all were closed."""
         if pooled.connection.free and pooled.closings == self._closings:
             self._free.append(pooled)
         else:
@@ -199,7 +207,10 @@ class ConnectionPool:
 
 
 class Connections(ClientSettings):
-    """Connections to the roles of one store, and calls over them. Connects at the first call and again after a loss."""
+    """Connections to the roles of one store, and calls over them.
+
+    Connects at the first call and again after a loss.
+    """
 
     def __init__(
         self,
@@ -251,7 +262,7 @@ class Connections(ClientSettings):
         return _clock() + self.timeout_s + call.wait_s
 
     def take_connection(self, role: str) -> PooledConnection:
-        """Take a connection for the caller alone, who closes it or gives it back."""
+        """Take a connection for the caller alone, which closes or returns it."""
         return self._pools[role].take()
 
     def give_connection(self, role: str, pooled: PooledConnection) -> None:
@@ -270,7 +281,7 @@ class Connections(ClientSettings):
     def run_again(
         self, call: Call[T], deadline: float, failure: MqprocError | ConnectionLost, *, at_once: bool = False
     ) -> T:
-        """Retry a failed call as long as that is safe and time is left; without the first pause when `at_once`."""
+        """Retry a failed call while that is safe; `at_once` skips the first pause."""
         attempts = Attempts(self.retry, deadline, repeatable=call.repeatable, is_send=call.is_send)
         call = call.again or call
         while True:
@@ -334,7 +345,7 @@ class _Flight(msgspec.Struct, Generic[T]):
 
 
 class Pipeline:
-    """Several calls to one role in flight on one connection, finished in the order of their start.
+    """Calls to one role in flight on one connection, finished in order.
 
     A call that was refused for now, or certainly not carried out, is retried when its turn to finish comes: then it may
     be carried out after later ones. Calls that started before such a retry succeeded need no pause of their own.

@@ -66,7 +66,7 @@ class HandlerThreads(Handling):
                 in_flight.update(self._submit_all(pool, self._receive(most, timeout_s)))
 
     def _submit_all(self, pool: ThreadPoolExecutor, runs: Sequence[list[StoredMessage]]) -> Iterator[Future[None]]:
-        """Submit lists of messages to the pool, which accepts no more once the program's main thread has ended.
+        """Submit messages to the pool, until the program's main thread has ended.
 
         That stops the run in a daemon thread. Any other thread, which the program waits for, handles them itself.
         """

@@ -1,5 +1,5 @@
 # Generated from mqproc/client/_async/membership.py by tests/client/generate_sync.py: do not edit.
-"""Sources of a consumer's queues: membership of its group, or broadcast with progress of its own.
+"""Sources of a consumer's queues: membership of a group, or broadcast.
 
 A member lives as long as the connection of its background work. After a loss it joins again under its old name, with
 the queues that it holds.
@@ -49,7 +49,7 @@ class Membership:
         on_assignment: Callable[[GroupAssignment], None],
         on_end: Callable[[BaseException], None],
     ) -> None:
-        """`holding` returns the queues that the consumer works on; `on_end` gets the error that ends the membership."""
+        """`holding` returns the consumer's queues; `on_end` gets the error that ends the membership."""
         self._client = client
         self._subscription = subscription
         self._holding = holding
@@ -84,7 +84,10 @@ class Membership:
             raise
 
     def leave(self, *, reachable: bool = True) -> None:
-        """End the membership and the background work. `reachable` False sends no request to leave the group."""
+        """End the membership and the background work.
+
+        `reachable` False sends no request to leave the group.
+        """
         try:
             self._background.request_stop()
             if self._member_id and reachable:
@@ -150,7 +153,7 @@ class Membership:
 def _pause_before_join(
     error: MqprocError | ConnectionLost, policy: RetryPolicy, failures: int, deadline: float
 ) -> float:
-    """Seconds to wait before the next attempt at a first join; raises the user's error when there is to be none."""
+    """Seconds to wait before the next attempt at a first join, or the user's error."""
     pause_s = policy.pause_s(failures)
     final = isinstance(error, FINAL) or time.monotonic() + pause_s >= deadline
     if isinstance(error, ConnectionLost):
@@ -162,7 +165,7 @@ def _pause_before_join(
 
 
 class Broadcast(OwnProgress):
-    """Replaces the membership of a broadcast consumer: finds queues in the background and keeps its own progress."""
+    """Search for the queues of a broadcast consumer, in place of a membership."""
 
     def __init__(
         self,

@@ -1,10 +1,10 @@
-"""The batching producer: gathers messages of many threads into frames, and sets each message's future.
+"""The batching producer: gathers messages of many threads into frames.
 
     producer.send ──▶ Batcher ──Group──▶ sender thread ──frames──▶ Pipeline ──results──▶ futures
 
 One thread sends and receives. Memory is bounded: `send` blocks while `max_buffered_bytes` are waiting or in flight.
 
-A forked process has none of its parent's threads, and may have copied locks that one of them held: every producer is
+A forked process has no thread of its parent, and may have copied locks that one of them held: every producer is
 reset there, without the messages that its parent will send.
 """
 
@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from mqproc.client import send_requests
 from mqproc.client._sync.background import start_thread
-from mqproc.client.arguments import moment_after
 from mqproc.client.encoding import check_message
-from mqproc.client.send_requests import Batcher, Group, Limits
+from mqproc.client.send_requests import Batcher, Limits, MessageGroup
 from mqproc.errors import BadRequestError, MqprocError, RequestTimeoutError, StoreBusyError
 from mqproc.types import Message, SendResult
+from mqproc.util.arguments import moment_after
 
 if TYPE_CHECKING:
     from mqproc.client._sync.connection_pool import Connections
@@ -117,7 +117,9 @@ class Producer:
         on_done: Callable[[Results], object] | None = None,
         timeout: float | None = None,
     ) -> Results:
-        """Queue a message; its future gets the SendResult or the error. `on_done` is called with the future.
+        """Queue a message; its future gets the SendResult or the error.
+
+        `on_done` is called with the future.
 
         Blocks while the buffer is full, at most `timeout` seconds, then raises StoreBusyError. Raises BadRequestError
         at once for a message that cannot be sent.
@@ -168,7 +170,10 @@ class Producer:
         self.flush(max(0.0, deadline - _clock()))
 
     def close(self, timeout: float | None = None) -> None:
-        """Send the remaining messages and end the thread. Raises RequestTimeoutError; the thread then continues."""
+        """Send the remaining messages and end the thread.
+
+        Raises RequestTimeoutError; the thread then continues.
+        """
         self._check_other_thread("close")
         timeout_s = _timeout_s(timeout)
         with self._changed:
@@ -195,7 +200,7 @@ class Producer:
 
     def _run(self) -> None:
         pipeline = self._client.pipeline()
-        groups: deque[Group[Results]] = deque()
+        groups: deque[MessageGroup[Results]] = deque()
         try:
             while (group := self._next_group(idle=not groups)) is not None or groups:
                 if group is None or len(groups) >= self._limits.in_flight:
@@ -213,7 +218,7 @@ class Producer:
         finally:
             pipeline.close()
 
-    def _give_up(self, groups: deque[Group[Results]], error: BaseException) -> None:
+    def _give_up(self, groups: deque[MessageGroup[Results]], error: BaseException) -> None:
         with self._changed:
             self._end()
             while (group := self._batcher.take(_clock(), everything=True)) is not None:
@@ -226,8 +231,11 @@ class Producer:
             self._in_flight = 0
             self._changed.notify_all()
 
-    def _next_group(self, *, idle: bool) -> Group[Results] | None:
-        """The next group to send. None when answers should be fetched or, if `idle`, when the producer has ended."""
+    def _next_group(self, *, idle: bool) -> MessageGroup[Results] | None:
+        """The next group to send.
+
+        None when answers should be fetched or, if `idle`, when the producer has ended.
+        """
         with self._changed:
             while True:
                 everything = bool(self._flushing) or self._closing
@@ -244,7 +252,7 @@ class Producer:
                 else:
                     self._changed.wait(self._batcher.wait_s(_clock()))
 
-    def _finish(self, group: Group[Results], results: Callable[[], list[SendResult]]) -> None:
+    def _finish(self, group: MessageGroup[Results], results: Callable[[], list[SendResult]]) -> None:
         """Set a group's futures from its frame's answer."""
         try:
             for future, result in zip(group.futures, results(), strict=True):
@@ -260,8 +268,8 @@ class Producer:
                 self._batcher.done(group)
                 self._changed.notify_all()
 
-    def _one_by_one(self, group: Group[Results], error: MqprocError) -> None:
-        """Send a group's messages one by one: one was refused, so no message of its frame was stored."""
+    def _one_by_one(self, group: MessageGroup[Results], error: MqprocError) -> None:
+        """Send the messages of a refused frame one by one, as only one of them may be invalid."""
         for message, future in zip(group.messages, group.futures, strict=True):
             if len(group.messages) == 1:
                 self._fail(future, error)
@@ -277,7 +285,10 @@ class Producer:
 
 
 def _timeout_s(timeout: float | None) -> float | None:
-    """A timeout within the limit of Python's locks; None for ever. Raises BadRequestError unless it is a number."""
+    """A timeout within the limit of Python's locks; None for ever.
+
+    Raises BadRequestError unless it is a number.
+    """
     if timeout is None:
         return None
     moment_after("timeout", timeout)
@@ -288,14 +299,14 @@ def _raise(error: MqprocError) -> NoReturn:
     raise error
 
 
-def _without_cancelled(group: Group[Results]) -> Group[Results]:
+def _without_cancelled(group: MessageGroup[Results]) -> MessageGroup[Results]:
     """The group without messages whose futures were cancelled; it keeps its size."""
     kept = [
         (message, future)
         for message, future in zip(group.messages, group.futures, strict=True)
         if future.set_running_or_notify_cancel()
     ]
-    return Group(group.due, [message for message, _ in kept], [future for _, future in kept], group.size)
+    return MessageGroup(group.due, [message for message, _ in kept], [future for _, future in kept], group.size)
 
 
 def _reset_all() -> None:
@@ -313,7 +324,9 @@ def _register_close() -> None:
 
 
 def flush_all(producers: Iterable[Producer], timeout_s: float) -> None:
-    """Send the remaining messages of producers. Raises RequestTimeoutError after waiting for each.
+    """Send the remaining messages of producers.
+
+    Raises RequestTimeoutError after waiting for each.
 
     Producers that the program's end has waited for are skipped.
     """
@@ -325,7 +338,10 @@ def flush_all(producers: Iterable[Producer], timeout_s: float) -> None:
 
 
 def close_all() -> None:
-    """Send the remaining messages when the program ends, while its daemon threads still run. Once per producer."""
+    """Send the remaining messages when the program ends, while its daemon threads still run.
+
+    Once per producer.
+    """
     deadline = _clock() + EXIT_FLUSH_S
     for producer in list(_producers):
         known = producer._failed  # Its user closed it, and got these errors from their futures.

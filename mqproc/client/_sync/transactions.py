@@ -49,7 +49,10 @@ class Transaction(TransactionOutcome):
         self._client = client
 
     def begin(self) -> Self:
-        """Store the half message, once. Raises as `Client.send`; after a lost answer a check decides."""
+        """Store the half message, once.
+
+        Raises as `Client.send`; after a lost answer a check decides.
+        """
         if self._sent is None:
             self._sent = self._client.run(transaction_requests.send_half(self._half))
         return self
@@ -93,7 +96,7 @@ def _end(client: Connections, handle: Handle, *, commit: bool, from_check: bool 
 
 
 class TransactionProducer:
-    """A producer of a group that answers checks of the group's transactions; see `Client.transaction_producer`.
+    """A producer of a group that answers checks of the group's transactions.
 
         with client.transaction_producer("billing", lambda message: paid(message.keys[0])) as producer:
             with producer.transaction(Message("orders", b"paid", keys=["order-1"])):
@@ -116,7 +119,10 @@ class TransactionProducer:
         self._background.start()
 
     def transaction(self, message: Message, *, check_immunity_time: int | None = None) -> Transaction:
-        """Make a transaction of this group; see `Client.transaction`. Raises the error that ended the producer."""
+        """Make a transaction of this group; see `Client.transaction`.
+
+        Raises the error that ended the producer.
+        """
         if self.failure is not None:
             raise self.failure
         half = transaction_requests.half_message(self.group, message, check_immunity_time)
@@ -197,7 +203,9 @@ class TransactionProducer:
 
 
 class Transactions:
-    """Open transactions: inspection, and decisions in place of their producers. Made by the client.
+    """Open transactions: inspection, and decisions in place of their producers.
+
+    Made by the client.
 
     for transaction in client.transactions.open("billing"):
         client.transactions.rollback(transaction)
@@ -209,7 +217,7 @@ class Transactions:
     def open(
         self, group: str = "", *, ids: list[str] | None = None, max_transactions: int = 1000
     ) -> list[OpenTransaction]:
-        """List the oldest open transactions of a producer group or of all; only those with the given ids, if any.
+        """List the oldest open transactions of a group or of all, optionally by ids.
 
         An id is a transaction id or a message id.
         """
