@@ -1,11 +1,11 @@
-"""Names of topics and groups: RocketMQ's system topics, and checks by its rules."""
+"""Names of topics and groups, tags in filters: RocketMQ's system topics, and its rules."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-from mqproc.errors import BadRequestError, BadTopicError
+from mqproc.errors import BadRequestError, BadTopicError, FilterSyntaxError
 from mqproc.util.units import DELAY_LEVELS
 
 RETRY_PREFIX: Final = "%RETRY%"
@@ -98,3 +98,43 @@ def dead_letter_topic(group: str) -> str:
     if not isinstance(group, str):
         raise BadRequestError(f"group is {group!r}, not text")
     return DEAD_LETTER_PREFIX + group
+
+
+# Filter expressions
+
+
+_TAG_SEPARATOR = re.compile("[\x01\x02]")
+
+
+def parse_tags(expression: str) -> list[str]:
+    """Parse a filter `a || b` into tags; empty and `*` give none, which means all.
+
+    Raises FilterSyntaxError with the position of an invalid character.
+    """
+    _check_filter_size(expression)
+    if separator := _TAG_SEPARATOR.search(expression):
+        place = separator.start()
+        text = f"filter, character {place + 1} (the first is 1): a tag cannot contain byte 0x{ord(separator[0]):02X}"
+        raise FilterSyntaxError(text, position=place)
+    if expression.strip() in ("", "*"):
+        return []
+    tags = [tag for part in expression.split("||") if (tag := part.strip())]
+    if not tags:
+        raise FilterSyntaxError(f"filter {expression[:64]!r} names no tag", position=0)
+    return [] if "*" in tags else tags
+
+
+def check_sql(expression: str) -> str:
+    """Check a SQL92 filter. Raises FilterSyntaxError if empty or too long; servers parse it."""
+    _check_filter_size(expression)
+    if not expression.strip():
+        raise FilterSyntaxError("the SQL92 filter is empty")
+    return expression
+
+
+def _check_filter_size(expression: str) -> None:
+    if not isinstance(expression, str):
+        raise FilterSyntaxError(f"filter {repr(expression)[:64]} is not text")
+    size = len(expression.encode("utf-8", "surrogatepass"))
+    if size > FILTER_BYTES_MAX:
+        raise FilterSyntaxError(f"filter of {size:,} bytes exceeds {FILTER_BYTES_MAX:,}", position=FILTER_BYTES_MAX)

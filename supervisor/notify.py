@@ -112,8 +112,8 @@ def _status(control: Control) -> str:
     messages = counted(control_words.dispatch_behind_messages(words), "message")
     parts = [
         ", ".join(down) or name,
-        f"dispatch {control_words.dispatch_behind_bytes(words):,} bytes ({messages}) behind",
-        f"flush {control_words.flush_behind_bytes(words):,} bytes behind",
+        f"dispatch behind by {control_words.dispatch_behind_bytes(words):,} bytes ({messages})",
+        f"flush behind by {control_words.flush_behind_bytes(words):,} bytes",
         *(["READ-ONLY after a failed sync"] if control.read_only else []),
     ]
     return "; ".join(parts)

@@ -444,7 +444,7 @@ class Supervisor:
         context, problems = self._context, self._group.problems
         behind = self._control.confirmed(sync_flush=self._options.sync_flush) - self._control.load(layout.DISPATCHED)
         if behind > 0:
-            problems.append(f"dispatch is {behind:,} bytes behind")
+            problems.append(f"dispatch has a backlog of {behind:,} bytes")
         if self._control.read_only:
             problems.append("the store is read-only after a failed sync")
             self._group.remember_failed_sync()

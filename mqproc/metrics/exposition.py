@@ -42,7 +42,7 @@ class PrometheusCollector(Collector):
 
 
 class Exposition:
-    """Encodes a scrape in the format, compression and selection of metrics that the request asks for."""
+    """Encodes a scrape in the format, compression and selection that the request asks for."""
 
     def __init__(self, read: Callable[[], Mapping[str, Samples]]) -> None:
         self._registry = CollectorRegistry()

@@ -9,10 +9,9 @@ from typing import Any, Final
 import msgspec
 
 from mqproc.errors import BadRequestError
+from mqproc.util.arguments import BOOLEAN_TYPE_NAMES
 
 _SHOWN_MAX: Final = 64
-BOOLS: Final = ("bool", "bool_")
-"""Type names of Python's and numpy's booleans; not every client imports numpy."""
 # msgspec reports a field as `$[2]`, or deeper.
 _PLACE = re.compile(r"(.*?)(?: - at `\$\[(\d+)\].*`)", re.DOTALL)
 _decode = msgspec.msgpack.Decoder().decode
@@ -26,7 +25,7 @@ def _plain(value: Any) -> Any:
     """Convert numpy's numbers, booleans and strings for msgspec."""
     if isinstance(value, str):
         return str(value)
-    return bool(value) if type(value).__name__ in BOOLS else operator.index(value)
+    return bool(value) if type(value).__name__ in BOOLEAN_TYPE_NAMES else operator.index(value)
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode

@@ -82,7 +82,7 @@ def test_a_groups_life_is_told_step_by_step(manager: Manager, start_group: Start
     manager.until("READY=1")
     assert manager.messages[0] == "STATUS=recovering"
     status = manager.until("STATUS=ready; ")
-    assert status == "STATUS=ready; dispatch 0 bytes (0 messages) behind; flush 0 bytes behind"
+    assert status == "STATUS=ready; dispatch behind by 0 bytes (0 messages); flush behind by 0 bytes"
     manager.until("WATCHDOG=1", count=3)
     (group.root / "new_size").write_text("777")
     group.process.send_signal(signal.SIGHUP)
@@ -106,7 +106,7 @@ def test_lag_and_dead_roles_are_in_the_status(manager: Manager, start_group: Sta
     manager.until("STATUS=commitlog-flusher STOPPED, ")
     control = Control.open(StoreIO(), group.paths, write=True)
     control.store(layout.WRITTEN, 4096)
-    manager.until("dispatch 4,096 bytes (0 messages) behind; flush 4,096 bytes behind")
+    manager.until("dispatch behind by 4,096 bytes (0 messages); flush behind by 4,096 bytes")
     control.store(layout.FLUSHER_SYNC_ERRNO, 5)
     manager.until("READ-ONLY after a failed sync")
     control.close()

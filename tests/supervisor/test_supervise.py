@@ -208,7 +208,7 @@ class TestStopping:
         group = start_group(FEW)
         _store_word(group, layout.WRITTEN, 4096)
         assert group.stop() == 1
-        assert group.lines[-1] == "outcome 1: dispatch is 4,096 bytes behind"
+        assert group.lines[-1] == "outcome 1: dispatch has a backlog of 4,096 bytes"
         assert (group.root / "abort").exists()
 
     def test_second_interrupt_speeds_up(self, start_group: StartGroup) -> None:

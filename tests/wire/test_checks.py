@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqproc.errors import FilterSyntaxError
-from mqproc.topic_names import FILTER_BYTES_MAX
-from mqproc.wire.checks import parse_tags
+from mqproc.topic_names import FILTER_BYTES_MAX, parse_tags
 
 
 @pytest.mark.parametrize(

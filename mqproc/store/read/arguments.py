@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from mqproc.errors import BadRequestError
+from mqproc.util.arguments import BOOLEAN_TYPE_NAMES
 
 
 class SerializedCalls(Protocol):
@@ -93,7 +94,7 @@ def _bytes(name: str, value: Any) -> bytes:
 
 def _flag(name: str, value: Any) -> bool:
     # numpy's types are recognized by name: not every reader has loaded numpy.
-    if not isinstance(value, bool) and type(value).__name__ not in ("bool", "bool_"):
+    if not isinstance(value, bool) and type(value).__name__ not in BOOLEAN_TYPE_NAMES:
         raise _error(name, value, "true or false")
     return bool(value)
 
