@@ -140,13 +140,13 @@ class RangeReader:
     """Reads ranges of one store's log."""
 
     def __init__(
-        self, wanted: KernelSelection, *, batch_rows: int, batch_bytes: int, verify: Verify, fail_on_data_loss: bool
+        self, selection: KernelSelection, *, batch_rows: int, batch_bytes: int, verify: Verify, fail_on_data_loss: bool
     ) -> None:
-        self._wanted = wanted
+        self._selection = selection
         self._positions = np.zeros(batch_rows, np.int64)
         self._state = np.zeros(kernels.STATE_SIZE, np.int64)
-        self._state[kernels.BEGIN_MS] = wanted.selection.begin_ms
-        self._state[kernels.END_MS] = wanted.selection.end_ms
+        self._state[kernels.BEGIN_MS] = selection.selection.begin_ms
+        self._state[kernels.END_MS] = selection.selection.end_ms
         self._state[kernels.VERIFY], self._state[kernels.VERIFY_UNWANTED] = verify.value
         self._state[kernels.BYTES_MAX] = batch_bytes
         self._fail_on_data_loss = fail_on_data_loss
@@ -205,25 +205,25 @@ class RangeReader:
 
     def _select(self, window: SegmentView, at: int, until: int) -> tuple[int, int]:
         """Run the kernel over the bytes in view, adding each new queue it meets."""
-        wanted, state = self._wanted, self._state
+        selection, state = self._selection, self._state
         base = window.first
         state[kernels.AT], state[kernels.STOP] = at - base, until - base
         state[kernels.LIMIT], state[kernels.SEGMENT_STOP] = window.limit - base, window.segment_size - base
         state[kernels.BASE] = window.log_range.segment + base
         state[kernels.FOUND] = state[kernels.FOUND_BYTES] = 0
         while True:
-            table = wanted.table
+            table = selection.table
             reason = int(
                 kernels.select_positions(
                     window.view,
                     table.bytes_view,
                     table.cells,
                     table.slots,
-                    wanted.verdicts,
-                    wanted.tags,
-                    wanted.tag_ends,
-                    wanted.keys,
-                    wanted.key_ends,
+                    selection.verdicts,
+                    selection.tags,
+                    selection.tag_ends,
+                    selection.keys,
+                    selection.key_ends,
                     self._positions,
                     state,
                 )
@@ -231,7 +231,7 @@ class RangeReader:
             at = int(state[kernels.AT])
             if reason != kernels.UNKNOWN_QUEUE:
                 return reason, at + base
-            if not wanted.add_queue(window.view, at):
+            if not selection.add_queue(window.view, at):
                 return BAD_TOPIC, at + base
 
     def _after_damage(self, window: SegmentView, at: int, stop: int, reason: str, place: str) -> int:

@@ -108,8 +108,8 @@ def partitioned(slices: Slices, records_max: int, partitions_min: int) -> list[S
     total = sum(len(queue_slice) for _store, queue_slice in slices)
     if not total:
         return []
-    most = records_max or min(RECORDS_MAX, max(RECORDS_MIN, -(-total // PARTITIONS_USUALLY)))
-    count = min(total, max(-(-total // most), partitions_min))
+    limit = records_max or min(RECORDS_MAX, max(RECORDS_MIN, -(-total // PARTITIONS_USUALLY)))
+    count = min(total, max(-(-total // limit), partitions_min))
     if count == 1 or total // count >= _SLICE_MIN * len(slices):
         return [_share(slices, number, count) for number in range(count)]
     return _packed(slices, -(-total // count))
@@ -126,16 +126,16 @@ def _share(slices: Slices, number: int, count: int) -> Slices:
     return found
 
 
-def _packed(slices: Sequence[tuple[int, QueueSlice]], most: int) -> list[Slices]:
+def _packed(slices: Sequence[tuple[int, QueueSlice]], limit: int) -> list[Slices]:
     """Pack slices in order, cut where a partition is full."""
     packed: list[Slices] = [[]]
-    room = most
+    room = limit
     for store, queue_slice in slices:
-        starts = [queue_slice.start, *range(queue_slice.start + room, queue_slice.stop, most), queue_slice.stop]
+        starts = [queue_slice.start, *range(queue_slice.start + room, queue_slice.stop, limit), queue_slice.stop]
         for start, stop in itertools.pairwise(starts):
             if not room:
                 packed.append([])
-                room = most
+                room = limit
             packed[-1].append((store, QueueSlice(queue_slice.topic, queue_slice.queue_id, start, stop)))
             room -= stop - start
     return packed

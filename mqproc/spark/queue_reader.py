@@ -76,21 +76,21 @@ class UnitGaps:
         self._batch_bytes = batch_bytes
         self._verify = verify
 
-    def records(self, queue: Queue, missed: Words, offsets: Words, places: Words) -> Iterator[FoundRecords]:
+    def records(self, queue: Queue, missed: Words, offsets: Words, positions: Words) -> Iterator[FoundRecords]:
         """The selected ones among the messages `missed` of a queue.
 
-        The queue's other records, with `offsets`, are at `places`.
+        The queue's other records, with `offsets`, are at `positions`.
         """
         missed, order = np.unique(missed), np.argsort(offsets)
-        offsets, places = offsets[order], places[order]
+        offsets, positions = offsets[order], positions[order]
         for run in np.split(missed, np.flatnonzero(np.diff(missed) != 1) + 1):
             first, last = int(run[0]), int(run[-1])
             before, after = int(np.searchsorted(offsets, first)) - 1, int(np.searchsorted(offsets, last))
-            low = int(places[before]) if before >= 0 else self._place(queue, first - 1, 0)
-            high = int(places[after]) if after < len(places) else self._place(queue, last + 1, _NOWHERE)
+            low = int(positions[before]) if before >= 0 else self._position_of(queue, first - 1, 0)
+            high = int(positions[after]) if after < len(positions) else self._position_of(queue, last + 1, _NOWHERE)
             yield from self._between(low, high, queue, first, last + 1)
 
-    def _place(self, queue: Queue, offset: int, otherwise: int) -> int:
+    def _position_of(self, queue: Queue, offset: int, otherwise: int) -> int:
         """The log position in the unit of a neighbouring message of another slice."""
         files = ConsumeQueueFiles(self._io, self._paths.consume_queue, self._store.queue_file_bytes)
         with closing(files):
@@ -137,12 +137,12 @@ class UnitGaps:
 class _Listed:
     """Records by ascending log position, with their queue numbers and offsets."""
 
-    places: Words
+    positions: Words
     numbers: Words
     offsets: Words
 
     def part(self, first: int, stop: int) -> _Listed:
-        return _Listed(self.places[first:stop], self.numbers[first:stop], self.offsets[first:stop])
+        return _Listed(self.positions[first:stop], self.numbers[first:stop], self.offsets[first:stop])
 
 
 class SliceReader:
@@ -154,7 +154,7 @@ class SliceReader:
         self._store = store
         self._paths = StorePaths(Path(store.uri))
         self._io = StoreIO()
-        self._wanted = KernelSelection(store.selection, {})
+        self._selection = KernelSelection(store.selection, {})
         self._positions = np.zeros(batch_rows, np.int64)
         self._state = np.zeros(STATE_SIZE, np.int64)
         self._state[BEGIN_MS], self._state[END_MS] = store.selection.begin_ms, store.selection.end_ms
@@ -174,15 +174,15 @@ class SliceReader:
         self._missed = {}
         listed = self._listed(slices)
         size = self._store.segment_size
-        segments = listed.places // size
+        segments = listed.positions // size
         borders = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(segments)]
         for first, stop in itertools.pairwise(borders):
             if first < stop:
                 yield from self._of_segment(int(segments[first]) * size, listed.part(first, stop))
         for queue, offsets in self._missed.items():
             missed = np.array(offsets, np.int64)
-            there = (listed.numbers == self._wanted.queue_number(queue)) & ~np.isin(listed.offsets, missed)
-            yield from self._gaps.records(queue, missed, listed.offsets[there], listed.places[there])
+            there = (listed.numbers == self._selection.queue_number(queue)) & ~np.isin(listed.offsets, missed)
+            yield from self._gaps.records(queue, missed, listed.offsets[there], listed.positions[there])
 
     # Units
 
@@ -190,9 +190,9 @@ class SliceReader:
         files = ConsumeQueueFiles(self._io, self._paths.consume_queue, self._store.queue_file_bytes)
         with closing(files):
             parts = [self._of_queue(files, queue_slice) for queue_slice in slices]
-        places, numbers, offsets = (np.concatenate([part[row] for part in parts]) for row in range(3))
-        order = np.argsort(places, kind="stable")
-        return _Listed(places[order], numbers[order], offsets[order])
+        positions, numbers, offsets = (np.concatenate([part[row] for part in parts]) for row in range(3))
+        order = np.argsort(positions, kind="stable")
+        return _Listed(positions[order], numbers[order], offsets[order])
 
     def _of_queue(self, files: ConsumeQueueFiles, queue_slice: QueueSlice) -> tuple[Words, Words, Words]:
         """(positions, queue numbers, offsets) of the records that a slice's units name.
@@ -205,7 +205,7 @@ class SliceReader:
             )
         except FileNotFoundError:
             units = as_units(b"")
-        sizes, places = units["size"].astype(np.int64), units["physical_offset"].astype(np.int64)
+        sizes, positions = units["size"].astype(np.int64), units["physical_offset"].astype(np.int64)
         offsets = np.arange(queue_slice.start, queue_slice.start + len(units), dtype=np.int64)
         there = sizes > 0
         if not there.all() or len(units) < len(queue_slice):
@@ -221,9 +221,9 @@ class SliceReader:
         if len(codes):
             keep &= np.isin(units["tags_code"].astype(np.int64), codes)
         if not keep.all():
-            places, offsets = places[keep], offsets[keep]
-        number = self._wanted.queue_number((queue_slice.topic, queue_slice.queue_id))
-        return places, np.full(len(places), number, np.int64), offsets
+            positions, offsets = positions[keep], offsets[keep]
+        number = self._selection.queue_number((queue_slice.topic, queue_slice.queue_id))
+        return positions, np.full(len(positions), number, np.int64), offsets
 
     def _report_absent(self, queue_slice: QueueSlice, start: int, stop: int, reason: AbsenceReason) -> None:
         if self._fail_on_data_loss:
@@ -240,19 +240,20 @@ class SliceReader:
             segment = MappedSegment(self._io, self._paths.commit_log / segment_name(start), self._store.segment_size)
         except FileNotFoundError:
             if self._fail_on_data_loss:
-                place = f"{self._store.uri}/commitlog/{segment_name(start)}"
+                file = f"{self._store.uri}/commitlog/{segment_name(start)}"
                 raise CorruptStoreError(
-                    f"{place}: {AbsenceReason.DELETED.value}, and {len(listed.places):,} selected messages with it; "
+                    f"{file}: {AbsenceReason.DELETED.value}, "
+                    f"with {len(listed.positions):,} selected messages; "
                     "failOnDataLoss=false leaves them out"
                 ) from None
             for number in np.unique(listed.numbers).tolist():
-                self._miss(self._wanted.table.name(number), listed.offsets[listed.numbers == number].tolist())
+                self._miss(self._selection.table.name(number), listed.offsets[listed.numbers == number].tolist())
             return
         with closing(segment):
             yield from self._selected(segment, start, listed)
 
     def _selected(self, segment: MappedSegment, start: int, listed: _Listed) -> Iterator[FoundRecords]:
-        wanted, state = self._wanted, self._state
+        selection, state = self._selection, self._state
         view, _first = segment.part(0, segment.size)
         state[AT], state[BASE], state[LIMIT] = 0, start, segment.size
         released, reason = 0, FULL
@@ -260,16 +261,16 @@ class SliceReader:
             reason = int(
                 kernels.select_by_unit(
                     view,
-                    listed.places,
+                    listed.positions,
                     listed.numbers,
                     listed.offsets,
-                    wanted.table.bytes_view,
-                    wanted.table.cells,
-                    wanted.table.slots,
-                    wanted.tags,
-                    wanted.tag_ends,
-                    wanted.keys,
-                    wanted.key_ends,
+                    selection.table.bytes_view,
+                    selection.table.cells,
+                    selection.table.slots,
+                    selection.tags,
+                    selection.tag_ends,
+                    selection.keys,
+                    selection.key_ends,
                     self._positions,
                     state,
                 )
@@ -290,12 +291,12 @@ class SliceReader:
             self._missed.setdefault(queue, []).extend(offsets)
 
     def _damaged(self, listed: _Listed, index: int, reason: int) -> None:
-        topic, queue_id = self._wanted.table.name(int(listed.numbers[index]))
-        offset, place = int(listed.offsets[index]), int(listed.places[index])
+        topic, queue_id = self._selection.table.name(int(listed.numbers[index]))
+        offset, position = int(listed.offsets[index]), int(listed.positions[index])
         if self._fail_on_data_loss:
             cause = "a record of another place" if reason == kernels.OTHER_PLACE else REASON_NAMES[reason]
             raise CorruptStoreError(
                 f"{self._store.uri}: offset {offset:,} of queue {queue_id} of {topic} has no intact record at log "
-                f"position {place:,}: {cause}; failOnDataLoss=false leaves such messages out{_BY_LOG}"
+                f"position {position:,}: {cause}; failOnDataLoss=false leaves such messages out{_BY_LOG}"
             )
         self._miss((topic, queue_id), [offset])

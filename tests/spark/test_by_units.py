@@ -86,7 +86,7 @@ def test_damage_to_units_and_records(tmp_path: Path) -> None:
     unit = store / "consumequeue" / "Second" / "2" / f"{0:020d}"
     # The unit's position, a little behind that of its record.
     write_at(unit, 20 * 8 + 7, bytes([unit.read_bytes()[20 * 8 + 7] ^ 1]))
-    with pytest.raises(CorruptStoreError, match=r"offset 8 of .* no intact record .*byUnits=false goes by the log"):
+    with pytest.raises(CorruptStoreError, match=r"offset 8 of .* no intact record .*byUnits=false reads the log"):
         offsets_of(store, **wanted, startingOffsets='{"Second": {"2": 8}}')
     assert len(offsets_of(store, **wanted, byUnits=False)) == 52
 

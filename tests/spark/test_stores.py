@@ -56,7 +56,7 @@ def test_folders_as_urls(tmp_path: Path) -> None:
 
 
 def test_the_root_of_a_file_system_may_be_a_store() -> None:
-    _files, root = remote("local:///")
+    _files, root = open_file_system("local:///")
     assert join_path(root, "commitlog") == "/commitlog"
 
 

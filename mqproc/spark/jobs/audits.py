@@ -70,18 +70,18 @@ def verify(spark: SparkSession, path: PathArgument, *, share_bytes: int = SHARE_
     pictures = [_snapshot(store, share_bytes) for store in stores]
     parts = [_Part(number, task) for number, each in enumerate(pictures) for task in range(-1, len(tasks_of(each)))]
 
-    def look(part: _Part) -> Iterator[Row]:
+    def run_part(part: _Part) -> Iterator[Row]:
         found = None if part.task < 0 else _look(pictures[part.store], part.task)
         yield {"store": part.store, "task": part.task, "result": pickle.dumps(found)}
 
-    def put_together(table: pa.Table) -> Iterator[Row]:
+    def combine(table: pa.Table) -> Iterator[Row]:
         number = table.column("store")[0].as_py()
         rows = sorted(zip(table.column("task").to_pylist(), table.column("result").to_pylist(), strict=True))
         results = [pickle.loads(result) for task, result in rows if task >= 0]
         yield _row(_compared(stores[number], pictures[number], results))
 
-    found = rows_of_tasks(spark, parts, look, _RESULTS)
-    return rows_of_groups(found, ["store"], put_together, VERIFIED, groups=len(stores))
+    found = rows_of_tasks(spark, parts, run_part, _RESULTS)
+    return rows_of_groups(found, ["store"], combine, VERIFIED, groups=len(stores))
 
 
 def _snapshot(store: Path, share_bytes: int) -> Snapshot:
@@ -106,26 +106,26 @@ class _Answers:
     """Known results, and a worker for follow-up tasks."""
 
     def __init__(self, snapshot: Snapshot, results: list[Any], worker: Worker) -> None:
-        self._known = {_name(task): result for task, result in zip(tasks_of(snapshot), results, strict=True)}
+        self._known = {_task_identity(task): result for task, result in zip(tasks_of(snapshot), results, strict=True)}
         self._worker = worker
 
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
         """Yield each task with its result."""
         for task in tasks:
-            known = self._known.get(_name(task))
+            known = self._known.get(_task_identity(task))
             yield task, self._worker.run(task) if known is None else known
 
 
-def _name(task: Task) -> tuple[str, Any]:
+def _task_identity(task: Task) -> tuple[str, Any]:
     """Identity of a task within a snapshot, which follow-up tasks do not have."""
-    of: Any = None
+    key: Any = None
     if isinstance(task, Share):
-        of = task.number
+        key = task.number
     elif isinstance(task, IndexFile):
-        of = task.name
+        key = task.name
     elif isinstance(task, QueueBatch):
-        of = task.queues[0]
-    return type(task).__name__, of
+        key = task.queues[0]
+    return type(task).__name__, key
 
 
 def _row(found: VerifyResult) -> Row:

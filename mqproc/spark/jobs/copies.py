@@ -71,12 +71,12 @@ def export(
     if set(columns) == {"topic"}:
         raise BadRequestError("columns = topic: it names the folders, so their files need another column")
     stores = check_sources(path, fail_on_data_loss=flags_of(selection).fail_on_data_loss)
-    wanted = list(columns) or list(MQPROC_COLUMNS)
+    selected = list(columns) or list(MQPROC_COLUMNS)
     found = plan_messages(
-        spark, path, **selection | {"columns": list(dict.fromkeys([*wanted, "topic", "store_timestamp", "size"]))}
+        spark, path, **selection | {"columns": list(dict.fromkeys([*selected, "topic", "store_timestamp", "size"]))}
     )
     dated = BatchRead(found.frame, _dated(found.read), {**found.types, "day": "date"})
-    layout = Layout(list(dict.fromkeys(wanted)), ("topic", "day"), compression)
+    layout = Layout(list(dict.fromkeys(selected)), ("topic", "day"), compression)
     done = write_batches(dated, to, stores, mode=mode, layout=layout)
     return Exported(done.messages, done.size)
 
@@ -128,25 +128,25 @@ def plan_compaction(
     from pyspark.sql import functions as F
 
     columns = [columns] if isinstance(columns, str) else columns
-    wanted = list(dict.fromkeys(columns)) or list(MQPROC_COLUMNS)
-    check_column_names("mqproc", wanted)
+    selected = list(dict.fromkeys(columns)) or list(MQPROC_COLUMNS)
+    check_column_names("mqproc", selected)
     flags = flags_of(selection)
     if flags.verify_crc is None:
         # Only the scan of the log can detect damaged bodies; a read at known positions cannot distinguish them.
-        selection["verifyCrc"] = "body" in wanted
+        selection["verifyCrc"] = "body" in selected
     names = ["store", "topic", "keys", "store_timestamp", "physical_offset", "size"]
-    placed = messages(spark, path, columns=names, **selection).withColumn("key", F.explode("keys"))
+    keyed = messages(spark, path, columns=names, **selection).withColumn("key", F.explode("keys"))
     if chosen := keys_of(selection.get("key", ())):
         # Messages may have other keys, of which unselected messages may be the last.
-        placed = placed.where(F.col("key").isin(list(chosen)))
+        keyed = keyed.where(F.col("key").isin(list(chosen)))
     last = F.max(F.struct("store_timestamp", "store", "physical_offset", "size")).alias("last")
-    kept = placed.groupBy("topic", "key").agg(last).select("key", "last.store", "last.physical_offset", "last.size")
+    last_rows = keyed.groupBy("topic", "key").agg(last).select("key", "last.store", "last.physical_offset", "last.size")
     part = F.shiftright("physical_offset", _TASK_BITS)
-    ordered = kept.repartition("store", part).sortWithinPartitions("store", "physical_offset")
+    ordered = last_rows.repartition("store", part).sortWithinPartitions("store", "physical_offset")
     sizes = _segment_sizes(path)
-    reader = PlaceReader(
+    reader = PositionReader(
         sizes,
-        wanted,
+        selected,
         drop_empty=drop_empty,
         fail_on_data_loss=flags.fail_on_data_loss,
         plain_bodies=flags.plain_bodies,
@@ -155,7 +155,7 @@ def plan_compaction(
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return reader.read(batches)
 
-    return BatchRead(ordered, read, {"key": "string", **{name: MQPROC_COLUMNS[name] for name in wanted}})
+    return BatchRead(ordered, read, {"key": "string", **{name: MQPROC_COLUMNS[name] for name in selected}})
 
 
 def _segment_sizes(path: PathArgument) -> dict[str, int]:
@@ -167,7 +167,7 @@ def _segment_sizes(path: PathArgument) -> dict[str, int]:
     return sizes
 
 
-class PlaceReader:
+class PositionReader:
     """Reads records at known positions, ordered by store and position."""
 
     def __init__(
@@ -203,45 +203,45 @@ class PlaceReader:
 
     def _of_segment(self, store: str, base: int, segment_size: int, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The records of one segment, in batches of bounded size."""
-        makes = BatchMaker("mqproc", self._names, store, plain_bodies=self._plain_bodies)
-        places = batch.column("physical_offset").to_numpy() - base
+        maker = BatchMaker("mqproc", self._names, store, plain_bodies=self._plain_bodies)
+        positions = batch.column("physical_offset").to_numpy() - base
         sizes = batch.column("size").to_numpy()
-        ends, sums = places + sizes, np.cumsum(sizes)
+        ends, sums = positions + sizes, np.cumsum(sizes)
         try:
             with closing(open_segment(store, base, segment_size, segment_size)) as segment:
                 at = 0
-                while at < len(places):
+                while at < len(positions):
                     # A message with several keys appears several times.
                     rows = int(np.searchsorted(sums, sums[at] - sizes[at] + _SPAN_BYTES, "right"))
-                    stop = max(at + 1, min(rows, int(np.searchsorted(ends, places[at] + _SPAN_BYTES))))
-                    view, first = segment.part(int(places[at]), int(ends[stop - 1]))
-                    found = FoundRecords(view, places[at:stop] - first)
-                    yield from _keyed(batch.slice(at, stop - at), found, makes, drop_empty=self._drop_empty)
+                    stop = max(at + 1, min(rows, int(np.searchsorted(ends, positions[at] + _SPAN_BYTES))))
+                    view, first = segment.part(int(positions[at]), int(ends[stop - 1]))
+                    found = FoundRecords(view, positions[at:stop] - first)
+                    yield from _keyed(batch.slice(at, stop - at), found, maker, drop_empty=self._drop_empty)
                     at = stop
         except FileNotFoundError:
             if self._fail_on_data_loss:
                 raise CorruptStoreError(
                     f"{store}/commitlog/{segment_name(base)}: deleted since its keys were read, and "
-                    f"{counted(len(places), 'last message')} with it; failOnDataLoss=false leaves them out"
+                    f"{counted(len(positions), 'last message')} with it; failOnDataLoss=false leaves them out"
                 ) from None
 
 
 def _keyed(
-    batch: pa.RecordBatch, found: FoundRecords, makes: BatchMaker, *, drop_empty: bool
+    batch: pa.RecordBatch, found: FoundRecords, maker: BatchMaker, *, drop_empty: bool
 ) -> Iterator[pa.RecordBatch]:
     """The records with each row's `key`; with `drop_empty` only those with a body."""
     has_body = _has_body(found) if drop_empty else None
     at = 0
-    for made in makes.batches(found):
+    for made in maker.batches(found):
         rows = slice(at, at + made.num_rows)
         keys = batch.column("key")[rows]
-        whole = pa.RecordBatch.from_arrays([keys, *made.columns], ["key", *made.schema.names])
-        yield whole if has_body is None else whole.filter(pa.array(has_body[rows]))
+        with_keys = pa.RecordBatch.from_arrays([keys, *made.columns], ["key", *made.schema.names])
+        yield with_keys if has_body is None else with_keys.filter(pa.array(has_body[rows]))
         at = rows.stop
 
 
 def _has_body(found: FoundRecords) -> NDArray[np.bool_]:
     """Whether each record has a body."""
     count = len(found.positions)
-    places = record_decode.places_at(found.view, found.positions, record_decode.rows_of(["body"]))
-    return places[record_decode.BODY_SIZE * count : (record_decode.BODY_SIZE + 1) * count] > 0
+    positions = record_decode.places_at(found.view, found.positions, record_decode.rows_of(["body"]))
+    return positions[record_decode.BODY_SIZE * count : (record_decode.BODY_SIZE + 1) * count] > 0

@@ -126,8 +126,8 @@ def _in_windows(found: DataFrame, time: str, window_us: int, slide_us: int) -> D
     starts = at - F.pmod(at, F.lit(slide_us))
     if slide_us < window_us:
         # The start of the first window that contains the message.
-        behind = at - F.lit(window_us - 1)
-        starts = F.explode_outer(F.sequence(behind + F.pmod(-behind, F.lit(slide_us)), starts, F.lit(slide_us)))
+        first_end = at - F.lit(window_us - 1)
+        starts = F.explode_outer(F.sequence(first_end + F.pmod(-first_end, F.lit(slide_us)), starts, F.lit(slide_us)))
     started = found.withColumn("start_us", starts)
     end_us = F.col("start_us") + F.lit(window_us)
     window = F.struct(F.timestamp_micros("start_us").alias("start"), F.timestamp_micros(end_us).alias("end"))
@@ -266,8 +266,8 @@ def _lines(rows: Sequence[Row], names: Sequence[str], step_ms: int) -> list[Seri
     for name in names:
         points = {row["at"]: int(row.messages) for row in rows if row.name == name}
         if points:
-            whole = _with_zeros(points, rows[0]["at"], rows[-1]["at"], step_ms)
-            lines.append(Series(name, [_moment(at) for at in whole], list(whole.values())))
+            filled = _with_zeros(points, rows[0]["at"], rows[-1]["at"], step_ms)
+            lines.append(Series(name, [_moment(at) for at in filled], list(filled.values())))
     return lines
 
 
@@ -285,8 +285,8 @@ def _moment(at_ms: int) -> datetime.datetime:
 def _with_zeros(points: dict[int, int], first: int, last: int, step: int) -> dict[int, int]:
     """Points in order, with zeros at both ends of each gap between `first` and `last`."""
     zeros: set[int] = set()
-    for before, behind in itertools.pairwise([first - step, *points, last + step]):
-        zeros |= {before + step, behind - step} if behind - before > step else set()
+    for before, first_end in itertools.pairwise([first - step, *points, last + step]):
+        zeros |= {before + step, first_end - step} if first_end - before > step else set()
     return {at: points.get(at, 0) for at in sorted(points.keys() | zeros)}
 
 

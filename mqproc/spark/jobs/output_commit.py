@@ -226,22 +226,22 @@ class JobFolder:
 
         Raises StoreAccessError when the job's folder is missing, and errors of `write`, after removing its files.
         """
-        own, whole = self._path / f"attempt-{partition}-{attempt}", self._path / f"task-{partition}"
+        attempt_folder, task_folder = self._path / f"attempt-{partition}-{attempt}", self._path / f"task-{partition}"
         if not self._path.exists():
             raise StoreAccessError(f"{self._path}: does not exist; {_SHARED}")
-        if whole.exists():
-            return _load_result(whole)
+        if task_folder.exists():
+            return _load_result(task_folder)
         try:
-            with file_errors(own):
-                own.mkdir()
-                (own / _FILES).mkdir()
-            written = write(own / _FILES)
-            with file_errors(own):
-                (own / _WRITTEN).write_text(json.dumps(dataclasses.asdict(written)))
-                _rename_first(own, whole)
-            return _load_result(whole)
+            with file_errors(attempt_folder):
+                attempt_folder.mkdir()
+                (attempt_folder / _FILES).mkdir()
+            written = write(attempt_folder / _FILES)
+            with file_errors(attempt_folder):
+                (attempt_folder / _WRITTEN).write_text(json.dumps(dataclasses.asdict(written)))
+                _rename_first(attempt_folder, task_folder)
+            return _load_result(task_folder)
         finally:
-            shutil.rmtree(own, ignore_errors=True)
+            shutil.rmtree(attempt_folder, ignore_errors=True)
 
     def publish(self) -> int:
         """Move the files of all tasks into the target; their number."""
@@ -277,10 +277,10 @@ class JobFolder:
     def roll_back(self) -> None:
         """Remove published files and folders that become empty, then the job's folder."""
         for folder, _folders, names in os.walk(self.to, topdown=False):
-            own = [Path(folder) / name for name in names if self.job in name]
-            for file in own:
+            attempt_folder = [Path(folder) / name for name in names if self.job in name]
+            for file in attempt_folder:
                 file.unlink(missing_ok=True)
-            if own:
+            if attempt_folder:
                 self._remove_empty(Path(folder))
         self.remove()
 
@@ -381,15 +381,15 @@ def _write_empty(path: Path, schema: pa.Schema, layout: Layout) -> None:
         pq.write_table(schema.empty_table().select(layout.columns), path, compression=layout.compression)
 
 
-def _rename_first(own: Path, whole: Path) -> None:
+def _rename_first(attempt_folder: Path, task_folder: Path) -> None:
     """Rename an attempt's folder to the task's, unless another attempt was first."""
     try:
-        own.rename(whole)
+        attempt_folder.rename(task_folder)
     except OSError:
-        if not whole.exists():
+        if not task_folder.exists():
             raise
 
 
-def _load_result(whole: Path) -> Written:
-    with file_errors(whole):
-        return Written(**json.loads((whole / _WRITTEN).read_text()))
+def _load_result(task_folder: Path) -> Written:
+    with file_errors(task_folder):
+        return Written(**json.loads((task_folder / _WRITTEN).read_text()))

@@ -77,7 +77,7 @@ class Built:
     first_stored_ms: int
 
 
-def pieces_of_files(shares: Sequence[LogShare], items: int) -> Iterator[list[EntryRange]]:
+def entry_ranges_of_files(shares: Sequence[LogShare], items: int) -> Iterator[list[EntryRange]]:
     """The entry ranges of each index file of `items` items.
 
     Except in the first file, they begin with the previous file's last entry.
@@ -85,10 +85,10 @@ def pieces_of_files(shares: Sequence[LogShare], items: int) -> Iterator[list[Ent
     capacity = items - FIRST_ITEM
     total = sum(found.entries for found in shares)
     for first in range(0, total, capacity):
-        yield list(_pieces(shares, max(0, first - 1), min(total, first + capacity)))
+        yield list(_entry_ranges(shares, max(0, first - 1), min(total, first + capacity)))
 
 
-def _pieces(shares: Sequence[LogShare], first: int, stop: int) -> Iterator[EntryRange]:
+def _entry_ranges(shares: Sequence[LogShare], first: int, stop: int) -> Iterator[EntryRange]:
     before = 0
     for found in shares:
         low, high = max(first, before), min(stop, before + found.entries)
@@ -109,9 +109,9 @@ class IndexBuild:
         self._behind: IndexHeader | None = None
         self._built = Built(0, 0)
 
-    def run(self, pieces: Sequence[EntryRange], *, is_first: bool) -> Built:
-        """Add the entries of all pieces, except the previous file's last entry."""
-        entries = (each for piece in pieces for each in self._entries(piece))
+    def run(self, entry_ranges: Sequence[EntryRange], *, is_first: bool) -> Built:
+        """Add the entries of all ranges, except the previous file's last entry."""
+        entries = (each for piece in entry_ranges for each in self._entries(piece))
         for hashes, offsets, times in entries:
             at = 0
             if not is_first and self._behind is None:
@@ -166,7 +166,7 @@ class UnitWriter:
         self._made: set[Path] = set()
         self.runs: dict[Queue, list[UnitRun]] = {}
 
-    def take(self, result: ScanResult, table: QueueTable) -> None:
+    def write_scan(self, result: ScanResult, table: QueueTable) -> None:
         """Write the units of a scan."""
         for number, first, count, at, physical_end, _time in result.runs.tolist():
             units = result.units[at : at + count * UNIT_SIZE]
@@ -227,19 +227,19 @@ class QueueRuns:
             [("topic", "ascending"), ("queue_id", "ascending"), ("physical_begin", "ascending")]
         )
         waiting: list[UnitRun] = []
-        of: Queue | None = None
+        current: Queue | None = None
         for batch in runs.to_batches(max_chunksize=8192):
             for row in batch.to_pylist():
                 queue = row.pop("topic"), row.pop("queue_id")
-                if of is not None and queue != of:
-                    yield self._of_queue(of, waiting)
+                if current is not None and queue != current:
+                    yield self._queue_row(current, waiting)
                     waiting = []
-                of = queue
+                current = queue
                 waiting.append(UnitRun(**row))
-        if of is not None:
-            yield self._of_queue(of, waiting)
+        if current is not None:
+            yield self._queue_row(current, waiting)
 
-    def _of_queue(self, queue: Queue, runs: list[UnitRun]) -> Row:
+    def _queue_row(self, queue: Queue, runs: list[UnitRun]) -> Row:
         """Fill the gaps between a queue's runs in log order, as dispatch would; the queue's row."""
         expected, physical_end = 0, 0
         found = {"units": 0, "fillers": 0, "missing": 0, "repeated": 0}
@@ -262,11 +262,11 @@ class QueueRuns:
         """
         expired = expected == 0 and self._log.begin > 0
         missing = run.first - expected
-        place = None
+        damaged_at = None
         if not expired:
-            place = explained_by(self._holes, missing, physical_end, run.physical_begin, self._segment_size)
-        if place is not None:
-            self._writer.write(queue, expected, end_fillers(missing, place, self._segment_size))
+            damaged_at = explained_by(self._holes, missing, physical_end, run.physical_begin, self._segment_size)
+        if damaged_at is not None:
+            self._writer.write(queue, expected, end_fillers(missing, damaged_at, self._segment_size))
             return missing
         start = run.first - run.first % self._units_per_file
         if expected <= start < run.first:
@@ -391,7 +391,7 @@ class RebuildJob:
         """Scan a share and write its units; a row for the share and one for each run."""
         io = StoreIO()
         with closing(UnitWriter(io, self._target.consume_queue, self.snapshot)) as writer:
-            with closing(LogPass(io, self.snapshot, IndexWalk, lambda size: None, writer.take)) as log_pass:
+            with closing(LogPass(io, self.snapshot, IndexWalk, lambda size: None, writer.write_scan)) as log_pass:
                 found = log_pass.run(share)
             writer.sync()
         found.totals = found.totals[:0]
@@ -409,9 +409,9 @@ class RebuildJob:
         with closing(UnitWriter(io, self._target.consume_queue, self.snapshot)) as writer:
             yield from QueueRuns(log, self.snapshot, writer).of_all(table.drop_columns(["log", "share"]))
             writer.sync()
-        files = pieces_of_files(shares, self.snapshot.inventory.sizes.items) if self._with_index else ()
-        for number, pieces in enumerate(files):
-            yield {"file": number, "pieces": pickle.dumps(pieces)}
+        files = entry_ranges_of_files(shares, self.snapshot.inventory.sizes.items) if self._with_index else ()
+        for number, entry_ranges in enumerate(files):
+            yield {"file": number, "pieces": pickle.dumps(entry_ranges)}
 
     def _joined(self, shares: list[LogShare]) -> WholeLog:
         io, paths = StoreIO(), StorePaths(self._store)
@@ -436,8 +436,10 @@ class RebuildJob:
 
     def build(self, row: Row) -> Iterator[Row]:
         """Build one index file, which has no name yet."""
-        pieces: list[EntryRange] = pickle.loads(row["pieces"])
-        built = IndexBuild(StoreIO(), self.snapshot, self._unnamed(row["file"])).run(pieces, is_first=row["file"] == 0)
+        entry_ranges: list[EntryRange] = pickle.loads(row["pieces"])
+        built = IndexBuild(StoreIO(), self.snapshot, self._unnamed(row["file"])).run(
+            entry_ranges, is_first=row["file"] == 0
+        )
         yield {"log": 0, "file": row["file"], "entries": built.entries, "first_stored_ms": built.first_stored_ms}
 
     def name(self, table: pa.Table) -> Iterator[Row]:

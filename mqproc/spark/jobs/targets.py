@@ -70,8 +70,8 @@ def _write_rows(read: BatchRead, path: str, mode: str, layout: Layout) -> Writte
     seen = Observation()
     size = F.sum("size") if "size" in read.types else F.lit(0)
     measured = read.rows().observe(seen, F.count(F.lit(1)).alias("messages"), size.alias("size"))
-    wanted = measured.select(*dict.fromkeys([*layout.columns, *layout.by]))
-    wanted.write.partitionBy(*layout.by).mode(mode).option("compression", layout.compression).parquet(path)
+    selected = measured.select(*dict.fromkeys([*layout.columns, *layout.by]))
+    selected.write.partitionBy(*layout.by).mode(mode).option("compression", layout.compression).parquet(path)
     return Written(int(seen.get["messages"]), int(seen.get["size"] or 0), 0)
 
 

@@ -51,15 +51,15 @@ def rows_of_tasks(
 
     All tasks travel to every executor with the function: they are small, and read their data where they run.
     """
-    several = list(tasks)
+    all_tasks = list(tasks)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from batches_of(schema, do(several[number]))
+                yield from batches_of(schema, do(all_tasks[number]))
 
     # One row per partition: the task's number.
-    numbers = spark.range(0, len(several), 1, max(1, len(several)))
+    numbers = spark.range(0, len(all_tasks), 1, max(1, len(all_tasks)))
     return numbers.mapInArrow(run, from_arrow_schema(schema))
 
 
@@ -79,8 +79,8 @@ def rows_of_groups(
 ) -> DataFrame:
     """The rows that `do` returns for each of `groups` groups by the columns `by`."""
     # Unlike elsewhere, Spark accepts only the session's string and binary types here.
-    is_large = str(frame.sparkSession.conf.get(_LARGE_TYPES, "false")).lower() == "true"
-    made = pa.schema([field.with_type(large(field.type)) for field in schema]) if is_large else schema
+    uses_large = str(frame.sparkSession.conf.get(_LARGE_TYPES, "false")).lower() == "true"
+    made = pa.schema([field.with_type(large(field.type)) for field in schema]) if uses_large else schema
 
     def run(table: pa.Table) -> pa.Table:
         return pa.Table.from_batches(list(batches_of(made, do(table))), made)

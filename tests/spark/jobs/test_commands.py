@@ -39,7 +39,7 @@ def test_counts_as_rows_and_as_a_plot(rolled_store: Path, tmp_path: Path) -> Non
     assert [sorted(row) for row in once.json["counts"]] == [["bytes", "messages", "topic"]] * 3
     none = call("spark", "counts", rolled_store, "--topic", "Frist", "--json")
     assert (none.code, none.json["counts"]) == (0, []), none.err
-    assert f"no message of what was chosen in {rolled_store}" in none.err
+    assert f"no selected messages in {rolled_store}" in none.err
     assert call("spark", "counts", rolled_store, "--to", tmp_path / "out").code == 0
     assert sum(ds.dataset(tmp_path / "out").to_table().column("messages").to_pylist()) == 640
 
@@ -58,7 +58,7 @@ def test_what_is_refused_before_spark_is_started(
         (("--plot", tmp_path / "out.svg", "--to", tmp_path / "out"), "--plot and --to: choose one"),
         (("--plot", tmp_path / "out.svg", "--json"), "--plot and --output json: choose one"),
         (("--to", tmp_path), f"{tmp_path}: already exists; counts are written to a new folder"),
-        (("--store", tmp_path), "name stores in one way"),
+        (("--store", tmp_path), "name stores either as arguments or by --store"),
     ):
         refused = call("spark", "counts", rolled_store, *arguments)
         assert (refused.code, refused.err.count("\n")) == (2, 1), refused.err

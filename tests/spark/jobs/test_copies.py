@@ -15,7 +15,7 @@ from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.spark.batch_read import flags_of
 from mqproc.spark.jobs import compact, export
 from mqproc.spark.jobs import copies as compacting
-from mqproc.spark.jobs.copies import PlaceReader
+from mqproc.spark.jobs.copies import PositionReader
 from tests.spark.rows import messages_of
 from tests.store.live_store import LiveStore
 from tests.store.stopped_store import FIRST_MS, StoppedStore
@@ -100,7 +100,7 @@ def test_last_messages_that_are_deleted_before_they_are_read(keyed_store: Stoppe
     }
     batch = pa.RecordBatch.from_pydict(columns)
     strict, lax = (
-        PlaceReader({str(store): 65536}, ["physical_offset"], drop_empty=False, fail_on_data_loss=fails)
+        PositionReader({str(store): 65536}, ["physical_offset"], drop_empty=False, fail_on_data_loss=fails)
         for fails in (True, False)
     )
     with pytest.raises(CorruptStoreError, match=r"commitlog/0+65536: deleted since it was read for keys, and \d+ last"):
@@ -120,7 +120,7 @@ def test_a_message_that_is_the_last_of_many_keys(keyed_store: StoppedStore, monk
         "physical_offset": [message.physical_offset for _key, message in rows],
         "size": [message.size for _key, message in rows],
     }
-    reader = PlaceReader({str(keyed_store.root): 65536}, ["size"], drop_empty=False, fail_on_data_loss=True)
+    reader = PositionReader({str(keyed_store.root): 65536}, ["size"], drop_empty=False, fail_on_data_loss=True)
     made = list(reader.read(iter([pa.RecordBatch.from_pydict(columns)])))
     assert [row["key"] for batch in made for row in batch.to_pylist()] == columns["key"]
     assert max(sum(batch.column("size").to_pylist()) for batch in made) <= 10_000
@@ -144,7 +144,7 @@ def test_damage_is_passed_over_by_the_name_of_either_side(
 ) -> None:
     strictness: list[bool] = []
 
-    class Recorded(PlaceReader):
+    class Recorded(PositionReader):
         def __init__(self, *args: Any, **named: Any) -> None:
             strictness.append(named["fail_on_data_loss"])
             super().__init__(*args, **named)
@@ -156,7 +156,7 @@ def test_damage_is_passed_over_by_the_name_of_either_side(
     done = export(spark, store, tmp_path / "out", columns="queue_id", **given)
     whole = [each for each in messages_of(keyed_store.root) if each.physical_offset // 65536 != 1]
     assert len(whole) - 2 <= done.messages <= len(whole)
-    monkeypatch.setattr(compacting, "PlaceReader", Recorded)
+    monkeypatch.setattr(compacting, "PositionReader", Recorded)
     compact(spark, store, columns="queue_id")
     compact(spark, store, columns="queue_id", **given)
     assert strictness == [True, False]
