@@ -25,7 +25,7 @@ from mqproc.wire.operations.log import COLUMN_ABSENT, QUEUE_ANY, AppendRequest
 _BODY_BYTES_MAX: Final = 8 << 10
 _KEY_MAX: Final = 1024
 _TAG_MAX: Final = 64
-_SHAPES_MAX: Final = 4096
+_TEMPLATES_MAX: Final = 4096
 
 # Default values of a message by identity: an equal value may have another type.
 _ZERO: Final = 0
@@ -44,10 +44,10 @@ assert len(_FIELDS) >= 16
 _pack_length = struct.Struct("<I").pack
 _pack_short_length = struct.Struct("<H").pack
 
-_Shape = tuple[str, str, int | None]  # topic, tag and queue
+_TemplateKey = tuple[str, str, int | None]  # topic, tag and queue
 # A packer, and the constant options before, between and after the variable ones.
-_Known = tuple[Callable[..., bytes], bytes, bytes, bytes]
-_known: dict[_Shape, _Known | None] = {}  # None: seen once, as many are
+_Template = tuple[Callable[..., bytes], bytes, bytes, bytes]
+_templates: dict[_TemplateKey, _Template | None] = {}  # None: seen once, as many are
 
 
 def encode_single(message: Message, *, wait: bool = True) -> AppendFrame:
@@ -68,18 +68,18 @@ def encode_single(message: Message, *, wait: bool = True) -> AppendFrame:
         or wait is not True
     ):
         return encode_message(message, wait=wait)
-    shape = topic, tag, queue_id
-    known = _known.get(shape)
-    if known is not None:
-        frame = _encode_known(known, topic, message.body, message.keys)
+    template_key = topic, tag, queue_id
+    template = _templates.get(template_key)
+    if template is not None:
+        frame = _encode_by_template(template, topic, message.body, message.keys)
         return encode_message(message) if frame is None else frame
     frame = encode_message(message)
     if len(tag) <= _TAG_MAX:
-        _remember(shape)
+        _add_template(template_key)
     return frame
 
 
-def _encode_known(known: _Known, topic: str, body: object, keys: object) -> AppendFrame | None:
+def _encode_by_template(template: _Template, topic: str, body: object, keys: object) -> AppendFrame | None:
     """Encode a message by its template; None when its body or keys need the general path."""
     if type(body) is not bytes or (type(keys) is not tuple and type(keys) is not list) or len(keys) > 1:
         return None
@@ -102,23 +102,23 @@ def _encode_known(known: _Known, topic: str, body: object, keys: object) -> Appe
         payload = _pack_length(size) + body
     prefix, counter = reserve(1)
     now_ms = time.time_ns() // 1_000_000
-    pack, begin, middle, end = known
+    pack, begin, middle, end = template
     options = pack(begin, size, _INT32, keys_size, middle, prefix.encode(), _UINT16, counter, _UINT64, now_ms, end)
     return AppendFrame(topic, 1, options, [payload], prefix, counter)
 
 
-def _remember(shape: _Shape) -> None:
+def _add_template(key: _TemplateKey) -> None:
     """Make the template after the second message, which the general path has checked."""
-    if shape not in _known:
-        if len(_known) >= _SHAPES_MAX:
-            _known.clear()
-        _known[shape] = None
+    if key not in _templates:
+        if len(_templates) >= _TEMPLATES_MAX:
+            _templates.clear()
+        _templates[key] = None
         return
-    topic, tag, queue_id = shape
+    topic, tag, queue_id = key
     request = AppendRequest(topic, 1, QUEUE_ANY if queue_id is None else queue_id, tag=tag)
     fields = list(map(msgspec.msgpack.encode, msgspec.structs.astuple(request)))
     begin = b"".join((encoded(request)[:_ARRAY_BYTES], *fields[:_SIZES_AT], _UINT32))
     middle = b"".join((*fields[_SIZES_AT + 2 : _OWN_AT], _TEXT28))
     end = b"".join(fields[_OWN_AT + 3 :])
     options = struct.Struct(f">{len(begin)}sIci{len(middle)}s{PREFIX_CHARACTERS}scHcQ{len(end)}s")
-    _known[shape] = options.pack, begin, middle, end
+    _templates[key] = options.pack, begin, middle, end

@@ -127,7 +127,7 @@ def outcome(way: Any, parts: dict[str, Any]) -> object:
 
 
 def check_both_ways(changed: dict[str, Any]) -> None:
-    shapes._known.clear()
+    shapes._templates.clear()
     for parts in ({}, {"queue_id": 1, "tag": "a"}, {"tag": ""}, {"tag": LONG_TAG}):
         make_known({**USUAL, **parts})
     parts = {**USUAL, **changed}
@@ -159,23 +159,23 @@ def test_ids_and_times_are_new_each_time() -> None:
 
 
 def test_shapes_are_forgotten_when_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "_SHAPES_MAX", 10)
+    monkeypatch.setattr(shapes, "_TEMPLATES_MAX", 10)
     for number in range(25):
         parts = {**USUAL, "tag": f"tag-{number}"}
         make_known(parts)
         assert request_of(short(parts)) == request_of(general(parts))
-        assert len(shapes._known) <= 10
+        assert len(shapes._templates) <= 10
 
 
 def test_what_comes_once_is_not_encoded_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes._known.clear()
-    monkeypatch.setattr(shapes, "_SHAPES_MAX", 10)
+    shapes._templates.clear()
+    monkeypatch.setattr(shapes, "_TEMPLATES_MAX", 10)
     for number in range(40):
         short({**USUAL, "tag": f"tag-{number % 20}"})
-        assert not any(shapes._known.values())
-        assert len(shapes._known) <= 10
+        assert not any(shapes._templates.values())
+        assert len(shapes._templates) <= 10
     make_known(USUAL)
-    assert any(shapes._known.values())
+    assert any(shapes._templates.values())
 
 
 @pytest.mark.parametrize(("options", "row"), [(b"\xc1", ROW), (ANSWER, ROW[:-1]), (b"", b"")])

@@ -64,9 +64,10 @@ class AsyncClient(AsyncConnections):
             for message in await client.by_key("orders", "order-1"):
                 print(message.body)
 
-    `timeout` in seconds bounds each call, retries included; the waiting time of a pull is added. Several threads may
-    share a Client, several tasks of one event loop an AsyncClient. `max_spin_us`, of Client: how long a thread polls
-    for an answer before it sleeps, where answers usually arrive in that time; 0 for never.
+    `timeout` in seconds bounds each call, retries included; the waiting time of a pull is added. Several threads
+    may share a synchronous client, several tasks of one event loop an asynchronous one. `max_spin_us`, of synchronous
+    clients: how long a thread polls for an answer before it sleeps, where answers usually arrive in that time; 0 for
+    never.
     """
 
     # Sending
@@ -224,7 +225,7 @@ class AsyncClient(AsyncConnections):
         `start` says where the group begins in topics without progress: "latest", "earliest", or a time. A member that
         sends no heartbeat for `session_timeout` seconds (0.3 to 300) loses its queues. With `broadcast` the consumer is
         not a member: it reads every queue and keeps its progress in the file `offsets_path`, whose folder is created,
-        or in a file under its name. The consumer of AsyncClient joins when it is awaited or entered.
+        or in a file under its name. An asynchronous consumer joins when it is awaited or entered.
         """
         wanted = subscription(group, topics, name, session_timeout, start)
         path = broadcast_path(self.store, group, name, offsets_path, broadcast=broadcast)
@@ -451,8 +452,8 @@ class AsyncClient(AsyncConnections):
         """Send the messages of `topic` with begin ≤ store time < end again, to the topic `to`.
 
         `rate` in messages a second. A replay with a `name` can be continued without duplicates; `position`, which the
-        callback gets after each answer, saves the search for messages that were copied before. AsyncClient calls it in
-        the event loop; a cancelled replay ends after the next answer. See `Replay`.
+        callback gets after each answer, saves the search for messages that were copied before. An asynchronous
+        client calls it in the event loop; a cancelled replay ends after the next answer. See `Replay`.
         """
         begin_of(position, told)  # Before the topic is created.
         source = ReplaySource(topic, begin, end, key, filter)

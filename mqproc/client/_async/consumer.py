@@ -62,8 +62,8 @@ class AsyncConsumer(OfGroup):
 
     A message is done when the next one is requested, or when the block ends without an error; finished messages are
     committed. `nack` has one redelivered later. Messages of `receive` are done by `ack`. All methods but `messages`,
-    `batches` and `run` may be called by several threads of the process that made a Consumer, or by several tasks of the
-    event loop that made an AsyncConsumer.
+    `batches` and `run` may be called by several threads of the process, or tasks of the event loop, that made the
+    consumer.
     """
 
     def __init__(

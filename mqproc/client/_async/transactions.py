@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 Decision = TransactionResolution | bool | None
 _Result = Decision | Awaitable[Decision]  # sync: _Result = Decision
 AsyncChecker = Callable[[StoredMessage], _Result]
-"""Decides the transaction of a message: True commits it, False rolls it back, None leaves it open. A checker of
-AsyncClient may be a coroutine function."""
+"""Decides the transaction of a message: True commits it, False rolls it back, None leaves it open. A checker of an
+asynchronous producer may be a coroutine function."""
 _log = logging.getLogger("mqproc.transactions")
 
 

@@ -1,1 +1,1 @@
-"""_sync."""
+"""The synchronous client: modules generated from `_async`, and threads, locks and sockets written by hand."""

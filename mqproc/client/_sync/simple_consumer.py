@@ -61,7 +61,7 @@ class SimpleConsumer(OfGroup):
 
         The messages are invisible to the rest of the group for `invisible_duration` seconds (1 to 43,200). One that is
         not acknowledged by then is redelivered with `reconsume_times` increased by one, and becomes a dead letter after
-        the group's `retry_max_times`. A receive of Client that waits uses a connection of its own, which counts
+        the group's `retry_max_times`. An asynchronous receive that waits uses a connection of its own, which counts
         towards the store's `max_connections`: a cancelled one takes no message.
         """
         waiting = ReceiveWait(timeout, self._before_ms)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 Decision = TransactionResolution | bool | None
 _Result = Decision
 Checker = Callable[[StoredMessage], _Result]
-"""Decides the transaction of a message: True commits it, False rolls it back, None leaves it open. A checker of
-Client may be a coroutine function."""
+"""Decides the transaction of a message: True commits it, False rolls it back, None leaves it open. A checker of an
+asynchronous producer may be a coroutine function."""
 _log = logging.getLogger("mqproc.transactions")
 
 
