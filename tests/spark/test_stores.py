@@ -16,7 +16,7 @@ import pytest
 from mqproc.errors import BadRequestError, CorruptStoreError, StoreAccessError
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.spark.segment_bytes import join_path, remote
+from mqproc.spark.segment_bytes import join_path, open_file_system
 from mqproc.spark.survey import find_stores
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.durable_marks import DurableMark

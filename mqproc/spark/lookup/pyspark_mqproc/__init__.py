@@ -1,4 +1,4 @@
-"""The module by which Spark discovers `format("mqproc")`: it imports top-level packages named pyspark_…"""
+"""Spark imports top-level packages named pyspark_… to discover sources such as `mqproc`."""
 
 from mqproc.spark.source import MqprocDataSource as DefaultSource
 
