@@ -1,1 +1,0 @@
-"""Transactions: what of them lies in the store."""
