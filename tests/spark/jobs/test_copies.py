@@ -51,9 +51,9 @@ def test_parquet_by_topic_and_day(spark: SparkSession, keyed_store: StoppedStore
     export(spark, keyed_store.root, tmp_path / "few", topic="Third", columns="queue_offset")
     few = ds.dataset(tmp_path / "few", partitioning="hive").to_table()
     assert sorted(few.column_names) == ["day", "queue_offset", "topic"]
-    with pytest.raises(BadRequestError, match="mode = 'merge'; there are error"):
+    with pytest.raises(BadRequestError, match="mode = 'merge'; must be one of error"):
         export(spark, keyed_store.root, tmp_path / "out", mode="merge")
-    with pytest.raises(BadRequestError, match="columns = topic: folders are named by it"):
+    with pytest.raises(BadRequestError, match="columns = topic: it names the folders"):
         export(spark, keyed_store.root, tmp_path / "folders", columns=["topic"])
     with pytest.raises(Exception, match="already exists"):
         export(spark, keyed_store.root, tmp_path / "out")
@@ -103,7 +103,7 @@ def test_last_messages_that_are_deleted_before_they_are_read(keyed_store: Stoppe
         PositionReader({str(store): 65536}, ["physical_offset"], drop_empty=False, fail_on_data_loss=fails)
         for fails in (True, False)
     )
-    with pytest.raises(CorruptStoreError, match=r"commitlog/0+65536: deleted since it was read for keys, and \d+ last"):
+    with pytest.raises(CorruptStoreError, match=r"commitlog/0+65536: deleted since its keys were read, and \d+ last"):
         list(strict.read(iter([batch])))
     found = [row["physical_offset"] for each in lax.read(iter([batch])) for row in each.to_pylist()]
     assert found == [each.physical_offset for each in stored if each.physical_offset // 65536 != 1]

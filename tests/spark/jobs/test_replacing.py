@@ -115,7 +115,7 @@ def test_what_cannot_be_replaced_is_told_with_what_was_written(
 ) -> None:
     (tmp_path / "out").mkdir()
     monkeypatch.setattr(HadoopPath, "remove", lambda path: False)
-    with pytest.raises(BadRequestError, match=r"cannot be replaced; what was written is in file:\S+out\.partial"):
+    with pytest.raises(BadRequestError, match=r"cannot be replaced; the output is in file:\S+out\.partial"):
         write_parquet(spark.range(3).toDF("id"), tmp_path / "out", [], mode="overwrite")
     assert rows_in(tmp_path / "out.partial") == 3
 

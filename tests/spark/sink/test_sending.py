@@ -292,7 +292,7 @@ def test_a_topic_is_made_with_queues_though_rows_name_theirs(running: Group, by_
 
     topic = f"Two{by_column}"
     for queue_id in (2, 5):
-        with pytest.raises(BadRequestError, match=f"option queues = 2 makes it without queue {queue_id};"):
+        with pytest.raises(BadRequestError, match=f"option queues = 2 creates it without queue {queue_id};"):
             send_to(topic, queue_id)
     with running.client() as client:
         assert topic not in [info.topic for info in client.topics()]
@@ -342,9 +342,9 @@ def test_rows_of_a_lost_answer_are_not_sent_again_where_none_can_be_found(tmp_pa
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"path": ""}, "written to one store, given as its folder"),
-        ({"path": "s3://bucket/store"}, "written to one store, given as its folder"),
-        ({"subscribe": "a"}, "option 'subscribe' is unknown; there are path, queueId, queues, topic"),
+        ({"path": ""}, "must be the folder of one store"),
+        ({"path": "s3://bucket/store"}, "must be the folder of one store"),
+        ({"subscribe": "a"}, "option 'subscribe' is unknown; options are path, queueId, queues, topic"),
         ({"queues": "0"}, r"queues = 0 is not in \[1, 65,536\]"),
         ({"queueId": "one"}, "queueId = 'one' is not an integer"),
     ],
@@ -355,7 +355,7 @@ def test_wrong_options(given: dict[str, str], says: str) -> None:
 
 
 def test_overwriting() -> None:
-    with pytest.raises(BadRequestError, match="there is no overwrite"):
+    with pytest.raises(BadRequestError, match="cannot be overwritten"):
         write_options({"path": "/store"}, overwrite=True)
 
 
@@ -377,7 +377,7 @@ WRITEABLE = {
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"value": types.BinaryType()}, "column value cannot be written; select of topic, body, tag"),
+        ({"value": types.BinaryType()}, "column value cannot be written; select from topic, body, tag"),
         ({"body": None}, "column body is missing"),
         ({"topic": None}, "column topic is missing; the option topic"),
         ({"body": types.ArrayType(types.IntegerType())}, "column body is array<int>; it must be binary or string"),
