@@ -131,7 +131,7 @@ def test_a_reset_shows_its_plan_and_acts_with_execute(group: Group, client: Clie
         assert ask(group, "reset", "moved", *arguments, "--execute").code == 0
         assert progress(client, "moved") == wanted
     again = ask(group, "reset", "moved", "--to-earliest")
-    assert (again.code, again.err) == (0, "moved stands there already\n")
+    assert (again.code, again.err) == (0, "moved is already at these offsets\n")
 
 
 def test_a_reset_leaves_what_waits_to_come_again_and_a_skip_does_not(group: Group, client: Client) -> None:
@@ -229,7 +229,7 @@ def test_a_group_skips_is_cloned_and_deleted(group: Group, client: Client) -> No
     planned = ask(group, "delete", "copy")
     assert (planned.code, planned.err) == (
         1,
-        "would forget copy with its progress in 2 queues; --execute does it\n",
+        "would delete copy with its offsets in 2 queues; --execute does it\n",
     )
     with client.consumer("copy", TOPIC):
         assert "when it has no members; now it has 1 member\n" in ask(group, "delete", "copy").err
@@ -254,7 +254,7 @@ def test_settings_are_changed_with_execute(group: Group, client: Client) -> None
     found = client.groups.info("changed")
     assert (found.retry_max_times, found.consume_enable) == (3, False)
     same = ask(group, *change, "--disable")
-    assert (same.code, same.out, same.err) == (0, "", "changed has these settings already\n")
+    assert (same.code, same.out, same.err) == (0, "", "changed already has these settings\n")
     planned = ask(group, *change, "--enable", "--json")
     told = [{"setting": "consume_enable", "before": False, "after": True}]
     assert (planned.code, planned.json["changes"], planned.json["executed"]) == (1, told, False)
@@ -305,7 +305,7 @@ def test_a_groups_name_may_have_what_rocketmq_takes(group: Group, client: Client
         second.body.decode()
     ]
     assert ask(group, "lag", name, "--max", 0).code == 0
-    assert ask(group, "delete", name, "--execute").err == f"group {name} is forgotten; %DLQ%{name} stays\n"
+    assert ask(group, "delete", name, "--execute").err == f"deleted group {name}; %DLQ%{name} stays\n"
 
 
 def test_dead_letters_are_listed_and_sent_again(group: Group, client: Client) -> None:
@@ -344,11 +344,11 @@ def test_a_deletion_names_dead_letters_only_where_there_are_some(group: Group, c
     stand(client, "well", 1, 1)
     none = ask(group, "dlq", "resend", "well")
     assert (none.code, none.err) == (0, "well has no dead letters\n")
-    assert ask(group, "delete", "well", "--execute").err == "group well is forgotten\n"
+    assert ask(group, "delete", "well", "--execute").err == "deleted group well\n"
     with client.consumer("ill", TOPIC, start="earliest") as consumer:
         consumer.nack(*consumer.receive(1, timeout=PATIENCE_S), delay_level=-1)
     client.wait_dispatched()
-    assert ask(group, "delete", "ill", "--execute").err == "group ill is forgotten; %DLQ%ill stays\n"
+    assert ask(group, "delete", "ill", "--execute").err == "deleted group ill; %DLQ%ill stays\n"
 
 
 def test_without_a_running_group_of_processes(group: Group, tmp_path: Any) -> None:

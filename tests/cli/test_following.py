@@ -70,7 +70,7 @@ def test_a_topic_that_is_deleted_is_told_and_followed_if_it_is_made_again(
     with group.client() as client, _tail(group, "-n", "1", *flags) as child:
         client.delete_topic("watched")
         assert child.stderr is not None
-        assert child.stderr.readline() == "topic watched is deleted; what comes follows if it is made again\n"
+        assert child.stderr.readline() == "topic watched was deleted; waiting for it to be created again\n"
         client.create_topic("watched", 1)
         client.send("watched", b"again")
         out, err = child.communicate(timeout=60)

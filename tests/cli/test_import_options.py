@@ -33,8 +33,8 @@ def refused(*arguments: str | Path) -> str:
         ("a.csv", ("--typed", "--format", "lines"), "--typed is for csv; {} is lines"),
         ("a.zip", ("--typed", "--format", "jsonl"), "--typed is for csv; {} is jsonl"),
         ("a.csv", ("--member", "b.csv"), "--member b.csv is a file inside a .zip, which {} is none of"),
-        ("a.csv", ("--time-format", "ms"), "--time-format ms goes with --time-field"),
-        ("a.csv", ("--name", "n"), "--name n is for a stream; the import of a file goes on by the file's name"),
+        ("a.csv", ("--time-format", "ms"), "--time-format ms needs --time-field"),
+        ("a.csv", ("--name", "n"), "--name n is for a stream; the import of a file resumes by the file's name"),
     ],
 )
 def test_options_that_say_nothing_of_any_file_are_refused(
@@ -74,7 +74,7 @@ def test_numbers_that_json_has_not_become_null_and_are_counted(group: Group, tmp
     parquet.write_table(table, tmp_path / "a.parquet")
     outcome = imported(group, tmp_path / "a.parquet")
     assert outcome.code == 0
-    assert "a.parquet: 2 numbers NaN or infinite, null in the messages: JSON has no such numbers" in outcome.err
+    assert "a.parquet: 2 numbers NaN or infinite, stored as null: JSON has no such numbers" in outcome.err
     with group.client() as client:
         client.wait_dispatched()
         found = [json.loads(message.body) for message in client.range("records")]

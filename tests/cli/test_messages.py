@@ -122,9 +122,9 @@ def test_a_line_that_cannot_be_sent_is_told_and_the_others_go(store: Path) -> No
     assert outcome.code == 1
     told = sorted(outcome.err.splitlines())
     assert told[0].startswith("3 messages stored in ")
-    assert told[1] == "mqproc: line 2 is not stored: BAD_PROPERTY: key '' is empty or no text"
-    assert told[2] == "mqproc: line 4 is not stored: BAD_PROPERTY: key b'\\xff' is no UTF-8"
-    assert told[3].startswith(f"mqproc: line 5 is not stored: MESSAGE_TOO_LARGE: body of {len(large):,} bytes; ")
+    assert told[1] == "mqproc: line 2 was not stored: BAD_PROPERTY: key '' is empty or no text"
+    assert told[2] == "mqproc: line 4 was not stored: BAD_PROPERTY: key b'\\xff' is not UTF-8"
+    assert told[3].startswith(f"mqproc: line 5 was not stored: MESSAGE_TOO_LARGE: body of {len(large):,} bytes; ")
     assert told[4:] == ["not stored: 3 messages"]
     _settled(store)
     assert ask(store, "tail", "bad-lines", "--format", "%k=%s ").out == "k1=v k3=x k6=z "
@@ -421,7 +421,7 @@ def test_what_is_not_there_is_exit_code_5(store: Path) -> None:
 def test_a_topic_that_is_not_there_is_exit_code_5(store: Path, command: tuple[str, ...], name: str) -> None:
     asked = ask(store, *command, name)
     assert asked.code == 5
-    assert f"no topic {name!r}; mqproc topic list shows what there is" in asked.err
+    assert f"no topic {name!r}; mqproc topic list lists the topics" in asked.err
 
 
 def test_a_scan_finds_what_a_deleted_topic_has_left(store: Path) -> None:

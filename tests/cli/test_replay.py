@@ -140,7 +140,7 @@ def test_a_replay_that_was_ended_goes_on_with_no_message_twice(group: Group, num
     assert number is not signal.SIGINT or b"the same command goes on" in err
     outcome = ask(group, "--to", to)
     assert outcome.code == 0
-    assert "going on at queue" in outcome.err
+    assert "continuing at queue" in outcome.err
     assert bodies(group, to) == Counter(range(COUNT))
 
 
@@ -197,7 +197,7 @@ def test_a_terminal_shows_a_bar_that_grows_and_goes_on_where_a_replay_was_stoppe
         terminal.until("the same command goes on")
         assert terminal.end() == 130
     with PseudoTerminal(*command, "1600") as terminal:
-        terminal.until("going on at queue", "orders → barred")
+        terminal.until("continuing at queue", "orders → barred")
         wait_until(lambda: shown_share(terminal.text()) > 0, what="a bar with something in it")
         assert shown_share(terminal.text()) >= shares[-1] - 1, "what was sent before counts"
         shown = terminal.until("100%", "messages to barred in")

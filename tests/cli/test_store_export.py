@@ -223,10 +223,10 @@ def test_what_cannot_be_exported_leaves_nothing_behind(golden: Path, tmp_path: P
     (tmp_path / "full" / "file").write_text("x")
     before = sorted(tmp_path.rglob("*"))
     for target, topic, code, said in (
-        ("there.jsonl", "OrderTopic", 2, "there.jsonl: there already; nothing is written over"),
-        ("full", "OrderTopic", 2, "full: not empty; a new store needs a folder of its own"),
+        ("there.jsonl", "OrderTopic", 2, "there.jsonl: already exists; export does not overwrite files"),
+        ("full", "OrderTopic", 2, "full: the folder is not empty; a new store needs an empty or a new one"),
         ("gone/out.jsonl", "OrderTopic", 5, "gone: no such folder"),
-        ("pipe", "OrderTopic", 2, "pipe: neither a file nor a folder; export makes one of them"),
+        ("pipe", "OrderTopic", 2, "pipe: neither a file nor a folder"),
         ("out.txt", "OrderTopic", 2, "export writes .parquet, .jsonl, or a folder"),
         ("out.jsonl", "Nobody", 5, "no topic 'Nobody' there"),
         ("new", "Nobody", 5, "no topic 'Nobody' there"),

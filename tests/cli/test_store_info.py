@@ -97,7 +97,7 @@ def test_what_cannot_be_opened_is_told_with_the_reason(tmp_path: Path) -> None:
     assert (found["log_end"], found["topics"], found["segments"]) == (None, None, 9)
 
 
-NO_QUEUES = "the log has 290,296 bytes, but there are no queues: a start makes them again from it"
+NO_QUEUES = "the log has 290,296 bytes, but there are no queues: a start rebuilds them from the log"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ NO_QUEUES = "the log has 290,296 bytes, but there are no queues: a start makes t
 def test_damage_that_names_and_lengths_show_is_told(tmp_path: Path, name: str, said: str | None) -> None:
     store = BY_NAME[name].unpack(tmp_path)
     found = call("store", "info", store, "--json").json
-    hint = "; mqproc store verify tells what to do" if said != NO_QUEUES else ""
+    hint = "; mqproc store verify shows what to do" if said != NO_QUEUES else ""
     assert found["trouble"] == (said and f"{said}{hint}")
 
 
@@ -122,7 +122,7 @@ def test_of_several_files_at_fault_one_is_named_and_what_is_known_already_is_not
     store = BY_NAME["d14_middle_file_gone_clean/clean"].unpack(tmp_path)
     (store / "commitlog" / "notes.txt").write_text("x")
     found = call("store", "info", store, "--json").json
-    assert found["trouble"].endswith(" and 1 more file; mqproc store verify tells what to do")
+    assert found["trouble"].endswith(" and 1 more file; mqproc store verify shows what to do")
     assert call("store", "repair", store, "--execute").code == 0
     found = call("store", "info", store, "--json").json
     assert (found["trouble"], [(hole["start"], hole["stop"]) for hole in found["holes"]]) == (None, [(131072, 196608)])
@@ -138,7 +138,7 @@ def test_a_log_that_is_gone_is_no_other_programs_work(tmp_path: Path, emptied: b
         else:
             segment.unlink()
     found = call("store", "info", store.root, "--json").json
-    said = f"not known: the log is gone, which mqproc's mark says was durable up to {end:,}"
+    said = f"unknown: the log is missing; by mqproc's mark it was durable up to {end:,}"
     assert found["written_by"] == said
     wanted = "0 bytes; a segment has" if emptied else "the log is empty, but its queues have 640 messages"
     assert wanted in found["trouble"]
@@ -188,4 +188,4 @@ def test_a_brokers_own_address_and_name_may_be_any(tmp_path: Path) -> None:
         assert outcome.code == 0, outcome.err
     outcome = call("--config", conf, "up", "--store", tmp_path / "new")
     assert outcome.code == 8
-    assert "broker_ip = 'broker-a.example.com'is not an IP address" in outcome.err
+    assert "broker_ip = 'broker-a.example.com' is not an IP address" in outcome.err

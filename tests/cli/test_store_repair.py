@@ -283,7 +283,7 @@ def test_who_interrupts_it_is_told_where_the_copies_are(whole: StoppedStore, dam
     outcome = repair(FailingIO("/store/consumequeue", None))
     assert (outcome.code, outcome.out) == (130, "")
     (kept,) = (damaged / "mqproc" / "repaired").iterdir()
-    assert f"not done to the end; {kept} has copies of what changed; the next repair goes on" in outcome.err
+    assert f"not finished; {kept} has copies of the changed files; the next repair continues" in outcome.err
     assert (damaged / "abort").exists()
     assert repair().code == 0
     assert_repaired(whole, damaged, intact)

@@ -110,7 +110,7 @@ def test_a_folder_in_the_place_of_one_of_our_own_files_is_told(whole: StoppedSto
     told = [(each["kind"], each["file"]) for each in outcome.json["findings"] if each["severity"] == "damage"]
     assert told == [("misplaced_file", f"mqproc/{name}")]
     found = call("store", "info", store, "--json", *flags).json
-    assert found["trouble"] == f"mqproc/{name}: misplaced_file; mqproc store verify tells what to do"
+    assert found["trouble"] == f"mqproc/{name}: misplaced_file; mqproc store verify shows what to do"
     assert call("store", "repair", store, "--execute", *flags).code == 0
     assert [path.read_text() for path in store.rglob("precious")] == ["kept"]
 

@@ -251,7 +251,7 @@ def test_info_tells_how_far_the_timer_has_come(made: Path) -> None:
         "on_disk": found["parts"]["timerlog"]["on_disk"],
     }
     assert found["parts"]["timerwheel"]["bytes"] == timer_wheel.FILE_SIZE
-    assert "timer delivered up to" in call("store", "info", made).out
+    assert "timer delivered until" in call("store", "info", made).out
 
 
 def test_what_lies_in_the_place_of_the_timers_files_is_moved_aside(made: Path, tmp_path: Path) -> None:

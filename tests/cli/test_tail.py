@@ -48,5 +48,5 @@ def test_damage_is_stepped_over_and_told_once(make_group: Callable[..., Group]) 
     for command in MESSAGE:
         found = call(*command, "--store", group.store)
         assert found.code == 0
-        told = "damage: the log has 2 damaged ranges; messages that were there cannot be read: "
-        assert found.err == f"{told}mqproc store info tells where\n"
+        told = "damage: the log has 2 damaged ranges; messages in them cannot be read; "
+        assert found.err == f"{told}mqproc store info lists them\n"

@@ -1,12 +1,12 @@
-"""`mqproc guide` and `mqproc examples`: guides to common tasks, and the README's examples.
+"""`mqproc guide` and `mqproc examples`: guides to common tasks, and the examples in them.
 
-Guides are the Markdown files in `mqproc/guides`. `mqproc/cli/examples.md` is a symbolic link to the project's README,
-whose examples the tests run.
+Guides are the Markdown files in `mqproc/guides`. `mqproc/cli/examples.md` is a symbolic link to the project's README.
+Tests run the examples of both.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from typing import Final
@@ -18,15 +18,13 @@ from mqproc.cli.output import OutputColumn
 
 _GUIDE_COLUMNS: Final = [OutputColumn("name", "guide"), OutputColumn("title", "about")]
 LANGUAGES: Final = ("sh", "python")
-# The section about setting up a clone, which users of the command have done.
-_OMITTED_SECTIONS: Final = frozenset({"Start"})
+# Sections that users of the command do not need any more.
+_OMITTED_SECTIONS: Final = frozenset({"Install"})
 _EXAMPLE_COLUMNS: Final = [OutputColumn("title"), OutputColumn("language"), OutputColumn("code")]
 _SECTION_COLUMNS: Final = [
     OutputColumn("title", "examples of"),
     *(OutputColumn(language, kind="count") for language in LANGUAGES),
 ]
-_SECTION: Final = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-_BLOCK: Final = re.compile(rf"^```({'|'.join(LANGUAGES)})\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 # Guides
@@ -90,14 +88,29 @@ class Example:
 
 
 def all_examples() -> list[Example]:
-    """The examples in the README's order."""
-    text = files("mqproc.cli").joinpath("examples.md").read_text(encoding="utf-8")
-    return [
-        Example(title, language, code)
-        for title, section in _SECTION.findall(text)
-        if title not in _OMITTED_SECTIONS
-        for language, code in _BLOCK.findall(section)
-    ]
+    """The examples of the README and the guides, in order; those of a guide have its name in their title."""
+    readme = files("mqproc.cli").joinpath("examples.md").read_text(encoding="utf-8")
+    found = list(_examples_in(readme, ""))
+    for name, text in guide_texts().items():
+        found += _examples_in(text, name)
+    return [example for example in found if example.title not in _OMITTED_SECTIONS]
+
+
+def _examples_in(text: str, document: str) -> Iterator[Example]:
+    """The code blocks of a Markdown text."""
+    title, language, code = document, "", ""
+    for line in text.splitlines(keepends=True):
+        if language and not line.startswith("```"):
+            code += line
+        elif language:
+            if language in LANGUAGES:
+                yield Example(title, language, code)
+            language, code = "", ""
+        elif line.startswith("```"):
+            language = line.removeprefix("```").strip() or "text"
+        elif line.startswith("## "):
+            section = line.removeprefix("## ").strip()
+            title = f"{document}: {section}" if document else section
 
 
 def select_examples(examples: list[Example], word: str) -> list[Example]:

@@ -1,6 +1,7 @@
 """`mqproc stat`, `errors` and `metrics`: control words, errors, and the list of metrics.
 
-`stat` and `errors` only read files, so they also work for a stopped group, with its last values.
+`stat` and `errors` only read files, so they also work for a stopped group, with its last values. `stat` must start
+quickly, so the other commands import what they need on demand.
 """
 
 from __future__ import annotations
@@ -8,10 +9,8 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -21,13 +20,13 @@ from mqproc.cli.times import SOCKET_WAIT_MAX_S, now_ms
 from mqproc.errors import CorruptStoreError, NotRunningError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc import control_words
-from mqproc.ipc.control import Control
-from mqproc.ipc.error_log import SeenError, seen_errors
 from mqproc.ipc.health import dispatch_behind_ms, not_offered
 from mqproc.layout import control as layout
 from mqproc.layout.error_log import OWNERS
-from mqproc.metrics.catalogue import METRICS, family_names
 from mqproc.paths import StorePaths
+
+if TYPE_CHECKING:
+    from mqproc.ipc.error_log import SeenError
 
 _WORD_COLUMNS = [
     OutputColumn("name"),
@@ -240,6 +239,8 @@ def errors(invocation: Invocation, role: str | None, since: int | None, follow: 
 
 def _selected_errors(paths: StorePaths, role: str | None, since_ms: int | None) -> list[SeenError]:
     """The selected errors, oldest first."""
+    from mqproc.ipc.error_log import seen_errors
+
     found = [
         error
         for error in seen_errors(StoreIO(), paths)
@@ -309,6 +310,8 @@ _METRIC_COLUMNS = [
 @pass_invocation
 def metrics(invocation: Invocation, check: bool) -> int:
     """List the metrics of /metrics."""
+    from mqproc.metrics.catalogue import METRICS
+
     if check:
         return _check_metrics(invocation)
     rows = [
@@ -320,6 +323,12 @@ def metrics(invocation: Invocation, check: bool) -> int:
 
 
 def _check_metrics(invocation: Invocation) -> int:
+    import urllib.error
+    import urllib.request
+
+    from mqproc.ipc.control import Control
+    from mqproc.metrics.catalogue import METRICS, family_names
+
     io, paths = StoreIO(), invocation.existing_paths()
     control = Control.open(io, paths)
     port = control.load(layout.MONITOR_PORT)
