@@ -77,7 +77,7 @@ class Alone(Dispatched):
 
 def uncompiled(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the kernels' plain twins do it."""
-    buffers = alone.dispatch._alone
+    buffers = alone.dispatch._single
     assert buffers.scan.func is dispatch_step.scan_single
     buffers.scan = functools.partial(plain(dispatch_step.scan_single), *buffers.scan.args)
     monkeypatch.setattr(index_files, "put_single", plain(dispatch_step.put_single))

@@ -55,7 +55,6 @@ def cut_and_append(store: StoppedStore, victim: int, bodies: list[bytes]) -> Non
         engine.words[word] = position
     engine.appender = CommitLogAppender(
         engine.io,
-        engine.io,
         engine.options,
         engine.words,
         engine.table,

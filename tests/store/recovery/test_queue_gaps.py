@@ -213,7 +213,7 @@ def test_what_is_not_believed_is_told_with_its_place(tmp_path: Path) -> None:
     write_at(store.segment(at), at % SEGMENT + record.QUEUE_OFFSET, (1 << 30).to_bytes(8, "big"))
     shutil.rmtree(store.root / "mqproc")
     (line,) = [line for line in store.recover().said if f"{at:,}" in line]
-    said = f"recovery: the record at {at:,} says queue offset 1,073,741,824 of First queue 3, which ends at"
+    said = f"recovery: the record at {at:,} has queue offset 1,073,741,824 of First queue 3, which ends at"
     assert line.startswith(said)
 
 

@@ -53,7 +53,7 @@ def count_in_first(engine: Engine) -> int:
 
 def test_first_and_last_of_a_full_segment(engine: Engine) -> None:
     count = count_in_first(engine)
-    assert times_of(engine).of_full(0) == (BEGAN_MS, BEGAN_MS + 1000 * (count - 1))
+    assert times_of(engine).full_span(0) == (BEGAN_MS, BEGAN_MS + 1000 * (count - 1))
 
 
 def test_a_record_that_fills_most_of_the_segment_is_found(tmp_path: Path) -> None:
@@ -62,19 +62,19 @@ def test_a_record_that_fills_most_of_the_segment_is_found(tmp_path: Path) -> Non
     engine.append("T", [b"x" * (SIZE - 10 * KIB)], BEGAN_MS + 5)
     engine.append("T", [b"x" * (20 * KIB)], BEGAN_MS + 9)
     assert engine.written > SIZE
-    assert times_of(engine).of_full(0) == (BEGAN_MS, BEGAN_MS + 5)
+    assert times_of(engine).full_span(0) == (BEGAN_MS, BEGAN_MS + 5)
 
 
 def test_a_damaged_last_record_leaves_the_one_before_it(engine: Engine) -> None:
     count = count_in_first(engine)
     damage(engine, last_record(engine) + 100, 50)
-    assert times_of(engine).of_full(0) == (BEGAN_MS, BEGAN_MS + 1000 * (count - 2))
+    assert times_of(engine).full_span(0) == (BEGAN_MS, BEGAN_MS + 1000 * (count - 2))
 
 
 def test_damage_at_both_ends_is_looked_around(engine: Engine) -> None:
     damage(engine, 0, 3000)
     damage(engine, SIZE - 70 * KIB, 70 * KIB)
-    first, last = times_of(engine).of_full(0) or (0, 0)
+    first, last = times_of(engine).full_span(0) or (0, 0)
     assert BEGAN_MS < first < BEGAN_MS + 6000
     assert first < last
 
@@ -84,14 +84,14 @@ def test_the_last_of_a_segment_whose_clock_went_back_is_its_latest(engine: Engin
     for time_ms in (BEGAN_MS, BEGAN_MS + 7000, BEGAN_MS - 1_000_000):
         other.append("T", [b"x" * 900], time_ms)
     other.append("T", [b"x" * (SIZE - 2000)], BEGAN_MS)
-    first, last = times_of(other).of_full(0) or (0, 0)
+    first, last = times_of(other).full_span(0) or (0, 0)
     assert (first, last) == (BEGAN_MS, BEGAN_MS + 7000)
 
 
 def test_a_segment_without_an_intact_record_has_no_time(engine: Engine) -> None:
     damage(engine, 0, SIZE)
     times = times_of(engine)
-    assert times.of_full(0) is None
+    assert times.full_span(0) is None
     assert times.first_ms(0) is None
 
 
@@ -106,9 +106,9 @@ def test_a_first_record_that_is_not_there_yet_is_found_later(engine: Engine) -> 
 
 def test_a_missing_segment_is_an_error_and_known_times_need_no_file(engine: Engine) -> None:
     times = times_of(engine)
-    known = times.of_full(0)
+    known = times.full_span(0)
     engine.segments.path(0).unlink()
-    assert times.of_full(0) == known
+    assert times.full_span(0) == known
     times.forget_below(SIZE)
     with pytest.raises(FileNotFoundError):
-        SegmentTimes(LogSegments(engine.io, engine.paths.commit_log, SIZE)).of_full(0)
+        SegmentTimes(LogSegments(engine.io, engine.paths.commit_log, SIZE)).full_span(0)
