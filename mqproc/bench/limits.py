@@ -9,6 +9,7 @@ import mmap
 import os
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -26,6 +27,7 @@ ECHO_BYTES = 128
 ECHOES = 4000
 SYNCS = 200
 SYNC_BYTES = 4096
+BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,43 @@ def disk_read_rate(path: Path) -> float:
         while done < DISK_BYTES and (count := file.readinto(block)):
             done += count
         return done / (time.perf_counter() - started)
+
+
+def drop_from_memory(store: Path) -> None:
+    """Drop a store's files from the page cache."""
+    os.sync()
+    for path in store.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def read_rate(store: Path, readers: int = 1) -> float:
+    """Bytes per second of reading the log's segments by `readers` threads."""
+    segments = sorted((store / "commitlog").iterdir())
+    done = [0] * readers
+
+    def read(number: int) -> None:
+        block = bytearray(BLOCK_BYTES)
+        for path in segments:
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                # Reading a hole does not touch the disk.
+                written = os.lseek(fd, 0, os.SEEK_HOLE)
+                part = -(-written // readers // BLOCK_BYTES) * BLOCK_BYTES
+                for at in range(number * part, min((number + 1) * part, written), BLOCK_BYTES):
+                    done[number] += os.preadv(fd, [block], at)
+            finally:
+                os.close(fd)
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(readers)]
+    started = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(done) / (time.perf_counter() - started)
 
 
 def fdatasync_us(folder: Path) -> NDArray[np.float64]:

@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -23,7 +22,7 @@ import click
 import numpy as np
 
 from mqproc.bench.clients import Shape
-from mqproc.bench.limits import disk_rate, disk_read_rate, fresh_memory_rate
+from mqproc.bench.limits import disk_rate, disk_read_rate, drop_from_memory, fresh_memory_rate, read_rate
 from mqproc.bench.runs import BenchGroup, started_group, temporary_store
 from mqproc.cli.admin.supervisor_client import start_detached, stop
 from mqproc.cli.options import SIZE, Command, Invocation, pass_invocation
@@ -253,7 +252,6 @@ def rebuild(invocation: Invocation, shape: Shape, log_bytes: int) -> None:
 
 # Verify
 
-BLOCK_BYTES = 1 << 20
 # Approximate bytes of a record besides its body, to derive the number of messages from a log size.
 _OVERHEAD_BYTES = 190
 _VERIFY_ROUNDS = 3
@@ -354,43 +352,6 @@ def _figures(found: VerifyResult) -> dict[str, Any]:
         "bytes_per_second": round(found.bytes_per_second),
         "records_per_second": round(found.records / max(found.seconds, 1e-9)),
     }
-
-
-def drop_from_memory(store: Path) -> None:
-    """Drop a store's files from the page cache."""
-    os.sync()
-    for path in store.rglob("*"):
-        if path.is_file():
-            fd = os.open(path, os.O_RDONLY)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
-
-
-def read_rate(store: Path, readers: int = 1) -> float:
-    """Bytes per second of reading the log's segments by `readers` threads."""
-    segments = sorted((store / "commitlog").iterdir())
-    done = [0] * readers
-
-    def read(number: int) -> None:
-        block = bytearray(BLOCK_BYTES)
-        for path in segments:
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                # Reading a hole does not touch the disk.
-                written = os.lseek(fd, 0, os.SEEK_HOLE)
-                part = -(-written // readers // BLOCK_BYTES) * BLOCK_BYTES
-                for at in range(number * part, min((number + 1) * part, written), BLOCK_BYTES):
-                    done[number] += os.preadv(fd, [block], at)
-            finally:
-                os.close(fd)
-
-    threads = [threading.Thread(target=read, args=(number,)) for number in range(readers)]
-    started = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(done) / (time.perf_counter() - started)
 
 
 def _print_verified(out: Output, found: dict[str, Any]) -> None:

@@ -47,7 +47,6 @@ STORAGE_CALLS_ALLOWED = {
     "mqproc/io/store_io.py": "the only path to storage",
     "mqproc/io/mapping.py": "the only path to storage",
     "mqproc/bench/limits.py": "measures the machine without StoreIO",
-    "mqproc/bench/verifying.py": "measures the machine without StoreIO",
 }
 
 
