@@ -91,9 +91,9 @@ def test_recover_says_cuts_and_holes(tmp_path: Path) -> None:
     store = BY_NAME["d01_zero_tail/before"].unpack(tmp_path / "torn")
     outcome = call("store", "recover", store)
     assert outcome.code == 0
-    assert "; cut 190 bytes (bad size); removed 1 segment behind it (" in outcome.out
+    assert "; cut 190 bytes (bad size); removed 1 segment after it (" in outcome.out
     store = BY_NAME["c4_killed_settled/before"].unpack(tmp_path / "whole")
-    assert " to the end 290,296; removed 1 segment behind it (" in call("store", "recover", store).out
+    assert " to the end 290,296; removed 1 segment after it (" in call("store", "recover", store).out
     assert call("store", "recover", store, "--dry-run", "--execute").code == 2
     refused = call(
         "store", "recover", BY_NAME["d14_middle_file_gone_clean/clean"].unpack(tmp_path / "no"),
@@ -308,7 +308,7 @@ def test_a_sync_that_fails_meanwhile_is_final(whole: StoppedStore, damaged: Path
     outcome = repair(FailingSyncsIO("/store/commitlog"))
     assert (outcome.code, outcome.out) == (1, "")
     assert "a sync failed: [Errno 5] Input/output error" in outcome.err
-    assert "copies of what changed; the next repair goes on" in outcome.err
+    assert "copies of the changed files; the next repair continues" in outcome.err
     assert "recovery" in (damaged / "mqproc" / "read_only").read_text()
     assert (damaged / "abort").exists()
     still = repair(FailingSyncsIO("/store"))

@@ -106,7 +106,7 @@ PLANTS = {
     ),
     "damage is cut as if it were torn": Plant(
         "mqproc.store.recovery.log",
-        "            if following is None or not is_lost:",
+        "            if next_record is None or not (found.end < durable_end or found.end in known_holes):",
         "            if True:",
         seed=8,
     ),

@@ -132,7 +132,7 @@ def test_what_a_group_has_consumed_does_not_go_back_when_it_is_reset(lags: Lags)
         lags.stand(offset)
         counts.append(lags.look().consumed)
     assert counts == [2 * QUEUES, 2 * QUEUES, 4 * QUEUES]
-    lags.progress.forget("g")
+    lags.progress.delete_group("g")
     assert lags.reader.figures() == []
     lags.stand(2)
     assert lags.look().consumed == 0
@@ -150,7 +150,7 @@ def test_what_groups_beyond_the_bound_have_consumed_stays_when_others_come_and_g
     lags.stand(2, "h")
     lags.stand(1, "a")
     assert look() == {"g": 0, OTHERS: 2 * QUEUES}
-    lags.progress.forget("h")
+    lags.progress.delete_group("h")
     lags.stand(3, "a")
     assert look() == {"g": 0, OTHERS: 4 * QUEUES}
 
@@ -165,8 +165,8 @@ def test_groups_that_come_and_go_leave_nothing_behind_and_take_no_room(lags: Lag
         assert len(look()) == 2
         lags.stand(1, f"h{number}")
         assert look() == {f"g{number}": 0, OTHERS: (number + 1) * QUEUES}
-        lags.progress.forget(f"g{number}")
-        lags.progress.forget(f"h{number}")
+        lags.progress.delete_group(f"g{number}")
+        lags.progress.delete_group(f"h{number}")
         assert look() == {OTHERS: (number + 1) * QUEUES}
     assert not lags.reader._consumed
     lags.stand(0, "g0")

@@ -85,27 +85,17 @@ class ReadOnlyOffsets:
         for group in self.groups():
             yield from self.of(group)
 
-    def put(self, _group: str, _topic: str, _queue_id: int, _offset: int) -> NoReturn:
-        self.refuse()
-
-    def reset_offset(self, _group: str, _topic: str, _queue_id: int, _offset: int) -> NoReturn:
-        self.refuse()
-
     def oldest_epoch(self, _group: str, _topic: str, _queue_id: int) -> int:
         return 0
-
-    def delete_group(self, _group: str) -> NoReturn:
-        self.refuse()
-
-    def allocate_epoch(self, _above: int = 0) -> NoReturn:
-        self.refuse()
 
     def close(self) -> None:
         """Do nothing: no file is open."""
 
-    def refuse(self) -> NoReturn:
+    def refuse(self, *_arguments: object) -> NoReturn:
         """Raise the OSError of the failed creation."""
         raise OSError(self._error.errno, f"{self._error.strerror}: group offsets cannot change", str(self._path))
+
+    put = reset_offset = delete_group = allocate_epoch = refuse
 
 
 SAVE_INTERVAL_NS: Final = 5_000_000_000

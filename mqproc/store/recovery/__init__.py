@@ -1,0 +1,1 @@
+"""Recovery of a store after any kind of stop, and repair of a damaged store."""

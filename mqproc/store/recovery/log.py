@@ -111,8 +111,8 @@ def _ignore_progress(done: int, extent: int) -> None:
 class LogEnd:
     """The end of the log and the faults before it. Offsets are log positions.
 
-    `holes` are ranges without an intact record; `scanned_bytes` and `records` count the checked part. `cuts_records`: the torn
-    tail contains intact records, which are cut with it.
+    `holes` are ranges without an intact record; `scanned_bytes` and `records` count the checked part.
+    `cuts_records`: the torn tail contains intact records, which are cut with it.
     """
 
     start: int

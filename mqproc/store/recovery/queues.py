@@ -14,6 +14,7 @@ compares every unit with the log. Without a mark the limit is the log's beginnin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -25,12 +26,7 @@ from mqproc.errors import CorruptStoreError, StartError
 from mqproc.io.store_io import StoreIO
 from mqproc.kernels.jit.intrinsics import load_be32, load_be64
 from mqproc.kernels.jit.lowering import as_kernel_array
-from mqproc.kernels.record_check import (
-    record_size,
-    signed_topic_length,
-    topic_length_at,
-    topic_length_size,
-)
+from mqproc.kernels.record_check import record_size, topic_of
 from mqproc.kernels.record_fields import ABSENT, find_property, place_at, place_size, properties_at, properties_end
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
@@ -60,11 +56,29 @@ FILL_MAX: Final = 1 << 20
 _MULTI_DISPATCH: Final = as_kernel_array(bytearray(b"INNER_MULTI_DISPATCH"))
 # No log is this long: larger offsets are garbage.
 LOG_BYTES_MAX: Final = 1 << 50
+# Not allowed in a folder name: slash and NUL; "." and ".." are other folders.
+_NO_FOLDER: Final = re.compile(rb"[/\x00]|\A\.\.?\Z")
 
 
 def is_implausible(missing: int, log_bytes: int) -> bool:
     """Whether a single record's queue offset is implausible: the log had no room for the gap."""
     return missing > FILL_MAX and missing * record.FIXED_SIZE_V4 > log_bytes
+
+
+def queue_of_record(view: NDArray[np.uint8], at: int) -> tuple[str, int] | None:
+    """(topic, queue id) of the record at `at`, whose sizes are valid; None if they are invalid.
+
+    The topic becomes a folder name: a record without a full CRC must not lead out of the store.
+    """
+    start, length = topic_of(view, at)
+    name = bytes(view[start : start + length])
+    queue_id = load_be32(view, at + record.QUEUE_ID)
+    if not 0 < len(name) <= table_layout.TOPIC_BYTES_MAX or queue_id < 0 or _NO_FOLDER.search(name):
+        return None
+    try:
+        return name.decode(), queue_id
+    except UnicodeDecodeError:
+        return None
 
 
 class QueueRecovery:
@@ -153,7 +167,7 @@ class QueueRecovery:
     def _quick_extent(
         self, topic: str, queue_id: int, found: QueueFiles, hint: QueueSnapshot | None
     ) -> QueueExtent | None:
-        """Extent of a queue whose files match the last run's queue table; None if they must be searched."""
+        """Extent of a queue whose files match the last run's table; None if they must be searched."""
         if hint is None or found.suspect or not found.starts:
             return None
         first = found.starts[0] // UNIT_SIZE
@@ -233,9 +247,8 @@ class QueueRecovery:
         size = record_size(view, at, len(view))
         if size < 0 or load_be64(view, at + record.PHYSICAL_OFFSET) != physical_offset:
             return None
-        width = topic_length_size(view, at)
-        length_at = topic_length_at(view, at)
-        topic = bytes(view[length_at + width : length_at + width + signed_topic_length(view, length_at, width)])
+        start, length = topic_of(view, at)
+        topic = bytes(view[start : start + length])
         queue_id, queue_offset = load_be32(view, at + record.QUEUE_ID), load_be64(view, at + record.QUEUE_OFFSET)
         return size, topic.decode(errors="replace"), queue_id, queue_offset
 

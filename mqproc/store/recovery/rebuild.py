@@ -12,7 +12,6 @@ import contextlib
 import errno
 import multiprocessing
 import os
-import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -26,8 +25,7 @@ from mqproc.config.options import Options
 from mqproc.io.store_io import StoreIO
 from mqproc.kernels import record_check, scan
 from mqproc.kernels.dispatch import ScanResult, StopReason
-from mqproc.kernels.jit.intrinsics import load_be32, load_be64
-from mqproc.kernels.record_check import signed_topic_length, topic_length_at, topic_length_size
+from mqproc.kernels.jit.intrinsics import load_be64
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
 from mqproc.store.commitlog.segments import LogSegments
@@ -47,7 +45,7 @@ from mqproc.store.durable_marks import DurableMark
 from mqproc.store.index.files import IndexFiles
 from mqproc.store.recovery.index import IndexStep
 from mqproc.store.recovery.log import LogState, OnProgress, Resync
-from mqproc.store.recovery.queues import QueueRecovery
+from mqproc.store.recovery.queues import QueueRecovery, queue_of_record
 from mqproc.util.signals import deferred_signals, reset_signals_in_child
 from mqproc.util.units import DELAYS_MS, MIB, delays_ms_of
 
@@ -230,8 +228,6 @@ def _pieces(start: int, stop: int, segment_size: int, piece_bytes: int) -> tuple
     return starts, limits
 
 
-# Not allowed in a folder name: slash and NUL; "." and ".." are other folders.
-_NO_FOLDER: Final = re.compile(rb"[/\x00]|\A\.\.?\Z")
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -408,23 +404,8 @@ class Rebuild:
         return load_be64(self._segments.view(base), physical_offset - base + record.QUEUE_OFFSET)
 
     def _queue_at(self, physical_offset: int) -> tuple[str, int] | None:
-        """(topic, queue id) of the record at an offset with valid sizes; None if invalid.
-
-        The topic becomes a folder name: a record without a full CRC must not lead out of the store.
-        """
         base = self._segments.start_of(physical_offset)
-        view, at = self._segments.view(base), physical_offset - base
-        width = topic_length_size(view, at)
-        length_at = topic_length_at(view, at)
-        start = length_at + width
-        name = bytes(view[start : start + signed_topic_length(view, length_at, width)])
-        queue_id = load_be32(view, at + record.QUEUE_ID)
-        if not 0 < len(name) <= table_layout.TOPIC_BYTES_MAX or queue_id < 0 or _NO_FOLDER.search(name):
-            return None
-        try:
-            return name.decode(), queue_id
-        except UnicodeDecodeError:
-            return None
+        return queue_of_record(self._segments.view(base), physical_offset - base)
 
 
 # Plan of a recovery's dispatch: brings queues and index to the end of the log and dispatches no range twice.

@@ -357,6 +357,22 @@ class Recovery:
         self, step: DispatchStep, done: RebuildResult, log: LogState, queue_recovery: QueueRecovery
     ) -> None:
         """Fill queue offsets without records and remove units after the queues' ends."""
+        limit = queue_recovery.limit
+        filled = self._fill_queues(step, done, log, queue_recovery)
+        # Without records in the log, the queues were not compared.
+        untouched = self._clean and limit > log.begin and limit == log.end and not filled
+        cleared = self._cut_queues(done, log, queue_recovery, untouched=untouched)
+        self._io.crash_point("recover.cq_cut")
+        self._changed |= bool(done.repaired_units or done.entries or filled or cleared or queue_recovery.lost)
+        if limit < log.end or done.records or cleared or filled:
+            self._end_step(_dispatch_text(done, filled, cleared))
+        if done.no_room is not None:
+            self._report(f"recovery: dispatch waits at {done.position:,}: {done.no_room.strerror}")
+
+    def _fill_queues(
+        self, step: DispatchStep, done: RebuildResult, log: LogState, queue_recovery: QueueRecovery
+    ) -> int:
+        """Fill gaps and damage; return the number of units of damaged records."""
         holes, limit = self._ledger.ranges, queue_recovery.limit
         trusted = limit > log.begin
         gaps = done.gaps
@@ -370,16 +386,7 @@ class Recovery:
         queue_recovery.fill(done.gaps, holes, keep_units=trusted)
         # Units below the mark are older than the damage. Above it only the log shows where a queue ends.
         unfilled = [hole for hole in self._ledger.holes if not (trusted and hole.filled and hole.stop <= limit)]
-        filled = queue_recovery.fill_holes((hole.start, hole.stop) for hole in unfilled)
-        # Without records in the log, the queues were not compared.
-        untouched = self._clean and trusted and limit == log.end and not filled
-        cleared = self._cut_queues(done, log, queue_recovery, untouched=untouched)
-        self._io.crash_point("recover.cq_cut")
-        self._changed |= bool(done.repaired_units or done.entries or filled or cleared or queue_recovery.lost)
-        if limit < log.end or done.records or cleared or filled:
-            self._end_step(_dispatch_text(done, filled, cleared))
-        if done.no_room is not None:
-            self._report(f"recovery: dispatch stopped at {done.position:,}: {done.no_room.strerror}")
+        return queue_recovery.fill_holes((hole.start, hole.stop) for hole in unfilled)
 
     def _report_implausible(self, gaps: Iterable[QueueGap]) -> None:
         for gap in gaps:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import mmap
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,15 +25,12 @@ from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.kernels.record_check import (
     checked_size,
     record_size,
-    signed_topic_length,
-    topic_length_at,
-    topic_length_size,
 )
-from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
 from mqproc.store.commitlog.segments import find_record_in, scan_piece, written_ranges
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.damage import merged
+from mqproc.store.recovery.queues import queue_of_record
 from mqproc.store.verify.findings import Finding, FindingKind
 from mqproc.store.verify.inventory import MISSING_ALONE_MAX, Inventory, Queue
 from mqproc.store.verify.snapshot import Share, Snapshot
@@ -130,7 +126,6 @@ MISSING: Final = -1
 """Fault reason: the segment is missing."""
 BAD_QUEUE: Final = -2
 """Fault reason: a record with an invalid queue."""
-_NO_FOLDER: Final = re.compile(r"[/\x00]|\A\.\.?\Z")
 
 Advance = Callable[[int], None]
 OnScan = Callable[[ScanResult, QueueTable], None]
@@ -212,7 +207,7 @@ class LogScanner:
             )  # fmt: skip
             if result.reason is not StopReason.UNKNOWN_QUEUE:
                 return result, result.reason is StopReason.BAD_RECORD
-            queue = _queue_at(view, result.stopped_at)
+            queue = queue_of_record(view, result.stopped_at)
             if queue is None:
                 return result, True
             table.create_queue(*queue)
@@ -239,21 +234,6 @@ class LogScanner:
                 position = base + self.views.segment_size
             else:
                 position = base + result.stopped_at
-
-
-def _queue_at(view: NDArray[np.uint8], at: int) -> Queue | None:
-    """Topic and queue id of the record at `at`; None if they cannot be folder names."""
-    width = topic_length_size(view, at)
-    length_at = topic_length_at(view, at)
-    start = length_at + width
-    name = bytes(view[start : start + signed_topic_length(view, length_at, width)])
-    queue_id = load_be32(view, at + record.QUEUE_ID)
-    try:
-        topic = name.decode()
-    except UnicodeDecodeError:
-        return None
-    possible = 0 < len(name) <= table_layout.TOPIC_BYTES_MAX and queue_id >= 0 and not _NO_FOLDER.search(topic)
-    return (topic, queue_id) if possible else None
 
 
 class EntryMatcher(Protocol):

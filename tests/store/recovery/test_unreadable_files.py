@@ -61,7 +61,7 @@ def test_what_cannot_be_read_is_made_again(
     found = store.recover(clean=clean, io=io)
     aside = store.root / "mqproc/aside" / f"{lost.parent.name}.{lost.name}"
     if io.tried:
-        assert f"recovery: {lost}: the disk cannot read it, it is made again, moved to {aside}" in found.said
+        assert f"recovery: {lost}: the disk cannot read it, it is rebuilt, moved to {aside}" in found.said
         assert (aside.stat().st_ino, page) in io.lost
         assert_whole(store, found)
     else:
