@@ -156,7 +156,7 @@ def test_the_table_is_for_people(store: Path) -> None:
     assert outcome.code == 0
     assert f"the log would begin at {LAST:,}, now {BEGIN:,}" in outcome.out
     assert f"commitlog/{BEGIN:020d}" in outcome.out
-    assert "by itself: in the hours 04" in outcome.out or "by itself: now" in outcome.out
+    assert "automatic deletion: at hour 04" in outcome.out or "automatic deletion: now" in outcome.out
     done = call("store", "retention", store, *SIZES, "--older-than", "0s", "--execute")
     assert done.out.startswith("deleted 3 segments, ")
     rows = call("store", "retention", store, *SIZES, "--older-than", "0s", "--output", "csv")

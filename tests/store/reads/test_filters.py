@@ -13,8 +13,8 @@ from mqproc.filters.compiler import compiled
 from mqproc.kernels.gather import RECORD_SCAN_COST
 from mqproc.layout.record_codec import decode_record, decode_records
 from mqproc.store.cooperative import finish
-from mqproc.store.read import pull as pulls
 from mqproc.store.read import by_time as by_time
+from mqproc.store.read import pull as pulls
 from mqproc.store.read import unit_walk
 from mqproc.types import PullStatus, StoredMessage
 from tests.filters.expressions import Expressions
