@@ -33,7 +33,7 @@ from mqproc.layout.properties import (
     TIMER_OUT_MS,
     TIMER_ROLL_TIMES,
 )
-from mqproc.roles.internal_producer import AppendColumns, InternalProducer, Outcome, Refused, Unknown
+from mqproc.roles.internal_producer import AppendColumns, AppendOutcome, InternalProducer, Refused, Unknown
 from mqproc.roles.role import RoleContext
 from mqproc.roles.role_log import get_logger
 from mqproc.roles.scheduled_records import PropertyColumns, append_pairs
@@ -236,7 +236,7 @@ class DeliveryQueue:
         except StoreBusyError:
             self._retry_later(messages, batch)
 
-    def _on_outcome(self, frame: AppendColumns, outcome: Outcome, batch: _Batch) -> None:
+    def _on_outcome(self, frame: AppendColumns, outcome: AppendOutcome, batch: _Batch) -> None:
         if isinstance(outcome, Refused):
             self._words.add(control.DELIVERIES_REFUSED, 1)
             self._log_refused(outcome)

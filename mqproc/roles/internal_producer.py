@@ -44,8 +44,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.client import requests
+from mqproc.client.connection import CallOutcome as Answered
 from mqproc.client.connection import Connection, open_socket
-from mqproc.client.connection import Outcome as Answered
 from mqproc.client.retry import ConnectionLost
 from mqproc.errors import MqprocError, NotRunningError, ProtocolError, StoreBusyError
 from mqproc.io.clock import Clock
@@ -213,15 +213,15 @@ class Unknown:
     reason: str
 
 
-Outcome = Stored | Refused | Unknown
-OnDone = Callable[[Sequence[NewMessage], Outcome], None]
-OnColumnsDone = Callable[[AppendColumns, Outcome], None]
+AppendOutcome = Stored | Refused | Unknown
+OnDone = Callable[[Sequence[NewMessage], AppendOutcome], None]
+OnColumnsDone = Callable[[AppendColumns, AppendOutcome], None]
 
 
 @dataclass(slots=True, eq=False)
 class _Frame:
     columns: AppendColumns
-    on_done: Callable[[Outcome], None]
+    on_done: Callable[[AppendOutcome], None]
     size: int
     begin: int = 0
     reason: str = ""
@@ -417,7 +417,7 @@ class InternalProducer:
             self._retry_ns = self._clock.monotonic_ns() + RECONNECT_NS
         self._connect()
 
-    def _finish(self, frame: _Frame, outcome: Outcome) -> None:
+    def _finish(self, frame: _Frame, outcome: AppendOutcome) -> None:
         self._bytes -= frame.size
         frame.on_done(outcome)
 
@@ -577,7 +577,7 @@ class ReliableAppend:
             writing.error = error
             self._count_done(writing, len(messages))
 
-    def _written(self, writing: _Writing, some: Sequence[NewMessage], outcome: Outcome) -> None:
+    def _written(self, writing: _Writing, some: Sequence[NewMessage], outcome: AppendOutcome) -> None:
         missing: Sequence[NewMessage] = ()
         if isinstance(outcome, Stored):
             writing.part(some)

@@ -24,7 +24,7 @@ from mqproc.io.clock import Clock
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
 from mqproc.layout.control import QUERY, WRITER
-from mqproc.roles.internal_producer import InternalProducer, NewMessage, Outcome, Stored, copy_of
+from mqproc.roles.internal_producer import AppendOutcome, InternalProducer, NewMessage, Stored, copy_of
 from mqproc.roles.transactions.op_messages import check_copy, committed, discarded_copy
 from mqproc.store.transactions import OP_PROPERTIES, decode_op_body, encode_op_body
 from mqproc.topic_names import HALF_TOPIC, OP_HALF_TOPIC
@@ -93,7 +93,7 @@ def stored_as_query_does(group: Group, *messages: NewMessage) -> None:
     """Store messages as a query role that dies before it writes their marks."""
     control = Control.open(StoreIO(), group.paths)
     appender = InternalProducer(group.paths.socket(WRITER), control.words, Clock())
-    outcomes: list[Outcome] = []
+    outcomes: list[AppendOutcome] = []
     appender.append(messages, lambda _, outcome: outcomes.append(outcome))
     wait_until(lambda: not (appender.step() or appender.in_flight), what="outcomes")
     assert all(isinstance(outcome, Stored) for outcome in outcomes)

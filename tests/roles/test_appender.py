@@ -19,7 +19,7 @@ from mqproc.ipc.control import Control
 from mqproc.layout.control import WRITER
 from mqproc.layout.record import PROPERTIES_SIZE_MAX
 from mqproc.roles import internal_producer as module
-from mqproc.roles.internal_producer import InternalProducer, NewMessage, Outcome, Refused, Stored, Unknown
+from mqproc.roles.internal_producer import AppendOutcome, InternalProducer, NewMessage, Refused, Stored, Unknown
 from mqproc.topic_names import SCHEDULE_TOPIC
 from tests.conftest import PATIENCE_S, Group, wait_until
 
@@ -31,12 +31,12 @@ class Rig:
         self.group = group
         self.control = Control.open(StoreIO(), group.paths)
         self.appender = InternalProducer(group.paths.socket(WRITER), self.control.words, Clock())
-        self.outcomes: list[tuple[Sequence[NewMessage], Outcome]] = []
+        self.outcomes: list[tuple[Sequence[NewMessage], AppendOutcome]] = []
 
     def append(self, *messages: NewMessage) -> None:
         self.appender.append(messages, lambda rows, outcome: self.outcomes.append((rows, outcome)))
 
-    def finish(self, timeout_s: float = 60.0) -> list[Outcome]:
+    def finish(self, timeout_s: float = 60.0) -> list[AppendOutcome]:
         """All outcomes, waiting as a role does: at the descriptor, and by the clock only as told."""
         deadline = time.monotonic() + timeout_s
         while self.appender.in_flight:

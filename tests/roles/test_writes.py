@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 
 from mqproc.errors import DiskFullError, MqprocError
-from mqproc.roles.internal_producer import NewMessage, Outcome, Refused, ReliableAppend, Stored
+from mqproc.roles.internal_producer import AppendOutcome, NewMessage, Refused, ReliableAppend, Stored
 
 
 class Frames:
     """An appender; the test says what becomes of each frame."""
 
     def __init__(self) -> None:
-        self.done: Callable[[Sequence[NewMessage], Outcome], None] | None = None
+        self.done: Callable[[Sequence[NewMessage], AppendOutcome], None] | None = None
 
-    def append(self, _messages: Sequence[NewMessage], on_done: Callable[[Sequence[NewMessage], Outcome], None]) -> None:
+    def append(
+        self, _messages: Sequence[NewMessage], on_done: Callable[[Sequence[NewMessage], AppendOutcome], None]
+    ) -> None:
         self.done = on_done
 
 

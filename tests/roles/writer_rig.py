@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mqproc.client.connection import Connection, Outcome, open_socket
+from mqproc.client.connection import CallOutcome, Connection, open_socket
 from mqproc.client.requests import WRITER, Call
 from mqproc.errors import MqprocError
 from mqproc.ipc.error_counters import read_error_counters
@@ -150,7 +150,7 @@ class WriterRig:
         self._clients.append(connection)
         return connection
 
-    def outcomes(self, connection: Connection, calls: Iterable[Call[Any]]) -> list[Outcome]:
+    def outcomes(self, connection: Connection, calls: Iterable[Call[Any]]) -> list[CallOutcome]:
         """Send calls in one go, as far as the socket takes them; how those end that are answered."""
         ids = [
             request_id

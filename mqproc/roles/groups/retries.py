@@ -18,10 +18,10 @@ from mqproc.layout import control, properties
 from mqproc.layout.record_codec import decode_records
 from mqproc.roles.internal_producer import (
     ORIGIN,
+    AppendOutcome,
     Identity,
     InternalProducer,
     NewMessage,
-    Outcome,
     Refused,
     Stored,
     Unknown,
@@ -229,7 +229,7 @@ class GroupRetries:
             return
         self._producer.append(new, lambda some, outcome: self._done(copies, some, outcome))
 
-    def _done(self, copies: _Copies, some: Sequence[NewMessage], outcome: Outcome) -> None:
+    def _done(self, copies: _Copies, some: Sequence[NewMessage], outcome: AppendOutcome) -> None:
         """Handle the outcome of a frame; messages that were not stored are answered with NOT_NOW."""
         stored: Sequence[NewMessage] = ()
         if isinstance(outcome, Stored):
