@@ -156,7 +156,7 @@ def supervise(
     io, clock = io or io_from_environment(os.environ), clock or Clock()
     paths = StorePaths(paths.root.absolute())
     with contextlib.ExitStack() as stack:
-        wakeups = stack.enter_context(request_cpu_latency(options.cpu_latency_us))
+        cpu_latency = stack.enter_context(request_cpu_latency(options.cpu_latency_us))
         prepare_folder(io, paths)
         with starting(paths):
             lock = StoreLock.acquire(io, paths)
@@ -175,7 +175,7 @@ def supervise(
         clean = not io.exists(paths.abort)
         context = GroupContext(paths, options, io, clock, control, lenient(report), clean)
         timing, policy = timing or Timing(), policy or RestartPolicy()
-        supervisor = Supervisor(context, hooks, specs, lock, wakeups, ready, timing, policy)
+        supervisor = Supervisor(context, hooks, specs, lock, cpu_latency, ready, timing, policy)
         try:
             return supervisor.run()
         except MqprocError as error:
@@ -194,7 +194,7 @@ class Supervisor:
         hooks: Hooks,
         specs: Sequence[RoleSpec],
         lock: StoreLock,
-        wakeups: CpuLatencyRequest,
+        cpu_latency: CpuLatencyRequest,
         ready: Ready,
         timing: Timing,
         policy: RestartPolicy,
@@ -205,7 +205,7 @@ class Supervisor:
         self._hooks = hooks
         self._specs = specs
         self._lock = lock
-        self._wakeups = wakeups
+        self._cpu_latency = cpu_latency
         self._ready = ready
         self._timing = timing
         self._policy = policy
@@ -349,7 +349,7 @@ class Supervisor:
             self._control.store(layout.SUPERVISOR_HEARTBEAT_NS, now)
             self._group.watch()
             self._hooks.watch()
-            self._wakeups.update(now, *map(self._control.load, _REQUESTS))
+            self._cpu_latency.update(now, *map(self._control.load, _REQUESTS))
             self._manager.tick(now, self._control)
         if now >= self._next_ring_ns:
             self._next_ring_ns = now + self._timing.ring_ms * _MS

@@ -76,7 +76,7 @@ def test_a_misspelt_variable_is_told_by_whoever_starts_the_group(
 
 
 def test_a_start_that_stands_still_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As that of a supervisor which somebody has stopped; one that tells how far it is may take as long as it likes."""
+    """As that of a supervisor which somebody has stopped; one that shows its progress may take as long as it likes."""
     hanging = tmp_path / "hanging"
     hanging.write_text("#!/bin/sh\nexec sleep 600\n")
     hanging.chmod(0o700)

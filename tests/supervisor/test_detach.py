@@ -61,7 +61,7 @@ class TestDetach:
         assert group.wait() == 4
         assert group.lines[-1] == (
             f"outcome 4: {group.root}: the group is not ready after 0.5 s; the start continues in the background: "
-            f"mqproc status --store {group.root} tells how far it is, mqproc down --store {group.root} ends it"
+            f"mqproc status --store {group.root} shows its progress, mqproc down --store {group.root} ends it"
         )
         _let_start_and_stop(group)
 
@@ -118,8 +118,8 @@ class TestRotatedLog:
         wait_until(log.exists)
         everybody = ("supervisor", "template", "writer", "dispatcher")
         wait_until(lambda: {_output_of(group.pid(role)) for role in everybody} == {(log.stat().st_ino,) * 2})
-        wait_until(lambda: "log file opened anew" in log.read_text())
-        assert "opened anew" not in moved.read_text()
+        wait_until(lambda: "log file reopened" in log.read_text())
+        assert "reopened" not in moved.read_text()
         group.kill_and_wait("writer")
         assert _output_of(group.pid("writer")) == (log.stat().st_ino,) * 2
         assert "writer EXITED" in log.read_text()
@@ -133,7 +133,7 @@ class TestRotatedLog:
         moved = log.rename(log.with_suffix(".1"))
         log.mkdir()
         group.kill("supervisor", signal.SIGUSR1)
-        wait_until(lambda: "log file not opened anew, the old one goes on: [Errno 21]" in moved.read_text())
+        wait_until(lambda: "log file not reopened, the old one is used: [Errno 21]" in moved.read_text())
         group.ask(Operation.STOP_GROUP)
         wait_until(lambda: group.lock_is_free)
 

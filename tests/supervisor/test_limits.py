@@ -42,13 +42,13 @@ def test_the_unit_has_descriptors_for_every_client_and_outlives_others(unit: str
 def test_a_hard_limit_that_no_group_can_live_with_is_told_with_what_mends_it(start_group: StartGroup) -> None:
     group = start_group("--files=700", wait=False)
     assert group.wait() == 3
-    assert any("700 files may be open at most, and a group needs 768" in line for line in group.errors)
+    assert any("the limit is 700 open files, and a group needs 768" in line for line in group.errors)
     assert any("LimitNOFILE=65536" in line for line in group.errors)
 
 
 def test_a_system_without_proc_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(descriptors, "_OPEN", tmp_path / "self" / "fd")
-    with pytest.raises(StartError, match=r"/proc is not mounted: .* mount -t proc proc /proc"):
+    with pytest.raises(StartError, match=r"/proc is not mounted, .*: mount -t proc proc /proc"):
         descriptors.raise_open_files()
 
 

@@ -80,7 +80,7 @@ def test_a_lent_role_works_and_speaks_at_the_terminal_until_the_connection_ends(
 ) -> None:
     group = start_group(FEW)
     with group.send(Operation.RUN_ROLE, terminal.request("writer")):
-        wait_until(lambda: terminal.shows("handed over to this terminal"), "the role's log")
+        wait_until(lambda: terminal.shows("attached to this terminal"), "the role's log")
         wait_until(lambda: attached(group, "writer"))
         before = group.cycles("writer")
         wait_until(lambda: group.cycles("writer") > before, "work at the terminal")
@@ -142,7 +142,7 @@ def test_a_lent_role_is_lent_once_and_not_restarted(start_group: StartGroup, ter
     group = start_group(FEW)
     with group.send(Operation.RUN_ROLE, terminal.request("writer")):
         wait_until(lambda: attached(group, "writer"))
-        lent_to = f"writer is lent to the terminal of pid {os.getpid()}"
+        lent_to = f"writer is attached to the terminal of pid {os.getpid()}"
         with pytest.raises(StoreBusyError, match=lent_to):
             group.ask(Operation.RUN_ROLE, terminal.request("writer"))
         with pytest.raises(StoreBusyError, match=lent_to):
@@ -162,7 +162,7 @@ NEVER_OPEN = f"/proc/{os.getpid()}/fd/{1 << 30}"
 def test_only_open_files_of_the_caller_are_taken(start_group: StartGroup, terminal: Terminal, path: str) -> None:
     group = start_group(FEW)
     good = terminal.request("writer")
-    with pytest.raises(BadRequestError, match=r"not an open file of pid|cannot be handed over"):
+    with pytest.raises(BadRequestError, match=r"not an open file of pid|cannot be attached"):
         group.ask(Operation.RUN_ROLE, RunRequest("writer", good.stdin, path, good.stderr))
     assert (group.running("writer"), group.word("writer", "incarnation")) == (True, 1)
 
@@ -170,7 +170,7 @@ def test_only_open_files_of_the_caller_are_taken(start_group: StartGroup, termin
 def test_a_lent_role_stops_with_its_group(start_group: StartGroup, terminal: Terminal) -> None:
     group = start_group(FEW)
     with group.send(Operation.RUN_ROLE, terminal.request("writer")) as client:
-        wait_until(lambda: terminal.shows("handed over"), "the role's log")
+        wait_until(lambda: terminal.shows("attached to this terminal"), "the role's log")
         before = group.cycles("writer")
         wait_until(lambda: group.cycles("writer") > before)
         assert group.stop() == 0

@@ -64,7 +64,7 @@ def test_rocketmq_store_that_others_may_read_is_taken_and_our_part_closed(tmp_pa
 def test_folder_that_everybody_may_write_to_is_refused(tmp_path: Path, folder: str) -> None:
     (tmp_path / "mqproc").mkdir()
     (tmp_path / folder).chmod(0o777)
-    with pytest.raises(StoreAccessError, match="everybody may write"):
+    with pytest.raises(StoreAccessError, match="writable by everyone"):
         prepare(tmp_path)
 
 

@@ -95,7 +95,7 @@ class TestRunning:
         assert status.roles["template"]["state"] == "RUNNING"
 
     def test_unknown_roles_and_operations_are_refused(self, quiet_group: RunningGroup) -> None:
-        with pytest.raises(BadRequestError, match="no role is called 'editor'; there are writer, commitlog-flusher"):
+        with pytest.raises(BadRequestError, match="unknown role 'editor'; roles are writer, commitlog-flusher"):
             quiet_group.ask(Operation.RESTART_ROLE, RoleRequest("editor"))
         with pytest.raises(UnknownCommandError):
             quiet_group.ask(Operation.TOPICS)
@@ -170,7 +170,7 @@ class TestStartAndStop:
         (tmp_path / "store").chmod(0o777)
         group = start_group(FEW, wait=False)
         assert group.wait() == 3
-        assert "everybody may write" in group.errors[0]
+        assert "writable by everyone" in group.errors[0]
         assert not (tmp_path / "store" / "lock").exists()
 
     def test_group_whose_reader_has_gone_goes_on(self, start_group: StartGroup) -> None:
