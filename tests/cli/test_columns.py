@@ -56,7 +56,7 @@ def test_columns_not_asked_for_are_none() -> None:
 
 def test_queues_are_numbers() -> None:
     assert columns(FieldNames(queue="q"), q=["0", 3]).queue_ids == [0, 3]
-    with pytest.raises(BadMessageError, match=r"a\.csv: record 12: field 'q' = 'x' is no queue id"):
+    with pytest.raises(BadMessageError, match=r"a\.csv: record 12: field 'q' = 'x' is not a queue id"):
         columns(FieldNames(queue="q"), q=["0", "x"])
 
 
@@ -67,13 +67,13 @@ def test_a_queue_is_a_whole_number_also_where_its_column_has_fractions() -> None
 @pytest.mark.parametrize("value", [1.7, WrittenNumber("1.7"), decimal.Decimal("0.5"), True, 1 << 70, 1e300, None])
 def test_what_is_no_whole_number_is_no_queue(value: Any) -> None:
     """Cut to one it would be another queue, and nobody would be told."""
-    with pytest.raises(BadMessageError, match=r"a\.csv: record 11: field 'q' = .* is no queue id"):
+    with pytest.raises(BadMessageError, match=r"a\.csv: record 11: field 'q' = .* is not a queue id"):
         columns(FieldNames(queue="q"), q=[value])
 
 
 @pytest.mark.parametrize("text", ["-99999999999999999999", "99999999999999999999"])
 def test_a_number_that_is_no_time_is_told_with_record_and_field(text: str) -> None:
-    with pytest.raises(BadMessageError, match=r"record 11: field 't' = .* is no time: (beyond|no 64-bit)"):
+    with pytest.raises(BadMessageError, match=r"record 11: field 't' = .* is not a time: (after|not a 64-bit)"):
         columns(FieldNames(time="t"), t=[text])
 
 
@@ -83,13 +83,13 @@ def test_a_record_without_time_was_born_now() -> None:
 
 
 def test_a_time_that_is_none_is_told() -> None:
-    with pytest.raises(BadMessageError, match=r"a\.csv: record 12: field 't' = 'soon' is no time"):
+    with pytest.raises(BadMessageError, match=r"a\.csv: record 12: field 't' = 'soon' is not a time"):
         columns(FieldNames(time="t"), t=["2013-01-01", "soon"])
 
 
 @pytest.mark.parametrize("value", [[1, 2], {"a": 1}, "9" * 400 + ".0"])
 def test_a_time_that_no_text_or_number_is_told_too(value: Any) -> None:
-    with pytest.raises(BadMessageError, match=r"record 11: field 't' = .* is no time: "):
+    with pytest.raises(BadMessageError, match=r"record 11: field 't' = .* is not a time: "):
         columns(FieldNames(time="t"), t=[value])
 
 
@@ -125,9 +125,9 @@ def test_times_of_smaller_units(value: Any, form: str, expected: int) -> None:
 
 @pytest.mark.parametrize(("value", "form"), [("1795617351087999", "auto"), (10**18, "ms"), ("1e3", "us"), ("x", "ns")])
 def test_a_number_that_is_no_moment_in_its_unit_is_refused(value: Any, form: str) -> None:
-    with pytest.raises(ValueError, match=r"beyond the year 9999|not a number"):
+    with pytest.raises(ValueError, match=r"after the year 9999|not a number"):
         parse_field_time(value, form)
-    with pytest.raises(BadMessageError, match=r"a\.csv: record 12: field 't' = .* is no time"):
+    with pytest.raises(BadMessageError, match=r"a\.csv: record 12: field 't' = .* is not a time"):
         columns(FieldNames(time="t", time_format=form), t=[None, value])
 
 

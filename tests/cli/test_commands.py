@@ -104,7 +104,7 @@ def test_a_mistyped_command_brings_a_suggestion_in_one_line() -> None:
 def test_a_name_that_other_tools_have_for_a_command_brings_ours() -> None:
     for given, meant in (("start", "up"), ("stop", "down"), ("help", "--help")):
         assert call(given).err == f"mqproc: No such command '{given}'; did you mean '{meant}'?; see mqproc --help\n"
-    assert "did you mean '--help'?; mqproc topic --help" in call("topic", "help").err
+    assert "did you mean '--help'?; see mqproc topic --help" in call("topic", "help").err
     assert "there are: create," in call("topic", "start").err
 
 

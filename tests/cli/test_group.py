@@ -126,13 +126,13 @@ def test_a_role_runs_in_a_debugger_at_the_callers_terminal(group: Group, tmp_pat
     try:
         assert child.stdin is not None
         wait_until(lambda: "(Pdb)" in output.read_text(), what="the debugger's prompt")
-        assert "handed over to this terminal" in output.read_text()
+        assert "attached to this terminal" in output.read_text()
         status = call("status", "--store", group.store, "--json")
         assert (status.code, status.json["ready"]) == (1, False)
         assert next(role["state"] for role in status.json["roles"] if role["role"] == "query") == "LENT"
         again = call("run", "query", "--store", group.store)
         assert again.code == 1
-        assert f"query is lent to the terminal of pid {child.pid}" in again.err
+        assert f"query is attached to the terminal of pid {child.pid}" in again.err
         child.stdin.write(b"c\n")
         child.stdin.flush()
         with group.client() as client:

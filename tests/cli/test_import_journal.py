@@ -39,7 +39,7 @@ def test_position_and_entry_are_found_again(tmp_path: Path) -> None:
 
 def test_the_same_import_runs_once_at_a_time(tmp_path: Path) -> None:
     first = journal(tmp_path)
-    with pytest.raises(StoreLockedError, match="running already"):
+    with pytest.raises(StoreLockedError, match="already running"):
         journal(tmp_path)
     first.close()
     journal(tmp_path).close()
@@ -49,7 +49,7 @@ def test_a_broken_journal_is_told_with_its_name(tmp_path: Path) -> None:
     first = journal(tmp_path)
     first.close()
     (first.folder / f"{first.name}.json").write_text("{")
-    with pytest.raises(BadRequestError, match="remove it to begin anew"):
+    with pytest.raises(BadRequestError, match="remove the file to start over"):
         journal(tmp_path)
 
 

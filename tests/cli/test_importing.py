@@ -136,7 +136,7 @@ def test_a_last_line_that_was_unfinished_is_told_when_it_has_become_longer(group
     path.write_text("alpha\nbravo\ncharlie\n")
     outcome = import_lines(group, path)
     assert outcome.code == 2
-    assert f"{path}: line 2 was imported before its end was written" in outcome.err
+    assert f"{path}: line 2 was imported before it was complete" in outcome.err
     assert stored_bodies(group) == [b"alpha", b"bra"]
 
 
@@ -182,7 +182,7 @@ def test_a_file_that_replaced_the_imported_one_meanwhile_is_another(group: Group
         assert import_lines(group, path).code == 0
     outcome = import_lines(group, path)
     assert outcome.code == 2
-    assert f"{path} is another file than at the last import" in outcome.err
+    assert f"{path} is not the file of the last import" in outcome.err
     assert stored_bodies(group) == [b"alpha", last.strip().encode()]
 
 
@@ -242,7 +242,7 @@ def test_an_import_that_was_ended_goes_on_with_no_record_twice(
     assert topic is not None, "no import could be ended before its end"
     outcome = run(group, path, topic=topic)
     assert outcome.code == 0
-    assert "going on behind record" in outcome.err
+    assert "continuing after record" in outcome.err
     assert stored_ids(group, topic) == each_once(BIG)
 
 
@@ -257,7 +257,7 @@ def ended_twice(group: Group, path: Path, topic: str, number: signal.Signals) ->
         if child.returncode == 0:
             return False
         assert child.returncode == (130 if number is signal.SIGINT else -number)
-        assert number is not signal.SIGINT or b"the same command goes on" in err
+        assert number is not signal.SIGINT or b"the same command continues" in err
     return True
 
 
@@ -374,8 +374,8 @@ def test_a_wrong_record_of_a_packed_file_that_is_mended_is_gone_on_with(
     for _time in range(2):
         outcome = run(group, pack(tmp_path, packing, wrong), topic=packing)
         assert outcome.code == 2
-        assert f"record {wrong_at + 1:,}: field 'at' = 'soon' is no time" in outcome.err
-        assert "; the same command goes on when it is mended" in outcome.err
+        assert f"record {wrong_at + 1:,}: field 'at' = 'soon' is not a time" in outcome.err
+        assert "; correct it and repeat the command" in outcome.err
     path = pack(tmp_path, packing, right)
     assert run(group, path, topic=packing).code == 0
     assert stored_ids(group, packing) == each_once(9000)
@@ -409,7 +409,7 @@ def test_a_packed_file_that_is_gone_when_an_import_fails_is_not_what_is_told(
     monkeypatch.setattr(importer.Importer, "send", send)
     outcome = run(group, path)
     assert outcome.code == 2
-    assert "record 1,501: field 'at' = 'soon' is no time" in outcome.err
+    assert "record 1,501: field 'at' = 'soon' is not a time" in outcome.err
 
 
 def test_what_is_acknowledged_may_not_be_changed_when_a_record_is_mended(group: Group, tmp_path: Path) -> None:
@@ -455,9 +455,9 @@ WRONG = 2500
         (f"{WRONG},k,,-1,x", "queue id -1 is below 0"),
         (f"{WRONG},k,,7,x", "queue id 7; topic has 3 queues"),
         (f"{WRONG},k,,0,{'x' * (4 << 20)}", "body of 4,194,35"),
-        (f"{WRONG},k,,one,x", "field 'queue' = 'one' is no queue id"),
+        (f"{WRONG},k,,one,x", "field 'queue' = 'one' is not a queue id"),
         (f"{WRONG},k\1,,0,x", "tags: one holds the separator byte 0x01"),
-        (f"{WRONG},k,soon,0,x", "field 'at' = 'soon' is no time"),
+        (f"{WRONG},k,soon,0,x", "field 'at' = 'soon' is not a time"),
     ],
 )
 def test_a_record_that_is_refused_is_told_by_its_number_in_the_file(

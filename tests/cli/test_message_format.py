@@ -22,7 +22,7 @@ def test_every_token() -> None:
 
 
 def test_an_unknown_token_is_told() -> None:
-    with pytest.raises(ValueError, match="%q is no field"):
+    with pytest.raises(ValueError, match="%q is not a field"):
         compile_format("%q")
 
 
@@ -33,7 +33,7 @@ def test_a_body_in_another_shape_stands_where_the_format_has_it() -> None:
 
 
 def test_fields_are_shown_as_asked_and_the_format_as_it_is() -> None:
-    assert compile_format("\\x1b%t\\n", shown=str.upper)(MESSAGE) == "\x1bORDERS\n"
+    assert compile_format("\\x1b%t\\n", escape=str.upper)(MESSAGE) == "\x1bORDERS\n"
 
 
 def test_bodies() -> None:

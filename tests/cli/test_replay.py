@@ -137,7 +137,7 @@ def test_a_replay_that_was_ended_goes_on_with_no_message_twice(group: Group, num
     child.send_signal(number)
     _, err = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == (130 if number is signal.SIGINT else -number)
-    assert number is not signal.SIGINT or b"the same command goes on" in err
+    assert number is not signal.SIGINT or b"the same command continues" in err
     outcome = ask(group, "--to", to)
     assert outcome.code == 0
     assert "continuing at queue" in outcome.err
@@ -194,7 +194,7 @@ def test_a_terminal_shows_a_bar_that_grows_and_goes_on_where_a_replay_was_stoppe
         assert shares == sorted(shares)
         assert len(set(shares)) > 2, shares
         terminal.send("\x03")
-        terminal.until("the same command goes on")
+        terminal.until("the same command continues")
         assert terminal.end() == 130
     with PseudoTerminal(*command, "1600") as terminal:
         terminal.until("continuing at queue", "orders → barred")
