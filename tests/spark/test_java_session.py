@@ -24,12 +24,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 PROJECT = Path(__file__).parents[2]
 PROGRAM = """
 import json, signal, sys
-from mqproc.cli.spark.session import kept_from_spark
+from mqproc.cli.spark.session import without_spark_handlers
 from mqproc.spark import local_session, messages
 from mqproc.spark.runtimes import find_java
 found = find_java()
 before = signal.getsignal(signal.SIGINT)
-with kept_from_spark():
+with without_spark_handlers():
     spark = local_session("local[1]", settings={
         "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1",
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",

@@ -127,7 +127,7 @@ def with_zeros_in_place_of_one(root: Path) -> tuple[LiveStore, list[int], int]:
 
 def test_what_lies_behind_zeros_in_the_last_segment_is_missed_or_read(tmp_path: Path) -> None:
     _store, places, lost = with_zeros_in_place_of_one(tmp_path)
-    says = rf"the log ends at {places[lost]:,} \(zeros\), but at {places[lost + 1]:,} is"
+    says = rf"the log ends at {places[lost]:,} \(zeros\), but a record follows at {places[lost + 1]:,}"
     for given in ({}, {"verifyCrc": True}, {"splitBytes": 5_000}):
         with pytest.raises(CorruptStoreError, match=says):
             offsets_of(tmp_path, **given)
@@ -141,7 +141,7 @@ def test_nothing_is_looked_for_behind_the_end_at_which_a_store_was_closed(tmp_pa
     assert mark.move(places[lost], 1)
     assert offsets_of(tmp_path) == places[:lost]
     paths.abort.write_text("1")
-    says = rf"the log ends at {places[lost]:,} \(zeros\), but at {places[lost + 1]:,} is"
+    says = rf"the log ends at {places[lost]:,} \(zeros\), but a record follows at {places[lost + 1]:,}"
     with pytest.raises(CorruptStoreError, match=says):
         offsets_of(tmp_path)
 
@@ -174,7 +174,7 @@ def test_a_log_that_never_was_one_is_no_empty_one(tmp_path: Path) -> None:
         (store / "commitlog").mkdir(parents=True)
         (store / f"commitlog/{start:020d}").write_bytes(begin + bytes(SEGMENT - len(begin)))
         if says:
-            with pytest.raises(CorruptStoreError, match=rf"no intact record, and does not begin with one \({says}\)"):
+            with pytest.raises(CorruptStoreError, match=rf"no intact record and does not begin with one \({says}\)"):
                 offsets_of(store)
         assert offsets_of(store, failOnDataLoss=not says) == []
 
