@@ -68,7 +68,7 @@ class TestDetach:
     def test_what_the_caller_did_before_counts(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--detach", "--timeout=600", "--began-before=601", "--recovery=held", wait=False)
         assert group.wait() == 4
-        assert "the group is not ready after 600 s; it goes on starting" in group.lines[-1]
+        assert "the group is not ready after 600 s; the start continues" in group.lines[-1]
         wait_until(lambda: "recover clean" in group.events, "recovery")
         _let_start_and_stop(group)
 
@@ -77,7 +77,7 @@ class TestDetach:
         wait_until(lambda: "recover clean" in group.events, "recovery")
         group.process.send_signal(signal.SIGINT)
         assert group.wait() == 130
-        assert f"outcome 130: {group.root}: wait interrupted; it goes on starting" in group.lines[-1]
+        assert f"outcome 130: {group.root}: wait interrupted; the start continues" in group.lines[-1]
         _let_start_and_stop(group)
 
     def test_ctrl_c_does_not_end_a_start_that_has_not_left_the_terminal_yet(self, start_group: StartGroup) -> None:

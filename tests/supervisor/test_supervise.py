@@ -443,7 +443,7 @@ class TestHalt:
         """The roles that died of it had nowhere to keep their errors."""
         group = start_group(FEW, "--bad=dispatcher:boot-bug", "--recovery=read-only", wait=False)
         assert group.wait() == 3
-        why = "at last by exit code 1: the file system has become read-only, as an error of its disk leaves it"
+        why = "last by exit code 1: the file system has become read-only, as after a disk error"
         assert why in group.lines[-1]
         assert why in call("errors", "--store", group.root).out
 
