@@ -77,7 +77,7 @@ def test_one_group_is_shown_queue_by_queue(group: Group, client: Client) -> None
         (TOPIC, 0, 0, 20),
         (TOPIC, 1, 0, 20),
     ]
-    assert shown.out.splitlines()[0] == "shown: 1 member, 40 messages not consumed, dead letters after 16 times"
+    assert shown.out.splitlines()[0] == "shown: 1 member, 40 messages not consumed, dead letters after 16 retries"
     missing = ask(group, "info", "missing")
     assert (missing.code, missing.out) == (5, "")
     assert "no group 'missing'" in missing.err
@@ -153,7 +153,7 @@ def test_a_reset_leaves_what_waits_to_come_again_and_a_skip_does_not(group: Grou
 
 def test_a_reset_beyond_a_queue_says_that_it_was_cut(group: Group, client: Client) -> None:
     stand(client, "cut", 1, 15)
-    told = "cut to where the queue begins or ends"
+    told = "limited to the first or last offset of the queue"
     assert f"2 queues {told}" in ask(group, "reset", "cut", "--to-offset", 999).err
     assert f"1 queue {told}" in ask(group, "reset", "cut", "--shift-by", -10).err
     assert told not in ask(group, "reset", "cut", "--to-offset", 20).err

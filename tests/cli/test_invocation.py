@@ -163,7 +163,7 @@ def test_a_command_that_is_told_can_be_copied_whatever_the_store_is_called(tmp_p
     store = tmp_path / "it's a store"
     for _ in range(2):
         refused = call("status", "--store", store)
-        told = re.search(r"mqproc up --store (.*) (?:makes|starts)", refused.err)
+        told = re.search(r"mqproc up --store (.*) (?:creates|starts)", refused.err)
         assert told is not None
         assert shlex.split(told[1]) == [str(store)]
         store.mkdir(exist_ok=True)
