@@ -142,7 +142,7 @@ def expected(message: StoredMessage, *, to_roll: bool) -> tuple[object, ...]:
     )
 
 
-@pytest.mark.parametrize("rolled", [False, True])
+@pytest.mark.parametrize("to_roll", [False, True])
 def test_what_is_released_is_what_was_parked(tmp_path: Path, to_roll: bool) -> None:
     messages, parked = parked_store(tmp_path)
     assert parked.in_topic(TIMER_TOPIC).all()
