@@ -67,7 +67,7 @@ def test_the_table_says_what_it_means_and_what_to_do(damaged: Path) -> None:
     assert outcome.code == 1
     assert lines[0].split() == ["severity", "kind", "file", "offset", "physical", "offset", "size", "count", "what"]
     assert "commitlog/00000000000000131072" in lines[1]
-    assert any(line.startswith("record_body_crc: a record's body is not what it was") for line in lines)
+    assert any(line.startswith("record_body_crc: the body of a record does not match its CRC") for line in lines)
     assert lines[-1].startswith("DAMAGED: 1 finding, 2 notes: ")
 
 

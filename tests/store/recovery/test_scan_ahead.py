@@ -217,7 +217,9 @@ def test_recovery_with_scanners_leaves_the_same_bytes(
     for name, how in [("alone", NO_SCANNERS), *((f"pieces of {size}", scanners(2, size)) for size in PIECES)]:
         root = shutil.copytree(store.root, tmp_path / name)
         found = recover(root, store.engine.options, clean=False, scanners=how)
-        told = [line.replace(str(root), "") for line in found.said if line.startswith("damage:") or "parallel scan" in line]
+        told = [
+            line.replace(str(root), "") for line in found.said if line.startswith("damage:") or "parallel scan" in line
+        ]
         results.append((contents(root), found.queues(), found.dispatched, found.holes, told))
     assert all(result == results[0] for result in results)
     assert results[0][2] == store.end
