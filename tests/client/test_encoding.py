@@ -414,7 +414,7 @@ def test_a_wrong_key_is_told_where_it_is_in_a_batch_of_several_frames() -> None:
     with pytest.raises(BadPropertyError) as error:
         list(encode_batch(Batch("t", [b""] * len(keys), keys=keys), FRAME_BYTES_MAX))
     told = f"keys: one holds the separator byte 0x20: 'a b' of message {len(keys) - half - 1:,}"
-    assert str(error.value) == f"behind the first {half:,} messages: {told}"
+    assert str(error.value) == f"after the first {half:,} messages: {told}"
 
 
 def test_of_a_message_alone_nobody_is_told_which_it_is() -> None:

@@ -193,5 +193,5 @@ def test_a_usual_send_takes_few_steps(keys: Any) -> None:
     message = message_from(parts)
     call, steps = steps_of(lambda: send(message))
     assert request_of(call) == request_of(general(parts))
-    expected = {"send", "encode_single", "_encode_known", "reserve", "_set_time", "_month_bounds_ms"}
+    expected = {"send", "encode_single", "_encode_by_template", "reserve", "_set_time", "_month_bounds_ms"}
     assert set(steps) <= expected, steps
