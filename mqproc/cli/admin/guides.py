@@ -88,7 +88,7 @@ class Example:
 
 
 def all_examples() -> list[Example]:
-    """The examples of the README and the guides, in order; those of a guide have its name in their title."""
+    """The examples of the README and the guides, whose titles begin with the guide's name."""
     readme = files("mqproc.cli").joinpath("examples.md").read_text(encoding="utf-8")
     found = list(_examples_in(readme, ""))
     for name, text in guide_texts().items():

@@ -1,7 +1,7 @@
 """`mqproc stat`, `errors` and `metrics`: control words, errors, and the list of metrics.
 
 `stat` and `errors` only read files, so they also work for a stopped group, with its last values. `stat` must start
-quickly, so the other commands import what they need on demand.
+quickly, so the other commands import their modules on demand.
 """
 
 from __future__ import annotations
