@@ -74,7 +74,8 @@ _FOREIGN_IN_GROUP: Final = re.compile(r"[^%|A-Za-z0-9_-]")
 def check_group(group: str) -> None:
     """Raise BadRequestError unless RocketMQ accepts the group name."""
     if not isinstance(group, str) or not group:
-        raise BadRequestError("the group's name is empty" if isinstance(group, str) else f"group is {group!r}, not text")
+        empty = isinstance(group, str)
+        raise BadRequestError("the group's name is empty" if empty else f"group is {group!r}, not text")
     if found := _FOREIGN_IN_GROUP.search(group):
         raise BadRequestError(f"group {group[:64]!r} has {found[0]!r} at {found.start()}; allowed are A-Za-z0-9_%|-")
     if len(group) > GROUP_BYTES_MAX:
