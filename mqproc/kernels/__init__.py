@@ -1,1 +1,1 @@
-"""Compiled loops over buffers and numbers, and the primitives that they consist of (README.md)."""
+"""Compiled loops over buffers and numbers, and their primitives (README.md)."""
