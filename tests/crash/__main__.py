@@ -78,7 +78,7 @@ def catch_plants(arguments: argparse.Namespace, folder: Path) -> int:
 
 def sweep(arguments: argparse.Namespace, folder: Path) -> int:
     """The sweep in both ways to flush, or one of them, or one case of it; how many runs failed."""
-    from mqproc.config import FlushDiskType
+    from mqproc.config.options import FlushDiskType
     from tests.crash import levels
     from tests.crash.sweep import Whole, case_of
 

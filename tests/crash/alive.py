@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from mqproc.client import core, sending
-from mqproc.config import Options
-from mqproc.message import Message, PullStatus, SendResult
+from mqproc.client import requests as core
+from mqproc.client import send_requests as sending
+from mqproc.config.options import Options
+from mqproc.types import Message, PullStatus, SendResult
 from tests.crash.group import Group
 from tests.crash.placed import expect
 from tests.crash.recording_io import Machine

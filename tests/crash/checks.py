@@ -8,21 +8,20 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mqproc.config import Options
-from mqproc.io import StoreIO
+from mqproc.config.options import Options
+from mqproc.io.store_io import StoreIO
 from mqproc.ipc.words import Words
 from mqproc.kernels.index import published_count
-from mqproc.kernels.intrinsics import load_be64
-from mqproc.kernels.views import as_kernel_array
+from mqproc.kernels.jit.intrinsics import load_be64
+from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.layout import control as words_of
 from mqproc.layout import index_file as layout
 from mqproc.paths import StorePaths
-from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
+from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units, queues_on_disk
+from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.damage import load
-from mqproc.store.index_headers import index_file_names
-from mqproc.store.queue_folders import queues_on_disk
-from mqproc.store.queue_table import QueueTable
-from mqproc.store.reads.index_query import IndexReader
+from mqproc.store.index.files import index_file_names
+from mqproc.store.index.lookup import IndexReader
 from mqproc.store.recovery.recovery import Recovery, adopt_sizes
 from mqproc.store.topics import Topics
 from tests.crash.copies import check_copies, goes_to, originals, tags_code

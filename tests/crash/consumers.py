@@ -9,11 +9,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from mqproc.client import core, group_calls
+from mqproc.client import group_requests as group_calls
+from mqproc.client import requests as core
 from mqproc.errors import StaleOffsetError
-from mqproc.message import PullResult, PullStatus
-from mqproc.names import RETRY_PREFIX
 from mqproc.paths import StorePaths
+from mqproc.topic_names import RETRY_PREFIX
+from mqproc.types import PullResult, PullStatus
 from tests.crash.copies import is_for_group, sent_of
 from tests.crash.parties import Commits, Found, Queue
 from tests.crash.placed import expect

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from mqproc.delay_levels import DELAYS_MS
 from mqproc.layout import properties
 from mqproc.layout.java_hash import java_hash
-from mqproc.message import StoredMessage
-from mqproc.names import (
+from mqproc.store.schedule.delivery_marks import mark_of
+from mqproc.topic_names import (
     CHECK_MAX_TIME_TOPIC,
     DEAD_LETTER_PREFIX,
     HALF_TOPIC,
@@ -19,7 +18,8 @@ from mqproc.names import (
     SCHEDULE_TOPIC,
     TIMER_TOPIC,
 )
-from mqproc.store.delays.made_from import mark_of
+from mqproc.types import StoredMessage
+from mqproc.util.units import DELAYS_MS
 from tests.crash.placed import Placed, expect
 from tests.crash.senders import Senders, Sent
 

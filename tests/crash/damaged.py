@@ -7,14 +7,14 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mqproc.config import Options
-from mqproc.io import StoreIO
+from mqproc.config.options import Options
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.layout.record import CRC_TAIL_SIZE
-from mqproc.message import PullStatus
 from mqproc.paths import segment_name
 from mqproc.store.damage import Hole, load
-from mqproc.store.reads.reader import StoreReader
+from mqproc.store.read.reader import StoreReader
+from mqproc.types import PullStatus
 from tests.crash import checks
 from tests.crash.checks import Recovered
 from tests.crash.disk import SECTOR

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mqproc.client import core
+from mqproc.client import requests as core
 from mqproc.paths import StorePaths
 from tests.crash.copies import is_copy, is_note, sent_of
 from tests.crash.parties import Party

@@ -26,8 +26,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from mqproc.config import FlushDiskType
-from mqproc.kernels import jit
+from mqproc.config.options import FlushDiskType
+from mqproc.kernels.jit import compile as jit
 from tests.allocator import map_large_blocks
 from tests.crash.journal import Unheard
 from tests.crash.planted import PLANTS

@@ -8,11 +8,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from mqproc.client import group_calls
+from mqproc.client import group_requests as group_calls
 from mqproc.errors import NotAMemberError
-from mqproc.message import PullStatus
 from mqproc.paths import StorePaths
-from mqproc.wire.group_operations import EARLIEST, GroupAssignment, GroupJoinRequest
+from mqproc.types import PullStatus
+from mqproc.wire.operations.groups import EARLIEST, GroupAssignment, GroupJoinRequest
 from tests.crash.consumers import MESSAGES_PER_PULL, pull
 from tests.crash.parties import Commits, Found, Queue, in_queue
 from tests.crash.placed import expect

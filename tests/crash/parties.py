@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.store.groups.progress import all_progress
-from mqproc.store.queue_table import QueueTable
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.offsets.offset_store import committed_offsets
 from tests.crash.placed import Placed, expect
 from tests.crash.schedule import Schedule, SimulatedClock
 
@@ -36,7 +36,7 @@ class Found:
 def found_in(paths: StorePaths, records: Sequence[Placed], *, sync_flush: bool, minimum: int = 0) -> Found:
     """What the store at `paths` holds, as far as `records` are its log."""
     progress: dict[str, dict[Queue, int]] = {}
-    for at in all_progress(StoreIO(), paths):
+    for at in committed_offsets(StoreIO(), paths):
         progress.setdefault(at.group, {})[at.topic, at.queue_id] = at.offset
     table = QueueTable(StoreIO(), paths.queues)
     try:

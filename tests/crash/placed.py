@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mqproc.layout.record import BLANK_SIZE, BODY, IPV6_EXTRA
 from mqproc.layout.record_codec import check_record, decode_record, fixed_of
-from mqproc.message import StoredMessage
+from mqproc.types import StoredMessage
 
 # More than a story's log has.
 RECORDS_KEPT = 4_096

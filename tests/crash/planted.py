@@ -172,7 +172,7 @@ PLANTS = {
     ),
     "a task of the sink looks before all that was sent is indexed": Plant(
         "mqproc.spark.sink",
-        "                    settle(self._client, self._patience)",
+        "                    wait_for_index(self._client, self._patience)",
         "                    pass",
         seed=119,
     ),

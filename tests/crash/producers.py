@@ -10,17 +10,17 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from mqproc.client import transaction_calls
+from mqproc.client import transaction_requests as transaction_calls
 from mqproc.client.retry import ConnectionLost
-from mqproc.client.transaction_calls import Handle
-from mqproc.control import Control
+from mqproc.client.transaction_requests import Handle
 from mqproc.errors import MqprocError, StoreReadOnlyError, TransactionNotFoundError, TransactionOverdueError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.control import Control
 from mqproc.layout import control as words_of
-from mqproc.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from mqproc.paths import StorePaths
-from mqproc.store.delays.made_from import mark_of
-from mqproc.store.transactions.halves import decode_marks
+from mqproc.store.schedule.delivery_marks import mark_of
+from mqproc.store.transactions import decode_op_body
+from mqproc.topic_names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from tests.crash.copies import is_copy, sent_of
 from tests.crash.parties import Found
 from tests.crash.placed import Placed, expect
@@ -178,5 +178,5 @@ def _marked(found: Found) -> set[int]:
         offset
         for placed in found.records
         if placed.message.topic == OP_HALF_TOPIC
-        for offset in decode_marks(placed.message.body)
+        for offset in decode_op_body(placed.message.body)
     }

@@ -15,12 +15,12 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mqproc.armed_io import CRASH_POINTS
 from mqproc.client import unique_id
-from mqproc.config import FlushDiskType, Options
+from mqproc.config.options import FlushDiskType, Options
+from mqproc.io.fault_injection import CRASH_POINTS
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.store.groups import progress_file
+from mqproc.store.offsets import file as progress_file
 from tests.crash import checks
 from tests.crash.alive import check_alive
 from tests.crash.checks import Recovered, Truth

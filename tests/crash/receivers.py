@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from mqproc.client import group_calls
-from mqproc.message import StoredMessage
-from mqproc.names import REVIVE_GROUP, REVIVE_TOPIC
+from mqproc.client import group_requests as group_calls
 from mqproc.paths import StorePaths
-from mqproc.store.groups import check_points
-from mqproc.store.groups.check_points import Acknowledged, CheckPoint, pop_retry_topic
-from mqproc.wire.group_operations import EARLIEST, GroupReceiveRequest
+from mqproc.store.offsets import pop_receipts as check_points
+from mqproc.store.offsets.pop_receipts import PopAck, PopCheckPoint, pop_retry_topic
+from mqproc.topic_names import REVIVE_GROUP, REVIVE_TOPIC
+from mqproc.types import StoredMessage
+from mqproc.wire.operations.groups import EARLIEST, GroupReceiveRequest
 from tests.crash.copies import is_for_group, sent_of
 from tests.crash.parties import Found
 from tests.crash.placed import Placed, expect
@@ -226,16 +226,16 @@ class _CheckPoints:
     """The check points in a log, and what was acknowledged of them."""
 
     def __init__(self, found: Found) -> None:
-        self.newest: dict[Place, CheckPoint] = {}
+        self.newest: dict[Place, PopCheckPoint] = {}
         self._done: set[tuple[check_points.Key, int]] = set()
         for placed in found.records:
             said = check_points.read(placed.message) if placed.message.topic == REVIVE_TOPIC else None
-            if isinstance(said, Acknowledged):
+            if isinstance(said, PopAck):
                 self._done.update((said.key, offset) for offset in said.offsets)
-            elif isinstance(said, CheckPoint) and said.group == GROUP:
+            elif isinstance(said, PopCheckPoint) and said.group == GROUP:
                 self._add(said)
 
-    def _add(self, point: CheckPoint) -> None:
+    def _add(self, point: PopCheckPoint) -> None:
         for place in _places_of(point):
             before = self.newest.get(place)
             if before is None or before.pop_time_ms < point.pop_time_ms:
@@ -259,5 +259,5 @@ class _CheckPoints:
         return point is not None and (point.key, place[2]) not in self._done
 
 
-def _places_of(point: CheckPoint) -> list[Place]:
+def _places_of(point: PopCheckPoint) -> list[Place]:
     return [(point.topic, point.queue_id, offset) for offset in point.offsets]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mqproc.io import FailedSyncError, StoreIO
+from mqproc.io.store_io import FailedSyncError, StoreIO
 from tests.crash.disk import PAGE, Disk
 from tests.crash.journal import Journal, Unheard
 from tests.crash.placed import Broken
@@ -143,7 +143,7 @@ class RecordingIO(StoreIO):
         """The kind of the call that has failed as told."""
         self.dead = False
 
-    def holes_take_room(self, fd: int) -> bool:
+    def holes_allocate_on_read(self, fd: int) -> bool:
         """As on a disk, wherever the story's files lie: it is the same story on each file system."""
         return False
 
@@ -227,7 +227,7 @@ class RecordingIO(StoreIO):
     def allocated_of(self, path: Path) -> int:
         return self.size_of(path)
 
-    def is_out_of_reach(self, fd: int) -> bool:
+    def is_unreachable(self, fd: int) -> bool:
         """It knows no leases."""
         return False
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from greenlet import getcurrent, greenlet
 
-from mqproc.ipc.clock import Clock
+from mqproc.io.clock import Clock
 from tests.crash.journal import Journal
 from tests.crash.recording_io import Killed
 

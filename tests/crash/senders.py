@@ -7,13 +7,14 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mqproc.client import sending, unique_id
-from mqproc.client.connection import Connection, Outcome
+from mqproc.client import send_requests as sending
+from mqproc.client import unique_id
+from mqproc.client.connection import CallOutcome, Connection
 from mqproc.client.retry import ConnectionLost
-from mqproc.delay_levels import DELAY_LEVELS
 from mqproc.errors import MqprocError
-from mqproc.message import Message, SendResult, StoredMessage
 from mqproc.paths import StorePaths
+from mqproc.types import Message, SendResult, StoredMessage
+from mqproc.util.units import DELAY_LEVELS
 from tests.crash.placed import Broken
 from tests.crash.schedule import Schedule
 from tests.crash.tasks import connect
@@ -165,7 +166,7 @@ class Senders:
             deliver_at_ms=sent.deliver_at_ms,
         )
 
-    def settle(self, group: Sequence[Sent], outcome: Outcome, results: Sequence[SendResult]) -> None:
+    def settle(self, group: Sequence[Sent], outcome: CallOutcome, results: Sequence[SendResult]) -> None:
         """Remember what the senders of some messages were told."""
         error = outcome.error
         if error is None:

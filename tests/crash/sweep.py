@@ -23,10 +23,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mqproc.config import FlushDiskType, Options
-from mqproc.control import Control
+from mqproc.config.options import FlushDiskType, Options
 from mqproc.errors import MqprocError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.control import Control
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from tests.crash import checks

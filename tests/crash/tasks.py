@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mqproc.client.connection import Connection, Outcome, open_socket
-from mqproc.client.core import Call
+from mqproc.client.connection import CallOutcome, Connection, open_socket
+from mqproc.client.requests import Call
 from mqproc.client.retry import ConnectionLost
 from mqproc.errors import NotRunningError, StoreBusyError
 from tests.crash.schedule import Schedule
@@ -38,13 +38,13 @@ class Caller:
         self._schedule = schedule
         self._connection: Connection | None = None
 
-    def call(self, call: Call[Any]) -> Outcome:
+    def call(self, call: Call[Any]) -> CallOutcome:
         """The outcome; while it is not there others run. Without a server nothing was taken."""
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._path)
         if self._connection is None:
             self._schedule.pause()
-            return Outcome(None, ConnectionLost("nobody listens", taken=False))
+            return CallOutcome(None, ConnectionLost("nobody listens", taken=False))
         request_id = self._connection.submit(call)
         while (outcome := self._connection.done.pop(request_id, None)) is None:
             self._connection.flush()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.config import FlushDiskType
+from mqproc.config.options import FlushDiskType
 from mqproc.layout import control as words_of
 from tests.crash.copies import is_copy
 from tests.crash.disk import Disk

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.config import FlushDiskType
+from mqproc.config.options import FlushDiskType
 from tests.crash.levels import Level, run_level
 from tests.crash.seen import Seen
 from tests.crash.sweep import ROOT, Case, Ran, Whole, case_of, cases

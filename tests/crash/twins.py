@@ -14,12 +14,14 @@ from typing import Any, Final
 
 from greenlet import getcurrent
 
-from mqproc.kernels import index, jit
+from mqproc.kernels import index
+from mqproc.kernels.jit import compile as jit
 from tests.crash.recording_io import Killed, Machine
 
 # The kernels that store in maps of files that a power loss leaves; all other files are written by calls.
 STORING: Final = frozenset(
-    jit.plain(kernel).__code__ for kernel in (index.put_entries, index.roll_back, index.replay_items, index.store_slots)
+    jit.plain(kernel).__code__
+    for kernel in (index.put_entries, index.roll_back, index.rebuild_links, index.store_slots)
 )
 LINES_UNTIL_KILL_MAX: Final = 200
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import control as words_of
-from mqproc.layout import marks
+from mqproc.layout import durable_marks
 from mqproc.layout.consume_queue import FILLER_SIZES, UNIT_SIZE
-from mqproc.store import checkpoint_file
-from mqproc.store.consume_queue import as_units
+from mqproc.store import checkpoint as checkpoint_file
+from mqproc.store.consumequeue.files import as_units
 from tests.crash.disk import Disk
 from tests.crash.group import Group
 from tests.crash.placed import expect
@@ -76,7 +76,7 @@ class Watch:
         """What a start would believe: no mark and no checkpoint vouches for what is not durable, and none goes back."""
         for name in MARKS:
             path = self._paths.mark(name)
-            mark = marks.decode(path.read_bytes()) if path.exists() else None
+            mark = durable_marks.decode(path.read_bytes()) if path.exists() else None
             if mark is None:
                 continue
             expect(mark.offset <= flushed, f"the {name} mark's file, at {mark.offset}, is ahead of flushed {flushed}")

@@ -20,7 +20,9 @@ from mqproc.layout.control import QUERY, WRITER
 from mqproc.layout.frame import HEADER_SIZE
 from mqproc.wire.codec import FrameOptions
 from mqproc.wire.frames import encode_frame, encode_options
-from mqproc.wire.operations import Empty, Operation, groups, log, pop, transactions
+from mqproc.wire.operations import Empty, Operation, groups, log
+from mqproc.wire.operations import groups as pop
+from mqproc.wire.operations import groups as transactions
 from tests.bad_input.raw_client import RawClient, rejects
 from tests.conftest import Group, wait_until
 from tests.fuzz.mutations import damage

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from mqproc import AsyncClient, Client
-from mqproc.client.aio_consumer import AsyncConsumer
-from mqproc.client.consumer import Consumer
-from mqproc.message import StoredMessage
+from mqproc.client._async.consumer import AsyncConsumer
+from mqproc.client._sync.consumer import Consumer
+from mqproc.types import StoredMessage
 
 SESSION_S = 1.0
 LOOK_S = 0.05

@@ -20,8 +20,8 @@ from typing import Final
 
 from mqproc import Client, SendOutcomeUnknownError
 from mqproc.layout import control as words_of
-from mqproc.message import StoredMessage
-from mqproc.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from mqproc.topic_names import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from mqproc.types import StoredMessage
 from tests.conftest import Group, wait_until
 from tests.model.members import Host, Member, Place, Seen
 

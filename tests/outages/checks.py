@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from mqproc.config import Options
+from mqproc.config.options import Options
 from mqproc.errors import GroupNotFoundError
-from mqproc.io import StoreIO
-from mqproc.ipc.bell import names_of
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.bell import semaphore_names
 from mqproc.store.verify import verify_store
 from tests.conftest import SMALL
 from tests.outages.customers import GROUP, TOPICS, Heard, Place
@@ -56,7 +56,7 @@ def check_stopped(group: WarmGroup, *, whole: bool) -> None:
     assert verified.clean, [finding.to_json() for finding in verified.findings.in_order()]
     if whole:
         assert_equals_rebuild(group)
-    left = sorted(str(path) for path in group.store.rglob("*.tmp")) + names_of(group.words()["store_id"])
+    left = sorted(str(path) for path in group.store.rglob("*.tmp")) + semaphore_names(group.words()["store_id"])
     assert not left, left
 
 

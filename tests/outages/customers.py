@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mqproc import Client, Message
-from mqproc.client import group_calls
+from mqproc.client import group_requests as group_calls
 from mqproc.errors import MqprocError
-from mqproc.wire.group_operations import EARLIEST, GroupJoinRequest
+from mqproc.wire.operations.groups import EARLIEST, GroupJoinRequest
 from tests.outages.warm_group import forked
 
 TOPICS = ("outage-a", "outage-b")

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from mqproc.config import FlushDiskType
-from mqproc.ipc.bell import names_of, unlink_semaphore
+from mqproc.config.options import FlushDiskType
+from mqproc.ipc.bell import semaphore_names, unlink_semaphore
 from tests.outages.checks import check, check_stopped
 from tests.outages.customers import Heard, customers, hold
 from tests.outages.disks import Disk
@@ -88,7 +88,7 @@ class Cuts:
         self._disk.cut()
         self._group.close()
         # The next start knows them no more where the power has taken the control file.
-        for name in names_of(store_id):
+        for name in semaphore_names(store_id):
             unlink_semaphore(name)
         self._disk.unmount()
         self._disk.mount()

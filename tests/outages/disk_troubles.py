@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from mqproc.config import FlushDiskType
+from mqproc.config.options import FlushDiskType
 from mqproc.errors import DiskFullError, MqprocError, SendOutcomeUnknownError
 from mqproc.layout import control as words_of
 from tests.conftest import wait_until

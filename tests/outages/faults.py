@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from mqproc.armed_io import FAULT_VARIABLE
-from mqproc.config import FlushDiskType
+from mqproc.config.options import FlushDiskType
+from mqproc.io.fault_injection import FAULT_VARIABLE
 from tests.outages.checks import check, check_stopped
 from tests.outages.customers import Heard, customers
 from tests.outages.kills import OPTIONS

@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 from typing import Any, Final
 
-from mqproc.armed_io import CRASH_POINTS, CRASH_VARIABLE
-from mqproc.config import FlushDiskType
+from mqproc.config.options import FlushDiskType
+from mqproc.io.fault_injection import CRASH_POINTS, CRASH_VARIABLE
 from mqproc.layout import control as words_of
 from mqproc.paths import segment_name
 from tests.conftest import wait_until

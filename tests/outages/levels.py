@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 import pytest
 
-from mqproc.supervisor import prctl
+from mqproc.supervisor import signals as prctl
 from tests.outages import disks
 from tests.outages.cuts import Cuts
 from tests.outages.disk_troubles import FailingDisk, FullDisk

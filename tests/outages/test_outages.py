@@ -11,8 +11,8 @@ from unittest.mock import Mock
 import posix_ipc
 import pytest
 
-from mqproc.armed_io import CRASH_POINTS
-from mqproc.ipc.bell import names_of, semaphore_name
+from mqproc.io.fault_injection import CRASH_POINTS
+from mqproc.ipc.bell import semaphore_name, semaphore_names
 from tests.conftest import wait_until
 from tests.outages import cuts, disks
 from tests.outages.kills import points_of
@@ -51,7 +51,7 @@ def test_a_start_that_loses_its_power_leaves_no_semaphores(tmp_path: Path, monke
     for name in names:
         posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600)
     story._cut_start()
-    assert names_of(store_id) == []
+    assert semaphore_names(store_id) == []
 
 
 def test_what_was_told_is_not_told_again(tmp_path: Path) -> None:

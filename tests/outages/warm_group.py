@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mqproc.cli.admin import engine_hooks
-from mqproc.cli.admin.kernel_cache import make_ready
+from mqproc.cli.admin.warm import make_ready
 from mqproc.cli.main import main
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.store_lock import lock_holder

@@ -17,14 +17,14 @@ from typing import Any, Final
 
 from mqproc import Client, StoreReader
 from mqproc.layout import control as words_of
-from mqproc.message import QueueInfo
-from mqproc.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from mqproc.topic_names import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from mqproc.types import QueueInfo
 from tests.conftest import Group, wait_until
 from tests.soak import clients
 from tests.soak.clients import GROUP, RETRIES, TOPICS, WORKERS
 from tests.soak.progress import Worked
 from tests.soak.watching import SAMPLES_MIN, Taken, grown, medians, taken
-from tests.store.retention.retaining import ALL_HOURS
+from tests.support.aged_store import ALL_HOURS
 from tests.workers import loaded_context
 
 KILL_EVERY_S: Final = 5.0
