@@ -33,7 +33,7 @@ from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.layout.control import DISPATCHER
 from mqproc.layout.index_file import ITEM_SIZE
 from mqproc.layout.properties import REAL_TOPIC, TIMER_DELIVER_MS
-from mqproc.store.retention import request as retention_request
+from mqproc.store.retention import survey as retention_request
 from mqproc.store.settings import read_settings
 from mqproc.topic_names import SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.types import StoredMessage

@@ -27,7 +27,7 @@ from mqproc.client import Batch, Client, requests
 from mqproc.errors import NotRunningError, RequestTimeoutError, StartError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
-from mqproc.ipc.error_counters import read_error_counters
+from mqproc.ipc.counters import read_error_counters
 from mqproc.ipc.store_lock import lock_holder
 from mqproc.layout import control
 from mqproc.paths import StorePaths

@@ -36,19 +36,21 @@ from mqproc.wire.operations.groups import (
     EARLIEST,
     LATEST,
     Assigned,
+    GroupAckRequest,
     GroupAssignment,
     GroupCommitRequest,
     GroupHeartbeatRequest,
+    GroupInvisibleRequest,
     GroupJoinRequest,
     GroupLeaveRequest,
     GroupNackRequest,
+    GroupReceiveRequest,
     GroupReleaseRequest,
     GroupRequest,
     GroupResendRequest,
     GroupResetRequest,
     GroupSettingsRequest,
 )
-from mqproc.wire.operations.pop import GroupAckRequest, GroupInvisibleRequest, GroupReceiveRequest
 
 NO_EPOCH = -1
 HANDLE = "POP_CK"

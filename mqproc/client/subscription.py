@@ -23,12 +23,13 @@ from mqproc.util.arguments import Time, milliseconds, moment_after, true_or_fals
 from mqproc.wire.operations.groups import (
     AT_TIME,
     LATEST,
+    RECEIVE_MS_MAX,
     SESSION_MS_MAX,
     SESSION_MS_MIN,
     GroupAssignment,
     GroupJoinRequest,
+    GroupReceiveRequest,
 )
-from mqproc.wire.operations.pop import RECEIVE_MS_MAX, GroupReceiveRequest
 
 SESSION_TIMEOUT_S: Final = 10.0
 CONSUMER_PULL_MESSAGES: Final = 2048

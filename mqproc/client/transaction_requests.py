@@ -27,7 +27,7 @@ from mqproc.topic_names import check_group
 from mqproc.types import Message, OpenTransaction, SendResult, StoredMessage, TransactionResolution
 from mqproc.util.arguments import BOOLEAN_TYPE_NAMES, at_least_one
 from mqproc.wire.operations import Operation
-from mqproc.wire.operations.transactions import (
+from mqproc.wire.operations.groups import (
     TransactionCheckRequest,
     TransactionEndRequest,
     TransactionPollRequest,

@@ -26,7 +26,7 @@ import numpy as np
 import posix_ipc
 from numpy.typing import NDArray
 
-from mqproc.kernels.fences import fence_and_peek, publish_and_peek
+from mqproc.kernels.jit.intrinsics import fence_and_peek, publish_and_peek
 
 MAX_WAIT_S = 1.0
 """Limit of each wait: `sem_timedwait` uses the wall clock, and a lost ring must not block forever."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mqproc.ipc.histogram import Buckets
+from mqproc.ipc.counters import Buckets
 
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 

@@ -25,15 +25,13 @@ from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc import control_words
 from mqproc.ipc.control import Control
-from mqproc.ipc.error_counters import read_error_counters
+from mqproc.ipc.counters import Buckets, read_buckets, read_error_counters
 from mqproc.ipc.error_log import SeenError, seen_errors
 from mqproc.ipc.health import dispatch_behind_ms, ready_problems_of, unflushed_seconds
-from mqproc.ipc.histogram import Buckets, read_buckets
 from mqproc.layout import control as layout
 from mqproc.layout import histograms, index_file
 from mqproc.metrics.catalogue import Samples
-from mqproc.metrics.groups import GroupLag, GroupLags
-from mqproc.metrics.topics import TableFigures, TopicTable
+from mqproc.metrics.groups import GroupLag, GroupLags, TableFigures, TopicTable
 from mqproc.paths import StorePaths
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.index.files import index_file_names

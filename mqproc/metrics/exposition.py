@@ -19,7 +19,7 @@ from prometheus_client.utils import floatToGoString
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mqproc.ipc.histogram import Buckets
+from mqproc.ipc.counters import Buckets
 from mqproc.metrics.catalogue import COUNTER, HISTOGRAM, METRICS, MetricSpec, Samples
 
 _GZIP_LEVEL: Final = 4

@@ -11,13 +11,12 @@ from typing import Any, Final
 
 from mqproc.ipc import control_words
 from mqproc.ipc.control import Control
+from mqproc.ipc.counters import Buckets, read_buckets
 from mqproc.ipc.health import is_busy, is_silent, recovery_stands_at, unflushed_seconds, warnings_of
-from mqproc.ipc.histogram import Buckets, read_buckets
 from mqproc.layout import control as layout
 from mqproc.layout import histograms
 from mqproc.metrics.collector import GroupState, MetricsCollector
-from mqproc.metrics.groups import GroupLag
-from mqproc.metrics.topics import TopicFigures
+from mqproc.metrics.groups import GroupLag, TopicFigures
 from mqproc.paths import StorePaths
 
 ROWS_MAX: Final = 50

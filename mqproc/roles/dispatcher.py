@@ -6,7 +6,7 @@ import errno
 import os
 import struct
 
-from mqproc.ipc.histogram import Histogram
+from mqproc.ipc.counters import Histogram
 from mqproc.ipc.words import Words
 from mqproc.kernels.dispatch import StopReason
 from mqproc.kernels.dispatch_step import STEP_END, STEP_RECORDS, publish_step

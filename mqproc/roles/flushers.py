@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from mqproc.config.options import Options
 from mqproc.io.store_io import FailedSyncError
-from mqproc.ipc.histogram import Histogram
+from mqproc.ipc.counters import Histogram
 from mqproc.layout import checkpoint as checkpoint_layout
 from mqproc.layout import control, histograms
 from mqproc.layout.histograms import HistogramLayout
@@ -23,10 +23,10 @@ from mqproc.roles.role_log import get_logger
 from mqproc.store import checkpoint as checkpoint_file
 from mqproc.store.commitlog.flush import CommitLogFlush
 from mqproc.store.commitlog.segments import LogSegments
-from mqproc.store.consumequeue.flush import ConsumeQueueFlush
+from mqproc.store.consumequeue.files import ConsumeQueueFlush
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.durable_marks import DurableMark
-from mqproc.store.index.flush import IndexFlush, committed_state
+from mqproc.store.index.files import IndexFlush, committed_state
 from mqproc.store.page_cache import IndexPages, QueuePages
 from mqproc.store.sync_guard import SyncGuard
 from mqproc.util.units import MIB

@@ -32,8 +32,8 @@ from mqproc.io.sigbus import ZeroFill, install_sigbus_handler
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.bell import MAX_WAIT_S, Bell
 from mqproc.ipc.control import Control
+from mqproc.ipc.counters import Histogram
 from mqproc.ipc.error_log import ErrorLog
-from mqproc.ipc.histogram import Histogram
 from mqproc.layout import control as layout
 from mqproc.layout.histograms import STEPS
 from mqproc.paths import StorePaths

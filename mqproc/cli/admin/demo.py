@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from mqproc.cli.admin.supervisor_client import running_group
-from mqproc.cli.message.importer import FieldNames
+from mqproc.cli.message.import_files import FieldNames
 from mqproc.cli.options import Command, Invocation, pass_invocation
 from mqproc.cli.output import Output, format_bytes
 from mqproc.cli.times import format_duration, format_time, parse_time_ms

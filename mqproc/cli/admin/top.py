@@ -6,6 +6,7 @@ The loop reads a snapshot, draws a frame with rich's Live, waits for a key, and 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import select
 import signal
@@ -13,7 +14,9 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
 from types import FrameType
 from typing import Any, Final
 
@@ -22,15 +25,648 @@ from rich.console import Console, ConsoleDimensions, Group
 from rich.live import Live
 from rich.text import Text
 
-from mqproc.cli.admin.top_screen import INTERVAL_S_MAX, INTERVAL_S_MIN, VIEWS, Screen, State
 from mqproc.cli.options import SECONDS, Command, Invocation, pass_invocation
+from mqproc.cli.output import format_bytes, one_line
+from mqproc.cli.times import format_duration
 from mqproc.config.options import Options
 from mqproc.errors import NotRunningError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
+from mqproc.ipc.counters import Buckets
+from mqproc.ipc.health import readiness
+from mqproc.layout import control as layout
 from mqproc.metrics.collector import MetricsCollector
 from mqproc.metrics.snapshot import snapshot
 from mqproc.paths import StorePaths
+from mqproc.util.units import counted
+
+# Screen of `mqproc top`: rates, rows of the views, the user's choices, rendered lines.
+
+
+# Rows and rates
+
+Snapshot = Mapping[str, Any]
+Row = dict[str, Any]
+
+_RECOVERING: Final = layout.GROUP_NAMES[layout.GROUP_RECOVERING]
+_LATE_S: Final = 1.0
+_VERY_LATE_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ViewColumn:
+    """A column of a view. `kind`: text, number, count, rate, bytes, seconds, percent, time.
+
+    A minor column is omitted on a narrow terminal.
+    """
+
+    name: str
+    title: str
+    kind: str
+    minor: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A table of the screen. `sort` is its first sort column, in descending order."""
+
+    name: str
+    columns: tuple[ViewColumn, ...]
+    sort: str
+
+
+VIEWS: Final = (
+    View(
+        "roles",
+        (
+            ViewColumn("role", "role", "text"),
+            ViewColumn("state", "state", "text"),
+            ViewColumn("pid", "pid", "number", minor=True),
+            ViewColumn("cpu_percent", "cpu %", "percent"),
+            ViewColumn("memory_bytes", "memory", "bytes"),
+            ViewColumn("cycles_per_s", "steps/s", "rate", minor=True),
+            ViewColumn("open_fds", "files", "count", minor=True),
+            ViewColumn("restarts", "restarts", "count"),
+            ViewColumn("errors", "errors", "count"),
+            ViewColumn("silent_s", "silent", "seconds"),
+        ),
+        "cpu_percent",
+    ),
+    View(
+        "topics",
+        (
+            ViewColumn("topic", "topic", "text"),
+            ViewColumn("queues", "queues", "count"),
+            ViewColumn("appended_per_s", "in/s", "rate"),
+            ViewColumn("delivered_per_s", "out/s", "rate"),
+            ViewColumn("stored", "stored", "count"),
+            ViewColumn("appended", "ever", "count", minor=True),
+            ViewColumn("last_ms", "last message", "time"),
+        ),
+        "appended_per_s",
+    ),
+    View(
+        "groups",
+        (
+            ViewColumn("group", "group", "text"),
+            ViewColumn("topic", "topic", "text"),
+            ViewColumn("lag_messages", "lag", "count"),
+            ViewColumn("lag_per_s", "change/s", "rate"),
+            ViewColumn("lag_s", "oldest", "seconds"),
+        ),
+        "lag_messages",
+    ),
+    View(
+        "errors",
+        (
+            ViewColumn("role", "role", "text"),
+            ViewColumn("count", "times", "count"),
+            ViewColumn("last_ms", "last", "time"),
+            ViewColumn("text", "what", "text"),
+        ),
+        "last_ms",
+    ),
+)
+
+_ROW_KEYS: Final = {"roles": ("role",), "topics": ("topic",), "groups": ("group", "topic"), "errors": ("role", "text")}
+_RATES_OF: Final = {
+    "roles": {"cycles_per_s": ("cycles", 1.0), "cpu_percent": ("cpu_s", 100.0)},
+    "topics": {"appended_per_s": ("appended", 1.0), "delivered_per_s": ("delivered", 1.0)},
+    "groups": {"lag_per_s": ("lag_messages", 1.0)},
+}
+"""By view: a rate's name, its counter, and a factor."""
+
+
+def passed_s(now: Snapshot, before: Snapshot | None) -> float:
+    """Seconds between two snapshots, 0 if there are no rates between them.
+
+    That is the case without an earlier snapshot, after the start of another group, and if recovery ended in between, as
+    positions were unknown before.
+    """
+    if before is None or before["epoch"] != now["epoch"] or before["group"] == _RECOVERING != now["group"]:
+        return 0.0
+    passed_ms: int = now["time_ms"] - before["time_ms"]
+    return max(0.0, passed_ms / 1000)
+
+
+def rows_of(view: View, now: Snapshot, before: Snapshot | None) -> list[Row]:
+    """The rows of a view, with rates since the earlier snapshot."""
+    seconds = passed_s(now, before)
+    names = _ROW_KEYS[view.name]
+    earlier = {tuple(row[name] for name in names): row for row in (before or {}).get(view.name, ())}
+    rows = []
+    for found in now[view.name]:
+        row = dict(found)
+        was = earlier.get(tuple(row[name] for name in names))
+        for rate, (figure, factor) in _RATES_OF.get(view.name, {}).items():
+            if row[figure] is None:
+                row[rate] = None
+                continue
+            earlier_figure = was[figure] if was is not None else None
+            grown = row[figure] - earlier_figure if earlier_figure is not None and seconds else 0
+            row[rate] = factor * grown / seconds if seconds else 0.0
+        if row.get("cpu_percent") is not None:
+            row["cpu_percent"] = max(0.0, row["cpu_percent"])
+        rows.append(row)
+    return rows
+
+
+def shown_rows(view: View, rows: list[Row], sort: str, *, ascending: bool, wanted: str) -> list[Row]:
+    """The sorted rows that contain the text `wanted`."""
+    texts = [column.name for column in view.columns if column.kind == "text"]
+    lowered = wanted.lower()
+    kept = [row for row in rows if not lowered or any(lowered in str(row[name]).lower() for name in texts)]
+    kept.sort(key=lambda row: tuple(str(row[name]) for name in texts))
+    # Unknown values sort below all others.
+    kept.sort(key=lambda row: (row[sort] is not None, row[sort]), reverse=not ascending)
+    return kept
+
+
+def path_rate(name: str, now: Snapshot, before: Snapshot | None) -> float | None:
+    """Growth per second of a counter of the message path, None if it is unknown."""
+    seconds = passed_s(now, before)
+    if now["path"][name] is None:
+        return None
+    return max(0.0, (now["path"][name] - before["path"][name]) / seconds) if seconds and before is not None else 0.0
+
+
+def quantile_s(name: str, share: float, now: Snapshot, before: Snapshot | None) -> float | None:
+    """A quantile of a latency since the earlier snapshot, None without samples."""
+    counted = _buckets(now, name)
+    if before is not None and passed_s(now, before):
+        counted = counted.minus(_buckets(before, name))
+    return counted.quantile(share) if sum(counted.counts) else None
+
+
+def _buckets(snapshot: Snapshot, name: str) -> Buckets:
+    found = snapshot["latencies"][name]
+    return Buckets(tuple(found["bounds_s"]), tuple(found["counts"]), found["sum_s"])
+
+
+def lateness(now: Snapshot, before: Snapshot | None) -> str:
+    """State of dispatch: `well`, `late`, `stalled` (no progress, or very late), or `unknown`."""
+    path = now["path"]
+    behind = path["dispatch_behind_bytes"]
+    if behind is None:
+        return "unknown"
+    if not behind:
+        return "well"
+    is_stuck = bool(passed_s(now, before)) and before is not None and (
+        path["dispatched_bytes"] == before["path"]["dispatched_bytes"] and before["path"]["dispatch_behind_bytes"] > 0
+    )  # fmt: skip
+    if is_stuck or path["dispatch_behind_s"] >= _VERY_LATE_S:
+        return "stalled"
+    return "late" if path["dispatch_behind_s"] >= _LATE_S else "well"
+
+
+# The user's choices
+
+HELP = (
+    ("1 2 3 4, tab", "roles, topics, groups, errors"),
+    ("← →", "sort by the previous or next column"),
+    ("r", "reverse the order"),
+    ("/", "show only rows with a text; Esc clears it"),
+    ("↑ ↓ PgUp PgDn", "scroll"),
+    ("space", "pause, resume"),
+    ("+ -", "refresh more or less often"),
+    ("?", "this help"),
+    ("q, Ctrl-C", "quit"),
+)
+INTERVAL_S_MIN, INTERVAL_S_MAX = 0.2, 60.0
+
+
+@dataclass(slots=True)
+class State:
+    """The user's choices, which keys change."""
+
+    view: View = VIEWS[0]
+    interval_s: float = 1.0
+    filter: str = ""
+    typing: bool = False
+    paused: bool = False
+    shows_help: bool = False
+    ended: bool = False
+    first: int = 0
+    """The first row shown."""
+    orders: dict[str, tuple[str, bool]] = dataclasses.field(default_factory=dict)
+    """By view: (sort column, whether ascending)."""
+
+    @property
+    def sort(self) -> str:
+        return self.orders.get(self.view.name, (self.view.sort, False))[0]
+
+    @property
+    def ascending(self) -> bool:
+        return self.orders.get(self.view.name, (self.view.sort, False))[1]
+
+    def sort_by(self, name: str, *, ascending: bool = False) -> None:
+        """Sort the current view by a column."""
+        self.orders[self.view.name] = (name, ascending)
+
+    def handle_key(self, key: str) -> None:
+        """Apply a key."""
+        if self.typing:
+            self._type(key)
+        elif self.shows_help:
+            self.shows_help, self.ended = False, key == "q"
+        else:
+            self._command(key)
+
+    def _type(self, key: str) -> None:
+        if key == "enter":
+            self.typing = False
+        elif key == "escape":
+            self.typing, self.filter = False, ""
+        elif key == "backspace":
+            self.filter = self.filter[:-1]
+        elif len(key) == 1:
+            self.filter += key
+        self.first = 0
+
+    def _command(self, key: str) -> None:
+        if key == "q":
+            self.ended = True
+        elif key == "?":
+            self.shows_help = True
+        elif key == "/":
+            self.typing = True
+        elif key == "escape":
+            self.filter = ""
+        elif key == " ":
+            self.paused = not self.paused
+        elif key == "r":
+            self.sort_by(self.sort, ascending=not self.ascending)
+        elif key in ("+", "="):
+            self.interval_s = max(INTERVAL_S_MIN, self.interval_s / 2)
+        elif key == "-":
+            self.interval_s = min(INTERVAL_S_MAX, self.interval_s * 2)
+        elif key in ("left", "right"):
+            self._move_sort(1 if key == "right" else -1)
+        elif key == "tab" or (key.isdigit() and 0 < int(key) <= len(VIEWS)):
+            self._show(VIEWS[(VIEWS.index(self.view) + 1) % len(VIEWS)] if key == "tab" else VIEWS[int(key) - 1])
+        else:
+            self._scroll(key)
+
+    def _show(self, view: View) -> None:
+        self.view, self.first = view, 0
+
+    def _move_sort(self, step: int) -> None:
+        names = [column.name for column in self.view.columns]
+        self.sort_by(names[(names.index(self.sort) + step) % len(names)], ascending=self.ascending)
+
+    def _scroll(self, key: str) -> None:
+        steps = {"up": -1, "down": 1, "page-up": -10, "page-down": 10, "home": -(1 << 30), "end": 1 << 30}
+        self.first = max(0, self.first + steps.get(key, 0))
+
+
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_GAP: Final = "  "
+_TEXT_WIDTH_MIN: Final = 8
+_TEXT_WIDTH_MAX: Final = 44
+_STYLES: Final = {"well": "bold green", "late": "bold yellow", "stalled": "bold red", "unknown": "bold yellow"}
+_GOOD_STATES: Final = frozenset({"running", "ready", "syncing", "allocating"})
+_RECOVERS: Final = layout.GROUP_NAMES[layout.GROUP_RECOVERING]
+# A role that has not started yet is not an error.
+_OTHER_STATES: Final = {
+    _RECOVERS: "bold yellow",
+    layout.SUPERVISED_NAMES[layout.STARTING]: "bold yellow",
+    layout.SUPERVISED_NAMES[layout.STOPPED]: "dim",
+}
+_QUIET_S: Final = 3.0
+"""A healthy role is rarely silent for longer; a long step is still no error."""
+_UNKNOWN: Final = "-"
+_LABEL: Final = 10
+HISTORY_MAX: Final = 60
+
+
+class Screen:
+    """Renders frames; keeps the history of the dispatch lag."""
+
+    def __init__(self, *, colored: bool = True) -> None:
+        self._console = Console(
+            file=StringIO(),
+            force_terminal=True,
+            color_system="256" if colored else None,
+            highlight=False,
+            legacy_windows=False,
+        )
+        self._history: list[int] = []
+
+    def add(self, now: Snapshot) -> None:
+        """Add a snapshot to the history."""
+        if (behind := now["path"]["dispatch_behind_bytes"]) is not None:
+            self._history = [*self._history[1 - HISTORY_MAX :], behind]
+
+    def frame(self, state: State, now: Snapshot, before: Snapshot | None, columns: int, lines: int) -> list[Text]:
+        """Render `lines` lines for a terminal; longer ones are cropped to `columns`."""
+        head = self._head(state, now, before, columns)
+        room = max(1, lines - len(head) - 1)
+        body = _help() if state.shows_help else _table(state, now, before, room, columns)
+        body = [*body[:room], *[Text()] * (room - len(body))]
+        frame = [*head, *body, _foot(state)][:lines]
+        for text in frame:
+            text.no_wrap, text.overflow = True, "crop"
+        return frame
+
+    def page(self, state: State, now: Snapshot, before: Snapshot | None, columns: int) -> list[str]:
+        """Render all rows for a pipe, without the key line."""
+        rows = _table(state, now, before, 1 << 30, columns)
+        texts = [*self._head(state, now, before, columns), *rows]
+        self._console.width = columns
+        with self._console.capture() as capture:
+            for text in texts:
+                self._console.print(text, no_wrap=True, overflow="crop", crop=True)
+        return capture.get().split("\n")[: len(texts)]
+
+    # The head
+
+    def _head(self, state: State, now: Snapshot, before: Snapshot | None, columns: int) -> list[Text]:
+        lines = [_title(state, now, columns), self._dispatch(now, before, columns), _rates(now, before)]
+        lines += [_durable(now), _latencies(now, before), _machine(now)]
+        lines += [Text.assemble((f" ✗ {problem}", "bold red")) for problem in _problems(now)[:3]]
+        lines += [Text.assemble((f" ! {warning}", "bold yellow")) for warning in now["warnings"][:2]]
+        return [*lines, Text()]
+
+    def _dispatch(self, now: Snapshot, before: Snapshot | None, columns: int) -> Text:
+        """The dispatch lag."""
+        path, how = now["path"], lateness(now, before)
+        if how == "unknown":
+            return _not_known(now)
+        words = {"well": "up with the log", "late": "late", "stalled": "STALLED"}[how]
+        if how == "well" and path["dispatch_behind_bytes"]:
+            words = "keeps up"
+        text = Text.assemble(
+            _label("dispatch"),
+            (f" {words} ", f"{_STYLES[how]} reverse"),
+            (
+                f"  {format_bytes(path['dispatch_behind_bytes'])} behind, "
+                f"{counted(path['dispatch_behind_messages'], 'message')}, {_seconds(path['dispatch_behind_s'])}",
+                "bold" if how == "well" else _STYLES[how],
+            ),
+        )
+        spark = _spark(self._history[-max(0, columns - len(text) - 4) :]) if columns > len(text) + 12 else ""
+        return text + Text(f"  {spark}", "dim")
+
+
+def _problems(now: Snapshot) -> list[str]:
+    """Problems other than a running recovery, which has its own line."""
+    problems: list[str] = now["problems"]
+    if now["recovery"] is None:
+        return problems
+    return [problem for problem in problems if not problem.startswith(f"the group is {_RECOVERS}")]
+
+
+def _not_known(now: Snapshot) -> Text:
+    """The line in place of dispatch while positions are unknown: progress of recovery."""
+    if now["recovery"] is None:
+        return Text.assemble(_label("dispatch"), (" not known ", "bold yellow reverse"), "  recovery was interrupted")
+    return Text.assemble(_label("recovery"), (f" {_RECOVERS} ", "bold yellow reverse"), f"  {now['recovery']}")
+
+
+def _title(state: State, now: Snapshot, columns: int) -> Text:
+    ready = now["ready"]
+    word, style = readiness(now["group"], ready=ready), "bold green" if ready else "bold red"
+    if now["recovery"] is not None:
+        style = _STYLES["late"]
+    since = format_duration((now["time_ms"] - now["started_ms"]) / 1000) if ready else "-"
+    left = Text.assemble((" mqproc top ", "reverse bold"), f" {now['store']}  ", (word, style), f", up {since}")
+    pace = "paused  " if state.paused else f"every {state.interval_s:g} s  "
+    right = f"{pace}{time.strftime('%H:%M:%S', time.localtime(now['time_ms'] / 1000))} "
+    return left + Text(" " * max(2, columns - len(left) - len(right))) + Text(right, "dim")
+
+
+def _label(text: str) -> tuple[str, str]:
+    return f" {text:<{_LABEL}}", "cyan"
+
+
+def _rates(now: Snapshot, before: Snapshot | None) -> Text:
+    def rate(name: str) -> float | None:
+        return path_rate(name, now, before)
+
+    return Text.assemble(
+        _label("rates"),
+        f"sent {_rate(rate('appended_messages'))}/s",
+        f" ▸ dispatched {_rate(rate('dispatched_messages'))}/s",
+        f" ▸ delivered {_rate(rate('delivered_messages'))}/s",
+        # Before the end of the line, which a narrow terminal cuts off.
+        "   ",
+        (f"{_rate(rate('rejects'))} refused/s", "bold red" if rate("rejects") else ""),
+        f"   {_bytes(rate('written_bytes'))}/s   {_rate(rate('requests'))} requests/s",
+    )
+
+
+def _durable(now: Snapshot) -> Text:
+    path = now["path"]
+    kind = "SYNC_FLUSH" if now["sync_flush"] else "ASYNC_FLUSH"
+    lost = f"a power loss would lose {_bytes(path['flush_behind_bytes'])}, {_seconds(path['unflushed_s'])}"
+    return Text.assemble(
+        _label("durable"),
+        ("READ-ONLY  ", "bold red") if path["read_only"] else "",
+        f"{lost}   queues {_bytes(path['queues_behind_bytes'])}, "
+        f"index {_bytes(path['index_behind_bytes'])} behind   {kind}",
+    )
+
+
+def _latencies(now: Snapshot, before: Snapshot | None) -> Text:
+    parts = []
+    for name in ("append", "dispatch", "pull", "key", "flush"):
+        found = quantile_s(name, 0.99, now, before)
+        parts.append(f"{name} {_UNKNOWN if found is None else '≤ ' + _seconds(found)}")
+    return Text.assemble(_label("99 % in"), "  ".join(parts))
+
+
+def _machine(now: Snapshot) -> Text:
+    disk, path = now["disk"], now["path"]
+    clients = _UNKNOWN if path["producers"] is None else f"{path['producers']} + {path['consumers']}"
+    memory = sum(role["memory_bytes"] or 0 for role in now["roles"])
+    share = disk["used_ratio"]
+    style = "bold red" if disk["full"] else "bold yellow" if (share or 0) > disk["clean_ratio"] else ""
+    used = _UNKNOWN if share is None else f"{100 * share:.0f}"
+    damage = (f"   {disk['holes']} DAMAGED RANGES", "bold red") if disk["holes"] else ""
+    return Text.assemble(
+        _label("disk"),
+        (f"{used} % used, {_bytes(disk['free_bytes'])} free", style),
+        damage,
+        f"  log {_bytes(disk['log_bytes'])}  memory {format_bytes(memory)}  {clients} clients",
+    )
+
+
+# The view
+
+
+def _table(state: State, now: Snapshot, before: Snapshot | None, room: int, columns: int) -> list[Text]:
+    view = state.view
+    all_rows = rows_of(view, now, before)
+    rows = shown_rows(view, all_rows, state.sort, ascending=state.ascending, wanted=state.filter)
+    visible = max(1, room - 2)
+    state.first = min(state.first, max(0, len(rows) - visible))
+    shown = rows[state.first : state.first + visible]
+    fields = [_Field(column, state, shown) for column in view.columns]
+    _fit(fields, columns - 1)
+    fields = [field for field in fields if field.width]
+    lines = [_tabs(state, len(rows), len(all_rows))]
+    lines.append(Text.assemble(" ", *(part for field in fields for part in field.heading())))
+    for place, row in enumerate(shown):
+        lines.append(Text.assemble(" ", *(part for field in fields for part in field.cell(place, row))))
+    if not rows:
+        nothing = f"no row contains {state.filter!r}" if all_rows else _nothing(view.name, now)
+        lines.append(Text(f" {nothing}", "dim"))
+    return lines
+
+
+class _Field:
+    """A column with the texts of its cells and its width, 0 if it is omitted."""
+
+    def __init__(self, column: ViewColumn, state: State, rows: Sequence[Row]) -> None:
+        self.column = column
+        mark = ("▲" if state.ascending else "▼") if column.name == state.sort else ""
+        self._title = f"{column.title}{mark}"
+        self._texts = [_cell(column, row[column.name]) for row in rows]
+        self.is_sorted = bool(mark)
+        self.width = max(len(self._title), *map(len, self._texts)) if rows else len(self._title)
+
+    def heading(self) -> list[tuple[str, str]]:
+        return self._padded(self._title, "bold underline")
+
+    def cell(self, place: int, row: Row) -> list[tuple[str, str]]:
+        return self._padded(self._texts[place], _style(self.column, row))
+
+    def _padded(self, text: str, style: str) -> list[tuple[str, str]]:
+        text = text if len(text) <= self.width else text[: max(0, self.width - 1)] + "…"
+        padding = " " * (self.width - len(text))
+        is_left_aligned = self.column.kind == "text"
+        parts = [(text, style), (padding, "")] if is_left_aligned else [(padding, ""), (text, style)]
+        return [*parts, (_GAP, "")]
+
+
+def _fit(fields: Sequence[_Field], most: int) -> None:
+    """Omit minor columns until a line fits, then shorten texts.
+
+    The last text gets the remaining room.
+    """
+
+    def spare() -> int:
+        shown = [field.width for field in fields if field.width]
+        return most - sum(shown) - len(_GAP) * (len(shown) - 1)
+
+    texts = [field for field in fields if field.column.kind == "text"]
+    for field in texts[:-1]:
+        field.width = min(field.width, _TEXT_WIDTH_MAX)
+    for field in fields:
+        if field.column.minor and not field.is_sorted and spare() < 0:
+            field.width = 0
+    for field in reversed(texts):
+        if (missing := -spare()) > 0:
+            field.width = max(_TEXT_WIDTH_MIN, field.width - missing)
+
+
+def _tabs(state: State, shown: int, total: int) -> Text:
+    parts: list[Any] = [" "]
+    for number, view in enumerate(VIEWS, 1):
+        parts += [(f" {number} {view.name} ", "reverse" if view is state.view else "dim"), " "]
+    count = f" {shown:,} of {total:,}" if state.filter else f" {total:,} in all"
+    wanted = f"  filter: {state.filter}" if state.filter or state.typing else ""
+    return Text.assemble(*parts, (count, "dim"), (wanted, "bold yellow"), ("▏" if state.typing else "", "bold yellow"))
+
+
+def _nothing(view: str, now: Snapshot) -> str:
+    if now["topic_count"] is None and view in ("topics", "groups"):
+        return "unknown until recovery has finished"
+    return {
+        "topics": "no topic yet: mqproc send TOPIC TEXT creates one",
+        "groups": "no consumer group has committed an offset yet",
+        "errors": "no errors",
+    }.get(view, "nothing")
+
+
+def _style(column: ViewColumn, row: Row) -> str:
+    name, value = column.name, row[column.name]
+    if name == "state":
+        return "green" if value in _GOOD_STATES else _OTHER_STATES.get(value, "bold red")
+    if name in ("errors", "restarts") and value:
+        return "bold yellow"
+    if name == "silent_s":
+        if row["silent"]:
+            return "bold red"
+        return "yellow" if (value or 0) > _QUIET_S and not row["busy"] else "dim"
+    if name == "lag_per_s" and value > 0:
+        return "yellow"
+    return ""
+
+
+def _cell(column: ViewColumn, value: Any) -> str:
+    if value is None:
+        return _UNKNOWN
+    if column.kind == "count":
+        return f"{value:,}"
+    if column.kind == "rate":
+        signed = column.name == "lag_per_s" and round(value) > 0
+        return f"{'+' if signed else ''}{_rate(value)}"
+    if column.kind == "bytes":
+        return format_bytes(value)
+    if column.kind == "seconds":
+        return _seconds(value)
+    if column.kind == "percent":
+        return f"{value:.1f}"
+    if column.kind == "time":
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value / 1000)) if value > 0 else "-"
+    return one_line(str(value))
+
+
+def _bytes(value: float | None) -> str:
+    return _UNKNOWN if value is None else format_bytes(value)
+
+
+def _rate(value: float | None) -> str:
+    if value is None:
+        return _UNKNOWN
+    return f"{value:,.0f}" if abs(value) >= 10 or not value else f"{value:.1f}"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return _UNKNOWN
+    if value == float("inf"):
+        return "longer"
+    if 0 < value < 1:
+        return f"{value * 1000:.3g} ms"
+    return f"{value:.1f} s" if value < 60 else format_duration(value)
+
+
+def _spark(values: Sequence[int]) -> str:
+    """Recent dispatch lag as bars, dots for none."""
+    most = max(values, default=0)
+    return "".join(_BARS[min(7, 7 * value // most)] if most and value else "·" for value in values)
+
+
+# The foot
+
+
+def _foot(state: State) -> Text:
+    if state.typing:
+        return Text.assemble((" Enter", "bold"), " keep the filter  ", ("Esc", "bold"), " clear it")
+    parts: list[Any] = []
+    pause = "resume" if state.paused else "pause"
+    for key, what in (("q", "quit"), ("1-4", "view"), ("←→", "sort"), ("r", "reverse"), ("/", "filter"),
+                      ("space", pause), ("+-", "interval"), ("?", "help")):  # fmt: skip
+        parts += [(f" {key} ", "reverse"), f" {what} "]
+    return Text.assemble(*parts)
+
+
+def _help() -> list[Text]:
+    width = max(len(key) for key, _ in HELP)
+    lines = [Text.assemble((f" {key:<{width}}  ", "bold"), what) for key, what in HELP]
+    explained = (
+        "",
+        " dispatch   log that queues and index do not contain yet: consumers cannot see it. Bars: the last minute.",
+        " durable    data not synced yet; queues and index can be rebuilt from the log.",
+        " 99 % in    99th percentile of latencies since the last refresh.",
+        " sent ▸ dispatched ▸ delivered   the path of a message: writer, dispatcher, query.",
+        "",
+        " Press any key to return.",
+    )
+    return [*lines, *(Text(text) for text in explained)]
+
 
 PAGE_COLUMNS: Final = 160
 ROWS_MAX: Final = 10_000

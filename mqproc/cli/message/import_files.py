@@ -5,35 +5,671 @@ See `importer` for how an import resumes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import datetime
+import hashlib
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
+import msgspec
 
-from mqproc.cli.message.importer import (
-    CHUNK_ROWS,
-    TIME_FORMATS,
-    ColumnMaker,
-    FieldNames,
-    Fingerprint,
-    Importer,
-    Journal,
-    JournalEntry,
-    Stored,
-)
-from mqproc.cli.message.sources import FORMATS, STDIN, Reading, Source, guess_kind
+from mqproc.cli.message.sources import FORMATS, STDIN, Chunk, Reading, Source, WrittenNumber, guess_kind
 from mqproc.cli.options import Command, Invocation, complete_topic, pass_invocation
 from mqproc.cli.output import Output, OutputColumn, Progress
-from mqproc.cli.times import format_duration, format_time, now_ms
+from mqproc.cli.times import EPOCH_MS_MAX, EPOCH_MS_MIN, datetime_ms, format_duration, format_time, now_ms
 from mqproc.client import Client
-from mqproc.client.dispatch_barrier import PATIENCE_S, check_index
-from mqproc.errors import BadRequestError, FrameTooLargeError, MqprocError
+from mqproc.client import requests as core
+from mqproc.client.batch import Batch
+from mqproc.client.connection import FRAME_BYTES_MAX
+from mqproc.client.dispatch_barrier import OUTCOME_UNKNOWN, PATIENCE_S, Patience, check_index, wait_for_index
+from mqproc.client.encoding import AppendFrame, encode_batch
+from mqproc.errors import BadMessageError, BadRequestError, FrameTooLargeError, MqprocError, StoreLockedError
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
+from mqproc.util.file_lock import try_flock
 from mqproc.util.units import counted
+from mqproc.wire.operations import Operation
+from mqproc.wire.operations.log import AppendRequest
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+# Import records exactly once, across kills of the importer, the writer or the group.
+#
+#     position      records below it are acknowledged; written to the journal after each answer
+#     in flight     at most IN_FLIGHT frames after it, answered in order
+#     unique ids    record n of an import has an id derived from import and n, which the store indexes
+#
+# An acknowledged record is stored. After a kill or a lost answer it is unknown which records in flight are stored, so
+# the importer first settles them:
+#
+#     1. Ping the writer DRAIN_PINGS times. Each answer is one step of the writer, and each step reads every connection
+#        with data, so bytes that a dead importer left in a socket are stored or lost by then.
+#     2. Wait until dispatch has reached the log's end: now the index has every record.
+#     3. Look up the ids from the position on, a window at a time, until a whole window is missing.
+#
+# Found records are skipped, the rest is sent. The ids do not depend on the journal: without it the position is found
+# by a search for the ids.
+
+
+# Journal
+
+
+# The head of a file, by which it is recognised.
+HEAD_BYTES = 65536
+_DIGITS = 20
+_SYNC_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Identity of a file or of its acknowledged part; a file that has grown is still the same.
+
+    Empty for a stream.
+
+    For compressed and Parquet files, whose bytes do not map to records, the part is counted `in_records`.
+    """
+
+    size: int = 0
+    head_size: int = 0
+    head_sha256: str = ""
+    in_records: bool = False
+
+    @classmethod
+    def of(cls, path: Path, size: int | None = None) -> Fingerprint:
+        """Fingerprint of the whole file, or of its first `size` bytes."""
+        size = path.stat().st_size if size is None else size
+        with path.open("rb") as file:
+            head = file.read(min(size, HEAD_BYTES))
+        return cls(size, len(head), hashlib.sha256(head).hexdigest())
+
+    @classmethod
+    def of_records(cls, size: int, head: Sequence[bytes]) -> Fingerprint:
+        """Fingerprint of `size` records, the first of which have these bodies."""
+        digest = hashlib.sha256()
+        for body in head:
+            digest.update(b"%d:%b" % (len(body), body))
+        return cls(size, len(head), digest.hexdigest(), in_records=True)
+
+    def is_continued_by(self, path: Path, *, may_grow: bool) -> bool:
+        """Whether a file begins with the same bytes, with the same size unless it may grow."""
+        if not self.head_sha256:
+            return True
+        with path.open("rb") as file:
+            head = file.read(self.head_size)
+        size = path.stat().st_size
+        same_size = size >= self.size if may_grow else size == self.size
+        return same_size and hashlib.sha256(head).hexdigest() == self.head_sha256
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """Content of the journal's JSON file. `generation` counts uses of `--restart`."""
+
+    identity: dict[str, Any]
+    fingerprint: Fingerprint
+    generation: int = 0
+    started_ms: int = 0
+    finished_ms: int = 0
+    records: int = 0
+
+
+def import_id(identity: dict[str, Any]) -> str:
+    """Name of an import: a hash of source, topic and all options that affect messages."""
+    return hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()[:16]
+
+
+def _encodable(value: Any) -> Any:
+    """Replace text that JSON cannot hold: file names may be invalid UTF-8."""
+    if isinstance(value, dict):
+        return {name: _encodable(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encodable(part) for part in value]
+    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        # The repr of bytes begins unlike any path, so it equals no other file's name.
+        return repr(os.fsencode(value))
+    return value
+
+
+def unique_id_prefix(name: str, generation: int, record: int) -> str:
+    """The first 28 digits of a record's unique id; the last four are its number modulo 65,536.
+
+    They are deterministic, so that a later run can find the stored records by their ids.
+    """
+    family = hashlib.sha256(f"{name}/{generation}".encode()).hexdigest()[:16]
+    return f"{family}{record >> 16:012x}".upper()
+
+
+def unique_id_of(name: str, generation: int, record: int) -> str:
+    """The unique id of record number `record`."""
+    return f"{unique_id_prefix(name, generation, record)}{record & 0xFFFF:04X}"
+
+
+class Journal:
+    """An open and locked journal. `entry` is None for a new import."""
+
+    def __init__(self, io: StoreIO, paths: StorePaths, identity: dict[str, Any], folder: str = "imports") -> None:
+        """Raises StoreLockedError if the same import is running."""
+        identity = _encodable(identity)
+        self.name = import_id(identity)
+        self.folder = paths.own / folder
+        self._identity = identity
+        self._io = io
+        io.make_folder(self.folder, mode=0o700)
+        self._json = self.folder / f"{self.name}.json"
+        self._fd = io.open(self.folder / f"{self.name}.position", write=True, create=True, mode=0o600)
+        if not try_flock(self._fd):
+            io.close(self._fd)
+            raise StoreLockedError(f"{identity['source']}: the same command is already running")
+        self._synced_s = time.monotonic()
+        self.entry = self._load()
+
+    def _load(self) -> JournalEntry | None:
+        try:
+            found = self._io.read_json(self._json, JournalEntry)
+        except FileNotFoundError:
+            return None
+        except msgspec.MsgspecError as error:
+            raise BadRequestError(f"{self._json}: {error}; remove the file to start over") from None
+        return found
+
+    @property
+    def position(self) -> int:
+        """Number of acknowledged records, 0 if unknown."""
+        digits = self._io.pread(self._fd, _DIGITS, 0)
+        return int(digits) if len(digits) == _DIGITS and digits.isdigit() else 0
+
+    def begin(self, fingerprint: Fingerprint, generation: int, now_ms: int) -> JournalEntry:
+        """Start a new import at record 0."""
+        self.advance(0)
+        return self._save(JournalEntry(self._identity, fingerprint, generation, now_ms))
+
+    def resume(self, entry: JournalEntry, fingerprint: Fingerprint) -> JournalEntry:
+        """Continue an import.
+
+        `fingerprint` is the input, which may have grown, or its acknowledged part.
+        """
+        return self._save(JournalEntry(self._identity, fingerprint, entry.generation, entry.started_ms))
+
+    def finish(self, entry: JournalEntry, records: int, now_ms: int) -> None:
+        """Record that all records are stored."""
+        self._save(JournalEntry(self._identity, entry.fingerprint, entry.generation, entry.started_ms, now_ms, records))
+
+    def advance(self, position: int) -> None:
+        """Record that the records below `position` are acknowledged."""
+        self._io.pwrite(self._fd, b"%020d" % position, 0)
+        now_s = time.monotonic()
+        if now_s - self._synced_s >= _SYNC_EVERY_S:
+            self._synced_s = now_s
+            self._io.sync(self._fd)
+
+    def close(self) -> None:
+        """Release the lock."""
+        self._io.close(self._fd)
+
+    def _save(self, entry: JournalEntry) -> JournalEntry:
+        self._io.write_file_atomically(self._json, msgspec.json.encode(asdict(entry)), mode=0o600)
+        self.entry = entry
+        return entry
+
+
+# Columns of messages from fields of records
+
+
+TIME_FORMATS = ("auto", "iso", "s", "ms", "us", "ns")
+_KNOWN_TIMES_MAX = 100_000
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_INT64_MAX = (1 << 63) - 1
+_PER_MS = {"ms": 1, "us": 1000, "ns": 1_000_000}
+
+
+@dataclass(frozen=True, slots=True)
+class FieldNames:
+    """Fields for keys, tag, born time and queue.
+
+    `time_format`: one of TIME_FORMATS or a strptime format.
+    """
+
+    keys: tuple[str, ...] = ()
+    tag: str = ""
+    time: str = ""
+    queue: str = ""
+    time_format: str = "auto"
+
+    @property
+    def selected(self) -> tuple[str, ...]:
+        """The distinct fields that a source must provide."""
+        named = (*self.keys, self.tag, self.time, self.queue)
+        return tuple(dict.fromkeys(name for name in named if name))
+
+
+@dataclass(frozen=True, slots=True)
+class MessageColumns:
+    """The columns of a chunk, None if not requested."""
+
+    keys: list[Any] | None
+    tags: list[str] | None
+    born_timestamps_ms: list[int] | None
+    queue_ids: list[int] | None
+
+
+class ColumnMaker:
+    """Converts chunks to columns. Errors name the input; parsed times are cached."""
+
+    def __init__(self, names: FieldNames, now_ms: int, source: str) -> None:
+        self._names = names
+        self._now_ms = now_ms
+        self._source = source
+        self._times: dict[Any, int] = {}
+
+    def columns(self, chunk: Chunk) -> MessageColumns:
+        """Convert a chunk. Raises BadMessageError with input, record, field and value."""
+        names = self._names
+        return MessageColumns(
+            keys=self._keys(chunk),
+            tags=[_text(value) for value in chunk.fields[names.tag]] if names.tag else None,
+            born_timestamps_ms=self._born(chunk) if names.time else None,
+            queue_ids=self._queues(chunk) if names.queue else None,
+        )
+
+    def _keys(self, chunk: Chunk) -> list[Any] | None:
+        """The key of each message, or its list of keys if there are several fields; "" is no key."""
+        columns = [[_key(value) for value in chunk.fields[name]] for name in self._names.keys]
+        if len(columns) < 2:
+            return columns[0] if columns else None
+        return [list(dict.fromkeys(filter(None, keys))) for keys in zip(*columns, strict=True)]
+
+    def _born(self, chunk: Chunk) -> list[int]:
+        known = self._times
+        values = chunk.fields[self._names.time]
+        try:
+            return [known[value] for value in values]
+        except (KeyError, TypeError):
+            return [self._time(chunk, index, value) for index, value in enumerate(values)]
+
+    def _time(self, chunk: Chunk, index: int, value: Any) -> int:
+        try:
+            found = self._times.get(value)
+            if found is not None:
+                return found
+            found = self._now_ms if value is None else parse_field_time(value, self._names.time_format)
+        except (ValueError, TypeError, OverflowError) as error:
+            # TypeError: a list cannot be looked up in the cache.
+            raise self._wrong(chunk, index, self._names.time, f"is not a time: {error}") from None
+        if len(self._times) < _KNOWN_TIMES_MAX:
+            self._times[value] = found
+        return found
+
+    def _queues(self, chunk: Chunk) -> list[int]:
+        queues = []
+        for index, value in enumerate(chunk.fields[self._names.queue]):
+            try:
+                queues.append(_queue_id(value))
+            except (TypeError, ValueError, OverflowError):
+                raise self._wrong(chunk, index, self._names.queue, "is not a queue id") from None
+        return queues
+
+    def _wrong(self, chunk: Chunk, index: int, name: str, what: str) -> BadMessageError:
+        value = chunk.fields[name][index]
+        return BadMessageError(f"{self._source}: record {chunk.first + index + 1:,}: field {name!r} = {value!r} {what}")
+
+
+def _queue_id(value: Any) -> int:
+    """Convert a field to a queue id; 3.0 is valid. Raises TypeError, ValueError, OverflowError."""
+    found = int(value)
+    if isinstance(value, bool) or (not isinstance(value, str) and found != value):
+        raise ValueError("not a whole number")
+    if abs(found) > _INT64_MAX:
+        raise OverflowError("not a 64-bit number")
+    return found
+
+
+def parse_field_time(value: Any, time_format: str = "auto") -> int:
+    """Convert a field to Unix ms.
+
+    The format is ISO 8601 (local time without a zone), epoch s, ms, us or ns, or a strptime format. `auto` reads
+    numbers from 100,000,000,000 on as milliseconds, smaller ones as seconds. Raises ValueError, also for a number after
+    the year 9999, which must be in another unit.
+    """
+    if isinstance(value, datetime.datetime):
+        return datetime_ms(value)
+    if isinstance(value, datetime.date):
+        return datetime_ms(datetime.datetime(value.year, value.month, value.day))
+    text = str(value).strip()
+    if time_format in ("auto", "s", *_PER_MS) and _NUMBER.fullmatch(text):
+        return _number_ms(text, time_format)
+    if time_format in ("auto", "iso"):
+        return datetime_ms(datetime.datetime.fromisoformat(text))
+    if time_format in ("s", *_PER_MS):
+        raise ValueError("not a number")
+    return datetime_ms(datetime.datetime.strptime(text, time_format))
+
+
+def _number_ms(text: str, unit: str) -> int:
+    if unit == "auto":
+        unit = "ms" if abs(float(text)) >= EPOCH_MS_MIN else "s"
+    if unit == "s":
+        found = round(float(text) * 1000)
+    else:
+        found = (int(float(text)) if "." in text else int(text)) // _PER_MS[unit]
+    if found < -_INT64_MAX:
+        raise OverflowError("not a 64-bit number")
+    if found > EPOCH_MS_MAX:
+        raise ValueError(f"after the year 9999 in {unit}; --time-format sets the unit: ms, us or ns")
+    return found
+
+
+def _text(value: Any) -> str:
+    """A field as text, in the form that it has in the JSON body."""
+    if value is None or type(value) is str:
+        return value or ""
+    if type(value) is WrittenNumber:
+        return value.text
+    encoded = msgspec.json.encode(value)
+    if encoded.startswith(b'"'):
+        return msgspec.json.decode(encoded, type=str)
+    return "" if encoded == b"null" else encoded.decode()
+
+
+def _key(value: Any) -> str:
+    """A field as a key. RocketMQ separates keys by spaces, so they become underscores."""
+    text = _text(value)
+    return text.replace(" ", "_") if " " in text else text
+
+
+def without(chunk: Chunk, stored: Collection[int]) -> list[Chunk]:
+    """A chunk without the stored records, as chunks of consecutive records."""
+    skipped = {record - chunk.first for record in stored if chunk.first <= record < chunk.end}
+    if not skipped:
+        return [chunk]
+    parts = []
+    start = 0
+    for stop in [*sorted(skipped), len(chunk.bodies)]:
+        if start < stop:
+            parts.append(part(chunk, start, stop))
+        start = stop + 1
+    return parts
+
+
+def part(chunk: Chunk, start: int, stop: int) -> Chunk:
+    """Records [start, stop) of a chunk, relative to its first."""
+    fields = {name: values[start:stop] for name, values in chunk.fields.items()}
+    taken = chunk.taken if stop == len(chunk.bodies) else 0
+    return Chunk(chunk.first + start, chunk.bodies[start:stop], fields, taken)
+
+
+IN_FLIGHT = 4
+CHUNK_ROWS = 1000
+# Records that may be stored above the position, with a margin.
+WINDOW = (IN_FLIGHT + 1) * CHUNK_ROWS
+_LOOKUPS_IN_FLIGHT = 64
+# Unique ids of one frame share all but their last four digits.
+_IDS_PER_PREFIX = 1 << 16
+
+# Errors of encoding a frame.
+_UNSENDABLE = (BadRequestError, FrameTooLargeError)
+# The writer counts the messages of a frame from 0.
+_MESSAGE = re.compile(r"message (\d+): (.*)", re.DOTALL)
+
+Stored: TypeAlias = Mapping[int, bytes]
+"""Digests of the bodies of stored records, by record number."""
+
+_decode_append = msgspec.msgpack.Decoder(AppendRequest).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Importer:
+    """Imports one input into one topic. `acknowledged` is called after each answer."""
+
+    def __init__(
+        self,
+        client: Client,
+        journal: Journal,
+        topic: str,
+        columns: ColumnMaker,
+        source: str,
+        acknowledged: Callable[[int], None],
+        note: Callable[[str], None],
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        assert journal.entry is not None
+        self._client = client
+        self._journal = journal
+        self._entry: JournalEntry = journal.entry
+        self._topic = topic
+        self._columns = columns
+        self._source = source
+        self._acknowledged = acknowledged
+        self._note = note
+        self._patience = Patience(seconds=patience_s, told=note)
+        self._pending: deque[Chunk] = deque()
+        # First record of each frame in flight.
+        self._in_flight: deque[int] = deque()
+        self._failure: Exception | None = None
+        self.position = journal.position
+        # Bytes of the input up to the acknowledged records, as far as known.
+        self.taken = 0
+        self.found = 0
+
+    # Resume
+
+    def begin(self) -> Stored:
+        """Settle an earlier run: set `position`, return the records stored from there on."""
+        wait_for_index(self._client, self._patience)
+        if self.position and not self._is_stored(self.position - 1):
+            self._note(
+                f"record {self.position:,} is acknowledged but not in the store; searching for the last stored one"
+            )
+            self.position = self._search()
+            if self.position == 0:
+                raise BadRequestError(
+                    "records of this import were stored and have been deleted; --restart imports everything again"
+                )
+        elif self.position == 0:
+            self.position = self._search()
+        stored = self._settle()
+        self.found = len(stored)
+        return stored
+
+    def _search(self) -> int:
+        """Approximate number of stored records, by binary search: they are a prefix of the input."""
+        if not self._is_stored(0):
+            return 0
+        low, high = 0, WINDOW
+        while self._is_stored(high):
+            low, high = high, high * 2
+        while high - low > WINDOW:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._is_stored(middle) else (low, middle)
+        return max(0, low - WINDOW) + 1
+
+    def _settle(self) -> Stored:
+        stored: dict[int, bytes] = {}
+        at = self.position
+        while found := self._stored_in(range(at, at + WINDOW)):
+            stored |= found
+            at += WINDOW
+        return stored
+
+    def _is_stored(self, record: int) -> bool:
+        return bool(self._stored_in(range(record, record + 1)))
+
+    def _stored_in(self, records: range) -> Stored:
+        """Look up which of these records are stored."""
+        name, generation = self._journal.name, self._entry.generation
+        calls = (
+            core.by_key(self._topic, unique_id_of(name, generation, record), None, None, 1, True, "store")
+            for record in records
+        )
+        answers = self._client.run_all(calls, _LOOKUPS_IN_FLIGHT)
+        return {
+            record: _digest(messages[0].body) for record, messages in zip(records, answers, strict=True) if messages
+        }
+
+    # Sending
+
+    def send(self, chunks: Iterator[Chunk], stored: Stored) -> None:
+        """Send all records except the stored ones.
+
+        Raises errors that cannot be settled, with a correct position.
+        """
+        left: Iterable[Chunk] = chunks
+        failed_at, failed_s = -1, 0.0
+        while True:
+            try:
+                self._send(left, stored)
+                return
+            except OUTCOME_UNKNOWN as error:
+                if failed_at != self.position:
+                    failed_at, failed_s = self.position, time.monotonic()
+                elif time.monotonic() - failed_s > self._patience.seconds:
+                    raise
+                self._note(f"at record {self.position:,}: {error}; looking up which records are stored")
+                stored = self._settle_again(failed_s)
+            left = self._unsent(chunks)
+
+    def _settle_again(self, since_s: float) -> Stored:
+        """Settle after a lost answer, as soon as the group answers again.
+
+        Raises BadRequestError if the store has no index to look records up.
+        """
+        check_index(self._client.store)
+        while True:
+            try:
+                wait_for_index(self._client, self._patience)
+                return self._settle()
+            except MqprocError as error:
+                if not isinstance(error, OUTCOME_UNKNOWN) or time.monotonic() - since_s > self._patience.seconds:
+                    raise
+                time.sleep(0.1)
+
+    def _unsent(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        """Records in flight that were not acknowledged, then the rest of the input."""
+        in_flight = list(self._pending)
+        self._pending.clear()
+        for chunk in in_flight:
+            yield part(chunk, max(0, self.position - chunk.first), len(chunk.bodies))
+        yield from chunks
+
+    def _send(self, chunks: Iterable[Chunk], stored: Stored) -> None:
+        self._in_flight.clear()
+        try:
+            for end in self._client.run_all(self._until_failure(chunks, stored), IN_FLIGHT):
+                self._in_flight.popleft()
+                self._acknowledge(end)
+        except BadRequestError as error:
+            raise self._refused(error) from None
+        if self._failure is not None:
+            raise self._failure
+        # The last records may all be stored already, so that no answer acknowledges them.
+        while self._pending:
+            self._acknowledge(self._pending[0].end)
+
+    def _until_failure(self, chunks: Iterable[Chunk], stored: Stored) -> Iterator[core.Call[int]]:
+        """Calls up to an invalid record; its error is kept until frames in flight are answered."""
+        try:
+            yield from self._calls(chunks, stored)
+        except (MqprocError, click.ClickException, OSError) as error:
+            self._failure = error
+
+    def _refused(self, error: BadRequestError) -> BadRequestError:
+        """Replace the message number within a frame in the writer's error by the record's number."""
+        found = _MESSAGE.match(str(error))
+        if found is None:
+            return error
+        record = self._in_flight[0] + int(found[1])
+        return type(error)(f"{self._source}: record {record + 1:,}: {found[2]}")
+
+    def _acknowledge(self, end: int) -> None:
+        """Advance the position: all records below `end` are stored."""
+        while self._pending and self._pending[0].end <= end:
+            self.taken = max(self.taken, self._pending.popleft().taken)
+        self.position = end
+        self._journal.advance(end)
+        self._acknowledged(end)
+
+    def _calls(self, chunks: Iterable[Chunk], stored: Stored) -> Iterator[core.Call[int]]:
+        for chunk in chunks:
+            self._pending.append(chunk)
+            self._check_stored(chunk, stored)
+            for piece in without(chunk, stored) if stored else (chunk,):
+                for aligned in _within_prefixes(piece):
+                    yield from self._frames(aligned)
+
+    def _check_stored(self, chunk: Chunk, stored: Stored) -> None:
+        """Raise BadRequestError if a stored record has another body: the input has changed."""
+        for record in filter(stored.__contains__, range(chunk.first, chunk.end)) if stored else ():
+            if stored[record] != _digest(chunk.bodies[record - chunk.first]):
+                raise BadRequestError(
+                    f"{self._source}: record {record + 1:,} is stored with another body, so the input has changed; "
+                    "--restart imports everything again"
+                )
+
+    def _frames(self, chunk: Chunk) -> Iterator[core.Call[int]]:
+        columns = self._columns.columns(chunk)
+        batch = Batch(
+            self._topic,
+            chunk.bodies,
+            keys=columns.keys,
+            tags=columns.tags,
+            queue_ids=columns.queue_ids,
+            born_timestamps_ms=columns.born_timestamps_ms,
+        )
+        at = chunk.first
+        try:
+            for frame in encode_batch(batch, FRAME_BYTES_MAX):
+                options = self._with_ids(frame, at)
+                self._in_flight.append(at)
+                at += frame.count
+                yield core.Call(core.WRITER, Operation.APPEND, options, frame.payload, _returning(at), repeatable=False)
+        except _UNSENDABLE as error:
+            raise self._unsendable(batch, chunk.first, error) from None
+
+    def _unsendable(self, batch: Batch, first: int, error: MqprocError) -> MqprocError:
+        """The error of the first record that cannot be sent by itself either.
+
+        Records count from `first`.
+        """
+        for index in range(len(batch)):
+            try:
+                list(encode_batch(batch.part(index, index + 1), FRAME_BYTES_MAX))
+            except _UNSENDABLE as found:
+                return type(found)(f"{self._source}: record {first + index + 1:,}: {found}")
+        return type(error)(f"{self._source}: records {first + 1:,} to {first + len(batch):,}: {error}")
+
+    def _with_ids(self, frame: AppendFrame, first: int) -> bytes:
+        """A frame's options with the unique ids of its records, the first of which is `first`."""
+        prefix = unique_id_prefix(self._journal.name, self._entry.generation, first)
+        return _encode(
+            msgspec.structs.replace(
+                _decode_append(frame.options), unique_prefix=prefix, unique_counter=first % _IDS_PER_PREFIX
+            )
+        )
+
+
+def _digest(body: ReadableBuffer) -> bytes:
+    return hashlib.sha256(body).digest()
+
+
+def _returning(record: int) -> Callable[[memoryview, memoryview], int]:
+    return lambda options, payload: record
+
+
+def _within_prefixes(chunk: Chunk) -> list[Chunk]:
+    """Split a chunk into parts whose unique ids have one prefix each."""
+    first_block, last_block = chunk.first // _IDS_PER_PREFIX, (chunk.end - 1) // _IDS_PER_PREFIX
+    if first_block == last_block:
+        return [chunk]
+    cut = (first_block + 1) * _IDS_PER_PREFIX - chunk.first
+    return [part(chunk, 0, cut), *_within_prefixes(part(chunk, cut, len(chunk.bodies)))]
+
 
 _COLUMNS = [
     OutputColumn("source"),

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import click
 
-from mqproc.cli.message.importer import Fingerprint, Journal, JournalEntry
+from mqproc.cli.message.import_files import Fingerprint, Journal, JournalEntry
 from mqproc.cli.options import (
     START_RELATIVE_TIME,
     Command,

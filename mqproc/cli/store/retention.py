@@ -24,10 +24,16 @@ from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.offsets.offset_store import read_unconsumed
 from mqproc.store.read.views import GroupView
 from mqproc.store.recovery.recovery import adopt_sizes
-from mqproc.store.retention import request as retention_request
+from mqproc.store.retention import survey as retention_request
 from mqproc.store.retention.plan import Due, due_now
-from mqproc.store.retention.request import DeletionRequest
-from mqproc.store.retention.survey import StoppedStore, Survey, check_stopped_in_order, delete_now, survey
+from mqproc.store.retention.survey import (
+    DeletionRequest,
+    StoppedStore,
+    Survey,
+    check_stopped_in_order,
+    delete_now,
+    survey,
+)
 from mqproc.store.settings import read_settings
 from mqproc.util.units import counted
 

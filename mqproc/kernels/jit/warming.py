@@ -17,7 +17,6 @@ from mqproc.kernels import (
     dedupe,
     dispatch,
     dispatch_step,
-    fences,
     gather,
     hashing,
     index,
@@ -28,6 +27,7 @@ from mqproc.kernels import (
     sql,
     verify,
 )
+from mqproc.kernels.jit import intrinsics as fences
 
 WARMED: Final[tuple[ModuleType, ...]] = (
     record_check,

@@ -23,7 +23,7 @@ from mqproc.errors import (
     StoreBusyError,
 )
 from mqproc.ipc.bell import MAX_WAIT_S
-from mqproc.ipc.error_counters import error_counter
+from mqproc.ipc.counters import error_counter
 from mqproc.layout import control
 from mqproc.roles.groups.assignment import Queue
 from mqproc.roles.groups.members import GroupMembers, MemberSession

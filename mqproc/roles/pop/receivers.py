@@ -42,8 +42,8 @@ from mqproc.store.schedule.timer_store import read_timer_check
 from mqproc.topic_names import RETRY_PREFIX, REVIVE_GROUP, REVIVE_QUEUES, REVIVE_TOPIC, check_topic, retry_topic
 from mqproc.types import PullStatus
 from mqproc.wire.operations import Operation
-from mqproc.wire.operations.groups import EARLIEST
-from mqproc.wire.operations.pop import (
+from mqproc.wire.operations.groups import (
+    EARLIEST,
     RECEIVE_MS_MAX,
     GroupAckAnswer,
     GroupAckRequest,

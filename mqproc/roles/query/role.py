@@ -18,8 +18,7 @@ from typing import Any, Final
 from mqproc.config import options as config
 from mqproc.errors import CorruptStoreError, InternalError, MqprocError, StoreReadOnlyError
 from mqproc.io.store_io import FailedSyncError
-from mqproc.ipc.error_counters import error_counter
-from mqproc.ipc.histogram import Histogram
+from mqproc.ipc.counters import Histogram, error_counter
 from mqproc.ipc.words import Words
 from mqproc.layout import control, histograms
 from mqproc.layout import control as layout
@@ -38,9 +37,9 @@ from mqproc.roles.transactions.coordinator import TRANSACTION_OPERATIONS, Transa
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.offsets.offset_store import UNWRITABLE_ERRNOS, unwritable_error
+from mqproc.store.quarantine import unreadable_file
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.views import WordsView
-from mqproc.store.unreadable_files import unreadable_file
 from mqproc.wire.codec import FrameOptions
 from mqproc.wire.connection import Request, ServerConnection
 from mqproc.wire.operations import Operation

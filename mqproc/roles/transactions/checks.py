@@ -11,7 +11,7 @@ from mqproc.errors import StoreBusyError
 from mqproc.roles.timer_queue import TimerQueue
 from mqproc.roles.transactions.open_transactions import OpenTransactions
 from mqproc.store.transactions import HalfMessage, TransactionKey
-from mqproc.wire.operations.transactions import TransactionPollAnswer, TransactionPollRequest
+from mqproc.wire.operations.groups import TransactionPollAnswer, TransactionPollRequest
 
 if TYPE_CHECKING:
     from mqproc.roles.request_limits import Payload, PendingRequest

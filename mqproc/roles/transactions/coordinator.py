@@ -42,7 +42,7 @@ from mqproc.topic_names import HALF_TOPIC, OP_HALF_TOPIC
 from mqproc.types import StoredMessage
 from mqproc.util.rate_limited_log import RateLimitedLog
 from mqproc.wire.operations import Empty, Operation
-from mqproc.wire.operations.transactions import (
+from mqproc.wire.operations.groups import (
     TransactionCheckAnswer,
     TransactionCheckRequest,
     TransactionEndRequest,

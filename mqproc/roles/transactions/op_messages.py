@@ -18,7 +18,7 @@ from mqproc.store.schedule.delivery_marks import mark_of
 from mqproc.store.transactions import OP_PROPERTIES, QUEUE, HalfMessage, encode_op_body
 from mqproc.topic_names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from mqproc.types import StoredMessage
-from mqproc.wire.operations.transactions import TransactionRow
+from mqproc.wire.operations.groups import TransactionRow
 
 RETRY_NS: Final = 100_000_000
 

@@ -19,7 +19,7 @@ from mqproc.roles.transactions.open_transactions import OpenTransactions
 from mqproc.store.cooperative import finish
 from mqproc.store.transactions import QUEUE, HalfMessage, parse_half
 from mqproc.topic_names import HALF_TOPIC
-from mqproc.wire.operations.transactions import TransactionEndRequest, TransactionsRequest
+from mqproc.wire.operations.groups import TransactionEndRequest, TransactionsRequest
 
 if TYPE_CHECKING:
     from mqproc.roles.role import RoleContext

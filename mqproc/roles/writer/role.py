@@ -24,8 +24,7 @@ from mqproc.errors import (
     UnknownCommandError,
 )
 from mqproc.io.store_io import FailedSyncError
-from mqproc.ipc.error_counters import error_counter
-from mqproc.ipc.histogram import Histogram
+from mqproc.ipc.counters import Histogram, error_counter
 from mqproc.ipc.words import Words
 from mqproc.kernels.append_frame import UNPUBLISHED_FRAMES
 from mqproc.kernels.append_run import ANSWERS_FULL, COMMIT, DONE, NOT_KNOWN

@@ -22,7 +22,7 @@ from mqproc.roles.role_log import get_logger
 from mqproc.store.commitlog.append_templates import topic_fields
 from mqproc.store.consumequeue.files import remove_tree
 from mqproc.store.consumequeue.table import QueueTable
-from mqproc.store.schedule.timer_wheel import messages_in_slot
+from mqproc.store.schedule.timer_store import messages_in_slot
 from mqproc.store.sync_guard import Syncing
 from mqproc.store.topics import PERM_WRITE, QUEUES_OF_A_TOPIC_MAX, TopicConfig, TopicDeletion, Topics
 from mqproc.topic_names import MULTI_DISPATCH_PREFIX, check_topic, queues_of_own

@@ -27,8 +27,7 @@ from mqproc.store.offsets.offset_store import load
 from mqproc.store.read.reader import StoreReader, settings_of
 from mqproc.store.store_check import check_is_store
 from mqproc.store.verify.snapshot import IndexFile, Share, Snapshot
-from mqproc.store.verify.verifier import VerifyResult, compare, take_snapshot, tasks_of
-from mqproc.store.verify.workers import QueueBatch, Task, Worker
+from mqproc.store.verify.verifier import QueueBatch, Task, VerifyResult, Worker, compare, take_snapshot, tasks_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

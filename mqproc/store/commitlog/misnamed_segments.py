@@ -15,14 +15,13 @@ from typing import Final
 
 import numpy as np
 
-from mqproc.io.store_io import Kind, StoreIO
+from mqproc.io.store_io import Kind, StoreIO, dirty_end
 from mqproc.kernels import record_check
 from mqproc.kernels.jit.intrinsics import load_be32, load_be64
 from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.kernels.record_check import checked_size
 from mqproc.layout import record
 from mqproc.paths import printable_path, segment_name, segment_start
-from mqproc.store.zero_tail import dirty_end
 
 SUFFIX: Final = ".misnamed"
 

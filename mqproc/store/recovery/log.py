@@ -21,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from mqproc.io.store_io import StoreIO
+from mqproc.io.store_io import StoreIO, dirty_end, zero_tail
 from mqproc.kernels import record_check, scan
 from mqproc.kernels.record_check import REASON_NAMES, checked_size, record_size, stored_at_ms
 from mqproc.layout import record
@@ -36,7 +36,6 @@ from mqproc.store.damage import MISSING_SEGMENT, DamageLedger, Hole, merged
 from mqproc.store.durable_marks import DurableMark
 from mqproc.store.recovery.queues import LOG_BYTES_MAX
 from mqproc.store.recovery.store_files import LogFiles, StoreFiles
-from mqproc.store.zero_tail import dirty_end, zero_tail
 
 # Resynchronisation after damage
 

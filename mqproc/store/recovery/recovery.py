@@ -41,6 +41,7 @@ from mqproc.store.damage import DamageLedger
 from mqproc.store.dispatch import QueueGap
 from mqproc.store.durable_marks import DistrustedMark, DurableMark
 from mqproc.store.index.files import IndexFiles, adopted_index_shape, last_offset
+from mqproc.store.quarantine import unreadable_file
 from mqproc.store.recovery.finalize import Finalizer, OffsetStep, TableStep
 from mqproc.store.recovery.index import IndexStep
 from mqproc.store.recovery.log import LogState, LogStep
@@ -48,7 +49,6 @@ from mqproc.store.recovery.queues import LOG_BYTES_MAX, QueueRecovery, check_que
 from mqproc.store.recovery.rebuild import NO_SCANNERS, DispatchStep, OpenStore, Rebuild, RebuildResult, Scanners
 from mqproc.store.recovery.store_files import StoreFiles
 from mqproc.store.topics import Topics, restore_deletions
-from mqproc.store.unreadable_files import unreadable_file
 from mqproc.util.units import counted
 
 Report = Callable[[str], None]

@@ -35,7 +35,7 @@ from typing import Final
 
 from mqproc.config.options import Options
 from mqproc.errors import StoreAccessError
-from mqproc.io.store_io import REPLACING_SUFFIX, FolderEntry, Kind, StoreIO
+from mqproc.io.store_io import REPLACING_SUFFIX, FolderEntry, Kind, StoreIO, dirty_end
 from mqproc.layout import index_file
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
 from mqproc.paths import StorePaths, index_name_time_ms, printable_path, segment_name, segment_start
@@ -43,7 +43,6 @@ from mqproc.store.commitlog.misnamed_segments import conflicting_segments, find_
 from mqproc.store.consumequeue.files import as_units, bars_queue, bars_topic, is_queue_id, is_topic
 from mqproc.store.consumequeue.fillers import normalize_fillers
 from mqproc.store.quarantine import free_quarantine_path, quarantine_file
-from mqproc.store.zero_tail import dirty_end
 
 Report = Callable[[str], None]
 # Maximum number of lines reported about files.

@@ -25,9 +25,9 @@ from mqproc.layout import control
 from mqproc.paths import StorePaths
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.cooperative import Slices
-from mqproc.store.index.flush import committed_state
+from mqproc.store.index.files import committed_state
 from mqproc.store.offsets.offset_store import EventLog
-from mqproc.store.retention import request as retention_request
+from mqproc.store.retention import survey as retention_request
 from mqproc.store.retention.plan import (
     QUEUES_PER_SLICE,
     Due,
@@ -40,7 +40,7 @@ from mqproc.store.retention.plan import (
     group_limits,
     index_files_below,
 )
-from mqproc.store.retention.request import DeletionRequest, LastPass, RetentionReport
+from mqproc.store.retention.survey import DeletionRequest, LastPass, RetentionReport
 from mqproc.store.sync_guard import Syncing, remember_failed_sync
 from mqproc.util.units import MIB
 

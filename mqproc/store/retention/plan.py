@@ -25,7 +25,7 @@ from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from mqproc.store.cooperative import Slices
 from mqproc.store.index.files import file_ms, index_file_names, last_offset
 from mqproc.store.offsets.offset_store import committed_offsets
-from mqproc.store.retention.request import MS_PER_HOUR
+from mqproc.store.retention.survey import MS_PER_HOUR
 from mqproc.store.schedule import levels, timer_store
 from mqproc.util.units import KIB, MIB
 

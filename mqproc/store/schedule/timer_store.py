@@ -16,23 +16,293 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import FailedSyncError, StoreIO
-from mqproc.layout import timer_check, timer_log
+from mqproc.layout import timer_check, timer_log, timer_wheel
 from mqproc.layout.timer_check import NO_LOG_POSITION, TimerCheck
 from mqproc.layout.timer_log import NO_POSITION
 from mqproc.paths import StorePaths, segment_name, segment_start
 from mqproc.store.cooperative import Slices
 from mqproc.store.offsets.consumer_offset_json import CommittedOffset
-from mqproc.store.schedule.timer_log import TimerLog
-from mqproc.store.schedule.timer_wheel import TimerWheel, WheelSlot
 from mqproc.store.sync_guard import Syncing
 from mqproc.topic_names import TIMER_TOPIC
+
+# The timer wheel: RocketMQ's `timerwheel` file, derived from the timer log.
+#
+# Slots are read and written one by one instead of mapped, so that a full disk is an error and not a signal.
+
+
+class WheelSlot(NamedTuple):
+    """A slot; `time_ms`, `first` and `last` are −1 in an empty one."""
+
+    time_ms: int
+    first: int
+    last: int
+    messages: int
+    magic: int = 0
+
+
+EMPTY = WheelSlot(-1, NO_POSITION, NO_POSITION, 0)
+
+
+def messages_in_slot(io: StoreIO, paths: StorePaths, time_ms: int, precision_ms: int) -> int:
+    """Number of messages in the slot of a time, without the keeper; 0 without a file.
+
+    Messages appear there some ms after they are stored. Raises OSError.
+    """
+    try:
+        fd = io.open(paths.timer_wheel)
+    except FileNotFoundError:
+        return 0
+    try:
+        slots = io.size(fd) // timer_wheel.SLOT_SIZE
+        number = time_ms // precision_ms
+        data = io.pread(fd, timer_wheel.SLOT_SIZE, number % slots * timer_wheel.SLOT_SIZE) if slots else b""
+    finally:
+        io.close(fd)
+    return _slot_of(data, number, precision_ms).messages if len(data) == timer_wheel.SLOT_SIZE else 0
+
+
+def _slot_of(data: bytes, number: int, precision_ms: int) -> WheelSlot:
+    """Decode the slot with this number; EMPTY if it holds another time."""
+    time, first, last, count, magic = timer_wheel.SLOT.unpack(data)
+    return WheelSlot(time * precision_ms, first, last, count, magic) if time == number else EMPTY
+
+
+class TimerWheel:
+    """Slots by time. Exactly one object exists, in the keeper."""
+
+    def __init__(
+        self, io: StoreIO, syncs: Syncing, paths: StorePaths, precision_ms: int, slots: int = timer_wheel.SLOTS
+    ) -> None:
+        """Open or create the file. Raises CorruptStoreError if it has another number of slots."""
+        self._io = io
+        self._syncs = syncs
+        self.precision_ms = precision_ms
+        self.slots = slots
+        self._fd = io.open(paths.timer_wheel, write=True, create=True)
+        found = io.size(self._fd)
+        if found == 0:
+            io.set_size(self._fd, slots * timer_wheel.SLOT_SIZE)
+        elif found != slots * timer_wheel.SLOT_SIZE:
+            io.close(self._fd)
+            raise CorruptStoreError(
+                f"{paths.timer_wheel}: {found:,} bytes; {slots:,} slots have {slots * timer_wheel.SLOT_SIZE:,}"
+            )
+
+    def slot(self, time_ms: int) -> WheelSlot:
+        """The slot of a time; EMPTY if it has no messages of that time."""
+        number = time_ms // self.precision_ms
+        data = self._io.pread(self._fd, timer_wheel.SLOT_SIZE, number % self.slots * timer_wheel.SLOT_SIZE)
+        return _slot_of(data, number, self.precision_ms)
+
+    def put(self, time_ms: int, first: int, last: int, count: int, magic: int = 0) -> None:
+        """Set the slot of a time. Raises OSError."""
+        number = time_ms // self.precision_ms
+        data = timer_wheel.SLOT.pack(number, first, last, count, magic)
+        self._io.pwrite(self._fd, data, number % self.slots * timer_wheel.SLOT_SIZE)
+
+    def occupied(self, from_ms: int, to_ms: int) -> list[int]:
+        """Times of the nonempty slots in [from, to), ascending; the range must not exceed the wheel."""
+        low, high = from_ms // self.precision_ms, -(-to_ms // self.precision_ms)
+        first, count = low % self.slots, min(high - low, self.slots)
+        if count <= 0:
+            return []
+        cells = self._cells(first, min(count, self.slots - first))
+        if len(cells) < count:
+            cells = np.concatenate((cells, self._cells(0, count - len(cells))))
+        times = cells["time"]
+        return [int(time) * self.precision_ms for time in times[(times >= low) & (times < high)].tolist()]
+
+    def first_position(self, from_ms: int) -> int | None:
+        """Lowest timer log position at which a slot at or after a time begins; None without any."""
+        cells = self._cells(0, self.slots)
+        firsts = cells["first"][(cells["time"] >= from_ms // self.precision_ms) & (cells["first"] >= 0)]
+        return int(firsts.min()) if len(firsts) else None
+
+    def clear(self) -> None:
+        self._io.set_size(self._fd, 0)
+        self._io.set_size(self._fd, self.slots * timer_wheel.SLOT_SIZE)
+
+    def sync(self) -> None:
+        """Make the slots durable. Raises FailedSyncError."""
+        self._syncs.sync(self._fd)
+
+    def close(self) -> None:
+        self._io.close(self._fd)
+
+    def _cells(self, first: int, count: int) -> NDArray[np.void]:
+        data = self._io.pread(self._fd, count * timer_wheel.SLOT_SIZE, first * timer_wheel.SLOT_SIZE)
+        return np.frombuffer(data, timer_wheel.SLOT_DTYPE)
+
+
+# The timer log: RocketMQ's `timerlog/` files, to which the keeper appends.
+
+
+class TimerLog:
+    """A row of files of one size; positions count from the first file ever created."""
+
+    def __init__(self, io: StoreIO, syncs: Syncing, folder: Path, file_size: int = timer_log.FILE_SIZE) -> None:
+        self._io = io
+        self._syncs = syncs
+        self._folder = folder
+        self._fds: dict[int, int] = {}
+        starts = self.starts()
+        # Existing files keep their size.
+        found = io.size_of(folder / segment_name(starts[0])) if starts else 0
+        self._configured = file_size
+        self.file_size = found if found >= timer_log.FILE_SIZE_MIN else file_size
+        self.begin = starts[0] if starts else 0
+        self._buffer = bytearray()  # Units up to `end` that are not written yet.
+        self.end = self.begin
+        """Position after the last unit; set by `open_at` for existing files."""
+        self.synced = self.end
+
+    @property
+    def files_end(self) -> int:
+        """End of the last file; `begin` if none exists."""
+        starts = self.starts()
+        return starts[-1] + self.file_size if starts else self.begin
+
+    def is_whole(self, end: int) -> bool:
+        """Whether the files below `end` are contiguous and have their full length."""
+        starts = [start for start in self.starts() if start < end]
+        follow = all(later == earlier + self.file_size for earlier, later in itertools.pairwise(starts))
+        sizes = {self._io.size_of(self._folder / segment_name(start)) for start in starts}
+        return follow and sizes <= {self.file_size} and all(start % self.file_size == 0 for start in starts)
+
+    def remove_all(self) -> None:
+        self.close()
+        for start in self.starts():
+            self._io.unlink(self._folder / segment_name(start))
+        self.file_size = self._configured
+        self.begin = self.end = self.synced = 0
+
+    def starts(self) -> list[int]:
+        """Start positions of the existing files, ascending."""
+        found = (segment_start(name) for name in self._io.names(self._folder))
+        return sorted(start for start in found if start is not None)
+
+    def open_at(self, end: int) -> None:
+        """Continue at `end`, zeroing everything after it."""
+        self.end = self.synced = max(end, self.begin)
+        for start in self.starts():
+            if start + self.file_size > self.end:
+                fd = self._fd(start)
+                self._io.set_size(fd, max(0, self.end - start))
+                self._io.set_size(fd, self.file_size)
+
+    def append(self, unit: bytes) -> int:
+        """Append a unit, several that fit into one file, or other bytes; returns the position.
+
+        They are buffered until `write_out`. Raises OSError, without a change, if a full file cannot be ended.
+        """
+        self._roll_for(len(unit))
+        at = self.end
+        self._buffer += unit
+        self.end = at + len(unit)
+        return at
+
+    def room(self) -> int:
+        """Number of units that fit into the current file. Raises OSError as `append`."""
+        self._roll_for(timer_log.UNIT_SIZE)
+        return (self.file_size - self.end % self.file_size - timer_log.END_SIZE) // timer_log.UNIT_SIZE
+
+    def _roll_for(self, size: int) -> None:
+        """Switch to the next file if these bytes and the end mark do not fit into the current one."""
+        start = self.end - self.end % self.file_size
+        if self.end + size + timer_log.END_SIZE > start + self.file_size:
+            self.write_out()
+            rest = start + self.file_size - self.end
+            self._io.pwrite(self._fd(start), timer_log.END.pack(rest, 0, timer_log.END_MAGIC)[:rest], self.end - start)
+            self.end = start + self.file_size
+
+    def write_out(self) -> None:
+        """Write the buffered units. Raises OSError and keeps them for the next call."""
+        if self._buffer:
+            begin = self.end - len(self._buffer)
+            start = begin - begin % self.file_size
+            self._io.pwrite(self._fd(start), self._buffer, begin - start)
+            self._buffer.clear()
+
+    def between(self, first: int, last: int) -> Iterator[NDArray[np.void]]:
+        """Units from position `first` to position `last`, file by file."""
+        while first <= last:
+            start = first - first % self.file_size
+            stop = min(last + timer_log.UNIT_SIZE, start + self._per_file * timer_log.UNIT_SIZE)
+            yield np.frombuffer(self._io.pread(self._fd(start), stop - first, first - start), timer_log.UNIT_DTYPE)
+            first = start + self.file_size
+
+    def read(self, position: int) -> tuple[int, ...]:
+        """Fields of a unit. Raises CorruptStoreError."""
+        start = position - position % self.file_size
+        data = self._io.pread(self._fd(start), timer_log.UNIT_SIZE, position - start) if position < self.end else b""
+        if len(data) < timer_log.UNIT_SIZE or int.from_bytes(data[:4], "big") != timer_log.UNIT_SIZE:
+            raise CorruptStoreError(f"{self._folder / segment_name(start)}: no unit at {position - start}")
+        return timer_log.UNIT.unpack(data)
+
+    def units(self, limit: int) -> Iterator[tuple[int, NDArray[np.void]]]:
+        """(first position, units) of each file up to `limit`, each up to its first invalid unit."""
+        for start in self.starts():
+            if start >= limit:
+                return
+            size = min(self.file_size, limit - start)
+            data = self._io.pread(self._fd(start), size - size % timer_log.UNIT_SIZE, 0)
+            units = np.frombuffer(data, timer_log.UNIT_DTYPE, min(len(data) // timer_log.UNIT_SIZE, self._per_file))
+            others = np.flatnonzero(units["size"] != timer_log.UNIT_SIZE)
+            yield start, units[: int(others[0])] if len(others) else units
+
+    def units_at(self, start: int) -> int:
+        """Number of units that the file at `start` must have."""
+        return min(self._per_file, max(0, self.end - start) // timer_log.UNIT_SIZE)
+
+    @property
+    def _per_file(self) -> int:
+        return timer_log.units_per_file(self.file_size)
+
+    def sync(self) -> None:
+        """Make everything durable. Raises FailedSyncError."""
+        self.write_out()
+        if self.synced == self.end:
+            return
+        for start, fd in self._fds.items():
+            if start + self.file_size > self.synced:
+                self._syncs.sync(fd)
+        self._syncs.sync_folder(self._folder)
+        self.synced = self.end
+
+    def delete_below(self, position: int) -> int:
+        """Delete files that end at or below a position, except the last; returns their number."""
+        gone = [start for start in self.starts()[:-1] if start + self.file_size <= position]
+        for start in gone:
+            if start in self._fds:
+                self._io.close(self._fds.pop(start))
+            self._io.unlink(self._folder / segment_name(start))
+        self.begin = max(self.begin, *(start + self.file_size for start in gone)) if gone else self.begin
+        return len(gone)
+
+    def close(self) -> None:
+        for fd in self._fds.values():
+            self._io.close(fd)
+        self._fds.clear()
+
+    def _fd(self, start: int) -> int:
+        fd = self._fds.get(start)
+        if fd is None:
+            self._io.make_folder(self._folder)
+            path = self._folder / segment_name(start)
+            is_new = not self._io.exists(path)
+            fd = self._io.open(path, write=True, create=True)
+            if is_new:
+                self._io.set_size(fd, self.file_size)
+            self._fds[start] = fd
+        return fd
 
 
 @dataclass(frozen=True, slots=True)

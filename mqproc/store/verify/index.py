@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.io.store_io import StoreIO
+from mqproc.io.store_io import StoreIO, read_through
 from mqproc.kernels import index
 from mqproc.kernels.jit.intrinsics import load_be32, load_be64
 from mqproc.kernels.jit.lowering import as_kernel_array
@@ -26,7 +26,6 @@ from mqproc.store.verify.findings import Finding, FindingKind
 from mqproc.store.verify.log import LogScanner, LogShare, SegmentViews, WholeLog
 from mqproc.store.verify.queues import Ask
 from mqproc.store.verify.snapshot import IndexFile, Share, Snapshot
-from mqproc.store.zero_tail import read_through
 
 # Items beside the log: both are in log order
 

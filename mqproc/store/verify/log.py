@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.io.store_io import StoreIO
+from mqproc.io.store_io import StoreIO, dirty_end
 from mqproc.kernels import record_check, scan, verify
 from mqproc.kernels.dispatch import DispatchBuffers, ScanResult, StopReason
 from mqproc.kernels.jit.intrinsics import load_be32
@@ -34,7 +34,6 @@ from mqproc.store.recovery.queues import queue_of_record
 from mqproc.store.verify.findings import Finding, FindingKind
 from mqproc.store.verify.inventory import MISSING_ALONE_MAX, Inventory, Queue
 from mqproc.store.verify.snapshot import Share, Snapshot
-from mqproc.store.zero_tail import dirty_end
 from mqproc.util.units import PAGE_BYTES
 
 # Segments as arrays

@@ -5,7 +5,9 @@ from __future__ import annotations
 import enum
 
 from mqproc.wire.codec import FrameOptions
-from mqproc.wire.operations import groups, log, pop, transactions
+from mqproc.wire.operations import groups, log
+from mqproc.wire.operations import groups as pop
+from mqproc.wire.operations import groups as transactions
 
 
 class Operation(enum.IntEnum):

@@ -176,3 +176,133 @@ class GroupResendAnswer(FrameOptions, frozen=True):
     """How many were sent; the others are no longer in the log."""
 
     sent: int
+
+
+# Options of receiving single messages (pop), for simple consumers, and acknowledgements.
+
+
+RECEIVE_MS_MAX: Final = 60_000
+"""Longest long poll; a client that waits longer repeats the request."""
+
+
+class GroupReceiveRequest(FrameOptions, frozen=True):
+    """Receive messages of the topics' queues, invisible to other receivers for `invisible_ms`.
+
+    The answer waits for messages for up to `timeout_ms`. `start` as in GroupJoinRequest, `tags`, `sql` and `max_bytes`
+    as in PullRequest; messages that do not match are skipped for the group.
+    """
+
+    group: str
+    topics: list[str]
+    max_messages: int = 32
+    invisible_ms: int = 60_000
+    timeout_ms: int = 0
+    start: str = LATEST
+    start_ms: int = 0
+    tags: list[str] = []
+    sql: str = ""
+    max_bytes: int = 1 << 30
+
+
+class GroupReceiveAnswer(FrameOptions, frozen=True):
+    """`count` records in the payload.
+
+    A receipt handle is one of `handles`, a space, and the queue offset. The first handle is for the first
+    CHECK_POINT_MESSAGES messages, and so on.
+    """
+
+    count: int
+    handles: list[str] = []
+
+
+class GroupAckRequest(FrameOptions, frozen=True):
+    """Acknowledge messages: [topic, handle]."""
+
+    group: str
+    messages: list[tuple[str, str]]
+
+
+class GroupAckAnswer(FrameOptions, frozen=True):
+    """How many were still invisible; others are acknowledged, or redelivered."""
+
+    accepted: int
+
+
+class GroupInvisibleRequest(FrameOptions, frozen=True):
+    """Keep a message invisible for `invisible_ms` from now."""
+
+    group: str
+    topic: str
+    handle: str
+    invisible_ms: int
+
+
+class GroupInvisibleAnswer(FrameOptions, frozen=True):
+    """The message's new handle."""
+
+    handle: str
+
+
+# Options of transaction operations; see `roles/transactions/README.md`.
+
+
+class TransactionEndRequest(FrameOptions, frozen=True):
+    """Commit or roll back. `physical_offset` is that of the half message, perhaps before checks.
+
+    `from_check`: the answer to a check, or an operator's decision; it is never too late.
+    """
+
+    group: str
+    topic: str
+    transaction_id: str
+    physical_offset: int
+    commit: bool
+    from_check: bool = False
+
+
+class TransactionPollRequest(FrameOptions, frozen=True):
+    """Wait for checks of a producer group's transactions, up to `timeout_ms`."""
+
+    group: str
+    max_messages: int = 32
+    timeout_ms: int = 0
+
+
+class TransactionPollAnswer(FrameOptions, frozen=True):
+    """`count` half messages as records in the payload."""
+
+    count: int
+
+
+class TransactionsRequest(FrameOptions, frozen=True):
+    """The oldest open transactions, of a producer group if named, with the given ids if any."""
+
+    group: str = ""
+    ids: list[str] = []
+    max_transactions: int = 1000
+
+
+TransactionRow = tuple[str, str, str, str, int, int, int, int, int, int]
+"""Transaction id, message id of the half message, group, topic, physical offset, size, born time and store time in ms,
+checks so far, time of the next check in ms.
+"""
+
+
+class TransactionsAnswer(FrameOptions, frozen=True):
+    """`open`: their total. `producers`: waiting for checks, of the named group or of all."""
+
+    open: int
+    producers: int
+    transactions: list[TransactionRow]
+
+
+class TransactionCheckRequest(FrameOptions, frozen=True):
+    """Check transactions now, by physical offset of their half messages; counts as a check."""
+
+    physical_offsets: list[int]
+
+
+class TransactionCheckAnswer(FrameOptions, frozen=True):
+    """Number of open transactions among them."""
+
+    checked: int

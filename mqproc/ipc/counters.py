@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mqproc.ipc.words import Words
-from mqproc.layout.histograms import HistogramLayout
+from mqproc.layout.histograms import CODES, REJECTS, HistogramLayout
 
 
 class Histogram:
@@ -61,3 +62,21 @@ def read_buckets(words: Words, place: HistogramLayout) -> Buckets:
     counts = words.cells[place.index : place.sum_index].tolist()
     bounds = tuple(float(f"{bound * place.unit:.6g}") for bound in place.bounds)
     return Buckets(bounds, tuple(counts), words.cells[place.sum_index] * place.unit)
+
+
+# Counters of refusals by error code in the control file, one set per role with a socket.
+
+
+_PLACES = {code: place for place, code in enumerate(CODES)}
+
+
+def error_counter(words: Words, role: str) -> Callable[[str], None]:
+    """Return a function that counts a refusal by its error code."""
+    first = REJECTS[role]
+    return lambda code: words.add(first + _PLACES[code], 1)
+
+
+def read_error_counters(words: Words, role: str) -> dict[str, int]:
+    """Refusals by code, for all codes."""
+    first = REJECTS[role]
+    return {code: words[first + place] for place, code in enumerate(CODES)}
