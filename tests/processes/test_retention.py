@@ -18,17 +18,17 @@ from typing import Any
 import pytest
 
 from mqproc.client import Client
-from mqproc.config import load_options
+from mqproc.config.parse import load_options
 from mqproc.errors import MqprocError, SendOutcomeUnknownError
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import control as words_of
-from mqproc.message import PullStatus, QueueInfo
-from mqproc.store.reads.reader import StoreReader
-from mqproc.store.retention import request as retention_request
+from mqproc.store.read.reader import StoreReader
+from mqproc.store.retention import plan as retention_request
 from mqproc.store.verify import verify_store
+from mqproc.types import PullStatus, QueueInfo
 from tests.conftest import Group, wait_until
 from tests.processes.rebuild import rebuilt
-from tests.store.retention.retaining import ALL_HOURS
+from tests.support.aged_store import ALL_HOURS
 from tests.workers import loaded_context
 
 SEGMENT = 65536
@@ -272,7 +272,7 @@ def test_a_store_that_is_stopped_amid_deletions_is_clean(make_group: Callable[..
         client.wait_dispatched()
     marks = ("commitlog_mark", "cq_synced", "index_synced")
     wait_until(lambda: all(group.words()[mark] == group.words()["written"] for mark in marks), what="all is durable")
-    retention_request.ask(StoreIO(), group.paths, 0)
+    retention_request.submit_request(StoreIO(), group.paths, 0)
     wait_until(lambda: group.words()["retention_segments"] == 1, what="the first segment is gone")
     minimum = group.words()["min_physical_offset"]
     assert min(segment_starts(group)) < minimum

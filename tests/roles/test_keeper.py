@@ -17,11 +17,11 @@ from mqproc.roles.keeper import role as keeper_module
 from mqproc.roles.keeper.role import Keeper
 from mqproc.store import rocketmq_json
 from mqproc.store.commitlog.flush import sync_log
-from mqproc.store.retention import request as retention_request
+from mqproc.store.retention import plan as retention_request
 from tests.roles.flusher_rig import Rig
 from tests.roles.test_timer_deliveries import SLOT_MS, begun, pairs
 from tests.roles.test_timer_deliveries import rig_with as timed_rig
-from tests.store.retention.retaining import ALL_HOURS
+from tests.support.aged_store import ALL_HOURS
 
 SEGMENT = 65536
 SMALL: dict[str, object] = {
@@ -132,7 +132,7 @@ def test_a_request_is_carried_out_within_a_second(tmp_path: Path) -> None:
     found, keeper, _disk = rig(tmp_path, delete_when="3", file_reserved_time=72)
     words = found.control.words
     live(found, keeper, 12)
-    asked = retention_request.submit(found.io, found.paths, 3_600_000)
+    asked = retention_request.submit_request(found.io, found.paths, 3_600_000)
     assert starts(found)[0] == 0
     live(found, keeper, 2)
     assert (words[words_of.RETENTION_ANSWERED], asked.exists()) == (1, False)

@@ -24,16 +24,9 @@ from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.offsets.offset_store import read_unconsumed
 from mqproc.store.read.views import GroupView
 from mqproc.store.recovery.recovery import adopt_sizes
-from mqproc.store.retention import survey as retention_request
-from mqproc.store.retention.plan import Due, due_now
-from mqproc.store.retention.survey import (
-    DeletionRequest,
-    StoppedStore,
-    Survey,
-    check_stopped_in_order,
-    delete_now,
-    survey,
-)
+from mqproc.store.retention import plan as retention_request
+from mqproc.store.retention.plan import DeletionRequest, Due, due_now
+from mqproc.store.retention.survey import StoppedStore, Survey, check_stopped_in_order, delete_now, survey
 from mqproc.store.settings import read_settings
 from mqproc.util.units import counted
 
@@ -134,7 +127,7 @@ class RunningGroup:
         words = self.words
         before = {name: words[word] for name, word in _DELETED.items()}
         minimum = words[words_of.MIN_PHYSICAL_OFFSET]
-        asked = retention_request.submit(self._io, self._paths, reserved_ms)
+        asked = retention_request.submit_request(self._io, self._paths, reserved_ms)
         deadline = time.monotonic() + timeout_s
         polls = 0
         while self._io.exists(asked):

@@ -27,20 +27,22 @@ from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.cooperative import Slices
 from mqproc.store.index.files import committed_state
 from mqproc.store.offsets.offset_store import EventLog
-from mqproc.store.retention import survey as retention_request
+from mqproc.store.retention import plan as retention_request
 from mqproc.store.retention.plan import (
     QUEUES_PER_SLICE,
+    DeletionRequest,
     Due,
     ExpiredQueueFiles,
+    LastPass,
     LogPlan,
     LogPlanner,
     QueueOffsets,
+    RetentionReport,
     due_now,
     durable_limits,
     group_limits,
     index_files_below,
 )
-from mqproc.store.retention.survey import DeletionRequest, LastPass, RetentionReport
 from mqproc.store.sync_guard import Syncing, remember_failed_sync
 from mqproc.util.units import MIB
 
@@ -268,11 +270,11 @@ class Retention:
     def poll_request(self) -> None:
         if self._request is not None:
             return
-        path = retention_request.find(self._io, self._paths)
+        path = retention_request.find_request(self._io, self._paths)
         if path is None:
             return
         try:
-            self.execute_request(retention_request.read(self._paths, path), path)
+            self.execute_request(retention_request.read_request(self._paths, path), path)
         except BadRequestError as error:
             self._event_log("a request to retention cannot be read", error=str(error))
             self._io.unlink(path)

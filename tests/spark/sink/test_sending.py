@@ -29,7 +29,7 @@ from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.spark.options import SINK_COLUMNS, WriteOptions, check_columns, write_options
 from mqproc.spark.sink import RowSender, TopicRows
-from mqproc.store.retention.request import submit
+from mqproc.store.retention.plan import submit
 from mqproc.types import StoredMessage
 from tests.conftest import Group, wait_until
 from tests.spark.rows import messages_of

@@ -1,4 +1,4 @@
-"""What is due, what has expired, and the order of reasons: hour, disk, request."""
+"""Retention plan: triggers, expired segments and store times."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from mqproc.errors import ConfigurationError
 from mqproc.layout import control as words_of
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.cooperative import finish
-from mqproc.store.retention.plan import MS_PER_HOUR, DeletionLimit, Due, LogPlanner, bytes_above, due_now
-from tests.store.retention.retaining import HOUR_MS, SEGMENT, Aged
+from mqproc.store.retention.plan import MS_PER_HOUR, DeletionLimit, Due, LogPlanner, SegmentTimes, bytes_above, due_now
+from mqproc.util.units import KIB
+from tests.support.aged_store import HOUR_MS, SEGMENT, AgedStore
+from tests.support.store_builders import Engine
 
 
 def at(hour: int, minute: int = 0) -> int:
-    """A moment by the local clock."""
+    """Return a time of the local clock in milliseconds."""
     return int(datetime.datetime(2026, 11, 21, hour, minute).timestamp() * 1000)
 
 
@@ -36,13 +38,13 @@ def at(hour: int, minute: int = 0) -> int:
         ("00", 0, 1, True),
     ],
 )
-def test_the_hour_is_due_as_long_as_it_lasts(when: str, hour: int, minute: int, due: bool) -> None:
+def test_due_now_delete_when_lasts_the_whole_hour(when: str, hour: int, minute: int, due: bool) -> None:
     found = due_now(Options(delete_when=when), at(hour, minute), 1, 99)
     assert found == (Due(words_of.DUE_HOUR, 72 * MS_PER_HOUR) if due else None)
 
 
 @pytest.mark.parametrize("when", ["", ";", "24", "-1", "4.5", "four", "04,16", "004", "٤"])
-def test_hours_that_are_none_are_refused(when: str) -> None:
+def test_options_invalid_delete_when_is_rejected(when: str) -> None:
     with pytest.raises(ConfigurationError, match="delete_when"):
         load_options(flags=[f"delete_when={when}"], environment={})
 
@@ -58,7 +60,7 @@ def test_hours_that_are_none_are_refused(when: str) -> None:
         (9999, words_of.DUE_FORCED),
     ],
 )
-def test_the_disks_thresholds_are_strict(used: int, trigger: int | None) -> None:
+def test_due_now_disk_thresholds_are_exclusive(used: int, trigger: int | None) -> None:
     found = due_now(Options(), at(12), used, 10_000 - used)
     assert (found.trigger if found else None) == trigger
     if found and trigger == words_of.DUE_FORCED:
@@ -69,11 +71,11 @@ def test_the_disks_thresholds_are_strict(used: int, trigger: int | None) -> None
         assert left.trigger == words_of.DUE_DISK
 
 
-def test_a_disk_of_no_bytes_wants_nothing() -> None:
+def test_bytes_above_empty_disk_returns_zero() -> None:
     assert bytes_above(0, 0, 85) == 0
 
 
-def test_a_request_is_due_at_any_hour_and_a_full_disk_goes_before_it() -> None:
+def test_due_now_full_disk_precedes_request() -> None:
     assert due_now(Options(), at(12), 1, 99, requested_ms=5) == Due(words_of.DUE_REQUEST, 5)
     assert due_now(Options(), at(12), 90, 10, requested_ms=5) == Due(words_of.DUE_FORCED, 5, 5)
     careful = Options(clean_file_forcibly_enable=False)
@@ -81,7 +83,7 @@ def test_a_request_is_due_at_any_hour_and_a_full_disk_goes_before_it() -> None:
     assert due_now(careful, at(12), 90, 10) == Due(words_of.DUE_DISK, 72 * MS_PER_HOUR)
 
 
-def test_the_names_are_rocketmqs(tmp_path: Path) -> None:
+def test_options_have_rocketmq_names_and_defaults(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text(
         "fileReservedTime=48\ndeleteWhen=04;16\ndiskMaxUsedSpaceRatio=70\ndiskSpaceCleanForciblyRatio=80\n"
@@ -102,8 +104,8 @@ def test_the_names_are_rocketmqs(tmp_path: Path) -> None:
     assert defaults.clean_file_forcibly_enable
 
 
-def test_the_lowest_limit_counts(tmp_path: Path) -> None:
-    store = Aged(tmp_path)
+def test_planner_applies_the_lowest_limit(tmp_path: Path) -> None:
+    store = AgedStore(tmp_path)
     store.fill(6, 100)
     planner = LogPlanner(LogSegments(store.io, store.paths.commit_log, SEGMENT))
     limits = [
@@ -116,16 +118,16 @@ def test_the_lowest_limit_counts(tmp_path: Path) -> None:
     assert plan.held == limits[1]
 
 
-def test_the_segment_that_is_written_to_is_not_looked_at(tmp_path: Path) -> None:
-    """Its last record's time is not its last yet; a time that was remembered then would delete it too early."""
-    store = Aged(tmp_path)
+def test_planner_does_not_inspect_the_active_segment(tmp_path: Path) -> None:
+    """Its last store time may still rise; a remembered time would delete the segment too early."""
+    store = AgedStore(tmp_path)
     store.fill(3, 100)
     planner = LogPlanner(LogSegments(store.io, store.paths.commit_log, SEGMENT))
     limit = [DeletionLimit(1 << 40, words_of.HELD_DISPATCH)]
     due = Due(words_of.DUE_HOUR, HOUR_MS)
     plan = finish(planner.plan(0, store.engine.written, due, limit, store.now_ms, batch_max=10))
     assert plan.minimum == 2 * SEGMENT
-    # A small young record goes to the end of the old segment.
+    # A small new record fits into the old segment.
     store.engine.append("T", [b"young"], store.now_ms)
     store.fill(1, 0)
     plan = finish(planner.plan(0, store.engine.written, due, limit, store.now_ms, batch_max=10))
@@ -134,8 +136,8 @@ def test_the_segment_that_is_written_to_is_not_looked_at(tmp_path: Path) -> None
     assert finish(planner.plan(0, store.engine.written, due, limit, later, batch_max=10)).minimum == 3 * SEGMENT
 
 
-def test_the_minimum_passes_over_segments_that_are_missing(tmp_path: Path) -> None:
-    store = Aged(tmp_path)
+def test_planner_missing_segments_are_skipped(tmp_path: Path) -> None:
+    store = AgedStore(tmp_path)
     store.fill(5, 100)
     for number in (1, 2):
         (store.paths.commit_log / f"{number * SEGMENT:020d}").unlink()
@@ -145,3 +147,108 @@ def test_the_minimum_passes_over_segments_that_are_missing(tmp_path: Path) -> No
     due = Due(words_of.DUE_HOUR, HOUR_MS)
     plan = finish(planner.plan(0, store.engine.written, due, limit, store.now_ms, batch_max=1))
     assert plan.minimum == 3 * SEGMENT
+
+
+# Store times of a segment's first and last record
+
+SEGMENT_BYTES = 256 * KIB
+START_MS = 1_700_000_000_000
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    """Fill segment 0 with records of 1 KiB, stored one second apart."""
+    engine = Engine(tmp_path, mapped_file_size_commit_log=SEGMENT_BYTES, max_message_size=SEGMENT_BYTES // 2)
+    number = 0
+    while engine.written < SEGMENT_BYTES:
+        engine.append("T", [b"x" * 900], START_MS + 1000 * number)
+        number += 1
+    return engine
+
+
+def times_of(engine: Engine) -> SegmentTimes:
+    return SegmentTimes(LogSegments(engine.io, engine.paths.commit_log, SEGMENT_BYTES))
+
+
+def last_record(engine: Engine) -> int:
+    """Return the offset of the last record of segment 0."""
+    data = engine.log_bytes(0, SEGMENT_BYTES)
+    at = 0
+    while int.from_bytes(data[at + 4 : at + 8], "big") != 0xCBD43194:
+        begin, at = at, at + int.from_bytes(data[at : at + 4], "big")
+    return begin
+
+
+def damage(engine: Engine, at: int, size: int) -> None:
+    path = engine.segments.path(0)
+    data = bytearray(path.read_bytes())
+    data[at : at + size] = b"\xa5" * size
+    path.write_bytes(data)
+
+
+def count_in_first(engine: Engine) -> int:
+    data = engine.log_bytes(0, SEGMENT_BYTES)
+    return data.count(b"x" * 900)
+
+
+def test_segment_times_full_segment_returns_first_and_last(engine: Engine) -> None:
+    count = count_in_first(engine)
+    assert times_of(engine).full_span(0) == (START_MS, START_MS + 1000 * (count - 1))
+
+
+def test_segment_times_large_last_record_is_found(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, mapped_file_size_commit_log=SEGMENT_BYTES, max_message_size=SEGMENT_BYTES)
+    engine.append("T", [b"first"], START_MS)
+    engine.append("T", [b"x" * (SEGMENT_BYTES - 10 * KIB)], START_MS + 5)
+    engine.append("T", [b"x" * (20 * KIB)], START_MS + 9)
+    assert engine.written > SEGMENT_BYTES
+    assert times_of(engine).full_span(0) == (START_MS, START_MS + 5)
+
+
+def test_segment_times_damaged_last_record_uses_the_previous(engine: Engine) -> None:
+    count = count_in_first(engine)
+    damage(engine, last_record(engine) + 100, 50)
+    assert times_of(engine).full_span(0) == (START_MS, START_MS + 1000 * (count - 2))
+
+
+def test_segment_times_damage_at_both_ends_is_skipped(engine: Engine) -> None:
+    damage(engine, 0, 3000)
+    damage(engine, SEGMENT_BYTES - 70 * KIB, 70 * KIB)
+    first, last = times_of(engine).full_span(0) or (0, 0)
+    assert START_MS < first < START_MS + 6000
+    assert first < last
+
+
+def test_segment_times_clock_set_back_returns_the_latest(engine: Engine, tmp_path: Path) -> None:
+    other = Engine(tmp_path / "other", mapped_file_size_commit_log=SEGMENT_BYTES, max_message_size=SEGMENT_BYTES)
+    for time_ms in (START_MS, START_MS + 7000, START_MS - 1_000_000):
+        other.append("T", [b"x" * 900], time_ms)
+    other.append("T", [b"x" * (SEGMENT_BYTES - 2000)], START_MS)
+    first, last = times_of(other).full_span(0) or (0, 0)
+    assert (first, last) == (START_MS, START_MS + 7000)
+
+
+def test_segment_times_no_valid_record_returns_none(engine: Engine) -> None:
+    damage(engine, 0, SEGMENT_BYTES)
+    times = times_of(engine)
+    assert times.full_span(0) is None
+    assert times.first_ms(0) is None
+
+
+def test_segment_times_first_record_is_found_once_written(engine: Engine) -> None:
+    times = times_of(engine)
+    engine.make_segment(2 * SEGMENT_BYTES)
+    assert times.first_ms(2 * SEGMENT_BYTES) is None
+    while engine.written < 2 * SEGMENT_BYTES:
+        engine.append("T", [b"x" * (100 * KIB)], START_MS + 77)
+    assert times.first_ms(2 * SEGMENT_BYTES) == START_MS + 77
+
+
+def test_segment_times_missing_segment_raises_unless_cached(engine: Engine) -> None:
+    times = times_of(engine)
+    known = times.full_span(0)
+    engine.segments.path(0).unlink()
+    assert times.full_span(0) == known
+    times.forget_below(SEGMENT_BYTES)
+    with pytest.raises(FileNotFoundError):
+        SegmentTimes(LogSegments(engine.io, engine.paths.commit_log, SEGMENT_BYTES)).full_span(0)

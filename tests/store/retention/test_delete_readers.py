@@ -1,4 +1,4 @@
-"""Readers while retention deletes: they finish, or learn the new minimum; and they keep no deleted file's space."""
+"""Readers during retention: they finish or get the new minimum, and release deleted files."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.views import QueueBounds, Queues, WordsView
 from mqproc.types import PullStatus
 from tests.open_files import open_below
-from tests.store.retention.retaining import OLD, SEGMENT, YOUNG, Aged
+from tests.support.aged_store import OLD, SEGMENT, YOUNG, AgedStore
 
 
-class Meanwhile:
-    """Queues that let something happen right after a bound was told for the first time."""
+class InterruptedQueues:
+    """Queues that call `action` once, right after the first call of `bounds`."""
 
-    def __init__(self, queues: Queues, happens: Callable[[], None]) -> None:
+    def __init__(self, queues: Queues, action: Callable[[], None]) -> None:
         self._queues = queues
-        self._happens: Callable[[], None] | None = happens
+        self._action: Callable[[], None] | None = action
 
     def bounds(self, topic: str, queue_id: int) -> QueueBounds | None:
         found = self._queues.bounds(topic, queue_id)
-        happens, self._happens = self._happens, None
-        if happens is not None:
-            happens()
+        action, self._action = self._action, None
+        if action is not None:
+            action()
         return found
 
     def ids(self, topic: str) -> list[int]:
@@ -48,23 +48,23 @@ class Meanwhile:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Aged:
-    """21 old records and 4 young ones of a queue: three of its files go."""
-    store = Aged(tmp_path, delete_file_batch_max=100)
+def store(tmp_path: Path) -> AgedStore:
+    """Build a queue of 21 old and 4 young records; three of its files expire."""
+    store = AgedStore(tmp_path, delete_file_batch_max=100)
     store.fill(21, OLD)
     store.fill(4, YOUNG)
     return store
 
 
-def reading_while(store: Aged, happens: Callable[[], None]) -> StoreQueries:
+def interrupted_reads(store: AgedStore, action: Callable[[], None]) -> StoreQueries:
     view = WordsView(store.words, store.table, sync_flush=False)
-    queues = Meanwhile(view.queues, happens)
+    queues = InterruptedQueues(view.queues, action)
     view_while = SimpleNamespace(queues=queues, visible=view.visible, newest_index_ms=view.newest_index_ms)
     return StoreQueries(store.io, store.paths, store.options, view_while)
 
 
-def deleted_in_use(store: Aged) -> list[str]:
-    """Deleted files of the store that this process has open or mapped."""
+def deleted_in_use(store: AgedStore) -> list[str]:
+    """Return the deleted files of the store that this process has open or mapped."""
     root = str(store.paths.root)
     maps = [line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if root in line]
     found = [*open_below(store.paths.root), *(name for name in maps if name.startswith(root))]
@@ -72,28 +72,28 @@ def deleted_in_use(store: Aged) -> list[str]:
 
 
 @pytest.mark.parametrize("offset", [0, 5, 14, 20])
-def test_a_pull_that_retention_overtakes_learns_the_new_minimum(store: Aged, offset: int) -> None:
-    reading = reading_while(store, store.pass_by)
+def test_pull_overtaken_by_retention_returns_new_minimum(store: AgedStore, offset: int) -> None:
+    reading = interrupted_reads(store, store.run_passes)
     pulled = reading.pull("T", 0, offset, 10, 1 << 20)
     assert (pulled.status, pulled.next_offset, pulled.min_offset) == (PullStatus.OFFSET_TOO_SMALL, 21, 21)
     assert reading.pull("T", 0, pulled.next_offset, 10, 1 << 20).count == 4
     reading.close()
 
 
-def test_a_pull_of_what_is_kept_does_not_notice(store: Aged) -> None:
-    reading = reading_while(store, store.pass_by)
+def test_pull_of_kept_messages_is_unaffected_by_retention(store: AgedStore) -> None:
+    reading = interrupted_reads(store, store.run_passes)
     pulled = reading.pull("T", 0, 21, 10, 1 << 20)
     assert (pulled.status, pulled.count) == (PullStatus.FOUND, 4)
     reading.close()
 
 
-def test_a_reader_that_is_in_a_segment_finishes(store: Aged) -> None:
-    reading = store.reading()
+def test_reader_with_deleted_segment_mapped_can_finish(store: AgedStore) -> None:
+    reading = store.open_queries()
     before = reading.pull("T", 0, 0, 3, 1 << 20)
     view = reading.segments.view(0)
-    store.pass_by()
-    reading.close_deleted(reading_deletions(store))
-    # The minimum has moved and the file is gone, but whoever holds its map reads on.
+    store.run_passes()
+    reading.close_deleted(current_deletions(store))
+    # The file is deleted, but its mapping remains readable.
     assert not store.engine.segments.path(0).exists()
     assert np.array_equal(view[: len(before.records) // 3], before.records[: len(before.records) // 3])
     del view
@@ -101,36 +101,38 @@ def test_a_reader_that_is_in_a_segment_finishes(store: Aged) -> None:
     reading.close()
 
 
-def reading_deletions(store: Aged) -> object:
+def current_deletions(store: AgedStore) -> object:
     return WordsView(store.words, store.table, sync_flush=False).deletions()
 
 
 @pytest.mark.parametrize("upper", [False, True])
-def test_a_search_by_time_that_retention_overtakes_is_done_again(store: Aged, upper: bool) -> None:
-    reading = reading_while(store, store.pass_by)
+def test_search_by_time_overtaken_by_retention_is_repeated(store: AgedStore, upper: bool) -> None:
+    reading = interrupted_reads(store, store.run_passes)
     assert reading.offset_at("T", 0, 0, upper=upper) == 21
     reading.close()
 
 
-def test_a_long_count_goes_on_at_the_new_minimum(store: Aged, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_count_overtaken_by_retention_continues_at_new_minimum(
+    store: AgedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(by_time, "SLICE_UNITS", 2)
-    reading = store.reading()
+    reading = store.open_queries()
     counting = reading.count("T", born_time=True)
     for _ in range(3):
         next(counting)
     reading.files.close()
-    store.pass_by()
-    # Six were counted before; of the others those are left that retention kept.
+    store.run_passes()
+    # Six were counted before the deletion, and the remaining four after it.
     assert finish(counting) == 6 + 4
     reading.close()
 
 
 @pytest.mark.parametrize("slice_units", [2, 65_536])
-def test_a_range_that_retention_overtakes_gives_what_is_left(
-    store: Aged, monkeypatch: pytest.MonkeyPatch, slice_units: int
+def test_range_overtaken_by_retention_returns_the_rest(
+    store: AgedStore, monkeypatch: pytest.MonkeyPatch, slice_units: int
 ) -> None:
     monkeypatch.setattr(by_time, "SLICE_UNITS", slice_units)
-    reading = reading_while(store, store.pass_by)
+    reading = interrupted_reads(store, store.run_passes)
     count, cursor, complete = 0, (), False
     while not complete:
         asked = reading.range("T", 0, 1 << 60, born_time=True, cursor=cursor, max_messages=100, max_bytes=1 << 20)
@@ -140,21 +142,21 @@ def test_a_range_that_retention_overtakes_gives_what_is_left(
     reading.close()
 
 
-def test_a_reader_lets_go_of_all_that_was_deleted(store: Aged) -> None:
-    reading = store.reading()
+def test_reader_close_deleted_releases_deleted_files(store: AgedStore) -> None:
+    reading = store.open_queries()
     reading.pull("T", 0, 0, 25, 1 << 20)
     finish(reading.by_key("T", "nothing", max_messages=10, max_bytes=1 << 20))
-    store.pass_by()
+    store.run_passes()
     assert len(deleted_in_use(store)) > 20
-    reading.close_deleted(reading_deletions(store))
+    reading.close_deleted(current_deletions(store))
     assert deleted_in_use(store) == []
     assert reading.pull("T", 0, 21, 25, 1 << 20).count == 4
     reading.close()
 
 
 @pytest.mark.parametrize("made_again", [False, True])
-def test_files_of_a_deleted_topic_are_let_go_of(store: Aged, made_again: bool) -> None:
-    reading = store.reading()
+def test_close_deleted_releases_files_of_deleted_topic(store: AgedStore, made_again: bool) -> None:
+    reading = store.open_queries()
     queues = ConsumeQueueFiles(store.io, store.paths.consume_queue, store.options.consume_queue_file_bytes, write=True)
     index = IndexFiles(store.io, store.paths.index, store.options.max_hash_slot_num, store.options.max_index_num)
     segments = LogSegments(store.io, store.paths.commit_log, SEGMENT, mapped_max=50)
@@ -162,14 +164,14 @@ def test_files_of_a_deleted_topic_are_let_go_of(store: Aged, made_again: bool) -
     number = store.table.find("T", 0)
     reading.pull("T", 0, 0, 25, 1 << 20)
     queues.read_units("T", 0, 0, 25, store.table.generation(number))
-    before = reading_deletions(store)
+    before = current_deletions(store)
     store.table.delete_queue(number)
     shutil.rmtree(store.paths.consume_queue / "T")
     if made_again:
         store.table.create_queue("T", 0)
-    assert reading_deletions(store) != before
+    assert current_deletions(store) != before
     assert deleted_in_use(store)
-    reading.close_deleted(reading_deletions(store))
+    reading.close_deleted(current_deletions(store))
     dispatch.close_deleted(store.words[words_of.MIN_PHYSICAL_OFFSET])
     assert deleted_in_use(store) == []
     reading.close()
@@ -177,22 +179,22 @@ def test_files_of_a_deleted_topic_are_let_go_of(store: Aged, made_again: bool) -
     segments.close()
 
 
-def test_a_deletion_is_seen_again_when_it_is_done(store: Aged, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who looks while a queue is being deleted finds it there, and must look once more."""
-    amid: list[object] = []
+def test_deletions_change_again_when_a_deletion_completes(store: AgedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that inspects a queue during its deletion still sees it, and must look again."""
+    during: list[object] = []
     store_state = queue_table.store_release
 
-    def look(*asked: Any) -> None:
-        amid.append(reading_deletions(store))
-        store_state(*asked)
+    def observe(*arguments: Any) -> None:
+        during.append(current_deletions(store))
+        store_state(*arguments)
 
-    monkeypatch.setattr(queue_table, "store_release", look)
+    monkeypatch.setattr(queue_table, "store_release", observe)
     store.table.delete_queue(store.table.find("T", 0))
-    assert len(amid) == 1
-    assert reading_deletions(store) != amid[0]
+    assert len(during) == 1
+    assert current_deletions(store) != during[0]
 
 
-def test_the_dispatcher_lets_go_too(store: Aged) -> None:
+def test_dispatch_close_deleted_releases_deleted_files(store: AgedStore) -> None:
     io, options, paths = store.io, store.options, store.paths
     segments = LogSegments(io, paths.commit_log, SEGMENT, mapped_max=50)
     queues = ConsumeQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes, write=True)
@@ -201,11 +203,11 @@ def test_the_dispatcher_lets_go_too(store: Aged) -> None:
     for number in range(25):
         segments.view(number * SEGMENT)
         queues.read_units("T", 0, number, 1, store.table.generation(0))
-    store.pass_by()
+    store.run_passes()
     assert len(deleted_in_use(store)) > 20
     dispatch.close_deleted(store.words[words_of.MIN_PHYSICAL_OFFSET])
     assert deleted_in_use(store) == []
-    # It goes on writing where the queue stands.
+    # The last file of the queue remains usable.
     assert queues.read_units("T", 0, 24, 1, store.table.generation(0))
     dispatch.close()
     segments.close()

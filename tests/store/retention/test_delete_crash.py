@@ -1,4 +1,4 @@
-"""A keeper that is killed at any call, and a loss of power between any two: what is left is a store without a gap."""
+"""Retention in a keeper that is killed at any call, or that loses power between two calls."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.views import WordsView
 from tests.store.recovery.recovering import Killed, RecordingIO, Recovered, recover
-from tests.store.retention.retaining import ALL_HOURS, NOW_MS, OLD, SEGMENT, YOUNG, Aged, check_minima
+from tests.support.aged_store import ALL_HOURS, NOW_MS, OLD, SEGMENT, YOUNG, AgedStore, check_minima
 
 POINTS = ("retention.min_stored", "retention.log_unlinked", "retention.cq_unlinked", "retention.index_unlinked")
 
 
 class KillingIO(RecordingIO):
-    """Killed at the n-th call that changes something, or at the n-th passage of a crash point."""
+    """Raises Killed at the n-th modifying call, or at the n-th passage of a crash point."""
 
     def __init__(self, kill_at: int = 0, point: str = "", nth: int = 1) -> None:
         super().__init__(kill_at)
@@ -42,9 +42,9 @@ class KillingIO(RecordingIO):
         return 10, 90
 
 
-def filled(root: Path) -> Aged:
-    """Three queues over 24 old and 6 young segments; a group that has consumed nothing of one."""
-    store = Aged(root, delete_file_batch_max=100)
+def filled_store(root: Path) -> AgedStore:
+    """Build three queues over 24 old and 6 young segments; a group has consumed nothing."""
+    store = AgedStore(root, delete_file_batch_max=100)
     for _ in range(4):
         store.fill(3, OLD, "A")
         store.fill(2, OLD, "B")
@@ -56,8 +56,8 @@ def filled(root: Path) -> Aged:
     return store
 
 
-def run_until_killed(store: Aged, io: KillingIO) -> bool:
-    """A keeper's life; whether it was killed."""
+def run_until_killed(store: AgedStore, io: KillingIO) -> bool:
+    """Run a keeper; return whether it was killed."""
     try:
         retention = store.retention(io)
         store.run(retention, 3000)
@@ -67,7 +67,7 @@ def run_until_killed(store: Aged, io: KillingIO) -> bool:
     return False
 
 
-def finished(store: Aged) -> tuple[list[int], ...]:
+def state_after_pass(store: AgedStore) -> tuple[list[int], ...]:
     check_minima(store)
     return (
         store.segments(),
@@ -79,29 +79,29 @@ def finished(store: Aged) -> tuple[list[int], ...]:
     )
 
 
-def test_a_successor_finishes_what_was_begun_wherever_its_predecessor_was_killed(tmp_path: Path) -> None:
-    whole = filled(tmp_path / "whole")
+def test_retention_keeper_killed_at_any_call_successor_finishes(tmp_path: Path) -> None:
+    whole = filled_store(tmp_path / "whole")
     io = KillingIO()
     assert not run_until_killed(whole, io)
-    wanted = finished(whole)
-    assert wanted[0][0] == 24
+    expected = state_after_pass(whole)
+    assert expected[0][0] == 24
     assert {*POINTS} <= {*io.passed}
     for kill_at in range(1, len(io.calls) + 1):
-        store = filled(tmp_path / str(kill_at))
+        store = filled_store(tmp_path / str(kill_at))
         assert run_until_killed(store, KillingIO(kill_at)), kill_at
-        readable(store)
-        # The hour is over: the successor finishes all the same what can be seen from outside.
+        check_readable(store)
+        # The successor finishes a visible deletion although the hour is over.
         store.options = dataclasses.replace(store.options, delete_when="3", disk_max_used_space_ratio=99)
-        store.pass_by()
+        store.run_passes()
         check_minima(store)
         store.options = whole.options
-        store.pass_by(2)
-        assert finished(store) == wanted, kill_at
+        store.run_passes(2)
+        assert state_after_pass(store) == expected, kill_at
         shutil.rmtree(tmp_path / str(kill_at))
 
 
-def readable(store: Aged) -> None:
-    """Each queue's minimum has a record, whatever was killed; nothing in between is missing."""
+def check_readable(store: AgedStore) -> None:
+    """Check that each queue can be read without a gap from its minimum on."""
     view = WordsView(store.words, store.table, sync_flush=False)
     reading = StoreQueries(StoreIO(), store.paths, store.options, view)
     try:
@@ -127,20 +127,20 @@ def readable(store: Aged) -> None:
         ("retention.index_unlinked", 3),
     ],
 )
-def test_at_every_crash_point_a_restart_of_the_group_finds_a_whole_store(tmp_path: Path, point: str, nth: int) -> None:
-    store = filled(tmp_path)
+def test_retention_crash_point_then_recovery_finds_intact_store(tmp_path: Path, point: str, nth: int) -> None:
+    store = filled_store(tmp_path)
     assert run_until_killed(store, KillingIO(point=point, nth=nth))
     found = recover(tmp_path, store.options, clean=False)
     check_recovered(found)
 
 
 def check_recovered(found: Recovered) -> None:
-    """The log begins with its first segment, has no hole, and each queue has a unit for each of its records."""
+    """Check that the log has no holes and each record has a unit."""
     starts = sorted(int(path.name) for path in found.paths.commit_log.iterdir())
     assert found.begin == starts[0]
     assert found.holes == []
     assert all(later == earlier + SEGMENT for earlier, later in itertools.pairwise(starts))
-    # Every queue goes on where it stood, also one of which nothing is left.
+    # Every queue keeps its maximum offset, also an empty one.
     ends = {topic: end for (topic, _queue_id), (_first, end) in found.queues().items()}
     assert ends == {"A": 15, "B": 11, "quiet": 4}
     units = [unit for topic in ends for unit in found.units(topic, 0).values()]
@@ -149,10 +149,10 @@ def check_recovered(found: Recovered) -> None:
     assert all(place >= found.begin for place in places)
 
 
-def test_files_that_come_back_after_a_loss_of_power_do_no_harm(tmp_path: Path) -> None:
-    """Deleting queues' and index files is not synced: any of them may be there again, or the last segment may."""
+def test_retention_files_restored_by_power_loss_are_harmless(tmp_path: Path) -> None:
+    """Unsynced unlinks: queue and index files and the last segment may reappear."""
     before = tmp_path / "before"
-    filled(before)
+    filled_store(before)
     random_ = random.Random(4)
     for life in range(12):
         root = tmp_path / str(life)
@@ -166,30 +166,30 @@ def test_files_that_come_back_after_a_loss_of_power_do_no_harm(tmp_path: Path) -
                 shutil.copy(path, root / path.relative_to(before))
         segments = sorted(path for path in gone if path.parent.name == "commitlog")
         if life % 2 and segments:
-            # The unlink before the sync that was not reached.
+            # This unlink was not followed by a sync.
             shutil.copy(segments[-1], root / segments[-1].relative_to(before))
         found = recover(root, store.options, clean=False)
         check_recovered(found)
 
 
-def reopened(root: Path) -> Aged:
-    """A store that another process has filled, with words as its group had them."""
-    store = Aged.__new__(Aged)
-    source = recover(root, Aged(root.with_name(root.name + ".options")).options, clean=False)
+def reopened(root: Path) -> AgedStore:
+    """Open a store that another process filled, with the words of its group."""
+    store = AgedStore.__new__(AgedStore)
+    source = recover(root, AgedStore(root.with_name(root.name + ".options")).options, clean=False)
     store.io, store.paths = StoreIO(), source.paths
     store.options = dataclasses.replace(source.options, delete_when=ALL_HOURS, delete_file_batch_max=100)
     store.words = source.words
     store.table = QueueTable(store.io, store.paths.queues, write=True)
     for word in (words_of.COMMITLOG_MARK, words_of.CQ_SYNCED, words_of.INDEX_SYNCED):
         store.words[word] = store.words[words_of.WRITTEN]
-    store.now_ns, store.now_ms, store.told = 1, NOW_MS, []
+    store.now_ns, store.now_ms, store.reported = 1, NOW_MS, []
     return store
 
 
-def test_an_expired_queue_goes_on_though_its_folder_is_lost(tmp_path: Path) -> None:
-    """A queue that is rebuilt from the log never begins again at 0."""
+def test_retention_expired_queue_without_folder_keeps_its_offset(tmp_path: Path) -> None:
+    """A queue that is rebuilt from the log does not restart at 0."""
     before = tmp_path / "before"
-    filled(before)
+    filled_store(before)
     store = reopened(before)
     run_until_killed(store, KillingIO())
     store.table.close()
@@ -202,8 +202,8 @@ def test_an_expired_queue_goes_on_though_its_folder_is_lost(tmp_path: Path) -> N
     assert again.queues()["quiet", 0] == (4, 4)
 
 
-def test_a_new_group_begins_with_the_first_segment_and_no_aim(tmp_path: Path) -> None:
-    store = filled(tmp_path)
+def test_retention_new_group_starts_at_first_segment(tmp_path: Path) -> None:
+    store = filled_store(tmp_path)
     assert not run_until_killed(store, KillingIO())
     found = recover(tmp_path, store.options, clean=True)
     assert (found.begin, found.words[words_of.RETENTION_AIM]) == (24 * SEGMENT, 0)

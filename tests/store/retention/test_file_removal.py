@@ -1,4 +1,4 @@
-"""Deleted files: the name goes at once, the space in steps, and whoever reads one finishes."""
+"""Removal of deleted files: unlinked at once, truncated in steps, and readable while open."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 2 * STEP_BYTES + 3 * MIB
 
 
 class ShorteningIO(StoreIO):
-    """Notes the lengths that files get."""
+    """Records the lengths that files are set to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def steps(deleted: DeletedFiles, now_ns: int = 0) -> int:
     return count
 
 
-def test_space_goes_back_in_steps(path: Path) -> None:
+def test_deleted_files_large_file_is_truncated_in_steps(path: Path) -> None:
     io = ShorteningIO()
     deleted = DeletedFiles(io)
     assert deleted.delete(path, 0) >= SIZE
@@ -61,7 +61,7 @@ def test_space_goes_back_in_steps(path: Path) -> None:
     assert open_below(path.parent) == []
 
 
-def test_a_small_file_goes_at_once(tmp_path: Path) -> None:
+def test_deleted_files_small_file_is_removed_at_once(tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.write_bytes(b"x" * 5000)
     deleted = DeletedFiles(StoreIO())
@@ -69,12 +69,12 @@ def test_a_small_file_goes_at_once(tmp_path: Path) -> None:
     assert (deleted.pending_bytes, steps(deleted), small.exists()) == (0, 0, False)
 
 
-def test_a_file_that_is_not_there_is_no_error(tmp_path: Path) -> None:
+def test_deleted_files_missing_file_is_ignored(tmp_path: Path) -> None:
     assert DeletedFiles(StoreIO()).delete(tmp_path / "none", 0) == 0
 
 
 @pytest.mark.parametrize("kind", ["map", "descriptor"])
-def test_a_reader_of_another_process_finishes(path: Path, kind: str) -> None:
+def test_deleted_files_open_in_another_process_is_not_truncated(path: Path, kind: str) -> None:
     reader = subprocess.Popen(
         [sys.executable, "-c", _READER, str(path), kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -84,7 +84,7 @@ def test_a_reader_of_another_process_finishes(path: Path, kind: str) -> None:
     io = ShorteningIO()
     deleted = DeletedFiles(io)
     deleted.delete(path, 0)
-    # Pages are let go; more must not happen.
+    # Pages are dropped from the cache, but the file is not truncated.
     assert steps(deleted) == 3
     assert (io.sizes, deleted.pending_bytes) == ([], SIZE)
     reader.stdin.write("read\n")
@@ -112,8 +112,8 @@ print(sum(at(n) == b"kept" for n in range(0, size, step)), flush=True)
 """
 
 
-def test_a_file_that_has_another_name_is_never_shortened(path: Path) -> None:
-    """A backup made of hard links must not lose what retention deletes."""
+def test_deleted_files_hard_linked_file_is_never_truncated(path: Path) -> None:
+    """A backup of hard links keeps the data that retention deletes."""
     copy = path.with_name("backup")
     os.link(path, copy)
     io = ShorteningIO()
@@ -121,13 +121,13 @@ def test_a_file_that_has_another_name_is_never_shortened(path: Path) -> None:
     deleted.delete(path, 0)
     steps(deleted)
     assert io.sizes == []
-    # Its space belongs to the other name: it is let alone after a while.
+    # After a while it is dropped: its space belongs to the other name.
     steps(deleted, PATIENCE_NS + 1)
     assert (deleted.pending_bytes, copy.stat().st_size) == (0, SIZE)
     assert copy.read_bytes()[:4] == b"kept"
 
 
-def test_one_in_use_does_not_keep_the_next(path: Path, tmp_path: Path) -> None:
+def test_deleted_files_file_in_use_does_not_block_the_next(path: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_bytes(bytes(SIZE))
     fd = os.open(path, os.O_RDONLY)
@@ -144,7 +144,7 @@ def test_one_in_use_does_not_keep_the_next(path: Path, tmp_path: Path) -> None:
     assert deleted.pending_bytes == 0
 
 
-def test_what_is_left_at_the_end_goes_at_once(path: Path) -> None:
+def test_deleted_files_close_releases_the_rest(path: Path) -> None:
     deleted = DeletedFiles(StoreIO())
     deleted.delete(path, 0)
     deleted.step(0)
@@ -152,7 +152,7 @@ def test_what_is_left_at_the_end_goes_at_once(path: Path) -> None:
     assert (deleted.pending_bytes, open_below(path.parent)) == (0, [])
 
 
-def test_a_name_that_cannot_be_taken_away_leaves_nothing_open(path: Path) -> None:
+def test_deleted_files_failed_unlink_closes_the_file(path: Path) -> None:
     class StubbornIO(StoreIO):
         def unlink(self, path: Path) -> None:
             raise PermissionError(1, "Operation not permitted", str(path))
