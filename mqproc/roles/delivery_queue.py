@@ -35,11 +35,10 @@ from mqproc.layout.properties import (
 )
 from mqproc.roles.internal_producer import AppendColumns, AppendOutcome, InternalProducer, Refused, Unknown
 from mqproc.roles.role import RoleContext
-from mqproc.roles.role_log import get_logger
+from mqproc.roles.role_log import RateLimitedLog, get_logger
 from mqproc.roles.scheduled_records import PropertyColumns, append_pairs
 from mqproc.store.schedule.delivery_marks import DeliveryMarks, marks_of
 from mqproc.topic_names import SCHEDULE_TOPIC, TIMER_TOPIC
-from mqproc.util.rate_limited_log import RateLimitedLog
 
 RETRY_NS: Final = 100_000_000
 SAVE_INTERVAL_NS: Final = 5_000_000_000

@@ -12,7 +12,7 @@ from mqproc.kernels.dispatch import StopReason
 from mqproc.kernels.dispatch_step import STEP_END, STEP_RECORDS, publish_step
 from mqproc.layout import control, histograms
 from mqproc.roles.role import RoleContext
-from mqproc.roles.role_log import get_logger
+from mqproc.roles.role_log import RateLimitedLog, get_logger
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from mqproc.store.consumequeue.table import QueueTable
@@ -20,7 +20,6 @@ from mqproc.store.damage import DamageLedger
 from mqproc.store.dispatch import WIDE_RECORDS_MAX, Dispatch, DispatchResult
 from mqproc.store.index.files import IndexCommit, IndexFiles
 from mqproc.store.recovery.log import Resync
-from mqproc.util.rate_limited_log import RateLimitedLog
 
 # Pause after a failed step, as on a full disk.
 RETRY_NS = 100_000_000

@@ -6,15 +6,143 @@ and the monitor retries.
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import uvicorn
+
 from mqproc.config.options import Options
 from mqproc.ipc.bell import EventBell
 from mqproc.layout import control
 from mqproc.metrics.app import make_app
 from mqproc.metrics.collector import MetricsCollector
-from mqproc.metrics.server import AsgiServer
 from mqproc.roles.role import RoleContext
 from mqproc.roles.role_log import get_logger
 from mqproc.util.version import installed_version
+
+# A uvicorn server inside a role's own loop.
+#
+# Its event loop runs only during `AsgiServer.poll`. It uses no threads or signal handlers. Each connection carries one
+# request, which must arrive within `deadline_s`; a client that reads nothing of its answer for as long is dropped too.
+# Connections above `connections_max` are closed.
+
+
+CONNECTIONS_MAX: Final = 64
+DEADLINE_S: Final = 10.0
+REQUEST_BYTES_MAX: Final = 16 << 10
+_BACKLOG: Final = 64
+_HEADERS: Final = [("connection", "close"), ("cache-control", "no-store"), ("x-content-type-options", "nosniff")]
+
+Application = Callable[[Any, Any, Any], Any]
+
+
+class AsgiServer:
+    """Listens from its creation on; serves during `poll`."""
+
+    def __init__(
+        self,
+        application: Application,
+        host: str,
+        port: int,
+        *,
+        deadline_s: float = DEADLINE_S,
+        connections_max: int = CONNECTIONS_MAX,
+    ) -> None:
+        """Raises OSError when the port cannot be bound."""
+        self._deadline_s, self._connections_max = deadline_s, connections_max
+        self._accepted_s: dict[Any, float] = {}
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        # Accepted sockets inherit it: the kernel ends a connection whose peer reads nothing for so long.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(deadline_s * 1000))
+        self.port: int = listener.getsockname()[1]
+        config = uvicorn.Config(
+            application,
+            interface="asgi3",
+            lifespan="off",
+            http="h11",
+            ws="none",
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            access_log=False,
+            log_config=None,
+            h11_max_incomplete_event_size=REQUEST_BYTES_MAX,
+            headers=_HEADERS,
+        )
+        config.load()
+        self._server = uvicorn.Server(config)
+        self._server.lifespan = config.lifespan_class(config)
+        self._state = self._server.server_state
+        self._state.default_headers = config.encoded_headers
+        self._loop = asyncio.new_event_loop()
+        self._woken = asyncio.Event()
+        self._loop.run_until_complete(self._server.startup(sockets=[listener]))
+
+    def watch(self, fd: int) -> None:
+        """Make `poll` return when this descriptor becomes readable too; its owner drains it."""
+        self._loop.add_reader(fd, self._woken.set)
+
+    @property
+    def connections(self) -> int:
+        """Number of open connections."""
+        return len(self._state.connections)
+
+    def poll(self, timeout_s: float) -> int:
+        """Serve up to `timeout_s`, or until a watched descriptor is readable; count requests."""
+        before = self._state.total_requests
+        self._woken.clear()
+        self._loop.run_until_complete(self._serve(timeout_s))
+        return self._state.total_requests - before
+
+    def close(self) -> None:
+        """Close all connections and free the port."""
+        for listener in self._server.servers:
+            listener.close()
+        for connection in list(self._state.connections):
+            connection.transport.abort()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    async def _serve(self, timeout_s: float) -> None:
+        if timeout_s <= 0:
+            # Twice: the first turn accepts and reads, the second answers.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        else:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._woken.wait()
+            except TimeoutError:
+                pass
+        if self._drop_connections():
+            await asyncio.sleep(0)  # The loop removes them in its next turn.
+
+    def _drop_connections(self) -> int:
+        """Abort connections above the limit, and those without a whole request after the deadline."""
+        now_s, dropped = time.monotonic(), 0
+        open_now: set[Any] = self._state.connections
+        accepted_s = {connection: at for connection, at in self._accepted_s.items() if connection in open_now}
+        for connection in open_now - accepted_s.keys():
+            if len(accepted_s) < self._connections_max:
+                accepted_s[connection] = now_s
+            else:
+                connection.transport.abort()
+                dropped += 1
+        for connection, at in accepted_s.items():
+            # `cycle` is the request that is being answered; nothing was sent to a client without one.
+            if now_s - at >= self._deadline_s and connection.cycle is None:
+                connection.transport.abort()
+                dropped += 1
+        self._accepted_s = accepted_s
+        return dropped
+
 
 RETRY_NS = 5_000_000_000
 

@@ -27,7 +27,7 @@ def finish(slices: Slices[T]) -> T:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class RecordPage:
     """Records of one answer: `count` of them in `records`, each uint8[n] of whole records.
 
     `cursor` continues the request; `complete`: there are no more.

@@ -17,23 +17,387 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from mqproc.layout import control as words_of
 from mqproc.layout import record
+from mqproc.layout.java_hash import index_key_hash_of
 from mqproc.layout.record_codec import decode_records
-from mqproc.message import PullStatus, StoredMessage
-from mqproc.store.reads.log_scan import Conditions
-from mqproc.store.reads.queue_bounds import QueueBounds
-from mqproc.store.reads.reader import StoreReader
-from mqproc.store.slices import Batch, finish
+from mqproc.store.consumequeue.files import as_units
+from mqproc.store.cooperative import RecordPage, finish
+from mqproc.store.read.reader import StoreReader
+from mqproc.store.read.scan import Conditions
+from mqproc.store.read.views import QueueBounds
+from mqproc.types import PullStatus, StoredMessage
 from tests.golden.fixtures import Directory, options_of
-from tests.interop import questions
-from tests.interop.differences import Deviation, name_of
-from tests.interop.opening import Opened
-from tests.interop.questions import Answer, Queue, Unit
-from tests.interop.stores import Intact, Store, files_of, opened_store
+from tests.interop import golden_store as questions
+from tests.interop.golden_store import Answer, Intact, Opened, Queue, Store, Unit, ask, files_of, opened_store
+
+# --- differences ---
+# Where ours differs from RocketMQ on purpose: by name, with the fixtures it is met in, the reason, and a condition.
+#
+# A deviation without a name is a failure, and so is a name that no deviation has.
+
+
+# The index keeps whole seconds, counted from its file's first entry.
+INDEX_STEP_MS = 1000
+# RocketMQ's maxMsgsNumBatch.
+_ANSWER_MAX = 64
+_LATER_THAN_ALL_MS = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """Something that RocketMQ said otherwise than we do. `asked` is a question, or `{"op": …}` of the whole store."""
+
+    store: Store
+    asked: Answer
+    theirs: Any
+    ours: Any
+
+    @property
+    def op(self) -> str:
+        operation: str = self.asked["op"]
+        return operation
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A deliberate difference: met in fixtures like one of `fixtures`, where `holds` is true.
+
+    `by_chance`: only where a question happens to meet it, so other folders of fixtures may go without. The golden one
+    has it unless `in_golden` is false.
+    """
+
+    name: str
+    fixtures: tuple[str, ...]
+    reason: str
+    holds: Callable[[Deviation], bool]
+    by_chance: bool = False
+    in_golden: bool = True
+
+    def may_be_in(self, fixture: str) -> bool:
+        return any(fnmatchcase(fixture, pattern) for pattern in self.fixtures)
+
+
+def name_of(deviation: Deviation) -> str | None:
+    """The difference that a deviation is, None when it has no name."""
+    fixture = deviation.store.directory.name
+    candidates = (each for each in DIFFERENCES if each.may_be_in(fixture))
+    return next((each.name for each in candidates if each.holds(deviation)), None)
+
+
+# Conditions
+
+
+def _as_undamaged(deviation: Deviation) -> bool:
+    """Ours is what the store said before it was damaged, but for records that are not intact any more."""
+    store, ours = deviation.store, deviation.ours
+    if deviation.op == "records":
+        kept = {tuple(each) for each in deviation.theirs} - {tuple(each) for each in ours}
+        return ours == _places(store) and all(place in store.intact.lost for place, _size in kept)
+    if deviation.op == "blanks":
+        return bool(ours == store.intact.blanks)
+    if deviation.op in ("minPhyOffset", "maxPhyOffset"):
+        return bool(ours == store.directory.undamaged[deviation.op])
+    if deviation.op in ("record", "unit"):
+        return False
+    return any(ours == ask(reading, deviation.asked) for reading in store.undamaged())
+
+
+def _places(store: Store) -> list[list[int]]:
+    return [[each["phyOffset"], each["size"]] for each in store.intact.records]
+
+
+def _asked_queues_lost(deviation: Deviation) -> set[int]:
+    """Queue offsets of the asked queue whose records are not intact."""
+    queue = deviation.asked["topic"], deviation.asked["queueId"]
+    lost = deviation.store.intact.lost.values()
+    return {each["queueOffset"] for each in lost if (each["topic"], each["queueId"]) == queue}
+
+
+def _beside_damage(deviation: Deviation) -> bool:
+    """The question is about a record that is not intact; ours tells of intact ones only."""
+    check = _BESIDE_DAMAGE.get(deviation.op)
+    return check is not None and any(
+        check(deviation, ask(reading, deviation.asked)) for reading in deviation.store.undamaged()
+    )
+
+
+def _pull_beside_damage(deviation: Deviation, undamaged: Answer) -> bool:
+    asked, theirs, ours = deviation.asked, deviation.theirs, deviation.ours
+    stop = max(each["nextBeginOffset"] for each in (theirs, ours, undamaged))
+    if not any(asked["offset"] <= offset < stop for offset in _asked_queues_lost(deviation)):
+        return False
+    if any(ours[name] != undamaged[name] for name in ("minOffset", "maxOffset")):
+        return False
+    return _gives_what_is_there(deviation)
+
+
+def _gives_what_is_there(deviation: Deviation) -> bool:
+    """Whether our pull gives intact records of the asked queue, each at its own offset, in order."""
+    asked, ours, intact = deviation.asked, deviation.ours, deviation.store.intact.at
+    found = [intact.get(place, {}) for place in ours["phyOffsets"]]
+    right = all((each.get("topic"), each.get("queueId")) == (asked["topic"], asked["queueId"]) for each in found)
+    offsets = [each.get("queueOffset") for each in found]
+    within = all(asked["offset"] <= offset < ours["nextBeginOffset"] for offset in ours["queueOffsets"])
+    return right and within and offsets == ours["queueOffsets"] == sorted(set(ours["queueOffsets"]))
+
+
+def _time_beside_damage(deviation: Deviation, undamaged: Answer) -> bool:
+    return deviation.asked["offset"] in _asked_queues_lost(deviation) and deviation.ours["timestamp"] == -1
+
+
+def _search_beside_damage(deviation: Deviation, undamaged: Answer) -> bool:
+    """Between ours and the undamaged store's offset no record is intact."""
+    low, high = sorted((deviation.ours["offset"], undamaged["offset"]))
+    lost = _asked_queues_lost(deviation)
+    return low < high and (set(range(low, high)) <= lost or set(range(low + 1, high + 1)) <= lost)
+
+
+def _keys_beside_damage(deviation: Deviation, undamaged: Answer) -> bool:
+    """A lost record has the key, and with it a place among the newest; or without its entries files begin elsewhere."""
+    asked, ours, intact = deviation.asked, deviation.ours["phyOffsets"], deviation.store.intact
+    if not any(_hits(each, asked) for each in intact.lost.values()):
+        return _same_but_for_seconds(deviation, undamaged)
+    if asked["begin"] <= 0 and asked["end"] >= _LATER_THAN_ALL_MS:
+        newest = [each["phyOffset"] for each in intact.records for _word in range(_hits(each, asked))]
+        return bool(ours == newest[-_most(asked) :])
+    kept = {place for place in undamaged["phyOffsets"] if place in intact.at}
+    return kept <= set(ours) and all(_is_hit(intact.at.get(place), asked) for place in ours)
+
+
+def _look_beside_damage(deviation: Deviation, undamaged: Answer) -> bool:
+    return deviation.asked["phyOffset"] in deviation.store.intact.lost and not deviation.ours["found"]
+
+
+_BESIDE_DAMAGE = {
+    "getMessage": _pull_beside_damage,
+    "storeTime": _time_beside_damage,
+    "offsetByTime": _search_beside_damage,
+    "queryMessage": _keys_beside_damage,
+    "look": _look_beside_damage,
+}
+
+
+def _queues_mended(deviation: Deviation) -> bool:
+    """RocketMQ has left records out of queues; ours is as if nothing had been missing."""
+    left_out = deviation.store.directory.expected.get("recordsNotInQueue")
+    return bool(left_out) and deviation.op != "queryMessage" and _as_undamaged(deviation)
+
+
+def _index_rebuilt(deviation: Deviation) -> bool:
+    """The same of the index."""
+    left_out = deviation.store.directory.expected.get("recordsNotInIndexByUniqKey")
+    return bool(left_out) and deviation.op == "queryMessage" and _as_undamaged(deviation)
+
+
+def _index_as_dispatched(deviation: Deviation) -> bool:
+    """Theirs gives a message again; or whole seconds, counted from another begin, decide who gives one."""
+    is_key = deviation.op == "queryMessage"
+    return is_key and _same_index_end(deviation) and _same_but_for_seconds(deviation, deviation.theirs)
+
+
+def _same_but_for_seconds(deviation: Deviation, other: Answer) -> bool:
+    """Ours and another answer to a question by key: entries are there twice or once, and files begin elsewhere."""
+    asked = deviation.asked
+    at = deviation.store.intact.at | deviation.store.intact.lost
+    theirs, ours = Counter(other["phyOffsets"]), Counter(deviation.ours["phyOffsets"])
+    again, more = theirs - ours, ours - theirs
+    # A full answer has no place for an older one.
+    oldest = min(ours, default=0) if ours.total() == _most(asked) else -1
+    too_many = all(
+        place in ours or place < oldest or not _in_time(at[place], asked) or _at_border(at[place], asked)
+        for place in again
+    )
+    if not too_many or not all(_is_hit(at.get(place), asked) for place in more):
+        return False
+    # A repetition takes another message's place when only so many are asked for.
+    return more.total() <= again.total() or all(_at_border(at[place], asked) for place in more)
+
+
+def _most(asked: Answer) -> int:
+    """How many entries an answer can have."""
+    return min(int(asked["maxNum"]), _ANSWER_MAX)
+
+
+def _same_index_end(deviation: Deviation) -> bool:
+    """How far the index reaches is told with hits only."""
+    ends = [
+        (said["indexLastUpdateTimestamp"], said["indexLastUpdatePhyoffset"])
+        for said in (deviation.theirs, deviation.ours)
+        if said["phyOffsets"]
+    ]
+    return len(set(ends)) <= 1
+
+
+def _in_time(listed: Answer, asked: Answer) -> bool:
+    return bool(asked["begin"] <= listed["storeTimestamp"] <= asked["end"])
+
+
+def _at_border(listed: Answer, asked: Answer) -> bool:
+    """Whether the whole seconds of a file decide if a record lies in the asked time."""
+    return bool(listed["storeTimestamp"] < asked["begin"] + INDEX_STEP_MS or listed["storeTimestamp"] > asked["end"])
+
+
+def _hits(listed: Answer, asked: Answer) -> int:
+    """How many entries of a record have the asked key's hash; rolled back ones have none."""
+    if listed["sysFlag"] & record.SYS_FLAG_TRANSACTION_MASK == record.SYS_FLAG_ROLLBACK:
+        return 0
+    keys = [*(listed["keys"] or "").split(" "), listed["uniqKey"]]
+    wanted = index_key_hash_of(asked["topic"], asked["key"])
+    return sum(index_key_hash_of(listed["topic"], key) == wanted for key in keys if key)
+
+
+def _is_hit(listed: Answer | None, asked: Answer) -> bool:
+    """Whether the index has to give a record: by its key's hash and its second."""
+    if listed is None:
+        return False
+    begin, end = asked["begin"] - INDEX_STEP_MS, asked["end"] + INDEX_STEP_MS
+    return _hits(listed, asked) > 0 and bool(begin < listed["storeTimestamp"] < end)
+
+
+def _index_cut(deviation: Deviation) -> bool:
+    """Theirs says that the index reaches behind the log's end, and gives no message that ours does not give."""
+    if deviation.op != "queryMessage":
+        return False
+    theirs, ours = deviation.theirs, deviation.ours
+    end = deviation.store.reading.records.visible().end
+    more = set(ours["phyOffsets"]) - set(theirs["phyOffsets"])
+    given = set(theirs["phyOffsets"]) <= set(ours["phyOffsets"])
+    hits = all(_is_hit(deviation.store.intact.at.get(place), deviation.asked) for place in more)
+    reaches = bool(ours["indexLastUpdatePhyoffset"] < end <= theirs["indexLastUpdatePhyoffset"])
+    return given and hits and reaches
+
+
+def _behind_blank(deviation: Deviation) -> bool:
+    theirs = deviation.store.directory.expected["maxPhyOffset"]
+    last = [blank for blank in deviation.store.intact.blanks if blank["phyOffset"] == theirs]
+    if deviation.op == "blanks":
+        return bool(last) and deviation.ours == deviation.theirs + last
+    return deviation.op == "maxPhyOffset" and [deviation.ours] == [theirs + blank["size"] for blank in last]
+
+
+def _goes_on_behind(deviation: Deviation) -> bool:
+    """Nothing is there; the log begins and ends behind the old one, and so does each queue."""
+    asked, ours = deviation.asked, deviation.ours
+    undamaged = deviation.store.directory.undamaged
+    if deviation.op in ("minPhyOffset", "maxPhyOffset"):
+        begin, end = deviation.store.reading.records.visible()
+        return bool(begin == end == ours >= undamaged["maxPhyOffset"])
+    ends = {(queue["topic"], queue["queueId"]): queue["maxOffset"] for queue in undamaged["queues"]}
+    end = ends.get((asked.get("topic"), asked.get("queueId")), 0)
+    if deviation.op == "offsetByTime":
+        return bool(ours["offset"] == end)
+    empty = not ours.get("phyOffsets")
+    return deviation.op in ("minMax", "getMessage") and empty and ours["minOffset"] == ours["maxOffset"] == end
+
+
+def _first_file_for_nothing(deviation: Deviation) -> bool:
+    """Theirs gives the log's first record for a unit that points to a deleted file's physical offset 0."""
+    begin, _end = deviation.store.reading.records.visible()
+    if deviation.op != "getMessage" or begin == 0 or deviation.theirs["phyOffsets"][:1] != [begin]:
+        return False
+    asked = deviation.asked
+    bounds = deviation.store.reading.rocketmq_queues.bounds(asked["topic"], asked["queueId"])
+    data = deviation.store.reading.files.read_units(asked["topic"], asked["queueId"], asked["offset"], 1, bounds.number)
+    return as_units(data)["physical_offset"].tolist() == [0] and _gives_what_is_there(deviation)
+
+
+def _refused(deviation: Deviation) -> bool:
+    return (deviation.op, deviation.theirs, deviation.ours) == ("opens", False, True)
+
+
+DIFFERENCES = (
+    Difference(
+        "what lies behind damage is kept",
+        ("d07_*", "d14_*"),
+        "RocketMQ cuts the log at the first bad record that its recovery meets, and all good ones behind it; a scan of "
+        "it ends there. Ours records a hole and goes on behind it.",
+        _as_undamaged,
+    ),
+    Difference(
+        "a damaged record is passed over",
+        ("d07_*", "d14_*"),
+        "RocketMQ hands out a body whose CRC does not hold, or takes all of its segment for removed. In ours the place "
+        "in the queue stays, and no key leads to it.",
+        _beside_damage,
+    ),
+    Difference(
+        "a store is opened that RocketMQ refuses",
+        ("d16_*", "d18_*"),
+        "A CommitLog file of another length or a stray file makes RocketMQ's load fail. Ours completes the one and "
+        "passes over the other.",
+        _refused,
+    ),
+    Difference(
+        "queues are mended from the whole log",
+        ("d*",),
+        "After a kill RocketMQ dispatches again from the file that its checkpoint names, after a stop in order not at "
+        "all; messages before that are gone from queues whose files or units are missing.",
+        _queues_mended,
+    ),
+    Difference(
+        "the index is rebuilt from the whole log",
+        ("d*",),
+        "After a kill RocketMQ deletes the newest index file and indexes again from the file that its checkpoint "
+        "names; after a stop in order it makes no missing file again. Older messages are found by no key any more.",
+        _index_rebuilt,
+    ),
+    Difference(
+        "no message is lost by a kill",
+        ("c*",),
+        "Both of the above, where nothing but a kill has happened: RocketMQ looks no further back than 3 s before its "
+        "checkpoint, and what of queues and index was not on disk by then is in none. An answer without these messages "
+        "is none that a store may give.",
+        lambda deviation: _queues_mended(deviation) or _index_rebuilt(deviation),
+        by_chance=True,
+        in_golden=False,
+    ),
+    Difference(
+        "the index holds each entry once",
+        ("c*", "d*"),
+        "After a kill RocketMQ keeps full index files and indexes again from before their end. It passes over records "
+        "below the end offset of the newest one and takes the one that stands there for new: it is entered again into "
+        "the next file, searches give it twice, and the whole seconds of that file count from its time. For the same "
+        "answer ours would have to enter a key twice, and with each kill once more; it makes the files that dispatch "
+        "without a kill would have made.",
+        _index_as_dispatched,
+        by_chance=True,
+    ),
+    Difference(
+        "the index is cut with the log",
+        ("d0[1-6]_*", "d12_*", "d15_*"),
+        "RocketMQ leaves entries of records behind the log's end in the index, where they take the places of others "
+        "in an answer and, once the log is written on, lead to other records.",
+        _index_cut,
+    ),
+    Difference(
+        "the log ends behind a BLANK",
+        ("d12_*",),
+        "With the next file gone RocketMQ takes the BLANK's begin for the end of the log, and writes over it.",
+        _behind_blank,
+    ),
+    Difference(
+        "a log whose files are gone goes on behind them",
+        ("d19_*",),
+        "RocketMQ begins log and queues at 0 again, so offsets are given away twice. Ours knows from the queues "
+        "where the log had come to.",
+        _goes_on_behind,
+    ),
+    Difference(
+        "a unit at physical offset 0 is like others",
+        ("g*", "d13_*"),
+        "When the file of physical offset 0 is gone, RocketMQ takes the log's first file for it and hands out bytes of "
+        "another record. In ours the record is removed.",
+        _first_file_for_nothing,
+        by_chance=True,
+        in_golden=False,
+    ),
+)
+
 
 _SHOWN_MAX = 5
 _PULL_MESSAGES = 100
@@ -151,7 +515,7 @@ class Comparison:
         scanned = [message.physical_offset for message in _messages(batch)]
         self.demand("scan", [each["phyOffset"] for each in records], scanned)
         for each in records:
-            found = self.reading.look(each["phyOffset"])
+            found = self.reading.record_at(each["phyOffset"])
             self.demand(f"record at {each['phyOffset']}", True, found is not None and len(found) == each["size"])
         if by_queue:
             self._readable_by_queue()
@@ -206,7 +570,7 @@ class Comparison:
         return bool(listed["phyOffset"] >= self.reading.records.visible().begin)
 
 
-def _messages(batch: Batch) -> list[StoredMessage]:
+def _messages(batch: RecordPage) -> list[StoredMessage]:
     return [message for part in batch.records for message in decode_records(part.data)]
 
 

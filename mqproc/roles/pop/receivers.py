@@ -21,8 +21,7 @@ from mqproc.layout import control
 from mqproc.layout import queue_table as layout
 from mqproc.layout.record_codec import decode_records
 from mqproc.roles.internal_producer import InternalProducer, NewMessage, ReliableAppend, count_copies
-from mqproc.roles.pop.migration import Place, PopMigration
-from mqproc.roles.pop.revive import RETRY_MS, PopCopies, ReviveOffsets
+from mqproc.roles.pop.revive import RETRY_MS, Place, PopCopies, PopMigration, ReviveOffsets
 from mqproc.roles.role_log import get_logger
 from mqproc.roles.timer_queue import COMPACT_MIN
 from mqproc.store.consumequeue.table import QueueTable

@@ -10,7 +10,7 @@ from mqproc.ipc.health import ready_problems
 from mqproc.roles.groups.coordinator import GroupCoordinator
 from mqproc.roles.request_limits import Payload, Reply
 from mqproc.roles.role import RoleContext
-from mqproc.store.cooperative import Batch, Slices
+from mqproc.store.cooperative import RecordPage, Slices
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.scan import Conditions
 from mqproc.topic_names import RETRY_PREFIX
@@ -202,7 +202,7 @@ def at_once(options: FrameOptions, payload: Payload = ()) -> Slices[Reply]:
     return options, payload
 
 
-def _records(batch: Batch) -> Reply:
+def _records(batch: RecordPage) -> Reply:
     cursor = END if batch.complete else list(batch.cursor)
     return RecordsAnswer(batch.count, cursor, batch.complete), [part.data for part in batch.records]
 

@@ -28,11 +28,10 @@ from mqproc.layout import control
 from mqproc.layout.record_codec import decode_record
 from mqproc.roles.delivery_queue import RedeliveryBackoff
 from mqproc.roles.internal_producer import InternalProducer, ReliableAppend, has_room
-from mqproc.roles.role_log import get_logger
+from mqproc.roles.role_log import RateLimitedLog, get_logger
 from mqproc.roles.transactions.checks import CheckPolls, DueChecks
 from mqproc.roles.transactions.op_messages import OpMessages, check_copy, committed, discarded_copy, transaction_row
-from mqproc.roles.transactions.open_transactions import OpenTransactions
-from mqproc.roles.transactions.search import TransactionSearch
+from mqproc.roles.transactions.open_transactions import OpenTransactions, TransactionSearch
 from mqproc.store.cooperative import Slices
 from mqproc.store.offsets.offset_store import UNWRITABLE_ERRNOS
 from mqproc.store.read.queries import batches
@@ -40,7 +39,6 @@ from mqproc.store.schedule.delivery_marks import DeliveryMarks, mark_of
 from mqproc.store.transactions import QUEUE, TRANSACTION_GROUP, HalfMessage, decode_op_body, parse_half
 from mqproc.topic_names import HALF_TOPIC, OP_HALF_TOPIC
 from mqproc.types import StoredMessage
-from mqproc.util.rate_limited_log import RateLimitedLog
 from mqproc.wire.operations import Empty, Operation
 from mqproc.wire.operations.groups import (
     TransactionCheckAnswer,

@@ -12,7 +12,7 @@ from mqproc.kernels.gather import TIME_MAX, TIME_MIN
 from mqproc.kernels.record_check import VERIFY_NOTHING
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.store.consumequeue.files import UNIT_DTYPE, ConsumeQueueFiles, as_units
-from mqproc.store.cooperative import Batch, Slices
+from mqproc.store.cooperative import RecordPage, Slices
 from mqproc.store.read.filter_program import compile_filter
 from mqproc.store.read.records import LogRecords
 from mqproc.store.read.unit_walk import QueueWalk, WalkEnd, WalkLimits
@@ -144,7 +144,7 @@ class QueueRanges:
         cursor: Sequence[int] = (),
         max_messages: int,
         max_bytes: int,
-    ) -> Slices[Batch]:
+    ) -> Slices[RecordPage]:
         """Messages with begin_ms ≤ time < end_ms, by queue, from `cursor` (queue id, offset) on."""
         first_queue, first_offset = (int(cursor[0]), int(cursor[1])) if len(cursor) == 2 else (0, 0)
         chosen = compile_filter(topic, tuple(tags), sql)
@@ -161,7 +161,7 @@ class QueueRanges:
             if queue_id == first_queue:
                 start = max(start, first_offset)
             if count >= max_messages or size >= max_bytes:
-                return Batch(count, parts, (queue_id, start), complete=False)
+                return RecordPage(count, parts, (queue_id, start), complete=False)
             limits = _limits(begin_ms, end_ms, born_time=born_time)
             limits.messages, limits.bytes = max_messages - count, max_bytes - size
             walk = QueueWalk(self._records, self._files, (topic, queue_id), bounds.number, start, chosen, limits)
@@ -171,10 +171,10 @@ class QueueRanges:
                 parts.append(walk.gathered)
                 count, size = count + walk.count, size + len(walk.gathered)
             elif walk.count:
-                return Batch(count, parts, (queue_id, start), complete=False)
+                return RecordPage(count, parts, (queue_id, start), complete=False)
             if halt is WalkEnd.LIMIT:
-                return Batch(count, parts, (queue_id, walk.next_offset), complete=False)
-        return Batch(count, parts)
+                return RecordPage(count, parts, (queue_id, walk.next_offset), complete=False)
+        return RecordPage(count, parts)
 
     def count(
         self,

@@ -33,7 +33,7 @@ from mqproc.layout.record_codec import decode_message_id, decode_record, decode_
 from mqproc.paths import StorePaths
 from mqproc.store.commitlog.segments import RESIDENT_BYTES_MAX, LogSegments
 from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units
-from mqproc.store.cooperative import Batch, Slices
+from mqproc.store.cooperative import RecordPage, Slices
 from mqproc.store.damage import KnownHoles
 from mqproc.store.index.lookup import LOG_END_MAX, IndexAnswer, IndexReader
 from mqproc.store.read.by_time import QueueRanges, QueueTimes
@@ -89,7 +89,7 @@ class KeySearch:
         below: int = -1,
         max_messages: int,
         max_bytes: int,
-    ) -> Slices[Batch]:
+    ) -> Slices[RecordPage]:
         """The newest messages with a key (`unique`: a unique id) and begin_ms ≤ time ≤ end_ms.
 
         The time is the store time, or with `born_time` the unordered born time. The answer is sorted by physical offset
@@ -123,7 +123,7 @@ class KeySearch:
                 if record is None or not wanted.is_met_by(record) or self._is_deleted(topic, offset, record):
                     continue
                 if found and (len(found) >= max_messages or size + len(record) > max_bytes):
-                    return Batch(len(found), found[::-1], (oldest_found,), complete=False)
+                    return RecordPage(len(found), found[::-1], (oldest_found,), complete=False)
                 found.append(record)
                 size += len(record)
                 oldest_found = offset
@@ -133,7 +133,7 @@ class KeySearch:
             below = offsets[0]
             candidates *= _LARGER
             yield
-        return Batch(len(found), found[::-1])
+        return RecordPage(len(found), found[::-1])
 
     def query_message(self, topic: str, key: str, max_messages: int, begin_ms: int, end_ms: int) -> Slices[IndexAnswer]:
         """RocketMQ's `queryMessage`: all hash hits, a message once per matching key."""

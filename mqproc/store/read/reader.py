@@ -36,7 +36,7 @@ from mqproc.layout.record_codec import decode_record, decode_records
 from mqproc.paths import StorePaths, checked_path
 from mqproc.store.commitlog.segments import adopted_segment_size
 from mqproc.store.consumequeue.files import adopted_file_bytes
-from mqproc.store.cooperative import Batch, finish
+from mqproc.store.cooperative import RecordPage, finish
 from mqproc.store.index.files import adopted_index_shape
 from mqproc.store.index.lookup import IndexAnswer
 from mqproc.store.read.pull import Pulled
@@ -518,7 +518,7 @@ def _pull_result(pulled: Pulled) -> PullResult:
     return PullResult(pulled.status, messages, pulled.next_offset, pulled.min_offset, pulled.max_offset, pulled.detail)
 
 
-def _messages_of(batch: Batch) -> list[StoredMessage]:
+def _messages_of(batch: RecordPage) -> list[StoredMessage]:
     return [message for part in batch.records for message in decode_records(part.data)]
 
 

@@ -11,7 +11,7 @@ from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.kernels import log_match, record_check, scan
 from mqproc.kernels.gather import TIME_MAX, TIME_MIN
 from mqproc.kernels.jit.lowering import as_kernel_array
-from mqproc.store.cooperative import Batch, Slices
+from mqproc.store.cooperative import RecordPage, Slices
 from mqproc.store.read.records import LogRecords
 
 SLICE_BYTES = 16 << 20
@@ -38,7 +38,7 @@ class LogScan:
 
     def scan(
         self, conditions: Conditions, physical_offset: int, *, max_messages: int, max_bytes: int, max_scan_bytes: int
-    ) -> Slices[Batch]:
+    ) -> Slices[RecordPage]:
         """Matching messages from a physical offset on (below 0: from the log's beginning).
 
         The offset may lie inside a record. Ends after `max_messages`, `max_bytes` of them, or `max_scan_bytes` of log;
@@ -54,7 +54,7 @@ class LogScan:
             at = self._slice(found, at, min(stop, at + SLICE_BYTES), end)
             yield
         complete = at >= end and not found.full
-        return Batch(len(found.records), found.records, () if complete else (at,), complete)
+        return RecordPage(len(found.records), found.records, () if complete else (at,), complete)
 
     def _slice(self, found: _Found, at: int, stop: int, end: int) -> int:
         """Scan a part of one segment; returns where to continue, above `at` unless `found` is full."""
