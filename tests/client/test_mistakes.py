@@ -42,7 +42,7 @@ EARLIEST = ResetTo(earliest=True)
 Sent = Callable[[Client], object]
 
 
-class OutputColumn:
+class Column:
     """As pandas has them: an array, but no sequence, and neither true nor false."""
 
     def __init__(self, values: list[Any]) -> None:
@@ -116,12 +116,12 @@ class Incomparable:
         (lambda c: c.count("t", Decimal("nan")), BadRequestError, "no time is a Decimal"),
         (lambda c: c.wait_dispatched(10**400), BadRequestError, "timeout = 1000.* is no number of seconds"),
         (
-            lambda c: c.send("t", b"x", properties=OutputColumn(["a"] * 2)),
+            lambda c: c.send("t", b"x", properties=Column(["a"] * 2)),
             BadPropertyError,
             "properties a mapping, not",
         ),
-        (lambda c: c.send("t", b"x", delay_level=OutputColumn([1, 2])), BadMessageError, "delay_level is a Column"),
-        (lambda c: c.send("t", b"x", delay=OutputColumn([1, 2])), BadTimeError, "a Column is no list or array"),
+        (lambda c: c.send("t", b"x", delay_level=Column([1, 2])), BadMessageError, "delay_level is a Column"),
+        (lambda c: c.send("t", b"x", delay=Column([1, 2])), BadTimeError, "a Column is no list or array"),
         (lambda c: c.send("t", "text"), BadMessageError, r"body must be bytes, not str; give its encode\(\)"),
         (lambda c: c.send("t", np.str_("text")), BadMessageError, r"body must be bytes, not str_; give its encode\(\)"),
         (lambda c: c.send("t", np.int64(5)), BadMessageError, "body must be bytes, not int64"),
@@ -166,7 +166,7 @@ class Incomparable:
         (lambda c: c.producer().close(math.nan), BadRequestError, "timeout = nan is no number of seconds"),
         (lambda c: c.send_batch("t", BODIES, tags="\ud800"), BadRequestError, "tag = .* cannot be sent"),
         (lambda c: c.send_batch("t", BODIES, properties={"a": "\ud800"}), BadPropertyError, "properties: 'utf-8'"),
-        (lambda c: c.send_batch("t", BODIES, properties=OutputColumn([1, 2])), BadPropertyError, "not a Column"),
+        (lambda c: c.send_batch("t", BODIES, properties=Column([1, 2])), BadPropertyError, "not a Column"),
         (lambda c: c.send_batch("t", BODIES, properties=np.array([{}, {}])), BadPropertyError, "not a ndarray"),
         (
             lambda c: c.send_batch("t", BODIES, properties=pa.array([{"a": "b"}] * 2)),
@@ -175,8 +175,8 @@ class Incomparable:
         ),
         (lambda c: c.send_batch("t", BODIES, properties=({} for _ in BODIES)), BadPropertyError, "not a generator"),
         (lambda c: c.send_batch("t", BODIES, properties=[{}, None]), BadPropertyError, "not a NoneType: None"),
-        (lambda c: c.send_batch("t", BODIES, deliver_at=OutputColumn([1, 2])), BadRequestError, "no time is a Column"),
-        (lambda c: c.send_batch("t", BODIES, delay=OutputColumn([1, 2])), BadTimeError, "a Column is no list or array"),
+        (lambda c: c.send_batch("t", BODIES, deliver_at=Column([1, 2])), BadRequestError, "no time is a Column"),
+        (lambda c: c.send_batch("t", BODIES, delay=Column([1, 2])), BadTimeError, "a Column is no list or array"),
         (lambda c: c.pull("t", 0, "0"), BadRequestError, "options of PULL: offset = '0': Expected `int`"),
         (lambda c: c.pull("t", 0, 0, max_bytes="5"), BadRequestError, "max_bytes = '5' is no whole number"),
         (lambda c: c.pull_arrow("t", 0, 0, max_bytes=None), BadRequestError, "max_bytes = None is no whole number"),
