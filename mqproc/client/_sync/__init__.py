@@ -1,1 +1,1 @@
-"""The synchronous client: modules generated from `_async`, and threads, locks and sockets written by hand."""
+"""The synchronous client: modules generated from `_async`, and hand-written threads."""
