@@ -33,7 +33,7 @@ from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.layout.control import DISPATCHER
 from mqproc.layout.index_file import ITEM_SIZE
 from mqproc.layout.properties import REAL_TOPIC, TIMER_DELIVER_MS
-from mqproc.store.retention import plan as retention_request
+from mqproc.store.retention.plan import submit_request
 from mqproc.store.settings import read_settings
 from mqproc.topic_names import SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.types import StoredMessage
@@ -172,7 +172,7 @@ def _send_while_deleting(bench: BenchGroup, settings: Settings) -> Result:
     answered = bench.words()["retention_answered"]
 
     def request() -> None:
-        retention_request.submit_request(StoreIO(), bench.paths, 0)
+        submit_request(StoreIO(), bench.paths, 0)
 
     def is_done() -> bool:
         words = bench.words()

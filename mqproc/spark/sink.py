@@ -34,9 +34,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from mqproc.client import Client
-from mqproc.client import requests as core
-from mqproc.client import send_requests as sending
+from mqproc.client import Client, requests, send_requests
 from mqproc.client.batch import Batch
 from mqproc.client.connection import FRAME_BYTES_MAX
 from mqproc.client.dispatch_barrier import (
@@ -473,9 +471,9 @@ class TopicRows:
             self._seen[row] = _digest_of(found[0].body)
         return bool(found)
 
-    def _lookup(self, row: int, *, is_last: bool = False) -> core.Call[list[StoredMessage]]:
+    def _lookup(self, row: int, *, is_last: bool = False) -> requests.Call[list[StoredMessage]]:
         unique = unique_id(*self._unique(row, is_last=is_last))
-        return core.by_key(self._topic, unique, None, None, 1, True, "store")
+        return requests.by_key(self._topic, unique, None, None, 1, True, "store")
 
     def _unique(self, row: int, *, is_last: bool = False) -> tuple[str, int]:
         block, counter = divmod(row, COUNTERS)
@@ -484,7 +482,7 @@ class TopicRows:
     def _send_frame(self, columns: dict[str, pa.Array], unique: tuple[str, int]) -> None:
         """Send one frame, or several in order, so that stored rows are always a prefix."""
         batch = _batch(self._topic, columns, self._queue_id, unique)
-        for call in sending.send_batch(batch, FRAME_BYTES_MAX):
+        for call in send_requests.send_batch(batch, FRAME_BYTES_MAX):
             self._client.run(call)
 
 

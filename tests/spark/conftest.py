@@ -11,7 +11,7 @@ import pytest
 from mqproc.spark.session import local_session
 from tests.conftest import Group
 from tests.spark import quick
-from tests.store.stopped_store import StoppedStore
+from tests.support.store_builders import StoppedStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

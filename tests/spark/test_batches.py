@@ -127,9 +127,7 @@ def test_nulls_are_absent_tags_and_times_that_spark_has_not() -> None:
 def test_more_text_than_a_batch_can_have_is_refused() -> None:
     found = found_of(small_log().records)
     store = "s" * (2**31 // len(found.positions) + 1)
-    with pytest.raises(
-        BadRequestError, match=r"column store: texts of 24 rows may exceed 2,147,483,647 bytes: lower"
-    ):
+    with pytest.raises(BadRequestError, match=r"column store: texts of 24 rows may exceed 2,147,483,647 bytes: lower"):
         list(BatchMaker("mqproc", ["queue_id", "store"], store).batches(found))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqproc.bench.spark import GOALS
-from tests.cli.calling import call
+from tests.support.command_line import call
 
 pytestmark = [
     pytest.mark.spark,

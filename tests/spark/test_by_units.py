@@ -18,7 +18,7 @@ from mqproc.store.consumequeue.files import filler_units
 from tests.conftest import Group
 from tests.golden.fixtures import load_fixture
 from tests.spark.rows import messages_of, offsets_of, options_of, partitions_of, rows_of
-from tests.store.stopped_store import FIRST_MS, StoppedStore, write_at
+from tests.support.store_builders import FIRST_MS, StoppedStore, write_at
 
 
 def by_units(partitions: list[LogPartition]) -> int:

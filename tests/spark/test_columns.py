@@ -12,7 +12,7 @@ from mqproc.spark import messages
 from mqproc.spark.jobs import compact
 from tests.conftest import Group
 from tests.spark.rows import messages_of
-from tests.store.stopped_store import FIRST_MS
+from tests.support.store_builders import FIRST_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,7 @@ import pytest
 
 from mqproc.errors import BadRequestError
 from mqproc.spark import messages
-from tests.store.stopped_store import FIRST_MS
+from tests.support.store_builders import FIRST_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

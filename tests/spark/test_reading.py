@@ -20,8 +20,7 @@ from mqproc.spark.batches import read_partition
 from mqproc.spark.options import ROCKETMQ_COLUMNS
 from mqproc.store.topics import TopicDeletion, save_deletions
 from tests.spark.rows import messages_of, offsets_of, options_of, partitions_of, rows_of
-from tests.store.live_store import LiveStore
-from tests.store.stopped_store import FIRST_MS, SEGMENT, StoppedStore
+from tests.support.store_builders import FIRST_MS, SEGMENT, LiveStore, StoppedStore
 
 
 def log_bytes(store: Path, **given: Any) -> int:

@@ -16,7 +16,7 @@ from mqproc.spark.batches import read_partition
 from mqproc.spark.partitions import LogPartition
 from mqproc.spark.segment_bytes import open_segment
 from tests.spark.rows import offsets_of, options_of, partitions_of, rows_of
-from tests.store.stopped_store import SEGMENT
+from tests.support.store_builders import SEGMENT
 
 NAMES = ["physical_offset", "body"]
 

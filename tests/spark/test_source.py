@@ -15,8 +15,7 @@ from mqproc.spark import messages
 from mqproc.spark.options import MQPROC_COLUMNS, ROCKETMQ_COLUMNS
 from mqproc.spark.session import LOOKUP_FOLDER
 from tests.spark.rows import comparable, messages_of, row_of
-from tests.store.live_store import LiveStore
-from tests.store.stopped_store import FIRST_MS
+from tests.support.store_builders import FIRST_MS, LiveStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

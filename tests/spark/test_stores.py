@@ -22,8 +22,7 @@ from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.durable_marks import DurableMark
 from tests.golden.fixtures import GOLDEN, Directory
 from tests.spark.rows import messages_of, offsets_of
-from tests.store.live_store import LiveStore
-from tests.store.stopped_store import SEGMENT, StoppedStore, write_at
+from tests.support.store_builders import SEGMENT, LiveStore, StoppedStore, write_at
 
 
 def test_a_store_with_several_names_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,9 +275,9 @@ class ReplayStream:
 
     def _missing(self, copies: list[_Copy]) -> list[_Copy]:
         """The copies that the target's index does not have."""
-        from mqproc.client import requests as core
+        from mqproc.client import requests
 
-        calls = (core.by_key(copy.topic, copy.unique_id, None, None, 1, True, "store") for copy, _flag in copies)
+        calls = (requests.by_key(copy.topic, copy.unique_id, None, None, 1, True, "store") for copy, _flag in copies)
         answers = self._client.run_all(calls, _LOOKUPS_IN_FLIGHT)
         return [copy for copy, there in zip(copies, answers, strict=True) if not there]
 

@@ -17,7 +17,7 @@ from mqproc.store.read.reader import settings_of
 from mqproc.store.verify import verify_store
 from tests.golden.fixtures import load_fixture
 from tests.spark.rows import messages_of
-from tests.store.stopped_store import write_at
+from tests.support.store_builders import write_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,10 +10,10 @@ import pyarrow.dataset as ds
 import pytest
 
 from mqproc.cli.spark import session as spark_session
-from tests.cli.calling import call
 from tests.golden.fixtures import load_fixture
 from tests.spark.rows import messages_of
-from tests.store.stopped_store import FIRST_MS, write_at
+from tests.support.command_line import call
+from tests.support.store_builders import FIRST_MS, write_at
 
 pytestmark = [
     pytest.mark.spark,

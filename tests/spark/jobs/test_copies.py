@@ -17,8 +17,7 @@ from mqproc.spark.jobs import compact, export
 from mqproc.spark.jobs import copies as compacting
 from mqproc.spark.jobs.copies import PositionReader
 from tests.spark.rows import messages_of
-from tests.store.live_store import LiveStore
-from tests.store.stopped_store import FIRST_MS, StoppedStore
+from tests.support.store_builders import FIRST_MS, LiveStore, StoppedStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,8 +16,7 @@ from mqproc.errors import BadRequestError
 from mqproc.spark.jobs import counts
 from mqproc.spark.jobs.counting import plot_counts, series_of
 from tests.spark.rows import messages_of
-from tests.store.live_store import LiveStore
-from tests.store.stopped_store import FIRST_MS
+from tests.support.store_builders import FIRST_MS, LiveStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -131,9 +131,7 @@ def small_files() -> Iterator[None]:
 def test_what_storage_refuses_is_told_with_its_file(tmp_path: Path, rows: int) -> None:
     batch = batch_of(["a"] * rows, [0] * rows)
     places = pa.array(np.random.default_rng(1).integers(0, 1 << 60, rows))
-    with pytest.raises(
-        MqprocError, match=r"topic=a/day=1970-01-01/part-00000\.zstd\.parquet: File too large"
-    ):
+    with pytest.raises(MqprocError, match=r"topic=a/day=1970-01-01/part-00000\.zstd\.parquet: File too large"):
         written(tmp_path / "out", [batch.set_column(2, "place", places)])
 
 

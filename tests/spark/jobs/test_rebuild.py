@@ -14,7 +14,7 @@ from mqproc.store.read.reader import StoreReader
 from tests.golden.fixtures import GOLDEN, directories
 from tests.spark.jobs.rebuilt import entries_of, files_below, rebuild_here, units_from
 from tests.spark.rows import messages_of
-from tests.store.stopped_store import write_at
+from tests.support.store_builders import write_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

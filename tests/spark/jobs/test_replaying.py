@@ -22,8 +22,7 @@ from mqproc.types import StoredMessage
 from tests.conftest import Group
 from tests.spark import quick
 from tests.spark.rows import messages_of
-from tests.store.live_store import LiveStore
-from tests.store.stopped_store import FIRST_MS
+from tests.support.store_builders import FIRST_MS, LiveStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

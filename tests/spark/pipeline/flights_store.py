@@ -12,7 +12,7 @@ from typing import Any
 
 from mqproc.cli.admin.demo import find_flights
 from mqproc.cli.times import parse_time_ms
-from tests.store.live_store import LiveStore
+from tests.support.store_builders import LiveStore
 
 _TEXTS = ("carrier", "tailnum", "origin", "dest", "time_hour")
 FLIGHTS = 600

@@ -13,9 +13,9 @@ import pytest
 from mqproc.cli.times import parse_time_ms
 from mqproc.errors import BadRequestError
 from mqproc.spark.jobs.pipeline import PipelineFolder, prepare
-from tests.cli.calling import call
 from tests.spark import quick
 from tests.spark.pipeline.flights_store import DEAD, first_flights, make_store
+from tests.support.command_line import call
 
 
 def rows_of(folder: PipelineFolder, table: str) -> list[dict[str, Any]]:

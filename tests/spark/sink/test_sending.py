@@ -29,7 +29,7 @@ from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.spark.options import SINK_COLUMNS, WriteOptions, check_columns, write_options
 from mqproc.spark.sink import RowSender, TopicRows
-from mqproc.store.retention.plan import submit
+from mqproc.store.retention.plan import submit_request
 from mqproc.types import StoredMessage
 from tests.conftest import Group, wait_until
 from tests.spark.rows import messages_of
@@ -148,7 +148,7 @@ def test_rows_behind_those_that_retention_has_deleted_are_not_sent_again(group: 
 
         def first_left() -> int:
             # Once more: a pass may come before the first segment may go.
-            asked = submit(StoreIO(), StorePaths(group.store), 0)
+            asked = submit_request(StoreIO(), StorePaths(group.store), 0)
             wait_until(lambda: not asked.exists(), what="retention")
             return client.min_offset("Deleted", 3)
 

@@ -16,8 +16,7 @@ from mqproc.spark.options import stream_options
 from tests.conftest import Group
 from tests.spark.rows import messages_of
 from tests.spark.streaming.asking import Query, places
-from tests.store.live_store import LiveStore
-from tests.store.stopped_store import FIRST_MS, StoppedStore, write_at
+from tests.support.store_builders import FIRST_MS, LiveStore, StoppedStore, write_at
 
 
 def stored(store: Path, **wanted: Any) -> list[tuple[str, int, int]]:
