@@ -7,9 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from mqproc.config.options import Options
 from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import StoreIO
+from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
+from mqproc.store.read.reader import settings_of
+from mqproc.store.settings import read_settings, write_settings
 
 
 def test_integer_keys_are_read_with_and_without_quotes() -> None:
@@ -82,3 +86,27 @@ def test_a_file_that_can_be_read_becomes_the_copy(tmp_path: Path, before: str) -
     path.with_name("delayOffset.json.bak").write_text("{}")
     rocketmq_json.save(io, io, path, {})
     assert path.with_name("delayOffset.json.bak").read_text() == before
+
+
+# --- test_settings ---
+# The options that a group runs with, kept and found again.
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> StorePaths:
+    found = StorePaths(tmp_path)
+    found.own.mkdir()
+    return found
+
+
+def test_they_survive_the_file(paths: StorePaths) -> None:
+    options = Options(max_queues=17, broker_ip="10.0.0.1")
+    write_settings(StoreIO(), paths, options)
+    assert read_settings(StoreIO(), paths) == options
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"7", b'["\xf6"]', b'{"max_queues": "many"}'])
+def test_what_nobody_can_read_keeps_no_reader_out(paths: StorePaths, text: bytes) -> None:
+    """A store without our own files is one too."""
+    paths.settings.write_bytes(text)
+    assert settings_of(StoreIO(), paths) == Options()

@@ -14,7 +14,7 @@ import pytest
 from mqproc.io.store_io import StoreIO
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.store.offsets.offset_store import OffsetStore, committed_offsets
-from tests.store.test_deleted_topics import QUEUE_FILE_BYTES, Store, queue
+from tests.store.test_deleted_topics_recovery import QUEUE_FILE_BYTES, Store, queue
 
 FAR = 1 << 30
 BEHIND_THE_END = FAR.to_bytes(8, "big") + (100).to_bytes(4, "big") + bytes(8)

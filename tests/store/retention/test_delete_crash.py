@@ -15,8 +15,8 @@ from mqproc.layout import control as words_of
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.views import WordsView
-from tests.store.recovery.recovering import Killed, RecordingIO, Recovered, recover
 from tests.support.aged_store import ALL_HOURS, NOW_MS, OLD, SEGMENT, YOUNG, AgedStore, check_minima
+from tests.support.store_checks import Killed, RecordingIO, Recovered, recover
 
 POINTS = ("retention.min_stored", "retention.log_unlinked", "retention.cq_unlinked", "retention.index_unlinked")
 

@@ -22,8 +22,8 @@ from mqproc.store.read import by_time as by_time
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.views import QueueBounds, Queues, WordsView
 from mqproc.types import PullStatus
-from tests.open_files import open_below
 from tests.support.aged_store import OLD, SEGMENT, YOUNG, AgedStore
+from tests.support.processes import open_below
 
 
 class InterruptedQueues:

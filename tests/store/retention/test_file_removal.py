@@ -13,7 +13,7 @@ import pytest
 from mqproc.io.store_io import StoreIO
 from mqproc.store.retention.delete import PATIENCE_NS, STEP_BYTES, DeletedFiles
 from mqproc.util.units import MIB
-from tests.open_files import open_below
+from tests.support.processes import open_below
 
 SIZE = 2 * STEP_BYTES + 3 * MIB
 

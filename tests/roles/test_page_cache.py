@@ -1,0 +1,148 @@
+"""What is let go of ConsumeQueue and index files: only what lies far enough behind, whole pages, each once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mqproc.io.store_io import StoreIO
+from mqproc.layout import index_file
+from mqproc.layout.consume_queue import UNIT_SIZE
+from mqproc.paths import index_name, segment_name
+from mqproc.roles.flushers import IndexPages, QueuePages, drop_range
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.util.units import LARGE_PAGE_BYTES, PAGE_BYTES
+
+BEHIND = 1000
+FILE_BYTES = 40 * PAGE_BYTES
+UNITS_PER_FILE = FILE_BYTES // UNIT_SIZE
+SLOTS = 100
+
+
+class Drops(StoreIO):
+    """Remembers what was let go, by file name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, int, int]] = []
+
+    def drop_cache(self, fd: int, offset: int, size: int) -> None:
+        self.seen.append((self.path_of(fd).rsplit("/", 1)[-1], offset, size))
+        super().drop_cache(fd, offset, size)
+
+
+@pytest.fixture
+def io() -> Drops:
+    return Drops()
+
+
+def test_only_whole_pages_within_the_range_go(tmp_path: Path, io: Drops) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(8 * PAGE_BYTES))
+    assert drop_range(io, path, 1, 3 * PAGE_BYTES - 1) == PAGE_BYTES
+    assert drop_range(io, path, 1, PAGE_BYTES) == 0
+    assert io.seen == [("file", PAGE_BYTES, PAGE_BYTES)]
+
+
+def test_a_file_that_retention_deleted_is_passed_over(tmp_path: Path, io: Drops) -> None:
+    assert drop_range(io, tmp_path / "gone", 0, 10 * PAGE_BYTES) == 0
+
+
+class Queue:
+    """One queue's files, long enough, and its pages."""
+
+    def __init__(self, root: Path, io: Drops, behind: int = BEHIND) -> None:
+        table = QueueTable.create(io, root / "queues", 8)
+        table.create_queue("T", 0)
+        folder = root / "consumequeue" / "T" / "0"
+        folder.mkdir(parents=True)
+        for start in range(3):
+            (folder / segment_name(start * FILE_BYTES)).write_bytes(bytes(FILE_BYTES))
+        self.pages = QueuePages(io, root / "consumequeue", FILE_BYTES, table, behind)
+
+    def drop(self, dispatched: int, synced: int) -> int:
+        return self.pages.drop(dispatched, np.array([synced], np.int64))
+
+
+def test_units_go_when_dispatch_is_far_enough_beyond_them(tmp_path: Path, io: Drops) -> None:
+    queue = Queue(tmp_path, io)
+    units = 30 * PAGE_BYTES // UNIT_SIZE
+    assert queue.drop(0, 0) == 0
+    assert queue.drop(BEHIND - 1, units) == 0
+    assert queue.drop(BEHIND, units) == 0, "they were not there when dispatch was that far behind"
+    assert queue.drop(2 * BEHIND, units + 1) == 30 * PAGE_BYTES
+    assert queue.drop(9 * BEHIND, units + 1) == 0, "each page goes once"
+    assert io.seen == [(segment_name(0), 0, 30 * PAGE_BYTES)]
+
+
+def test_units_of_several_files_go_in_each(tmp_path: Path, io: Drops) -> None:
+    queue = Queue(tmp_path, io)
+    stop = 2 * UNITS_PER_FILE + 10 * PAGE_BYTES // UNIT_SIZE
+    queue.drop(0, 100)
+    queue.drop(BEHIND, stop)
+    queue.drop(2 * BEHIND, stop)
+    assert [name for name, _, _ in io.seen] == [segment_name(start * FILE_BYTES) for start in range(3)]
+    first, second, third = ((offset, offset + size) for _, offset, size in io.seen)
+    assert first == (PAGE_BYTES, FILE_BYTES), "what was there before this object was made is left alone"
+    assert second[0] < PAGE_BYTES
+    assert third[1] <= 10 * PAGE_BYTES
+
+
+def test_a_few_units_are_not_worth_a_call(tmp_path: Path, io: Drops) -> None:
+    queue = Queue(tmp_path, io)
+    queue.drop(0, 0)
+    queue.drop(BEHIND, 500)
+    assert queue.drop(2 * BEHIND, 500) == 0
+
+
+def test_new_queues_join(tmp_path: Path, io: Drops) -> None:
+    queue = Queue(tmp_path, io)
+    queue.pages.drop(0, np.zeros(0, np.int64))
+    units = 30 * PAGE_BYTES // UNIT_SIZE
+    queue.drop(BEHIND, units)
+    assert queue.drop(2 * BEHIND, units) > 0
+
+
+def test_nothing_goes_when_all_is_to_be_kept(tmp_path: Path, io: Drops) -> None:
+    queue = Queue(tmp_path, io, behind=0)
+    for dispatched in range(0, 10**9, 10**8):
+        assert queue.drop(dispatched, UNITS_PER_FILE) == 0
+
+
+def test_items_go_and_slots_stay(tmp_path: Path, io: Drops) -> None:
+    folder = tmp_path / "index"
+    folder.mkdir()
+    times = [1_700_000_000_000, 1_700_000_000_500]
+    items = 10_000
+    for time_ms in times:
+        (folder / index_name(time_ms)).write_bytes(bytes(index_file.file_size(SLOTS, items)))
+    (folder / "notes.txt").write_text("mine")
+    pages = IndexPages(io, folder, SLOTS, BEHIND)
+    assert pages.drop(0, times[0], 1) == 0
+    assert pages.drop(BEHIND, times[1], 5000) == 0
+    assert pages.drop(2 * BEHIND, times[1], 6000) > 0
+    (old, old_at, old_size), (new, new_at, new_size) = io.seen
+    assert (old, new) == (index_name(times[0]), index_name(times[1]))
+    assert old_at >= index_file.items_start(SLOTS)
+    assert old_at + old_size >= index_file.file_size(SLOTS, items)
+    assert new_at >= index_file.items_start(SLOTS)
+    assert new_at + new_size <= index_file.item_offset(SLOTS, 5000)
+
+
+def test_a_large_page_that_was_left_in_part_goes_with_what_follows(tmp_path: Path, io: Drops) -> None:
+    folder = tmp_path / "index"
+    folder.mkdir()
+    slots, items = 1_000_000, 1_000_000
+    with (folder / index_name(1000)).open("wb") as file:
+        file.truncate(index_file.file_size(slots, items))
+    pages = IndexPages(io, folder, slots, BEHIND)
+    first, second, third = 150_000, 450_000, 500_000
+    for step, item in enumerate((1, first, second, third, third)):
+        pages.drop(step * BEHIND, 1000, item)
+    ranges = [(offset, offset + size) for _, offset, size in io.seen]
+    begin = index_file.items_start(slots) // PAGE_BYTES * PAGE_BYTES + PAGE_BYTES
+    whole = [index_file.item_offset(slots, item) for item in (first, second)]
+    assert ranges[0][0] == begin, "the slots stay"
+    assert [offset for offset, _ in ranges[1:]] == [end - end % LARGE_PAGE_BYTES for end in whole]

@@ -1,0 +1,29 @@
+"""Fixtures: a read-only store per test module, and an empty store per test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.store_builders import FRAME_COUNT, NumberedStore
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NumberedStore]:
+    made = NumberedStore(tmp_path_factory.mktemp("store"))
+    for frame in range(FRAME_COUNT):
+        made.put("Orders", frame)
+        if frame % 10 == 0:
+            made.put("Pay", frame)
+    made.dispatch()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[NumberedStore]:
+    made = NumberedStore(tmp_path / "store")
+    yield made
+    made.close()

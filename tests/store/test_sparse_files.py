@@ -1,0 +1,134 @@
+"""Files that are looked at: on tmpfs their holes stay holes, since without room a read of a mapped one is fatal."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mqproc.io.store_io import StoreIO
+from mqproc.kernels.jit.lowering import as_kernel_array
+from mqproc.store.read.reader import StoreReader
+from tests.golden.fixtures import load_fixture
+from tests.support.command_line import call
+from tests.support.group import SMALL, Group
+
+MIB = 1 << 20
+TMPFS = Path("/dev/shm")
+
+
+@pytest.fixture
+def tmpfs() -> Iterator[Path]:
+    if not TMPFS.is_dir() or not os.access(TMPFS, os.W_OK):
+        pytest.skip("needs /dev/shm")
+    with tempfile.TemporaryDirectory(dir=TMPFS) as folder:
+        yield Path(folder)
+
+
+def _with_holes(path: Path) -> bytes:
+    with path.open("wb") as file:
+        for place in (0, MIB, 3 * MIB - 5):
+            file.seek(place)
+            file.write(b"%d" % place)
+        file.truncate(4 * MIB)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("size", [1, MIB, 2 * MIB, 4 * MIB])
+def test_a_view_has_the_files_bytes_and_leaves_its_holes(tmpfs: Path, tmp_path: Path, size: int) -> None:
+    io = StoreIO()
+    for path in (tmpfs / "file", tmp_path / "file"):
+        data = _with_holes(path)
+        before = io.allocated_of(path)
+        fd = io.open(path, write=True)
+        mapping = io.map_without_filling_holes(fd, size)
+        assert mapping[:] == as_kernel_array(mapping).tobytes() == data[:size]
+        io.pwrite(fd, b"later", 1)
+        io.close(fd)
+        io.release_pages(mapping, 0, size)
+        assert mapping[:] == (data[:1] + b"later" + data[6:])[:size]
+        assert path.parent != tmpfs or io.allocated_of(path) == before < size + MIB
+
+
+def test_a_file_in_very_many_pieces_is_mapped_whole(tmpfs: Path) -> None:
+    io, path = StoreIO(), tmpfs / "file"
+    with path.open("wb") as file:
+        for place in range(0, 8 * MIB, 2 * mmap.PAGESIZE):
+            file.seek(place)
+            file.write(b"%d" % place)
+        file.truncate(8 * MIB)
+    fd = io.open(path)
+    assert io.map_without_filling_holes(fd, 8 * MIB)[:] == path.read_bytes()
+    io.close(fd)
+
+
+@pytest.fixture
+def sparse_store(make_group: Callable[..., Group], tmpfs: Path) -> Path:
+    """A store whose index file has a few items, among slots that are holes."""
+    group = make_group()
+    with group.client() as client:
+        client.send("orders", b"one", keys="order-1")
+        client.wait_dispatched()
+    assert group.stop() == 0
+    subprocess.run(["cp", "-a", "--sparse=always", group.store, tmpfs / "store"], check=True)
+    return tmpfs / "store"
+
+
+def _blocks(store: Path, folder: str) -> dict[str, int]:
+    return {path.name: path.stat().st_blocks for path in (store / folder).iterdir()}
+
+
+@pytest.mark.parametrize("command", [("verify",), ("repair",), ("recover", "--dry-run")])
+def test_tools_leave_the_holes_of_index_files(sparse_store: Path, command: tuple[str, ...]) -> None:
+    before = _blocks(sparse_store, "index")
+    assert max(before.values()) * 512 < 4 * SMALL["max_hash_slot_num"]
+    assert call("store", *command, sparse_store).code == 0
+    assert _blocks(sparse_store, "index") == before
+
+
+@pytest.fixture
+def holed_store(tmpfs: Path) -> Path:
+    """RocketMQ's store, in whose log a page and a whole segment have become holes."""
+    unpacked = load_fixture("a_basic", tmpfs / "unpacked").store
+    store = Path(shutil.copytree(unpacked, tmpfs / "holed"))
+    first, second, third, *_others = sorted((store / "commitlog").iterdir())
+    for path, kept in ((second, first.stat().st_size - mmap.PAGESIZE), (third, 0)):
+        data = path.read_bytes()
+        path.write_bytes(data[:kept])
+        os.truncate(path, len(data))
+    return store
+
+
+def _read_all(store: Path) -> int:
+    with StoreReader(store) as reader:
+        return sum(1 for _record in reader.scan())
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda store: call("store", "verify", store, "--jobs", "1").code == 1,
+        lambda store: call("store", "verify", store, "--jobs", "2").code == 1,
+        lambda store: call("store", "repair", store).code == 1,
+        lambda store: call("store", "recover", "--dry-run", store).code == 1,
+        lambda store: call("store", "info", store).code == 0,
+        lambda store: call("store", "dump", store).code == 1,
+        lambda store: call("store", "dump", *sorted((store / "commitlog").iterdir())[2:3]).code == 0,
+        lambda store: (
+            call("store", "export", store, "--topic", "OrderTopic", "--to", store.parent / "exported.jsonl").code == 1
+        ),
+        lambda store: call("store", "retention", "--dry-run", "--store", store).code == 0,
+        lambda store: _read_all(store) > 100,
+    ],
+)
+def test_tools_leave_the_holes_of_the_log(holed_store: Path, look: Callable[[Path], bool]) -> None:
+    before = _blocks(holed_store, "commitlog")
+    assert sorted(before.values())[0] == 0
+    assert look(holed_store)
+    assert _blocks(holed_store, "commitlog") == before

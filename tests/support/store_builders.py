@@ -1,0 +1,365 @@
+"""Builders of small stores in this process, without roles.
+
+`Engine`: the log, its appender and the queue table. `LiveStore`: an engine with dispatch and reads. `NumberedStore`:
+a live store whose message bodies are numbers. `StoppedStore`: a recovered store on disk, for tests that damage it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mqproc.config.options import Options
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.store_lock import StoreLock
+from mqproc.ipc.words import Words
+from mqproc.layout import control as words_of
+from mqproc.layout.consume_queue import FILLER_SIZE
+from mqproc.layout.record_codec import decode_records
+from mqproc.paths import StorePaths
+from mqproc.store.commitlog.append import CommitLogAppender
+from mqproc.store.commitlog.append_templates import AppendPlan, AppendTemplate, topic_fields
+from mqproc.store.commitlog.flush import make_segment
+from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.consumequeue.files import ConsumeQueueFiles
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.dispatch import Dispatch
+from mqproc.store.index.files import IndexFiles
+from mqproc.store.index.lookup import IndexReader
+from mqproc.store.read.queries import StoreQueries
+from mqproc.store.read.views import WordsView
+from mqproc.store.sync_guard import SyncGuard
+from mqproc.types import BatchResult, StoredMessage
+from tests.support.store_checks import RecordingIO, Recovered, contents, recover
+
+BORN_HOST = bytes([127, 0, 0, 1, 0, 0, 0x13, 0x88])
+STORE_HOST = bytes([192, 168, 1, 2, 0, 0, 0x2A, 0x9F])
+
+
+class Engine:
+    """A log, its appender and its words in plain memory, with up to `segments_max` segments."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        io: StoreIO | None = None,
+        words: Words | None = None,
+        segments_max: int = 64,
+        **options: Any,
+    ) -> None:
+        settings = {"mapped_file_size_commit_log": 65536, "max_message_size": 32768} | options
+        self.options = Options(**settings)
+        self.io = io or StoreIO()
+        self.paths = StorePaths(root)
+        for folder in (self.paths.commit_log, self.paths.own, self.paths.marks, self.paths.index):
+            self.io.make_folder(folder)
+        self.table = QueueTable.create(self.io, self.paths.queues, 1024)
+        self.segments = LogSegments(self.io, self.paths.commit_log, self.options.mapped_file_size_commit_log)
+        self.words = words or Words(bytearray(words_of.FILE_SIZE))
+        self.syncs = SyncGuard(self.io, self.paths, self.words, words_of.WRITER, words_of.WRITER_SYNC_ERRNO)
+        self.segments_max = segments_max
+        self.make_segment(0)
+        self.appender = CommitLogAppender(
+            self.syncs, self.options, self.words, self.table, self.segments, STORE_HOST, self.make_segment
+        )
+
+    def make_segment(self, start: int) -> None:
+        """Create a segment unless it exists; the appender calls this at a segment's end."""
+        if self.words[words_of.SEGMENTS_READY_END] > start:
+            return
+        size = self.segments.segment_size
+        if start // size >= self.segments_max:
+            raise OSError(28, "No space left on device")
+        make_segment(self.io, self.paths, start, size)
+        self.words[words_of.SEGMENTS_READY_END] = start + size
+
+    def use_words(self, words: Words) -> None:
+        """Continue with the words of a control file."""
+        self.words = words
+        self.appender = CommitLogAppender(
+            self.syncs, self.options, words, self.table, self.segments, STORE_HOST, self.make_segment
+        )
+
+    def plan(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        *,
+        keys: Sequence[str] | None = None,
+        tags: Sequence[str] | None = None,
+        queues: int = 4,
+        **changes: Any,
+    ) -> AppendPlan:
+        """Build the plan of a frame as the writer role does."""
+        numbers = [self.table.create_queue(topic, queue_id) for queue_id in range(queues)]
+        parts = [struct.pack(f"<{len(bodies)}I", *map(len, bodies)), b"".join(bodies)]
+        columns = [0, 4 * len(bodies)]
+        for texts in (keys, tags):
+            if texts is None:
+                columns += [-1, -1]
+                continue
+            encoded = [text.encode() for text in texts]
+            at = sum(map(len, parts))
+            parts += [struct.pack(f"<{len(encoded)}H", *map(len, encoded)), b"".join(encoded)]
+            columns += [at, at + 2 * len(encoded)]
+        columns += [-1, -1, -1, -1, -1, -1, -1, -1]
+        magic, topic_block = topic_fields(topic)
+        of_frame = {name: changes.pop(name) for name in list(changes) if name in AppendPlan.__struct_fields__}
+        template: dict[str, Any] = {
+            "magic": magic,
+            "topic_block": topic_block,
+            "queue_numbers": np.array(numbers, np.int64),
+            "fixed_queue": -1,
+            "parts": (b"", b"", b"", b""),
+            "born_host": BORN_HOST,
+        }
+        frame: dict[str, Any] = {
+            "template": AppendTemplate(**(template | changes)),
+            "payload": np.frombuffer(bytearray(b"".join(parts)), np.uint8),
+            "count": len(bodies),
+            "columns": tuple(columns),
+            "rotation": 0,
+            "born_timestamp_ms": 1_700_000_000_000,
+        }
+        return AppendPlan(**(frame | of_frame))
+
+    def append(
+        self, topic: str, bodies: Sequence[bytes], time_ms: int = 1_700_000_000_001, **changes: Any
+    ) -> np.ndarray:
+        """Append and publish; returns the physical offsets int64[n]."""
+        answer = self.appender.add(self.plan(topic, bodies, **changes), time_ms)
+        self.appender.write_out()
+        self.appender.publish()
+        return answer[: 8 * len(bodies)].view(np.int64)
+
+    @property
+    def written(self) -> int:
+        return self.words[words_of.WRITTEN]
+
+    def log_bytes(self, start: int, stop: int) -> bytes:
+        """Bytes of the log, over segment borders."""
+        found = b""
+        while start < stop:
+            base = self.segments.start_of(start)
+            end = min(stop, base + self.segments.segment_size)
+            data = self.segments.path(base).read_bytes()
+            found += data[start - base : end - base]
+            start = end
+        return found
+
+
+# Live store
+
+FIRST_MS = 1_700_000_000_000
+SMALL: dict[str, Any] = {"max_hash_slot_num": 100, "max_index_num": 400, "mapped_file_size_consume_queue": 2000}
+EVERYTHING = 1 << 30
+
+
+class LiveStore:
+    """An engine with dispatch and reading. `options` are changes of those of a small store."""
+
+    def __init__(self, root: Path, **options: Any) -> None:
+        self.engine = Engine(root, **(SMALL | options))
+        engine = self.engine
+        self.options = engine.options
+        self.files = ConsumeQueueFiles(
+            engine.io, engine.paths.consume_queue, self.options.consume_queue_file_bytes, write=True
+        )
+        self.index = IndexFiles(
+            engine.io, engine.paths.index, self.options.max_hash_slot_num, self.options.max_index_num
+        )
+        self.dispatching = Dispatch(engine.io, self.options, engine.table, engine.segments, self.files, self.index)
+        view = self.view()
+        self.reading = StoreQueries(engine.io, engine.paths, self.options, view)
+
+    def view(self) -> WordsView:
+        """Return the current view."""
+        return WordsView(self.engine.words, self.engine.table, sync_flush=self.options.sync_flush)
+
+    def append(self, topic: str, bodies: Sequence[bytes], time_ms: int = FIRST_MS, **changes: Any) -> BatchResult:
+        """Append a frame and publish it; return the places of its messages."""
+        appender = self.engine.appender
+        answer = appender.add(self.engine.plan(topic, bodies, **changes), time_ms)
+        appender.write_out()
+        appender.publish()
+        count = len(bodies)
+        offsets = answer[: 16 * count].view(np.int64)
+        return BatchResult(topic, answer[16 * count :].view(np.int32), offsets[count:], offsets[:count], time_ms)
+
+    def dispatch(self) -> None:
+        """Dispatch the log up to its visible end."""
+        words = self.engine.words
+        confirmed = self.view().visible().end
+        while words[words_of.DISPATCHED] < confirmed:
+            step = self.dispatching.step(words[words_of.DISPATCHED], confirmed)
+            assert not step.stuck
+            words[words_of.INDEX_FILE_MS] = self.index.commit().file_ms
+            words[words_of.DISPATCHED] = step.position
+
+    def messages(self, topic: str, queue_id: int = 0, offset: int = 0, count: int = 1024) -> list[StoredMessage]:
+        """Pull up to `count` messages from a queue offset on."""
+        found: list[StoredMessage] = []
+        while len(found) < count:
+            pulled = self.reading.pull(topic, queue_id, offset, count - len(found), EVERYTHING)
+            if not pulled.count:
+                break
+            found += decode_records(pulled.records)
+            offset = pulled.next_offset
+        return found
+
+    def overwrite(self, physical_offset: int, data: bytes) -> None:
+        """Overwrite bytes of the log on disk."""
+        start = self.engine.segments.start_of(physical_offset)
+        with self.engine.segments.path(start).open("r+b") as file:
+            file.seek(physical_offset - start)
+            file.write(data)
+
+    def close(self) -> None:
+        self.reading.close()
+        self.dispatching.close()
+
+
+# Stopped store
+
+SEGMENT = 65536
+SLOTS, ITEMS = 50, 400
+QUEUE_FILE_BYTES = 800
+FRAMES, PER_FRAME = 40, 16
+FOREVER = 1 << 60
+
+
+class StoppedStore:
+    """A stopped store of three topics with four queues each, whose marks are at its end."""
+
+    def __init__(self, root: Path, **options: Any) -> None:
+        engine = Engine(
+            root,
+            max_hash_slot_num=SLOTS,
+            max_index_num=ITEMS,
+            mapped_file_size_consume_queue=QUEUE_FILE_BYTES,
+            max_queues=1024,
+            **options,
+        )
+        self.engine = engine
+        self.root = root
+        self.offsets: list[int] = []
+        self.numbers = 0
+        for _frame in range(FRAMES):
+            self.put()
+        self.first = self.recover()
+
+    def put(self) -> None:
+        """Append a frame of messages, each with its own key."""
+        topic = ("First", "Second", "Third")[self.numbers // PER_FRAME % 3]
+        keys = [f"n{self.numbers + each}" for each in range(PER_FRAME)]
+        bodies = [b"%4d" % (self.numbers + each) * 50 for each in range(PER_FRAME)]
+        time_ms = FIRST_MS + self.numbers
+        self.offsets += self.engine.append(topic, bodies, time_ms, keys=keys, queues=4).tolist()
+        self.numbers += PER_FRAME
+
+    @property
+    def end(self) -> int:
+        return self.engine.written
+
+    def recover(self, *, clean: bool = True, io: StoreIO | None = None, **options: Any) -> Recovered:
+        self.engine.segments.close()
+        return recover(self.root, dataclasses.replace(self.engine.options, **options), clean=clean, io=io)
+
+    def close_in_order(self) -> None:
+        """Leave the store as a group that held its lock and stopped."""
+        StoreLock.acquire(self.engine.io, self.engine.paths).close()
+        self.recover()
+
+    def segment(self, offset: int) -> Path:
+        return self.root / "commitlog" / f"{offset // SEGMENT * SEGMENT:020d}"
+
+    def overwrite(self, offset: int, data: bytes) -> None:
+        write_at(self.segment(offset), offset % SEGMENT, data)
+
+    def queue_file(self, topic: str, queue_id: int, start: int = 0) -> Path:
+        return self.root / "consumequeue" / topic / str(queue_id) / f"{start:020d}"
+
+    def index_files(self) -> list[Path]:
+        return sorted((self.root / "index").iterdir())
+
+
+def write_at(path: Path, place: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(place)
+        file.write(data)
+
+
+def assert_whole(store: StoppedStore, found: Recovered, *, lost: Collection[int] = ()) -> None:
+    """Check that every record except `lost` is in its queue and index.
+
+    The index may keep keys of lost records. A second recovery must change nothing.
+    """
+    assert found.dispatched == found.end
+    by_queue: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    units = {queue: found.units(*queue) for queue in found.queues()}
+    wanted = {offset for number, offset in enumerate(store.offsets) if number not in lost}
+    for queue, of_queue in units.items():
+        by_queue[queue] = [(offset, size) for offset, size, _code in of_queue.values()]
+    placed = {offset for of_queue in by_queue.values() for offset, size in of_queue if size != FILLER_SIZE}
+    assert placed == wanted
+    for number, offset in enumerate(store.offsets):
+        assert number in lost or keyed(found, number).count(offset) == 1, number
+    before = contents(store.root)
+    io = RecordingIO()
+    again = store.recover(io=io)
+    assert io.lasting_calls == []
+    assert contents(store.root) == before
+    assert again.queues() == found.queues()
+
+
+def keyed(found: Recovered, number: int) -> list[int]:
+    """Return the offsets that the index has for a message's key."""
+    reader = IndexReader(StoreIO(), found.paths.index, SLOTS, ITEMS, 64)
+    reader.refresh(1)
+    topic = ("First", "Second", "Third")[number // PER_FRAME % 3]
+    offsets = reader.query_offset(topic, f"n{number}", 64, 0, FOREVER).offsets
+    reader.close()
+    return list(offsets)
+
+
+# Numbered messages
+
+FRAME_COUNT, FRAME_MESSAGES = 40, 25
+MESSAGE_COUNT = FRAME_COUNT * FRAME_MESSAGES
+
+
+class NumberedStore(LiveStore):
+    """A live store with the number of each message in its body; frames are 100 ms apart."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.offsets: list[int] = []
+
+    def put(self, topic: str, frame: int, count: int = FRAME_MESSAGES, **changes: Any) -> None:
+        numbers = range(frame * FRAME_MESSAGES, frame * FRAME_MESSAGES + count)
+        columns: dict[str, Any] = {
+            "rotation": frame * FRAME_MESSAGES % changes.get("queues", 4),
+            "keys": [f"key-{number % 100} n{number}" for number in numbers],
+            "tags": [f"Tag{number % 5}" for number in numbers],
+        }
+        bodies = [f"body {number}".encode() * 3 for number in numbers]
+        found = self.engine.append(topic, bodies, FIRST_MS + 100 * frame, **(columns | changes))
+        self.offsets += found.tolist()
+
+    def damage(self, physical_offset: int, at: int, data: bytes) -> None:
+        self.overwrite(physical_offset + at, data)
+
+
+def numbers_of(records: Any) -> list[int]:
+    """Return the number in each message's body."""
+    return [int(message.body.split(b"body ")[1]) for message in decode_records(records.data)]
+
+
+def all_numbers(batches: Any) -> list[int]:
+    return [number for part in batches.records for number in numbers_of(part)]
