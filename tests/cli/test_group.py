@@ -1,204 +1,365 @@
-"""up, down, restart, run, status: a group's life from the command line."""
+"""`mqproc group …` against a real group of processes: what is planned, what is done, and what scripts see of it."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from mqproc.layout.control import ROLES
-from mqproc.paths import StorePaths
-from tests.cli.calling import call
-from tests.conftest import Group, wait_until
+from mqproc import BadRequestError, Client
+from mqproc.cli.group import _lag_rows
+from mqproc.client import Move
+from mqproc.types import GroupQueue
+from tests.client.consuming import all_of
+from tests.support.command_line import Outcome, call
+from tests.support.fakes import CountedName
+from tests.support.group import PATIENCE_S, Group, wait_until
+
+TOPIC = "orders"
+COUNT = 40
 
 
-def mqproc(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MQPROC_")}
-    command = [sys.executable, "-m", "mqproc", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    """Forty messages in two queues; who changes a group makes one of its own."""
+    started = Group(tmp_path_factory.mktemp("groups") / "store").start()
+    with started.client() as client:
+        client.create_topic(TOPIC, 2)
+        client.send_batch(TOPIC, [b"%d" % n for n in range(COUNT)], queue_ids=[n % 2 for n in range(COUNT)])
+        client.wait_dispatched()
+    yield started
+    started.close()
 
 
-def test_a_detached_group_lives_until_down(tmp_path: Path) -> None:
-    store = str(tmp_path / "store")
-    up = mqproc(
-        "up", "--store", store, "--detach", "--set", "metrics_port=0", "--set", "mapped_file_size_commit_log=1048576"
+@pytest.fixture
+def client(group: Group) -> Iterator[Client]:
+    with group.client() as client:
+        yield client
+
+
+def ask(group: Group, *arguments: Any) -> Outcome:
+    return call("group", *arguments, "--store", group.store)
+
+
+def progress(client: Client, name: str) -> list[int | None]:
+    return [queue.offset for queue in client.groups.info(name).queues if queue.topic == TOPIC]
+
+
+def stand(client: Client, name: str, first: int, second: int) -> None:
+    client.groups.commit(name, TOPIC, 0, first)
+    client.groups.commit(name, TOPIC, 1, second)
+
+
+def test_groups_are_listed(group: Group, client: Client) -> None:
+    stand(client, "listed", 5, 7)
+    with client.consumer("listed-too", TOPIC, start="earliest"):
+        found = ask(group, "list", "--prefix", "listed", "--json")
+    assert (found.code, found.err) == (0, "")
+    assert [(row["group"], row["members"], row["lag"]) for row in found.json["groups"]] == [
+        ("listed", 0, COUNT - 12),
+        ("listed-too", 1, COUNT),
+    ]
+    shown = ask(group, "list", "--prefix", "listed-too")
+    assert shown.out.splitlines()[0].split() == ["group", "members", "topics", "lag", "of", "it", "retries"]
+
+
+def test_one_group_is_shown_queue_by_queue(group: Group, client: Client) -> None:
+    with client.consumer("shown", TOPIC, start="earliest", name="till-1") as consumer:
+        found = ask(group, "info", "shown", "--json").json
+        shown = ask(group, "info", "shown")
+        assert [member["member_id"] for member in found["members"]] == [consumer.member_id]
+    assert found["members"][0]["name"] == "till-1"
+    assert (found["lag"], found["retry_max_times"], found["consume_enable"]) == (COUNT, 16, True)
+    assert [(row["topic"], row["queue_id"], row["offset"], row["lag"]) for row in found["queues"]] == [
+        (TOPIC, 0, 0, 20),
+        (TOPIC, 1, 0, 20),
+    ]
+    assert shown.out.splitlines()[0] == "shown: 1 member, 40 messages not consumed, dead letters after 16 retries"
+    missing = ask(group, "info", "missing")
+    assert (missing.code, missing.out) == (5, "")
+    assert "no group 'missing'" in missing.err
+
+
+def test_lag_is_a_check(group: Group, client: Client) -> None:
+    stand(client, "late", 19, 20)
+    found = ask(group, "lag", "late", "--json")
+    assert found.code == 0
+    (row,) = found.json["topics"]
+    assert (row["topic"], row["lag"]) == (TOPIC, 1)
+    assert row["oldest_time_ms"] == client.pull(TOPIC, 0, 19).messages[0].store_timestamp_ms
+    assert ask(group, "lag", "late", "--max", 1).code == 0
+    assert ask(group, "lag", "late", "--max", 0).code == 1
+    assert ask(group, "lag", "late", "--max-age", "1h").code == 0
+    assert ask(group, "lag", "late", "--max-age", "1ms", "--json").json["exceeded"] is True
+    client.create_topic("other", 1)
+    client.groups.commit("late", "other", 0, 0)
+    assert ask(group, "lag", "late", "--max", 0, "--topic", "other").code == 0
+    mistyped = ask(group, "lag", "late", "--max", 0, "--topic", "othr")
+    assert (mistyped.code, mistyped.err) == (5, "mqproc: group late has no progress in topic 'othr'\n")
+    stand(client, "late", 20, 20)
+    assert ask(group, "lag", "late", "--max-age", "0").code == 0
+
+
+def test_a_reset_shows_its_plan_and_acts_with_execute(group: Group, client: Client) -> None:
+    stand(client, "moved", 10, 15)
+    planned = ask(group, "reset", "moved", "--to-earliest", "--json")
+    assert planned.code == 1
+    assert planned.json["executed"] is False
+    assert [(row["before"], row["after"], row["messages"]) for row in planned.json["moves"]] == [
+        (10, 0, 10),
+        (15, 0, 15),
+    ]
+    assert progress(client, "moved") == [10, 15]
+    told = ask(group, "reset", "moved", "--shift-by", -5)
+    assert (told.code, told.err) == (
+        1,
+        "would move moved in 2 queues: 10 messages again, 0 skipped; --execute does it\n",
     )
-    try:
-        assert up.returncode == 0, up.stderr
-        assert up.stdout.splitlines()[-1] == "group ready"
-        found = json.loads(mqproc("status", "--store", store, "--json").stdout)
-        assert found["ready"] is True
-        assert {role["role"] for role in found["roles"]} == {"supervisor", "template", *ROLES}
-        assert all(role["pss_bytes"] > 0 for role in found["roles"])
-        for how in ([], ["--detach"]):
-            again = mqproc("up", "--store", store, *how)
-            assert again.returncode == 7
-            assert f"in use by pid {found['roles'][0]['pid']} since" in again.stderr
-            assert f"; mqproc status --store {store} shows a running group, mqproc down stops" in again.stderr
-    finally:
-        down = mqproc("down", "--store", store)
-    assert down.returncode == 0
-    assert mqproc("status", "--store", store).returncode == 9
-    assert not StorePaths(Path(store)).abort.exists()
+    done = ask(group, "reset", "moved", "--shift-by", -5, "--queue", 1, "--execute")
+    assert (done.code, progress(client, "moved")) == (0, [10, 10])
+    moment = client.pull(TOPIC, 0, 0).messages[0].store_timestamp_ms
+    for arguments, wanted in (
+        (("--to-offset", 3), [3, 3]),
+        (("--to-latest",), [20, 20]),
+        (("--to-datetime", moment), [0, 0]),
+        (("--by-duration", "0s"), [20, 20]),
+        (("--by-duration", "2h"), [0, 0]),
+    ):
+        assert ask(group, "reset", "moved", *arguments, "--execute").code == 0
+        assert progress(client, "moved") == wanted
+    again = ask(group, "reset", "moved", "--to-earliest")
+    assert (again.code, again.err) == (0, "moved is already at these offsets\n")
 
 
-def test_who_asks_while_the_program_is_loaded_is_told_so(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    command = ["up", "--store", str(store), "--set", "metrics_port=0"]
-    up = subprocess.Popen([sys.executable, "-c", _LOADS_WHEN_TOLD, *command], stdin=subprocess.PIPE)
-    assert up.stdin is not None
-    told = f"mqproc: {store}: mqproc up is starting here and still loads its program; ask again\n"
-    try:
-        wait_until(lambda: call("status", "--store", store).err == told, what="a group that begins")
-        # Of a folder that is there, too, and whatever a client wants.
-        store.mkdir(0o700)
-        for words in (["status"], ["down"], ["restart", "query"]):
-            outcome = call(*words, "--store", store)
-            assert (outcome.code, outcome.err) == (9, told)
-        up.stdin.close()
-        wait_until(lambda: call("status", "--store", store).code == 0, what="a group that is ready")
-        assert call("down", "--store", store).code == 0
-        assert up.wait(60) == 0
-        assert "no group runs on this store" in call("status", "--store", store).err
-    finally:
-        up.kill()
-        up.wait(60)
+def test_a_reset_leaves_what_waits_to_come_again_and_a_skip_does_not(group: Group, client: Client) -> None:
+    """Offsets and times of a topic say nothing about its group's retry topic."""
+    with client.consumer("retried", TOPIC, start="earliest") as consumer:
+        consumer.nack(*consumer.receive(1, timeout=PATIENCE_S), delay_level=-1)
+    client.wait_dispatched()
+    assert client.groups.resend("retried", *client.groups.dead_letters("retried")) == 1
+    client.wait_dispatched()
+    for arguments in (("--to-offset", 3), ("--by-duration", "0s"), ("--to-earliest",), ("--shift-by", 20)):
+        assert ask(group, "reset", "retried", *arguments, "--execute").code == 0
+        queues = client.groups.info("retried").queues
+        assert [(queue.offset, queue.lag) for queue in queues if queue.is_retry] == [(0, 1)], arguments
+    named = ask(group, "reset", "retried", "--to-offset", 1, "--topic", "%RETRY%retried")
+    assert "0 messages again, 1 skipped" in named.err
+    assert ask(group, "skip", "retried", "--execute").code == 0
+    assert client.groups.info("retried").lag == 0
 
 
-_LOADS_WHEN_TOLD = """
-import sys
-from mqproc.cli.main import main
-
-class Held:
-    def find_spec(self, name, path=None, target=None):
-        if name == "mqproc.cli.admin.engine_hooks":
-            sys.stdin.read()
-
-sys.meta_path.insert(0, Held())
-sys.exit(main())
-"""
+def test_a_reset_beyond_a_queue_says_that_it_was_cut(group: Group, client: Client) -> None:
+    stand(client, "cut", 1, 15)
+    told = "limited to the first or last offset of the queue"
+    assert f"2 queues {told}" in ask(group, "reset", "cut", "--to-offset", 999).err
+    assert f"1 queue {told}" in ask(group, "reset", "cut", "--shift-by", -10).err
+    assert told not in ask(group, "reset", "cut", "--to-offset", 20).err
+    assert told not in ask(group, "reset", "cut", "--to-earliest").err
+    assert f"2 queues {told}" in ask(group, "reset", "cut", "--to-offset", 999, "--execute").err
+    assert progress(client, "cut") == [20, 20]
 
 
-def test_a_timeout_counts_from_the_begin_of_the_command(tmp_path: Path) -> None:
-    store = str(tmp_path / "store")
-    command = ["up", "--detach", "--timeout=600s", "--store", store, "--set", "metrics_port=0"]
-    up = subprocess.run(
-        [sys.executable, "-c", _BEGAN_LONG_AGO, *command], capture_output=True, text=True, timeout=120, check=False
+def test_a_reset_to_a_time_lands_in_the_middle_of_each_queue(group: Group, client: Client) -> None:
+    client.create_topic("Timed", 2)
+    times: list[int] = []
+    for part in range(3):
+        # Not the same number of messages in both queues, so that each has a middle of its own.
+        sent = client.send_batch("Timed", [b"%d" % part] * 9, queue_ids=[0, 0, 1] * 3)
+        times.append(sent.store_timestamp_ms)
+        wait_until(lambda: time.time_ns() // 1_000_000 > times[-1] + 1, what="a later millisecond")
+    client.wait_dispatched()
+    client.groups.commit("timed", "Timed", 0, 18)
+    client.groups.commit("timed", "Timed", 1, 1)
+    assert ask(group, "reset", "timed", "--to-datetime", times[1], "--execute").code == 0
+    assert [queue.offset for queue in client.groups.info("timed").queues] == [6, 3]
+    assert ask(group, "reset", "timed", "--to-datetime", times[1] + 1, "--execute").code == 0
+    assert [queue.offset for queue in client.groups.info("timed").queues] == [12, 6]
+    with client.consumer("timed", "Timed") as consumer:
+        found = [message.body for message in itertools.islice(consumer.messages(timeout=PATIENCE_S), 9)]
+    assert found == [b"2"] * 9
+
+
+def test_resets_that_cannot_be_are_refused(group: Group, client: Client) -> None:
+    stand(client, "stays", 1, 1)
+    unsaid = ask(group, "reset", "stays")
+    assert (unsaid.code, "exactly one of --to-earliest, --to-latest, " in unsaid.err) == (2, True)
+    assert ask(group, "reset", "stays", "--to-earliest", "--to-latest").code == 2
+    assert ask(group, "reset", "stays", "--to-datetime", "now", "--by-duration", "1h").code == 2
+    no_queue = ask(group, "reset", "stays", "--to-latest", "--queue", 0, "--queue", 7)
+    assert (no_queue.code, "no topic of the reset has a queue 7" in no_queue.err) == (2, True)
+    assert ask(group, "reset", "missing", "--to-earliest").code == 5
+    assert ask(group, "reset", "stays", "--to-earliest", "--topic", "nothing").code == 5
+    assert progress(client, "stays") == [1, 1]
+    for arguments in (("reset", "bad name!", "--to-earliest", "--topic", TOPIC), ("clone", "stays", "bad name!")):
+        refused = ask(group, *arguments)
+        assert (refused.code, "has ' ' at 3" in refused.err) == (2, True), "before there is a plan"
+    # With a topic a group can be given a place to begin at before it is there.
+    assert ask(group, "reset", "fresh", "--to-offset", 4, "--topic", TOPIC, "--execute").code == 0
+    assert progress(client, "fresh") == [4, 4]
+
+
+def test_a_group_skips_is_cloned_and_deleted(group: Group, client: Client) -> None:
+    stand(client, "source", 3, 4)
+    assert ask(group, "clone", "source", "copy").code == 1
+    assert ask(group, "info", "copy").code == 5
+    assert ask(group, "clone", "source", "copy", "--execute").code == 0
+    assert progress(client, "copy") == [3, 4]
+    assert ask(group, "clone", "missing", "copy").code == 5
+    assert ask(group, "clone", "source", "other-copy", "--topic", "othr").code == 5
+    planned = ask(group, "skip", "copy", "--json")
+    assert (planned.code, sum(row["messages"] for row in planned.json["moves"])) == (1, -33)
+    told = ask(group, "skip", "copy")
+    assert [line.split()[2:] for line in told.out.splitlines()] == [
+        ["before", "after", "outcome"],
+        ["3", "20", "17", "skipped"],
+        ["4", "20", "16", "skipped"],
+    ]
+    assert [line.split()[2:] for line in ask(group, "reset", "copy", "--to-earliest").out.splitlines()[1:]] == [
+        ["3", "0", "3", "again"],
+        ["4", "0", "4", "again"],
+    ]
+    fresh = ask(group, "clone", "copy", "fresh-copy").out.splitlines()[1:]
+    assert [line.split()[2:] for line in fresh] == [["-", "3", "begins", "here"], ["-", "4", "begins", "here"]]
+    assert ask(group, "skip", "copy", "--execute").code == 0
+    assert progress(client, "copy") == [20, 20]
+
+    planned = ask(group, "delete", "copy")
+    assert (planned.code, planned.err) == (
+        1,
+        "would delete copy with its offsets in 2 queues; --execute does it\n",
     )
-    try:
-        assert (up.returncode, "the group is not ready after 600 s" in up.stderr) == (4, True), up
-        wait_until(lambda: call("status", "--store", store).code == 0, what="a group that is ready")
-    finally:
-        assert call("down", "--store", store).code == 0
+    with client.consumer("copy", TOPIC):
+        assert "when it has no members; now it has 1 member\n" in ask(group, "delete", "copy").err
+        refused = ask(group, "delete", "copy", "--execute")
+        assert (refused.code, "has 1 member now" in refused.err) == (1, True)
+    assert ask(group, "delete", "copy", "--execute", "--json").json["deleted"] is True
+    assert ask(group, "info", "copy").code == 5
+    client.create_topic("%RETRY%copy", 1)
+    assert ask(group, "delete", "copy", "--execute").code == 5
+    assert "%RETRY%copy" not in {topic.topic for topic in client.topics()}, "a deletion that was cut off left it"
 
 
-_BEGAN_LONG_AGO = """
-import sys, time
-from mqproc.cli.options import Invocation
-from mqproc.cli.main import cli
-
-began = Invocation(start_s=time.monotonic() - 601)
-outcome = cli.main(sys.argv[1:], "mqproc", standalone_mode=False, obj=began)
-sys.exit(outcome)
-"""
-
-
-def test_a_role_is_restarted_by_name(group: Group) -> None:
-    before = group.pid("query")
-    outcome = call("restart", "query", "--store", group.store, "--json")
-    assert outcome.code == 0
-    assert outcome.json["role"] == "query"
-    assert group.pid("query") != before
-    assert call("restart", "nobody", "--store", group.store).code == 2
-
-
-def test_a_role_runs_in_a_debugger_at_the_callers_terminal(group: Group, tmp_path: Path) -> None:
-    output = tmp_path / "output"
-    command = [sys.executable, "-m", "mqproc", "run", "query", "--debug", "--store", str(group.store)]
-    with output.open("wb") as out:
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=out)
-    try:
-        assert child.stdin is not None
-        wait_until(lambda: "(Pdb)" in output.read_text(), what="the debugger's prompt")
-        assert "attached to this terminal" in output.read_text()
-        status = call("status", "--store", group.store, "--json")
-        assert (status.code, status.json["ready"]) == (1, False)
-        assert next(role["state"] for role in status.json["roles"] if role["role"] == "query") == "LENT"
-        again = call("run", "query", "--store", group.store)
-        assert again.code == 1
-        assert f"query is attached to the terminal of pid {child.pid}" in again.err
-        child.stdin.write(b"c\n")
-        child.stdin.flush()
-        with group.client() as client:
-            client.ping()
-            lent_pid = group.pid("query")
-            child.send_signal(signal.SIGINT)
-            assert child.wait(60) == 130
-            wait_until(lambda: call("status", "--store", group.store).code == 0, what="all roles running")
-            assert group.pid("query") != lent_pid
-            client.ping()
-    finally:
-        child.kill()
-        child.communicate()
+def test_settings_are_changed_with_execute(group: Group, client: Client) -> None:
+    change = ("change", "changed")
+    assert ask(group, *change).code == 2
+    planned = ask(group, *change, "--disable", "--retry-max-times", 3)
+    rows = [line.split() for line in planned.out.splitlines()]
+    assert rows == [["setting", "before", "after"], ["retry_max_times", "-", "3"], ["consume_enable", "-", "no"]]
+    assert (planned.code, planned.err) == (1, "would change changed; --execute does it\n")
+    assert ask(group, "info", "changed").code == 5
+    assert ask(group, *change, "--disable", "--retry-max-times", 3, "--execute").code == 0
+    found = client.groups.info("changed")
+    assert (found.retry_max_times, found.consume_enable) == (3, False)
+    same = ask(group, *change, "--disable")
+    assert (same.code, same.out, same.err) == (0, "", "changed already has these settings\n")
+    planned = ask(group, *change, "--enable", "--json")
+    told = [{"setting": "consume_enable", "before": False, "after": True}]
+    assert (planned.code, planned.json["changes"], planned.json["executed"]) == (1, told, False)
+    assert ask(group, *change, "--enable", "--execute").code == 0
+    found = client.groups.info("changed")
+    assert (found.retry_max_times, found.consume_enable) == (3, True)
+    assert ask(group, "change", "CID_RMQ_SYS_mine", "--disable", "--execute").code == 2
 
 
-def test_status_tells_state_and_lag(group: Group) -> None:
-    outcome = call("status", "--store", group.store)
-    assert outcome.code == 0
-    assert f"{group.store}: ready" in outcome.out
-    assert "behind" in outcome.out
+@pytest.mark.parametrize("name", ["CID_RMQ_SYS_TRANS", "CID_RMQ_SYS_REVIVE_GROUP"])
+def test_what_the_system_keeps_for_itself_is_nobody_elses_to_move(group: Group, client: Client, name: str) -> None:
+    """Its progress says which transactions and check points are open: behind them nobody would look for them again."""
+    stand(client, "source", 3, 4)
+    for arguments in (
+        ("reset", name, "--to-latest", "--topic", TOPIC),
+        ("clone", "source", name),
+        ("skip", name),
+        ("delete", name),
+    ):
+        refused = ask(group, *arguments)
+        assert (refused.code, "is a system group" in refused.err) == (2, True), arguments
+    calls: list[Callable[[], object]] = [
+        lambda: client.consumer(name, TOPIC),
+        lambda: client.simple_consumer(name, TOPIC).receive(1),
+        lambda: client.groups.commit(name, TOPIC, 0, 1),
+        lambda: client.groups.execute(name, [Move(TOPIC, 0, None, 1)]),
+        lambda: client.groups.change(name, retry_max_times=1),
+        lambda: client.groups.delete(name),
+    ]
+    for does in calls:
+        with pytest.raises(BadRequestError, match="is a system group"):
+            does()
 
 
-def test_a_wrong_option_is_a_configuration_error(tmp_path: Path) -> None:
-    assert mqproc("up", "--store", str(tmp_path / "s"), "--set", "max_queues=1").returncode == 8
+def test_a_groups_name_may_have_what_rocketmq_takes(group: Group, client: Client) -> None:
+    """RocketMQ's names are of ^[%|a-zA-Z0-9_-]+$, also one that looks like a retry topic."""
+    name = "%RETRY%odd|Name_1-2"
+    stand(client, name, 18, 20)
+    with client.consumer(name, TOPIC) as consumer:
+        first, second = consumer.receive(2, timeout=PATIENCE_S)
+        consumer.nack(first, delay_level=1)
+        consumer.nack(second, delay_level=-1)
+        (again,) = consumer.receive(2, timeout=PATIENCE_S)
+        assert (again.body, again.topic) == (first.body, f"%RETRY%{name}")
+        consumer.ack(again)
+    client.wait_dispatched()
+    assert [letter["body"] for letter in ask(group, "dlq", "list", name, "--json").json["dead_letters"]] == [
+        second.body.decode()
+    ]
+    assert ask(group, "lag", name, "--max", 0).code == 0
+    assert ask(group, "delete", name, "--execute").err == f"deleted group {name}; %DLQ%{name} stays\n"
 
 
-@pytest.mark.parametrize("how", [(), ("--detach",)])
-@pytest.mark.parametrize(("limit", "told"), [(0, "File too large"), (100_000, "mqproc/errors.tmp: File too large")])
-def test_a_start_that_the_disk_refuses_says_of_which_store_and_which_limit(
-    tmp_path: Path, how: tuple[str, ...], limit: int, told: str
-) -> None:
-    store = tmp_path / "store"
-    refused = f"prlimit --fsize={limit} {sys.executable} -m mqproc up --store {store}".split()
-    up = subprocess.run([*refused, *how], capture_output=True, text=True, timeout=120, check=False)
-    assert up.returncode == 3
-    (line,) = up.stderr.splitlines()
-    assert line.startswith(f"mqproc: {store}: the group cannot start: ")
-    assert told in line
-    assert line.endswith(f"; files are limited to {limit:,} bytes (ulimit -f)")
+def test_dead_letters_are_listed_and_sent_again(group: Group, client: Client) -> None:
+    client.groups.change("sick", retry_max_times=0)
+    with client.consumer("sick", TOPIC, start="earliest") as consumer:
+        taken = consumer.receive(3, timeout=PATIENCE_S)
+        consumer.nack(*taken)
+    client.wait_dispatched()
+    listed = ask(group, "dlq", "list", "sick", "--body", "text", "--json")
+    assert listed.code == 0
+    letters = listed.json["dead_letters"]
+    assert [letter["body"] for letter in letters] == [message.body.decode() for message in taken]
+    assert {letter["topic"] for letter in letters} == {"%DLQ%sick"}
+    assert [letter["origin_message_id"] for letter in letters] == [message.message_id for message in taken]
+    assert len(ask(group, "dlq", "list", "sick", "-n", 2, "--output", "jsonl").json_lines) == 2
+    assert TOPIC in ask(group, "dlq", "list", "sick").out
+
+    planned = ask(group, "dlq", "resend", "sick", "--json")
+    assert (planned.code, planned.json["dead_letters"], planned.json["sent"]) == (1, 3, 0)
+    assert ask(group, "dlq", "resend", "sick", "--offset", 1, "--offset", 9).code == 5
+    one = ask(group, "dlq", "resend", "sick", "--offset", 1, "--execute")
+    assert (one.code, one.err) == (0, "1 of 1 dead letter sent to sick again\n")
+    client.wait_dispatched()
+    left = client.groups.info("sick").lag
+    assert left == COUNT - 3 + 1
+    with client.consumer("sick", TOPIC) as consumer:
+        again = [message for message in all_of(consumer, left) if message.topic == "%RETRY%sick"]
+    assert [message.body for message in again] == [taken[1].body]
+    # They stay: a second resend is one's own decision.
+    assert len(ask(group, "dlq", "list", "sick", "--json").json["dead_letters"]) == 3
+    assert ask(group, "dlq", "list", "nobody").code == 5
+    assert ask(group, "dlq", "list", "source-of-none").code == 5
 
 
-def test_a_group_runs_whose_lines_go_into_a_file_on_a_full_disk(make_group: Callable[..., Group]) -> None:
-    """It has something to say before it begins, as here that the store's files have another size, and at a reload."""
-    group = make_group()
-    assert group.stop() == 0
-    options = ["--set", "metrics_port=0", "--set", "mapped_file_size_commit_log=2MiB"]
-    with open("/dev/full", "w", encoding="utf-8") as full:
-        command = [sys.executable, "-m", "mqproc", "up", "--store", str(group.store), *options]
-        up = subprocess.Popen(command, stdout=full, stderr=full)
-    try:
-        wait_until(
-            lambda: up.poll() is not None or call("status", "--store", group.store).code == 0, what="group ready"
-        )
-        assert up.poll() is None
-        up.send_signal(signal.SIGHUP)
-        with group.client() as client:
-            assert client.send("orders", b"hello").queue_offset == 0
-        assert call("errors", "--store", group.store).err == "no errors\n"
-        assert call("down", "--store", group.store).code == 0
-        assert up.wait(60) == 0
-    finally:
-        up.kill()
-        up.wait()
+def test_a_deletion_names_dead_letters_only_where_there_are_some(group: Group, client: Client) -> None:
+    stand(client, "well", 1, 1)
+    none = ask(group, "dlq", "resend", "well")
+    assert (none.code, none.err) == (0, "well has no dead letters\n")
+    assert ask(group, "delete", "well", "--execute").err == "deleted group well\n"
+    with client.consumer("ill", TOPIC, start="earliest") as consumer:
+        consumer.nack(*consumer.receive(1, timeout=PATIENCE_S), delay_level=-1)
+    client.wait_dispatched()
+    assert ask(group, "delete", "ill", "--execute").err == "deleted group ill; %DLQ%ill stays\n"
 
 
-def test_a_group_that_is_stopped_in_order_leaves_no_abort_file(make_group: Callable[..., Group]) -> None:
-    group = make_group()
-    assert call("down", "--store", group.store, "--json").json["stopped"] is True
-    assert not group.paths.abort.exists()
+def test_without_a_running_group_of_processes(group: Group, tmp_path: Any) -> None:
+    refused = call("group", "list", "--store", tmp_path)
+    assert (refused.code, "mqproc up starts one" in refused.err) == (9, True)
+
+
+def test_the_lag_of_many_topics_is_found_without_a_look_at_all_queues_for_each() -> None:
+    names = CountedName.many(300)
+    queues = [GroupQueue(name, queue_id, 2, 0, 5, 1_000, "") for name in names for queue_id in range(4)]
+    rows = _lag_rows(queues, 3_000)
+    compared = CountedName.compared
+    assert [(row["topic"], row["lag"], row["age_ms"]) for row in rows] == [(str(name), 12, 2_000) for name in names]
+    assert compared <= 10 * len(queues)

@@ -9,8 +9,8 @@ import pytest
 
 from mqproc.cli import times
 from mqproc.cli.options import SECONDS
-from tests.cli.calling import call
-from tests.conftest import Group
+from tests.support.command_line import call
+from tests.support.group import Group
 
 NOW = 1_800_000_000_000
 

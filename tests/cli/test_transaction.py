@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mqproc import Client, Message
-from tests.cli.calling import Outcome, call
-from tests.conftest import Group, wait_until
+from tests.support.command_line import Outcome, call
+from tests.support.group import Group, wait_until
 
 
 @pytest.fixture(scope="module")

@@ -23,14 +23,14 @@ from typing import Any
 import pytest
 
 from mqproc import Message, MqprocError, StoreReadOnlyError
-from mqproc.armed_io import FAULT_VARIABLE, HANG_VARIABLE
-from mqproc.control import Control
-from mqproc.control_words import flush_behind_bytes
-from mqproc.io import StoreIO
+from mqproc.io.fault_injection import FAULT_VARIABLE, HANG_VARIABLE
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.control import Control
+from mqproc.ipc.control_words import flush_behind_bytes
 from mqproc.layout import control as words_of
-from tests.conftest import PATIENCE_S, SMALL, Group, wait_until
 from tests.grafana.prometheus import free_port
-from tests.store.engine import Engine
+from tests.support.group import PATIENCE_S, SMALL, Group, wait_until
+from tests.support.store_builders import Engine
 
 HOURS = ";".join(f"{hour:02d}" for hour in range(24))
 RAM_DISK_BYTES = 96 << 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import shutil
 import socket
 import subprocess
 import time
@@ -15,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import pytest
 
 from grafana.source.files import dump, prometheus_config
 from grafana.source.rules import rule_files
@@ -103,3 +106,19 @@ class Prometheus:
             found = json.loads(answer.read())
         assert found["status"] == "success", found
         return found["data"]
+
+
+# Prometheus' own tools, where they are installed.
+
+
+REASON = "Prometheus is not installed: apt-get install prometheus"
+needs_prometheus = pytest.mark.skipif(
+    shutil.which("promtool") is None or shutil.which("prometheus") is None, reason=REASON
+)
+
+
+def promtool(*arguments: str | Path, stdin: str = "") -> None:
+    """Run promtool; fails with what it says when it finds anything."""
+    command = ["promtool", *map(str, arguments)]
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -15,8 +15,7 @@ import pytest
 from grafana.source.rules import alerts
 from grafana.source.settings import Durations
 from tests.grafana.causes import KINDS, Scenario, scenarios
-from tests.grafana.prometheus import Prometheus
-from tests.grafana.promtool import needs_prometheus
+from tests.grafana.prometheus import Prometheus, needs_prometheus
 
 pytestmark = [needs_prometheus, pytest.mark.timeout(900)]
 

@@ -14,10 +14,9 @@ import pytest
 from grafana.source.files import generated_files
 from mqproc import Message, MqprocError
 from mqproc.metrics.catalogue import METRICS, family_names
-from tests.conftest import Group
-from tests.grafana.prometheus import Prometheus, free_port
-from tests.grafana.promtool import needs_prometheus, promtool
+from tests.grafana.prometheus import Prometheus, free_port, needs_prometheus, promtool
 from tests.grafana.test_dashboards import panels
+from tests.support.group import Group
 
 pytestmark = [needs_prometheus, pytest.mark.timeout(600)]
 

@@ -525,7 +525,7 @@ _INDEPENDENT_OF_LOG: Final = frozenset(
         FindingKind.READ_ONLY,
     }
 )
-_MOVE_AWAY: Final = "move away"
+_MOVE_ASIDE: Final = "move aside"
 _StepFunction = Callable[[StoreIO], None]
 
 
@@ -592,7 +592,7 @@ class Repair:
             "changes": [change_row(change, self._paths) for change in plan.changes],
         }
         # These files are moved to the place of their copies; unreadable ones cannot be copied.
-        moved = {action.path for action in plan.actions if action.what == _MOVE_AWAY}
+        moved = {action.path for action in plan.actions if action.what == _MOVE_ASIDE}
         try:
             RepairCopies(io, self._paths, self.kept).save(
                 (each for each in plan.changes if each.path not in moved), document
@@ -722,7 +722,7 @@ class Repair:
             yield Action(paths.timer_check, "set back", why, lambda io: reset_timer_check(io, paths, options))
         elif is_damaged:
             why = "slots do not match their units"
-            yield Action(paths.timer_wheel, "rebuild", why, lambda io: rebuild_wheel(io, paths, options))
+            yield Action(paths.timer_wheel, "make anew", why, lambda io: rebuild_wheel(io, paths, options))
 
     def _move_away_action(self, path: Path, why: str) -> Action:
         target = RepairCopies.place(self.kept, self._paths, path)
@@ -731,7 +731,7 @@ class Repair:
             io.make_folder(target.parent, mode=0o700)
             io.rename(path, target)
 
-        return Action(path, _MOVE_AWAY, why, move)
+        return Action(path, _MOVE_ASIDE, why, move)
 
     def _blank_action(self, path: Path, finding: Finding) -> Action:
         offset = finding.offset or 0

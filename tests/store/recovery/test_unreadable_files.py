@@ -1,4 +1,4 @@
-"""Files of queues and index that the disk cannot read: a start puts them aside, and makes them again from the log."""
+"""Unreadable queue and index files: a start quarantines and rebuilds them from the log."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from mqproc.store import damage
 from mqproc.store.recovery.dry_run import DryRunIO
 from mqproc.store.recovery.repair import Repair
 from mqproc.store.verify.verifier import verify_store
-from tests.store.bad_sectors import BadSectors
-from tests.store.faulty_io import FaultyIO
-from tests.store.stopped_store import StoppedStore, assert_whole
+from tests.support.faulty_io import BadSectors, FaultyIO
+from tests.support.store_builders import StoppedStore, assert_whole
 
 NOW = datetime.datetime(2026, 1, 2)
 
 
 class DyingDisk(BadSectors):
-    """What has a name of a queue's cannot be read, however often it is made again."""
+    """A disk on which queue files stay unreadable however often they are created."""
 
     def pread(self, fd: int, size: int, offset: int) -> bytes:
         if "/First/2/" in self.path_of(fd):
@@ -46,10 +45,10 @@ def last_queue_file(store: StoppedStore) -> Path:
     ],
     ids=["the first file of a queue", "its last file", "the newest file of the index", "the oldest file of the index"],
 )
-def test_what_cannot_be_read_is_made_again(
+def test_unreadable_file_is_rebuilt(
     tmp_path: Path, clean: bool, file_of: Callable[[StoppedStore], Path], page: int
 ) -> None:
-    """Each start ended there, until somebody deleted the file."""
+    """Without the rebuild each start fails until the file is deleted."""
     store = StoppedStore(tmp_path / "store")
     store.close_in_order()
     io = BadSectors()
@@ -69,8 +68,8 @@ def test_what_cannot_be_read_is_made_again(
         assert clean
 
 
-def test_units_that_no_table_knows_of_are_made_again(tmp_path: Path) -> None:
-    """After a loss of power the table of queues is older than the files; behind the mark the log may have nothing."""
+def test_unreadable_units_missing_from_table_are_rebuilt(tmp_path: Path) -> None:
+    """After a power failure the queue table is older than the files."""
     store = StoppedStore(tmp_path / "store")
     store.close_in_order()
     table = store.engine.paths.queues.read_bytes()
@@ -86,8 +85,8 @@ def test_units_that_no_table_knows_of_are_made_again(tmp_path: Path) -> None:
     assert_whole(store, found)
 
 
-def test_what_the_log_has_lost_is_told_though_all_begins_anew(tmp_path: Path) -> None:
-    """What was cut before counted nothing, and that the log was durable further nobody would say."""
+def test_lost_log_is_reported_after_unreadable_own_files(tmp_path: Path) -> None:
+    """Earlier cuts count, and so does the end up to which the log was durable."""
     store = StoppedStore(tmp_path / "store")
     store.close_in_order()
     for mark in (store.root / "mqproc/marks").iterdir():
@@ -103,8 +102,8 @@ def test_what_the_log_has_lost_is_told_though_all_begins_anew(tmp_path: Path) ->
     assert [(cut.end, cut.durable_end) for cut in damage.load(io, store.engine.paths).cuts] == [(last, store.end)]
 
 
-def test_a_page_of_the_index_is_read_before_it_is_mapped(tmp_path: Path) -> None:
-    """A map would end the process: a start after a kill ended by SIGBUS, and each one after it."""
+def test_index_page_is_read_before_it_is_mapped(tmp_path: Path) -> None:
+    """A memory map would end the process by SIGBUS."""
     store = StoppedStore(tmp_path / "store")
     for page in range(3):
         io = BadSectors()
@@ -114,7 +113,7 @@ def test_a_page_of_the_index_is_read_before_it_is_mapped(tmp_path: Path) -> None
         assert_whole(store, found)
 
 
-def test_a_disk_that_reads_nothing_ends_the_start(tmp_path: Path) -> None:
+def test_disk_reading_nothing_stops_start(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store")
     store.close_in_order()
     with pytest.raises(OSError, match="Input/output error") as caught:
@@ -123,7 +122,7 @@ def test_a_disk_that_reads_nothing_ends_the_start(tmp_path: Path) -> None:
     assert not isinstance(caught.value, FailedSyncError)
 
 
-def test_a_part_of_the_log_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
+def test_unreadable_log_stops_start(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store")
     io = BadSectors()
     io.lose(store.segment(store.end), store.end % 65536 // 4096)
@@ -132,7 +131,7 @@ def test_a_part_of_the_log_that_cannot_be_read_ends_the_start(tmp_path: Path) ->
     assert not (store.root / "mqproc/aside").exists()
 
 
-def test_a_failed_sync_of_a_queue_is_final(tmp_path: Path) -> None:
+def test_failed_sync_of_queue_is_final(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store")
     lost = last_queue_file(store)
     lost.unlink()
@@ -144,11 +143,11 @@ def test_a_failed_sync_of_a_queue_is_final(tmp_path: Path) -> None:
 
 
 class BadDryRun(DryRunIO, BadSectors):
-    """A dry run on such a disk."""
+    """A dry run on a disk with bad sectors."""
 
 
-def test_a_plan_tells_what_goes_aside_and_what_is_made(tmp_path: Path) -> None:
-    """It ended at the comparison of the file that is made with the one that cannot be read."""
+def test_plan_lists_quarantined_and_rebuilt_files(tmp_path: Path) -> None:
+    """The plan compares the rebuilt file with the unreadable one."""
     store = StoppedStore(tmp_path / "store")
     store.close_in_order()
     lost = last_queue_file(store)
@@ -160,8 +159,8 @@ def test_a_plan_tells_what_goes_aside_and_what_is_made(tmp_path: Path) -> None:
     assert (lost, "changed") in changes
 
 
-def test_a_repair_moves_aside_what_a_verify_could_not_read(tmp_path: Path) -> None:
-    """It was left to recovery to come there: it need not, and what it had stored to before could not be copied."""
+def test_repair_quarantines_files_verify_could_not_read(tmp_path: Path) -> None:
+    """Recovery might not reach the file, and could not copy it after writing to it."""
     store = StoppedStore(tmp_path / "store")
     store.close_in_order()
     io, engine = BadSectors(), store.engine
@@ -171,7 +170,7 @@ def test_a_repair_moves_aside_what_a_verify_could_not_read(tmp_path: Path) -> No
         io.lose(path, 0)
     job = Repair(engine.paths, engine.options, verify_store(io, engine.paths, engine.options, jobs=1), NOW)
     plan = job.plan()
-    assert {(action.path, action.what) for action in plan.actions} == {(path, "move away") for path in lost}
+    assert {(action.path, action.what) for action in plan.actions} == {(path, "move aside") for path in lost}
     tried = io.tried
     job.execute(io, plan, lambda line: None)
     assert io.tried == tried

@@ -1,0 +1,204 @@
+"""up, down, restart, run, status: a group's life from the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mqproc.layout.control import ROLES
+from mqproc.paths import StorePaths
+from tests.support.command_line import call
+from tests.support.group import Group, wait_until
+
+
+def mqproc(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MQPROC_")}
+    command = [sys.executable, "-m", "mqproc", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+def test_a_detached_group_lives_until_down(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    up = mqproc(
+        "up", "--store", store, "--detach", "--set", "metrics_port=0", "--set", "mapped_file_size_commit_log=1048576"
+    )
+    try:
+        assert up.returncode == 0, up.stderr
+        assert up.stdout.splitlines()[-1] == "group ready"
+        found = json.loads(mqproc("status", "--store", store, "--json").stdout)
+        assert found["ready"] is True
+        assert {role["role"] for role in found["roles"]} == {"supervisor", "template", *ROLES}
+        assert all(role["pss_bytes"] > 0 for role in found["roles"])
+        for how in ([], ["--detach"]):
+            again = mqproc("up", "--store", store, *how)
+            assert again.returncode == 7
+            assert f"in use by pid {found['roles'][0]['pid']} since" in again.stderr
+            assert f"; mqproc status --store {store} shows a running group, mqproc down stops" in again.stderr
+    finally:
+        down = mqproc("down", "--store", store)
+    assert down.returncode == 0
+    assert mqproc("status", "--store", store).returncode == 9
+    assert not StorePaths(Path(store)).abort.exists()
+
+
+def test_who_asks_while_the_program_is_loaded_is_told_so(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    command = ["up", "--store", str(store), "--set", "metrics_port=0"]
+    up = subprocess.Popen([sys.executable, "-c", _LOADS_WHEN_TOLD, *command], stdin=subprocess.PIPE)
+    assert up.stdin is not None
+    told = f"mqproc: {store}: mqproc up is starting here and still loads its program; ask again\n"
+    try:
+        wait_until(lambda: call("status", "--store", store).err == told, what="a group that begins")
+        # Of a folder that is there, too, and whatever a client wants.
+        store.mkdir(0o700)
+        for words in (["status"], ["down"], ["restart", "query"]):
+            outcome = call(*words, "--store", store)
+            assert (outcome.code, outcome.err) == (9, told)
+        up.stdin.close()
+        wait_until(lambda: call("status", "--store", store).code == 0, what="a group that is ready")
+        assert call("down", "--store", store).code == 0
+        assert up.wait(60) == 0
+        assert "no group runs on this store" in call("status", "--store", store).err
+    finally:
+        up.kill()
+        up.wait(60)
+
+
+_LOADS_WHEN_TOLD = """
+import sys
+from mqproc.cli.main import main
+
+class Held:
+    def find_spec(self, name, path=None, target=None):
+        if name == "mqproc.cli.admin.engine_hooks":
+            sys.stdin.read()
+
+sys.meta_path.insert(0, Held())
+sys.exit(main())
+"""
+
+
+def test_a_timeout_counts_from_the_begin_of_the_command(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    command = ["up", "--detach", "--timeout=600s", "--store", store, "--set", "metrics_port=0"]
+    up = subprocess.run(
+        [sys.executable, "-c", _BEGAN_LONG_AGO, *command], capture_output=True, text=True, timeout=120, check=False
+    )
+    try:
+        assert (up.returncode, "the group is not ready after 600 s" in up.stderr) == (4, True), up
+        wait_until(lambda: call("status", "--store", store).code == 0, what="a group that is ready")
+    finally:
+        assert call("down", "--store", store).code == 0
+
+
+_BEGAN_LONG_AGO = """
+import sys, time
+from mqproc.cli.options import Invocation
+from mqproc.cli.main import cli
+
+began = Invocation(start_s=time.monotonic() - 601)
+outcome = cli.main(sys.argv[1:], "mqproc", standalone_mode=False, obj=began)
+sys.exit(outcome)
+"""
+
+
+def test_a_role_is_restarted_by_name(group: Group) -> None:
+    before = group.pid("query")
+    outcome = call("restart", "query", "--store", group.store, "--json")
+    assert outcome.code == 0
+    assert outcome.json["role"] == "query"
+    assert group.pid("query") != before
+    assert call("restart", "nobody", "--store", group.store).code == 2
+
+
+def test_a_role_runs_in_a_debugger_at_the_callers_terminal(group: Group, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    command = [sys.executable, "-m", "mqproc", "run", "query", "--debug", "--store", str(group.store)]
+    with output.open("wb") as out:
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=out)
+    try:
+        assert child.stdin is not None
+        wait_until(lambda: "(Pdb)" in output.read_text(), what="the debugger's prompt")
+        assert "attached to this terminal" in output.read_text()
+        status = call("status", "--store", group.store, "--json")
+        assert (status.code, status.json["ready"]) == (1, False)
+        assert next(role["state"] for role in status.json["roles"] if role["role"] == "query") == "LENT"
+        again = call("run", "query", "--store", group.store)
+        assert again.code == 1
+        assert f"query is attached to the terminal of pid {child.pid}" in again.err
+        child.stdin.write(b"c\n")
+        child.stdin.flush()
+        with group.client() as client:
+            client.ping()
+            lent_pid = group.pid("query")
+            child.send_signal(signal.SIGINT)
+            assert child.wait(60) == 130
+            wait_until(lambda: call("status", "--store", group.store).code == 0, what="all roles running")
+            assert group.pid("query") != lent_pid
+            client.ping()
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_status_tells_state_and_lag(group: Group) -> None:
+    outcome = call("status", "--store", group.store)
+    assert outcome.code == 0
+    assert f"{group.store}: ready" in outcome.out
+    assert "behind" in outcome.out
+
+
+def test_a_wrong_option_is_a_configuration_error(tmp_path: Path) -> None:
+    assert mqproc("up", "--store", str(tmp_path / "s"), "--set", "max_queues=1").returncode == 8
+
+
+@pytest.mark.parametrize("how", [(), ("--detach",)])
+@pytest.mark.parametrize(("limit", "told"), [(0, "File too large"), (100_000, "mqproc/errors.tmp: File too large")])
+def test_a_start_that_the_disk_refuses_says_of_which_store_and_which_limit(
+    tmp_path: Path, how: tuple[str, ...], limit: int, told: str
+) -> None:
+    store = tmp_path / "store"
+    refused = f"prlimit --fsize={limit} {sys.executable} -m mqproc up --store {store}".split()
+    up = subprocess.run([*refused, *how], capture_output=True, text=True, timeout=120, check=False)
+    assert up.returncode == 3
+    (line,) = up.stderr.splitlines()
+    assert line.startswith(f"mqproc: {store}: the group cannot start: ")
+    assert told in line
+    assert line.endswith(f"; files are limited to {limit:,} bytes (ulimit -f)")
+
+
+def test_a_group_runs_whose_lines_go_into_a_file_on_a_full_disk(make_group: Callable[..., Group]) -> None:
+    """It has something to say before it begins, as here that the store's files have another size, and at a reload."""
+    group = make_group()
+    assert group.stop() == 0
+    options = ["--set", "metrics_port=0", "--set", "mapped_file_size_commit_log=2MiB"]
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        command = [sys.executable, "-m", "mqproc", "up", "--store", str(group.store), *options]
+        up = subprocess.Popen(command, stdout=full, stderr=full)
+    try:
+        wait_until(
+            lambda: up.poll() is not None or call("status", "--store", group.store).code == 0, what="group ready"
+        )
+        assert up.poll() is None
+        up.send_signal(signal.SIGHUP)
+        with group.client() as client:
+            assert client.send("orders", b"hello").queue_offset == 0
+        assert call("errors", "--store", group.store).err == "no errors\n"
+        assert call("down", "--store", group.store).code == 0
+        assert up.wait(60) == 0
+    finally:
+        up.kill()
+        up.wait()
+
+
+def test_a_group_that_is_stopped_in_order_leaves_no_abort_file(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    assert call("down", "--store", group.store, "--json").json["stopped"] is True
+    assert not group.paths.abort.exists()

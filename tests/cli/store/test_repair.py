@@ -1,0 +1,496 @@
+"""`store repair` and `store recover`: plans and what is done, random damage, kills and failing disks, wrong input.
+
+The damaged stores of RocketMQ have a table in `test_store_repair_golden.py`, damage to each kind of file one in
+`test_store_repair_damage.py`.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mqproc import Message, StoreReader
+from mqproc.io.store_io import FailedSyncError, StoreIO
+from mqproc.ipc.store_lock import StoreLock
+from mqproc.layout.record_codec import encode_record
+from mqproc.paths import StorePaths
+from mqproc.store import rocketmq_json
+from tests.golden.fixtures import GOLDEN, directories, load_fixture, options_of
+from tests.support.command_line import Outcome, call
+from tests.support.group import Group
+from tests.support.store_builders import SEGMENT, StoppedStore
+from tests.support.store_checks import Killed, RecordingIO, flip, overwrite
+from tests.support.store_repair import Row, contents, damage_in, flags_of, is_intact
+
+BY_NAME = {str(each): each for each in directories(GOLDEN)}
+
+
+@pytest.mark.parametrize("name", ["a_basic", "e_delay", "g1_retention", "i_broker"])
+def test_a_clean_store_needs_no_repair(tmp_path: Path, name: str) -> None:
+    store = load_fixture(name, tmp_path).store
+    before = contents(store)
+    outcome = call("store", "repair", store, "--execute")
+    assert outcome.code == 0
+    assert outcome.out.endswith("nothing to repair\n")
+    assert contents(store) == before
+
+
+# The plan is what is done
+
+
+@pytest.mark.parametrize("name", sorted(name for name in BY_NAME if not name.endswith("_clean/clean")))
+def test_a_dry_run_says_what_recovery_then_does(tmp_path: Path, name: str) -> None:
+    """Each file that a dry run says would change does, to the length that it says, and no other."""
+    store, flags = BY_NAME[name].unpack(tmp_path), flags_of(options_of(BY_NAME[name].expected))
+    before = contents(store)
+    planned = call("store", "recover", store, "--dry-run", "--json", *flags).json
+    assert contents(store) == before
+    done = call("store", "recover", store, "--execute", "--json", *flags).json
+    assert (done["log_begin"], done["log_end"], done["holes"]) == (
+        planned["log_begin"],
+        planned["log_end"],
+        planned["holes"],
+    )
+    after = contents(store)
+    expected = set(before)
+    for change in planned["changes"]:
+        name, what = change["file"], change["what"]
+        if what == "moved":
+            expected.add(change["moved_to"])
+        if what in ("moved", "removed"):
+            assert name not in after
+            expected.discard(name)
+            continue
+        expected.add(name)
+        assert after[name] != before.get(name)
+        assert (store / name).stat().st_size == change["bytes"]
+    assert after.keys() == {*expected, "mqproc/queues"}
+    changed = {change["file"] for change in planned["changes"]} | {"mqproc/queues"}
+    assert {name for name in before if name in after and after[name] != before[name]} <= changed
+    again = call("store", "recover", store, "--dry-run", "--json", *flags).json
+    assert {change["file"] for change in again["changes"]} <= {"mqproc/opened.json"}
+
+
+def test_recover_says_cuts_and_holes(tmp_path: Path) -> None:
+    store = BY_NAME["d14_middle_file_gone_abort/before"].unpack(tmp_path)
+    outcome = call("store", "recover", store)
+    assert outcome.code == 1
+    assert "the log is [0, 290,296), around 1 damaged range" in outcome.out
+    assert outcome.out.endswith("nothing was changed\n")
+    store = BY_NAME["d01_zero_tail/before"].unpack(tmp_path / "torn")
+    outcome = call("store", "recover", store)
+    assert outcome.code == 0
+    assert "; cut 190 bytes (bad size); removed 1 segment after it (" in outcome.out
+    store = BY_NAME["c4_killed_settled/before"].unpack(tmp_path / "whole")
+    assert " to the end 290,296; removed 1 segment after it (" in call("store", "recover", store).out
+    assert call("store", "recover", store, "--dry-run", "--execute").code == 2
+    refused = call(
+        "store", "recover", BY_NAME["d14_middle_file_gone_clean/clean"].unpack(tmp_path / "no"),
+        "--set", "on_damage=refuse", "--json",
+    )  # fmt: skip
+    assert refused.code == 1
+    assert "on_damage = refuse" in refused.json["refused"]
+
+
+# Our own stores
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
+    return StoppedStore(tmp_path_factory.mktemp("whole") / "store")
+
+
+def harm(store: Path, files: list[Path], rng: random.Random) -> list[tuple[str, str, int]]:
+    """Damage a few places of a store; what was done."""
+    done = []
+    if rng.random() < 0.4:
+        (store / "abort").write_text("123")
+    for _ in range(rng.randrange(1, 5)):
+        path = store / rng.choice(files)
+        size = path.stat().st_size if path.exists() else 0
+        if not size:
+            continue
+        kind = rng.choice(("flip", "garbage", "cut", "lose", "zero"))
+        at, length = rng.randrange(size), rng.randrange(1, 2000)
+        done.append((kind, str(path.relative_to(store)), at))
+        if kind == "flip":
+            flip(path, at)
+        elif kind == "garbage":
+            overwrite(path, at, rng.randbytes(length)[: size - at])
+        elif kind == "zero":
+            overwrite(path, at, bytes(length)[: size - at])
+        elif kind == "cut":
+            with path.open("r+b") as file:
+                file.truncate(at)
+        else:
+            path.unlink()
+    return done
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_damage_is_repaired(whole: StoppedStore, tmp_path: Path, seed: int) -> None:
+    """Flipped bits, garbage, cuts and lost files anywhere: clean afterwards, and no intact record is lost."""
+    files = [path.relative_to(whole.root) for path in sorted(whole.root.rglob("*")) if path.is_file()]
+    store = tmp_path / "store"
+    shutil.copytree(whole.root, store)
+    done = harm(store, files, random.Random(seed))
+    intact = {offset for offset in whole.offsets if is_intact(store, offset, SEGMENT)}
+    outcome = call("store", "repair", store, "--execute", "--json", *flags_of(whole.engine.options))
+    assert (outcome.code, damage_in(outcome.json)) == (0, []), done
+    with StoreReader(store) as reader:
+        assert intact <= {message.physical_offset for message in reader.messages()}, done
+
+
+@pytest.mark.parametrize("seed", [35, 46, 115, 165])
+def test_damage_that_recovery_alone_leaves_is_repaired(whole: StoppedStore, tmp_path: Path, seed: int) -> None:
+    """A wrong tags code; damage in what a lost file led to; a cut queue table; the last segment lost behind damage."""
+    test_random_damage_is_repaired(whole, tmp_path, seed)
+
+
+# Whatever comes in between
+
+
+@pytest.fixture
+def damaged(whole: StoppedStore, tmp_path: Path) -> Path:
+    """Damage to the log, to a queue and to the index, a stray file, and a torn end."""
+    store = tmp_path / "store"
+    shutil.copytree(whole.root, store)
+    flip(store / "commitlog" / f"{0:020d}", 324 * 10 + 100)
+    overwrite(store / "commitlog" / f"{3 * SEGMENT:020d}", 12721, b"torn")
+    flip(store / "consumequeue" / "First" / "0" / f"{0:020d}", 207)
+    (store / "commitlog" / "notes").write_text("mine")
+    next((store / "index").iterdir()).unlink()
+    return store
+
+
+class Call:
+    """The repair command over a StoreIO of the test's."""
+
+    def __init__(self, store: Path, flags: list[str], patch: pytest.MonkeyPatch) -> None:
+        self._arguments = ("store", "repair", store, "--execute", "--json", *flags)
+        self._patch = patch
+
+    def __call__(self, io: StoreIO | None = None) -> Outcome:
+        with self._patch.context() as patch:
+            if io is not None:
+                patch.setattr("mqproc.cli.store.repair.StoreIO", lambda: io)
+            return call(*self._arguments)
+
+
+@pytest.fixture
+def repair(whole: StoppedStore, damaged: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    return Call(damaged, flags_of(whole.engine.options), monkeypatch)
+
+
+def assert_repaired(whole: StoppedStore, store: Path, intact: set[int]) -> None:
+    with StoreReader(store) as reader:
+        assert {message.physical_offset for message in reader.messages()} == intact
+    assert call("store", "verify", store, *flags_of(whole.engine.options)).code == 0
+
+
+def intact_of(whole: StoppedStore, store: Path) -> set[int]:
+    return {offset for offset in whole.offsets if is_intact(store, offset, SEGMENT)}
+
+
+@pytest.fixture
+def calls(damaged: Path, repair: Call) -> list[str]:
+    """What a repair changes, call by call; the store is as it was before."""
+    spare = damaged.with_name("spare")
+    shutil.copytree(damaged, spare)
+    io = RecordingIO()
+    assert repair(io).code == 0
+    shutil.rmtree(damaged)
+    spare.rename(damaged)
+    return io.calls
+
+
+def test_killed_at_any_call_the_next_repair_ends_it(
+    whole: StoppedStore, damaged: Path, repair: Call, calls: list[str]
+) -> None:
+    """Also when a group is started in between, which every other time is."""
+    intact, spare = intact_of(whole, damaged), damaged.with_name("spare")
+    shutil.copytree(damaged, spare)
+    begin, end = calls.index(f"rename {damaged / 'abort'}"), calls.index(f"unlink {damaged / 'abort'}")
+    for turn, kill_at in enumerate(range(1, len(calls) + 1, max(1, len(calls) // 14))):
+        with pytest.raises(Killed):
+            repair(RecordingIO(kill_at))
+        assert (damaged / "abort").exists() == (begin < kill_at - 1 <= end), (kill_at, calls[kill_at - 1])
+        if turn % 2:
+            call("store", "recover", damaged, "--execute", *flags_of(whole.engine.options))
+            assert not (damaged / "abort").exists()
+        outcome = repair()
+        assert outcome.code == 0, (kill_at, outcome)
+        # Killed just before its end, all is done but to say so; the next start does.
+        assert turn % 2 or (damaged / "abort").exists() == (not outcome.json["executed"])
+        assert_repaired(whole, damaged, intact)
+        shutil.rmtree(damaged)
+        shutil.copytree(spare, damaged)
+
+
+class FailingIO(RecordingIO):
+    """The first call that changes what has `part` in its path fails, or None: Ctrl-C; and all later ones on it."""
+
+    def __init__(self, part: str, number: int | None) -> None:
+        super().__init__()
+        self._part = part
+        self._number = number
+
+    def _note(self, call: str, path: Path) -> None:
+        super()._note(call, path)
+        if self._part in str(path) and call in ("pwrite", "allocate", "set_size", "create"):
+            if self._number is None:
+                raise KeyboardInterrupt
+            raise OSError(self._number, os.strerror(self._number), str(path))
+
+
+def test_without_room_for_copies_nothing_is_changed(damaged: Path, repair: Call) -> None:
+    before = contents(damaged)
+    outcome = repair(FailingIO("repaired", errno.ENOSPC))
+    assert (outcome.code, outcome.out) == (3, "")
+    assert "No space left on device: originals cannot be copied; nothing was changed" in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert contents(damaged) == before
+    assert list((damaged / "mqproc" / "repaired").iterdir()) == []
+
+
+@pytest.mark.parametrize("part", ["index/", "consumequeue/", "commitlog/0", "mqproc/damage.json", "mqproc/queues"])
+def test_a_disk_that_fills_up_meanwhile_is_told_and_the_next_repair_ends_it(
+    whole: StoppedStore, damaged: Path, repair: Call, part: str
+) -> None:
+    intact = intact_of(whole, damaged)
+    outcome = repair(FailingIO(f"/store/{part}", errno.ENOSPC))
+    assert outcome.code in (0, 1)
+    if outcome.code == 1:
+        assert (damaged / "abort").exists()
+        assert outcome.json["clean"] is False if outcome.out else "copies of what changed" in outcome.err
+    assert repair().code == 0
+    assert_repaired(whole, damaged, intact)
+
+
+def test_who_interrupts_it_is_told_where_the_copies_are(whole: StoppedStore, damaged: Path, repair: Call) -> None:
+    intact = intact_of(whole, damaged)
+    outcome = repair(FailingIO("/store/consumequeue", None))
+    assert (outcome.code, outcome.out) == (130, "")
+    (kept,) = (damaged / "mqproc" / "repaired").iterdir()
+    assert f"not finished; {kept} has copies of the changed files; the next repair continues" in outcome.err
+    assert (damaged / "abort").exists()
+    assert repair().code == 0
+    assert_repaired(whole, damaged, intact)
+
+
+class FailingSyncsIO(StoreIO):
+    """Syncs of what has `part` in its path fail."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self._part = part
+
+    def _sync_with(self, call: Callable[[int], None], fd: int) -> None:
+        if self._part in self.path_of(fd):
+            raise FailedSyncError(errno.EIO, os.strerror(errno.EIO), self.path_of(fd))
+        super()._sync_with(call, fd)
+
+
+def test_a_sync_that_fails_meanwhile_is_final(whole: StoppedStore, damaged: Path, repair: Call) -> None:
+    """Nothing tells what is on the disk then: no message is taken until a repair has read it all from there."""
+    intact = intact_of(whole, damaged)
+    outcome = repair(FailingSyncsIO("/store/commitlog"))
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "a sync failed: [Errno 5] Input/output error" in outcome.err
+    assert "copies of the changed files; the next repair continues" in outcome.err
+    assert "recovery" in (damaged / "mqproc" / "read_only").read_text()
+    assert (damaged / "abort").exists()
+    still = repair(FailingSyncsIO("/store"))
+    assert (still.code, still.out) == (1, "")
+    assert "the disk still fails" in still.err
+    assert repair().code == 0
+    assert not (damaged / "mqproc" / "read_only").exists()
+    assert_repaired(whole, damaged, intact)
+
+
+def test_more_damage_than_is_listed_is_repaired_at_once(
+    whole: StoppedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("mqproc.store.verify.findings", "mqproc.store.recovery.repair"):
+        monkeypatch.setattr(f"{place}.LISTED_MAX", 2)
+    store = tmp_path / "store"
+    shutil.copytree(whole.root, store)
+    for queue in (store / "consumequeue").glob("*/*"):
+        flip(queue / f"{0:020d}", 207)
+        flip(queue / f"{0:020d}", 219)
+    flags = flags_of(whole.engine.options)
+    found = call("store", "verify", store, "--json", *flags).json
+    assert (found["counts"]["unit_wrong"], found["omitted"]) == (12, 10)
+    assert call("store", "repair", store, "--execute", *flags).code == 0
+    assert call("store", "verify", store, *flags).code == 0
+
+
+def test_a_queue_of_which_all_has_expired_is_mended(tmp_path: Path) -> None:
+    """No record tells what its units were; they must lead below the log's begin still."""
+    store = load_fixture("g1_retention", tmp_path).store
+    units = store / "consumequeue" / "EarlyOnly" / "0" / f"{0:020d}"
+    flip(units, 19 * 20 + 2)
+    planned = call("store", "repair", store, "--json")
+    assert [(row.kind, row.offset) for row in damage_in(planned.json)] == [("unit_beyond_log", 380)]
+    assert call("store", "repair", store, "--execute", "--json").json["clean"]
+    assert units.read_bytes()[380:400] == units.read_bytes()[360:380]
+
+
+def test_delivery_of_delayed_messages_is_set_back_to_the_end(tmp_path: Path) -> None:
+    store = load_fixture("i_broker", tmp_path).store
+    path = store / "config" / "delayOffset.json"
+    levels = rocketmq_json.parse(path.read_text())["offsetTable"]
+    level = next(level for level, offset in levels.items() if offset)
+    path.write_text(json.dumps({"offsetTable": {**levels, level: 10_000, "99": 7}, "mqproc": {"log": 5}}))
+    found = damage_in(call("store", "verify", store, "--json").json)
+    assert found == [Row("progress_beyond_end", "config/delayOffset.json")]
+    assert call("store", "repair", store, "--execute").code == 0
+    mended = rocketmq_json.parse(path.read_text())
+    assert mended == {"offsetTable": {**levels, "99": 7}, "mqproc": {"log": 5}}
+
+
+def test_what_no_repair_mends_is_said_and_stays(whole: StoppedStore, tmp_path: Path) -> None:
+    """Two records with one place in their queue: the queue can lead to one only."""
+    store, twice = tmp_path / "store", whole.end
+    shutil.copytree(whole.root, store)
+    time_ms = 1_800_000_000_000
+    again = encode_record(
+        topic="First", body=b"again", queue_offset=20, physical_offset=twice, store_timestamp_ms=time_ms
+    )
+    overwrite(store / "commitlog" / f"{3 * SEGMENT:020d}", twice % SEGMENT, again)
+    flags = flags_of(whole.engine.options)
+    planned = call("store", "repair", store, *flags)
+    assert planned.code == 1
+    assert "stays: queue_offset_repeated commitlog/00000000000000196608 First queue 0: queue offset 20" in planned.out
+    done = call("store", "repair", store, "--execute", "--json", *flags)
+    assert done.code == 1
+    assert [(row.kind, row.physical_offset) for row in damage_in(done.json)] == [("queue_offset_repeated", twice)]
+    more = call("store", "repair", store, "--execute", *flags)
+    assert (more.code, more.out.splitlines()[-1]) == (1, "nothing more can be repaired")
+    assert len(list((store / "mqproc" / "repaired").iterdir())) == 1
+
+
+# Failed syncs before
+
+
+def test_a_read_only_store_takes_messages_after_repair(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    with group.client() as client:
+        sent = [client.send(Message("orders", b"x" * 50, keys=[f"k{number}"])) for number in range(30)]
+    assert group.stop() == 0
+    paths = StorePaths(group.store)
+    paths.read_only.write_text("commitlog-flusher: commitlog: Input/output error\n")
+    flip(group.store / "commitlog" / f"{0:020d}", sent[7].physical_offset + 95)
+    assert call("store", "verify", group.store).code == 1
+    outcome = call("store", "repair", group.store, "--execute", "--json")
+    assert outcome.out, outcome.err
+    found = outcome.json
+    assert (outcome.code, found["clean"]) == (0, True)
+    why = "the store has been read from the disk and checked"
+    assert {"file": "mqproc/read_only", "what": "remove", "why": why} in found["actions"]
+    kept = group.store / found["kept_in"] / "files"
+    assert (kept / "mqproc" / "read_only").read_text().startswith("commitlog-flusher")
+    assert [(each["kind"], each["physical_offset"]) for each in found["findings"]] == [
+        ("known_hole", sent[7].physical_offset),
+        ("entry_in_hole", sent[7].physical_offset),
+    ]
+    again = make_group()
+    with again.client() as client:
+        client.send(Message("orders", b"after"))
+        client.wait_dispatched()
+        assert sum(queue.max_offset for queue in client.queues("orders")) == 31
+
+
+def test_progress_and_settings_are_put_right(tmp_path: Path) -> None:
+    store = load_fixture("i_broker", tmp_path).store
+    path = store / "config" / "consumerOffset.json"
+    value = rocketmq_json.parse(path.read_text())
+    key = next(key for key, offsets in value["offsetTable"].items() if any(offsets.values()))
+    queue = next(queue for queue, offset in value["offsetTable"][key].items() if offset)
+    right = value["offsetTable"][key][queue]
+    value["offsetTable"][key][queue] = 10_000
+    path.write_text(json.dumps(value))
+    (store / "config" / "topics.json").write_text("{ not json")
+    (store / "commitlog" / "notes.txt").write_text("mine")
+    found = call("store", "verify", store, "--json").json
+    kinds = {finding["kind"] for finding in found["findings"] if finding["severity"] == "damage"}
+    assert kinds == {"stray_file", "config_unreadable", "progress_beyond_end"}
+    outcome = call("store", "repair", store, "--execute", "--json")
+    assert outcome.code == 0
+    kept = store / outcome.json["kept_in"] / "files"
+    assert (kept / "commitlog" / "notes.txt").read_text() == "mine"
+    assert (kept / "config" / "topics.json").read_text() == "{ not json"
+    assert json.loads((kept / "config" / "consumerOffset.json").read_text()) == value
+    mended = rocketmq_json.parse(path.read_text())["offsetTable"][key][queue]
+    assert right <= mended < 10_000
+
+
+def test_a_store_in_use_is_not_touched(group: Group, tmp_path: Path) -> None:
+    for arguments in (("repair",), ("repair", "--execute"), ("recover",), ("recover", "--execute")):
+        outcome = call("store", *arguments[:1], group.store, *arguments[1:])
+        assert (outcome.code, outcome.out) == (7, "")
+        assert re.search(r"the store is in use by pid .*; mqproc down stops a group\n", outcome.err)
+    store = BY_NAME["d18_stray_file/clean"].unpack(tmp_path)
+    lock = StoreLock.acquire(StoreIO(), StorePaths(store))
+    try:
+        assert call("store", "repair", store, "--execute").code == 7
+    finally:
+        lock.close()
+    assert call("store", "repair", store, "--execute").code == 0
+
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "r+b")
+fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_store_that_rocketmq_has_is_not_touched(tmp_path: Path) -> None:
+    """It holds a POSIX lock on the first byte of the same file."""
+    store = BY_NAME["d18_stray_file/clean"].unpack(tmp_path)
+    command = [sys.executable, "-c", HOLD, str(store / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        for arguments in (("repair",), ("repair", "--execute"), ("recover",), ("recover", "--execute")):
+            outcome = call("store", *arguments[:1], store, *arguments[1:])
+            assert (outcome.code, outcome.out) == (7, "")
+            assert f"the store is in use by pid {process.pid} since" in outcome.err
+        process.communicate(timeout=10)
+    assert call("store", "repair", store, "--execute").code == 0
+
+
+def test_wrong_input(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    for name in ("repair", "recover"):
+        for path, code in ((tmp_path / "gone", 5), (tmp_path / "file", 3), (tmp_path, 3)):
+            outcome = call("store", name, path)
+            assert (outcome.code, outcome.out, len(outcome.err.splitlines())) == (code, "", 1)
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+@pytest.mark.parametrize("name", [f"commitlog/{0:020d}", "commitlog", "consumequeue", "index", "config"])
+def test_a_link_is_not_repaired(tmp_path: Path, name: str) -> None:
+    """Nor moved aside: what it leads to is the store's."""
+    store = BY_NAME["d18_stray_file/clean"].unpack(tmp_path)
+    (store / "config").mkdir()
+    (store / name).rename(tmp_path / "elsewhere")
+    (store / name).symlink_to(tmp_path / "elsewhere")
+    assert "a symbolic link" in call("store", "verify", store).out
+    outcome = call("store", "repair", store, "--execute")
+    assert outcome.code == 3
+    assert f"{store / name}: a symlink; replace it by the file first" in outcome.err
+    assert (store / name).is_symlink()

@@ -1,0 +1,108 @@
+"""A file whose name lies far behind its row, and a record whose queue offset does: what is missing between are millions
+of files, and nothing may look for them one by one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mqproc import StoreReader
+from mqproc.layout import record
+from mqproc.layout.consume_queue import QUEUE_OFFSET_LIMIT
+from mqproc.paths import segment_name, segment_start
+from mqproc.store.verify.findings import LISTED_MAX
+from tests.support.command_line import call
+from tests.support.store_builders import QUEUE_FILE_BYTES, SEGMENT, StoppedStore, write_at
+from tests.support.store_repair import damage_in, flags_of, repair
+
+LOG, QUEUE = "commitlog", "consumequeue/First/0"
+# Each is one of the row, and none is where any row comes to; the last two say more than an offset can.
+FAR = [
+    (QUEUE, QUEUE_FILE_BYTES << 35),
+    (LOG, SEGMENT << 34),
+    (QUEUE, QUEUE_FILE_BYTES * (10**20 // QUEUE_FILE_BYTES - 1)),
+    (LOG, (1 << 63) - SEGMENT),
+]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
+    """A clean store that was closed in order."""
+    store = StoppedStore(tmp_path_factory.mktemp("whole") / "store")
+    store.close_in_order()
+    return store
+
+
+def misplaced(whole: StoppedStore, store: Path, folder: str, start: int) -> str:
+    """A copy of the store in which the row's first file lies once more, far behind it."""
+    shutil.copytree(whole.root, store)
+    shutil.copy(store / folder / segment_name(0), store / folder / segment_name(start))
+    return f"{folder}/{segment_name(start)}"
+
+
+def places(store: Path) -> list[int]:
+    with StoreReader(store) as reader:
+        return sorted(message.physical_offset for message in reader.messages())
+
+
+def test_twenty_digits_may_say_more_than_an_offset() -> None:
+    assert segment_start(segment_name((1 << 62) - 1)) == (1 << 62) - 1
+    assert segment_start(segment_name(1 << 62)) is None
+
+
+@pytest.mark.parametrize(("folder", "start"), FAR)
+def test_a_repair_takes_it_away_and_keeps_all_else(
+    whole: StoppedStore, tmp_path: Path, folder: str, start: int
+) -> None:
+    store, flags = tmp_path / "store", flags_of(whole.engine.options)
+    name = misplaced(whole, store, folder, start)
+    outcome = call("store", "verify", store, "--json", *flags)
+    assert outcome.code == 1
+    assert name in {row.file for row in damage_in(outcome.json)}
+    assert call("store", "info", store, *flags).code in (0, 1)
+    repair(store, flags)
+    assert not (store / name).exists()
+    assert places(store) == places(whole.root)
+
+
+@pytest.mark.parametrize(("folder", "start"), FAR[:2])
+def test_a_start_does_so_too(whole: StoppedStore, tmp_path: Path, folder: str, start: int) -> None:
+    store, flags = tmp_path / "store", flags_of(whole.engine.options)
+    name = misplaced(whole, store, folder, start)
+    assert call("store", "recover", store, "--execute", *flags).code in (0, 1)
+    assert not (store / name).exists()
+    assert places(store) == places(whole.root)
+
+
+def test_what_is_missing_before_it_is_told_in_few_words(whole: StoppedStore, tmp_path: Path) -> None:
+    folder, start = FAR[0]
+    misplaced(whole, tmp_path / "store", folder, start)
+    found = call("store", "verify", tmp_path / "store", "--json", *flags_of(whole.engine.options)).json
+    assert found["counts"]["queue_file_missing"] == LISTED_MAX + 1
+
+
+@pytest.mark.parametrize("queue_offset", [QUEUE_OFFSET_LIMIT, (1 << 63) - 1])
+def test_a_queue_offset_that_none_can_have_is_damage(tmp_path: Path, queue_offset: int) -> None:
+    """Of a record without a CRC over all of it, as RocketMQ's are: its neighbours stay."""
+    whole = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
+    whole.close_in_order()
+    flags, offset = flags_of(whole.engine.options), whole.offsets[40]
+    before = places(whole.root)
+    write_at(whole.segment(offset), offset % SEGMENT + record.QUEUE_OFFSET, queue_offset.to_bytes(8, "big"))
+    found = damage_in(call("store", "verify", whole.root, "--json", *flags).json)
+    assert [row.physical_offset for row in found if row.kind == "record_queue"] == [offset]
+    repair(whole.root, flags)
+    assert places(whole.root) == [place for place in before if place != offset]
+
+
+def test_a_gap_that_is_nonsense_is_not_filled(tmp_path: Path) -> None:
+    """A queue offset may be wrong and yet possible: a repair ends, and makes no files for what never was."""
+    whole = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
+    whole.close_in_order()
+    flags, offset = flags_of(whole.engine.options), whole.offsets[40]
+    write_at(whole.segment(offset), offset % SEGMENT + record.QUEUE_OFFSET, (1 << 40).to_bytes(8, "big"))
+    files = len(list((whole.root / "consumequeue").rglob("*")))
+    assert call("store", "repair", whole.root, "--execute", *flags).code == 1
+    assert len(list((whole.root / "consumequeue").rglob("*"))) <= files + 1

@@ -1,0 +1,273 @@
+"""Every command and option is explained; errors are one line with a code that means something; starting is quick."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import click
+import pytest
+
+from mqproc.cli.main import EXIT_CODES, cli
+from mqproc.cli.options import SIZE, Command, CommandGroup
+from mqproc.errors import ERROR_BY_CODE
+from tests.client.memory_roles import MemoryRoles
+from tests.support.command_line import call
+
+
+def walk(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None, name
+            yield from walk(found, (*path, name))
+
+
+ALL = list(walk(cli))
+IDS = [" ".join(path) or "mqproc" for path, _ in ALL]
+
+
+@pytest.mark.parametrize(("path", "command"), ALL, ids=IDS)
+def test_every_command_and_option_has_a_help_text(path: tuple[str, ...], command: click.Command) -> None:
+    assert command.help
+    for param in command.params:
+        if isinstance(param, click.Option):
+            assert param.help, f"{path} {param.opts}"
+
+
+@pytest.mark.parametrize(("path", "command"), ALL, ids=IDS)
+def test_every_command_has_the_common_options_and_its_help_can_be_shown(
+    path: tuple[str, ...], command: click.Command
+) -> None:
+    assert isinstance(command, (Command, CommandGroup))
+    names = {name for param in command.params for name in param.opts}
+    assert {"--store", "--config", "--set", "--output", "--json", "--timeout", "--color", "--verbose"} <= names
+    assert call(*path, "--help").code == 0
+
+
+def test_the_overview_says_what_the_commands_say_themselves() -> None:
+    context = click.Context(cli)
+    assert isinstance(cli, CommandGroup)
+    for name, (_, short_help) in cli.lazy.items():
+        command = cli.get_command(context, name)
+        assert command is not None
+        assert command.get_short_help_str(120) == short_help, name
+
+
+def test_the_commands_of_the_manual_are_there() -> None:
+    names = {" ".join(path) for path, _ in ALL}
+    wanted = {
+        "up", "down", "restart", "run", "status", "send", "import", "tail", "stat", "demo", "topic create",
+        "topic list", "topic info", "topic delete", "message get", "message key", "message offset", "message range",
+        "message scan", "store info", "store dump", "store retention", "config show", "config check", "config doc",
+        "bench append", "bench retention", "bench dispatch", "bench pull", "bench query", "bench e2e", "bench delay",
+        "completion",
+    }  # fmt: skip
+    assert wanted <= names
+
+
+def test_exit_codes_are_in_the_help_and_cover_all_errors() -> None:
+    text = call("--help").out
+    for code, meaning in EXIT_CODES.items():
+        assert any(line.split(maxsplit=1) == [str(code), meaning] for line in text.splitlines()), code
+    assert {error.exit_code for error in ERROR_BY_CODE.values()} <= set(EXIT_CODES)
+
+
+def test_a_send_without_an_answer_has_the_exit_code_of_a_timeout(tmp_path: Path) -> None:
+    (tmp_path / "mqproc").mkdir(mode=0o700)
+    with MemoryRoles(tmp_path) as roles:
+        roles.behaviour = lambda request: True
+        outcome = call("send", "orders", "x", "--store", tmp_path, "--timeout", "100ms")
+    assert outcome.code == 4
+    waited = re.fullmatch(
+        r"mqproc: \S+/writer.sock: no answer in ([\d.]+) s; the request may be carried out yet\n", outcome.err
+    )
+    assert waited is not None, outcome.err
+    assert float(waited[1]) >= 0.1
+
+
+def test_a_mistyped_command_brings_a_suggestion_in_one_line() -> None:
+    outcome = call("tial")
+    assert outcome.code == 2
+    assert outcome.err == "mqproc: No such command 'tial'; did you mean 'tail'?; see mqproc --help\n"
+    assert "did you mean 'create'" in call("topic", "craete").err
+
+
+def test_a_name_that_other_tools_have_for_a_command_brings_ours() -> None:
+    for given, meant in (("start", "up"), ("stop", "down"), ("help", "--help")):
+        assert call(given).err == f"mqproc: No such command '{given}'; did you mean '{meant}'?; see mqproc --help\n"
+    assert "did you mean '--help'?; see mqproc topic --help" in call("topic", "help").err
+    assert "there are: create," in call("topic", "start").err
+
+
+def test_what_is_missing_is_told_in_one_sentence() -> None:
+    outcome = call("topic", "create")
+    assert (outcome.code, outcome.err) == (
+        2,
+        "mqproc: Missing argument 'TOPIC'; see mqproc topic create --help\n",
+    )
+
+
+def test_a_choice_is_told_once_and_in_one_line() -> None:
+    outcome = call("completion")
+    assert (outcome.code, outcome.err) == (
+        2,
+        "mqproc: Missing argument 'SHELL'. Choose from: bash, zsh, fish; see mqproc completion --help\n",
+    )
+    wrong = call("restart", "writter")
+    assert (wrong.code, wrong.err.count("\n"), wrong.err.count("index-flusher")) == (2, 1, 1)
+    assert wrong.err.startswith("mqproc: Invalid value for 'ROLE': 'writter' is not one of 'writer', ")
+
+
+@pytest.mark.parametrize("options", [(), ("x", "--count", "3")])
+def test_lines_are_not_read_where_no_group_runs(tmp_path: Path, options: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"first\nsecond\n")
+    os.close(writer)
+    command = mqproc("send", "orders", *options, "--store", str(tmp_path))
+    outcome = subprocess.run(command, stdin=reader, capture_output=True, text=True, env=environment(), check=False)
+    assert (outcome.returncode, outcome.stdout, outcome.stderr.count("\n")) == (9, "", 1)
+    assert "no group serves this store now" in outcome.stderr
+    assert os.read(reader, 100) == b"first\nsecond\n"
+    os.close(reader)
+
+
+def test_an_error_is_one_line_and_its_traceback_is_for_those_who_ask(tmp_path: Path) -> None:
+    outcome = call("status", "--store", tmp_path)
+    assert outcome.code == 9
+    assert outcome.err.count("\n") == 1
+    assert f"mqproc up --store {tmp_path}" in outcome.err
+    assert "Traceback" in call("status", "--store", tmp_path, "--verbose").err
+
+
+def test_a_store_that_nobody_names_is_a_usage_error() -> None:
+    outcome = call("status")
+    assert outcome.code == 2
+    assert "--store DIR" in outcome.err
+
+
+def test_common_options_may_stand_before_and_after_the_command(tmp_path: Path) -> None:
+    before = call("--store", tmp_path, "--json", "config", "show", "max_queues")
+    after = call("config", "show", "max_queues", "--store", tmp_path, "--output", "json")
+    assert before.json == after.json
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("100", 100), ("64KiB", 65536), ("10MB", 10**7), ("1g", 1 << 30), ("2k", 2048)]
+)
+def test_sizes_may_have_units(text: str, size: int) -> None:
+    assert SIZE.convert(text, None, None) == size
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("MQPROC_")}
+
+
+def mqproc(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "mqproc", *arguments]
+
+
+def test_a_closed_pipe_ends_quietly() -> None:
+    with subprocess.Popen(
+        mqproc("config", "doc"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.close()
+        assert child.stderr.read() == b""
+        assert child.wait(30) == 0
+
+
+def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
+    from tests.support.fakes import make_control
+
+    make_control(tmp_path).close()
+    command = mqproc("stat", "--watch", "--store", str(tmp_path))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline()
+        child.send_signal(signal.SIGINT)
+        assert child.wait(30) == 130
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["stat"], ["status"], ["config", "check"]])
+def test_starting_does_not_load_what_is_slow(arguments: list[str], tmp_path: Path) -> None:
+    """Figures depend on the machine; what makes them large does not: the compiler, Arrow, the client."""
+    code = (
+        "import sys; from mqproc.cli.main import main; main(sys.argv[1:]); "
+        "sys.exit(any(name in sys.modules for name in ('numpy', 'numba', 'pyarrow', 'mqproc.client', 'asyncio')))"
+    )
+    command = [sys.executable, "-c", code, *arguments, "--store", str(tmp_path)]
+    null = subprocess.DEVNULL
+    assert subprocess.run(command, stdout=null, stderr=null, env=environment(), check=False).returncode == 0
+
+
+def test_commands_that_ask_a_group_do_not_load_the_compiler() -> None:
+    """It takes longer than all else that `mqproc topic list` does."""
+    code = (
+        "import importlib, sys; from mqproc.cli.main import cli\n"
+        "for name in cli.lazy.keys() - {'top', 'doctor'}:\n"
+        "    importlib.import_module(cli.lazy[name][0].partition(':')[0])\n"
+        "sys.exit('numba' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], env=environment(), check=False).returncode == 0
+
+
+def test_help_and_stat_start_quickly(tmp_path: Path) -> None:
+    """By processor time, so that a busy machine does not matter."""
+    from tests.support.fakes import make_control
+
+    make_control(tmp_path).close()
+    for arguments in (["--help"], ["stat", "--store", str(tmp_path)]):
+        took = min(_cpu_seconds(mqproc(*arguments)) for _ in range(5))
+        assert took < 0.4, arguments
+
+
+def _cpu_seconds(command: list[str]) -> float:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment()) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_utime + usage.ru_stime
+
+
+def test_completion_scripts_are_clicks() -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert "_MQPROC_COMPLETE" in call("completion", shell).out
+
+
+def test_interruption_inside_a_command_is_130() -> None:
+    with mock.patch("mqproc.cli.admin.config.options_from", side_effect=KeyboardInterrupt):
+        assert call("config", "check").code == 130
+
+
+@pytest.mark.parametrize("module", ["mqproc.errors", "msgspec", "mqproc.cli.output"])
+def test_ctrl_c_before_there_is_a_command_is_130_without_a_traceback(module: str) -> None:
+    """The signal comes while the command line's modules are loaded."""
+    code = (
+        "import signal, sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, *others):\n"
+        f"        if name == {module!r}:\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "from mqproc.cli import main\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment(), check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_a_group_without_a_command_shows_its_help() -> None:
+    outcome = call("topic")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("Usage: mqproc topic")
+    assert outcome.err == call("topic", "--help").out
