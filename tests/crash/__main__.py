@@ -18,9 +18,8 @@ import time
 import traceback
 from pathlib import Path
 
-from tests.crash.journal import Journal
 from tests.crash.planted import PLANTS, plant
-from tests.workers import EXIT_INTERRUPTED
+from tests.support.processes import EXIT_INTERRUPTED
 
 BOTH = "both"
 
@@ -28,7 +27,8 @@ BOTH = "both"
 def tell(seed: int, images: int, folder: Path, journal_path: Path | None) -> int:
     """One story; the images that were looked at."""
     # Here, so that a bug can be planted before the product is imported.
-    from tests.crash.program import Story
+    from tests.crash.disk import Journal
+    from tests.crash.story import Story
 
     place = folder / f"seed{seed}"
     with contextlib.ExitStack() as stack:
@@ -80,7 +80,7 @@ def sweep(arguments: argparse.Namespace, folder: Path) -> int:
     """The sweep in both ways to flush, or one of them, or one case of it; how many runs failed."""
     from mqproc.config.options import FlushDiskType
     from tests.crash import levels
-    from tests.crash.sweep import Whole, case_of
+    from tests.crash.levels import Whole, case_of
 
     flushes = [flush for flush in FlushDiskType if arguments.sweep in (BOTH, flush.value)]
     if arguments.case:

@@ -6,9 +6,15 @@ A level goes over the seeds in order. What it has done stands in a file, where o
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import errno
 import gc
+import hashlib
+import io
 import itertools
 import os
+import pickle
+import random
 import re
 import shlex
 import shutil
@@ -26,14 +32,398 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from mqproc.config.options import FlushDiskType
+from mqproc.config.options import FlushDiskType, Options
+from mqproc.errors import MqprocError
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.control import Control
 from mqproc.kernels.jit import compile as jit
-from tests.allocator import map_large_blocks
-from tests.crash.journal import Unheard
+from mqproc.layout import control as words_of
+from mqproc.paths import StorePaths
+from tests.crash import invariants as checks
+from tests.crash.consumers import Deletions, Receivers
+from tests.crash.disk import CONTROL, Broken, Disk, Grain, Loss, Metadata, Pick, Unheard, walk_log
+from tests.crash.group import Group, Schedule, SimulatedClock
+from tests.crash.invariants import Truth
 from tests.crash.planted import PLANTS
-from tests.crash.program import Story
-from tests.crash.sweep import Case, Ran, Whole, cases
-from tests.workers import worker_pool
+from tests.crash.producers import Fate, Party, Producers, Senders, SimulatedIds, found_in
+from tests.crash.recording_io import Fault, Machine
+from tests.crash.story import FIRST_MS, Story, boot, simulated_boots, simulated_ids, simulated_zone
+from tests.support.processes import map_large_blocks, worker_pool
+from tests.support.store_checks import entries_below
+
+# --- sweep ---
+# The n-th failure: in a fixed program every storage call fails once, in each way in which it can.
+#
+#     first life     sends, a killed dispatcher, a killed writer, more sends; images; all are killed
+#     second life    recovery, sends beside transactions and simple consumers, a killed query; images; all are killed
+#     last life      recovery, sends, a stop in order; the store is looked at
+#
+# Under SYNC_FLUSH clients wait for what is durable, under ASYNC_FLUSH they do not.
+# A call of a life fails in that life, as it begins in every run, and the last life follows. A start that meets the
+# failure may fail; the next one must go well. A role that it ends is started again, as a supervisor does. Whatever the
+# failure, what was acknowledged is there, nothing is twice, transactions and what simple consumers have received hold,
+# and the group takes messages again, unless a failed sync has made the store read-only.
+
+
+TURNS_MAX = 4_000
+# Then whoever has had nothing but failures since is ended: they are not asked to do without what they need.
+TURNS_WITH_STUCK = 1_500
+TURN_MS = 5
+BETWEEN_LIVES_MS = 600_000
+# The first life's, and the next ones'.
+FIRST_SEED = 9
+LOSSES = (
+    Loss(Metadata.ORDERED, Grain.PAGE, Pick.NONE),
+    Loss(Metadata.FREE, Grain.SECTOR, Pick.RANDOM),
+)
+TAKES_SPACE = frozenset(
+    {"create", "mkdir", "rename", "link", "symlink", "pwrite", "zero", "allocate", "set_size", "sync", "sync_folder"}
+)
+# What a process may have too many of.
+LACKS = {"open": errno.EMFILE, "create": errno.EMFILE, "map": errno.ENOMEM}
+STORE, IMAGE = Path("store"), Path("image")
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What happens in one life: frames sent, roles killed by turn, and whether the other parties do their work once."""
+
+    frames: int
+    kills: Mapping[int, str] = field(default_factory=dict)
+    parties: bool = False
+
+
+FIRST = Life(6, {40: words_of.DISPATCHER, 80: words_of.WRITER})
+OF_PARTIES = Life(1, {150: words_of.QUERY}, parties=True)
+LAST = Life(2)
+LIVES = (FIRST, OF_PARTIES, LAST)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run: the `nth` storage call (from 1), of kind `call`, fails with `errno`; a short write after its half."""
+
+    nth: int
+    call: str
+    errno: int
+    short: bool = False
+    sticky: bool = False
+    """All later calls of this kind fail too, until the role or the start that meets them has ended."""
+
+    def __str__(self) -> str:
+        return f"{self.nth}:{errno.errorcode[self.errno]}{':short' * self.short}{':sticky' * self.sticky}"
+
+
+def case_of(text: str, calls: list[str]) -> Case:
+    """The case that `str` gave this text."""
+    nth, name, *how = text.split(":")
+    return Case(int(nth), calls[int(nth) - 1], getattr(errno, name), "short" in how, "sticky" in how)
+
+
+def cases(calls: list[str]) -> Iterator[tuple[Case, ...]]:
+    """Every way in which each of the calls of a run without failures can fail; those of one call together."""
+    for nth, call in enumerate(calls, 1):
+        yield tuple(_cases_of(nth, call))
+
+
+def _cases_of(nth: int, call: str) -> Iterator[Case]:
+    ways = [errno.EIO]
+    if call in TAKES_SPACE:
+        ways.append(errno.ENOSPC)
+    if call in LACKS:
+        ways.append(LACKS[call])
+    for way in ways:
+        yield Case(nth, call, way)
+    if call == "pwrite":
+        yield Case(nth, call, errno.ENOSPC, short=True)
+    for way in ways:
+        yield Case(nth, call, way, sticky=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A case that ended well, and what other cases of its call were, step by step, the same run."""
+
+    case: Case
+    errno_asked: bool
+    met_again: bool
+
+    def is_also(self, case: Case) -> bool:
+        """Nobody asked for what makes them two: which error it was, or whether it stays."""
+        if case.short or self.case.short:
+            return False
+        if case.errno != self.case.errno and self.errno_asked:
+            return False
+        return case.sticky == self.case.sticky or not self.met_again
+
+
+def options_of(flush: FlushDiskType) -> Options:
+    """Files so small that log, queues and index roll within the program."""
+    return Options(
+        mapped_file_size_commit_log=16384,
+        max_message_size=4096,
+        mapped_file_size_consume_queue=400,
+        max_hash_slot_num=20,
+        max_index_num=40,
+        max_queues=64,
+        default_topic_queue_nums=2,
+        flush_disk_type=flush,
+        flush_interval_commit_log=50,
+        flush_interval_consume_queue=100,
+        flush_commit_log_least_pages=0,
+        flush_consume_queue_least_pages=0,
+        transaction_timeout=200,
+        transaction_check_interval=500,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """How a life begins in every run: the calls before it, the program so far, and a copy of the store."""
+
+    life: Life
+    calls: int
+    program: bytes
+    store: Path
+
+
+class Whole:
+    """The program without a failure: all of its calls, and how each of its lives begins. `folder` keeps the latter."""
+
+    def __init__(self, folder: Path, flush: FlushDiskType) -> None:
+        self.program = Program(flush, Seen(folder / "seen"))
+        self._begins: list[Begin] = []
+        folder.mkdir(parents=True)
+        with contextlib.chdir(folder):
+            STORE.mkdir()
+            for number, life in enumerate(LIVES):
+                store = folder / f"begin{number}"
+                copy_store(STORE, store)
+                self._begins.append(Begin(life, len(self.program.calls), pickle.dumps(self.program), store))
+                self.program.live(life)
+
+    @property
+    def calls(self) -> list[str]:
+        """The storage calls that were made, by kind."""
+        return self.program.calls
+
+    def run(self, folder: Path, case: Case) -> Ran:
+        """The life in which the case's call is made, which fails, and the last life. Raises Broken.
+
+        A second start or a last life that begins as another one did goes on as that: it ends there.
+        """
+        begin = max((each for each in self._begins if each.calls < case.nth), key=lambda each: each.calls)
+        program: Program = pickle.loads(begin.program)
+        folder.mkdir(parents=True)
+        with contextlib.chdir(folder):
+            copy_store(begin.store, STORE)
+            program.fault = fault = Fault("", case.nth, case.errno, short=case.short, sticky=case.sticky)
+            with contextlib.suppress(Known):
+                program.live(begin.life)
+                if begin.life != LAST:
+                    program.live(LAST)
+            program.all_went_well()
+        return Ran(case, fault.errno_asked, fault.met_again)
+
+
+class Known(Exception):
+    """What comes now has come before, and went well."""
+
+
+def copy_store(source: Path, target: Path) -> None:
+    """Copy a store; sockets that lie there are of nobody."""
+    shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("*.sock"))
+
+
+class Program:
+    """What has happened to the store in the folder STORE below the current one, and who has sent what."""
+
+    def __init__(self, flush: FlushDiskType, seen: Seen) -> None:
+        self._options = options_of(flush)
+        self._seen = seen
+        self._rng = random.Random(0)
+        self._ids = 0
+        self._senders = Senders(self._rng, properties=True)
+        self.producers = Producers(self._rng, self._senders)
+        self.receivers = Receivers(self._rng, self._senders)
+        self._parties: tuple[Party, ...] = (self.producers, self.receivers)
+        self._deletions = Deletions(self._rng, self._senders)
+        self._clock_ms = FIRST_MS
+        self.fault: Fault | None = None
+        """What shall fail, counted from the first call of the first life on."""
+        self.calls: list[str] = []
+        self._begun: list[str] = []
+        """How the second try to start began, of a start that met the failure, and the last life: equal ones go on
+        equally."""
+
+    def live(self, life: Life) -> None:
+        """One life; all are killed at its end, in the last one stopped in order. Raises Broken."""
+        boot(0)
+        self._begin(life)
+        ids = SimulatedIds(self._ids)
+        with simulated_ids(ids), simulated_boots(), simulated_zone():
+            machine, group, schedule, clock = self._start()
+            try:
+                self._work(life, group, schedule, clock)
+                self._send_one(group, schedule, clock)
+                truth = self._truth(group)
+                if life == LAST:
+                    group.restart_stuck()
+                    group.stop(self._rng)
+                    truth = self._truth(group)
+                else:
+                    self._look_at_images(machine, truth)
+                    group.kill_all()
+                self._ids = ids.frames
+                self._check(STORE, truth, power_loss=False)
+            finally:
+                machine.over = True
+                machine.disk.let_go()
+                schedule.end_all()
+                self._clock_ms, self._ids = clock.time_ms(), ids.frames
+
+    def _begin(self, life: Life) -> None:
+        """Every life has its seed and its time, whatever was before it."""
+        number = LIVES.index(life)
+        self._rng.seed(FIRST_SEED + number)
+        self._clock_ms = self._senders.time_ms = FIRST_MS + number * BETWEEN_LIVES_MS
+        if self.fault is not None and self.fault.nth <= len(self.calls):
+            state = {**self._state(), "epoch": self._epoch()}
+            self._begin_as(digest_of(STORE, state, without=CONTROL))
+
+    def _start(self) -> tuple[Machine, Group, Schedule, SimulatedClock]:
+        """A group, at the second try if the first one met the failure."""
+        for _try in range(2):
+            machine = Machine(Disk.of(STORE), calls=len(self.calls), fault=self.fault, history=self.calls)
+            schedule = Schedule(self._rng, Unheard())
+            machine.between = schedule.pause
+            clock = SimulatedClock(schedule, self._clock_ms)
+            try:
+                return machine, Group(STORE, self._options, machine, schedule, clock), schedule, clock
+            except (Broken, OSError, MqprocError) as error:
+                cause = error.__cause__ if isinstance(error, Broken) else error
+                if not machine.failed or not isinstance(cause, OSError | MqprocError):
+                    raise
+                machine.over = True
+                machine.disk.let_go()
+                schedule.end_all()
+                self._begin_as(digest_of(STORE, self._state()))
+        raise Broken("a start that met no failure failed")
+
+    def _state(self) -> dict[str, object]:
+        """All that a life goes on from beside the store: who has sent what, the time, and what the seed says next."""
+        state = {name: value for name, value in vars(self).items() if name not in ("fault", "calls", "_begun", "_seen")}
+        return {**state, "seed": self._rng.getstate()}
+
+    def _epoch(self) -> int:
+        """Of the control file a start takes this only, and the number that names semaphores, of which are none."""
+        control = Control.open(StoreIO(), StorePaths(STORE))
+        try:
+            return control.load(words_of.EPOCH)
+        finally:
+            control.close()
+
+    def _begin_as(self, digest: str) -> None:
+        """Raises Known when what begins so has gone well before."""
+        begun = f"begun {digest}"
+        if begun in self._seen:
+            raise Known
+        self._begun.append(begun)
+
+    def all_went_well(self) -> None:
+        """What has begun need not be run again."""
+        for digest in self._begun:
+            self._seen.add(digest)
+
+    def _send_one(self, group: Group, schedule: Schedule, clock: SimulatedClock) -> None:
+        """The failure has passed at the latest when the second try has begun."""
+        for tried in range(3):
+            if group.read_only:
+                return
+            if tried:
+                group.restart_stuck()
+            self._work(Life(1), group, schedule, clock)
+            if (fate := self._sent_last()) is Fate.STORED:
+                return
+        raise Broken(f"a message was not taken: {fate.value}")
+
+    def _sent_last(self) -> Fate:
+        """What the sender was told of its last message; producers make their own."""
+        decided = self.producers.decided
+        return next(sent.fate for sent in reversed(self._senders.sent) if sent.number not in decided)
+
+    def _work(self, life: Life, group: Group, schedule: Schedule, clock: SimulatedClock) -> None:
+        tasks = {"sender": lambda: self._senders.run(group.paths, schedule, life.frames)}
+        if life.parties:
+            tasks["producer"] = lambda: self.producers.run_once(group.paths, schedule)
+            tasks["receiver"] = lambda: self.receivers.run_once(group.paths, schedule, clock)
+        for name, task in tasks.items():
+            schedule.add(name, task)
+        for turn in range(TURNS_MAX):
+            if turn > max(life.kills, default=0) and not tasks.keys() & set(schedule.names):
+                return
+            schedule.turn()
+            group.restart_fallen()
+            if turn == TURNS_WITH_STUCK:
+                group.restart_stuck()
+            clock.advance(TURN_MS)
+            self._senders.time_ms = clock.time_ms()
+            if (name := life.kills.get(turn)) and name in group.names:
+                group.kill(name)
+                group.start(name)
+        raise Broken(f"not all clients were answered within {TURNS_MAX:,} turns")
+
+    @property
+    def have_worked(self) -> bool:
+        """A transaction was committed and one rolled back, and a simple consumer has received and acknowledged."""
+        ended = {self.producers.decided[number] for number in self.producers.ended}
+        return ended == {True, False} and bool(self.receivers.acked)
+
+    def _truth(self, group: Group) -> Truth:
+        records = walk_log(group.paths.commit_log)
+        written = group.control.load(words_of.WRITTEN)
+        return Truth(records, group.synced, written, 0, set(), group.read_only)
+
+    def _look_at_images(self, machine: Machine, truth: Truth) -> None:
+        boot(1)
+        for loss in LOSSES:
+            machine.disk.observe()
+            machine.disk.image(IMAGE, loss, self._rng, Unheard())
+            (IMAGE / "mqproc").mkdir(exist_ok=True)
+            (IMAGE / "mqproc").chmod(0o700)
+            self._check(IMAGE, truth, power_loss=True)
+            shutil.rmtree(IMAGE)
+        boot(0)
+
+    def _check(self, root: Path, truth: Truth, *, power_loss: bool) -> None:
+        """Recovers a store and checks it, unless one just like it, of which as much was told, was well."""
+        # Until the next life nothing is born. The truth's records are those of the store's own log.
+        self._senders.time_ms = 0
+        log = digest_of(StorePaths(STORE).commit_log, dataclasses.replace(truth, records=[]))
+        told = (log, self._options, self._senders.sent, self._parties, self._deletions, power_loss)
+        digest = digest_of(root, told, without=CONTROL)
+        # Where recovery has asked for the time, only the same one makes it the same.
+        digests = f"checked {digest}", f"checked {digest} at {self._clock_ms}"
+        seen = any(each in self._seen for each in digests)
+        if seen and root != STORE:
+            return
+        ends = [f"after {each}, {self._epoch()} {self._ids}" for each in digests] if root == STORE else []
+        if self.fault is not None and any(each in self._seen for each in ends):
+            raise Known
+        found = checks.recover(root, self._options, now_ms=self._clock_ms)
+        if seen:
+            records = checks.records_of(found)
+        else:
+            records = checks.check_all(found, truth, self._senders, self._deletions, power_loss=power_loss)
+            checks.check_parties(found, records, self._parties, minimum=truth.minimum, power_loss=power_loss)
+            checks.check_again(found, self._options)
+            self._seen.add(digests[found.time_asked])
+        if root == STORE:
+            self._begun += [ends[found.time_asked]] if self.fault is not None else []
+            stands = found_in(found.paths, records, sync_flush=self._options.sync_flush)
+            for party in self._parties:
+                party.go_on(stands, power_loss=power_loss)
+
 
 T = TypeVar("T")
 STORY_TIMEOUT_S = 1_800
@@ -151,7 +541,7 @@ def run_cases(whole: Whole, chosen: Sequence[Case], flush: FlushDiskType, folder
 
 def run_level(level: Level, folder: Path, workers: int, progress_path: Path | None = None) -> Progress:
     """Tell stories until the level's images are reached; what failed is printed with the line that repeats it."""
-    progress = _read(progress_path, Progress(level.first_seed))
+    progress = _read_json(progress_path, Progress(level.first_seed))
     if progress.images >= level.images:
         return progress
     before_s, started = progress.took_s, time.perf_counter()
@@ -167,7 +557,7 @@ def run_level(level: Level, folder: Path, workers: int, progress_path: Path | No
         if told.failure:
             progress.failed.append(told.repeat)
             print(f"{told.failure}repeat: {told.repeat}", flush=True)
-        _write(progress_path, progress)
+        _write_json(progress_path, progress)
         if progress.images >= level.images:
             break
         if time.perf_counter() - told_s > TELL_EVERY_S:
@@ -186,7 +576,7 @@ class Swept:
 
 def run_sweep(flush: FlushDiskType, folder: Path, workers: int, progress_path: Path | None = None) -> Swept:
     """Every case in one way to flush that is not done yet. What failed is printed."""
-    progress = _read(progress_path, Swept())
+    progress = _read_json(progress_path, Swept())
     whole = Whole(folder / f"whole-{flush.value}", flush)
     chosen = list(cases(whole.calls))
     total = sum(map(len, chosen))
@@ -201,7 +591,7 @@ def run_sweep(flush: FlushDiskType, folder: Path, workers: int, progress_path: P
             if told.failure:
                 progress.failed.append(told.repeat)
                 print(f"{told.failure}repeat: {told.repeat}", flush=True)
-        _write(progress_path, progress)
+        _write_json(progress_path, progress)
         if time.perf_counter() - told_s > TELL_EVERY_S or done == len(chosen):
             told_s = time.perf_counter()
             print(
@@ -228,7 +618,7 @@ def catch(name: str, folder: Path) -> Told:
             check=False,
         )
         noticed = re.search(rf"repeat: python -m tests.crash (\d+) --images {IMAGES_PER_PLANT} --plant", done.stdout)
-        if "tests.crash.placed.Broken: " not in done.stderr or noticed is None:
+        if "tests.crash.disk.Broken: " not in done.stderr or noticed is None:
             return Told(repeat, failure=f"not noticed: {name}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     except subprocess.TimeoutExpired as error:
         return Told(repeat, failure=f"{name}: {error}\n")
@@ -246,7 +636,7 @@ class Caught:
 def catch_all(folder: Path, workers: int, progress_path: Path | None = None) -> list[str]:
     """Plant every bug that is not caught yet; the lines that repeat what went wrong. Says how many were noticed."""
     started = time.perf_counter()
-    progress = _read(progress_path, Caught())
+    progress = _read_json(progress_path, Caught())
     left = [name for name in sorted(PLANTS) if name not in progress.names]
     failed = []
     for name, told in zip(left, _in_order(catch, ((name, folder) for name in left), workers, len(PLANTS)), strict=True):
@@ -255,7 +645,7 @@ def catch_all(folder: Path, workers: int, progress_path: Path | None = None) -> 
             print(f"{told.failure}repeat: {told.repeat}", flush=True)
         else:
             progress.names.append(name)
-            _write(progress_path, progress)
+            _write_json(progress_path, progress)
             if told.seed != PLANTS[name].seed:
                 print(f"{name}: noticed by seed {told.seed}, looked for from {PLANTS[name].seed} on", flush=True)
     took_s = time.perf_counter() - started
@@ -263,12 +653,12 @@ def catch_all(folder: Path, workers: int, progress_path: Path | None = None) -> 
     return failed
 
 
-def _read(path: Path | None, none_yet: T) -> T:
+def _read_json(path: Path | None, none_yet: T) -> T:
     """What stands in a file of progress, or nothing done yet."""
     return msgspec.json.decode(path.read_bytes(), type=type(none_yet)) if path and path.exists() else none_yet
 
 
-def _write(path: Path | None, progress: object) -> None:
+def _write_json(path: Path | None, progress: object) -> None:
     """Replace what a file of progress has."""
     if path is not None:
         temporary = path.with_name(path.name + ".tmp")
@@ -321,3 +711,48 @@ def _begin() -> None:
     map_large_blocks()
     gc.freeze()
     gc.disable()
+
+
+# --- seen ---
+# What has gone well already: whatever begins exactly as that did goes on exactly as that did, and is not run again.
+#
+# Digests are of all that a check or a life can go by. They lie in a folder that all worker processes share.
+
+
+class _WithoutSeed(pickle.Pickler):
+    """Pickles without what a seed says next."""
+
+    def persistent_id(self, obj: object) -> str | None:
+        return "seed" if isinstance(obj, random.Random) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Digests of what has gone well, as names in a folder."""
+
+    folder: Path
+
+    def __contains__(self, digest: str) -> bool:
+        return (self.folder / digest).exists()
+
+    def add(self, digest: str) -> None:
+        """What begins so has gone well to its end."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / digest).touch()
+
+
+def digest_of(root: Path, what: object, *, without: str = "") -> str:
+    """Of all files below `root` but one, and of an object, but for what seeds in it say next."""
+    pickled = io.BytesIO()
+    _WithoutSeed(pickled).dump(what)
+    digest = hashlib.blake2b(pickled.getvalue(), digest_size=20)
+    for name, entry in entries_below(root):
+        if name == without:
+            continue
+        digest.update(f"{name} {entry.stat(follow_symlinks=False).st_mode}\0".encode())
+        if entry.is_symlink():
+            digest.update(os.readlink(entry.path).encode())
+        elif entry.is_file():
+            data = Path(entry.path).read_bytes()
+            digest.update(f"{len(data)} ".encode() + data)
+    return digest.hexdigest()

@@ -11,16 +11,12 @@ import pytest
 
 from mqproc.config.options import FlushDiskType
 from mqproc.layout import control as words_of
-from tests.crash.copies import is_copy
-from tests.crash.disk import Disk
-from tests.crash.group import Group
-from tests.crash.journal import Journal
-from tests.crash.placed import walk_log
-from tests.crash.program import FIRST_MS
+from tests.crash.disk import Disk, Journal, walk_log
+from tests.crash.group import Group, Schedule, SimulatedClock
+from tests.crash.levels import options_of
+from tests.crash.producers import Senders, Sent, is_copy
 from tests.crash.recording_io import Machine
-from tests.crash.schedule import Schedule, SimulatedClock
-from tests.crash.senders import Senders, Sent
-from tests.crash.sweep import options_of
+from tests.crash.story import FIRST_MS
 
 TURNS = 400
 

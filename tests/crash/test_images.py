@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.disk import PAGE, Disk, Grain, Loss, Metadata, Pick
-from tests.crash.journal import Unheard
+from tests.crash.disk import PAGE, Disk, Grain, Loss, Metadata, Pick, Unheard
 
 PAGES = 5
 IMAGES = 60

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from mqproc.config.options import FlushDiskType
-from tests.crash.levels import Level, run_level
-from tests.crash.seen import Seen
-from tests.crash.sweep import ROOT, Case, Ran, Whole, case_of, cases
-from tests.store.recovery.recovering import contents
+from tests.crash.levels import STORE, Case, Level, Ran, Seen, Whole, case_of, cases, run_level
+from tests.support.store_checks import contents
 
 # Of all calls, and of those of which all ways to fail are compared.
 EVERY = 29
@@ -62,7 +60,7 @@ def test_runs_that_count_as_one_leave_the_same_store(tmp_path: Path, monkeypatch
             place = tmp_path / str(case)
             ended = whole.run(place, case)
             # Where a path is too long for a socket, a file says where it is.
-            left = {name: what for name, what in contents(place / ROOT).items() if not name.endswith(".sock")}
+            left = {name: what for name, what in contents(place / STORE).items() if not name.endswith(".sock")}
             equal = [other for first, other in ran if first.is_also(case)]
             of_ways += bool(equal)
             begun = [digest for digest in added if not digest.startswith("checked ")]

@@ -15,14 +15,12 @@ import mqproc
 from mqproc.config.options import FlushDiskType
 from mqproc.layout import control as words_of
 from mqproc.roles.registry import SPECS
-from tests.crash.disk import Disk
-from tests.crash.group import Group
-from tests.crash.journal import Journal
-from tests.crash.program import FIRST_MS, boot, simulated_boots, simulated_ids
+from tests.crash.disk import Disk, Journal
+from tests.crash.group import Group, Schedule, SimulatedClock
+from tests.crash.levels import options_of
+from tests.crash.producers import SimulatedIds
 from tests.crash.recording_io import Machine
-from tests.crash.schedule import Schedule, SimulatedClock
-from tests.crash.senders import SimulatedIds
-from tests.crash.sweep import options_of
+from tests.crash.story import FIRST_MS, boot, simulated_boots, simulated_ids
 
 TURNS = 200
 FUNCTIONS_MIN = 1_000

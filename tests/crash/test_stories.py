@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.checks import Recovered
+from tests.crash.invariants import Recovered
 from tests.crash.levels import catch
 from tests.crash.planted import PLANTS
-from tests.crash.program import Story
+from tests.crash.story import Story
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = 2
@@ -34,7 +34,7 @@ def test_a_store_outlasts_kills_power_losses_and_faults(seed: int, tmp_path: Pat
 
 def digests(folder: Path, **environment: str) -> list[str]:
     """Of some stories that a process of this environment tells in a folder."""
-    program = "import sys; from tests.crash.program import Story; from pathlib import Path;"
+    program = "import sys; from tests.crash.story import Story; from pathlib import Path;"
     program += "print(*(Story(int(seed), Path(sys.argv[1]) / seed, images=2).run().digest for seed in sys.argv[2:]))"
     command = [sys.executable, "-c", program, str(folder), *map(str, SEEDS_TOLD_TWICE)]
     done = subprocess.run(

@@ -18,8 +18,8 @@ TOLD = """
 import json, sys
 from pathlib import Path
 from tests.crash.disk import Disk
-from tests.crash.program import Story
-from tests.crash.twins import Lines
+from tests.crash.story import Story
+from tests.crash.recording_io import Lines
 
 killed = []
 kill = Lines._kill

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import shutil
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 
+from mqproc.client import requests as core
+from mqproc.client import send_requests as sending
 from mqproc.config.options import Options
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.words import Words
@@ -15,23 +19,27 @@ from mqproc.kernels.index import published_count
 from mqproc.kernels.jit.intrinsics import load_be64
 from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.layout import control as words_of
+from mqproc.layout import durable_marks
 from mqproc.layout import index_file as layout
-from mqproc.paths import StorePaths
+from mqproc.layout.consume_queue import FILLER_SIZES, UNIT_SIZE
+from mqproc.layout.record import CRC_TAIL_SIZE
+from mqproc.paths import StorePaths, segment_name
+from mqproc.store import checkpoint as checkpoint_file
 from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units, queues_on_disk
 from mqproc.store.consumequeue.table import QueueTable
-from mqproc.store.damage import load
+from mqproc.store.damage import Hole, load
 from mqproc.store.index.files import index_file_names
 from mqproc.store.index.lookup import IndexReader
+from mqproc.store.read.reader import StoreReader
 from mqproc.store.recovery.recovery import Recovery, adopt_sizes
 from mqproc.store.topics import Topics
-from tests.crash.copies import check_copies, goes_to, originals, tags_code
-from tests.crash.deletions import Deletions, Place
-from tests.crash.disk import CONTROL, PAGE, Disk
-from tests.crash.parties import Party, found_in
-from tests.crash.placed import Broken, Placed, expect, must_end_well, walk_log
+from mqproc.types import Message, PullStatus, SendResult
+from tests.crash.consumers import Deletions, Place
+from tests.crash.disk import CONTROL, PAGE, SECTOR, Broken, Disk, Placed, expect, must_end_well, walk_log
+from tests.crash.group import Caller, Group, Schedule, SimulatedClock
+from tests.crash.producers import Fate, Party, Senders, Sent, check_copies, found_in, goes_to, originals, tags_code
 from tests.crash.recording_io import Machine, RecordingIO
-from tests.crash.senders import Fate, Senders, Sent
-from tests.store.recovery.recovering import contents, everything_below
+from tests.support.store_checks import contents, entries_below
 
 FOREVER_MS = 1 << 60
 KEYS_LOOKED_UP = 30
@@ -114,7 +122,7 @@ def calls_of_recovery_max(root: Path) -> int:
 
     Twice as many as the worst of some thousand images has needed.
     """
-    files = [(name, entry) for name, entry in everything_below(root) if entry.is_file()]
+    files = [(name, entry) for name, entry in entries_below(root) if entry.is_file()]
     log_bytes = sum(entry.stat().st_size for name, entry in files if name.startswith("commitlog/"))
     return CALLS_OF_EVERY_RECOVERY + CALLS_PER_FILE_OR_PAGE * (len(files) + log_bytes // PAGE)
 
@@ -328,7 +336,7 @@ def check_again(found: Recovered, options: Options) -> None:
     changed = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
     expect(not changed, f"a second recovery changed {changed[:5]}: {again.said}")
     # The next segment is made under its name, whatever lies there.
-    below = [entry for name, entry in everything_below(found.paths.root) if name.endswith(".tmp")]
+    below = [entry for name, entry in entries_below(found.paths.root) if name.endswith(".tmp")]
     strays = [entry.name for entry in below if Path(entry.path) != found.paths.next_segment]
     expect(not strays, f"files left lying about: {strays}")
 
@@ -347,3 +355,298 @@ def check_all(
 def unacknowledged(sent: Sent) -> bool:
     """Whether its sender was not told that it is stored."""
     return sent.fate is not Fate.STORED
+
+
+# --- damaged ---
+# Damage in a store that was recovered: what is intact stays readable, what is not is said, and no other is served.
+
+
+RECORDS_MIN = 3
+PULL_MESSAGES = 4_096
+# A tail with so much of its name left is still known to have been one.
+SEEN_NAME_BYTES = 5
+
+QueueOffset = tuple[str, int, int]
+
+
+@dataclass(slots=True)
+class Readable:
+    """All that consumers are served: where each message lies in the log and its body; and which places are damaged."""
+
+    messages: dict[QueueOffset, tuple[int, bytes]]
+    corrupt: list[str]
+
+    @property
+    def offsets(self) -> set[int]:
+        return {offset for offset, _body in self.messages.values()}
+
+
+def readable(found: Recovered) -> Readable:
+    """Read every queue from its beginning to its end."""
+    messages: dict[QueueOffset, tuple[int, bytes]] = {}
+    corrupt = []
+    with StoreReader(found.paths.root, found.options) as reader:
+        for queue in reader.queues():
+            offset = queue.min_offset
+            while offset < queue.max_offset:
+                pulled = reader.pull(queue.topic, queue.queue_id, offset, PULL_MESSAGES)
+                for message in pulled.messages:
+                    place = queue.topic, queue.queue_id, message.queue_offset
+                    expect((message.topic, message.queue_id) == place[:2], f"{place} has a message of {message.topic}")
+                    messages[place] = message.physical_offset, message.body
+                if pulled.status is PullStatus.CORRUPT:
+                    corrupt.append(pulled.detail)
+                expect(pulled.next_offset > offset, f"{queue.topic} {queue.queue_id} does not go on at {offset}")
+                offset = pulled.next_offset
+    return Readable(messages, corrupt)
+
+
+def check_damaged(
+    found: Recovered, records: Sequence[Placed], options: Options, machine: Machine, rng: random.Random
+) -> None:
+    """Damage some records of a recovered store below its marks, recover it once more, and read it.
+
+    Without its marks recovery looks at all of the log, and notes the damage itself; with them readers meet it. The last
+    record stays: damage at the log's very end cannot be told from a torn one there without a mark.
+    """
+    if len(records) < RECORDS_MIN:
+        return
+    before = readable(found)
+    start, stop = _harm(found, records, rng)
+    harmed = [placed for placed in records if placed.offset < stop and start < _end(placed)]
+    # Where the CRC of a whole record is gone too it reads as one that never had it: only its body is vouched for.
+    sure = [placed for placed in harmed if not start <= _end(placed) - CRC_TAIL_SIZE + SEEN_NAME_BYTES <= stop]
+    end = found.words[words_of.WRITTEN]
+    # After a failed sync marks stay where they were, and what is bad above them counts as torn.
+    trusts_marks = not found.paths.read_only.exists() and rng.random() < 0.5
+    if not trusts_marks:
+        shutil.rmtree(found.paths.marks)
+    again = recover(found.paths.root, options, machine)
+    now, told = again.words[words_of.WRITTEN], again.words[words_of.DAMAGE_HOLES]
+    expect(now == end, f"damage below {end} has cut the log to {now}")
+    holes = load(StoreIO(), found.paths).holes
+    expect(told == len(holes), f"{told} are told of {holes}")
+    lost = [placed.offset for placed in records if placed not in harmed and _is_noted(placed, holes)]
+    expect(not lost, f"intact records at {lost[:3]} are taken for damage: {holes}")
+    unseen = [] if trusts_marks else [placed.offset for placed in sure if not _is_noted(placed, holes)]
+    expect(not unseen, f"damage at {unseen[:3]} is not noted: {holes}")
+    after = readable(again)
+    wrong = [place for place, message in after.messages.items() if before.messages.get(place) != message]
+    expect(not wrong, f"{wrong[:3]} are other messages than before the damage at [{start}, {stop})")
+    gone, maybe = {placed.offset for placed in sure}, {placed.offset for placed in harmed}
+    served = [place for place, message in after.messages.items() if message[0] in gone]
+    expect(not served, f"{served[:3]} are served, though damaged at [{start}, {stop})")
+    lacks = [place for place, message in before.messages.items() if message[0] not in maybe | after.offsets]
+    expect(not lacks, f"{sorted(lacks)[:3]} are intact, and not served beside damage at [{start}, {stop})")
+    silent = gone & before.offsets and not after.corrupt and not holes
+    expect(not silent, f"nobody is told of the damage at [{start}, {stop})")
+
+
+def _harm(found: Recovered, records: Sequence[Placed], rng: random.Random) -> tuple[int, int]:
+    """Change a byte, or a sector, in one record, but nothing of the last one; the range whose bytes are others."""
+    *others, last = records
+    victim = rng.choice(others)
+    start = victim.offset + rng.randrange(victim.size)
+    stop = start + 1
+    if rng.random() < 0.5:
+        start -= start % SECTOR
+        stop = start + SECTOR
+    segment = found.options.mapped_file_size_commit_log
+    base = victim.offset // segment * segment
+    start, stop = max(start, records[0].offset, base), min(stop, last.offset, base + segment)
+    path = found.paths.commit_log / segment_name(base)
+    with path.open("r+b") as file:
+        file.seek(start - base)
+        data = file.read(stop - start)
+        harm = bytes(rng.choice([value for value in (0, 255, rng.randrange(256)) if value != byte]) for byte in data)
+        file.seek(start - base)
+        file.write(harm)
+    return start, stop
+
+
+def _end(placed: Placed) -> int:
+    return placed.offset + placed.size
+
+
+def _is_noted(placed: Placed, holes: Sequence[Hole]) -> bool:
+    return any(hole.overlaps(placed.offset, _end(placed)) for hole in holes)
+
+
+# --- watch ---
+# What must be true at every turn of a running group: positions that stand for something are never ahead of it.
+
+
+# Within one start of a group they only grow, whoever is killed.
+GROWING = {
+    "written": words_of.WRITTEN,
+    "writer_synced": words_of.WRITER_SYNCED,
+    "flusher_synced": words_of.FLUSHER_SYNCED,
+    "commitlog_mark": words_of.COMMITLOG_MARK,
+    "dispatched": words_of.DISPATCHED,
+    "cq_synced": words_of.CQ_SYNCED,
+    "index_synced": words_of.INDEX_SYNCED,
+    "min_physical_offset": words_of.MIN_PHYSICAL_OFFSET,
+}
+MARKS = ("commitlog", "consumequeue", "index")
+TURNS_PER_LOOK_AT_FILES = 8
+
+
+class Watch:
+    """Looks at one group after each turn; at what its files vouch for now and then, and when a mark has moved."""
+
+    def __init__(self, group: Group, disk: Disk, clock: SimulatedClock, *, times_grow: bool) -> None:
+        """`times_grow`: no life before has had its clock set back so far that store times went back with it."""
+        self._control = group.control
+        self._paths = group.paths
+        self._io = StoreIO()
+        self._disk = disk
+        self._flushed = self._queues_mark = 0
+        self._words = dict.fromkeys(GROWING, 0)
+        self._marks = dict.fromkeys(MARKS, (0, 0))
+        self._turns = 0
+        self._clock = clock
+        self._times_grow = times_grow
+
+    def look(self) -> None:
+        """Raises Broken."""
+        load = self._control.load
+        dispatched, flushed = load(words_of.DISPATCHED), self._control.flushed
+        reserved, written = load(words_of.RESERVED_END), load(words_of.WRITTEN)
+        expect(dispatched <= written, f"dispatched {dispatched} is ahead of written {written}")
+        expect(flushed <= written, f"flushed {flushed} is ahead of written {written}")
+        expect(written <= reserved, f"written {written} is ahead of reserved {reserved}")
+        for mark in (words_of.COMMITLOG_MARK, words_of.CQ_SYNCED, words_of.INDEX_SYNCED):
+            expect(load(mark) <= flushed, f"a mark at {load(mark)} is ahead of flushed {flushed}")
+        words = {name: load(word) for name, word in GROWING.items()}
+        if words != self._words:
+            back = {name: value for name, value in words.items() if value < self._words[name]}
+            expect(not back, f"positions went back to {back} from {self._words}")
+        moved = any(words[mark] != self._words[mark] for mark in ("commitlog_mark", "cq_synced", "index_synced"))
+        self._words = words
+        self._turns += 1
+        if moved or self._turns % TURNS_PER_LOOK_AT_FILES == 0:
+            self._look_at_marks(flushed)
+        if flushed != self._flushed:
+            self._flushed = flushed
+            self._look_at_segments(flushed)
+        if (mark := load(words_of.CQ_SYNCED)) != self._queues_mark:
+            self._queues_mark = mark
+            self._look_at_queues(mark)
+
+    def _look_at_marks(self, flushed: int) -> None:
+        """What a start would believe: no mark and no checkpoint vouches for what is not durable, and none goes back."""
+        for name in MARKS:
+            path = self._paths.mark(name)
+            mark = durable_marks.decode(path.read_bytes()) if path.exists() else None
+            if mark is None:
+                continue
+            expect(mark.offset <= flushed, f"the {name} mark's file, at {mark.offset}, is ahead of flushed {flushed}")
+            now, before = (mark.sequence, mark.offset), self._marks[name]
+            expect(now[0] >= before[0] and now[1] >= before[1], f"the {name} mark went back to {now} from {before}")
+            self._marks[name] = now
+        checkpoint = checkpoint_file.read(self._io, self._paths.checkpoint)
+        confirmed = checkpoint.confirm_physical_offset
+        expect(confirmed <= flushed, f"the checkpoint confirms {confirmed}, ahead of flushed {flushed}")
+        if self._clock.set_back or not self._times_grow:
+            return
+        latest_ms = self._control.load(words_of.WRITTEN_STORE_TIMESTAMP_MS)
+        for what, time_ms in (
+            ("physic", checkpoint.physic_timestamp_ms),
+            ("logics", checkpoint.logics_timestamp_ms),
+            ("index", checkpoint.index_timestamp_ms),
+        ):
+            expect(time_ms <= latest_ms, f"the checkpoint's {what} time {time_ms} is ahead of the log's {latest_ms}")
+
+    def _look_at_segments(self, flushed: int) -> None:
+        lost = [path for path in self._disk.unsynced_names("commitlog") if int(PurePath(path).name) < flushed]
+        expect(not lost, f"flushed {flushed} is ahead of the names of {lost}, which a power loss may take")
+
+    def _look_at_queues(self, mark: int) -> None:
+        unnamed = set(self._disk.unsynced_names("consumequeue"))
+        for path, durable, now in self._disk.unsynced("consumequeue"):
+            for number, (physical, size, _tags) in enumerate(as_units(now).tolist()):
+                at = number * UNIT_SIZE
+                is_durable = path not in unnamed and durable[at : at + UNIT_SIZE] == now[at : at + UNIT_SIZE]
+                expect(
+                    size in (0, *FILLER_SIZES) or physical >= mark or is_durable,
+                    f"the queues' mark {mark} is ahead of the unit at {at} of {path}, which a power loss may take",
+                )
+
+
+# --- alive ---
+# A recovered store lives: roles start on it, take a message, dispatch it, and hand it out.
+
+
+TOPIC, KEY, BODY = "Alive", "alive", b"alive"
+ALIVE_TURNS_MAX = 3_000
+ALIVE_TURN_MS = 5
+ALIVE_PULL_BYTES = 1 << 16
+STEPS = ("stored", "read by its queue", "read by its key")
+
+
+def check_alive(root: Path, options: Options, machine: Machine, rng: random.Random, now_ms: int) -> None:
+    """Start a group on the store at `root`, send, and read what was sent by its queue and by its key."""
+    schedule = Schedule(rng, machine.journal)
+    machine.between = schedule.pause
+    clock = SimulatedClock(schedule, now_ms)
+    group = Group(root, options, machine, schedule, clock)
+    done: list[str] = []
+    try:
+        if group.read_only:
+            return
+        schedule.add("somebody", lambda: _send_and_read(group, schedule, now_ms, done))
+        for _ in range(ALIVE_TURNS_MAX):
+            if "somebody" not in schedule.names:
+                break
+            schedule.turn()
+            clock.advance(ALIVE_TURN_MS)
+        expect(len(done) == len(STEPS), f"after {ALIVE_TURNS_MAX:,} turns: {done} of {STEPS}")
+    finally:
+        group.kill_all()
+
+
+def _send_and_read(group: Group, schedule: Schedule, now_ms: int, done: list[str]) -> None:
+    writer, query = (Caller(group.paths.socket(name), schedule) for name in ("writer", "query"))
+    try:
+        stored = _stored(writer, schedule, now_ms)
+        done.append(STEPS[0])
+        while not _is_in_queue(query, stored):
+            schedule.pause()
+        done.append(STEPS[1])
+        while not _has_key(query, stored):
+            schedule.pause()
+        done.append(STEPS[2])
+    finally:
+        writer.close()
+        query.close()
+
+
+def _stored(writer: Caller, schedule: Schedule, now_ms: int) -> SendResult:
+    """Until it is taken: the next segment may not be there yet."""
+    message = Message(TOPIC, BODY, "", (KEY,), born_timestamp_ms=now_ms)
+    while True:
+        outcome = writer.call(sending.send(message))
+        if outcome.error is None:
+            stored: SendResult = outcome.value
+            return stored
+        schedule.pause()
+
+
+def _is_in_queue(query: Caller, stored: SendResult) -> bool:
+    place = TOPIC, stored.queue_id, stored.queue_offset
+    request = core.pull_request(*place, 1, ALIVE_PULL_BYTES, "", 0.0, False)
+    outcome = query.call(core.pull(request))
+    if outcome.error is not None or outcome.value.status is not PullStatus.FOUND:
+        return False
+    (message,) = outcome.value.messages
+    found = message.physical_offset, message.body, message.queue_offset
+    expect(found == (stored.physical_offset, BODY, stored.queue_offset), f"{place} has {found}, not {stored}")
+    return True
+
+
+def _has_key(query: Caller, stored: SendResult) -> bool:
+    outcome = query.call(core.with_key(TOPIC, KEY, 0, FOREVER_MS, max_bytes=ALIVE_PULL_BYTES))
+    if outcome.error is not None:
+        return False
+    messages, _are_all = outcome.value
+    return stored.physical_offset in [message.physical_offset for message in messages]

@@ -21,27 +21,13 @@ from mqproc.io.fault_injection import CRASH_POINTS
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.store.offsets import file as progress_file
-from tests.crash import checks
-from tests.crash.alive import check_alive
-from tests.crash.checks import Recovered, Truth
-from tests.crash.consumers import Consumers
-from tests.crash.copies import originals, undelivered
-from tests.crash.damaged import check_damaged
-from tests.crash.deletions import Deletions
-from tests.crash.disk import Disk, Grain, Loss, Metadata, Pick
-from tests.crash.group import ROLES, Group
-from tests.crash.journal import Journal
-from tests.crash.members import Members
-from tests.crash.parties import Party, found_in
-from tests.crash.placed import Broken, Placed, walk_log
-from tests.crash.producers import Producers
-from tests.crash.receivers import Receivers
-from tests.crash.recording_io import DISK_BYTES, Fault, Holes, Killed, Machine
-from tests.crash.schedule import LONG_JUMP_MS, Schedule, SimulatedClock
-from tests.crash.senders import Senders, SimulatedIds
-from tests.crash.sinks import Sinks
-from tests.crash.twins import Lines
-from tests.crash.watch import Watch
+from tests.crash import invariants as checks
+from tests.crash.consumers import Consumers, Deletions, Members, Receivers
+from tests.crash.disk import Broken, Disk, Grain, Journal, Loss, Metadata, Pick, Placed, walk_log
+from tests.crash.group import LONG_JUMP_MS, ROLES, Group, Schedule, SimulatedClock
+from tests.crash.invariants import Recovered, Truth, Watch, check_alive, check_damaged
+from tests.crash.producers import Party, Producers, Senders, SimulatedIds, Sinks, found_in, originals, undelivered
+from tests.crash.recording_io import DISK_BYTES, Fault, Holes, Killed, Lines, Machine
 
 FIRST_MS = 1_700_000_000_000
 LIVES_MAX = 4
