@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 
 from tests.outages import disks
-from tests.outages.levels import KINDS, LEVELS, Progress, run
-from tests.workers import EXIT_INTERRUPTED
+from tests.outages.stories import KINDS, LEVELS, Progress, run
+from tests.support.processes import EXIT_INTERRUPTED
 
 
 def main() -> int:

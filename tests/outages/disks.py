@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.outages.warm_group import END_TIMEOUT_S
+from tests.outages.group import END_TIMEOUT_S
 
 _SHUTDOWN: Final = (2 << 30) | (4 << 16) | (ord("X") << 8) | 125
 """_IOR('X', 125, __u32), of linux/fs.h's family; EXT4_IOC_SHUTDOWN."""

@@ -13,10 +13,10 @@ import pytest
 
 from mqproc.io.fault_injection import CRASH_POINTS
 from mqproc.ipc.bell import semaphore_name, semaphore_names
-from tests.conftest import wait_until
-from tests.outages import cuts, disks
-from tests.outages.kills import points_of
-from tests.outages.levels import KINDS, LEVELS, NEED_DISKS, Progress, Told
+from tests.outages import disks
+from tests.outages import stories as cuts
+from tests.outages.stories import KINDS, LEVELS, NEED_DISKS, Progress, Told, points_of
+from tests.support.group import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,0 +1,428 @@
+"""A group, and clients, forked from this process, which has loaded what they need: many starts, cheaply."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mqproc import Client, Message
+from mqproc.cli.admin import engine_hooks
+from mqproc.cli.admin.warm import make_ready
+from mqproc.cli.main import main
+from mqproc.client import group_requests as group_calls
+from mqproc.config.options import Options
+from mqproc.errors import GroupNotFoundError, MqprocError
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.bell import semaphore_names
+from mqproc.ipc.store_lock import lock_holder
+from mqproc.roles import registry
+from mqproc.store.verify import verify_store
+from mqproc.supervisor import signals as prctl
+from mqproc.wire.operations.groups import EARLIEST, GroupJoinRequest
+from tests.support.group import SMALL, START_TIMEOUT_S, Group, wait_until
+from tests.support.group_checks import assert_equals_rebuild
+
+END_TIMEOUT_S = 30.0
+LOAD_TIMEOUT_S = 60.0
+_FORK = multiprocessing.get_context("fork")
+
+
+def warm() -> None:
+    """Load what a group needs, once for all that are forked afterwards."""
+    assert engine_hooks
+    assert registry.SPECS
+    make_ready()
+
+
+def forked(work: Callable[..., None], *arguments: Any) -> BaseProcess:
+    """Run `work` in a process that ends with this one."""
+    process = _FORK.Process(target=_live, args=(os.getpid(), work, arguments), daemon=True)
+    process.start()
+    return process
+
+
+def _live(parent: int, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    prctl.die_with_parent()
+    if os.getppid() == parent:
+        work(*arguments)
+
+
+class WarmGroup(Group):
+    """`mqproc up` without its first second and a half, with variables in its environment."""
+
+    def start(self, environment: Mapping[str, str] | None = None) -> WarmGroup:
+        """Start and wait until every role serves."""
+        self.begin(environment)
+        wait_until(self.ready, START_TIMEOUT_S, "group ready")
+        return self
+
+    def begin(self, environment: Mapping[str, str] | None = None) -> None:
+        """Start and wait for nothing."""
+        flags = [part for name, value in self.options.items() for part in ("--set", f"{name}={value}")]
+        arguments = ["up", "--store", str(self.store), *flags]
+        self.process = _Forked(forked(_mqproc, arguments, dict(environment or {}), self.output))
+
+    def comes_up(self, environment: Mapping[str, str]) -> bool:
+        """Start and wait until every role serves, True, or until the supervisor has ended."""
+        self.begin(environment)
+        process = self.process
+        assert process is not None
+        what = f"a start with {environment}"
+        wait_until(lambda: process.poll() is not None or self.is_ready(), START_TIMEOUT_S, what)
+        return process.poll() is None
+
+    def run(self, *arguments: str) -> int:
+        """A command of `mqproc`; its exit code."""
+        process = forked(_mqproc, list(arguments), {}, self.output)
+        process.join(START_TIMEOUT_S)
+        assert process.exitcode is not None, f"mqproc {' '.join(arguments)} takes longer than {START_TIMEOUT_S:g} s"
+        return process.exitcode
+
+    def goes_on(self, messages: int) -> None:
+        """Wait until so many more are appended."""
+        goal = self.words()["appended_messages"] + messages
+        wait_until(lambda: self.words()["appended_messages"] >= goal, LOAD_TIMEOUT_S, "load goes on")
+
+    def wait_ended(self) -> int:
+        """Wait until the supervisor and all that held the store are gone; the exit code, -9 for a kill."""
+        assert self.process is not None
+        code = self.process.wait(END_TIMEOUT_S)
+        self.wait_free()
+        return code
+
+    def wait_free(self) -> None:
+        """Wait until nobody holds the store's lock."""
+        wait_until(lambda: lock_holder(StoreIO(), self.paths) is None, END_TIMEOUT_S, "the lock free")
+
+    def kill(self) -> None:
+        """kill -9 of the supervisor, which takes everything along."""
+        assert self.process is not None
+        self.process.kill()
+        self.wait_ended()
+
+    def close(self) -> None:
+        """The same, whatever has happened."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(END_TIMEOUT_S)
+
+
+class _Forked:
+    """The part of subprocess.Popen that a Group uses."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        self._process = process
+        assert process.pid is not None
+        self.pid = process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("mqproc up", timeout)
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def send_signal(self, sig: int) -> None:
+        if self._process.exitcode is None:
+            os.kill(self.pid, sig)
+
+
+def _mqproc(arguments: list[str], environment: dict[str, str], output: Path) -> None:
+    fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for standard in (1, 2):
+        os.dup2(fd, standard)
+    os.close(fd)
+    os.environ.update(environment)
+    sys.exit(main(arguments))
+
+
+# --- customers ---
+# Clients that send, commit and delete until they are killed, and what they were told.
+
+
+TOPICS = ("outage-a", "outage-b")
+GROUP = "outage-readers"
+QUEUES = 2
+BATCH_MAX = 30
+BODY_MAX = 600
+TIMEOUT_S = 3.0
+PAUSE_S = 0.01
+COMMIT_CHANCE = 0.1
+DELETE_CHANCE = 0.03
+ASIDE_CHANCE = 0.1
+# Messages of these are not counted: they keep those roles at work that deliver, copy, decide, and hand out.
+LATER, DECIDED, RECEIVED = "Later", "Decided", "Received"
+# Simple consumers; the second group has members now and then, who get what comes again.
+RECEIVERS = ("outage-receivers", "outage-both")
+RECEIVED_MAX = 10
+INVISIBLE_S = 1.0
+SESSION_MS = 3_000
+JOIN_CHANCE = 0.2
+
+
+class Place(NamedTuple):
+    """Where a message lies."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+
+
+@dataclass(slots=True)
+class Heard:
+    """What all customers of a store have written down.
+
+    `durable` is a place in the log: what lies above it a power cut may have taken. `lost` are names of what it has.
+    """
+
+    told: dict[str, Place] = field(default_factory=dict)
+    sent: set[str] = field(default_factory=set)
+    refused: Counter[str] = field(default_factory=Counter)
+    durable: float = math.inf
+    lost: set[str] = field(default_factory=set)
+
+    def read(self, report: Path) -> None:
+        """Add a report; its last line may be half a one."""
+        for line in report.read_text().rpartition("\n")[0].splitlines():
+            word, *rest = json.loads(line)
+            if word == "sending":
+                self.sent.update(rest[0])
+            elif word == "told":
+                topic, names, *columns = rest
+                self.told.update((name, Place(topic, *place)) for name, *place in zip(names, *columns, strict=True))
+            else:
+                self.refused[rest[0]] += 1
+
+
+@contextlib.contextmanager
+def customers(store: Path, folder: Path, life: str, count: int, heard: Heard, seed: int) -> Iterator[list[BaseProcess]]:
+    """So many clients at work until the end of the block, where they are killed and heard. `folder` takes reports."""
+    processes: list[BaseProcess] = []
+    reports = []
+    try:
+        for number in range(count):
+            reports.append(folder / f"{life}-{number}.report")
+            processes.append(forked(_work, store, f"{life}-{number}", seed, reports[-1]))
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.join(10)
+    for report in reports:
+        if report.exists():
+            heard.read(report)
+
+
+def hold(processes: list[BaseProcess]) -> None:
+    """From now on they hear nothing."""
+    for process in processes:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+
+
+def _work(store: Path, name: str, seed: int, report: Path) -> None:
+    chance = random.Random(f"{seed} {name}")
+    with report.open("a", buffering=1) as lines, Client(store, timeout=TIMEOUT_S) as client:
+        customer = _Customer(client, name, chance, lines)
+        while True:
+            try:
+                customer.step()
+            except MqprocError as error:
+                customer.note("refused", error.code)
+                time.sleep(PAUSE_S)
+
+
+class _Customer:
+    def __init__(self, client: Client, name: str, chance: random.Random, lines: Any) -> None:
+        self._client = client
+        self._name = name
+        self._chance = chance
+        self._lines = lines
+        self._count = 0
+        self._gone = 0
+
+    def note(self, *what: Any) -> None:
+        self._lines.write(json.dumps(what) + "\n")
+
+    def step(self) -> None:
+        choice = self._chance.random()
+        if choice < DELETE_CHANCE:
+            self._make_and_delete()
+        elif choice < DELETE_CHANCE + COMMIT_CHANCE:
+            self._commit()
+        elif choice < DELETE_CHANCE + COMMIT_CHANCE + ASIDE_CHANCE:
+            self._chance.choice((self._send_later, self._give_back, self._decide, self._receive))()
+        else:
+            self._send()
+
+    def _send(self) -> None:
+        chance = self._chance
+        names = [f"{self._name}-{self._count + each}" for each in range(chance.randint(1, BATCH_MAX))]
+        self._count += len(names)
+        bodies = [name.encode() + b" " * chance.randrange(BODY_MAX) for name in names]
+        topic = chance.choice(TOPICS)
+        self.note("sending", names)
+        properties = [{"name": name} for name in names] if len(names) % 2 else None
+        told = self._client.send_batch(topic, bodies, keys=names, tags="t", properties=properties)
+        columns = told.queue_ids.tolist(), told.queue_offsets.tolist(), told.physical_offsets.tolist()
+        self.note("told", topic, names, *columns)
+
+    def _commit(self) -> None:
+        """Consume a queue up to its end, if there is one already."""
+        queues = self._client.queues(self._chance.choice(TOPICS))
+        if queues:
+            queue = self._chance.choice(queues)
+            self._client.groups.commit(GROUP, queue.topic, queue.queue_id, queue.max_offset)
+
+    def _send_later(self) -> None:
+        self._client.send(LATER, b"by level", delay_level=1)
+        self._client.send(LATER, b"by time", delay=self._chance.random())
+
+    def _give_back(self) -> None:
+        """Nack the last message of a queue, if it has one."""
+        queues = self._client.queues(self._chance.choice(TOPICS))
+        there = [queue for queue in queues if queue.max_offset > queue.min_offset]
+        if there:
+            queue = self._chance.choice(there)
+            place = queue.topic, queue.queue_id, queue.max_offset - 1
+            self._client.run(group_calls.nack(GROUP, [place], 1, -1))
+
+    def _decide(self) -> None:
+        transaction = self._client.transaction("deciders", Message(DECIDED, b"decided")).begin()
+        if self._chance.random() < 0.5:
+            transaction.commit()
+        else:
+            transaction.rollback()
+
+    def _receive(self) -> None:
+        """Receive some messages: one is done, one gets more time, the others come again."""
+        group = self._chance.choice(RECEIVERS)
+        if group == RECEIVERS[-1] and self._chance.random() < JOIN_CHANCE:
+            # Until its session is over: it never says a word again.
+            self._client.run(
+                group_calls.join(GroupJoinRequest(group, [RECEIVED], self._name, "", SESSION_MS, EARLIEST, 0, []))
+            )
+            return
+        self._client.send_batch(RECEIVED, [b"received"] * RECEIVED_MAX)
+        receiver = self._client.simple_consumer(group, RECEIVED, start="earliest")
+        received = receiver.receive(RECEIVED_MAX, INVISIBLE_S)
+        receiver.ack(*received[:1])
+        for message in received[1:2]:
+            receiver.change_invisible_duration(message, INVISIBLE_S)
+
+    def _make_and_delete(self) -> None:
+        self._gone += 1
+        topic = f"gone-{self._name}-{self._gone}"
+        self._client.send_batch(topic, [b"gone"] * 5)
+        self._client.delete_topic(topic)
+
+
+# --- checks ---
+# What must be true of a store after an outage, asked of the running group and of its files.
+
+
+NAMED = 5
+"""Of what is wrong, so many are named."""
+
+
+def check(group: WarmGroup, heard: Heard) -> None:
+    """All that was told is where it was told to be, once, unless deleted or lost; nothing else is there.
+
+    What a power cut has taken are the last messages, and they do not come back. A crash is not taken for damage, and no
+    group is ahead of its queues. Nothing may be appended since the start.
+    """
+    group.wait_dispatched()
+    words = group.words()
+    assert words["damage_holes"] == words["dispatch_holes"] == 0, "a crash was taken for damage"
+    found, minima = _found(group)
+    missing = {
+        name: place.physical_offset
+        for name, place in heard.told.items()
+        if name not in found and name not in heard.lost and place.queue_offset >= minima.get(place[:2], 0)
+    }
+    lost = {name: at for name, at in missing.items() if at >= heard.durable}
+    _none(missing.keys() - lost.keys(), f"of {len(heard.told):,} acknowledged messages are gone")
+    if lost:
+        first = min(lost.values())
+        _none([name for name, place in found.items() if place.physical_offset > first], "messages lie behind lost ones")
+    heard.lost.update(lost)
+    heard.durable = math.inf
+    _none(found.keys() & heard.lost, "messages that a power cut had taken are there again")
+    _none(found.keys() - heard.sent, "messages were never sent")
+    _none([name for name, place in heard.told.items() if found.get(name, place) != place], "messages have moved")
+    _check_progress(group)
+
+
+def check_stopped(group: WarmGroup, *, whole: bool) -> None:
+    """Stop in order; queues and index are what the log says, byte for byte if it is `whole`, nothing deleted of it."""
+    group.wait_dispatched()
+    assert group.stop() == 0, "the group did not stop in order"
+    group.wait_free()
+    verified = verify_store(StoreIO(), group.paths, _options(group), jobs=1)
+    assert verified.clean, [finding.to_json() for finding in verified.findings.in_order()]
+    if whole:
+        assert_equals_rebuild(group)
+    left = sorted(str(path) for path in group.store.rglob("*.tmp")) + semaphore_names(group.words()["store_id"])
+    assert not left, left
+
+
+def _options(group: WarmGroup) -> Options:
+    return Options(**{name: value for name, value in group.options.items() if name in SMALL})
+
+
+def _found(group: WarmGroup) -> tuple[dict[str, Place], dict[tuple[str, int], int]]:
+    """Every message by its name, each of them once, and each queue's first offset."""
+    found: dict[str, Place] = {}
+    minima = {}
+    with group.client(timeout=60.0) as client:
+        for topic in {*TOPICS} & {each.topic for each in client.topics()}:
+            for queue in client.queues(topic):
+                minima[topic, queue.queue_id] = offset = queue.min_offset
+                while offset < queue.max_offset:
+                    pulled = client.pull(topic, queue.queue_id, offset, max_messages=4096)
+                    for message in pulled.messages:
+                        name = message.body.split()[0].decode()
+                        assert name not in found, f"{name} is there twice"
+                        found[name] = Place(topic, message.queue_id, message.queue_offset, message.physical_offset)
+                    assert pulled.next_offset > offset, pulled
+                    offset = pulled.next_offset
+    return found, minima
+
+
+def _check_progress(group: WarmGroup) -> None:
+    with group.client(timeout=60.0) as client:
+        try:
+            queues = client.groups.info(GROUP).queues
+        except GroupNotFoundError:
+            return
+    ahead = [queue for queue in queues if queue.offset is not None and queue.offset > queue.max_offset]
+    assert not ahead, f"a group is ahead of its queues: {ahead}"
+
+
+def _none(names: Collection[str], what: str) -> None:
+    assert not names, f"{len(names):,} {what}: {sorted(names)[:NAMED]}"
