@@ -10,9 +10,7 @@ from pathlib import Path
 
 import click
 
-from tests.fuzz.corpus import CORPUS
-from tests.fuzz.kinds import KINDS
-from tests.fuzz.levels import LEVELS, Shard, run_level, run_shard
+from tests.fuzz.levels import CORPUS, KINDS, LEVELS, Shard, run_level, run_shard
 
 
 @click.command()

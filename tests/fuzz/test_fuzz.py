@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.corpus import CORPUS
-from tests.fuzz.kinds import KINDS
-from tests.fuzz.levels import LEVELS, Shard, run_level, run_shard
+from tests.fuzz.levels import CORPUS, KINDS, LEVELS, Shard, run_level, run_shard
 
 COUNTS = map(int, os.environ.get("MQPROC_FUZZ", "40,3000,3000,1000,100").split(","))
 SEEDS = dict(zip(("files", "frames", "json", "records", "shared"), COUNTS, strict=True))
