@@ -1,4 +1,4 @@
-"""Retries: which requests are repeated, and after which pause.
+"""Client retry: which requests are repeated, and after which pause.
 
 Repeated are reads and requests that were certainly not carried out; sends as well where the writer drops repeats by
 their unique ids.

@@ -1,4 +1,4 @@
-"""Parsing of options: values, flags, environment, files; checks of values and combinations."""
+"""Option parsing and option validation: values, flags, environment, files, combinations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StoreIO, the only path to storage.
+"""StoreIO, the only path to storage: files, memory mapping, syncs.
 
 All reads and writes of the engine are calls of one StoreIO object, which tests replace to record, fail or crash at each
 call. Kernels fill buffers for `pwrite`; the few that store into maps use the primitives of

@@ -1,4 +1,6 @@
-"""CRC-32 of buffer ranges (zlib's, reflected polynomial 0xEDB88320); `__CRC32#` property.
+"""Record checksums: CRC-32 of bodies and of whole records (property `__CRC32#`).
+
+The CRC is zlib's, with the reflected polynomial 0xEDB88320.
 
 With carry-less multiplication (PCLMULQDQ) the message is folded 64 bytes a step into 128 bits with the same remainder,
 which are then reduced to 32: Gopal and others, "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ

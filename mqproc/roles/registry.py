@@ -1,4 +1,7 @@
-"""The table of roles: which class runs in which process, with which bell and sockets."""
+"""The table of roles: which class runs in which process, with which bell and sockets.
+
+To add a role, write its class by the contract of `role.py`, add a row here, and its words to `layout/control.py`.
+"""
 
 from __future__ import annotations
 

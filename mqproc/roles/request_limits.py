@@ -1,4 +1,4 @@
-"""Requests with decoded options, and the limits that apply to every request."""
+"""Request validation: requests with decoded options, and the limits of every request."""
 
 from __future__ import annotations
 

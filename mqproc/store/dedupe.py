@@ -1,4 +1,4 @@
-"""Deduplication: drop messages with the topic and unique id of a recently stored one.
+"""Duplicate suppression: drop messages with the topic and unique id of a recent one.
 
 For delayed messages, which wait in a system topic, the destination topic counts as well.
 

@@ -1,4 +1,4 @@
-"""Syncs of a store: the first failed one is final, and everything dirty gets synced.
+"""Syncs of a store. An fsync failure is final; everything dirty gets synced.
 
 After a failed sync the kernel marks the pages as clean: a retry would succeed although data is lost. So once one role's
 sync has failed, no role syncs again and no durable position moves. The errno in the control file informs all roles, and

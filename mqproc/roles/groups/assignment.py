@@ -1,4 +1,4 @@
-"""Sticky assignment of queues to members: balanced, with as few moves as possible."""
+"""Assignment of queues to members in a rebalance: balanced, with as few moves as possible."""
 
 from __future__ import annotations
 

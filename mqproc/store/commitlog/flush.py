@@ -1,4 +1,4 @@
-"""Flush of the CommitLog and creation of segments: the commitlog-flusher's part."""
+"""Flush of the CommitLog, and segment preallocation: the commitlog-flusher's part."""
 
 from __future__ import annotations
 
