@@ -1,9 +1,9 @@
-"""Stories of crashes: of single seeds, or a whole level of them, and the sweep of failing calls.
+"""Crash stories of single seeds or of a whole level, the sweep of failing calls, and planted bugs.
 
-python -m tests.crash SEED[:STOP]       stories of these seeds; each that fails prints the line that repeats it
+python -m tests.crash SEED[:STOP]       stories of these seeds; a failure prints the command that repeats it
 python -m tests.crash --level ci        10,000 images; nightly: 1,000,000, resumable with --progress
 python -m tests.crash --sweep           each storage call of a fixed program fails in each way
-python -m tests.crash --plants          each planted bug is noticed
+python -m tests.crash --plants          each planted bug is caught
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ BOTH = "both"
 
 
 def tell(seed: int, images: int, folder: Path, journal_path: Path | None) -> int:
-    """One story; the images that were looked at."""
-    # Here, so that a bug can be planted before the product is imported.
+    """Run one story; the number of images checked."""
+    # Imported here so that bugs can be planted first.
     from tests.crash.disk import Journal
     from tests.crash.story import Story
 
@@ -38,7 +38,7 @@ def tell(seed: int, images: int, folder: Path, journal_path: Path | None) -> int
 
 
 def tell_seeds(arguments: argparse.Namespace, folder: Path) -> int:
-    """Stories in this process; how many failed."""
+    """Run stories in this process; how many failed."""
     from tests.crash.levels import prefix
 
     first, _, stop = arguments.seeds.partition(":")
@@ -59,7 +59,7 @@ def tell_seeds(arguments: argparse.Namespace, folder: Path) -> int:
 
 
 def run_level(arguments: argparse.Namespace, folder: Path) -> int:
-    """A level by worker processes; how many of its stories failed."""
+    """Run a level with worker processes; how many stories failed."""
     from tests.crash import levels
 
     progress = levels.run_level(levels.LEVELS[arguments.level], folder, arguments.workers, arguments.progress)
@@ -70,14 +70,14 @@ def run_level(arguments: argparse.Namespace, folder: Path) -> int:
 
 
 def catch_plants(arguments: argparse.Namespace, folder: Path) -> int:
-    """Every planted bug; how many were not noticed."""
+    """Try every planted bug; how many were not caught."""
     from tests.crash import levels
 
     return len(levels.catch_all(folder, arguments.workers, arguments.progress))
 
 
 def sweep(arguments: argparse.Namespace, folder: Path) -> int:
-    """The sweep in both ways to flush, or one of them, or one case of it; how many runs failed."""
+    """Run the sweep with both flush modes, one of them, or one case; how many runs failed."""
     from mqproc.config.options import FlushDiskType
     from tests.crash import levels
     from tests.crash.levels import Whole, case_of
@@ -98,18 +98,18 @@ def main() -> int:
     parser.add_argument("seeds", nargs="?", help="one seed, or FIRST:STOP")
     parser.add_argument("--level", choices=("ci", "nightly", "twins-ci", "twins-nightly"))
     parser.add_argument("--sweep", nargs="?", const=BOTH, choices=(BOTH, "ASYNC_FLUSH", "SYNC_FLUSH"))
-    parser.add_argument("--case", help="of the sweep: one run only, as it was printed")
-    parser.add_argument("--plants", action="store_true", help="plant each bug, and tell stories until one notices it")
+    parser.add_argument("--case", help="with --sweep: run this case only, as printed")
+    parser.add_argument("--plants", action="store_true", help="plant each bug, and run stories until one catches it")
     parser.add_argument(
         "--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes of level and sweep"
     )
     parser.add_argument(
-        "--progress", type=Path, help="of a level, the sweep or --plants: what is done stands here, and it goes on"
+        "--progress", type=Path, help="with --level, --sweep or --plants: save progress in this file, and resume"
     )
-    parser.add_argument("--images", type=int, default=10, help="images looked at in each crash (default 10)")
-    parser.add_argument("--folder", type=Path, help="where stores are made (default /dev/shm, where it is there)")
-    parser.add_argument("--plant", choices=sorted(PLANTS), help="plant this bug, which some story should notice")
-    parser.add_argument("--journal", type=Path, help="write down what happens: a diff shows where two stories part")
+    parser.add_argument("--images", type=int, default=10, help="images checked per crash (default 10)")
+    parser.add_argument("--folder", type=Path, help="folder for stores (default /dev/shm if it exists)")
+    parser.add_argument("--plant", choices=sorted(PLANTS), help="plant this bug, which some story should catch")
+    parser.add_argument("--journal", type=Path, help="log all events here: diff shows where two stories diverge")
     parser.add_argument("--until-failure", action="store_true", help="stop at the first story that fails")
     arguments = parser.parse_args()
     if sum(map(bool, (arguments.seeds, arguments.level, arguments.sweep, arguments.plants))) != 1:

@@ -1,7 +1,7 @@
-"""Consumers of a simulated group: they pull, give back, and commit, and remember what they were told.
+"""Consumers of a simulated group: pulling consumers, group members, simple consumers, and deletion of topics.
 
-A message that was not consumed is given back (nack) before its queue's progress goes past it, as every client does. So
-what progress has passed was consumed, or a copy of it is in the group's retry topic or among its dead letters.
+A message that was not consumed is nacked before the committed offset passes it, as by every client. So each message
+below the committed offset was consumed, or has a copy in the retry topic or the dead-letter queue.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ NACK_CHANCE = 0.3
 
 @dataclass(slots=True)
 class Consumers:
-    """What one group's consumers were told, over all lives of a store."""
+    """Outcomes of one group's consumers, over all lives of a store."""
 
     rng: random.Random
     senders: Senders
@@ -56,7 +56,7 @@ class Consumers:
     patient: bool = False
     commits: Commits = field(default_factory=lambda: Commits(CONSUMERS_GROUP))
     given_back: dict[int, tuple[str, int, int]] = field(default_factory=dict)
-    """By number: the place of a message whose nack was answered."""
+    """The place of each message whose nack was answered, by number."""
 
     def run(self, paths: StorePaths, schedule: Schedule, clock: SimulatedClock) -> None:
         caller = Caller(paths.socket("query"), schedule)
@@ -79,7 +79,7 @@ class Consumers:
         if pulled is None:
             return
         if pulled.status is not PullStatus.FOUND:
-            # Retention moves a queue's beginning; where there is nothing yet the same is asked again.
+            # Retention moves a queue's first offset; in an empty queue the same offset is pulled again.
             positions[queue] = max(positions[queue], pulled.next_offset if pulled.min_offset > positions[queue] else 0)
             return
         end = self._end_of_consumed(caller, queue, pulled)
@@ -87,7 +87,7 @@ class Consumers:
             self._commit(caller, queue, end, positions)
 
     def _end_of_consumed(self, caller: Caller, queue: Queue, pulled: PullResult) -> int:
-        """Behind the last message that was consumed or given back."""
+        """The offset after the last message that was consumed or nacked."""
         for message in pulled.messages:
             number = self.senders.number_of(message)
             if self.rng.random() > NACK_CHANCE:
@@ -96,7 +96,7 @@ class Consumers:
             outcome = caller.call(group_calls.nack(CONSUMERS_GROUP, [(*queue, message.queue_offset)], level, -1))
             if outcome.error is not None or outcome.value[0] == group_calls.NOT_NOW:
                 return message.queue_offset
-            # What another consumer has committed since this one pulled it is done, whatever becomes of one more copy.
+            # Committed meanwhile by another consumer: an extra copy does not matter.
             if outcome.value[0] >= 0 and message.queue_offset >= self.commits.committed.get(queue, 0):
                 self.given_back[number] = (*queue, message.queue_offset)
         return pulled.next_offset
@@ -116,17 +116,17 @@ class Consumers:
         if outcome.error is not None:
             return False
         found = {(each.topic, each.queue_id): each.offset or 0 for each in outcome.value.queues}
-        expect(found.get(queue, 0) >= committed, f"{queue}: progress {found.get(queue)}, but {committed} was committed")
+        expect(found.get(queue, 0) >= committed, f"{queue}: offset {found.get(queue)} is below the commit {committed}")
         positions[queue] = found.get(queue, 0)
         return True
 
-    # What must be true
+    # Invariants
 
     def forget(self, topic: str) -> None:
         self.commits.forget(topic)
 
     def go_on(self, found: Found, *, power_loss: bool) -> None:
-        """What the group stands before comes again, and may be consumed then, whatever became of its copy."""
+        """Messages above the committed offset are redelivered, whatever happened to their copies."""
         self.commits.go_on(power_loss=power_loss)
         progress = found.of_group(CONSUMERS_GROUP)
         for number, (topic, queue_id, offset) in list(self.given_back.items()):
@@ -134,7 +134,7 @@ class Consumers:
                 del self.given_back[number]
 
     def check(self, found: Found, *, power_loss: bool) -> None:
-        """Progress is neither lost nor invented, and nothing that was given back is behind it without a copy."""
+        """Check that no commit is lost or invented, and each nacked message below the offset has a copy."""
         self.commits.check(found, power_loss=power_loss)
         progress = found.of_group(CONSUMERS_GROUP)
         copied = {
@@ -147,27 +147,26 @@ class Consumers:
         }
         for number, (topic, queue_id, offset) in self.given_back.items():
             passed = progress.get((topic, queue_id), 0) > offset
-            # A copy lies behind the original, and is not gone by retention while that is there.
+            # A copy has a higher offset than its original: retention deletes it later.
             if passed and (topic, queue_id, offset) in there:
-                expect(number in copied, f"message {number} at {topic} {queue_id} {offset} was given back, and is gone")
+                expect(number in copied, f"message {number} at {topic} {queue_id} {offset} was nacked and is lost")
 
     def left(self, found: Found) -> int:
-        """It never ends: what is given back comes again."""
+        """0: nacked messages are redelivered forever."""
         return 0
 
 
 def pull(caller: Caller, queue: Queue, offset: int, count: int = MESSAGES_PER_PULL) -> PullResult | None:
-    """A few messages from `offset` on; None when there is no answer."""
+    """Pull a few messages from `offset`; None without an answer."""
     request = core.pull_request(*queue, offset, count, PULL_BYTES, "", 0.0, False)
     outcome = caller.call(core.pull(request))
     result: PullResult | None = outcome.value if outcome.error is None else None
     return result
 
 
-# --- members ---
-# Members of a simulated group: they join, consume what they are given, commit, leave, and die.
+# Members of a group: they join, consume their queues, commit, leave, and die.
 #
-# A queue is one member's at a time: what somebody commits who has lost it is refused.
+# A queue has one owner: a commit by a former owner is rejected.
 
 
 MEMBERS_GROUP = "members"
@@ -179,7 +178,7 @@ PATIENT_COUNT = 500
 
 @dataclass(slots=True)
 class _Held:
-    """A queue in a member's hands."""
+    """A queue that a member owns."""
 
     epoch: int
     position: int
@@ -194,13 +193,13 @@ class _Member:
 
 @dataclass(slots=True)
 class Members:
-    """What one group's members were told, over all lives of a store."""
+    """Outcomes of one group's members, over all lives of a store."""
 
     rng: random.Random
     patient: bool = False
     commits: Commits = field(default_factory=lambda: Commits(MEMBERS_GROUP))
     _given: dict[Queue, tuple[int, str]] = field(default_factory=dict)
-    """Who was told last that it has a queue, and by which epoch."""
+    """Last known owner and epoch of each queue."""
     _names: int = 0
 
     def run(self, paths: StorePaths, schedule: Schedule, clock: SimulatedClock) -> None:
@@ -213,7 +212,7 @@ class Members:
                 caller.close()
 
     def _be_member(self, caller: Caller, schedule: Schedule, member: _Member) -> None:
-        """From a join to leaving, or to death: then only the connection is closed."""
+        """From join to leave, or to death, which only closes the connection."""
         joined = self._join(caller, member)
         for _ in range(self.rng.randint(1, WORKS_MAX)):
             schedule.pause()
@@ -235,7 +234,7 @@ class Members:
         return outcome.error is None
 
     def _look(self, caller: Caller, member: _Member) -> bool:
-        """Ask for news: held until there is some, or answered at once."""
+        """Poll for an assignment: held until it changes, or answered immediately."""
         generation = self.rng.choice((member.generation, -1))
         outcome = caller.call(group_calls.heartbeat(MEMBERS_GROUP, member.name, generation, SESSION_MS / 1000))
         if outcome.error is not None:
@@ -245,7 +244,7 @@ class Members:
         return True
 
     def _take(self, caller: Caller, member: _Member, given: GroupAssignment) -> None:
-        """Work on what was given from now on, and let go of the rest."""
+        """Adopt an assignment; drop all other queues."""
         queues: dict[Queue, _Held] = {}
         for topic, queue_id, epoch, offset in given.queues:
             queue = topic, queue_id
@@ -278,7 +277,7 @@ class Members:
         if outcome.error is not None:
             return not isinstance(outcome.error, NotAMemberError)
         if outcome.value:
-            del member.queues[queue]  # It is somebody else's, or was begun anew.
+            del member.queues[queue]  # It has another owner or epoch.
             return True
         mine = given[0] < held.epoch or given == (held.epoch, member.name)
         expect(mine, f"{member.name} committed {queue} by epoch {held.epoch} when {given} had it")
@@ -286,7 +285,7 @@ class Members:
         held.position = pulled.next_offset
         return True
 
-    # What must be true
+    # Invariants
 
     def forget(self, topic: str) -> None:
         self.commits.forget(topic)
@@ -300,7 +299,7 @@ class Members:
         self.commits.check(found, power_loss=power_loss)
 
     def left(self, found: Found) -> int:
-        """Messages that nobody has consumed."""
+        """Messages that were not consumed."""
         progress = found.of_group(MEMBERS_GROUP)
         queues = {(placed.message.topic, placed.message.queue_id) for placed in found.records}
         return sum(
@@ -311,13 +310,12 @@ class Members:
         )
 
 
-# --- receivers ---
-# Simple consumers of a simulated group: they receive, acknowledge, ask for more time, and forget.
+# Simple consumers: they receive, acknowledge, extend the visibility timeout, and abandon messages.
 #
-# What was received and not acknowledged is in an open check point, or was sent again. What was acknowledged never comes
-# again, and nothing comes again before its time is over. What was received before a loss of power may come once more, but
-# for what is open in a row from the group's progress on, which the next start passes; anything may when the clock is set
-# back by more than the minute that store times stay ahead of it.
+# A received message that is not acknowledged is in an open check point or was redelivered. An acknowledged message is
+# never redelivered, and no message before its timeout. After a power loss, messages received before it may be
+# redelivered once more, except a contiguous run of open ones from the committed offset, which the next start skips. Any
+# message may be after the clock was set back by more than the minute that store timestamps stay ahead of it.
 
 
 POP_GROUP = "receivers"
@@ -331,22 +329,22 @@ QueueOffset = tuple[str, int, int]
 
 @dataclass(slots=True)
 class Receivers:
-    """What one group's simple consumers were told, over all lives of a store."""
+    """Outcomes of one group's simple consumers, over all lives of a store."""
 
     rng: random.Random
     senders: Senders
     hoards: bool = False
-    """They have many check points open at a time, for long."""
+    """Keeps many check points open for long."""
     patient: bool = False
     acked: set[int] = field(default_factory=set)
-    """Numbers of messages whose acknowledgement was answered; a power loss may take it."""
+    """Messages whose acknowledgement was answered, by number; a power loss may lose it."""
     tried: Counter[int] = field(default_factory=Counter)
-    """How often somebody asked to acknowledge a message, and was not told that it was too late."""
+    """Acknowledgement requests of each message that were not rejected as too late."""
     repeatable: set[int] = field(default_factory=set)
-    """Those that may be there twice."""
+    """Messages that may be redelivered after an acknowledgement."""
     deleted: set[str] = field(default_factory=set)
     _not_before_ms: dict[int, int] = field(default_factory=dict)
-    """By number: when a message may come again."""
+    """Earliest redelivery time of each message, by number."""
     _latest_ms: int = 0
     """The latest time of all lives: clocks are set back."""
     _set_back: bool = False
@@ -364,7 +362,7 @@ class Receivers:
             caller.close()
 
     def run_once(self, paths: StorePaths, schedule: Schedule, clock: SimulatedClock) -> None:
-        """A short life: some messages are received, the first of them acknowledged, and the others forgotten."""
+        """A short life: receive some messages, acknowledge the first, abandon the others."""
         caller = Caller(paths.socket("query"), schedule)
         try:
             for _ in tries(schedule):
@@ -391,7 +389,7 @@ class Receivers:
             hand.pop(self.rng.randrange(len(hand)))
 
     def _hoard(self, caller: Caller, hand: list[StoredMessage], clock: SimulatedClock) -> None:
-        """Many check points at a time, all open for long: a few messages in each."""
+        """Open many check points for long, with a few messages each."""
         for _ in range(self.rng.randint(2, HOARD_MAX)):
             received = self._receive(caller, clock, self.rng.randint(1, 2), INVISIBLE_MS[-1])
             hand += received
@@ -413,7 +411,7 @@ class Receivers:
             number = self.senders.number_of(message)
             what = f"message {number} of {message.topic} {message.queue_id} {message.queue_offset} comes again"
             if not self._may_repeat(number):
-                expect(number not in self.acked, f"{what}, though it is done")
+                expect(number not in self.acked, f"{what} after its acknowledgement")
                 early_ms = self._not_before_ms.get(number, 0) - self._latest_ms
                 expect(early_ms <= 0, f"{what} {early_ms} ms before its time")
             self._see(number, message)
@@ -437,7 +435,7 @@ class Receivers:
 
     def _ask_for_time(self, caller: Caller, message: StoredMessage) -> list[StoredMessage]:
         number = self.senders.number_of(message)
-        # Without an answer nobody knows which time counts.
+        # Without an answer, the timeout in effect is unknown.
         self._not_before_ms.pop(number, None)
         seconds = self.rng.choice(INVISIBLE_MS) / 1000
         outcome = caller.call(group_calls.change_invisible(POP_GROUP, message, seconds))
@@ -446,7 +444,7 @@ class Receivers:
         self._see(number, outcome.value)
         return [outcome.value]
 
-    # What must be true
+    # Invariants
 
     def forget(self, topic: str) -> None:
         self.deleted |= {topic, pop_retry_topic(POP_GROUP, topic)}
@@ -454,7 +452,7 @@ class Receivers:
     def go_on(self, found: Found, *, power_loss: bool) -> None:
         if not power_loss:
             return
-        # The group's progress may be from before they were received. What is open in a row from there on is passed.
+        # The committed offset may be older than the receives. A contiguous run of open messages from it is skipped.
         checked = _CheckPoints(found)
         passed = checked.passed_from(found.of_group(POP_GROUP))
         numbers = {place: self.senders.number_of(placed.message) for place, placed in self._of_topics(found)}
@@ -463,11 +461,11 @@ class Receivers:
         waiting = {numbers[place]: due_ms for place, due_ms in passed.items() if place in numbers}
         self.repeatable |= received - waiting.keys()
         self._not_before_ms |= waiting
-        # What was acknowledged and is open has lost that, and comes when its time is over.
+        # Open although acknowledged: the acknowledgement was lost, and the message is redelivered after its timeout.
         self.acked -= waiting.keys()
 
     def check(self, found: Found, *, power_loss: bool) -> None:
-        """What progress has passed is open where the next start looks for it, or done, or was sent again, once."""
+        """Check that each message below the offset is open for the next start, acknowledged, or redelivered once."""
         checked = _CheckPoints(found)
         times = Counter(
             (sent_of(placed, self.senders).number, placed.message.reconsume_times)
@@ -475,19 +473,22 @@ class Receivers:
             if is_for_group(placed.message, POP_GROUP)
         )
         twice = [number for (number, _), count in times.items() if count > 1 and not self._may_repeat(number)]
-        expect(not twice, f"messages {twice[:5]} were sent again twice")
+        expect(not twice, f"messages {twice[:5]} were redelivered twice")
         revived = found.of_group(REVIVE_GROUP)
         for place, placed in self._received(found):
             point = checked.newest.get(place)
-            expect(point is not None, f"progress is past {place}, which nobody has received")
+            expect(point is not None, f"the committed offset passes {place}, which was never received")
             assert point is not None
             number = sent_of(placed, self.senders).number
             if not checked.is_open(place):
                 again = times[number, placed.message.reconsume_times + 1]
-                expect(self.tried[number] > 0 or again > 0, f"message {number} at {place} is gone, and nobody was done")
+                expect(
+                    self.tried[number] > 0 or again > 0,
+                    f"message {number} at {place} is lost without an acknowledgement",
+                )
                 continue
             lost = not power_loss and number in self.acked and not self._may_repeat(number)
-            expect(not lost, f"message {number} at {place} is open, though it is done")
+            expect(not lost, f"message {number} at {place} is open although acknowledged")
             begin = revived.get((REVIVE_TOPIC, point.revive_queue), 0)
             expect(
                 point.revive_offset >= begin,
@@ -507,7 +508,7 @@ class Receivers:
                 yield (message.topic, message.queue_id, message.queue_offset), placed
 
     def left(self, found: Found) -> int:
-        """Messages that were not received, or are not done."""
+        """Messages that were not received or not acknowledged."""
         checked, progress = _CheckPoints(found), found.of_group(POP_GROUP)
         return sum(
             place[2] >= progress.get(place[:2], 0) or checked.is_open(place) for place, _ in self._of_topics(found)
@@ -515,7 +516,7 @@ class Receivers:
 
 
 class _CheckPoints:
-    """The check points in a log, and what was acknowledged of them."""
+    """The check points of a log, and their acknowledgements."""
 
     def __init__(self, found: Found) -> None:
         self.newest: dict[QueueOffset, PopCheckPoint] = {}
@@ -534,7 +535,7 @@ class _CheckPoints:
                 self.newest[place] = point
 
     def passed_from(self, progress: Mapping[tuple[str, int], int]) -> dict[QueueOffset, int]:
-        """Open places that a start has progress pass, with the time in ms before which nobody gets them again."""
+        """Open places that a start skips, each with its earliest redelivery time in ms."""
         points = {id(point): point for point in self.newest.values()}.values()
         stands, passed = dict(progress), dict[QueueOffset, int]()
         for point in sorted(points, key=lambda point: point.key):
@@ -546,7 +547,7 @@ class _CheckPoints:
         return passed
 
     def is_open(self, place: QueueOffset) -> bool:
-        """Whether somebody has received what lies there, and it is not done."""
+        """Whether a place was received and is not acknowledged."""
         point = self.newest.get(place)
         return point is not None and (point.key, place[2]) not in self._done
 
@@ -555,15 +556,14 @@ def _places_of(point: PopCheckPoint) -> list[QueueOffset]:
     return [(point.topic, point.queue_id, offset) for offset in point.offsets]
 
 
-# --- deletions ---
-# Topics deleted in a story, and which records must have their place in a queue since, or must not.
+# Deleted topics, and which records must or must not have a unit in a queue.
 
 
 PAUSES = (20, 400)
 
 
 class Place(enum.Enum):
-    """What a record is to its queue."""
+    """Whether a record has a unit in its queue."""
 
     MUST = "it is there"
     MAY = "it may be there"
@@ -572,21 +572,21 @@ class Place(enum.Enum):
 
 @dataclass(slots=True)
 class Deletions:
-    """What was deleted, over all lives of a store."""
+    """Deletions over all lives of a store."""
 
     rng: random.Random
     senders: Senders
     others: Sequence[Party] = ()
-    """Those who forget what is deleted."""
+    """Clients that must be notified of deletions."""
     topics: set[str] = field(default_factory=set)
-    """Topics that somebody has asked to delete."""
+    """Topics whose deletion was requested."""
     _asked: str = ""
     """The topic whose deletion has no answer yet."""
     _gone: set[int] = field(default_factory=set)
     _unsure: set[int] = field(default_factory=set)
 
     def run(self, paths: StorePaths, schedule: Schedule) -> None:
-        """Somebody who deletes topics: a task of the schedule."""
+        """A client that deletes topics: a task of the schedule."""
         caller = Caller(paths.socket("writer"), schedule)
         try:
             while True:
@@ -609,7 +609,7 @@ class Deletions:
             self._gone |= stored
 
     def _end(self) -> None:
-        """Of what was sent before the answer came nobody knows on which side of the deletion it lies."""
+        """Messages sent before the answer may be on either side of the deletion."""
         self._unsure.update(sent.number for sent in self._of(self._asked))
         self._asked = ""
 
@@ -617,7 +617,7 @@ class Deletions:
         return [sent for sent in self.senders.sent if sent.topic == topic]
 
     def place(self, placed: Placed) -> Place:
-        """What a record must be."""
+        """The expected state of a record."""
         topic = placed.message.topic
         if topic not in self.topics or is_note(placed):
             return Place.MUST

@@ -1,13 +1,13 @@
-"""What a power loss may leave of files: each page's versions since it was last synced, and names not yet durable.
+"""The simulated disk: the versions of each page since its last sync, and names that are not durable yet.
 
     current state     the real files: what a killed process leaves
-    an image          a copy as a disk may show it after a power loss: of every page one of the versions that it had
-                      since the last sync that succeeded, of every name and size the old or the new one
+    crash image       a copy as a disk may be after a power loss: each page has one of its versions since the last
+                      successful sync, each name and size is the old or the new one
 
 A sync makes a file's pages and size durable; the sync of a folder makes the names in it durable. `ORDERED` file
-systems lose changes of names and sizes from the last one backwards, `FREE` ones lose any of them.
+systems lose changes of names and sizes from the end backwards, `FREE` ones lose any of them.
 
-Files have numbers of the simulator's own: a real file system gives the number of a file that went to the next one.
+Inode numbers are simulated: a real file system reuses the number of a removed file.
 """
 
 from __future__ import annotations
@@ -29,29 +29,28 @@ from mqproc.layout.record_codec import check_record, decode_record, fixed_of
 from mqproc.types import StoredMessage
 from tests.support.store_checks import PAGE, entries_below, written_ranges
 
-# --- placed ---
-# A log's records in plain Python, and what an invariant that does not hold is told as.
+# Records of the log, decoded in plain Python.
 
 
-# More than a story's log has.
+# More than the log of a story has.
 RECORDS_KEPT = 4_096
-# What lies before a body at most: both hosts have IPv6 addresses.
+# Most bytes before a body: both hosts have IPv6 addresses.
 HEAD_MAX = BODY + 2 * IPV6_EXTRA
 
 
 class Broken(AssertionError):
-    """An invariant does not hold."""
+    """A violated invariant."""
 
 
 def expect(true: bool, what: str) -> None:
-    """Raise Broken unless it is true."""
+    """Raise Broken unless `true`."""
     if not true:
         raise Broken(what)
 
 
 @contextlib.contextmanager
 def must_end_well(who: str) -> Iterator[None]:
-    """Whatever error ends a role or a recovery breaks an invariant."""
+    """Report any error that ends a role or a recovery as a violated invariant."""
     try:
         yield
     except (Broken, ImportError):
@@ -62,7 +61,7 @@ def must_end_well(who: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A record as it lies in the log."""
+    """A record and its place in the log."""
 
     offset: int
     size: int
@@ -70,7 +69,7 @@ class Placed:
 
 
 def walk_log(commit_log: Path) -> list[Placed]:
-    """Every record from the first segment on, in plain Python, up to the first that is not whole."""
+    """Records from the first segment on, up to the first invalid one."""
     found: list[Placed] = []
     segments = sorted(path for path in commit_log.iterdir() if path.name.isdigit())
     expected = int(segments[0].name) if segments else 0
@@ -92,16 +91,16 @@ def walk_log(commit_log: Path) -> list[Placed]:
 
 
 def _bytes_of_record(data: bytes, at: int) -> bytes:
-    """As many as the record at a place says that it has; at a segment's end all that are left."""
+    """The bytes of a record by its size field; at the end of a segment, all that are left."""
     head = data[at : at + HEAD_MAX]
     return data[at : at + max(0, fixed_of(head)[0])] if len(head) == HEAD_MAX else head
 
 
 @functools.lru_cache(RECORDS_KEPT)
 def _record(offset: int, data: bytes) -> Placed | None:
-    """The record that these bytes are, as it lies at `offset`; None when they are none.
+    """Decode these bytes as a record at `offset`; None if invalid.
 
-    One that was looked at in an image, or a moment ago, is the same in most of the next ones.
+    Cached: most records of an image are also in the next one.
     """
     check = check_record(data)
     if not check.success or not check.size:
@@ -109,22 +108,21 @@ def _record(offset: int, data: bytes) -> Placed | None:
     return Placed(offset, check.size, decode_record(data, check_crc=False))
 
 
-# --- journal ---
-# What happened in a story, in order: two runs of a seed that went the same way have the same digest.
+# The journal of a story. Two identical runs of a seed have the same digest.
 
 
 class Journal:
-    """Lines of a story. Given a `file`, they are written there too: a diff of two shows where runs part."""
+    """Events of a story. With a `file`, also written there: `diff` shows where two runs diverge."""
 
     heard = True
-    """Whether what is noted goes anywhere."""
+    """Whether events are recorded."""
 
     def __init__(self, file: TextIO | None = None) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
         self._file = file
 
     def note(self, *parts: object) -> None:
-        """One thing that happened."""
+        """Record an event."""
         line = " ".join(map(str, parts)) + "\n"
         self._hash.update(line.encode())
         if self._file is not None:
@@ -132,38 +130,38 @@ class Journal:
 
     @property
     def digest(self) -> str:
-        """Of everything up to now."""
+        """Digest of all events so far."""
         return self._hash.hexdigest()
 
 
 class Unheard(Journal):
-    """Where nobody asks for the digest, noting each call is work for nothing."""
+    """Discards all events, where no digest is needed."""
 
     heard = False
 
     def note(self, *parts: object) -> None:
-        """Nothing is kept."""
+        """Discard the event."""
 
 
 SECTOR = 512
 _ZERO_PAGE = bytes(PAGE)
-# A socket whose path is too long leaves a file in its place, which depends on the folder that the store lies in.
+# A socket with a path that is too long leaves a file, which depends on the store's folder.
 SOCKET_SUFFIX = ".sock"
-# Files that grow by what is written behind their end. Elsewhere a sector has had another content: it is written whole.
+# Files that only grow by appends. In other files a sector had other content before: it is written whole.
 ROWS = ("commitlog/", "consumequeue/", "index/")
-# Tells how long real work took, among others, and nothing that a start goes by.
+# Contains durations of real work, and nothing that a start reads.
 CONTROL = "mqproc/control"
 
 
 class Metadata(enum.Enum):
-    """In which order a file system loses changes of names and sizes."""
+    """The order in which a file system loses changes of names and sizes."""
 
     ORDERED = "ordered"
     FREE = "free"
 
 
 class Grain(enum.Enum):
-    """What reaches the disk as a whole."""
+    """The unit in which writes reach the disk."""
 
     PAGE = "page"
     SECTOR = "sector"
@@ -183,18 +181,18 @@ class Pick(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """How one image is chosen."""
+    """How to choose one image."""
 
     metadata: Metadata
     grain: Grain
     pick: Pick
     garbage: bool = False
-    """The sector that was being written when the power went holds neither what it had nor what it was to have."""
+    """The sector being written at the power loss has neither its old nor its new content."""
 
 
 @dataclass(slots=True)
 class _Node:
-    """One file. `pages` has what is durable, `pending` the versions since, oldest first."""
+    """A file. `pages` are the durable pages, `pending` the later versions, oldest first."""
 
     pages: dict[int, bytes] = field(default_factory=dict)
     size: int = 0
@@ -204,7 +202,7 @@ class _Node:
 
 @dataclass(slots=True)
 class _Change:
-    """A change of a name or of a size that is not durable yet."""
+    """A change of a name or size that is not durable yet."""
 
     kind: str  # "name": `path` gets `node`, or goes when that is 0 · "rename" · "folder" · "link" · "size"
     path: str
@@ -215,7 +213,7 @@ class _Change:
 
 
 class Disk:
-    """All files below `root` and what of them is durable. Paths are relative to `root`."""
+    """All files below `root` and their durable state. Paths are relative to `root`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -227,11 +225,11 @@ class Disk:
         self._changes: list[_Change] = []
         self._mapped: dict[int, int] = {}
         self._seen: dict[int, bytes] = {}
-        """What mapped files had when they were looked at last."""
+        """The last observed pages of mapped files."""
 
     @classmethod
     def of(cls, root: Path) -> Disk:
-        """A disk on which everything that lies below `root` is durable."""
+        """A disk on which everything below `root` is durable."""
         disk = cls(root)
         for name, entry in entries_below(root):
             if entry.is_symlink():
@@ -243,7 +241,7 @@ class Disk:
         return disk
 
     def _take(self, path: str) -> int:
-        """The number of a file all of which is durable."""
+        """Add a durable file; its number."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             of = os.fstat(fd)
@@ -257,7 +255,7 @@ class Disk:
         return number
 
     def _add(self, inode: int) -> int:
-        """The number of a file that was not there before, though another one may have had its inode."""
+        """Number a new file, which may reuse the inode of a removed one."""
         number = self._numbers[inode] = len(self._nodes) + 1
         self._nodes[number] = _Node()
         return number
@@ -275,7 +273,7 @@ class Disk:
     # What happens
 
     def stored(self, fd: int, offset: int, size: int) -> None:
-        """Bytes of a file have changed; what it has now is a version of its pages, and its size a change."""
+        """Bytes of a file changed: record the current pages as a version, and the size as a change."""
         node = self._node(self._number_of(fd))
         for page, data in _pages(fd, offset, size, holes=True):
             versions = node.pending.get(page)
@@ -284,7 +282,7 @@ class Disk:
                 node.pending.setdefault(page, []).append(data)
 
     def sized(self, fd: int) -> None:
-        """A file may have another length."""
+        """The length of a file may have changed."""
         number, size = self._number_of(fd), os.fstat(fd).st_size
         before = next(
             (change.size for change in reversed(self._changes) if change.kind == "size" and change.node == number),
@@ -294,47 +292,47 @@ class Disk:
             self._changes.append(_Change("size", "", number, size=size))
 
     def made(self, path: Path, fd: int) -> None:
-        """A new file was made."""
+        """A file was created."""
         self._changes.append(_Change("name", self._relative(path), self._add(os.fstat(fd).st_ino)))
 
     def named(self, path: Path) -> None:
-        """A file that was there has one more name."""
+        """A file has one more name."""
         self._changes.append(_Change("name", self._relative(path), self._number(path.stat())))
 
     def removed(self, path: Path) -> None:
-        """A name went."""
+        """A name was removed."""
         self._changes.append(_Change("name", self._relative(path)))
 
     def renamed(self, source: Path, target: Path) -> None:
-        """A name became another one, in one go. The new entry leads to the file itself: no earlier entry is needed."""
+        """A name was replaced atomically. The new entry needs no earlier one to be durable."""
         number = 0 if target.is_symlink() or target.is_dir() else self._number(target.stat())
         self._changes.append(_Change("rename", self._relative(target), number, self._relative(source)))
 
     def made_folder(self, path: Path) -> None:
-        """A folder was made."""
+        """A folder was created."""
         self._changes.append(_Change("folder", self._relative(path)))
 
     def removed_folder(self, path: Path) -> None:
-        """A folder went, with all that was in it."""
+        """A folder was removed with its contents."""
         self._changes.append(_Change("no folder", self._relative(path)))
 
     def linked(self, path: Path, target: str) -> None:
-        """A symlink was made."""
+        """A symlink was created."""
         self._changes.append(_Change("link", self._relative(path), link=target))
 
     def mapped(self, fd: int) -> None:
-        """A file is stored to through a map from now on: what it has is looked up when it matters."""
+        """A file is mapped for writing from now on: its pages are compared when needed."""
         number = self._number_of(fd)
         if number not in self._mapped:
             self._mapped[number] = os.dup(fd)
 
     @property
     def has_maps(self) -> bool:
-        """Whether files are stored to through maps."""
+        """Whether files are mapped for writing."""
         return bool(self._mapped)
 
     def observe(self) -> None:
-        """Note what was stored through maps."""
+        """Record stores through maps as versions."""
         for number in self._mapped:
             self._observe(number)
 
@@ -347,17 +345,17 @@ class Disk:
             self.stored(fd, 0, size)
 
     def let_go(self) -> None:
-        """Nothing is mapped any more."""
+        """Forget all maps."""
         for fd in self._mapped.values():
             os.close(fd)
         self._mapped.clear()
         self._seen.clear()
 
     def synced(self, fd: int) -> None:
-        """A file's data and length are durable."""
+        """The data and length of a file are durable."""
         number = self._number_of(fd)
         node = self._node(number)
-        expect(not node.failed_syncs, f"file {number} is synced once more after its sync has failed")
+        expect(not node.failed_syncs, f"file {number} is synced again after a failed sync")
         if number in self._mapped:
             self._observe(number)
         for page, versions in node.pending.items():
@@ -367,11 +365,11 @@ class Disk:
         self._changes = [change for change in self._changes if not (change.kind == "size" and change.node == number)]
 
     def failed_syncs(self, fd: int) -> int:
-        """How many syncs of a file have failed: who has it open since before is told with its own next one."""
+        """Failed syncs of a file: each process that had it open then gets the error from its own next sync."""
         return self._node(self._number_of(fd)).failed_syncs
 
     def sync_failed(self, fd: int) -> None:
-        """The file's pages count as clean now, though what they hold never reached the disk."""
+        """A sync failed: the file's pages count as clean, but their contents never reached the disk."""
         self.observe()
         number = self._number_of(fd)
         node = self._node(number)
@@ -380,7 +378,7 @@ class Disk:
         self._seen.pop(number, None)
 
     def sync_of_all_failed(self) -> None:
-        """The same for every file."""
+        """A sync of all files failed."""
         self.observe()
         for node in self._nodes.values():
             node.pending.clear()
@@ -388,7 +386,7 @@ class Disk:
         self._seen.clear()
 
     def synced_folder(self, folder: Path) -> None:
-        """The names in a folder are durable; a rename is when its new name is."""
+        """The names in a folder are durable; a rename is durable with its new name."""
         place = self._relative(folder)
         kept: list[_Change] = []
         for change in self._changes:
@@ -413,11 +411,11 @@ class Disk:
 
     @property
     def open_choices(self) -> int:
-        """How many pages and names could be lost now."""
+        """Number of pages and names that could be lost now."""
         return len(self._changes) + sum(len(node.pending) for node in self._nodes.values())
 
     def unsynced_names(self, folder: str) -> list[str]:
-        """New names in a folder, at any depth, that a power loss may take."""
+        """New names below a folder that a power loss may remove."""
         return [
             change.path
             for change in self._changes
@@ -425,7 +423,7 @@ class Disk:
         ]
 
     def unsynced(self, folder: str) -> Iterator[tuple[str, bytes, bytes]]:
-        """(path, durable bytes, bytes now) of each file below a folder that is not durable, as far as pages go."""
+        """(path, durable bytes, current bytes) of each file below a folder with pages that are not durable."""
         self.observe()
         for name, entry in entries_below(self.root / folder):
             node = self._nodes[self._number(entry.stat())] if entry.is_file() else _Node()
@@ -438,7 +436,7 @@ class Disk:
     # Images
 
     def image(self, target: Path, loss: Loss, rng: random.Random, journal: Journal) -> None:
-        """Make `target`, which must not exist, what a disk may show after a power loss now."""
+        """Create at `target`, which must not exist, an image of the disk after a power loss now."""
         shown = Disk(target)
         shown._names, shown._folders = dict(self._names), set(self._folders)
         shown._links = dict(self._links)
@@ -503,14 +501,14 @@ class Disk:
 
 
 class _Chooser:
-    """Chooses a version of each page of each file for one image."""
+    """Chooses a version of each page for one image."""
 
     def __init__(self, nodes: dict[int, _Node], loss: Loss, rng: random.Random, in_rows: set[int]) -> None:
         self._nodes = nodes
         self._loss = loss
         self._rng = rng
         open_pages = [(number, page) for number, node in sorted(nodes.items()) for page in sorted(node.pending)]
-        # The one that is missing or present, the last of a prefix, or the first of a suffix.
+        # The version that is missing or present, the last of a prefix, or the first of a suffix.
         self._one = rng.choice(open_pages) if open_pages else (0, 0)
         self._garbage: tuple[int, int, range] | None = None
         if loss.garbage:
@@ -519,7 +517,7 @@ class _Chooser:
             self._garbage = rng.choice(unsynced) if unsynced else None
 
     def pages(self, number: int) -> dict[int, bytes]:
-        """The pages of one file as the image has them."""
+        """The pages of a file in the image."""
         node = self._nodes.get(number, _Node())
         chosen = dict(node.pages)
         for page, versions in sorted(node.pending.items()):
@@ -531,7 +529,7 @@ class _Chooser:
         return chosen
 
     def _never_synced(self, number: int, page: int) -> Iterator[range]:
-        """In each sector of a page: from the first byte that was stored behind all that it durably has."""
+        """For each sector of a page: the range from the first byte stored after its durable part."""
         node = self._nodes[number]
         durable, now = node.pages.get(page, _ZERO_PAGE), node.pending[page][-1]
         for start in range(0, PAGE, SECTOR):
@@ -561,7 +559,7 @@ class _Chooser:
 
 
 def _pages(fd: int, offset: int, size: int, *, holes: bool = False) -> Iterator[tuple[int, bytes]]:
-    """Pages that hold a range, each filled up to its length with zeros; those of zeros only with `holes`."""
+    """Pages of a range, zero-padded; pages of zeros only with `holes`."""
     first, stop = offset // PAGE, -(-(offset + size) // PAGE)
     read = os.pread(fd, (stop - first) * PAGE, first * PAGE).ljust((stop - first) * PAGE, b"\0")
     for page in range(first, stop):

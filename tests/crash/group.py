@@ -1,4 +1,4 @@
-"""A group of processes in one: the roles' own classes, run in turns, killed and stopped as a supervisor would."""
+"""A simulated group: the roles' own classes as scheduled tasks, killed and stopped as by a supervisor."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ from mqproc.wire.address import listen
 from tests.crash.disk import Broken, Journal, must_end_well
 from tests.crash.recording_io import Killed, Machine, RecordingIO
 
-# --- schedule ---
-# Processes as greenlets of one process: at each storage call, and at each pause, another one may go on.
+# Processes as greenlets: at each storage call and each pause, another one may run.
 
 
 LONG_JUMP_MS = 1_100
@@ -38,7 +37,7 @@ STORE_TIME_AHEAD_MS = 60_000
 
 
 class Schedule:
-    """Runs tasks in turns that a seed decides. `failure` is what ended a task that should not have ended."""
+    """Runs tasks in an order decided by a seed. `failure` is the error that ended a task unexpectedly."""
 
     def __init__(self, rng: random.Random, journal: Journal) -> None:
         self._rng = rng
@@ -49,7 +48,7 @@ class Schedule:
         self.failure: BaseException | None = None
 
     def add(self, name: str, work: Callable[[], None]) -> None:
-        """A task of that name, from the next turn on."""
+        """Add a task."""
         self._tasks[name] = greenlet(lambda: self._guarded(name, work), parent=self._main)
         self._names = sorted(self._tasks)
 
@@ -73,7 +72,7 @@ class Schedule:
         return self._names
 
     def turn(self, name: str = "") -> None:
-        """Let one task go on, a random one unless named, to its next pause."""
+        """Run one task, random unless named, to its next pause."""
         names = [name] if name else self.names
         task = self._tasks.get(chosen := self._rng.choice(names)) if names else None
         if task is not None:
@@ -83,12 +82,12 @@ class Schedule:
             raise self.failure
 
     def pause(self) -> None:
-        """Called by a task: others may go on. The main task, which runs alone, has no others."""
+        """Called by a task: let others run. No effect in the main task."""
         if getcurrent() is not self._main:
             self._main.switch()
 
     def end(self, name: str) -> None:
-        """Unwind a task whose storage is dead already."""
+        """Unwind a task whose storage is dead."""
         task = self._tasks.get(name)
         if task is None:
             return
@@ -96,7 +95,7 @@ class Schedule:
             try:
                 task.throw(Killed)
             except Killed:
-                break  # It had not begun.
+                break  # Not started yet.
         self._forget(name)
 
     def end_all(self) -> None:
@@ -106,16 +105,16 @@ class Schedule:
 
 
 class SimulatedClock(Clock):
-    """Time that passes when the schedule lets it, and in sleeps."""
+    """Time that passes by the schedule and in sleeps."""
 
     def __init__(self, schedule: Schedule, time_ms: int) -> None:
         self._schedule = schedule
         self._ns = 1_000_000_000
         self._offset_ms = time_ms - 1_000
         self.latest_ms = time_ms
-        """The latest time that anybody was told."""
+        """The latest time returned so far."""
         self.set_back = False
-        """It was set back by more than store times stay ahead of it."""
+        """Whether it was set back by more than store timestamps stay ahead of it."""
 
     def monotonic_ns(self) -> int:
         return self._ns
@@ -130,18 +129,18 @@ class SimulatedClock(Clock):
         self._schedule.pause()
 
     def advance(self, ms: int) -> None:
-        """Time passes."""
+        """Let time pass."""
         self._ns += ms * 1_000_000
 
     def step(self, ms: int) -> None:
-        """Somebody sets the machine's clock by this much."""
+        """Set the machine's clock forwards or backwards."""
         self._offset_ms += ms
         self.set_back = self.set_back or ms < -STORE_TIME_AHEAD_MS
 
 
 ROLES = tuple(spec for spec in SPECS if spec.name != words_of.MONITOR)
 TURNS_OF_STOP_MAX = 20_000
-# What the supervisor's would be; it stands in files.
+# Simulated supervisor's pid: it is written to files.
 PID = 4242
 
 
@@ -183,16 +182,16 @@ class Group:
 
     @property
     def names(self) -> list[str]:
-        """Roles that run."""
+        """Running roles."""
         return [name for name in self._incarnations if name in self._schedule.names]
 
     @property
     def roles(self) -> Mapping[str, Role]:
-        """Those that run, by name, once each has begun."""
+        """Running roles by name, once each has started."""
         return self._roles
 
     def start(self, name: str) -> None:
-        """Start a role, as the next incarnation when it ran before."""
+        """Start a role, with the next incarnation if it ran before."""
         spec = next(spec for spec in ROLES if spec.name == name)
         self._incarnations[name] += 1
         io = self._ios[name] = RecordingIO(self._machine)
@@ -212,7 +211,7 @@ class Group:
         self._schedule.add(name, lambda: self._live_well(name, spec.factory, context))
 
     def _live_well(self, name: str, factory: Callable[[RoleContext], Role], context: RoleContext) -> None:
-        """A failed call may end a role, with an exit code after which a supervisor starts it again; a kill anyway."""
+        """Run a role. A failed call may end it with an exit code that a supervisor restarts, and so may a kill."""
         try:
             with must_end_well(name):
                 self._live(name, factory, context)
@@ -228,7 +227,7 @@ class Group:
             self._fallen.append(name)
 
     def restart_fallen(self) -> bool:
-        """Start roles again that a failed call has ended, or a kill amid their work; whether there were any."""
+        """Restart roles that ended by a failed call or a kill; whether there were any."""
         have_fallen = bool(self._fallen)
         while self._fallen:
             name = self._fallen.pop()
@@ -238,7 +237,7 @@ class Group:
         return have_fallen
 
     def restart_stuck(self) -> None:
-        """End roles whose calls go on failing, as somebody does who sees that, and start them again."""
+        """Restart roles whose calls keep failing, as an operator would."""
         for name in [name for name in self.names if self._ios[name].stuck]:
             self.kill(name)
             self.start(name)
@@ -256,7 +255,7 @@ class Group:
                 self._machine.disk.observe()
                 self._schedule.pause()
         except Killed:
-            # Amid a kernel its storage was not told: a killed process ends nothing in order.
+            # Killed inside a kernel, before its storage was marked dead: no orderly end.
             context.io.dead = True
             raise
         finally:
@@ -265,7 +264,7 @@ class Group:
             context.io.close_all()
 
     def kill(self, name: str) -> None:
-        """SIGKILL for one role, then what its supervisor does before the next one starts."""
+        """SIGKILL for one role, then the supervisor's cleanup before the next start."""
         io = self._ios[name]
         self._machine.disk.observe()
         io.dead = True
@@ -274,19 +273,19 @@ class Group:
         self._sync_behind(name)
 
     def _sync_behind(self, name: str) -> None:
-        """What the supervisor does before the next one starts."""
+        """The supervisor's cleanup before the next start."""
         if not self.control.sync_errno and (failed := self._active.sync(name)):
             self.control.store(words_of.SUPERVISOR_SYNC_ERRNO, failed)
 
     def kill_all(self) -> None:
-        """The whole group ends at once."""
+        """End the whole group at once."""
         self._machine.disk.observe()
         self._machine.over = True
         self._schedule.end_all()
         self._let_go()
 
     def stop(self, rng: random.Random) -> None:
-        """Stop in order; the store is then clean, unless a role fell."""
+        """Stop the group; the store is then clean, unless a role failed."""
         for step in STEPS:
             names = [name for name in step if name in self._incarnations]
             self._stopping.update(names)
@@ -321,7 +320,7 @@ class Group:
 
     @property
     def synced(self) -> int:
-        """The log is durable below this."""
+        """Durable end of the log."""
         return self.control.flushed
 
     @property
@@ -330,7 +329,7 @@ class Group:
 
 
 def _is_of_storage(error: BaseException | None) -> bool:
-    """Whether a failed call is what an error comes from."""
+    """Whether a failed call caused the error."""
     while error is not None and not isinstance(error, OSError | MqprocError):
         error = error.__cause__
     return error is not None
@@ -341,15 +340,14 @@ def _close(role: Role) -> None:
         role.close()
 
 
-# --- tasks ---
-# What tasks of a story that are clients share: one call after the other, over the real socket, without waiting.
+# Calls of client tasks: one at a time, over the real socket, without blocking.
 
 
 TRIES = 50
 
 
 def connect(path: Path) -> Connection | None:
-    """None while nobody listens."""
+    """Connect to a server; None without a listener."""
     try:
         return Connection(open_socket(path))
     except (NotRunningError, StoreBusyError):
@@ -357,14 +355,14 @@ def connect(path: Path) -> Connection | None:
 
 
 def tries(schedule: Schedule) -> Iterator[None]:
-    """Now, and a few times more when others have gone on."""
+    """Retry a few times while other tasks run."""
     for _ in range(TRIES):
         yield
         schedule.pause()
 
 
 class Caller:
-    """One client of one role, for one task."""
+    """A client of one role, for one task."""
 
     def __init__(self, path: Path, schedule: Schedule) -> None:
         self._path = path
@@ -372,7 +370,7 @@ class Caller:
         self._connection: Connection | None = None
 
     def call(self, call: Call[Any]) -> CallOutcome:
-        """The outcome; while it is not there others run. Without a server nothing was taken."""
+        """Make a call while others run. Without a server, it fails as not taken."""
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._path)
         if self._connection is None:
@@ -386,7 +384,7 @@ class Caller:
         return outcome
 
     def leave(self, call: Call[Any]) -> None:
-        """End amid a call: what it sent is in the socket."""
+        """End during a call whose request is in the socket."""
         if self._connection is not None and not self._connection.closed:
             self._connection.submit(call)
             self._connection.flush()

@@ -1,4 +1,4 @@
-"""What must be true of a store after a crash and its recovery. Each check says what it expected and what it found."""
+"""Invariants of a store after a crash and recovery, and of a running group."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ FOREVER_MS = 1 << 60
 KEYS_LOOKED_UP = 30
 CALLS_OF_EVERY_RECOVERY = 150
 CALLS_PER_FILE_OR_PAGE = 16
-# How recovery came to what it left.
+# How recovery reached its result.
 _OF_THE_WAY = (words_of.RECOVERY_US, words_of.RECOVERY_CUT_BYTES)
-# A message that comes again and again has its key in each of its copies.
+# A message that is redelivered often has its key in each of its copies.
 KEY_RECORDS_MAX = 4_096
 
 
 @dataclass(slots=True)
 class Truth:
-    """What the log held when it crashed, and how much of it must outlast a power loss."""
+    """The log at the crash, and how much of it must survive a power loss."""
 
     records: list[Placed]
     synced: int
     written: int
     minimum: int
-    """Retention moves the log's minimum to here: below it records and units may be there or not."""
+    """Retention deletes below this offset: records and units below it may exist or not."""
     gone: set[int]
-    """Numbers of messages that an earlier crash took: they must never come back."""
+    """Messages lost by an earlier crash, by number: they must never reappear."""
     read_only: bool = False
 
 
@@ -74,23 +74,23 @@ class Recovered:
     words: Words
     said: list[str]
     time_asked: bool
-    """Recovery has asked for the time: at another one it might have gone another way."""
+    """Recovery read the clock: at another time it might have had another result."""
 
     def outcome(self) -> tuple[bytes, Options]:
-        """What recovery has told, but how it came to it. With the files it is all that checks of a store go by."""
+        """The result of recovery, but not how it was reached. Checks depend on this and the files only."""
         words = Words(bytearray(self.words.mapping))
         for number in _OF_THE_WAY:
             words[number] = 0
         return bytes(words.mapping), self.options
 
     def state(self) -> Hashable:
-        """All that checks of the store go by: of two whose states are equal both are well, or none."""
+        """Everything that the checks depend on: stores of equal state pass or fail alike."""
         files = contents(self.paths.root, without=(CONTROL,))
         return frozenset(files.items()), self.outcome()
 
 
 def recover(root: Path, options: Options, machine: Machine | None = None, now_ms: int = 0) -> Recovered:
-    """Recover the store at `root` as a supervisor would before it starts roles. Without a machine no power is lost."""
+    """Recover the store at `root` as before a start of roles. Without a machine, no power is lost."""
     paths, said = StorePaths(root), list[str]()
     machine = machine or Machine(Disk(root), keeps_versions=False)
     machine.calls_max = machine.calls + calls_of_recovery_max(root)
@@ -103,14 +103,14 @@ def recover(root: Path, options: Options, machine: Machine | None = None, now_ms
         return now_ms
 
     with contextlib.ExitStack() as end:
-        # Also of one that loses its power: else stories that come behind run out of descriptors.
+        # Also if it loses its power: otherwise later stories run out of descriptors.
         end.callback(io.close_all)
         options = adopt_sizes(io, paths, options, said.append)
         io.make_folder(paths.commit_log)
         clean = not paths.abort.exists()
         with must_end_well("recovery"):
             Recovery(io, paths, options, words, said.append, clean=clean, now_ms=time_ms).run()
-        # A supervisor lives on: what recovery leaves open stays open.
+        # A supervisor keeps running, and so do the files that recovery leaves open.
         expect(not io.open_files, f"recovery leaves {io.open_files} open")
         machine.calls_max = 0
         machine.disk.let_go()
@@ -118,9 +118,9 @@ def recover(root: Path, options: Options, machine: Machine | None = None, now_ms
 
 
 def calls_of_recovery_max(root: Path) -> int:
-    """Recovery ends: after so many storage calls at most, by the store's files and the pages of its log.
+    """Bound of recovery's storage calls, by the store's files and the pages of its log.
 
-    Twice as many as the worst of some thousand images has needed.
+    Twice the maximum of some thousand images.
     """
     files = [(name, entry) for name, entry in entries_below(root) if entry.is_file()]
     log_bytes = sum(entry.stat().st_size for name, entry in files if name.startswith("commitlog/"))
@@ -128,21 +128,21 @@ def calls_of_recovery_max(root: Path) -> int:
 
 
 def check_nothing_behind(commit_log: Path, end: int) -> None:
-    """Nothing is left behind the log's end that could be taken for a part of it when the log has come there."""
+    """Check that nothing after the log's end could later be taken for a part of it."""
     for path in sorted(commit_log.iterdir()):
         data = path.read_bytes()
         behind = data[max(0, end - int(path.name)) :]
-        expect(not any(behind), f"{path} is not empty behind the log's end {end}")
+        expect(not any(behind), f"{path} is not empty after the log's end {end}")
 
 
 def records_of(found: Recovered) -> list[Placed]:
-    """The records of a recovered log."""
+    """Records of a recovered log."""
     begin = found.words[words_of.MIN_PHYSICAL_OFFSET]
     return [placed for placed in walk_log(found.paths.commit_log) if begin <= placed.offset]
 
 
 def check_log(found: Recovered, truth: Truth, senders: Senders, *, power_loss: bool) -> list[Placed]:
-    """The log: a prefix of what was appended, all that was synced, nothing twice, nothing that was gone before."""
+    """Check the log: a prefix of the appends, everything synced, no duplicates, nothing that was lost before."""
     records = records_of(found)
     begin, end = found.words[words_of.MIN_PHYSICAL_OFFSET], found.words[words_of.WRITTEN]
     check_nothing_behind(found.paths.commit_log, end)
@@ -151,21 +151,21 @@ def check_log(found: Recovered, truth: Truth, senders: Senders, *, power_loss: b
     ids = [number for number, _placed in originals(records, senders)]
     expect(len(set(ids)) == len(ids), "a message is in the log twice")
     back = truth.gone & set(ids)
-    expect(not back, f"messages {sorted(back)[:5]} came back after a crash had taken them")
+    expect(not back, f"messages {sorted(back)[:5]}, lost by an earlier crash, reappeared")
     appended = [placed.offset for placed in truth.records if begin <= placed.offset < truth.written]
-    # A segment whose removal was not durable yet may be back.
+    # The removal of a segment may not have been durable.
     oldest = truth.records[0].offset if truth.records else begin
     kept = [placed.offset for placed in records if placed.offset >= oldest]
     published = [offset for offset in kept if offset < truth.written]
     expect(
         published == appended[: len(published)], f"no prefix of what was appended: {published[-3:]}, {appended[-3:]}"
     )
-    # Records behind what was published may be there, or not: nobody was told of them.
-    expect(published in (kept, appended), f"{kept[-1:]} is there, {appended[-1:]} before it is not")
+    # Records after the published end may exist or not: they were never reported to a client.
+    expect(published in (kept, appended), f"{kept[-1:]} is there, but {appended[-1:]} before it is not")
     before = {placed.offset: content(placed) for placed in truth.records if placed.offset < truth.written}
     now = {placed.offset: content(placed) for placed in records}
     changed = [offset for offset, content in before.items() if now.get(offset, content) != content]
-    expect(not changed, f"other messages than before the crash lie at {changed[:3]}")
+    expect(not changed, f"messages at {changed[:3]} differ from those before the crash")
     must = truth.synced if power_loss else truth.written
     expect(
         end >= must or not appended, f"the log ends at {end}, but was {'synced' if power_loss else 'written'} to {must}"
@@ -176,7 +176,7 @@ def check_log(found: Recovered, truth: Truth, senders: Senders, *, power_loss: b
 
 
 def content(placed: Placed) -> tuple[str, bytes, Mapping[str, str]]:
-    """What a sender has given."""
+    """What the sender had set."""
     return placed.message.topic, placed.message.body, placed.message.properties
 
 
@@ -185,13 +185,13 @@ def _check_acknowledged(
 ) -> None:
     for sent in senders.sent:
         if sent.fate is not Fate.STORED or sent.physical_offset < begin or sent.number in truth.gone:
-            continue  # One that is gone was acknowledged before it was synced, and an earlier power loss took it.
+            continue  # Acknowledged before its sync, and lost by an earlier power loss.
         if sent.physical_offset < must or (sync_flush and sent.waited):
             expect(sent.number in ids, f"message {sent.number}, acknowledged at {sent.physical_offset}, is lost")
 
 
 def check_places(records: list[Placed], senders: Senders) -> None:
-    """Each message is where its sender was told."""
+    """Check that each message is at the place that its sender was given."""
     for number, placed in originals(records, senders):
         sent, message = senders.sent[number], placed.message
         if (goes_to(message), message.tag or "") != (sent.topic, sent.tag):
@@ -199,7 +199,7 @@ def check_places(records: list[Placed], senders: Senders) -> None:
         if sent.fate is Fate.STORED:
             told = (sent.physical_offset, sent.queue_id, sent.queue_offset)
             lies = (placed.offset, message.queue_id, message.queue_offset)
-            expect(told == lies, f"message {number}: its sender was told {told}, it lies at {lies}")
+            expect(told == lies, f"message {number}: acknowledged at {told}, but stored at {lies}")
 
 
 Unit = tuple[int, int, int]
@@ -207,16 +207,16 @@ Unit = tuple[int, int, int]
 
 @dataclass(slots=True)
 class _OfLog:
-    """By queue offset, the units that the log's records must have in one queue, and those that they may have."""
+    """The units of one queue that the log's records require and allow, by queue offset."""
 
     must: dict[int, Unit] = field(default_factory=dict)
     may: dict[int, Unit] = field(default_factory=dict)
     offsets: set[int] = field(default_factory=set)
 
     def check(self, queue: str, there: dict[int, tuple[int, ...]], minimum: int) -> None:
-        """`there` are the queue's units; those of records below `minimum` may be gone."""
+        """Check the queue's units `there`; those of records below `minimum` may be deleted."""
         wrong = [place for place, unit in there.items() if unit not in (self.must.get(place), self.may.get(place))]
-        expect(not wrong, f"{queue}: units {wrong[:3]} of {len(there)} are none of the log's records")
+        expect(not wrong, f"{queue}: units {wrong[:3]} of {len(there)} match no record of the log")
         lacks = [place for place, unit in self.must.items() if unit[0] >= minimum and place not in there]
         expect(not lacks, f"{queue}: units {lacks[:3]} are missing; it has {len(there)}, the log {len(self.must)}")
 
@@ -227,7 +227,7 @@ def _by_queue(records: list[Placed], deletions: Deletions) -> dict[tuple[str, in
         message = placed.message
         queue = found.setdefault((message.topic, message.queue_id), _OfLog())
         offset = message.queue_offset
-        expect(offset not in queue.offsets, f"{message.topic} {message.queue_id}: two at {offset}")
+        expect(offset not in queue.offsets, f"{message.topic} {message.queue_id}: two records at {offset}")
         queue.offsets.add(offset)
         place, unit = deletions.place(placed), (placed.offset, placed.size, tags_code(message))
         if place is not Place.MUST_NOT:
@@ -236,9 +236,9 @@ def _by_queue(records: list[Placed], deletions: Deletions) -> dict[tuple[str, in
 
 
 def check_queues(found: Recovered, records: list[Placed], minimum: int, deletions: Deletions) -> None:
-    """Queues hold exactly the log's records, without a gap; those below `minimum` may be gone from their queues."""
-    expect(not load(StoreIO(), found.paths).holes, "a crash is no damage, but damage was noted")
-    expect(found.words[words_of.DISPATCHED] == found.words[words_of.WRITTEN], "recovery left something undispatched")
+    """Check that queues match the log's records without gaps; those below `minimum` may be deleted."""
+    expect(not load(StoreIO(), found.paths).holes, "a crash was recorded as damage")
+    expect(found.words[words_of.DISPATCHED] == found.words[words_of.WRITTEN], "recovery left records undispatched")
     of_log = _by_queue(records, deletions)
     table = QueueTable(StoreIO(), found.paths.queues)
     files = ConsumeQueueFiles(StoreIO(), found.paths.consume_queue, found.options.consume_queue_file_bytes)
@@ -260,7 +260,7 @@ def check_queues(found: Recovered, records: list[Placed], minimum: int, deletion
 
 
 def check_topics_known(found: Recovered) -> None:
-    """A queue has files only for its records, and is there only for its topic, which has a record or was made."""
+    """Check that queues exist only of known topics, and have files only with records."""
     topics = Topics(StoreIO(), found.paths)
     topics.load()
     table = QueueTable(StoreIO(), found.paths.queues)
@@ -270,14 +270,14 @@ def check_topics_known(found: Recovered) -> None:
         table.close()
     used = {topic for (topic, _queue_id), end in ends.items() if end > 0}
     unknown = {topic for topic, _queue_id in ends} - used - set(topics.names())
-    expect(not unknown, f"nobody has made {sorted(unknown)}, and the log has nothing of them")
+    expect(not unknown, f"topics {sorted(unknown)} were never created and have no records")
     there, _strays = queues_on_disk(StoreIO(), found.paths.consume_queue)
     unused = [queue for queue in there if ends.get(queue, 0) == 0]
     expect(not unused, f"queues without a record have files: {unused}")
 
 
 def _entries_of(found: Recovered) -> Counter[int]:
-    """How many entries the index has for each record, by its offset in the log."""
+    """Index entries of each record, by its offset in the log."""
     slots, entries = found.options.max_hash_slot_num, Counter[int]()
     for name in index_file_names(StoreIO(), found.paths.index):
         view = as_kernel_array((found.paths.index / name).read_bytes())
@@ -287,7 +287,7 @@ def _entries_of(found: Recovered) -> Counter[int]:
 
 
 def check_index(found: Recovered, records: list[Placed]) -> None:
-    """Each key has its entry, once; some of the keys, the newest among them, are looked up."""
+    """Check that each key has one entry; look up some keys, including the newest."""
     entries = _entries_of(found)
     for placed in records:
         keys = len(placed.message.keys) + bool(placed.message.unique_id)
@@ -302,7 +302,7 @@ def check_index(found: Recovered, records: list[Placed]) -> None:
         for placed in with_keys[::-step]:
             topic, key = placed.message.topic, placed.message.keys[0]
             offsets = list(reader.query_offset(topic, key, KEY_RECORDS_MAX, 0, FOREVER_MS).offsets)
-            expect(offsets.count(placed.offset) == 1, f"key {key} leads to {offsets}, not to {placed.offset} once")
+            expect(offsets.count(placed.offset) == 1, f"key {key} finds {offsets}, not {placed.offset} once")
     finally:
         reader.close()
 
@@ -310,9 +310,9 @@ def check_index(found: Recovered, records: list[Placed]) -> None:
 def check_parties(
     found: Recovered, records: list[Placed], parties: Iterable[Party], *, minimum: int, power_loss: bool
 ) -> None:
-    """Groups stand within their queues, unless repair is due; what clients were told holds; `minimum` as in `Found`."""
+    """Check committed offsets, which may await a repair, and what clients were told; `minimum` as in `Found`."""
     stands = found_in(found.paths, records, sync_flush=found.options.sync_flush, minimum=minimum)
-    # A start leaves that to the repair, as everything that takes a sync.
+    # A start leaves corrections to the repair, as all work that needs a sync.
     waits = found.paths.read_only.exists()
     table = QueueTable(StoreIO(), found.paths.queues)
     try:
@@ -328,23 +328,23 @@ def check_parties(
 
 
 def check_again(found: Recovered, options: Options) -> None:
-    """Recovery a second time has nothing to do, and nothing lies about."""
+    """Check that a second recovery changes nothing and leaves no temporary files."""
     before = contents(found.paths.root)
     again = recover(found.paths.root, options)
     expect(again.words[words_of.WRITTEN] == found.words[words_of.WRITTEN], "a second recovery ends elsewhere")
     after = contents(found.paths.root)
     changed = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
     expect(not changed, f"a second recovery changed {changed[:5]}: {again.said}")
-    # The next segment is made under its name, whatever lies there.
+    # The next segment is created under its name, whatever file is there.
     below = [entry for name, entry in entries_below(found.paths.root) if name.endswith(".tmp")]
     strays = [entry.name for entry in below if Path(entry.path) != found.paths.next_segment]
-    expect(not strays, f"files left lying about: {strays}")
+    expect(not strays, f"stray files: {strays}")
 
 
 def check_all(
     found: Recovered, truth: Truth, senders: Senders, deletions: Deletions, *, power_loss: bool
 ) -> list[Placed]:
-    """Log, places, queues and index at once; the records that are there."""
+    """Check log, places, queues and index; return the records."""
     records = check_log(found, truth, senders, power_loss=power_loss)
     check_places(records, senders)
     check_queues(found, records, truth.minimum, deletions)
@@ -353,17 +353,16 @@ def check_all(
 
 
 def unacknowledged(sent: Sent) -> bool:
-    """Whether its sender was not told that it is stored."""
+    """Whether the message was not reported as stored."""
     return sent.fate is not Fate.STORED
 
 
-# --- damaged ---
-# Damage in a store that was recovered: what is intact stays readable, what is not is said, and no other is served.
+# Damage in a recovered store: intact records stay readable, damage is reported, and no damaged record is served.
 
 
 RECORDS_MIN = 3
 PULL_MESSAGES = 4_096
-# A tail with so much of its name left is still known to have been one.
+# A tail with this much of its name intact is still recognized.
 SEEN_NAME_BYTES = 5
 
 QueueOffset = tuple[str, int, int]
@@ -371,7 +370,7 @@ QueueOffset = tuple[str, int, int]
 
 @dataclass(slots=True)
 class Readable:
-    """All that consumers are served: where each message lies in the log and its body; and which places are damaged."""
+    """All messages that consumers are served, with their places in the log and bodies; and the damaged places."""
 
     messages: dict[QueueOffset, tuple[int, bytes]]
     corrupt: list[str]
@@ -382,7 +381,7 @@ class Readable:
 
 
 def readable(found: Recovered) -> Readable:
-    """Read every queue from its beginning to its end."""
+    """Read every queue from its first to its last offset."""
     messages: dict[QueueOffset, tuple[int, bytes]] = {}
     corrupt = []
     with StoreReader(found.paths.root, found.options) as reader:
@@ -396,7 +395,7 @@ def readable(found: Recovered) -> Readable:
                     messages[place] = message.physical_offset, message.body
                 if pulled.status is PullStatus.CORRUPT:
                     corrupt.append(pulled.detail)
-                expect(pulled.next_offset > offset, f"{queue.topic} {queue.queue_id} does not go on at {offset}")
+                expect(pulled.next_offset > offset, f"{queue.topic} {queue.queue_id} does not advance at {offset}")
                 offset = pulled.next_offset
     return Readable(messages, corrupt)
 
@@ -404,46 +403,46 @@ def readable(found: Recovered) -> Readable:
 def check_damaged(
     found: Recovered, records: Sequence[Placed], options: Options, machine: Machine, rng: random.Random
 ) -> None:
-    """Damage some records of a recovered store below its marks, recover it once more, and read it.
+    """Damage some records of a recovered store below its marks, recover again, and read it.
 
-    Without its marks recovery looks at all of the log, and notes the damage itself; with them readers meet it. The last
-    record stays: damage at the log's very end cannot be told from a torn one there without a mark.
+    Without marks, recovery scans the whole log and records the damage; with marks, readers find it. The last record
+    stays intact: without a mark, damage at the end of the log cannot be distinguished from a torn record.
     """
     if len(records) < RECORDS_MIN:
         return
     before = readable(found)
     start, stop = _harm(found, records, rng)
     harmed = [placed for placed in records if placed.offset < stop and start < _end(placed)]
-    # Where the CRC of a whole record is gone too it reads as one that never had it: only its body is vouched for.
+    # A record without its CRC reads as one that never had it: only its body is protected.
     sure = [placed for placed in harmed if not start <= _end(placed) - CRC_TAIL_SIZE + SEEN_NAME_BYTES <= stop]
     end = found.words[words_of.WRITTEN]
-    # After a failed sync marks stay where they were, and what is bad above them counts as torn.
+    # After a failed sync, marks did not advance, and damage above them counts as torn.
     trusts_marks = not found.paths.read_only.exists() and rng.random() < 0.5
     if not trusts_marks:
         shutil.rmtree(found.paths.marks)
     again = recover(found.paths.root, options, machine)
     now, told = again.words[words_of.WRITTEN], again.words[words_of.DAMAGE_HOLES]
-    expect(now == end, f"damage below {end} has cut the log to {now}")
+    expect(now == end, f"damage below {end} truncated the log to {now}")
     holes = load(StoreIO(), found.paths).holes
-    expect(told == len(holes), f"{told} are told of {holes}")
+    expect(told == len(holes), f"{told} reports for {holes}")
     lost = [placed.offset for placed in records if placed not in harmed and _is_noted(placed, holes)]
-    expect(not lost, f"intact records at {lost[:3]} are taken for damage: {holes}")
+    expect(not lost, f"intact records at {lost[:3]} are recorded as damage: {holes}")
     unseen = [] if trusts_marks else [placed.offset for placed in sure if not _is_noted(placed, holes)]
-    expect(not unseen, f"damage at {unseen[:3]} is not noted: {holes}")
+    expect(not unseen, f"damage at {unseen[:3]} is not recorded: {holes}")
     after = readable(again)
     wrong = [place for place, message in after.messages.items() if before.messages.get(place) != message]
-    expect(not wrong, f"{wrong[:3]} are other messages than before the damage at [{start}, {stop})")
+    expect(not wrong, f"{wrong[:3]} differ from before the damage at [{start}, {stop})")
     gone, maybe = {placed.offset for placed in sure}, {placed.offset for placed in harmed}
     served = [place for place, message in after.messages.items() if message[0] in gone]
-    expect(not served, f"{served[:3]} are served, though damaged at [{start}, {stop})")
+    expect(not served, f"{served[:3]} are served despite the damage at [{start}, {stop})")
     lacks = [place for place, message in before.messages.items() if message[0] not in maybe | after.offsets]
-    expect(not lacks, f"{sorted(lacks)[:3]} are intact, and not served beside damage at [{start}, {stop})")
+    expect(not lacks, f"{sorted(lacks)[:3]} are intact but not served after the damage at [{start}, {stop})")
     silent = gone & before.offsets and not after.corrupt and not holes
-    expect(not silent, f"nobody is told of the damage at [{start}, {stop})")
+    expect(not silent, f"the damage at [{start}, {stop}) is not reported")
 
 
 def _harm(found: Recovered, records: Sequence[Placed], rng: random.Random) -> tuple[int, int]:
-    """Change a byte, or a sector, in one record, but nothing of the last one; the range whose bytes are others."""
+    """Change a byte or a sector within one record, but not the last one; the changed range."""
     *others, last = records
     victim = rng.choice(others)
     start = victim.offset + rng.randrange(victim.size)
@@ -472,11 +471,10 @@ def _is_noted(placed: Placed, holes: Sequence[Hole]) -> bool:
     return any(hole.overlaps(placed.offset, _end(placed)) for hole in holes)
 
 
-# --- watch ---
-# What must be true at every turn of a running group: positions that stand for something are never ahead of it.
+# Invariants at every turn of a running group: no published position is ahead of its data.
 
 
-# Within one start of a group they only grow, whoever is killed.
+# They only grow within a start of a group, even if roles are killed.
 GROWING = {
     "written": words_of.WRITTEN,
     "writer_synced": words_of.WRITER_SYNCED,
@@ -492,10 +490,10 @@ TURNS_PER_LOOK_AT_FILES = 8
 
 
 class Watch:
-    """Looks at one group after each turn; at what its files vouch for now and then, and when a mark has moved."""
+    """Checks positions of a group after each turn; its mark files now and then, and when a mark has moved."""
 
     def __init__(self, group: Group, disk: Disk, clock: SimulatedClock, *, times_grow: bool) -> None:
-        """`times_grow`: no life before has had its clock set back so far that store times went back with it."""
+        """`times_grow`: no earlier life set its clock back so far that store timestamps decreased."""
         self._control = group.control
         self._paths = group.paths
         self._io = StoreIO()
@@ -508,7 +506,7 @@ class Watch:
         self._times_grow = times_grow
 
     def look(self) -> None:
-        """Raises Broken."""
+        """Check all positions; raises Broken."""
         load = self._control.load
         dispatched, flushed = load(words_of.DISPATCHED), self._control.flushed
         reserved, written = load(words_of.RESERVED_END), load(words_of.WRITTEN)
@@ -520,7 +518,7 @@ class Watch:
         words = {name: load(word) for name, word in GROWING.items()}
         if words != self._words:
             back = {name: value for name, value in words.items() if value < self._words[name]}
-            expect(not back, f"positions went back to {back} from {self._words}")
+            expect(not back, f"positions moved back to {back} from {self._words}")
         moved = any(words[mark] != self._words[mark] for mark in ("commitlog_mark", "cq_synced", "index_synced"))
         self._words = words
         self._turns += 1
@@ -534,7 +532,7 @@ class Watch:
             self._look_at_queues(mark)
 
     def _look_at_marks(self, flushed: int) -> None:
-        """What a start would believe: no mark and no checkpoint vouches for what is not durable, and none goes back."""
+        """Check that marks and checkpoint cover only durable data and never move back."""
         for name in MARKS:
             path = self._paths.mark(name)
             mark = durable_marks.decode(path.read_bytes()) if path.exists() else None
@@ -542,7 +540,7 @@ class Watch:
                 continue
             expect(mark.offset <= flushed, f"the {name} mark's file, at {mark.offset}, is ahead of flushed {flushed}")
             now, before = (mark.sequence, mark.offset), self._marks[name]
-            expect(now[0] >= before[0] and now[1] >= before[1], f"the {name} mark went back to {now} from {before}")
+            expect(now[0] >= before[0] and now[1] >= before[1], f"the {name} mark moved back to {now} from {before}")
             self._marks[name] = now
         checkpoint = checkpoint_file.read(self._io, self._paths.checkpoint)
         confirmed = checkpoint.confirm_physical_offset
@@ -573,8 +571,7 @@ class Watch:
                 )
 
 
-# --- alive ---
-# A recovered store lives: roles start on it, take a message, dispatch it, and hand it out.
+# A recovered store is usable: roles start, accept a message, dispatch it, and return it.
 
 
 TOPIC, KEY, BODY = "Alive", "alive", b"alive"
@@ -585,7 +582,7 @@ STEPS = ("stored", "read by its queue", "read by its key")
 
 
 def check_alive(root: Path, options: Options, machine: Machine, rng: random.Random, now_ms: int) -> None:
-    """Start a group on the store at `root`, send, and read what was sent by its queue and by its key."""
+    """Start a group on the store at `root`, send a message, and read it by queue and by key."""
     schedule = Schedule(rng, machine.journal)
     machine.between = schedule.pause
     clock = SimulatedClock(schedule, now_ms)
@@ -622,7 +619,7 @@ def _send_and_read(group: Group, schedule: Schedule, now_ms: int, done: list[str
 
 
 def _stored(writer: Caller, schedule: Schedule, now_ms: int) -> SendResult:
-    """Until it is taken: the next segment may not be there yet."""
+    """Send until accepted: the next segment may not be ready."""
     message = Message(TOPIC, BODY, "", (KEY,), born_timestamp_ms=now_ms)
     while True:
         outcome = writer.call(sending.send(message))

@@ -1,6 +1,6 @@
-"""Many stories, or the whole sweep, by worker processes: how much is looked at by default, and every night.
+"""The sweep of failing calls, and levels of stories, sweeps and planted bugs run by worker processes.
 
-A level goes over the seeds in order. What it has done stands in a file, where one is asked for: it goes on from there.
+A level runs the seeds in order, and resumes from its progress file, if any.
 """
 
 from __future__ import annotations
@@ -51,26 +51,25 @@ from tests.crash.story import FIRST_MS, Story, boot, simulated_boots, simulated_
 from tests.support.processes import map_large_blocks, worker_pool
 from tests.support.store_checks import entries_below
 
-# --- sweep ---
-# The n-th failure: in a fixed program every storage call fails once, in each way in which it can.
+# The sweep: in a fixed program, every storage call fails once in each possible way.
 #
 #     first life     sends, a killed dispatcher, a killed writer, more sends; images; all are killed
 #     second life    recovery, sends beside transactions and simple consumers, a killed query; images; all are killed
-#     last life      recovery, sends, a stop in order; the store is looked at
+#     last life      recovery, sends, an orderly stop; the store is checked
 #
-# Under SYNC_FLUSH clients wait for what is durable, under ASYNC_FLUSH they do not.
-# A call of a life fails in that life, as it begins in every run, and the last life follows. A start that meets the
-# failure may fail; the next one must go well. A role that it ends is started again, as a supervisor does. Whatever the
-# failure, what was acknowledged is there, nothing is twice, transactions and what simple consumers have received hold,
-# and the group takes messages again, unless a failed sync has made the store read-only.
+# Under SYNC_FLUSH clients wait for durability, under ASYNC_FLUSH they do not.
+# A call fails in the life that makes it, which begins as in every run; the last life follows. A start that meets the
+# failure may fail, the next one must succeed. A role that it ends is restarted, as by a supervisor. After any failure,
+# acknowledged messages are stored once, transactions and receives of simple consumers hold, and messages are accepted
+# again, unless a failed sync has made the store read-only.
 
 
 TURNS_MAX = 4_000
-# Then whoever has had nothing but failures since is ended: they are not asked to do without what they need.
+# Then a process with only failures since is ended: it cannot work without these calls.
 TURNS_WITH_STUCK = 1_500
 TURN_MS = 5
 BETWEEN_LIVES_MS = 600_000
-# The first life's, and the next ones'.
+# For the first life and the next ones.
 FIRST_SEED = 9
 LOSSES = (
     Loss(Metadata.ORDERED, Grain.PAGE, Pick.NONE),
@@ -79,14 +78,14 @@ LOSSES = (
 TAKES_SPACE = frozenset(
     {"create", "mkdir", "rename", "link", "symlink", "pwrite", "zero", "allocate", "set_size", "sync", "sync_folder"}
 )
-# What a process may have too many of.
+# Resources that a process can run out of.
 LACKS = {"open": errno.EMFILE, "create": errno.EMFILE, "map": errno.ENOMEM}
 STORE, IMAGE = Path("store"), Path("image")
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What happens in one life: frames sent, roles killed by turn, and whether the other parties do their work once."""
+    """Events of one life: frames sent, roles killed by turn, and whether the other clients run once."""
 
     frames: int
     kills: Mapping[int, str] = field(default_factory=dict)
@@ -108,20 +107,20 @@ class Case:
     errno: int
     short: bool = False
     sticky: bool = False
-    """All later calls of this kind fail too, until the role or the start that meets them has ended."""
+    """All later calls of this kind fail too, until the role or start that meets them ends."""
 
     def __str__(self) -> str:
         return f"{self.nth}:{errno.errorcode[self.errno]}{':short' * self.short}{':sticky' * self.sticky}"
 
 
 def case_of(text: str, calls: list[str]) -> Case:
-    """The case that `str` gave this text."""
+    """The case with this text from `str`."""
     nth, name, *how = text.split(":")
     return Case(int(nth), calls[int(nth) - 1], getattr(errno, name), "short" in how, "sticky" in how)
 
 
 def cases(calls: list[str]) -> Iterator[tuple[Case, ...]]:
-    """Every way in which each of the calls of a run without failures can fail; those of one call together."""
+    """Every way in which each call of a run without failures can fail, grouped by call."""
     for nth, call in enumerate(calls, 1):
         yield tuple(_cases_of(nth, call))
 
@@ -142,14 +141,14 @@ def _cases_of(nth: int, call: str) -> Iterator[Case]:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A case that ended well, and what other cases of its call were, step by step, the same run."""
+    """A case that passed, and why other cases of its call are the same run."""
 
     case: Case
     errno_asked: bool
     met_again: bool
 
     def is_also(self, case: Case) -> bool:
-        """Nobody asked for what makes them two: which error it was, or whether it stays."""
+        """Whether the cases differ only in what was not observed: the errno, or later failures."""
         if case.short or self.case.short:
             return False
         if case.errno != self.case.errno and self.errno_asked:
@@ -179,7 +178,7 @@ def options_of(flush: FlushDiskType) -> Options:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """How a life begins in every run: the calls before it, the program so far, and a copy of the store."""
+    """The beginning of a life in every run: calls before it, state of the program, and a copy of the store."""
 
     life: Life
     calls: int
@@ -188,7 +187,7 @@ class Begin:
 
 
 class Whole:
-    """The program without a failure: all of its calls, and how each of its lives begins. `folder` keeps the latter."""
+    """The program without a failure: its calls, and the beginning of each life, kept in `folder`."""
 
     def __init__(self, folder: Path, flush: FlushDiskType) -> None:
         self.program = Program(flush, Seen(folder / "seen"))
@@ -204,13 +203,13 @@ class Whole:
 
     @property
     def calls(self) -> list[str]:
-        """The storage calls that were made, by kind."""
+        """The storage calls by kind."""
         return self.program.calls
 
     def run(self, folder: Path, case: Case) -> Ran:
-        """The life in which the case's call is made, which fails, and the last life. Raises Broken.
+        """Run the life that makes the failing call, and the last life. Raises Broken.
 
-        A second start or a last life that begins as another one did goes on as that: it ends there.
+        Stops at a second start or a last life that begins like one that has passed.
         """
         begin = max((each for each in self._begins if each.calls < case.nth), key=lambda each: each.calls)
         program: Program = pickle.loads(begin.program)
@@ -227,16 +226,16 @@ class Whole:
 
 
 class Known(Exception):
-    """What comes now has come before, and went well."""
+    """An equal state has passed before."""
 
 
 def copy_store(source: Path, target: Path) -> None:
-    """Copy a store; sockets that lie there are of nobody."""
+    """Copy a store without its stale sockets."""
     shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("*.sock"))
 
 
 class Program:
-    """What has happened to the store in the folder STORE below the current one, and who has sent what."""
+    """State of the program: the store in the folder STORE below the current one, and its clients."""
 
     def __init__(self, flush: FlushDiskType, seen: Seen) -> None:
         self._options = options_of(flush)
@@ -250,14 +249,13 @@ class Program:
         self._deletions = Deletions(self._rng, self._senders)
         self._clock_ms = FIRST_MS
         self.fault: Fault | None = None
-        """What shall fail, counted from the first call of the first life on."""
+        """The planned fault, counted from the first call of the first life."""
         self.calls: list[str] = []
         self._begun: list[str] = []
-        """How the second try to start began, of a start that met the failure, and the last life: equal ones go on
-        equally."""
+        """Digests of how the second try of a failed start and the last life began: equal ones end equally."""
 
     def live(self, life: Life) -> None:
-        """One life; all are killed at its end, in the last one stopped in order. Raises Broken."""
+        """Run one life; at its end all are killed, in the last one stopped. Raises Broken."""
         boot(0)
         self._begin(life)
         ids = SimulatedIds(self._ids)
@@ -283,7 +281,7 @@ class Program:
                 self._clock_ms, self._ids = clock.time_ms(), ids.frames
 
     def _begin(self, life: Life) -> None:
-        """Every life has its seed and its time, whatever was before it."""
+        """Give every life its own seed and time, independent of earlier ones."""
         number = LIVES.index(life)
         self._rng.seed(FIRST_SEED + number)
         self._clock_ms = self._senders.time_ms = FIRST_MS + number * BETWEEN_LIVES_MS
@@ -292,7 +290,7 @@ class Program:
             self._begin_as(digest_of(STORE, state, without=CONTROL))
 
     def _start(self) -> tuple[Machine, Group, Schedule, SimulatedClock]:
-        """A group, at the second try if the first one met the failure."""
+        """Start a group, at the second try if the first one met the failure."""
         for _try in range(2):
             machine = Machine(Disk.of(STORE), calls=len(self.calls), fault=self.fault, history=self.calls)
             schedule = Schedule(self._rng, Unheard())
@@ -308,15 +306,15 @@ class Program:
                 machine.disk.let_go()
                 schedule.end_all()
                 self._begin_as(digest_of(STORE, self._state()))
-        raise Broken("a start that met no failure failed")
+        raise Broken("a start without a failing call failed")
 
     def _state(self) -> dict[str, object]:
-        """All that a life goes on from beside the store: who has sent what, the time, and what the seed says next."""
+        """State beside the store with which a life begins: clients, clock, and random generator."""
         state = {name: value for name, value in vars(self).items() if name not in ("fault", "calls", "_begun", "_seen")}
         return {**state, "seed": self._rng.getstate()}
 
     def _epoch(self) -> int:
-        """Of the control file a start takes this only, and the number that names semaphores, of which are none."""
+        """The epoch: all that a start reads of the control file, besides the id of semaphores, which do not exist."""
         control = Control.open(StoreIO(), StorePaths(STORE))
         try:
             return control.load(words_of.EPOCH)
@@ -324,19 +322,19 @@ class Program:
             control.close()
 
     def _begin_as(self, digest: str) -> None:
-        """Raises Known when what begins so has gone well before."""
+        """Raise Known if a run that begins like this has passed."""
         begun = f"begun {digest}"
         if begun in self._seen:
             raise Known
         self._begun.append(begun)
 
     def all_went_well(self) -> None:
-        """What has begun need not be run again."""
+        """Remember that all beginnings so far have passed."""
         for digest in self._begun:
             self._seen.add(digest)
 
     def _send_one(self, group: Group, schedule: Schedule, clock: SimulatedClock) -> None:
-        """The failure has passed at the latest when the second try has begun."""
+        """Send a message. The failure is over at the latest when the second try has begun."""
         for tried in range(3):
             if group.read_only:
                 return
@@ -345,10 +343,10 @@ class Program:
             self._work(Life(1), group, schedule, clock)
             if (fate := self._sent_last()) is Fate.STORED:
                 return
-        raise Broken(f"a message was not taken: {fate.value}")
+        raise Broken(f"a message was not accepted: {fate.value}")
 
     def _sent_last(self) -> Fate:
-        """What the sender was told of its last message; producers make their own."""
+        """Outcome of the sender's last message; producers make their own."""
         decided = self.producers.decided
         return next(sent.fate for sent in reversed(self._senders.sent) if sent.number not in decided)
 
@@ -375,7 +373,7 @@ class Program:
 
     @property
     def have_worked(self) -> bool:
-        """A transaction was committed and one rolled back, and a simple consumer has received and acknowledged."""
+        """Whether a transaction was committed, one rolled back, and a message received and acknowledged."""
         ended = {self.producers.decided[number] for number in self.producers.ended}
         return ended == {True, False} and bool(self.receivers.acked)
 
@@ -396,13 +394,13 @@ class Program:
         boot(0)
 
     def _check(self, root: Path, truth: Truth, *, power_loss: bool) -> None:
-        """Recovers a store and checks it, unless one just like it, of which as much was told, was well."""
-        # Until the next life nothing is born. The truth's records are those of the store's own log.
+        """Recover a store and check it, unless an equal one has passed."""
+        # No message is born before the next life. The truth's records are those of the store's own log.
         self._senders.time_ms = 0
         log = digest_of(StorePaths(STORE).commit_log, dataclasses.replace(truth, records=[]))
         told = (log, self._options, self._senders.sent, self._parties, self._deletions, power_loss)
         digest = digest_of(root, told, without=CONTROL)
-        # Where recovery has asked for the time, only the same one makes it the same.
+        # If recovery read the clock, only an equal time gives an equal result.
         digests = f"checked {digest}", f"checked {digest} at {self._clock_ms}"
         seen = any(each in self._seen for each in digests)
         if seen and root != STORE:
@@ -427,14 +425,14 @@ class Program:
 
 T = TypeVar("T")
 STORY_TIMEOUT_S = 1_800
-# A worker's compiled kernels and maps grow a little with each story.
+# Compiled kernels and maps of a worker grow a little with each story.
 STORIES_PER_WORKER = 50
 CALLS_PER_WORKER = 600
-# The next one in order may take long: whoever is done with another goes on meanwhile.
+# The next result in order may take long: other workers continue meanwhile.
 AHEAD_PER_WORKER = 4
 LARGE_BYTES = 256 << 10
 ROOT: Final = Path(__file__).resolve().parents[2]
-# Stories that are told at most until one notices a planted bug, and their images.
+# Most stories run until one catches a planted bug, and images of each.
 STORIES_PER_PLANT = 60
 IMAGES_PER_PLANT = 2
 INTERPRETED: Final = {"NUMBA_DISABLE_JIT": "1"}
@@ -443,17 +441,17 @@ TELL_EVERY_S = 30
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Stories from `first_seed` on until so many images were looked at, `images_per_crash` at each point."""
+    """Stories from `first_seed` on until this many images were checked, `images_per_crash` at each point."""
 
     images: int
     first_seed: int
     images_per_crash: int = 10
     twins: bool = False
-    """Kernels run as the plain functions they were written as, and what they store in maps is seen line by line."""
+    """Kernels run as plain Python functions, and their stores in maps are seen line by line."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of the processes that tell its stories."""
+        """Environment of the processes that run its stories."""
         return INTERPRETED if self.twins else {}
 
 
@@ -467,19 +465,19 @@ LEVELS = {
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one story, or one run of the sweep's program, came to."""
+    """Result of one story or one run of the sweep's program."""
 
     repeat: str
     images: int = 0
     messages: int = 0
     failure: str = ""
     seed: int = 0
-    """Of a story."""
+    """Seed of a story."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """What has been done of a level. `next_seed` is the first that was not told to its end."""
+    """Progress of a level. `next_seed` is the first one whose story is not done."""
 
     next_seed: int
     images: int = 0
@@ -489,7 +487,7 @@ class Progress:
     failed: list[str] = field(default_factory=list)
 
     def summary(self, level: Level) -> str:
-        """One line."""
+        """Summary in one line."""
         rate = self.images / self.took_s if self.took_s else 0.0
         parts = (
             f"{self.images:,} of {level.images:,} images",
@@ -503,12 +501,12 @@ class Progress:
 
 
 def prefix() -> str:
-    """What stands before a command that repeats what this process did."""
+    """Prefix of a command that repeats the work of this process."""
     return "" if jit.COMPILED else "".join(f"{name}={value} " for name, value in INTERPRETED.items())
 
 
 def tell_story(seed: int, images: int, folder: Path) -> Told:
-    """One story in a folder of its own."""
+    """Run one story in its own folder."""
     repeat = f"{prefix()}python -m tests.crash {seed} --images {images}"
     place = folder / f"seed{seed}"
     try:
@@ -521,7 +519,7 @@ def tell_story(seed: int, images: int, folder: Path) -> Told:
 
 
 def run_cases(whole: Whole, chosen: Sequence[Case], flush: FlushDiskType, folder: Path) -> list[Told]:
-    """Runs of the sweep's program, with one call failing in every way, but once where two ways are the same run."""
+    """Run the sweep's program with one call failing in every way, once where two ways are the same run."""
     told, ran = [], list[Ran]()
     for case in chosen:
         failure = ""
@@ -534,13 +532,13 @@ def run_cases(whole: Whole, chosen: Sequence[Case], flush: FlushDiskType, folder
             finally:
                 shutil.rmtree(place, ignore_errors=True)
         told.append(Told(f"python -m tests.crash --sweep {flush.value} --case {case}", failure=failure))
-    # What only refers to itself, as at the end of a story.
+    # Reference cycles, as at the end of a story.
     gc.collect()
     return told
 
 
 def run_level(level: Level, folder: Path, workers: int, progress_path: Path | None = None) -> Progress:
-    """Tell stories until the level's images are reached; what failed is printed with the line that repeats it."""
+    """Run stories until the level's images are reached; print each failure with the command that repeats it."""
     progress = _read_json(progress_path, Progress(level.first_seed))
     if progress.images >= level.images:
         return progress
@@ -568,14 +566,14 @@ def run_level(level: Level, folder: Path, workers: int, progress_path: Path | No
 
 @dataclass(slots=True)
 class Swept:
-    """What has been done of a sweep: so many of its calls, in order, and the cases that failed, by way to flush."""
+    """Progress of a sweep, by flush mode: calls done, in order, and failed cases."""
 
     calls: dict[str, int] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
 
 
 def run_sweep(flush: FlushDiskType, folder: Path, workers: int, progress_path: Path | None = None) -> Swept:
-    """Every case in one way to flush that is not done yet. What failed is printed."""
+    """Run every remaining case in one flush mode; print failures."""
     progress = _read_json(progress_path, Swept())
     whole = Whole(folder / f"whole-{flush.value}", flush)
     chosen = list(cases(whole.calls))
@@ -603,7 +601,7 @@ def run_sweep(flush: FlushDiskType, folder: Path, workers: int, progress_path: P
 
 
 def catch(name: str, folder: Path) -> Told:
-    """Plant a bug in a process of its own, tell stories there until one notices it, and then that one without it."""
+    """Plant a bug in its own process, run stories until one catches it, and repeat that story without the bug."""
     seed = PLANTS[name].seed
     command = ["-m", "tests.crash", f"{seed}:{seed + STORIES_PER_PLANT}", "--plant", name]
     command += ["--images", str(IMAGES_PER_PLANT), "--until-failure"]
@@ -622,19 +620,19 @@ def catch(name: str, folder: Path) -> Told:
             return Told(repeat, failure=f"not noticed: {name}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     except subprocess.TimeoutExpired as error:
         return Told(repeat, failure=f"{name}: {error}\n")
-    # Several bugs may be noticed by the same story at the same time.
+    # Several bugs may be caught by the same story at the same time.
     return tell_story(int(noticed[1]), IMAGES_PER_PLANT, folder / name.replace(" ", "-"))
 
 
 @dataclass(slots=True)
 class Caught:
-    """Which planted bugs were caught."""
+    """Planted bugs that were caught."""
 
     names: list[str] = field(default_factory=list)
 
 
 def catch_all(folder: Path, workers: int, progress_path: Path | None = None) -> list[str]:
-    """Plant every bug that is not caught yet; the lines that repeat what went wrong. Says how many were noticed."""
+    """Try every remaining planted bug and report the count; the commands that repeat failures."""
     started = time.perf_counter()
     progress = _read_json(progress_path, Caught())
     left = [name for name in sorted(PLANTS) if name not in progress.names]
@@ -647,19 +645,19 @@ def catch_all(folder: Path, workers: int, progress_path: Path | None = None) -> 
             progress.names.append(name)
             _write_json(progress_path, progress)
             if told.seed != PLANTS[name].seed:
-                print(f"{name}: noticed by seed {told.seed}, looked for from {PLANTS[name].seed} on", flush=True)
+                print(f"{name}: caught by seed {told.seed}, searched from {PLANTS[name].seed} on", flush=True)
     took_s = time.perf_counter() - started
     print(f"{len(PLANTS) - len(failed)} of {len(PLANTS)} planted bugs caught, {took_s:.1f} s", flush=True)
     return failed
 
 
 def _read_json(path: Path | None, none_yet: T) -> T:
-    """What stands in a file of progress, or nothing done yet."""
+    """Contents of a progress file, or the given initial progress."""
     return msgspec.json.decode(path.read_bytes(), type=type(none_yet)) if path and path.exists() else none_yet
 
 
 def _write_json(path: Path | None, progress: object) -> None:
-    """Replace what a file of progress has."""
+    """Replace the contents of a progress file."""
     if path is not None:
         temporary = path.with_name(path.name + ".tmp")
         temporary.write_bytes(msgspec.json.encode(progress))
@@ -673,8 +671,8 @@ def _in_order(
     tasks_per_worker: int,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[T]:
-    """Results of `work`, one for each tuple of arguments, by so many processes, a few of them ahead."""
-    # A worker's large buffers of zeros are pages that nobody touches, not memory that is filled anew for each recovery.
+    """Results of `work` for each tuple of arguments in order, by worker processes, a few of them ahead."""
+    # Large zero buffers of a worker are untouched pages instead of memory that is filled for each recovery.
     variables = {"MALLOC_MMAP_THRESHOLD_": str(LARGE_BYTES), **environment}
     ahead: deque[Future[T]] = deque()
     with _environment(variables), worker_pool(workers, tasks_per_worker, _begin) as pool:
@@ -688,7 +686,7 @@ def _in_order(
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Processes that are started meanwhile have these variables, unless they have others by these names."""
+    """Set environment variables for processes started meanwhile, unless already set."""
     before = dict(os.environ)
     os.environ.update({name: value for name, value in variables.items() if name not in before})
     try:
@@ -699,10 +697,10 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _begin() -> None:
-    """In each worker. What the roles log is of no use here; failures are told by the parent.
+    """Initialize a worker: no log output of roles; failures are printed by the parent.
 
-    A seventh of the time went into looking for garbage among the modules, again and again: each story, and each call of
-    the sweep, does it at its end, among what is new.
+    A seventh of the time went into garbage collection of modules: instead, each story and each call of the sweep
+    collects only new objects at its end.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for fd in (1, 2):
@@ -713,14 +711,13 @@ def _begin() -> None:
     gc.disable()
 
 
-# --- seen ---
-# What has gone well already: whatever begins exactly as that did goes on exactly as that did, and is not run again.
+# States that have passed: an equal beginning has an equal end, and is not run again.
 #
-# Digests are of all that a check or a life can go by. They lie in a folder that all worker processes share.
+# Digests cover everything that a check or a life depends on. They are in a folder shared by all workers.
 
 
 class _WithoutSeed(pickle.Pickler):
-    """Pickles without what a seed says next."""
+    """Pickles without the state of random generators."""
 
     def persistent_id(self, obj: object) -> str | None:
         return "seed" if isinstance(obj, random.Random) else None
@@ -728,7 +725,7 @@ class _WithoutSeed(pickle.Pickler):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Digests of what has gone well, as names in a folder."""
+    """Digests of passed states, as file names in a folder."""
 
     folder: Path
 
@@ -736,13 +733,13 @@ class Seen:
         return (self.folder / digest).exists()
 
     def add(self, digest: str) -> None:
-        """What begins so has gone well to its end."""
+        """Remember a passed state."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / digest).touch()
 
 
 def digest_of(root: Path, what: object, *, without: str = "") -> str:
-    """Of all files below `root` but one, and of an object, but for what seeds in it say next."""
+    """Digest of all files below `root` except one, and of an object without its random generators."""
     pickled = io.BytesIO()
     _WithoutSeed(pickled).dump(what)
     digest = hashlib.blake2b(pickled.getvalue(), digest_size=20)

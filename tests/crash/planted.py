@@ -1,6 +1,6 @@
-"""Bugs to be planted: one changed line of the product each. A harness that does not notice one of them proves nothing.
+"""Planted bugs: one changed line of the product each. A harness that misses one of them proves nothing.
 
-The product's source is changed while it is imported, in this process only.
+The source is changed while it is imported, in this process only.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from types import CodeType, ModuleType
 
 @dataclass(frozen=True, slots=True)
 class Plant:
-    """In `module`, `line` becomes `bug`. Where `line` is not there exactly once the plant has become stale."""
+    """In `module`, `line` becomes `bug`. The line must occur exactly once."""
 
     module: str
     line: str
     bug: str
     seed: int
-    """Where to begin looking: a story that has noticed the bug. `--plants` says where another one does by now."""
+    """First seed to try: a story that has caught the bug. `--plants` reports another one if it does now."""
 
 
 PLANTS = {
@@ -102,7 +102,7 @@ PLANTS = {
         "mqproc.store.recovery.log",
         "            if whole_only and (bare := self._without_crc(view, position)) >= 0:",
         "            if False:",
-        seed=48,
+        seed=74,
     ),
     "damage is cut as if it were torn": Plant(
         "mqproc.store.recovery.log",
@@ -185,7 +185,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
         self._plant = plant
 
     def get_code(self, fullname: str) -> CodeType:
-        """Never the cached one."""
+        """Compile the changed source, never the cached code."""
         source = self.get_data(self.path).decode()
         lines = source.split("\n")
         if lines.count(self._plant.line) != 1:
@@ -210,7 +210,7 @@ class _Finder(MetaPathFinder):
 
 
 def plant(name: str) -> None:
-    """Plant a bug, before its module is imported for the first time."""
+    """Plant a bug before the first import of its module."""
     bug = PLANTS[name]
     assert bug.module not in sys.modules, f"{bug.module} is imported already"
     sys.meta_path.insert(0, _Finder(bug))

@@ -1,7 +1,7 @@
-"""Producers of a simulated group with transactions: half messages, ends, and answers to what they are asked.
+"""Producers of a simulated group: senders, transactional producers, and tasks of Spark's sink.
 
-What becomes of a transaction is decided when it begins, as by a database. A message is delivered once when that says so
-and never else, whoever ends the transaction.
+The outcome of a transaction is decided when it begins, as by a database. A committed message is delivered once and a
+rolled-back one never, whoever ends the transaction.
 """
 
 from __future__ import annotations
@@ -50,61 +50,60 @@ from tests.crash.group import Caller, Schedule, SimulatedClock, connect, tries
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# --- copies ---
-# Records that the group made itself: of messages that had waited, were committed, or come again; and its notes.
+# Records written by the group itself: delivered, committed and redelivered copies, and internal records.
 
 
 WAITING_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC)
 PARKED_TOPICS = (*WAITING_TOPICS, HALF_TOPIC, CHECK_MAX_TIME_TOPIC)
-# What query remembers in the log: which transactions have ended, what simple consumers have received.
+# Internal records of the query role: ended transactions, and receives by simple consumers.
 NOTE_TOPICS = (OP_HALF_TOPIC, REVIVE_TOPIC)
 OF_GROUPS = (RETRY_PREFIX, DEAD_LETTER_PREFIX)
 
 
 def tags_code(message: StoredMessage) -> int:
-    """What a record's unit bears: its tag's hash, or when it is due."""
+    """The tags code of a record's unit: the hash of its tag, or its delivery time."""
     if message.topic == SCHEDULE_TOPIC:
         return message.store_timestamp_ms + DELAYS_MS[message.queue_id]
     return java_hash(message.tag) if message.tag else 0
 
 
 def goes_to(message: StoredMessage) -> str:
-    """The topic that a message is for: its own, or where it goes when it has waited, or is committed."""
+    """The topic that a message is for: its own, or its target after a delay or a commit."""
     return message.properties.get(properties.REAL_TOPIC, "") if message.topic in PARKED_TOPICS else message.topic
 
 
 def is_for_group(message: StoredMessage, group: str) -> bool:
-    """Whether a message comes to a group again, or is one of its dead letters."""
+    """Whether a message is a retry or a dead letter of a group."""
     topic, again = goes_to(message), RETRY_PREFIX + group
     return topic in (again, DEAD_LETTER_PREFIX + group) or topic.startswith(f"{again}_")
 
 
 def is_note(placed: Placed) -> bool:
-    """Whether a record is none of a message."""
+    """Whether a record is internal and not a message."""
     return placed.message.topic in NOTE_TOPICS
 
 
 def is_copy(placed: Placed) -> bool:
-    """Whether the group made the record, and not a sender."""
+    """Whether the record was written by the group and not sent."""
     message = placed.message
     return goes_to(message).startswith(OF_GROUPS) or message.prepared_transaction_offset > 0
 
 
 def sent_of(placed: Placed, senders: Senders) -> Sent:
-    """The message that a record was sent as, or made of; raises Broken when nobody sent it."""
+    """The message of a record or copy; raises Broken if it was never sent."""
     return senders.sent[senders.number_of(placed.message)]
 
 
 def originals(records: Sequence[Placed], senders: Senders) -> list[tuple[int, Placed]]:
-    """(number, record) of every record that a sender made, in the order of the log."""
+    """(number, record) of each sent record, in log order."""
     found = ((sent_of(placed, senders), placed) for placed in records if not is_note(placed))
     return [(sent.number, placed) for sent, placed in found if not is_copy(placed)]
 
 
 def check_copies(records: Sequence[Placed], senders: Senders, gone: set[int]) -> None:
-    """What waited is delivered to its own topic, once, and never what a crash has taken.
+    """Check that each delayed message is delivered to its topic once, and none that a crash took.
 
-    So it is with half messages: of each one thing is made, and of a copy of it the next.
+    The same holds for half messages: each has one copy, and the copy the next one.
     """
     made: Counter[int] = Counter()
     for placed in records:
@@ -124,7 +123,7 @@ def check_copies(records: Sequence[Placed], senders: Senders, gone: set[int]) ->
 
 
 def undelivered(records: Sequence[Placed]) -> list[int]:
-    """Offsets of records that wait still."""
+    """Offsets of records that are not delivered yet."""
     made = {placed.message.prepared_transaction_offset for placed in records if is_copy(placed)}
     return [
         placed.offset
@@ -133,19 +132,18 @@ def undelivered(records: Sequence[Placed]) -> list[int]:
     ]
 
 
-# --- senders ---
-# Clients of a simulated group: they send messages with numbered bodies and remember what became of each.
+# Senders: they send messages with numbered bodies and remember each outcome.
 
 
 TOPICS = ("Alpha", "Beta", "Gamma-with-a-longer-name")
 NUMBER_DIGITS = 10
-# Every so many messages has properties of its own, which takes all of its frame another way.
+# Every n-th message has its own properties, which need another frame format.
 PROPERTIES_EACH = 4
 IN_FLIGHT_MAX = 3
 
 
 class Fate(enum.Enum):
-    """What a sender was told."""
+    """The outcome that a sender was given."""
 
     SENT = "no answer yet"
     STORED = "stored"
@@ -155,7 +153,7 @@ class Fate(enum.Enum):
 
 @dataclass(slots=True)
 class Sent:
-    """One message and what its sender knows of it."""
+    """A message and the outcome known to its sender."""
 
     number: int
     topic: str
@@ -169,11 +167,11 @@ class Sent:
     queue_id: int = -1
     queue_offset: int = -1
     waited: bool = True
-    """Its sender waited for the sync where the store syncs."""
+    """The sender waited for the sync, if the store syncs."""
 
     @property
     def waits(self) -> bool:
-        """It is stored twice: to wait for its time, and when that has come."""
+        """Whether it is stored twice: when sent, and when delivered."""
         return bool(self.delay_level or self.deliver_at_ms)
 
 
@@ -181,7 +179,7 @@ class SimulatedIds(unique_id.UniqueIds):
     """Unique ids that are the same in every run."""
 
     def __init__(self, frames: int = 0) -> None:
-        """So many have been taken before."""
+        """Start after the ids of `frames` frames."""
         super().__init__()
         self.frames = frames
 
@@ -191,19 +189,19 @@ class SimulatedIds(unique_id.UniqueIds):
 
 
 class Senders:
-    """All messages that were ever sent to a store, over all its lives."""
+    """All messages ever sent to a store, over all its lives."""
 
     def __init__(self, rng: random.Random, *, delays: bool = False, properties: bool = False) -> None:
-        """With `delays` some messages are to be delivered later, with `properties` some have some of their own."""
+        """With `delays`, some messages are delayed; with `properties`, some have their own properties."""
         self._rng = rng
         self._delays = delays
         self._properties = properties
         self.sent: list[Sent] = []
         self.time_ms = 0
-        """When what is made now is born."""
+        """Born timestamp of new messages."""
 
     def make(self, count: int, *, at_once: bool = False, topics: Sequence[str] = TOPICS) -> list[Sent]:
-        """New messages of one topic, remembered; with `at_once` they do not wait for a time."""
+        """New messages for one topic; with `at_once`, not delayed."""
         topic, wait = self._rng.choice(topics), self._rng.random() < 0.8
         level, deliver_at_ms = (0, 0) if at_once else self._delay()
         made = []
@@ -217,7 +215,7 @@ class Senders:
         return made
 
     def _delay(self) -> tuple[int, int]:
-        """A level, or a time to deliver at, or neither."""
+        """A delay level, a delivery time, or neither."""
         if not self._delays or self._rng.random() < 0.6:
             return 0, 0
         if self._rng.random() < 0.7:
@@ -225,7 +223,7 @@ class Senders:
         return 0, self.time_ms + self._rng.choice((10, 500, 3_000, 200_000))
 
     def of_body(self, body: bytes) -> Sent | None:
-        """The message that a body belongs to, None when nobody sent it."""
+        """The message with a body; None if it was never sent."""
         digits = body[:NUMBER_DIGITS]
         if not digits.isdigit() or int(digits) >= len(self.sent):
             return None
@@ -233,7 +231,7 @@ class Senders:
         return sent if sent.body == body else None
 
     def number_of(self, message: StoredMessage) -> int:
-        """The number of the message that somebody got; raises Broken when nobody sent it."""
+        """The number of a received message; raises Broken if it was never sent."""
         sent = self.of_body(message.body)
         if sent is None:
             where = f"{message.topic} {message.queue_id} {message.queue_offset}"
@@ -241,7 +239,7 @@ class Senders:
         return sent.number
 
     def run(self, paths: StorePaths, schedule: Schedule, frames: int) -> None:
-        """A sender's life: a task of the schedule."""
+        """Life of a sender: a task of the schedule."""
         connection: Connection | None = None
         flying: dict[int, list[Sent]] = {}
         try:
@@ -272,7 +270,7 @@ class Senders:
                 self.settle(flying.pop(request_id), outcome, outcome.value)
 
     def message_of(self, sent: Sent) -> Message:
-        """As its sender gives it to the client."""
+        """The message as given to the client."""
         return Message(
             sent.topic,
             sent.body,
@@ -285,7 +283,7 @@ class Senders:
         )
 
     def settle(self, group: Sequence[Sent], outcome: CallOutcome, results: Sequence[SendResult]) -> None:
-        """Remember what the senders of some messages were told."""
+        """Remember the outcome of some messages."""
         error = outcome.error
         if error is None:
             for one, result in zip(group, results, strict=True):
@@ -302,8 +300,7 @@ def _may_be_stored(error: MqprocError) -> bool:
     return error.code in ("FLUSH_FAILED", "INTERNAL", "SEND_OUTCOME_UNKNOWN")
 
 
-# --- parties ---
-# What all clients of a story have in common, and what those that belong to consumer groups share.
+# Shared by all clients of a story, and by clients of consumer groups.
 
 
 Queue = tuple[str, int]
@@ -311,23 +308,23 @@ Queue = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a store holds: its log's records, and where groups stand."""
+    """Contents of a store: the records of its log, and the committed offsets."""
 
     records: Sequence[Placed]
     progress: Mapping[str, Mapping[Queue, int]]
     """By group."""
     sync_flush: bool
     minima: Mapping[Queue, int]
-    """Each queue's first offset: of a topic that was deleted and made again it lies behind what went."""
+    """First offset of each queue: in a topic that was deleted and created again, it follows the deleted messages."""
     minimum: int = 0
-    """Retention was to delete the log up to here, and has taken groups past it; some of it may be there yet."""
+    """Retention was to delete the log below this and has corrected committed offsets; part of it may still exist."""
 
     def of_group(self, group: str) -> Mapping[Queue, int]:
         return self.progress.get(group, {})
 
 
 def found_in(paths: StorePaths, records: Sequence[Placed], *, sync_flush: bool, minimum: int = 0) -> Found:
-    """What the store at `paths` holds, as far as `records` are its log."""
+    """Contents of the store at `paths` whose log has these `records`."""
     progress: dict[str, dict[Queue, int]] = {}
     for at in committed_offsets(StoreIO(), paths):
         progress.setdefault(at.group, {})[at.topic, at.queue_id] = at.offset
@@ -340,73 +337,76 @@ def found_in(paths: StorePaths, records: Sequence[Placed], *, sync_flush: bool, 
 
 
 class Party(Protocol):
-    """Clients of one kind over all lives of a store, and what they were told."""
+    """Clients of one kind over all lives of a store, and the outcomes they were given."""
 
     patient: bool
-    """In a last life without trouble nothing is left undone."""
+    """In a last life without faults, nothing is left undone."""
 
     def run(self, paths: StorePaths, schedule: Schedule, clock: SimulatedClock) -> None:
-        """The life of one of them: a task of the schedule."""
+        """Life of one client: a task of the schedule."""
 
     def forget(self, topic: str) -> None:
-        """Somebody deletes a topic."""
+        """A topic is deleted."""
 
     def go_on(self, found: Found, *, power_loss: bool) -> None:
-        """A life is over, and the next one begins with this."""
+        """Prepare for the next life, which begins with `found`."""
 
     def check(self, found: Found, *, power_loss: bool) -> None:
-        """Raise Broken unless what was told holds."""
+        """Raise Broken unless the outcomes hold."""
 
     def left(self, found: Found) -> int:
-        """How much is still to be done."""
+        """Amount of work left."""
 
 
 @dataclass(slots=True)
 class Commits:
-    """How far one group has come, as its consumers were told."""
+    """Commits of one group as answered to its consumers."""
 
     group: str
     committed: dict[Queue, int] = field(default_factory=dict)
-    """Commits that were answered; a power loss may take them."""
+    """Answered commits; a power loss may lose them."""
     asked: dict[Queue, int] = field(default_factory=dict)
-    """The furthest that was ever asked for."""
+    """The highest offset ever requested."""
     deleted: set[str] = field(default_factory=set)
 
     def ask(self, queue: Queue, end: int) -> None:
-        """Somebody commits."""
+        """A commit was requested."""
         self.asked[queue] = max(self.asked.get(queue, 0), end)
 
     def answered(self, queue: Queue, end: int) -> None:
-        """The commit was taken."""
+        """The commit was answered."""
         if queue[0] not in self.deleted:
             self.committed[queue] = max(self.committed.get(queue, 0), end)
 
     def forget(self, topic: str) -> None:
-        """A topic is deleted, and with it what the group had consumed of it, now or when the writer comes to it."""
+        """A topic is deleted, with its committed offsets, now or when the writer processes it."""
         self.deleted.add(topic)
         for queue in [queue for queue in self.committed if queue[0] == topic]:
             del self.committed[queue]
 
     def go_on(self, *, power_loss: bool) -> None:
-        """The next life begins; a power loss may have taken what was answered."""
+        """The next life begins; a power loss may have lost answered commits."""
         if power_loss:
             self.committed.clear()
 
     def check(self, found: Found, *, power_loss: bool) -> None:
-        """Progress is neither lost nor invented."""
+        """Check that no commit is lost or invented."""
         progress = found.of_group(self.group)
         for queue, offset in progress.items():
             if queue[0] in self.deleted:
-                continue  # It was raised to the queue's end, if the crash came before it was forgotten.
+                continue  # Raised to the queue's end, if the crash came before the deletion.
             asked = self.asked.get(queue, 0)
             raised_to = max(_minimum(queue, found), found.minima.get(queue, 0))
-            expect(offset <= max(asked, raised_to), f"{queue}: {offset} is beyond {asked}")
+            expect(offset <= max(asked, raised_to), f"{queue}: {offset} is beyond the requested {asked}")
         for queue, offset in {} if power_loss else self.committed.items():
-            expect(progress.get(queue, 0) >= offset, f"{queue}: {progress.get(queue)} is below the commit of {offset}")
+            expect(
+                progress.get(queue, 0) >= offset,
+                f"{queue}: {progress.get(queue)} is below the answered commit {offset}",
+            )
 
 
 def _minimum(queue: Queue, found: Found) -> int:
-    """The first offset of a queue that the log has, or is to have: progress is raised to it."""
+    """First offset of a queue after retention: committed offsets are raised to it."""
     offsets = (offset for offset, placed in in_queue(queue, found) if placed.offset >= found.minimum)
     return min(offsets, default=1 << 62)
 
@@ -427,17 +427,17 @@ COMMIT_CHANCE = 0.6
 
 @dataclass(slots=True)
 class Producers:
-    """What one group's producers were told, over all lives of a store."""
+    """Outcomes of one group's transactional producers, over all lives of a store."""
 
     rng: random.Random
     senders: Senders
     patient: bool = False
     decided: dict[int, bool] = field(default_factory=dict)
-    """By number: whether its transaction commits."""
+    """Whether the transaction commits, by number."""
     ended: set[int] = field(default_factory=set)
-    """Those whose end was answered; a power loss may take it."""
+    """Answered ends; a power loss may lose them."""
     _asked: dict[int, int] = field(default_factory=dict)
-    """By number: the log's end when somebody asked to end its transaction first; what is made of it lies behind."""
+    """The log's end at the first request to end the transaction, by number: copies come after it."""
 
     def run(self, paths: StorePaths, schedule: Schedule, clock: SimulatedClock) -> None:
         writer, query = Caller(paths.socket("writer"), schedule), Caller(paths.socket("query"), schedule)
@@ -461,7 +461,7 @@ class Producers:
             query.close()
 
     def run_once(self, paths: StorePaths, schedule: Schedule) -> None:
-        """A short life: one transaction that is committed, and one that is rolled back."""
+        """A short life: one committed and one rolled-back transaction."""
         writer, query = Caller(paths.socket("writer"), schedule), Caller(paths.socket("query"), schedule)
         try:
             for commit in (True, False):
@@ -503,16 +503,16 @@ class Producers:
         outcome = query.call(transaction_calls.poll(PRODUCERS_GROUP, self.rng.choice((0.0, 0.0, 0.3))))
         for message in outcome.value if outcome.error is None else ():
             number = self.senders.number_of(message)
-            expect(number in self.decided, f"nobody began a transaction with message {number}")
+            expect(number in self.decided, f"no transaction was begun with message {number}")
             if self.patient or self.rng.random() < 0.8:
                 self._end(
                     paths, query, number, transaction_calls.handle_of_asked(PRODUCERS_GROUP, message), from_check=True
                 )
 
-    # What must be true
+    # Invariants
 
     def forget(self, topic: str) -> None:
-        """A transaction does not ask whether its topic is there."""
+        """Ignored: transactions do not check whether their topic exists."""
 
     def go_on(self, found: Found, *, power_loss: bool) -> None:
         if power_loss and not found.sync_flush:
@@ -521,7 +521,7 @@ class Producers:
         self._asked = {number: min(begin, end) for number, begin in self._asked.items()}
 
     def check(self, found: Found, *, power_loss: bool) -> None:
-        """Committed once, rolled back never, and no half message marked before what was made of it."""
+        """Check: committed once, rolled back never, no half message marked before its copy."""
         delivered = Counter(
             sent_of(placed, self.senders).number for placed in found.records if self._is_committed(placed)
         )
@@ -531,32 +531,32 @@ class Producers:
         expect(not twice, f"messages {twice[:5]} were committed twice")
         if not power_loss or found.sync_flush:
             begin = min((placed.offset for placed in found.records), default=0)
-            # Retention may have deleted what lies below the log's begin.
+            # Retention may have deleted what is below the log's first offset.
             there = [number for number in sorted(self.ended) if begin <= self._asked[number] and self.decided[number]]
             gone = [number for number in there if number not in delivered]
-            expect(not gone, f"messages {gone[:5]} were committed, and are not there")
+            expect(not gone, f"messages {gone[:5]} were committed and are missing")
         made = {placed.message.prepared_transaction_offset for placed in found.records if is_copy(placed)}
         marked = _marked(found)
         for placed in _halves(found):
             number = sent_of(placed, self.senders).number
             if placed.message.queue_offset in marked and self.decided[number]:
-                expect(mark_of(placed.offset) in made, f"the half message {number} is marked, and nothing made of it")
+                expect(mark_of(placed.offset) in made, f"half message {number} is marked without a copy")
 
     def _is_committed(self, placed: Placed) -> bool:
-        """Whether a record is the message that a transaction was for."""
+        """Whether a record is the committed message of a transaction."""
         if placed.message.topic in (HALF_TOPIC, CHECK_MAX_TIME_TOPIC) or not is_copy(placed):
             return False
         sent = sent_of(placed, self.senders)
         return sent.number in self.decided and placed.message.topic == sent.topic
 
     def left(self, found: Found) -> int:
-        """Half messages that are not marked."""
+        """Half messages without a mark."""
         marked = _marked(found)
         return sum(placed.message.queue_offset not in marked for placed in _halves(found))
 
 
 def _log_end(paths: StorePaths) -> int:
-    """What is asked for from now on lies behind it."""
+    """Copies of ends requested from now on come after it."""
     control = Control.open(StoreIO(), paths)
     try:
         return control.load(words_of.WRITTEN)
@@ -569,7 +569,7 @@ def _halves(found: Found) -> list[Placed]:
 
 
 def _marked(found: Found) -> set[int]:
-    """Queue offsets of half messages that are done."""
+    """Queue offsets of marked half messages."""
     return {
         offset
         for placed in found.records
@@ -578,12 +578,10 @@ def _marked(found: Found) -> set[int]:
     }
 
 
-# --- sinks ---
-# Tasks of Spark's sink, micro-batch after micro-batch: they send rows, are killed, and are done again.
+# Tasks of Spark's sink: they send the rows of micro-batches, are killed, and are retried.
 #
-# A micro-batch is over when one of its tasks has ended well; until then its rows are sent again, and go on behind the
-# last one that the store has. Another task that was begun for it may still come behind: it finds all rows. As the sink's
-# tasks do by a lock, these take turns.
+# A micro-batch is complete when one of its tasks succeeds; until then its rows are sent again, after the last stored
+# one. A late task of a complete micro-batch finds all rows stored. Tasks take turns, as the sink's tasks do by a lock.
 
 
 TOPIC: Final = "Sink"
@@ -592,16 +590,16 @@ ROWS_MAX = 24
 ROWS_PER_BATCH_MAX = 10
 CALLS_UNTIL_KILL_MAX = 25
 KILL_CHANCE = 0.4
-# A dead task's connection and a new one have been read when a few calls of the latter were answered.
+# After a few answered calls of a new connection, the server has also read the dead task's connection.
 PATIENT_PINGS = 3
 
 
 class TaskKilled(Exception):
-    """The task's process is no more."""
+    """The task's process was killed."""
 
 
 class _Client:
-    """What a task makes its calls with, as often as a client would; killed amid the last of so many, 0 = never."""
+    """The calls of a task, as many as a real client makes; killed in the call of this number, 0 = never."""
 
     def __init__(self, paths: StorePaths, schedule: Schedule, clock: SimulatedClock, calls_until_kill: int) -> None:
         self._callers = {role: Caller(paths.socket(role), schedule) for role in ("writer", "query")}
@@ -632,19 +630,19 @@ class _Client:
 
 @dataclass(slots=True)
 class Sinks:
-    """What one query's tasks were told, over all lives of a store."""
+    """Outcomes of one query's tasks, over all lives of a store."""
 
     rng: random.Random
     senders: Senders
     patient: bool = False
     epoch: int = 0
     rows: list[Sent] = field(default_factory=list)
-    """Of the micro-batch under way."""
+    """Rows of the current micro-batch."""
     ended: set[int] = field(default_factory=set)
-    """Numbers of rows of micro-batches that are over; a power loss may take them."""
+    """Rows of complete micro-batches, by number; a power loss may lose them."""
     tasks: int = 0
     found: int = 0
-    """Rows that a task before had stored."""
+    """Rows that an earlier task had stored."""
     _has_turn: bool = False
 
     def run(self, paths: StorePaths, schedule: Schedule, clock: SimulatedClock) -> None:
@@ -662,8 +660,8 @@ class Sinks:
                 self._has_turn = False
 
     def _send(self, epoch: int, rows: list[Sent], paths: StorePaths, schedule: Schedule, clock: SimulatedClock) -> None:
-        """One task. A micro-batch that was under way when it began may be over when it comes to its turn."""
-        # Here, so that a bug can be planted before, and who has no such tasks needs no Arrow.
+        """Run one task. Its micro-batch may be complete when its turn comes."""
+        # Imported here so that bugs can be planted first, and Arrow is only needed by these stories.
         from mqproc.spark.sink import TopicRows
 
         may_live = self.patient or self.rng.random() > KILL_CHANCE
@@ -682,28 +680,30 @@ class Sinks:
             client.close()
         self.found += task.found
         if epoch < self.epoch:
-            expect(task.found == len(rows), f"of {len(rows)} rows of a micro-batch over {task.found} were found")
+            expect(
+                task.found == len(rows), f"only {task.found} of {len(rows)} rows of a complete micro-batch were found"
+            )
             return
         self.ended |= {row.number for row in rows}
         self.epoch, self.rows = epoch + 1, []
 
-    # What must be true
+    # Invariants
 
     def forget(self, topic: str) -> None:
-        """Its topic is nobody else's."""
+        """Ignored: no other client uses its topic."""
 
     def check(self, found: Found, *, power_loss: bool) -> None:
-        """What is over is there, and of what is under way the first rows are; that none is twice others look at."""
+        """Check that complete micro-batches are stored, and a prefix of the current one."""
         there = _numbers(found, self.senders)
         if not power_loss or found.sync_flush:
             gone = sorted(self.ended - set(there))
-            expect(not gone, f"rows {gone[:5]} were stored, and are not there")
+            expect(not gone, f"rows {gone[:5]} were stored and are missing")
         under_way = [row.number for row in self.rows]
         stored = [number for number in there if number in set(under_way)]
-        expect(stored == under_way[: len(stored)], f"of rows {under_way} there are {stored}")
+        expect(stored == under_way[: len(stored)], f"rows {stored} are no prefix of {under_way}")
 
     def go_on(self, found: Found, *, power_loss: bool) -> None:
-        """A row that a power loss took is sent again: told by its body from the one that must not come back."""
+        """Send rows lost by a power loss again, with new bodies: the lost ones must not reappear."""
         if not power_loss:
             return
         if not found.sync_flush:
@@ -714,12 +714,12 @@ class Sinks:
         self.rows = kept + (self.senders.make(len(again), at_once=True, topics=(TOPIC,)) if again else [])
 
     def left(self, found: Found) -> int:
-        """Rows of a micro-batch that is not over."""
+        """Rows of an incomplete micro-batch."""
         return len(self.rows)
 
 
 def _numbers(found: Found, senders: Senders) -> list[int]:
-    """Of all rows that the log has, in its order."""
+    """Numbers of all rows in the log, in order."""
     return [senders.number_of(placed.message) for placed in found.records if _is_row(placed)]
 
 

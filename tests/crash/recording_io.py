@@ -1,7 +1,7 @@
-"""A StoreIO that tells a `Disk` what happens, lets others run before each call, and fails or ends when told to.
+"""A StoreIO that reports to a `Disk`, yields before each call, and fails or dies on request.
 
-What a file system decides by itself (which zeros are holes, how full it is) the story decides here: a seed tells the
-same story on every one.
+The story decides what a file system would decide (which zeros are holes, how full it is): a seed tells the same
+story on every file system.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from tests.crash.disk import PAGE, Broken, Disk, Journal, Unheard
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Ends the process."""
 
 
-# Words shared by the group's processes: derived, dropped by every start, and too busy to keep versions of.
+# Shared control words: derived, dropped by every start, and too frequently changed to keep versions of.
 SHARED_ONLY = ("mqproc/control", "mqproc/control.tmp", "mqproc/queues", "mqproc/queues.next", "mqproc/queues.next.tmp")
 
 
@@ -41,23 +41,23 @@ HOLE_RUN_PAGES = 2
 
 @dataclass(slots=True)
 class Fault:
-    """The `nth` call (from 1) of kind `call`, or of any kind when that is empty, fails."""
+    """The `nth` call (from 1) of kind `call`, or of any kind if empty, fails."""
 
     call: str
     nth: int
     errno: int
     sticky: bool = False
-    """All later calls of its kind fail too that the same process makes."""
+    """All later calls of its kind by the same process fail too."""
     short: bool = False
-    """Half of what a `pwrite` was to write is there."""
+    """Half of a `pwrite` is written."""
     errno_asked: bool = False
-    """Somebody has asked which error it was: with another one the run might have been another."""
+    """The error number was read: another error might have changed the run."""
     met_again: bool = False
-    """Whom the failure met has made another call of its kind, or was asked whether it is stuck."""
+    """The process that met the failure made another call of its kind, or was checked for being stuck."""
 
 
 class _Failure(OSError):
-    """A call that failed as told; notes when anybody asks with what."""
+    """A call that failed on request; records whether its error number is read."""
 
     fault: Fault
 
@@ -71,7 +71,7 @@ class _Failure(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Holes:
-    """Which pages of zeros a file system tells to be holes: of 256 runs of pages so many, chosen by `salt`."""
+    """Which pages of zeros are reported as holes: a number of each 256 runs of pages, chosen by `salt`."""
 
     salt: int = 0
     of_256: int = 256
@@ -83,7 +83,7 @@ class Holes:
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Machine:
-    """What all processes of a machine share: its disk, the calls counted so far, what shall fail."""
+    """State shared by all processes of a machine: its disk, the calls so far, planned faults."""
 
     disk: Disk
     journal: Journal = field(default_factory=Unheard)
@@ -92,37 +92,37 @@ class Machine:
     """Of DISK_BYTES."""
     calls: int = 0
     calls_max: int = 0
-    """More calls than these are too many; 0 = as many as are wanted."""
+    """Most calls allowed; 0 = unlimited."""
     kinds: dict[str, int] = field(default_factory=dict)
     fault: Fault | None = None
     history: list[str] | None = None
-    """Takes the kinds of all calls."""
+    """Collects the kinds of all calls."""
     failed: bool = False
-    """A call has failed as told."""
+    """A call has failed on request."""
     kill_at: int = 0
-    """The whole group ends before this call, from 1; 0 = never."""
+    """The whole group dies before this call, from 1; 0 = never."""
     deadly_point: str = ""
-    """The next process that comes to this point is killed there."""
+    """The next process at this crash point is killed."""
     lines_until_kill: int = 0
-    """The role that has run so many lines more of interpreted kernels is killed there; 0 = none is."""
+    """The role is killed after this many more lines of interpreted kernels; 0 = never."""
     over: bool = False
-    """The machine has lost its power, or all of its processes were killed."""
+    """The machine lost power, or all of its processes were killed."""
     keeps_versions: bool = True
-    """The disk is told what happens. Where no power is lost, and no sync fails, nobody asks it."""
+    """Calls are reported to the disk. Not needed without power loss and failed syncs."""
     names_moved: int = 0
-    """How often a name has become another one, or gone."""
+    """Number of renames and removals so far."""
     between: Callable[[], None] = lambda: None
     """Called before each call: other processes may run in it."""
 
     def kills_at(self, point: str) -> bool:
-        """Whether a process is to be killed at a named point: once."""
+        """Whether a process is to be killed at a crash point: once."""
         if point != self.deadly_point:
             return False
         self.deadly_point = ""
         return True
 
     def fails(self, call: str) -> int:
-        """The errno that this call is to fail with, 0 = none."""
+        """The errno with which this call is to fail; 0 = none."""
         fault = self.fault
         if fault is None or (fault.call and fault.call != call):
             return 0
@@ -131,7 +131,7 @@ class Machine:
 
 
 class RecordingIO(StoreIO):
-    """The storage calls of one process. `dead`: it was killed, and no call of it does anything any more."""
+    """The storage calls of one process. `dead`: it was killed, and its calls have no effect."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()
@@ -139,18 +139,18 @@ class RecordingIO(StoreIO):
         self._disk = machine.disk
         self._here = f"{os.getcwd()}/"
         self._open_fds: dict[int, int] = {}
-        """With the failed syncs of the file that its opener need not be told of."""
+        """Failed syncs of the file that happened before its opening, by descriptor."""
         self._tracked_fds: set[int] = set()
         self._paths: dict[int, tuple[str, int]] = {}
-        """Where open files lay when so many names had moved."""
+        """Paths of open files, each with `names_moved` when it was looked up."""
         self._stuck_with: dict[str, int] = {}
-        """Kinds of calls of which all fail from now on, with what."""
+        """Kinds of calls that fail from now on, with their errno."""
         self._met = ""
-        """The kind of the call that has failed as told."""
+        """Kind of the call that has failed on request."""
         self.dead = False
 
     def holes_allocate_on_read(self, fd: int) -> bool:
-        """As on a disk, wherever the story's files lie: it is the same story on each file system."""
+        """True, as on a disk: the story must not depend on the real file system."""
         return False
 
     # One call
@@ -166,7 +166,7 @@ class RecordingIO(StoreIO):
         self._check_alive()
 
     def _count(self, call: str, path: Path | str | int) -> None:
-        """One more call, which may fail, or be the last. A descriptor for its path is enough."""
+        """Count a call, which may fail or be the last. `path` may be a descriptor."""
         machine = self._machine
         self._check_alive()
         machine.calls += 1
@@ -174,7 +174,7 @@ class RecordingIO(StoreIO):
         if machine.history is not None:
             machine.history.append(call)
         if 0 < machine.calls_max < machine.calls:
-            raise Broken(f"{machine.calls_max:,} storage calls, and no end")
+            raise Broken(f"more than {machine.calls_max:,} storage calls")
         if machine.calls == machine.kill_at:
             machine.over = True
             raise Killed
@@ -207,7 +207,7 @@ class RecordingIO(StoreIO):
             raise Killed
 
     def crash_amid(self, name: str, fd: int, data: Any, offset: int) -> None:
-        """Half of a write is there when its process is killed; of one that is not killed the write is the call."""
+        """Kill the process after half of a write; without a kill, the write is a normal call."""
         self._check_alive()
         if self._machine.kills_at(name):
             half = memoryview(data).cast("B")[: memoryview(data).nbytes // 2 + 1]
@@ -224,7 +224,7 @@ class RecordingIO(StoreIO):
             self._paths[fd] = path, self._machine.names_moved
         return path
 
-    # What the file system would decide
+    # Decided by the file system
 
     def disk_usage(self, folder: Path) -> tuple[int, int]:
         used = self._machine.used_bytes
@@ -234,7 +234,7 @@ class RecordingIO(StoreIO):
         return self.size_of(path)
 
     def is_unreachable(self, fd: int) -> bool:
-        """It knows no leases."""
+        """False: no leases here."""
         return False
 
     def next_data(self, fd: int, offset: int) -> int | None:
@@ -322,22 +322,22 @@ class RecordingIO(StoreIO):
 
     @property
     def stuck(self) -> bool:
-        """Whether calls of it go on failing."""
+        """Whether its calls keep failing."""
         if self._met and self._machine.fault is not None:
             self._machine.fault.met_again = True
         return bool(self._stuck_with)
 
     @property
     def open_files(self) -> list[str]:
-        """What the process has open."""
+        """Paths of open files."""
         return [self.path_of(fd) for fd in self._open_fds]
 
     def close_all(self) -> None:
-        """The process has ended, and with it its descriptors."""
+        """Close all descriptors, as at the end of a process."""
         for fd in list(self._open_fds):
             self.close(fd)
 
-    # Reads: nobody else can tell when they are made, but each may fail
+    # Reads: invisible to others, but each may fail
 
     def read_file(self, path: Path) -> bytes:
         self._count("read", path)
@@ -351,7 +351,7 @@ class RecordingIO(StoreIO):
         self._count("read", fd)
         return super().pread_into(fd, buffer, offset)
 
-    # What changes files
+    # Changes of files
 
     def pwrite(self, fd: int, data: Any, offset: int) -> None:
         try:
@@ -407,7 +407,7 @@ class RecordingIO(StoreIO):
             self._disk.synced(fd)
 
     def _tell_of_failed(self, fd: int) -> None:
-        """A sync that failed through another descriptor since this one was opened fails through this one too, once."""
+        """Fail once if a sync through another descriptor has failed since this one was opened."""
         failed = self._disk.failed_syncs(fd)
         if failed != self._open_fds[fd]:
             self._open_fds[fd] = failed
@@ -442,14 +442,13 @@ def _failed(error: OSError, path: str) -> FailedSyncError:
     return FailedSyncError(error.errno, error.strerror, path)
 
 
-# --- twins ---
-# Kernels as the plain functions they were written as: what they store in maps is seen line by line.
+# Line-by-line kills in interpreted kernels.
 #
-# A compiled kernel stores in a map without a call that could be told of; interpreted ones (NUMBA_DISABLE_JIT=1) are
-# traced. Each line's store is a version of its page that a power loss may leave, and behind each a role may be killed.
+# Compiled kernels store in maps without a call that could be recorded; interpreted ones (NUMBA_DISABLE_JIT=1) are
+# traced. Each storing line makes a version of its page that a power loss may leave, and a role may be killed after it.
 
 
-# The kernels that store in maps of files that a power loss leaves; all other files are written by calls.
+# Kernels that store in mapped files that survive a power loss; other files are written by calls.
 STORING: Final = frozenset(
     jit.plain(kernel).__code__
     for kernel in (index.put_entries, index.roll_back, index.rebuild_links, index.store_slots)
@@ -458,20 +457,20 @@ LINES_UNTIL_KILL_MAX: Final = 200
 
 
 class Lines:
-    """Sees what kernels store in the files of machines; nothing, and at no cost, where they are compiled."""
+    """Traces stores of kernels in files of machines; without effect or cost if kernels are compiled."""
 
     def __init__(self) -> None:
         self._machines: weakref.WeakSet[Machine] = weakref.WeakSet()
         self._main = getcurrent()
         self.seen = 0
-        """Lines that have run."""
+        """Lines run so far."""
 
     def watch(self, machine: Machine) -> None:
-        """See what kernels store on one machine more, as long as it is there."""
+        """Trace stores on another machine while it exists."""
         self._machines.add(machine)
 
     def kill_amid(self, machine: Machine, rng: random.Random) -> None:
-        """Have the role killed there that runs one of the next lines, any of them."""
+        """Kill the role that runs one of the next lines, chosen at random."""
         if not jit.COMPILED:
             machine.lines_until_kill = rng.randint(1, LINES_UNTIL_KILL_MAX)
 
@@ -483,7 +482,7 @@ class Lines:
             sys.settrace(None)
 
     def go_on(self) -> None:
-        """Begin, or go on after a kill: Python ends a trace that raises."""
+        """Start or resume tracing: Python ends a trace that raises."""
         if not jit.COMPILED:
             sys.settrace(self._enter)
 
@@ -491,7 +490,7 @@ class Lines:
         return self._line if frame.f_code in STORING else None
 
     def _line(self, frame: FrameType, _event: str, _argument: Any) -> Any:
-        """Before each line, and when a kernel returns."""
+        """Runs before each line and when a kernel returns."""
         self.seen += 1
         for machine in list(self._machines):
             if machine.disk.has_maps:

@@ -1,4 +1,4 @@
-"""One seeded story of a store: lives of a group with sends, kills and clock steps, and a crash at the end of each."""
+"""A seeded story of a store: lives of a group with sends, kills and clock steps, each ended by a crash."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.crash.recording_io import DISK_BYTES, Fault, Holes, Killed, Lines, Ma
 FIRST_MS = 1_700_000_000_000
 LIVES_MAX = 4
 TURNS = (50, 1_200)
-# The longest level waits for two hours; within so many looks everything is due, and delivered.
+# The longest delay level is two hours; within this many turns, everything is due and delivered.
 LOOK_MS = 600_000
 DELIVERY_LOOKS = 200
 WAITING = "messages wait"
@@ -42,20 +42,20 @@ TURN_MS = 10
 CRASHES = 3
 TURNS_AFTER_FAULT_MAX = 200
 RECOVERY_CRASHES_MAX = 3
-# A turn's, in one life. After some roles a supervisor syncs the file system, which hides what nobody else has synced.
+# Per turn. After some roles the supervisor syncs the file system, which hides missing syncs of others.
 KILL_CHANCES = (0.0, 0.004, 0.02)
-# In lives with kills a turn's chance that the next role that comes to one of these points is killed there.
+# In lives with kills: the chance per turn that the next role at one of these points is killed there.
 POINT_CHANCE = 0.01
 OF_THE_SUPERVISOR = ("control.", "recover.", "supervisor.")
 POINTS = tuple(sorted(point for point in CRASH_POINTS if not point.startswith(OF_THE_SUPERVISOR)))
 GARBAGE_CHANCE = 0.25
-# Of images that were recovered well.
+# Of images that were recovered.
 DAMAGED_CHANCE = 0.05
 ALIVE_CHANCE = 0.05
 PARTY_CHANCE = 0.3
 SINK_CHANCE = 0.15
 HOARD_CHANCE = 0.3
-# What is received a few messages at a time takes long, and so does what is looked for row by row.
+# Simple consumers receive few messages at a time, and the sink searches row by row: both take long.
 HOARD_TURNS_TIMES = 4
 SINK_TURNS_TIMES = 3
 FAULT_CHANCE = 0.4
@@ -68,7 +68,7 @@ FAULTS = (
 HOUR_MS = 3_600_000
 BOOT_ID = Path("boot_id")
 ROLE_NAMES = tuple(spec.name for spec in ROLES)
-# Mostly with room; full enough to delete what has expired; so full that not even that is asked.
+# Mostly with free space; sometimes full enough to delete expired files, or too full to wait for the delete time.
 DISK_USED = (0.3, 0.3, 0.3, 0.3, 0.8, 0.87)
 PICKS = (
     *(Pick.NONE, Pick.ALL, Pick.ONE_MISSING, Pick.ONE_PRESENT, Pick.PREFIX, Pick.SUFFIX),
@@ -77,7 +77,7 @@ PICKS = (
 
 
 def small_options(rng: random.Random) -> Options:
-    """Files so small that every kind of them rolls within one life."""
+    """Files so small that each kind of them rolls within one life."""
     return Options(
         mapped_file_size_commit_log=rng.choice((16384, 65536)),
         max_message_size=8192,
@@ -102,7 +102,7 @@ def small_options(rng: random.Random) -> Options:
 
 @contextlib.contextmanager
 def simulated_ids(ids: SimulatedIds) -> Iterator[None]:
-    """This process's clients make the same unique ids in every run."""
+    """Clients of this process generate the same unique ids in every run."""
     before = unique_id._process_ids
     unique_id._process_ids = ids
     try:
@@ -113,7 +113,7 @@ def simulated_ids(ids: SimulatedIds) -> Iterator[None]:
 
 @contextlib.contextmanager
 def simulated_boots() -> Iterator[None]:
-    """Which run of the machine it is says the file that `boot` writes."""
+    """The boot id is read from the file that `boot` writes."""
     before = progress_file._BOOT_ID
     progress_file._BOOT_ID = BOOT_ID  # type: ignore[misc]
     try:
@@ -124,7 +124,7 @@ def simulated_boots() -> Iterator[None]:
 
 @contextlib.contextmanager
 def simulated_zone() -> Iterator[None]:
-    """It is the same hour everywhere: index files are named by the local time."""
+    """Local time is the same everywhere: it is in the names of index files."""
     before = os.environ.get("TZ")
     os.environ["TZ"] = "UTC"
     time.tzset()
@@ -138,13 +138,13 @@ def simulated_zone() -> Iterator[None]:
 
 
 def boot(number: int) -> None:
-    """From now on it is this run of the machine; a kill of all processes does not end it, a power loss does."""
+    """Set the boot id: a kill of all processes keeps it, a power loss changes it."""
     BOOT_ID.write_text(f"{number:032x}")
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a story went through."""
+    """Counts of a story."""
 
     images: int = 0
     lives: int = 0
@@ -152,14 +152,14 @@ class Tally:
     messages: int = 0
     stored: int = 0
     lines: int = 0
-    """Of kernels, where they are not compiled."""
+    """Lines of kernels run, if they are not compiled."""
     digest: str = ""
-    """Of all that happened; the same in every run of a seed."""
+    """Digest of all events; the same in every run of a seed."""
     ends: Counter[str] = field(default_factory=Counter)
 
 
 class Story:
-    """The story of one seed, in a folder of its own."""
+    """The story of one seed, in its own folder."""
 
     def __init__(self, seed: int, folder: Path, images: int, journal: Journal | None = None) -> None:
         self._seed = seed
@@ -167,18 +167,18 @@ class Story:
         self._folder = folder
         self._images = images
         self._journal = journal or Journal()
-        # Told within the folder, so that no text in a store's files depends on where that lies.
+        # Paths are relative to the folder: texts in files of the store must not depend on it.
         self._root = Path("store")
         self._copies = 0
         self._gone: set[int] = set()
         self._minimum = 0
         self._options = small_options(self._rng)
         self._delays = self._rng.random() < 0.4
-        # Not in all of them: the log is another with properties, and where planted bugs are noticed.
+        # Not in all stories: properties change the log, and with it which stories catch planted bugs.
         self._senders = Senders(self._rng, delays=self._delays, properties=seed % 4 == 1)
         self._parties = self._choose_parties()
         if self._delays or self._parties:
-            # What waits must not expire before it is due.
+            # A delayed message must not expire before it is due.
             self._options = dataclasses.replace(self._options, file_reserved_time=1000)
         self._deleting = self._rng.random() < 0.3
         self._deletions = Deletions(self._rng, self._senders, self._parties)
@@ -194,7 +194,7 @@ class Story:
         parties = Consumers(rng, senders, queues), Members(rng), receivers, Producers(rng, senders)
         chosen: list[Party] = [party for party in parties if rng.random() < PARTY_CHANCE]
         self._turns_times = HOARD_TURNS_TIMES if receivers.hoards and receivers in chosen else 1
-        # By a seed of its own: other stories are as they are without it.
+        # From a seed of its own, so that other stories do not change.
         self._sinks = Sinks(rng, senders)
         if random.Random(f"tasks {self._seed}").random() < SINK_CHANCE:
             chosen.append(self._sinks)
@@ -202,7 +202,7 @@ class Story:
         return chosen
 
     def run(self) -> Tally:
-        """Tell it to its end; raises Broken, or whatever the product raised."""
+        """Run it to its end; raises Broken, or any error of the product."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with contextlib.chdir(self._folder), simulated_ids(SimulatedIds()), simulated_boots(), simulated_zone():
             self._boot(0)
@@ -211,7 +211,7 @@ class Story:
                 self._tell()
         self.tally.lines = self._lines.seen
         self.tally.digest = self._journal.digest
-        # Buffers of the roles' servers and writers lie in cycles: megabytes that the collector takes for little.
+        # Buffers of servers and writers are in reference cycles: megabytes that do not trigger the collector.
         gc.collect()
         return self.tally
 
@@ -220,7 +220,7 @@ class Story:
         for _ in range(self._rng.randint(2, LIVES_MAX)):
             now_ms = self._live(now_ms) + self._rng.choice((1, 5_000, 90_000))
             if StorePaths(self._root).read_only.exists():
-                break  # Until somebody repairs it nothing more is taken.
+                break  # Until a repair, nothing more is accepted.
         else:
             self._deliver_all(now_ms)
         self.tally.messages = len(self._senders.sent)
@@ -242,7 +242,7 @@ class Story:
         return clock.time_ms()
 
     def _deliver_all(self, now_ms: int) -> None:
-        """A last life without any trouble: whatever waits is delivered when its time has come."""
+        """A last life without faults: everything is delivered when due."""
         if not self._delays and not self._parties:
             return
         machine = self._machine(self._root)
@@ -273,10 +273,10 @@ class Story:
             if not left:
                 return
             clock.advance(LOOK_MS if WAITING in left else SHORT_LOOK_MS)
-        raise Broken(f"left after {looks:,} looks: {left}")
+        raise Broken(f"left after {looks:,} turns: {left}")
 
     def _left(self, group: Group) -> dict[str, int]:
-        """How many messages of what are still to be delivered or consumed."""
+        """Messages of each kind still to be delivered or consumed."""
         records = walk_log(group.paths.commit_log)
         found = found_in(group.paths, records, sync_flush=self._options.sync_flush)
         left = {WAITING: len(undelivered(records))}
@@ -284,11 +284,11 @@ class Story:
         return {what: count for what, count in left.items() if count}
 
     def _machine(self, root: Path, kill_at: int = 0) -> Machine:
-        """A machine with a disk as it is; its file system tells some, all or no pages of zeros to be holes."""
+        """A machine with the current disk; its file system reports some, all or no pages of zeros as holes."""
         holes = Holes(self._rng.getrandbits(32), self._rng.choice((0, 128, 256)))
         used = int(DISK_BYTES * self._rng.choice(DISK_USED))
         if self._sinks in self._parties:
-            # What tasks of the sink have stored must not be deleted before they look for it.
+            # Rows must not be deleted before the sink's tasks look for them.
             used = min(used, int(DISK_BYTES * DISK_USED[0]))
         machine = Machine(Disk.of(root), self._journal, holes, used, kill_at=kill_at)
         self._lines.watch(machine)
@@ -339,14 +339,14 @@ class Story:
         if chance < 0.3:
             clock.advance(self._rng.randint(1, 20))
             return
-        # As often in a longer life as in another one.
+        # As many per life, however long.
         chance = (chance - 0.3) * self._turns_times
         if chance < 0.02:
             clock.advance(LONG_JUMP_MS)
         elif chance < 0.021:
             clock.advance(HOUR_MS)
         elif chance < 0.023:
-            # After a long step back anything may be received again.
+            # After a large step back, any message may be redelivered.
             clock.step(self._rng.choice((-70_000, -500, 10_000) if self._turns_times == 1 else (-500, 10_000)))
 
     def _kill_a_role(self, group: Group) -> None:
@@ -358,7 +358,7 @@ class Story:
 
     def _truth(self, group: Group) -> Truth:
         control = group.control
-        # What an earlier life has begun to delete may be gone in part.
+        # Deletions begun by an earlier life may be partly done.
         aims = control.load(words_of.MIN_PHYSICAL_OFFSET), control.load(words_of.RETENTION_AIM)
         self._minimum = max(self._minimum, *aims)
         return Truth(
@@ -386,7 +386,7 @@ class Story:
         return Path(f"image{self._copies}")
 
     def _image(self, disk: Disk, shared_of: Path | None) -> Path:
-        """A store as the disk may show it; with the words that the group shared, or without."""
+        """A crash image of the store, with or without the shared control words."""
         target = self._copy()
         disk.observe()
         disk.image(target, self._loss(), self._rng, self._journal)
@@ -402,7 +402,7 @@ class Story:
 
     def _look_at_images(self, group: Group, machine: Machine, now_ms: int) -> None:
         truth = self._truth(group)
-        # A role of another group that lives on in an image is not the one that is to be killed.
+        # A role of another group, alive on an image, is not to be killed.
         machine.lines_until_kill = 0
         before = self._boots
         well: dict[Hashable, list[Placed]] = {}
@@ -415,7 +415,7 @@ class Story:
         self._boot(before)
 
     def _crash_recovery(self, image: Path, now_ms: int) -> Path:
-        """Now and then recovery itself loses its power, up to three times."""
+        """Sometimes recovery itself loses power, up to three times."""
         for _ in range(RECOVERY_CRASHES_MAX):
             if self._rng.random() > 0.2:
                 break
@@ -429,7 +429,7 @@ class Story:
         return image
 
     def _check_image(self, image: Path, truth: Truth, well: dict[Hashable, list[Placed]], now_ms: int) -> None:
-        """Recover it, and check what that left, unless the same has gone well: `well` has such stores' records."""
+        """Recover an image and check it, unless an equal one passed: `well` has the records of those."""
         found = checks.recover(image, self._options, self._machine(image), now_ms)
         state = found.state()
         if state not in well:
@@ -440,7 +440,7 @@ class Story:
         self._use(found, well[state], now_ms)
 
     def _use(self, found: Recovered, records: list[Placed], now_ms: int) -> None:
-        """What becomes of an image that was recovered: some are damaged, or lived on; mostly nothing."""
+        """Damage some recovered images and start roles on others; mostly do nothing."""
         chance = self._rng.random()
         if chance > DAMAGED_CHANCE + ALIVE_CHANCE:
             return
@@ -470,7 +470,7 @@ class Story:
         self._check_end(group_truth, power_loss=how == "power loss", now_ms=now_ms)
 
     def _remove_derived(self) -> None:
-        """Remove what recovery can do without, marks among it. Progress and the topics' journal are no such thing."""
+        """Remove what recovery can rebuild, including marks. Committed offsets and the topics' journal stay."""
         paths = StorePaths(self._root)
         kept = {path.name for path in (paths.progress, paths.topics_journal, paths.read_only)}
         for path in paths.own.iterdir():

@@ -1,4 +1,4 @@
-"""Levels go over seeds in order and go on where they ended, and a sample of the sweep holds."""
+"""Tests of levels and of a sample of the sweep."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from mqproc.config.options import FlushDiskType
 from tests.crash.levels import STORE, Case, Level, Ran, Seen, Whole, case_of, cases, run_level
 from tests.support.store_checks import contents
 
-# Of all calls, and of those of which all ways to fail are compared.
+# Sampled from all calls, and from those of which all failures are compared.
 EVERY = 29
 COMPARED_EVERY = 149
 
 
 @pytest.mark.timeout(600)
-def test_a_level_goes_on_where_it_ended(tmp_path: Path) -> None:
+def test_level_with_progress_file_resumes(tmp_path: Path) -> None:
     progress = tmp_path / "progress.json"
     first = run_level(Level(2, 7, images_per_crash=1), tmp_path, 1, progress)
     assert first.images >= 2
@@ -32,7 +32,7 @@ def test_a_level_goes_on_where_it_ended(tmp_path: Path) -> None:
 @pytest.mark.proven
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("flush", list(FlushDiskType), ids=lambda flush: flush.value)
-def test_a_sample_of_single_failures_loses_nothing(flush: FlushDiskType, tmp_path: Path) -> None:
+def test_sweep_sample_loses_no_message(flush: FlushDiskType, tmp_path: Path) -> None:
     whole = Whole(tmp_path / "whole", flush)
     of_all = [case for ways in cases(whole.calls) for case in ways]
     assert all(case_of(str(case), whole.calls) == case for case in of_all)
@@ -45,8 +45,8 @@ def test_a_sample_of_single_failures_loses_nothing(flush: FlushDiskType, tmp_pat
 
 @pytest.mark.proven
 @pytest.mark.timeout(600)
-def test_runs_that_count_as_one_leave_the_same_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is run to its end, and its checks are made, though it begins as another one, or goes on as that."""
+def test_sweep_skipped_cases_leave_the_same_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every case runs in full, including those that a sweep would skip."""
     added = list[str]()
     monkeypatch.setattr(Seen, "__contains__", lambda self, digest: False)
     monkeypatch.setattr(Seen, "add", lambda self, digest: added.append(digest))
@@ -59,7 +59,7 @@ def test_runs_that_count_as_one_leave_the_same_store(tmp_path: Path, monkeypatch
             added.clear()
             place = tmp_path / str(case)
             ended = whole.run(place, case)
-            # Where a path is too long for a socket, a file says where it is.
+            # If a path is too long for a socket, a file has its address.
             left = {name: what for name, what in contents(place / STORE).items() if not name.endswith(".sock")}
             equal = [other for first, other in ran if first.is_also(case)]
             of_ways += bool(equal)
@@ -76,7 +76,7 @@ def test_runs_that_count_as_one_leave_the_same_store(tmp_path: Path, monkeypatch
     assert again
 
 
-def test_which_ways_to_fail_are_one_run() -> None:
+def test_ran_is_also_needs_an_observed_difference() -> None:
     once, other, stays, short = (
         Case(7, "pwrite", errno.EIO),
         Case(7, "pwrite", errno.ENOSPC),
@@ -97,9 +97,7 @@ def test_which_ways_to_fail_are_one_run() -> None:
 
 
 @pytest.mark.parametrize("flush", list(FlushDiskType), ids=lambda flush: flush.value)
-def test_the_swept_program_is_the_same_in_every_run_and_has_all_parties_at_work(
-    flush: FlushDiskType, tmp_path: Path
-) -> None:
+def test_sweep_program_is_deterministic_and_uses_all_clients(flush: FlushDiskType, tmp_path: Path) -> None:
     whole, again = (Whole(tmp_path / name, flush) for name in ("whole", "again"))
     assert again.calls == whole.calls
     assert whole.program.have_worked

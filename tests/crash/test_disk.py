@@ -1,4 +1,4 @@
-"""What a simulated disk shows of pages that were not synced, for each way to choose among them."""
+"""Tests of the simulated disk: the page versions that an image contains for each way to pick them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SHOWN = {
 }
 
 
-def shown(folder: Path, pick: Pick) -> Iterator[tuple[int, ...]]:
-    """Which pages images have of a file, all of whose pages were stored and none synced."""
+def unsynced_pages_in_images(folder: Path, pick: Pick) -> Iterator[tuple[int, ...]]:
+    """Stored but not synced pages that images of a file contain."""
     root = folder / "store"
     root.mkdir()
     path = root / "file"
@@ -45,9 +45,9 @@ def shown(folder: Path, pick: Pick) -> Iterator[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("pick", SHOWN, ids=lambda pick: pick.name)
-def test_images_show_all_that_a_way_to_choose_allows_and_nothing_else(pick: Pick, tmp_path: Path) -> None:
-    assert set(shown(tmp_path, pick)) == SHOWN[pick]
+def test_disk_image_contains_exactly_the_versions_of_its_pick(pick: Pick, tmp_path: Path) -> None:
+    assert set(unsynced_pages_in_images(tmp_path, pick)) == SHOWN[pick]
 
 
-def test_an_image_by_chance_shows_any_of_them(tmp_path: Path) -> None:
-    assert len(set(shown(tmp_path, Pick.RANDOM))) > max(len(images) for images in SHOWN.values())
+def test_disk_image_by_chance_contains_any_version(tmp_path: Path) -> None:
+    assert len(set(unsynced_pages_in_images(tmp_path, Pick.RANDOM))) > max(len(images) for images in SHOWN.values())

@@ -1,4 +1,4 @@
-"""Interpreted kernels are seen line by line, and a role may be killed between any two of their lines."""
+"""Tests of interpreted kernels: their stores are seen line by line, and roles are killed between lines."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ Disk.stored = stored_and_counted
 tally = Story(int(sys.argv[1]), Path(sys.argv[2]) / "story", images=1).run()
 print(json.dumps([tally.lines, most, len(set(killed)), tally.digest]))
 """
-# One with kills, in which roles put entries into the index.
+# A seed with kills, whose roles put entries in the index.
 SEED = 0
 
 
-def told(folder: Path, environment: dict[str, str]) -> list[Any]:
-    """Lines seen, versions of a page of the index at most, lines at which a role was killed, and the digest."""
+def traced_story(folder: Path, environment: dict[str, str]) -> list[Any]:
+    """Lines seen, most versions of a page of the index, lines at which a role was killed, and the digest."""
     folder.mkdir()
     command = [sys.executable, "-c", TOLD, str(SEED), str(folder)]
     done = subprocess.run(
@@ -51,11 +51,11 @@ def told(folder: Path, environment: dict[str, str]) -> list[Any]:
 
 
 @pytest.mark.timeout(900)
-def test_each_line_of_an_interpreted_kernel_makes_a_version_of_its_page_and_may_be_the_last(tmp_path: Path) -> None:
-    lines, versions, killed, digest = told(tmp_path / "twins", INTERPRETED)
+def test_lines_of_interpreted_kernels_make_page_versions_and_kill_points(tmp_path: Path) -> None:
+    lines, versions, killed, digest = traced_story(tmp_path / "twins", INTERPRETED)
     assert lines > 100
     assert killed > 0
-    compiled_lines, compiled_versions, compiled_killed, _digest = told(tmp_path / "compiled", {})
+    compiled_lines, compiled_versions, compiled_killed, _digest = traced_story(tmp_path / "compiled", {})
     assert (compiled_lines, compiled_killed) == (0, 0)
     assert versions > 3 * compiled_versions
-    assert told(tmp_path / "again", INTERPRETED)[-1] == digest
+    assert traced_story(tmp_path / "again", INTERPRETED)[-1] == digest

@@ -1,4 +1,4 @@
-"""Stories of a few seeds hold, and planted bugs are noticed. More seeds: `python -m tests.crash FIRST:STOP`."""
+"""Stories of a few seeds, and planted bugs. More seeds: `python -m tests.crash FIRST:STOP`."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from tests.crash.story import Story
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = 2
 IMAGES_OF_ONE_LOOK = 10
-# The second one's simple consumers have received of several topics what a start looks for.
+# The second one's simple consumers leave open messages of several topics.
 SEEDS_TOLD_TWICE = (3, 7)
 
 
 @pytest.mark.proven
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(8))
-def test_a_store_outlasts_kills_power_losses_and_faults(seed: int, tmp_path: Path) -> None:
+def test_store_survives_kills_power_losses_and_faults(seed: int, tmp_path: Path) -> None:
     tally = Story(seed, tmp_path / "story", images=IMAGES).run()
     assert tally.lives
     assert tally.messages
 
 
 def digests(folder: Path, **environment: str) -> list[str]:
-    """Of some stories that a process of this environment tells in a folder."""
+    """Digests of some stories run by a process with this environment."""
     program = "import sys; from tests.crash.story import Story; from pathlib import Path;"
     program += "print(*(Story(int(seed), Path(sys.argv[1]) / seed, images=2).run().digest for seed in sys.argv[2:]))"
     command = [sys.executable, "-c", program, str(folder), *map(str, SEEDS_TOLD_TWICE)]
@@ -44,8 +44,8 @@ def digests(folder: Path, **environment: str) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-def test_a_seed_tells_the_same_story_in_every_process(tmp_path: Path) -> None:
-    """Whatever the file system, the folder, the time zone, and the order that sets of texts have there."""
+def test_story_of_a_seed_is_identical_in_every_process(tmp_path: Path) -> None:
+    """Independent of file system, folder, time zone and hash seed."""
     shared_memory = Path("/dev/shm")
     elsewhere = shared_memory if os.access(shared_memory, os.W_OK) else tmp_path
     with tempfile.TemporaryDirectory(dir=elsewhere, prefix="a-folder-with-a-longer-name-") as folder:
@@ -56,8 +56,8 @@ def test_a_seed_tells_the_same_story_in_every_process(tmp_path: Path) -> None:
 
 @pytest.mark.proven
 @pytest.mark.timeout(600)
-def test_stores_that_count_as_one_are_all_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is checked, though recovery has left the same of another image, and the story goes on as it does."""
+def test_story_skipped_images_pass_all_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every image is checked, including those that a story would skip."""
     whole, states = Recovered.state, list[Hashable]()
 
     def state_of_its_own(found: Recovered) -> Hashable:
@@ -70,8 +70,8 @@ def test_stores_that_count_as_one_are_all_well(tmp_path: Path, monkeypatch: pyte
     assert len(set(states)) < len(states), "no two stores have counted as one"
 
 
-def test_each_bug_has_the_line_that_it_is_planted_in() -> None:
-    """Known at once, and not only when it is planted."""
+def test_planted_bug_matches_one_source_line() -> None:
+    """A stale plant fails fast."""
     places = {name: ROOT.joinpath(*plant.module.split(".")).with_suffix(".py") for name, plant in PLANTS.items()}
     found = {name: place.read_text().split("\n").count(PLANTS[name].line) for name, place in places.items()}
     assert found == dict.fromkeys(PLANTS, 1)
@@ -80,7 +80,7 @@ def test_each_bug_has_the_line_that_it_is_planted_in() -> None:
 @pytest.mark.proven
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", sorted(PLANTS))
-def test_a_planted_bug_is_noticed(name: str, tmp_path: Path) -> None:
-    """And the story in which it is holds without it."""
+def test_planted_bug_is_caught(name: str, tmp_path: Path) -> None:
+    """The story that catches it passes without it."""
     told = catch(name, tmp_path)
     assert not told.failure, f"{told.failure}repeat: {told.repeat}"
