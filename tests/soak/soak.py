@@ -2,30 +2,326 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import time
-from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
 
-from mqproc import Client, StoreReader
+from mqproc import (
+    Client,
+    Message,
+    MqprocError,
+    SendOutcomeUnknownError,
+    StoredMessage,
+    StoreReader,
+    Transaction,
+    TransactionEndedError,
+)
 from mqproc.layout import control as words_of
 from mqproc.topic_names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from mqproc.types import QueueInfo
-from tests.conftest import Group, wait_until
-from tests.soak import clients
-from tests.soak.clients import GROUP, RETRIES, TOPICS, WORKERS
-from tests.soak.progress import Worked
-from tests.soak.watching import SAMPLES_MIN, Taken, grown, medians, taken
 from tests.support.aged_store import ALL_HOURS
-from tests.workers import loaded_context
+from tests.support.group import Group, wait_until
+from tests.support.processes import loaded_context
+
+# --- watching ---
+# What a whole group takes: memory, descriptors, maps, and names in /dev/shm.
+
+
+SAMPLES_MIN = 60
+"""Fewer tell nothing of growth."""
+GROWTH = 1.25
+"""What may have become of each figure, beside SLACK."""
+SLACK = {"pss_bytes": 32 << 20, "descriptors": 20, "maps": 40, "shared_names": 4}
+LASTING_SLACK = 2
+"""What the processes that live as long as the group may have more of: they see every kill, and keep nothing of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Sums over all processes of a group."""
+
+    pss_bytes: int
+    descriptors: int
+    maps: int
+    shared_names: int
+    lasting_descriptors: int
+    """Of the supervisor and the template, which nobody kills here."""
+    lasting_maps: int
+
+
+def taken(group: Group) -> Taken:
+    """Now; a process that ends meanwhile is left out."""
+    words = group.words()
+    lasting = {words["supervisor_pid"], words["template_pid"]}
+    pids = lasting | {words[f"{role}.pid"] for role in words_of.ROLES}
+    pss = descriptors = maps = lasting_descriptors = lasting_maps = 0
+    for pid in pids - {0}:
+        process = Path(f"/proc/{pid}")
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            lines = (process / "smaps_rollup").read_text().splitlines()
+            pss += sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+            own_descriptors = len(list((process / "fd").iterdir()))
+            own_maps = len((process / "maps").read_text().splitlines())
+            descriptors += own_descriptors
+            maps += own_maps
+            if pid in lasting:
+                lasting_descriptors += own_descriptors
+                lasting_maps += own_maps
+    names = len(list(Path("/dev/shm").iterdir()))
+    return Taken(pss, descriptors, maps, names, lasting_descriptors, lasting_maps)
+
+
+def medians(samples: list[Taken]) -> tuple[Taken, Taken]:
+    """What was taken in the second fifth of a run, when all that it needs is there, and in the last one."""
+    fifth = len(samples) // 5
+    early, late = (
+        Taken(*(round(statistics.median(getattr(sample, figure.name) for sample in part)) for figure in fields(Taken)))
+        for part in (samples[fifth : 2 * fifth], samples[-fifth:])
+    )
+    return early, late
+
+
+def grown(samples: list[Taken]) -> list[str]:
+    """Figures that are larger in the last fifth than in the second, by more than is allowed."""
+    early, late = medians(samples)
+    told = []
+    for figure in fields(Taken):
+        before, after = getattr(early, figure.name), getattr(late, figure.name)
+        lasting = figure.name.startswith("lasting")
+        if after > (before + LASTING_SLACK if lasting else GROWTH * before + SLACK[figure.name]):
+            told.append(f"{figure.name}: from {before:,} to {after:,}")
+    return told
+
+
+# --- progress ---
+# No progress without work: what a group's progress has passed, its members have told.
+
+
+Queue = tuple[str, int]
+
+
+class Worked:
+    """The places that members have told, "at TOPIC QUEUE OFFSET" a line; each line of a report is read once."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._name = name
+        self._read: dict[Path, int] = {}
+        self._ends: dict[Queue, int] = defaultdict(int)
+        self._behind: dict[Queue, set[int]] = defaultdict(set)
+
+    def check(self, progress: Mapping[Queue, int]) -> None:
+        """Raises AssertionError unless all places from 0 to a progress that was read before are told."""
+        self._read_on()
+        for queue, offset in progress.items():
+            end = self._ends[queue]
+            assert offset <= end, f"the group's progress in {queue} is {offset:,}, nobody has had {end:,}"
+
+    def _read_on(self) -> None:
+        for report in self._folder.glob(f"{self._name}*.report"):
+            at = self._read.get(report, 0)
+            with report.open("rb") as file:
+                file.seek(at)
+                # A killed process may have left half a line.
+                whole = file.read().rpartition(b"\n")
+            self._read[report] = at + len(whole[0]) + len(whole[1])
+            for line in whole[0].decode().splitlines():
+                if line.startswith("at "):
+                    _, topic, queue_id, offset = line.split()
+                    self._behind[topic, int(queue_id)].add(int(offset))
+        for queue, places in self._behind.items():
+            while self._ends[queue] in places:
+                places.discard(self._ends[queue])
+                self._ends[queue] += 1
+
+
+# --- clients ---
+# The client processes of a soak. Each writes what it was told, a line each, before it goes on.
+
+
+TOPICS: Final = ("soak-a", "soak-b")
+GROUP: Final = "soak-group"
+WORKERS: Final = "soak-workers"
+PRODUCERS: Final = "soak-producers"
+COMMITS: Final = "commits"
+BATCH: Final = 50
+PAUSE_S: Final = 0.1
+RETRIES: Final = 2
+INVISIBLE_S: Final = 5.0
+TIMEOUT_S: Final = 30.0
+Stop = Any
+
+
+def _client(store: str) -> Client:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return Client(store, timeout=TIMEOUT_S)
+
+
+def send(store: str, name: str, stop: Stop, report: Path) -> None:
+    """Send until told to stop: "told BODY" or "unknown BODY" a line."""
+    chance = random.Random(name)
+    number = 0
+    with _client(store) as client, report.open("a", buffering=1) as lines:
+        while not stop.is_set():
+            topic = chance.choice(TOPICS)
+            bodies = [f"{name}-{number + each}" for each in range(BATCH + 2)]
+            number += len(bodies)
+            batch, tags = bodies[:BATCH], ["even", "odd"] * (BATCH // 2)
+            encoded = [body.encode() for body in batch]
+            _send(lines, batch, functools.partial(client.send_batch, topic, encoded, keys=batch, tags=tags))
+            later: list[dict[str, Any]] = [{"delay_level": 1}, {"delay": chance.uniform(0.1, 3.0)}]
+            for body, more in zip(bodies[BATCH:], later, strict=True):
+                more["properties"] = {"name": name}
+                _send(lines, [body], functools.partial(client.send, topic, body.encode(), keys=body, **more))
+            time.sleep(PAUSE_S)
+
+
+def _send(lines: Any, bodies: list[str], call: Callable[[], object]) -> None:
+    try:
+        call()
+    except SendOutcomeUnknownError:
+        word = "unknown"
+    except MqprocError as error:
+        if not error.retryable:
+            raise
+        return
+    else:
+        word = "told"
+    lines.write("".join(f"{word} {body}\n" for body in bodies))
+
+
+def transact(store: str, name: str, stop: Stop, report: Path) -> None:
+    """Begin transactions, end most of them, and be asked about the others; a line for each that commits, as `send`.
+
+    One that is left is "unknown": with files that are reserved for no time it may be too old to be asked about.
+    """
+    chance = random.Random(name)
+    number = 0
+    with (
+        _client(store) as client,
+        client.transaction_producer(PRODUCERS, _commits) as producer,
+        report.open("a", buffering=1) as lines,
+    ):
+        while not stop.is_set():
+            number += 1
+            body = f"{name}-{number}-{chance.choice((COMMITS, COMMITS, 'rolls-back'))}"
+            transaction = producer.transaction(Message(chance.choice(TOPICS), body.encode(), keys=[body]))
+            commits = body.endswith(COMMITS)
+            told = _end(transaction, commits=commits, leaves=chance.random() < 0.2)
+            if commits:
+                lines.write(f"{'told' if told else 'unknown'} {body}\n")
+            time.sleep(PAUSE_S)
+        while client.transactions.open(PRODUCERS):
+            time.sleep(PAUSE_S)
+
+
+def _commits(message: StoredMessage) -> bool:
+    return message.body.endswith(COMMITS.encode())
+
+
+def _end(transaction: Transaction, *, commits: bool, leaves: bool) -> bool:
+    """Begin and end it, unless a check shall; whether both were answered."""
+    try:
+        transaction.begin()
+        if leaves:
+            return False
+        if commits:
+            transaction.commit()
+        else:
+            transaction.rollback()
+    except MqprocError as error:
+        if not isinstance(error, SendOutcomeUnknownError | TransactionEndedError) and not error.retryable:
+            raise
+        return False
+    return True
+
+
+def consume(store: str, name: str, stop: Stop, report: Path) -> None:
+    """Consume as a member of the group: "at TOPIC QUEUE OFFSET", then "done BODY" or "nacked BODY" a line.
+
+    Both are told before the message is done.
+    """
+    chance = random.Random(name)
+    with _client(store) as client, report.open("a", buffering=1) as lines:
+        while not stop.is_set():
+            try:
+                with client.consumer(GROUP, TOPICS, start="earliest", session_timeout=5.0) as consumer:
+                    for message in consumer.messages(timeout=1.0):
+                        lines.write(f"at {message.topic} {message.queue_id} {message.queue_offset}\n")
+                        if chance.random() < 0.01:
+                            lines.write(f"nacking {message.body.decode()}\n")
+                            consumer.nack(message, delay_level=1)
+                            lines.write(f"nacked {message.body.decode()}\n")
+                        else:
+                            lines.write(f"done {message.body.decode()}\n")
+                        if stop.is_set():
+                            break
+            except MqprocError as error:
+                lines.write(f"error {error.code}\n")
+                time.sleep(0.2)
+
+
+def receive(store: str, name: str, stop: Stop, report: Path) -> None:
+    """Receive as a worker: "done BODY" a line before each acknowledgement; some are never acknowledged."""
+    chance = random.Random(name)
+    with _client(store) as client, report.open("a", buffering=1) as lines:
+        worker = client.simple_consumer(WORKERS, TOPICS, start="earliest")
+        while not stop.is_set():
+            try:
+                messages = worker.receive(256, invisible_duration=INVISIBLE_S, timeout=1.0)
+                kept = [message for message in messages if chance.random() > 0.01]
+                lines.write("".join(f"done {message.body.decode()}\n" for message in kept))
+                if kept:
+                    worker.ack(*kept)
+            except MqprocError as error:
+                lines.write(f"error {error.code}\n")
+                time.sleep(0.2)
+
+
+def read(store: str, name: str, stop: Stop, report: Path) -> None:
+    """Ask all kinds of questions; what was found must be what was asked for."""
+    chance = random.Random(name)
+    with _client(store) as client, report.open("a", buffering=1) as lines:
+        while not stop.is_set():
+            try:
+                topic = chance.choice(TOPICS)
+                for queue in client.queues(topic):
+                    found = client.pull(
+                        topic, queue.queue_id, max(queue.min_offset, queue.max_offset - 20), 20
+                    ).messages
+                    _check(client, found[:1], lines)
+                client.count(topic)
+                client.stats()
+            except MqprocError as error:
+                lines.write(f"error {error.code}\n")
+            time.sleep(0.1)
+
+
+def _check(client: Client, messages: list[Any], lines: Any) -> None:
+    for message in messages:
+        try:
+            # By key first: what is there afterwards was there then.
+            by_key = [found.message_id for key in message.keys for found in client.by_key(message.topic, key)]
+            same = client.get(message.message_id).body == message.body and message.message_id in by_key
+        except MqprocError as error:
+            lines.write(f"error {error.code}\n")
+            continue
+        if not same:
+            lines.write(f"wrong {message.message_id}\n")
+        lines.write("asked 1\n")
+
 
 KILL_EVERY_S: Final = 5.0
 MEMBER_KILL_EVERY_S: Final = 30.0
@@ -46,13 +342,13 @@ OPTIONS: Final[dict[str, Any]] = {
     "transaction_timeout": 10_000,
 }
 CLIENTS: Final[dict[str, Callable[..., None]]] = {
-    "sender-0": clients.send,
-    "sender-1": clients.send,
-    "sender-2": clients.transact,
-    "member-0": clients.consume,
-    "member-1": clients.consume,
-    "worker": clients.receive,
-    "reader": clients.read,
+    "sender-0": send,
+    "sender-1": send,
+    "sender-2": transact,
+    "member-0": consume,
+    "member-1": consume,
+    "worker": receive,
+    "reader": read,
 }
 
 
