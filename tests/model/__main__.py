@@ -20,9 +20,9 @@ import click
 import msgspec
 import pytest
 
-from tests.conftest import Group
 from tests.model.program import Deaths, run
-from tests.workers import EXIT_INTERRUPTED
+from tests.support.group import Group
+from tests.support.processes import EXIT_INTERRUPTED
 
 SEEDS_A_GROUP: Final = 8
 """Of a range; a seed alone has a group of its own, as each first one has."""
