@@ -19,12 +19,12 @@ SEEDS = dict(zip(("files", "frames", "json", "records", "shared"), COUNTS, stric
 @pytest.mark.proven
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_damaged_input_breaks_nothing(kind: str, tmp_path: Path) -> None:
+def test_fuzz_damaged_input_passes(kind: str, tmp_path: Path) -> None:
     run_shard(Shard(kind, 0, SEEDS[kind]), tmp_path)
 
 
 @pytest.mark.parametrize("kind", sorted(CORPUS))
-def test_what_has_found_a_bug_finds_none_any_more(kind: str, tmp_path: Path) -> None:
+def test_corpus_passes(kind: str, tmp_path: Path) -> None:
     fuzzer = KINDS[kind](tmp_path)
     for name, case in CORPUS[kind].items():
         try:
@@ -35,9 +35,7 @@ def test_what_has_found_a_bug_finds_none_any_more(kind: str, tmp_path: Path) -> 
     fuzzer.close()
 
 
-def test_a_level_goes_through_every_seed_once_and_on_where_it_ended(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_level_runs_every_seed_once_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for shards in LEVELS.values():
         for kind in KINDS:
             own = [shard for shard in shards if shard.kind == kind]
@@ -51,7 +49,7 @@ def test_a_level_goes_through_every_seed_once_and_on_where_it_ended(
     ]
 
 
-def test_what_fails_says_how_to_repeat_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shard_failure_prints_command_to_repeat_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KINDS["json"], "run", lambda self, seed: 1 // (seed - 3))
     with pytest.raises(ZeroDivisionError) as failed:
         run_shard(Shard("json", 0, 9), tmp_path)

@@ -28,7 +28,7 @@ def outages(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.proven
 @pytest.mark.timeout(600)
-def test_a_story_of_each_kind_holds_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_outages_of_each_kind_pass_and_leave_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "stories"
     folder.mkdir()
     done = outages("--level", "brief", "--folder", str(folder))
@@ -41,7 +41,7 @@ def test_a_story_of_each_kind_holds_and_leaves_nothing_behind(tmp_path: Path) ->
     assert set(KINDS) == {line.split()[0] for line in done.stdout.splitlines() if line.endswith("outages")}
 
 
-def test_a_start_that_loses_its_power_leaves_no_semaphores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuts_during_start_leaves_no_semaphores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store_id = secrets.randbits(63)
     names = [semaphore_name(store_id, 2, role) for role in (1, 2)]
     group = Mock(store=tmp_path, words=lambda: {"store_id": store_id})
@@ -54,7 +54,7 @@ def test_a_start_that_loses_its_power_leaves_no_semaphores(tmp_path: Path, monke
     assert semaphore_names(store_id) == []
 
 
-def test_what_was_told_is_not_told_again(tmp_path: Path) -> None:
+def test_progress_done_seeds_are_not_repeated(tmp_path: Path) -> None:
     progress = tmp_path / "progress.json"
     done = Progress(progress)
     for kind in KINDS:
@@ -64,7 +64,7 @@ def test_what_was_told_is_not_told_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bool(disks.missing()), reason=disks.missing() or "there are disks")
-def test_a_disk_that_is_left_mounted_is_found(tmp_path: Path) -> None:
+def test_disks_mounted_disk_is_reported_as_left(tmp_path: Path) -> None:
     """By whoever shares its mounts; they go with the last process that does."""
     program = "import sys; from pathlib import Path; from tests.outages import disks; disks.hide_mounts();"
     program += "folder = Path(sys.argv[1]); disks.Disk(folder / 'disk', folder / 'image', 16 << 20);"
@@ -77,12 +77,12 @@ def test_a_disk_that_is_left_mounted_is_found(tmp_path: Path) -> None:
     wait_until(lambda: not disks.left_of(tmp_path), what="the end of its loop device")
 
 
-def test_a_level_kills_at_every_point_and_fails_calls_of_storage() -> None:
+def test_level_covers_every_crash_point_and_failing_calls() -> None:
     for level in ("ci", "nightly"):
         assert {point for seed in LEVELS[level]["kills"] for point in points_of(seed)} == {*CRASH_POINTS}
     assert sum(len(points_of(seed)) for seed in LEVELS["ci"]["kills"]) >= 50
 
 
-def test_without_the_right_to_mount_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disks_without_mount_permission_reports_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert disks.missing() == "only root may mount a file system"
