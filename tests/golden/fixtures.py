@@ -1,12 +1,12 @@
-"""Opening the golden stores: a copy of the files, the manifest of what was put, RocketMQ's own answers.
+"""Golden stores: private copies, the manifests of their puts, RocketMQ's answers.
 
 A folder of fixtures holds for each NAME
 
-    NAME.expected.json.gz     settings, and what RocketMQ says of the store
-    NAME.tar.gz               its directories: store/; or before/ and after/ of a kill; one of them clean/ too
-    NAME.manifest.jsonl.gz    what was put
+    NAME.expected.json.gz     settings, and RocketMQ's description of the store
+    NAME.tar.gz               its directories: store/; or before/ and after/ of a kill; one of them has clean/ too
+    NAME.manifest.jsonl.gz    the puts
 
-A damaged store has no tarball: its expected file says how a directory of the one with clean/ is to be changed.
+A damaged store has no tarball: its expected file lists the changes to a directory of the one with clean/.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mqproc.config import Options, rocketmq_name
+from mqproc.config.options import Options, rocketmq_name
 
 GOLDEN = Path(__file__).parent
 FOLDER_VARIABLE = "MQPROC_FIXTURES"
@@ -68,7 +68,7 @@ class Fixture:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """One store of a folder: `name` is its fixture's, `directory` its folder in `archive`'s tarball."""
+    """One store: `name` is that of its fixture, `directory` its folder in `archive`'s tarball."""
 
     golden: Path
     name: str
@@ -80,12 +80,12 @@ class Directory:
 
     @property
     def expected(self) -> dict[str, Any]:
-        """What RocketMQ said of it."""
+        """RocketMQ's description of it."""
         return read_expected(self.name, self.golden)
 
     @property
     def undamaged(self) -> dict[str, Any]:
-        """What RocketMQ said of it before it was damaged."""
+        """RocketMQ's description of it before the damage."""
         return read_expected(self.archive, self.golden)
 
     @property
@@ -94,7 +94,7 @@ class Directory:
 
     @property
     def closed(self) -> bool:
-        """RocketMQ had closed it in order."""
+        """Whether RocketMQ closed it cleanly."""
         return self.directory != "before"
 
     def unpack(self, folder: Path) -> Path:
@@ -119,9 +119,9 @@ def fixtures_folder() -> Path:
 
 @functools.cache
 def directories(golden: Path) -> tuple[Directory, ...]:
-    """Every store of a folder of fixtures. Raises FixturesError when there is none, or a part of one is missing.
+    """The stores of a folder. Raises FixturesError without any, or if a part is missing.
 
-    A folder is looked through once: a dozen files of tests ask for the golden one's when they are collected.
+    Cached: a dozen test files list the golden folder at collection.
     """
     names = sorted(path.name.removesuffix(_EXPECTED) for path in golden.glob(f"*{_EXPECTED}"))
     if not names:

@@ -1,11 +1,11 @@
 """Comparing one store of a fixture with what RocketMQ said of it.
 
     undamaged   everything must be equal: log, records, BLANKs, queues, units, every answer
-    damaged     everything that is intact on disk must be readable, what is not must be reported, and no answer may be
-                worse than RocketMQ's; with nothing lost the undamaged store's answers must hold too
+    damaged     every intact record must be readable, all damage reported, and no answer worse than RocketMQ's; with
+                nothing lost, the undamaged store's answers must hold too
 
-What is not equal must be one of `differences.DIFFERENCES`. Each store is opened in up to three ways: recovered as it
-is, read directly from its files, and recovered from its log alone.
+Every deviation must be one of `DIFFERENCES`. Each store is opened in up to three ways: recovered as it is, read
+directly from its files, and recovered from its log alone.
 """
 
 from __future__ import annotations
@@ -32,13 +32,11 @@ from mqproc.store.read.scan import Conditions
 from mqproc.store.read.views import QueueBounds
 from mqproc.types import PullStatus, StoredMessage
 from tests.golden.fixtures import Directory, options_of
-from tests.interop import golden_store as questions
+from tests.interop import golden_store
 from tests.interop.golden_store import Answer, Intact, Opened, Queue, Store, Unit, ask, files_of, opened_store
 
-# --- differences ---
-# Where ours differs from RocketMQ on purpose: by name, with the fixtures it is met in, the reason, and a condition.
-#
-# A deviation without a name is a failure, and so is a name that no deviation has.
+# The intended differences from RocketMQ: name, fixtures, reason, condition. A deviation that meets no condition fails,
+# and so does a difference without a deviation.
 
 
 # The index keeps whole seconds, counted from its file's first entry.
@@ -50,7 +48,7 @@ _LATER_THAN_ALL_MS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """Something that RocketMQ said otherwise than we do. `asked` is a question, or `{"op": …}` of the whole store."""
+    """A result that differs. `asked` is a question, or `{"op": …}` for the whole store."""
 
     store: Store
     asked: Answer
@@ -83,7 +81,7 @@ class Difference:
 
 
 def name_of(deviation: Deviation) -> str | None:
-    """The difference that a deviation is, None when it has no name."""
+    """The name of the difference that a deviation is; None without one."""
     fixture = deviation.store.directory.name
     candidates = (each for each in DIFFERENCES if each.may_be_in(fixture))
     return next((each.name for each in candidates if each.holds(deviation)), None)
@@ -93,7 +91,7 @@ def name_of(deviation: Deviation) -> str | None:
 
 
 def _as_undamaged(deviation: Deviation) -> bool:
-    """Ours is what the store said before it was damaged, but for records that are not intact any more."""
+    """Ours is the undamaged store's answer without the lost records."""
     store, ours = deviation.store, deviation.ours
     if deviation.op == "records":
         kept = {tuple(each) for each in deviation.theirs} - {tuple(each) for each in ours}
@@ -119,7 +117,7 @@ def _asked_queues_lost(deviation: Deviation) -> set[int]:
 
 
 def _beside_damage(deviation: Deviation) -> bool:
-    """The question is about a record that is not intact; ours tells of intact ones only."""
+    """The question is about a damaged record; our answer has intact ones only."""
     check = _BESIDE_DAMAGE.get(deviation.op)
     return check is not None and any(
         check(deviation, ask(reading, deviation.asked)) for reading in deviation.store.undamaged()
@@ -133,11 +131,11 @@ def _pull_beside_damage(deviation: Deviation, undamaged: Answer) -> bool:
         return False
     if any(ours[name] != undamaged[name] for name in ("minOffset", "maxOffset")):
         return False
-    return _gives_what_is_there(deviation)
+    return _has_intact_records(deviation)
 
 
-def _gives_what_is_there(deviation: Deviation) -> bool:
-    """Whether our pull gives intact records of the asked queue, each at its own offset, in order."""
+def _has_intact_records(deviation: Deviation) -> bool:
+    """Whether our pull has intact records of the queue, at their own offsets, in order."""
     asked, ours, intact = deviation.asked, deviation.ours, deviation.store.intact.at
     found = [intact.get(place, {}) for place in ours["phyOffsets"]]
     right = all((each.get("topic"), each.get("queueId")) == (asked["topic"], asked["queueId"]) for each in found)
@@ -158,7 +156,7 @@ def _search_beside_damage(deviation: Deviation, undamaged: Answer) -> bool:
 
 
 def _keys_beside_damage(deviation: Deviation, undamaged: Answer) -> bool:
-    """A lost record has the key, and with it a place among the newest; or without its entries files begin elsewhere."""
+    """A lost record has the key, or index files begin elsewhere without its entries."""
     asked, ours, intact = deviation.asked, deviation.ours["phyOffsets"], deviation.store.intact
     if not any(_hits(each, asked) for each in intact.lost.values()):
         return _same_but_for_seconds(deviation, undamaged)
@@ -169,7 +167,7 @@ def _keys_beside_damage(deviation: Deviation, undamaged: Answer) -> bool:
     return kept <= set(ours) and all(_is_hit(intact.at.get(place), asked) for place in ours)
 
 
-def _look_beside_damage(deviation: Deviation, undamaged: Answer) -> bool:
+def _record_beside_damage(deviation: Deviation, undamaged: Answer) -> bool:
     return deviation.asked["phyOffset"] in deviation.store.intact.lost and not deviation.ours["found"]
 
 
@@ -178,11 +176,11 @@ _BESIDE_DAMAGE = {
     "storeTime": _time_beside_damage,
     "offsetByTime": _search_beside_damage,
     "queryMessage": _keys_beside_damage,
-    "look": _look_beside_damage,
+    "look": _record_beside_damage,
 }
 
 
-def _queues_mended(deviation: Deviation) -> bool:
+def _queues_repaired(deviation: Deviation) -> bool:
     """RocketMQ has left records out of queues; ours is as if nothing had been missing."""
     left_out = deviation.store.directory.expected.get("recordsNotInQueue")
     return bool(left_out) and deviation.op != "queryMessage" and _as_undamaged(deviation)
@@ -195,13 +193,13 @@ def _index_rebuilt(deviation: Deviation) -> bool:
 
 
 def _index_as_dispatched(deviation: Deviation) -> bool:
-    """Theirs gives a message again; or whole seconds, counted from another begin, decide who gives one."""
+    """Theirs repeats a message, or the whole seconds of index files begin elsewhere."""
     is_key = deviation.op == "queryMessage"
     return is_key and _same_index_end(deviation) and _same_but_for_seconds(deviation, deviation.theirs)
 
 
 def _same_but_for_seconds(deviation: Deviation, other: Answer) -> bool:
-    """Ours and another answer to a question by key: entries are there twice or once, and files begin elsewhere."""
+    """Two answers by key that differ in repeated entries or in where index files begin."""
     asked = deviation.asked
     at = deviation.store.intact.at | deviation.store.intact.lost
     theirs, ours = Counter(other["phyOffsets"]), Counter(deviation.ours["phyOffsets"])
@@ -224,7 +222,7 @@ def _most(asked: Answer) -> int:
 
 
 def _same_index_end(deviation: Deviation) -> bool:
-    """How far the index reaches is told with hits only."""
+    """Only answers with hits have the end of the index."""
     ends = [
         (said["indexLastUpdateTimestamp"], said["indexLastUpdatePhyoffset"])
         for said in (deviation.theirs, deviation.ours)
@@ -243,7 +241,7 @@ def _at_border(listed: Answer, asked: Answer) -> bool:
 
 
 def _hits(listed: Answer, asked: Answer) -> int:
-    """How many entries of a record have the asked key's hash; rolled back ones have none."""
+    """How many entries of a record have the key's hash; rolled back records are not indexed."""
     if listed["sysFlag"] & record.SYS_FLAG_TRANSACTION_MASK == record.SYS_FLAG_ROLLBACK:
         return 0
     keys = [*(listed["keys"] or "").split(" "), listed["uniqKey"]]
@@ -260,7 +258,7 @@ def _is_hit(listed: Answer | None, asked: Answer) -> bool:
 
 
 def _index_cut(deviation: Deviation) -> bool:
-    """Theirs says that the index reaches behind the log's end, and gives no message that ours does not give."""
+    """Theirs has an index end beyond the log's end, and no message that ours lacks."""
     if deviation.op != "queryMessage":
         return False
     theirs, ours = deviation.theirs, deviation.ours
@@ -280,8 +278,8 @@ def _behind_blank(deviation: Deviation) -> bool:
     return deviation.op == "maxPhyOffset" and [deviation.ours] == [theirs + blank["size"] for blank in last]
 
 
-def _goes_on_behind(deviation: Deviation) -> bool:
-    """Nothing is there; the log begins and ends behind the old one, and so does each queue."""
+def _continues_after(deviation: Deviation) -> bool:
+    """Log and queues are empty; they begin and end after the old ones."""
     asked, ours = deviation.asked, deviation.ours
     undamaged = deviation.store.directory.undamaged
     if deviation.op in ("minPhyOffset", "maxPhyOffset"):
@@ -296,14 +294,14 @@ def _goes_on_behind(deviation: Deviation) -> bool:
 
 
 def _first_file_for_nothing(deviation: Deviation) -> bool:
-    """Theirs gives the log's first record for a unit that points to a deleted file's physical offset 0."""
+    """Theirs returns the log's first record for a unit that points to the deleted offset 0."""
     begin, _end = deviation.store.reading.records.visible()
     if deviation.op != "getMessage" or begin == 0 or deviation.theirs["phyOffsets"][:1] != [begin]:
         return False
     asked = deviation.asked
     bounds = deviation.store.reading.rocketmq_queues.bounds(asked["topic"], asked["queueId"])
     data = deviation.store.reading.files.read_units(asked["topic"], asked["queueId"], asked["offset"], 1, bounds.number)
-    return as_units(data)["physical_offset"].tolist() == [0] and _gives_what_is_there(deviation)
+    return as_units(data)["physical_offset"].tolist() == [0] and _has_intact_records(deviation)
 
 
 def _refused(deviation: Deviation) -> bool:
@@ -312,32 +310,32 @@ def _refused(deviation: Deviation) -> bool:
 
 DIFFERENCES = (
     Difference(
-        "what lies behind damage is kept",
+        "records after damage are kept",
         ("d07_*", "d14_*"),
-        "RocketMQ cuts the log at the first bad record that its recovery meets, and all good ones behind it; a scan of "
-        "it ends there. Ours records a hole and goes on behind it.",
+        "RocketMQ cuts the log at the first damaged record that its recovery meets, with all intact ones after it; a "
+        "scan ends there. Ours records a hole and continues after it.",
         _as_undamaged,
     ),
     Difference(
-        "a damaged record is passed over",
+        "a damaged record is skipped",
         ("d07_*", "d14_*"),
-        "RocketMQ hands out a body whose CRC does not hold, or takes all of its segment for removed. In ours the place "
-        "in the queue stays, and no key leads to it.",
+        "RocketMQ returns a body with a wrong CRC, or treats its whole segment as deleted. In ours the place in the "
+        "queue stays, and no key finds it.",
         _beside_damage,
     ),
     Difference(
         "a store is opened that RocketMQ refuses",
         ("d16_*", "d18_*"),
-        "A CommitLog file of another length or a stray file makes RocketMQ's load fail. Ours completes the one and "
-        "passes over the other.",
+        "A CommitLog file of another length or a stray file makes RocketMQ's load fail. Ours extends the former and "
+        "ignores the latter.",
         _refused,
     ),
     Difference(
-        "queues are mended from the whole log",
+        "queues are repaired from the whole log",
         ("d*",),
         "After a kill RocketMQ dispatches again from the file that its checkpoint names, after a stop in order not at "
         "all; messages before that are gone from queues whose files or units are missing.",
-        _queues_mended,
+        _queues_repaired,
     ),
     Difference(
         "the index is rebuilt from the whole log",
@@ -349,43 +347,42 @@ DIFFERENCES = (
     Difference(
         "no message is lost by a kill",
         ("c*",),
-        "Both of the above, where nothing but a kill has happened: RocketMQ looks no further back than 3 s before its "
-        "checkpoint, and what of queues and index was not on disk by then is in none. An answer without these messages "
-        "is none that a store may give.",
-        lambda deviation: _queues_mended(deviation) or _index_rebuilt(deviation),
+        "Both of the above after a kill without damage: RocketMQ dispatches again from 3 s before its checkpoint at "
+        "most. Messages whose units and entries were not on disk by then are in no queue and no index. No store may "
+        "lose them.",
+        lambda deviation: _queues_repaired(deviation) or _index_rebuilt(deviation),
         by_chance=True,
         in_golden=False,
     ),
     Difference(
         "the index holds each entry once",
         ("c*", "d*"),
-        "After a kill RocketMQ keeps full index files and indexes again from before their end. It passes over records "
-        "below the end offset of the newest one and takes the one that stands there for new: it is entered again into "
-        "the next file, searches give it twice, and the whole seconds of that file count from its time. For the same "
-        "answer ours would have to enter a key twice, and with each kill once more; it makes the files that dispatch "
-        "without a kill would have made.",
+        "After a kill RocketMQ keeps full index files and indexes again from a point below their end. It skips records "
+        "below the end offset of the newest file and treats the record at it as new: it adds it again to the next "
+        "file, searches return it twice, and the whole seconds of that file count from its time. Ours writes the files "
+        "that dispatch without a kill writes.",
         _index_as_dispatched,
         by_chance=True,
     ),
     Difference(
         "the index is cut with the log",
         ("d0[1-6]_*", "d12_*", "d15_*"),
-        "RocketMQ leaves entries of records behind the log's end in the index, where they take the places of others "
-        "in an answer and, once the log is written on, lead to other records.",
+        "RocketMQ leaves index entries of records after the log's end. They take the places of others in an answer "
+        "and, once the log grows, point to other records.",
         _index_cut,
     ),
     Difference(
-        "the log ends behind a BLANK",
+        "the log ends after a BLANK",
         ("d12_*",),
-        "With the next file gone RocketMQ takes the BLANK's begin for the end of the log, and writes over it.",
+        "Without the next file RocketMQ treats the BLANK's begin as the end of the log, and overwrites it.",
         _behind_blank,
     ),
     Difference(
-        "a log whose files are gone goes on behind them",
+        "a log whose files are missing continues after them",
         ("d19_*",),
-        "RocketMQ begins log and queues at 0 again, so offsets are given away twice. Ours knows from the queues "
-        "where the log had come to.",
-        _goes_on_behind,
+        "RocketMQ begins log and queues at 0 again and assigns offsets twice. Ours takes the end of the log from the "
+        "queues.",
+        _continues_after,
     ),
     Difference(
         "a unit at physical offset 0 is like others",
@@ -407,7 +404,7 @@ _KEY_MESSAGES_MAX = 10_000
 
 @dataclass(slots=True)
 class Outcome:
-    """What comparing a store gave. `named` counts how often each named difference was met."""
+    """The result of comparing a store. `named` counts each named difference."""
 
     directory: Directory
     answers: int = 0
@@ -415,7 +412,7 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
 
     def report(self) -> str:
-        """What is wrong, empty when nothing is."""
+        """The failures as text; empty without any."""
         if not self.wrong:
             return ""
         return f"{self.directory}: {len(self.wrong)} things are wrong:\n" + "\n".join(self.wrong[:_SHOWN_MAX])
@@ -442,24 +439,24 @@ class Comparison:
             self.outcome.wrong.append(f"{asked}\n    RocketMQ {theirs}\n    ours     {ours}")
 
     def demand(self, what: str, expected: Any, found: Any) -> None:
-        """Note what must be so whatever RocketMQ did."""
+        """Compare with a value that does not depend on RocketMQ."""
         if expected != found:
             self.outcome.wrong.append(f"{what}\n    expected {expected}\n    found    {found}")
 
-    # What RocketMQ said
+    # RocketMQ's results
 
     def answers(self, asked: Iterable[Answer]) -> None:
         """Ask what RocketMQ was asked."""
         for question in asked:
             self.outcome.answers += 1
-            self.same(question, question["result"], questions.ask(self.reading, question))
+            self.same(question, question["result"], golden_store.ask(self.reading, question))
 
     def log(self, expected: Answer) -> None:
         """Where the log begins and ends, and its BLANKs."""
         begin, end = self.reading.records.visible()
         self.same({"op": "minPhyOffset"}, expected["minPhyOffset"], begin)
         self.same({"op": "maxPhyOffset"}, expected["maxPhyOffset"], end)
-        self.same({"op": "blanks"}, expected["blanks"], questions.blanks(self.reading))
+        self.same({"op": "blanks"}, expected["blanks"], golden_store.blanks(self.reading))
 
     def bounds(self, expected: Answer) -> None:
         """Minimum and maximum of every queue that ever had a message."""
@@ -470,7 +467,7 @@ class Comparison:
         }
         ours = {
             name: {"minOffset": bounds.min_offset, "maxOffset": bounds.max_offset}
-            for name, bounds in questions.queues(self.reading).items()
+            for name, bounds in golden_store.queues(self.reading).items()
         }
         nothing = {"minOffset": 0, "maxOffset": 0}
         for topic, queue_id in sorted({*theirs, *ours}):
@@ -480,13 +477,13 @@ class Comparison:
 
     def records(self, expected: Answer) -> None:
         """Every record, decoded, and every unit, but for those that are lost."""
-        units = questions.units(self.reading)
+        units = golden_store.units(self.reading)
         for queue in expected["queues"]:
             ours_of_queue = units.get((queue["topic"], queue["queueId"]), {})
             for offset, unit in enumerate(queue["units"], queue["minOffset"]):
                 if unit[0] not in self.intact.lost:
                     self._unit(queue["topic"], queue["queueId"], offset, unit, ours_of_queue)
-        ours = {each["phyOffset"]: each for each in questions.records(self.reading, units)}
+        ours = {each["phyOffset"]: each for each in golden_store.records(self.reading, units)}
         for theirs in expected["records"]:
             if (place := theirs["phyOffset"]) not in self.intact.lost:
                 self.same({"op": "record", "phyOffset": place}, theirs, ours.pop(place, None))
@@ -494,7 +491,7 @@ class Comparison:
 
     def dispatched_units(self) -> None:
         """The unit of every record, as dispatch derives it."""
-        units = questions.units(self.reading)
+        units = golden_store.units(self.reading)
         for (topic, queue_id), queue in _queued(self.intact.records).items():
             for offset, place in queue:
                 listed = self.intact.at[place]
@@ -504,10 +501,10 @@ class Comparison:
     def _unit(self, topic: str, queue_id: int, offset: int, theirs: Unit, ours: dict[int, Unit]) -> None:
         self.same({"op": "unit", "topic": topic, "queueId": queue_id, "offset": offset}, theirs, ours.get(offset))
 
-    # What must be so
+    # Independent of RocketMQ
 
     def readable(self, *, by_queue: bool = True, by_key: bool = True) -> None:
-        """Every intact record is found by the log's order, its place, its queue, its keys; nothing else is."""
+        """Exactly the intact records are found: by scan, offset, queue and keys."""
         records = self.intact.records
         batch = finish(
             self.reading.scan(Conditions(), -1, max_messages=1 << 30, max_bytes=1 << 30, max_scan_bytes=1 << 40)
@@ -524,7 +521,7 @@ class Comparison:
 
     def _readable_by_queue(self) -> None:
         queued, lost = _queued(self.intact.records), _queued(self.intact.lost.values())
-        for queue in sorted({*queued, *questions.queues(self.reading)}):
+        for queue in sorted({*queued, *golden_store.queues(self.reading)}):
             found_units, corrupt = self._queue_walk(queue)
             self.demand(f"queue {queue}", queued.get(queue, []), found_units)
             bounds = self.reading.queues.bounds(*queue) or QueueBounds(0, 0, 0)
@@ -540,7 +537,7 @@ class Comparison:
             self.demand(f"key {key!r} of {topic}", places, found_places)
 
     def _queue_walk(self, queue: Queue) -> tuple[list[tuple[int, int]], list[int]]:
-        """(queue offset, physical offset) of all that pulls give, and the queue offsets at which they say CORRUPT."""
+        """(queue offset, physical offset) of all pulled messages, and the CORRUPT queue offsets."""
         found: list[tuple[int, int]] = []
         corrupt: list[int] = []
         offset = 0
@@ -554,18 +551,18 @@ class Comparison:
                 return found, corrupt
             offset = pulled.next_offset
 
-    def damage_is_told(self, opened: Opened) -> None:
-        """What is lost below the log's end lies in a reported hole, and nothing intact does."""
+    def damage_is_reported(self, opened: Opened) -> None:
+        """Lost records below the log's end, and no intact ones, are in reported holes."""
         end = self.reading.records.visible().end
         self.demand("holes counted", len(opened.holes), opened.words[words_of.DAMAGE_HOLES])
-        lost = [each for each in self.intact.lost.values() if self._behind_begin(each) and each["phyOffset"] < end]
+        lost = [each for each in self.intact.lost.values() if self._after_begin(each) and each["phyOffset"] < end]
         self.demand("damaged records in no hole", [], [each["phyOffset"] for each in lost if not _in(opened, each)])
         kept = [each["phyOffset"] for each in self.intact.records if _in(opened, each)]
         self.demand("intact records in a hole", [], kept)
         if not lost:
             self.demand("holes", [], opened.holes)
 
-    def _behind_begin(self, listed: Answer) -> bool:
+    def _after_begin(self, listed: Answer) -> bool:
         """A record before the first file is gone as by retention, not damaged."""
         return bool(listed["phyOffset"] >= self.reading.records.visible().begin)
 
@@ -590,7 +587,7 @@ def _queued(records: Iterable[Answer]) -> dict[Queue, list[tuple[int, int]]]:
 
 
 def _by_key(records: Iterable[Answer]) -> dict[tuple[str, str, bool], list[int]]:
-    """Physical offsets by (topic, key or unique id, whether it is a unique id); rolled back ones are not indexed."""
+    """Physical offsets by (topic, key, whether it is a unique id), without rolled back ones."""
     found: dict[tuple[str, str, bool], set[int]] = {}
     for each in records:
         if each["sysFlag"] & record.SYS_FLAG_TRANSACTION_MASK == record.SYS_FLAG_ROLLBACK:
@@ -621,12 +618,12 @@ def compare_recovered(directory: Directory) -> Outcome:
             comparison.bounds(expected)
             comparison.answers(expected["answers"])
         comparison.readable()
-        comparison.damage_is_told(opened)
+        comparison.damage_is_reported(opened)
     return comparison.outcome
 
 
 def _found_files(directory: Directory) -> dict[str, int]:
-    """Lengths of the files that RocketMQ opened, or for a store that it had recovered, that it left."""
+    """Lengths of the files that RocketMQ opened, or left after a recovery."""
     expected = directory.expected
     left = directory.closed and not directory.damaged and directory.directory != "store"
     files = expected["diskAfterShutdown" if left else "diskBefore"]["files"]
@@ -634,7 +631,7 @@ def _found_files(directory: Directory) -> dict[str, int]:
 
 
 def _compare_damaged(comparison: Comparison, expected: Answer) -> None:
-    """`readable` demands that our scan gives just what is intact."""
+    """`readable` compares our scan with the intact records."""
     undamaged = comparison.directory.undamaged
     comparison.records(undamaged)
     if expected["loadReturned"]:
@@ -667,14 +664,14 @@ def compare_files(directory: Directory) -> Outcome:
 
 
 def compare_rebuilt(directory: Directory) -> Outcome:
-    """A private copy, recovered from its log alone: queues and index are dispatched anew."""
+    """A private copy, recovered from its log alone: queues and index are rebuilt."""
     with opened_store(directory, log_only=True) as (store, opened):
         comparison = Comparison(store)
         expected = directory.expected
         comparison.log(expected)
         comparison.dispatched_units()
         comparison.readable()
-        comparison.damage_is_told(opened)
+        comparison.damage_is_reported(opened)
     return comparison.outcome
 
 

@@ -1,4 +1,4 @@
-"""Stores of ours to be handed to RocketMQ, each with what was acknowledged; and what RocketMQ then appends."""
+"""Stores that mqproc and RocketMQ open in turn, with the acknowledged messages of both."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import dataclasses
 import ipaddress
 import random
 import shutil
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,34 +20,30 @@ from typing import Any
 import numpy as np
 
 from mqproc import Message, StoreReader
-from mqproc.config import Options
+from mqproc.config.options import Options
 from mqproc.errors import MqprocError
 from mqproc.layout.record import SYS_FLAG_COMMIT, SYS_FLAG_PREPARED, SYS_FLAG_ROLLBACK
-from mqproc.message import BatchResult, SendResult, StoredMessage
-from tests.cli.calling import call
-from tests.conftest import SMALL, Group, wait_until
-from tests.store.engine import Engine
+from mqproc.types import BatchResult, SendResult, StoredMessage
+from tests.interop.golden_store import fields_of
+from tests.interop.rocketmq import (
+    BODY_MAX,
+    SEGMENT_SIZE,
+    SIZES,
+    UNITS_OF_A_FILE,
+    Dump,
+    Line,
+    RocketMq,
+    rocketmq_options,
+)
+from tests.support.command_line import call
+from tests.support.group import Group, wait_until
+from tests.support.store_builders import Engine
 
-SEGMENT_SIZE = 65536
-BODY_MAX = 32768
-UNITS_OF_A_FILE = 100
-# Files so small that each kind rolls several times.
-SIZES: dict[str, Any] = SMALL | {
-    "mapped_file_size_commit_log": SEGMENT_SIZE,
-    # Both sides round up to whole units.
-    "mapped_file_size_consume_queue": 20 * UNITS_OF_A_FILE - 10,
-    "max_hash_slot_num": 200,
-    "max_index_num": 800,
-    "max_message_size": BODY_MAX,
-    "enabled_append_prop_crc": True,
-    # Else RocketMQ itself loses keys after a kill: it drops the newest index file and makes only its end anew.
-    "message_index_safe": True,
-}
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 RETRY_TOPIC = "%RETRY%" + "group-" * 30
 LONG_TOPIC = "T" * 130
 V1_TOPIC = "t" * 127
-# RocketMQ's recovery begins at a file that is 3 s older than what the checkpoint vouches for.
+# RocketMQ's recovery begins at a file that is 3 s older than the checkpoint.
 KILL_AFTER_S = 5.0
 FLUSHED_OFTEN = {
     "flush_commit_log_thorough_interval": 300,
@@ -130,9 +129,9 @@ def stopped(folder: Path) -> Handed:
 
 
 def retained(folder: Path) -> Handed:
-    """A store whose beginning our retention has deleted: segments, queue files, index files, all of one topic.
+    """A store whose first segments, queue files and index files our retention has deleted.
 
-    What is noted as acknowledged are the messages that are left.
+    `sent` has the remaining messages.
     """
     handed = Handed("retained", Group(folder / "retained", **SIZES, **FLUSHED_OFTEN).start())
     try:
@@ -205,7 +204,7 @@ def _odd_messages() -> list[Message]:
 
 
 class Doomed:
-    """A group that a client sends to until it is killed, late enough that RocketMQ's recovery begins in the middle."""
+    """A group killed under load, late enough for RocketMQ to recover from the middle."""
 
     def __init__(self, folder: Path) -> None:
         self.handed = Handed("killed", Group(folder / "killed", **SIZES, **FLUSHED_OFTEN).start())
@@ -215,7 +214,7 @@ class Doomed:
         self._sender.start()
 
     def kill(self) -> Handed:
-        """Kill it under full load; what it had answered is noted."""
+        """Kill it under full load; its answers are in `sent`."""
         time.sleep(max(0.0, self._started + KILL_AFTER_S - time.monotonic()))
         self._hurry.set()
         enough = len(self.handed.sent) + HURRIED_MESSAGES
@@ -316,7 +315,7 @@ def damaged(
     *,
     without: Sequence[str] = ("consumequeue", "index"),
 ) -> tuple[Handed, int]:
-    """A copy of a stopped store with one body byte flipped and no durable mark, opened by us, extended and stopped.
+    """A copy of a stopped store with a changed body byte and no marks, extended by us.
 
     It comes `without` these folders. Returns the physical offset of the damaged record too.
     """
@@ -341,12 +340,12 @@ def damaged(
 
 
 def in_an_early_segment(messages: list[StoredMessage]) -> StoredMessage:
-    """A record of the second segment whose queue goes on in the same one."""
+    """A record of the second segment whose queue has later records in it."""
     return _with_a_successor(messages, SEGMENT_SIZE)
 
 
 def in_the_last_segment(messages: list[StoredMessage]) -> StoredMessage:
-    """A record of the last segment whose queue goes on in the same one."""
+    """A record of the last segment whose queue has later records in it."""
     return _with_a_successor(messages, messages[-1].physical_offset // SEGMENT_SIZE * SEGMENT_SIZE)
 
 
@@ -370,7 +369,7 @@ def _with_a_successor(messages: list[StoredMessage], start: int) -> StoredMessag
 
 
 def rocketmqs_messages(name: str) -> list[dict[str, Any]]:
-    """Puts for the Java program: ordinary, batched, delayed, transactional ones; files of every kind roll again."""
+    """Puts of all kinds for the Java program, enough to roll files of every kind."""
     rng = random.Random(name)
     puts = [_put(rng, "orders", each % 8, keys=f"late-{each} shared", tag="late") for each in range(40)]
     puts += [_put(rng, "fresh", 2, size=20_000, keys=f"large-{each}") for each in range(4)]
@@ -414,3 +413,239 @@ def _put(
 
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
+
+
+# Stories: mqproc, RocketMQ, mqproc and RocketMQ open a store in turn
+#
+#     left        copy of the store after mqproc
+#     first       RocketMQ's dump of it
+#     answers     for the messages that RocketMQ appended
+#     second      RocketMQ's dump after that
+#     extended    copy of the store after RocketMQ
+#     served      answers of a group started on it
+#     added       messages that the group appended
+#     ended       copy of the store after the group
+#     third       RocketMQ's last dump
+#
+# The copies have no `mqproc/`: later reads use RocketMQ's files alone.
+
+
+UP_TIMEOUT_S = 60
+PAGE_MESSAGES = 500
+GROUPS_AT_A_TIME = 2
+
+
+@dataclass(slots=True)
+class Served:
+    """The answers of a running group, by queue and by key (True: a unique id)."""
+
+    queues: dict[tuple[str, int], list[StoredMessage]] = field(default_factory=dict)
+    keys: dict[tuple[str, str, bool], list[int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Story:
+    """One store's way.
+
+    `victim` is the physical offset of a damaged record, −1 without; RocketMQ appends the first `appends_max` messages.
+    """
+
+    handed: Handed
+    victim: int = -1
+    appends_max: int | None = None
+    opened: Line = field(default_factory=dict)
+    closed: list[Line] = field(default_factory=list)
+    messages: list[Line] = field(default_factory=list)
+    answers: list[Line] = field(default_factory=list)
+    dumps: dict[str, Dump] = field(default_factory=dict)
+    served: Served = field(default_factory=Served)
+    served_ms: tuple[int, int] = 0, 0
+    """Times before our group started and after it answered."""
+    added: dict[int, Sent] = field(default_factory=dict)
+
+    @property
+    def root(self) -> Path:
+        return self.handed.root
+
+    def folder(self, moment: str) -> Path:
+        return self.root.with_name(f"{self.root.name}.{moment}")
+
+    def keep(self, moment: str) -> None:
+        shutil.copytree(self.root, self.folder(moment), ignore=shutil.ignore_patterns("mqproc", "~*"))
+
+
+def run_stories(stories: list[Story], rocketmq: RocketMq) -> subprocess.CompletedProcess[str]:
+    """Run all stories at the same time; returns the result of `mqproc up` on an opened store."""
+    for story in stories:
+        story.keep("left")
+    _open(stories, rocketmq)
+    _dump(stories, rocketmq, "first")
+    refused = _up(stories[0].root)
+    asked = []
+    for story in stories:
+        story.messages = rocketmqs_messages(story.handed.name)[: story.appends_max]
+        asked.append((story.root, {"messages": story.messages}))
+    for story, answers in zip(stories, rocketmq.ask_all("append", asked), strict=True):
+        story.answers = answers
+    _dump(stories, rocketmq, "second")
+    _close(stories, rocketmq)
+    with ThreadPoolExecutor(GROUPS_AT_A_TIME) as threads:
+        list(threads.map(_continue, stories))
+    _open(stories, rocketmq)
+    _dump(stories, rocketmq, "third")
+    _close(stories, rocketmq)
+    return refused
+
+
+def _up(root: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mqproc", "up", "--store", str(root), "--set", "metrics_port=0"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=UP_TIMEOUT_S)
+
+
+def _open(stories: list[Story], rocketmq: RocketMq) -> None:
+    asked = [(story.root, {"options": rocketmq_options(story.handed.group.options)}) for story in stories]
+    for story, opened in zip(stories, rocketmq.ask_all("open", asked), strict=True):
+        assert opened["started"], (story.handed.name, opened)
+        story.opened = story.opened or opened
+
+
+def _dump(stories: list[Story], rocketmq: RocketMq, moment: str) -> None:
+    files = [story.root.with_name(f"{story.root.name}.{moment}.jsonl") for story in stories]
+    rocketmq.ask_all("dump", [(story.root, {"to": str(file)}) for story, file in zip(stories, files, strict=True)])
+    for story, file in zip(stories, files, strict=True):
+        story.dumps[moment] = Dump(file)
+
+
+def _close(stories: list[Story], rocketmq: RocketMq) -> None:
+    for story, closed in zip(stories, rocketmq.ask_all("close", [(each.root, {}) for each in stories]), strict=True):
+        story.closed.append(closed)
+
+
+def _continue(story: Story) -> None:
+    """Start a group on what RocketMQ left, read everything, append, stop."""
+    story.keep("extended")
+    begin_ms = _now_ms()
+    group = story.handed.group.start()
+    due = len(story.dumps["second"].due_undelivered(begin_ms))
+    wait_until(lambda: group.words()["delivered_messages"] >= due, what="the due messages")
+    group.wait_dispatched()
+    with group.client() as client:
+        _read_queues(story, client)
+        _read_keys(story, client)
+        story.served_ms = begin_ms, _now_ms()
+        for message in _our_messages():
+            told = client.send(message)
+            place = told.queue_id, told.queue_offset
+            story.added[told.physical_offset] = Sent(
+                message.topic, *place, message.body, message.tag, tuple(message.keys)
+            )
+    group.wait_dispatched()
+    assert group.stop() == 0
+    story.keep("ended")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _our_messages() -> Iterable[Message]:
+    for number in range(60):
+        topic = ("orders", "fresh", "exact", "after")[number % 4]
+        queue_id = {"fresh": 2, "exact": 0}.get(topic)
+        yield Message(topic, b"after %d" % number * 9, keys=[f"after-{number}"], tag="after", queue_id=queue_id)
+
+
+def _read_queues(story: Story, client: Any) -> None:
+    for queue in client.queues():
+        found = story.served.queues[(queue.topic, queue.queue_id)] = []
+        offset = queue.min_offset
+        while offset < queue.max_offset:
+            pulled = client.pull(queue.topic, queue.queue_id, offset, PAGE_MESSAGES)
+            found += pulled.messages
+            assert pulled.next_offset > offset, (story.handed.name, queue, pulled.status)
+            offset = pulled.next_offset
+
+
+def _read_keys(story: Story, client: Any) -> None:
+    for topic, key, unique in keys_of(story.dumps["second"].records.values()):
+        found = client.by_key(topic, key, max_messages=1000, unique=unique)
+        story.served.keys[(topic, key, unique)] = [message.physical_offset for message in found]
+
+
+def keys_of(records: Iterable[Line]) -> dict[tuple[str, str, bool], list[int]]:
+    """Physical offsets by (topic, key, unique) from the records, without rolled back ones."""
+    found: dict[tuple[str, str, bool], list[int]] = {}
+    for line in records:
+        if line["sysFlag"] & 0xC == 0xC:
+            continue
+        properties = line["properties"]
+        keys = {(key, False) for key in properties.get("KEYS", "").split(" ") if key}
+        if "UNIQ_KEY" in properties:
+            keys.add((properties["UNIQ_KEY"], True))
+        for key, unique in keys:
+            found.setdefault((line["topic"], key, unique), []).append(line["offset"])
+    return found
+
+
+# RocketMQ's dumps compared with the sent messages and with our reader
+
+
+def assert_dumped(dump: Dump, sent: dict[int, Sent]) -> None:
+    """RocketMQ's log holds the messages, its queues those that have a place in one."""
+    for offset, each in sent.items():
+        line = dump.records[offset]
+        properties = line["properties"]
+        found = Sent(
+            line["topic"],
+            line["queueId"],
+            line["queueOffset"],
+            base64.b64decode(line["body"]),
+            properties.get("TAGS", ""),
+            tuple(properties.get("KEYS", "").split()),
+            each.queued,
+        )
+        assert found == each
+        assert (_unit_at(dump, each) == offset) is each.queued, each
+
+
+def _unit_at(dump: Dump, sent: Sent) -> int | None:
+    """The physical offset in RocketMQ's queue for a message; None without a unit."""
+    queue = dump.queues.get((sent.topic, sent.queue_id), {"minOffset": 0, "units": []})
+    place = sent.queue_offset - queue["minOffset"]
+    return queue["units"][place][0] if 0 <= place < len(queue["units"]) else None
+
+
+def assert_delivered(story: Story, delivered: dict[tuple[str, int], list[StoredMessage]]) -> None:
+    """The due messages follow RocketMQ's records, each once and in its queue."""
+    early, late = (story.dumps["second"].due_undelivered(moment_ms) for moment_ms in story.served_ms)
+    origins: list[int] = []
+    for queue, messages in delivered.items():
+        for message in messages:
+            line = late[message.prepared_transaction_offset]
+            properties = line["properties"]
+            assert queue == (properties["REAL_TOPIC"], int(properties["REAL_QID"]))
+            assert as_line(message)["body"] == line["body"]
+            origins.append(line["offset"])
+    assert len(set(origins)) == len(origins)
+    assert early.keys() <= set(origins)
+    assert early, "no message of this store was due"
+
+
+def as_line(message: StoredMessage) -> Line:
+    """Our message with the names and forms of StoreDump.java."""
+    return {
+        **fields_of(message),
+        "offset": message.physical_offset,
+        "physicalOffset": message.physical_offset,
+        "size": message.size,
+        "messageId": message.message_id,
+        "bornHost": _host(message.born_host),
+        "storeHost": _host(message.store_host),
+        "bodyCrc": message.body_crc,
+        "body": base64.b64encode(message.body).decode(),
+    }
+
+
+def _host(text: str) -> str:
+    address, _, port = text.rpartition(":")
+    return f"{ipaddress.ip_address(address.strip('[]')).packed.hex()}:{port}"

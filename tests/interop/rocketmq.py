@@ -1,11 +1,12 @@
-"""The real RocketMQ at work: builds the Java program in `java/` and asks it things.
+"""Run the real RocketMQ through the Java program in `java/`, and make golden stores with it.
 
-The program opens stores with Apache RocketMQ's own DefaultMessageStore; what it is asked and answers stands in its
-Main.java. It needs a JDK and Maven, whose repository keeps what was downloaded once.
+The program opens stores with Apache RocketMQ's own DefaultMessageStore; its Main.java documents requests and answers.
+It needs a JDK and Maven. Maven keeps downloads in its repository.
 """
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import functools
 import hashlib
@@ -14,27 +15,46 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
-from mqproc.config import rocketmq_name
-from mqproc.names import SCHEDULE_TOPIC
+from mqproc.config.options import rocketmq_name
+from mqproc.topic_names import SCHEDULE_TOPIC, TIMER_TOPIC
+from tests.golden.fixtures import GOLDEN
+from tests.support.command_line import call
+from tests.support.group import SMALL
 
 JAVA = Path(__file__).with_name("java")
 TARGET = JAVA / "target"
 JAVA_OPTIONS = ["-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-"""Half a minute's work is not worth the second compiler, which takes a fifth of all the processor time then."""
+"""For half a minute of work the second compiler would take a fifth of the processor time."""
 REQUIRED_BY = "MQPROC_REQUIRE_JAVA"
 BUILD_TIMEOUT_S = 900
 STOP_TIMEOUT_S = 30
-# What Maven says when an artifact or a plugin is neither in its repository nor can be fetched.
+# Maven's messages for an artifact that it neither has nor can download.
 _UNRESOLVED = re.compile(r"could not be resolved|Could not (?:resolve|transfer|find artifact)|Cannot access")
+SEGMENT_SIZE = 65536
+BODY_MAX = 32768
+UNITS_OF_A_FILE = 100
+# Files so small that each kind rolls several times.
+SIZES: dict[str, Any] = SMALL | {
+    "mapped_file_size_commit_log": SEGMENT_SIZE,
+    # Both sides round up to whole units.
+    "mapped_file_size_consume_queue": 20 * UNITS_OF_A_FILE - 10,
+    "max_hash_slot_num": 200,
+    "max_index_num": 800,
+    "max_message_size": BODY_MAX,
+    "enabled_append_prop_crc": True,
+    # Otherwise RocketMQ loses keys after a kill: it deletes the newest index file and rebuilds only its end.
+    "message_index_safe": True,
+}
 
 Line = dict[str, Any]
 
@@ -48,7 +68,7 @@ def _unavailable(reason: str) -> None:
 
 @functools.cache
 def classpath() -> str:
-    """The class path of the built program. Skips when there is no JDK, no Maven, or nothing to resolve with."""
+    """The class path of the built program. Skips without a JDK, Maven or its artifacts."""
     for program, needed in (("javac", "a JDK"), ("mvn", "Maven")):
         if shutil.which(program) is None:
             _unavailable(f"{needed} is needed: there is no {program} on the path")
@@ -83,7 +103,7 @@ def _build() -> None:
     if done.returncode == 0:
         print(f"the Java program was built in {time.monotonic() - started:.1f} s")
     elif "COMPILATION ERROR" not in said and _UNRESOLVED.search(said):
-        _unavailable(f"Maven cannot resolve what the program needs: {_first_line(said)}")
+        _unavailable(f"Maven cannot resolve the dependencies: {_first_line(said)}")
     else:
         pytest.fail(f"{' '.join(command)} ended with {done.returncode}:\n{said[-4000:]}", pytrace=False)
 
@@ -93,7 +113,7 @@ def _first_line(said: str) -> str:
 
 
 def rocketmq_options(options: dict[str, Any]) -> dict[str, str]:
-    """Options by RocketMQ's names, as a broker.conf has them. What RocketMQ has no option for is left out."""
+    """Options by RocketMQ's names, as in broker.conf, without those that only mqproc has."""
     ours_alone = {"metrics_port", "broker_ip"}
     return {
         rocketmq_name(name): str(value).lower() if isinstance(value, bool) else str(value)
@@ -168,7 +188,7 @@ class RocketMq:
 
 
 class Dump:
-    """What RocketMQ told of a store, by kind of line; see StoreDump.java."""
+    """RocketMQ's dump of a store, by kind of line; see StoreDump.java."""
 
     def __init__(self, file: Path) -> None:
         self._lines: dict[str, list[Line]] = defaultdict(list)
@@ -199,8 +219,8 @@ class Dump:
         """Physical offsets by (topic, key), as queryMessage gives them."""
         return {(line["topic"], line["key"]): line["physicalOffsets"] for line in self._lines["key"]}
 
-    def parked(self, until_ms: int) -> dict[int, Line]:
-        """Records that were to be delivered by then, by their units' tags codes, and are not: by physical offset."""
+    def due_undelivered(self, until_ms: int) -> dict[int, Line]:
+        """Undelivered records that are due by then, by physical offset."""
         due = [
             unit[0]
             for queue, line in self.queues.items()
@@ -219,3 +239,151 @@ class Dump:
             if (line["topic"], line["queueId"], line["tag"]) == (topic, queue_id, "")
             for offset in line["physicalOffsets"]
         ]
+
+
+# The golden stores that RocketMQ makes: `python -m tests.interop`
+
+_PACK_TIMEOUT_S = 60
+
+
+def make_golden(name: str, make: Callable[[RocketMq, Path], None]) -> None:
+    """Have `make` fill a store, pack it as `name` and print its size."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        with RocketMq(folder) as rocketmq:
+            make(rocketmq, folder / "store")
+        archive = GOLDEN / f"{name}.tar.gz"
+        # The wheel of the timer is 38 MB of which some pages are written.
+        subprocess.run(["tar", "--sparse", "-czf", archive, "-C", folder, "store"], check=True, timeout=_PACK_TIMEOUT_S)
+        print(json.dumps({"archive": str(archive), "bytes": archive.stat().st_size}))
+
+
+# Messages 0 to 3 of the topic have tag a, the others tag b, and the group asks for tag b.
+POP_STORE = "j_pop"
+POP_TOPIC, POP_GROUP, POP_TAG = "Popped", "workers", "b"
+POP_OPTIONS = {
+    "mappedFileSizeCommitLog": 65536,
+    "mappedFileSizeConsumeQueue": 2000,
+    "maxHashSlotNum": 200,
+    "maxIndexNum": 800,
+    "mappedFileSizeTimerLog": 10400,
+    "brokerName": "broker-a",
+}
+_POP_SOON_MS, POP_LATER_MS, POP_LATE_MS = 2_000, 600_000, 3_600_000
+_POP_TIMEOUT_S = 60
+
+
+def pop(rocketmq: RocketMq, store: Path, messages: int, invisible_ms: int, wait_ms: int = 1000) -> list[Line]:
+    """The messages that the group receives."""
+    of: dict[str, Any] = {"topic": POP_TOPIC, "group": POP_GROUP, "tag": POP_TAG}
+    found: list[Line] = rocketmq.ask("pop", store, **of, messages=messages, invisibleMs=invisible_ms, waitMs=wait_ms)
+    return found
+
+
+def pop_all(rocketmq: RocketMq, store: Path, messages: int, invisible_ms: int) -> list[Line]:
+    """Receive this many messages. Raises TimeoutError."""
+    found: list[Line] = []
+    deadline = time.monotonic() + _POP_TIMEOUT_S
+    while len(found) < messages:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{found} and no more of {messages} messages came in {_POP_TIMEOUT_S} s")
+        found += pop(rocketmq, store, messages - len(found), invisible_ms)
+    return found
+
+
+def ack(rocketmq: RocketMq, store: Path, message: Line) -> None:
+    """Acknowledge a message. A retry topic's message has its original topic."""
+    retry = message["handle"].split(" ")[4] == "1"
+    topic = f"%RETRY%{POP_GROUP}_{POP_TOPIC}" if retry else POP_TOPIC
+    rocketmq.ask("ack", store, topic=topic, group=POP_GROUP, handle=message["handle"])
+
+
+def make_pop_store(rocketmq: RocketMq, store: Path) -> None:
+    """Receive and acknowledge messages 4 to 11.
+
+    4 is changed, 5 done, 6 open; 7 and 8 are done, 9 is open; 10 and 11 are redelivered, then 10 done, 11 open.
+    """
+    rocketmq.ask("broker", store, options=POP_OPTIONS, topic=POP_TOPIC, group=POP_GROUP)
+    for tag, numbers in (("a", range(4)), (POP_TAG, range(4, 12))):
+        rocketmq.ask("send", store, topic=POP_TOPIC, tag=tag, bodies=[str(number) for number in numbers])
+    first = pop_all(rocketmq, store, 3, POP_LATER_MS)
+    ack(rocketmq, store, first[1])
+    rocketmq.ask("change", store, topic=POP_TOPIC, group=POP_GROUP, handle=first[0]["handle"], invisibleMs=POP_LATE_MS)
+    second = pop_all(rocketmq, store, 3, POP_LATER_MS)
+    for message in second[:2]:
+        ack(rocketmq, store, message)
+    assert len(pop_all(rocketmq, store, 2, _POP_SOON_MS)) == 2
+    again = pop_all(rocketmq, store, 2, POP_LATER_MS)
+    assert [(each["body"], each["times"]) for each in again] == [("10", 1), ("11", 1)]
+    ack(rocketmq, store, again[0])
+    assert rocketmq.ask("stop", store) == {"clean": True}
+
+
+# Three messages are delivered. Of the others, five are due half a minute later, the last ones sent first; one is due
+# with them and cancelled; one is due much later and is enqueued again after half a minute.
+TIMER_STORE: Final = "k_timer"
+TIMER_STORE_TOPIC: Final = "Later"
+_ROLL_S: Final = 40
+TIMER_OPTIONS: Final = SIZES | {
+    "enabled_append_prop_crc": False,
+    "mapped_file_size_timer_log": 1024,
+    "timer_roll_window_slot": _ROLL_S,
+}
+DELIVERED: Final = [f"delivered {number}" for number in range(3)]
+WAITING: Final = [f"waiting {number}" for number in range(5)]
+"""In the order of their times."""
+CANCELLED, FAR = "cancelled", "far"
+_TIMER_SOON_MS, _TIMER_LATER_MS, _TIMER_FAR_MS = 2_000, 30_000, 400 * 86_400_000
+_APART_MS: Final = 700
+
+
+def timer_message(body: str, due_ms: int, **properties: str) -> Line:
+    """A message as RocketMQ's broker puts it into the timer topic."""
+    own = {"TIMER_DELIVER_MS": str(due_ms), "TIMER_OUT_MS": str(due_ms // 1000 * 1000)}
+    real = {"REAL_TOPIC": TIMER_STORE_TOPIC, "REAL_QID": "0"}
+    return {
+        "topic": TIMER_TOPIC,
+        "queueId": 0,
+        "body": base64.b64encode(body.encode()).decode(),
+        "properties": {"UNIQ_KEY": unique_id(body)} | own | real | properties,
+        "sysFlag": 0,
+        "bornHost": "10.1.2.3",
+        "storeHost": "192.168.1.2",
+    }
+
+
+def unique_id(body: str) -> str:
+    return body.upper().replace(" ", "").ljust(32, "0")
+
+
+def timer_units(store: Path) -> list[tuple[int, int]]:
+    """(slot, physical offset) of timer_units of slots that are not delivered."""
+    check = {row["name"]: row["value"] for row in dump_rows(store / "config" / "timercheck")}
+    rows = [row for path in sorted((store / "timerlog").iterdir()) for row in dump_rows(path)]
+    return sorted((row["slot_ms"], row["physical_offset"]) for row in rows if row["slot_ms"] >= check["read_ms"])
+
+
+def dump_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of `mqproc store dump`."""
+    rows: list[dict[str, Any]] = call("store", "dump", path, "--json").json["rows"]
+    return rows
+
+
+def make_timer_store(rocketmq: RocketMq, store: Path) -> None:
+    """A store of RocketMQ, closed while messages wait."""
+    opened = rocketmq.ask("open", store, options=rocketmq_options(TIMER_OPTIONS))
+    assert opened["started"], opened
+    rocketmq.ask("timer", store)
+    now_ms = time.time_ns() // 1_000_000
+    later_ms = now_ms + _TIMER_LATER_MS
+    messages = [timer_message(body, now_ms + _TIMER_SOON_MS) for body in DELIVERED]
+    due = [(body, later_ms + _APART_MS * place) for place, body in enumerate(WAITING)]
+    messages += [timer_message(body, due_ms) for body, due_ms in reversed(due)]
+    messages += [timer_message(CANCELLED, later_ms)]
+    messages += [timer_message("the cancellation", later_ms, TIMER_DEL_UNIQKEY=unique_id(CANCELLED))]
+    messages += [timer_message(FAR, now_ms + _TIMER_FAR_MS)]
+    assert {each["status"] for each in rocketmq.ask("append", store, messages=messages)} == {"PUT_OK"}
+    told = rocketmq.ask("deliver", store, topic=TIMER_STORE_TOPIC, messages=len(DELIVERED))
+    assert (told["delivered"], told["queueOffset"]) == (len(DELIVERED), len(messages)), told
+    assert rocketmq.ask("close", store) == {"clean": True}
+    assert time.time_ns() // 1_000_000 < later_ms, "closing took too long: waiting messages are delivered"

@@ -1,7 +1,7 @@
-"""A real group of processes on RocketMQ's stores: recovery, reading, sending and stopping as `mqproc up` does them.
+"""A group of processes on RocketMQ's stores: recovery, reading, sending and stopping.
 
-One store of each kind. Every recorded answer is asked of the running group's files, the pulls of its query role too;
-then a message is sent to a queue that RocketMQ began.
+One store of each kind. Every recorded answer is compared with the running group's files, pulls also with its query
+role; then a message is sent to a queue of RocketMQ.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import pytest
 
 from mqproc import Client, Message, StoreReader
 from mqproc.store.topics import RESERVED_TOPICS
-from tests.conftest import Group
 from tests.golden.fixtures import Directory, directories, fixtures_folder, options_of
 from tests.interop.conformance import Comparison
-from tests.interop.questions import PULL_BYTES, Answer, ask
-from tests.interop.stores import Intact, Store
+from tests.interop.golden_store import PULL_BYTES, Answer, Intact, Store, ask
+from tests.support.group import Group
 
 STORES = directories(fixtures_folder())
 SIZES = (
@@ -29,7 +28,7 @@ SIZES = (
     "max_index_num",
     "max_message_size",
 )
-# The stores are older than any retention; their open transactions are left alone.
+# The stores are older than any retention; their open transactions are not checked.
 KEEP_ALL = {
     "file_reserved_time": 1 << 20,
     "clean_file_forcibly_enable": False,
@@ -55,7 +54,7 @@ def is_refused(store: Directory, root: Path) -> bool:
 
 
 def has_a_hole(store: Directory, root: Path) -> bool:
-    """Damaged records with intact ones before and behind them."""
+    """Damaged records with intact ones before and after them."""
     intact = Intact(store, root) if store.damaged else None
     return intact is not None and any(
         min(intact.at, default=0) < place < max(intact.at, default=0) for place in intact.lost
@@ -72,10 +71,10 @@ def first_of(kind: Callable[[Directory, Path], bool], folder: Path) -> tuple[Dir
 
 
 def pulls_over_the_wire(client: Client, comparison: Comparison, answers: list[Answer]) -> None:
-    """The query role gives what its files give."""
+    """The query role's pulls equal those from the files."""
     for question in answers:
         expression = question.get("filter", "*")
-        # A client takes a filter of blanks for none.
+        # A client treats a filter of blanks as no filter.
         if question["op"] != "getMessage" or expression.isspace():
             continue
         pulled = client.pull(
@@ -100,7 +99,7 @@ def pulls_over_the_wire(client: Client, comparison: Comparison, answers: list[An
 
 
 def send_to_an_old_queue(client: Client, comparison: Comparison) -> None:
-    """A sent message comes behind RocketMQ's last one, in the log and in its queue."""
+    """A sent message follows RocketMQ's last one, in the log and in its queue."""
     end = comparison.reading.records.visible().end
     queue = next(
         queue
@@ -118,7 +117,7 @@ def send_to_an_old_queue(client: Client, comparison: Comparison) -> None:
 @pytest.mark.parametrize(
     "kind", [is_closed, is_a_brokers, is_killed, is_refused, has_a_hole], ids=lambda kind: kind.__name__
 )
-def test_a_group_serves_a_store_of_rocketmqs(
+def test_group_serves_rocketmqs_store(
     kind: Callable[[Directory, Path], bool], tmp_path: Path, make_group: MakeGroup
 ) -> None:
     store, root = first_of(kind, tmp_path)

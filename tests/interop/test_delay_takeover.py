@@ -1,4 +1,4 @@
-"""Stores of RocketMQ's with delayed messages are gone on with: what is due is delivered, what was delivered is not."""
+"""Takeover of RocketMQ's stores with delayed messages: each due message is delivered once."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections import Counter
 from pathlib import Path
 
 from mqproc.layout.properties import decode, encode
-from mqproc.names import SCHEDULE_TOPIC
 from mqproc.store import rocketmq_json
-from tests.conftest import Group, wait_until
+from mqproc.topic_names import SCHEDULE_TOPIC
 from tests.golden.fixtures import KEPT, load_fixture
+from tests.support.group import Group, wait_until
 
 
 def opened(tmp_path: Path, name: str) -> Group:
@@ -20,7 +20,7 @@ def opened(tmp_path: Path, name: str) -> Group:
     return group.start()
 
 
-def test_parked_messages_without_a_file_are_all_delivered(tmp_path: Path) -> None:
+def test_delayed_messages_without_offset_file_are_delivered(tmp_path: Path) -> None:
     fixture = load_fixture("e_delay", tmp_path / "read")
     waiting = [line for line in fixture.manifest if line["topic"] == SCHEDULE_TOPIC]
     parked = [line for line in waiting if "REAL_TOPIC" in line["properties"]]
@@ -28,7 +28,7 @@ def test_parked_messages_without_a_file_are_all_delivered(tmp_path: Path) -> Non
     try:
         wait_until(lambda: group.words()["delivered_messages"] == len(parked))
         group.wait_dispatched()
-        # Some of the fixture's were put there without a topic to go to: told, counted, passed over.
+        # Some messages of the fixture have no target topic: reported, counted, skipped.
         assert group.words()["deliveries_lost"] == len(waiting) - len(parked) > 0
         expected = Counter((line["properties"]["REAL_TOPIC"], int(line["properties"]["REAL_QID"])) for line in parked)
         with group.client() as client:
@@ -50,7 +50,7 @@ def test_parked_messages_without_a_file_are_all_delivered(tmp_path: Path) -> Non
         group.close()
 
 
-def test_a_brokers_store_goes_on_where_it_stood(tmp_path: Path) -> None:
+def test_delayed_messages_of_broker_continue_at_its_offsets(tmp_path: Path) -> None:
     group = opened(tmp_path, "i_broker")
     try:
         before = rocketmq_json.parse(group.paths.delay_offsets.read_text())["offsetTable"]
@@ -72,8 +72,8 @@ def test_a_brokers_store_goes_on_where_it_stood(tmp_path: Path) -> None:
         group.close()
 
 
-def test_a_kill_right_behind_the_first_delivery_makes_none_twice(tmp_path: Path) -> None:
-    """RocketMQ's file does not say from where on deliveries bear marks, and what is delivered is saved later."""
+def test_kill_after_first_delivery_delivers_none_twice(tmp_path: Path) -> None:
+    """RocketMQ's file does not have the start of delivery marks, and is saved after deliveries."""
     group = opened(tmp_path, "i_broker")
     try:
         written = group.words()["written"]

@@ -1,7 +1,7 @@
-"""Our writer makes the messages of a real RocketMQ store into the same record bytes.
+"""The append engine writes the same record bytes as RocketMQ for the same messages.
 
-Each line of the fixture's manifest is what RocketMQ's `putMessage` was given. The same values go through our append
-engine with the original's store time and hosts; the CommitLog files must come out byte for byte.
+Each line of the fixture's manifest has the arguments of a `putMessage`. The same values go through our append engine
+with the original store time and hosts; the CommitLog files must be equal byte for byte.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class GoldenWriter:
 
 
 def body_of(line: dict[str, Any], fixture: Fixture) -> bytes:
-    """The body given; long ones are only hashed in the manifest and are read from the real store's log."""
+    """A message's body; long ones are only hashed in the manifest and read from the log."""
     if line["bodyLen"] == 0:
         return b""
     if line.get("bodyBase64"):
@@ -103,7 +103,7 @@ def body_of(line: dict[str, Any], fixture: Fixture) -> bytes:
     return body
 
 
-def test_our_writer_makes_the_same_commit_log_as_rocketmq(tmp_path: Path) -> None:
+def test_append_writes_same_commit_log_as_rocketmq(tmp_path: Path) -> None:
     fixture = load_fixture("a_basic", tmp_path / "original")
     writer = GoldenWriter(tmp_path / "ours")
     stored = 0
@@ -130,7 +130,7 @@ def test_our_writer_makes_the_same_commit_log_as_rocketmq(tmp_path: Path) -> Non
         assert ours == theirs, f"segment {start}"
 
 
-def test_properties_come_in_rocketmqs_order() -> None:
+def test_append_writes_properties_in_rocketmqs_order() -> None:
     names = "KEYS TAGS UNIQ_KEY WAIT bb CLUSTER MSG_REGION TRACE_ON DELAY REAL_TOPIC REAL_QID".split()
     text = encode(dict.fromkeys(names, "v"))
     found = [pair.split("\x01")[0] for pair in text.split("\x02") if pair]

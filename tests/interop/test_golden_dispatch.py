@@ -1,7 +1,7 @@
-"""Dispatching the CommitLog of a real RocketMQ store makes the same ConsumeQueue and index files.
+"""Dispatch of a golden store's CommitLog writes RocketMQ's ConsumeQueue and index files.
 
-Only the log of each golden store is taken over; queues and index are built anew, with steps of several sizes, and must
-come out byte for byte. Index files are compared in order: RocketMQ names them by its own clock.
+Queues and index are rebuilt from the log in steps of several sizes and must be equal byte for byte. Index files are
+compared in order: RocketMQ names them by its own clock.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from typing import Any
 
 import pytest
 
-from mqproc.config import Options
-from mqproc.io import StoreIO
+from mqproc.config.options import Options
+from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths, index_name_time_ms
-from mqproc.store.consume_queue import ConsumeQueueFiles
-from mqproc.store.dispatcher import Dispatch
-from mqproc.store.index_files import IndexFiles
-from mqproc.store.queue_folders import adopted_file_bytes
-from mqproc.store.queue_table import QueueTable
-from mqproc.store.reads.index_query import IndexReader
-from mqproc.store.segments import LogSegments, adopted_segment_size
-from mqproc.store.slices import finish
+from mqproc.store.commitlog.segments import LogSegments, adopted_segment_size
+from mqproc.store.consumequeue.files import ConsumeQueueFiles, adopted_file_bytes
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.cooperative import finish
+from mqproc.store.dispatch import Dispatch
+from mqproc.store.index.files import IndexFiles
+from mqproc.store.index.lookup import IndexReader
 from tests.golden.fixtures import Fixture, load_fixture
 
 SLOTS, ITEMS = 200, 800
@@ -61,7 +60,7 @@ def files_below(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", ["a_basic", "b_transaction", "e_delay", "f_batch"])
 @pytest.mark.parametrize("limits", [{}, {"step_records": 7}, {"step_bytes": 1000}], ids=["whole", "records", "bytes"])
-def test_dispatch_makes_rocketmqs_files(name: str, limits: dict[str, int], tmp_path: Path) -> None:
+def test_dispatch_writes_rocketmqs_files(name: str, limits: dict[str, int], tmp_path: Path) -> None:
     fixture = load_fixture(name, tmp_path / "theirs")
     ours = dispatch_all(fixture, tmp_path / "ours", **limits)
     theirs = StorePaths(fixture.store)
@@ -74,7 +73,7 @@ def test_dispatch_makes_rocketmqs_files(name: str, limits: dict[str, int], tmp_p
 
 
 @pytest.mark.parametrize("name", ["a_basic", "b_transaction", "e_delay", "f_batch"])
-def test_keys_are_found_as_rocketmq_finds_them(name: str, tmp_path: Path) -> None:
+def test_query_message_on_dispatched_index_equals_rocketmq(name: str, tmp_path: Path) -> None:
     """The recorded `queryMessage` answers, from the index that dispatch built."""
     fixture = load_fixture(name, tmp_path / "theirs")
     ours = dispatch_all(fixture, tmp_path / "ours")
@@ -94,7 +93,7 @@ def test_keys_are_found_as_rocketmq_finds_them(name: str, tmp_path: Path) -> Non
         assert found.last_update_physical_offset == expected["indexLastUpdatePhyoffset"]
 
 
-def test_dispatching_again_changes_nothing(tmp_path: Path) -> None:
+def test_dispatch_twice_changes_nothing(tmp_path: Path) -> None:
     fixture = load_fixture("a_basic", tmp_path / "theirs")
     ours = dispatch_all(fixture, tmp_path / "ours")
     queues = files_below(ours.consume_queue)

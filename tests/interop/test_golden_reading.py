@@ -1,6 +1,6 @@
-"""A StoreReader over stores that RocketMQ wrote: what a user of it calls, with no server and no recovery.
+"""StoreReader's public methods on RocketMQ's stores, without a server and without recovery.
 
-The recorded answers are all asked in test_conformance; here they go through the reader's own methods.
+`test_conformance.py` compares all recorded answers.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from mqproc.config import Options
-from mqproc.store.reads.reader import ROCKETMQ_PULL_BYTES, StoreReader
-from mqproc.store.slices import finish
+from mqproc.config.options import Options
+from mqproc.store.cooperative import finish
+from mqproc.store.read.reader import ROCKETMQ_PULL_BYTES, StoreReader
 from tests.golden.fixtures import Fixture, load_fixture, options_of
 
 FIXTURES = ("a_basic", "b_transaction", "e_delay", "f_batch")
@@ -34,7 +34,7 @@ def questions(fixture: Fixture, operation: str) -> list[Answer]:
     return [answer for answer in fixture.expected["answers"] if answer["op"] == operation]
 
 
-def test_sizes_are_taken_from_the_files(golden: tuple[Fixture, StoreReader]) -> None:
+def test_reader_takes_sizes_from_files(golden: tuple[Fixture, StoreReader]) -> None:
     fixture, reader = golden
     config = fixture.expected["config"]
     assert reader.options.mapped_file_size_commit_log == int(config["mappedFileSizeCommitLog"])
@@ -44,7 +44,7 @@ def test_sizes_are_taken_from_the_files(golden: tuple[Fixture, StoreReader]) -> 
     assert (visible.begin, visible.end) == (fixture.expected["minPhyOffset"], fixture.expected["maxPhyOffset"])
 
 
-def test_get_message(golden: tuple[Fixture, StoreReader]) -> None:
+def test_get_message_equals_rocketmq(golden: tuple[Fixture, StoreReader]) -> None:
     fixture, reader = golden
     for question in questions(fixture, "getMessage"):
         found = reader.get_message(
@@ -61,7 +61,7 @@ def test_get_message(golden: tuple[Fixture, StoreReader]) -> None:
         assert [message.physical_offset for message in found.messages] == expected["phyOffsets"], question
 
 
-def test_query_message(golden: tuple[Fixture, StoreReader]) -> None:
+def test_query_message_equals_rocketmq(golden: tuple[Fixture, StoreReader]) -> None:
     fixture, reader = golden
     for question in questions(fixture, "queryMessage"):
         found = reader.query_message(
@@ -70,7 +70,7 @@ def test_query_message(golden: tuple[Fixture, StoreReader]) -> None:
         assert found.offsets == question["result"]["phyOffsets"], question
 
 
-def test_offsets_by_time_and_minima(golden: tuple[Fixture, StoreReader]) -> None:
+def test_offset_by_time_and_bounds_equal_rocketmq(golden: tuple[Fixture, StoreReader]) -> None:
     fixture, reader = golden
     for question in questions(fixture, "offsetByTime"):
         queue = question["topic"], question["queueId"]
@@ -83,7 +83,7 @@ def test_offsets_by_time_and_minima(golden: tuple[Fixture, StoreReader]) -> None
         assert reader.max_offset(*queue) == question["result"]["maxOffset"]
 
 
-def test_a_scan_without_conditions_gives_every_record(golden: tuple[Fixture, StoreReader]) -> None:
+def test_scan_without_conditions_returns_every_record(golden: tuple[Fixture, StoreReader]) -> None:
     fixture, reader = golden
     found = list(reader.scan())
     assert [message.physical_offset for message in found] == [each["phyOffset"] for each in fixture.expected["records"]]
@@ -94,8 +94,8 @@ def test_a_scan_without_conditions_gives_every_record(golden: tuple[Fixture, Sto
         assert hashlib.sha256(raw.data).hexdigest() == record["recordSha256"]
 
 
-def test_every_message_is_found_by_its_key(golden: tuple[Fixture, StoreReader]) -> None:
-    """Ours compares the records: no colliding key's message, none twice, in the log's order."""
+def test_by_key_finds_every_message(golden: tuple[Fixture, StoreReader]) -> None:
+    """Ours compares the records: no message of a colliding key, no duplicate, in log order."""
     fixture, reader = golden
     by_key: dict[tuple[str, str], set[int]] = {}
     for record in fixture.expected["records"]:
@@ -108,7 +108,7 @@ def test_every_message_is_found_by_its_key(golden: tuple[Fixture, StoreReader]) 
         assert [message.physical_offset for message in found] == sorted(offsets), (topic, key)
 
 
-def test_ranges_and_counts_agree_with_the_records(golden: tuple[Fixture, StoreReader]) -> None:
+def test_range_and_count_equal_records(golden: tuple[Fixture, StoreReader]) -> None:
     fixture, reader = golden
     in_queues = [unit[0] for queue in fixture.expected["queues"] for unit in queue["units"]]
     records = {each["phyOffset"]: each for each in fixture.expected["records"]}
@@ -129,7 +129,7 @@ def test_ranges_and_counts_agree_with_the_records(golden: tuple[Fixture, StoreRe
             assert sorted(message.physical_offset for message in reader.range(topic, begin, end, tags=[tag])) == tagged
 
 
-def test_messages_are_found_by_both_kinds_of_id(golden: tuple[Fixture, StoreReader]) -> None:
+def test_by_id_finds_messages_by_both_kinds_of_id(golden: tuple[Fixture, StoreReader]) -> None:
     fixture, reader = golden
     for record in fixture.expected["records"][::7]:
         assert reader.get(record["msgId"]).physical_offset == record["phyOffset"]

@@ -1,4 +1,4 @@
-"""Our retention over stores that RocketMQ's cleaner has been at: it finds what is left and goes on in its way."""
+"""Retention on stores that RocketMQ's cleaner has partly deleted."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from mqproc.config import Options
-from mqproc.io import StoreIO
+from mqproc.config.options import Options
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import control as words_of
-from mqproc.message import PullStatus
-from mqproc.store.queue_table import QueueTable
-from mqproc.store.reads.reader import StoreReader
-from mqproc.store.retention.retention import Retention
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.read.reader import StoreReader
+from mqproc.store.retention.delete import Retention
+from mqproc.types import PullStatus
 from tests.golden.fixtures import fixtures_folder, load_fixture, options_of
-from tests.interop.opening import Opened, recovered
-from tests.store.retention.retaining import ALL_HOURS
+from tests.interop.golden_store import Opened, recovered
+from tests.support.aged_store import ALL_HOURS
 
 RETENTIONS = ("g1_retention", "g2_retention_commitlog_only")
 UNIT = 20
@@ -26,7 +26,7 @@ UNIT = 20
 
 @dataclass(slots=True)
 class Cleaned:
-    """A recovered store, what RocketMQ said of it, and a keeper's retention over it."""
+    """A recovered store, RocketMQ's description of it, and retention on it."""
 
     opened: Opened
     expected: dict[str, Any]
@@ -34,7 +34,7 @@ class Cleaned:
     last_ms: int
 
     def run(self, age_ms: int, **options: Any) -> None:
-        """A keeper's life, so long after the last record was stored."""
+        """Run retention at a time after the last record was stored."""
         words, io, paths = self.opened.words, StoreIO(), self.opened.paths
         for word in (words_of.COMMITLOG_MARK, words_of.CQ_SYNCED, words_of.INDEX_SYNCED):
             words[word] = words[words_of.WRITTEN]
@@ -86,7 +86,7 @@ def left_by_rocketmq(expected: dict[str, Any]) -> set[str]:
 
 
 def wanted(expected: dict[str, Any]) -> set[str]:
-    """What RocketMQ's cleaner of queues and index leaves, by its own rules and what it says of the store's units."""
+    """The files that RocketMQ's cleaner of queues and index keeps, by its rules and the units."""
     minimum, file_bytes = expected["minPhyOffset"], int(expected["config"]["mappedFileSizeConsumeQueue"])
     files = left_by_rocketmq(expected)
     for queue in expected["liveBeforeShutdown"]["queues"]:
@@ -102,20 +102,20 @@ def wanted(expected: dict[str, Any]) -> set[str]:
     return files
 
 
-def test_queues_and_index_are_left_as_its_cleaner_leaves_them(cleaned: Cleaned) -> None:
+def test_retention_keeps_queue_and_index_files_as_rocketmq(cleaned: Cleaned) -> None:
     before = cleaned.files()
     assert before == left_by_rocketmq(cleaned.expected)
     cleaned.run(age_ms=1000)
     assert cleaned.files() == wanted(cleaned.expected)
     if cleaned.expected["fixture"].endswith("commitlog_only"):
-        # Its second cleaner had not run yet.
+        # Its second cleaner has not run yet.
         assert len(before) > len(cleaned.files())
     else:
         assert before == cleaned.files()
     assert cleaned.opened.words[words_of.MIN_PHYSICAL_OFFSET] == cleaned.expected["minPhyOffset"]
 
 
-def test_every_queue_begins_where_its_first_record_is(cleaned: Cleaned) -> None:
+def test_queue_minimum_is_its_first_record(cleaned: Cleaned) -> None:
     cleaned.run(age_ms=1000)
     reading, minimum = cleaned.opened.reading, cleaned.expected["minPhyOffset"]
     for queue in cleaned.expected["liveBeforeShutdown"]["queues"]:
@@ -134,7 +134,7 @@ def test_every_queue_begins_where_its_first_record_is(cleaned: Cleaned) -> None:
             assert reading.get_message(topic, queue_id, first, 1, 1 << 20).count == 1
 
 
-def test_a_restart_finds_the_same(cleaned: Cleaned) -> None:
+def test_restart_after_retention_finds_the_same(cleaned: Cleaned) -> None:
     cleaned.run(age_ms=1000)
     before = cleaned.files()
     bounds = {name: cleaned.opened.reading.queues.bounds(*name) for name in _queues(cleaned)}
@@ -151,7 +151,7 @@ def _queues(cleaned: Cleaned) -> list[tuple[str, int]]:
     return [(queue["topic"], queue["queueId"]) for queue in cleaned.expected["queues"]]
 
 
-def test_all_that_expires_goes_but_the_last_segment(cleaned: Cleaned) -> None:
+def test_retention_deletes_all_but_last_segment(cleaned: Cleaned) -> None:
     cleaned.run(age_ms=2 * 3_600_000)
     segment = cleaned.opened.options.mapped_file_size_commit_log
     end = cleaned.expected["maxPhyOffset"]
@@ -163,7 +163,7 @@ def test_all_that_expires_goes_but_the_last_segment(cleaned: Cleaned) -> None:
     with StoreReader(cleaned.opened.paths.root, cleaned.opened.options) as reader:
         found = {(m.topic, m.queue_id, m.queue_offset, m.physical_offset) for m in reader.messages()}
     assert found == kept
-    # A queue of which nothing is left still ends where it did.
+    # An empty queue keeps its end.
     for queue in cleaned.expected["queues"]:
         bounds = cleaned.opened.reading.queues.bounds(queue["topic"], queue["queueId"])
         assert bounds is not None

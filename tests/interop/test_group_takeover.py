@@ -1,4 +1,4 @@
-"""A broker's groups are gone on with: their consumers get what the broker had not delivered yet, and nothing before."""
+"""Takeover of a broker's groups: their consumers receive the undelivered messages only."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.message import StoredMessage
-from mqproc.names import SCHEDULE_TOPIC
 from mqproc.store import rocketmq_json
-from tests.conftest import Group, wait_until
+from mqproc.topic_names import SCHEDULE_TOPIC
+from mqproc.types import StoredMessage
 from tests.golden.fixtures import KEPT, load_fixture
+from tests.support.group import Group, wait_until
 
 TOPIC, EVERYTHING, TAG_A = "LifeTopic", "cg_all_LifeTopic", "cg_tagA_LifeTopic"
 RETRY = f"%RETRY%{EVERYTHING}"
 LEFT = {f"k{number}" for number in range(60, 70)}
-"""Keys of what was sent when the broker's consumers had ended."""
+"""Keys of the messages sent after the broker's consumers ended."""
 QUIET_S = 1.0
 Place = tuple[str, int, int]
 
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[Group]:
-    """Not started; on the store that the broker left. It asks nobody about transactions."""
+    """A group, not started, on the broker's store; it checks no transactions."""
     group = Group(load_fixture("i_broker", tmp_path).store)
     group.options = KEPT | {"max_message_size": 32768, "transaction_check_interval": 86_400_000}
     yield group
@@ -35,7 +35,7 @@ def place(message: StoredMessage) -> Place:
 
 
 def consumed(group: Group, name: str, count: int, tags: str | None = None) -> dict[Place, StoredMessage]:
-    """What a consumer of the group gets by place: so many messages, and none after them for a second."""
+    """A consumer's messages by place: `count`, and no more within a second."""
     found: list[StoredMessage] = []
     with group.client() as client, client.consumer(name, TOPIC, filter=tags, start="earliest") as consumer:
 
@@ -54,7 +54,7 @@ def consumed(group: Group, name: str, count: int, tags: str | None = None) -> di
 
 
 def told(message: StoredMessage) -> tuple[str, bytes, int]:
-    """What stays the same of a message when it is delivered."""
+    """The parts of a message that delivery does not change."""
     return message.keys[0], message.body, message.reconsume_times
 
 
@@ -75,7 +75,7 @@ def ends(group: Group, topic: str) -> Mapping[str, int]:
         return {str(queue.queue_id): queue.max_offset for queue in client.queues(topic)}
 
 
-def test_a_consumer_of_the_brokers_group_gets_what_is_left_and_nothing_before(group: Group) -> None:
+def test_brokers_group_consumer_receives_remaining_messages(group: Group) -> None:
     before = offsets(group.paths.consumer_offsets)
     group.start()
     begun = {int(queue): offset for queue, offset in before[f"{TOPIC}@{EVERYTHING}"].items()}
@@ -87,7 +87,7 @@ def test_a_consumer_of_the_brokers_group_gets_what_is_left_and_nothing_before(gr
     assert {message.keys[0] for message in found.values()} == LEFT
     assert {message.reconsume_times for message in found.values()} == {0}
     end = ends(group, TOPIC)
-    # Nothing of what is left has the tag that the other group asks for.
+    # No remaining message has the other group's tag.
     with group.client() as client:
         client.send(TOPIC, b"new", keys=["new"], tag="TagA", queue_id=2)
     (new,) = consumed(group, TAG_A, 1, "TagA").values()
@@ -99,8 +99,8 @@ def test_a_consumer_of_the_brokers_group_gets_what_is_left_and_nothing_before(gr
     assert after[f"{RETRY}@{EVERYTHING}"] == before[f"{RETRY}@{EVERYTHING}"] == {"0": 8}
 
 
-def test_pending_retries_and_delayed_messages_come_once_each_by_the_brokers_files(group: Group) -> None:
-    """Files of an earlier moment, as a broker leaves them that is killed before it saves them again.
+def test_brokers_pending_retries_and_delays_arrive_once(group: Group) -> None:
+    """The broker's files are of an earlier moment, as after a kill before it saves them.
 
     Half of its eight retries are not consumed; a delayed message and three more retries wait in their levels.
     """
@@ -115,7 +115,7 @@ def test_pending_retries_and_delayed_messages_come_once_each_by_the_brokers_file
         ]
         pending = client.pull(RETRY, 0, 4, 4).messages
     assert [message.properties["REAL_TOPIC"] for message in waiting] == [TOPIC, RETRY, RETRY, RETRY]
-    wait_until(lambda: group.words()["delivered_messages"] == len(waiting), what="what was due")
+    wait_until(lambda: group.words()["delivered_messages"] == len(waiting), what="the due messages")
     group.wait_dispatched()
     found = consumed(group, EVERYTHING, len(LEFT) + len(pending) + len(waiting))
     came = [message for message in found.values() if message.keys[0] not in LEFT]

@@ -1,8 +1,7 @@
-"""RocketMQ's own DefaultMessageStore 5.3.3 reads what we wrote and goes on with it, and we go on with what it wrote.
+"""RocketMQ's DefaultMessageStore 5.3.3 and mqproc read and extend the same stores in turn.
 
-Stores stopped in order, killed, and written as the system's topics are go the way that `java_story` tells.
-What RocketMQ told is compared with what our reader finds in copies of the very files, record by record, queue by
-queue, key by key; and with what was acknowledged.
+The stores were stopped cleanly, killed, or written as system topics are; `java_stores` has the steps. RocketMQ's dumps
+are compared with the acknowledged messages, and with our reader on copies of the same files: records, queues and keys.
 """
 
 from __future__ import annotations
@@ -16,20 +15,26 @@ import pytest
 
 from mqproc import StoreReader
 from mqproc.layout.checkpoint import decode as decode_checkpoint
-from tests.conftest import Group
 from tests.interop import java_stores
-from tests.interop.java_checks import as_line, assert_delivered, assert_told
-from tests.interop.java_stores import SEGMENT_SIZE
-from tests.interop.java_story import Story, keys_of, tell
+from tests.interop.java_stores import (
+    SEGMENT_SIZE,
+    Story,
+    as_line,
+    assert_delivered,
+    assert_dumped,
+    keys_of,
+    run_stories,
+)
 from tests.interop.rocketmq import Dump, RocketMq
-from tests.processes.rebuild import rebuilt
+from tests.support.group import Group
+from tests.support.group_checks import rebuilt
 
 # The first test waits for the build, which downloads some 100 MB where Maven's repository is empty, and for the
 # stories of all stores.
 pytestmark = pytest.mark.timeout(1000)
 
 WHOLE = ("stopped", "killed", "internal", "retained")
-# The folder that holds the files of which RocketMQ told.
+# The copy that has the files of each dump.
 MOMENTS = {"first": "left", "second": "extended", "third": "ended"}
 PULL_BYTES_MAX = 128 << 20
 TIME_MAX = (1 << 63) - 1
@@ -43,14 +48,14 @@ Seen = tuple[Story, str, StoreReader]
 
 @pytest.fixture(scope="module")
 def told(rocketmq: RocketMq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
-    """The stories of all stores by name, and what `mqproc up` said of a store that RocketMQ held."""
+    """All stories by name, and the result of `mqproc up` on a store that RocketMQ held."""
     folder = tmp_path_factory.mktemp("java")
     doomed = java_stores.Doomed(folder)
     stories: list[Story] = []
     try:
         stories += [Story(make(folder)) for make in (java_stores.stopped, java_stores.internal, java_stores.retained)]
         stories.append(Story(doomed.kill()))
-        refused = tell(stories, rocketmq)
+        refused = run_stories(stories, rocketmq)
         yield {story.handed.name: story for story in stories}, refused
     finally:
         doomed.close()
@@ -65,22 +70,22 @@ def story(request: pytest.FixtureRequest, told: Told) -> Story:
 
 @pytest.fixture(params=[(name, moment) for name in WHOLE for moment in MOMENTS], ids="-".join)
 def seen(request: pytest.FixtureRequest, told: Told) -> Iterator[Seen]:
-    """A store, a moment, and our reader over a copy of the files that RocketMQ had then."""
+    """A store, a moment, and our reader on a copy of RocketMQ's files at that moment."""
     name, moment = request.param
     story = told[0][name]
     folder = story.folder(MOMENTS[moment])
     if (name, moment) == ("killed", "first"):
-        # RocketMQ recovered the store before it told of it, so we recover what the kill left, too.
+        # RocketMQ dumps the store after its recovery, so we recover the killed store too.
         folder = rebuilt(Group(folder, **story.handed.group.options)).root
     with StoreReader(folder, story.handed.options) as reader:
         yield story, moment, reader
 
 
-# Opening, and who may
+# Opening
 
 
-def test_rocketmq_opens_and_closes_what_we_wrote(story: Story) -> None:
-    """Its first start of the killed store is one after a crash, all others follow a stop in order."""
+def test_rocketmq_opens_and_closes_our_store(story: Story) -> None:
+    """Its first start of the killed store is after a crash, all others after a clean stop."""
     assert (story.folder("left") / "abort").exists() is (story.handed.name == "killed")
     assert story.opened["loaded"]
     assert story.opened["minPhyOffset"] == story.handed.begin
@@ -88,8 +93,8 @@ def test_rocketmq_opens_and_closes_what_we_wrote(story: Story) -> None:
     assert story.closed == [{"clean": True}, {"clean": True}]
 
 
-def test_rocketmqs_recovery_begins_behind_the_first_segment(told: Told) -> None:
-    """Our checkpoint lets it: what queues and index hold of the segments before was made by us."""
+def test_rocketmqs_recovery_begins_after_first_segment(told: Told) -> None:
+    """Our checkpoint allows it: we wrote the units and entries of the earlier segments."""
     killed = told[0]["killed"]
     checkpoint = decode_checkpoint((killed.folder("left") / "checkpoint").read_bytes())
     vouched = min(checkpoint.physic_timestamp_ms, checkpoint.logics_timestamp_ms) - RECOVERY_MARGIN_MS
@@ -97,7 +102,7 @@ def test_rocketmqs_recovery_begins_behind_the_first_segment(told: Told) -> None:
     assert later[0]["storeTimestamp"] <= min(vouched, checkpoint.index_timestamp_ms)
 
 
-def test_files_of_every_kind_have_rolled(told: Told) -> None:
+def test_stories_roll_files_of_every_kind(told: Told) -> None:
     """Segments, files of one queue, index files: several from us, and RocketMQ begins others."""
     counts = {name: [_count_files(told[0][name].folder(moment)) for moment in MOMENTS.values()] for name in WHOLE}
     left, extended, ended = counts["stopped"]
@@ -108,8 +113,8 @@ def test_files_of_every_kind_have_rolled(told: Told) -> None:
     assert ended >= extended
 
 
-def test_retention_has_deleted_files_of_every_kind(told: Told) -> None:
-    """Of the log, of a queue, and of the index; a queue of which all has gone keeps where it stood."""
+def test_retention_deleted_files_of_every_kind(told: Told) -> None:
+    """Files of the log, a queue and the index; a queue without messages keeps its end."""
     story = told[0]["retained"]
     left = story.folder("left")
     assert story.handed.begin >= 3 * SEGMENT_SIZE
@@ -134,26 +139,26 @@ def _count_files(folder: Path) -> tuple[int, int, int]:
     return len(list((folder / "commitlog").iterdir())), max(queues), len(list((folder / "index").iterdir()))
 
 
-def test_we_do_not_start_while_rocketmq_holds_the_store(told: Told, rocketmq: RocketMq) -> None:
+def test_up_on_store_opened_by_rocketmq_fails(told: Told, rocketmq: RocketMq) -> None:
     _, refused = told
     assert refused.returncode == LOCKED
     assert f"in use by pid {rocketmq.pid} " in refused.stderr
 
 
-# What was acknowledged is what RocketMQ reads
+# RocketMQ reads the acknowledged messages
 
 
-def test_what_we_acknowledged_is_what_rocketmq_reads(story: Story) -> None:
+def test_rocketmq_reads_our_acknowledged_messages(story: Story) -> None:
     dump = story.dumps["first"]
     assert len(story.handed.sent) > 200
-    assert_told(dump, story.handed.sent)
+    assert_dumped(dump, story.handed.sent)
 
 
-def test_what_we_appended_behind_rocketmq_is_what_it_reads(story: Story) -> None:
+def test_rocketmq_reads_messages_we_appended_after_it(story: Story) -> None:
     second, third = story.dumps["second"], story.dumps["third"]
-    assert_told(third, story.handed.sent | story.added)
+    assert_dumped(third, story.handed.sent | story.added)
     assert min(story.added) >= second.max_physical_offset
-    parked = second.parked(TIME_MAX)
+    parked = second.due_undelivered(TIME_MAX)
     for queue, line in third.queues.items():
         begin = second.queues[queue]["maxOffset"] if queue in second.queues else 0
         ours = [sent.queue_offset for sent in story.added.values() if (sent.topic, sent.queue_id) == queue]
@@ -172,7 +177,7 @@ def test_what_we_appended_behind_rocketmq_is_what_it_reads(story: Story) -> None
 # RocketMQ and our reader, over the same files
 
 
-def test_the_logs_agree(seen: Seen) -> None:
+def test_log_equals_rocketmqs(seen: Seen) -> None:
     story, moment, reader = seen
     dump = story.dumps[moment]
     messages = list(reader.scan())
@@ -192,7 +197,7 @@ def test_the_logs_agree(seen: Seen) -> None:
         }
 
 
-def test_rocketmq_verifies_the_crcs_of_whole_records(seen: Seen) -> None:
+def test_rocketmq_verifies_our_record_crcs(seen: Seen) -> None:
     """It demands them under forceVerifyPropCRC; where we wrote none it finds none."""
     story, moment, _ = seen
     lines = story.dumps[moment].records.values()
@@ -201,7 +206,7 @@ def test_rocketmq_verifies_the_crcs_of_whole_records(seen: Seen) -> None:
     assert {line["covered"] for line in lines} == ({True, False} if story.handed.name == "internal" else {True})
 
 
-def test_the_queues_agree(seen: Seen) -> None:
+def test_queues_equal_rocketmqs(seen: Seen) -> None:
     """Bounds as our reader finds them; units as the records say."""
     story, moment, reader = seen
     dump = story.dumps[moment]
@@ -225,7 +230,7 @@ def _units(dump: Dump, queue: tuple[str, int]) -> list[list[int]]:
     return [[line["offset"], line["size"], line["tagsCode"]] for line in lines]
 
 
-def test_the_pulls_agree(seen: Seen) -> None:
+def test_pulls_equal_rocketmqs(seen: Seen) -> None:
     story, moment, reader = seen
     lines = story.dumps[moment].lines("pull")
     assert {line["tag"] != "" for line in lines} == {True, False}
@@ -242,8 +247,8 @@ def test_the_pulls_agree(seen: Seen) -> None:
         assert ours == {name: line[name] for name in ours}, line
 
 
-def test_the_keys_agree(seen: Seen) -> None:
-    """RocketMQ's own answers, by hash; and what the records say is among them."""
+def test_keys_equal_rocketmqs(seen: Seen) -> None:
+    """RocketMQ's own answers, by hash, include those that follow from the records."""
     story, moment, reader = seen
     dump = story.dumps[moment]
     assert len(dump.keys) > 200
@@ -260,7 +265,7 @@ def _without_doubles(offsets: Sequence[int]) -> list[int]:
     return sorted(set(offsets))
 
 
-def test_the_times_agree(seen: Seen) -> None:
+def test_times_equal_rocketmqs(seen: Seen) -> None:
     story, moment, reader = seen
     lines = story.dumps[moment].lines("time")
     assert len(lines) > 50
@@ -270,10 +275,10 @@ def test_the_times_agree(seen: Seen) -> None:
         assert ours == (line["lower"], line["upper"]), line
 
 
-# RocketMQ goes on with our store, and our group with RocketMQ's
+# RocketMQ extends our store, and our group RocketMQ's
 
 
-def test_rocketmq_goes_on_where_we_stopped(story: Story) -> None:
+def test_rocketmq_appends_after_our_end(story: Story) -> None:
     first, second = story.dumps["first"], story.dumps["second"]
     last: dict[tuple[str, int], int] = {}
     for given, answer in zip(story.messages, story.answers, strict=True):
@@ -289,7 +294,7 @@ def test_rocketmq_goes_on_where_we_stopped(story: Story) -> None:
     assert second.records.keys() - first.records.keys() >= {answer["physicalOffset"] for answer in story.answers}
 
 
-def test_our_group_serves_what_rocketmq_wrote(story: Story) -> None:
+def test_group_serves_rocketmqs_messages(story: Story) -> None:
     dump = story.dumps["second"]
     served = {queue: messages for queue, messages in story.served.queues.items() if messages}
     assert served.keys() == {queue for queue, line in dump.queues.items() if line["units"]}

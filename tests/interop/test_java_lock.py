@@ -1,7 +1,7 @@
-"""RocketMQ's DefaultMessageStore 5.3.3 does not start on a running store of ours, and what it does before it gives up.
+"""RocketMQ's DefaultMessageStore 5.3.3 does not start on a running store, nor harm it.
 
-It loads a store before it takes the lock. When it fails to start it has by then deleted the newest index file and the
-segments behind the log's end.
+It loads a store before it takes the lock. By then it has deleted the newest index file and the segments after the log's
+end.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable
 import pytest
 
 from mqproc import Message
-from tests.conftest import Group
 from tests.interop import java_stores
-from tests.interop.java_stores import SIZES, Sent
-from tests.interop.rocketmq import RocketMq, rocketmq_options
+from tests.interop.java_stores import Sent
+from tests.interop.rocketmq import SIZES, RocketMq, rocketmq_options
+from tests.support.group import Group
 
 # The first test waits for the build.
 pytestmark = pytest.mark.timeout(1000)
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(1000)
 
 @pytest.fixture
 def intruded(rocketmq: RocketMq, make_group: Callable[..., Group]) -> tuple[Group, dict[int, Sent]]:
-    """A running group on whose store RocketMQ has tried to start, and what had been acknowledged before."""
+    """A running group after RocketMQ tried to start on its store, and the acknowledged messages."""
     group = make_group("held", **SIZES)
     handed = java_stores.Handed("held", group)
     with group.client() as client:
@@ -36,8 +36,8 @@ def intruded(rocketmq: RocketMq, make_group: Callable[..., Group]) -> tuple[Grou
     return group, handed.sent
 
 
-def test_rocketmq_does_not_start_on_a_running_store(intruded: tuple[Group, dict[int, Sent]]) -> None:
-    """What was acknowledged before is there, now and after a new start."""
+def test_rocketmq_start_on_running_store_fails(intruded: tuple[Group, dict[int, Sent]]) -> None:
+    """Acknowledged messages are readable, now and after a restart."""
     group, sent = intruded
     assert _as_sent(group, sent) == sent
     group.stop()
@@ -56,7 +56,7 @@ def _as_sent(group: Group, sent: dict[int, Sent]) -> dict[int, Sent]:
         }
 
 
-def test_keys_are_indexed_after_rocketmq_has_tried(intruded: tuple[Group, dict[int, Sent]]) -> None:
+def test_keys_are_indexed_after_rocketmqs_attempt(intruded: tuple[Group, dict[int, Sent]]) -> None:
     group, _ = intruded
     with group.client() as client:
         told = client.send("held", b"after", keys="after")

@@ -1,7 +1,7 @@
-"""A whole RocketMQ broker 5.3.3 goes on with what our simple consumers have received, and we with what its have.
+"""A RocketMQ broker 5.3.3 and our group redeliver each other's unacknowledged messages.
 
-One store: ours is stopped with messages received, some of them acknowledged. The broker opens it and sends again what
-was not, when it is due; some of that is received and acknowledged there. It is shut down, and our group goes on.
+Our group is stopped with messages received, some of them acknowledged. The broker opens the store and redelivers the
+others when they are due; some are received and acknowledged there. It is shut down, and our group is started again.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.client.simple_consumer import SimpleConsumer
-from mqproc.message import StoredMessage
-from mqproc.names import REVIVE_GROUP, REVIVE_TOPIC
+from mqproc.client._sync.simple_consumer import SimpleConsumer
 from mqproc.store import rocketmq_json
-from tests.conftest import Group, wait_until
-from tests.interop.java_stores import SIZES
-from tests.interop.pop_store import GROUP, TAG, TOPIC, ack, all_popped, popped
-from tests.interop.rocketmq import RocketMq, rocketmq_options
+from mqproc.topic_names import REVIVE_GROUP, REVIVE_TOPIC
+from mqproc.types import StoredMessage
+from tests.interop.rocketmq import POP_GROUP, POP_TAG, POP_TOPIC, SIZES, RocketMq, ack, pop, pop_all, rocketmq_options
+from tests.support.group import Group, wait_until
 
 pytestmark = pytest.mark.timeout(1000)
 
@@ -39,7 +37,7 @@ class Told:
     """What came, in order."""
 
     theirs: list[tuple[str, int]] = field(default_factory=list)
-    """(body, times) of what the broker has sent again."""
+    """(body, times) of the broker's redeliveries."""
     theirs_after: list[str] = field(default_factory=list)
     ours: list[tuple[str, int]] = field(default_factory=list)
     ours_after: list[str] = field(default_factory=list)
@@ -55,8 +53,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
         with RocketMq(folder) as rocketmq:
             told = Told()
             _receive(group)
-            due_s = _go_on_with_ours(rocketmq, group.store, told)
-            _go_on_with_theirs(group, told, due_s)
+            due_s = _run_broker(rocketmq, group.store, told)
+            _run_group_again(group, told, due_s)
             yield told
     finally:
         group.close()
@@ -76,14 +74,14 @@ def _all(consumer: SimpleConsumer, count: int, invisible_s: float) -> list[Store
 def _receive(group: Group) -> None:
     group.start()
     with group.client() as client:
-        client.create_topic(TOPIC, 1)
-        consumer = client.simple_consumer(GROUP, TOPIC, start="earliest")
-        client.send(TOPIC, b"done", tag=TAG)
-        # Progress in the revive topic is that of whoever has check points done.
+        client.create_topic(POP_TOPIC, 1)
+        consumer = client.simple_consumer(POP_GROUP, POP_TOPIC, start="earliest")
+        client.send(POP_TOPIC, b"done", tag=POP_TAG)
+        # The offset in the revive topic advances when check points are done.
         assert len(_all(consumer, 1, 1)) == 1
         (again,) = _all(consumer, 1, 60)
         assert (again.reconsume_times, consumer.ack(again)) == (1, 1)
-        client.send_batch(TOPIC, [b"%d" % number for number in range(SENT)], tags=[TAG] * SENT)
+        client.send_batch(POP_TOPIC, [b"%d" % number for number in range(SENT)], tags=[POP_TAG] * SENT)
         group.wait_dispatched()
         found = consumer.receive(SENT, INVISIBLE_S, timeout=10)
         assert len(found) == SENT
@@ -95,10 +93,10 @@ def _receive(group: Group) -> None:
     assert time.monotonic() < due
 
 
-def _go_on_with_ours(rocketmq: RocketMq, store: Path, told: Told) -> float:
-    """The time at which the last of what the broker's clients have not acknowledged is due again."""
+def _run_broker(rocketmq: RocketMq, store: Path, told: Told) -> float:
+    """The time when the last unacknowledged message of the broker is due again."""
     rocketmq.ask("broker", store, options=rocketmq_options(OPTIONS))
-    found = all_popped(rocketmq, store, len(LEFT), THEIRS_S * 1000)
+    found = pop_all(rocketmq, store, len(LEFT), THEIRS_S * 1000)
     told.theirs = sorted((each["body"], each["times"]) for each in found)
     due_s = 0.0
     for message in found:
@@ -107,15 +105,15 @@ def _go_on_with_ours(rocketmq: RocketMq, store: Path, told: Told) -> float:
             ack(rocketmq, store, message)
         else:
             due_s = max(due_s, (int(popped_ms) + int(invisible_ms)) / 1000)
-    told.theirs_after = [each["body"] for each in popped(rocketmq, store, 32, 60_000)]
+    told.theirs_after = [each["body"] for each in pop(rocketmq, store, 32, 60_000)]
     assert rocketmq.ask("stop", store) == {"clean": True}
     return due_s
 
 
-def _go_on_with_theirs(group: Group, told: Told, due_s: float) -> None:
+def _run_group_again(group: Group, told: Told, due_s: float) -> None:
     group.start()
     with group.client() as client:
-        consumer = client.simple_consumer(GROUP, TOPIC)
+        consumer = client.simple_consumer(POP_GROUP, POP_TOPIC)
         found = _all(consumer, 3, 60)
         told.early_by_s = due_s - time.time()
         told.ours = sorted((message.body.decode(), message.reconsume_times) for message in found)
@@ -123,17 +121,17 @@ def _go_on_with_theirs(group: Group, told: Told, due_s: float) -> None:
         told.ours_after = [message.body.decode() for message in consumer.receive(32, timeout=3)]
     assert group.stop() == 0
     saved = rocketmq_json.parse(group.paths.consumer_offsets.read_text())["offsetTable"]
-    told.progress = saved[f"{TOPIC}@{GROUP}"]
+    told.progress = saved[f"{POP_TOPIC}@{POP_GROUP}"]
     assert f"{REVIVE_TOPIC}@{REVIVE_GROUP}" in saved
 
 
-def test_the_broker_sends_again_what_we_have_left_open(told: Told) -> None:
+def test_broker_redelivers_our_unacknowledged_messages(told: Told) -> None:
     assert told.theirs == [(str(number), 1) for number in sorted(LEFT, key=str)]
     assert told.theirs_after == []
     assert told.progress == {"0": SENT + 1}
 
 
-def test_we_send_again_what_the_broker_has_left_open_and_not_before_it_is_due(told: Told) -> None:
+def test_group_redelivers_brokers_unacknowledged_when_due(told: Told) -> None:
     assert told.ours == [("31", 2), ("38", 2), ("39", 2)]
     assert told.ours_after == []
     assert told.early_by_s <= 1.0

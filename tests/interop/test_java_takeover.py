@@ -1,8 +1,8 @@
-"""A whole RocketMQ broker 5.3.3 goes on with our store where it stood, and we with what it leaves.
+"""A RocketMQ broker 5.3.3 and our group take over each other's pending work.
 
-One store: ours is stopped in order, with groups, retries, dead letters, transactions and delayed messages half way. The
-broker opens it as it is; RocketMQ's own consumers and producer work there and leave such things themselves. It is shut
-down, and our group goes on. Whatever was pending comes once, whatever was done does not come again.
+Our group is stopped with offsets, retries, dead letters, transactions and delayed messages pending. The broker opens
+the store unchanged; RocketMQ's own consumers and producer work there and leave pending work too. It is shut down, and
+our group is started. Pending messages are delivered once, finished ones never.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from typing import Any
 import pytest
 
 from mqproc import Message, StoreReader
-from mqproc.client.consumer import Consumer
-from mqproc.message import StoredMessage
-from mqproc.names import SCHEDULE_TOPIC
+from mqproc.client._sync.consumer import Consumer
 from mqproc.store import rocketmq_json
-from tests.conftest import Group, wait_until
-from tests.interop.java_stores import SIZES
-from tests.interop.rocketmq import Line, RocketMq, rocketmq_options
+from mqproc.topic_names import SCHEDULE_TOPIC
+from mqproc.types import StoredMessage
+from tests.interop.rocketmq import SIZES, Line, RocketMq, rocketmq_options
+from tests.support.group import Group, wait_until
 
 pytestmark = pytest.mark.timeout(1000)
 
@@ -33,7 +32,7 @@ QUEUES, TIMES_MAX = 2, 7
 SENT, DONE, NACKED, DEAD_AT_ONCE = 20, 10, 3, 5
 """Of the first messages of the topic so many are done, one of them by a nack, one as a dead letter."""
 SOON_LEVEL, LATER_LEVEL, THEIR_LATER_LEVEL = 1, 2, 3
-# A busy machine may not have stopped our group by then: then the first part is done anew, with more time.
+# A busy machine may stop our group too late: then the first part is repeated with more time.
 LATER_S = (12, 30, 60)
 # The broker is shut down meanwhile, which takes a dozen seconds.
 THEIR_LATER_S = 20
@@ -43,9 +42,9 @@ THEIR_SETTINGS = {
     "transactionTimeOut": "3000",
     "transactionCheckInterval": "1000",
     "transactionCheckMax": "1000",
-    # Else it asks about what has ended, until its marks are stored.
+    # Otherwise it checks ended transactions until their op messages are stored.
     "transactionOpBatchInterval": "100",
-    # What it knows of topics and groups it has from our files.
+    # Its topics and groups are those in our files.
     "autoCreateTopicEnable": "false",
     "autoCreateSubscriptionGroup": "false",
 }
@@ -58,7 +57,7 @@ FROM_US = Counter(
         *((body, 0) for body in ("committed", "undecided")),
     ]
 )
-"""(body, times) of what the broker's consumer has to get of ours."""
+"""(body, times) of our messages that the broker's consumer must receive."""
 WHILE_THEY_RUN = Counter((body, 0) for body in ("their soon", "their committed", "their dead", "again"))
 FROM_THEM = Counter(
     [
@@ -71,10 +70,10 @@ FROM_THEM = Counter(
 
 @dataclass
 class Told:
-    """What each side said, in order."""
+    """The results of each side, in order."""
 
     begun: Line = field(default_factory=dict)
-    """What the broker read of our files."""
+    """The broker's state loaded from our files."""
     theirs: Counter[tuple[str, int]] = field(default_factory=Counter)
     letters: Counter[tuple[str, int]] = field(default_factory=Counter)
     checked: set[str] = field(default_factory=set)
@@ -109,7 +108,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
 
 
 def left_waiting(folder: Path) -> Group:
-    """Our part, stopped before what waits was due."""
+    """Our part, stopped before the waiting messages are due."""
     for later_s in LATER_S:
         group = Group(folder / f"handed-{later_s}", **options(later_s))
         try:
@@ -122,7 +121,7 @@ def left_waiting(folder: Path) -> Group:
 
 
 def leave_ours(group: Group, later_s: int) -> bool:
-    """Whether the group was stopped before what waits was due."""
+    """Whether the group was stopped before the waiting messages were due."""
     group.start()
     with group.client() as client:
         client.create_topic(TOPIC, QUEUES)
@@ -222,30 +221,30 @@ def go_on_with_theirs(group: Group, told: Told) -> None:
     told.levels = rocketmq_json.parse(group.paths.delay_offsets.read_text())["offsetTable"]
 
 
-def test_the_broker_begins_by_our_config_files(told: Told) -> None:
+def test_broker_loads_our_config_files(told: Told) -> None:
     begun = told.begun
     assert begun["progress"] == {"0": DONE // QUEUES, "1": DONE // QUEUES}
     assert begun["levels"] == {str(SOON_LEVEL): 1}
     assert (begun["queues"], begun["retryMaxTimes"]) == (QUEUES, TIMES_MAX)
 
 
-def test_the_brokers_consumer_gets_once_what_was_pending_and_nothing_that_was_done(told: Told) -> None:
+def test_brokers_consumer_receives_pending_messages_once(told: Told) -> None:
     assert told.theirs == FROM_US + WHILE_THEY_RUN
     assert told.letters == Counter({(f"m{DEAD_AT_ONCE}", 1): 1, ("their dead", 1): 1})
 
 
-def test_the_broker_asks_about_what_nobody_has_ended_and_nothing_else(told: Told) -> None:
+def test_broker_checks_open_transactions_only(told: Told) -> None:
     assert told.checked == {"undecided", "their undecided"}
     assert told.stored.keys() & {"rolled back", "their rolled back"} == set()
     assert told.stored["committed"] == told.stored["their committed"] == told.stored["undecided"] == 1
 
 
-def test_nothing_is_in_the_topic_twice(told: Told) -> None:
+def test_topic_has_no_duplicates(told: Told) -> None:
     assert told.stored.keys() >= {body for body, times in FROM_US if not times}
     assert set(told.stored.values()) == {1}
 
 
-def test_our_consumer_gets_once_what_the_broker_left_pending_and_nothing_else(told: Told) -> None:
+def test_our_consumer_receives_brokers_pending_messages_once(told: Told) -> None:
     assert told.ours == FROM_THEM
     assert told.ours_after == []
     assert told.dead == {f"m{DEAD_AT_ONCE}", "their dead"}
@@ -253,5 +252,5 @@ def test_our_consumer_gets_once_what_the_broker_left_pending_and_nothing_else(to
     assert told.levels == {str(int(queue) + 1): end for queue, end in told.ends[SCHEDULE_TOPIC].items() if end}
 
 
-def test_our_producers_are_asked_about_what_the_brokers_left_open_alone(told: Told) -> None:
+def test_our_producers_are_asked_about_open_transactions_only(told: Told) -> None:
     assert told.asked == {"their undecided"}

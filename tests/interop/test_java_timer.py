@@ -1,7 +1,7 @@
-"""RocketMQ's TimerMessageStore 5.3.3 goes on with our timer files, and we with its: nothing is lost or comes twice.
+"""RocketMQ's TimerMessageStore 5.3.3 and our timer take over each other's files.
 
-One store: ours, with messages that wait for their time, is stopped. RocketMQ opens it, tells what it knows to wait,
-files more, delivers what is due, and closes it. `store verify` finds nothing wrong with its files. Our group goes on.
+Our group is stopped with waiting messages. RocketMQ opens the store, lists the waiting messages, adds more, delivers
+those that are due, and closes it. `store verify` finds its files clean. Our group is started again.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ import pytest
 
 from mqproc import StoreReader
 from mqproc.layout import timer_log
-from mqproc.names import TIMER_TOPIC
-from tests.cli.calling import call
-from tests.cli.repairing import damage_in
-from tests.conftest import Group, wait_until
-from tests.interop.java_stores import SIZES
-from tests.interop.rocketmq import Line, RocketMq, rocketmq_options
-from tests.interop.timer_store import units
+from mqproc.topic_names import TIMER_TOPIC
+from tests.interop.rocketmq import SIZES, Line, RocketMq, rocketmq_options, timer_units
+from tests.support.command_line import call
+from tests.support.group import Group, wait_until
+from tests.support.store_repair import damage_in
 
 pytestmark = pytest.mark.timeout(1000)
 
@@ -30,13 +28,13 @@ OPTIONS = SIZES | {"mapped_file_size_timer_log": 1024}
 TOPIC = "later"
 OURS_WAITING, OURS_DUE, THEIRS_WAITING, THEIRS_DUE = 40, 6, 10, 4
 HOUR_MS = 3_600_000
-# Long enough for the group to be stopped before; what is due by then is delivered by the first that comes to it.
+# Long enough for the group to be stopped before; either side may deliver the due messages.
 DUE_AFTER_S = 15
 
 
 @dataclass
 class Told:
-    """What each side said, in order."""
+    """The results of each side, in order."""
 
     ours: list[tuple[int, int]] = field(default_factory=list)
     """(slot, physical offset) of units that wait."""
@@ -45,12 +43,12 @@ class Told:
     verified: tuple[int, Any] = 0, None
     theirs: list[tuple[int, int]] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
-    """What the topic has in the end."""
+    """Bodies of the topic at the end."""
     waiting: int = 0
 
 
-def parked(number: int, due_ms: int) -> Line:
-    """What RocketMQ's broker makes of a message that names a time."""
+def timer_message(number: int, due_ms: int) -> Line:
+    """A message as RocketMQ's broker puts it into the timer topic."""
     return {
         "topic": TIMER_TOPIC,
         "queueId": 0,
@@ -91,19 +89,19 @@ def _tell(group: Group, rocketmq: RocketMq) -> Told:
         wait_until(lambda: group.words()["timed_messages"] >= OURS_WAITING)
         group.wait_dispatched()
     assert group.stop() == 0
-    told.ours = units(root)
+    told.ours = timer_units(root)
     opened = rocketmq.ask("open", root, options=rocketmq_options(OPTIONS))
     assert opened["started"], opened
     told.opened = rocketmq.ask("timer", root)
     now_ms = time.time_ns() // 1_000_000
-    messages = [parked(number, now_ms + HOUR_MS + 1000 * (number % 3)) for number in range(THEIRS_WAITING)]
-    messages += [parked(100 + number, now_ms + 2000) for number in range(THEIRS_DUE)]
+    messages = [timer_message(number, now_ms + HOUR_MS + 1000 * (number % 3)) for number in range(THEIRS_WAITING)]
+    messages += [timer_message(100 + number, now_ms + 2000) for number in range(THEIRS_DUE)]
     assert {each["status"] for each in rocketmq.ask("append", root, messages=messages)} == {"PUT_OK"}
     told.delivered = rocketmq.ask("deliver", root, topic=TOPIC, messages=OURS_DUE + THEIRS_DUE)
     assert rocketmq.ask("close", root) == {"clean": True}
     verified = call("store", "verify", root, "--json")
     told.verified = verified.code, verified.json
-    told.theirs = units(root)
+    told.theirs = timer_units(root)
     group.start()
     wait_until(lambda: group.words()["timed_messages"] >= OURS_WAITING + THEIRS_WAITING)
     told.waiting = group.words()["timed_messages"]
@@ -114,7 +112,7 @@ def _tell(group: Group, rocketmq: RocketMq) -> Told:
     return told
 
 
-def test_rocketmq_knows_what_waits_in_our_files(told: Told) -> None:
+def test_rocketmq_lists_waiting_messages_of_our_files(told: Told) -> None:
     opened = told.opened
     assert opened["loaded"]
     assert opened["queueOffset"] == OURS_WAITING + OURS_DUE
@@ -123,20 +121,20 @@ def test_rocketmq_knows_what_waits_in_our_files(told: Told) -> None:
     assert {unit[4] for unit in opened["units"]} == {timer_log.MAGIC_DEFAULT}
 
 
-def test_rocketmq_delivers_what_is_due(told: Told) -> None:
+def test_rocketmq_delivers_due_messages(told: Told) -> None:
     assert told.delivered["delivered"] == OURS_DUE + THEIRS_DUE
     assert told.delivered["queueOffset"] == OURS_WAITING + OURS_DUE + THEIRS_WAITING + THEIRS_DUE
     assert told.delivered["messages"] == OURS_WAITING + THEIRS_WAITING
 
 
-def test_rocketmqs_timer_files_are_clean(told: Told) -> None:
+def test_verify_of_rocketmqs_timer_files_is_clean(told: Told) -> None:
     code, document = told.verified
     assert damage_in(document) == [], document["findings"]
     assert [each for each in document["findings"] if each["kind"].startswith("timer")] == []
     assert code == 0
 
 
-def test_we_go_on_where_rocketmq_stopped(told: Told) -> None:
+def test_group_continues_after_rocketmqs_timer(told: Told) -> None:
     assert told.waiting == len(told.theirs) == OURS_WAITING + THEIRS_WAITING
     ours = [b"ours due %d" % number for number in range(OURS_DUE)]
     theirs = [b"theirs %d" % (100 + number) for number in range(THEIRS_DUE)]

@@ -1,4 +1,4 @@
-"""A store whose timer files RocketMQ wrote is gone on with: what waits is delivered, what was delivered is not."""
+"""Takeover of RocketMQ's timer files: waiting messages are delivered once."""
 
 from __future__ import annotations
 
@@ -10,40 +10,49 @@ import pytest
 
 from mqproc import StoreReader
 from mqproc.layout import timer_check
-from mqproc.names import TIMER_TOPIC
 from mqproc.paths import StorePaths
-from tests.cli.calling import call
-from tests.cli.repairing import damage_in
-from tests.conftest import Group, wait_until
+from mqproc.topic_names import TIMER_TOPIC
 from tests.golden.fixtures import GOLDEN, KEPT, unpack
-from tests.interop.timer_store import CANCELLED, DELIVERED, FAR, NAME, TOPIC, WAITING, dumped, units
+from tests.interop.rocketmq import (
+    CANCELLED,
+    DELIVERED,
+    FAR,
+    TIMER_STORE,
+    TIMER_STORE_TOPIC,
+    WAITING,
+    dump_rows,
+    timer_units,
+)
+from tests.support.command_line import call
+from tests.support.group import Group, wait_until
+from tests.support.store_repair import damage_in
 
 OPTIONS = KEPT | {"max_message_size": 32768}
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """See `timer_store.make`."""
-    with tarfile.open(GOLDEN / f"{NAME}.tar.gz") as archive:
+    """See `make_timer_store`."""
+    with tarfile.open(GOLDEN / f"{TIMER_STORE}.tar.gz") as archive:
         unpack(archive, tmp_path)
     return tmp_path / "store"
 
 
 def bodies(group: Group) -> list[str]:
-    """What is delivered: RocketMQ's in no order, since theirs were due in one second, then ours as they came."""
+    """Delivered bodies: RocketMQ's, sorted (all due in one second), then ours in order."""
     with group.client() as client:
-        found = [message.body.decode() for message in client.range(TOPIC)]
+        found = [message.body.decode() for message in client.range(TIMER_STORE_TOPIC)]
     return sorted(found[: len(DELIVERED)]) + found[len(DELIVERED) :]
 
 
-def test_what_waits_in_rocketmqs_timer_files_is_read(store: Path) -> None:
+def test_waiting_messages_of_rocketmqs_timer_are_read(store: Path) -> None:
     with StoreReader(store) as reader:
         of_offset = {
             message.physical_offset: message.body.decode() for message in reader.pull(TIMER_TOPIC, 0, 0, 100).messages
         }
-    waiting = {of_offset[offset] for _, offset in units(store)}
+    waiting = {of_offset[offset] for _, offset in timer_units(store)}
     assert waiting == {*WAITING, CANCELLED, "the cancellation", FAR}
-    rows = [row for path in sorted((store / "timerlog").iterdir()) for row in dumped(path)]
+    rows = [row for path in sorted((store / "timerlog").iterdir()) for row in dump_rows(path)]
     does = {of_offset[row["physical_offset"]]: row["does"] for row in rows}
     assert does.pop("the cancellation") == "cancel"
     assert does.pop(FAR) == "park again, then deliver"
@@ -52,39 +61,39 @@ def test_what_waits_in_rocketmqs_timer_files_is_read(store: Path) -> None:
     assert (verified.code, damage_in(verified.json)) == (0, [])
 
 
-def test_rocketmqs_timer_is_gone_on_with_where_it_stood(store: Path) -> None:
-    """In the order of their times, each once, none that was cancelled; what is far off waits on."""
+def test_rocketmqs_timer_continues_at_its_position(store: Path) -> None:
+    """Delivered in time order, each once, not the cancelled one; the far one keeps waiting."""
     group = Group(store)
     group.options = OPTIONS
     group.start()
     try:
-        wait_until(lambda: group.words()["timed_messages"] == 1, what="nothing left but what is far off")
+        wait_until(lambda: group.words()["timed_messages"] == 1, what="all but the far message delivered")
         group.wait_dispatched()
         assert bodies(group) == DELIVERED + WAITING
         for how in (group.kill, group.stop):
             how()
             group.start()
-            wait_until(lambda: group.words()["timed_messages"] == 1, what="the timer's files are read")
+            wait_until(lambda: group.words()["timed_messages"] == 1, what="the timer's files loaded")
         with group.client() as client:
-            client.send(TOPIC, b"ours", delay=0.1)
+            client.send(TIMER_STORE_TOPIC, b"ours", delay=0.1)
         wait_until(lambda: bodies(group)[-1] == "ours", what="the delivery of ours")
         assert bodies(group) == [*DELIVERED, *WAITING, "ours"]
         assert group.words()["deliveries_lost"] == 0
         assert group.stop() == 0
     finally:
         group.close()
-    offsets = [offset for _, offset in units(store)]
+    offsets = [offset for _, offset in timer_units(store)]
     with StoreReader(store) as reader:
         parked = reader.pull(TIMER_TOPIC, 0, 0, 100).messages
     waits = [message.body.decode() for message in parked if message.physical_offset in offsets]
-    # Of a slot that is up its messages are there until the next one is.
+    # The messages of a delivered slot stay until the next slot is delivered.
     assert [body for body in waits if body != "ours"] == [FAR]
     verified = call("store", "verify", store, "--json")
     assert (verified.code, damage_in(verified.json)) == (0, [])
 
 
-def test_a_repair_has_no_more_filed_than_there_is(store: Path) -> None:
-    """All is delivered, and the log's first record, to which empty units lead, is the timer's."""
+def test_repair_lowers_timer_queue_offset_to_queue_end(store: Path) -> None:
+    """All are delivered; empty units point to the log's first record, which is the timer's."""
     check = StorePaths(store).timer_check
     page = bytearray(check.read_bytes())
     for place, value in ((0, 1 << 44), (40, 1 << 44), (16, 99), (24, 99)):

@@ -1,4 +1,4 @@
-"""A broker's store with pending transactions is gone on with: those that nobody ended are asked about, and end once."""
+"""Takeover of a broker's open transactions: each is checked and ended once."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 
 from mqproc import TransactionEndedError
-from mqproc.client import transaction_calls
-from mqproc.client.transaction_calls import Handle
-from mqproc.message import StoredMessage
-from mqproc.names import HALF_TOPIC, OP_HALF_TOPIC
+from mqproc.client import transaction_requests as transaction_calls
+from mqproc.client.transaction_requests import Handle
 from mqproc.store import rocketmq_json
-from mqproc.store.transactions.halves import decode_marks
-from tests.conftest import Group, wait_until
+from mqproc.store.transactions import decode_op_body
+from mqproc.topic_names import HALF_TOPIC, OP_HALF_TOPIC
+from mqproc.types import StoredMessage
 from tests.golden.fixtures import KEPT, load_fixture
+from tests.support.group import Group, wait_until
 
 PRODUCERS = "txpg_LifeTopic"
 
 
-def test_a_brokers_transactions_go_on_where_they_stood(tmp_path: Path) -> None:
-    """Of nine three were committed, three rolled back, and three checked five times: these are left."""
+def test_brokers_open_transactions_are_checked_and_ended(tmp_path: Path) -> None:
+    """Of nine, three are committed, three rolled back, and three open after five checks."""
     group = Group(load_fixture("i_broker", tmp_path).store)
     group.options = KEPT | {"max_message_size": 32768, "transaction_check_interval": 3_600_000}
     group.start()
@@ -32,11 +32,11 @@ def test_a_brokers_transactions_go_on_where_they_stood(tmp_path: Path) -> None:
 
     try:
         with group.client() as client:
-            (found,) = [wait_until(lambda: client.transactions.open(PRODUCERS), what="what is open")]
+            (found,) = [wait_until(lambda: client.transactions.open(PRODUCERS), what="the open transactions")]
             assert [(each.topic, each.checks) for each in found] == [("LifeTopic", 5)] * 3
             written = group.words()["written"]
             with client.transaction_producer(PRODUCERS, checker):
-                # Nothing is stored to ask: the broker's last copies are those to be asked about.
+                # No check is stored: the broker's last copies are checked.
                 wait_until(
                     lambda: len(asked) == 3 and len(client.transactions.open(PRODUCERS)) == 1, what="two decided"
                 )
@@ -48,7 +48,7 @@ def test_a_brokers_transactions_go_on_where_they_stood(tmp_path: Path) -> None:
             assert [(each.body, each.queue_id, each.sys_flag) for each in new] == [(b"tx 2", 3, 8)]
             assert new[0].prepared_transaction_offset == half.physical_offset
             assert {**new[0].properties} == {**half.properties}
-            # What RocketMQ itself had committed, or rolled back, is known to be so.
+            # Transactions that RocketMQ ended stay ended.
             first, second = client.pull(HALF_TOPIC, 0, 0, 2).messages
             ended = [Handle(PRODUCERS, "LifeTopic", each.unique_id, each.physical_offset) for each in (first, second)]
             client.run(transaction_calls.end(ended[0], commit=True))
@@ -57,7 +57,7 @@ def test_a_brokers_transactions_go_on_where_they_stood(tmp_path: Path) -> None:
                 with pytest.raises(TransactionEndedError):
                     client.run(transaction_calls.end(handle, commit=commit))
             (marks,) = [wait_until(lambda: client.pull(OP_HALF_TOPIC, 0, 1).messages, what="marks")]
-            assert sorted(offset for each in marks for offset in decode_marks(each.body)) == [21, 22]
+            assert sorted(offset for each in marks for offset in decode_op_body(each.body)) == [21, 22]
         assert group.stop() == 0
         saved = rocketmq_json.parse(group.paths.consumer_offsets.read_text())["offsetTable"]
         assert saved[f"{HALF_TOPIC}@CID_RMQ_SYS_TRANS"] == {"0": 23}
