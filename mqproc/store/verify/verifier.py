@@ -327,7 +327,7 @@ def verify_store(
     jobs = jobs or usable_jobs()
     unreadable: set[Path] = set()
     while True:
-        how = _Verifier(io, paths, options, jobs, shares, share_bytes, on_progress, is_mine=is_mine)
+        how = VerifyRun(io, paths, options, jobs, shares, share_bytes, on_progress, is_mine=is_mine)
         how.unreadable = frozenset(unreadable)
         try:
             return how.run()
@@ -352,7 +352,7 @@ def take_snapshot(
 ) -> Snapshot:
     """Take a snapshot, with shares of about `share_bytes`, for callers that run its tasks."""
     most = 1 << 30
-    return _Verifier(io, paths, options, 1, most, share_bytes, lambda done, total: None, is_mine=is_mine).snapshot()
+    return VerifyRun(io, paths, options, 1, most, share_bytes, lambda done, total: None, is_mine=is_mine).snapshot()
 
 
 def tasks_of(snapshot: Snapshot) -> list[Task]:
@@ -365,7 +365,7 @@ def tasks_of(snapshot: Snapshot) -> list[Task]:
 
 def compare(io: StoreIO, paths: StorePaths, options: Options, snapshot: Snapshot, answers: TaskRunner) -> VerifyResult:
     """Compare the results of a snapshot's tasks; `answers` returns them and answers queries."""
-    verifier = _Verifier(io, paths, options, 1, 0, SHARE_BYTES_MIN, lambda done, total: None, is_mine=False)
+    verifier = VerifyRun(io, paths, options, 1, 0, SHARE_BYTES_MIN, lambda done, total: None, is_mine=False)
     return verifier.compare(snapshot, answers, Findings(), time.perf_counter())
 
 
@@ -403,7 +403,7 @@ def _without_known(findings: list[Finding], holes: list[tuple[int, int]]) -> Ite
             yield finding
 
 
-class _Verifier:
+class VerifyRun:
     """Runs one verify."""
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Recovery of stores with durable marks of our own: what it need not look at, and what it must notice all the same.
+"""Recovery of stores with durable marks: the parts it skips and the losses it detects.
 
 Each store is written by the append engine, recovered once (which dispatches all and moves the marks to the end), then
-harmed. Nothing that is intact may be lost; what is lost is told; a second recovery has nothing to do.
+damaged. No intact record may be lost, each loss is reported, and a second recovery changes nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import pytest
 
 from mqproc.layout import index_file
 from mqproc.layout.consume_queue import UNIT_SIZE
-from tests.store.recovery.recovering import Killed, RecordingIO, contents
-from tests.store.stopped_store import (
+from tests.support.store_builders import (
     FIRST_MS,
     FRAMES,
     ITEMS,
@@ -28,6 +27,7 @@ from tests.store.stopped_store import (
     assert_whole,
     write_at,
 )
+from tests.support.store_checks import Killed, RecordingIO, contents
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> StoppedStore:
 # Nothing to do
 
 
-def test_after_a_stop_in_order_nothing_is_walked_or_written(store: StoppedStore) -> None:
+def test_recovery_after_clean_stop_reads_and_writes_nothing(store: StoppedStore) -> None:
     io = RecordingIO()
     found = store.recover(io=io)
     assert io.lasting_calls == []
@@ -48,7 +48,7 @@ def test_after_a_stop_in_order_nothing_is_walked_or_written(store: StoppedStore)
     assert_whole(store, found)
 
 
-def test_after_a_kill_only_what_follows_the_marks_is_walked(store: StoppedStore) -> None:
+def test_recovery_after_kill_scans_only_above_marks(store: StoppedStore) -> None:
     store.put()
     found = store.recover(clean=False)
     assert f"{PER_FRAME} records from the durable mark" in found.said_of("log")
@@ -56,8 +56,8 @@ def test_after_a_kill_only_what_follows_the_marks_is_walked(store: StoppedStore)
     assert_whole(store, found)
 
 
-def test_a_mark_of_another_log_is_not_believed(store: StoppedStore) -> None:
-    """Another program wrote the log: everything is looked at, and the loss is told."""
+def test_recovery_mark_of_another_log_is_ignored(store: StoppedStore) -> None:
+    """Another program wrote the log: all of it is scanned, and the loss is reported."""
     store.overwrite(store.offsets[-1] + 20, b"\xff")
     found = store.recover()
     assert "from the beginning 0" in found.said_of("log")
@@ -118,7 +118,7 @@ def shorten_first_file(store: StoppedStore) -> None:
 
 
 def cut_a_unit_in_two(store: StoppedStore) -> None:
-    """What is left of it says another size."""
+    """The rest of the file implies another size."""
     os.truncate(store.queue_file("Second", 1), 5 * UNIT_SIZE + 11)
 
 
@@ -158,7 +158,7 @@ QUEUE_LOSSES = [
 
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "killed"])
 @pytest.mark.parametrize("harm", QUEUE_LOSSES)
-def test_a_queue_that_lost_units_is_built_again(
+def test_queue_with_lost_units_is_rebuilt(
     harm: Callable[[StoppedStore], None], clean: bool, store: StoppedStore
 ) -> None:
     assert store.first.queues()["Second", 1][1] > QUEUE_FILE_BYTES // UNIT_SIZE
@@ -175,8 +175,8 @@ def test_a_queue_that_lost_units_is_built_again(
 
 
 @pytest.mark.parametrize("harm", [remove_folder, remove_first_file, remove_last_file])
-def test_a_queue_whose_rebuild_did_not_end_is_built_again(harm: Callable[[StoppedStore], None], tmp_path: Path) -> None:
-    """Killed amid it, files had their names and their lengths, the last unit was there, and zeros before it stayed."""
+def test_queue_with_interrupted_rebuild_is_rebuilt(harm: Callable[[StoppedStore], None], tmp_path: Path) -> None:
+    """After a kill the files have their lengths and the last unit, with zeros before it."""
     store = StoppedStore(tmp_path / "store")
     whole = contents(store.root)
     harm(store)
@@ -198,7 +198,7 @@ def test_a_queue_whose_rebuild_did_not_end_is_built_again(harm: Callable[[Stoppe
 
 
 def kill_as_it_ends(store: StoppedStore) -> None:
-    """Recovery dies when all is made, and nothing of it is synced."""
+    """Kill recovery after all writes and before the syncs."""
     harmed = store.root.with_name("harmed")
     shutil.copytree(store.root, harmed)
     recording = RecordingIO()
@@ -210,8 +210,8 @@ def kill_as_it_ends(store: StoppedStore) -> None:
         store.recover(io=RecordingIO(place + 1))
 
 
-def test_what_a_power_loss_takes_of_a_queue_made_again_is_made_again(store: StoppedStore) -> None:
-    """It may keep the page of a queue's last unit, and none of those before it."""
+def test_rebuilt_queue_losing_unsynced_pages_is_rebuilt(store: StoppedStore) -> None:
+    """A power failure may keep the page of a queue's last unit, and none before it."""
     whole = {name: data for name, data in contents(store.root).items() if name.startswith("consumequeue")}
     remove_folder(store)
     kill_as_it_ends(store)
@@ -220,7 +220,7 @@ def test_what_a_power_loss_takes_of_a_queue_made_again_is_made_again(store: Stop
     assert {name: data for name, data in contents(store.root).items() if name.startswith("consumequeue")} == whole
 
 
-def test_without_the_table_of_the_last_run_every_unit_is_compared(store: StoppedStore) -> None:
+def test_recovery_without_queue_table_compares_every_unit(store: StoppedStore) -> None:
     (store.root / "mqproc" / "queues").unlink()
     remove_folder(store)
     found = store.recover()
@@ -232,7 +232,7 @@ def test_without_the_table_of_the_last_run_every_unit_is_compared(store: Stopped
     "name",
     ["queues", "opened.json", "damage.json", "progress", "topics.journal", "retention.json", "unconsumed.json"],
 )
-def test_a_folder_in_the_place_of_one_of_our_own_files_goes_aside(name: str, store: StoppedStore) -> None:
+def test_folder_in_place_of_own_file_is_quarantined(name: str, store: StoppedStore) -> None:
     path = store.root / "mqproc" / name
     path.unlink(missing_ok=True)
     path.mkdir()
@@ -244,14 +244,14 @@ def test_a_folder_in_the_place_of_one_of_our_own_files_goes_aside(name: str, sto
     assert_whole(store, found)
 
 
-def test_a_garbled_table_of_the_last_run_is_not_believed(store: StoppedStore) -> None:
+def test_recovery_invalid_queue_table_is_ignored(store: StoppedStore) -> None:
     write_at(store.root / "mqproc" / "queues", 2 * 8, (1 << 40).to_bytes(8, "little"))
     remove_folder(store)
     assert_whole(store, store.recover())
 
 
-def test_a_queue_whose_records_have_all_expired_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Its folder is gone, and the log has none of its records any more: its offsets are not used again."""
+def test_queue_with_all_records_expired_keeps_its_end(tmp_path: Path) -> None:
+    """Its folder and all its records in the log are missing; no offset is reused."""
     store = StoppedStore(tmp_path / "store")
     bounds = store.first.queues()
     for start in (0, SEGMENT):
@@ -262,8 +262,8 @@ def test_a_queue_whose_records_have_all_expired_goes_on_where_it_was(tmp_path: P
     assert {queue: ends[1] for queue, ends in found.queues().items()} == {q: ends[1] for q, ends in bounds.items()}
 
 
-def test_a_queue_ends_where_the_log_says_and_not_where_a_file_without_units_begins(tmp_path: Path) -> None:
-    """A power loss took the first files' names and left that of a file whose records are gone too."""
+def test_queue_end_comes_from_log_not_from_empty_file(tmp_path: Path) -> None:
+    """A power failure removed the first files and left one whose records are gone too."""
     store = StoppedStore(tmp_path / "store")
     for name in ("commitlog", "consumequeue", "index"):
         (store.root / "mqproc" / "marks" / name).unlink()
@@ -308,7 +308,7 @@ def empty_newest_index_file(store: StoppedStore) -> None:
 
 
 def leave_a_file_half_full_and_garble_the_next(store: StoppedStore) -> None:
-    """The newest file's first item seems to come from the log's beginning."""
+    """The newest file's first item seems to be from the start of the log."""
     half_full, newest = store.index_files()[-2:]
     write_at(half_full, index_file.ITEM_COUNT, (ITEMS // 2).to_bytes(4, "big"))
     write_at(newest, index_file.ITEM_COUNT, (index_file.FIRST_ITEM).to_bytes(4, "big"))
@@ -329,10 +329,10 @@ INDEX_LOSSES = [
 
 
 @pytest.mark.parametrize("harm", [remove_index, remove_index_file(0)])
-def test_what_a_power_loss_takes_of_an_index_made_again_is_made_again(
+def test_rebuilt_index_losing_unsynced_pages_is_rebuilt(
     harm: Callable[[StoppedStore], None], store: StoppedStore
 ) -> None:
-    """It may keep the page of a file's header, and none of its items."""
+    """A power failure may keep the page of a file's header, and none of its items."""
     harm(store)
     kill_as_it_ends(store)
     place = index_file.item_offset(SLOTS, ITEMS // 2)
@@ -342,9 +342,7 @@ def test_what_a_power_loss_takes_of_an_index_made_again_is_made_again(
 
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "killed"])
 @pytest.mark.parametrize("harm", INDEX_LOSSES, ids=lambda harm: harm.__name__)
-def test_an_index_that_lost_entries_is_made_again(
-    harm: Callable[[StoppedStore], None], clean: bool, tmp_path: Path
-) -> None:
+def test_index_with_lost_entries_is_rebuilt(harm: Callable[[StoppedStore], None], clean: bool, tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store")
     for _ in range(FRAMES):
         store.put()
@@ -355,7 +353,7 @@ def test_an_index_that_lost_entries_is_made_again(
     assert_whole(store, found)
 
 
-def test_records_without_keys_between_files_are_no_loss(tmp_path: Path) -> None:
+def test_index_records_without_keys_between_files_are_no_loss(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store")
     offsets = store.engine.append("First", [b"no key"] * 100, FIRST_MS + 5000, queues=4)
     store.put()
@@ -366,23 +364,23 @@ def test_records_without_keys_between_files_are_no_loss(tmp_path: Path) -> None:
     assert len(offsets) == 100
 
 
-def test_the_index_files_tell_their_own_shape(store: StoppedStore) -> None:
+def test_index_files_of_other_sizes_keep_them(store: StoppedStore) -> None:
     found = store.recover(max_hash_slot_num=60, max_index_num=500)
     assert (found.options.max_hash_slot_num, found.options.max_index_num) == (SLOTS, 400)
     assert any("max_hash_slot_num: the store's files have 50" in line for line in found.said)
     assert_whole(store, found)
 
 
-# Records that have lost their own CRC
+# Records that lost their own CRC
 
 
 def lose_crc(store: StoppedStore) -> None:
-    """The last record's properties are torn from their middle on, and with them the CRC over all of it."""
+    """Tear the last record's properties, including the CRC of the whole record."""
     store.overwrite(store.end - 30, b"?" * 30)
 
 
-def test_above_the_mark_a_record_that_has_lost_its_crc_is_torn(store: StoppedStore) -> None:
-    """Its body is whole, so it reads as a record that never had a CRC of its own, with properties that nobody sent."""
+def test_record_above_mark_without_its_crc_is_torn(store: StoppedStore) -> None:
+    """Its body is intact: it reads as a record without a CRC, with wrong properties."""
     store.put()
     lose_crc(store)
     found = store.recover(clean=False)
@@ -392,8 +390,8 @@ def test_above_the_mark_a_record_that_has_lost_its_crc_is_torn(store: StoppedSto
     assert_whole(store, found)
 
 
-def test_where_the_last_run_wrote_no_such_crcs_records_without_stay(tmp_path: Path) -> None:
-    """Whatever this run is told to write."""
+def test_records_without_crc_stay_if_last_run_wrote_none(tmp_path: Path) -> None:
+    """Whatever the options of this run say."""
     store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
     store.put()
     found = store.recover(clean=False, enabled_append_prop_crc=True)
@@ -402,7 +400,7 @@ def test_where_the_last_run_wrote_no_such_crcs_records_without_stay(tmp_path: Pa
     assert found.dispatched == found.end
 
 
-def test_crcs_are_demanded_from_when_they_are_written(tmp_path: Path) -> None:
+def test_record_crcs_are_required_once_written(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
     store.recover(enabled_append_prop_crc=True)
     store.put()

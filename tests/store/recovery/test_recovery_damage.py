@@ -1,7 +1,7 @@
-"""Damage below the durable mark: written down, served around, told once, forgotten when it is gone.
+"""Damage below the durable mark is recorded, reported once, and dropped after a repair.
 
-Also what no recovery may refuse (lengths, strays, garbage in small files), what it must refuse (symlinks, other
-owners), and the ways in which it may end before it is done.
+Also: recovery accepts wrong lengths, stray files and garbage in small files; it refuses symlinks and files of other
+owners; it can be interrupted.
 """
 
 from __future__ import annotations
@@ -25,16 +25,9 @@ from mqproc.layout import control as words_of
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.store.consumequeue.bounds import filler_position
-from tests.store.faulty_io import NoRoomForQueues
-from tests.store.recovery.recovering import NOW_MS, RecordingIO, contents, recover
-from tests.store.stopped_store import (
-    PER_FRAME,
-    SEGMENT,
-    StoppedStore,
-    assert_whole,
-    keyed,
-    write_at,
-)
+from tests.support.faulty_io import NoRoomForQueues
+from tests.support.store_builders import PER_FRAME, SEGMENT, StoppedStore, assert_whole, keyed, write_at
+from tests.support.store_checks import NOW_MS, RecordingIO, contents, recover
 
 
 @pytest.fixture
@@ -63,7 +56,7 @@ def hole_of(store: StoppedStore, number: int, kind: str = "bad body CRC") -> tup
 # Damage
 
 
-def test_a_hole_is_written_down_told_once_and_its_units_are_fillers(store: StoppedStore) -> None:
+def test_hole_is_recorded_reported_once_and_has_fillers(store: StoppedStore) -> None:
     flip(store, 70)
     forget_marks(store)
     found = store.recover()
@@ -95,8 +88,8 @@ def test_a_hole_is_written_down_told_once_and_its_units_are_fillers(store: Stopp
     assert "; 1 damaged range, 0 of them new" in again.said_of("log")
 
 
-def test_known_damage_below_the_mark_does_not_stop_a_later_start(store: StoppedStore) -> None:
-    """All queues and the index are gone too: they are built again around the hole."""
+def test_known_hole_below_mark_does_not_stop_start(store: StoppedStore) -> None:
+    """All queues and the index are missing too: they are rebuilt around the hole."""
     flip(store, 70)
     store.overwrite(store.offsets[90], bytes(store.offsets[94] - store.offsets[90]))
     forget_marks(store)
@@ -110,8 +103,8 @@ def test_known_damage_below_the_mark_does_not_stop_a_later_start(store: StoppedS
 
 
 @pytest.mark.parametrize("harm", [b"\xff\xff\xff\xff\xff\xff\xff\xff", bytes(8)], ids=["garbage", "zeros"])
-def test_damage_that_dispatch_meets_below_the_mark_becomes_a_hole(harm: bytes, store: StoppedStore) -> None:
-    """The log's mark is good, so nothing is walked there; the queues' is not, so all is dispatched again."""
+def test_damage_met_by_dispatch_below_mark_becomes_hole(harm: bytes, store: StoppedStore) -> None:
+    """The log's mark is valid, the queues' is not: the log is dispatched without a scan."""
     store.overwrite(store.offsets[50], harm)
     store.overwrite(store.offsets[60] + 4, b"\0")
     forget_marks(store, "consumequeue")
@@ -129,8 +122,8 @@ def test_damage_that_dispatch_meets_below_the_mark_becomes_a_hole(harm: bytes, s
     assert again.holes == found.holes
 
 
-def test_a_hole_that_was_mended_is_forgotten(store: StoppedStore) -> None:
-    """Somebody has put the segment back from a copy."""
+def test_hole_after_repair_is_dropped(store: StoppedStore) -> None:
+    """The segment was restored from a copy."""
     copy = store.segment(0).read_bytes()
     flip(store, 70)
     flip(store, 75)
@@ -148,7 +141,7 @@ def test_a_hole_that_was_mended_is_forgotten(store: StoppedStore) -> None:
     assert_whole(store, found)
 
 
-def test_a_hole_that_retention_has_passed_is_forgotten(store: StoppedStore) -> None:
+def test_hole_in_expired_segment_is_dropped(store: StoppedStore) -> None:
     flip(store, 70)
     forget_marks(store)
     store.recover()
@@ -157,8 +150,8 @@ def test_a_hole_that_retention_has_passed_is_forgotten(store: StoppedStore) -> N
     assert (found.begin, found.holes) == (SEGMENT, [])
 
 
-def test_a_hole_at_a_queues_end_keeps_its_offsets(store: StoppedStore) -> None:
-    """The last records of all queues of a topic are lost; their units were there, so their offsets stay taken."""
+def test_hole_at_queue_end_keeps_its_offsets(store: StoppedStore) -> None:
+    """The last records of a topic's queues are lost; their units existed: offsets stay used."""
     last = store.numbers - 1
     before = store.first.queues()
     lost = set(range(last - PER_FRAME - 3, last - 3))
@@ -170,8 +163,8 @@ def test_a_hole_at_a_queues_end_keeps_its_offsets(store: StoppedStore) -> None:
     assert_whole(store, found, lost=lost)
 
 
-def test_queue_offsets_that_nobody_has_above_the_mark_keep_no_start_from_coming(store: StoppedStore) -> None:
-    """As another program leaves them that counts a message and then does not store it."""
+def test_unused_queue_offsets_above_mark_do_not_stop_start(store: StoppedStore) -> None:
+    """Another program may count a message and then not store it."""
     engine = store.engine
     before = engine.append("First", [b"above the mark"] * 4).tolist()
     engine.append("Second", [b"into the next segment" * 50] * (SEGMENT // 1_000))
@@ -187,8 +180,8 @@ def test_queue_offsets_that_nobody_has_above_the_mark_keep_no_start_from_coming(
     assert store.recover().queues() == found.queues()
 
 
-def test_garbage_before_a_queues_first_unit_is_no_unit(store: StoppedStore) -> None:
-    """A topic that was deleted and made again begins amid its file; of that a power loss may have left anything."""
+def test_garbage_before_first_unit_is_ignored(store: StoppedStore) -> None:
+    """A recreated topic begins inside its file, which may hold anything after a power failure."""
     engine = store.engine
     numbers = [engine.table.create_queue("Again", queue_id) for queue_id in range(4)]
     for number in numbers:
@@ -206,8 +199,8 @@ def test_garbage_before_a_queues_first_unit_is_no_unit(store: StoppedStore) -> N
     assert store.recover(clean=False).queues() == found.queues()
 
 
-def test_a_hole_at_the_logs_beginning_is_told_at_its_queues(store: StoppedStore) -> None:
-    """Its fillers look like those that a queue begins with when its first units have expired; here nothing has."""
+def test_hole_at_log_begin_is_reported_at_its_queues(store: StoppedStore) -> None:
+    """Its fillers look like those of expired units at a queue's begin; here none has expired."""
     flip(store, 0)
     flip(store, 1)
     before = store.first.queues()
@@ -219,7 +212,7 @@ def test_a_hole_at_the_logs_beginning_is_told_at_its_queues(store: StoppedStore)
     assert_whole(store, found, lost={0, 1})
 
 
-def test_fillers_at_a_queues_end_stay_without_marks(store: StoppedStore) -> None:
+def test_fillers_at_queue_end_without_marks_stay(store: StoppedStore) -> None:
     last = store.numbers - 1
     before = store.first.queues()
     lost = set(range(last - PER_FRAME - 3, last - 3))
@@ -232,7 +225,7 @@ def test_fillers_at_a_queues_end_stay_without_marks(store: StoppedStore) -> None
     assert "lost units" not in store.recover().said_of("queues")
 
 
-def test_on_damage_refuse_changes_nothing_of_the_store(store: StoppedStore) -> None:
+def test_on_damage_refuse_leaves_store_unchanged(store: StoppedStore) -> None:
     flip(store, 70)
     forget_marks(store)
     before = contents(store.root)
@@ -247,7 +240,7 @@ def test_on_damage_refuse_changes_nothing_of_the_store(store: StoppedStore) -> N
         store.recover(on_damage=OnDamage.REFUSE)
 
 
-def test_on_damage_read_only_says_so_as_long_as_there_is_damage(store: StoppedStore) -> None:
+def test_on_damage_read_only_lasts_until_repair(store: StoppedStore) -> None:
     flip(store, 70)
     forget_marks(store)
     assert store.recover(on_damage=OnDamage.READ_ONLY).words[words_of.DAMAGE_READ_ONLY] == 1
@@ -255,7 +248,7 @@ def test_on_damage_read_only_says_so_as_long_as_there_is_damage(store: StoppedSt
     assert store.recover(on_damage=OnDamage.SERVE).words[words_of.DAMAGE_READ_ONLY] == 0
 
 
-def test_a_garbled_damage_file_is_made_anew(store: StoppedStore) -> None:
+def test_invalid_damage_file_is_rebuilt(store: StoppedStore) -> None:
     flip(store, 70)
     forget_marks(store)
     store.recover()
@@ -269,7 +262,7 @@ def test_a_garbled_damage_file_is_made_anew(store: StoppedStore) -> None:
 # Segments
 
 
-def test_a_segment_missing_below_the_mark_is_a_hole(store: StoppedStore) -> None:
+def test_segment_missing_below_mark_is_hole(store: StoppedStore) -> None:
     store.segment(SEGMENT).unlink()
     lost = {n for n, offset in enumerate(store.offsets) if SEGMENT <= offset < 2 * SEGMENT}
     before = store.first.queues()
@@ -283,7 +276,7 @@ def test_a_segment_missing_below_the_mark_is_a_hole(store: StoppedStore) -> None
 
 
 @pytest.mark.parametrize("size", [0, 1, 5000, SEGMENT - 1])
-def test_a_short_segment_below_the_mark_lacks_what_was_cut_off(size: int, store: StoppedStore) -> None:
+def test_segment_truncated_below_mark_has_hole_at_its_end(size: int, store: StoppedStore) -> None:
     ends = [offset + int.from_bytes(store.engine.log_bytes(offset, offset + 4), "big") for offset in store.offsets]
     os.truncate(store.segment(SEGMENT), size)
     lost = {n for n, offset in enumerate(store.offsets) if SEGMENT <= offset < 2 * SEGMENT and ends[n] > SEGMENT + size}
@@ -303,7 +296,7 @@ def test_a_short_segment_below_the_mark_lacks_what_was_cut_off(size: int, store:
     assert contents(store.root) == before
 
 
-def test_what_lies_behind_a_segments_end_is_kept_aside(store: StoppedStore) -> None:
+def test_segment_too_long_rest_is_quarantined(store: StoppedStore) -> None:
     with store.segment(SEGMENT).open("ab") as file:
         file.write(b"more than fits")
     with store.segment(0).open("ab") as file:
@@ -316,8 +309,8 @@ def test_what_lies_behind_a_segments_end_is_kept_aside(store: StoppedStore) -> N
     assert store.segment(0).stat().st_size == SEGMENT
 
 
-def test_behind_a_lost_last_segment_the_log_goes_on_in_a_new_one(store: StoppedStore) -> None:
-    """No position in the log and no queue offset is given out twice."""
+def test_last_segment_lost_appends_continue_in_new_one(store: StoppedStore) -> None:
+    """No position in the log and no queue offset is assigned twice."""
     last = store.end // SEGMENT * SEGMENT
     store.segment(store.end).unlink()
     before = store.first.queues()
@@ -329,7 +322,7 @@ def test_behind_a_lost_last_segment_the_log_goes_on_in_a_new_one(store: StoppedS
     assert "0 records from the durable mark" in found.said_of("log")
 
 
-def test_behind_a_lost_log_everything_goes_on(store: StoppedStore) -> None:
+def test_log_lost_offsets_and_positions_continue(store: StoppedStore) -> None:
     for path in (store.root / "commitlog").iterdir():
         path.unlink()
     before = store.first.queues()
@@ -343,7 +336,7 @@ def test_behind_a_lost_log_everything_goes_on(store: StoppedStore) -> None:
 # Names, lengths and garbage
 
 
-def test_strays_are_left_alone_and_told(store: StoppedStore) -> None:
+def test_stray_files_are_kept_and_reported(store: StoppedStore) -> None:
     strays = [
         "commitlog/notes.txt",
         "consumequeue/notes.txt",
@@ -362,7 +355,7 @@ def test_strays_are_left_alone_and_told(store: StoppedStore) -> None:
     assert_whole(store, found)
 
 
-def test_what_a_crash_left_of_files_being_replaced_goes(store: StoppedStore) -> None:
+def test_temporary_files_of_crash_are_deleted(store: StoppedStore) -> None:
     paths = store.first.paths
     being_replaced = [paths.abort, paths.checkpoint, paths.topics, paths.timer_check, paths.settings]
     left = [path.with_name(path.name + ".tmp") for path in being_replaced]
@@ -375,7 +368,7 @@ def test_what_a_crash_left_of_files_being_replaced_goes(store: StoppedStore) -> 
     assert_whole(store, found)
 
 
-def test_folders_in_the_place_of_files_go_aside(store: StoppedStore) -> None:
+def test_folders_in_place_of_files_are_quarantined(store: StoppedStore) -> None:
     names = [f"commitlog/{store.end // SEGMENT * SEGMENT + SEGMENT:020d}", "index/20990101000000000", "checkpoint"]
     names.append("mqproc/marks/index")
     (store.root / "checkpoint").unlink()
@@ -391,7 +384,7 @@ def test_folders_in_the_place_of_files_go_aside(store: StoppedStore) -> None:
     assert_whole(store, found)
 
 
-def test_garbage_in_small_files_is_no_reason_to_refuse(store: StoppedStore) -> None:
+def test_garbage_in_small_files_does_not_stop_start(store: StoppedStore) -> None:
     for name in ("checkpoint", "config/topics.json", "mqproc/topics.journal", "mqproc/marks/index", "mqproc/queues"):
         (store.root / name).parent.mkdir(exist_ok=True)
         (store.root / name).write_bytes(b"\xff garbage \xff\n")
@@ -417,7 +410,7 @@ def test_garbage_in_small_files_is_no_reason_to_refuse(store: StoppedStore) -> N
         "config/topics.json",
     ],
 )
-def test_symlinks_are_refused_by_name(name: str, store: StoppedStore, tmp_path: Path) -> None:
+def test_symlink_is_refused_by_name(name: str, store: StoppedStore, tmp_path: Path) -> None:
     path = store.root / name
     path.parent.mkdir(exist_ok=True)
     target = tmp_path / "elsewhere"
@@ -431,7 +424,7 @@ def test_symlinks_are_refused_by_name(name: str, store: StoppedStore, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["00000000000000065536", "First", "config"])
-def test_files_of_others_are_refused_by_name(name: str, store: StoppedStore) -> None:
+def test_file_of_another_owner_is_refused_by_name(name: str, store: StoppedStore) -> None:
     class OtherOwner(StoreIO):
         def entries(self, folder: Path) -> list[FolderEntry]:
             found = super().entries(folder)
@@ -445,7 +438,7 @@ def test_files_of_others_are_refused_by_name(name: str, store: StoppedStore) -> 
         store.recover(io=OtherOwner())
 
 
-def test_queues_of_a_log_that_lies_elsewhere_stay(store: StoppedStore) -> None:
+def test_queues_without_their_log_stay(store: StoppedStore) -> None:
     shutil.rmtree(store.root / "commitlog")
     before = contents(store.root)
     with pytest.raises(StoreAccessError, match=r"commitlog: no such folder, but .*/consumequeue has queues"):
@@ -456,8 +449,8 @@ def test_queues_of_a_log_that_lies_elsewhere_stay(store: StoppedStore) -> None:
 # Ends before it is done
 
 
-def test_a_full_disk_does_not_keep_the_store_from_starting(store: StoppedStore) -> None:
-    """Dispatch waits; where the next messages go is known all the same, and later everything is dispatched."""
+def test_full_disk_does_not_stop_start(store: StoppedStore) -> None:
+    """Dispatch waits; the next offsets are known, and later everything is dispatched."""
     for _ in range(30):
         store.put()
     found = store.recover(clean=False, io=NoRoomForQueues())
@@ -471,7 +464,7 @@ def test_a_full_disk_does_not_keep_the_store_from_starting(store: StoppedStore) 
 POINTS = [point for point in CRASH_POINTS if point.startswith("recover.")]
 
 
-def test_a_process_killed_at_any_named_point_leaves_a_store_that_recovers(tmp_path: Path) -> None:
+def test_recovery_killed_at_any_crash_point_recovers(tmp_path: Path) -> None:
     source = StoppedStore(tmp_path / "source")
     source.put()
     for path in (source.root / "mqproc" / "marks").iterdir():

@@ -1,7 +1,6 @@
-"""Every golden store that was killed or damaged, recovered: nothing intact is lost, and what is lost is told.
+"""Recovery of killed and damaged golden stores keeps intact records and reports lost ones.
 
-The damage is RocketMQ's release's own test of itself; what it made of it stands beside in the fixtures. Its losses are
-a lower bound: a record that it kept must be kept here too.
+The fixtures record what RocketMQ's own recovery made of the same damage. A record that RocketMQ kept must be kept.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.cooperative import finish
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.views import WordsView
-from tests.cli.calling import call
 from tests.golden.fixtures import GOLDEN, Directory, directories, options_of
-from tests.store.recovery.recovering import Killed, RecordingIO, Recovered, contents, recover
+from tests.support.command_line import call
+from tests.support.store_checks import Killed, RecordingIO, Recovered, contents, recover
 
 SEGMENT = 65536
 STORES = [each for each in directories(GOLDEN) if each.damaged or each.name.startswith(("c", "g"))]
 
-# By the damage's name: holes that must be told, with what is wrong there.
+# By the damage's name: holes that must be reported, with their kind.
 BODY = "bad body CRC"
 HOLES = {
     "d07_body_flip_first_file": [(1563, 1696, BODY)],
@@ -48,7 +47,7 @@ ENDS = {
     "d18_stray_file": 290296,
     "d19_commitlog_gone": 5 * SEGMENT,
 }
-# A log that had been closed, and lost its end: (end, what its queues knew).
+# A closed log that lost its end: (end, end according to its queues).
 CUTS = {
     "d12_last_file_gone_clean": [(4 * SEGMENT, 290296)],
     "d15_five_records_zeroed_clean": [(288817, 290296)],
@@ -58,13 +57,13 @@ CUTS = {
 Record = dict[str, Any]
 
 
-def without_exit(name: str) -> str:
-    """A damage's name without how the store was left."""
+def damage_name(name: str) -> str:
+    """A damage's name without `_clean` or `_abort`."""
     return name.removesuffix("_abort").removesuffix("_clean")
 
 
 def intact_records(store: Path, records: list[Record]) -> list[Record]:
-    """Those whose bytes are all there."""
+    """The records whose bytes are all in the store."""
 
     @functools.lru_cache(None)
     def segment(start: int) -> bytes:
@@ -91,7 +90,7 @@ def store(request: pytest.FixtureRequest) -> Directory:
     return found
 
 
-def test_nothing_intact_is_lost(store: Directory, tmp_path: Path) -> None:
+def test_recovery_keeps_all_intact_records(store: Directory, tmp_path: Path) -> None:
     root = store.unpack(tmp_path)
     records = store.undamaged["records"]
     intact = intact_records(root, records)
@@ -99,22 +98,22 @@ def test_nothing_intact_is_lost(store: Directory, tmp_path: Path) -> None:
     check_kept(found, store, intact)
     check_queues(found, records, intact)
     check_reading(found, intact)
-    check_told(found, store)
+    check_reported(found, store)
 
 
 def check_kept(found: Recovered, store: Directory, intact: list[Record]) -> None:
-    """What RocketMQ kept is among what is kept here; the log ends where it should."""
+    """All that RocketMQ kept is kept; the log ends where it should."""
     expected = store.expected
     if store.damaged and expected["loadReturned"]:
         kept = {record["phyOffset"] for record in intact}
         assert {offset for offset, _size in expected["recordOffsets"]} <= kept
-    end = ENDS.get(without_exit(store.name), expected.get("maxPhyOffset"))
+    end = ENDS.get(damage_name(store.name), expected.get("maxPhyOffset"))
     assert found.end == found.dispatched == end
     assert all(found.begin <= record["phyOffset"] < found.end for record in intact)
 
 
 def check_queues(found: Recovered, records: list[Record], intact: list[Record]) -> None:
-    """Each queue is its intact records in order, and fillers only where a record is lost that others follow."""
+    """A queue has its intact records in order; fillers only for lost records before others."""
     placed = [record for record in intact if takes_a_queue_place(record)]
     lost = {
         (record["topic"], record["queueId"], record["queueOffset"]): record["phyOffset"]
@@ -161,8 +160,8 @@ def check_key(reading: StoreQueries, record: Record, key: str) -> None:
     assert record["phyOffset"] in answer.offsets, (key, record)
 
 
-def check_told(found: Recovered, store: Directory) -> None:
-    assert found.holes == HOLES.get(without_exit(store.name), [])
+def check_reported(found: Recovered, store: Directory) -> None:
+    assert found.holes == HOLES.get(damage_name(store.name), [])
     assert found.cuts == CUTS.get(store.name, [])
     for start, _stop, kind in found.holes:
         segment = f"{start // SEGMENT * SEGMENT:020d}"
@@ -171,7 +170,7 @@ def check_told(found: Recovered, store: Directory) -> None:
         assert kind in line
 
 
-def test_a_second_recovery_changes_nothing(store: Directory, tmp_path: Path) -> None:
+def test_second_recovery_changes_nothing(store: Directory, tmp_path: Path) -> None:
     root = store.unpack(tmp_path)
     options = options_of(store.undamaged)
     first = recover(root, options)
@@ -189,8 +188,8 @@ def test_a_second_recovery_changes_nothing(store: Directory, tmp_path: Path) -> 
     ("name", "step"),
     [("d02_garbage_tail", 1), ("d09_no_consumequeue_no_index_abort", 7), ("d14_middle_file_gone_abort", 3)],
 )
-def test_a_recovery_that_is_killed_anywhere_ends_the_same(name: str, step: int, tmp_path: Path) -> None:
-    """At every call that changes something, or each `step`th of many alike."""
+def test_recovery_killed_at_any_call_ends_the_same(name: str, step: int, tmp_path: Path) -> None:
+    """Kill at every modifying call, or at each `step`th of many similar ones."""
     (store,) = [each for each in STORES if each.name == name]
     options = options_of(store.undamaged)
     whole = store.unpack(tmp_path / "whole")
@@ -216,8 +215,8 @@ def assert_same_store(found: dict[str, bytes], wanted: dict[str, bytes]) -> None
     assert not different
 
 
-def test_what_rocketmq_closed_in_order_is_left_as_it_is(tmp_path: Path) -> None:
-    """Queues and index are compared with the log, not written anew."""
+def test_recovery_of_cleanly_closed_store_changes_nothing(tmp_path: Path) -> None:
+    """Queues and index are compared with the log, not rewritten."""
     for store in STORES:
         if store.damaged or not store.closed or store.name.startswith("g"):
             continue
@@ -228,8 +227,8 @@ def test_what_rocketmq_closed_in_order_is_left_as_it_is(tmp_path: Path) -> None:
         assert {name: after[name] for name in before} == before
 
 
-def test_a_closed_store_whose_log_is_not_read_keeps_all_of_it_aside(tmp_path: Path) -> None:
-    """Two segments changed places, and the records that would tell are damaged. Queues and index lead nowhere then."""
+def test_closed_store_with_unreadable_log_is_quarantined(tmp_path: Path) -> None:
+    """Two segments are swapped, and the records that would show it are damaged."""
     store = next(each for each in directories(GOLDEN) if str(each) == "b_transaction/store").unpack(tmp_path)
     first, second = sorted((store / "commitlog").iterdir())
     were = [data[:100] + b"\xff" + data[101:] for data in (first.read_bytes(), second.read_bytes())]

@@ -1,6 +1,6 @@
-"""RocketMQ's own stores: whole ones are clean, what retention and kills leave is noted.
+"""Verify RocketMQ's stores: intact ones are clean; traces of retention and kills are notes.
 
-What is told of the damaged ones stands in the table of `tests/cli/test_store_repair_golden.py`.
+`tests/cli/store/test_repair_golden.py` has the findings of the damaged ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 from mqproc.store.verify import FindingKind
 from tests.golden.fixtures import GOLDEN, Directory, directories
-from tests.store.verify.looking import Row, damage_of, looked_at, notes_of
+from tests.support.store_checks import Row, damage_of, notes_of, verify
 
 ALL = {str(each): each for each in directories(GOLDEN)}
 UNDAMAGED = [name for name, each in ALL.items() if not each.damaged]
@@ -28,17 +28,17 @@ def unpacked(tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize("name", UNDAMAGED)
-def test_a_store_as_rocketmq_left_it_is_clean(unpacked: Callable[[str], Path], name: str) -> None:
-    found = looked_at(unpacked(name))
+def test_verify_store_of_rocketmq_is_clean(unpacked: Callable[[str], Path], name: str) -> None:
+    found = verify(unpacked(name))
     expected = ALL[name].expected
     assert damage_of(found) == []
     assert found.records == (len(expected["records"]) if ALL[name].directory in ("store", "before") else found.records)
     assert (ABORT in notes_of(found)) == (ALL[name].directory == "before")
 
 
-def test_retention_leaves_notes(unpacked: Callable[[str], Path]) -> None:
-    """RocketMQ deletes segments first; queues and index lead below the log until their turn comes."""
-    found = looked_at(unpacked("g2_retention_commitlog_only/store"))
+def test_verify_after_retention_has_notes(unpacked: Callable[[str], Path]) -> None:
+    """RocketMQ deletes segments first; queues and index point below the log until later."""
+    found = verify(unpacked("g2_retention_commitlog_only/store"))
     assert notes_of(found) == [
         Row("segments_expired", LOG.format(196608), 0, 262144),
         Row("unit_expired", "consumequeue/Busy/0/00000000000000000000", 0, 103688),
@@ -47,8 +47,8 @@ def test_retention_leaves_notes(unpacked: Callable[[str], Path]) -> None:
     assert found.clean
 
 
-def test_what_a_kill_left_undispatched_is_a_note(unpacked: Callable[[str], Path]) -> None:
-    found = looked_at(unpacked("c2_killed_dispatch_behind/before"))
+def test_verify_undispatched_after_kill_is_a_note(unpacked: Callable[[str], Path]) -> None:
+    found = verify(unpacked("c2_killed_dispatch_behind/before"))
     kinds = {row.kind for row in notes_of(found)}
     assert (found.clean, kinds) == (True, {"not_closed", "not_dispatched", "not_indexed"})
     expected = ALL["c2_killed_dispatch_behind/before"].expected
@@ -58,25 +58,25 @@ def test_what_a_kill_left_undispatched_is_a_note(unpacked: Callable[[str], Path]
 
 
 @pytest.mark.parametrize("name", ["d13_first_file_gone_abort/before", "d13_first_file_gone_clean/clean"])
-def test_a_log_that_lost_its_beginning_is_noted(unpacked: Callable[[str], Path], name: str) -> None:
-    assert Row("segments_expired", LOG.format(0), 0, 65536) in notes_of(looked_at(unpacked(name)))
+def test_verify_log_without_its_begin_is_a_note(unpacked: Callable[[str], Path], name: str) -> None:
+    assert Row("segments_expired", LOG.format(0), 0, 65536) in notes_of(verify(unpacked(name)))
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name.startswith(("d07", "d14"))])
-def test_units_into_damage_are_noted_one_for_each_lost_record(unpacked: Callable[[str], Path], name: str) -> None:
-    found = looked_at(unpacked(name))
+def test_verify_units_in_hole_equal_lost_records(unpacked: Callable[[str], Path], name: str) -> None:
+    found = verify(unpacked(name))
     directory: Directory = ALL[name]
     lost = len(directory.undamaged["records"]) - found.records
     noted = sum(finding.count for finding in found.findings.listed if finding.kind is FindingKind.UNIT_IN_HOLE)
     assert noted == lost > 0
 
 
-def test_light_queues_are_not_checked_and_that_is_noted(unpacked: Callable[[str], Path]) -> None:
-    """Their units lead to records of other topics: nothing was told of them, right or wrong."""
+def test_verify_light_queues_are_noted_as_unchecked(unpacked: Callable[[str], Path]) -> None:
+    """Their units point to records of other topics."""
     store = unpacked("i_broker/store")
     for name, queue in (("%LMQ%some", 0), ("%LMQ%other", 1)):
         shutil.copytree(store / "consumequeue" / "LifeTopic" / str(queue), store / "consumequeue" / name / "0")
-    found = looked_at(store)
+    found = verify(store)
     assert found.clean
     assert notes_of(found) == [Row("not_checked", "consumequeue/%LMQ%other", None, None)]
     assert [each.text for each in found.findings.in_order()] == ["units of RocketMQ's light queues: 2 such topics"]

@@ -1,4 +1,4 @@
-"""Settings of groups as other programs, and people, may have written them."""
+"""Group settings as other programs or people may have written them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from mqproc.store.offsets.settings import GroupSettings, SubscriptionGroups, che
 
 
 def read(folder: Path, entry: dict[str, Any]) -> tuple[SubscriptionGroups, list[str]]:
-    """Settings of group "odd" beside another one's, and what was told."""
+    """Settings of group "odd" next to those of another group, and the reported events."""
     paths = StorePaths(folder)
     paths.subscription_groups.parent.mkdir(exist_ok=True)
     table = {"odd": entry, "other": {"retryMaxTimes": 3, "consumeEnable": False}}
     paths.subscription_groups.write_text(json.dumps({"subscriptionGroupTable": table}))
-    told: list[str] = []
+    events: list[str] = []
     io = StoreIO()
-    return SubscriptionGroups(io, paths, io, lambda event, **_fields: told.append(event)), told
+    return SubscriptionGroups(io, paths, io, lambda event, **_fields: events.append(event)), events
 
 
 @pytest.mark.parametrize(
@@ -34,51 +34,49 @@ def read(folder: Path, entry: dict[str, Any]) -> tuple[SubscriptionGroups, list[
         ({"retryMaxTimes": -1}, GroupSettings("odd", -1)),
     ],
 )
-def test_nulls_and_texts_mean_what_they_mean_to_rocketmq(
-    tmp_path: Path, entry: dict[str, Any], settings: GroupSettings
-) -> None:
-    groups, told = read(tmp_path, entry)
-    assert (groups.get("odd"), told) == (settings, [])
+def test_read_nulls_and_texts_as_rocketmq_does(tmp_path: Path, entry: dict[str, Any], settings: GroupSettings) -> None:
+    groups, events = read(tmp_path, entry)
+    assert (groups.get("odd"), events) == (settings, [])
     assert groups.of("other") == GroupSettings("other", 3, consume_enable=False)
 
 
 @pytest.mark.parametrize(
     "entry", [{"retryMaxTimes": 1e300}, {"retryQueueNums": 1 << 31}, {"retryMaxTimes": []}, {"consumeEnable": "maybe"}]
 )
-def test_what_is_no_setting_is_told_and_kept_aside(tmp_path: Path, entry: dict[str, Any]) -> None:
-    """Numbers that have no room in an answer too: it ended every look at the group in an error of Python's."""
-    groups, told = read(tmp_path, entry)
-    assert (groups.names(), told) == ([], ["subscriptionGroup.json cannot be read"])
+def test_read_invalid_settings_quarantines_file(tmp_path: Path, entry: dict[str, Any]) -> None:
+    """Also numbers out of range: reading the group raised a Python error."""
+    groups, events = read(tmp_path, entry)
+    assert (groups.names(), events) == ([], ["subscriptionGroup.json cannot be read"])
     paths = StorePaths(tmp_path)
     (paths.quarantine / "config.subscriptionGroup.json").rename(paths.subscription_groups)
     with pytest.raises(CorruptStoreError, match="subscriptionGroupTable"):
         check_file(StoreIO(), paths)
 
 
-def test_a_copy_alone_that_nobody_can_read_ends_nothing(tmp_path: Path) -> None:
-    """There was nothing to be moved, and the query role ended with an error that named no file, at each start."""
-    paths, io, told = StorePaths(tmp_path), StoreIO(), []
+def test_read_unreadable_backup_without_file_starts_empty(tmp_path: Path) -> None:
+    """The query role ended at each start with an error that named no file."""
+    paths, io, events = StorePaths(tmp_path), StoreIO(), []
     paths.config.mkdir()
     paths.subscription_groups.with_name("subscriptionGroup.json.bak").write_text("{ not json")
-    groups = SubscriptionGroups(io, paths, io, lambda event, **_fields: told.append(event))
-    assert (groups.names(), told) == ([], ["subscriptionGroup.json cannot be read"])
+    groups = SubscriptionGroups(io, paths, io, lambda event, **_fields: events.append(event))
+    assert (groups.names(), events) == ([], ["subscriptionGroup.json cannot be read"])
     assert groups.add(GroupSettings("new"), 1)
-    assert SubscriptionGroups(io, paths, io, lambda event, **_fields: told.append(event)).names() == ["new"]
+    assert SubscriptionGroups(io, paths, io, lambda event, **_fields: events.append(event)).names() == ["new"]
 
 
 @pytest.mark.parametrize(
     "wrong", [b'{"subscriptionGroupTable":[]}', b'{"subscriptionGroupTable":{"g":[]}}', b"null", b'{"a":1}']
 )
-def test_the_copy_counts_where_the_file_cannot_be_used(tmp_path: Path, wrong: bytes) -> None:
-    """It was passed over: every group had the defaults again, and the next change made the wrong file the copy."""
+def test_read_invalid_file_uses_backup(tmp_path: Path, wrong: bytes) -> None:
+    """Without the backup every group has the defaults, and the next change replaces the backup."""
     read(tmp_path, {"retryMaxTimes": 5})
-    paths, io, told = StorePaths(tmp_path), StoreIO(), []
+    paths, io, events = StorePaths(tmp_path), StoreIO(), []
     copy = paths.subscription_groups.with_name("subscriptionGroup.json.bak")
     paths.subscription_groups.rename(copy)
     paths.subscription_groups.write_bytes(wrong)
     assert check_file(io, paths).startswith("subscriptionGroup.json: ")
-    groups = SubscriptionGroups(io, paths, io, lambda event, **_fields: told.append(event))
-    assert (groups.of("odd").retry_max_times, told) == (5, ["subscriptionGroup.json was read with a remark"])
+    groups = SubscriptionGroups(io, paths, io, lambda event, **_fields: events.append(event))
+    assert (groups.of("odd").retry_max_times, events) == (5, ["subscriptionGroup.json was read with a remark"])
     before = copy.read_bytes()
     assert groups.add(GroupSettings("new"), 1)
     assert (copy.read_bytes(), check_file(io, paths)) == (before, "")
@@ -86,7 +84,7 @@ def test_the_copy_counts_where_the_file_cannot_be_used(tmp_path: Path, wrong: by
     assert b"new" in copy.read_bytes()
 
 
-def test_what_was_moved_aside_before_stays(tmp_path: Path) -> None:
+def test_quarantine_keeps_earlier_files(tmp_path: Path) -> None:
     for number in range(2):
         read(tmp_path, {"retryMaxTimes": [number]})
     assert len(list(StorePaths(tmp_path).quarantine.iterdir())) == 2

@@ -1,4 +1,4 @@
-"""A record's entries may lie on both sides of an index file's end: a lost file takes some of them along."""
+"""Index recovery when a record's entries span two files and one of them is lost."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.recovery.recovering import RecordingIO
-from tests.store.stopped_store import FIRST_MS, StoppedStore
+from tests.support.store_builders import FIRST_MS, StoppedStore
+from tests.support.store_checks import RecordingIO
 
 
 class SplitStore(StoppedStore):
-    """Behind the first records come some with so many keys each: at files' ends they are cut."""
+    """A store with records of many keys each, which span the ends of index files."""
 
     def __init__(self, root: Path, keys_each: int) -> None:
         super().__init__(root)
@@ -29,14 +29,14 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> SplitStore:
     return SplitStore(tmp_path / "store", request.param)
 
 
-def test_a_whole_index_is_left_as_it_is(store: SplitStore) -> None:
+def test_index_intact_is_left_unchanged(store: SplitStore) -> None:
     io = RecordingIO()
     store.recover(io=io)
     assert io.lasting_calls == []
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "killed"])
-def test_whichever_file_is_lost_every_entry_comes_back(store: SplitStore, clean: bool) -> None:
+def test_index_any_file_lost_is_rebuilt_exactly(store: SplitStore, clean: bool) -> None:
     whole = store.index()
     assert len(whole) >= 4
     for name in whole:

@@ -1,4 +1,4 @@
-"""Recovering a store in this process, killing that at any of its calls, and looking at what it left."""
+"""Recover and verify stores in the test's process; kill recovery at any call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mqproc.config.options import Options
 from mqproc.io.fault_injection import io_from_environment
@@ -20,6 +20,7 @@ from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.recovery.rebuild import NO_SCANNERS, Scanners
 from mqproc.store.recovery.recovery import Recovery, adopt_sizes
+from mqproc.store.verify import Finding, VerifyResult, verify_store
 
 NOW_MS = 1_800_000_000_000
 PAGE = 4096
@@ -27,11 +28,11 @@ Unit = tuple[int, int, int]
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Simulates the kill of the process."""
 
 
 class RecordingIO(StoreIO):
-    """Writes down every call that changes something; with `kill_at` the n-th of them (from 1) is not made."""
+    """Records every modifying call; raises `Killed` instead of call `kill_at`, counted from 1."""
 
     def __init__(self, kill_at: int = 0) -> None:
         super().__init__()
@@ -41,7 +42,7 @@ class RecordingIO(StoreIO):
 
     @property
     def lasting_calls(self) -> list[str]:
-        """Calls but those for the queue table, which every start makes anew."""
+        """The calls without those for the queue table, which every start rebuilds."""
         return [call for call in self.calls if not call.split("/")[-1].startswith("queues")]
 
     def _note(self, call: str, path: Path) -> None:
@@ -120,7 +121,7 @@ class Recovered:
 
     @property
     def holes(self) -> list[tuple[int, int, str]]:
-        """What damage.json says."""
+        """The holes in damage.json."""
         return [(hole.start, hole.stop, hole.kind) for hole in damage.load(StoreIO(), self.paths).holes]
 
     @property
@@ -142,11 +143,11 @@ class Recovered:
         return {queue: ends for queue, ends in bounds.items() if ends[1]}
 
     def units(self, topic: str, queue_id: int) -> dict[int, Unit]:
-        """(physical offset, size, tags code) of every unit from the queue's minimum on, by queue offset."""
+        """(physical offset, size, tags code) of the queue's units, by queue offset."""
         return self.units_of({(topic, queue_id): self.queues()[topic, queue_id]})[topic, queue_id]
 
     def units_of(self, queues: Mapping[tuple[str, int], tuple[int, int]]) -> dict[tuple[str, int], dict[int, Unit]]:
-        """The same of each of these queues, given with what they hold."""
+        """The same of each of these queues, given with their (minimum, maximum)."""
         found = {}
         files = ConsumeQueueFiles(StoreIO(), self.paths.consume_queue, self.options.consume_queue_file_bytes)
         try:
@@ -160,7 +161,7 @@ class Recovered:
         return found
 
     def said_of(self, step: str) -> str:
-        """The one line of a step of recovery."""
+        """The line of a step of recovery."""
         (line,) = [line for line in self.said if line.startswith(f"recovery: {step}:")]
         return line
 
@@ -173,7 +174,7 @@ def recover(
     io: StoreIO | None = None,
     scanners: Scanners = NO_SCANNERS,
 ) -> Recovered:
-    """Recover the store at `root`. `clean` is how it was left, None = as its `abort` file says."""
+    """Recover the store at `root`. `clean`: it was closed; None = by its `abort` file."""
     io, paths, said = io or io_from_environment(os.environ), StorePaths(root), list[str]()
     options = adopt_sizes(io, paths, options, said.append)
     words = Words(bytearray(words_of.FILE_SIZE))
@@ -183,18 +184,18 @@ def recover(
     return Recovered(paths, options, words, said)
 
 
-# What a start makes anew each time: it says nothing of the store.
-_MADE_ANEW = ("mqproc/queues", "mqproc/queues.next", "mqproc/queues.next.tmp", "mqproc/control")
+# Files that each start rebuilds.
+_REBUILT = ("mqproc/queues", "mqproc/queues.next", "mqproc/queues.next.tmp", "mqproc/control")
 
 
-def contents(root: Path, *, without: Container[str] = _MADE_ANEW) -> dict[str, tuple[int, bytes]]:
-    """Of every file of a store but those that each start makes anew: its length, and its pages that are not zeros."""
-    found = {name: entry.path for name, entry in everything_below(root) if entry.is_file()}
-    return {name: _what_is_in(path) for name, path in found.items() if name not in without}
+def contents(root: Path, *, without: Container[str] = _REBUILT) -> dict[str, tuple[int, bytes]]:
+    """Length and nonzero pages of a store's files, without those that each start rebuilds."""
+    found = {name: entry.path for name, entry in entries_below(root) if entry.is_file()}
+    return {name: _nonzero_pages(path) for name, path in found.items() if name not in without}
 
 
-def everything_below(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """What is in a folder and those below it, by its path relative to `root`, in the order of these paths' parts."""
+def entries_below(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """The entries below a folder, with paths relative to `root`, sorted by path parts."""
     return _below(str(root), "")
 
 
@@ -212,8 +213,8 @@ def _name(entry: os.DirEntry[str]) -> str:
     return entry.name
 
 
-def _what_is_in(path: str) -> tuple[int, bytes]:
-    """Pages have their places before them. Holes are not read: a timer's wheel is mostly that."""
+def _nonzero_pages(path: str) -> tuple[int, bytes]:
+    """Length, and nonzero pages, each after its offset; holes are not read."""
     pages = []
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -230,7 +231,7 @@ def _what_is_in(path: str) -> tuple[int, bytes]:
 
 
 def written_ranges(fd: int, size: int) -> Iterator[tuple[int, int]]:
-    """Ranges of a file outside of its holes."""
+    """Ranges of a file outside its holes."""
     at = 0
     while at < size:
         try:
@@ -241,3 +242,50 @@ def written_ranges(fd: int, size: int) -> Iterator[tuple[int, int]]:
             return
         at = os.lseek(fd, start, os.SEEK_HOLE)
         yield start, at
+
+
+# Verify, with findings as short rows
+
+
+class Row(NamedTuple):
+    """A finding without its text."""
+
+    kind: str
+    file: str
+    offset: int | None
+    physical_offset: int | None
+
+
+def verify(store: Path, *, jobs: int = 1, shares: int = 1, **options: Any) -> VerifyResult:
+    """Verify a store; one job runs in this process."""
+    return verify_store(StoreIO(), StorePaths(store), Options(**options), jobs=jobs, shares=shares, share_bytes=100)
+
+
+def row_of(finding: Finding) -> Row:
+    return Row(str(finding.kind), finding.file, finding.offset, finding.physical_offset)
+
+
+def damage_of(found: VerifyResult) -> list[Row]:
+    """Findings of damage, causes first."""
+    return [row_of(finding) for finding in found.findings.in_order() if finding.severity == "damage"]
+
+
+def notes_of(found: VerifyResult) -> list[Row]:
+    """Findings that are notes."""
+    return [row_of(finding) for finding in found.findings.in_order() if finding.severity == "note"]
+
+
+def flip(path: Path, offset: int, bits: int = 1) -> None:
+    """Change bits of one byte of a file."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ bits]))
+
+
+def overwrite(path: Path, offset: int, data: bytes) -> None:
+    """Overwrite bytes of a file."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)

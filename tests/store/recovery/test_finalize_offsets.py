@@ -1,4 +1,4 @@
-"""After a cut of the log no group stands beyond the end of a queue; one whose messages wait for room is left alone."""
+"""Recovery lowers committed offsets beyond a queue's end, except for undispatched messages."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.store.offsets.offset_store import OffsetStore, committed_offsets
-from tests.store.faulty_io import NoRoomForQueues
-from tests.store.recovery.recovering import RecordingIO
-from tests.store.stopped_store import SEGMENT, StoppedStore
+from tests.support.faulty_io import NoRoomForQueues
+from tests.support.store_builders import SEGMENT, StoppedStore
+from tests.support.store_checks import RecordingIO
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
 
 @pytest.fixture
 def store(whole: StoppedStore, tmp_path: Path) -> StoppedStore:
-    """A copy of it: 56 messages in each queue of First, the last of them at the log's end."""
+    """A copy of it: 56 messages in each queue of First, the last one at the log's end."""
     copied = copy.copy(whole)
     copied.root = tmp_path / "store"
     shutil.copytree(whole.root, copied.root)
@@ -36,7 +36,7 @@ def quiet(_event: str, **_figures: Any) -> None:
 
 
 def consume(store: StoppedStore, **offsets: int) -> None:
-    """Let a group stand at offsets of First's queues, in our words and in RocketMQ's file."""
+    """Commit a group's offsets in First's queues, in mqproc's and RocketMQ's file."""
     io = StoreIO()
     progress = OffsetStore(io, StorePaths(store.root), io, quiet)
     for queue, offset in offsets.items():
@@ -51,7 +51,7 @@ def progress_of(store: StoppedStore) -> dict[tuple[str, int], int]:
     return {(at.topic, at.queue_id): at.offset for at in found}
 
 
-def test_progress_beyond_the_end_is_set_back_and_told(store: StoppedStore) -> None:
+def test_offset_beyond_queue_end_is_lowered_and_reported(store: StoppedStore) -> None:
     consume(store, q0=57, q1=56, q2=9)
     found = store.recover()
     told = [line for line in found.said if "readers" in line]
@@ -64,7 +64,7 @@ def test_progress_beyond_the_end_is_set_back_and_told(store: StoppedStore) -> No
     assert "{0:57," in (store.root / "config" / "consumerOffset.json.bak").read_text()
 
 
-def test_a_second_recovery_has_nothing_to_do(store: StoppedStore) -> None:
+def test_second_recovery_changes_no_offset(store: StoppedStore) -> None:
     consume(store, q0=57)
     store.recover()
     io = RecordingIO()
@@ -72,8 +72,8 @@ def test_a_second_recovery_has_nothing_to_do(store: StoppedStore) -> None:
     assert io.lasting_calls == []
 
 
-def test_a_torn_tail_that_is_cut_takes_progress_with_it(store: StoppedStore) -> None:
-    """What was consumed of messages that are gone is forgotten, or the next ones would never be."""
+def test_offsets_of_cut_tail_are_lowered(store: StoppedStore) -> None:
+    """Otherwise the next messages at these offsets would never be consumed."""
     consume(store, q0=56, q3=56)
     for name in ("commitlog", "consumequeue", "index"):
         (store.root / "mqproc" / "marks" / name).unlink()
@@ -87,8 +87,8 @@ def test_a_torn_tail_that_is_cut_takes_progress_with_it(store: StoppedStore) -> 
     assert progress_of(store) == {("First", 0): ends[0], ("First", 3): ends[3], ("Gone", 0): 1_000_000}
 
 
-def test_messages_that_cannot_be_dispatched_yet_count(store: StoppedStore) -> None:
-    """Queues end too early on a full disk, and go on by themselves; who had consumed them had."""
+def test_offsets_of_undispatched_messages_stay(store: StoppedStore) -> None:
+    """Queues end early on a full disk and are completed later; committed offsets must stay."""
     consume(store, q0=56, q1=57)
     shutil.rmtree(store.root / "consumequeue" / "First")
     for name in ("consumequeue", "index"):
@@ -99,14 +99,14 @@ def test_messages_that_cannot_be_dispatched_yet_count(store: StoppedStore) -> No
     assert progress_of(store) == {("First", 0): 56, ("First", 1): 56, ("Gone", 0): 1_000_000}
 
 
-def test_after_a_failed_sync_it_waits_for_the_repair(store: StoppedStore) -> None:
+def test_offsets_after_failed_sync_wait_for_repair(store: StoppedStore) -> None:
     consume(store, q0=57)
     (store.root / "mqproc" / "read_only").write_text("commitlog-flusher: Input/output error\n")
     store.recover()
     assert progress_of(store)["First", 0] == 57
 
 
-def test_a_file_that_nobody_can_read_is_told(store: StoppedStore) -> None:
+def test_unreadable_offset_file_is_reported(store: StoppedStore) -> None:
     config = store.root / "config"
     config.mkdir(exist_ok=True)
     (config / "consumerOffset.json").write_text("{ not json")

@@ -1,4 +1,4 @@
-"""However the log is cut into shares, and however many processes look at them, the same is found."""
+"""Verify finds the same for any number of shares of the log and of processes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from mqproc.store.verify.inventory import take_inventory
 from mqproc.store.verify.snapshot import LogPositions, Share, cut_into_shares
 from mqproc.store.verify.verifier import sizes_of
 from tests.golden.fixtures import GOLDEN, directories
-from tests.store.engine import BORN_HOST, STORE_HOST
-from tests.store.stopped_store import ITEMS, SEGMENT, SLOTS, StoppedStore
-from tests.store.verify.looking import damage_of, looked_at, notes_of, overwrite
+from tests.support.store_builders import BORN_HOST, ITEMS, SEGMENT, SLOTS, STORE_HOST, StoppedStore
+from tests.support.store_checks import damage_of, notes_of, overwrite, verify
 
 OPTIONS = {"max_hash_slot_num": SLOTS, "max_index_num": ITEMS}
 DAMAGED = [str(each) for each in directories(GOLDEN) if each.damaged and "_abort" not in each.name]
@@ -38,7 +37,7 @@ def cut(store: Path, shares: int) -> list[Share]:
     return cut_into_shares(io, inventory, LogPositions(inventory.log_begin), shares, 100)
 
 
-def test_shares_follow_each_other_and_only_known_places_are_exact(whole: StoppedStore) -> None:
+def test_shares_are_contiguous_and_exact_at_segments(whole: StoppedStore) -> None:
     shares = cut(whole.root, 40)
     assert len(shares) > 30
     assert [share.number for share in shares] == list(range(len(shares)))
@@ -51,30 +50,30 @@ def test_shares_follow_each_other_and_only_known_places_are_exact(whole: Stopped
 
 
 @pytest.mark.parametrize("shares", [2, 5, 40, 300])
-def test_a_clean_store_is_clean_however_it_is_cut(whole: StoppedStore, shares: int) -> None:
-    found = looked_at(whole.root, shares=shares, **OPTIONS)
+def test_verify_any_share_count_intact_store_is_clean(whole: StoppedStore, shares: int) -> None:
+    found = verify(whole.root, shares=shares, **OPTIONS)
     assert damage_of(found) == []
     assert (found.records, found.units, found.items) == (whole.numbers,) * 3
 
 
-def test_processes_find_what_one_finds(whole: StoppedStore) -> None:
-    found = looked_at(whole.root, jobs=3, shares=12, **OPTIONS)
+def test_verify_several_processes_equal_one(whole: StoppedStore) -> None:
+    found = verify(whole.root, jobs=3, shares=12, **OPTIONS)
     assert damage_of(found) == []
     assert (found.records, found.units, found.items) == (whole.numbers,) * 3
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_damage_is_the_same_however_the_log_is_cut(tmp_path: Path, name: str) -> None:
+def test_verify_any_share_count_finds_same_damage(tmp_path: Path, name: str) -> None:
     store = BY_NAME[name].unpack(tmp_path)
-    whole = looked_at(store)
+    whole = verify(store)
     for shares in (7, 100):
-        found = looked_at(store, shares=shares)
+        found = verify(store, shares=shares)
         assert damage_of(found) == damage_of(whole)
         assert notes_of(found) == notes_of(whole)
         assert found.records == whole.records
 
 
-def test_random_damage_is_the_same_however_the_log_is_cut(whole: StoppedStore) -> None:
+def test_verify_any_share_count_finds_same_random_damage(whole: StoppedStore) -> None:
     rng = random.Random(5)
     for _ in range(15):
         at = rng.randrange(whole.end)
@@ -83,16 +82,16 @@ def test_random_damage_is_the_same_however_the_log_is_cut(whole: StoppedStore) -
         before = segment.read_bytes()
         overwrite(segment, place, rng.randbytes(min(length, SEGMENT - place)))
         try:
-            expected = looked_at(whole.root, **OPTIONS)
-            found = looked_at(whole.root, shares=rng.choice((3, 20, 200)), **OPTIONS)
+            expected = verify(whole.root, **OPTIONS)
+            found = verify(whole.root, shares=rng.choice((3, 20, 200)), **OPTIONS)
             assert damage_of(found) == damage_of(expected), (at, length)
             assert notes_of(found) == notes_of(expected), (at, length)
         finally:
             segment.write_bytes(before)
 
 
-def test_a_record_within_a_record_misleads_nobody(tmp_path: Path) -> None:
-    """A body may hold what is a record that lies just there, and a share may begin before it in that body."""
+def test_verify_record_inside_a_body_is_ignored(tmp_path: Path) -> None:
+    """A body may hold a valid record at its own offset, and a share may begin inside that body."""
     store = StoppedStore(tmp_path / "store")
     for number in range(40):
         place = store.end + record.BODY
@@ -104,17 +103,17 @@ def test_a_record_within_a_record_misleads_nobody(tmp_path: Path) -> None:
         assert store.segment(place).read_bytes()[place % SEGMENT :].startswith(inner)
     store.recover()
     for shares in (1, 300, 700):
-        found = looked_at(store.root, shares=shares, **OPTIONS)
+        found = verify(store.root, shares=shares, **OPTIONS)
         assert damage_of(found) == []
         assert found.records == store.numbers + 40
 
 
-def test_a_process_that_dies_is_told(whole: StoppedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What kills a process must not make verify wait for it."""
+def test_verify_dead_process_raises(whole: StoppedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verify must not wait for a dead process."""
     import os
 
     from mqproc.store.verify import queues as queue_pass
 
     monkeypatch.setattr(queue_pass.QueuePass, "run", lambda self, queues: os._exit(3))
     with pytest.raises(InternalError, match="exited with 3; fewer --jobs need less memory"):
-        looked_at(whole.root, jobs=2, shares=5, **OPTIONS)
+        verify(whole.root, jobs=2, shares=5, **OPTIONS)

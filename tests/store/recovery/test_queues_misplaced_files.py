@@ -1,4 +1,4 @@
-"""Files of queues that are another's, or gone, beside damage of the log: nothing that the log has is hidden."""
+"""Misplaced or missing queue files with damage in the log: no record of the log is hidden."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pytest
 
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.store.consumequeue.files import UNIT_DTYPE
-from tests.cli.calling import call
-from tests.cli.repairing import damage_in, flags_of
-from tests.store.stopped_store import QUEUE_FILE_BYTES, SEGMENT, StoppedStore, assert_whole
+from tests.support.command_line import call
+from tests.support.store_builders import QUEUE_FILE_BYTES, SEGMENT, StoppedStore, assert_whole
+from tests.support.store_repair import damage_in, flags_of
 
 QUEUE = ("Second", 0)
 PER_FILE = QUEUE_FILE_BYTES // UNIT_SIZE
 
 
 @pytest.mark.parametrize("has_marks", [False, True])
-def test_expired_units_of_another_queue_hide_nothing(has_marks: bool, tmp_path: Path) -> None:
-    """Some of them stayed where damage has swallowed the queue's own records, and it seemed to begin behind these."""
+def test_expired_units_of_another_queue_hide_no_record(has_marks: bool, tmp_path: Path) -> None:
+    """They remain where the queue's records are damaged, and must not raise its minimum."""
     store = StoppedStore(tmp_path / "store")
     store.segment(0).unlink()
     queues = store.recover().queues()
@@ -32,7 +32,7 @@ def test_expired_units_of_another_queue_hide_nothing(has_marks: bool, tmp_path: 
     assert SEGMENT > PER_FILE * 1000
     store.queue_file(*QUEUE).write_bytes(units.tobytes())
     if has_marks:
-        # Else a start believes the queue, whose last unit is right.
+        # Otherwise a start accepts the queue: its last unit is right.
         store.queue_file(*QUEUE, QUEUE_FILE_BYTES).unlink()
     else:
         shutil.rmtree(store.root / "mqproc")
@@ -41,8 +41,8 @@ def test_expired_units_of_another_queue_hide_nothing(has_marks: bool, tmp_path: 
 
 
 @pytest.mark.parametrize("first_file", [0, 1])
-def test_a_queue_that_is_lost_where_known_damage_has_grown_is_made_again(first_file: int, tmp_path: Path) -> None:
-    """Its units before the new damage were fillers, as those in it."""
+def test_queue_lost_at_grown_damage_is_rebuilt(first_file: int, tmp_path: Path) -> None:
+    """Its units before the new damage must not become fillers."""
     store = StoppedStore(tmp_path / "store")
     damaged = next(at for at in store.offsets if at > 3 * SEGMENT - 8000)
     store.overwrite(damaged + 100, b"\xff")
@@ -56,8 +56,8 @@ def test_a_queue_that_is_lost_where_known_damage_has_grown_is_made_again(first_f
     assert_whole(store, found, lost={number for number, at in enumerate(store.offsets) if hole[0] <= at < hole[1]})
 
 
-def test_no_queue_is_lost_where_damage_is_mended(tmp_path: Path) -> None:
-    """Each was gone over from its last unit before that on: one that had none, from the log's begin."""
+def test_queue_at_repaired_damage_keeps_its_units(tmp_path: Path) -> None:
+    """Each queue is checked from its last unit before the damage, or from the log's begin."""
     store = StoppedStore(tmp_path / "store")
     place = store.offsets[320] + 100
     there = store.segment(place).read_bytes()[place % SEGMENT : place % SEGMENT + 1]

@@ -1,4 +1,4 @@
-"""Stores whose delay levels are others than RocketMQ's: units are right by the store's own, told or not."""
+"""Stores with their own delay levels: units are checked against these, configured or not."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from mqproc.store.verify.queues import detect_delays
 from mqproc.store.verify.verifier import sizes_of
 from mqproc.topic_names import SCHEDULE_TOPIC
 from mqproc.util.units import DELAYS
-from tests.store.engine import Engine
-from tests.store.recovery.recovering import recover
-from tests.store.verify.looking import damage_of, looked_at, overwrite
+from tests.support.store_builders import Engine
+from tests.support.store_checks import damage_of, overwrite, recover, verify
 
 LEVELS = "7s 90s"
 STORED_MS = 1_700_000_000_000
 COUNT = 9
-# What verify is told: the store's own levels, RocketMQ's, and others.
-TOLD = pytest.mark.parametrize("levels", [LEVELS, DELAYS, "1s 2s 3s"])
+# The configured levels: the store's own, RocketMQ's, and others.
+CONFIGURED = pytest.mark.parametrize("levels", [LEVELS, DELAYS, "1s 2s 3s"])
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def queue_file(engine: Engine, level: int) -> Path:
 
 
 def times(engine: Engine, level: int) -> list[int]:
-    """When the units of a level say that their messages are due."""
+    """The due times in the units of a level."""
     units = as_units(queue_file(engine, level).read_bytes()[: COUNT * UNIT_SIZE])
     return [int(unit["tags_code"]) for unit in units]
 
@@ -53,31 +52,29 @@ def set_time(engine: Engine, level: int, place: int, time_ms: int) -> None:
     overwrite(queue_file(engine, level), place * UNIT_SIZE + 12, time_ms.to_bytes(8, "big"))
 
 
-@TOLD
-def test_units_of_a_stores_own_levels_are_no_damage(engine: Engine, levels: str) -> None:
+@CONFIGURED
+def test_units_of_own_delay_levels_are_no_damage(engine: Engine, levels: str) -> None:
     assert times(engine, 2) == [STORED_MS + number + 90_000 for number in range(COUNT)]
-    assert damage_of(looked_at(engine.paths.root, message_delay_level=levels)) == []
+    assert damage_of(verify(engine.paths.root, message_delay_level=levels)) == []
 
 
-@TOLD
+@CONFIGURED
 @pytest.mark.parametrize("wrong_by_ms", [1, 1000])
-def test_a_unit_with_another_time_than_its_levels_is_found_and_mended(
-    engine: Engine, levels: str, wrong_by_ms: int
-) -> None:
+def test_unit_with_wrong_due_time_is_found_and_repaired(engine: Engine, levels: str, wrong_by_ms: int) -> None:
     right = times(engine, 2)
     set_time(engine, 2, 4, right[4] + wrong_by_ms)
-    found = damage_of(looked_at(engine.paths.root, message_delay_level=levels))
+    found = damage_of(verify(engine.paths.root, message_delay_level=levels))
     name = str(queue_file(engine, 2).relative_to(engine.paths.root))
     assert [(row.kind, row.file, row.offset) for row in found] == [("unit_wrong", name, 4 * UNIT_SIZE)]
 
     options = type(engine.options)(message_delay_level=levels)
-    mender = UnitRepair(StoreIO(), engine.paths, options, 0, engine.written)
-    assert mender.run([(SCHEDULE_TOPIC, 1)], {(SCHEDULE_TOPIC, 1): 1 << 30}) == 1
-    mender.close()
+    repair = UnitRepair(StoreIO(), engine.paths, options, 0, engine.written)
+    assert repair.run([(SCHEDULE_TOPIC, 1)], {(SCHEDULE_TOPIC, 1): 1 << 30}) == 1
+    repair.close()
     assert times(engine, 2) == right
 
 
-def test_one_unit_of_a_level_is_no_measure_when_no_levels_could_say_its_delay(engine: Engine) -> None:
+def test_detect_delays_ignores_impossible_single_unit(engine: Engine) -> None:
     paths = engine.paths
 
     def found(levels: str) -> tuple[int, ...]:
@@ -91,6 +88,6 @@ def test_one_unit_of_a_level_is_no_measure_when_no_levels_could_say_its_delay(en
     for place in range(COUNT):
         set_time(engine, 2, place, STORED_MS + place + 3_000)
     assert found("1s 5s") == (7_000, 3_000)
-    # One that has the configured delay is enough: the others may be of a time with other levels.
+    # One with the configured delay is enough: the others may be from a time with other levels.
     set_time(engine, 2, 0, STORED_MS + 5_000)
     assert found("1s 5s") == (7_000, 5_000)

@@ -1,4 +1,4 @@
-"""Stores that were killed: what a step has left half done is a note above the marks, and damage below them."""
+"""Verify of killed stores: incomplete steps are notes above the marks, damage below them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.durable_marks import DurableMark
 from mqproc.store.recovery.repair import plan_recovery
 from mqproc.util.units import PAGE_BYTES
-from tests.store.engine import Engine
-from tests.store.recovery.recovering import recover
-from tests.store.verify.looking import damage_of, flip, looked_at, notes_of, overwrite
+from tests.support.store_builders import Engine
+from tests.support.store_checks import damage_of, flip, notes_of, overwrite, recover, verify
 
 QUEUES, EACH = 2, 40
 STORED_MS = 1_700_000_000_000
@@ -31,7 +30,7 @@ OPTIONS = {
 
 
 class Killed:
-    """A store of two queues with a key in every record, killed behind a sync of its first half."""
+    """A store of two queues with a key in every record, killed after a sync of its first half."""
 
     def __init__(self, root: Path) -> None:
         engine = Engine(root, **OPTIONS)
@@ -65,8 +64,8 @@ class Killed:
             overwrite(self.queue_file(queue_id, each // 10), each % 10 * UNIT_SIZE, bytes(UNIT_SIZE))
 
     def kinds(self) -> tuple[set[str], set[str]]:
-        """Those of the damage, those of the notes."""
-        found = looked_at(self.paths.root, **OPTIONS)
+        """Kinds of the damage, and of the notes."""
+        found = verify(self.paths.root, **OPTIONS)
         return {row.kind for row in damage_of(found)}, {row.kind for row in notes_of(found)}
 
 
@@ -75,37 +74,37 @@ def killed(tmp_path: Path) -> Killed:
     return Killed(tmp_path / "store")
 
 
-def test_whole_but_not_closed(killed: Killed) -> None:
+def test_store_not_closed_is_a_note(killed: Killed) -> None:
     assert killed.kinds() == (set(), {"not_closed"})
 
 
-def test_one_queue_has_its_units_and_another_does_not(killed: Killed) -> None:
+def test_undispatched_units_above_mark_are_a_note(killed: Killed) -> None:
     killed.forget_units(0, 30, 40)
     assert killed.kinds() == (set(), {"not_closed", "not_dispatched"})
     killed.forget_units(0, 19, 30)
     assert killed.kinds() == ({"unit_missing"}, {"not_closed", "not_dispatched"})
 
 
-def test_a_closed_store_has_no_step_half_done(killed: Killed) -> None:
+def test_closed_store_missing_units_are_damage(killed: Killed) -> None:
     killed.forget_units(0, 30, 40)
     killed.paths.abort.unlink()
     assert killed.kinds()[0] == {"unit_missing"}
 
 
-def test_a_mark_that_the_log_has_outlived_tells_nothing(killed: Killed) -> None:
+def test_mark_that_does_not_match_log_is_ignored(killed: Killed) -> None:
     killed.forget_units(0, 30, 40)
     flip(killed.paths.commit_log / f"{0:020d}", killed.synced - 1)
     assert "unit_missing" in killed.kinds()[0]
 
 
-def test_an_index_that_ends_early(killed: Killed) -> None:
+def test_index_ending_early_above_mark_is_a_note(killed: Killed) -> None:
     names = sorted(os.listdir(killed.paths.index))
     assert len(names) == 2
     file = killed.paths.index / names[1]
     begun = file.with_name(str(int(names[1]) + 1))
     os.truncate(file, 0)
     assert killed.kinds() == (set(), {"not_closed", "not_indexed", "file_begun"})
-    # Of a file that is not the newest of its row nobody was making anything.
+    # Only the newest file can have been in creation.
     begun.touch()
     assert killed.kinds() == ({"index_file_length"}, {"not_closed", "not_indexed", "file_begun"})
     begun.unlink()
@@ -115,19 +114,19 @@ def test_an_index_that_ends_early(killed: Killed) -> None:
     assert killed.kinds() == ({"index_missing"}, {"not_closed"})
 
 
-def test_entries_below_and_above_the_mark_are_told_apart(killed: Killed) -> None:
+def test_index_entries_missing_below_and_above_mark(killed: Killed) -> None:
     first, second = (killed.paths.index / name for name in sorted(os.listdir(killed.paths.index)))
     second.unlink()
     entries = QUEUES * EACH // 2 - 1
     overwrite(first, index_file.ITEM_COUNT, (index_file.FIRST_ITEM + entries).to_bytes(4, "big"))
-    found = looked_at(killed.paths.root, **OPTIONS)
+    found = verify(killed.paths.root, **OPTIONS)
     assert [(str(finding.kind), finding.count) for finding in found.findings.in_order() if finding.count] == [
         ("entry_missing", 1),
         ("not_indexed", QUEUES * EACH // 2),
     ]
 
 
-def test_a_record_that_was_being_written(killed: Killed) -> None:
+def test_torn_record_at_log_end_is_a_note(killed: Killed) -> None:
     log = killed.paths.commit_log / f"{0:020d}"
     overwrite(log, killed.end, b"torn")
     assert killed.kinds() == (set(), {"not_closed", "torn_tail"})
@@ -135,13 +134,13 @@ def test_a_record_that_was_being_written(killed: Killed) -> None:
     assert killed.kinds() == ({"torn_tail"}, set())
 
 
-def test_pages_that_came_neither_to_the_disk_nor_into_a_copy(killed: Killed) -> None:
-    """Later ones did. Above all that was durable the log ends there; below, what was acknowledged lies behind them."""
+def test_log_page_missing_above_mark_is_a_note(killed: Killed) -> None:
+    """Later pages did. Above the durable mark the log ends there; below it this is damage."""
     log, size = killed.paths.commit_log / f"{0:020d}", 1000
     start = 2 * PAGE_BYTES - size
     assert killed.synced < start < start + size < killed.end
     overwrite(log, start, bytes(size))
-    # Copied before the checkpoint was.
+    # As copied before the checkpoint was written.
     assert "record_size" in killed.kinds()[0]
     plan = plan_recovery(killed.paths, killed.options)
     assert (plan.log_end, len(plan.holes)) == (killed.end, 1)
@@ -151,7 +150,7 @@ def test_pages_that_came_neither_to_the_disk_nor_into_a_copy(killed: Killed) -> 
     plan = plan_recovery(killed.paths, killed.options)
     assert (killed.synced < plan.log_end <= start, plan.holes, plan.cuts) == (True, [], [])
 
-    # Bytes that have changed there are no page that is missing, and without a mark nobody knows.
+    # Changed bytes are no missing page; without a mark it is unknown.
     overwrite(log, start, b"\xff" * size)
     assert "record_size" in killed.kinds()[0]
     overwrite(log, start, bytes(size))
@@ -160,8 +159,8 @@ def test_pages_that_came_neither_to_the_disk_nor_into_a_copy(killed: Killed) -> 
     assert plan_recovery(killed.paths, killed.options).log_end == killed.end
 
 
-def test_a_topic_that_was_being_made(killed: Killed) -> None:
-    """Neither the settings nor a folder know it yet."""
+def test_topic_in_creation_is_a_note(killed: Killed) -> None:
+    """Neither the settings nor a folder have it yet."""
     shutil.rmtree(killed.paths.queue("T", 0).parent)
     killed.set_marks(0)
     (killed.paths.config / "topics.json").write_text('{"topicConfigTable": {"U": {"topicName": "U"}}}')
@@ -171,7 +170,7 @@ def test_a_topic_that_was_being_made(killed: Killed) -> None:
 
 
 @pytest.mark.parametrize("row", ["commitlog", "consumequeue"])
-def test_a_file_that_was_being_made(killed: Killed, row: str) -> None:
+def test_file_in_creation_is_a_note(killed: Killed, row: str) -> None:
     if row == "commitlog":
         begun = killed.paths.commit_log / f"{killed.options.mapped_file_size_commit_log:020d}"
     else:
@@ -185,7 +184,7 @@ def test_a_file_that_was_being_made(killed: Killed, row: str) -> None:
     assert killed.kinds()[0] & {"segment_empty", "queue_file_length"}
 
 
-def test_the_next_start_puts_all_that_is_noted_in_order(killed: Killed) -> None:
+def test_next_start_repairs_everything_noted(killed: Killed) -> None:
     killed.forget_units(0, 25, 40)
     killed.queue_file(1, 3).write_bytes(b"")
     os.truncate(killed.paths.index / max(os.listdir(killed.paths.index)), 0)

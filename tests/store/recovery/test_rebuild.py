@@ -1,6 +1,6 @@
-"""Scanning processes ahead of recovery's dispatch: all is as without them, whatever the log has, whoever is killed.
+"""Scanner processes ahead of recovery's dispatch: results equal those without scanners.
 
-Pieces are so small here that records, holes and ends of segments lie on and across their borders.
+The pieces are small: records, holes and segment ends lie at and across their borders.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.dispatch import DispatchScan, ScanSource
 from mqproc.store.recovery.rebuild import NO_SCANNERS, ScanAhead, Scanners, usable_scanners
-from tests.store.recovery.recovering import Killed, RecordingIO, contents, recover
-from tests.store.stopped_store import SEGMENT, StoppedStore, assert_whole
+from tests.support.store_builders import SEGMENT, StoppedStore, assert_whole
+from tests.support.store_checks import Killed, RecordingIO, contents, recover
 
 # The tests' own process has threads of libraries, which are not used in the scanners.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
@@ -53,7 +53,7 @@ def store(tmp_path: Path) -> StoppedStore:
 
 @pytest.fixture
 def children() -> Children:
-    """What looks for processes that a test has started and that are there: other tests may have left some."""
+    """Finds processes that this test started; other tests may have left some."""
     others = multiprocessing.active_children()
     return lambda: [child for child in multiprocessing.active_children() if child not in others]
 
@@ -71,7 +71,7 @@ def log(store: StoppedStore) -> Iterator[tuple[QueueTable, LogSegments]]:
 
 
 def everything(scans: ScanSource, stop: int) -> tuple[dict[int, bytes], list[tuple[int, int, int]]]:
-    """Units by queue and entries, taken step by step as dispatch does."""
+    """Units by queue, and index entries, read step by step as dispatch does."""
     units: dict[int, bytes] = {}
     entries: list[tuple[int, int, int]] = []
     position = 0
@@ -91,7 +91,7 @@ def everything(scans: ScanSource, stop: int) -> tuple[dict[int, bytes], list[tup
 
 @pytest.mark.parametrize("piece_bytes", PIECES)
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_pieces_together_are_the_whole_log(
+def test_scan_pieces_cover_the_whole_log(
     count: int, piece_bytes: int, store: StoppedStore, log: tuple[QueueTable, LogSegments], children: Children
 ) -> None:
     said: list[str] = []
@@ -103,10 +103,10 @@ def test_pieces_together_are_the_whole_log(
     assert children() == []
 
 
-def test_dispatch_scans_only_what_has_no_whole_record(
+def test_dispatch_scans_only_pieces_without_whole_record(
     store: StoppedStore, log: tuple[QueueTable, LogSegments], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last bytes of a segment may be a piece of their own, without a record."""
+    """The last bytes of a segment may be a separate piece without a record."""
     with closing(ScanAhead(*log, 0, store.end, scanners(), list[str]().append)) as ahead:
         scanned: list[tuple[int, int]] = []
         scan_below = DispatchScan.scan_below
@@ -120,7 +120,7 @@ def test_dispatch_scans_only_what_has_no_whole_record(
     assert all(limit % SEGMENT == 0 and limit - start < 4096 for start, limit in scanned)
 
 
-def test_a_killed_scanner_is_told_and_not_missed(
+def test_scanner_killed_is_reported_and_replaced_by_dispatch(
     store: StoppedStore, log: tuple[QueueTable, LogSegments], children: Children
 ) -> None:
     said: list[str] = []
@@ -135,7 +135,7 @@ def test_a_killed_scanner_is_told_and_not_missed(
     assert children() == []
 
 
-def test_without_processes_dispatch_scans_all(
+def test_dispatch_without_scanners_scans_all(
     store: StoppedStore, log: tuple[QueueTable, LogSegments], children: Children, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second one cannot be forked."""
@@ -227,7 +227,7 @@ def test_recovery_with_scanners_leaves_the_same_bytes(
 
 @settings(max_examples=8, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 400)), min_size=1, max_size=6), st.integers(300, 9000))
-def test_damage_anywhere_is_met_as_without_scanners(damage: list[tuple[float, int]], piece_bytes: int) -> None:
+def test_scanners_with_random_damage_equal_plain_scan(damage: list[tuple[float, int]], piece_bytes: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = StoppedStore(Path(folder) / "store")
         for place, size in damage:
@@ -241,7 +241,7 @@ def test_damage_anywhere_is_met_as_without_scanners(damage: list[tuple[float, in
         assert contents(ahead) == contents(alone)
 
 
-def test_whole_queues_and_index_are_made_again(store: StoppedStore) -> None:
+def test_recovery_with_scanners_rebuilds_queues_and_index(store: StoppedStore) -> None:
     before = contents(store.root)
     lose_queues_and_index(store)
     assert_whole(store, recover(store.root, store.engine.options, clean=True, scanners=scanners()))
@@ -251,7 +251,7 @@ def test_whole_queues_and_index_are_made_again(store: StoppedStore) -> None:
             assert after[name] == before[name], name
 
 
-def test_killed_at_a_call_it_leaves_no_process_and_the_next_one_ends_it(
+def test_recovery_killed_leaves_no_scanner_and_can_resume(
     store: StoppedStore, tmp_path: Path, children: Children
 ) -> None:
     lose_queues_and_index(store)
@@ -276,7 +276,7 @@ import sys
 from pathlib import Path
 from mqproc.config.options import Options
 from mqproc.store.recovery.rebuild import Scanners
-from tests.store.recovery.recovering import recover
+from tests.support.store_checks import recover
 
 options = Options(max_hash_slot_num=50, max_index_num=400)
 recover(Path(sys.argv[1]), options, clean=False, scanners=Scanners(2, range_bytes_min=1, piece_bytes=4096))
@@ -284,7 +284,7 @@ recover(Path(sys.argv[1]), options, clean=False, scanners=Scanners(2, range_byte
 
 
 def test_scanners_end_with_a_killed_recovery(store: StoppedStore) -> None:
-    """They hold the output's other end: without them it would not come to its end."""
+    """They hold the write end of the output pipe: it ends only when they do."""
     lose_queues_and_index(store)
     environment = os.environ | {"MQPROC_CRASH": "dispatch.entries_put:5"}
     command = [sys.executable, "-c", PROGRAM, str(store.root)]

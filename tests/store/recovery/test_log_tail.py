@@ -1,4 +1,4 @@
-"""What recovery cuts behind a record that a crash has torn: kept aside where intact records are in it."""
+"""Bytes that recovery cuts after a torn record are quarantined if they hold intact records."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 from mqproc.store.recovery import store_files
 from mqproc.store.recovery.log import Resync
-from tests.store.faulty_io import FaultyIO
-from tests.store.recovery.recovering import Recovered
-from tests.store.stopped_store import SEGMENT, StoppedStore, assert_whole
+from tests.support.faulty_io import FaultyIO
+from tests.support.store_builders import SEGMENT, StoppedStore, assert_whole
+from tests.support.store_checks import Recovered
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> StoppedStore:
-    """With two segments of records above its marks."""
+    """A store with two segments of records above its marks."""
     store = StoppedStore(tmp_path / "store")
     while store.end < store.first.end + 2 * SEGMENT:
         store.put()
@@ -25,7 +25,7 @@ def store(tmp_path: Path) -> StoppedStore:
 
 
 def tear(store: StoppedStore) -> int:
-    """Tear the second record above the marks; where it lies."""
+    """Tear the second record above the marks; returns its physical offset."""
     torn = store.offsets[store.offsets.index(store.first.end) + 1]
     store.overwrite(torn + 4, b"garbage!")
     return torn
@@ -39,7 +39,7 @@ def lines_of_tail(found: Recovered) -> list[str]:
     return [line for line in found.said if "after the end of the log" in line]
 
 
-def test_intact_records_behind_a_torn_one_are_kept_and_told(store: StoppedStore) -> None:
+def test_intact_records_after_torn_one_are_kept_and_reported(store: StoppedStore) -> None:
     torn, end = tear(store), store.end
     first = torn // SEGMENT * SEGMENT
     cut = {start: store.segment(start).read_bytes()[max(0, torn - start) :] for start in range(first, end, SEGMENT)}
@@ -56,7 +56,7 @@ def test_intact_records_behind_a_torn_one_are_kept_and_told(store: StoppedStore)
     assert kept(store) == files
 
 
-def test_no_more_is_kept_than_a_bound(store: StoppedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_tail_is_limited(store: StoppedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_files, "TAIL_BYTES_MAX", 1000)
     torn = tear(store)
     cut = store.engine.log_bytes(torn, torn + 1000)
@@ -68,7 +68,7 @@ def test_no_more_is_kept_than_a_bound(store: StoppedStore, monkeypatch: pytest.M
     assert all(line.endswith("not kept") for line in others)
 
 
-def test_a_full_disk_keeps_no_store_from_starting(store: StoppedStore) -> None:
+def test_kept_tail_full_disk_does_not_stop_start(store: StoppedStore) -> None:
     torn = tear(store)
     io = FaultyIO()
     io.refusing["/aside/"] = errno.ENOSPC
@@ -78,8 +78,8 @@ def test_a_full_disk_keeps_no_store_from_starting(store: StoppedStore) -> None:
     assert kept(store) == {}
 
 
-def test_what_is_kept_leaves_room_for_the_start(store: StoppedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start makes files, too, and so does each one that follows when it fails for want of room."""
+def test_kept_tail_leaves_room_for_start(store: StoppedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start creates files too, and so does each start after it that fails on a full disk."""
     torn, io = tear(store), FaultyIO()
     left = store_files.FREE_BYTES_MIN + 1000
     monkeypatch.setattr(io, "disk_usage", lambda _folder: (1 << 40, left))
@@ -89,8 +89,8 @@ def test_what_is_kept_leaves_room_for_the_start(store: StoppedStore, monkeypatch
     assert all(line.endswith(f"not kept: {left:,} bytes are free") for line in lines_of_tail(found)[1:])
 
 
-def test_what_one_write_has_left_is_not_kept(store: StoppedStore) -> None:
-    """A kill amid a write: nothing lies behind the torn record."""
+def test_torn_last_write_is_not_kept(store: StoppedStore) -> None:
+    """A kill during a write: no bytes after the torn record."""
     last = store.offsets[-1]
     store.overwrite(last + 60, bytes(store.end - last - 60))
     found = store.recover(clean=False)
@@ -102,16 +102,16 @@ def test_what_one_write_has_left_is_not_kept(store: StoppedStore) -> None:
 
 @pytest.mark.parametrize("left", [0, 60])
 @pytest.mark.parametrize("marks", [True, False])
-def test_records_are_looked_for_no_further_than_something_lies(
+def test_search_for_records_ends_at_last_nonzero_byte(
     store: StoppedStore, monkeypatch: pytest.MonkeyPatch, left: int, marks: bool
 ) -> None:
-    """What a log's last segment has behind its end are zeros, a gigabyte of them, and looking makes them present."""
+    """The last segment may end with a gigabyte of zeros; reading them allocates pages."""
     asked = []
 
-    def look(self: Resync, position: int, limit: int) -> None:
+    def search(self: Resync, position: int, limit: int) -> None:
         asked.append((position, limit))
 
-    monkeypatch.setattr(Resync, "next_record", look)
+    monkeypatch.setattr(Resync, "next_record", search)
     last, end = store.offsets[-1], store.end
     if left:
         store.overwrite(last + left, bytes(end - last - left))
@@ -119,5 +119,5 @@ def test_records_are_looked_for_no_further_than_something_lies(
         shutil.rmtree(store.root / "mqproc" / "marks")
     assert store.recover(clean=False).end == (last if left else end)
     ((_position, limit),) = asked
-    assert end % SEGMENT, "the segment goes on"
+    assert end % SEGMENT, "the end is inside a segment"
     assert limit <= (last + left if left else end)

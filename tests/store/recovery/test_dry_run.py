@@ -1,4 +1,4 @@
-"""What is written in a dry run is read back in it, and the files stay as they were; changes are told exactly."""
+"""A dry run reads back its writes, leaves the files unchanged and lists the exact changes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def dry(tmp_path: Path) -> Iterator[DryRunIO]:
         yield io
 
 
-def test_a_changed_file_is_changed_for_this_process_only(dry: DryRunIO, tmp_path: Path) -> None:
+def test_written_file_changes_in_dry_run_only(dry: DryRunIO, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(range(100)) * 100)
     fd = dry.open(path, write=True)
@@ -40,7 +40,7 @@ def test_a_changed_file_is_changed_for_this_process_only(dry: DryRunIO, tmp_path
     assert (change.first, change.stop, change.differing) == (1, 5007, 9 + 7)
 
 
-def test_a_map_for_writing_shows_what_is_stored(dry: DryRunIO, tmp_path: Path) -> None:
+def test_writable_map_shows_writes(dry: DryRunIO, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(8192))
     fd = dry.open(path, write=True)
@@ -51,7 +51,7 @@ def test_a_map_for_writing_shows_what_is_stored(dry: DryRunIO, tmp_path: Path) -
     assert path.read_bytes() == bytes(8192)
 
 
-def test_files_are_made_grown_cut_moved_and_removed(dry: DryRunIO, tmp_path: Path) -> None:
+def test_create_grow_truncate_rename_unlink(dry: DryRunIO, tmp_path: Path) -> None:
     for name in ("grown", "cut", "moved", "removed", "same"):
         (tmp_path / name).write_bytes(b"0123456789")
     with pytest.raises(FileNotFoundError):
@@ -89,7 +89,7 @@ def test_files_are_made_grown_cut_moved_and_removed(dry: DryRunIO, tmp_path: Pat
     assert {path.read_bytes() for path in tmp_path.iterdir()} == {b"0123456789"}
 
 
-def test_a_removed_folder_is_gone_and_can_be_made_again(dry: DryRunIO, tmp_path: Path) -> None:
+def test_removed_folder_can_be_recreated(dry: DryRunIO, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_bytes(b"x")
     dry.remove_folder(tmp_path / "folder")
@@ -99,8 +99,8 @@ def test_a_removed_folder_is_gone_and_can_be_made_again(dry: DryRunIO, tmp_path:
     assert (tmp_path / "folder" / "file").read_bytes() == b"x"
 
 
-def test_a_file_that_goes_before_its_folder_is_told_once(dry: DryRunIO, tmp_path: Path) -> None:
-    """A copy of it is kept by its name, and there can be but one."""
+def test_file_removed_before_its_folder_is_listed_once(dry: DryRunIO, tmp_path: Path) -> None:
+    """Its copy is kept under its name, so it must be listed only once."""
     files = [tmp_path / "topic" / queue / "file" for queue in "01"]
     for file in files:
         file.parent.mkdir(parents=True)
@@ -111,7 +111,7 @@ def test_a_file_that_goes_before_its_folder_is_told_once(dry: DryRunIO, tmp_path
     assert [(change.path, change.what) for change in dry.changes()] == [(file, "removed") for file in files]
 
 
-def test_a_folder_is_moved_as_a_whole(dry: DryRunIO, tmp_path: Path) -> None:
+def test_rename_folder_moves_its_files(dry: DryRunIO, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_bytes(b"x")
     dry.rename(tmp_path / "folder", tmp_path / "aside")
@@ -120,7 +120,7 @@ def test_a_folder_is_moved_as_a_whole(dry: DryRunIO, tmp_path: Path) -> None:
     assert (change.path, change.what, change.target) == (tmp_path / "folder", "moved", tmp_path / "aside")
 
 
-def test_a_folder_that_only_this_storage_has_is_on_the_store_s_disk(dry: DryRunIO, tmp_path: Path) -> None:
+def test_new_folder_is_on_the_stores_disk(dry: DryRunIO, tmp_path: Path) -> None:
     made = tmp_path / "made" / "inside"
     dry.make_folder(made)
     used, free = dry.disk_usage(made)
@@ -129,30 +129,28 @@ def test_a_folder_that_only_this_storage_has_is_on_the_store_s_disk(dry: DryRunI
     assert not made.exists()
 
 
-def test_what_is_stored_to_in_place_is_told_apart_from_what_is_replaced(dry: DryRunIO, tmp_path: Path) -> None:
-    """Of a file that is replaced or removed untouched another name keeps the bytes; of the others only a copy does."""
-    for name in ("stored", "replaced", "removed", "stored then removed", "made again"):
+def test_changes_tell_writes_in_place_from_replacements(dry: DryRunIO, tmp_path: Path) -> None:
+    """A hard link keeps the bytes of a replaced file; a file written in place needs a copy."""
+    for name in ("stored", "replaced", "removed", "stored then removed", "recreated"):
         (tmp_path / name).write_bytes(b"0123456789")
     for name in ("stored", "stored then removed"):
         fd = dry.open(tmp_path / name, write=True)
         dry.pwrite(fd, b"x", 3)
     dry.write_file_atomically(tmp_path / "replaced", b"another")
-    for name in ("removed", "stored then removed", "made again"):
+    for name in ("removed", "stored then removed", "recreated"):
         dry.unlink(tmp_path / name)
-    dry.pwrite(dry.open(tmp_path / "made again", write=True, create=True), b"new", 0)
+    dry.pwrite(dry.open(tmp_path / "recreated", write=True, create=True), b"new", 0)
     assert {change.path.name: change.in_place for change in dry.changes()} == {
         "stored": True,
         "replaced": False,
         "removed": False,
         "stored then removed": True,
-        "made again": False,
+        "recreated": False,
     }
 
 
-def test_room_that_lacks_for_a_plan_is_no_full_disk(
-    dry: DryRunIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Recovery goes on when its own disk is full; that new files find no room in the meantime must not look alike."""
+def test_no_room_for_dry_run_is_not_a_full_disk(dry: DryRunIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recovery continues on a full disk; a full disk of the dry run must not look the same."""
     fd = dry.open(tmp_path / "made", write=True, create=True)
     monkeypatch.setattr(tempfile, "tempdir", "/no/room")
 
@@ -167,8 +165,8 @@ def test_room_that_lacks_for_a_plan_is_no_full_disk(
 FILES = [Path(name) for name in ("a", "b", "c", "d", "folder/e", "folder/f", "other/g")]
 
 
-def test_random_calls_do_what_they_do_for_real(tmp_path: Path) -> None:
-    """A model: the same calls on a copy by a real StoreIO; afterwards both read alike, and all changes were told."""
+def test_random_calls_equal_those_of_store_io(tmp_path: Path) -> None:
+    """Model test against a StoreIO on a copy: same files, and all changes are listed."""
     rng = random.Random(6)
     for number in range(60):
         roots = [tmp_path / f"{number}-{kind}" for kind in ("dry", "real", "before")]
@@ -198,7 +196,7 @@ def contents(root: Path) -> dict[Path, bytes]:
 
 
 def bytes_by_holes(io: StoreIO, path: Path) -> bytes:
-    """A file's bytes, those that were never written passed over."""
+    """A file's bytes without its holes."""
     fd = io.open(path)
     found = bytearray(io.size(fd))
     at = 0
@@ -211,7 +209,7 @@ def bytes_by_holes(io: StoreIO, path: Path) -> bytes:
 
 
 def assert_changes_are_told(changes: list[Change], dry: Path, real: Path, before: Path) -> None:
-    """What was told is what has become of the files, and nothing else has."""
+    """The listed changes are those of the files, and no other file changed."""
     was, now = contents(before), contents(real)
     told = {change.path.relative_to(dry): change for change in changes if change.what != "moved"}
     moved = {change.path.relative_to(dry): change for change in changes if change.what == "moved"}
@@ -258,7 +256,7 @@ def one_call(io: StoreIO, root: Path, rng: random.Random) -> None:
     elif kind == "link":
         if not io.exists(other):
             io.make_folder(other.parent)
-            # Later stores to the one would show in the other; who keeps a link stores to neither.
+            # Later writes to one would show in the other; a kept link is never written to.
             io.keep_link(path, other)
             io.unlink(path)
     else:
@@ -280,8 +278,8 @@ def one_call(io: StoreIO, root: Path, rng: random.Random) -> None:
         io.close(fd)
 
 
-def test_what_is_cut_off_a_sparse_file_is_not_gone_through(tmp_path: Path) -> None:
-    """A terabyte of holes would take hours."""
+def test_truncate_of_sparse_file_does_not_read_holes(tmp_path: Path) -> None:
+    """Reading a terabyte of holes would take hours."""
     path, size = tmp_path / "file", 1 << 40
     path.write_bytes(b"x" * 5000)
     os.truncate(path, size)

@@ -8,7 +8,7 @@ import pytest
 
 from mqproc.store.damage import Hole
 from mqproc.store.recovery.log import Resync
-from tests.store.engine import Engine
+from tests.support.store_builders import Engine
 
 SEGMENT = 65536
 
@@ -28,7 +28,7 @@ def overwrite(engine: Engine, offset: int, data: bytes) -> None:
         file.write(data)
 
 
-def test_the_next_record_is_found_from_any_byte(engine: Engine) -> None:
+def test_next_record_is_found_from_any_byte(engine: Engine) -> None:
     offsets = fill(engine, 5)
     resync = Resync(engine.segments)
     for position in range(offsets[1] + 1, offsets[2] + 1):
@@ -37,8 +37,8 @@ def test_the_next_record_is_found_from_any_byte(engine: Engine) -> None:
     assert resync.next_record(offsets[1] + 1, offsets[2]) is None
 
 
-def test_what_is_not_intact_or_not_in_its_place_is_passed_over(engine: Engine) -> None:
-    """A copy of a record in another's body is none: it says another offset."""
+def test_next_record_skips_damaged_and_misplaced_records(engine: Engine) -> None:
+    """A copy of a record in another's body does not count: it has another offset."""
     offsets = fill(engine, 6)
     copy = engine.log_bytes(offsets[0], offsets[1])
     overwrite(engine, offsets[2], copy)
@@ -46,7 +46,7 @@ def test_what_is_not_intact_or_not_in_its_place_is_passed_over(engine: Engine) -
     assert Resync(engine.segments).next_record(offsets[1] + 1, engine.written) == offsets[4]
 
 
-def test_a_hole_may_reach_over_segments(engine: Engine) -> None:
+def test_hole_may_span_segments(engine: Engine) -> None:
     offsets = fill(engine, 500)
     assert offsets[-1] > 2 * SEGMENT
     first = next(n for n, offset in enumerate(offsets) if offset >= SEGMENT)
@@ -59,14 +59,14 @@ def test_a_hole_may_reach_over_segments(engine: Engine) -> None:
     assert Resync(engine.segments).hole_at(SEGMENT, engine.written).kind == "missing segment"
 
 
-def test_a_hole_at_the_end_reaches_to_the_limit(engine: Engine) -> None:
+def test_hole_at_end_reaches_limit(engine: Engine) -> None:
     offsets = fill(engine, 3)
     overwrite(engine, offsets[2], bytes(8))
     assert Resync(engine.segments).hole_at(offsets[2], engine.written) == Hole(offsets[2], engine.written, "zeros")
 
 
-def test_a_record_may_begin_in_bytes_that_were_never_written(engine: Engine) -> None:
-    """A size begins with zero bytes: they may lie in a page that a file system never had to keep."""
+def test_next_record_may_begin_in_a_file_hole(engine: Engine) -> None:
+    """A size begins with zero bytes, which may be in a page that was never written."""
     first = int(engine.append("T", [bytes(100)])[0])
     size = engine.written - first
     # The next record's first two bytes end a page.

@@ -1,4 +1,4 @@
-"""Our stores say everything twice: whatever byte changes, verify finds it, names the place, and never fails."""
+"""Verify finds and locates a change of any byte of a store, and never fails."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from mqproc.layout import index_file, record
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.layout.record_codec import check_record
-from tests.store.stopped_store import ITEMS, SEGMENT, SLOTS, StoppedStore
-from tests.store.verify.looking import damage_of, flip, looked_at, overwrite
+from tests.support.store_builders import ITEMS, SEGMENT, SLOTS, StoppedStore
+from tests.support.store_checks import damage_of, flip, overwrite, verify
 
 OPTIONS = {"max_hash_slot_num": SLOTS, "max_index_num": ITEMS}
 
@@ -36,8 +36,8 @@ def copied(whole: StoppedStore, tmp_path: Path) -> Callable[[], Path]:
     return copy
 
 
-def test_the_whole_store_is_clean(whole: StoppedStore) -> None:
-    found = looked_at(whole.root, **OPTIONS)
+def test_verify_intact_store_is_clean(whole: StoppedStore) -> None:
+    found = verify(whole.root, **OPTIONS)
     assert damage_of(found) == []
     assert (found.records, found.units, found.log_end) == (whole.numbers, whole.numbers, whole.end)
     assert found.items == whole.numbers
@@ -71,7 +71,7 @@ def index_bytes(whole: StoppedStore, rng: random.Random) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("choose", [record_bytes, unit_bytes, index_bytes], ids=lambda choose: choose.__name__)
-def test_a_flipped_bit_anywhere_is_found_in_its_file(
+def test_verify_finds_flipped_bit_in_its_file(
     whole: StoppedStore, choose: Callable[[StoppedStore, random.Random], tuple[str, int]]
 ) -> None:
     rng = random.Random(2024)
@@ -80,17 +80,17 @@ def test_a_flipped_bit_anywhere_is_found_in_its_file(
         bits = 1 << rng.randrange(8)
         flip(whole.root / file, offset, bits)
         try:
-            found = looked_at(whole.root, **OPTIONS)
+            found = verify(whole.root, **OPTIONS)
             damage = damage_of(found)
             assert any(row.file == file for row in damage), (file, offset, bits, damage)
             near = [row.offset for row in damage if row.file == file and row.offset is not None]
             assert near, (file, offset, bits, damage)
         finally:
             flip(whole.root / file, offset, bits)
-    assert damage_of(looked_at(whole.root, **OPTIONS)) == []
+    assert damage_of(verify(whole.root, **OPTIONS)) == []
 
 
-def test_cutting_a_file_anywhere_is_found(whole: StoppedStore, copied: Callable[[], Path]) -> None:
+def test_verify_finds_truncated_file(whole: StoppedStore, copied: Callable[[], Path]) -> None:
     rng = random.Random(7)
     files = [path for path in sorted(whole.root.rglob("*")) if path.is_file() and path.name.isdigit()]
     for _ in range(25):
@@ -99,10 +99,10 @@ def test_cutting_a_file_anywhere_is_found(whole: StoppedStore, copied: Callable[
         size = (root / chosen).stat().st_size
         with (root / chosen).open("r+b") as file:
             file.truncate(rng.randrange(size))
-        assert any(row.file == str(chosen) for row in damage_of(looked_at(root, **OPTIONS))), chosen
+        assert any(row.file == str(chosen) for row in damage_of(verify(root, **OPTIONS))), chosen
 
 
-def test_random_bytes_never_make_it_fail(whole: StoppedStore, copied: Callable[[], Path]) -> None:
+def test_verify_random_bytes_never_raises(whole: StoppedStore, copied: Callable[[], Path]) -> None:
     rng = random.Random(99)
     files = [path.relative_to(whole.root) for path in sorted(whole.root.rglob("*")) if path.is_file()]
     for _ in range(40):
@@ -112,10 +112,10 @@ def test_random_bytes_never_make_it_fail(whole: StoppedStore, copied: Callable[[
             size = path.stat().st_size
             length = rng.choice((1, 8, 20, 400, 5000))
             overwrite(path, rng.randrange(max(1, size)), rng.randbytes(length))
-        looked_at(root, **OPTIONS)
+        verify(root, **OPTIONS)
 
 
-def test_a_blank_of_another_size_is_told(whole: StoppedStore, copied: Callable[[], Path]) -> None:
+def test_verify_blank_with_wrong_size_is_found(whole: StoppedStore, copied: Callable[[], Path]) -> None:
     root = copied()
     segment = root / "commitlog" / f"{0:020d}"
     data = segment.read_bytes()
@@ -125,4 +125,4 @@ def test_a_blank_of_another_size_is_told(whole: StoppedStore, copied: Callable[[
     assert check.success
     assert int.from_bytes(data[at : at + 4], "big") == SEGMENT - at
     flip(segment, at + record.TOTAL_SIZE + 3)
-    assert [(row.kind, row.offset) for row in damage_of(looked_at(root, **OPTIONS))] == [("blank_size", at)]
+    assert [(row.kind, row.offset) for row in damage_of(verify(root, **OPTIONS))] == [("blank_size", at)]

@@ -1,4 +1,4 @@
-"""A topic's kind of queues by its attribute and by the folder they lie in: contradictions and batch queues are told."""
+"""The queue type of a topic: conflicts of attribute and folder, batch queues, RocksDB."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from mqproc.config.options import Options
-from mqproc.errors import CorruptStoreError, StartError
+from mqproc.errors import CorruptStoreError, StartError, TooManyQueuesError
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.store.recovery.queues import check_queue_types
 from mqproc.store.recovery.repair import run_recovery
 from tests.roles.flusher_rig import Rig
-from tests.store.recovery.recovering import contents
-from tests.store.verify.looking import damage_of, looked_at, notes_of
+from tests.support.store_builders import StoppedStore
+from tests.support.store_checks import contents, damage_of, notes_of, verify
 
 
 def make_topics(root: Path, kinds: dict[str, str]) -> None:
-    """Write topics.json with a topic for each kind, '' = no attribute."""
+    """Write topics.json with a topic for each queue type; '' = no attribute."""
     table = {topic: {"attributes": {"queue.type": kind} if kind else {}} for topic, kind in kinds.items()}
     path = StorePaths(root).topics
     path.parent.mkdir(exist_ok=True)
@@ -28,7 +28,7 @@ def make_topics(root: Path, kinds: dict[str, str]) -> None:
 
 
 def make_store(root: Path, kinds: dict[str, str], queues: list[str]) -> StorePaths:
-    """A store with these topics and folders of queues."""
+    """A store with these topics and queue folders."""
     make_topics(root, kinds)
     for queue in queues:
         (root / queue).mkdir(parents=True)
@@ -44,7 +44,7 @@ def make_store(root: Path, kinds: dict[str, str], queues: list[str]) -> StorePat
         ({"T": "BatchCQ"}, "consumequeue/T/0", "should be BatchCQ, but is SimpleCQ"),
     ],
 )
-def test_a_folder_of_the_other_kind_is_refused(tmp_path: Path, kinds: dict[str, str], queue: str, text: str) -> None:
+def test_folder_of_other_queue_type_is_refused(tmp_path: Path, kinds: dict[str, str], queue: str, text: str) -> None:
     paths = make_store(tmp_path, kinds, [queue])
     with pytest.raises(CorruptStoreError) as caught:
         check_queue_types(StoreIO(), paths)
@@ -67,20 +67,20 @@ def test_batch_queues_are_refused_by_name(tmp_path: Path) -> None:
         ({"T": ""}, ["batchconsumequeue/T"]),
     ],
 )
-def test_stores_without_batch_queues_pass(tmp_path: Path, kinds: dict[str, str], queues: list[str]) -> None:
+def test_store_without_batch_queues_passes(tmp_path: Path, kinds: dict[str, str], queues: list[str]) -> None:
     check_queue_types(StoreIO(), make_store(tmp_path, kinds, queues))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"topicConfigTable": 5}', '{"topicConfigTable": {"T": 5}}'])
-def test_a_file_of_topics_that_nobody_can_read_names_no_kinds(tmp_path: Path, text: str) -> None:
+def test_unreadable_topics_file_has_no_queue_types(tmp_path: Path, text: str) -> None:
     paths = make_store(tmp_path, {}, ["consumequeue/T/0"])
     paths.topics.write_text(text)
     check_queue_types(StoreIO(), paths)
 
 
 @pytest.mark.parametrize("kinds", [{"T": "BatchCQ"}, {"B": "BatchCQ"}])
-def test_recovery_changes_nothing_of_a_store_with_batch_queues(tmp_path: Path, kinds: dict[str, str]) -> None:
-    """Its records would get units where RocketMQ then refuses to find any."""
+def test_recovery_with_batch_queues_leaves_store_unchanged(tmp_path: Path, kinds: dict[str, str]) -> None:
+    """Otherwise its records get units in a place where RocketMQ refuses them."""
     Rig(tmp_path).dispatch(10)
     make_topics(tmp_path, kinds)
     before = contents(tmp_path)
@@ -89,8 +89,8 @@ def test_recovery_changes_nothing_of_a_store_with_batch_queues(tmp_path: Path, k
     assert contents(tmp_path) == before
 
 
-def test_queues_of_rocksdb_are_told_and_left_alone(tmp_path: Path) -> None:
-    """`storeType = defaultRocksDB`: its records have no units, and what groups have consumed is in RocksDB too."""
+def test_rocksdb_queues_are_refused_store_unchanged(tmp_path: Path) -> None:
+    """`storeType = defaultRocksDB`: records have no units; the groups' offsets are in RocksDB."""
     Rig(tmp_path).dispatch(10)
     paths = StorePaths(tmp_path)
     shutil.rmtree(paths.consume_queue)
@@ -101,15 +101,15 @@ def test_queues_of_rocksdb_are_told_and_left_alone(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="RocksDB has the queues"):
         run_recovery(StoreIO(), paths, Options())
     assert contents(tmp_path) == before
-    found = looked_at(tmp_path)
+    found = verify(tmp_path)
     assert not damage_of(found)
     assert ("not_checked", "consumequeue") in [row[:2] for row in notes_of(found)]
     assert found.records == 10
 
 
 @pytest.mark.parametrize("name", ["rdb", "consumerOffsets"])
-def test_progress_in_rocksdb_is_told_and_left_alone(tmp_path: Path, name: str) -> None:
-    """`configManagerVersion = v2`: groups would begin anew, or where a JSON file of an earlier time has them."""
+def test_rocksdb_offsets_are_refused_store_unchanged(tmp_path: Path, name: str) -> None:
+    """`configManagerVersion = v2`: groups would start over, or at old JSON offsets."""
     Rig(tmp_path).dispatch(10)
     paths = StorePaths(tmp_path)
     folder = paths.config / name
@@ -119,20 +119,52 @@ def test_progress_in_rocksdb_is_told_and_left_alone(tmp_path: Path, name: str) -
     with pytest.raises(StartError, match="RocksDB has the topics and the progress of groups"):
         run_recovery(StoreIO(), paths, Options())
     assert contents(tmp_path) == before
-    found = looked_at(tmp_path)
+    found = verify(tmp_path)
     assert not damage_of(found)
     assert ("not_checked", f"config/{name}") in [row[:2] for row in notes_of(found)]
 
 
-def test_folders_in_config_without_rocksdb_pass(tmp_path: Path) -> None:
+def test_config_folders_without_rocksdb_pass(tmp_path: Path) -> None:
     paths = make_store(tmp_path, {}, ["consumequeue/T/0"])
     (paths.config / "rdb").mkdir()
     (paths.config / "CURRENT").touch()
     check_queue_types(StoreIO(), paths)
 
 
-def test_what_lies_beside_topics_is_no_rocksdb(tmp_path: Path) -> None:
-    """It may keep a second copy there, `rocksdbCQDoubleWriteEnable`, or have had the queues once."""
+def test_rocksdb_folder_next_to_topics_passes(tmp_path: Path) -> None:
+    """It may be a second copy (`rocksdbCQDoubleWriteEnable`) or an old one."""
     paths = make_store(tmp_path, {}, ["consumequeue/T/0"])
     (paths.consume_queue / "CURRENT").touch()
     check_queue_types(StoreIO(), paths)
+
+
+# Queues of topics.json that the queue table cannot hold
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> StoppedStore:
+    return StoppedStore(tmp_path / "store")
+
+
+def ask_for(store: StoppedStore, queues: int) -> Path:
+    """Write a topics.json in which a topic without messages has this many queues."""
+    path = store.engine.paths.topics
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"topicConfigTable": {"Wide": {"writeQueueNums": queues}}}))
+    return path
+
+
+def test_topic_with_more_queues_than_max_names_its_file(store: StoppedStore) -> None:
+    path = ask_for(store, 2000)
+    with pytest.raises(TooManyQueuesError) as raised:
+        store.recover()
+    text = "queue 1012 of topic 'Wide': max_queues = 1,024 queues are in use, deleted ones included"
+    assert str(raised.value) == f"{path}: topic 'Wide' has 2,000 queues: {text}"
+
+
+def test_topic_with_impossible_queue_count_is_reported(store: StoppedStore) -> None:
+    path = ask_for(store, 1_000_000_000)
+    found = store.recover()
+    (line,) = [line for line in found.said if "Wide" in line]
+    assert line == "recovery: topics: topic 'Wide': 1,000,000,000 queues; a topic has 65,535 at most"
+    assert (len(found.queues()), path.exists()) == (12, True)

@@ -1,4 +1,4 @@
-"""What a queue ends with when the log has lost its last record: RocketMQ must go on behind it."""
+"""The last unit of a queue whose last record is lost: RocketMQ must append after it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
 from mqproc.store.consumequeue.bounds import filler_position
 from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units
 from mqproc.store.consumequeue.fillers import end_fillers
-from tests.store.recovery.recovering import Recovered
 from tests.store.recovery.test_recovery import kill_as_it_ends
-from tests.store.stopped_store import QUEUE_FILE_BYTES, SEGMENT, StoppedStore, assert_whole, write_at
+from tests.support.store_builders import QUEUE_FILE_BYTES, SEGMENT, StoppedStore, assert_whole, write_at
+from tests.support.store_checks import Recovered
 
-# A queue's last record, which others follow in the log.
+# A queue's last record, with others after it in the log.
 BEFORE_THE_LAST = 4
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> StoppedStore:
-    """One whose last but three record is damaged; no mark is left."""
+    """A store without marks whose fourth record from the end is damaged."""
     store = StoppedStore(tmp_path / "store")
     store.overwrite(store.offsets[-BEFORE_THE_LAST] + 100, b"\xff")
     shutil.rmtree(store.root / "mqproc" / "marks")
@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> StoppedStore:
 
 
 def ends(found: Recovered) -> list[bytes]:
-    """The last unit of each queue as it lies on disk."""
+    """The last unit of each queue, read from disk."""
     files = ConsumeQueueFiles(StoreIO(), found.paths.consume_queue, found.options.consume_queue_file_bytes)
     try:
         return [files.raw_units(*queue, stop - 1, 1) for queue, (_start, stop) in found.queues().items()]
@@ -43,8 +43,8 @@ def end_of_damaged(store: StoppedStore, lost: int = -BEFORE_THE_LAST) -> bytes:
     return end_fillers(1, filler_position(store.offsets[lost], SEGMENT), SEGMENT).tobytes()
 
 
-def test_no_queue_seems_to_reach_beyond_the_log(store: StoppedStore) -> None:
-    """RocketMQ gives no unit to a record that ends at or below place and size of a queue's last unit, added."""
+def test_end_unit_does_not_reach_beyond_log(store: StoppedStore) -> None:
+    """RocketMQ skips a record that ends at or below the end of a queue's last unit."""
     found = store.recover()
     assert ends(found).count(end_of_damaged(store)) == 1
     for (unit,) in (as_units(end).tolist() for end in ends(found)):
@@ -52,8 +52,8 @@ def test_no_queue_seems_to_reach_beyond_the_log(store: StoppedStore) -> None:
     assert_whole(store, found, lost={len(store.offsets) - BEFORE_THE_LAST})
 
 
-def test_a_usual_filler_at_the_end_is_replaced(store: StoppedStore) -> None:
-    """As earlier versions have left it."""
+def test_end_unit_plain_filler_is_replaced(store: StoppedStore) -> None:
+    """Earlier versions wrote it."""
     found = store.recover()
     usual = struct.pack(">qiq", filler_position(store.offsets[-BEFORE_THE_LAST], SEGMENT), FILLER_SIZE, 0)
     for path in (each for each in (store.root / "consumequeue").rglob("*") if each.is_file()):
@@ -66,8 +66,8 @@ def test_a_usual_filler_at_the_end_is_replaced(store: StoppedStore) -> None:
     assert ends(store.recover(clean=False)).count(end_of_damaged(store)) == 1
 
 
-def test_the_queue_goes_on_behind_it(store: StoppedStore) -> None:
-    """By now it is a filler like others, and stays as it is."""
+def test_queue_continues_after_end_unit(store: StoppedStore) -> None:
+    """It is then a filler like others, and stays."""
     lost = len(store.offsets) - BEFORE_THE_LAST
     store.recover()
     for _topic in range(3):
@@ -77,8 +77,8 @@ def test_the_queue_goes_on_behind_it(store: StoppedStore) -> None:
     assert_whole(store, found, lost={lost})
 
 
-def test_it_stays_when_a_rebuild_of_another_queue_did_not_end(store: StoppedStore) -> None:
-    """That has set back the mark, and the queue ended where the log's records do: its offsets were given out again."""
+def test_end_unit_stays_after_interrupted_rebuild(store: StoppedStore) -> None:
+    """The rebuild lowers the mark; the queue's offsets must still not be assigned again."""
     queues = store.recover().queues()
     store.queue_file("Second", 1, QUEUE_FILE_BYTES).unlink()
     kill_as_it_ends(store)

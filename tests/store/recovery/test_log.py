@@ -1,4 +1,4 @@
-"""The end of the log after a stop: torn tails are cut, damage becomes a hole, a second look changes nothing."""
+"""The end of the log: torn tails are cut, damage becomes a hole, recovery is idempotent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from mqproc.store.damage import Hole
 from mqproc.store.durable_marks import DurableMark
 from mqproc.store.recovery.log import LogEnd, LogRecovery
-from tests.store.engine import Engine
+from tests.support.store_builders import Engine
 
 
 def recovered(engine: Engine, *, marked: bool = False) -> LogEnd:
@@ -31,7 +31,7 @@ def fill(engine: Engine, messages: int = 100) -> list[int]:
     return [int(engine.append("T", [b"%04d" % n * 250])[0]) for n in range(messages)]
 
 
-def test_a_whole_log_ends_where_it_was_written(tmp_path: Path) -> None:
+def test_log_intact_ends_at_last_record(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     offsets = fill(engine)
     found = recovered(engine)
@@ -40,14 +40,14 @@ def test_a_whole_log_ends_where_it_was_written(tmp_path: Path) -> None:
     assert found.last_store_timestamp_ms == 1_700_000_000_001
 
 
-def test_nothing_is_found_in_an_empty_log(tmp_path: Path) -> None:
+def test_log_empty_ends_at_0(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     found = recovered(engine)
     assert (found.start, found.end, found.records) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("torn", [1, 4, 8, 28, 200, 1000])
-def test_a_torn_tail_is_cut_and_zeroed(tmp_path: Path, torn: int) -> None:
+def test_log_torn_tail_is_cut_and_zeroed(tmp_path: Path, torn: int) -> None:
     engine = Engine(tmp_path)
     offsets = fill(engine)
     end = engine.written
@@ -62,8 +62,8 @@ def test_a_torn_tail_is_cut_and_zeroed(tmp_path: Path, torn: int) -> None:
     assert (again.end, again.cut_bytes) == (found.end, 0)
 
 
-def test_a_record_behind_the_end_never_comes_back(tmp_path: Path) -> None:
-    """Cut, write a shorter record over it, cut again: what lay behind the first cut must not be found."""
+def test_log_record_after_cut_is_never_found(tmp_path: Path) -> None:
+    """Cut, append a shorter record, cut again: bytes after the first cut must not be found."""
     engine = Engine(tmp_path)
     offsets = fill(engine, 10)
     overwrite(engine, offsets[7] + 100, b"\xff")
@@ -76,7 +76,7 @@ def test_a_record_behind_the_end_never_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("body", [b"body", b"__CRC32#\x010000000000\x02"])
-def test_a_record_that_has_lost_its_crc_is_torn_whatever_bodies_look_like(tmp_path: Path, body: bytes) -> None:
+def test_log_record_without_its_crc_is_torn(tmp_path: Path, body: bytes) -> None:
     engine = Engine(tmp_path, enabled_append_prop_crc=True)
     offsets = [int(engine.append("T", [each])[0]) for each in (b"first", body, b"last")]
     mark = DurableMark(engine.io, engine.paths.mark("commitlog"), engine.segments)
@@ -87,7 +87,7 @@ def test_a_record_that_has_lost_its_crc_is_torn_whatever_bodies_look_like(tmp_pa
     assert (found.end, found.records, found.cut_reason) == (offsets[2], 1, "bad property CRC")
 
 
-def test_a_mark_saves_the_walk(tmp_path: Path) -> None:
+def test_log_below_mark_is_not_scanned(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     offsets = fill(engine)
     mark = DurableMark(engine.io, engine.paths.mark("commitlog"), engine.segments)
@@ -96,7 +96,7 @@ def test_a_mark_saves_the_walk(tmp_path: Path) -> None:
     assert (found.start, found.end, found.records) == (offsets[90], engine.written, 10)
 
 
-def test_a_mark_of_another_log_is_void(tmp_path: Path) -> None:
+def test_log_mark_of_another_log_is_ignored(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     offsets = fill(engine)
     mark = DurableMark(engine.io, engine.paths.mark("commitlog"), engine.segments)
@@ -105,7 +105,7 @@ def test_a_mark_of_another_log_is_void(tmp_path: Path) -> None:
     assert DurableMark(engine.io, engine.paths.mark("commitlog"), engine.segments).valid() is None
 
 
-def test_without_a_mark_damage_is_a_hole(tmp_path: Path) -> None:
+def test_log_damage_without_mark_is_hole(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     offsets = fill(engine)
     overwrite(engine, offsets[20] + 100, b"\xff\xff")
@@ -119,7 +119,7 @@ def test_without_a_mark_damage_is_a_hole(tmp_path: Path) -> None:
     ]
 
 
-def test_segments_behind_the_end_go(tmp_path: Path) -> None:
+def test_log_segments_after_end_are_deleted(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     offsets = fill(engine, 200)
     size = engine.segments.segment_size
@@ -132,7 +132,7 @@ def test_segments_behind_the_end_go(tmp_path: Path) -> None:
     assert engine.segments.starts() == [0]
 
 
-def test_a_missing_segment_is_a_hole(tmp_path: Path) -> None:
+def test_log_missing_segment_is_hole(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     fill(engine, 200)
     size = engine.segments.segment_size
@@ -143,7 +143,7 @@ def test_a_missing_segment_is_a_hole(tmp_path: Path) -> None:
     assert found.holes == [Hole(size, 2 * size, "missing segment")]
 
 
-def test_behind_the_mark_a_missing_segment_is_a_torn_tail(tmp_path: Path) -> None:
+def test_log_missing_segment_above_mark_is_torn_tail(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     offsets = fill(engine, 200)
     mark = DurableMark(engine.io, engine.paths.mark("commitlog"), engine.segments)
@@ -156,8 +156,8 @@ def test_behind_the_mark_a_missing_segment_is_a_torn_tail(tmp_path: Path) -> Non
     assert engine.segments.starts() == [0]
 
 
-def test_known_damage_above_the_mark_does_not_cut_the_log(tmp_path: Path) -> None:
-    """Dispatch met it while the group ran: what follows it is whole."""
+def test_log_known_hole_above_mark_does_not_cut(tmp_path: Path) -> None:
+    """Dispatch met it while the group ran: the records after it are intact."""
     engine = Engine(tmp_path)
     offsets = fill(engine)
     mark = DurableMark(engine.io, engine.paths.mark("commitlog"), engine.segments)
@@ -169,7 +169,7 @@ def test_known_damage_above_the_mark_does_not_cut_the_log(tmp_path: Path) -> Non
     assert recovery.find_end(mark.valid()).end == offsets[20]
 
 
-def test_known_damage_is_looked_at_again(tmp_path: Path) -> None:
+def test_log_known_hole_is_checked_again(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     offsets = fill(engine)
     recovery = LogRecovery(engine.io, engine.segments)
@@ -182,7 +182,7 @@ def test_known_damage_is_looked_at_again(tmp_path: Path) -> None:
     ]
 
 
-def test_a_log_goes_on_behind_a_sealed_segment(tmp_path: Path) -> None:
+def test_log_continues_after_sealed_segment(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     fill(engine, 10)
     recovery = LogRecovery(engine.io, engine.segments)
@@ -191,7 +191,7 @@ def test_a_log_goes_on_behind_a_sealed_segment(tmp_path: Path) -> None:
     assert (found.end, found.records) == (engine.segments.segment_size, 10)
 
 
-def test_the_newest_valid_slot_is_the_mark(tmp_path: Path) -> None:
+def test_mark_is_newest_valid_slot(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     offsets = fill(engine)
     path = engine.paths.mark("commitlog")

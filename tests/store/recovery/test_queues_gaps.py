@@ -1,4 +1,4 @@
-"""A record whose queue offset is too high, where no CRC covers it: a gap before it, which records behind it fill."""
+"""A record with a wrong, too high queue offset leaves a gap, which later records fill."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.dispatch import QueueGap, without
 from mqproc.store.recovery import queues as queue_recovery
-from tests.cli.calling import call
-from tests.cli.repairing import Row, damage_in, flags_of
-from tests.store.recovery.recovering import Recovered
-from tests.store.stopped_store import FIRST_MS, QUEUE_FILE_BYTES, SEGMENT, StoppedStore, write_at
+from tests.support.command_line import call
+from tests.support.store_builders import FIRST_MS, QUEUE_FILE_BYTES, SEGMENT, StoppedStore, write_at
+from tests.support.store_checks import Recovered
+from tests.support.store_repair import Row, damage_in, flags_of
 
 
-def placed(found: Recovered) -> set[int]:
-    """Log positions that the queues lead to."""
+def offsets_in_queues(found: Recovered) -> set[int]:
+    """Physical offsets of the queues' units."""
     units = found.units_of(found.queues()).values()
     return {offset for of_queue in units for offset, _size, _code in of_queue.values()}
 
 
 def raise_queue_offset(store: StoppedStore, at: int, by: int) -> None:
-    """Have the record at a log position say a higher queue offset."""
+    """Raise the queue offset of the record at a physical offset."""
     place = at % SEGMENT + record.QUEUE_OFFSET
     queue_offset = int.from_bytes(store.segment(at).read_bytes()[place : place + 8], "big")
     write_at(store.segment(at), place, (queue_offset + by).to_bytes(8, "big"))
 
 
 @pytest.mark.parametrize("too_high", [3, 100])
-def test_records_behind_it_keep_their_units(tmp_path: Path, too_high: int) -> None:
+def test_records_after_gap_keep_their_units(tmp_path: Path, too_high: int) -> None:
     store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
     number = len(store.offsets) // 2
     raise_queue_offset(store, store.offsets[number], too_high)
-    # As a store of RocketMQ's that is opened here for the first time.
+    # As a store of RocketMQ opened for the first time.
     shutil.rmtree(store.root / "mqproc")
-    # One of the others has the same place, where there is one.
-    assert len(placed(store.recover()) & set(store.offsets)) >= len(store.offsets) - 1
+    # Another record may have the same queue offset.
+    assert len(offsets_in_queues(store.recover()) & set(store.offsets)) >= len(store.offsets) - 1
 
 
-def test_a_lost_queue_is_made_again_with_its_gaps(tmp_path: Path) -> None:
-    """They were left zeros, and for a reader the queue ended there."""
+def test_queue_lost_is_rebuilt_with_its_gaps(tmp_path: Path) -> None:
+    """With zeros there the queue would end for readers."""
     store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
     raise_queue_offset(store, store.offsets[-1], 3)
     shutil.rmtree(store.root / "mqproc")
@@ -67,8 +67,8 @@ def test_a_lost_queue_is_made_again_with_its_gaps(tmp_path: Path) -> None:
         assert reader.max_offset(last.topic, last.queue_id) == last.queue_offset + 1
 
 
-def test_a_first_file_is_made_again_with_its_gaps(tmp_path: Path) -> None:
-    """They were left zeros, which `store verify` takes for damage, and RocketMQ for the end of what a queue has."""
+def test_first_file_lost_is_rebuilt_with_its_gaps(tmp_path: Path) -> None:
+    """Zeros are damage for `store verify`, and the end of the queue for RocketMQ."""
     store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
     with StoreReader(store.root) as reader:
         own = [message for message in map(reader.look, store.offsets) if message is not None]
@@ -89,10 +89,8 @@ def test_a_first_file_is_made_again_with_its_gaps(tmp_path: Path) -> None:
         assert reader.pull("Second", 1, 8, 1).messages == [reader.look(own[5].physical_offset)]
 
 
-def test_a_queue_that_lost_its_first_file_keeps_its_end_when_all_has_expired(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So it seems after a power loss: the table may be older than retention. It is too long to be filled up."""
+def test_queue_expired_without_first_file_keeps_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table may be older than retention after a power failure. The gap is too long to fill."""
     monkeypatch.setattr(queue_recovery, "FILL_MAX", QUEUE_FILE_BYTES // 20 - 1)
     store = StoppedStore(tmp_path / "store")
     end = store.recover().queues()["Second", 1][1]
@@ -108,8 +106,8 @@ def test_a_queue_that_lost_its_first_file_keeps_its_end_when_all_has_expired(
         assert store.recover(clean=False).queues()["Second", 1] == (end, end)
 
 
-def test_fillers_without_a_hole_do_not_point_behind_the_log(tmp_path: Path) -> None:
-    """RocketMQ cuts a queue at the first unit that does, at each start: of a whole log, which it does not cut."""
+def test_fillers_without_hole_do_not_point_beyond_log(tmp_path: Path) -> None:
+    """RocketMQ cuts a queue at the first unit that points beyond the log, at each start."""
     store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False, mapped_file_size_commit_log=16 * SEGMENT)
     place = store.offsets[len(store.offsets) // 2] + record.QUEUE_OFFSET
     segment = store.segment(0)
@@ -125,8 +123,8 @@ def test_fillers_without_a_hole_do_not_point_behind_the_log(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("number", [320, 639], ids=["amid others", "the last"])
-def test_a_lone_record_far_behind_its_queues_end_is_not_believed(tmp_path: Path, number: int) -> None:
-    """It was the queue's end, with a file of its own: no reader found what lay before the files that were missing."""
+def test_single_record_far_beyond_queue_end_is_ignored(tmp_path: Path, number: int) -> None:
+    """As the queue's end, with its own file, it would hide all units before missing files."""
     store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
     before = store.first.queues()
     at = store.offsets[number]
@@ -134,22 +132,22 @@ def test_a_lone_record_far_behind_its_queues_end_is_not_believed(tmp_path: Path,
     shutil.rmtree(store.root / "mqproc")
     for _ in range(2):
         found = store.recover()
-        assert placed(found) & set(store.offsets) == {*store.offsets} - {at}
+        assert offsets_in_queues(found) & set(store.offsets) == {*store.offsets} - {at}
         ends = {queue: end for queue, (_start, end) in found.queues().items()}
         lowered = {queue: end for queue, (_start, end) in before.items() if ends[queue] != end}
         assert [end - ends[queue] for queue, end in lowered.items()] == [1] * (number == 639)
     call("store", "repair", store.root, "--execute", *flags_of(store.engine.options))
     with StoreReader(store.root) as reader:
         assert {message.physical_offset for message in reader.messages()} == {*store.offsets} - {at}
-    # No repair builds a unit of it, nor is its place another record's.
+    # No repair builds a unit of it or gives its place to another record.
     again = call("store", "repair", store.root, "--execute", "--json", *flags_of(store.engine.options)).json
     assert (again["executed"], again["changes"]) == (False, [])
     assert damage_in(again) == [Row("queue_offset_too_high", f"commitlog/{at - at % SEGMENT:020d}", at % SEGMENT, at)]
 
 
 @pytest.mark.parametrize(("number", "queue"), [(320, ("Third", 0)), (639, ("First", 3))], ids=["amid others", "last"])
-def test_nor_is_it_when_its_queue_is_built_again(tmp_path: Path, number: int, queue: tuple[str, int]) -> None:
-    """By a start that looks at nothing else below the marks."""
+def test_record_far_beyond_end_is_ignored_in_rebuild(tmp_path: Path, number: int, queue: tuple[str, int]) -> None:
+    """The start reads nothing else below the marks."""
     store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
     at = store.offsets[number]
     raise_queue_offset(store, at, 1 << 21)
@@ -158,10 +156,10 @@ def test_nor_is_it_when_its_queue_is_built_again(tmp_path: Path, number: int, qu
     store.queue_file(*queue).unlink()
     found = store.recover(clean=False)
     assert found.queues() == before
-    assert placed(found) & set(store.offsets) == {*store.offsets} - {at}
+    assert offsets_in_queues(found) & set(store.offsets) == {*store.offsets} - {at}
 
 
-def test_nor_is_it_when_what_comes_behind_it_tells_that_units_are_lost(tmp_path: Path) -> None:
+def test_record_far_beyond_end_is_ignored_with_lost_units(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
     at = store.offsets[624]
     raise_queue_offset(store, at, 1 << 21)
@@ -172,21 +170,21 @@ def test_nor_is_it_when_what_comes_behind_it_tells_that_units_are_lost(tmp_path:
     store.queue_file("First", 0, QUEUE_FILE_BYTES).unlink()
     found = store.recover(clean=False)
     assert found.queues()["First", 0] == (0, end)
-    assert placed(found) & set(store.offsets) == {*store.offsets} - {at}
+    assert offsets_in_queues(found) & set(store.offsets) == {*store.offsets} - {at}
 
 
 @pytest.mark.parametrize("exponents", [(21, 24), (24, 21)])
-def test_nor_are_two_of_one_queue(tmp_path: Path, exponents: tuple[int, int]) -> None:
+def test_two_records_far_beyond_queue_end_are_ignored(tmp_path: Path, exponents: tuple[int, int]) -> None:
     store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
     harmed = [store.offsets[number] for number in (320, 324)]
     for at, exponent in zip(harmed, exponents, strict=True):
         raise_queue_offset(store, at, 1 << exponent)
     shutil.rmtree(store.root / "mqproc")
-    assert placed(store.recover()) & set(store.offsets) == {*store.offsets} - {*harmed}
+    assert offsets_in_queues(store.recover()) & set(store.offsets) == {*store.offsets} - {*harmed}
 
 
-def test_one_that_the_log_has_room_for_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one message of a queue above the marks, after a kill: the units between were lost, and are made again."""
+def test_record_beyond_end_within_log_size_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue's only message above the marks, after a kill: the lost units are rebuilt."""
     monkeypatch.setattr(queue_recovery, "FILL_MAX", 8)
     store = StoppedStore(tmp_path / "store")
     store.offsets += store.engine.append("First", [b"the last one"], FIRST_MS, queues=4).tolist()
@@ -194,11 +192,11 @@ def test_one_that_the_log_has_room_for_is_believed(tmp_path: Path, monkeypatch: 
     store.queue_file("First", 0, QUEUE_FILE_BYTES).unlink()
     found = store.recover(clean=False)
     assert found.queues()["First", 0] == (0, end)
-    assert set(store.offsets) <= placed(found)
+    assert set(store.offsets) <= offsets_in_queues(found)
 
 
 def publish_one(store: StoppedStore, topic: str, queue_id: int) -> int:
-    """Say in the table that a queue has the log's last message, as the dispatcher had; its new end."""
+    """Publish the log's last message in the queue table as the dispatcher does; the new end."""
     with contextlib.closing(QueueTable(StoreIO(), store.engine.paths.queues, write=True)) as table:
         number = table.find(topic, queue_id)
         end = table.max_offset(number) + 1
@@ -207,7 +205,7 @@ def publish_one(store: StoppedStore, topic: str, queue_id: int) -> int:
     return end
 
 
-def test_what_is_not_believed_is_told_with_its_place(tmp_path: Path) -> None:
+def test_ignored_record_is_reported_with_its_place(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
     at = store.offsets[-1]
     write_at(store.segment(at), at % SEGMENT + record.QUEUE_OFFSET, (1 << 30).to_bytes(8, "big"))
@@ -217,7 +215,7 @@ def test_what_is_not_believed_is_told_with_its_place(tmp_path: Path) -> None:
     assert line.startswith(said)
 
 
-def test_what_comes_later_is_taken_out_of_a_gap() -> None:
+def test_gap_shrinks_by_later_records() -> None:
     gaps = [QueueGap(0, 10, 20, 1, 2), QueueGap(1, 10, 20, 3, 4)]
     assert list(without(gaps, 0, 12, 14)) == [QueueGap(0, 10, 12, 1, 2), QueueGap(0, 14, 20, 1, 2), gaps[1]]
     assert list(without(gaps, 1, 5, 12)) == [gaps[0], QueueGap(1, 12, 20, 3, 4)]
