@@ -260,7 +260,7 @@ class Dispatch:
         self._pieces = 1
         # Without entries no index state would be stored for publication.
         self._takes_single = options.message_index_enable
-        self._single = SingleRecordBuffers(
+        self.single = SingleRecordBuffers(
             table.bytes_view,
             table.cells,
             table.slots,
@@ -282,7 +282,7 @@ class Dispatch:
         It stores in the control file's `cells` what `publish_step` publishes. Returns False if there are several
         records or more is needed: then call `step`. Raises as `step`.
         """
-        segments, single = self._segments, self._single
+        segments, single = self._segments, self.single
         base = segments.start_of(dispatched)
         if not self._takes_single or self._holes or self._undo or confirmed > base + segments.segment_size:
             return False

@@ -1,4 +1,4 @@
-"""What is let go of ConsumeQueue and index files: only what lies far enough behind, whole pages, each once."""
+"""Pages of ConsumeQueue and index files are dropped from the page cache after dispatch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ UNITS_PER_FILE = FILE_BYTES // UNIT_SIZE
 SLOTS = 100
 
 
-class Drops(StoreIO):
-    """Remembers what was let go, by file name."""
+class DroppingIO(StoreIO):
+    """Records dropped ranges by file name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,11 +34,11 @@ class Drops(StoreIO):
 
 
 @pytest.fixture
-def io() -> Drops:
-    return Drops()
+def io() -> DroppingIO:
+    return DroppingIO()
 
 
-def test_only_whole_pages_within_the_range_go(tmp_path: Path, io: Drops) -> None:
+def test_drop_range_drops_whole_pages_only(tmp_path: Path, io: DroppingIO) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(8 * PAGE_BYTES))
     assert drop_range(io, path, 1, 3 * PAGE_BYTES - 1) == PAGE_BYTES
@@ -46,14 +46,14 @@ def test_only_whole_pages_within_the_range_go(tmp_path: Path, io: Drops) -> None
     assert io.seen == [("file", PAGE_BYTES, PAGE_BYTES)]
 
 
-def test_a_file_that_retention_deleted_is_passed_over(tmp_path: Path, io: Drops) -> None:
+def test_drop_range_missing_file_is_skipped(tmp_path: Path, io: DroppingIO) -> None:
     assert drop_range(io, tmp_path / "gone", 0, 10 * PAGE_BYTES) == 0
 
 
 class Queue:
-    """One queue's files, long enough, and its pages."""
+    """A queue with three files, and its pages."""
 
-    def __init__(self, root: Path, io: Drops, behind: int = BEHIND) -> None:
+    def __init__(self, root: Path, io: DroppingIO, behind: int = BEHIND) -> None:
         table = QueueTable.create(io, root / "queues", 8)
         table.create_queue("T", 0)
         folder = root / "consumequeue" / "T" / "0"
@@ -66,18 +66,18 @@ class Queue:
         return self.pages.drop(dispatched, np.array([synced], np.int64))
 
 
-def test_units_go_when_dispatch_is_far_enough_beyond_them(tmp_path: Path, io: Drops) -> None:
+def test_queue_pages_are_dropped_far_after_dispatch(tmp_path: Path, io: DroppingIO) -> None:
     queue = Queue(tmp_path, io)
     units = 30 * PAGE_BYTES // UNIT_SIZE
     assert queue.drop(0, 0) == 0
     assert queue.drop(BEHIND - 1, units) == 0
-    assert queue.drop(BEHIND, units) == 0, "they were not there when dispatch was that far behind"
+    assert queue.drop(BEHIND, units) == 0, "these units were not dispatched yet at that distance"
     assert queue.drop(2 * BEHIND, units + 1) == 30 * PAGE_BYTES
-    assert queue.drop(9 * BEHIND, units + 1) == 0, "each page goes once"
+    assert queue.drop(9 * BEHIND, units + 1) == 0, "each page is dropped once"
     assert io.seen == [(segment_name(0), 0, 30 * PAGE_BYTES)]
 
 
-def test_units_of_several_files_go_in_each(tmp_path: Path, io: Drops) -> None:
+def test_queue_pages_of_several_files_are_dropped(tmp_path: Path, io: DroppingIO) -> None:
     queue = Queue(tmp_path, io)
     stop = 2 * UNITS_PER_FILE + 10 * PAGE_BYTES // UNIT_SIZE
     queue.drop(0, 100)
@@ -85,19 +85,19 @@ def test_units_of_several_files_go_in_each(tmp_path: Path, io: Drops) -> None:
     queue.drop(2 * BEHIND, stop)
     assert [name for name, _, _ in io.seen] == [segment_name(start * FILE_BYTES) for start in range(3)]
     first, second, third = ((offset, offset + size) for _, offset, size in io.seen)
-    assert first == (PAGE_BYTES, FILE_BYTES), "what was there before this object was made is left alone"
+    assert first == (PAGE_BYTES, FILE_BYTES), "earlier units are kept"
     assert second[0] < PAGE_BYTES
     assert third[1] <= 10 * PAGE_BYTES
 
 
-def test_a_few_units_are_not_worth_a_call(tmp_path: Path, io: Drops) -> None:
+def test_queue_pages_of_few_units_are_kept(tmp_path: Path, io: DroppingIO) -> None:
     queue = Queue(tmp_path, io)
     queue.drop(0, 0)
     queue.drop(BEHIND, 500)
     assert queue.drop(2 * BEHIND, 500) == 0
 
 
-def test_new_queues_join(tmp_path: Path, io: Drops) -> None:
+def test_queue_pages_include_new_queues(tmp_path: Path, io: DroppingIO) -> None:
     queue = Queue(tmp_path, io)
     queue.pages.drop(0, np.zeros(0, np.int64))
     units = 30 * PAGE_BYTES // UNIT_SIZE
@@ -105,13 +105,13 @@ def test_new_queues_join(tmp_path: Path, io: Drops) -> None:
     assert queue.drop(2 * BEHIND, units) > 0
 
 
-def test_nothing_goes_when_all_is_to_be_kept(tmp_path: Path, io: Drops) -> None:
+def test_queue_pages_disabled_keeps_all(tmp_path: Path, io: DroppingIO) -> None:
     queue = Queue(tmp_path, io, behind=0)
     for dispatched in range(0, 10**9, 10**8):
         assert queue.drop(dispatched, UNITS_PER_FILE) == 0
 
 
-def test_items_go_and_slots_stay(tmp_path: Path, io: Drops) -> None:
+def test_index_pages_of_items_are_dropped_but_not_slots(tmp_path: Path, io: DroppingIO) -> None:
     folder = tmp_path / "index"
     folder.mkdir()
     times = [1_700_000_000_000, 1_700_000_000_500]
@@ -131,7 +131,7 @@ def test_items_go_and_slots_stay(tmp_path: Path, io: Drops) -> None:
     assert new_at + new_size <= index_file.item_offset(SLOTS, 5000)
 
 
-def test_a_large_page_that_was_left_in_part_goes_with_what_follows(tmp_path: Path, io: Drops) -> None:
+def test_index_pages_partial_large_page_is_dropped_later(tmp_path: Path, io: DroppingIO) -> None:
     folder = tmp_path / "index"
     folder.mkdir()
     slots, items = 1_000_000, 1_000_000
@@ -144,5 +144,5 @@ def test_a_large_page_that_was_left_in_part_goes_with_what_follows(tmp_path: Pat
     ranges = [(offset, offset + size) for _, offset, size in io.seen]
     begin = index_file.items_start(slots) // PAGE_BYTES * PAGE_BYTES + PAGE_BYTES
     whole = [index_file.item_offset(slots, item) for item in (first, second)]
-    assert ranges[0][0] == begin, "the slots stay"
+    assert ranges[0][0] == begin, "the slots are kept"
     assert [offset for offset, _ in ranges[1:]] == [end - end % LARGE_PAGE_BYTES for end in whole]

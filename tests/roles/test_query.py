@@ -21,7 +21,7 @@ from mqproc.io.clock import Clock
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.bell import EventBell
 from mqproc.ipc.control import Control
-from mqproc.ipc.histogram import read_buckets
+from mqproc.ipc.counters import read_buckets
 from mqproc.layout import control as words_of
 from mqproc.layout import histograms, queue_table, record
 from mqproc.layout.frame import HEADER, HEADER_SIZE, REFUSAL, encode_header
@@ -47,8 +47,8 @@ from mqproc.wire.operations.log import (
     RangeRequest,
     ScanRequest,
 )
-from tests.store.engine import STORE_HOST
-from tests.store.reads.test_reading import COUNT, FIRST_MS, Store
+from tests.store.read.test_reader import COUNT, FIRST_MS, Store
+from tests.support.store_builders import STORE_HOST
 
 PATIENCE_S = 60.0
 
@@ -386,6 +386,12 @@ def test_a_held_pull_waits_for_a_match_by_properties(filled: Group) -> None:
     with pytest.raises(FilterSyntaxError) as caught:
         caller.answer()
     assert caught.value.position == 13
+
+
+def test_pull_sql_with_rocketmq_limits_is_rejected(filled: Group) -> None:
+    caller = filled.connect()
+    with pytest.raises(BadRequestError, match="RocketMQ's limits apply to filters by tags"):
+        caller.call(Operation.PULL, PullRequest("Orders", 0, 0, sql="a = 1", rocketmq_limits=True))
 
 
 def test_held_pulls_with_much_to_look_through_take_turns(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:

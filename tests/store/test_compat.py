@@ -1,7 +1,7 @@
-"""After RocketMQ has held the store: what it cut stays cut, what it appended is served, what it left is believed.
+"""Recovery after RocketMQ has used the store: its cuts and appends are kept.
 
-RocketMQ is played here: it rewrites `lock`, tells in the checkpoint the last record that it found whole, appends over
-what it does not like, and leaves the bytes behind that. The tests against the program itself are in `tests/interop`.
+These tests simulate RocketMQ: it rewrites `lock`, stores the last valid record in the checkpoint, appends over invalid
+records, and keeps the bytes after its own. `tests/interop` has tests with RocketMQ itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mqproc.io.store_io import StoreIO
 from mqproc.layout import checkpoint, queue_table
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.store import compat as visitor
+from mqproc.store import compat
 from mqproc.store.commitlog.append import CommitLogAppender
 from tests.support.store_builders import FIRST_MS, PER_FRAME, STORE_HOST, StoppedStore, assert_whole, write_at
 from tests.support.store_checks import RecordingIO, contents
@@ -25,22 +25,22 @@ LATER_MS = FIRST_MS + 1_000_000
 
 @pytest.fixture
 def store(tmp_path: Path) -> StoppedStore:
-    """A store that we have held, and closed in order."""
+    """Build a store with a lock file, stopped cleanly."""
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "lock").write_bytes(b"lock")
     return StoppedStore(tmp_path / "store")
 
 
-def hold(store: StoppedStore, last_whole: int) -> None:
-    """RocketMQ starts: a new lock file, and what it says of the log."""
+def open_by_rocketmq(store: StoppedStore, last_valid: int) -> None:
+    """Simulate a start of RocketMQ: a new lock file, and a checkpoint."""
     lock = store.root / "lock"
     lock.write_bytes(b"lock")
     os.utime(lock, ns=(1, lock.stat().st_mtime_ns + 1))
-    write_at(store.root / "checkpoint", checkpoint.CONFIRM_PHYSICAL_OFFSET, last_whole.to_bytes(8, "big"))
+    write_at(store.root / "checkpoint", checkpoint.CONFIRM_PHYSICAL_OFFSET, last_valid.to_bytes(8, "big"))
 
 
 def cut_and_append(store: StoppedStore, victim: int, bodies: list[bytes]) -> None:
-    """RocketMQ cuts the log at a message and appends others there; the bytes behind them stay."""
+    """Simulate RocketMQ cutting the log at a message and appending others there."""
     engine = store.engine
     for number in range(victim, store.numbers):
         offset = store.offsets[number]
@@ -70,11 +70,11 @@ def cut_and_append(store: StoppedStore, victim: int, bodies: list[bytes]) -> Non
 
 @pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
 @pytest.mark.parametrize("size", [200, 333], ids=["equal sizes", "other sizes"])
-def test_what_rocketmq_has_cut_does_not_come_back(size: int, clean: bool, store: StoppedStore) -> None:
-    """Its records end where by chance one of ours begins, or in the middle of one."""
+def test_recovery_records_cut_by_rocketmq_stay_cut(size: int, clean: bool, store: StoppedStore) -> None:
+    """RocketMQ's records end at the start of an older record, or inside one."""
     victim = 500
     old_end = store.end
-    hold(store, store.offsets[victim - 1])
+    open_by_rocketmq(store, store.offsets[victim - 1])
     cut_and_append(store, victim, [b"x" * size] * 5)
     found = store.recover(clean=clean)
     assert found.end == store.end < old_end
@@ -83,22 +83,22 @@ def test_what_rocketmq_has_cut_does_not_come_back(size: int, clean: bool, store:
     assert_whole(store, found)
 
 
-def test_a_hole_that_rocketmq_has_cut_is_forgotten(store: StoppedStore) -> None:
+def test_recovery_hole_cut_by_rocketmq_is_forgotten(store: StoppedStore) -> None:
     victim = 500
     store.overwrite(store.offsets[victim] + 100, b"\xff")
     for name in ("commitlog", "consumequeue", "index"):
         (store.root / "mqproc" / "marks" / name).unlink()
     assert len(store.recover().holes) == 1
-    hold(store, store.offsets[victim - 1])
+    open_by_rocketmq(store, store.offsets[victim - 1])
     cut_and_append(store, victim, [b"short"] * 3)
     found = store.recover()
     assert (found.end, found.holes) == (store.end, [])
     assert_whole(store, found)
 
 
-def test_what_rocketmq_only_appended_is_walked_from_the_mark(store: StoppedStore) -> None:
+def test_recovery_scans_appends_of_rocketmq_from_the_mark(store: StoppedStore) -> None:
     last = store.offsets[-1]
-    hold(store, last)
+    open_by_rocketmq(store, last)
     for _ in range(3):
         store.put()
     found = store.recover()
@@ -110,8 +110,8 @@ def test_what_rocketmq_only_appended_is_walked_from_the_mark(store: StoppedStore
 
 
 @pytest.mark.parametrize("closed", [True, False], ids=["closed", "killed"])
-def test_what_rocketmq_4_appended_stays(closed: bool, tmp_path: Path) -> None:
-    """It knows neither a record's CRC nor the checkpoint's last words; killed it need not have stored a time either."""
+def test_recovery_keeps_appends_of_rocketmq_4(closed: bool, tmp_path: Path) -> None:
+    """RocketMQ 4 has no record CRC; if it is killed it stores no time."""
     (tmp_path / "lock").write_bytes(b"lock")
     store = StoppedStore(tmp_path, enabled_append_prop_crc=False)
     store.recover(enabled_append_prop_crc=True)
@@ -126,9 +126,9 @@ def test_what_rocketmq_4_appended_stays(closed: bool, tmp_path: Path) -> None:
     assert_whole(store, found)
 
 
-def test_damage_in_what_rocketmq_appended_is_a_hole(store: StoppedStore) -> None:
-    """It wrote on for long after our mark: one bad record there does not cost what follows."""
-    hold(store, store.offsets[-1])
+def test_recovery_damage_in_appends_of_rocketmq_is_a_hole(store: StoppedStore) -> None:
+    """A bad record after the durable mark does not lose the following ones."""
+    open_by_rocketmq(store, store.offsets[-1])
     first = store.numbers
     for _ in range(3):
         store.put()
@@ -139,10 +139,10 @@ def test_damage_in_what_rocketmq_appended_is_a_hole(store: StoppedStore) -> None
     assert_whole(store, found, lost={first + 20})
 
 
-def test_segments_that_rocketmq_has_deleted_are_not_missing(store: StoppedStore) -> None:
-    """It cuts whole segments too; the log goes on where it ended."""
+def test_recovery_segments_deleted_by_rocketmq_are_not_missing(store: StoppedStore) -> None:
+    """RocketMQ may cut whole segments; the log continues at its end."""
     victim = next(n for n, offset in enumerate(store.offsets) if offset > 70_000)
-    hold(store, store.offsets[victim - 1])
+    open_by_rocketmq(store, store.offsets[victim - 1])
     for path in sorted((store.root / "commitlog").iterdir())[2:]:
         path.unlink()
     store.overwrite(store.offsets[victim], bytes(131_072 - store.offsets[victim]))
@@ -154,15 +154,15 @@ def test_segments_that_rocketmq_has_deleted_are_not_missing(store: StoppedStore)
     assert_whole(store, found)
 
 
-def test_garbage_in_the_checkpoint_means_that_nothing_is_believed(store: StoppedStore) -> None:
-    hold(store, 12345)
+def test_recovery_invalid_checkpoint_scans_the_whole_log(store: StoppedStore) -> None:
+    open_by_rocketmq(store, 12345)
     found = store.recover()
     assert "from the beginning 0" in found.said_of("log")
     assert_whole(store, found)
 
 
-def test_a_copy_with_another_lock_was_held_by_nobody(store: StoppedStore) -> None:
-    """A restored backup has a lock file of another time; damage in its middle must not cost what lies behind."""
+def test_recovery_restored_backup_is_not_taken_for_rocketmq(store: StoppedStore) -> None:
+    """Its lock file has another time; damage must not lose the following records."""
     (store.root / "lock").write_bytes(b"lock")
     victim = 30
     store.overwrite(store.offsets[victim] + 100, b"\xff")
@@ -174,18 +174,18 @@ def test_a_copy_with_another_lock_was_held_by_nobody(store: StoppedStore) -> Non
     assert found.end == store.end
 
 
-def test_a_lock_that_was_never_seen_tells_nothing(tmp_path: Path) -> None:
+def test_was_opened_elsewhere_compares_the_lock_file(tmp_path: Path) -> None:
     paths = StorePaths(tmp_path)
     paths.own.mkdir()
-    assert not visitor.was_opened_elsewhere(StoreIO(), paths)
-    visitor.remember(StoreIO(), paths)
-    assert not visitor.was_opened_elsewhere(StoreIO(), paths)
+    assert not compat.was_opened_elsewhere(StoreIO(), paths)
+    compat.remember(StoreIO(), paths)
+    assert not compat.was_opened_elsewhere(StoreIO(), paths)
     paths.lock.write_bytes(b"lock")
-    assert visitor.was_opened_elsewhere(StoreIO(), paths)
-    visitor.remember(StoreIO(), paths)
+    assert compat.was_opened_elsewhere(StoreIO(), paths)
+    compat.remember(StoreIO(), paths)
     before = contents(tmp_path)
-    assert not visitor.was_opened_elsewhere(StoreIO(), paths)
-    visitor.remember(StoreIO(), paths)
+    assert not compat.was_opened_elsewhere(StoreIO(), paths)
+    compat.remember(StoreIO(), paths)
     assert contents(tmp_path) == before
     paths.opened.write_text("garbage")
-    assert not visitor.was_opened_elsewhere(StoreIO(), paths)
+    assert not compat.was_opened_elsewhere(StoreIO(), paths)

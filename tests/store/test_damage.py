@@ -1,4 +1,4 @@
-"""The damage file: what is merged, forgotten, and read by others."""
+"""The damage file: merging, removal and readers."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ def paths(tmp_path: Path) -> StorePaths:
     return paths
 
 
-def ledger_of(paths: StorePaths, said: list[str], on_damage: OnDamage = OnDamage.SERVE) -> DamageLedger:
-    return DamageLedger(StoreIO(), paths, Options(on_damage=on_damage), said.append)
+def ledger_of(paths: StorePaths, lines: list[str], on_damage: OnDamage = OnDamage.SERVE) -> DamageLedger:
+    return DamageLedger(StoreIO(), paths, Options(on_damage=on_damage), lines.append)
 
 
-def test_a_known_hole_keeps_its_first_time_and_is_not_told_again(paths: StorePaths) -> None:
-    said: list[str] = []
-    ledger = ledger_of(paths, said)
+def test_ledger_known_hole_keeps_time_and_is_not_reported(paths: StorePaths) -> None:
+    lines: list[str] = []
+    ledger = ledger_of(paths, lines)
     assert ledger.replace([Hole(100, 200, "zeros")], 1) == [Hole(100, 200, "zeros", 1)]
     ledger.mark_filled()
-    again = ledger_of(paths, said)
+    again = ledger_of(paths, lines)
     fresh = again.replace([Hole(150, 200, "zeros"), Hole(300, 400, "bad size"), Hole(90, 120, "zeros")], 2)
     assert fresh == [Hole(300, 400, "bad size", 2)]
-    # Only what lies within a hole that the queues knew is known to them.
+    # Only holes inside a filled hole are filled.
     assert again.holes == [
         Hole(90, 120, "zeros", 1),
         Hole(150, 200, "zeros", 1, filled=True),
         Hole(300, 400, "bad size", 2),
     ]
-    assert len(said) == 2
+    assert len(lines) == 2
     assert load(StoreIO(), paths).holes == again.holes
 
 
-def test_without_damage_there_is_no_file(paths: StorePaths) -> None:
+def test_ledger_without_damage_has_no_file(paths: StorePaths) -> None:
     ledger = ledger_of(paths, [])
     ledger.save()
     assert not paths.damage.exists()
@@ -52,18 +52,18 @@ def test_without_damage_there_is_no_file(paths: StorePaths) -> None:
     assert not paths.damage.exists()
 
 
-def test_the_same_cut_is_noted_once(paths: StorePaths) -> None:
-    said: list[str] = []
-    ledger = ledger_of(paths, said)
+def test_ledger_records_the_same_cut_once(paths: StorePaths) -> None:
+    lines: list[str] = []
+    ledger = ledger_of(paths, lines)
     for _ in range(2):
         ledger.record_cut(100, 200, 1)
-    assert said == ["damage: the log was durable up to 200 and ends at 100"]
+    assert lines == ["damage: the log was durable up to 200 and ends at 100"]
     assert len(load(StoreIO(), paths).cuts) == 1
     with pytest.raises(CorruptStoreError, match="up to 200 and ends at 100"):
-        ledger_of(paths, said, OnDamage.REFUSE).record_cut(100, 200, 1)
+        ledger_of(paths, lines, OnDamage.REFUSE).record_cut(100, 200, 1)
 
 
-def test_read_only_lasts_as_long_as_the_damage(paths: StorePaths) -> None:
+def test_ledger_is_read_only_while_there_is_damage(paths: StorePaths) -> None:
     ledger = ledger_of(paths, [], OnDamage.READ_ONLY)
     assert not ledger.read_only
     ledger.add(Hole(1, 2, "zeros"), 1)
@@ -72,8 +72,8 @@ def test_read_only_lasts_as_long_as_the_damage(paths: StorePaths) -> None:
     assert not ledger.read_only
 
 
-def test_readers_learn_of_a_hole_when_they_meet_its_filler(paths: StorePaths) -> None:
-    """The filler names the start of the segment before the hole's; the units around it tell which hole it is."""
+def test_known_holes_are_found_by_their_filler(paths: StorePaths) -> None:
+    """The filler refers to the segment before the hole; its neighbours identify the hole."""
     known = KnownHoles(StoreIO(), paths, 1000)
     assert known.named(1000, 0, 5000) == []
     ledger = ledger_of(paths, [])
@@ -87,5 +87,5 @@ def test_readers_learn_of_a_hole_when_they_meet_its_filler(paths: StorePaths) ->
         assert known.named(5000, 0, 9000) == []
 
 
-def test_ranges_that_touch_are_one() -> None:
+def test_merged_joins_touching_ranges() -> None:
     assert merged([(5, 9), (1, 2), (2, 4), (8, 12)]) == [(1, 4), (5, 12)]

@@ -1,4 +1,4 @@
-"""Messages that come again with their unique id are not stored again, and are told where the first one lies."""
+"""Deduplication by unique id: a repeated message returns the first offsets."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ CAPACITY = 100
 
 
 class Sender:
-    """A writer with a window, over a store in this process."""
+    """A writer with a dedupe window, without a process."""
 
     def __init__(self, root: Path, capacity: int = CAPACITY) -> None:
         self.store = LiveStore(root)
         self.capacity = capacity
         self.published = 0
-        self.waits_in = TIMER_TOPIC
+        self.delayed_topic = TIMER_TOPIC
         self.restart()
 
     def restart(self) -> None:
@@ -44,7 +44,7 @@ class Sender:
         self.published += 1
 
     def send(self, plan: AppendPlan, *, publish: bool = True) -> list[tuple[int, int, int]]:
-        """(physical offset, queue offset, queue id) of each message."""
+        """Send a frame; return (physical offset, queue offset, queue id) of each message."""
         answer = self.window.add(plan, FIRST_MS, self.publish)
         if publish:
             self.publish()
@@ -54,7 +54,7 @@ class Sender:
         return list(zip(offsets[:count].tolist(), offsets[count:].tolist(), queues.tolist(), strict=True))
 
     def counted(self, counter: int, count: int = 1, topic: str = "T", **changes: Any) -> AppendPlan:
-        """A frame whose ids are made of a counter."""
+        """Return a frame whose unique ids consist of a prefix and a counter."""
         ids = {
             "parts": (b"UNIQ_KEY\x01", b"\x02", b"", b""),
             "prefix_size": len(PREFIX),
@@ -65,7 +65,7 @@ class Sender:
         return self.store.engine.plan(topic, bodies, queues=4, **(ids | changes))
 
     def named(self, *names: str, topic: str = "T", **changes: Any) -> AppendPlan:
-        """A frame with whole property strings."""
+        """Return a frame whose unique ids are in property strings."""
         plan = self.store.engine.plan(topic, [name.encode() for name in names], queues=4, **changes)
         texts = [encode({"UNIQ_KEY": name, "color": "red"} if name else {"color": "red"}).encode() for name in names]
         lengths = np.array([len(text) for text in texts], "<u2").view(np.uint8)
@@ -76,9 +76,9 @@ class Sender:
         plan.columns = tuple(columns)
         return plan
 
-    def waiting(self, name: str, real_topic: str) -> AppendPlan:
-        """A message that is to go to a topic later, or when its producer says so."""
-        plan = self.named(name, topic=self.waits_in)
+    def delayed(self, name: str, real_topic: str) -> AppendPlan:
+        """Return a delayed or half message of a topic."""
+        plan = self.named(name, topic=self.delayed_topic)
         text = encode({"UNIQ_KEY": name, "REAL_TOPIC": real_topic}).encode()
         at = plan.columns[6]
         size = np.array([len(text)], "<u2").view(np.uint8)
@@ -100,12 +100,12 @@ class Sender:
 
 @pytest.fixture
 def sender(tmp_path: Path) -> Iterator[Sender]:
-    made = Sender(tmp_path / "store")
-    yield made
-    made.store.close()
+    new = Sender(tmp_path / "store")
+    yield new
+    new.store.close()
 
 
-def test_a_frame_that_comes_again_is_told_its_first_places(sender: Sender) -> None:
+def test_dedupe_repeated_frame_returns_first_offsets(sender: Sender) -> None:
     first = sender.send(sender.counted(0xFFFE, 5))
     end = sender.store.engine.appender.end
     assert sender.send(sender.counted(0xFFFE, 5)) == first
@@ -114,53 +114,51 @@ def test_a_frame_that_comes_again_is_told_its_first_places(sender: Sender) -> No
     assert sender.bodies() == [b"body %d" % (0xFFFE + index) for index in range(5)]
 
 
-def test_what_is_new_in_a_frame_is_stored_around_what_is_not(sender: Sender) -> None:
+def test_dedupe_partly_repeated_frame_stores_new_messages(sender: Sender) -> None:
     (b,) = sender.send(sender.named("b"))
     (d,) = sender.send(sender.named("d"))
     found = sender.send(sender.named("a", "b", "c", "d", "", "e", ""))
     assert (found[1], found[3]) == (b, d)
     assert len(set(found)) == 7
     assert sender.bodies() == [b"b", b"d", b"a", b"c", b"", b"e", b""]
-    # Frames of a counter are cut in the same way.
+    # Frames with counters are split in the same way.
     sender.send(sender.counted(10, 2))
     found = sender.send(sender.counted(8, 6))
     assert sender.bodies()[7:] == [b"body %d" % number for number in (10, 11, 8, 9, 12, 13)]
     assert sender.send(sender.counted(8, 6)) == found
 
 
-def test_the_same_id_twice_in_a_frame_is_stored_once(sender: Sender) -> None:
+def test_dedupe_same_id_twice_in_frame_is_stored_once(sender: Sender) -> None:
     found = sender.send(sender.named("a", "b", "a", "", "a", ""))
     assert found[0] == found[2] == found[4]
     assert sender.bodies() == [b"a", b"b", b"", b""]
 
 
-def test_an_id_belongs_to_its_topic(sender: Sender) -> None:
+def test_dedupe_id_is_per_topic(sender: Sender) -> None:
     sender.send(sender.named("a"))
     sender.send(sender.named("a", topic="U"))
     assert (sender.bodies("T"), sender.bodies("U")) == ([b"a"], [b"a"])
 
 
 @pytest.mark.parametrize("topic", [TIMER_TOPIC, SCHEDULE_TOPIC, HALF_TOPIC])
-def test_an_id_belongs_to_the_topic_that_its_message_waits_for(sender: Sender, topic: str) -> None:
-    sender.waits_in = topic
-    first = {real: sender.send(sender.waiting("a", real)) for real in ("T", "U")}
+def test_dedupe_id_of_delayed_message_is_per_real_topic(sender: Sender, topic: str) -> None:
+    sender.delayed_topic = topic
+    first = {real: sender.send(sender.delayed("a", real)) for real in ("T", "U")}
     assert first["T"] != first["U"]
     for _ in range(2):
-        assert [sender.send(sender.waiting("a", real)) for real in ("U", "T")] == [first["U"], first["T"]]
+        assert [sender.send(sender.delayed("a", real)) for real in ("U", "T")] == [first["U"], first["T"]]
         sender.restart()
-    assert sender.send(sender.waiting("a", "V")) not in first.values()
+    assert sender.send(sender.delayed("a", "V")) not in first.values()
 
 
-def test_an_id_of_one_hash_belongs_to_the_topic_that_its_message_waits_for(
-    sender: Sender, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dedupe_equal_hash_of_other_real_topic_is_stored(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "hash_ids", lambda texts, ids, block, real, hashes: hashes.fill(5))
-    assert sender.send(sender.waiting("a", "T")) != sender.send(sender.waiting("a", "U"))
+    assert sender.send(sender.delayed("a", "T")) != sender.send(sender.delayed("a", "U"))
     assert sender.window.dropped == 0
 
 
-def test_a_hash_alone_drops_nothing(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every message has the same hash: each hit is looked at and found to be another message."""
+def test_dedupe_equal_hash_of_other_id_is_stored(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All messages have the same hash; each hit is compared by id."""
     monkeypatch.setattr(kernel, "hash_ids", lambda texts, ids, block, real, hashes: hashes.fill(5))
     for name in ("a", "b", "c"):
         sender.send(sender.named(name))
@@ -168,7 +166,7 @@ def test_a_hash_alone_drops_nothing(sender: Sender, monkeypatch: pytest.MonkeyPa
     assert sender.window.dropped == 0
 
 
-def test_the_window_holds_the_newest(sender: Sender) -> None:
+def test_dedupe_window_keeps_the_newest(sender: Sender) -> None:
     sender.send(sender.counted(0, 30))
     sender.send(sender.counted(30, CAPACITY))
     assert len(sender.window) == CAPACITY
@@ -177,7 +175,7 @@ def test_the_window_holds_the_newest(sender: Sender) -> None:
     assert sender.bodies().count(b"body 29") == 2
 
 
-def test_a_repeat_of_what_is_not_published_yet(sender: Sender) -> None:
+def test_dedupe_repeat_of_unpublished_frame_is_dropped(sender: Sender) -> None:
     first = sender.send(sender.counted(1, 3), publish=False)
     assert sender.send(sender.counted(1, 3), publish=False) == first
     assert sender.published == 1
@@ -185,7 +183,7 @@ def test_a_repeat_of_what_is_not_published_yet(sender: Sender) -> None:
     assert len(sender.bodies()) == 3
 
 
-def test_what_was_taken_back_is_not_known_any_more(sender: Sender) -> None:
+def test_dedupe_rolled_back_messages_are_forgotten(sender: Sender) -> None:
     sender.send(sender.counted(1))
     sender.send(sender.counted(2, 2), publish=False)
     sender.store.engine.appender.roll_back()
@@ -193,7 +191,7 @@ def test_what_was_taken_back_is_not_known_any_more(sender: Sender) -> None:
     assert sender.bodies() == [b"body 1", b"body 2", b"body 3"]
 
 
-def test_a_successor_reads_the_window_from_the_log(sender: Sender) -> None:
+def test_dedupe_new_writer_reads_window_from_log(sender: Sender) -> None:
     for number in range(0, 60, 3):
         sender.send(sender.counted(number, 3))
     sender.send(sender.named("named", ""))
@@ -204,7 +202,7 @@ def test_a_successor_reads_the_window_from_the_log(sender: Sender) -> None:
     assert sender.window.dropped == 61
 
 
-def test_a_window_larger_than_a_segment_and_one_that_is_smaller(tmp_path: Path) -> None:
+def test_dedupe_window_larger_or_smaller_than_segment(tmp_path: Path) -> None:
     sender = Sender(tmp_path / "store", 1000)
     size = sender.store.engine.segments.segment_size
     number = 0
@@ -220,7 +218,7 @@ def test_a_window_larger_than_a_segment_and_one_that_is_smaller(tmp_path: Path) 
     assert sender.window.dropped == 10
     sender.send(sender.counted(number - 11, 1))
     assert sender.window.dropped == 10
-    # Records that retention has deleted are not there.
+    # Records deleted by retention are not in the window.
     sender.capacity = 1000
     sender.store.engine.segments.path(0).unlink()
     sender.store.engine.words[words_of.MIN_PHYSICAL_OFFSET] = size
@@ -231,31 +229,31 @@ def test_a_window_larger_than_a_segment_and_one_that_is_smaller(tmp_path: Path) 
     sender.store.close()
 
 
-def test_a_deleted_topic_s_messages_are_gone(sender: Sender) -> None:
+def test_dedupe_messages_of_deleted_topic_are_forgotten(sender: Sender) -> None:
     sender.send(sender.named("a"))
     sender.delete("T")
     sender.send(sender.named("a"))
     assert sender.window.dropped == 0
 
 
-def test_messages_that_have_waited_for_a_deleted_topic_are_gone(sender: Sender) -> None:
-    """They were delivered, perhaps, and deleted: what comes again when the topic was made again is stored."""
-    (first,), (other,) = (sender.send(sender.waiting("a", topic)) for topic in ("T", "U"))
+def test_dedupe_delayed_messages_of_deleted_topic_are_forgotten(sender: Sender) -> None:
+    """After the topic is recreated, a repeated message is stored."""
+    (first,), (other,) = (sender.send(sender.delayed("a", topic)) for topic in ("T", "U"))
     sender.delete("T")
     late = sender.named("a")
-    late.template.delayed_template = sender.waiting("a", "T").template
+    late.template.delayed_template = sender.delayed("a", "T").template
     (again,) = sender.send(late)
     assert again != first
     for _ in range(2):
         late = sender.named("a")
-        late.template.delayed_template = sender.waiting("a", "T").template
+        late.template.delayed_template = sender.delayed("a", "T").template
         assert sender.send(late) == [again]
-        assert sender.send(sender.waiting("a", "U")) == [other]
+        assert sender.send(sender.delayed("a", "U")) == [other]
         sender.restart()
-    assert sender.send(sender.waiting("a", "T")) != [first]
+    assert sender.send(sender.delayed("a", "T")) != [first]
 
 
-def test_wrong_frames_change_nothing(sender: Sender) -> None:
+def test_dedupe_invalid_frame_changes_nothing(sender: Sender) -> None:
     sender.send(sender.named("b"))
     end = sender.store.engine.appender.end
     big = "x" * (sender.store.options.max_message_size + 1)
@@ -276,8 +274,8 @@ def test_wrong_frames_change_nothing(sender: Sender) -> None:
     assert sender.bodies() == [b"b"]
 
 
-def test_strings_that_would_reach_behind_the_frame_are_not_read(sender: Sender) -> None:
-    """Lengths are checked when the frame is appended, behind the search for its ids."""
+def test_dedupe_strings_beyond_the_frame_are_not_read(sender: Sender) -> None:
+    """Lengths are checked at the append, after the search for ids."""
     plan = sender.named("one", "two")
     whole, places = plan.payload, np.full(4, -1, np.int64)
     no_ids = np.empty(0, np.uint8)
@@ -292,35 +290,35 @@ def test_strings_that_would_reach_behind_the_frame_are_not_read(sender: Sender) 
     assert sender.send(sender.named("one"))[0][1] == 0
 
 
-def test_the_window_against_a_model() -> None:
-    """Random ids come and go; compiled and plain say the same, and what is in the window is the newest."""
+def test_dedupe_window_matches_a_model() -> None:
+    """Compiled and plain kernels agree on random ids; the window has the newest."""
     rng = random.Random(3)
     capacity = 7
-    made = []
+    windows = []
     for module in (lambda function: function, plain):
         ring = np.zeros(kernel.ENTRY_WORDS * capacity, np.int64)
         slots = np.full(4, kernel.NONE, np.int64)
-        made.append((module, ring, slots, np.zeros(kernel.WINDOW_SIZE, np.int64)))
+        windows.append((module, ring, slots, np.zeros(kernel.WINDOW_SIZE, np.int64)))
     newest: list[tuple[int, int]] = []
     for place in range(2000):
         if newest and rng.random() < 0.1:
             cut = rng.choice(newest)[1]
             newest = [each for each in newest if each[1] < cut]
-            for module, ring, slots, window in made:
+            for module, ring, slots, window in windows:
                 module(kernel.remove_from)(cut, ring, slots, window)
         found = rng.randrange(1, 30)
         newest = [*newest, (found, place)][-capacity:]
         latest = dict(newest)
-        wanted = np.arange(1, 31)
-        for module, ring, slots, window in made:
+        asked_ids = np.arange(1, 31)
+        for module, ring, slots, window in windows:
             module(kernel.insert)(np.array([found]), np.array([place]), ring, slots, window)
             places = np.zeros(30, np.int64)
-            count = module(kernel.lookup)(wanted, ring, slots, places)
+            count = module(kernel.lookup)(asked_ids, ring, slots, places)
             assert places.tolist() == [latest.get(each, kernel.NONE) for each in range(1, 31)]
             assert count == len(latest)
 
 
-def test_compiled_and_plain_hash_alike() -> None:
+def test_dedupe_compiled_and_plain_hash_agree() -> None:
     rng = random.Random(4)
     for size in range(40):
         data = np.frombuffer(rng.randbytes(max(size, 1)), np.uint8).copy()

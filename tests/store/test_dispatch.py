@@ -1,11 +1,12 @@
-"""Dispatch of what our own writer appended: steps, borders, published words, and every kind of interruption.
+"""Dispatch: steps, segment borders, published words, single records and interruptions.
 
-What must come out is known from one undisturbed run; full disks, deaths and repeated steps end with the same files.
+Full disks, kills and repeated steps must give the same files as an undisturbed run.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import shutil
 from pathlib import Path
@@ -17,13 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqproc.io.store_io import StoreIO
+from mqproc.kernels import dispatch_step
 from mqproc.kernels.dispatch import StopReason
+from mqproc.kernels.jit.compile import plain
+from mqproc.layout import control as words_of
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.store.consumequeue.bounds import filler_position
 from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units
 from mqproc.store.dispatch import Dispatch, DispatchResult
+from mqproc.store.index import files as index_files
 from mqproc.store.index.files import IndexCommit, IndexFiles
 from mqproc.store.index.lookup import IndexReader
 from tests.support.store_builders import Engine
@@ -33,7 +38,7 @@ SLOTS, ITEMS = 50, 120
 
 
 class Dispatched:
-    """A dispatcher over an engine's log, with the words that its role would keep."""
+    """A dispatcher over an engine's log, with the state that its role keeps."""
 
     def __init__(self, engine: Engine, folder: Path, io: StoreIO | None = None, **more: Any) -> None:
         self.engine = engine
@@ -45,7 +50,7 @@ class Dispatched:
         self.start()
 
     def start(self) -> None:
-        """A successor: it knows the position and the commit, nothing else."""
+        """Start a dispatcher from the position and the index commit."""
         queues = ConsumeQueueFiles(self.io, self.folder / "consumequeue", QUEUE_FILE_BYTES, write=True, open_max=4)
         index = IndexFiles(self.io, self.folder / "index", SLOTS, ITEMS)
         index.roll_back(self.commit)
@@ -87,7 +92,7 @@ def engine(tmp_path: Path) -> Engine:
 
 
 def filled_engine(root: Path) -> Engine:
-    """Several topics over two and a half segments of 64 KiB."""
+    """Fill two and a half segments of 64 KiB with messages of two topics."""
     engine = Engine(root / "store", max_hash_slot_num=SLOTS, max_index_num=ITEMS)
     for turn in range(30):
         for topic in ("First", "Second"):
@@ -99,13 +104,13 @@ def filled_engine(root: Path) -> Engine:
 
 
 def forget_queues(engine: Engine) -> None:
-    """Queue words as before any dispatch."""
+    """Reset the queue words to those before any dispatch."""
     for number in range(engine.table.count):
         for word in (table_layout.MAX_OFFSET, table_layout.LAST_PHYSICAL_END, table_layout.LAST_STORE_TIMESTAMP_MS):
             engine.table.store(number, word, 0)
 
 
-def test_units_entries_and_words_of_a_whole_log(engine: Engine, tmp_path: Path) -> None:
+def test_dispatch_whole_log_writes_units_entries_and_words(engine: Engine, tmp_path: Path) -> None:
     dispatched = Dispatched(engine, tmp_path / "out")
     steps = dispatched.run()
     assert dispatched.position == engine.written
@@ -130,11 +135,11 @@ def test_units_entries_and_words_of_a_whole_log(engine: Engine, tmp_path: Path) 
     found = reader.query_offset("First", "k5", 64, 0, 2**63 - 1)
     bodies = [engine.log_bytes(offset, offset + 400) for offset in found.offsets]
     assert all(b"k5" in body for body in bodies)
-    # All eight messages of turn 5, the first one twice, and one of each turn before it.
+    # The eight messages of turn 5, the first one twice, and one of each earlier turn.
     assert len(found.offsets) == 8 + 1 + 5
 
 
-def test_a_step_is_bounded(engine: Engine, tmp_path: Path) -> None:
+def test_dispatch_step_is_bounded(engine: Engine, tmp_path: Path) -> None:
     by_records = Dispatched(engine, tmp_path / "records", step_records=7).run()
     assert {step.records for step in by_records} <= set(range(8))
     assert by_records[0].reason is StopReason.RECORDS
@@ -143,8 +148,8 @@ def test_a_step_is_bounded(engine: Engine, tmp_path: Path) -> None:
     assert by_bytes.files() == dispatch_all(engine, tmp_path / "whole").files()
 
 
-def test_a_step_takes_more_while_runs_are_short(engine: Engine, tmp_path: Path) -> None:
-    """A queue's units of several pieces of the log are one run then."""
+def test_dispatch_step_grows_while_runs_are_short(engine: Engine, tmp_path: Path) -> None:
+    """A queue's units of several parts of the log then form one run."""
     wide = Dispatched(engine, tmp_path / "wide", step_bytes=1000, step_records=10, wide_records=50)
     steps = wide.run()
     assert steps[0].records <= 4
@@ -153,7 +158,7 @@ def test_a_step_takes_more_while_runs_are_short(engine: Engine, tmp_path: Path) 
     assert wide.files() == dispatch_all(engine, tmp_path / "whole").files()
 
 
-def test_a_step_does_not_take_more_while_runs_are_long(tmp_path: Path) -> None:
+def test_dispatch_step_does_not_grow_while_runs_are_long(tmp_path: Path) -> None:
     engine = Engine(tmp_path / "store", max_hash_slot_num=SLOTS, max_index_num=ITEMS)
     for turn in range(10):
         engine.append("One", [b"body"] * 100, 1_700_000_000_000 + turn, keys=["k"] * 100, queues=1)
@@ -167,7 +172,7 @@ def dispatch_all(engine: Engine, folder: Path) -> Dispatched:
     return dispatched
 
 
-def test_nothing_at_or_above_confirmed_is_dispatched(engine: Engine, tmp_path: Path) -> None:
+def test_dispatch_stops_at_confirmed_position(engine: Engine, tmp_path: Path) -> None:
     dispatched = Dispatched(engine, tmp_path / "out")
     confirmed = 5 * int.from_bytes(engine.log_bytes(0, 4), "big")
     step = dispatched.dispatch.step(0, confirmed)
@@ -176,12 +181,12 @@ def test_nothing_at_or_above_confirmed_is_dispatched(engine: Engine, tmp_path: P
     assert (step.position, step.records, step.stuck) == (confirmed, 0, False)
 
 
-def test_a_blank_leads_to_the_next_segment(engine: Engine, tmp_path: Path) -> None:
+def test_dispatch_blank_continues_at_next_segment(engine: Engine, tmp_path: Path) -> None:
     step = Dispatched(engine, tmp_path / "out").step()
     assert (step.reason, step.position) == (StopReason.BLANK, engine.segments.segment_size)
 
 
-def test_dispatching_a_range_again_appends_nothing(engine: Engine, tmp_path: Path) -> None:
+def test_dispatch_repeated_range_changes_nothing(engine: Engine, tmp_path: Path) -> None:
     dispatched = dispatch_all(engine, tmp_path / "out")
     before = dispatched.files()
     words = engine.table.cells.copy()
@@ -189,14 +194,14 @@ def test_dispatching_a_range_again_appends_nothing(engine: Engine, tmp_path: Pat
     dispatched.start()
     dispatched.more = {"step_records": 3}
     step = dispatched.step()
-    # Repeated steps may be shorter; what was published stays.
+    # Repeated steps may be shorter; published words do not change.
     assert np.array_equal(engine.table.cells, words)
     assert step.records > 0
     dispatched.run()
     assert dispatched.files() == before
 
 
-def test_an_unknown_queue_and_a_bad_record_stop_the_live_path(engine: Engine, tmp_path: Path) -> None:
+def test_dispatch_unknown_queue_or_bad_record_is_stuck(engine: Engine, tmp_path: Path) -> None:
     engine.append("Third", [b"x"], queues=1)
     number = engine.table.find("Third", 0)
     start = engine.written - int(engine.log_bytes(0, 4)[3])
@@ -223,8 +228,8 @@ def test_an_unknown_queue_and_a_bad_record_stop_the_live_path(engine: Engine, tm
     assert (step.reason, step.position, step.records, step.stuck) == (StopReason.BAD_RECORD, stopped, 0, True)
 
 
-def test_holes_are_jumped_over(engine: Engine, tmp_path: Path) -> None:
-    """Four records, unit 4 of each queue of one topic, are gone; fillers stand for them."""
+def test_dispatch_skips_holes_with_fillers(engine: Engine, tmp_path: Path) -> None:
+    """Fillers replace four lost records, unit 4 of each queue of a topic."""
     whole = dispatch_all(engine, tmp_path / "whole").units("First", 2)
     forget_queues(engine)
     offsets = sorted(unit[0] for queue_id in range(4) for unit in whole_queue(engine, tmp_path, queue_id))
@@ -245,7 +250,7 @@ def test_holes_are_jumped_over(engine: Engine, tmp_path: Path) -> None:
     assert queues.extent("First", 2).max_offset == 60
 
 
-def test_a_hole_at_the_logs_beginning_swallows_the_queues_first_units(engine: Engine, tmp_path: Path) -> None:
+def test_dispatch_hole_at_log_start_becomes_fillers(engine: Engine, tmp_path: Path) -> None:
     dispatch_all(engine, tmp_path / "whole")
     forget_queues(engine)
     hole = (0, max(whole_queue(engine, tmp_path, queue_id)[2][0] for queue_id in range(4)))
@@ -261,7 +266,7 @@ def whole_queue(engine: Engine, root: Path, queue_id: int) -> list[tuple[int, in
     return units
 
 
-def test_without_index_there_are_queues_only(tmp_path: Path) -> None:
+def test_dispatch_index_disabled_writes_queues_only(tmp_path: Path) -> None:
     engine = Engine(tmp_path / "store", message_index_enable=False)
     engine.append("T", [b"x"] * 4, keys=["a"] * 4)
     dispatched = dispatch_all(engine, tmp_path / "out")
@@ -270,11 +275,11 @@ def test_without_index_there_are_queues_only(tmp_path: Path) -> None:
 
 
 class Died(BaseException):
-    """Stands for SIGKILL: nothing catches it."""
+    """Simulates SIGKILL."""
 
 
-class FaultyIO(StoreIO):
-    """At the nth storage call fails with a full disk, or dies."""
+class InterruptedIO(StoreIO):
+    """Raises `fault` at the nth storage call."""
 
     def __init__(self, nth: int, fault: type[BaseException]) -> None:
         super().__init__()
@@ -311,7 +316,7 @@ class FaultyIO(StoreIO):
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, dict[str, bytes]]:
-    """An engine, and the files of an undisturbed dispatch of its log."""
+    """Return an engine, and the files of an undisturbed dispatch of its log."""
     root = tmp_path_factory.mktemp("reference")
     engine = filled_engine(root)
     return engine, dispatch_all(engine, root / "out").files()
@@ -324,7 +329,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, dict[st
     records=st.sampled_from([40, 1000]),
     wide=st.sampled_from([0, 300]),
 )
-def test_after_a_full_disk_or_a_death_the_files_are_the_same(
+def test_dispatch_full_disk_or_kill_gives_the_same_files(
     reference: tuple[Engine, dict[str, bytes]],
     tmp_path_factory: pytest.TempPathFactory,
     nth: int,
@@ -336,7 +341,7 @@ def test_after_a_full_disk_or_a_death_the_files_are_the_same(
     forget_queues(engine)
     folder = tmp_path_factory.mktemp("faulty")
     dispatched = Dispatched(
-        engine, folder, FaultyIO(nth, every), step_records=records, wide_records=wide, step_bytes=4000
+        engine, folder, InterruptedIO(nth, every), step_records=records, wide_records=wide, step_bytes=4000
     )
     while dispatched.position < engine.written:
         before = engine.table.column(table_layout.MAX_OFFSET)
@@ -350,3 +355,202 @@ def test_after_a_full_disk_or_a_death_the_files_are_the_same(
     assert engine.table.column(table_layout.MAX_OFFSET).tolist() == [60] * 8
     dispatched.dispatch.close()
     shutil.rmtree(folder)
+
+
+# Single records
+
+CALLS_MAX = 60
+FIRST_MS = 1_700_000_000_000
+
+
+class SingleDispatched(Dispatched):
+    """A dispatcher that gets one record at a time."""
+
+    def __init__(self, engine: Engine, folder: Path, io: StoreIO | None = None) -> None:
+        self.cells = np.zeros(words_of.FILE_SIZE // words_of.WORD_SIZE, np.int64)
+        self.taken: list[bool] = []
+        super().__init__(engine, folder, io)
+
+    @property
+    def end(self) -> int:
+        """Return the end of the next record."""
+        return self.position + int.from_bytes(self.engine.log_bytes(self.position, self.position + 4))
+
+    def step(self) -> DispatchResult | None:
+        """Dispatch one record, and keep the state that the role publishes."""
+        end = self.end
+        self.taken.append(self.dispatch.step_single(self.position, end, self.cells))
+        if not self.taken[-1]:
+            step = self.dispatch.step(self.position, end)
+            assert not step.stuck
+            self.position, self.commit = step.position, self.dispatch.index_commit
+            return step
+        cells = self.cells.tolist()
+        assert (cells[dispatch_step.STEP_END], cells[dispatch_step.STEP_RECORDS]) == (end, 1)
+        self.position = end
+        self.commit = IndexCommit(
+            file_ms=cells[dispatch_step.INDEX_MS],
+            count=cells[dispatch_step.INDEX_ITEMS],
+            slots_used=cells[dispatch_step.INDEX_SLOTS],
+            end_timestamp_ms=cells[dispatch_step.INDEX_END_MS],
+            end_physical_offset=cells[dispatch_step.INDEX_END],
+        )
+        assert self.commit == self.dispatch.index_commit
+        return None
+
+    def run(self) -> list[DispatchResult]:
+        while self.position < self.engine.written:
+            self.step()
+        return []
+
+
+def use_plain_kernels(single: SingleDispatched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the kernels by their uncompiled functions."""
+    buffers = single.dispatch.single
+    assert buffers.scan.func is dispatch_step.scan_single
+    buffers.scan = functools.partial(plain(dispatch_step.scan_single), *buffers.scan.args)
+    monkeypatch.setattr(index_files, "put_single", plain(dispatch_step.put_single))
+
+
+messages = st.lists(
+    st.tuples(
+        st.sampled_from(["First", "Second", "SCHEDULE_TOPIC_XXXX"]),
+        st.integers(0, 9000),
+        st.lists(st.sampled_from(["a", "b", "key", "k" * 40]), max_size=5).map(" ".join),
+        st.sampled_from(["", "TagA", "TagB"]),
+        st.sampled_from([0, 0, 0, record.SYS_FLAG_PREPARED, record.SYS_FLAG_COMMIT, record.SYS_FLAG_ROLLBACK]),
+    ),
+    min_size=1,
+    max_size=60,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(messages, st.booleans())
+def test_dispatch_single_gives_the_same_files_and_words(
+    tmp_path_factory: pytest.TempPathFactory, sent: list[tuple[str, int, str, str, int]], plain_kernels: bool
+) -> None:
+    root = tmp_path_factory.mktemp("single")
+    engine = Engine(root / "store", max_hash_slot_num=SLOTS, max_index_num=ITEMS)
+    for turn, (topic, size, keys, tag, sys_flag) in enumerate(sent):
+        engine.append(topic, [bytes(size)], FIRST_MS + 400 * turn, keys=[keys], tags=[tag], sys_flag=sys_flag)
+    single = SingleDispatched(engine, root / "single")
+    with pytest.MonkeyPatch.context() as patch:
+        if plain_kernels:
+            use_plain_kernels(single, patch)
+        single.run()
+    words = engine.table.cells.copy()
+    forget_queues(engine)
+    together = dispatch_all(engine, root / "together")
+    assert single.files() == together.files()
+    assert single.commit == together.commit
+    assert np.array_equal(words, engine.table.cells)
+
+
+def test_dispatch_single_declines_only_at_new_files(tmp_path: Path) -> None:
+    """Most records are dispatched by `step_single`."""
+    engine = filled_engine(tmp_path)
+    single = SingleDispatched(engine, tmp_path / "single")
+    single.run()
+    others = [place for place, short in enumerate(single.taken) if not short]
+    files = len([name for name in single.files() if name.startswith("index/")])
+    segments = engine.written // engine.segments.segment_size
+    assert files > 3
+    assert others[0] == 0
+    assert len(others) == files + segments
+    words = engine.table.cells.copy()
+    forget_queues(engine)
+    assert single.files() == dispatch_all(engine, tmp_path / "together").files()
+    assert np.array_equal(words, engine.table.cells)
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> SingleDispatched:
+    """Return a dispatcher that has dispatched the first of three records."""
+    engine = Engine(tmp_path / "store", max_hash_slot_num=SLOTS, max_index_num=ITEMS)
+    engine.append("T", [b"body"] * 3, keys=["k"] * 3, queues=1)
+    single = SingleDispatched(engine, tmp_path / "out")
+    single.step()
+    assert single.taken == [False]
+    return single
+
+
+def declines(single: SingleDispatched, stop: int) -> bool:
+    """Return whether `step_single` declines the records before `stop` and changes nothing."""
+    before, words = single.files(), single.engine.table.cells.copy()
+    taken = single.dispatch.step_single(single.position, stop, single.cells)
+    return not taken and single.files() == before and np.array_equal(words, single.engine.table.cells)
+
+
+def test_dispatch_single_declines_more_than_one_record(started: SingleDispatched) -> None:
+    assert declines(started, started.engine.written)
+    started.run()
+    assert started.taken == [False, True, True]
+
+
+def test_dispatch_single_declines_partial_record(started: SingleDispatched) -> None:
+    assert declines(started, started.end - 1)
+
+
+def test_dispatch_single_declines_while_log_has_holes(started: SingleDispatched) -> None:
+    started.dispatch.add_hole(started.engine.written, started.engine.written + 100)
+    assert declines(started, started.end)
+
+
+def test_dispatch_single_declines_unknown_queue(started: SingleDispatched) -> None:
+    started.engine.table.slots[:] = 0
+    assert declines(started, started.end)
+
+
+def test_dispatch_single_declines_missing_segment(started: SingleDispatched) -> None:
+    segments, end = started.engine.segments, started.end
+    segments.close()
+    segments.path(0).unlink()
+    assert declines(started, end)
+
+
+def test_dispatch_single_declines_without_index(tmp_path: Path) -> None:
+    engine = Engine(tmp_path / "store", message_index_enable=False)
+    engine.append("T", [b"x"] * 8, keys=["a"] * 8, queues=2)
+    single = SingleDispatched(engine, tmp_path / "out")
+    single.run()
+    assert not any(single.taken)
+    assert not (tmp_path / "out" / "index").exists()
+    forget_queues(engine)
+    assert single.files() == dispatch_all(engine, tmp_path / "together").files()
+
+
+def test_dispatch_single_declines_first_record_without_key(tmp_path: Path) -> None:
+    """Otherwise each unit would be written twice."""
+    engine = Engine(tmp_path / "store", max_hash_slot_num=SLOTS, max_index_num=ITEMS)
+    engine.append("T", [b"x"], queues=1)
+    engine.append("T", [b"x"] * 2, keys=["a", ""], queues=1)
+    single = SingleDispatched(engine, tmp_path / "out")
+    assert declines(single, single.end)
+    single.run()
+    assert single.taken == [False, False, True]
+
+
+@pytest.mark.parametrize("fault", [OSError, Died])
+def test_dispatch_single_full_disk_or_kill_gives_the_same_files(tmp_path: Path, fault: type[BaseException]) -> None:
+    """Fails at each storage call in turn."""
+    engine = Engine(tmp_path / "store", max_hash_slot_num=SLOTS, max_index_num=12)
+    for turn in range(8):
+        engine.append("T", [b"body"], FIRST_MS + 700 * turn, keys=[f"a k{turn}"], queues=2)
+    expected = dispatch_all(engine, tmp_path / "together").files()
+    for nth in range(1, CALLS_MAX):
+        forget_queues(engine)
+        io = InterruptedIO(nth, fault)
+        single = SingleDispatched(engine, tmp_path / str(nth), io)
+        while single.position < engine.written:
+            try:
+                single.step()
+            except OSError:
+                assert io.left == 0
+            except Died:
+                single.start()
+        assert single.files() == expected, nth
+        assert any(single.taken)
+        if io.left > 0:
+            return
+    pytest.fail(f"dispatch has {CALLS_MAX} storage calls or more")

@@ -1,6 +1,6 @@
-"""Dispatch while topics are deleted and made again: between steps, in the middle of one, with a dispatcher that dies.
+"""Dispatch while topics are deleted and recreated, also during a step.
 
-What must come out is what recovery makes of the same log and the same topics from nothing.
+The files must equal those that recovery rebuilds from the same log and topics.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from mqproc.paths import StorePaths
 from mqproc.store.consumequeue.files import ConsumeQueueFiles, remove_tree
 from mqproc.store.dispatch import Dispatch
 from mqproc.store.index.files import IndexFiles
-from tests.store.test_deleted_topics_recovery import QUEUE_FILE_BYTES, Store
+from tests.support.store_builders import SMALL_QUEUE_FILE_BYTES, RecoveredStore
 
 CALLS_MAX = 60
 
 
 class Died(BaseException):
-    """Stands for SIGKILL: nothing catches it."""
+    """Simulates SIGKILL."""
 
 
 class InterruptedIO(StoreIO):
-    """Lets another process do something, then perhaps kills this one, before the nth storage call of dispatch."""
+    """Calls `meanwhile`, then raises Died if `dies`, before the nth storage call of dispatch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,22 +79,22 @@ class InterruptedIO(StoreIO):
             self._count()
 
 
-class Live(Store):
-    """A writer and a dispatcher at work."""
+class LiveDispatch(RecoveredStore):
+    """A writer and a dispatcher."""
 
-    def __init__(self, root: Path, *, alone: bool = False) -> None:
-        """With `alone` each record is dispatched by itself."""
+    def __init__(self, root: Path, *, single: bool = False) -> None:
+        """With `single` each record is dispatched on its own."""
         super().__init__(root)
         self.io = InterruptedIO()
         self.position = 0
-        self.alone = alone
+        self.single = single
         self.cells = np.zeros(words_of.FILE_SIZE // words_of.WORD_SIZE, np.int64)
         self.start_dispatcher()
 
     def start_dispatcher(self) -> None:
-        """A successor: of its predecessor it knows the position."""
+        """Start a dispatcher that continues at the position."""
         options = self.engine.options
-        files = ConsumeQueueFiles(self.io, self.paths.consume_queue, QUEUE_FILE_BYTES, write=True)
+        files = ConsumeQueueFiles(self.io, self.paths.consume_queue, SMALL_QUEUE_FILE_BYTES, write=True)
         index = IndexFiles(StoreIO(), self.paths.index, options.max_hash_slot_num, options.max_index_num)
         self.dispatch = Dispatch(self.io, options, self.engine.table, self.engine.segments, files, index)
 
@@ -102,10 +102,10 @@ class Live(Store):
         while self.position < stop:
             end = self.position + int.from_bytes(self.engine.log_bytes(self.position, self.position + 4))
             try:
-                if self.alone and self.dispatch.step_single(self.position, end, self.cells):
+                if self.single and self.dispatch.step_single(self.position, end, self.cells):
                     self.position = end
                     continue
-                step = self.dispatch.step(self.position, end if self.alone else stop)
+                step = self.dispatch.step(self.position, end if self.single else stop)
             except Died:
                 self.start_dispatcher()
                 continue
@@ -117,8 +117,8 @@ class Live(Store):
         remove_tree(StoreIO(), self.paths.consume_queue / topic)
 
     def rebuilt(self) -> dict[str, bytes]:
-        """The ConsumeQueue files that recovery makes of the log and the topics."""
-        other = Store(self.paths.root.with_name("rebuilt"))
+        """Return the ConsumeQueue files that recovery builds from the log and topics."""
+        other = RecoveredStore(self.paths.root.with_name("rebuilt"))
         shutil.rmtree(other.paths.root)
         other.paths = StorePaths(other.paths.root)
         self.topics.save(1)
@@ -131,12 +131,12 @@ class Live(Store):
         return found
 
 
-@pytest.fixture(params=["together", "alone"])
-def live(request: pytest.FixtureRequest, tmp_path: Path) -> Live:
-    return Live(tmp_path / "store", alone=request.param == "alone")
+@pytest.fixture(params=["batch", "single"])
+def live(request: pytest.FixtureRequest, tmp_path: Path) -> LiveDispatch:
+    return LiveDispatch(tmp_path / "store", single=request.param == "single")
 
 
-def test_records_that_wait_for_dispatch_when_their_topic_is_deleted_get_no_units(live: Live) -> None:
+def test_dispatch_pending_records_of_deleted_topic_get_no_units(live: LiveDispatch) -> None:
     live.append("T", 10)
     live.append("V", 4)
     live.dispatch_up_to(live.append("T", 40)[4])
@@ -151,7 +151,7 @@ def test_records_that_wait_for_dispatch_when_their_topic_is_deleted_get_no_units
     assert (live.engine.table.min_offset(number), live.engine.table.max_offset(number)) == (25, 28)
 
 
-def test_records_of_both_lives_in_one_step_are_told_apart(live: Live) -> None:
+def test_dispatch_step_over_recreation_separates_records(live: LiveDispatch) -> None:
     live.append("T", 50)
     live.delete_with_files("T")
     live.append("T", 30)
@@ -163,8 +163,8 @@ def test_records_of_both_lives_in_one_step_are_told_apart(live: Live) -> None:
     assert live.files() == live.rebuilt()
 
 
-def test_an_open_file_of_a_deleted_queue_is_not_written_to(live: Live) -> None:
-    """The queue has its number back, the descriptor that is kept under it has not."""
+def test_dispatch_does_not_write_to_file_of_deleted_queue(live: LiveDispatch) -> None:
+    """The recreated queue has the same number, but another file."""
     live.append("T", 10)
     live.dispatch_up_to(live.engine.written)
     live.delete_with_files("T")
@@ -173,26 +173,26 @@ def test_an_open_file_of_a_deleted_queue_is_not_written_to(live: Live) -> None:
     assert live.files() == live.rebuilt()
 
 
-@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("dies", [False, True])
-@pytest.mark.parametrize("made_again", [False, True])
+@pytest.mark.parametrize("recreated", [False, True])
 @pytest.mark.parametrize("dispatched_before", [False, True])
-def test_a_deletion_in_the_middle_of_a_step_leaves_nothing_of_the_queue(
-    tmp_path: Path, dies: bool, made_again: bool, dispatched_before: bool, alone: bool
+def test_dispatch_deletion_during_a_step_leaves_no_units(
+    tmp_path: Path, dies: bool, recreated: bool, dispatched_before: bool, single: bool
 ) -> None:
-    """At every storage call of a step the writer deletes the topic, removes its files, perhaps makes it again."""
-    count = 3 if alone else 50
+    """The writer deletes and perhaps recreates the topic at each storage call of a step."""
+    count = 3 if single else 50
     for nth in range(1, CALLS_MAX):
-        live = Live(tmp_path / str(nth) / "store", alone=alone)
+        live = LiveDispatch(tmp_path / str(nth) / "store", single=single)
         if dispatched_before:
             live.append("T", 6)
             live.dispatch_up_to(live.engine.written)
         live.append("T", count)
         live.append("V", count)
 
-        def meanwhile(live: Live = live) -> None:
+        def meanwhile(live: LiveDispatch = live) -> None:
             live.delete_with_files("T")
-            if made_again:
+            if recreated:
                 live.append("T", 12)
 
         live.io.left, live.io.meanwhile, live.io.dies = nth, meanwhile, dies
@@ -201,8 +201,8 @@ def test_a_deletion_in_the_middle_of_a_step_leaves_nothing_of_the_queue(
             return
         live.dispatch_up_to(live.engine.written)
         left = {name for name in live.files() if name.startswith("T/")}
-        if not made_again:
-            # A dispatcher that dies may leave what it wrote last: the next start removes it.
+        if not recreated:
+            # A killed dispatcher may leave its last writes; the next start removes them.
             assert not left or dies
             live.append("T", 4)
             live.dispatch_up_to(live.engine.written)
@@ -210,12 +210,12 @@ def test_a_deletion_in_the_middle_of_a_step_leaves_nothing_of_the_queue(
     pytest.fail(f"a step has {CALLS_MAX} storage calls or more")
 
 
-def test_a_dispatcher_that_dies_at_a_new_queues_first_units_leaves_the_same_files(tmp_path: Path) -> None:
+def test_dispatch_killed_at_first_units_gives_the_same_files(tmp_path: Path) -> None:
     for nth in range(1, CALLS_MAX):
-        live = Live(tmp_path / str(nth) / "store")
+        live = LiveDispatch(tmp_path / str(nth) / "store")
         live.append("T", 50)
         live.dispatch_up_to(live.engine.written)
-        live.delete("T")  # its files stay
+        live.delete("T")  # its files are kept
         live.append("T", 50)
         live.io.left, live.io.dies = nth, True
         live.dispatch_up_to(live.engine.written)

@@ -1,4 +1,4 @@
-"""A signal that comes just when processes are forked is not lost, and none of them tells of it."""
+"""Signals while verify and recovery fork worker processes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run(store: StoppedStore, work: str, signal_at_fork: str = "") -> subprocess.
 
 
 @pytest.mark.parametrize("work", ["verify", "scan"])
-def test_without_a_signal_the_work_is_done(whole: StoppedStore, work: str) -> None:
+def test_workers_without_signal_complete(whole: StoppedStore, work: str) -> None:
     done = run(whole, work)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
@@ -71,7 +71,9 @@ def test_without_a_signal_the_work_is_done(whole: StoppedStore, work: str) -> No
 @pytest.mark.parametrize("when", ["before", "after_in_parent"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("work", ["verify", "scan"])
-def test_it_ends_the_work(whole: StoppedStore, work: str, number: signal.Signals, when: str) -> None:
+def test_workers_signal_at_fork_ends_the_command(
+    whole: StoppedStore, work: str, number: signal.Signals, when: str
+) -> None:
     done = run(whole, work, f"os.register_at_fork({when}=lambda: os.kill(os.getpid(), signal.{number.name}))")
     interrupted = number is signal.SIGINT
     assert done.returncode == (-number if interrupted else 128 + number)
@@ -82,6 +84,6 @@ def test_it_ends_the_work(whole: StoppedStore, work: str, number: signal.Signals
 
 
 @pytest.mark.parametrize("work", ["verify", "scan"])
-def test_the_forked_processes_leave_ctrl_c_to_their_parent(whole: StoppedStore, work: str) -> None:
+def test_workers_ignore_sigint(whole: StoppedStore, work: str) -> None:
     done = run(whole, work, "os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGINT))")
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")

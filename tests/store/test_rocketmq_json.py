@@ -1,4 +1,4 @@
-"""RocketMQ's config files: integer keys without quotes, copies, and what is none."""
+"""RocketMQ's JSON files and their copies, and the settings file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mqproc.store.read.reader import settings_of
 from mqproc.store.settings import read_settings, write_settings
 
 
-def test_integer_keys_are_read_with_and_without_quotes() -> None:
+def test_parse_integer_keys_with_and_without_quotes() -> None:
     assert rocketmq_json.parse('{"a":{0:1, -7 :2,"3":4},"b":"{0:1}"}') == {"a": {"0": 1, "-7": 2, "3": 4}, "b": "{0:1}"}
 
 
@@ -29,25 +29,25 @@ def test_integer_keys_are_read_with_and_without_quotes() -> None:
         ('{"a":",}",1:"\\",]"\n,\n}', {"a": ",}", "1": '",]'}),
     ],
 )
-def test_what_rocketmq_reads_too_is_read(text: str, value: object) -> None:
+def test_parse_accepts_deviations_that_rocketmq_accepts(text: str, value: object) -> None:
     assert rocketmq_json.parse(text) == value
 
 
 @pytest.mark.parametrize("text", ['{"a":1,,}', "[,]x", '{"a":,}', "\ufeff", '\ufeff\ufeff{"a":1}'])
-def test_other_oddities_are_damage(text: str) -> None:
+def test_parse_other_deviations_raise(text: str) -> None:
     with pytest.raises(msgspec.DecodeError):
         rocketmq_json.parse(text)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[" * 100_000 + "]" * 100_000])
-def test_a_file_that_is_nested_too_deeply_is_damaged(tmp_path: Path, text: str) -> None:
+def test_load_deeply_nested_file_raises(tmp_path: Path, text: str) -> None:
     path = tmp_path / "topics.json"
     path.write_text(text)
     with pytest.raises(CorruptStoreError, match=r"topics\.json"):
         rocketmq_json.load(StoreIO(), path)
 
 
-def test_the_copy_is_read_when_the_file_is_damaged(tmp_path: Path) -> None:
+def test_load_damaged_file_falls_back_to_copy(tmp_path: Path) -> None:
     path = tmp_path / "topics.json"
     path.write_text("[" * 100_000)
     path.with_name("topics.json.bak").write_text('{"a":{1:2}}')
@@ -56,7 +56,7 @@ def test_the_copy_is_read_when_the_file_is_damaged(tmp_path: Path) -> None:
     assert "topics.json" in remark
 
 
-def test_a_folder_in_its_place_is_damage_and_the_copy_is_read(tmp_path: Path) -> None:
+def test_load_folder_at_path_falls_back_to_copy(tmp_path: Path) -> None:
     path = tmp_path / "delayOffset.json"
     path.mkdir()
     with pytest.raises(CorruptStoreError, match=r"delayOffset.json is a folder"):
@@ -66,7 +66,7 @@ def test_a_folder_in_its_place_is_damage_and_the_copy_is_read(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("damaged", [b"", b" \n", bytes(2), b'{"a":{1:2', b'{"a":"\xff"}', b"[" * 100_000])
-def test_a_damaged_file_does_not_replace_the_copy_that_can_be_read(tmp_path: Path, damaged: bytes) -> None:
+def test_save_damaged_file_does_not_replace_the_copy(tmp_path: Path, damaged: bytes) -> None:
     path, io = tmp_path / "delayOffset.json", StoreIO()
     copy = path.with_name("delayOffset.json.bak")
     copy.write_text('{"a":{1:2}}')
@@ -80,7 +80,7 @@ def test_a_damaged_file_does_not_replace_the_copy_that_can_be_read(tmp_path: Pat
 
 
 @pytest.mark.parametrize("before", ['{"a":{1:2}}', '{"a": {"1": 2}}'])
-def test_a_file_that_can_be_read_becomes_the_copy(tmp_path: Path, before: str) -> None:
+def test_save_valid_file_becomes_the_copy(tmp_path: Path, before: str) -> None:
     path, io = tmp_path / "delayOffset.json", StoreIO()
     path.write_text(before)
     path.with_name("delayOffset.json.bak").write_text("{}")
@@ -88,8 +88,7 @@ def test_a_file_that_can_be_read_becomes_the_copy(tmp_path: Path, before: str) -
     assert path.with_name("delayOffset.json.bak").read_text() == before
 
 
-# --- test_settings ---
-# The options that a group runs with, kept and found again.
+# Settings
 
 
 @pytest.fixture
@@ -99,14 +98,13 @@ def paths(tmp_path: Path) -> StorePaths:
     return found
 
 
-def test_they_survive_the_file(paths: StorePaths) -> None:
+def test_settings_round_trip(paths: StorePaths) -> None:
     options = Options(max_queues=17, broker_ip="10.0.0.1")
     write_settings(StoreIO(), paths, options)
     assert read_settings(StoreIO(), paths) == options
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"7", b'["\xf6"]', b'{"max_queues": "many"}'])
-def test_what_nobody_can_read_keeps_no_reader_out(paths: StorePaths, text: bytes) -> None:
-    """A store without our own files is one too."""
+def test_settings_unreadable_file_gives_defaults(paths: StorePaths, text: bytes) -> None:
     paths.settings.write_bytes(text)
     assert settings_of(StoreIO(), paths) == Options()

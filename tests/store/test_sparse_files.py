@@ -1,4 +1,4 @@
-"""Files that are looked at: on tmpfs their holes stay holes, since without room a read of a mapped one is fatal."""
+"""Reads keep the holes of sparse files: on a full tmpfs filling a mapped hole raises SIGBUS."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tmpfs() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _with_holes(path: Path) -> bytes:
+def write_with_holes(path: Path) -> bytes:
     with path.open("wb") as file:
         for place in (0, MIB, 3 * MIB - 5):
             file.seek(place)
@@ -41,10 +41,10 @@ def _with_holes(path: Path) -> bytes:
 
 
 @pytest.mark.parametrize("size", [1, MIB, 2 * MIB, 4 * MIB])
-def test_a_view_has_the_files_bytes_and_leaves_its_holes(tmpfs: Path, tmp_path: Path, size: int) -> None:
+def test_map_without_filling_holes_keeps_holes(tmpfs: Path, tmp_path: Path, size: int) -> None:
     io = StoreIO()
     for path in (tmpfs / "file", tmp_path / "file"):
-        data = _with_holes(path)
+        data = write_with_holes(path)
         before = io.allocated_of(path)
         fd = io.open(path, write=True)
         mapping = io.map_without_filling_holes(fd, size)
@@ -56,7 +56,7 @@ def test_a_view_has_the_files_bytes_and_leaves_its_holes(tmpfs: Path, tmp_path: 
         assert path.parent != tmpfs or io.allocated_of(path) == before < size + MIB
 
 
-def test_a_file_in_very_many_pieces_is_mapped_whole(tmpfs: Path) -> None:
+def test_map_without_filling_holes_many_extents_are_mapped(tmpfs: Path) -> None:
     io, path = StoreIO(), tmpfs / "file"
     with path.open("wb") as file:
         for place in range(0, 8 * MIB, 2 * mmap.PAGESIZE):
@@ -70,7 +70,7 @@ def test_a_file_in_very_many_pieces_is_mapped_whole(tmpfs: Path) -> None:
 
 @pytest.fixture
 def sparse_store(make_group: Callable[..., Group], tmpfs: Path) -> Path:
-    """A store whose index file has a few items, among slots that are holes."""
+    """Build a store whose index file has few items, and holes among its slots."""
     group = make_group()
     with group.client() as client:
         client.send("orders", b"one", keys="order-1")
@@ -80,21 +80,21 @@ def sparse_store(make_group: Callable[..., Group], tmpfs: Path) -> Path:
     return tmpfs / "store"
 
 
-def _blocks(store: Path, folder: str) -> dict[str, int]:
+def blocks_of(store: Path, folder: str) -> dict[str, int]:
     return {path.name: path.stat().st_blocks for path in (store / folder).iterdir()}
 
 
 @pytest.mark.parametrize("command", [("verify",), ("repair",), ("recover", "--dry-run")])
-def test_tools_leave_the_holes_of_index_files(sparse_store: Path, command: tuple[str, ...]) -> None:
-    before = _blocks(sparse_store, "index")
+def test_commands_keep_holes_of_index_files(sparse_store: Path, command: tuple[str, ...]) -> None:
+    before = blocks_of(sparse_store, "index")
     assert max(before.values()) * 512 < 4 * SMALL["max_hash_slot_num"]
     assert call("store", *command, sparse_store).code == 0
-    assert _blocks(sparse_store, "index") == before
+    assert blocks_of(sparse_store, "index") == before
 
 
 @pytest.fixture
 def holed_store(tmpfs: Path) -> Path:
-    """RocketMQ's store, in whose log a page and a whole segment have become holes."""
+    """Build a store of RocketMQ with holes in its log: a page and a whole segment."""
     unpacked = load_fixture("a_basic", tmpfs / "unpacked").store
     store = Path(shutil.copytree(unpacked, tmpfs / "holed"))
     first, second, third, *_others = sorted((store / "commitlog").iterdir())
@@ -105,13 +105,13 @@ def holed_store(tmpfs: Path) -> Path:
     return store
 
 
-def _read_all(store: Path) -> int:
+def count_records(store: Path) -> int:
     with StoreReader(store) as reader:
         return sum(1 for _record in reader.scan())
 
 
 @pytest.mark.parametrize(
-    "look",
+    "command",
     [
         lambda store: call("store", "verify", store, "--jobs", "1").code == 1,
         lambda store: call("store", "verify", store, "--jobs", "2").code == 1,
@@ -124,11 +124,11 @@ def _read_all(store: Path) -> int:
             call("store", "export", store, "--topic", "OrderTopic", "--to", store.parent / "exported.jsonl").code == 1
         ),
         lambda store: call("store", "retention", "--dry-run", "--store", store).code == 0,
-        lambda store: _read_all(store) > 100,
+        lambda store: count_records(store) > 100,
     ],
 )
-def test_tools_leave_the_holes_of_the_log(holed_store: Path, look: Callable[[Path], bool]) -> None:
-    before = _blocks(holed_store, "commitlog")
+def test_commands_keep_holes_of_the_log(holed_store: Path, command: Callable[[Path], bool]) -> None:
+    before = blocks_of(holed_store, "commitlog")
     assert sorted(before.values())[0] == 0
-    assert look(holed_store)
-    assert _blocks(holed_store, "commitlog") == before
+    assert command(holed_store)
+    assert blocks_of(holed_store, "commitlog") == before

@@ -1,9 +1,11 @@
-"""The first failed sync ends all syncs of all roles, and is known after the group has gone."""
+"""SyncGuard, SyncWatch and DirtyFiles: no role syncs after a failed sync."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from tests.support.store_builders import Engine
 
 
 class Store:
-    """An empty store's folders, its words and one role's syncs."""
+    """The folders and words of an empty store, and one role's guard."""
 
     def __init__(self, root: Path) -> None:
         self.io = FaultyIO()
@@ -31,7 +33,7 @@ class Store:
         self.syncs = SyncGuard(self.io, self.paths, self.words, words_of.CQ_FLUSHER, words_of.CQ_SYNC_ERRNO)
 
     def sync_everything(self) -> int:
-        """Try each kind of sync; how many were refused."""
+        """Try each kind of sync; return how many were refused."""
         fd = self.io.open(self.file, write=True)
         refused = 0
         for sync in (
@@ -54,14 +56,14 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path)
 
 
-def test_everything_is_synced_while_nothing_has_failed(store: Store) -> None:
+def test_sync_guard_syncs_everything_before_a_failure(store: Store) -> None:
     assert store.sync_everything() == 0
     assert not store.syncs.has_failed()
     assert len(store.io.synced) == 6
 
 
 @pytest.mark.parametrize("word", words_of.SYNC_ERRNO_WORDS)
-def test_any_roles_failed_sync_ends_every_kind_of_sync(store: Store, word: int) -> None:
+def test_sync_guard_failure_of_any_role_refuses_all_syncs(store: Store, word: int) -> None:
     store.words[word] = errno.EIO
     assert store.syncs.has_failed()
     assert store.sync_everything() == 5
@@ -71,7 +73,7 @@ def test_any_roles_failed_sync_ends_every_kind_of_sync(store: Store, word: int) 
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
-def test_a_failed_sync_is_told_to_all_and_written_down(store: Store, number: int) -> None:
+def test_sync_guard_failed_sync_is_published_and_recorded(store: Store, number: int) -> None:
     store.io.failing = {"/file": number}
     word_before_file = []
     store.io.before_sync = lambda path: word_before_file.append(store.words[words_of.CQ_SYNC_ERRNO])
@@ -87,7 +89,7 @@ def test_a_failed_sync_is_told_to_all_and_written_down(store: Store, number: int
     assert store.sync_everything() == 5
 
 
-def test_a_failed_folder_sync_is_final_but_a_missing_folder_is_not(store: Store) -> None:
+def test_sync_guard_failed_folder_sync_is_final(store: Store) -> None:
     with pytest.raises(FileNotFoundError):
         store.syncs.sync_folder(store.paths.root / "deleted")
     store.io.failing = {f"{store.paths.own}/": errno.EMFILE}
@@ -100,7 +102,7 @@ def test_a_failed_folder_sync_is_final_but_a_missing_folder_is_not(store: Store)
     assert store.syncs.has_failed()
 
 
-def test_a_rename_is_final_only_when_it_was_done_and_not_synced(store: Store) -> None:
+def test_sync_guard_rename_without_sync_is_final(store: Store) -> None:
     with pytest.raises(FileNotFoundError):
         store.syncs.rename(store.file, store.paths.root / "missing" / "file")
     assert not store.syncs.has_failed()
@@ -110,7 +112,7 @@ def test_a_rename_is_final_only_when_it_was_done_and_not_synced(store: Store) ->
     assert store.words[words_of.CQ_SYNC_ERRNO] == errno.EIO
 
 
-def test_a_file_whose_replacement_is_not_synced_ends_all_syncs(store: Store) -> None:
+def test_sync_guard_unsynced_replacement_is_final(store: Store) -> None:
     store.io.failing = {"file.tmp": errno.EIO}
     with pytest.raises(FailedSyncError):
         store.syncs.write_file_atomically(store.file, b"other")
@@ -119,7 +121,7 @@ def test_a_file_whose_replacement_is_not_synced_ends_all_syncs(store: Store) -> 
     assert store.sync_everything() == 5
 
 
-def test_a_file_that_there_is_no_room_for_ends_nothing(store: Store) -> None:
+def test_sync_guard_full_disk_is_not_final(store: Store) -> None:
     store.io.refusing = {"file.tmp": errno.ENOSPC}
     with pytest.raises(OSError, match="No space left"):
         store.syncs.write_file_atomically(store.file, b"other")
@@ -128,13 +130,13 @@ def test_a_file_that_there_is_no_room_for_ends_nothing(store: Store) -> None:
     assert store.sync_everything() == 0
 
 
-def test_what_was_written_down_first_stays(store: Store) -> None:
+def test_remember_failed_sync_keeps_the_first(store: Store) -> None:
     assert remember_failed_sync(store.io, store.paths, "first")
     assert remember_failed_sync(store.io, store.paths, "second")
     assert store.paths.read_only.read_text() == "first\n"
 
 
-def test_a_disk_that_fails_this_too_still_has_the_name(store: Store) -> None:
+def test_remember_failed_sync_failing_itself_keeps_the_file(store: Store) -> None:
     store.io.failing = {"": errno.EIO}
     assert not remember_failed_sync(store.io, store.paths, "first")
     assert store.paths.read_only.exists()
@@ -144,56 +146,70 @@ def test_a_disk_that_fails_this_too_still_has_the_name(store: Store) -> None:
     assert not store.paths.read_only.exists()
 
 
-def test_who_is_killed_before_the_file_of_a_failed_sync_is_removed_has_told_of_it(store: Store) -> None:
-    told = []
+def test_sync_guard_failure_is_published_before_unlink(store: Store) -> None:
+    failed_at_unlink = []
 
-    class Unlinking(FaultyIO):
+    class UnlinkingIO(FaultyIO):
         def unlink(self, path: Path) -> None:
-            told.append(store.syncs.has_failed())
+            failed_at_unlink.append(store.syncs.has_failed())
             super().unlink(path)
 
-    io = Unlinking()
+    io = UnlinkingIO()
     io.failing = {"/file.tmp": errno.EIO}
     store.syncs = SyncGuard(io, store.paths, store.words, words_of.CQ_FLUSHER, words_of.CQ_SYNC_ERRNO)
     with pytest.raises(FailedSyncError):
         store.syncs.write_file_atomically(store.file, b"other")
-    assert told[0]
+    assert failed_at_unlink[0]
     assert store.file.read_bytes() == b"data"
 
 
-def test_of_two_roles_whose_syncs_fail_together_the_first_alone_writes_it_down(store: Store) -> None:
-    """The disk may fail the sync of that file too: a second one would seem to go well."""
+def test_sync_guard_concurrent_failures_record_the_first(store: Store) -> None:
+    """The sync of the file may fail too; a second attempt would seem to succeed."""
+    other_started, first_checked = threading.Event(), threading.Event()
 
-    class OtherMeanwhile(FaultyIO):
-        """The other's sync, which was under way, fails when the first one has looked whether the file is there."""
+    class RacingIO(FaultyIO):
+        """Lets the other role's sync fail right after the first role has checked for the file."""
 
         def exists(self, path: Path) -> bool:
             found = super().exists(path)
-            if path == store.paths.read_only and not store.words[words_of.INDEX_SYNC_ERRNO]:
-                with pytest.raises(FailedSyncError):
-                    other._fail(FailedSyncError(errno.ENOSPC, "full"), "other")
+            if path == store.paths.read_only and threading.current_thread() is not other:
+                first_checked.set()
+                other.join()
             return found
 
-    io = OtherMeanwhile()
-    other = SyncGuard(io, store.paths, store.words, words_of.INDEX_FLUSHER, words_of.INDEX_SYNC_ERRNO)
+    def wait_for_check(path: str) -> None:
+        if path.endswith("/other"):
+            other_started.set()
+            first_checked.wait(60)
+
+    def fail_in_other_role() -> None:
+        guard = SyncGuard(io, store.paths, store.words, words_of.INDEX_FLUSHER, words_of.INDEX_SYNC_ERRNO)
+        with contextlib.suppress(FailedSyncError):
+            guard.sync(other_fd)
+
+    io = RacingIO()
+    io.failing = {"/file": errno.EIO, "/other": errno.ENOSPC, "read_only": errno.EIO}
+    io.before_sync = wait_for_check
     store.syncs = SyncGuard(io, store.paths, store.words, words_of.CQ_FLUSHER, words_of.CQ_SYNC_ERRNO)
-    io.failing = {"/file": errno.EIO, "read_only": errno.EIO}
     fd = io.open(store.file, write=True)
+    other_fd = io.open(store.file.with_name("other"), write=True, create=True)
+    other = threading.Thread(target=fail_in_other_role)
+    other.start()
+    assert other_started.wait(60)
     with pytest.raises(FailedSyncError):
         store.syncs.sync(fd)
     io.close(fd)
+    io.close(other_fd)
     assert io.tried("read_only") == ["read_only"]
     assert store.paths.read_only.read_text() == f"cq-flusher: {store.file}: {os.strerror(errno.EIO)}\n"
-    told = [store.words[word] for word in (words_of.CQ_SYNC_ERRNO, words_of.INDEX_SYNC_ERRNO)]
-    assert told == [errno.EIO, errno.ENOSPC]
+    published = [store.words[word] for word in (words_of.CQ_SYNC_ERRNO, words_of.INDEX_SYNC_ERRNO)]
+    assert published == [errno.EIO, errno.ENOSPC]
 
 
-# --- test_active_segments ---
-# The supervisor's descriptors: whatever a dead flusher may have seen fail is asked for once more, through them.
-
+# SyncWatch
 
 SEGMENT = 65536
-# What must be synced after the death of each role, as the end of a path.
+# The path ends that must be synced after the death of each role.
 PLACES = {
     words_of.WRITER: ["00000000000000000000", "00000000000000065536"],
     words_of.COMMITLOG_FLUSHER: ["00000000000000000000", "00000000000000065536"],
@@ -213,85 +229,82 @@ def engine(tmp_path: Path) -> Engine:
 def opened(engine: Engine) -> tuple[SyncWatch, FaultyIO]:
     io = engine.io
     assert isinstance(io, FaultyIO)
-    active = SyncWatch()
-    active.open(io, engine.paths, engine.options, engine.words)
+    watch = SyncWatch()
+    watch.open(io, engine.paths, engine.options, engine.words)
     io.tried()
-    return active, io
+    return watch, io
 
 
 @pytest.mark.parametrize("role", PLACES)
-def test_what_a_dead_role_may_have_had_open_is_synced(engine: Engine, role: str) -> None:
-    active, io = opened(engine)
-    assert active.sync(role) == 0
+def test_sync_watch_syncs_files_of_a_dead_role(engine: Engine, role: str) -> None:
+    watch, io = opened(engine)
+    assert watch.sync(role) == 0
     assert io.tried() == PLACES[role]
 
 
 @pytest.mark.parametrize("role", PLACES)
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-def test_a_failure_is_told(engine: Engine, role: str, number: int) -> None:
-    active, io = opened(engine)
+def test_sync_watch_returns_errno_of_failed_sync(engine: Engine, role: str, number: int) -> None:
+    watch, io = opened(engine)
     io.failing = {PLACES[role][0]: number}
-    assert active.sync(role) == number
+    assert watch.sync(role) == number
 
 
 @pytest.mark.parametrize("role", PLACES)
-def test_the_descriptors_were_open_before(engine: Engine, role: str) -> None:
-    """One that is opened afterwards is not told of a failure that somebody else has seen."""
-    active, io = opened(engine)
+def test_sync_watch_uses_descriptors_opened_earlier(engine: Engine, role: str) -> None:
+    """A later descriptor does not get an error that another one has already got."""
+    watch, io = opened(engine)
     io.refusing = {str(engine.paths.root): errno.EMFILE}
-    assert active.sync(role) == 0
+    assert watch.sync(role) == 0
     assert io.tried() == PLACES[role]
 
 
-def test_a_role_that_syncs_nothing_is_followed_by_nothing(engine: Engine) -> None:
-    active, io = opened(engine)
-    assert active.sync(words_of.DISPATCHER) == 0
+def test_sync_watch_role_without_syncs_syncs_nothing(engine: Engine) -> None:
+    watch, io = opened(engine)
+    assert watch.sync(words_of.DISPATCHER) == 0
     assert io.tried() == []
 
 
-def test_descriptors_follow_the_log(engine: Engine) -> None:
-    active, io = opened(engine)
+def test_sync_watch_descriptors_follow_the_log(engine: Engine) -> None:
+    watch, io = opened(engine)
     before = len(open_below(engine.paths.root))
     for start in range(2, 6):
         engine.make_segment(start * SEGMENT)
     engine.words[words_of.FLUSHER_SYNCED] = 4 * SEGMENT + 1
-    active.follow()
+    watch.follow()
     assert len(open_below(engine.paths.root)) == before
     io.tried()
-    active.sync(words_of.COMMITLOG_FLUSHER)
+    watch.sync(words_of.COMMITLOG_FLUSHER)
     assert io.tried() == [f"{start * SEGMENT:020d}" for start in (4, 5)]
 
 
-def test_a_segment_that_goes_while_it_is_looked_for_is_not_held(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A flusher that stops takes back what it had made ready; that ended the group."""
-    there = engine.io.exists
+def test_sync_watch_segment_removed_meanwhile_is_skipped(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopping flusher removes the segments that it created ahead."""
+    exists = engine.io.exists
 
-    def goes(path: Path) -> bool:
-        found = there(path)
+    def removed_after(path: Path) -> bool:
+        found = exists(path)
         if path.name == f"{SEGMENT:020d}":
             path.unlink()
         return found
 
-    monkeypatch.setattr(engine.io, "exists", goes)
-    active, io = opened(engine)
-    assert active.sync(words_of.COMMITLOG_FLUSHER) == 0
+    monkeypatch.setattr(engine.io, "exists", removed_after)
+    watch, io = opened(engine)
+    assert watch.sync(words_of.COMMITLOG_FLUSHER) == 0
     assert io.tried() == [f"{0:020d}"]
 
 
-def test_nothing_is_held_before_a_store_is_recovered() -> None:
-    active = SyncWatch()
-    active.follow()
-    assert [active.sync(role) for role in PLACES] == [0, 0, 0, 0]
+def test_sync_watch_before_recovery_syncs_nothing() -> None:
+    watch = SyncWatch()
+    watch.follow()
+    assert [watch.sync(role) for role in PLACES] == [0, 0, 0, 0]
 
 
-# --- test_unsynced ---
-# What recovery has changed is synced, and nothing else; the whole file system only for very many files.
+# DirtyFiles
 
 
 class SyncIO(StoreIO):
-    """Writes down what is synced."""
+    """Records syncs."""
 
     def __init__(self, root: Path) -> None:
         super().__init__()
@@ -327,14 +340,14 @@ def files(tmp_path: Path, count: int) -> list[str]:
     return names
 
 
-def unsynced(io: SyncIO, tmp_path: Path) -> DirtyFiles[str]:
+def dirty_files(io: SyncIO, tmp_path: Path) -> DirtyFiles[str]:
     folder = tmp_path / "store" / "queues"
     return DirtyFiles(io, folder, folder.__truediv__)
 
 
-def test_files_are_synced_then_the_folders_up_to_the_store(io: SyncIO, tmp_path: Path) -> None:
+def test_dirty_files_syncs_files_then_folders(io: SyncIO, tmp_path: Path) -> None:
     first, second, _third = files(tmp_path, 3)
-    changed = unsynced(io, tmp_path)
+    changed = dirty_files(io, tmp_path)
     for name in (first, second, first):
         changed.note(name)
     changed.sync()
@@ -344,9 +357,9 @@ def test_files_are_synced_then_the_folders_up_to_the_store(io: SyncIO, tmp_path:
     assert len(io.synced) == 7
 
 
-def test_of_what_was_removed_the_folders_are_synced_that_are_there(io: SyncIO, tmp_path: Path) -> None:
+def test_dirty_files_removed_file_syncs_existing_folders(io: SyncIO, tmp_path: Path) -> None:
     (name,) = files(tmp_path, 1)
-    changed = unsynced(io, tmp_path)
+    changed = dirty_files(io, tmp_path)
     changed.note(name)
     (tmp_path / "store" / "queues" / name).unlink()
     (tmp_path / "store" / "queues" / "t" / "0").rmdir()
@@ -355,10 +368,8 @@ def test_of_what_was_removed_the_folders_are_synced_that_are_there(io: SyncIO, t
 
 
 @pytest.mark.parametrize(("count", "all_at_once"), [(SINGLE_SYNCS_MAX, False), (SINGLE_SYNCS_MAX + 1, True)])
-def test_very_many_files_are_synced_with_their_file_system(
-    count: int, all_at_once: bool, io: SyncIO, tmp_path: Path
-) -> None:
-    changed = unsynced(io, tmp_path)
+def test_dirty_files_many_files_sync_the_file_system(count: int, all_at_once: bool, io: SyncIO, tmp_path: Path) -> None:
+    changed = dirty_files(io, tmp_path)
     for name in files(tmp_path, count):
         changed.note(name)
     changed.sync()
@@ -366,18 +377,18 @@ def test_very_many_files_are_synced_with_their_file_system(
     assert all_at_once or len(io.synced) == 2 * count + 3
 
 
-def test_a_failed_sync_is_the_callers(tmp_path: Path) -> None:
+def test_dirty_files_failed_sync_raises(tmp_path: Path) -> None:
     class Failing(SyncIO):
         def sync(self, fd: int) -> None:
             raise FailedSyncError(5, "Input/output error", self.path_of(fd))
 
     (name,) = files(tmp_path, 1)
-    changed = unsynced(Failing(tmp_path), tmp_path)
+    changed = dirty_files(Failing(tmp_path), tmp_path)
     changed.note(name)
     with pytest.raises(FailedSyncError, match="t/0/file"):
         changed.sync()
 
 
-def test_nothing_changed_nothing_synced(io: SyncIO, tmp_path: Path) -> None:
-    unsynced(io, tmp_path).sync()
+def test_dirty_files_without_changes_syncs_nothing(io: SyncIO, tmp_path: Path) -> None:
+    dirty_files(io, tmp_path).sync()
     assert io.synced == []

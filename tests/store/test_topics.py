@@ -1,6 +1,6 @@
-"""topics.json, its journal and deletedTopics.json: what is durable when, and what is read after any kind of stop.
+"""topics.json, its journal and deletedTopics.json, after failures and power losses.
 
-A power loss is played by leaving out or zeroing pages that were not synced, or bringing back an unlinked name.
+Tests simulate a power loss by dropping or zeroing unsynced pages.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import pytest
 from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.store import topics as deleted_topics
-from mqproc.store.topics import TopicDeletion, Topics
+from mqproc.store.topics import TopicDeletion, Topics, load_deletions
 from mqproc.util.units import PAGE_BYTES
 
 
@@ -36,7 +35,7 @@ def loaded(paths: StorePaths, io: StoreIO | None = None) -> Topics:
 
 
 def add(topics: Topics, *names: str, queues: int = 4) -> None:
-    """Make topics, durable in the journal."""
+    """Create topics and commit them to the journal."""
     for name in names:
         topics.add(name, queues)
         topics.note(name)
@@ -44,38 +43,38 @@ def add(topics: Topics, *names: str, queues: int = 4) -> None:
 
 
 class FailingIO(StoreIO):
-    """Fails calls of the named kinds once `broken` says so."""
+    """Fails calls of the named kinds while `broken` is set."""
 
     def __init__(self, *kinds: str) -> None:
         super().__init__()
         self.kinds = kinds
         self.broken = False
 
-    def _try(self, kind: str) -> None:
+    def _fail_if_broken(self, kind: str) -> None:
         if self.broken and kind in self.kinds:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def pwrite(self, fd: int, data: Any, offset: int) -> None:
-        self._try("pwrite")
+        self._fail_if_broken("pwrite")
         super().pwrite(fd, data, offset)
 
     def sync(self, fd: int) -> None:
-        self._try("sync")
+        self._fail_if_broken("sync")
         super().sync(fd)
 
     def rename(self, source: Path, target: Path, between: Callable[[], None] | None = None) -> None:
-        self._try(f"rename {target.name}")
+        self._fail_if_broken(f"rename {target.name}")
         super().rename(source, target, between)
 
     def unlink(self, path: Path) -> None:
-        self._try(f"unlink {path.name}")
+        self._fail_if_broken(f"unlink {path.name}")
         super().unlink(path)
 
 
 # The journal
 
 
-def test_changes_are_read_from_the_journal(paths: StorePaths) -> None:
+def test_topics_journal_is_read(paths: StorePaths) -> None:
     topics = loaded(paths)
     add(topics, "A", "B", "C")
     topics.delete("B", 1000, [5, 0, 7, 0])
@@ -91,8 +90,8 @@ def test_changes_are_read_from_the_journal(paths: StorePaths) -> None:
     assert again.remark == ""
 
 
-def test_a_change_is_written_before_it_is_durable(paths: StorePaths) -> None:
-    """A kill leaves it; a later commit makes it durable with its own, each line once."""
+def test_topics_write_is_visible_before_commit(paths: StorePaths) -> None:
+    """The change survives a kill; a later commit syncs it, with each line written once."""
     io = FailingIO("sync")
     io.broken = True
     topics = loaded(paths, io)
@@ -107,7 +106,7 @@ def test_a_change_is_written_before_it_is_durable(paths: StorePaths) -> None:
     assert paths.topics_journal.read_bytes() == b'["A",4,6]\n["B",4,6]\n["C",4,6]\n'
 
 
-def test_a_journal_of_an_earlier_version_is_read(paths: StorePaths) -> None:
+def test_topics_journal_of_earlier_version_is_read(paths: StorePaths) -> None:
     paths.topics_journal.write_bytes(b'["A",4,6]\n["B",4,6]\n["A",0,0]\n')
     topics = loaded(paths)
     assert topics.names() == ["B"]
@@ -115,8 +114,8 @@ def test_a_journal_of_an_earlier_version_is_read(paths: StorePaths) -> None:
 
 
 @pytest.mark.parametrize("page", [0, 1, 2, 3])
-def test_behind_a_page_that_was_lost_no_line_is_taken(paths: StorePaths, page: int) -> None:
-    """Of the pages of one commit, which was never acknowledged, the power loss left out one."""
+def test_topics_journal_ends_at_a_lost_page(paths: StorePaths, page: int) -> None:
+    """A power loss dropped one page of an unacknowledged commit."""
     topics = loaded(paths)
     add(topics, "acknowledged")
     synced = paths.topics_journal.stat().st_size
@@ -152,8 +151,8 @@ STALE = b'["stale",4,6]\n'
         b'["torn",4,6,0,[],' + b"[" * 100_000 + b"\n" + STALE,
     ],
 )
-def test_the_next_commit_cuts_off_what_was_torn(paths: StorePaths, tail: bytes) -> None:
-    """Also a whole line behind the bad one, where a shorter line in its place would uncover it."""
+def test_topics_commit_truncates_torn_journal(paths: StorePaths, tail: bytes) -> None:
+    """The valid lines after the torn one must not reappear."""
     add(loaded(paths), "A")
     acknowledged = paths.topics_journal.read_bytes()
     paths.topics_journal.write_bytes(acknowledged + tail)
@@ -166,7 +165,7 @@ def test_the_next_commit_cuts_off_what_was_torn(paths: StorePaths, tail: bytes) 
     assert loaded(paths).names() == ["A", "B"]
 
 
-def test_a_commit_that_failed_half_way_is_written_again(paths: StorePaths) -> None:
+def test_topics_failed_commit_is_repeated(paths: StorePaths) -> None:
     io = FailingIO("sync")
     topics = loaded(paths, io)
     add(topics, "A")
@@ -181,7 +180,7 @@ def test_a_commit_that_failed_half_way_is_written_again(paths: StorePaths) -> No
 # Deleting
 
 
-def test_a_deletion_that_cannot_be_made_durable_changes_nothing(paths: StorePaths) -> None:
+def test_topics_failed_delete_changes_nothing(paths: StorePaths) -> None:
     io = FailingIO("pwrite")
     topics = loaded(paths, io)
     add(topics, "A", "B")
@@ -199,7 +198,7 @@ def test_a_deletion_that_cannot_be_made_durable_changes_nothing(paths: StorePath
     assert again.deletions == {"B": TopicDeletion(10, (2,))}
 
 
-def test_deletions_are_kept_beside_topics_json_which_stays_rocketmqs(paths: StorePaths) -> None:
+def test_topics_deletions_are_in_their_own_file(paths: StorePaths) -> None:
     topics = loaded(paths)
     add(topics, "A", "B", "C")
     topics.delete("B", 77, [0, 3])
@@ -210,13 +209,13 @@ def test_deletions_are_kept_beside_topics_json_which_stays_rocketmqs(paths: Stor
     assert set(written) == {"dataVersion", "topicConfigTable"}
     assert list(written["topicConfigTable"]) == ["A"]
     kept = json.loads(paths.deleted_topics.read_text())
-    # Of a topic that never had a message nothing need be known.
+    # A topic without messages needs no entry.
     assert kept == {"deletedTopicTable": {"B": {"physicalOffset": 77, "nextOffsets": [0, 3]}}}
     again = loaded(paths)
     assert (again.names(), again.deletions) == (["A"], {"B": TopicDeletion(77, (0, 3))})
 
 
-def test_a_topic_made_again_keeps_the_memory_of_its_deletion(paths: StorePaths) -> None:
+def test_topics_recreated_topic_keeps_its_deletion(paths: StorePaths) -> None:
     topics = loaded(paths)
     add(topics, "A")
     topics.delete("A", 50, [4])
@@ -227,21 +226,21 @@ def test_a_topic_made_again_keeps_the_memory_of_its_deletion(paths: StorePaths) 
         assert (found.names(), found.deletions) == (["A"], {"A": TopicDeletion(50, (4,))})
 
 
-def test_without_deletions_there_is_no_such_file(paths: StorePaths) -> None:
+def test_topics_without_deletions_has_no_deletions_file(paths: StorePaths) -> None:
     topics = loaded(paths)
     add(topics, "A")
     topics.save(1)
     assert not paths.deleted_topics.exists()
 
 
-def test_deletions_are_forgotten_with_the_last_of_their_records(paths: StorePaths) -> None:
+def test_topics_forget_deletions_of_expired_records(paths: StorePaths) -> None:
     topics = loaded(paths)
     add(topics, "A", "B", "C")
     for position, name in enumerate("ABC", 100):
         topics.delete(name, position, [1])
     add(topics, "A")
     assert topics.forget_deletions(101)
-    assert set(topics.deletions) == {"A", "C"}  # A is there again: its offsets go on
+    assert set(topics.deletions) == {"A", "C"}  # A was recreated: its offsets continue
     assert not topics.forget_deletions(101)
     topics.save(1)
     assert set(loaded(paths).deletions) == {"A", "C"}
@@ -250,19 +249,19 @@ def test_deletions_are_forgotten_with_the_last_of_their_records(paths: StorePath
 @pytest.mark.parametrize(
     "text", ["[", '{"deletedTopicTable": {"A": {"physicalOffset": -1, "nextOffsets": []}}}', "[1]"]
 )
-def test_a_file_of_deletions_that_cannot_be_read_is_not_passed_over(paths: StorePaths, text: str) -> None:
+def test_load_deletions_unreadable_file_raises(paths: StorePaths, text: str) -> None:
     paths.config.mkdir()
     paths.deleted_topics.write_text(text)
     with pytest.raises(CorruptStoreError, match=r"deletedTopics\.json"):
-        deleted_topics.load_deletions(StoreIO(), paths)
+        load_deletions(StoreIO(), paths)
 
 
 # Saving
 
 
 @pytest.mark.parametrize("step", ["rename topics.json", "rename deletedTopics.json", "unlink topics.journal"])
-def test_a_save_that_ends_anywhere_loses_nothing(paths: StorePaths, step: str) -> None:
-    """What the failed save has left is what a kill at this place would leave."""
+def test_topics_save_failing_at_any_step_loses_nothing(paths: StorePaths, step: str) -> None:
+    """A failed save leaves the same files as a kill at this step."""
     io = FailingIO(step)
     topics = loaded(paths, io)
     add(topics, "A", "B", "C")
@@ -270,14 +269,14 @@ def test_a_save_that_ends_anywhere_loses_nothing(paths: StorePaths, step: str) -
     topics.delete("B", 60, [8])
     topics.delete("C", 60, [9])
     topics.add("C", 2)
-    topics.note("C")  # made by a send: not committed
+    topics.note("C")  # created by a send: not committed
     io.broken = True
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         topics.save(2)
     expected = (["A", "C"], {"B": TopicDeletion(60, (8,)), "C": TopicDeletion(60, (9,))})
     found = loaded(paths)
     assert (found.names(), found.deletions) == expected
-    # Tried again it goes well.
+    # The next save succeeds.
     io.broken = False
     topics.save(3)
     assert not paths.topics_journal.exists()
@@ -285,8 +284,8 @@ def test_a_save_that_ends_anywhere_loses_nothing(paths: StorePaths, step: str) -
     assert (found.names(), found.deletions) == expected
 
 
-def test_an_unlinked_journal_is_gone_for_good_before_the_files_change_again(paths: StorePaths) -> None:
-    """Else it could come back after a power loss and undo what they say."""
+def test_topics_save_syncs_unlink_of_journal(paths: StorePaths) -> None:
+    """Otherwise the journal could reappear after a power loss and undo changes."""
     calls: list[str] = []
 
     class RecordingIO(StoreIO):
@@ -304,11 +303,11 @@ def test_an_unlinked_journal_is_gone_for_good_before_the_files_change_again(path
     assert calls[-2:] == ["unlink topics.journal", "sync mqproc"]
 
 
-# A file that cannot be used
+# Unusable file
 
 
-def test_a_file_that_cannot_be_used_does_not_replace_its_copy(paths: StorePaths) -> None:
-    """A kill between the two would have left none that can."""
+def test_topics_save_unusable_file_does_not_replace_copy(paths: StorePaths) -> None:
+    """A kill between the two renames would leave no usable file."""
     paths.config.mkdir()
     copy = paths.topics.with_name("topics.json.bak")
     for path, table in ((paths.topics, [1]), (copy, {"A": {"writeQueueNums": 3}})):
@@ -326,12 +325,12 @@ def test_a_file_that_cannot_be_used_does_not_replace_its_copy(paths: StorePaths)
     assert [json.loads(path.read_text())["dataVersion"]["counter"] for path in (paths.topics, copy)] == [3, 2]
 
 
-# Numbers that no topic has
+# Invalid queue counts
 
 
 @pytest.mark.parametrize("field_name", ["readQueueNums", "writeQueueNums"])
-def test_more_queues_than_a_topic_has_count_for_none(paths: StorePaths, field_name: str) -> None:
-    """A start made queues until the table was full, and ended with an error that named no file."""
+def test_topics_queue_count_above_limit_is_ignored(paths: StorePaths, field_name: str) -> None:
+    """A start must not fill the queue table with such queues."""
     counts = {"A": 65_536, "B": 65_535}
     paths.config.mkdir()
     paths.topics.write_text(json.dumps({"topicConfigTable": {name: {field_name: counts[name]} for name in counts}}))

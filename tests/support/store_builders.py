@@ -2,13 +2,16 @@
 
 `Engine`: the log, its appender and the queue table. `LiveStore`: an engine with dispatch and reads. `NumberedStore`:
 a live store whose message bodies are numbers. `StoppedStore`: a recovered store on disk, for tests that damage it.
+`RecoveredStore`: a writer whose other roles are replaced by recovery.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import struct
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +29,16 @@ from mqproc.store.commitlog.append import CommitLogAppender
 from mqproc.store.commitlog.append_templates import AppendPlan, AppendTemplate, topic_fields
 from mqproc.store.commitlog.flush import make_segment
 from mqproc.store.commitlog.segments import LogSegments
-from mqproc.store.consumequeue.files import ConsumeQueueFiles
+from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.dispatch import Dispatch
 from mqproc.store.index.files import IndexFiles
 from mqproc.store.index.lookup import IndexReader
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.views import WordsView
+from mqproc.store.recovery.recovery import Recovery
 from mqproc.store.sync_guard import SyncGuard
+from mqproc.store.topics import Topics
 from mqproc.types import BatchResult, StoredMessage
 from tests.support.store_checks import RecordingIO, Recovered, contents, recover
 
@@ -303,11 +308,11 @@ def assert_whole(store: StoppedStore, found: Recovered, *, lost: Collection[int]
     assert found.dispatched == found.end
     by_queue: dict[tuple[str, int], list[tuple[int, int]]] = {}
     units = {queue: found.units(*queue) for queue in found.queues()}
-    wanted = {offset for number, offset in enumerate(store.offsets) if number not in lost}
+    expected = {offset for number, offset in enumerate(store.offsets) if number not in lost}
     for queue, of_queue in units.items():
         by_queue[queue] = [(offset, size) for offset, size, _code in of_queue.values()]
     placed = {offset for of_queue in by_queue.values() for offset, size in of_queue if size != FILLER_SIZE}
-    assert placed == wanted
+    assert placed == expected
     for number, offset in enumerate(store.offsets):
         assert number in lost or keyed(found, number).count(offset) == 1, number
     before = contents(store.root)
@@ -363,3 +368,83 @@ def numbers_of(records: Any) -> list[int]:
 
 def all_numbers(batches: Any) -> list[int]:
     return [number for part in batches.records for number in numbers_of(part)]
+
+
+# Store with a writer, recovered on demand
+
+SMALL_QUEUE_FILE_BYTES = 400
+
+
+@dataclass(frozen=True)
+class RecoveredQueue:
+    """A queue after recovery; `units` are (queue offset, physical offset) of its records."""
+
+    min_offset: int
+    max_offset: int
+    next_offset: int
+    units: list[tuple[int, int]]
+
+
+class RecoveredStore:
+    """A store with a writer; recovery replaces the other roles."""
+
+    def __init__(self, root: Path) -> None:
+        self.engine = Engine(
+            root, mapped_file_size_consume_queue=SMALL_QUEUE_FILE_BYTES, max_hash_slot_num=50, max_index_num=2000
+        )
+        self.paths = self.engine.paths
+        self.topics = Topics(StoreIO(), self.paths)
+        self.topics.load()
+        self.report: list[str] = []
+
+    def append(self, topic: str, count: int, queues: int = 2) -> list[int]:
+        """Append `count` messages to a topic's queues in turn; return their physical offsets."""
+        config = self.topics.get(topic)
+        if config is None:
+            self.topics.add(topic, queues)
+            self.topics.note(topic)
+            self.topics.commit()
+        return self.engine.append(topic, [b"x"] * count, queues=queues, keys=["k"] * count).tolist()
+
+    def delete(self, topic: str, queues: int = 2) -> None:
+        """Delete a topic as the writer does."""
+        table = self.engine.table
+        numbers = [table.entry(topic, queue_id) for queue_id in range(queues)]
+        self.topics.delete(topic, self.engine.written, [table.next_offset(number) for number in numbers])
+        for number in numbers:
+            table.delete_queue(number, self.engine.written)
+
+    def recover(self, *, clean: bool = True) -> dict[tuple[str, int], RecoveredQueue]:
+        """Recover the store; return its queues."""
+        words = Words(bytearray(words_of.FILE_SIZE))
+        options = self.engine.options
+        self.report.clear()
+        Recovery(StoreIO(), self.paths, options, words, self.report.append, clean=clean).run()
+        assert words[words_of.DISPATCHED] == self.engine.written
+        table = QueueTable(StoreIO(), self.paths.queues)
+        files = ConsumeQueueFiles(StoreIO(), self.paths.consume_queue, SMALL_QUEUE_FILE_BYTES)
+        found = {}
+        for number, topic, queue_id in table.live():
+            low, high = table.min_offset(number), table.max_offset(number)
+            data = files.read_units(topic, queue_id, low, high - low) if high > low else b""
+            physical = [int(unit["physical_offset"]) for unit in as_units(data)]
+            units = list(zip(range(low, high), physical, strict=True))
+            found[topic, queue_id] = RecoveredQueue(low, high, table.next_offset(number), units)
+        files.close()
+        table.close()
+        return found
+
+    def files(self) -> dict[str, bytes]:
+        found = sorted(path for path in self.paths.consume_queue.rglob("*") if path.is_file())
+        return {str(path.relative_to(self.paths.consume_queue)): path.read_bytes() for path in found}
+
+    def forget_derived(self) -> None:
+        """Remove all files except the log and `config/`."""
+        for folder in (self.paths.consume_queue, self.paths.index, self.paths.own):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def recovered_queue(first: int, units: list[int]) -> RecoveredQueue:
+    """Return a queue that starts at `first` and has these records."""
+    stop = first + len(units)
+    return RecoveredQueue(first, stop, stop, list(zip(range(first, stop), units, strict=True)))

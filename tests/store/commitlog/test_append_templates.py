@@ -15,7 +15,7 @@ from mqproc.kernels import append_frame as frame
 from mqproc.kernels import append_run as kernel
 from mqproc.kernels.append_run import ITEMS, KEY_BYTES_MAX, NOT_READ, PREFIX_DIGITS, read_options
 from mqproc.layout.frame import encode_header
-from mqproc.store.commitlog import append_templates as append_templates
+from mqproc.store.commitlog import append_templates
 from mqproc.store.commitlog.append_templates import (
     AppendTemplate,
     AppendTemplates,

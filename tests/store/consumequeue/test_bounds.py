@@ -71,7 +71,6 @@ def test_extent_ends_after_last_unit_below_limit(real: list[bool], cut: int, fil
     assert found.last_physical_end == 1000 + SIZE * kept[-1] + SIZE
 
 
-
 def test_leading_fillers_keep_the_queue_offset() -> None:
     row = MemoryRow([FILLER, FILLER, FILLER, 1000, 1100])
     assert leading_fillers(row, 0) == 3

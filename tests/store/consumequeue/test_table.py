@@ -194,12 +194,12 @@ def test_table_create_queue_full_disk_changes_nothing(tmp_path: Path) -> None:
     table = QueueTable.create(io, tmp_path / "queues", 1000)
     with pytest.raises(NoRoomForQueuesError, match="no room on the disk for 1 more queue"):
         [table.create_queue("T", queue_id) for queue_id in range(1000)]
-    made = table.count
-    assert 1 < made < 1000
-    assert table.entry("T", made) == -1
+    created = table.count
+    assert 1 < created < 1000
+    assert table.entry("T", created) == -1
     # Queues can be created once there is room.
     table.make_room(500)
-    assert [table.create_queue("T", queue_id) for queue_id in range(made, 1000)] == list(range(made, 1000))
+    assert [table.create_queue("T", queue_id) for queue_id in range(created, 1000)] == list(range(created, 1000))
     table.close()
 
 

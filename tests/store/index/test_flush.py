@@ -86,14 +86,14 @@ def test_flush_few_new_items_wait_for_forced_pass(index: Index) -> None:
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
-def test_flush_file_deleted_during_pass_is_skipped(index: Index, gone: int) -> None:
+def test_flush_file_deleted_during_pass_is_skipped(index: Index, deleted: int) -> None:
     names = [index.make(number) for number in range(3)]
     found = index.io.entries(index.folder)
     index.io.entries = lambda folder: found  # type: ignore[method-assign]
-    (index.folder / names[gone]).unlink()
+    (index.folder / names[deleted]).unlink()
     done = index.flusher().pass_(IndexState(index.time_ms(2), 10), 0)
     assert done.complete
-    assert done.full_end_ms == (0 if gone == 1 else index.time_ms(1) + 999)
+    assert done.full_end_ms == (0 if deleted == 1 else index.time_ms(1) + 999)
 
 
 @pytest.mark.parametrize("place", ["index/2", "index/"])

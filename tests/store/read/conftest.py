@@ -12,18 +12,18 @@ from tests.support.store_builders import FRAME_COUNT, NumberedStore
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NumberedStore]:
-    made = NumberedStore(tmp_path_factory.mktemp("store"))
+    new = NumberedStore(tmp_path_factory.mktemp("store"))
     for frame in range(FRAME_COUNT):
-        made.put("Orders", frame)
+        new.put("Orders", frame)
         if frame % 10 == 0:
-            made.put("Pay", frame)
-    made.dispatch()
-    yield made
-    made.close()
+            new.put("Pay", frame)
+    new.dispatch()
+    yield new
+    new.close()
 
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[NumberedStore]:
-    made = NumberedStore(tmp_path / "store")
-    yield made
-    made.close()
+    new = NumberedStore(tmp_path / "store")
+    yield new
+    new.close()

@@ -7,8 +7,8 @@ import pytest
 from mqproc.errors import BadRequestError
 from mqproc.layout import record
 from mqproc.store.cooperative import finish
-from mqproc.store.index import lookup as index_query
-from mqproc.store.read import queries as key_search
+from mqproc.store.index import lookup
+from mqproc.store.read import queries
 from tests.support.store_builders import (
     FIRST_MS,
     FRAME_COUNT,
@@ -50,13 +50,13 @@ def test_by_key_more_matches_than_a_round_holds(fresh: NumberedStore, monkeypatc
     fresh.dispatch()
     assert len(list(fresh.engine.paths.index.iterdir())) > 2
     for held in range(20, 60):
-        monkeypatch.setattr(key_search, "CANDIDATES_MAX", held)
+        monkeypatch.setattr(queries, "CANDIDATES_MAX", held)
         batch = finish(fresh.reading.by_key("T", "same", max_messages=2 * MESSAGE_COUNT, max_bytes=1 << 30))
         assert batch.count == MESSAGE_COUNT, held
 
 
 def test_by_key_page_reads_few_index_entries(fresh: NumberedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_search, "CANDIDATES_MIN", 8)
+    monkeypatch.setattr(queries, "CANDIDATES_MIN", 8)
     for frame in range(FRAME_COUNT):
         fresh.put("T", 100 * frame, keys=["same"] * FRAME_MESSAGES)
     fresh.dispatch()
@@ -101,7 +101,7 @@ def test_by_key_time_range_skips_damaged_record(fresh: NumberedStore, damaged: i
 @pytest.mark.parametrize("born", [False, True])
 def test_by_key_equal_times_across_rounds(fresh: NumberedStore, monkeypatch: pytest.MonkeyPatch, born: bool) -> None:
     """All have one store time, so the search cannot resume at a time. The index rolls."""
-    monkeypatch.setattr(key_search, "CANDIDATES_MAX", 8)
+    monkeypatch.setattr(queries, "CANDIDATES_MAX", 8)
     for number in range(8):
         early = number < 4
         time_ms = FIRST_MS if early else FIRST_MS + 10
@@ -120,14 +120,14 @@ def test_by_key_slices_are_bounded_by_bytes(fresh: NumberedStore, monkeypatch: p
     """Messages outside the time range may be large."""
     fresh.engine.append("T", [b"body 0" + bytes(1000)] * 40, FIRST_MS, keys=["k"] * 40, queues=1)
     fresh.dispatch()
-    monkeypatch.setattr(key_search, "SLICE_BYTES", 5000)
+    monkeypatch.setattr(queries, "SLICE_BYTES", 5000)
     slices = fresh.reading.by_key("T", "k", 0, 5, born_time=True, max_messages=9, max_bytes=1 << 30)
     assert sum(1 for _ in slices) >= 8
 
 
 def test_by_key_slices_are_bounded_by_files(fresh: NumberedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing key is searched in all index files; a small `max_index_num` makes many."""
-    monkeypatch.setattr(index_query, "FILES_PER_SLICE", 2)
+    monkeypatch.setattr(lookup, "FILES_PER_SLICE", 2)
     for number in range(8):
         fresh.engine.append("T", [b"body 0"] * 100, FIRST_MS + number, keys=["k k2"] * 100, queues=1)
     fresh.dispatch()

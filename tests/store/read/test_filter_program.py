@@ -13,9 +13,8 @@ from mqproc.filters.compiler import compiled
 from mqproc.kernels.gather import RECORD_SCAN_COST
 from mqproc.layout.record_codec import decode_record, decode_records
 from mqproc.store.cooperative import finish
-from mqproc.store.read import by_time as by_time
-from mqproc.store.read import pull as pulls
-from mqproc.store.read import unit_walk
+from mqproc.store.read import by_time, unit_walk
+from mqproc.store.read import pull as pull_module
 from mqproc.types import PullStatus, StoredMessage
 from tests.filters.expressions import Expressions
 from tests.support.store_builders import EVERYTHING, FIRST_MS, LiveStore
@@ -27,17 +26,17 @@ REGIONS = ("north", "south", "east")
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStore]:
     """Message n has tag Tag(n mod 5), region and, unless n is a multiple of 7, the price n.25."""
-    made = LiveStore(tmp_path_factory.mktemp("store"))
+    new = LiveStore(tmp_path_factory.mktemp("store"))
     for number in range(COUNT):
         properties = f"region\x01{REGIONS[number % 3]}\x02"
         if number % 7:
             properties += f"price\x01{number}.25\x02"
         tag = f"Tag{number % 5}"
         parts = (b"", properties.encode(), b"", b"")
-        made.append("Orders", [b"%d" % number], FIRST_MS + number, queues=1, tags=[tag], parts=parts)
-    made.dispatch()
-    yield made
-    made.close()
+        new.append("Orders", [b"%d" % number], FIRST_MS + number, queues=1, tags=[tag], parts=parts)
+    new.dispatch()
+    yield new
+    new.close()
 
 
 def pulled(store: LiveStore, sql: str, topic: str = "Orders", tags: Sequence[str] = ()) -> list[int]:
@@ -136,7 +135,7 @@ def test_filter_python_fallback_uses_shorter_steps(tmp_path: Path, monkeypatch: 
     parts = (b"", "amount\x01é\x02".encode(), b"", b"")
     store.append("T", [b"0"] * 20, queues=1, parts=parts)
     store.dispatch()
-    monkeypatch.setattr(pulls, "LOOK_BYTES_MAX", 4 * unit_walk.DECIDED_LOOK_BYTES)
+    monkeypatch.setattr(pull_module, "LOOK_BYTES_MAX", 4 * unit_walk.DECIDED_LOOK_BYTES)
     assert store.reading.pull("T", 0, 0, 1000, EVERYTHING, sql="amount = 5").next_offset == 4
     assert pulled(store, "amount = 5", "T") == []
     store.close()
@@ -145,7 +144,7 @@ def test_filter_python_fallback_uses_shorter_steps(tmp_path: Path, monkeypatch: 
 def test_filter_few_matches_searches_in_bounded_steps(store: LiveStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer and each slice of a range advances by a bounded number of units."""
     size = len(store.reading.pull("Orders", 0, 0, 1, EVERYTHING).records)
-    monkeypatch.setattr(pulls, "LOOK_BYTES_MAX", 10 * (size + RECORD_SCAN_COST))
+    monkeypatch.setattr(pull_module, "LOOK_BYTES_MAX", 10 * (size + RECORD_SCAN_COST))
     offset, answers = 0, 0
     while (answer := store.reading.pull("Orders", 0, offset, 1000, EVERYTHING, sql="price = 398.25")).count == 0:
         assert answer.status is PullStatus.NO_MATCHED_MESSAGE

@@ -97,9 +97,9 @@ class SingleRecordStore(LiveStore):
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SingleRecordStore]:
-    made = SingleRecordStore(tmp_path / "store")
-    yield made
-    made.close()
+    new = SingleRecordStore(tmp_path / "store")
+    yield new
+    new.close()
 
 
 def damaged(topic: str, share: float) -> Change:
@@ -190,10 +190,10 @@ def changes() -> st.SearchStrategy[list[Change]]:
 
 @settings(max_examples=150)
 @given(changes())
-def test_single_record_pull_equals_pull(made: list[Change]) -> None:
+def test_single_record_pull_equals_pull(steps: list[Change]) -> None:
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(pull_module, "RECORD_BYTES_MAX", BYTES_MAX):
         store = SingleRecordStore(Path(folder) / "store")
-        for change in made:
+        for change in steps:
             change(store)
             for topic in TOPICS:
                 maximum = store.bounds(topic)[1]

@@ -158,7 +158,7 @@ def test_range_finds_times_around_a_long_hole(fresh: NumberedStore, by_fillers: 
 
 
 @pytest.mark.parametrize("gone", [slice(1), slice(3), slice(1, 3), slice(2, None)])
-def test_range_continues_after_missing_queue_files(fresh: NumberedStore, gone: slice) -> None:
+def test_range_continues_after_missing_queue_files(fresh: NumberedStore, deleted: slice) -> None:
     """RocketMQ or an operator may delete files."""
     frames = 40
     for frame in range(frames):
@@ -168,7 +168,7 @@ def test_range_continues_after_missing_queue_files(fresh: NumberedStore, gone: s
     starts = fresh.files.starts("T", 0)
     assert len(starts) > 3
     lost: set[int] = set()
-    for start in starts[gone]:
+    for start in starts[deleted]:
         fresh.files.path("T", 0, start).unlink()
         first = start // consume_queue.UNIT_SIZE
         lost.update(range(first, first + per_file))

@@ -15,9 +15,7 @@ from mqproc.io.store_io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.store.cooperative import finish
 from mqproc.store.index.files import file_ms
-from mqproc.store.retention import delete as deleted_files
-from mqproc.store.retention import delete as retention
-from mqproc.store.retention import plan as retention_request
+from mqproc.store.retention import delete, plan
 from mqproc.types import PullStatus
 from tests.support.aged_store import (
     HOUR_MS,
@@ -60,26 +58,26 @@ def test_retention_waits_between_two_segments(tmp_path: Path, interval_ms: int) 
     store = expired_store(tmp_path, delete_commit_log_files_interval=interval_ms)
     keeper = store.retention()
     store.run(keeper, 1000)
-    gone = [store.segments()[0]]
-    while gone[-1] < 10:
+    deleted = [store.segments()[0]]
+    while deleted[-1] < 10:
         store.run(keeper, 50)
-        gone.append(store.segments()[0])
-    assert gone == ([10] if interval_ms == 0 else list(range(1, 11)))
+        deleted.append(store.segments()[0])
+    assert deleted == ([10] if interval_ms == 0 else list(range(1, 11)))
     keeper.close()
 
 
 @pytest.mark.parametrize("gone", [0, 1, 3])
-def test_retention_finish_completes_the_started_batch(tmp_path: Path, gone: int) -> None:
+def test_retention_finish_completes_the_started_batch(tmp_path: Path, deleted: int) -> None:
     """The interval between two segments is ignored; no further batch starts."""
     store = expired_store(tmp_path, delete_commit_log_files_interval=60_000)
     keeper = store.retention()
-    while store.segments()[0] < gone:
+    while store.segments()[0] < deleted:
         store.run(keeper, 1000)
-    assert store.segments()[0] == gone
+    assert store.segments()[0] == deleted
     while not keeper.finish(store.now_ns):
         pass
     keeper.close()
-    assert store.minimum() == (10 if gone else 0)
+    assert store.minimum() == (10 if deleted else 0)
     check_minima(store)
 
 
@@ -145,14 +143,14 @@ def test_retention_request_runs_until_nothing_has_expired(tmp_path: Path) -> Non
     store = expired_store(tmp_path, delete_when=distant_hour(), clean_resource_interval=3_600_000)
     keeper = store.retention()
     store.run(keeper, 10)
-    request = retention_request.submit_request(store.io, store.paths)
+    request = plan.submit_request(store.io, store.paths)
     keeper.poll_request()
     assert request.exists()
     store.run(keeper, 5000)
     assert (store.words[words_of.RETENTION_ANSWERED], request.exists()) == (1, False)
     assert store.segments()[0] == 15
     # The next request deletes from an age of half an hour on.
-    request = retention_request.submit_request(store.io, store.paths, HOUR_MS // 2)
+    request = plan.submit_request(store.io, store.paths, HOUR_MS // 2)
     keeper.poll_request()
     store.run(keeper, 60_000)
     assert (store.words[words_of.RETENTION_ANSWERED], request.exists()) == (2, False)
@@ -164,7 +162,7 @@ def test_retention_request_runs_until_nothing_has_expired(tmp_path: Path) -> Non
 def test_retention_request_of_killed_keeper_is_executed(tmp_path: Path) -> None:
     store = expired_store(tmp_path, delete_when=distant_hour())
     first = store.retention()
-    request = retention_request.submit_request(store.io, store.paths)
+    request = plan.submit_request(store.io, store.paths)
     first.poll_request()
     # The first keeper is killed before it deletes anything.
     second = store.retention()
@@ -176,13 +174,13 @@ def test_retention_request_of_killed_keeper_is_executed(tmp_path: Path) -> None:
 
 def test_retention_requests_are_executed_in_order(tmp_path: Path) -> None:
     store = expired_store(tmp_path, delete_when=distant_hour())
-    request = [retention_request.submit_request(store.io, store.paths, age_ms) for age_ms in (None, HOUR_MS // 2, None)]
+    requests = [plan.submit_request(store.io, store.paths, age_ms) for age_ms in (None, HOUR_MS // 2, None)]
     keeper = store.retention()
     for answered in (1, 2, 3):
         keeper.poll_request()
         store.run(keeper, 10_000)
         assert store.words[words_of.RETENTION_ANSWERED] == answered
-        assert sum(path.exists() for path in request) == 3 - answered
+        assert sum(path.exists() for path in requests) == 3 - answered
     assert store.segments()[0] == 54
     keeper.close()
 
@@ -190,7 +188,7 @@ def test_retention_requests_are_executed_in_order(tmp_path: Path) -> None:
 def test_retention_request_ends_when_segments_are_held(tmp_path: Path) -> None:
     store = expired_store(tmp_path, delete_when=distant_hour())
     store.words[words_of.COMMITLOG_MARK] = 3 * SEGMENT + 1
-    request = retention_request.submit_request(store.io, store.paths)
+    request = plan.submit_request(store.io, store.paths)
     keeper = store.retention()
     keeper.poll_request()
     store.run(keeper, 1000)
@@ -205,7 +203,7 @@ def test_retention_request_on_full_disk_is_accepted(tmp_path: Path) -> None:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     store = expired_store(tmp_path, delete_when=distant_hour())
-    request = retention_request.submit_request(Full(), store.paths, HOUR_MS // 2)
+    request = plan.submit_request(Full(), store.paths, HOUR_MS // 2)
     keeper = store.retention()
     keeper.poll_request()
     store.run(keeper, 10_000)
@@ -217,7 +215,7 @@ def test_retention_request_path_is_a_folder_is_ignored(tmp_path: Path) -> None:
     store = expired_store(tmp_path, delete_when=distant_hour())
     folder = store.paths.retention_request("0")
     folder.mkdir()
-    request = retention_request.submit_request(store.io, store.paths)
+    request = plan.submit_request(store.io, store.paths)
     keeper = store.retention()
     keeper.poll_request()
     store.run(keeper, 10_000)
@@ -379,16 +377,16 @@ def test_retention_start_deletes_leftovers_of_rocketmq(tmp_path: Path) -> None:
 
 def test_retention_reads_return_the_remaining_messages(tmp_path: Path) -> None:
     store = AgedStore(tmp_path)
-    gone = store.fill(15, OLD)
+    deleted = store.fill(15, OLD)
     kept = store.fill(3, YOUNG)
     reading = store.open_queries()
     before = finish(reading.count("T"))
-    ids = [reading.record_at(place) for place in (gone[0], kept[0])]
+    ids = [reading.record_at(place) for place in (deleted[0], kept[0])]
     assert all(record is not None for record in ids)
     store.run_passes(3)
     assert before == 18
     assert finish(reading.count("T")) == 3
-    assert reading.record_at(gone[0]) is None
+    assert reading.record_at(deleted[0]) is None
     assert reading.record_at(kept[0]) is not None
     assert reading.offset_at("T", 0, 0) == 15
     assert reading.store_time_ms("T", 0, 14) == -1
@@ -419,12 +417,12 @@ def test_retention_report_describes_the_last_pass(tmp_path: Path) -> None:
         "index_files": 1,
     }
     assert found["bytes"] == store.words[words_of.RETENTION_BYTES] > 10 * SEGMENT
-    assert retention_request.read_report(StoreIO(), store.paths).last is not None
+    assert plan.read_report(StoreIO(), store.paths).last is not None
 
 
 def test_retention_pending_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "PENDING_FILES_MAX", 3)
-    monkeypatch.setattr(deleted_files, "STEP_BYTES", SEGMENT // 2)
+    monkeypatch.setattr(delete, "PENDING_FILES_MAX", 3)
+    monkeypatch.setattr(delete, "STEP_BYTES", SEGMENT // 2)
     store = expired_store(tmp_path, delete_file_batch_max=100, delete_commit_log_files_interval=0)
     keeper = store.retention()
     most = 0

@@ -154,18 +154,20 @@ def test_retention_files_restored_by_power_loss_are_harmless(tmp_path: Path) -> 
     before = tmp_path / "before"
     filled_store(before)
     random_ = random.Random(4)
-    for life in range(12):
-        root = tmp_path / str(life)
+    for attempt in range(12):
+        root = tmp_path / str(attempt)
         shutil.copytree(before, root)
         store = reopened(root)
-        io = KillingIO(point="retention.log_unlinked", nth=life + 1) if life % 2 else KillingIO()
+        io = KillingIO(point="retention.log_unlinked", nth=attempt + 1) if attempt % 2 else KillingIO()
         run_until_killed(store, io)
-        gone = [path for path in before.rglob("*") if path.is_file() and not (root / path.relative_to(before)).exists()]
-        for path in gone:
+        deleted = [
+            path for path in before.rglob("*") if path.is_file() and not (root / path.relative_to(before)).exists()
+        ]
+        for path in deleted:
             if path.parent.name != "commitlog" and random_.random() < 0.5:
                 shutil.copy(path, root / path.relative_to(before))
-        segments = sorted(path for path in gone if path.parent.name == "commitlog")
-        if life % 2 and segments:
+        segments = sorted(path for path in deleted if path.parent.name == "commitlog")
+        if attempt % 2 and segments:
             # This unlink was not followed by a sync.
             shutil.copy(segments[-1], root / segments[-1].relative_to(before))
         found = recover(root, store.options, clean=False)

@@ -18,7 +18,7 @@ from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from mqproc.store.cooperative import finish
 from mqproc.store.dispatch import Dispatch
 from mqproc.store.index.files import IndexFiles
-from mqproc.store.read import by_time as by_time
+from mqproc.store.read import by_time
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.views import QueueBounds, Queues, WordsView
 from mqproc.types import PullStatus
@@ -135,8 +135,8 @@ def test_range_overtaken_by_retention_returns_the_rest(
     reading = interrupted_reads(store, store.run_passes)
     count, cursor, complete = 0, (), False
     while not complete:
-        asked = reading.range("T", 0, 1 << 60, born_time=True, cursor=cursor, max_messages=100, max_bytes=1 << 20)
-        batch = finish(asked)
+        slices = reading.range("T", 0, 1 << 60, born_time=True, cursor=cursor, max_messages=100, max_bytes=1 << 20)
+        batch = finish(slices)
         count, cursor, complete = count + batch.count, batch.cursor, batch.complete
     assert count == 4
     reading.close()

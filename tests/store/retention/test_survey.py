@@ -30,7 +30,7 @@ def write_offsets(store: AgedStore, table: dict[str, dict[int, int]]) -> None:
     )
     path = store.paths.consumer_offsets
     path.parent.mkdir(exist_ok=True)
-    path.write_text(f'{{"dataVersion":{{"counter":7}},"theirs":{{"12":["T"]}},"offsetTable":{{{queues}}}}}')
+    path.write_text(f'{{"dataVersion":{{"counter":7}},"unknown":{{"12":["T"]}},"offsetTable":{{{queues}}}}}')
 
 
 def stored_offsets(store: AgedStore) -> dict[tuple[str, str, int], int]:
@@ -73,7 +73,7 @@ def test_survey_offset_below_minimum_is_raised_and_counted(tmp_path: Path) -> No
     value = rocketmq_json.parse(text)
     assert value["dataVersion"] == {"counter": 8, "stateVersion": 0, "timestamp": store.now_ms}
     assert value["groupTopicMap"] == {"fast": ["T"], "half": ["T"], "slow": ["T", "gone"]}
-    assert value["theirs"] == {"12": ["T"]}
+    assert value["unknown"] == {"12": ["T"]}
     assert store.paths.consumer_offsets.with_name("consumerOffset.json.bak").exists()
     # No further messages are skipped or counted.
     store.run_passes(2)

@@ -10,8 +10,7 @@ from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
-from mqproc.store.schedule import levels as delay_offsets
-from mqproc.store.schedule.levels import DelayOffsets
+from mqproc.store.schedule.levels import DelayOffsets, lower_levels, read_levels
 
 WRONG = [b"[]", b"null", b'{"offsetTable":[]}', b'{"offsetTable":{"one":5}}', b'{"offsetTable":{1:"5"}}', b'{"a":1}']
 
@@ -31,7 +30,7 @@ def test_delay_offsets_unusable_file_falls_back_to_copy(tmp_path: Path, wrong: b
     """The next save must not replace the copy with the unusable file."""
     (paths, copy), io = damaged(tmp_path, wrong), StoreIO()
     found = DelayOffsets.load(io, paths)
-    assert found.offsets == delay_offsets.read_levels(io, paths) == {1: 12}
+    assert found.offsets == read_levels(io, paths) == {1: 12}
     assert found.remark.startswith("delayOffset.json: ")
     found.save(io, io, paths, 1)
     assert rocketmq_json.load(io, copy) == ({"offsetTable": {"1": 12}}, "")
@@ -43,9 +42,9 @@ def test_delay_offsets_unusable_file_falls_back_to_copy(tmp_path: Path, wrong: b
 def test_delay_offsets_lower_levels_of_the_copy(tmp_path: Path) -> None:
     (paths, copy), io = damaged(tmp_path, WRONG[0]), StoreIO()
     before = copy.read_bytes()
-    assert delay_offsets.lower_levels(io, paths, {1: 12}.get) == {}
-    assert delay_offsets.lower_levels(io, paths, {1: 7}.get) == {1: 7}
-    assert (delay_offsets.read_levels(io, paths), copy.read_bytes()) == ({1: 7}, before)
+    assert lower_levels(io, paths, {1: 12}.get) == {}
+    assert lower_levels(io, paths, {1: 7}.get) == {1: 7}
+    assert (read_levels(io, paths), copy.read_bytes()) == ({1: 7}, before)
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -53,4 +52,4 @@ def test_delay_offsets_unusable_without_copy_raises(tmp_path: Path, wrong: bytes
     paths, copy = damaged(tmp_path, wrong)
     copy.unlink()
     with pytest.raises(CorruptStoreError, match="delayOffset"):
-        delay_offsets.read_levels(StoreIO(), paths)
+        read_levels(StoreIO(), paths)
