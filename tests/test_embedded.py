@@ -33,8 +33,7 @@ from mqproc.errors import (
 )
 from mqproc.ipc import usage_lock as openers
 from mqproc.paths import StorePaths
-from tests.conftest import PATIENCE_S, START_TIMEOUT_S, Group, wait_until
-from tests.metrics.held_recovery import POINTS, HeldGroup
+from tests.support.group import PATIENCE_S, POINTS, START_TIMEOUT_S, Group, HeldGroup, wait_until
 
 AT_ONCE_S = 10.0
 """A third of a client's timeout, which is not waited for."""

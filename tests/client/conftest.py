@@ -7,7 +7,7 @@ import pytest
 
 from mqproc.client._sync.client import Client
 from tests.client.memory_roles import MemoryRoles
-from tests.conftest import PATIENCE_S, Group
+from tests.support.group import PATIENCE_S, Group
 
 
 @pytest.fixture

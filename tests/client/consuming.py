@@ -11,7 +11,7 @@ import pytest
 
 from mqproc import Client
 from mqproc.client import requests as core
-from tests.conftest import PATIENCE_S
+from tests.support.group import PATIENCE_S
 
 QUIET_S = 1.0
 """When nothing has come for so long, on a busy machine too, nothing will."""

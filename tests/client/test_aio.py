@@ -30,7 +30,7 @@ from mqproc.wire.operations import Operation
 from mqproc.wire.server import ServerLimits
 from tests.client.memory_roles import MemoryRoles, first
 from tests.client.test_aio_consumer import reached
-from tests.conftest import PATIENCE_S
+from tests.support.group import PATIENCE_S
 
 
 def run(steps: Coroutine[Any, Any, None]) -> None:

@@ -25,7 +25,7 @@ from mqproc import (
 from mqproc.client.assignment import HOLD_S
 from mqproc.client.group_requests import ResetTo
 from tests.client.consuming import all_batches_of_async, all_of_async, hide_from_one_pull
-from tests.conftest import PATIENCE_S, Group
+from tests.support.group import PATIENCE_S, Group
 
 Program = Callable[[AsyncClient], Awaitable[None]]
 

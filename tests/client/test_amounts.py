@@ -20,7 +20,7 @@ from mqproc.client.transaction_requests import resolution_of
 from mqproc.errors import BadRequestError
 from mqproc.util.arguments import at_least_one, milliseconds, moment_after, true_or_false
 from tests.client.consuming import fill
-from tests.conftest import PATIENCE_S, Group
+from tests.support.group import PATIENCE_S, Group
 
 
 @pytest.fixture

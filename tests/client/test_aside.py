@@ -16,7 +16,7 @@ from mqproc.client._async import handling as aio_handling
 from mqproc.client._sync import handling
 from mqproc.client.local_redelivery import LocalRedelivery
 from tests.client.consuming import fill, offsets
-from tests.conftest import PATIENCE_S, Group, wait_until
+from tests.support.group import PATIENCE_S, Group, wait_until
 
 FAILURES = 2
 FAILURES_MAX = 10_000

@@ -34,7 +34,7 @@ from mqproc.topic_names import RETRY_MAX_TIMES
 from mqproc.wire.operations import Operation
 from mqproc.wire.operations.groups import GroupAssignment
 from tests.client.consuming import all_of, bodies_of, fill, no_thread_starts
-from tests.conftest import PATIENCE_S, Group, wait_until
+from tests.support.group import PATIENCE_S, Group, wait_until
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from mqproc.errors import (
 )
 from mqproc.types import Message, PullStatus
 from tests.client.memory_roles import MemoryRoles
-from tests.conftest import PATIENCE_S, wait_until
+from tests.support.group import PATIENCE_S, wait_until
 
 
 def test_a_message_is_sent_and_found_again(client: Client) -> None:

@@ -37,7 +37,7 @@ from tests.client.consuming import (
     no_thread_starts,
     offsets,
 )
-from tests.conftest import PATIENCE_S, Group, wait_until
+from tests.support.group import PATIENCE_S, Group, wait_until
 
 
 @pytest.fixture

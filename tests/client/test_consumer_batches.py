@@ -10,7 +10,7 @@ import pytest
 
 from mqproc import AsyncClient, Client
 from tests.client.consuming import fill
-from tests.conftest import PATIENCE_S, Group
+from tests.support.group import PATIENCE_S, Group
 
 MESSAGES, AT_ONCE = 50, 10
 

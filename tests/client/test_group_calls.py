@@ -6,7 +6,7 @@ import pytest
 
 from mqproc.client import group_requests as group_calls
 from mqproc.layout.record_codec import decode_records
-from tests.records import small_log
+from tests.support.records import small_log
 
 
 @pytest.mark.parametrize("room", [0, 500, 1 << 20])

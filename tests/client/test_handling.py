@@ -16,7 +16,7 @@ import pytest
 from mqproc import AsyncClient, AsyncConsumer, BadRequestError, Client, ResetTo, StoredMessage
 from mqproc.client._sync import handler_threads as handling
 from tests.client.consuming import all_of, all_of_async, bodies_of, fill, no_thread_starts, offsets
-from tests.conftest import PATIENCE_S, Group, wait_until
+from tests.support.group import PATIENCE_S, Group, wait_until
 
 
 @pytest.fixture

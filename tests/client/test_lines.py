@@ -19,7 +19,7 @@ from mqproc.client.connection import Connection
 from mqproc.layout.frame import ANSWER
 from mqproc.wire.frames import FrameReader, encode_frame, encode_options
 from mqproc.wire.operations import Empty
-from tests.conftest import PATIENCE_S
+from tests.support.group import PATIENCE_S
 
 SLOW_S = 0.02
 NOWHERE = Path()

@@ -33,7 +33,7 @@ from mqproc.errors import (
 from mqproc.util.arguments import time_ms
 from tests.client.consuming import fill
 from tests.client.memory_roles import MemoryRoles
-from tests.conftest import PATIENCE_S, Group
+from tests.support.group import PATIENCE_S, Group
 
 ARRAY = np.array(["a", "b"])
 BODIES = [b"a", b"b"]

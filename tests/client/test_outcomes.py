@@ -44,7 +44,7 @@ from mqproc.wire.connection import Request, ServerConnection
 from mqproc.wire.operations import Operation
 from mqproc.wire.server import ServerLimits
 from tests.client.memory_roles import MemoryRoles, first
-from tests.conftest import PATIENCE_S, keeps_below, wait_until
+from tests.support.group import PATIENCE_S, keeps_below, wait_until
 
 # What is tried again
 

@@ -36,7 +36,7 @@ from mqproc.types import Message, SendResult
 from mqproc.wire.connection import Request
 from tests.client.consuming import no_thread_starts
 from tests.client.memory_roles import MemoryRoles, first
-from tests.conftest import PATIENCE_S, wait_until
+from tests.support.group import PATIENCE_S, wait_until
 
 
 def batcher(**limits: float) -> Batcher[int]:

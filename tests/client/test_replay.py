@@ -22,7 +22,7 @@ from mqproc.errors import BadRequestError, PropertiesTooLargeError, SendOutcomeU
 from mqproc.layout.control import DISPATCHER
 from mqproc.layout.record import PROPERTIES_SIZE_MAX
 from mqproc.types import Message
-from tests.conftest import Group
+from tests.support.group import Group
 
 
 @pytest.fixture

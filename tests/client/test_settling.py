@@ -15,8 +15,8 @@ from mqproc.client.requests import Call
 from mqproc.errors import BadRequestError, RequestTimeoutError
 from mqproc.io.clock import Clock
 from mqproc.wire.operations import Operation
-from tests.cli.calling import call
-from tests.conftest import Group
+from tests.support.command_line import call
+from tests.support.group import Group
 
 
 class FakeClock(Clock):

@@ -20,7 +20,7 @@ from mqproc.client._sync.client import Client
 from mqproc.client.retry import RetryPolicy
 from mqproc.errors import BadRequestError, StoreAccessError
 from tests.client.memory_roles import MemoryRoles
-from tests.conftest import PATIENCE_S, wait_until
+from tests.support.group import PATIENCE_S, wait_until
 
 FORKS = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 

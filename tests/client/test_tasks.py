@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from mqproc.client._async import background as tasks
-from tests.conftest import PATIENCE_S
+from tests.support.group import PATIENCE_S
 
 
 def test_a_task_that_does_not_end_is_not_waited_for() -> None:

@@ -20,7 +20,7 @@ from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.store.settings import write_settings
 from tests.client.memory_roles import MemoryRoles
-from tests.conftest import PATIENCE_S
+from tests.support.group import PATIENCE_S
 
 TIMEOUT_S = 0.1
 

@@ -17,7 +17,7 @@ from mqproc.kernels.jit.compile import plain
 from mqproc.layout.properties import encode
 from tests.filters.expressions import VALUES, Expressions
 from tests.filters.test_sql import recorded
-from tests.records import kernel_bytes
+from tests.support.records import kernel_bytes
 
 HEAD = bytes(8)
 

@@ -27,7 +27,7 @@ from mqproc.ipc.bell import (
     unlink_semaphore,
     warm,
 )
-from tests.conftest import PATIENCE_S
+from tests.support.group import PATIENCE_S
 
 ROUNDS = 20_000
 # Words of a test's map, each in a line of its own.

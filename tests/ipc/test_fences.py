@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mqproc.kernels.fences import fence_and_peek, publish_and_peek
 from mqproc.kernels.jit.compile import COMPILED, kernel
-from mqproc.kernels.jit.intrinsics import load_acquire, store_release
+from mqproc.kernels.jit.intrinsics import fence_and_peek, load_acquire, publish_and_peek, store_release
 from mqproc.kernels.jit.lowering import Words
 
 ROUNDS = 200

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqproc.errors import ERROR_BY_CODE
-from mqproc.ipc.error_counters import error_counter, read_error_counters
-from mqproc.ipc.histogram import Buckets, Histogram, read_buckets
+from mqproc.ipc.counters import Buckets, Histogram, error_counter, read_buckets, read_error_counters
 from mqproc.ipc.words import Words
 from mqproc.layout import control as layout
 from mqproc.layout import histograms

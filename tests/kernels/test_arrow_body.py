@@ -13,7 +13,7 @@ from mqproc.kernels.jit.compile import plain
 from mqproc.spark.batches import BatchMaker
 from mqproc.spark.log_reader import FoundRecords
 from mqproc.spark.options import column_types
-from tests.records import kernel_bytes, outcomes_uncompiled, small_log
+from tests.support.records import kernel_bytes, outcomes_uncompiled, small_log
 
 
 def outcomes() -> list[str]:

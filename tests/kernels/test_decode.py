@@ -19,7 +19,7 @@ from mqproc.kernels.record_decode import ALL_COLUMNS, FIXED_COLUMNS, HOST_TEXT_M
 from mqproc.layout import properties
 from mqproc.layout.record_codec import decode_records, encode_record, host_bytes
 from mqproc.layout.record_codec import host_text as host_text_of
-from tests.records import SmallLog, columns_of, kernel_bytes, mutated, outcomes_uncompiled, small_log
+from tests.support.records import SmallLog, columns_of, kernel_bytes, mutated, outcomes_uncompiled, small_log
 
 MUTATIONS = 60
 

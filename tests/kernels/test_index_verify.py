@@ -19,7 +19,7 @@ from mqproc.layout import index_file as layout
 from mqproc.layout import record
 from mqproc.layout.java_hash import index_key_hash_of
 from mqproc.layout.record_codec import encode_record
-from tests.records import mutated
+from tests.support.records import mutated
 
 T0 = 1_700_000_000_000
 SLOTS, ITEMS = 7, 50

@@ -14,7 +14,7 @@ from mqproc.kernels.record_check import BAD_BODY_CRC, BAD_OFFSET, REACHED_STOP, 
 from mqproc.layout.record_codec import decode_record
 from mqproc.spark.log_reader import KernelSelection
 from mqproc.spark.options import ReadSelection
-from tests.records import BASE, SmallLog, kernel_bytes, mutated, small_log
+from tests.support.records import BASE, SmallLog, kernel_bytes, mutated, small_log
 
 MUTATIONS = 60
 

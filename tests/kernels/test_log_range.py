@@ -16,7 +16,7 @@ from mqproc.kernels.record_check import BLANK, REACHED_STOP, VERIFY_CRCS
 from mqproc.layout import record
 from mqproc.spark.log_reader import KernelSelection
 from mqproc.spark.options import Offsets, ReadSelection
-from tests.records import BASE, SmallLog, kernel_bytes, mutated, outcomes_uncompiled, small_log
+from tests.support.records import BASE, SmallLog, kernel_bytes, mutated, outcomes_uncompiled, small_log
 
 MUTATIONS = 60
 

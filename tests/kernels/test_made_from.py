@@ -11,7 +11,7 @@ from mqproc.kernels import scan
 from mqproc.kernels.jit.compile import plain
 from mqproc.kernels.record_check import BAD_MAGIC, BLANK, REACHED_STOP
 from mqproc.layout.record_codec import encode_blank, encode_record
-from tests.records import kernel_bytes
+from tests.support.records import kernel_bytes
 
 BASE = 1 << 20
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])

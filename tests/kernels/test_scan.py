@@ -20,7 +20,7 @@ from mqproc.kernels.record_check import body_length_at
 from mqproc.layout import record
 from mqproc.layout.record_codec import check_record, decode_record, encode_record
 from mqproc.store.consumequeue.table import QueueTable
-from tests.records import BASE, SmallLog, kernel_bytes, mutated, outcomes_uncompiled, small_log
+from tests.support.records import BASE, SmallLog, kernel_bytes, mutated, outcomes_uncompiled, small_log
 
 MUTATIONS = 60
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mqproc.cli.admin.top_screen import VIEWS, Screen, State, rows_of
+from mqproc.cli.admin.top import VIEWS, Screen, State, rows_of
 from mqproc.ipc.control import Control
 from mqproc.ipc.error_log import ErrorLog
 from mqproc.layout import control as layout
@@ -21,7 +21,7 @@ from mqproc.metrics.app import STREAMS_MAX, StatusFeed, make_app
 from mqproc.metrics.groups import GroupLag
 from mqproc.metrics.snapshot import snapshot
 from mqproc.paths import StorePaths
-from tests.metrics.control_file import IO, make_collector, make_control, make_queues, write_record
+from tests.support.fakes import IO, make_collector, make_control, make_queues, write_record
 
 
 @pytest.fixture

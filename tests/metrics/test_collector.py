@@ -12,17 +12,16 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mqproc.ipc.control import Control
-from mqproc.ipc.error_counters import error_counter
+from mqproc.ipc.counters import Histogram, error_counter
 from mqproc.ipc.error_log import ErrorLog
-from mqproc.ipc.histogram import Histogram
 from mqproc.layout import control as layout
 from mqproc.layout import histograms, queue_table
 from mqproc.metrics.catalogue import COUNTER, METRICS, family_names
 from mqproc.metrics.collector import TOLD_IN_RECOVERY
-from mqproc.metrics.topics import OTHERS
+from mqproc.metrics.groups import OTHERS
 from mqproc.paths import StorePaths
 from mqproc.store.consumequeue.table import QueueTable
-from tests.metrics.control_file import IO, make_collector, make_control, make_queues, render
+from tests.support.fakes import IO, make_collector, make_control, make_queues, render
 
 Scrape = Callable[..., str]
 

@@ -16,9 +16,9 @@ from mqproc.io.store_io import StoreIO
 from mqproc.ipc.health import dispatch_behind_ms
 from mqproc.layout import record
 from mqproc.paths import StorePaths
-from tests.cli.calling import call
-from tests.conftest import Group, wait_until
-from tests.metrics.control_file import write_log, write_record
+from tests.support.command_line import call
+from tests.support.fakes import write_log, write_record
+from tests.support.group import Group, wait_until
 
 SEGMENT = 65_536
 BLANK = (200).to_bytes(4, "big") + record.MAGIC_BLANK.to_bytes(4, "big", signed=True)

@@ -8,9 +8,9 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
 
-from mqproc.ipc.histogram import Buckets
+from mqproc.ipc.counters import Buckets
 from mqproc.metrics.exposition import Exposition
-from tests.metrics.control_file import render
+from tests.support.fakes import render
 
 
 def test_label_values_are_escaped() -> None:

@@ -10,10 +10,9 @@ import pytest
 import structlog
 
 from mqproc.metrics import groups
-from mqproc.metrics.groups import GroupLag, GroupLags
-from mqproc.metrics.topics import OTHERS
+from mqproc.metrics.groups import OTHERS, GroupLag, GroupLags
 from mqproc.store.offsets.offset_store import OffsetStore
-from tests.store.live_store import LiveStore
+from tests.support.store_builders import LiveStore
 
 QUEUES = 10
 AT_ONCE = 4

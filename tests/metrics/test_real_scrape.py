@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from mqproc import Message, MessageTooLargeError
 from mqproc.layout import control as words_of
 from mqproc.metrics.collector import PLAIN, TARGETS
-from tests.cli.calling import call
-from tests.conftest import PATIENCE_S, Group, keeps_below, wait_until
+from tests.support.command_line import call
+from tests.support.group import PATIENCE_S, Group, keeps_below, wait_until
 
 TOPICS = 5_000
 SCRAPE_S = 0.2

@@ -26,10 +26,9 @@ from mqproc.layout import control as layout
 from mqproc.metrics.collector import TOLD_IN_RECOVERY
 from mqproc.supervisor.supervise import EXIT_INTERRUPTED
 from mqproc.wire.address import BACKLOG
-from tests.cli.calling import call
-from tests.conftest import START_TIMEOUT_S, wait_until
 from tests.metrics.chromium import Chromium, browser
-from tests.metrics.held_recovery import POINTS, HeldGroup
+from tests.support.command_line import call
+from tests.support.group import POINTS, START_TIMEOUT_S, HeldGroup, wait_until
 
 MESSAGES = 3000
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mqproc.metrics.server import AsgiServer
-from tests.conftest import wait_until
+from mqproc.roles.monitor import AsgiServer
+from tests.support.group import wait_until
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:

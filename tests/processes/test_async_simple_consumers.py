@@ -13,8 +13,8 @@ import pytest
 from mqproc import AsyncClient, BadRequestError, StoredMessage
 from mqproc.client._async.simple_consumer import AsyncSimpleConsumer
 from mqproc.layout.control import QUERY
-from tests.conftest import Group, wait_until
 from tests.processes.test_simple_consumers import CHANGED_S
+from tests.support.group import Group, wait_until
 
 Program = Callable[[AsyncClient], Awaitable[None]]
 PATIENCE_S = 60.0

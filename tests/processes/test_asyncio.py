@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from mqproc.client.aio import AsyncClient
+from mqproc.client._async.client import AsyncClient
 from mqproc.errors import MessageNotFoundError
-from mqproc.message import Message
-from mqproc.transactions import TransactionResolution
-from tests.conftest import PATIENCE_S, Group
+from mqproc.types import Message, TransactionResolution
+from tests.support.group import PATIENCE_S, Group
 
 
 def run(group: Group, program: Callable[[AsyncClient], Awaitable[None]]) -> None:

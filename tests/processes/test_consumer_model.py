@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conftest import Group
 from tests.model.program import Deaths, run
+from tests.support.group import Group
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from mqproc import Client
-from mqproc.client.aio import AsyncClient
-from mqproc.client.core import QUERY, ping
+from mqproc.client._async.client import AsyncClient
+from mqproc.client.requests import QUERY, ping
 from mqproc.client.retry import NO_RETRY
 from mqproc.errors import TooManyConnectionsError
 from mqproc.layout import control as words_of
-from tests.conftest import PATIENCE_S, Group, keeps_below, wait_until
+from tests.support.group import PATIENCE_S, Group, keeps_below, wait_until
 
 MEMBER = Path(__file__).with_name("group_member.py")
 SESSION_S = 2.0

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from mqproc.cli.group import group_status
+from mqproc.cli.admin.lifecycle import group_status
 from mqproc.errors import CorruptStoreError, StoreReadOnlyError
 from mqproc.layout import index_file
-from mqproc.message import PullStatus
-from tests.conftest import Group, wait_until
+from mqproc.types import PullStatus
+from tests.support.group import Group, wait_until
 
 COUNT = 300
 

@@ -15,10 +15,10 @@ import pytest
 
 from mqproc.errors import TooManyQueuesError
 from mqproc.layout.control import DISPATCHER, KEEPER, WRITER
-from mqproc.message import Message, StoredMessage
-from mqproc.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.store import rocketmq_json
-from tests.conftest import Group, keeps_below, wait_until
+from mqproc.topic_names import SCHEDULE_TOPIC, TIMER_TOPIC
+from mqproc.types import Message, StoredMessage
+from tests.support.group import Group, keeps_below, wait_until
 
 LEVEL_MS = {1: 1000, 2: 5000}
 

@@ -20,10 +20,10 @@ from mqproc import StoreReader
 from mqproc.client import Client
 from mqproc.errors import MqprocError, TopicNotFoundError
 from mqproc.layout import control as words_of
-from mqproc.message import PullStatus
+from mqproc.types import PullStatus
 from tests.client.consuming import all_of
-from tests.conftest import PATIENCE_S, Group, wait_until
-from tests.processes.rebuild import assert_equals_rebuild
+from tests.support.group import PATIENCE_S, Group, wait_until
+from tests.support.group_checks import assert_equals_rebuild
 
 MakeGroup = Callable[..., Group]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from tests.conftest import Group
+from tests.support.group import Group
 
 
 def test_the_guard_is_there_while_the_group_runs(make_group: Callable[..., Group]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from mqproc import Message, MqprocError
 from mqproc.layout import control as words_of
-from tests.conftest import Group, wait_until
+from tests.support.group import Group, wait_until
 
 pytestmark = pytest.mark.timeout(400)  # It waits long: with `-n …` it begins before others.
 

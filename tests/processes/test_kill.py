@@ -20,9 +20,9 @@ import pytest
 
 from mqproc.errors import MqprocError, SendOutcomeUnknownError
 from mqproc.layout import control as words_of
-from tests.conftest import Group, wait_until
-from tests.processes.rebuild import assert_equals_rebuild
-from tests.workers import loaded_context
+from tests.support.group import Group, wait_until
+from tests.support.group_checks import assert_equals_rebuild
+from tests.support.processes import loaded_context
 
 CLIENTS = 4
 BATCH = 20

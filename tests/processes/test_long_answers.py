@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from mqproc import AsyncClient
-from tests.conftest import Group
+from tests.support.group import Group
 
 COUNT = 40
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mqproc.cli.group import group_status
+from mqproc.cli.admin.lifecycle import group_status
 from mqproc.layout import control as words_of
-from tests.conftest import Group
+from tests.support.group import Group
 
 IDLE_BYTES_MAX = 250_000_000
 

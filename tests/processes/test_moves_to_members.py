@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Callable
 
 from mqproc import TooManyQueuesError
-from tests.conftest import Group, wait_until
 from tests.processes.test_simple_consumers import PATIENCE_S, fill
+from tests.support.group import Group, wait_until
 
 
 def test_what_cannot_be_moved_to_members_keeps_no_other_groups_from_theirs(make_group: Callable[..., Group]) -> None:

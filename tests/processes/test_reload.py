@@ -28,10 +28,10 @@ from mqproc.config.options import FIELDS
 from mqproc.io.store_io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.store.settings import read_settings
-from tests.conftest import ROOT, START_TIMEOUT_S, Group, wait_until
 from tests.grafana.causes import can_mount
-from tests.processes.transactions import GROUP, left_open
-from tests.store.retention.retaining import ALL_HOURS
+from tests.support.aged_store import ALL_HOURS
+from tests.support.group import ROOT, START_TIMEOUT_S, Group, wait_until
+from tests.support.group_checks import GROUP, left_open
 
 DISK_BYTES = 192 << 20
 SEGMENT = 65536

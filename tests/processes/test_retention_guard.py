@@ -11,10 +11,10 @@ import pytest
 
 from mqproc.cli.main import main
 from mqproc.client import Client
-from mqproc.client.simple_consumer import SimpleConsumer
+from mqproc.client._async.simple_consumer import SimpleConsumer
 from mqproc.layout.control import HELD_NAMES, QUERY
-from tests.conftest import PATIENCE_S, Group, wait_until
 from tests.processes.test_retention import RETAINING, SEGMENT
+from tests.support.group import PATIENCE_S, Group, wait_until
 
 PASSES = 5
 

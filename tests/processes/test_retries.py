@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from mqproc import AsyncClient, MessageNotFoundError
-from mqproc.client import group_calls
-from mqproc.delay_levels import DELAY_LEVELS
+from mqproc.client import group_requests as group_calls
 from mqproc.layout.control import KEEPER, QUERY, WRITER
-from mqproc.message import StoredMessage
-from mqproc.names import SCHEDULE_TOPIC
-from tests.conftest import PATIENCE_S, Group, wait_until
+from mqproc.topic_names import SCHEDULE_TOPIC
+from mqproc.types import StoredMessage
+from mqproc.util.units import DELAY_LEVELS
 from tests.processes.test_retention import RETAINING
+from tests.support.group import PATIENCE_S, Group, wait_until
 
 TIMES = 2
 FULL = 32_700

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from mqproc import Message, StoreReader
-from tests.cli.calling import call
-from tests.conftest import Group
-from tests.crash.placed import walk_log
+from tests.crash.disk import walk_log
+from tests.support.command_line import call
+from tests.support.group import Group
 
 TIMES = 3
 """The writer knows a kind from the second one on."""

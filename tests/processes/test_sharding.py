@@ -14,9 +14,9 @@ import pytest
 from mqproc.layout import properties
 from mqproc.layout.control import WRITER
 from mqproc.layout.java_hash import java_hash, queue_of_hash
-from mqproc.message import Message, StoredMessage
-from mqproc.names import SCHEDULE_TOPIC
-from tests.conftest import Group, wait_until
+from mqproc.topic_names import SCHEDULE_TOPIC
+from mqproc.types import Message, StoredMessage
+from tests.support.group import Group, wait_until
 
 QUEUES = 5
 # Of every length around a word of eight bytes, and of other letters than ASCII.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mqproc.layout import control as words_of
-from tests.conftest import Group, wait_until
+from tests.support.group import Group, wait_until
 
 
 def bodies(group: Group) -> list[bytes]:

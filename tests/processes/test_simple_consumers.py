@@ -25,7 +25,7 @@ from mqproc.store.offsets import pop_receipts as check_points
 from mqproc.topic_names import REVIVE_GROUP, REVIVE_QUEUES, REVIVE_TOPIC
 from mqproc.types import StoredMessage
 from mqproc.wire.operations import Operation, RoleRequest
-from tests.conftest import Group, keeps_below, wait_until
+from tests.support.group import Group, keeps_below, wait_until
 
 PATIENCE_S = 60.0
 CHANGED_S = 10.0

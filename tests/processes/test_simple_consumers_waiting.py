@@ -13,7 +13,7 @@ import pytest
 
 from mqproc import AsyncClient, StoredMessage
 from mqproc.layout.control import QUERY, SUPERVISOR
-from tests.conftest import PATIENCE_S, Group, wait_until
+from tests.support.group import PATIENCE_S, Group, wait_until
 
 TOPICS = ("There", "Coming")
 

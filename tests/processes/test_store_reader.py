@@ -19,7 +19,7 @@ from mqproc import BadRequestError, Conditions, StoreReader
 from mqproc.paths import StorePaths
 from mqproc.store.read import reader as reader_module
 from mqproc.store.read.views import GroupView
-from tests.conftest import PATIENCE_S, Group, wait_until
+from tests.support.group import PATIENCE_S, Group, wait_until
 
 
 def test_it_goes_on_with_the_group_that_was_started_behind_the_one_it_was_opened_on(group: Group) -> None:

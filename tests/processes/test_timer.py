@@ -18,11 +18,11 @@ import pytest
 from mqproc.errors import BadLevelError, BadTimeError
 from mqproc.layout import timer_check, timer_wheel
 from mqproc.layout.control import KEEPER, WRITER
-from mqproc.message import Message
-from mqproc.names import TIMER_TOPIC
-from tests.cli.calling import call
-from tests.conftest import Group, keeps_below, wait_until
+from mqproc.topic_names import TIMER_TOPIC
+from mqproc.types import Message
 from tests.processes.test_delay_levels import received, wait_for
+from tests.support.command_line import call
+from tests.support.group import Group, keeps_below, wait_until
 
 # As promised; RocketMQ's own timer is exact to a slot of 1,000 ms.
 LATE_MS = 50

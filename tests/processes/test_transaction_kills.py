@@ -28,8 +28,8 @@ from mqproc.roles.internal_producer import AppendOutcome, InternalProducer, NewM
 from mqproc.roles.transactions.op_messages import check_copy, committed, discarded_copy
 from mqproc.store.transactions import OP_PROPERTIES, decode_op_body, encode_op_body
 from mqproc.topic_names import HALF_TOPIC, OP_HALF_TOPIC
-from tests.conftest import Group, wait_until
-from tests.processes.transactions import FAST, GROUP, all_ended, bodies, handle_of, left_open, messages_of, open_ids
+from tests.support.group import Group, wait_until
+from tests.support.group_checks import FAST, GROUP, all_ended, bodies, handle_of, left_open, messages_of, open_ids
 
 
 def test_kills_lose_no_commit_and_deliver_no_rollback(make_group: Callable[..., Group]) -> None:

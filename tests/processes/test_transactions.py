@@ -37,8 +37,8 @@ from mqproc.store.transactions import decode_op_body
 from mqproc.topic_names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from mqproc.types import StoredMessage
 from tests.client.test_shared_clients import FORKS, in_fork
-from tests.conftest import PATIENCE_S, Group, keeps_below, wait_until
-from tests.processes.transactions import FAST, GROUP, all_ended, bodies, handle_of, left_open, messages_of, open_ids
+from tests.support.group import PATIENCE_S, Group, keeps_below, wait_until
+from tests.support.group_checks import FAST, GROUP, all_ended, bodies, handle_of, left_open, messages_of, open_ids
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.roles.role import Heartbeat, RoleContext
 from mqproc.store.recovery.recovery import Recovery
-from tests.ipc.manual_clock import ManualClock
 from tests.roles.dispatching import append_and_dispatch
-from tests.store.faulty_io import FaultyIO
+from tests.support.fakes import ManualClock
+from tests.support.faulty_io import FaultyIO
 
 
 class Rig:

@@ -23,13 +23,13 @@ from mqproc.errors import (
     StoreBusyError,
     StoreReadOnlyError,
 )
-from mqproc.ipc.histogram import read_buckets
+from mqproc.ipc.counters import read_buckets
 from mqproc.kernels import append_run
 from mqproc.kernels.jit.compile import plain
 from mqproc.layout import control as words_of
 from mqproc.layout import histograms
 from mqproc.store.commitlog.append import CommitLogAppender
-from tests.crash.placed import walk_log
+from tests.crash.disk import walk_log
 from tests.roles.test_append_runs import Frame, Outcome, streams
 from tests.roles.test_append_runs_failing import assert_holds
 from tests.roles.writer_rig import BODY_MAX, PATIENCE_S, Client, Left, MakeRig, WriterRig, columns, error_of, single

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.ipc.histogram import read_buckets
+from mqproc.ipc.counters import read_buckets
 from mqproc.kernels.append_frame import UNPUBLISHED_FRAMES
 from mqproc.layout import control as layout
 from mqproc.layout import histograms
 from mqproc.roles.writer.role import AppendLatency
 from mqproc.store.commitlog.takeover import take_over
-from tests.store.engine import Engine
+from tests.support.store_builders import Engine
 
 
 def counts(engine: Engine) -> tuple[int, int, int, float]:

@@ -21,7 +21,7 @@ from mqproc.layout.record import PROPERTIES_SIZE_MAX
 from mqproc.roles import internal_producer as module
 from mqproc.roles.internal_producer import AppendOutcome, InternalProducer, NewMessage, Refused, Stored, Unknown
 from mqproc.topic_names import SCHEDULE_TOPIC
-from tests.conftest import PATIENCE_S, Group, wait_until
+from tests.support.group import PATIENCE_S, Group, wait_until
 
 
 class Rig:

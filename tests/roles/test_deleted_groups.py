@@ -16,11 +16,17 @@ from mqproc.store.offsets.pop_receipts import PopCheckPoint
 from mqproc.topic_names import REVIVE_QUEUES, REVIVE_TOPIC
 from mqproc.wire.codec import FrameOptions
 from mqproc.wire.operations import Operation
-from mqproc.wire.operations.groups import EARLIEST, GroupJoinRequest, GroupRequest, GroupSettingsRequest
-from mqproc.wire.operations.pop import GroupInvisibleRequest, GroupReceiveRequest
-from tests.conftest import wait_until
+from mqproc.wire.operations.groups import (
+    EARLIEST,
+    GroupInvisibleRequest,
+    GroupJoinRequest,
+    GroupReceiveRequest,
+    GroupRequest,
+    GroupSettingsRequest,
+)
 from tests.roles.test_pops import SOON_S, held_back, is_read, received
 from tests.roles.test_query import Caller, Group
+from tests.support.group import wait_until
 
 
 def beside_another(group: Group) -> tuple[PopReceivers, Caller, Caller]:

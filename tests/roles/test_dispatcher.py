@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mqproc.ipc.bell import Bell
-from mqproc.ipc.histogram import read_buckets
+from mqproc.ipc.counters import read_buckets
 from mqproc.kernels.dispatch_step import publish_step
 from mqproc.kernels.jit.compile import plain
 from mqproc.kernels.jit.intrinsics import observe_stores
@@ -18,8 +18,8 @@ from mqproc.layout import control as words_of
 from mqproc.layout import histograms
 from mqproc.roles import dispatcher as dispatcher_module
 from mqproc.roles.dispatcher import Dispatcher, committed
-from tests.ipc.manual_clock import ManualClock
 from tests.roles.flusher_rig import Rig
+from tests.support.fakes import ManualClock
 
 
 def test_the_position_is_stored_before_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from mqproc.roles.query.reads import QUEUES_PER_SLICE, GroupReads
 from mqproc.store.offsets.consumer_offset_json import CommittedOffset
 from mqproc.store.read.views import FoundQueues, QueueBounds
 from mqproc.wire.operations import Empty
-from tests.counted_names import CountedName
+from tests.support.fakes import CountedName
 
 TOPICS = 300
 QUEUES = 4

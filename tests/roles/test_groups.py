@@ -25,8 +25,8 @@ from mqproc.wire.operations.groups import (
     GroupJoinRequest,
     GroupResetRequest,
 )
-from tests.conftest import wait_until
 from tests.roles.test_query import PATIENCE_S, Caller, Group
+from tests.support.group import wait_until
 
 MS = 1_000_000
 

@@ -28,7 +28,7 @@ from mqproc.wire.operations.groups import (
 )
 from mqproc.wire.operations.log import PullRequest
 from tests.roles.test_query import PATIENCE_S, Caller, Group
-from tests.store.faulty_io import FaultyIO
+from tests.support.faulty_io import FaultyIO
 
 
 class FullDiskIO(StoreIO):

@@ -17,7 +17,7 @@ from mqproc.types import PullStatus
 from mqproc.wire.operations import Operation
 from mqproc.wire.operations.log import PullRequest
 from tests.roles.test_query import Group, waiting
-from tests.store.reads.test_reading import COUNT
+from tests.store.read.test_reader import COUNT
 
 
 @pytest.fixture

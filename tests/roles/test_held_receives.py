@@ -11,7 +11,7 @@ import pytest
 
 from mqproc.errors import BadRequestError, MqprocError
 from mqproc.roles.pop.receivers import PopLongPolls
-from tests.ipc.manual_clock import ManualClock
+from tests.support.fakes import ManualClock
 
 FOREVER_NS = 1 << 62
 

@@ -17,8 +17,8 @@ from mqproc.store.schedule.delivery_marks import DeliveryMarks, mark_of
 from mqproc.store.schedule.levels import DelayOffsets
 from mqproc.topic_names import SCHEDULE_TOPIC
 from tests.golden.fixtures import load_fixture, options_of
-from tests.ipc.manual_clock import ManualClock
 from tests.roles.flusher_rig import Rig
+from tests.support.fakes import ManualClock
 
 FIRST_DUE_MS = 1_795_245_511_725
 """Of the message at the head of level 1 in the fixture `e_delay`."""

@@ -18,7 +18,7 @@ from mqproc.wire.operations import Operation
 from mqproc.wire.operations.log import PullRequest
 from tests.roles.test_held_pulls import Table, held
 from tests.roles.test_query import Caller, Group, waiting
-from tests.store.reads.test_reading import COUNT
+from tests.store.read.test_reader import COUNT
 
 END = COUNT // 4
 WAITS = PullRequest("Orders", 0, END, timeout_ms=30_000)

@@ -22,7 +22,7 @@ from mqproc.io.store_io import StoreIO
 from mqproc.ipc import bell as bell_module
 from mqproc.ipc.bell import LINGERING, MAX_WAIT_S, EventBell, SemaphoreBell
 from mqproc.ipc.control import Control
-from mqproc.ipc.histogram import Buckets, read_buckets
+from mqproc.ipc.counters import Buckets, read_buckets
 from mqproc.layout import control as layout
 from mqproc.layout.histograms import STEPS
 from mqproc.paths import StorePaths

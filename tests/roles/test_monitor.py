@@ -19,7 +19,7 @@ from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 from mqproc.roles.monitor import RETRY_NS, Monitor
 from mqproc.roles.role import RoleContext
-from tests.metrics.control_file import make_control
+from tests.support.fakes import make_control
 
 
 class SteppingClock(Clock):

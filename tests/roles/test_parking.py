@@ -8,7 +8,7 @@ import pytest
 from mqproc.config.options import Options
 from mqproc.errors import BadLevelError, BadMessageError, BadTimeError
 from mqproc.layout.properties import decode, encode
-from mqproc.roles.writer.delayed_send import check_slot, delayed_request, is_delayed, target_queue
+from mqproc.roles.writer.append_plan import check_slot, delayed_request, is_delayed, target_queue
 from mqproc.topic_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.wire.operations.log import QUEUE_ANY, QUEUE_COLUMN, AppendRequest
 from tests.client.append_frame import read_append

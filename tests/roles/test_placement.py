@@ -14,8 +14,8 @@ from mqproc.config.parse import cpu_numbers, load_settings, options_from
 from mqproc.errors import ConfigurationError
 from mqproc.layout.control import DISPATCHER, QUERY, WRITER
 from mqproc.roles.process_setup import set_cpu_affinity, writer_cpus
-from tests.cli.calling import call
-from tests.conftest import Group, wait_until
+from tests.support.command_line import call
+from tests.support.group import Group, wait_until
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from mqproc.store.offsets.offset_store import read_unconsumed
 from mqproc.store.offsets.pop_receipts import PopCheckPoint
 from mqproc.topic_names import REVIVE_TOPIC
 from mqproc.wire.operations import Operation
-from mqproc.wire.operations.pop import GroupAckRequest
-from tests.conftest import wait_until
+from mqproc.wire.operations.groups import GroupAckRequest
 from tests.roles.test_pops import SOON_S, held_back, is_read, received
 from tests.roles.test_query import Group
+from tests.support.group import wait_until
 
 
 def test_an_ack_of_what_was_sent_again_is_too_late_while_the_rest_is_tried(

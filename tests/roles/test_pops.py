@@ -27,14 +27,16 @@ from mqproc.wire.operations import Operation
 from mqproc.wire.operations.groups import (
     EARLIEST,
     LATEST,
+    GroupAckRequest,
+    GroupInvisibleRequest,
     GroupJoinRequest,
+    GroupReceiveRequest,
     GroupRequest,
     GroupResetRequest,
     GroupSettingsRequest,
 )
-from mqproc.wire.operations.pop import GroupAckRequest, GroupInvisibleRequest, GroupReceiveRequest
-from tests.conftest import wait_until
 from tests.roles.test_query import Caller, Group
+from tests.support.group import wait_until
 
 COUNT = 100
 SOON_S = 10.0

@@ -10,7 +10,7 @@ from mqproc.errors import CorruptStoreError
 from mqproc.wire.operations import Operation
 from mqproc.wire.operations.log import PullRequest
 from tests.roles.test_query import Group
-from tests.store.bad_sectors import BadSectors
+from tests.support.faulty_io import BadSectors
 
 
 def test_pulls_end_at_units_that_cannot_be_read_and_are_told_the_file(tmp_path: Path) -> None:

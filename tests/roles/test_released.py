@@ -17,7 +17,7 @@ from mqproc.roles.internal_producer import FRAME_BYTES_MAX, FRAME_MESSAGES_MAX, 
 from mqproc.roles.scheduled_records import PropertyColumns, ScheduledRecords
 from mqproc.topic_names import TIMER_TOPIC
 from mqproc.types import StoredMessage
-from tests.store.live_store import LiveStore
+from tests.support.store_builders import LiveStore
 
 NAMES = ("REAL_TOPIC", "REAL_QID", "X_REAL_TOPIC", "TIMER_OUT_MS", "A")
 

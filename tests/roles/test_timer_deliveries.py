@@ -23,7 +23,7 @@ from mqproc.store.schedule.timer_store import TimerStore
 from mqproc.topic_names import TIMER_TOPIC
 from tests.roles.dispatching import append_and_dispatch
 from tests.roles.flusher_rig import Rig
-from tests.store.live_store import SMALL, LiveStore
+from tests.support.store_builders import SMALL, LiveStore
 
 BEGIN_MS = 1_700_000_000_000
 SLOT_MS = BEGIN_MS + 5_000

@@ -11,7 +11,7 @@ import pytest
 from mqproc.client import Client
 from mqproc.errors import PermissionDeniedError, TopicNotFoundError
 from mqproc.types import PullStatus
-from tests.conftest import Group, wait_until
+from tests.support.group import Group, wait_until
 
 
 def test_topics_are_kept_through_a_kill_of_everything(make_group: Callable[..., Group]) -> None:

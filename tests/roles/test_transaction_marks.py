@@ -9,7 +9,7 @@ from mqproc.roles.internal_producer import NewMessage
 from mqproc.roles.transactions.op_messages import RETRY_NS, OpMessages
 from mqproc.store.transactions import decode_op_body
 from mqproc.topic_names import OP_HALF_TOPIC
-from tests.ipc.manual_clock import ManualClock
+from tests.support.fakes import ManualClock
 
 
 class Written:

@@ -11,7 +11,7 @@ from mqproc.errors import StoreBusyError
 from mqproc.roles.transactions import checks as module
 from mqproc.roles.transactions.checks import MESSAGES_MAX, CheckPolls
 from mqproc.store.transactions import HalfMessage
-from mqproc.wire.operations.transactions import TransactionPollRequest
+from mqproc.wire.operations.groups import TransactionPollRequest
 
 SECOND = 1_000_000_000
 

@@ -15,7 +15,7 @@ from mqproc.store.cooperative import finish
 from mqproc.store.schedule.delivery_marks import mark_of
 from mqproc.store.transactions import encode_op_body
 from mqproc.topic_names import HALF_TOPIC, OP_HALF_TOPIC
-from tests.store.live_store import LiveStore
+from tests.support.store_builders import LiveStore
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from mqproc.errors import RetryLaterError
 from mqproc.layout.control import STATE_STOPPING, WRITER
 from mqproc.types import SendResult
 from mqproc.wire.operations import Operation, RoleRequest
-from tests.conftest import PATIENCE_S, Group, wait_until
+from tests.support.group import PATIENCE_S, Group, wait_until
 
 FRAMES = 8
 MESSAGES = 20_000  # a frame; its answer has 400 kB, so that most of them wait behind the socket's buffer

@@ -15,7 +15,7 @@ import numpy as np
 from mqproc.client.connection import CallOutcome, Connection, open_socket
 from mqproc.client.requests import WRITER, Call
 from mqproc.errors import MqprocError
-from mqproc.ipc.error_counters import read_error_counters
+from mqproc.ipc.counters import read_error_counters
 from mqproc.layout import control as words_of
 from mqproc.layout import histograms
 from mqproc.layout import queue_table as table_layout
@@ -29,7 +29,7 @@ from mqproc.wire.frames import FrameReader, decode_refusal, encode_frame
 from mqproc.wire.operations import Operation
 from mqproc.wire.operations.log import AppendRequest
 from tests.roles.flusher_rig import Rig
-from tests.store.faulty_io import FaultyIO
+from tests.support.faulty_io import FaultyIO
 
 PATIENCE_S = 60.0
 BODY_MAX = 50_000

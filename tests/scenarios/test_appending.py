@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from mqproc.config import MIB
 from mqproc.errors import BadTopicError, CorruptStoreError, MessageTooLargeError, PropertiesTooLargeError
 from mqproc.layout import record
 from mqproc.layout.record_codec import check_record, decode_message_id, encode_message_id, host_bytes
-from mqproc.message import BatchResult, PullStatus
-from mqproc.names import check_topic
-from mqproc.store.slices import finish
-from tests.store.engine import BORN_HOST, STORE_HOST
-from tests.store.live_store import EVERYTHING, LiveStore
+from mqproc.store.cooperative import finish
+from mqproc.topic_names import check_topic
+from mqproc.types import BatchResult, PullStatus
+from mqproc.util.units import MIB
+from tests.support.store_builders import BORN_HOST, EVERYTHING, STORE_HOST, LiveStore
 
 V4 = (BORN_HOST, STORE_HOST)
 V6 = (host_bytes("2001:db8::7", 5000), host_bytes("2001:db8::1:0:0:9", 10911))
@@ -123,7 +122,7 @@ def test_a_byte_changed_among_the_last_properties_breaks_the_records_own_crc(
     assert len(store.messages("test-topic")) == 9
     assert store.reading.pull("test-topic", 0, 9, 1, EVERYTHING).status is PullStatus.CORRUPT
     with pytest.raises(CorruptStoreError, match=rf"record \[{offsets[9]}, {ends[9]}\)"):
-        store.reading.look(offsets[9])
+        store.reading.record_at(offsets[9])
 
 
 @HOSTS

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.layout.record_codec import decode_records
 from mqproc.paths import StorePaths
-from mqproc.store.log_flush import LogFlush, make_segment
-from mqproc.store.reads.log_records import LogRecords, Visible
-from mqproc.store.reads.log_scan import Conditions
-from mqproc.store.segments import LogSegments
-from mqproc.store.slices import finish
-from tests.store.engine import Engine
-from tests.store.faulty_io import FaultyIO
-from tests.store.live_store import EVERYTHING, LiveStore
+from mqproc.store.commitlog.flush import CommitLogFlush, make_segment
+from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.cooperative import finish
+from mqproc.store.read.records import LogRecords, Visible
+from mqproc.store.read.scan import Conditions
+from tests.support.faulty_io import FaultyIO
+from tests.support.store_builders import EVERYTHING, Engine, LiveStore
 
 SIZE = 1024
 APPEND = 16
@@ -161,7 +160,7 @@ def test_one_flush_makes_all_files_durable_before_the_position_moves(tmp_path: P
     seen: list[int] = []
     io.before_sync = lambda path: seen.append(engine.words[words_of.FLUSHER_SYNCED])
     io.tried()
-    flush = LogFlush(io, engine.paths, engine.options, engine.words, engine.segments, 0)
+    flush = CommitLogFlush(io, engine.paths, engine.options, engine.words, engine.segments, 0)
     assert flush.flush(1) == engine.written
     assert io.tried() == [f"{start:020d}" for start in (0, 1024, 2048, 3072)]
     assert seen == [0, 0, 0, 0]

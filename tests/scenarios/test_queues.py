@@ -9,17 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mqproc.io import StoreIO
+from mqproc.io.store_io import StoreIO
 from mqproc.layout.record_codec import decode_records, host_bytes
-from mqproc.message import PullStatus
-from mqproc.store.consume_queue import UNIT_DTYPE, ConsumeQueueFiles, as_units
-from mqproc.store.queue_table import QueueTable
-from mqproc.store.reads.reader import StoreReader
-from mqproc.store.retention.expired_files import ExpiredQueueFiles
+from mqproc.store.consumequeue.files import UNIT_DTYPE, ConsumeQueueFiles, as_units
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.read.reader import StoreReader
+from mqproc.store.retention.plan import ExpiredQueueFiles
+from mqproc.types import PullStatus
 from tests.roles.flusher_rig import Rig
-from tests.store.engine import BORN_HOST
-from tests.store.live_store import EVERYTHING, LiveStore
-from tests.store.recovery.recovering import recover
+from tests.support.store_builders import BORN_HOST, EVERYTHING, LiveStore
+from tests.support.store_checks import recover
 
 
 @pytest.fixture

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from mqproc.config import MIB, FlushDiskType
+from mqproc.config.options import FlushDiskType
 from mqproc.layout import control as words_of
 from mqproc.layout import record
 from mqproc.layout.record_codec import decode_records
-from mqproc.message import PullStatus
 from mqproc.roles.dispatcher import Dispatcher
-from mqproc.store.reads.pull import Pulled
-from mqproc.store.slices import finish
+from mqproc.store.cooperative import finish
+from mqproc.store.read.pull import Pulled
+from mqproc.types import PullStatus
+from mqproc.util.units import MIB
 from tests.roles.flusher_rig import Rig
-from tests.store.live_store import EVERYTHING, FIRST_MS, LiveStore
+from tests.support.store_builders import EVERYTHING, FIRST_MS, LiveStore
 
 OpenStore = Callable[..., LiveStore]
 NOWHERE = ("Nowhere", 0)
@@ -57,10 +58,10 @@ def test_the_first_and_the_last_message_are_found_by_their_place_and_none_behind
     places = put(store, 10)
     store.dispatch()
     for number in (0, 9):
-        found = store.reading.look(places[number])
+        found = store.reading.record_at(places[number])
         assert found is not None
         assert decode_records(found)[0].body == b"body %d" % number
-    assert store.reading.look(store.engine.written) is None
+    assert store.reading.record_at(store.engine.written) is None
 
 
 # By time

@@ -9,9 +9,9 @@ import pytest
 
 from mqproc.layout import control as words_of
 from mqproc.layout.record_codec import decode_records
-from mqproc.store.queue_table import QueueTable
-from mqproc.store.reads.reading import StoreReading
-from mqproc.store.reads.store_views import WordsView
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.read.queries import StoreQueries
+from mqproc.store.read.views import WordsView
 from tests.roles.flusher_rig import Rig
 
 COUNT = 20
@@ -33,10 +33,10 @@ class Started:
     def max_offset(self) -> int:
         return self.table.max_offset(self.table.find("T", 0))
 
-    def reading(self) -> StoreReading:
+    def reading(self) -> StoreQueries:
         rig = self.rig
         view = WordsView(rig.control.words, self.table, sync_flush=False)
-        return StoreReading(rig.io, rig.paths, rig.options, view.queues, view.visible, view.newest_index_ms)
+        return StoreQueries(rig.io, rig.paths, rig.options, view)
 
     def offsets(self) -> list[int]:
         """Physical offsets of all messages that a pull finds from the queue's beginning."""

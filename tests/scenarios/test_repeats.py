@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from mqproc.client.aio import AsyncClient
+from mqproc.client._async.client import AsyncClient
 from mqproc.client.retry import RetryPolicy
-from mqproc.message import Message
-from tests.conftest import Group, wait_until
+from mqproc.types import Message
+from tests.support.group import Group, wait_until
 
 SAFE = RetryPolicy(repeat_sends=True)
 

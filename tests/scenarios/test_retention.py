@@ -8,7 +8,7 @@ import pytest
 
 from mqproc.layout import control as words_of
 from mqproc.store.retention.plan import local_hour
-from tests.store.retention.retaining import NOW_MS, Aged, DiskIO
+from tests.support.aged_store import NOW_MS, AgedStore, DiskIO
 
 OLD_HOURS, YOUNG_HOURS = 73.0, 1.0
 OTHER_HOUR = str((local_hour(NOW_MS) + 6) % 24)
@@ -16,11 +16,11 @@ OTHER_HOUR = str((local_hour(NOW_MS) + 6) % 24)
 
 def test_deletion_stops_at_the_first_young_file(tmp_path: Path) -> None:
     """Fifty files; the first five are old, and those behind the twenty-first: exactly five go."""
-    store = Aged(tmp_path)
+    store = AgedStore(tmp_path)
     for count, age_hours in ((5, OLD_HOURS), (16, YOUNG_HOURS), (29, OLD_HOURS)):
         store.fill(count, age_hours)
     assert len(store.segments()) == 50
-    store.pass_by(6)
+    store.run_passes(6)
     assert store.segments() == list(range(5, 50))
     assert store.words[words_of.RETENTION_SEGMENTS] == 5
 
@@ -36,14 +36,14 @@ def test_a_ratio_of_one_percent_makes_deletion_due_at_any_hour(
     tmp_path: Path, option: str, trigger: int, first_segments: list[int]
 ) -> None:
     """Of 55 files 15 have expired: above the one ratio these go, above the other young ones too, ten in each run."""
-    store = Aged(tmp_path, delete_when=OTHER_HOUR, **{option: 1})
+    store = AgedStore(tmp_path, delete_when=OTHER_HOUR, **{option: 1})
     store.fill(15, OLD_HOURS)
     store.fill(40, YOUNG_HOURS)
     assert isinstance(store.io, DiskIO)
     found = []
     for _run in range(4):
         store.io.disk = (2 << 30, 98 << 30)
-        store.pass_by()
+        store.run_passes()
         found.append(store.segments()[0])
     assert found == first_segments
     assert store.words[words_of.RETENTION_TRIGGER] == trigger

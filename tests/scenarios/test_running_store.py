@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mqproc.client.aio import AsyncClient
-from mqproc.config import MIB
+from mqproc.client._async.client import AsyncClient
 from mqproc.errors import MessageTooLargeError, SendOutcomeUnknownError
-from mqproc.message import Message, PullStatus, SendResult, SendStatus
+from mqproc.types import Message, PullStatus, SendResult, SendStatus
+from mqproc.util.units import MIB
 from mqproc.wire.connection import Request
-from mqproc.wire.operations import AppendAnswer
-from tests.cli.calling import call
+from mqproc.wire.operations.log import AppendAnswer
 from tests.client.memory_roles import STORE_HOST, MemoryRoles
-from tests.conftest import Group, wait_until
+from tests.support.command_line import call
+from tests.support.group import Group, wait_until
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.message import Message
-from mqproc.names import SCHEDULE_TOPIC
-from tests.conftest import Group, keeps_below, wait_until
+from mqproc.topic_names import SCHEDULE_TOPIC
+from mqproc.types import Message
+from tests.support.group import Group, keeps_below, wait_until
 
 pytestmark = pytest.mark.timeout(400)  # It waits long: with `-n …` it begins before others.
 

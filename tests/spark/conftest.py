@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mqproc.spark.session import local_session
-from tests.conftest import Group
 from tests.spark import quick
+from tests.support.group import Group
 from tests.support.store_builders import StoppedStore
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from mqproc.spark import batches
 from mqproc.spark.batches import BatchMaker
 from mqproc.spark.log_reader import FoundRecords
 from mqproc.spark.options import MQPROC_COLUMNS
-from tests.records import kernel_bytes, small_log
+from tests.support.records import kernel_bytes, small_log
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 

@@ -15,9 +15,9 @@ from mqproc.spark.batches import read_partition
 from mqproc.spark.partitions import LogPartition, QueueSlice, partitioned
 from mqproc.spark.planning import plan
 from mqproc.store.consumequeue.files import filler_units
-from tests.conftest import Group
 from tests.golden.fixtures import load_fixture
 from tests.spark.rows import messages_of, offsets_of, options_of, partitions_of, rows_of
+from tests.support.group import Group
 from tests.support.store_builders import FIRST_MS, StoppedStore, write_at
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from mqproc.spark import messages
 from mqproc.spark.jobs import compact
-from tests.conftest import Group
 from tests.spark.rows import messages_of
+from tests.support.group import Group
 from tests.support.store_builders import FIRST_MS
 
 if TYPE_CHECKING:

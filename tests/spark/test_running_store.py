@@ -12,8 +12,8 @@ from mqproc.ipc.control import Control
 from mqproc.layout import control as words_of
 from mqproc.spark.batches import read_partition
 from mqproc.store.commitlog.segments import LogSegments
-from tests.conftest import Group
 from tests.spark.rows import messages_of, offsets_of, options_of, partitions_of, rows_of
+from tests.support.group import Group
 
 
 def test_rows_up_to_what_was_published(group: Group) -> None:

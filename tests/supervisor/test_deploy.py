@@ -23,8 +23,8 @@ import pytest
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 from mqproc.supervisor.supervise import EXIT_INTERRUPTED
-from tests.conftest import SMALL, Group, skip_unless_nobody_can_run, wait_until
 from tests.supervisor.running_group import PROGRAM
+from tests.support.group import SMALL, Group, skip_unless_nobody_can_run, wait_until
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "supervisor" / "deploy"

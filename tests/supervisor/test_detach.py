@@ -11,8 +11,8 @@ import psutil
 
 from mqproc.layout import control as layout
 from mqproc.wire.operations import Operation
-from tests.cli.calling import call
 from tests.supervisor.running_group import RunningGroup, wait_until
+from tests.support.command_line import call
 
 StartGroup = Callable[..., RunningGroup]
 FEW = "--roles=writer,dispatcher"

@@ -16,7 +16,7 @@ import pytest
 from mqproc.kernels.append_frame import encode_frame
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
-from tests.conftest import ROOT, START_TIMEOUT_S, STOP_TIMEOUT_S, Group, skip_unless_nobody_can_run
+from tests.support.group import ROOT, START_TIMEOUT_S, STOP_TIMEOUT_S, Group, skip_unless_nobody_can_run
 
 OWNER, STRANGER = 65534, 65533
 START = f"{START_TIMEOUT_S:g}s"

@@ -22,9 +22,9 @@ from mqproc.io.store_io import REPLACING_SUFFIX, StoreIO
 from mqproc.ipc.control import Control
 from mqproc.layout import control as layout
 from mqproc.wire.operations import Operation, RoleRequest, StatusAnswer
-from tests.cli.calling import call
-from tests.conftest import keeps_below
 from tests.supervisor.running_group import RunningGroup, alive, first_in_line, titles_of, wait_until
+from tests.support.command_line import call
+from tests.support.group import keeps_below
 
 StartGroup = Callable[..., RunningGroup]
 

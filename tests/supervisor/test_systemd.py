@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 
 from mqproc.layout import control as layout
+from tests.supervisor.running_group import PROGRAM
 
 pytestmark = pytest.mark.timeout(400)  # It waits long: with `-n …` it begins before others.
 
 SYSTEMD = Path("/usr/lib/systemd/systemd")
 UNIT = Path(__file__).parents[2] / "supervisor" / "deploy" / "mqproc.service"
-PROGRAM = Path(__file__).with_name("group_program.py")
 WATCHDOG_S = 8
 # What a user instance can do of the unit, which is all that the supervisor and systemd say to each other.
 KEPT = re.compile(

@@ -21,8 +21,8 @@ from mqproc.supervisor.cpu_latency import (
     NO_DEMAND_US,
     request_cpu_latency,
 )
-from tests.cli.calling import call
-from tests.conftest import Group, wait_until
+from tests.support.command_line import call
+from tests.support.group import Group, wait_until
 
 SECOND_NS = 1_000_000_000
 

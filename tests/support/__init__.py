@@ -1,5 +1,12 @@
 """Helpers shared by several test folders.
 
+group           Group, HeldGroup, wait_until: real groups of processes; a recovery that waits at named points
+group_checks    compare a group's files with a rebuild from its log; list its messages and open transactions
+fork_server     start `mqproc` and test programs by forking a process that has loaded them
+processes       worker pools of test processes; mappings and open files of this process
+client_preload  the module that forked client processes preload
+records         a small log with records of many kinds, and damaged copies of it
+fakes           a control file without a group, ManualClock, CountedName
 store_builders  Engine, LiveStore, NumberedStore, StoppedStore: small stores without roles
 aged_store      AgedStore: one record of known age per segment, for retention
 faulty_io       FaultyIO, NoRoomForQueues, BadSectors: StoreIOs with failing calls

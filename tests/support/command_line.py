@@ -1,4 +1,4 @@
-"""Calling the command line inside the test's process, as `mqproc …` would be."""
+"""Run `mqproc …` inside the test's process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mqproc.cli.main import main
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Exit code and what was printed."""
+    """Exit code and output."""
 
     code: int
     out: str
@@ -40,7 +40,7 @@ def _stdin(data: bytes) -> Iterator[None]:
 
 
 def call(*arguments: str | Path | int, stdin: bytes = b"", **environment: str) -> Outcome:
-    """`mqproc` with arguments, with nothing of the tests' environment but what is given."""
+    """Run `mqproc` with these arguments and environment variables."""
     out, err = io.StringIO(), io.StringIO()
     others = {name: value for name, value in os.environ.items() if not name.startswith("MQPROC_")}
     variables = others | {"NO_COLOR": "1"} | environment

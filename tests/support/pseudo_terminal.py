@@ -1,4 +1,4 @@
-"""A command at a pseudo terminal: keys in, and what a person would see on the screen."""
+"""A command on a pseudo terminal: send keys, read the screen."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.group import PATIENCE_S
 
 
 class PseudoTerminal:
-    """`mqproc …` with a terminal of its own. `before` is how the terminal was set when it began."""
+    """`mqproc …` on its own terminal; `before` has the initial terminal settings."""
 
     def __init__(
         self, *arguments: str | os.PathLike[str], columns: int = 110, lines: int = 30, kind: str = "xterm-256color"
@@ -58,11 +58,11 @@ class PseudoTerminal:
         os.write(self._master, keys.encode())
 
     def text(self) -> str:
-        """The screen as it is now."""
+        """Current screen."""
         while self._output.poll(0):
             try:
                 found = os.read(self._master, 65_536)
-            except OSError:  # Nobody has the other end any more.
+            except OSError:  # The other end is closed.
                 break
             if not found:
                 break
@@ -71,7 +71,7 @@ class PseudoTerminal:
         return "\n".join(self.screen.display)
 
     def until(self, *wanted: str, timeout_s: float = PATIENCE_S) -> str:
-        """The screen once it shows all the texts."""
+        """Screen once it shows all the texts."""
         deadline = time.monotonic() + timeout_s
         while not all(text in (shown := self.text()) for text in wanted):
             if time.monotonic() > deadline:
@@ -80,7 +80,7 @@ class PseudoTerminal:
         return shown
 
     def end(self, timeout_s: float = PATIENCE_S) -> int:
-        """The exit code once the command has ended."""
+        """Exit code once the command has ended."""
         deadline = time.monotonic() + timeout_s
         while self.process.poll() is None:
             self.text()
@@ -91,11 +91,11 @@ class PseudoTerminal:
         return self.process.returncode
 
     def settings(self) -> list[Any]:
-        """How the terminal is set now."""
+        """Current terminal settings."""
         return termios.tcgetattr(self._slave)
 
     def is_as_before(self) -> bool:
-        """The settings are the old ones, the cursor is seen, the other screen has been left."""
+        """Whether settings, cursor and screen are restored."""
         entered, left = self.raw.rfind(b"\x1b[?1049h"), self.raw.rfind(b"\x1b[?1049l")
         shown = self.raw.rfind(b"\x1b[?25h") > self.raw.rfind(b"\x1b[?25l")
         return self.settings() == self.before and left > entered >= 0 and shown

@@ -1,4 +1,4 @@
-"""Repairing stores in tests: what is found, what is done, and taking it back by what was kept."""
+"""Verify and repair a store in a test, check the report, and undo the repair."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.command_line import Outcome, call
 
 
 class Row(NamedTuple):
-    """What a finding names."""
+    """A finding."""
 
     kind: str
     file: str
@@ -22,7 +22,7 @@ class Row(NamedTuple):
     physical_offset: int | None = None
 
 
-# What to do about each kind of damage, in words that must be in the finding.
+# Words in the advice for each kind of damage.
 DO = {
     "blank_size": "mqproc store repair corrects it",
     "checkpoint_ahead": "mqproc store repair or a start sets it back",
@@ -75,12 +75,12 @@ DO = {
     "unit_missing": "mqproc store repair rebuilds it from the log; nothing is lost",
     "unit_wrong": "mqproc store repair rebuilds it from the log; nothing is lost",
 }
-# Holding the lock makes it.
+# Created by taking the lock.
 _PASSED_OVER = {"lock"}
 
 
 def flags_of(options: Options) -> list[str]:
-    """Flags for the sizes that nothing tells when all files of a kind are gone, and for a small queue table."""
+    """Flags for sizes that are unknown without files, and for a small queue table."""
     sizes = {
         "mapped_file_size_commit_log": options.mapped_file_size_commit_log,
         "mapped_file_size_consume_queue": options.mapped_file_size_consume_queue,
@@ -92,7 +92,7 @@ def flags_of(options: Options) -> list[str]:
 
 
 def damage_in(document: Any) -> list[Row]:
-    """The damage among a JSON document's findings; each says what to do."""
+    """Damage among a document's findings; checks the advice of each."""
     found = [each for each in document["findings"] if each["severity"] == "damage"]
     for each in found:
         assert DO[each["kind"]] in each["do"], each
@@ -101,7 +101,7 @@ def damage_in(document: Any) -> list[Row]:
 
 
 def is_intact(store: Path, offset: int, segment_size: int) -> bool:
-    """Whether a record lies on disk as it was stored."""
+    """Whether a record is on disk as it was stored."""
     segment = store / "commitlog" / f"{offset // segment_size * segment_size:020d}"
     if not segment.is_file():
         return False
@@ -121,9 +121,9 @@ def contents(store: Path) -> dict[str, str]:
 
 
 def repair(store: Path, flags: list[str]) -> Outcome:
-    """Plan, which changes nothing; then do it, which is just what was planned.
+    """Plan, which changes nothing; then execute exactly the plan.
 
-    Afterwards the store is clean, and a second repair, which verifies it again, has nothing to do.
+    Afterwards the store is clean, and a second repair verifies it and has nothing to do.
     """
     before = contents(store)
     plan = call("store", "repair", store, "--json", *flags)
@@ -142,12 +142,12 @@ def repair(store: Path, flags: list[str]) -> Outcome:
 
 
 def effects(changes: list[dict[str, Any]]) -> list[tuple[str, str, int]]:
-    """Which file becomes what, how long."""
+    """(file, change, size) of each change."""
     return [(each["file"], each["what"], each["bytes"]) for each in changes]
 
 
 def assert_done(store: Path, before: dict[str, str], done: dict[str, Any]) -> None:
-    """What was said to change did, to the length that was said, and nothing else; and it can all be taken back."""
+    """Check that exactly the reported changes happened, and that they can be undone."""
     kept = f"{done['kept_in']}/"
     after = {name: digest for name, digest in contents(store).items() if not name.startswith(kept)}
     moved_away = {each["file"] for each in done["actions"] if each["what"] == "move aside"}
@@ -169,7 +169,7 @@ def assert_done(store: Path, before: dict[str, str], done: dict[str, Any]) -> No
 
 
 def take_back(store: Path, done: dict[str, Any]) -> dict[str, str]:
-    """What a store becomes when a repair is taken back as its help says, in a copy."""
+    """Digests after a repair is undone as its help says, in a copy."""
     copy = store.with_name(f"{store.name}-taken-back")
     shutil.copytree(store, copy, symlinks=True)
     for change in done["changes"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mqproc.util.rate_limited_log import RateLimitedLog
+from mqproc.roles.role_log import RateLimitedLog
 
 
 def test_rate_limited_log_writes_one_line_per_interval() -> None:

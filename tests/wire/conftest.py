@@ -2,14 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+import socket
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from mqproc.errors import MqprocError
+from mqproc.layout.frame import ANSWER
 from mqproc.wire.address import listen
-from mqproc.wire.server import ServerLimits, SocketServer
-from tests.wire.peer import LIMITS, HandClock, Server
+from mqproc.wire.connection import Request
+from mqproc.wire.frames import Frame, FrameReader, decode_refusal, encode_frame
+from mqproc.wire.operations import Empty, Operation
+from mqproc.wire.server import CHECK_EVERY_S, ServerLimits, SocketServer
+
+# --- peer ---
+# A client of a socket server as a test plays it: writes bytes, lets the server step, looks at what comes back.
+
+
+APPEND = int(Operation.APPEND)
+LIMITS = ServerLimits(connections=8, frame_bytes=1 << 20, output_bytes=1 << 20, frame_read_s=60.0, output_grace_s=60.0)
+IMPATIENT = dataclasses.replace(LIMITS, frame_read_s=0.15, output_grace_s=0.15)
+"""Of a server whose clients are to be too slow."""
+
+Server = Callable[..., SocketServer]
+
+
+class HandClock:
+    """In the place of the module `time`, for what the server measures its clients by."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def go_on(self, server: SocketServer, seconds: float) -> None:
+        """Let time pass, in which the server looks at its clients as often as it would."""
+        for _ in range(round(seconds / CHECK_EVERY_S)):
+            self.now_s += CHECK_EVERY_S
+            assert server.poll(0) == []
+
+
+class Peer:
+    """A client's end, byte by byte."""
+
+    def __init__(self, server: SocketServer) -> None:
+        self.server = server
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(server._acceptor._listener.getsockname().removesuffix(".tmp"))
+        self.sock.setblocking(False)
+        self.reader = FrameReader(1 << 30)
+        self.frames: list[Frame] = []
+        self.ended = False
+        server.poll(0)
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+    def send(self, data: bytes) -> list[Request]:
+        """Write all of `data`, letting the server read; returns the requests that it made of it."""
+        requests = []
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[self.sock.send(view) :]
+            except BlockingIOError:
+                requests += self.server.poll(0)
+        return requests + self.server.poll(0)
+
+    def read(self) -> None:
+        """Take what is there."""
+        while not self.ended:
+            try:
+                data = self.sock.recv(1 << 20)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                data = b""
+            self.ended = not data
+            self.reader.feed(data)
+        while (frame := self.reader.next_frame()) is not None:
+            options, payload = (memoryview(bytes(part)) for part in (frame.options, frame.payload))
+            self.frames.append(Frame(frame.operation, frame.request_id, options, payload))
+
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        end = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < end, "nothing happened in time"
+            self.server.poll(0.01)
+            self.read()
+
+    def refusal(self) -> MqprocError:
+        """The one refusal that must come, and the end of the connection after it."""
+        self.wait_for(lambda: self.ended)
+        (frame,) = self.frames
+        return decode_refusal(frame.options)
+
+
+def request(payload: bytes = b"", request_id: int = 1, operation: int = APPEND) -> bytes:
+    return b"".join(encode_frame(operation, request_id, b"\x90", [payload]))
+
+
+def check_echo(peer: Peer, payload: bytes = b"hello", request_id: int = 77) -> None:
+    """A good frame is answered."""
+    (found,) = peer.send(request(payload, request_id))
+    assert bytes(found.payload) == payload
+    found.answer(Empty(), [found.payload])
+    peer.wait_for(lambda: bool(peer.frames))
+    frame = peer.frames.pop()
+    assert (frame.operation, frame.request_id, bytes(frame.payload)) == (APPEND | ANSWER, request_id, payload)
 
 
 @pytest.fixture

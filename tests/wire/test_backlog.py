@@ -11,7 +11,7 @@ import pytest
 
 from mqproc.wire.connection import FrameBatch, FrameBatcher, Request
 from mqproc.wire.server import BUFFER_BYTES, ServerLimits
-from tests.wire.peer import APPEND, LIMITS, Peer, Server, check_echo, request
+from tests.wire.conftest import APPEND, LIMITS, Peer, Server, check_echo, request
 
 
 def test_requests_beyond_the_polls_limit_wait(serve: Server) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from mqproc.errors import RequestTimeoutError
-from tests.wire.peer import IMPATIENT, Peer, Server, request
+from tests.wire.conftest import IMPATIENT, Peer, Server, request
 
 
 def stand_still() -> None:

@@ -29,7 +29,7 @@ from mqproc.wire.frames import ClientProtocol, FrameReader, decode_refusal, enco
 from mqproc.wire.operations import Empty, Operation
 from mqproc.wire.operations.log import PullRequest
 from mqproc.wire.server import ServerLimits
-from tests.wire.peer import APPEND, IMPATIENT, LIMITS, HandClock, Peer, Server, check_echo, request
+from tests.wire.conftest import APPEND, IMPATIENT, LIMITS, HandClock, Peer, Server, check_echo, request
 
 
 def test_a_request_is_answered(serve: Server) -> None:

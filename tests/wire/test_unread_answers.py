@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tests.wire.peer import LIMITS, HandClock, Peer, Server, request
+from tests.wire.conftest import LIMITS, HandClock, Peer, Server, request
 
 
 def test_the_time_in_which_a_client_is_not_listened_to_is_no_time_of_its_frames(

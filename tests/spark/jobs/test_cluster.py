@@ -12,11 +12,11 @@ import pytest
 
 from mqproc.cli.spark import script as spark_script
 from mqproc.spark.session import prepare_environment
-from tests.conftest import Group
 from tests.spark import quick
 from tests.spark.jobs import on_cluster
 from tests.spark.jobs.rebuilt import files_below
 from tests.spark.rows import messages_of
+from tests.support.group import Group
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

@@ -19,9 +19,9 @@ from mqproc.errors import BadRequestError, CorruptStoreError, NotRunningError, S
 from mqproc.spark.jobs import replay
 from mqproc.spark.jobs.replaying import ReplayStream, ReplayTarget
 from mqproc.types import StoredMessage
-from tests.conftest import Group
 from tests.spark import quick
 from tests.spark.rows import messages_of
+from tests.support.group import Group
 from tests.support.store_builders import FIRST_MS, LiveStore
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import pytest
 from mqproc.errors import InternalError
 from mqproc.spark.jobs import pipeline as running
 from mqproc.spark.jobs.pipeline import PipelineFolder, prepare, run
-from tests.conftest import PATIENCE_S, wait_until
+from tests.support.group import PATIENCE_S, wait_until
 
 
 @pytest.fixture

@@ -31,9 +31,9 @@ from mqproc.spark.options import SINK_COLUMNS, WriteOptions, check_columns, writ
 from mqproc.spark.sink import RowSender, TopicRows
 from mqproc.store.retention.plan import submit_request
 from mqproc.types import StoredMessage
-from tests.conftest import Group, wait_until
 from tests.spark.rows import messages_of
-from tests.workers import loaded_context
+from tests.support.group import Group, wait_until
+from tests.support.processes import loaded_context
 
 KILLS = 4
 ROWS = 60_000

@@ -31,10 +31,10 @@ import psutil
 
 from mqproc.client import Client
 from mqproc.spark.session import local_session
-from tests.conftest import Group, wait_until
 from tests.processes.test_retention import RETAINING
 from tests.spark import quick
 from tests.spark.rows import messages_of
+from tests.support.group import Group, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,9 +13,9 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.spark.options import stream_options
-from tests.conftest import Group
 from tests.spark.rows import messages_of
 from tests.spark.streaming.asking import Query, places
+from tests.support.group import Group
 from tests.support.store_builders import FIRST_MS, LiveStore, StoppedStore, write_at
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import mqproc.spark
-from tests.conftest import Group, wait_until
 from tests.spark.rows import messages_of
 from tests.spark.streaming import restarting
+from tests.support.group import Group, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, ClassVar
 
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import CollectorRegistry
@@ -106,3 +107,53 @@ def render(samples: Mapping[str, Samples]) -> bytes:
 def make_collector(store: Path, control: Control, **changes: object) -> MetricsCollector:
     """A collector over such a store."""
     return MetricsCollector(control, IO, StorePaths(store), options(**changes), "1.2.3")
+
+
+# --- manual_clock ---
+# A clock that stands still until a test moves it.
+
+
+class ManualClock(Clock):
+    """Both clocks under a test's hand; Unix time may be set back on its own."""
+
+    def __init__(self, time_ms: int = 1_700_000_000_000) -> None:
+        self._monotonic_ns = 1_000_000_000
+        self._time_ms = time_ms
+
+    def monotonic_ns(self) -> int:
+        return self._monotonic_ns
+
+    def time_ms(self) -> int:
+        return self._time_ms
+
+    def advance(self, ms: int) -> None:
+        """Time passes."""
+        self._monotonic_ns += ms * 1_000_000
+        self._time_ms += ms
+
+    def set_time_ms(self, time_ms: int) -> None:
+        """Somebody sets the machine's clock."""
+        self._time_ms = time_ms
+
+
+# --- counted_names ---
+# Names that count how often they are compared, for what must not look at every queue once for every topic.
+
+
+class CountedName(str):
+    """A text that counts comparisons of all of its kind."""
+
+    __slots__ = ()
+    compared: ClassVar[int] = 0
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: Any) -> bool:
+        CountedName.compared += 1
+        return str.__eq__(self, other)
+
+    @classmethod
+    def many(cls, count: int) -> list[CountedName]:
+        """So many names, none of them compared yet."""
+        cls.compared = 0
+        return [cls(f"topic-{number:04}") for number in range(count)]

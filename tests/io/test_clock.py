@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from mqproc.io.clock import Clock
-from tests.ipc.manual_clock import ManualClock
+from tests.support.fakes import ManualClock
 
 
 def test_monotonic_nanoseconds_and_unix_milliseconds() -> None:

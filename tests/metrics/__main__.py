@@ -1,4 +1,4 @@
-"""The pictures in `grafana/screenshots`, made anew of a group under load: `python -m tests.metrics.pictures [STORE]`.
+"""The pictures in `grafana/screenshots`, made anew of a group under load: `python -m tests.metrics [STORE]`.
 
 The store, which need not be there yet, is named on the pictures: `/var/lib/mqproc` where that may be made. It is taken
 away again.
@@ -21,9 +21,9 @@ from typing import Final
 import pyte.screens
 
 from mqproc import Client, Message
-from tests.cli.pseudo_terminal import PseudoTerminal
-from tests.conftest import ROOT, Group, wait_until
 from tests.metrics.chromium import Chromium
+from tests.support.group import ROOT, Group, wait_until
+from tests.support.pseudo_terminal import PseudoTerminal
 
 FOLDER: Final = ROOT / "grafana" / "screenshots"
 PAUSE_S: Final = 0.05

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from mqproc.config import Options
-from mqproc.io import StoreIO
+from mqproc import Client, Message
+from mqproc.client._sync.transactions import Transaction
+from mqproc.client.transaction_requests import Handle
+from mqproc.config.options import Options
+from mqproc.io.store_io import StoreIO
 from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.layout import index_file as index_layout
 from mqproc.paths import StorePaths
 from mqproc.store.recovery.recovery import Recovery
-from tests.conftest import Group
+from mqproc.types import StoredMessage
+from tests.support.group import Group, wait_until
 
 
 def rebuilt(group: Group) -> StorePaths:
@@ -68,3 +73,41 @@ def used_part(path: Path, group: Group) -> np.ndarray:
     data = np.fromfile(path, np.uint8)
     count = int.from_bytes(data[index_layout.ITEM_COUNT : index_layout.ITEM_COUNT + 4].tobytes(), "big")
     return data[: index_layout.item_offset(group.options["max_hash_slot_num"], max(1, count))]
+
+
+# --- transactions ---
+# What tests of transactions have in common.
+
+
+GROUP = "billing"
+FAST = {"transaction_timeout": 200, "transaction_check_interval": 200}
+
+
+def messages_of(client: Client, topic: str) -> list[StoredMessage]:
+    """All that a topic's queues have, when dispatch is at the log's end."""
+    client.wait_dispatched()
+    queues = [queue for queue in client.queues() if queue.topic == topic]
+    return [each for queue in queues for each in client.pull(topic, queue.queue_id, 0, 4096).messages]
+
+
+def bodies(client: Client, topic: str) -> list[bytes]:
+    return sorted(each.body for each in messages_of(client, topic))
+
+
+def handle_of(transaction: Transaction, **changes: Any) -> Handle:
+    fields = {"group": GROUP, "topic": "", "transaction_id": transaction.transaction_id} | changes
+    return Handle(physical_offset=transaction.sent.physical_offset, **fields)
+
+
+def open_ids(client: Client) -> set[str]:
+    return {each.transaction_id for each in client.transactions.open()}
+
+
+def left_open(client: Client, group: str, message: Message, **settings: Any) -> Transaction:
+    with client.transaction(group, message, **settings) as transaction:
+        transaction.leave()
+    return transaction
+
+
+def all_ended(client: Client, group: str) -> None:
+    wait_until(lambda: not client.transactions.open(group), 60, f"no open transaction of {group}")

@@ -1,0 +1,140 @@
+"""Named points and failing calls, as the environment asks for them."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mqproc.errors import ConfigurationError
+from mqproc.io.fault_injection import CRASH_POINTS, FAILING_CALLS, FaultInjectionIO, io_from_environment
+from mqproc.io.store_io import FailedSyncError, StoreIO
+from tests.support.group import wait_until
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+ROOT = Path(__file__).parents[2]
+
+
+def in_a_child(io: StoreIO, point: str, times: int) -> int:
+    """How a forked process ends that comes to a point so often, as a signal's number; 0 = by itself."""
+    if (pid := os.fork()) == 0:
+        for _ in range(times):
+            io.crash_point(point)
+        os._exit(0)
+    return os.WTERMSIG(os.waitpid(pid, 0)[1])
+
+
+def test_without_the_variables_it_is_the_plain_one() -> None:
+    assert type(io_from_environment({})) is StoreIO
+
+
+def test_passages_are_counted_over_all_processes_and_one_of_them_ends() -> None:
+    io = io_from_environment({"MQPROC_CRASH": "flush.before_mark:3"})
+    assert in_a_child(io, "flush.after_msync", 5) == 0
+    assert in_a_child(io, "flush.before_mark", 2) == 0
+    assert in_a_child(io, "flush.before_mark", 1) == signal.SIGKILL
+    assert in_a_child(io, "flush.before_mark", 5) == 0
+
+
+def test_a_process_that_ends_amid_a_write_leaves_half_of_it(tmp_path: Path) -> None:
+    io = io_from_environment({"MQPROC_CRASH": "mark.slot_half:2"})
+    fd = io.open(tmp_path / "file", write=True, create=True)
+    for ended, there in ((0, b""), (signal.SIGKILL, b"\0\0half"), (0, b"\0\0half")):
+        if (pid := os.fork()) == 0:
+            io.crash_amid("mark.slot_half", fd, np.frombuffer(b"halfway", np.uint8), 2)
+            os._exit(0)
+        assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == ended
+        assert io.pread(fd, 9, 0) == there
+    io.close(fd)
+
+
+def test_one_process_hangs_at_a_point_until_it_is_killed() -> None:
+    io = io_from_environment({"MQPROC_HANG": "flush.before_mark:2"})
+    assert in_a_child(io, "flush.before_mark", 1) == 0
+    if (pid := os.fork()) == 0:
+        io.crash_point("flush.before_mark")
+        os._exit(0)
+    wait_until(lambda: Path(f"/proc/{pid}/wchan").read_text() == "hrtimer_nanosleep", what="it sleeps")
+    assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+    os.kill(pid, signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+    assert in_a_child(io, "flush.before_mark", 3) == 0
+
+
+def test_a_call_fails_once(tmp_path: Path) -> None:
+    io = io_from_environment({"MQPROC_FAULT": "pwrite:2:ENOSPC"})
+    fd = io.open(tmp_path / "file", write=True, create=True)
+    io.pwrite(fd, b"1", 0)
+    with pytest.raises(OSError, match="call 2 of pwrite") as failed:
+        io.pwrite(fd, b"2", 1)
+    assert failed.value.errno == errno.ENOSPC
+    io.pwrite(fd, b"3", 1)
+    assert io.pread(fd, 9, 0) == b"13"
+    io.close(fd)
+
+
+def test_a_sticky_one_fails_from_then_on_and_a_failed_sync_is_called_so(tmp_path: Path) -> None:
+    io = io_from_environment({"MQPROC_FAULT": "sync_folder:2:EIO:sticky"})
+    io.sync_folder(tmp_path)
+    for _ in range(2):
+        with pytest.raises(FailedSyncError, match="Input/output error"):
+            io.rename(tmp_path / "one", tmp_path / "two") if io.exists(tmp_path / "one") else io.sync_folder(tmp_path)
+        (tmp_path / "one").touch()
+    assert (tmp_path / "two").exists()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "text"),
+    [
+        (
+            "MQPROC_CRASH",
+            "flush.before_marks",
+            "no point is called 'flush.before_marks'; did you mean flush.before_mark",
+        ),
+        ("MQPROC_CRASH", "flush.before_mark:0", "'0' is not a number from 1 on"),
+        ("MQPROC_HANG", "flush.before", "no point is called 'flush.before'; did you mean"),
+        ("MQPROC_FAULT", "sink:1:EIO", "no call is called 'sink'; did you mean"),
+        ("MQPROC_FAULT", "sync:1:EBAD", "no errno is called 'EBAD'"),
+        ("MQPROC_FAULT", "sync:x:EIO", "'x' is not a number"),
+        ("MQPROC_FAULT", "sync:1:EIO:always", "is not CALL:NUMBER:ERRNO"),
+    ],
+)
+def test_what_is_no_point_call_or_number_is_refused(variable: str, value: str, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text) as refused:
+        io_from_environment({variable: value})
+    assert variable in str(refused.value)
+    assert repr(value) in str(refused.value)
+
+
+def test_a_group_with_an_unknown_point_does_not_start(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mqproc", "up", "--store", str(tmp_path / "store")]
+    environment = os.environ | {"MQPROC_CRASH": "nowhere"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == ConfigurationError.exit_code
+    assert "MQPROC_CRASH = 'nowhere': no point is called 'nowhere'" in done.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def test_each_name_that_the_code_uses_is_in_the_list_and_the_other_way_round() -> None:
+    used = set()
+    for folder in ("mqproc", "supervisor"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("crash_point", "crash_amid"):
+                    name = node.args[0]
+                    assert isinstance(name, ast.Constant), f"{path}: a name that is not written out"
+                    used.add(name.value)
+    assert used == {*CRASH_POINTS}
+
+
+def test_each_call_that_can_fail_is_one_of_storage() -> None:
+    for name in FAILING_CALLS:
+        assert getattr(FaultInjectionIO, name) is not getattr(StoreIO, name)

@@ -1,0 +1,125 @@
+"""SIGBUS, which ends a process without a word: the command names file, place and reason."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mqproc.cli.main import EXIT_CODES
+
+CUT = """
+import mmap, os, sys, threading
+from pathlib import Path
+import mqproc.cli.main
+from mqproc.io.store_io import StoreIO
+program = sys.modules["mqproc.cli.main"]
+file = open(sys.argv.pop(), "r+b")
+mapping = mmap.mmap(file.fileno(), 8192)
+os.truncate(file.fileno(), 4096)
+
+def command(*arguments, **named):
+    {before}
+    return mapping[5000]
+
+program.cli.main = command
+sys.exit(program.main())
+"""
+UNREADABLE = "def pread(*place): raise OSError(5, os.strerror(5))\n    StoreIO.pread = pread"
+ROOM = "StoreIO.pread = lambda *place: b'x'"
+THREAD = "threading.Thread(target=threading.Event().wait, daemon=True).start()"
+"""As numpy has some."""
+HIDDEN = "def read_bytes(path): raise FileNotFoundError(path)\n    Path.read_bytes = read_bytes"
+FORKED = """if child := os.fork():
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return 0
+"""
+
+
+ZEROS = """
+import mmap, os, sys
+from pathlib import Path
+from mqproc.io.sigbus import ZeroFill, install_sigbus_handler, zero_filled_pages
+from mqproc.io.store_io import StoreIO
+path, access = Path(sys.argv[1]), getattr(mmap, sys.argv[2])
+{before}
+install_sigbus_handler(lambda text, code: print("dies"), ZeroFill({Path(sys.argv[3]): "none is told"}, print))
+sys.stdout.reconfigure(line_buffering=True)
+with path.open("r+b") as file:
+    mapping = mmap.mmap(file.fileno(), 12288, access=access)
+    os.truncate(file.fileno(), 4096)
+print(mapping[4000], mapping[5000], mapping[9000], mapping[5000], zero_filled_pages())
+"""
+
+
+def run(path: Path, before: str) -> subprocess.CompletedProcess[str]:
+    path.write_bytes(bytes(8192))
+    command = [sys.executable, "-c", CUT.format(before=before), path]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("before", "code", "told"),
+    [
+        ("", 1, ": the file was truncated while it was read"),
+        (THREAD, 1, ": the file was truncated while it was read"),
+        (ROOM, 1, ": no space for a page of the file: free space on the disk"),
+        (UNREADABLE, 6, " cannot be read: Input/output error; restore the file from a copy, or copy its readable part"),
+    ],
+    ids=["cut", "with threads", "no room", "unreadable"],
+)
+def test_a_page_that_cannot_be_had_is_named(tmp_path: Path, before: str, code: int, told: str) -> None:
+    done = run(tmp_path / os.fsdecode(b"a segm\xe9nt"), before)
+    assert done.stderr.startswith(f"mqproc: {tmp_path}/a segm\\xe9nt: offset 5,000{told}"), done.stderr
+    assert (done.returncode, done.stderr.count("\n")) == (code, 1)
+    assert code in EXIT_CODES
+
+
+def test_a_page_of_which_the_system_tells_nothing_ends_the_process_too(tmp_path: Path) -> None:
+    """The access came to the handler again and again."""
+    done = run(tmp_path / "segment", HIDDEN)
+    assert (done.returncode, done.stderr) == (1, "mqproc: a page of memory is inaccessible\n")
+
+
+def test_who_is_forked_dies_by_the_signal_for_its_parent_to_tell(tmp_path: Path) -> None:
+    done = run(tmp_path / "segment", FORKED)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{-signal.SIGBUS}\n", "")
+
+
+def read_on(path: Path, access: str, folder: Path, before: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", ZEROS.replace("{before}", before), path, access, folder]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("there", "told"), [("os.truncate(path, 12288)", ""), ("None", ": offset 5,000 could not be read; none is told")]
+)
+def test_an_error_that_has_passed_is_tried_once_more(tmp_path: Path, there: str, told: str) -> None:
+    path = tmp_path / "segment"
+    path.write_bytes(b"\x01" * 12288)
+    done = read_on(path, "ACCESS_READ", tmp_path, f"StoreIO.pread = lambda *place: {there} or b'x'")
+    ends = f"1 0 0 0 {2 if told else 0}\n"
+    assert (done.returncode, done.stdout.endswith(ends), told in done.stdout) == (0, True, True), done
+    assert done.stdout.count("\n") == (2 if told else 1)
+
+
+@pytest.mark.parametrize(
+    ("access", "folder", "goes_on"),
+    [("ACCESS_READ", "store", True), ("ACCESS_WRITE", "store", False), ("ACCESS_READ", "", False)],
+    ids=["read only", "writable", "of another folder"],
+)
+def test_zeros_stand_in_for_what_is_only_read(tmp_path: Path, access: str, folder: str, goes_on: bool) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    (tmp_path / "link").symlink_to(tmp_path)
+    path = store / "segment"
+    path.write_bytes(b"\x01" * 12288)
+    done = read_on(path, access, tmp_path / "link" / folder)
+    if goes_on:
+        told = f"{path}: offset 5,000: the file was truncated while it was read; none is told"
+        assert done.stdout == f"{told}\n1 0 0 0 2\n"
+    assert (done.returncode, done.stdout == "dies\n") == ((0, False) if goes_on else (-signal.SIGBUS, True)), done

@@ -1,0 +1,322 @@
+"""StoreIO: a failed sync is told apart from everything else that a disk may refuse, and advice is no more than that."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from mqproc.io import store_io as storage
+from mqproc.io.store_io import FailedSyncError, StoreIO
+from tests.support.processes import LARGE_PAGES, large_page_ranges
+
+
+def fail(fd: int) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.fixture
+def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel whose syncs fail."""
+    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(os, "fdatasync", fail)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b'{"a": "b"}', b'{"a\xf6": 1}', b'["\xf6"]', b"\xff\xfe", None])
+def test_what_is_no_json_of_ours_is_refused_in_one_way(tmp_path: Path, text: bytes | None) -> None:
+    file = tmp_path / "file.json"
+    with pytest.raises(FileNotFoundError):
+        StoreIO().read_json(file, dict[str, int])
+    file.mkdir() if text is None else file.write_bytes(text)
+    with pytest.raises(msgspec.MsgspecError):
+        StoreIO().read_json(file, dict[str, int])
+
+
+@pytest.mark.usefixtures("no_sync")
+@pytest.mark.parametrize("call", ["sync", "sync_folder", "write_file_atomically", "rename"])
+def test_a_failed_sync_names_what_was_not_synced(tmp_path: Path, call: str) -> None:
+    io, file = StoreIO(), tmp_path / "file"
+    file.write_bytes(b"")
+    fd = io.open(file, write=True)
+    calls: dict[str, tuple[Callable[[], None], Path]] = {
+        "sync": (lambda: io.sync(fd), file),
+        "sync_folder": (lambda: io.sync_folder(tmp_path), tmp_path),
+        "write_file_atomically": (lambda: io.write_file_atomically(file, b"x"), tmp_path / "file.tmp"),
+        "rename": (lambda: io.rename(file, tmp_path / "new"), tmp_path),
+    }
+    act, place = calls[call]
+    with pytest.raises(FailedSyncError) as caught:
+        act()
+    io.close(fd)
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(place))
+
+
+def test_a_file_system_that_cannot_be_synced_is_a_failed_sync(tmp_path: Path) -> None:
+    io = StoreIO()
+    fd = os.open(tmp_path, os.O_PATH)  # syncfs refuses such a descriptor.
+    with pytest.raises(FailedSyncError) as caught:
+        io.sync_file_system(fd)
+    os.close(fd)
+    assert (caught.value.errno, caught.value.filename) == (errno.EBADF, str(tmp_path))
+
+
+def test_the_disk_may_begin_early_with_what_is_dirty(tmp_path: Path) -> None:
+    io = StoreIO()
+    fd = io.open(tmp_path / "file", write=True, create=True)
+    io.pwrite(fd, b"x" * 10_000, 0)
+    io.start_writeback(fd, 4096, 4096)
+    assert io.pread(fd, 10_000, 0) == b"x" * 10_000
+    io.close(fd)
+    reader, writer = os.pipe()
+    with pytest.raises(OSError, match="pipe") as caught:
+        io.start_writeback(writer, 0, 1)
+    assert caught.value.errno == errno.ESPIPE
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.usefixtures("no_sync")
+def test_what_cannot_be_opened_is_not_a_failed_sync(tmp_path: Path) -> None:
+    io = StoreIO()
+    with pytest.raises(FileNotFoundError):
+        io.sync_folder(tmp_path / "missing")
+    with pytest.raises(FileNotFoundError):
+        io.write_file_atomically(tmp_path / "missing" / "file", b"x")
+
+
+def test_a_small_file_that_finds_no_room_leaves_the_old_one_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is its temporary file named, which nobody finds."""
+    pwrite = os.pwrite
+
+    def half(fd: int, data: Any, offset: int) -> int:
+        pwrite(fd, data[: len(data) // 2], offset)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "file").write_bytes(b"old")
+    monkeypatch.setattr(os, "pwrite", half)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'file'}'"):
+        StoreIO().write_file_atomically(tmp_path / "file", b"another")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"old"}
+
+
+def test_a_sparse_file_takes_what_is_allocated(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    io = StoreIO()
+    fd = io.open(path, write=True, create=True)
+    io.set_size(fd, 1 << 20)
+    assert (io.size_of(path), io.allocated_of(path)) == (1 << 20, 0)
+    io.allocate(fd, 0, 8192)
+    assert io.allocated_of(path) == 8192
+    io.close(fd)
+
+
+def test_what_finds_no_room_is_told_with_its_file_and_bytes(tmp_path: Path) -> None:
+    io, path = StoreIO(), tmp_path / "file"
+    fd = io.open(path, write=True, create=True)
+    with pytest.raises(OSError, match="bytes are needed at 4,096") as caught:
+        io.allocate(fd, 4096, 1 << 62)
+    io.close(fd)
+    assert caught.value.filename == str(path)
+    assert f": {1 << 62:,} bytes" in caught.value.strerror
+
+
+def test_a_file_is_out_of_reach_without_a_name_and_without_another_reader(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 8192)
+    io = StoreIO()
+    fd = io.open(path, write=True)
+    assert not io.is_unreachable(fd)
+    io.unlink(path)
+    assert io.is_unreachable(fd)
+    # By another open file of the same process, by a map whose descriptor is closed.
+    other = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+    assert not io.is_unreachable(fd)
+    mapping = io.map(other, 8192)
+    os.close(other)
+    assert not io.is_unreachable(fd)
+    mapping.close()
+    assert io.is_unreachable(fd)
+    io.close(fd)
+
+
+def test_a_file_that_goes_while_a_folder_is_listed_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_bytes(name.encode())
+    scan = os.scandir
+
+    @contextlib.contextmanager
+    def scan_and_delete(folder: Path) -> Iterator[list[os.DirEntry[str]]]:
+        with scan(folder) as scanned:
+            found = list(scanned)
+        (tmp_path / "b").unlink(missing_ok=True)
+        yield found
+
+    monkeypatch.setattr(os, "scandir", scan_and_delete)
+    assert [entry.name for entry in StoreIO().entries(tmp_path)] == ["a", "c"]
+    assert StoreIO().entries(tmp_path / "a") == StoreIO().entries(tmp_path / "none") == []
+
+
+class Interrupted:
+    """A kernel whose `fallocate` is interrupted by signals first."""
+
+    def __init__(self, times: int, then: int) -> None:
+        self.left = times
+        self.then = then
+        self.calls = 0
+
+    def fallocate(self, fd: int, mode: int, offset: int, size: int) -> int:
+        self.calls += 1
+        interrupted = self.left > 0
+        self.left -= 1
+        ctypes.set_errno(errno.EINTR if interrupted else self.then)
+        return -1 if interrupted or self.then else 0
+
+
+@pytest.mark.parametrize(
+    ("then", "content"),
+    [(0, b"x" * 4096), (errno.EOPNOTSUPP, bytes(4096)), (errno.EIO, b"x" * 4096)],
+    ids=["done", "unknown there", "failed"],
+)
+def test_zeroing_that_a_signal_interrupts_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: int, content: bytes
+) -> None:
+    kernel = Interrupted(3, then)
+    monkeypatch.setattr(storage, "_libc", kernel)
+    io, file = StoreIO(), tmp_path / "file"
+    file.write_bytes(b"x" * 4096)
+    fd = io.open(file, write=True)
+    with contextlib.nullcontext() if then != errno.EIO else pytest.raises(OSError, match="Input/output"):
+        io.zero(fd, 0, 4096)
+    io.close(fd)
+    assert kernel.calls == 4
+    assert file.read_bytes() == content
+
+
+class _Refusing:
+    """A map whose advice is not taken."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __len__(self) -> int:
+        return 8 * mmap.PAGESIZE
+
+    def madvise(self, *_: int) -> None:
+        raise OSError(self._number, os.strerror(self._number))
+
+
+@pytest.mark.skipif(not LARGE_PAGES, reason="this kernel has no large pages")
+def test_large_pages_are_asked_for_from_the_page_that_the_range_begins_in(tmp_path: Path) -> None:
+    io = StoreIO()
+    path = tmp_path / "file"
+    size = 8 << 20
+    path.write_bytes(bytes(size))
+    fd = io.open(path, write=True)
+    with io.map(fd, size, write=True) as mapping:
+        io.advise_page_size(mapping, (2 << 20) + 1000, large=True)
+        assert large_page_ranges(path) == [(2 << 20, size)]
+        io.advise_page_size(mapping, 4 << 20, large=False)
+        assert large_page_ranges(path) == [(2 << 20, 4 << 20)]
+        mapping[3 << 20 : (3 << 20) + 4] = b"item"
+        assert path.read_bytes()[3 << 20 : (3 << 20) + 4] == b"item"
+    io.close(fd)
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOMEM, errno.EAGAIN])
+def test_who_does_not_take_the_advice_has_small_pages(number: int) -> None:
+    StoreIO().advise_page_size(cast(mmap.mmap, _Refusing(number)), 0, large=True)
+
+
+def test_what_cannot_be_asked_for_is_not_taken_for_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    io, file = StoreIO(), tmp_path / "abort"
+    assert not io.exists(file)
+    file.touch()
+    assert io.exists(file)
+    assert not io.exists(file / "below a file")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+        io.exists(tmp_path / "loop")
+    # As Python 3.14 answers.
+    monkeypatch.setattr(Path, "exists", lambda path: os.path.exists(path))
+    with pytest.raises(OSError, match=os.strerror(errno.ENAMETOOLONG)):
+        io.exists(tmp_path / ("x" * 300))
+    for call in (io.make_folder, io.remove_folder):
+        with pytest.raises(OSError, match=os.strerror(errno.ENAMETOOLONG)):
+            call(tmp_path / ("x" * 300))
+
+
+def test_a_pipe_is_refused_as_a_folder_is_and_waits_for_nobody(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for look in (StoreIO().read_file, StoreIO().open):
+        with pytest.raises(IsADirectoryError, match=f"Not a file: '{pipe}'"):
+            look(pipe)
+
+
+def test_a_device_is_not_read_for_ever() -> None:
+    with pytest.raises(IsADirectoryError, match="Not a file: '/dev/zero'"):
+        StoreIO().read_file(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda io, fd: io.pread(fd, 1, 0),
+        lambda io, fd: io.pread_into(fd, bytearray(1), 0),
+        lambda io, fd: io.pwrite(fd, b"x", 0),
+    ],
+)
+def test_a_part_that_cannot_be_read_or_written_is_told_with_its_file(
+    tmp_path: Path, call: Callable[[StoreIO, int], object]
+) -> None:
+    """The kernel knows no names of descriptors: `mqproc: Input/output error` was all that a command said."""
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with pytest.raises(OSError) as caught:
+            call(StoreIO(), fd)
+    finally:
+        os.close(fd)
+    assert caught.value.filename == str(tmp_path)
+
+
+def test_a_part_that_cannot_be_read_is_no_end_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel gives what lies before it, as before an end."""
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 12288)
+    read = os.pread
+
+    def pread(fd: int, size: int, offset: int) -> bytes:
+        if 4096 <= offset < 8192:
+            fail(fd)
+        return read(fd, min(size, 4096 - offset) if offset < 4096 else size, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    io = StoreIO()
+    fd = io.open(path)
+    try:
+        assert (io.pread(fd, 4096, 0), io.pread(fd, 5000, 8192)) == (b"x" * 4096,) * 2
+        with pytest.raises(OSError) as caught:
+            io.pread(fd, 4097, 0)
+    finally:
+        io.close(fd)
+    assert caught.value.filename == str(path)
+
+
+def test_a_small_file_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "small").touch()
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(OSError) as caught:
+        StoreIO().read_file(tmp_path / "small")
+    assert caught.value.filename == str(tmp_path / "small")

@@ -1,0 +1,260 @@
+"""Programs that are forked from a process that has loaded what `mqproc up` loads: many starts, cheaply.
+
+A program that is started anew spends seconds of processor time on imports and compiled code, which tests of a group
+are not about. What is run is `mqproc up`, or the program of a test's own, all the same: from the parsing of its
+arguments on, in a process of its own. The nursery is a process without threads beside the one that runs tests; it ends,
+and takes all that it has forked along, when that one ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+MESSAGE_BYTES_MAX = 1 << 17
+START_TIMEOUT_S = 120.0
+
+
+class Running(Protocol):
+    """What tests do with a supervisor's process: a part of subprocess.Popen."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float) -> int: ...
+
+    def kill(self) -> None: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+
+class Nursery:
+    """The side of whoever wants groups."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())]
+        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+        # What is forked has its output buffered, as a program whose output goes to a file or a pipe.
+        environment.pop("PYTHONUNBUFFERED", None)
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment)
+        theirs.close()
+        self._socket = ours
+        self._lock = threading.Lock()
+        self._codes: dict[int, int] = {}
+        self._owner = os.getpid()
+        atexit.register(self.close)
+
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int | None = None
+    ) -> Forked:
+        """Run a module as `python -m` would, with its arguments and these variables; stderr None: to stdout, too.
+
+        The caller's descriptors stay the caller's.
+        """
+        request = json.dumps([list(command), dict(environment), os.getcwd()]).encode()
+        assert len(request) <= MESSAGE_BYTES_MAX, "so many variables do not fit into a message"
+        with self._lock:
+            socket.send_fds(self._socket, [request], [stdout, stdout if stderr is None else stderr])
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while (pid := self._hear(deadline - time.monotonic())) is None:
+                assert time.monotonic() < deadline, "the nursery does not answer"
+        return Forked(self, pid)
+
+    def code_of(self, pid: int, timeout_s: float = 0.0) -> int | None:
+        """How a process has ended, None when it has not within this time."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self._lock:
+                self._hear(0.0)
+                if pid in self._codes:
+                    return self._codes[pid]
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(0.002)
+
+    def close(self) -> None:
+        """End it, and all that it has forked."""
+        if os.getpid() == self._owner:
+            atexit.unregister(self.close)
+            self._socket.close()
+            self._process.wait(START_TIMEOUT_S)
+
+    def _hear(self, timeout_s: float) -> int | None:
+        """Take what was said; the pid of the process that was asked for, if that was."""
+        self._socket.settimeout(max(0.0, timeout_s))
+        with contextlib.suppress(BlockingIOError, TimeoutError):
+            while message := self._socket.recv(MESSAGE_BYTES_MAX):
+                pid, code = json.loads(message)
+                if code is None:
+                    # Thousands of processes later the number of one that has ended comes again.
+                    self._codes.pop(pid, None)
+                    return int(pid)
+                self._codes[pid] = code
+                self._socket.settimeout(0.0)
+            raise AssertionError("the nursery has ended")
+        return None
+
+
+_nurseries: dict[int, Nursery] = {}
+
+
+def nursery() -> Nursery:
+    """The one of this process."""
+    if os.getpid() not in _nurseries:
+        _nurseries[os.getpid()] = Nursery()
+    return _nurseries[os.getpid()]
+
+
+def run_forked(command: Sequence[str], timeout_s: float = START_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+    """Run a module with its arguments to its end, as subprocess.run would."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = nursery().start(command, os.environ, out.fileno(), err.fileno())
+        try:
+            code = process.wait(timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+        for file in (out, err):
+            file.seek(0)
+        return subprocess.CompletedProcess(command, code, out.read(), err.read())
+
+
+class Forked:
+    """A process of the nursery's, as its test sees it."""
+
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        self._nursery = nursery
+        self.pid = pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def poll(self) -> int | None:
+        return self._nursery.code_of(self.pid)
+
+    def wait(self, timeout: float) -> int:
+        code = self._nursery.code_of(self.pid, timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired("mqproc up", timeout)
+        return code
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+
+def serve(fd: int) -> None:
+    """The nursery's life."""
+    import setproctitle
+
+    from mqproc.cli import main
+    from mqproc.cli.admin import engine_hooks
+    from mqproc.cli.admin.warm import make_ready
+    from mqproc.roles import registry
+
+    assert engine_hooks
+    assert registry.SPECS
+    assert main
+    make_ready()
+    # The first title finds the room for all: arguments and variables as the program was given them, before they change.
+    setproctitle.setproctitle("nursery-of-tests")
+    # A collection in what is forked would else touch, and thereby copy, all that is loaded.
+    gc.freeze()
+    asked = socket.socket(fileno=fd)
+    wake, woken = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(woken)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    ready = selectors.DefaultSelector()
+    ready.register(asked, selectors.EVENT_READ)
+    ready.register(wake, selectors.EVENT_READ)
+    while True:
+        for key, _ in ready.select():
+            if key.fd == wake:
+                os.read(wake, 4096)
+                continue
+            request, outputs, _flags, _address = socket.recv_fds(asked, MESSAGE_BYTES_MAX, 2)
+            if not request:
+                return
+            pid = os.fork()
+            if pid == 0:
+                ready.close()
+                for own in (asked.detach(), wake, woken):
+                    os.close(own)
+                _live(outputs, *json.loads(request))
+            for fd in outputs:
+                os.close(fd)
+            asked.send(json.dumps([pid, None]).encode())
+        _tell_ends(asked)
+
+
+def _tell_ends(asked: socket.socket) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            asked.send(json.dumps([ended[0], os.waitstatus_to_exitcode(ended[1])]).encode())
+
+
+def _live(outputs: list[int], command: list[str], environment: dict[str, str], folder: str) -> None:
+    """A forked process's life. Does not return."""
+    from mqproc.supervisor import signals as prctl
+
+    code = 0
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        prctl.die_with_parent()
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(environment)
+        for fd, standard in zip(outputs, (1, 2), strict=True):
+            os.dup2(fd, standard)
+            os.close(fd)
+        sys.argv = command
+        runpy.run_module(command[0], run_name="__main__")
+    except SystemExit as ended:
+        code = _code_of(ended)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _code_of(ended: SystemExit) -> int:
+    if ended.code is None or isinstance(ended.code, int):
+        return ended.code or 0
+    print(ended.code, file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

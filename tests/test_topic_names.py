@@ -1,0 +1,40 @@
+"""Names of topics: what RocketMQ takes passes, the rest is refused with the offending byte."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqproc.errors import BadTopicError
+from mqproc.layout import queue_table, record
+from mqproc.topic_names import RETRY_TOPIC_BYTES_MAX, TOPIC_BYTES_MAX, check_topic
+
+
+@pytest.mark.parametrize(
+    "topic", ["a", "%RETRY%group", "%RETRY%" + "t" * 128, "a|b-c_d%9", "t" * 127, "%RETRY%" + "t" * 248]
+)
+def test_rocketmqs_names_pass(topic: str) -> None:
+    check_topic(topic)
+
+
+@pytest.mark.parametrize(
+    ("topic", "text"),
+    [
+        ("", "empty"),
+        ("a/b", "0x2F at 1"),
+        ("..", "0x2E at 0"),
+        ("a\0", "0x00 at 1"),
+        ("a b", "0x20 at 1"),
+        ("é", "0xC3 at 0"),
+        ("\ud800", "0xED at 0"),
+        ("t" * 128, "128 bytes exceeds 127"),
+        ("%RETRY%" + "t" * 249, "256 bytes exceeds 255"),
+    ],
+)
+def test_other_names_are_refused(topic: str, text: str) -> None:
+    with pytest.raises(BadTopicError, match=text):
+        check_topic(topic)
+
+
+def test_every_name_that_passes_has_room_in_records_and_in_the_queue_table() -> None:
+    assert TOPIC_BYTES_MAX == record.TOPIC_V1_CHARACTERS_MAX
+    assert RETRY_TOPIC_BYTES_MAX == record.TOPIC_SIZE_MAX == queue_table.TOPIC_BYTES_MAX

@@ -1,0 +1,65 @@
+"""Signals amid what must not be broken off."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from mqproc.util.signals import deferred_signals
+
+
+def test_an_interrupt_comes_at_the_end_of_the_block() -> None:
+    steps = []
+
+    @deferred_signals()
+    def work() -> None:
+        signal.raise_signal(signal.SIGINT)
+        steps.append("whole")
+
+    # A session of Spark's in this process has put a handler of its own before Python's.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert steps == ["whole"]
+
+
+def test_what_is_started_in_the_block_hears_signals_as_ever() -> None:
+    program = "import signal; print(signal.getsignal(signal.SIGINT), signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    command = [sys.executable, "-c", program]
+    with deferred_signals():
+        inside = subprocess.check_output(command)
+    assert inside == subprocess.check_output(command)
+
+
+def test_what_is_ignored_and_what_no_handler_has_stay_so() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with deferred_signals():
+            found = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert found == [signal.SIG_IGN, signal.getsignal(signal.SIGTERM)]
+
+
+def test_other_threads_may_use_it() -> None:
+    raised: list[BaseException] = []
+
+    def use() -> None:
+        try:
+            with deferred_signals():
+                pass
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    assert raised == []
