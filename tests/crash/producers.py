@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from mqproc.client import message_fields as unique_id
 from mqproc.client import send_requests as sending
 from mqproc.client import transaction_requests as transaction_calls
-from mqproc.client import unique_id
 from mqproc.client.connection import CallOutcome, Connection
 from mqproc.client.dispatch_barrier import Patience
 from mqproc.client.requests import TIMEOUT_S, Call

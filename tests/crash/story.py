@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mqproc.client import unique_id
+from mqproc.client import message_fields as unique_id
 from mqproc.config.options import FlushDiskType, Options
 from mqproc.io.fault_injection import CRASH_POINTS
 from mqproc.layout import control as words_of

@@ -1,1 +1,1 @@
-"""Damaged bytes where whole ones are expected."""
+"""Fuzzing of frames, records and files."""

@@ -17,14 +17,14 @@ from tests.fuzz.levels import CORPUS, KINDS, LEVELS, Shard, run_level, run_shard
 @click.argument("kind", type=click.Choice(sorted(KINDS)), required=False)
 @click.argument("seeds", required=False)
 @click.option("--level", type=click.Choice(sorted(LEVELS)), help="100,000 frames and 2,000 files, or many more.")
-# One more than there are processors: now and then one waits, for a store's group or a tool.
+# One more than processors: workers sometimes wait for a group or a tool.
 @click.option("--workers", type=int, default=len(os.sched_getaffinity(0)) + 1, show_default=True, help="Of a level.")
 @click.option("--progress", type=click.Path(path_type=Path), help="Of a level: it goes on from what stands here.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where the files lie; /dev/shm where it is there.")
 def main(
     kind: str | None, seeds: str | None, level: str | None, workers: int, progress: Path | None, folder: Path | None
 ) -> None:
-    """Go through seeds FIRST:STOP of a kind, or one seed, or a case of its corpus by name; or through a level."""
+    """Run seeds FIRST:STOP of a target, one seed, a named case of its corpus, or a level."""
     if folder is None and os.access("/dev/shm", os.W_OK):
         folder = Path("/dev/shm")
     if level:
@@ -40,7 +40,7 @@ def main(
     begin = time.monotonic()
     run_shard(shard, folder)
     count = shard.stop - shard.first
-    print(f"{kind}: {count:,} seeds, {count / (time.monotonic() - begin):,.0f} a second")
+    print(f"{kind}: {count:,} seeds, {count / (time.monotonic() - begin):,.0f} per second")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Files of a stopped store, damaged: what a start makes of them, and what readers say.
+"""Fuzz targets for files: those of a stopped store, JSON config files, and files shared by a group.
 
-The store has everything: topics, a deleted one too, keys, batches, groups with retries and dead letters, what simple
-consumers have received, transactions in every state, delayed messages of both kinds, files of every kind that have
-rolled.
+The stopped store has every feature: topics, one of them deleted, keys, batches, groups with retries and dead letters,
+messages received by simple consumers, transactions in every state, delayed messages of both kinds, and rolled files of
+every kind.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from tests.support.command_line import call
 from tests.support.group import Group, wait_until
 from tests.support.store_checks import RecordingIO, Recovered, contents, recover, written_ranges
 
-# What no start looks at, or makes anew whatever it is: `shared_files.py` has lock and control.
+# Not read by a start, or always recreated. `SharedFiles` covers lock and control.
 UNTOUCHED = ("lock", "mqproc/control", "mqproc/errors", "log.jsonl")
 BATCH = 40
 SEGMENT = 1 << 17
-# What is done to a file, and how often: its bytes change, or something lies beside it, or in its place.
+# Kinds of damage and their frequency: to the bytes of a file, beside it, or in its place.
 WAYS = {"bytes": 0.8, "empty": 0.05, "gone": 0.05, "stray": 0.05, "folder": 0.05}
 TIMER_LOG_FILE = 4096
 DELETED_TOPIC = "deleted"
 
 
 Harm = tuple[str, Callable[[Path], object]]
-"""A pattern below the store's folder, and what is done to the first file that it finds."""
+"""A pattern below the store's folder, and the damage to the first file that matches."""
 
 
 class Files:
-    """The whole store, and copies of it that are damaged."""
+    """The intact store, and damaged copies of it."""
 
     def __init__(self, folder: Path) -> None:
         self._copy = folder / "damaged"
@@ -72,7 +72,7 @@ class Files:
         self._reached: set[tuple[Path, str]] = set()
 
     def run(self, seed: int) -> None:
-        """One damaged store. Raises what breaks a rule."""
+        """Check one damaged store. Raises on a violation."""
         random = Random(seed)
         self._take_copy()
         for _ in range(random.choice((1, 1, 1, 2, 3))):
@@ -81,7 +81,7 @@ class Files:
         self._look(vouched=vouched, clean=random.random() < 0.5)
 
     def replay(self, harms: Sequence[Harm], *, vouched: bool, clean: bool) -> None:
-        """The same for harms that are given, each to the first file that its pattern finds."""
+        """Check a store with the given damage, each to the first file that matches its pattern."""
         self._take_copy()
         for pattern, harm in harms:
             found = sorted(self._copy.glob(pattern))
@@ -97,11 +97,11 @@ class Files:
     def _look(self, *, vouched: bool, clean: bool) -> None:
         """Read, start, read and start the damaged copy."""
         if not vouched:
-            # Nothing vouches for queues and index, so each unit and entry is compared with the log.
+            # Without marks for queues and index, each unit and entry is compared with the log.
             shutil.rmtree(self._copy / "mqproc")
         log = {name: self._copy / "commitlog" / name for name in self._bytes}
         harmed = {name: path.read_bytes() if path.is_file() else b"" for name, path in log.items()}
-        # A topic that was deleted is to be there no more, but may come back where damage has taken what tells so.
+        # A deleted topic must stay deleted, unless damage removed the record of its deletion.
         intact = [
             message for message in self._messages if self._is_intact(message, harmed) and message.topic != DELETED_TOPIC
         ]
@@ -114,16 +114,16 @@ class Files:
         self._check_again()
 
     def close(self) -> str:
-        """Nothing is left to be checked."""
+        """Nothing left to check."""
         folders, ways = ({each[at] for each in self._reached} for at in (0, 1))
         return f"files of {len(folders)} of {len(self._folders)} folders, {len(ways)} of {len(WAYS)} ways"
 
     def _harm(self, random: Random) -> None:
-        """Damage a file, of all folders alike; or cut, empty, remove, double or misplace it."""
+        """Damage a file, each folder equally likely; or cut, empty, remove, copy or misplace it."""
         folder = random.choice(self._folders)
         path = self._copy / random.choice([each for each in self._files if each.parent == folder])
         if not path.is_file():
-            return  # An earlier harm took it.
+            return  # Removed by an earlier damage.
         data = path.read_bytes()
         way = random.choices(list(WAYS), list(WAYS.values()))[0]
         self.harms.append(f"{path.relative_to(self._copy)} {way}")
@@ -142,14 +142,14 @@ class Files:
             path.mkdir()
 
     def _damaged(self, random: Random, path: Path, data: bytes, other: bytes) -> bytes:
-        """Lengths of files that are mapped whole are changed now and then only, so that contents are looked at too."""
+        """Damage bytes; rarely the length of a mapped file, so that contents are tested too."""
         found = damage(random, data, [other])
         if path.parent.name in ("config", "marks") or random.random() < 0.2:
             return found
         return found[: len(data)] + data[len(found) :]
 
     def _is_intact(self, message: StoredMessage, harmed: dict[str, bytes]) -> bool:
-        """Whether all bytes of its record are as they were stored."""
+        """Whether all bytes of a message's record are as stored."""
         for name, data in self._bytes.items():
             at = message.physical_offset - int(name)
             if 0 <= at < len(data):
@@ -157,7 +157,7 @@ class Files:
         return False
 
     def _is_record(self, physical_offset: int) -> bool:
-        """Whether a record that says that it belongs there begins there, whole by its body's CRC."""
+        """Whether a record that belongs there begins there, intact by its body's CRC."""
         path = self._copy / "commitlog" / f"{physical_offset // SEGMENT * SEGMENT:020d}"
         data = path.read_bytes()[physical_offset % SEGMENT :] if path.is_file() else b""
         at = record.PHYSICAL_OFFSET
@@ -165,7 +165,7 @@ class Files:
         return check.success and int.from_bytes(data[at : at + 8], "big") == physical_offset
 
     def _read(self) -> None:
-        """Readers of the damaged store say what is wrong, if anything."""
+        """Read the damaged store: only reported damage is allowed."""
         with contextlib.suppress(CorruptStoreError), StoreReader(self._copy, self.options) as reader:
             for queue in reader.queues():
                 with contextlib.suppress(CorruptStoreError):
@@ -183,7 +183,7 @@ class Files:
             check_file(io, paths)
 
     def _check(self, found: Recovered, intact: list[StoredMessage]) -> None:
-        """What is intact is in its queue, and nothing else is."""
+        """Check that exactly the intact records are in their queues."""
         assert found.dispatched == found.end, "dispatch is not at the end"
         units = {
             (topic, queue_id, queue_offset): unit
@@ -196,14 +196,14 @@ class Files:
             assert units.get(place, (0, 0, 0))[:2] == (message.physical_offset, message.size), f"{place} is not there"
         offsets = {message.physical_offset for message in intact}
         others = [unit for unit in units.values() if unit[1] != FILLER_SIZE and unit[0] not in offsets]
-        # Bytes that no checksum covers may be others.
+        # Bytes without a checksum may differ.
         strangers = [unit for unit in others if not self._is_record(unit[0])]
         assert not strangers, f"queues have what is not in the log: {strangers[:3]}"
 
     def _check_keys(self, intact: list[StoredMessage], *, clean: bool) -> None:
-        """What is intact is found by its keys.
+        """Check that intact records are found by their keys.
 
-        A stop in order vouches for what lies within the index's files: there it is enough that `store verify` tells.
+        After an orderly stop the contents of the index files are trusted: there a report by `store verify` is enough.
         """
         with StoreReader(self._copy, self.options) as reader:
             for message in intact[::20]:
@@ -224,7 +224,7 @@ class Files:
 
 
 def make_store(root: Path) -> tuple[Path, Options]:
-    """A stopped store with everything in it."""
+    """A stopped store with every feature."""
     group = Group(
         root,
         mapped_file_size_commit_log=SEGMENT,
@@ -269,7 +269,7 @@ def make_store(root: Path) -> tuple[Path, Options]:
 
 
 def receive_some(client: Client) -> None:
-    """Check points that are whole, acknowledged in part, and done."""
+    """Create check points: open, partly acknowledged, and done."""
     receiver = client.simple_consumer("receivers", "topic-1", start="earliest")
     for done in (0, 2, 5):
         received = receiver.receive(5, 3600, timeout=10)
@@ -278,7 +278,7 @@ def receive_some(client: Client) -> None:
 
 
 def end_some(client: Client) -> None:
-    """Transactions that are committed, rolled back, and open."""
+    """Create transactions: committed, rolled back, and open."""
     for body in (b"committed", b"rolled back", b"open"):
         message = Message("topic-2", body, keys=["transaction"])
         with client.transaction("producers", message, check_immunity_time=3600) as transaction:
@@ -289,7 +289,7 @@ def end_some(client: Client) -> None:
 
 
 def _copy_sparse(source: str, target: str) -> None:
-    """A copy of a file with its holes: the timer's wheel is large, and empty."""
+    """Copy a file with its holes: the timer wheel is large and empty."""
     with open(source, "rb") as old, open(target, "wb") as new:
         size = os.fstat(old.fileno()).st_size
         new.truncate(size)
@@ -298,8 +298,7 @@ def _copy_sparse(source: str, target: str) -> None:
     shutil.copystat(source, target)
 
 
-# --- json_files ---
-# RocketMQ's config files, damaged: they are read, or the error says that they cannot be.
+# Damaged RocketMQ config files: they are read, or rejected with an error.
 
 
 VALID_JSON = [
@@ -326,7 +325,7 @@ class JsonFiles:
             assert rocketmq_json.load(StoreIO(), self._path)[0], "whole files are read, so damage is what is looked at"
 
     def run(self, seed: int) -> None:
-        """One damaged file. Raises what no reader expects."""
+        """Check one damaged file. Raises unexpected errors."""
         random = Random(seed)
         data = random.choice((b"[", b'{"a":')) * 100_000 if seed % 1000 == 999 else random.choice(VALID_JSON)
         self.look(damage(random, data, VALID_JSON))
@@ -340,15 +339,14 @@ class JsonFiles:
             return
 
     def close(self) -> str:
-        """Nothing is left to be checked."""
+        """Nothing left to check."""
         return ""
 
 
-# --- shared_files ---
-# `mqproc/control` and `lock`, which the processes of a group share: damaged, alien, or no files at all.
+# Damaged or foreign files in place of `mqproc/control` and `lock`, which the processes of a group share.
 #
-# Nothing durable is in them. A tool says that it cannot read them, in one line, or what they say; a start makes them
-# anew, or refuses in one line what is no file.
+# Nothing in them is durable. A tool reports in one line their contents, or that it cannot read them. A start recreates
+# them, or rejects a non-file in one line.
 
 
 PID = 4242
@@ -374,7 +372,7 @@ MADE_WITH = {
 
 
 class SharedFiles:
-    """A store that has run, whose shared files are damaged: as a stop left them, and as a kill did."""
+    """A used store with damaged shared files, both as left by a stop and as left by a kill."""
 
     def __init__(self, folder: Path) -> None:
         group = Group(folder / "store", max_queues=256).start()
@@ -390,7 +388,7 @@ class SharedFiles:
         self._reached: set[tuple[str, ...]] = set()
 
     def run(self, seed: int) -> None:
-        """One pair of files. Raises what breaks a rule."""
+        """Check one pair of files. Raises on a violation."""
         random = Random(seed)
         self.lay(self.paths.control, self._harmed(random, random.choice(self._controls)))
         self.lay(self.paths.lock, self._harmed(random, CONTENT) if random.random() < 0.3 else _as_file(CONTENT))
@@ -399,11 +397,11 @@ class SharedFiles:
         self.look(tool)
 
     def close(self) -> str:
-        """Nothing is left to be checked."""
+        """Nothing left to check."""
         return f"{len(self._reached)} of {len(TOOLS)} tools"
 
     def lay(self, path: Path, harm: Callable[[Path], object]) -> None:
-        """Put what a harm makes in a file's place."""
+        """Put the damage in the place of a file."""
         _remove(path)
         harm(path)
 
@@ -415,10 +413,10 @@ class SharedFiles:
             return _as_file(damage(random, data, self._controls))
         return random.choice((_remove, _as_file(b""), Path.mkdir, lambda path: path.symlink_to(self._elsewhere)))
 
-    # What must hold
+    # Invariants
 
     def look(self, tool: tuple[str, ...]) -> None:
-        """A tool, somebody who is told who has the store, and a start."""
+        """Run a tool, a lock request and a start."""
         can_be_read = self._can_be_read()
         self._call(tool, can_be_read=can_be_read)
         if self._may_start():
@@ -448,7 +446,7 @@ class SharedFiles:
             assert str(self.paths.control) in told.err, (tool, told)
 
     def _lock(self) -> None:
-        """It is free, whatever it holds; whoever asks is told who has it, as far as that can be known."""
+        """Check that the lock is free whatever it contains, and that a request reports the holder if known."""
         io = StoreIO()
         assert self.paths.lock.is_dir() or lock_holder(io, self.paths) is None
         lock = StoreLock.acquire(io, self.paths)
@@ -463,7 +461,7 @@ class SharedFiles:
             lock.close()
 
     def _make_anew(self) -> None:
-        """Only the epoch and the store's id are taken over, and where they can be."""
+        """Check that only the epoch and the store id are kept, if readable."""
         old = self._identity()
         control = Control.create(StoreIO(), self.paths, Clock(), PID)
         try:
@@ -482,7 +480,7 @@ class SharedFiles:
         assert not list(self.paths.own.glob("*.tmp"))
 
     def _identity(self) -> tuple[int, int] | None:
-        """Epoch and id of a file that is whole and says what can be."""
+        """Epoch and store id of an intact file with valid values."""
         if not self._can_be_read():
             return None
         control = Control.open(StoreIO(), self.paths)
@@ -494,7 +492,7 @@ class SharedFiles:
 
 
 def _error_of(kinds: type[Exception] | tuple[type[Exception], ...], act: Callable[[], None]) -> str:
-    """What an error of these kinds says, nothing when there is none."""
+    """Text of an error of these kinds; empty without an error."""
     try:
         act()
     except kinds as error:
@@ -503,7 +501,7 @@ def _error_of(kinds: type[Exception] | tuple[type[Exception], ...], act: Callabl
 
 
 def _words_damaged(random: Random, data: bytes) -> bytes:
-    """Some words say something else; magic, version and length stay, so that they are read."""
+    """Change some words, but not magic, version and length, so that the words are read."""
     words = memoryview(bytearray(data)).cast("q") if len(data) % layout.WORD_SIZE == 0 else None
     if words is None or len(words) < layout.FILE_SIZE // layout.WORD_SIZE:
         return damage(random, data)

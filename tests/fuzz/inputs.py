@@ -1,7 +1,8 @@
-"""Frames of every operation, damaged, at the writer and the query role of a running group.
+"""Fuzz targets for frames and records, and mutations of bytes.
 
-A frame's options, its payload or the whole of it is damaged; where only a part is, the header's sizes fit, so that what
-lies behind the first check is reached. Answers are read and thrown away.
+Frames: the options, the payload or the whole frame of any operation is damaged, and sent to the writer and query roles
+of a running group. If only a part is damaged, the header's sizes fit it, so that later checks are reached. Answers are
+discarded.
 """
 
 from __future__ import annotations
@@ -52,8 +53,7 @@ from tests.support.group_checks import assert_equals_rebuild
 from tests.support.records import columns_of
 from tests.support.store_checks import recover
 
-# --- mutations ---
-# Damage to bytes, decided by a seeded random number generator.
+# Mutations of bytes, chosen by a seeded random generator.
 
 
 PIECE_MAX = 512
@@ -81,14 +81,14 @@ FORMATS = ("b", "<h", ">h", "<i", ">i", "<q", ">q")
 
 
 def damage(random: Random, data: bytes, others: Sequence[bytes] = (b"",), most: int = 4) -> bytes:
-    """`data` with 1 to `most` damages, of pieces of `others` among them."""
+    """`data` with 1 to `most` mutations, some of which use pieces of `others`."""
     for _ in range(random.randint(1, most)):
         data = random.choice(_DAMAGES)(random, data, random.choice(others))
     return data
 
 
 def _place(random: Random, data: bytes) -> tuple[int, int]:
-    """A piece: where it begins and ends. Beginnings and ends of the whole are more likely than other places."""
+    """A range to mutate; the ends of the data are more likely than other places."""
     size = random.randint(0, min(len(data), PIECE_MAX))
     start = random.choice((0, len(data) - size, random.randint(0, len(data) - size)))
     return start, start + size
@@ -114,7 +114,7 @@ def _number(random: Random, data: bytes, _other: bytes) -> bytes:
 
 
 def _nudge(random: Random, data: bytes, _other: bytes) -> bytes:
-    """A number that is a little more or less than it was."""
+    """Change a number slightly."""
     form = random.choice(FORMATS)
     size = struct.calcsize(form)
     if len(data) < size:
@@ -151,7 +151,7 @@ def _scramble(random: Random, data: bytes, _other: bytes) -> bytes:
 
 
 def _move(random: Random, data: bytes, _other: bytes) -> bytes:
-    """A piece over another one of the same size."""
+    """Move a piece over another one of the same size."""
     start, end = _place(random, data)
     to = random.randint(0, len(data) - (end - start))
     return data[:to] + data[start:end] + data[to + end - start :]
@@ -272,7 +272,7 @@ FRAME_PIECES: Final = [
 
 
 class Frames:
-    """A group that damaged frames are sent to."""
+    """A group that receives damaged frames."""
 
     def __init__(self, folder: Path) -> None:
         self._group = Group(folder / "store", max_queues=4096)
@@ -285,7 +285,7 @@ class Frames:
             self._whole_frames(role)
 
     def run(self, seed: int) -> None:
-        """One frame. Raises when the group has noticed more than that it is damaged."""
+        """Send one frame. Raises on any effect other than an error for this frame."""
         random = Random(seed)
         role = random.choice((WRITER, QUERY))
         client = self._clients.get(role)
@@ -300,7 +300,7 @@ class Frames:
             self._look()
 
     def close(self) -> str:
-        """Stop the group, and look at what it has stored."""
+        """Stop the group and check its store."""
         self._look()
         for client in self._clients.values():
             client.sock.close()
@@ -314,7 +314,7 @@ class Frames:
         return ""
 
     def _exchange(self, client: RawClient, data: bytes) -> bool:
-        """Send a frame and take what answers are there; False when the role has hung up."""
+        """Send a frame and read available answers; False if the role closed the connection."""
         view = memoryview(data)
         with contextlib.suppress(BlockingIOError):
             while view:
@@ -326,14 +326,14 @@ class Frames:
             while client.sock.recv(1 << 16):
                 pass
         except BlockingIOError:
-            # What could not be sent whole leaves the stream in the midst of a frame: the next one goes on another.
+            # An incomplete send leaves the stream inside a frame: the next one needs a new connection.
             return not view
         except ConnectionResetError:
             return False
         return False
 
     def _look(self) -> None:
-        """All roles live, none has met what it does not expect, and whole frames are served."""
+        """Check that all roles live, none had an unexpected error, and intact frames are served."""
         for role, pid in self._pids.items():
             assert self._group.pid(role) == pid, f"the {role} has died"
         for role in (WRITER, QUERY):
@@ -347,7 +347,7 @@ class Frames:
         self._good += 1
 
     def _whole_frames(self, role: str) -> None:
-        """Every frame of the corpus is one: none is refused for what it looks like."""
+        """Check that no intact frame of the corpus is rejected as invalid."""
         for operation, options, payload in ENCODED[role]:
             with RawClient(self._group.paths.socket(role)) as client:
                 client.request(operation, options, payload)
@@ -358,7 +358,7 @@ class Frames:
 
 
 def damaged(random: Random, role: str) -> bytes:
-    """A frame of the corpus with damage in its options, its payload, or anywhere."""
+    """A frame of the corpus with damaged options, payload or bytes."""
     operation, options, payload = random.choice(ENCODED[role])
     way = random.random()
     if way < 0.45:
@@ -371,11 +371,10 @@ def damaged(random: Random, role: str) -> bytes:
     return damage(random, frame, FRAME_PIECES) if way >= 0.8 else frame
 
 
-# --- records ---
-# One record, damaged, between two whole ones: whoever reads it tells of damage, or gives what was stored.
+# Records: one damaged record between two intact ones; readers report damage, or return the stored content.
 #
-# A record's own CRC covers all of it. Where damage has taken the tail that holds it, no reader can know that there was
-# one, as with RocketMQ's records of before 5.1: there the body is what was stored, and nothing vouches for the rest.
+# A record's own CRC covers all of it. If damage removes the property with this CRC, no reader can know that it existed,
+# as in records of RocketMQ before 5.1: then the body's CRC protects the body, and nothing protects the rest.
 
 
 SEGMENT: Final = 1 << 14
@@ -397,7 +396,7 @@ FIELDS: Final = [field.name for field in dataclasses.fields(StoredMessage)]
 
 
 class Log(NamedTuple):
-    """A segment's bytes up to its zeros; the record between [start, stop) is the one that is damaged."""
+    """A segment without its zeros; the record in [start, stop) is to be damaged."""
 
     data: bytes
     start: int
@@ -405,7 +404,7 @@ class Log(NamedTuple):
 
 
 def make_log(number: int, kind: dict[str, Any]) -> Log:
-    """Three records, one after the other; each log's damaged one lies elsewhere, so none passes for another's."""
+    """Three records; in each log the damaged one has another place, so that none passes for another's."""
     data = b""
     borders = [0]
     for queue_offset, fields in enumerate(({}, kind, {})):
@@ -413,7 +412,7 @@ def make_log(number: int, kind: dict[str, Any]) -> Log:
         if fields:
             given = {"topic": TOPIC, "body": b"the damaged one's body"} | fields
         times = {"born_timestamp_ms": 1_700_000_000_000, "store_timestamp_ms": 1_700_000_000_000 + queue_offset}
-        # Queues of their own, so that a queue's numbers do not depend on another record.
+        # Queues of their own: queue offsets must not depend on other records.
         place = {"queue_id": queue_offset, "queue_offset": 0, "physical_offset": len(data)}
         data += encode_record(**(given | times | place))
         borders.append(len(data))
@@ -425,7 +424,7 @@ RECORD_PIECES: Final = [log.data[log.start : log.stop] for log in LOGS] + [b"\0"
 
 
 class Records:
-    """Damaged records, one after the other; each `STORE_EVERY`th lies in a store that is read, started and verified."""
+    """Damaged records; each `STORE_EVERY`th is in a store that is read, started and verified."""
 
     def __init__(self, folder: Path) -> None:
         self._store = folder / "store"
@@ -439,12 +438,12 @@ class Records:
         )
 
     def run(self, seed: int) -> None:
-        """One damaged record. Raises what breaks a rule."""
+        """Check one damaged record. Raises on a violation."""
         random = Random(seed)
         log = random.choice(LOGS)
         original = log.data[log.start : log.stop]
         found = damage(random, original, RECORD_PIECES)
-        # Its neighbours stay where they are.
+        # Its neighbours keep their places.
         found = found[: len(original)] + original[len(found) :]
         data = log.data[: log.start] + found + log.data[log.stop :]
         self.look(log, data)
@@ -452,11 +451,11 @@ class Records:
             self.look_in_a_store(log, data)
 
     def close(self) -> str:
-        """Nothing is left to be checked."""
+        """Nothing left to check."""
         return ""
 
     def look(self, log: Log, data: bytes) -> None:
-        """The kernel and its twin in Python agree, and what they call whole is what was stored; all decoders agree."""
+        """Check that kernel and Python twin agree, that valid records are as stored, and that all decoders agree."""
         found, original = data[log.start : log.stop], log.data[log.start : log.stop]
         view = np.frombuffer(data, np.uint8).copy()
         size = checked_size(view, log.start, len(view), log.start, VERIFY_CRCS)
@@ -477,9 +476,9 @@ class Records:
         _decoders_agree(data[log.start : log.start + size])
 
     def look_in_a_store(self, log: Log, data: bytes) -> None:
-        """A start, a reader and `store verify` say the same of it, and its neighbours are there for all of them.
+        """Check that a start, a reader and `store verify` agree, and serve the record's neighbours.
 
-        Damage that nothing vouches against may name a neighbour's place in its queue; then only nobody is to fail.
+        Undetectable damage may claim a neighbour's place in its queue; then only the absence of errors is checked.
         """
         shutil.rmtree(self._store, ignore_errors=True)
         folder = self._store / "commitlog"
@@ -497,7 +496,7 @@ class Records:
             assert bool(of_log) != served, (of_log, found.said)
 
     def _read(self, units: dict[int, tuple[str, int]]) -> list[str]:
-        """What is pulled from all queues is what the log has there; what `store verify` says of the log."""
+        """Compare messages pulled from all queues with the log; the findings of `store verify` in the log."""
         self._messages: list[StoredMessage] = []
         with StoreReader(self._store, self._options) as reader:
             for topic, queue_id in set(units.values()):
@@ -510,7 +509,7 @@ class Records:
 
 
 def _place_in(found: bytes) -> int:
-    """The physical offset that a record says of itself."""
+    """The physical offset in a record."""
     return int.from_bytes(found[record.PHYSICAL_OFFSET : record.PHYSICAL_OFFSET + 8], "big", signed=True)
 
 
@@ -523,7 +522,7 @@ def _is_what_was_stored(found: bytes, original: bytes) -> None:
 
 
 def _decoders_agree(found: bytes) -> None:
-    """Objects at once, objects that read when asked, and columns."""
+    """Compare eager objects, lazy objects, and columns."""
     try:
         (eager,) = decode_records(found)
     except CorruptStoreError:
@@ -540,7 +539,7 @@ def _decoders_agree(found: bytes) -> None:
 
 
 def _decode_anything(found: bytes) -> None:
-    """Bytes that nobody has checked: told as damage, or decoded to something, and nothing else is raised."""
+    """Decode unchecked bytes: a result or reported damage, no other error."""
     with contextlib.suppress(CorruptStoreError):
         decode_records(found)
     with contextlib.suppress(CorruptStoreError):

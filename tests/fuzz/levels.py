@@ -1,4 +1,4 @@
-"""Many seeds of every kind by worker processes, shard by shard: those of every change, and those of every night."""
+"""The table of targets, the corpus, and seeds in shards run by worker processes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ from tests.fuzz.files import TOOLS, Files, Harm, JsonFiles, SharedFiles
 from tests.fuzz.inputs import LOG_KINDS, LOGS, Frames, Records
 from tests.support.processes import worker_pool
 
-# --- kinds ---
-# What can be fuzzed, by name.
+# Fuzz targets by name.
 
 
 class Fuzzer(Protocol):
-    """One kind, in a folder that it may use."""
+    """A target, with a folder for its files."""
 
     def run(self, seed: int) -> None:
-        """Do what the seed says. Raises what breaks a rule."""
+        """Run a seed. Raises on a violation."""
         ...
 
     def close(self) -> str:
-        """Check what can be checked at the end only; what the seeds have reached, where chance decides that."""
+        """Run final checks; a summary of random coverage."""
         ...
 
 
@@ -52,7 +51,7 @@ SHARDS_PER_WORKER: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Seeds of a kind that go through one fuzzer."""
+    """Seeds of a target that share one fuzzer."""
 
     kind: str
     first: int
@@ -69,7 +68,7 @@ def _shards(kind: str, seeds: range, size: int) -> Iterator[Shard]:
 
 LEVELS: Final[dict[str, list[Shard]]] = {
     "ci": [
-        # The longest first: at the end no worker waits long for another one.
+        # Longest first, so that no worker waits long for another at the end.
         *_shards("files", range(1_000), 500),
         *_shards("frames", range(100_000), 50_000),
         *_shards("records", range(20_000), 10_000),
@@ -87,7 +86,7 @@ LEVELS: Final[dict[str, list[Shard]]] = {
 
 
 def run_level(shards: list[Shard], folder: Path | None, workers: int, progress: Path | None) -> int:
-    """Go through the shards that `progress` does not have yet; how many failed. Each is told when it ends."""
+    """Run the shards that `progress` lacks, and report each at its end; how many failed."""
     done: list[str] = json.loads(progress.read_text()) if progress and progress.exists() else []
     begin, failed = time.monotonic(), 0
     with worker_pool(workers, SHARDS_PER_WORKER) as pool:
@@ -106,7 +105,7 @@ def run_level(shards: list[Shard], folder: Path | None, workers: int, progress: 
 
 
 def run_shard(shard: Shard, folder: Path | None) -> str:
-    """Every seed in order; what they have reached. What the first that fails raises has a note how to repeat it."""
+    """Run every seed in order; the coverage. The first failure has a note with the command that repeats it."""
     with tempfile.TemporaryDirectory(prefix="mqproc-fuzz-", dir=folder) as place:
         fuzzer = KINDS[shard.kind](Path(place))
         seed = shard.first
@@ -127,23 +126,22 @@ def _run(shard: Shard, folder: Path | None) -> tuple[Shard, str, str]:
     return shard, "", reached
 
 
-# --- corpus ---
-# Inputs that have found bugs, by what is wrong with them: seeds say something else as soon as a fuzzer changes.
+# Corpus: inputs that found bugs, by name. Seeds generate other inputs when a fuzzer changes.
 #
-# Each is looked at by the fuzzer of its kind, as any damaged input is.
+# Each is checked by the fuzzer of its target.
 
 
 Case = Callable[[Fuzzer], None]
 
 
 def _folder(path: Path) -> None:
-    """A folder in a file's place."""
+    """A folder in place of a file."""
     path.unlink()
     path.mkdir()
 
 
 def _last_record(path: Path) -> None:
-    """A file that ends in the last record of its queue."""
+    """A file that ends with the last record of its queue."""
     os.truncate(path, path.read_bytes().index(b"large" * 2000) + 1000)
 
 
@@ -165,7 +163,7 @@ def _json(data: bytes) -> Case:
 
 
 def _record(kind: int, place: int, data: bytes) -> Case:
-    """The record of a kind with other bytes at a place."""
+    """The record of a kind with other bytes at an offset."""
     assert not LOG_KINDS[kind].get("append_crc"), "its own CRC would tell"
 
     def replay(fuzzer: Fuzzer) -> None:
@@ -180,7 +178,7 @@ def _record(kind: int, place: int, data: bytes) -> Case:
 
 
 def _control(harm: Callable[[Path], object]) -> Case:
-    """What lies in the place of the control file, for each tool and a start."""
+    """A replacement for the control file, checked with each tool and a start."""
 
     def replay(fuzzer: Fuzzer) -> None:
         assert isinstance(fuzzer, SharedFiles)
@@ -192,7 +190,7 @@ def _control(harm: Callable[[Path], object]) -> Case:
 
 
 def _words(value: int) -> Case:
-    """A control file that is one by its head, and whose other words all say the same."""
+    """A control file with a valid header and the same value in all other words."""
     words = [value] * (control.FILE_SIZE // control.WORD_SIZE)
     words[control.HEADER_MAGIC], words[control.HEADER_VERSION] = control.MAGIC, control.VERSION
     return _control(lambda path: path.write_bytes(struct.pack(f"={len(words)}q", *words)))

@@ -1,6 +1,6 @@
-"""Some seeds of every kind of fuzzing, and what has found bugs.
+"""Some seeds of every target, and the corpus.
 
-MQPROC_FUZZ=2000,100000,100000,20000,2000 asks for more seeds of files, frames, JSON, records and shared files.
+MQPROC_FUZZ=2000,100000,100000,20000,2000 sets the seeds of files, frames, JSON, records and shared files.
 """
 
 from __future__ import annotations

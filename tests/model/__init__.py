@@ -1,1 +1,1 @@
-"""Random programs of what consumers do and suffer, against what must hold all along."""
+"""Random programs of consumers and faults, checked against a model of valid deliveries."""

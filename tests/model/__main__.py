@@ -1,8 +1,8 @@
-"""Random programs of consumers, over real groups.
+"""Random programs of consumers over real groups.
 
-python -m tests.model FIRST:STOP           up to the first that fails, which is named; one seed alone may be given too
-python -m tests.model --level ci           a few; nightly: 1,000. All are run, each that fails prints the line that
-                                           repeats it; with --progress FILE a level goes on where it was ended
+python -m tests.model FIRST:STOP           up to the first failure, which is named; also a single seed
+python -m tests.model --level ci           a few; nightly: 1,000. All run; each failure prints the command that repeats
+                                           it; with --progress FILE a level resumes
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tests.support.group import Group
 from tests.support.processes import EXIT_INTERRUPTED
 
 SEEDS_A_GROUP: Final = 8
-"""Of a range; a seed alone has a group of its own, as each first one has."""
+"""In a range; a single seed has its own group."""
 LEVELS: Final = {"ci": range(3, 9), "nightly": range(1000)}
 """1 and 2 are in the test suite."""
 
 
 class Progress(msgspec.Struct):
-    """What of a level is done."""
+    """Seeds of a level that are done."""
 
     done: list[int] = []
     failed: list[int] = []
@@ -68,7 +68,7 @@ def main(seeds: str, level: str | None, path: Path | None) -> None:
 
 
 def _run_level(seeds: Iterable[int], path: Path | None) -> Progress:
-    """Run what is not done yet; after one that failed the next has another group."""
+    """Run the remaining seeds; a failure is followed by a new group."""
     progress = msgspec.json.decode(path.read_bytes(), type=Progress) if path and path.exists() else Progress()
     left = [seed for seed in seeds if seed not in progress.done]
     while left:
@@ -107,7 +107,7 @@ def _run_one(group: Group, seed: int, deaths: Deaths) -> None:
     try:
         program = run(group, seed, deaths)
     except BaseException:
-        print(f"again: python -m tests.model {seed}", flush=True)
+        print(f"repeat: python -m tests.model {seed}", flush=True)
         raise
     print(
         f"{seed}: {len(program.sent):,} messages, {program.nacks.total()} nacks, {time.monotonic() - begin:.1f} s",

@@ -1,10 +1,10 @@
-"""One random program: sends, receives, acks, nacks, commits, joins, deaths, and kills of any process or of all.
+"""A random program: sends, receives, acks, nacks, commits, joins, deaths, and kills of any process or of all.
 
-Every message is consumed at least once; a queue gives what it gave before, or what comes right behind that, and to
-ordered members only when all before it is done; progress never goes back and never passes what nobody has settled;
-every nack makes one copy for later, no more. Members receive and loop, several in one process, also with asyncio. What
-a loop gives comes when all before it is done, and is done itself when the loop goes on or the member leaves. A
-simple consumer of another group gets every message too, and nothing again that it has acknowledged.
+Every message is consumed at least once. A queue redelivers what it delivered before, or the next message; to ordered
+members only when all before it are done. Committed offsets never move back and never pass an unsettled message. Every
+nack makes exactly one copy. Members receive and loop, several in one process, also with asyncio. A loop yields a
+message when all before it are done; the message is done when the loop continues or the member leaves. A simple
+consumer of another group also gets every message, and none again that it has acknowledged.
 """
 
 from __future__ import annotations
@@ -33,16 +33,15 @@ from mqproc.topic_names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from mqproc.types import StoredMessage
 from tests.support.group import Group, wait_until
 
-# --- members ---
-# Members of a group in processes of their own, one or several in each, which do what they are told.
+# Members of a group in processes of their own, one or several in each, controlled by the test.
 #
-# A process has members of the synchronous client, or those of asyncio's.
+# A process has members of either the synchronous or the asyncio client.
 
 
 SESSION_S = 1.0
 LOOK_S = 0.05
 PATIENCE_S = 60.0
-"""A call outlasts the next start of whatever was killed."""
+"""Longer than a restart of a killed role."""
 Place = tuple[str, int, int]
 """Topic, queue id, queue offset."""
 Seen = tuple[Place, bytes]
@@ -52,7 +51,7 @@ C = TypeVar("C", Consumer, AsyncConsumer)
 
 
 class _Member(Generic[C]):
-    """What members of both clients have."""
+    """Common to members of both clients."""
 
     def __init__(self, consumer: C, ordered: bool) -> None:
         self._consumer = consumer
@@ -72,7 +71,7 @@ class _Member(Generic[C]):
 
 
 class Served(_Member[Consumer]):
-    """One member in its process; what it can be told."""
+    """A member in its process, with the commands that it accepts."""
 
     def __init__(self, consumer: Consumer, ordered: bool) -> None:
         super().__init__(consumer.__enter__(), ordered)
@@ -82,7 +81,7 @@ class Served(_Member[Consumer]):
         return self._took(self._consumer.receive(count, LOOK_S, ordered=self._ordered))
 
     def iterate(self, count: int) -> tuple[list[Seen], bool]:
-        """Go on with the loop, or begin one: what came, and whether the loop is over, so that all of it is done."""
+        """Continue or begin a loop: the messages, and whether it ended, so that all are done."""
         found: list[StoredMessage] = []
         while len(found) < count:
             self._loop = self._loop or self._consumer.messages(LOOK_S)
@@ -99,7 +98,7 @@ class Served(_Member[Consumer]):
         self._loop = None
 
     def first(self) -> list[Seen]:
-        """Loop over the consumer itself, which ends never, and leave that at once."""
+        """Loop over the consumer itself, which never ends, and leave it at once."""
         for message in self._consumer:
             return _seen([message])
         raise AssertionError("the loop has ended")
@@ -108,7 +107,7 @@ class Served(_Member[Consumer]):
         self._consumer.nack(*map(self._held.pop, places), delay_level=1)
 
     def nack_given(self) -> None:
-        """What the loop has given comes again later too."""
+        """Nack the messages given by the loop."""
         assert self._given is not None
         self._consumer.nack(self._given, delay_level=1)
 
@@ -116,12 +115,12 @@ class Served(_Member[Consumer]):
         self._consumer.commit()
 
     def leave(self) -> None:
-        """As at the end of a `with` block: what the loop has given is done."""
+        """Leave, as at the end of a `with` block: messages given by the loop are done."""
         self._consumer.__exit__(None, None, None)
 
 
 class AsyncServed(_Member[AsyncConsumer]):
-    """The same of asyncio's client."""
+    """A member of the asyncio client."""
 
     def __init__(self, consumer: AsyncConsumer, ordered: bool) -> None:
         super().__init__(consumer, ordered)
@@ -178,7 +177,7 @@ def _seen(messages: Iterable[StoredMessage]) -> list[Seen]:
 
 
 def serve(store: Path, group: str, topic: str, ordered: bool, pipe: Connection) -> None:
-    """The process: (number of a member, what, arguments) → answer. Its members share one client."""
+    """Main of a process: (member number, command, arguments) → answer. Its members share one client."""
     members: dict[int, Served] = {}
     with Client(store, timeout=PATIENCE_S) as client:
         while True:
@@ -194,7 +193,7 @@ def serve(store: Path, group: str, topic: str, ordered: bool, pipe: Connection) 
 
 
 def serve_async(store: Path, group: str, topic: str, ordered: bool, pipe: Connection) -> None:
-    """The same with asyncio's client."""
+    """Main of a process with the asyncio client."""
     asyncio.run(_serve_async(store, group, topic, ordered, pipe))
 
 
@@ -244,13 +243,13 @@ class Member:
     number: int
     member_id: str = ""
     held: list[Seen] = field(default_factory=list)
-    """What it has received and not acknowledged."""
+    """Received and not acknowledged."""
     in_loop: Seen | None = None
-    """What its loop has given and was not asked to go on from."""
+    """Message given by its loop, which has not continued yet."""
     is_nacked: bool = False
-    """Whether that was nacked."""
+    """Whether `in_loop` was nacked."""
     left: list[Seen] = field(default_factory=list)
-    """What loops had given when they were left: it comes again, or is done when the member leaves."""
+    """Messages given by abandoned loops: redelivered, or done when the member leaves."""
 
     def __post_init__(self) -> None:
         self.member_id = self.ask("joined")
@@ -263,13 +262,13 @@ QUEUES: Final = 5
 STEPS: Final = 120
 MEMBERS_MAX: Final = 5
 ALONE: Final = 0.5
-"""How likely a member has a process of its own where it could join one that has members."""
+"""Probability that a member has its own process although it could join another."""
 ASYNC: Final = 0.4
-"""How likely a process has members of asyncio's client."""
+"""Probability that a process uses the asyncio client."""
 RETRIES: Final = 2
 SENT_LEAST: Final = 100
 NACKS_LEAST: Final = 8
-"""Of a whole program: its end makes up for what its steps did not do."""
+"""In a whole program: its end adds those that its steps did not make."""
 ROLES: Final = tuple(role for role in words_of.ROLES if role != words_of.SUPERVISOR)
 DEATHS_MAX: Final = 3
 """Of a role within `DEATHS_WITHIN_S`: five within a minute end the group."""
@@ -279,13 +278,13 @@ PROGRAM_PATIENCE_S: Final = 120.0
 
 
 class Deaths:
-    """When roles of a group were killed."""
+    """Times of the kills of a group's roles."""
 
     def __init__(self) -> None:
         self._moments: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=DEATHS_MAX))
 
     def allows(self, role: str) -> bool:
-        """Whether the role may be killed once more, which counts."""
+        """Whether the role may be killed once more; counts the kill."""
         moments, now = self._moments[role], time.monotonic()
         if len(moments) == DEATHS_MAX and now - moments[0] < DEATHS_WITHIN_S:
             return False
@@ -293,12 +292,12 @@ class Deaths:
         return True
 
     def forget(self) -> None:
-        """The group is another one."""
+        """A new group was started."""
         self._moments.clear()
 
 
 class Simple:
-    """A simple consumer of a group of its own: message by message, for a second or for long."""
+    """A simple consumer of its own group: message by message, with visibility timeouts from a second up."""
 
     def __init__(self, client: Client, group: str, topic: str, chance: random.Random) -> None:
         self._consumer = client.simple_consumer(group, topic, start="earliest")
@@ -325,7 +324,7 @@ class Simple:
                 self._acked.add(message.body)
 
     def finish(self, sent: set[bytes]) -> None:
-        """Receive until all that was sent was acknowledged in time."""
+        """Receive until every sent message was acknowledged in time."""
 
         def done() -> bool:
             self._take(PROGRAM_PATIENCE_S)
@@ -339,7 +338,7 @@ class Simple:
 
 
 class Program:
-    """One run: what was done, what was seen, and what must hold of it. Members of every other seed are ordered."""
+    """One run: actions, observations and invariants. Members of every other seed are ordered."""
 
     def __init__(self, group: Group, client: Client, seed: int, deaths: Deaths) -> None:
         self.random = random.Random(seed)
@@ -355,9 +354,9 @@ class Program:
         self.numbers = itertools.count()
         self.sent: list[bytes] = []
         self.settled: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
-        """Offsets that somebody has acknowledged or nacked."""
+        """Offsets acknowledged or nacked."""
         self.seen: Counter[tuple[str, int]] = Counter()
-        """How far each queue was given out, without a gap."""
+        """End of the contiguous deliveries of each queue."""
         self.acked: set[bytes] = set()
         self.nacks: Counter[tuple[Place, bytes]] = Counter()
         self.progress: Counter[tuple[str, int]] = Counter()
@@ -382,7 +381,7 @@ class Program:
     def send(self) -> None:
         if self._send_some(self.random.randint(1, 30)):
             return
-        # The writer died with it. A successor that has answered is done with what was under way.
+        # It died with the writer. A successor that answers has processed everything in progress.
         while not self._send_some(1):
             pass
         self.client.wait_dispatched()
@@ -392,7 +391,7 @@ class Program:
         self.sent = stored
 
     def _send_some(self, count: int) -> bool:
-        """Whether they are surely stored."""
+        """Whether they are known to be stored."""
         bodies = [b"%d" % next(self.numbers) for _ in range(count)]
         try:
             self.client.send_batch(self.topic, bodies, queue_ids=[self.random.randrange(QUEUES) for _ in bodies])
@@ -410,7 +409,7 @@ class Program:
             self.members.append(Member(self.random.choice(hosts), next(self.member_numbers)))
 
     def _hosts(self) -> list[Host]:
-        """Processes that have members, each once, in the order of their first ones."""
+        """Processes with members, each once, in the order of their first ones."""
         return list(dict.fromkeys(member.host for member in self.members))
 
     def receive(self) -> None:
@@ -435,7 +434,7 @@ class Program:
             self._iterate(member, self.random.randint(1, 20))
 
     def _iterate(self, member: Member, count: int) -> None:
-        """Go on with a member's loop: each message is done when the next one is asked for, or the loop has ended."""
+        """Continue a member's loop: a message is done when the next one is requested, or the loop ends."""
         found, is_over = member.ask("iterate", count)
         for each in found:
             self._loop_went_on(member)
@@ -457,7 +456,7 @@ class Program:
             self.acked.add(body)
 
     def break_off(self) -> None:
-        """A loop is left; what it had given is not done, as long as its member has not left too."""
+        """Leave a loop; its message is not done until its member leaves."""
         if (member := self._any_member()) and member.in_loop is not None:
             member.ask("break_off")
             if not member.is_nacked:
@@ -465,7 +464,7 @@ class Program:
             member.in_loop, member.is_nacked = None, False
 
     def _check_order(self, found: list[Seen]) -> None:
-        """A queue's messages came together and in order, and all before them was done."""
+        """Check that a queue's messages came contiguously and in order, and all before them were done."""
         offsets: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
         for (topic, queue_id, offset), _ in found:
             offsets[topic, queue_id].append(offset)
@@ -474,7 +473,7 @@ class Program:
         self._check_before(found)
 
     def _check_before(self, found: list[Seen]) -> None:
-        """All before the first message of each queue was done."""
+        """Check that all before the first message of each queue were done."""
         first: dict[tuple[str, int], int] = {}
         for (topic, queue_id, offset), _ in found:
             first.setdefault((topic, queue_id), offset)
@@ -494,7 +493,7 @@ class Program:
             self._settle(member, "nack", self.random.randint(1, min(3, len(member.held))))
 
     def _nack_in_loop(self, member: Member, seen: Seen) -> None:
-        """It comes again later, and the loop goes on behind it with the next step."""
+        """Nack it; the loop continues after it with the next step."""
         self.nacks[seen] += 1
         self._done_in_loop(seen, is_nacked=True)
         member.is_nacked = True
@@ -535,7 +534,7 @@ class Program:
             member.host.end()
 
     def stop_host(self) -> None:
-        """Silent for longer than its members' sessions: others get their queues, and they come back."""
+        """Stop a process for longer than its sessions: others get its queues, and its members return."""
         if member := self._any_member():
             process = member.host.process
             silent = {each.member_id for each in self.members if each.host is member.host}
@@ -555,7 +554,7 @@ class Program:
             os.kill(self.group.pid(role), signal.SIGKILL)
 
     def kill_group(self) -> None:
-        """All of it, its consumers too; what they had not committed comes again."""
+        """Kill the group and its consumers; uncommitted messages are redelivered."""
         if self.kills["group"] < GROUP_KILLS_MAX:
             self.kills["group"] += 1
             self.close()
@@ -563,7 +562,7 @@ class Program:
             self.group.start()
             self.deaths.forget()
 
-    # What holds
+    # Invariants
 
     def check(self) -> None:
         for queue in self.client.groups.info(self.name).queues:
@@ -574,7 +573,7 @@ class Program:
             assert not early, f"{key}: progress is at {at}, nobody has settled {sorted(early)}"
 
     def finish(self) -> None:
-        """Somebody consumes all that is left, also what comes again later."""
+        """Consume everything left, including redeliveries."""
         while len(self.sent) < SENT_LEAST:
             self.send()
         while len(self.members) > 1:
@@ -592,7 +591,7 @@ class Program:
         self.check()
 
     def _check_copies(self) -> None:
-        """Each nack made one copy, which has one time more: a retry while that is allowed, else a dead letter."""
+        """Check that each nack made one copy with an incremented count: a retry while allowed, else a dead letter."""
         dead = list(self.client.groups.dead_letters(self.name))
         assert self.acked | {letter.body for letter in dead} == set(self.sent)
         retried = list(self.client.range(RETRY_PREFIX + self.name))
@@ -610,7 +609,7 @@ class Program:
         return last.in_loop is None
 
     def _loop_for_ever(self, last: Member) -> None:
-        """A loop over the consumer itself gives what comes, and what it has given when it is left comes again."""
+        """Check a loop over the consumer itself: messages given when it is left are redelivered."""
         if last.held:
             self._settle(last, "ack", len(last.held))
         self.send()
@@ -630,7 +629,7 @@ class Program:
         return missing <= 0
 
     def _has_buried(self, last: Member) -> bool:
-        """What comes again is nacked again, until one of it is a dead letter."""
+        """Nack redeliveries until one becomes a dead letter."""
         if next(iter(self.client.groups.dead_letters(self.name)), None) is not None:
             return True
         self._take(last, 20)
@@ -660,14 +659,14 @@ class Program:
         return copies >= self.nacks.total() and self.client.groups.info(self.name).lag == 0
 
     def close(self) -> None:
-        """End all members' processes."""
+        """End all processes of members."""
         for host in self._hosts():
             host.end()
         self.members.clear()
 
 
 def run(group: Group, seed: int, deaths: Deaths) -> Program:
-    """A whole program, which raises AssertionError at what does not hold."""
+    """Run a program; raises AssertionError on a violation."""
     with group.client(timeout=PROGRAM_PATIENCE_S) as client:
         program = Program(group, client, seed, deaths)
         try:

@@ -1,6 +1,6 @@
-"""Outages of a real group: kills at named points, power cuts, failing calls, a full disk, a disk that fails.
+"""Outages of a real group: kills at crash points, power cuts, failing calls, a full disk, a failing disk.
 
-python -m tests.outages kills 0:10         stories of these seeds; each that fails prints the line that repeats it
+python -m tests.outages kills 0:10         stories of these seeds; a failure prints the command that repeats it
 python -m tests.outages --level ci         65 kills, 20 cuts and some of each other kind; nightly: 1,000 and 500
 """
 
@@ -24,10 +24,10 @@ def main() -> int:
     parser.add_argument("kind", nargs="?", choices=sorted(KINDS))
     parser.add_argument("seeds", nargs="?", help="one seed, or FIRST:STOP")
     parser.add_argument("--level", choices=sorted(LEVELS))
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="stories at the same time")
-    parser.add_argument("--progress", type=Path, help="of a level: what is done stands here, and it goes on from there")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="stories run in parallel")
+    parser.add_argument("--progress", type=Path, help="with --level: save progress in this file, and resume from it")
     parser.add_argument(
-        "--folder", type=Path, help="where stores and images of disks are made (default /dev/shm, where it is there)"
+        "--folder", type=Path, help="folder for stores and disk images (default /dev/shm if writable)"
     )
     arguments = parser.parse_args()
     if bool(arguments.level) == bool(arguments.kind) or bool(arguments.kind) != bool(arguments.seeds):

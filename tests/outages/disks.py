@@ -1,11 +1,11 @@
-"""An ext4 of its own on a loop device, whose power can be cut, which can be full, and whose device can fail.
+"""An ext4 on a loop device that can lose power, fill up, or fail.
 
-A cut is the kernel's own: FS_IOC_SHUTDOWN without a flush of the journal. From then on nothing reaches the device, and
-what was only in memory is gone once the file system is mounted again; so are names and lengths whose journal was not
-written. What the device has taken it keeps: a write cache of its own that loses data is what the simulator has.
+A power cut is the kernel's own: FS_IOC_SHUTDOWN without a flush of the journal. Nothing reaches the device afterwards,
+and everything that was only in memory is gone after the next mount, including names and lengths whose journal was not
+written. The device keeps what it has taken: write caches that lose data are covered by the simulator.
 
-One thing differs from a real one: the kernel goes on, and says of a sync that is under way in that moment that it is
-done, though it is not. So nobody may listen any more when the cut comes.
+One difference from a real power loss: the kernel keeps running, and reports success for a sync in progress at that
+moment. So no client may receive answers after the cut.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from typing import Final
 from tests.outages.group import END_TIMEOUT_S
 
 _SHUTDOWN: Final = (2 << 30) | (4 << 16) | (ord("X") << 8) | 125
-"""_IOR('X', 125, __u32), of linux/fs.h's family; EXT4_IOC_SHUTDOWN."""
+"""_IOR('X', 125, __u32), related to linux/fs.h: EXT4_IOC_SHUTDOWN."""
 _WITHOUT_FLUSH: Final = struct.pack("=I", 2)
 _CLONE_NEWNS: Final = 0x00020000
 _SYNC_FILE_RANGE_ALL: Final = 1 | 2 | 4
 _PAGE: Final = 4096
 DEVICE_BYTES: Final = 256 << 20
 GOING_S: Final = 10.0
-"""The kernel takes a moment to let a disk go whose last process has ended."""
+"""Time for the kernel to release a disk after its last process has ended."""
 MKFS: Final = ("mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard")
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 
 def missing() -> str:
-    """Why there can be no such disk here; empty when there can."""
+    """Why such disks are not available here; empty if they are."""
     if os.geteuid() != 0:
         return "only root may mount a file system"
     if tool := next((name for name in ("mount", "umount", MKFS[0]) if shutil.which(name) is None), ""):
@@ -60,7 +60,7 @@ def missing() -> str:
 
 
 def left_of(folder: Path) -> list[str]:
-    """Mounts and loop devices that are still there of disks below a folder, after a while for those that are going."""
+    """Mounts and loop devices of disks below a folder that still exist after a short wait."""
     deadline = time.monotonic() + GOING_S
     while (left := _mounts_and_devices(folder)) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -74,7 +74,7 @@ def _mounts_and_devices(folder: Path) -> list[str]:
 
 
 def _text_of(file: Path) -> str:
-    """What a file says, nothing when it goes meanwhile."""
+    """Contents of a file; empty if it disappears."""
     try:
         return file.read_text().strip()
     except FileNotFoundError:
@@ -82,7 +82,7 @@ def _text_of(file: Path) -> str:
 
 
 def hide_mounts() -> None:
-    """From now on this process and those that it starts have mounts of their own, which end with the last of them."""
+    """Move this process and its children to a mount namespace of their own, which ends with the last of them."""
     if _libc.unshare(_CLONE_NEWNS) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"unshare: {os.strerror(number)}")
@@ -103,12 +103,12 @@ class Disk:
         self.mount()
 
     def mount(self) -> None:
-        """Mount it, which recovers its journal. Its loop device goes when it is unmounted."""
+        """Mount it, which recovers its journal. Its loop device is released by the unmount."""
         _run("mount", "-o", "loop", str(self._image), str(self.folder))
         self._mounted = True
 
     def unmount(self) -> None:
-        """Unmount it if it is mounted, once nobody has anything open there any more."""
+        """Unmount it, if mounted, as soon as no file is open on it."""
         deadline = time.monotonic() + END_TIMEOUT_S
         while self._mounted:
             try:
@@ -120,7 +120,7 @@ class Disk:
                 time.sleep(0.02)
 
     def cut(self) -> None:
-        """Nothing is written any more, from this moment on."""
+        """Cut the power: nothing is written from now on."""
         fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.ioctl(fd, _SHUTDOWN, _WITHOUT_FLUSH)
@@ -128,7 +128,7 @@ class Disk:
             os.close(fd)
 
     def stir(self, chance: random.Random, files: Sequence[Path]) -> None:
-        """Write some pages of these files, and the journal, as the kernel may do at any time in any order."""
+        """Write some pages of these files and the journal, as the kernel may do at any time in any order."""
         for path in files:
             try:
                 fd = os.open(path, os.O_RDWR)
@@ -148,7 +148,7 @@ class Disk:
             os.close(fd)
 
     def fill(self, ballast: Path, left: int) -> None:
-        """Take all of its room but `left` bytes."""
+        """Use all of its space except `left` bytes."""
         usage = os.statvfs(self.folder)
         free = usage.f_bavail * usage.f_frsize - left
         with ballast.open("wb") as file:
@@ -162,7 +162,7 @@ class Disk:
 
 
 class SmallDevice:
-    """A folder for an image that takes more than there is memory for: writes to the image fail from some point on."""
+    """A folder for an image larger than memory allows: writes to the image fail from some point on."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -170,17 +170,17 @@ class SmallDevice:
         _run("mount", "-t", "tmpfs", "-o", f"size={DEVICE_BYTES}", "tmpfs", str(folder))
 
     def leave(self, size: int) -> None:
-        """Let it take so many bytes more."""
+        """Accept this many more bytes."""
         usage = os.statvfs(self.folder)
         used = (usage.f_blocks - usage.f_bfree) * usage.f_frsize
         _run("mount", "-o", f"remount,size={used + size}", str(self.folder))
 
     def mend(self) -> None:
-        """Take everything again."""
+        """Accept all writes again."""
         self.leave(DEVICE_BYTES)
 
     def unmount(self) -> None:
-        """Let go of everything."""
+        """Unmount everything."""
         _run("umount", str(self.folder))
 
 

@@ -1,4 +1,4 @@
-"""A group, and clients, forked from this process, which has loaded what they need: many starts, cheaply."""
+"""A real group and its clients, forked from a preloaded process so that starts are cheap, and its invariants."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _FORK = multiprocessing.get_context("fork")
 
 
 def warm() -> None:
-    """Load what a group needs, once for all that are forked afterwards."""
+    """Preload what a group needs, for all processes forked later."""
     assert engine_hooks
     assert registry.SPECS
     make_ready()
@@ -62,22 +62,22 @@ def _live(parent: int, work: Callable[..., None], arguments: tuple[Any, ...]) ->
 
 
 class WarmGroup(Group):
-    """`mqproc up` without its first second and a half, with variables in its environment."""
+    """`mqproc up` without the first second and a half, with extra environment variables."""
 
     def start(self, environment: Mapping[str, str] | None = None) -> WarmGroup:
-        """Start and wait until every role serves."""
+        """Start, and wait until every role serves."""
         self.begin(environment)
         wait_until(self.ready, START_TIMEOUT_S, "group ready")
         return self
 
     def begin(self, environment: Mapping[str, str] | None = None) -> None:
-        """Start and wait for nothing."""
+        """Start without waiting."""
         flags = [part for name, value in self.options.items() for part in ("--set", f"{name}={value}")]
         arguments = ["up", "--store", str(self.store), *flags]
         self.process = _Forked(forked(_mqproc, arguments, dict(environment or {}), self.output))
 
     def comes_up(self, environment: Mapping[str, str]) -> bool:
-        """Start and wait until every role serves, True, or until the supervisor has ended."""
+        """Start; True when every role serves, False if the supervisor has ended."""
         self.begin(environment)
         process = self.process
         assert process is not None
@@ -86,36 +86,36 @@ class WarmGroup(Group):
         return process.poll() is None
 
     def run(self, *arguments: str) -> int:
-        """A command of `mqproc`; its exit code."""
+        """Run a command of `mqproc`; its exit code."""
         process = forked(_mqproc, list(arguments), {}, self.output)
         process.join(START_TIMEOUT_S)
         assert process.exitcode is not None, f"mqproc {' '.join(arguments)} takes longer than {START_TIMEOUT_S:g} s"
         return process.exitcode
 
     def goes_on(self, messages: int) -> None:
-        """Wait until so many more are appended."""
+        """Wait until this many more messages are appended."""
         goal = self.words()["appended_messages"] + messages
         wait_until(lambda: self.words()["appended_messages"] >= goal, LOAD_TIMEOUT_S, "load goes on")
 
     def wait_ended(self) -> int:
-        """Wait until the supervisor and all that held the store are gone; the exit code, -9 for a kill."""
+        """Wait until the supervisor and all holders of the store are gone; the exit code, -9 for a kill."""
         assert self.process is not None
         code = self.process.wait(END_TIMEOUT_S)
         self.wait_free()
         return code
 
     def wait_free(self) -> None:
-        """Wait until nobody holds the store's lock."""
+        """Wait until the store's lock is free."""
         wait_until(lambda: lock_holder(StoreIO(), self.paths) is None, END_TIMEOUT_S, "the lock free")
 
     def kill(self) -> None:
-        """kill -9 of the supervisor, which takes everything along."""
+        """kill -9 of the supervisor, which ends all processes."""
         assert self.process is not None
         self.process.kill()
         self.wait_ended()
 
     def close(self) -> None:
-        """The same, whatever has happened."""
+        """Kill it in any state."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(END_TIMEOUT_S)
@@ -159,8 +159,7 @@ def _mqproc(arguments: list[str], environment: dict[str, str], output: Path) -> 
     sys.exit(main(arguments))
 
 
-# --- customers ---
-# Clients that send, commit and delete until they are killed, and what they were told.
+# Clients that send, commit and delete until killed, and the answers that they recorded.
 
 
 TOPICS = ("outage-a", "outage-b")
@@ -173,9 +172,9 @@ PAUSE_S = 0.01
 COMMIT_CHANCE = 0.1
 DELETE_CHANCE = 0.03
 ASIDE_CHANCE = 0.1
-# Messages of these are not counted: they keep those roles at work that deliver, copy, decide, and hand out.
+# Messages of these are not counted: they keep the roles for delays, retries, transactions and pop busy.
 LATER, DECIDED, RECEIVED = "Later", "Decided", "Received"
-# Simple consumers; the second group has members now and then, who get what comes again.
+# Simple consumers; the second group sometimes has members, which get the redeliveries.
 RECEIVERS = ("outage-receivers", "outage-both")
 RECEIVED_MAX = 10
 INVISIBLE_S = 1.0
@@ -184,7 +183,7 @@ JOIN_CHANCE = 0.2
 
 
 class Place(NamedTuple):
-    """Where a message lies."""
+    """Place of a message."""
 
     topic: str
     queue_id: int
@@ -194,9 +193,9 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Heard:
-    """What all customers of a store have written down.
+    """Answers recorded by all clients of a store.
 
-    `durable` is a place in the log: what lies above it a power cut may have taken. `lost` are names of what it has.
+    `durable` is an offset in the log: a power cut may lose messages above it. `lost` are names of such messages.
     """
 
     told: dict[str, Place] = field(default_factory=dict)
@@ -206,7 +205,7 @@ class Heard:
     lost: set[str] = field(default_factory=set)
 
     def read(self, report: Path) -> None:
-        """Add a report; its last line may be half a one."""
+        """Add a report; its last line may be incomplete."""
         for line in report.read_text().rpartition("\n")[0].splitlines():
             word, *rest = json.loads(line)
             if word == "sending":
@@ -220,7 +219,7 @@ class Heard:
 
 @contextlib.contextmanager
 def customers(store: Path, folder: Path, life: str, count: int, heard: Heard, seed: int) -> Iterator[list[BaseProcess]]:
-    """So many clients at work until the end of the block, where they are killed and heard. `folder` takes reports."""
+    """Run this many clients until the end of the block, then kill them and read their reports, kept in `folder`."""
     processes: list[BaseProcess] = []
     reports = []
     try:
@@ -238,7 +237,7 @@ def customers(store: Path, folder: Path, life: str, count: int, heard: Heard, se
 
 
 def hold(processes: list[BaseProcess]) -> None:
-    """From now on they hear nothing."""
+    """Stop them: they receive no answers from now on."""
     for process in processes:
         assert process.pid is not None
         os.kill(process.pid, signal.SIGSTOP)
@@ -293,7 +292,7 @@ class _Customer:
         self.note("told", topic, names, *columns)
 
     def _commit(self) -> None:
-        """Consume a queue up to its end, if there is one already."""
+        """Consume a queue up to its end, if it exists."""
         queues = self._client.queues(self._chance.choice(TOPICS))
         if queues:
             queue = self._chance.choice(queues)
@@ -304,7 +303,7 @@ class _Customer:
         self._client.send(LATER, b"by time", delay=self._chance.random())
 
     def _give_back(self) -> None:
-        """Nack the last message of a queue, if it has one."""
+        """Nack the last message of a queue, if any."""
         queues = self._client.queues(self._chance.choice(TOPICS))
         there = [queue for queue in queues if queue.max_offset > queue.min_offset]
         if there:
@@ -320,10 +319,10 @@ class _Customer:
             transaction.rollback()
 
     def _receive(self) -> None:
-        """Receive some messages: one is done, one gets more time, the others come again."""
+        """Receive some messages: acknowledge one, extend one, abandon the rest."""
         group = self._chance.choice(RECEIVERS)
         if group == RECEIVERS[-1] and self._chance.random() < JOIN_CHANCE:
-            # Until its session is over: it never says a word again.
+            # Silent until its session expires.
             self._client.run(
                 group_calls.join(GroupJoinRequest(group, [RECEIVED], self._name, "", SESSION_MS, EARLIEST, 0, []))
             )
@@ -342,19 +341,18 @@ class _Customer:
         self._client.delete_topic(topic)
 
 
-# --- checks ---
-# What must be true of a store after an outage, asked of the running group and of its files.
+# Invariants of a store after an outage, checked through the running group and in its files.
 
 
 NAMED = 5
-"""Of what is wrong, so many are named."""
+"""Most violations named in a message."""
 
 
 def check(group: WarmGroup, heard: Heard) -> None:
-    """All that was told is where it was told to be, once, unless deleted or lost; nothing else is there.
+    """Check that acknowledged messages are where they were acknowledged, once, unless deleted or lost; and no others.
 
-    What a power cut has taken are the last messages, and they do not come back. A crash is not taken for damage, and no
-    group is ahead of its queues. Nothing may be appended since the start.
+    Messages lost by a power cut are the last ones, and never reappear. A crash is not recorded as damage, and no
+    committed offset is beyond its queue. Nothing may be appended since the start.
     """
     group.wait_dispatched()
     words = group.words()
@@ -379,7 +377,7 @@ def check(group: WarmGroup, heard: Heard) -> None:
 
 
 def check_stopped(group: WarmGroup, *, whole: bool) -> None:
-    """Stop in order; queues and index are what the log says, byte for byte if it is `whole`, nothing deleted of it."""
+    """Stop the group; if `whole`, nothing was deleted: queues and index must equal a rebuild byte for byte."""
     group.wait_dispatched()
     assert group.stop() == 0, "the group did not stop in order"
     group.wait_free()
@@ -396,7 +394,7 @@ def _options(group: WarmGroup) -> Options:
 
 
 def _found(group: WarmGroup) -> tuple[dict[str, Place], dict[tuple[str, int], int]]:
-    """Every message by its name, each of them once, and each queue's first offset."""
+    """Every message by its name, each once, and the first offset of each queue."""
     found: dict[str, Place] = {}
     minima = {}
     with group.client(timeout=60.0) as client:

@@ -1,4 +1,4 @@
-"""Which stories there are, and many of them by worker processes: those of every change, and those of every night."""
+"""The stories of each kind of outage, and running them by worker processes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ from tests.outages.group import TOPICS, Heard, WarmGroup, check, check_stopped, 
 from tests.support.group import wait_until
 from tests.support.processes import worker_pool
 
-# --- disk_troubles ---
-# A disk that is full for a while, and a disk that fails: real ones, under a real group under load.
+# Full and failing real disks under a real group under load.
 
 
 DISK_GOES_ON: Final = 200
@@ -46,7 +45,7 @@ FULL_S: Final = 0.3
 LEFT_BYTES_MAX: Final = 1 << 20
 FAILING_BYTES: Final = 192 << 20
 TAKEN_BYTES_MAX: Final = 4 << 20
-# Nothing is deleted to make room, whatever the disk says.
+# Nothing is deleted to free space.
 KEPT: Final[dict[str, Any]] = {"clean_file_forcibly_enable": "false"}
 
 
@@ -65,7 +64,7 @@ class FullDisk:
         self._group.output = folder / "store.log"
 
     def run(self) -> int:
-        """How often it was full. Raises AssertionError naming what is wrong."""
+        """Run it; how often the disk was full. Raises AssertionError."""
         try:
             self._group.start()
             with customers(self._group.store, self._folder, "0", CUSTOMERS, self._heard, self._seed):
@@ -79,7 +78,7 @@ class FullDisk:
         return FULL_TIMES
 
     def _be_full(self) -> None:
-        """Sends are refused, reads go on, a role that is killed comes back; with room again all goes on."""
+        """Sends are rejected, reads work, a killed role restarts; with free space, everything works again."""
         group, ballast = self._group, self._disk.folder / "ballast"
         group.goes_on(DISK_GOES_ON)
         with group.client(timeout=RECOVERY_TIMEOUT_S) as client:
@@ -97,7 +96,7 @@ class FullDisk:
         group.wait_dispatched()
 
     def _send_until_refused(self) -> None:
-        """A client asks again what it may, so it is told after its timeout. Raises what else is answered."""
+        """Send until rejected: a client retries until its timeout. Raises other errors."""
         with self._group.client(timeout=IMPATIENT_S) as client:
             deadline = time.monotonic() + RECOVERY_TIMEOUT_S
             while time.monotonic() < deadline:
@@ -108,7 +107,7 @@ class FullDisk:
                 except MqprocError as error:
                     if not error.retryable and not isinstance(error, SendOutcomeUnknownError):
                         raise
-        raise AssertionError(f"a full disk takes messages for {RECOVERY_TIMEOUT_S:g} s")
+        raise AssertionError(f"a full disk accepts messages for {RECOVERY_TIMEOUT_S:g} s")
 
     def _kill_one(self) -> None:
         role = self._chance.choice(words_of.ROLES)
@@ -118,7 +117,7 @@ class FullDisk:
 
 
 class FailingDisk:
-    """The story of a seed: a device that takes no more writes, so syncs fail, and lose what they were for."""
+    """The story of a seed: a device rejects writes, so syncs fail and lose their data."""
 
     def __init__(self, seed: int, folder: Path) -> None:
         self._seed = seed
@@ -132,7 +131,7 @@ class FailingDisk:
         self._group.output = folder / "store.log"
 
     def run(self) -> int:
-        """How often it failed. Raises AssertionError naming what is wrong."""
+        """Run it; how often the device failed. Raises AssertionError."""
         group = self._group
         try:
             group.start()
@@ -159,14 +158,13 @@ class FailingDisk:
         return 1
 
     def _has_failed(self) -> bool:
-        """A sync has failed; or the kernel has made the file system read-only, and the group has ended."""
+        """Whether a sync has failed, or the group ended because the kernel made the file system read-only."""
         words, process = self._group.words(), self._group.process
         ended = process is not None and process.poll() is not None
         return ended or any(value for word, value in words.items() if word.endswith("_sync_errno"))
 
 
-# --- faults ---
-# Single calls of storage that fail in a real group under load, and all later ones of a kind.
+# Storage calls that fail once or persistently in a real group under load.
 
 
 FAULT_LIVES: Final = 3
@@ -188,7 +186,7 @@ FAULTS: Final = {
     "unlink": ("EIO", 20),
     "zero": ("EIO", 5),
 }
-"""By call: the error, and among how many calls one is chosen."""
+"""By call: the error, and the number of calls from which one is chosen."""
 
 
 class Faults:
@@ -203,7 +201,7 @@ class Faults:
         self._group = WarmGroup(folder / "store", **OPTIONS | {"flush_disk_type": flush.value})
 
     def run(self) -> int:
-        """Fail, start again, look; how many faults there were. Raises AssertionError naming what is wrong."""
+        """Fail calls, restart and check; the number of faults. Raises AssertionError."""
         try:
             for life in range(FAULT_LIVES):
                 self._live(f"{life}")
@@ -214,7 +212,7 @@ class Faults:
         return FAULT_LIVES
 
     def _live(self, life: str) -> None:
-        """A start with the fault, and load if it comes so far; whatever becomes of it, all of it is killed."""
+        """Start with the fault, and add load if that succeeds; finally kill everything."""
         call = self._chance.choice(sorted(FAULTS))
         errno, calls = FAULTS[call]
         fault = f"{call}:{self._chance.randint(1, calls)}:{errno}"
@@ -229,7 +227,7 @@ class Faults:
 
 
 def recovered(group: WarmGroup, heard: Heard) -> None:
-    """Start again, after a repair where a failed sync asks for one, and look."""
+    """Start again, after a repair if a failed sync requires one, and check."""
     if group.paths.read_only.exists():
         flags = [part for name, value in group.options.items() for part in ("--set", f"{name}={value}")]
         assert group.run("store", "repair", str(group.store), "--execute", *flags) == 0, "repair failed"
@@ -237,8 +235,7 @@ def recovered(group: WarmGroup, heard: Heard) -> None:
     check(group, heard)
 
 
-# --- cuts ---
-# Power cuts of a real group on a real file system, five a seed: under load, and while a start recovers.
+# Power cuts of a real group on a real file system, five per seed: under load and during recovery.
 
 
 CUT_LIVES: Final = 5
@@ -259,14 +256,14 @@ class Cuts:
         self._flush = self._chance.choice(list(FlushDiskType))
         self._heard = Heard()
         self._disk = Disk(folder / "disk", folder / "image", DISK_BYTES)
-        # More of the log is in memory only when the flusher comes seldom.
+        # Only with a rare flush is more of the log in memory only.
         interval = {"flush_interval_commit_log": self._chance.choice([20, 200, 500])}
         options = OPTIONS | interval | {"flush_disk_type": self._flush.value}
         self._group = WarmGroup(self._disk.folder / "store", **options)
         self._group.output = folder / "store.log"
 
     def run(self) -> int:
-        """Lose power, look; how often. Raises AssertionError naming what is wrong."""
+        """Lose power and check; how often. Raises AssertionError."""
         cuts = 0
         try:
             for life in range(CUT_LIVES):
@@ -285,17 +282,17 @@ class Cuts:
         return cuts
 
     def _live(self, life: str) -> None:
-        """A start, which must have kept all that was durable, load, and the cut."""
+        """Start and check that everything durable is there; then load and the cut."""
         group = self._group.start()
         check(group, self._heard)
         with customers(group.store, self._folder, life, CUSTOMERS, self._heard, self._seed) as at_work:
             group.goes_on(MESSAGES_MIN)
             time.sleep(self._chance.random() * LOAD_S_MAX)
             self._stir()
-            # A sync that is under way in the moment of the cut may say that it is done, as it cannot without power.
+            # A sync in progress at the cut may falsely report success.
             hold(at_work)
             if self._flush is FlushDiskType.ASYNC_FLUSH:
-                # Read before the cut: what is synced by then must stay.
+                # Read before the cut: everything synced by then must remain.
                 words = group.words()
                 self._heard.durable = max(words["writer_synced"], words["flusher_synced"])
             self._disk.cut()
@@ -304,14 +301,14 @@ class Cuts:
         self._disk.mount()
 
     def _cut_start(self) -> None:
-        """The power goes away while a start recovers."""
+        """Cut the power during the recovery of a start."""
         self._group.begin()
         time.sleep(self._chance.random() * START_S_MAX)
         self._stir()
         store_id = self._group.words().get("store_id", 0)
         self._disk.cut()
         self._group.close()
-        # The next start knows them no more where the power has taken the control file.
+        # After the loss of the control file, the next start does not know these.
         for name in semaphore_names(store_id):
             unlink_semaphore(name)
         self._disk.unmount()
@@ -324,15 +321,14 @@ class Cuts:
             self._disk.stir(self._chance, self._chance.sample(files, min(len(files), 10)))
 
 
-# --- kills ---
-# kill -9 at a named point of a real group under load, five points a seed, and of the whole group now and then.
+# kill -9 at crash points of a real group under load, five points per seed, and sometimes of the whole group.
 
 
 KILL_LIVES: Final = 5
 CUSTOMERS: Final = 2
 POINT_TIMEOUT_S: Final = 60.0
 KILL_GOES_ON: Final = 100
-"""So many messages more must come after a role was killed."""
+"""Messages that must follow the kill of a role."""
 KILL_ALL_CHANCE: Final = 0.6
 TORN_BYTES: Final = 50
 POINTS: Final = tuple(CRASH_POINTS)
@@ -362,7 +358,7 @@ NTH_MAX: Final = {
     "roll.": 3,
     "supervisor.forked": 8,
 }
-"""How often a point is passed at least, within a second or two; once where nothing is said."""
+"""How often a point is passed at least within a second or two; default once."""
 OPTIONS: Final[dict[str, Any]] = {
     "mapped_file_size_commit_log": 1 << 18,
     "mapped_file_size_consume_queue": 2_000,
@@ -377,13 +373,13 @@ RETENTION: Final[dict[str, Any]] = {
     "file_reserved_time": 0,
     "delete_when": ";".join(map(str, range(24))),
     "clean_resource_interval": 1_000,
-    # Nothing is deleted before queues are durable, and one with a single dirty page is synced at the forced flush.
+    # Nothing is deleted before queues are durable, and the forced flush syncs a queue with a single dirty page.
     "flush_consume_queue_thorough_interval": 1_000,
 }
 
 
 def points_of(seed: int) -> list[str]:
-    """The points of a seed: all come in turn."""
+    """Crash points of a seed: all points in turn."""
     return [POINTS[(KILL_LIVES * seed + life) % len(POINTS)] for life in range(KILL_LIVES)]
 
 
@@ -400,7 +396,7 @@ class Kills:
         self._deletes = False
 
     def run(self) -> int:
-        """Live, die, and look; how many kills at points there were. Raises AssertionError naming what is wrong."""
+        """Run, kill and check; the number of kills at points. Raises AssertionError."""
         try:
             for life, point in enumerate(self._points):
                 self._live(f"{life}", point)
@@ -441,7 +437,7 @@ class Kills:
         group.wait_free()
 
     def _stop_and_die(self, armed: dict[str, str]) -> None:
-        """Where progress is saved: at the stop, unless the interval was just over."""
+        """Kill where offsets are saved: at the stop, unless the interval has just passed."""
         group = self._group
         wait_until(lambda: group.words()["group_commits"] > 0, POINT_TIMEOUT_S, "progress")
         code = group.stop()
@@ -449,7 +445,7 @@ class Kills:
         group.wait_free()
 
     def _fill(self, life: str) -> None:
-        """Something to recover: a life that ends all at once."""
+        """A life that ends abruptly, so that there is something to recover."""
         self._group.start()
         with self._customers(f"{life}-before"):
             self._group.goes_on(KILL_GOES_ON)
@@ -481,14 +477,14 @@ def _nth_max(point: str) -> int:
 
 
 def _tear(group: WarmGroup) -> None:
-    """What a crash may leave too: a torn record at the end, the next segment begun, no mark durable yet."""
+    """Add a torn record at the end and the start of the next segment, and remove the marks, as a crash may."""
     for mark in group.paths.marks.iterdir():
         mark.unlink()
     size, end = OPTIONS["mapped_file_size_commit_log"], group.words()["written"]
     start = end // size * size
     with (group.paths.commit_log / segment_name(start)).open("r+b") as last:
         last.seek(end - start)
-        # Whole records that were written and not published, behind a torn one, would be damage and not its end.
+        # Complete unpublished records after a torn one would be damage, not the end of the log.
         last.write((b"\xff" * TORN_BYTES).ljust(size, b"\0")[: size - (end - start)])
     (group.paths.commit_log / segment_name(start + size)).write_bytes(bytes(size))
 
@@ -500,7 +496,7 @@ KINDS: Final[dict[str, Callable[[int, Path], int]]] = {
     "full": lambda seed, folder: FullDisk(seed, folder).run(),
     "eio": lambda seed, folder: FailingDisk(seed, folder).run(),
 }
-"""A story of a seed in a folder of its own; it returns how many outages it had, and raises what is wrong."""
+"""Runs the story of a seed in its own folder, returns its number of outages, and raises on a violation."""
 NEED_DISKS: Final = {"cuts", "full", "eio"}
 LEVELS: Final[dict[str, Mapping[str, range]]] = {
     "brief": {kind: range(1) for kind in KINDS},
@@ -519,7 +515,7 @@ LAST_WORDS: Final = 3_000
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a story came to: how many outages, or what was wrong."""
+    """Result of a story: the number of outages, or the failure."""
 
     kind: str
     seed: int
@@ -532,7 +528,7 @@ class Told:
 
 
 class Progress:
-    """What has been done, kept in a file where there is one: `done` are seeds by kind."""
+    """Progress, kept in a file if any: `done` are seeds by kind."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -543,7 +539,7 @@ class Progress:
         self.took_s: float = found.get("took_s", 0.0)
 
     def add(self, told: Told, took_s: float) -> None:
-        """One story more; it took `took_s` since the last one."""
+        """Add a story that took `took_s` since the last one."""
         self.done.setdefault(told.kind, []).append(told.seed)
         self.outages[told.kind] += told.outages
         self.took_s += took_s
@@ -564,7 +560,7 @@ class Progress:
 
 
 def run(seeds: Mapping[str, range], folder: Path, workers: int, progress: Progress) -> Progress:
-    """Tell the stories that are not done yet; what failed is printed with the line that repeats it."""
+    """Run the remaining stories; print each failure with the command that repeats it."""
     if reason := disks.missing():
         for kind in NEED_DISKS & seeds.keys():
             print(f"{kind}: skipped, {reason}")
@@ -584,7 +580,7 @@ def run(seeds: Mapping[str, range], folder: Path, workers: int, progress: Progre
 
 
 def _told(left: Iterator[tuple[str, int]], folder: Path, workers: int) -> Iterator[Told]:
-    """What the stories came to, by so many processes, in the order in which they end."""
+    """Results of the stories in the order in which they end, by worker processes."""
     with worker_pool(workers, SEEDS_PER_WORKER, _begin) as pool:
         running: set[Future[Told]] = set()
         while True:
@@ -597,7 +593,7 @@ def _told(left: Iterator[tuple[str, int]], folder: Path, workers: int) -> Iterat
 
 
 def _begin() -> None:
-    """In each worker. It ends with this process, and its groups and its mounts, which are its own, with it."""
+    """Initialize a worker. It dies with its parent, and its groups and its own mounts die with it."""
     prctl.die_with_parent()
     if not disks.missing():
         disks.hide_mounts()
@@ -616,6 +612,6 @@ def _tell(kind: str, seed: int, folder: Path) -> Told:
 
 
 def _last_words(place: Path) -> str:
-    """What groups there said last."""
+    """The last output of the groups of a story."""
     logs = sorted(place.rglob("*.log"))
     return "".join(f"--- {log.name}\n{log.read_text(errors='replace')[-LAST_WORDS:]}\n" for log in logs)

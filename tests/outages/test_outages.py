@@ -1,4 +1,4 @@
-"""A story of each kind holds, levels go on where they ended, and nothing of them is left. More: `--level ci`."""
+"""A story of each kind passes, levels resume, and nothing is left. More stories: `--level ci`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_outages_of_each_kind_pass_and_leave_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "stories"
     folder.mkdir()
     done = outages("--level", "brief", "--folder", str(folder))
-    # The command says itself what it leaves of files, mounts and loop devices.
+    # The command itself reports files, mounts and loop devices that are left.
     assert done.returncode == 0, done.stdout + done.stderr
     assert not list(folder.iterdir())
     assert disks.left_of(folder) == []
@@ -65,7 +65,7 @@ def test_progress_done_seeds_are_not_repeated(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(bool(disks.missing()), reason=disks.missing() or "there are disks")
 def test_disks_mounted_disk_is_reported_as_left(tmp_path: Path) -> None:
-    """By whoever shares its mounts; they go with the last process that does."""
+    """Visible to processes that share its mount namespace, with the last of which it disappears."""
     program = "import sys; from pathlib import Path; from tests.outages import disks; disks.hide_mounts();"
     program += "folder = Path(sys.argv[1]); disks.Disk(folder / 'disk', folder / 'image', 16 << 20);"
     program += "print(*disks.left_of(folder), sep='\\n')"

@@ -16,7 +16,7 @@ from tests.soak.soak import KILL_EVERY_S, Soak
 @click.option("--seed", type=int, default=0, show_default=True, help="Decides the order of kills.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where the store lies; a temporary folder else.")
 def main(minutes: float, kill_every: float, seed: int, folder: Path | None) -> None:
-    """Mixed load with a role killed all the time; fails when anything is lost."""
+    """Run mixed load and kill roles; fails if a message is lost."""
     with tempfile.TemporaryDirectory(prefix="mqproc-soak-", dir=folder) as place:
         Soak(Path(place), 60 * minutes, kill_every_s=kill_every, seed=seed).run()
 

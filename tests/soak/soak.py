@@ -1,4 +1,4 @@
-"""The soak itself: a group, its clients, the kills, and what must be true at the end."""
+"""The soak: a group, its clients, kills, and the final checks."""
 
 from __future__ import annotations
 
@@ -35,17 +35,16 @@ from tests.support.aged_store import ALL_HOURS
 from tests.support.group import Group, wait_until
 from tests.support.processes import loaded_context
 
-# --- watching ---
-# What a whole group takes: memory, descriptors, maps, and names in /dev/shm.
+# Resources of a whole group: memory, file descriptors, maps, and names in /dev/shm.
 
 
 SAMPLES_MIN = 60
-"""Fewer tell nothing of growth."""
+"""Fewer do not show growth."""
 GROWTH = 1.25
-"""What may have become of each figure, beside SLACK."""
+"""Allowed factor for each figure, in addition to SLACK."""
 SLACK = {"pss_bytes": 32 << 20, "descriptors": 20, "maps": 40, "shared_names": 4}
 LASTING_SLACK = 2
-"""What the processes that live as long as the group may have more of: they see every kill, and keep nothing of it."""
+"""Allowance for processes that live as long as the group: they see every kill and must keep nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +56,12 @@ class Taken:
     maps: int
     shared_names: int
     lasting_descriptors: int
-    """Of the supervisor and the template, which nobody kills here."""
+    """Of the supervisor and the template, which are never killed here."""
     lasting_maps: int
 
 
 def taken(group: Group) -> Taken:
-    """Now; a process that ends meanwhile is left out."""
+    """Sample a group; processes that end meanwhile are left out."""
     words = group.words()
     lasting = {words["supervisor_pid"], words["template_pid"]}
     pids = lasting | {words[f"{role}.pid"] for role in words_of.ROLES}
@@ -84,7 +83,7 @@ def taken(group: Group) -> Taken:
 
 
 def medians(samples: list[Taken]) -> tuple[Taken, Taken]:
-    """What was taken in the second fifth of a run, when all that it needs is there, and in the last one."""
+    """Medians of the second fifth of a run, after warm-up, and of the last fifth."""
     fifth = len(samples) // 5
     early, late = (
         Taken(*(round(statistics.median(getattr(sample, figure.name) for sample in part)) for figure in fields(Taken)))
@@ -94,7 +93,7 @@ def medians(samples: list[Taken]) -> tuple[Taken, Taken]:
 
 
 def grown(samples: list[Taken]) -> list[str]:
-    """Figures that are larger in the last fifth than in the second, by more than is allowed."""
+    """Figures that grew by more than allowed from the second to the last fifth."""
     early, late = medians(samples)
     told = []
     for figure in fields(Taken):
@@ -105,15 +104,14 @@ def grown(samples: list[Taken]) -> list[str]:
     return told
 
 
-# --- progress ---
-# No progress without work: what a group's progress has passed, its members have told.
+# Committed offsets are compared with the members' reports of consumed messages.
 
 
 Queue = tuple[str, int]
 
 
 class Worked:
-    """The places that members have told, "at TOPIC QUEUE OFFSET" a line; each line of a report is read once."""
+    """Places reported by members, one line "at TOPIC QUEUE OFFSET" each; each line is read once."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -123,7 +121,7 @@ class Worked:
         self._behind: dict[Queue, set[int]] = defaultdict(set)
 
     def check(self, progress: Mapping[Queue, int]) -> None:
-        """Raises AssertionError unless all places from 0 to a progress that was read before are told."""
+        """Raise AssertionError unless all places from 0 to an offset that was read before are reported."""
         self._read_on()
         for queue, offset in progress.items():
             end = self._ends[queue]
@@ -134,7 +132,7 @@ class Worked:
             at = self._read.get(report, 0)
             with report.open("rb") as file:
                 file.seek(at)
-                # A killed process may have left half a line.
+                # A killed process may leave an incomplete line.
                 whole = file.read().rpartition(b"\n")
             self._read[report] = at + len(whole[0]) + len(whole[1])
             for line in whole[0].decode().splitlines():
@@ -147,8 +145,7 @@ class Worked:
                 self._ends[queue] += 1
 
 
-# --- clients ---
-# The client processes of a soak. Each writes what it was told, a line each, before it goes on.
+# Client processes of a soak. Each writes every answer as a line before it continues.
 
 
 TOPICS: Final = ("soak-a", "soak-b")
@@ -170,7 +167,7 @@ def _client(store: str) -> Client:
 
 
 def send(store: str, name: str, stop: Stop, report: Path) -> None:
-    """Send until told to stop: "told BODY" or "unknown BODY" a line."""
+    """Send until stopped; reports "told BODY" or "unknown BODY" lines."""
     chance = random.Random(name)
     number = 0
     with _client(store) as client, report.open("a", buffering=1) as lines:
@@ -203,9 +200,9 @@ def _send(lines: Any, bodies: list[str], call: Callable[[], object]) -> None:
 
 
 def transact(store: str, name: str, stop: Stop, report: Path) -> None:
-    """Begin transactions, end most of them, and be asked about the others; a line for each that commits, as `send`.
+    """Begin transactions, end most of them, and answer checks for the others; reports commits as `send` does.
 
-    One that is left is "unknown": with files that are reserved for no time it may be too old to be asked about.
+    An abandoned one is "unknown": with files that are not retained for a minimum time, it may be too old for a check.
     """
     chance = random.Random(name)
     number = 0
@@ -232,7 +229,7 @@ def _commits(message: StoredMessage) -> bool:
 
 
 def _end(transaction: Transaction, *, commits: bool, leaves: bool) -> bool:
-    """Begin and end it, unless a check shall; whether both were answered."""
+    """Begin a transaction and end it unless a check shall; whether both were answered."""
     try:
         transaction.begin()
         if leaves:
@@ -249,9 +246,9 @@ def _end(transaction: Transaction, *, commits: bool, leaves: bool) -> bool:
 
 
 def consume(store: str, name: str, stop: Stop, report: Path) -> None:
-    """Consume as a member of the group: "at TOPIC QUEUE OFFSET", then "done BODY" or "nacked BODY" a line.
+    """Consume as a member of the group; reports "at TOPIC QUEUE OFFSET", then "done BODY" or "nacked BODY".
 
-    Both are told before the message is done.
+    Both are reported before the message is done.
     """
     chance = random.Random(name)
     with _client(store) as client, report.open("a", buffering=1) as lines:
@@ -274,7 +271,7 @@ def consume(store: str, name: str, stop: Stop, report: Path) -> None:
 
 
 def receive(store: str, name: str, stop: Stop, report: Path) -> None:
-    """Receive as a worker: "done BODY" a line before each acknowledgement; some are never acknowledged."""
+    """Receive as a worker; reports "done BODY" before each acknowledgement; some are never acknowledged."""
     chance = random.Random(name)
     with _client(store) as client, report.open("a", buffering=1) as lines:
         worker = client.simple_consumer(WORKERS, TOPICS, start="earliest")
@@ -291,7 +288,7 @@ def receive(store: str, name: str, stop: Stop, report: Path) -> None:
 
 
 def read(store: str, name: str, stop: Stop, report: Path) -> None:
-    """Ask all kinds of questions; what was found must be what was asked for."""
+    """Send read requests of all kinds and check the results."""
     chance = random.Random(name)
     with _client(store) as client, report.open("a", buffering=1) as lines:
         while not stop.is_set():
@@ -312,7 +309,7 @@ def read(store: str, name: str, stop: Stop, report: Path) -> None:
 def _check(client: Client, messages: list[Any], lines: Any) -> None:
     for message in messages:
         try:
-            # By key first: what is there afterwards was there then.
+            # By key first: messages found later existed then.
             by_key = [found.message_id for key in message.keys for found in client.by_key(message.topic, key)]
             same = client.get(message.message_id).body == message.body and message.message_id in by_key
         except MqprocError as error:
@@ -354,7 +351,7 @@ CLIENTS: Final[dict[str, Callable[..., None]]] = {
 
 @dataclass
 class Soak:
-    """One soak in a folder. `say` is told what happens."""
+    """One soak in a folder. `say` receives progress messages."""
 
     folder: Path
     seconds: float
@@ -365,7 +362,7 @@ class Soak:
     samples: list[Taken] = field(default_factory=list)
 
     def run(self) -> None:
-        """Raises AssertionError naming what was lost."""
+        """Run it; raises AssertionError if a message is lost."""
         self._random = random.Random(self.seed)
         self._context = loaded_context()
         self._stops = {name: self._context.Event() for name in CLIENTS}
@@ -401,7 +398,7 @@ class Soak:
         return process
 
     def _trouble(self) -> None:
-        """Kill roles in turns, each once in every round, and a consumer now and then."""
+        """Kill roles in random order, each once per round, and sometimes a consumer."""
         roles: list[str] = []
         begin = now = time.monotonic()
         role_at, member_at = now + self.kill_every_s, now + MEMBER_KILL_EVERY_S
@@ -421,7 +418,7 @@ class Soak:
             time.sleep(LOOK_S)
 
     def _keep_a_while(self, now: float) -> None:
-        """A group that follows the others keeps what was received and not acknowledged: progress has passed that."""
+        """Move a trailing group that retains received messages until they are acknowledged."""
         with self._group.client(timeout=30.0) as client:
             self._ends.append((now, [queue for topic in TOPICS for queue in client.queues(topic)]))
             while now - self._ends[0][0] > KEPT_S:
@@ -438,7 +435,7 @@ class Soak:
         self.say(f"killed {role}; written {words['written']:,}, deleted below {words['min_physical_offset']:,}")
 
     def _check_progress(self) -> None:
-        """Nothing is consumed that nobody has had."""
+        """Check that nothing counts as consumed without a report."""
         with self._group.client(timeout=30.0) as client:
             queues = client.groups.info(GROUP).queues
         self._worked.check({(queue.topic, queue.queue_id): queue.offset or 0 for queue in queues})
@@ -448,7 +445,7 @@ class Soak:
             assert process.is_alive(), f"{name} has ended with exit code {process.exitcode}"
 
     def _drain(self) -> None:
-        """No more is sent; all that was sent is consumed, what comes later too."""
+        """Stop sending; consume everything, including late redeliveries."""
         for name in ("sender-0", "sender-1", "sender-2"):
             self._stop(name)
         with self._group.client(timeout=30.0) as client:
@@ -460,9 +457,9 @@ class Soak:
             self._stop(name)
 
     def _left(self, client: Client) -> dict[str, int]:
-        """How many messages wait for what; empty when everything is consumed."""
+        """Numbers of waiting messages by kind; empty when everything is consumed."""
         words = self._group.words()
-        # What a worker has forgotten is behind its progress already, and comes again.
+        # A message abandoned by a worker is below its committed offset already, and is redelivered.
         forgotten = self._lines("sender", "told").keys() - self._lines("worker", "done").keys()
         left = {
             "a delay level": words["delayed_messages"],
@@ -481,7 +478,7 @@ class Soak:
         assert self._clients[name].exitcode == 0, f"{name} has ended with exit code {self._clients[name].exitcode}"
 
     def _copies(self) -> tuple[int, int]:
-        """How many messages were nacked, by what the retry and the dead-letter topic have got."""
+        """Numbers of nacked messages, from the retry and dead-letter topics."""
         with self._group.client() as client:
             ends = [
                 sum(queue.max_offset for queue in client.queues(prefix + GROUP))
@@ -492,7 +489,7 @@ class Soak:
     def _lines(self, name: str, word: str) -> Counter[str]:
         found: Counter[str] = Counter()
         for report in self.folder.glob(f"{name}*.report"):
-            # A killed process may have left half a line.
+            # A killed process may leave an incomplete line.
             whole = report.read_text().rpartition("\n")[0].splitlines()
             found.update(line.partition(" ")[2] for line in whole if line.startswith(f"{word} "))
         return found
@@ -507,7 +504,7 @@ class Soak:
         assert not twice, f"{len(twice)} messages are stored twice: {twice[:5]}"
         consumed = set(self._lines("member", "done")) | set(self._lines("member", "nacking")) | letters
         received = set(self._lines("worker", "done"))
-        # Most of what was stored is deleted by now, so what was seen of it counts too.
+        # Most of the log is deleted by now: messages seen earlier count too.
         strangers = (stored.keys() | consumed | received) - told - unknown
         assert not strangers, f"{len(strangers)} messages were never sent: {sorted(strangers)[:5]}"
         self._check_consumed("the group", told, consumed)

@@ -1,4 +1,4 @@
-"""A short soak always, a long one where MQPROC_SOAK says how many minutes."""
+"""A short soak by default, a long one for MQPROC_SOAK minutes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ def test_soak_mixed_load_and_kills_loses_nothing(tmp_path: Path) -> None:
     assert soak.kills.keys() == set(words_of.ROLES) if MINUTES else soak.kills
 
 
-# --- test_progress ---
-# Progress beyond what members have told is noticed.
+# Offsets beyond the members' reports are detected.
 
 
 def test_worked_checks_offsets_against_reports_of_all_members(tmp_path: Path) -> None:
@@ -39,8 +38,7 @@ def test_worked_checks_offsets_against_reports_of_all_members(tmp_path: Path) ->
         worked.check({("a", 0): 4})
 
 
-# --- test_watching ---
-# Growth is what lasts: told by medians, beyond what a group of small files may differ by.
+# Only lasting growth counts: medians, beyond the allowance for small files.
 
 
 STEADY = Taken(
