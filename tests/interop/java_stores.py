@@ -70,7 +70,7 @@ class Sent:
 
 
 @dataclass(slots=True)
-class Handed:
+class SharedStore:
     """One store: its group (stopped or killed) and the acknowledged messages by physical offset."""
 
     name: str
@@ -90,23 +90,23 @@ class Handed:
         """Where the log begins."""
         return min(int(path.name) for path in self.group.paths.commit_log.iterdir() if path.name.isdigit())
 
-    def note(self, message: Message, told: SendResult) -> None:
+    def note(self, message: Message, result: SendResult) -> None:
         keys = tuple(message.keys)
-        self.sent[told.physical_offset] = Sent(
-            message.topic, told.queue_id, told.queue_offset, message.body, message.tag, keys
+        self.sent[result.physical_offset] = Sent(
+            message.topic, result.queue_id, result.queue_offset, message.body, message.tag, keys
         )
 
     def note_batch(
         self,
-        told: BatchResult,
+        result: BatchResult,
         bodies: Sequence[bytes],
         keys: Sequence[Sequence[str]] | None = None,
         tags: Sequence[str] | None = None,
     ) -> None:
-        places = zip(told.physical_offsets, told.queue_ids, told.queue_offsets, strict=True)
+        places = zip(result.physical_offsets, result.queue_ids, result.queue_offsets, strict=True)
         for index, (offset, queue_id, queue_offset) in enumerate(places):
             self.sent[int(offset)] = Sent(
-                told.topic,
+                result.topic,
                 int(queue_id),
                 int(queue_offset),
                 bodies[index],
@@ -118,75 +118,75 @@ class Handed:
 # Through a group and its clients
 
 
-def stopped(folder: Path) -> Handed:
+def stopped(folder: Path) -> SharedStore:
     """All that a client can send, in rolled files of every kind; stopped in order."""
-    handed = Handed("stopped", Group(folder / "stopped", **SIZES).start())
-    with handed.group.client() as client:
-        _send_everything(handed, client)
-    handed.group.wait_dispatched()
-    assert handed.group.stop() == 0
-    return handed
+    store = SharedStore("stopped", Group(folder / "stopped", **SIZES).start())
+    with store.group.client() as client:
+        _send_everything(store, client)
+    store.group.wait_dispatched()
+    assert store.group.stop() == 0
+    return store
 
 
-def retained(folder: Path) -> Handed:
+def retained(folder: Path) -> SharedStore:
     """A store whose first segments, queue files and index files our retention has deleted.
 
     `sent` has the remaining messages.
     """
-    handed = Handed("retained", Group(folder / "retained", **SIZES, **FLUSHED_OFTEN).start())
+    store = SharedStore("retained", Group(folder / "retained", **SIZES, **FLUSHED_OFTEN).start())
     try:
-        _send_and_delete(handed)
-        assert handed.group.stop() == 0
+        _send_and_delete(store)
+        assert store.group.stop() == 0
     finally:
-        handed.group.close()
-    handed.sent = {offset: each for offset, each in handed.sent.items() if offset >= handed.begin}
-    return handed
+        store.group.close()
+    store.sent = {offset: each for offset, each in store.sent.items() if offset >= store.begin}
+    return store
 
 
-def _send_and_delete(handed: Handed) -> None:
+def _send_and_delete(store: SharedStore) -> None:
     rng = random.Random(4)
-    with handed.group.client() as client:
+    with store.group.client() as client:
         for number in range(10):
             client.send(Message("gone", b"gone %d" % number, keys=[f"gone-{number}"]))
-        _send_orders(handed, client, rng, frames=24)
-        handed.group.wait_dispatched()
-        wait_until(lambda: _delete_expired(handed) == "", what="durable marks near the log's end")
-        _send_orders(handed, client, rng, frames=8)
-        handed.note(Message("odd", b"o", keys=["Aa"]), client.send(Message("odd", b"o", keys=["Aa"])))
-    handed.group.wait_dispatched()
+        _send_orders(store, client, rng, frames=24)
+        store.group.wait_dispatched()
+        wait_until(lambda: _delete_expired(store) == "", what="durable marks near the log's end")
+        _send_orders(store, client, rng, frames=8)
+        store.note(Message("odd", b"o", keys=["Aa"]), client.send(Message("odd", b"o", keys=["Aa"])))
+    store.group.wait_dispatched()
 
 
-def _delete_expired(handed: Handed) -> str:
+def _delete_expired(store: SharedStore) -> str:
     """Have everything but the newest files deleted; returns what still holds some of them back."""
-    done = call("store", "retention", handed.root, "--execute", "--older-than", "0s", "--json")
+    done = call("store", "retention", store.root, "--execute", "--older-than", "0s", "--json")
     assert done.code == 0, done
     return done.json["held_by"] or ""
 
 
-def _send_everything(handed: Handed, client: Any) -> None:
+def _send_everything(store: SharedStore, client: Any) -> None:
     rng = random.Random(1)
     client.create_topic("unused", 3)
-    _send_orders(handed, client, rng, frames=8)
+    _send_orders(store, client, rng, frames=8)
     for message in _odd_messages():
-        handed.note(message, client.send(message))
+        store.note(message, client.send(message))
     bodies = [rng.randbytes(50) for _ in range(33)]
-    handed.note_batch(client.send_batch("batched", bodies, queue_id=1, batch=True), bodies)
+    store.note_batch(client.send_batch("batched", bodies, queue_id=1, batch=True), bodies)
     # Files of these two queues end exactly where the queue does.
     for queue_id, count in ((0, UNITS_OF_A_FILE), (1, 2 * UNITS_OF_A_FILE)):
         bodies = [b"%d" % number for number in range(count)]
         keys = [[f"exact-{queue_id}-{number}"] for number in range(count)]
-        handed.note_batch(client.send_batch("exact", bodies, keys=keys, queue_id=queue_id), bodies, keys)
+        store.note_batch(client.send_batch("exact", bodies, keys=keys, queue_id=queue_id), bodies, keys)
     # The last segment holds many records, so that damage can be put between them.
-    _send_orders(handed, client, rng, frames=6, body_max=100)
+    _send_orders(store, client, rng, frames=6, body_max=100)
 
 
-def _send_orders(handed: Handed, client: Any, rng: random.Random, *, frames: int, body_max: int = 600) -> None:
+def _send_orders(store: SharedStore, client: Any, rng: random.Random, *, frames: int, body_max: int = 600) -> None:
     for frame in range(frames):
-        first = len(handed.sent)
+        first = len(store.sent)
         bodies = [rng.randbytes(rng.randrange(body_max)) for _ in range(40)]
         keys = [[f"order-{first + each}", f"customer-{each}"][: 1 + frame % 2] for each in range(40)]
         tags = [("new", "paid", "Aa", "BB", "schlußtag")[each % 5] for each in range(40)]
-        handed.note_batch(client.send_batch("orders", bodies, keys=keys, tags=tags), bodies, keys, tags)
+        store.note_batch(client.send_batch("orders", bodies, keys=keys, tags=tags), bodies, keys, tags)
 
 
 def _odd_messages() -> list[Message]:
@@ -203,43 +203,43 @@ def _odd_messages() -> list[Message]:
     ]
 
 
-class Doomed:
+class KilledGroup:
     """A group killed under load, late enough for RocketMQ to recover from the middle."""
 
     def __init__(self, folder: Path) -> None:
-        self.handed = Handed("killed", Group(folder / "killed", **SIZES, **FLUSHED_OFTEN).start())
+        self.store = SharedStore("killed", Group(folder / "killed", **SIZES, **FLUSHED_OFTEN).start())
         self._started = time.monotonic()
         self._hurry = threading.Event()
         self._sender = threading.Thread(target=self._send, daemon=True)
         self._sender.start()
 
-    def kill(self) -> Handed:
+    def kill(self) -> SharedStore:
         """Kill it under full load; its answers are in `sent`."""
         time.sleep(max(0.0, self._started + KILL_AFTER_S - time.monotonic()))
         self._hurry.set()
-        enough = len(self.handed.sent) + HURRIED_MESSAGES
-        wait_until(lambda: len(self.handed.sent) >= enough or not self._sender.is_alive(), what="messages under load")
+        enough = len(self.store.sent) + HURRIED_MESSAGES
+        wait_until(lambda: len(self.store.sent) >= enough or not self._sender.is_alive(), what="messages under load")
         assert self._sender.is_alive()
-        self.handed.group.kill()
+        self.store.group.kill()
         self.close()
-        return self.handed
+        return self.store
 
     def close(self) -> None:
         """Without its group the sender ends, too."""
-        self.handed.group.close()
+        self.store.group.close()
         self._sender.join()
 
     def _send(self) -> None:
         rng = random.Random(2)
-        with self.handed.group.client(timeout=30) as client:
+        with self.store.group.client(timeout=30) as client:
             for frame in range(FRAMES_MAX):
                 bodies = [rng.randbytes(rng.randrange(300)) for _ in range(10)]
                 keys = [[f"kill-{frame}-{each}"] for each in range(10)]
                 try:
-                    told = client.send_batch("killed", bodies, keys=keys, tags="t")
+                    result = client.send_batch("killed", bodies, keys=keys, tags="t")
                 except MqprocError:
                     return
-                self.handed.note_batch(told, bodies, keys, ["t"] * 10)
+                self.store.note_batch(result, bodies, keys, ["t"] * 10)
                 if not self._hurry.is_set():
                     time.sleep(PAUSE_S)
 
@@ -247,40 +247,40 @@ class Doomed:
 # Through the engine, as the system's own topics are written
 
 
-def internal(folder: Path) -> Handed:
+def internal(folder: Path) -> SharedStore:
     """Long topics, delays, transactions, IPv6 hosts, with and without CRCs of whole records.
 
     The first part is the engine's, the second that of a group whose store host is an IPv6 address.
     """
     group = Group(folder / "internal", **(SIZES | {"broker_ip": "::1", "enabled_append_prop_crc": False}))
-    handed = Handed("internal", group)
-    _append_internally(handed)
+    store = SharedStore("internal", group)
+    _append_internally(store)
     group.start()
     with group.client() as client:
         for number in range(40):
             message = Message("six", b"six %d" % number, keys=[f"six-{number}"], tag="v6")
-            handed.note(message, client.send(message))
+            store.note(message, client.send(message))
     group.wait_dispatched()
     assert group.stop() == 0
-    return handed
+    return store
 
 
-def _append_internally(handed: Handed) -> None:
-    engine = Engine(handed.root, enabled_append_prop_crc=False)
+def _append_internally(store: SharedStore) -> None:
+    engine = Engine(store.root, enabled_append_prop_crc=False)
     for append_crc in (False, True):
         engine.appender.set_options(dataclasses.replace(engine.options, enabled_append_prop_crc=append_crc))
         for topic in (RETRY_TOPIC, LONG_TOPIC, V1_TOPIC):
-            _append(handed, engine, topic, fixed_queue=0, parts=(b"", b"", b"", b"RETRY_TOPIC\x01orders\x02"))
+            _append(store, engine, topic, fixed_queue=0, parts=(b"", b"", b"", b"RETRY_TOPIC\x01orders\x02"))
         for level in (1, 3, 18, 20, 0):
             pairs = f"DELAY\x01{level}\x02REAL_TOPIC\x01orders\x02REAL_QID\x012\x02".encode()
             queue_id = max(1, min(level, 18)) - 1
-            _append(handed, engine, SCHEDULE_TOPIC, queues=18, fixed_queue=queue_id, parts=(pairs, b"", b"", b""))
+            _append(store, engine, SCHEDULE_TOPIC, queues=18, fixed_queue=queue_id, parts=(pairs, b"", b"", b""))
         for flag in (SYS_FLAG_PREPARED, SYS_FLAG_COMMIT, SYS_FLAG_ROLLBACK):
-            _append(handed, engine, "txn", sys_flag=flag, prepared_transaction_offset=1000)
-        _append(handed, engine, "RMQ_SYS_TRANS_HALF_TOPIC", fixed_queue=0)
-        _append(handed, engine, "hosts", born_host=BORN_V6, reconsume_times=3)
+            _append(store, engine, "txn", sys_flag=flag, prepared_transaction_offset=1000)
+        _append(store, engine, "RMQ_SYS_TRANS_HALF_TOPIC", fixed_queue=0)
+        _append(store, engine, "hosts", born_host=BORN_V6, reconsume_times=3)
         for _ in range(5):
-            _append(handed, engine, "rolling", count=30)
+            _append(store, engine, "rolling", count=30)
     engine.appender.close()
     engine.segments.close()
     engine.table.close()
@@ -288,8 +288,8 @@ def _append_internally(handed: Handed) -> None:
     shutil.rmtree(engine.paths.own)
 
 
-def _append(handed: Handed, engine: Engine, topic: str, *, count: int = 6, **changes: Any) -> None:
-    first = len(handed.sent)
+def _append(store: SharedStore, engine: Engine, topic: str, *, count: int = 6, **changes: Any) -> None:
+    first = len(store.sent)
     bodies = [b"%s %d" % (topic.encode(), first + each) * 9 for each in range(count)]
     keys = [f"{first + each}" for each in range(count)]
     time_ms = int(time.time() * 1000) - 10_000 + first
@@ -302,25 +302,25 @@ def _append(handed: Handed, engine: Engine, topic: str, *, count: int = 6, **cha
     queue_ids = answer[16 * count :].view(np.int32).tolist()
     for index, offset in enumerate(physical_offsets):
         place = queue_ids[index], queue_offsets[index]
-        handed.sent[offset] = Sent(topic, *place, bodies[index], "tag", (keys[index],), queued)
+        store.sent[offset] = Sent(topic, *place, bodies[index], "tag", (keys[index],), queued)
 
 
 # Damaged
 
 
 def damaged(
-    source: Handed,
+    source: SharedStore,
     name: str,
     choose: Callable[[list[StoredMessage]], StoredMessage],
     *,
     without: Sequence[str] = ("consumequeue", "index"),
-) -> tuple[Handed, int]:
+) -> tuple[SharedStore, int]:
     """A copy of a stopped store with a changed body byte and no marks, extended by us.
 
     It comes `without` these folders. Returns the physical offset of the damaged record too.
     """
     group = Group(source.root.with_name(name), **source.group.options)
-    handed = Handed(name, group, dict(source.sent))
+    store = SharedStore(name, group, dict(source.sent))
     shutil.copytree(source.root, group.store, ignore=shutil.ignore_patterns("mqproc", "~*", *without))
     with StoreReader(source.root) as reader:
         victim = choose(list(reader.scan()))
@@ -332,11 +332,11 @@ def damaged(
     segment.write_bytes(data)
     group.start()
     with group.client() as client:
-        _send_orders(handed, client, random.Random(3), frames=2)
+        _send_orders(store, client, random.Random(3), frames=2)
     group.wait_dispatched()
     assert group.stop() == 0
-    del handed.sent[victim.physical_offset]
-    return handed, victim.physical_offset
+    del store.sent[victim.physical_offset]
+    return store, victim.physical_offset
 
 
 def in_an_early_segment(messages: list[StoredMessage]) -> StoredMessage:
@@ -450,7 +450,7 @@ class Story:
     `victim` is the physical offset of a damaged record, −1 without; RocketMQ appends the first `appends_max` messages.
     """
 
-    handed: Handed
+    store: SharedStore
     victim: int = -1
     appends_max: int | None = None
     opened: Line = field(default_factory=dict)
@@ -465,7 +465,7 @@ class Story:
 
     @property
     def root(self) -> Path:
-        return self.handed.root
+        return self.store.root
 
     def folder(self, moment: str) -> Path:
         return self.root.with_name(f"{self.root.name}.{moment}")
@@ -483,7 +483,7 @@ def run_stories(stories: list[Story], rocketmq: RocketMq) -> subprocess.Complete
     refused = _up(stories[0].root)
     asked = []
     for story in stories:
-        story.messages = rocketmqs_messages(story.handed.name)[: story.appends_max]
+        story.messages = rocketmqs_messages(story.store.name)[: story.appends_max]
         asked.append((story.root, {"messages": story.messages}))
     for story, answers in zip(stories, rocketmq.ask_all("append", asked), strict=True):
         story.answers = answers
@@ -503,9 +503,9 @@ def _up(root: Path) -> subprocess.CompletedProcess[str]:
 
 
 def _open(stories: list[Story], rocketmq: RocketMq) -> None:
-    asked = [(story.root, {"options": rocketmq_options(story.handed.group.options)}) for story in stories]
+    asked = [(story.root, {"options": rocketmq_options(story.store.group.options)}) for story in stories]
     for story, opened in zip(stories, rocketmq.ask_all("open", asked), strict=True):
-        assert opened["started"], (story.handed.name, opened)
+        assert opened["started"], (story.store.name, opened)
         story.opened = story.opened or opened
 
 
@@ -525,7 +525,7 @@ def _continue(story: Story) -> None:
     """Start a group on what RocketMQ left, read everything, append, stop."""
     story.keep("extended")
     begin_ms = _now_ms()
-    group = story.handed.group.start()
+    group = story.store.group.start()
     due = len(story.dumps["second"].due_undelivered(begin_ms))
     wait_until(lambda: group.words()["delivered_messages"] >= due, what="the due messages")
     group.wait_dispatched()
@@ -534,9 +534,9 @@ def _continue(story: Story) -> None:
         _read_keys(story, client)
         story.served_ms = begin_ms, _now_ms()
         for message in _our_messages():
-            told = client.send(message)
-            place = told.queue_id, told.queue_offset
-            story.added[told.physical_offset] = Sent(
+            result = client.send(message)
+            place = result.queue_id, result.queue_offset
+            story.added[result.physical_offset] = Sent(
                 message.topic, *place, message.body, message.tag, tuple(message.keys)
             )
     group.wait_dispatched()
@@ -562,7 +562,7 @@ def _read_queues(story: Story, client: Any) -> None:
         while offset < queue.max_offset:
             pulled = client.pull(queue.topic, queue.queue_id, offset, PAGE_MESSAGES)
             found += pulled.messages
-            assert pulled.next_offset > offset, (story.handed.name, queue, pulled.status)
+            assert pulled.next_offset > offset, (story.store.name, queue, pulled.status)
             offset = pulled.next_offset
 
 

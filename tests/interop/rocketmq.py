@@ -383,7 +383,7 @@ def make_timer_store(rocketmq: RocketMq, store: Path) -> None:
     messages += [timer_message("the cancellation", later_ms, TIMER_DEL_UNIQKEY=unique_id(CANCELLED))]
     messages += [timer_message(FAR, now_ms + _TIMER_FAR_MS)]
     assert {each["status"] for each in rocketmq.ask("append", store, messages=messages)} == {"PUT_OK"}
-    told = rocketmq.ask("deliver", store, topic=TIMER_STORE_TOPIC, messages=len(DELIVERED))
-    assert (told["delivered"], told["queueOffset"]) == (len(DELIVERED), len(messages)), told
+    delivered = rocketmq.ask("deliver", store, topic=TIMER_STORE_TOPIC, messages=len(DELIVERED))
+    assert (delivered["delivered"], delivered["queueOffset"]) == (len(DELIVERED), len(messages)), delivered
     assert rocketmq.ask("close", store) == {"clean": True}
     assert time.time_ns() // 1_000_000 < later_ms, "closing took too long: waiting messages are delivered"

@@ -53,7 +53,7 @@ def consumed(group: Group, name: str, count: int, tags: str | None = None) -> di
     return places
 
 
-def told(message: StoredMessage) -> tuple[str, bytes, int]:
+def identity(message: StoredMessage) -> tuple[str, bytes, int]:
     """The parts of a message that delivery does not change."""
     return message.keys[0], message.body, message.reconsume_times
 
@@ -119,7 +119,7 @@ def test_brokers_pending_retries_and_delays_arrive_once(group: Group) -> None:
     group.wait_dispatched()
     found = consumed(group, EVERYTHING, len(LEFT) + len(pending) + len(waiting))
     came = [message for message in found.values() if message.keys[0] not in LEFT]
-    assert sorted(map(told, came)) == sorted(map(told, [*pending, *waiting]))
+    assert sorted(map(identity, came)) == sorted(map(identity, [*pending, *waiting]))
     assert {message.queue_offset for message in came if message.topic == RETRY} == set(range(4, 11))
     assert {message.keys[0] for message in found.values()} >= LEFT
     assert group.words()["delivered_messages"] == len(waiting)

@@ -42,42 +42,42 @@ LOCKED = 7
 RECOVERY_MARGIN_MS = 3000
 CRC_NAME = "__CRC32#"
 
-Told = tuple[dict[str, Story], subprocess.CompletedProcess[str]]
-Seen = tuple[Story, str, StoreReader]
+Stories = tuple[dict[str, Story], subprocess.CompletedProcess[str]]
+Moment = tuple[Story, str, StoreReader]
 
 
 @pytest.fixture(scope="module")
-def told(rocketmq: RocketMq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+def stories_run(rocketmq: RocketMq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stories]:
     """All stories by name, and the result of `mqproc up` on a store that RocketMQ held."""
     folder = tmp_path_factory.mktemp("java")
-    doomed = java_stores.Doomed(folder)
+    killed_group = java_stores.KilledGroup(folder)
     stories: list[Story] = []
     try:
         stories += [Story(make(folder)) for make in (java_stores.stopped, java_stores.internal, java_stores.retained)]
-        stories.append(Story(doomed.kill()))
+        stories.append(Story(killed_group.kill()))
         refused = run_stories(stories, rocketmq)
-        yield {story.handed.name: story for story in stories}, refused
+        yield {story.store.name: story for story in stories}, refused
     finally:
-        doomed.close()
+        killed_group.close()
         for story in stories:
-            story.handed.group.close()
+            story.store.group.close()
 
 
 @pytest.fixture(params=WHOLE)
-def story(request: pytest.FixtureRequest, told: Told) -> Story:
-    return told[0][request.param]
+def story(request: pytest.FixtureRequest, stories_run: Stories) -> Story:
+    return stories_run[0][request.param]
 
 
 @pytest.fixture(params=[(name, moment) for name in WHOLE for moment in MOMENTS], ids="-".join)
-def seen(request: pytest.FixtureRequest, told: Told) -> Iterator[Seen]:
+def view(request: pytest.FixtureRequest, stories_run: Stories) -> Iterator[Moment]:
     """A store, a moment, and our reader on a copy of RocketMQ's files at that moment."""
     name, moment = request.param
-    story = told[0][name]
+    story = stories_run[0][name]
     folder = story.folder(MOMENTS[moment])
     if (name, moment) == ("killed", "first"):
         # RocketMQ dumps the store after its recovery, so we recover the killed store too.
-        folder = rebuilt(Group(folder, **story.handed.group.options)).root
-    with StoreReader(folder, story.handed.options) as reader:
+        folder = rebuilt(Group(folder, **story.store.group.options)).root
+    with StoreReader(folder, story.store.options) as reader:
         yield story, moment, reader
 
 
@@ -86,25 +86,26 @@ def seen(request: pytest.FixtureRequest, told: Told) -> Iterator[Seen]:
 
 def test_rocketmq_opens_and_closes_our_store(story: Story) -> None:
     """Its first start of the killed store is after a crash, all others after a clean stop."""
-    assert (story.folder("left") / "abort").exists() is (story.handed.name == "killed")
+    assert (story.folder("left") / "abort").exists() is (story.store.name == "killed")
     assert story.opened["loaded"]
-    assert story.opened["minPhyOffset"] == story.handed.begin
-    assert (story.handed.begin > 0) is (story.handed.name == "retained")
+    assert story.opened["minPhyOffset"] == story.store.begin
+    assert (story.store.begin > 0) is (story.store.name == "retained")
     assert story.closed == [{"clean": True}, {"clean": True}]
 
 
-def test_rocketmqs_recovery_begins_after_first_segment(told: Told) -> None:
+def test_rocketmqs_recovery_begins_after_first_segment(stories_run: Stories) -> None:
     """Our checkpoint allows it: we wrote the units and entries of the earlier segments."""
-    killed = told[0]["killed"]
+    killed = stories_run[0]["killed"]
     checkpoint = decode_checkpoint((killed.folder("left") / "checkpoint").read_bytes())
     vouched = min(checkpoint.physic_timestamp_ms, checkpoint.logics_timestamp_ms) - RECOVERY_MARGIN_MS
     later = [line for line in killed.dumps["first"].records.values() if line["offset"] >= SEGMENT_SIZE]
     assert later[0]["storeTimestamp"] <= min(vouched, checkpoint.index_timestamp_ms)
 
 
-def test_stories_roll_files_of_every_kind(told: Told) -> None:
+def test_stories_roll_files_of_every_kind(stories_run: Stories) -> None:
     """Segments, files of one queue, index files: several from us, and RocketMQ begins others."""
-    counts = {name: [_count_files(told[0][name].folder(moment)) for moment in MOMENTS.values()] for name in WHOLE}
+    stories, _ = stories_run
+    counts = {name: [_count_files(stories[name].folder(moment)) for moment in MOMENTS.values()] for name in WHOLE}
     left, extended, ended = counts["stopped"]
     assert min(left) >= 2
     assert all(later > earlier for earlier, later in zip(left[:2], extended[:2], strict=True))
@@ -113,11 +114,11 @@ def test_stories_roll_files_of_every_kind(told: Told) -> None:
     assert ended >= extended
 
 
-def test_retention_deleted_files_of_every_kind(told: Told) -> None:
+def test_retention_deleted_files_of_every_kind(stories_run: Stories) -> None:
     """Files of the log, a queue and the index; a queue without messages keeps its end."""
-    story = told[0]["retained"]
+    story = stories_run[0]["retained"]
     left = story.folder("left")
-    assert story.handed.begin >= 3 * SEGMENT_SIZE
+    assert story.store.begin >= 3 * SEGMENT_SIZE
     queues = {
         path.parent: min(int(each.name) for each in path.parent.iterdir())
         for path in left.glob("consumequeue/orders/*/*")
@@ -139,8 +140,8 @@ def _count_files(folder: Path) -> tuple[int, int, int]:
     return len(list((folder / "commitlog").iterdir())), max(queues), len(list((folder / "index").iterdir()))
 
 
-def test_up_on_store_opened_by_rocketmq_fails(told: Told, rocketmq: RocketMq) -> None:
-    _, refused = told
+def test_up_on_store_opened_by_rocketmq_fails(stories_run: Stories, rocketmq: RocketMq) -> None:
+    _, refused = stories_run
     assert refused.returncode == LOCKED
     assert f"in use by pid {rocketmq.pid} " in refused.stderr
 
@@ -150,13 +151,13 @@ def test_up_on_store_opened_by_rocketmq_fails(told: Told, rocketmq: RocketMq) ->
 
 def test_rocketmq_reads_our_acknowledged_messages(story: Story) -> None:
     dump = story.dumps["first"]
-    assert len(story.handed.sent) > 200
-    assert_dumped(dump, story.handed.sent)
+    assert len(story.store.sent) > 200
+    assert_dumped(dump, story.store.sent)
 
 
 def test_rocketmq_reads_messages_we_appended_after_it(story: Story) -> None:
     second, third = story.dumps["second"], story.dumps["third"]
-    assert_dumped(third, story.handed.sent | story.added)
+    assert_dumped(third, story.store.sent | story.added)
     assert min(story.added) >= second.max_physical_offset
     parked = second.due_undelivered(TIME_MAX)
     for queue, line in third.queues.items():
@@ -177,14 +178,14 @@ def test_rocketmq_reads_messages_we_appended_after_it(story: Story) -> None:
 # RocketMQ and our reader, over the same files
 
 
-def test_log_equals_rocketmqs(seen: Seen) -> None:
-    story, moment, reader = seen
+def test_log_equals_rocketmqs(view: Moment) -> None:
+    story, moment, reader = view
     dump = story.dumps[moment]
     messages = list(reader.scan())
     assert [message.physical_offset for message in messages] == list(dump.records)
     assert not dump.lines("bad")
     segment_ends = [line["offset"] + line["size"] for line in dump.lines("blank")]
-    begin, end = story.handed.begin // SEGMENT_SIZE, dump.max_physical_offset // SEGMENT_SIZE
+    begin, end = story.store.begin // SEGMENT_SIZE, dump.max_physical_offset // SEGMENT_SIZE
     assert segment_ends == [SEGMENT_SIZE * (index + 1) for index in range(begin, end)]
     assert dump.lines("store")[0]["earliestMessageTime"] == messages[0].store_timestamp_ms
     for message in messages:
@@ -197,18 +198,18 @@ def test_log_equals_rocketmqs(seen: Seen) -> None:
         }
 
 
-def test_rocketmq_verifies_our_record_crcs(seen: Seen) -> None:
+def test_rocketmq_verifies_our_record_crcs(view: Moment) -> None:
     """It demands them under forceVerifyPropCRC; where we wrote none it finds none."""
-    story, moment, _ = seen
+    story, moment, _ = view
     lines = story.dumps[moment].records.values()
     for line in lines:
         assert line["covered"] is (CRC_NAME in line["properties"]), line
-    assert {line["covered"] for line in lines} == ({True, False} if story.handed.name == "internal" else {True})
+    assert {line["covered"] for line in lines} == ({True, False} if story.store.name == "internal" else {True})
 
 
-def test_queues_equal_rocketmqs(seen: Seen) -> None:
+def test_queues_equal_rocketmqs(view: Moment) -> None:
     """Bounds as our reader finds them; units as the records say."""
-    story, moment, reader = seen
+    story, moment, reader = view
     dump = story.dumps[moment]
     ours = {(each.topic, each.queue_id): (each.min_offset, each.max_offset) for each in reader.queues()}
     theirs = {queue: (line["minOffset"], line["maxOffset"]) for queue, line in dump.queues.items()}
@@ -230,8 +231,8 @@ def _units(dump: Dump, queue: tuple[str, int]) -> list[list[int]]:
     return [[line["offset"], line["size"], line["tagsCode"]] for line in lines]
 
 
-def test_pulls_equal_rocketmqs(seen: Seen) -> None:
-    story, moment, reader = seen
+def test_pulls_equal_rocketmqs(view: Moment) -> None:
+    story, moment, reader = view
     lines = story.dumps[moment].lines("pull")
     assert {line["tag"] != "" for line in lines} == {True, False}
     for line in lines:
@@ -247,13 +248,13 @@ def test_pulls_equal_rocketmqs(seen: Seen) -> None:
         assert ours == {name: line[name] for name in ours}, line
 
 
-def test_keys_equal_rocketmqs(seen: Seen) -> None:
+def test_keys_equal_rocketmqs(view: Moment) -> None:
     """RocketMQ's own answers, by hash, include those that follow from the records."""
-    story, moment, reader = seen
+    story, moment, reader = view
     dump = story.dumps[moment]
     assert len(dump.keys) > 200
     # After a kill RocketMQ indexes a record again that the index ends with.
-    form: Callable[[Sequence[int]], list[int]] = list if story.handed.name != "killed" else _without_doubles
+    form: Callable[[Sequence[int]], list[int]] = list if story.store.name != "killed" else _without_doubles
     for (topic, key), offsets in dump.keys.items():
         ours = reader.query_message(topic, key, 64, 0, TIME_MAX).offsets
         assert form(ours) == form(offsets), (topic, key)
@@ -265,8 +266,8 @@ def _without_doubles(offsets: Sequence[int]) -> list[int]:
     return sorted(set(offsets))
 
 
-def test_times_equal_rocketmqs(seen: Seen) -> None:
-    story, moment, reader = seen
+def test_times_equal_rocketmqs(view: Moment) -> None:
+    story, moment, reader = view
     lines = story.dumps[moment].lines("time")
     assert len(lines) > 50
     for line in lines:

@@ -45,7 +45,7 @@ def told(rocketmq: RocketMq, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         run_stories([early, last, end], rocketmq)
         yield {"early": early, "last": last, "end": end}
     finally:
-        for each in (stopped, early.handed, last.handed, end.handed):
+        for each in (stopped, early.store, last.store, end.store):
             each.group.close()
 
 
@@ -69,7 +69,7 @@ def test_hole_in_early_segment_cuts_nothing(hole_early: Story) -> None:
     first, victim = hole_early.dumps["first"], hole_early.victim
     after = victim - victim % SEGMENT_SIZE + SEGMENT_SIZE
     assert [(line["offset"], line["next"]) for line in first.lines("bad")] == [(victim, after)]
-    sent = hole_early.handed.sent
+    sent = hole_early.store.sent
     walked = {offset: each for offset, each in sent.items() if not victim < offset < after}
     assert_dumped(first, walked)
     for offset in sent.keys() - walked.keys():
@@ -113,7 +113,7 @@ def test_group_serves_rocketmqs_messages_after_hole(hole_early: Story) -> None:
 def test_rocketmq_cuts_log_at_hole_in_last_segment(hole_last: Story) -> None:
     first, victim = hole_last.dumps["first"], hole_last.victim
     assert first.max_physical_offset == victim
-    assert_dumped(first, {offset: each for offset, each in hole_last.handed.sent.items() if offset < victim})
+    assert_dumped(first, {offset: each for offset, each in hole_last.store.sent.items() if offset < victim})
     assert max(line["maxOffset"] for line in first.queues.values()) > 0
     assert hole_last.answers[0]["physicalOffset"] == victim
 

@@ -24,16 +24,16 @@ pytestmark = pytest.mark.timeout(1000)
 def intruded(rocketmq: RocketMq, make_group: Callable[..., Group]) -> tuple[Group, dict[int, Sent]]:
     """A running group after RocketMQ tried to start on its store, and the acknowledged messages."""
     group = make_group("held", **SIZES)
-    handed = java_stores.Handed("held", group)
+    store = java_stores.SharedStore("held", group)
     with group.client() as client:
         for number in range(200):
             message = Message("held", b"before %d" % number, keys=[f"before-{number}"], queue_id=number % 4)
-            handed.note(message, client.send(message))
+            store.note(message, client.send(message))
     group.wait_dispatched()
     opened = rocketmq.ask("open", group.store, options=rocketmq_options(SIZES))
     assert not opened["started"]
     assert not opened["loaded"] or "Lock failed" in opened["error"]
-    return group, handed.sent
+    return group, store.sent
 
 
 def test_rocketmq_start_on_running_store_fails(intruded: tuple[Group, dict[int, Sent]]) -> None:
@@ -59,6 +59,6 @@ def _as_sent(group: Group, sent: dict[int, Sent]) -> dict[int, Sent]:
 def test_keys_are_indexed_after_rocketmqs_attempt(intruded: tuple[Group, dict[int, Sent]]) -> None:
     group, _ = intruded
     with group.client() as client:
-        told = client.send("held", b"after", keys="after")
+        result = client.send("held", b"after", keys="after")
         group.wait_dispatched()
-        assert [message.physical_offset for message in client.by_key("held", "after")] == [told.physical_offset]
+        assert [message.physical_offset for message in client.by_key("held", "after")] == [result.physical_offset]

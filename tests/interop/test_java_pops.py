@@ -33,7 +33,7 @@ THEIRS_S = 16
 
 
 @dataclass
-class Told:
+class Results:
     """What came, in order."""
 
     theirs: list[tuple[str, int]] = field(default_factory=list)
@@ -46,16 +46,16 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
     folder = tmp_path_factory.mktemp("java_pops")
     group = Group(folder / "popped", **OPTIONS)
     try:
         with RocketMq(folder) as rocketmq:
-            told = Told()
+            results = Results()
             _receive(group)
-            due_s = _run_broker(rocketmq, group.store, told)
-            _run_group_again(group, told, due_s)
-            yield told
+            due_s = _run_broker(rocketmq, group.store, results)
+            _run_group_again(group, results, due_s)
+            yield results
     finally:
         group.close()
 
@@ -93,11 +93,11 @@ def _receive(group: Group) -> None:
     assert time.monotonic() < due
 
 
-def _run_broker(rocketmq: RocketMq, store: Path, told: Told) -> float:
+def _run_broker(rocketmq: RocketMq, store: Path, results: Results) -> float:
     """The time when the last unacknowledged message of the broker is due again."""
     rocketmq.ask("broker", store, options=rocketmq_options(OPTIONS))
     found = pop_all(rocketmq, store, len(LEFT), THEIRS_S * 1000)
-    told.theirs = sorted((each["body"], each["times"]) for each in found)
+    results.theirs = sorted((each["body"], each["times"]) for each in found)
     due_s = 0.0
     for message in found:
         _, popped_ms, invisible_ms, *_ = message["handle"].split(" ")
@@ -105,33 +105,33 @@ def _run_broker(rocketmq: RocketMq, store: Path, told: Told) -> float:
             ack(rocketmq, store, message)
         else:
             due_s = max(due_s, (int(popped_ms) + int(invisible_ms)) / 1000)
-    told.theirs_after = [each["body"] for each in pop(rocketmq, store, 32, 60_000)]
+    results.theirs_after = [each["body"] for each in pop(rocketmq, store, 32, 60_000)]
     assert rocketmq.ask("stop", store) == {"clean": True}
     return due_s
 
 
-def _run_group_again(group: Group, told: Told, due_s: float) -> None:
+def _run_group_again(group: Group, results: Results, due_s: float) -> None:
     group.start()
     with group.client() as client:
         consumer = client.simple_consumer(POP_GROUP, POP_TOPIC)
         found = _all(consumer, 3, 60)
-        told.early_by_s = due_s - time.time()
-        told.ours = sorted((message.body.decode(), message.reconsume_times) for message in found)
+        results.early_by_s = due_s - time.time()
+        results.ours = sorted((message.body.decode(), message.reconsume_times) for message in found)
         assert consumer.ack(*found) == len(found)
-        told.ours_after = [message.body.decode() for message in consumer.receive(32, timeout=3)]
+        results.ours_after = [message.body.decode() for message in consumer.receive(32, timeout=3)]
     assert group.stop() == 0
     saved = rocketmq_json.parse(group.paths.consumer_offsets.read_text())["offsetTable"]
-    told.progress = saved[f"{POP_TOPIC}@{POP_GROUP}"]
+    results.progress = saved[f"{POP_TOPIC}@{POP_GROUP}"]
     assert f"{REVIVE_TOPIC}@{REVIVE_GROUP}" in saved
 
 
-def test_broker_redelivers_our_unacknowledged_messages(told: Told) -> None:
-    assert told.theirs == [(str(number), 1) for number in sorted(LEFT, key=str)]
-    assert told.theirs_after == []
-    assert told.progress == {"0": SENT + 1}
+def test_broker_redelivers_our_unacknowledged_messages(results: Results) -> None:
+    assert results.theirs == [(str(number), 1) for number in sorted(LEFT, key=str)]
+    assert results.theirs_after == []
+    assert results.progress == {"0": SENT + 1}
 
 
-def test_group_redelivers_brokers_unacknowledged_when_due(told: Told) -> None:
-    assert told.ours == [("31", 2), ("38", 2), ("39", 2)]
-    assert told.ours_after == []
-    assert told.early_by_s <= 1.0
+def test_group_redelivers_brokers_unacknowledged_when_due(results: Results) -> None:
+    assert results.ours == [("31", 2), ("38", 2), ("39", 2)]
+    assert results.ours_after == []
+    assert results.early_by_s <= 1.0

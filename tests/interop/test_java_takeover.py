@@ -69,7 +69,7 @@ FROM_THEM = Counter(
 
 
 @dataclass
-class Told:
+class Results:
     """The results of each side, in order."""
 
     begun: Line = field(default_factory=dict)
@@ -94,15 +94,15 @@ def options(later_s: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
     folder = tmp_path_factory.mktemp("java_takeover")
     with RocketMq(folder) as rocketmq:
         group = left_waiting(folder)
         try:
-            told = Told()
-            go_on_with_ours(rocketmq, group, told)
-            go_on_with_theirs(group, told)
-            yield told
+            results = Results()
+            run_broker(rocketmq, group, results)
+            run_group_again(group, results)
+            yield results
         finally:
             group.close()
 
@@ -110,7 +110,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
 def left_waiting(folder: Path) -> Group:
     """Our part, stopped before the waiting messages are due."""
     for later_s in LATER_S:
-        group = Group(folder / f"handed-{later_s}", **options(later_s))
+        group = Group(folder / f"store-{later_s}", **options(later_s))
         try:
             if leave_ours(group, later_s):
                 return group
@@ -162,22 +162,22 @@ def counted(messages: list[Line]) -> Counter[tuple[str, int]]:
     return Counter((each["body"], each["times"]) for each in messages)
 
 
-def go_on_with_ours(rocketmq: RocketMq, group: Group, told: Told) -> None:
+def run_broker(rocketmq: RocketMq, group: Group, results: Results) -> None:
     store = group.store
     rocketmq.ask("broker", store, options=rocketmq_options(group.options) | THEIR_SETTINGS)
-    told.begun = rocketmq.ask("state", store, topic=TOPIC, group=GROUP)
+    results.begun = rocketmq.ask("state", store, topic=TOPIC, group=GROUP)
     refuse = {"again": THEIR_LATER_LEVEL, "their dead": -1}
     rocketmq.ask("consume", store, group=GROUP, topic=TOPIC, refuse=refuse)
     rocketmq.ask("consume", store, group=LETTERS, topic=DEAD, refuse={})
     rocketmq.ask("produce", store, group=PRODUCERS, topic=TOPIC, answers={"undecided": True})
     rocketmq.ask("consumed", store, group=GROUP, messages=FROM_US.total(), waitMs=TIMEOUT_MS)
-    leave_theirs(rocketmq, store, told)
+    leave_brokers_work(rocketmq, store, results)
     assert rocketmq.ask("stop", store) == {"clean": True}
     with StoreReader(store) as reader:
-        told.stored = Counter(message.body.decode() for message in reader.range(TOPIC))
+        results.stored = Counter(message.body.decode() for message in reader.range(TOPIC))
 
 
-def leave_theirs(rocketmq: RocketMq, store: Path, told: Told) -> None:
+def leave_brokers_work(rocketmq: RocketMq, store: Path, results: Results) -> None:
     def put(body: str, **how: Any) -> None:
         assert rocketmq.ask("put", store, topic=TOPIC, body=body, **how) == "SEND_OK"
 
@@ -193,64 +193,64 @@ def leave_theirs(rocketmq: RocketMq, store: Path, told: Told) -> None:
     put("their later by the timer", deliverMs=time.time_ns() // 1_000_000 + THEIR_LATER_S * 1000)
     # The undecided one is the last in the half topic: whatever else would be asked about is asked about before.
     wait_until(lambda: "their undecided" in rocketmq.ask("checked", store), 60.0, "a check")
-    told.checked = set(rocketmq.ask("checked", store))
-    told.letters = counted(rocketmq.ask("consumed", store, group=LETTERS, messages=2, waitMs=TIMEOUT_MS))
+    results.checked = set(rocketmq.ask("checked", store))
+    results.letters = counted(rocketmq.ask("consumed", store, group=LETTERS, messages=2, waitMs=TIMEOUT_MS))
     rocketmq.ask("endConsumer", store, group=GROUP)
-    told.theirs = counted(rocketmq.ask("consumed", store, group=GROUP, messages=0, waitMs=0))
+    results.theirs = counted(rocketmq.ask("consumed", store, group=GROUP, messages=0, waitMs=0))
     for number in range(4):
         put(f"left {number}")
 
 
-def go_on_with_theirs(group: Group, told: Told) -> None:
+def run_group_again(group: Group, results: Results) -> None:
     def checker(message: StoredMessage) -> bool:
-        told.asked.add(message.body.decode())
+        results.asked.add(message.body.decode())
         return True
 
     group.start()
     with group.client() as client:
         with client.transaction_producer(PRODUCERS, checker), client.consumer(GROUP, TOPIC) as consumer:
             found = received(consumer, FROM_THEM.total())
-            told.ours = Counter((message.body.decode(), message.reconsume_times) for message in found)
+            results.ours = Counter((message.body.decode(), message.reconsume_times) for message in found)
             consumer.ack(*found)
-            told.ours_after = [message.body.decode() for message in consumer.receive(64, timeout=QUIET_S)]
-        told.dead = {message.body.decode() for message in client.groups.dead_letters(GROUP)}
+            results.ours_after = [message.body.decode() for message in consumer.receive(64, timeout=QUIET_S)]
+        results.dead = {message.body.decode() for message in client.groups.dead_letters(GROUP)}
         for topic in (TOPIC, SCHEDULE_TOPIC):
-            told.ends[topic] = {str(queue.queue_id): queue.max_offset for queue in client.queues(topic)}
+            results.ends[topic] = {str(queue.queue_id): queue.max_offset for queue in client.queues(topic)}
     assert group.stop() == 0
-    told.progress = rocketmq_json.parse(group.paths.consumer_offsets.read_text())["offsetTable"][f"{TOPIC}@{GROUP}"]
-    told.levels = rocketmq_json.parse(group.paths.delay_offsets.read_text())["offsetTable"]
+    results.progress = rocketmq_json.parse(group.paths.consumer_offsets.read_text())["offsetTable"][f"{TOPIC}@{GROUP}"]
+    results.levels = rocketmq_json.parse(group.paths.delay_offsets.read_text())["offsetTable"]
 
 
-def test_broker_loads_our_config_files(told: Told) -> None:
-    begun = told.begun
+def test_broker_loads_our_config_files(results: Results) -> None:
+    begun = results.begun
     assert begun["progress"] == {"0": DONE // QUEUES, "1": DONE // QUEUES}
     assert begun["levels"] == {str(SOON_LEVEL): 1}
     assert (begun["queues"], begun["retryMaxTimes"]) == (QUEUES, TIMES_MAX)
 
 
-def test_brokers_consumer_receives_pending_messages_once(told: Told) -> None:
-    assert told.theirs == FROM_US + WHILE_THEY_RUN
-    assert told.letters == Counter({(f"m{DEAD_AT_ONCE}", 1): 1, ("their dead", 1): 1})
+def test_brokers_consumer_receives_pending_messages_once(results: Results) -> None:
+    assert results.theirs == FROM_US + WHILE_THEY_RUN
+    assert results.letters == Counter({(f"m{DEAD_AT_ONCE}", 1): 1, ("their dead", 1): 1})
 
 
-def test_broker_checks_open_transactions_only(told: Told) -> None:
-    assert told.checked == {"undecided", "their undecided"}
-    assert told.stored.keys() & {"rolled back", "their rolled back"} == set()
-    assert told.stored["committed"] == told.stored["their committed"] == told.stored["undecided"] == 1
+def test_broker_checks_open_transactions_only(results: Results) -> None:
+    assert results.checked == {"undecided", "their undecided"}
+    assert results.stored.keys() & {"rolled back", "their rolled back"} == set()
+    assert results.stored["committed"] == results.stored["their committed"] == results.stored["undecided"] == 1
 
 
-def test_topic_has_no_duplicates(told: Told) -> None:
-    assert told.stored.keys() >= {body for body, times in FROM_US if not times}
-    assert set(told.stored.values()) == {1}
+def test_topic_has_no_duplicates(results: Results) -> None:
+    assert results.stored.keys() >= {body for body, times in FROM_US if not times}
+    assert set(results.stored.values()) == {1}
 
 
-def test_our_consumer_receives_brokers_pending_messages_once(told: Told) -> None:
-    assert told.ours == FROM_THEM
-    assert told.ours_after == []
-    assert told.dead == {f"m{DEAD_AT_ONCE}", "their dead"}
-    assert told.progress == told.ends[TOPIC]
-    assert told.levels == {str(int(queue) + 1): end for queue, end in told.ends[SCHEDULE_TOPIC].items() if end}
+def test_our_consumer_receives_brokers_pending_messages_once(results: Results) -> None:
+    assert results.ours == FROM_THEM
+    assert results.ours_after == []
+    assert results.dead == {f"m{DEAD_AT_ONCE}", "their dead"}
+    assert results.progress == results.ends[TOPIC]
+    assert results.levels == {str(int(queue) + 1): end for queue, end in results.ends[SCHEDULE_TOPIC].items() if end}
 
 
-def test_our_producers_are_asked_about_open_transactions_only(told: Told) -> None:
-    assert told.asked == {"their undecided"}
+def test_our_producers_are_asked_about_open_transactions_only(results: Results) -> None:
+    assert results.asked == {"their undecided"}

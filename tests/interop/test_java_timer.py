@@ -33,7 +33,7 @@ DUE_AFTER_S = 15
 
 
 @dataclass
-class Told:
+class Results:
     """The results of each side, in order."""
 
     ours: list[tuple[int, int]] = field(default_factory=list)
@@ -67,18 +67,18 @@ def timer_message(number: int, due_ms: int) -> Line:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
     folder = tmp_path_factory.mktemp("java_timer")
     group = Group(folder / "timed", **OPTIONS)
     try:
         with RocketMq(folder) as rocketmq:
-            yield _tell(group, rocketmq)
+            yield _run(group, rocketmq)
     finally:
         group.close()
 
 
-def _tell(group: Group, rocketmq: RocketMq) -> Told:
-    told, root = Told(), group.store
+def _run(group: Group, rocketmq: RocketMq) -> Results:
+    results, root = Results(), group.store
     group.start()
     with group.client() as client:
         client.create_topic(TOPIC, 1)
@@ -89,53 +89,53 @@ def _tell(group: Group, rocketmq: RocketMq) -> Told:
         wait_until(lambda: group.words()["timed_messages"] >= OURS_WAITING)
         group.wait_dispatched()
     assert group.stop() == 0
-    told.ours = timer_units(root)
+    results.ours = timer_units(root)
     opened = rocketmq.ask("open", root, options=rocketmq_options(OPTIONS))
     assert opened["started"], opened
-    told.opened = rocketmq.ask("timer", root)
+    results.opened = rocketmq.ask("timer", root)
     now_ms = time.time_ns() // 1_000_000
     messages = [timer_message(number, now_ms + HOUR_MS + 1000 * (number % 3)) for number in range(THEIRS_WAITING)]
     messages += [timer_message(100 + number, now_ms + 2000) for number in range(THEIRS_DUE)]
     assert {each["status"] for each in rocketmq.ask("append", root, messages=messages)} == {"PUT_OK"}
-    told.delivered = rocketmq.ask("deliver", root, topic=TOPIC, messages=OURS_DUE + THEIRS_DUE)
+    results.delivered = rocketmq.ask("deliver", root, topic=TOPIC, messages=OURS_DUE + THEIRS_DUE)
     assert rocketmq.ask("close", root) == {"clean": True}
     verified = call("store", "verify", root, "--json")
-    told.verified = verified.code, verified.json
-    told.theirs = timer_units(root)
+    results.verified = verified.code, verified.json
+    results.theirs = timer_units(root)
     group.start()
     wait_until(lambda: group.words()["timed_messages"] >= OURS_WAITING + THEIRS_WAITING)
-    told.waiting = group.words()["timed_messages"]
+    results.waiting = group.words()["timed_messages"]
     group.wait_dispatched()
     assert group.stop() == 0
     with StoreReader(root) as reader:
-        told.bodies = [message.body for message in reader.range(TOPIC)]
-    return told
+        results.bodies = [message.body for message in reader.range(TOPIC)]
+    return results
 
 
-def test_rocketmq_lists_waiting_messages_of_our_files(told: Told) -> None:
-    opened = told.opened
+def test_rocketmq_lists_waiting_messages_of_our_files(results: Results) -> None:
+    opened = results.opened
     assert opened["loaded"]
     assert opened["queueOffset"] == OURS_WAITING + OURS_DUE
-    assert sorted((unit[0], unit[2]) for unit in opened["units"]) == told.ours
-    assert opened["messages"] == len(told.ours) >= OURS_WAITING
+    assert sorted((unit[0], unit[2]) for unit in opened["units"]) == results.ours
+    assert opened["messages"] == len(results.ours) >= OURS_WAITING
     assert {unit[4] for unit in opened["units"]} == {timer_log.MAGIC_DEFAULT}
 
 
-def test_rocketmq_delivers_due_messages(told: Told) -> None:
-    assert told.delivered["delivered"] == OURS_DUE + THEIRS_DUE
-    assert told.delivered["queueOffset"] == OURS_WAITING + OURS_DUE + THEIRS_WAITING + THEIRS_DUE
-    assert told.delivered["messages"] == OURS_WAITING + THEIRS_WAITING
+def test_rocketmq_delivers_due_messages(results: Results) -> None:
+    assert results.delivered["delivered"] == OURS_DUE + THEIRS_DUE
+    assert results.delivered["queueOffset"] == OURS_WAITING + OURS_DUE + THEIRS_WAITING + THEIRS_DUE
+    assert results.delivered["messages"] == OURS_WAITING + THEIRS_WAITING
 
 
-def test_verify_of_rocketmqs_timer_files_is_clean(told: Told) -> None:
-    code, document = told.verified
+def test_verify_of_rocketmqs_timer_files_is_clean(results: Results) -> None:
+    code, document = results.verified
     assert damage_in(document) == [], document["findings"]
     assert [each for each in document["findings"] if each["kind"].startswith("timer")] == []
     assert code == 0
 
 
-def test_group_continues_after_rocketmqs_timer(told: Told) -> None:
-    assert told.waiting == len(told.theirs) == OURS_WAITING + THEIRS_WAITING
+def test_group_continues_after_rocketmqs_timer(results: Results) -> None:
+    assert results.waiting == len(results.theirs) == OURS_WAITING + THEIRS_WAITING
     ours = [b"ours due %d" % number for number in range(OURS_DUE)]
     theirs = [b"theirs %d" % (100 + number) for number in range(THEIRS_DUE)]
-    assert sorted(told.bodies) == sorted(ours + theirs)
+    assert sorted(results.bodies) == sorted(ours + theirs)
