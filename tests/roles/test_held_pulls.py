@@ -17,7 +17,7 @@ from mqproc.types import PullStatus
 from mqproc.wire.operations import Operation
 from mqproc.wire.operations.log import PullRequest
 from tests.roles.test_query import Group, waiting
-from tests.store.read.test_reader import COUNT
+from tests.support.store_builders import MESSAGE_COUNT
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def filled(tmp_path: Path) -> Iterator[Group]:
 def test_a_role_that_nobody_waits_at_sleeps(filled: Group) -> None:
     """The time of a pull that is not held any more wakes nobody: it would do so for good."""
     caller = filled.connect()
-    caller.ask(Operation.PULL, PullRequest("Orders", 0, COUNT // 4, timeout_ms=10_000))
-    caller.ask(Operation.PULL, PullRequest("Orders", 1, COUNT // 4, timeout_ms=30_000))
+    caller.ask(Operation.PULL, PullRequest("Orders", 0, MESSAGE_COUNT // 4, timeout_ms=10_000))
+    caller.ask(Operation.PULL, PullRequest("Orders", 1, MESSAGE_COUNT // 4, timeout_ms=30_000))
     assert caller.answer() is None
     assert waiting(filled) == 2
     caller.sock.close()
@@ -49,7 +49,7 @@ def test_a_pull_is_held_for_each_queue_that_a_store_may_have(filled: Group) -> N
     caller, count = filled.connect(), 17_000
     assert filled.context.options.max_queues > count
     for number in range(count):
-        caller.ask(Operation.PULL, PullRequest("Orders", number % 4, COUNT // 4, timeout_ms=30_000))
+        caller.ask(Operation.PULL, PullRequest("Orders", number % 4, MESSAGE_COUNT // 4, timeout_ms=30_000))
         if number % 100 == 0:
             filled.step()
     assert caller.answer() is None
@@ -78,7 +78,7 @@ def test_before_it_sleeps_a_role_looks_at_what_its_bell_tells_of(filled: Group) 
 
 
 def test_a_pull_may_tell_at_once_what_it_has_passed(filled: Group) -> None:
-    caller, end = filled.connect(), COUNT // 4
+    caller, end = filled.connect(), MESSAGE_COUNT // 4
     telling = PullRequest("Orders", 0, 0, tags=["new"], timeout_ms=30_000, progress_ms=0)
     answer, _ = caller.call(Operation.PULL, telling)
     assert (answer.status, answer.next_offset, answer.count) == (PullStatus.NO_MATCHED_MESSAGE, end, 0)
@@ -94,7 +94,7 @@ def test_a_pull_may_tell_at_once_what_it_has_passed(filled: Group) -> None:
 
 @pytest.mark.parametrize("passed_before", [True, False])
 def test_a_pull_tells_in_time_what_it_has_passed_and_not_before(filled: Group, passed_before: bool) -> None:
-    caller, end = filled.connect(), COUNT // 4
+    caller, end = filled.connect(), MESSAGE_COUNT // 4
     progress_s = 2.0  # More than it takes, on a busy machine too, to see that nothing is told yet.
     request = PullRequest("Orders", 0, 0 if passed_before else end, tags=["new"], timeout_ms=30_000, progress_ms=2000)
     begun = time.monotonic()

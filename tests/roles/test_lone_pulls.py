@@ -18,9 +18,9 @@ from mqproc.wire.operations import Operation
 from mqproc.wire.operations.log import PullRequest
 from tests.roles.test_held_pulls import Table, held
 from tests.roles.test_query import Caller, Group, waiting
-from tests.store.read.test_reader import COUNT
+from tests.support.store_builders import MESSAGE_COUNT
 
-END = COUNT // 4
+END = MESSAGE_COUNT // 4
 WAITS = PullRequest("Orders", 0, END, timeout_ms=30_000)
 NEXT_FRAME = 40
 """Its first message is for queue 0, and has Tag0."""

@@ -47,8 +47,7 @@ from mqproc.wire.operations.log import (
     RangeRequest,
     ScanRequest,
 )
-from tests.store.read.test_reader import COUNT, FIRST_MS, Store
-from tests.support.store_builders import STORE_HOST
+from tests.support.store_builders import FIRST_MS, MESSAGE_COUNT, STORE_HOST, NumberedStore
 
 PATIENCE_S = 60.0
 
@@ -57,7 +56,7 @@ class Group:
     """A store, its control file, and the role."""
 
     def __init__(self, root: Path, io: StoreIO | None = None, incarnation: int = 1) -> None:
-        self.store = Store(root)
+        self.store = NumberedStore(root)
         engine = self.store.engine
         self.control = Control.create(engine.io, engine.paths, Clock(), 1)
         # The engine's words become those of the control file.
@@ -203,16 +202,16 @@ def test_every_question_is_answered(filled: Group) -> None:
     answer, payload = caller.call(Operation.GET, GetRequest(encode_message_id(STORE_HOST, offsets[3])))
     assert (answer.count, offsets_of(payload)) == (1, [offsets[3]])
     answer, payload = caller.call(Operation.BY_KEY, ByKeyRequest("Orders", "key-7"))
-    assert offsets_of(payload) == [offsets[number] for number in range(7, COUNT, 100)]
+    assert offsets_of(payload) == [offsets[number] for number in range(7, MESSAGE_COUNT, 100)]
     assert answer.complete
     answer, payload = caller.call(Operation.COUNT, CountRequest("Orders", FIRST_MS + 100, FIRST_MS + 300))
     assert answer.count == 50
     answer, payload = caller.call(Operation.OFFSET_AT, OffsetAtRequest("Orders", 0, FIRST_MS + 1))
     assert answer.offset == 7
     answer, payload = caller.call(Operation.QUEUES, QueuesRequest("Orders"))
-    assert answer.queues == [("Orders", queue_id, 0, COUNT // 4) for queue_id in range(4)]
+    assert answer.queues == [("Orders", queue_id, 0, MESSAGE_COUNT // 4) for queue_id in range(4)]
     answer, payload = caller.call(Operation.TOPICS, Empty())
-    assert [row[:4] for row in answer.topics] == [("Orders", 4, 6, COUNT)]
+    assert [row[:4] for row in answer.topics] == [("Orders", 4, 6, MESSAGE_COUNT)]
     answer, payload = caller.call(Operation.QUERY_MESSAGE, QueryMessageRequest("Orders", "n9", 32, 0, (1 << 63) - 1))
     assert offsets[9] in answer.physical_offsets
     assert offsets_of(payload) == answer.physical_offsets
@@ -228,7 +227,7 @@ def test_every_question_is_answered(filled: Group) -> None:
 
 
 def test_rocketmqs_answer_by_key_leaves_out_the_record_that_is_damaged(filled: Group) -> None:
-    caller, numbers = filled.connect(), list(range(7, COUNT, 100))
+    caller, numbers = filled.connect(), list(range(7, MESSAGE_COUNT, 100))
     offsets = [filled.store.offsets[number] for number in numbers]
     filled.store.damage(offsets[3], record.BODY + 2, b"\xff")
     request = QueryMessageRequest("Orders", "key-7", 32, 0, (1 << 63) - 1)
@@ -310,7 +309,7 @@ def waiting(group: Group) -> int:
 
 
 def test_a_held_pull_is_answered_when_its_queue_moves(filled: Group) -> None:
-    caller, end = filled.connect(), COUNT // 4
+    caller, end = filled.connect(), MESSAGE_COUNT // 4
     caller.ask(Operation.PULL, PullRequest("Orders", 0, end, timeout_ms=30_000))
     assert caller.answer() is None
     assert waiting(filled) == 1
@@ -329,7 +328,7 @@ def test_a_held_pull_is_answered_when_its_queue_moves(filled: Group) -> None:
 def test_a_held_pull_waits_at_the_bell(filled: Group) -> None:
     """No busy loop: nothing to do until the bell rings, and then the wait ends at once."""
     caller = filled.connect()
-    caller.ask(Operation.PULL, PullRequest("Orders", 0, COUNT // 4, timeout_ms=30_000))
+    caller.ask(Operation.PULL, PullRequest("Orders", 0, MESSAGE_COUNT // 4, timeout_ms=30_000))
     assert caller.answer() is None
     assert filled.step() == 0
     filled.bell.announce()
@@ -348,14 +347,14 @@ def test_a_held_pull_waits_at_the_bell(filled: Group) -> None:
 def test_a_held_pull_ends_with_its_time(filled: Group) -> None:
     caller = filled.connect()
     begun = time.monotonic()
-    answer, _ = caller.call(Operation.PULL, PullRequest("Orders", 0, COUNT // 4, timeout_ms=50))
+    answer, _ = caller.call(Operation.PULL, PullRequest("Orders", 0, MESSAGE_COUNT // 4, timeout_ms=50))
     assert time.monotonic() - begun >= 0.05
-    assert (answer.status, answer.next_offset) == (PullStatus.OFFSET_OVERFLOW_ONE, COUNT // 4)
+    assert (answer.status, answer.next_offset) == (PullStatus.OFFSET_OVERFLOW_ONE, MESSAGE_COUNT // 4)
     assert waiting(filled) == 0
 
 
 def test_a_held_pull_waits_for_its_tag(filled: Group) -> None:
-    caller, end = filled.connect(), COUNT // 4
+    caller, end = filled.connect(), MESSAGE_COUNT // 4
     caller.ask(Operation.PULL, PullRequest("Orders", 0, 0, tags=["new"], timeout_ms=30_000))
     assert caller.answer() is None
     filled.put("Orders", 40)
@@ -431,7 +430,7 @@ def test_pulls_of_a_client_that_left_are_forgotten(filled: Group) -> None:
     stays, leaves = filled.connect(), filled.connect()
     for caller in (stays, leaves):
         for _ in range(3):
-            caller.ask(Operation.PULL, PullRequest("Orders", 0, COUNT // 4, timeout_ms=30_000))
+            caller.ask(Operation.PULL, PullRequest("Orders", 0, MESSAGE_COUNT // 4, timeout_ms=30_000))
     assert stays.answer() is None
     assert waiting(filled) == 6
     leaves.sock.close()
@@ -444,7 +443,7 @@ def test_pulls_of_a_client_that_left_are_forgotten(filled: Group) -> None:
 
 def test_held_pulls_are_let_go_at_the_stop(filled: Group) -> None:
     caller = filled.connect()
-    caller.ask(Operation.PULL, PullRequest("Orders", 0, COUNT // 4, timeout_ms=30_000))
+    caller.ask(Operation.PULL, PullRequest("Orders", 0, MESSAGE_COUNT // 4, timeout_ms=30_000))
     assert caller.answer() is None
     assert filled.role.on_stop()
     found = caller.answer()
