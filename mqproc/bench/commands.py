@@ -264,7 +264,7 @@ def _run(
     if out.is_json:
         out.document(document)
     else:
-        _print(out, found, limits)
+        print_result(out, found, limits)
 
 
 def _check_frames(shared: dict[str, Any]) -> None:
@@ -295,7 +295,7 @@ def _group(invocation: Invocation, options: list[str]) -> Iterator[BenchGroup]:
         yield group
 
 
-def _print(out: Output, found: dict[str, Any], limits: dict[str, Any]) -> None:
+def print_result(out: Output, found: dict[str, Any], limits: dict[str, Any]) -> None:
     """Print figures that summary lines do not show: CPU, memory, lag, and the machine's limits."""
     for name, value in found.items():
         if isinstance(value, dict):

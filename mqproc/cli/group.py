@@ -181,7 +181,7 @@ def lag(invocation: Invocation, name: str, topics: tuple[str, ...], limit: int |
         found = client.groups.info(name)
     check_read(found, topics)
     queues = [queue for queue in found.queues if not topics or queue.topic in topics]
-    rows = _lag_rows(queues, now_ms())
+    rows = lag_rows(queues, now_ms())
     left = sum(queue.lag for queue in queues)
     oldest_ms = max((row["age_ms"] or 0 for row in rows), default=0)
     exceeded = (limit is not None and left > limit) or (max_age is not None and oldest_ms > max_age * 1000)
@@ -189,7 +189,7 @@ def lag(invocation: Invocation, name: str, topics: tuple[str, ...], limit: int |
     return EXIT_LAGS if exceeded else 0
 
 
-def _lag_rows(queues: Sequence[GroupQueue], at_ms: int) -> list[dict[str, Any]]:
+def lag_rows(queues: Sequence[GroupQueue], at_ms: int) -> list[dict[str, Any]]:
     """A row per topic: lag, and age of the oldest message."""
     queues_of: dict[str, list[GroupQueue]] = {}
     for queue in queues:

@@ -1,4 +1,4 @@
-"""Benchmarks send nothing twice, count only what ended in the measured time, and run end to end."""
+"""Benchmarks: fresh bodies, measured figures, and every command end to end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mqproc import Client, Message
 from mqproc.bench import commands, limits
 from mqproc.bench import stores as recovering
 from mqproc.bench.clients import KEY_CHARACTERS, Messages, Recorder, Shape, key_of, paced
-from mqproc.bench.commands import _print
+from mqproc.bench.commands import print_result
 from mqproc.bench.runs import BenchGroup, figures_of
 from mqproc.cli.output import Output
 from mqproc.client.retry import NO_RETRY
@@ -27,13 +27,13 @@ from mqproc.errors import DiskFullError, NotRunningError, RequestTimeoutError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
 from mqproc.layout import control as words_of
-from tests.cli.calling import call
-from tests.conftest import Group, wait_until
+from tests.support.command_line import call
+from tests.support.group import Group, wait_until
 
 SHAPE = Shape(size=64, batch=100, topics=1, queues=1, keys=1, in_flight=1)
 
 
-def test_bodies_and_keys_are_fresh_in_every_frame_and_producer() -> None:
+def test_bodies_and_keys_differ_by_frame_and_producer() -> None:
     bodies: set[bytes] = set()
     keys: set[str] = set()
     for producer in (0, 1):
@@ -49,14 +49,14 @@ def test_bodies_and_keys_are_fresh_in_every_frame_and_producer() -> None:
     assert {len(key) for key in keys} == {KEY_CHARACTERS}
 
 
-def test_what_follows_the_number_is_fresh_too() -> None:
+def test_body_bytes_after_the_number_are_fresh() -> None:
     messages = Messages(SHAPE, 0)
     tails = {messages.bodies(1).tobytes()[8:] for _ in range(1000)}
     assert len(tails) == 1000
 
 
-def test_more_bodies_than_a_frame_has_are_as_fresh() -> None:
-    """Single ones are made many at once: those above 2 KiB ended the benchmark."""
+def test_bodies_beyond_one_frame_are_fresh() -> None:
+    """Batches of single messages are built together; bodies above 2 KiB ended the benchmark."""
     messages = Messages(replace(SHAPE, size=4096, batch=1), 0)
     for _ in range(2):
         rows = messages.bodies(300)
@@ -66,7 +66,7 @@ def test_more_bodies_than_a_frame_has_are_as_fresh() -> None:
 
 
 @pytest.mark.parametrize("sent", [0, 65_530, 1 << 40])
-def test_keys_are_the_numbers_digits(sent: int) -> None:
+def test_keys_are_message_numbers(sent: int) -> None:
     messages = Messages(SHAPE, 3)
     messages.advance(sent)
     column = messages.keys(100)
@@ -75,7 +75,7 @@ def test_keys_are_the_numbers_digits(sent: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 5, 8, 12, 64])
-def test_a_body_begins_with_its_number(size: int) -> None:
+def test_body_begins_with_its_number(size: int) -> None:
     messages = Messages(Shape(size, 100, 1, 1, 1, 1), 0)
     messages.advance(77)
     width = min(8, size)
@@ -85,12 +85,12 @@ def test_a_body_begins_with_its_number(size: int) -> None:
 
 
 @pytest.mark.parametrize("keys", [0, 3])
-def test_none_or_several_keys(keys: int) -> None:
+def test_zero_or_several_keys(keys: int) -> None:
     column = Messages(Shape(64, 10, 1, 1, keys, 1), 0).keys(10)
     assert column is None if keys == 0 else [len(set(several)) for several in column] == [3] * 10
 
 
-def test_figures_count_what_ended_inside_the_measured_time() -> None:
+def test_figures_count_requests_within_the_measured_time() -> None:
     rows = np.array([[50, 5, 1], [100, 1000, 10], [150, 2000, 10], [200, 3000, 10], [250, 9, 1]], np.int64)
     found = figures_of(rows, 99, 200, 64)
     assert (found.messages, found.size, found.requests) == (30, 1920, 3)
@@ -99,11 +99,11 @@ def test_figures_count_what_ended_inside_the_measured_time() -> None:
     assert "30 records sent" in found.line("sent")
 
 
-def test_figures_of_nothing_are_zero() -> None:
+def test_figures_without_requests_are_zero() -> None:
     assert figures_of(np.empty((0, 3), np.int64), 0, 10**9, 64).per_second == 0
 
 
-def test_a_rate_is_kept_and_the_end_is_heard() -> None:
+def test_pacing_keeps_the_rate_and_stops() -> None:
     counters = np.zeros(Recorder.WORDS, np.int64)
     recorder = Recorder(counters)
     started = time.monotonic()
@@ -113,7 +113,7 @@ def test_a_rate_is_kept_and_the_end_is_heard() -> None:
     assert time.monotonic() - started >= 0.095
 
 
-def test_the_machines_limits_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_limits_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (
         ("MEMORY_BYTES", 1 << 20),
         ("DISK_BYTES", 1 << 20),
@@ -141,7 +141,7 @@ ROUNDS_MAX = 5
 
 
 def measured(enough: Callable[[Any], bool], *arguments: str | int) -> Any:
-    """What a benchmark tells, of a round that had enough of its second: a busy machine may stand still for longer."""
+    """Output of a benchmark whose round lasted its full second; repeated, as a busy machine may stall."""
     rounds = [call("bench", *arguments, *SMALL).json]
     while not enough(rounds[-1]):
         assert len(rounds) < ROUNDS_MAX, rounds
@@ -149,21 +149,21 @@ def measured(enough: Callable[[Any], bool], *arguments: str | int) -> Any:
     return rounds[-1]
 
 
-def test_a_pinned_append_runs_with_writer_and_clients_apart() -> None:
+def test_append_pinned_separates_writer_and_clients() -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two processors")
     found = measured(lambda found: found["append"]["messages"] > 0, "append", "--pin", "--batch", 50)
     assert found["parameters"]["pin"] is True
 
 
-def test_pinning_needs_a_group_of_its_own(tmp_path: Path) -> None:
+def test_pinning_with_store_is_refused(tmp_path: Path) -> None:
     refused = call("bench", "append", "--pin", "--store", tmp_path, *SMALL)
     assert refused.code == 2
     assert "it needs its own group, without --store" in refused.err
 
 
 def refused_for_the_disk(group: Group, client: Client) -> bool:
-    """Whether a message was, behind a word that says so; the keeper looks again and finds that it is not full."""
+    """Report a refused message after `word`; the keeper checks again and finds free space."""
     control = Control.open(StoreIO(), group.paths, write=True)
     with closing(control):
         control.store(words_of.DISK_FULL, 1)
@@ -174,18 +174,18 @@ def refused_for_the_disk(group: Group, client: Client) -> bool:
     return False
 
 
-def test_who_fills_the_disk_is_told_that_figures_are_of_waiting_too(make_group: Callable[..., Group]) -> None:
+def test_disk_full_refusals_are_noted(make_group: Callable[..., Group]) -> None:
     group = make_group()
-    told = Output(stream=io.StringIO(), errors=io.StringIO())
-    with closing(BenchGroup(group.store, told)) as bench, Client(group.store, retry=NO_RETRY) as client:
+    reported = Output(stream=io.StringIO(), errors=io.StringIO())
+    with closing(BenchGroup(group.store, reported)) as bench, Client(group.store, retry=NO_RETRY) as client:
         before = bench.refusals()
         wait_until(lambda: refused_for_the_disk(group, client), what="a refusal")
         refused = dict(bench.refusals() - before)
     assert refused == {"DISK_FULL": 1}
-    _print(told, {"append": {"refusals": refused}}, {})
-    assert "The disk was nearly full: 1 frames were refused" in told.errors.getvalue()
-    _print(told, {"append": {"refusals": {}}}, {})
-    assert told.errors.getvalue().count("nearly full") == 1
+    print_result(reported, {"append": {"refusals": refused}}, {})
+    assert "The disk was nearly full: 1 frames were refused" in reported.errors.getvalue()
+    print_result(reported, {"append": {"refusals": {}}}, {})
+    assert reported.errors.getvalue().count("nearly full") == 1
 
 
 def test_append_and_e2e_run_end_to_end() -> None:
@@ -199,8 +199,8 @@ def test_append_and_e2e_run_end_to_end() -> None:
 
 
 @pytest.mark.parametrize("shape", [("--batch", 50, "--in-flight", 4), ("--batch", 1, "--in-flight", 100)])
-def test_what_is_sent_at_a_rate_is_answered_in_its_pauses(shape: tuple[str | int, ...]) -> None:
-    # Frames come 50 or 250 ms apart; the next but three must not be what makes the client look at an answer.
+def test_append_with_rate_reads_answers_in_pauses(shape: tuple[str | int, ...]) -> None:
+    # Frames come 50 or 250 ms apart; the client must not wait for three more before it reads an answer.
     measured(
         lambda found: found["append"]["messages"] > 0 and found["append"]["latency_us_p50"] < 50_000,
         *("append", "--rate", 200, *shape),
@@ -208,19 +208,19 @@ def test_what_is_sent_at_a_rate_is_answered_in_its_pauses(shape: tuple[str | int
 
 
 @pytest.mark.parametrize("kind", [("--ahead", "200ms"), ("--level", 1)])
-def test_what_waits_comes_late_by_little_and_never_early(kind: tuple[str, str | int]) -> None:
+def test_delay_is_never_early_and_hardly_late(kind: tuple[str, str | int]) -> None:
     found = measured(lambda found: found["delay"]["due"] > 0, "delay", "--rate", 500, *kind)["delay"]
     assert (found["early"], found["errors"]) == (0, 0)
     assert 0 <= found["stored_late_ms"]["p50"] <= found["seen_late_ms"]["max"]
 
 
-def test_dispatch_catches_up_with_everything() -> None:
+def test_dispatch_catches_up() -> None:
     found = call("bench", "dispatch", "--messages", 20_000, *SMALL).json
     assert found["dispatch"]["messages"] == 20_000
     assert found["dispatch"]["index_entries"] == 40_000
 
 
-def test_pull_and_query_find_what_was_loaded() -> None:
+def test_pull_and_query_find_loaded_messages() -> None:
     pytest.importorskip("pyarrow")
 
     def enough(found: Any) -> bool:
@@ -232,7 +232,7 @@ def test_pull_and_query_find_what_was_loaded() -> None:
     assert {name: values["without_answer"] for name, values in asked.items()} == dict.fromkeys(asked, 0)
 
 
-def test_filters_look_through_what_was_loaded() -> None:
+def test_filter_reads_loaded_messages() -> None:
     def enough(found: Any) -> bool:
         return min(figures["messages"] for figures in found["filter"].values()) > 5000
 
@@ -241,7 +241,7 @@ def test_filters_look_through_what_was_loaded() -> None:
     assert [figures["errors"] for figures in found.values()] == [0, 0]
 
 
-def test_consumers_take_what_was_loaded_and_wait() -> None:
+def test_consume_reads_loaded_messages() -> None:
     def enough(found: Any) -> bool:
         return min(found["consume"][kind]["messages"] for kind in ("objects", "tag")) > 0
 
@@ -250,7 +250,7 @@ def test_consumers_take_what_was_loaded_and_wait() -> None:
     assert found["idle"]["consumers"] == 3
 
 
-def test_dispatch_wants_a_group_of_its_own(tmp_path: Path) -> None:
+def test_dispatch_with_store_is_refused(tmp_path: Path) -> None:
     assert call("bench", "dispatch", "--store", tmp_path).code == 2
 
 
@@ -272,7 +272,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         ("rebuild", ["queues and index removed", "the same, with the log in memory"]),
     ],
 )
-def test_a_store_comes_back_from_every_way_it_was_left(command: str, ways: list[str], small_limits: None) -> None:
+def test_recovery_and_rebuild_restore_the_store(command: str, ways: list[str], small_limits: None) -> None:
     small = ("--set", "mapped_file_size_commit_log=67108864", "--json")
     found = call("bench", command, "--log-size", "1MiB", "--topics", 2, *small).json
     sizes = {"log_bytes_per_message", "derived_bytes_per_message"}
@@ -287,7 +287,7 @@ def test_a_store_comes_back_from_every_way_it_was_left(command: str, ways: list[
         assert "5,000 records and 10,000 index entries from 0" in line
 
 
-def test_a_wait_for_dispatch_ends_with_its_group(make_group: Callable[..., Group]) -> None:
+def test_wait_for_dispatch_ends_with_the_group(make_group: Callable[..., Group]) -> None:
     group = make_group()
     os.kill(group.pid("dispatcher"), signal.SIGSTOP)
     with group.client() as client, closing(BenchGroup(group.store, Output())) as bench:
@@ -299,8 +299,8 @@ def test_a_wait_for_dispatch_ends_with_its_group(make_group: Callable[..., Group
             bench.await_dispatch()
 
 
-def test_frames_that_no_client_may_send_are_refused_before_anything_starts() -> None:
-    """Its clients made them for a minute and more, of however much memory, and were given up for not having started."""
+def test_frames_too_large_are_refused_before_the_start() -> None:
+    """The clients built them for a minute, with any amount of memory, until the start timed out."""
     for command in (["append"], ["e2e"], ["e2e", "--part", "throughput"], ["delay", "--batch", 1000]):
         assert call("bench", *command, "--size", "5MiB").code == 2
     refused = call("bench", "append", "--size", "5MiB")
@@ -310,10 +310,8 @@ def test_frames_that_no_client_may_send_are_refused_before_anything_starts() -> 
 @pytest.mark.parametrize(
     "command", [["pull"], ["consume"], ["filter"], ["query"], ["dispatch"], ["e2e", "--part", "latency"]]
 )
-def test_a_batch_that_is_none_of_a_frame_goes_with_any_size(
-    command: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Messages that are read are loaded in frames of another length: --batch is how many a pull asks for."""
+def test_pull_batch_size_is_independent_of_frames(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages to read are loaded in frames of another length: --batch is the size of a pull."""
 
     def begin(*_: object) -> None:
         raise DiskFullError("begun")

@@ -1,4 +1,4 @@
-"""What benchmarks tell of processors."""
+"""Processor time in benchmark figures."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import time
 import pytest
 
 from mqproc.bench.runs import CpuMeter
-from tests.conftest import wait_until
+from tests.support.group import wait_until
 
 
-def test_what_a_process_uses_between_two_ticks_is_counted() -> None:
+def test_cpu_time_between_two_ticks_is_counted() -> None:
     before = time.process_time()
     meter = CpuMeter({"here": os.getpid()})
     began = time.process_time()
-    # Far less than the 10 ms of a tick, as with a role that is woken for a moment.
+    # Far less than a 10 ms tick, like a role that wakes briefly.
     while time.process_time() - began < 0.001:
         pass
     used = meter.seconds()["here"]
     assert 0.001 <= used < 0.001 + time.process_time() - before
 
 
-def test_another_processes_threads_count_and_one_that_has_ended_is_left_out() -> None:
+def test_cpu_time_includes_threads_and_omits_ended_processes() -> None:
     busy = "import threading, time; [threading.Thread(target=lambda: sum(range(10**6))).start() for _ in range(4)]"
     child = subprocess.Popen([sys.executable, "-c", f"{busy}; input()"], stdin=subprocess.PIPE)
     meter = CpuMeter({"child": child.pid, "nobody": 0})
@@ -36,10 +36,10 @@ def test_another_processes_threads_count_and_one_that_has_ended_is_left_out() ->
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_restart_forgets_what_was_used_before(restarted: bool) -> None:
+def test_cpu_time_after_restart_starts_at_zero(restarted: bool) -> None:
     meter = CpuMeter({"here": os.getpid()})
     began = time.process_time()
-    # More than what else this process may do between two lines.
+    # More than this process may use between two lines.
     while time.process_time() - began < 0.1:
         pass
     if restarted:

@@ -1,4 +1,4 @@
-"""Shell completion as a shell asks for it: commands, options, topics and groups of the store that the line names."""
+"""Shell completion of commands, options, topics and groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A store that knows two topics and a group; nothing runs on it."""
+    """A store with two topics and a group; nothing runs on it."""
     config = tmp_path / "store" / "config"
     config.mkdir(parents=True)
     topics = {name: {"topicName": name} for name in ("orders", "orders-again", "payments")}
@@ -24,7 +24,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def completed(line: str, **environment: str) -> list[str]:
-    """What click answers to bash for a line whose last word is to be completed."""
+    """Answer of click to bash for a line whose last word is incomplete."""
     words = line.split(" ")
     asked = {"_MQPROC_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     clean = {name: value for name, value in os.environ.items() if not name.startswith("MQPROC_")}
@@ -41,7 +41,7 @@ def completed(line: str, **environment: str) -> list[str]:
     return [answer.partition(",")[2] for answer in done.stdout.splitlines() if answer]
 
 
-def test_names_are_completed(store: Path) -> None:
+def test_completion_offers_names(store: Path) -> None:
     assert completed("mqproc sta") == ["status", "stat"]
     assert completed("mqproc group li") == ["list"]
     assert completed("mqproc doctor --al") == ["--all"]
@@ -60,7 +60,7 @@ def test_names_are_completed(store: Path) -> None:
 
 @pytest.fixture
 def environment(store: Path, tmp_path: Path) -> dict[str, str]:
-    """Of a shell that has `mqproc` as a program, and a store to ask."""
+    """Environment of a shell with `mqproc` as a program, and a store to ask."""
     program = tmp_path / "bin" / "mqproc"
     program.parent.mkdir()
     code = "import sys; sys.argv[0] = 'mqproc'; from mqproc.cli.main import main; sys.exit(main())"
@@ -72,7 +72,7 @@ def environment(store: Path, tmp_path: Path) -> dict[str, str]:
 
 
 def shell(name: str, flags: list[str], script: str, environment: dict[str, str]) -> list[str]:
-    """The words that a real shell prints."""
+    """Words that a real shell prints."""
     program = shutil.which(name)
     if program is None:
         pytest.skip(f"there is no {name} here")
@@ -83,7 +83,7 @@ def shell(name: str, flags: list[str], script: str, environment: dict[str, str])
     return done.stdout.split()
 
 
-def test_bash_itself_completes_a_topic(environment: dict[str, str]) -> None:
+def test_bash_completes_a_topic(environment: dict[str, str]) -> None:
     script = """
         eval "$(mqproc completion bash)"
         COMP_WORDS=(mqproc tail ord); COMP_CWORD=2; COMP_LINE="mqproc tail ord"
@@ -93,13 +93,13 @@ def test_bash_itself_completes_a_topic(environment: dict[str, str]) -> None:
     assert shell("bash", ["--norc"], script, environment) == ["orders", "orders-again"]
 
 
-def test_fish_itself_completes_a_topic_and_a_role(environment: dict[str, str]) -> None:
+def test_fish_completes_a_topic_and_a_role(environment: dict[str, str]) -> None:
     script = 'mqproc completion fish | source; complete -C "mqproc tail ord"; complete -C "mqproc restart cq"'
     assert shell("fish", ["-N"], script, environment) == ["orders", "orders-again", "cq-flusher"]
 
 
-def test_zsh_itself_completes_a_topic_and_a_role(environment: dict[str, str]) -> None:
-    """What zsh would offer is seen where it is offered: the line editor needs a terminal."""
+def test_zsh_completes_a_topic_and_a_role(environment: dict[str, str]) -> None:
+    """zsh shows candidates in its line editor only, which needs a terminal."""
     script = """
         autoload -Uz compinit && compinit -u -D
         eval "$(mqproc completion zsh)"

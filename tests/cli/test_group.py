@@ -1,4 +1,4 @@
-"""`mqproc group …` against a real group of processes: what is planned, what is done, and what scripts see of it."""
+"""`mqproc group …` against a real group of processes: plans, execution, JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mqproc import BadRequestError, Client
-from mqproc.cli.group import _lag_rows
+from mqproc.cli.group import lag_rows
 from mqproc.client import Move
 from mqproc.types import GroupQueue
 from tests.client.consuming import all_of
@@ -24,7 +24,7 @@ COUNT = 40
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
-    """Forty messages in two queues; who changes a group makes one of its own."""
+    """Forty messages in two queues; a test that changes a group creates its own."""
     started = Group(tmp_path_factory.mktemp("groups") / "store").start()
     with started.client() as client:
         client.create_topic(TOPIC, 2)
@@ -53,7 +53,7 @@ def stand(client: Client, name: str, first: int, second: int) -> None:
     client.groups.commit(name, TOPIC, 1, second)
 
 
-def test_groups_are_listed(group: Group, client: Client) -> None:
+def test_group_list_shows_groups(group: Group, client: Client) -> None:
     stand(client, "listed", 5, 7)
     with client.consumer("listed-too", TOPIC, start="earliest"):
         found = ask(group, "list", "--prefix", "listed", "--json")
@@ -66,7 +66,7 @@ def test_groups_are_listed(group: Group, client: Client) -> None:
     assert shown.out.splitlines()[0].split() == ["group", "members", "topics", "lag", "of", "it", "retries"]
 
 
-def test_one_group_is_shown_queue_by_queue(group: Group, client: Client) -> None:
+def test_group_info_shows_queues(group: Group, client: Client) -> None:
     with client.consumer("shown", TOPIC, start="earliest", name="till-1") as consumer:
         found = ask(group, "info", "shown", "--json").json
         shown = ask(group, "info", "shown")
@@ -83,7 +83,7 @@ def test_one_group_is_shown_queue_by_queue(group: Group, client: Client) -> None
     assert "no group 'missing'" in missing.err
 
 
-def test_lag_is_a_check(group: Group, client: Client) -> None:
+def test_group_lag_checks_limits(group: Group, client: Client) -> None:
     stand(client, "late", 19, 20)
     found = ask(group, "lag", "late", "--json")
     assert found.code == 0
@@ -103,7 +103,7 @@ def test_lag_is_a_check(group: Group, client: Client) -> None:
     assert ask(group, "lag", "late", "--max-age", "0").code == 0
 
 
-def test_a_reset_shows_its_plan_and_acts_with_execute(group: Group, client: Client) -> None:
+def test_reset_plans_and_executes(group: Group, client: Client) -> None:
     stand(client, "moved", 10, 15)
     planned = ask(group, "reset", "moved", "--to-earliest", "--json")
     assert planned.code == 1
@@ -113,8 +113,8 @@ def test_a_reset_shows_its_plan_and_acts_with_execute(group: Group, client: Clie
         (15, 0, 15),
     ]
     assert progress(client, "moved") == [10, 15]
-    told = ask(group, "reset", "moved", "--shift-by", -5)
-    assert (told.code, told.err) == (
+    reported = ask(group, "reset", "moved", "--shift-by", -5)
+    assert (reported.code, reported.err) == (
         1,
         "would move moved in 2 queues: 10 messages again, 0 skipped; --execute does it\n",
     )
@@ -134,8 +134,8 @@ def test_a_reset_shows_its_plan_and_acts_with_execute(group: Group, client: Clie
     assert (again.code, again.err) == (0, "moved is already at these offsets\n")
 
 
-def test_a_reset_leaves_what_waits_to_come_again_and_a_skip_does_not(group: Group, client: Client) -> None:
-    """Offsets and times of a topic say nothing about its group's retry topic."""
+def test_reset_keeps_retries_and_skip_drops_them(group: Group, client: Client) -> None:
+    """Offsets and times of a topic do not apply to the group's retry topic."""
     with client.consumer("retried", TOPIC, start="earliest") as consumer:
         consumer.nack(*consumer.receive(1, timeout=PATIENCE_S), delay_level=-1)
     client.wait_dispatched()
@@ -151,22 +151,22 @@ def test_a_reset_leaves_what_waits_to_come_again_and_a_skip_does_not(group: Grou
     assert client.groups.info("retried").lag == 0
 
 
-def test_a_reset_beyond_a_queue_says_that_it_was_cut(group: Group, client: Client) -> None:
+def test_reset_beyond_queue_is_limited(group: Group, client: Client) -> None:
     stand(client, "cut", 1, 15)
-    told = "limited to the first or last offset of the queue"
-    assert f"2 queues {told}" in ask(group, "reset", "cut", "--to-offset", 999).err
-    assert f"1 queue {told}" in ask(group, "reset", "cut", "--shift-by", -10).err
-    assert told not in ask(group, "reset", "cut", "--to-offset", 20).err
-    assert told not in ask(group, "reset", "cut", "--to-earliest").err
-    assert f"2 queues {told}" in ask(group, "reset", "cut", "--to-offset", 999, "--execute").err
+    reported = "limited to the first or last offset of the queue"
+    assert f"2 queues {reported}" in ask(group, "reset", "cut", "--to-offset", 999).err
+    assert f"1 queue {reported}" in ask(group, "reset", "cut", "--shift-by", -10).err
+    assert reported not in ask(group, "reset", "cut", "--to-offset", 20).err
+    assert reported not in ask(group, "reset", "cut", "--to-earliest").err
+    assert f"2 queues {reported}" in ask(group, "reset", "cut", "--to-offset", 999, "--execute").err
     assert progress(client, "cut") == [20, 20]
 
 
-def test_a_reset_to_a_time_lands_in_the_middle_of_each_queue(group: Group, client: Client) -> None:
+def test_reset_to_time_uses_each_queue(group: Group, client: Client) -> None:
     client.create_topic("Timed", 2)
     times: list[int] = []
     for part in range(3):
-        # Not the same number of messages in both queues, so that each has a middle of its own.
+        # Different numbers of messages in both queues, so that each has its own middle.
         sent = client.send_batch("Timed", [b"%d" % part] * 9, queue_ids=[0, 0, 1] * 3)
         times.append(sent.store_timestamp_ms)
         wait_until(lambda: time.time_ns() // 1_000_000 > times[-1] + 1, what="a later millisecond")
@@ -182,7 +182,7 @@ def test_a_reset_to_a_time_lands_in_the_middle_of_each_queue(group: Group, clien
     assert found == [b"2"] * 9
 
 
-def test_resets_that_cannot_be_are_refused(group: Group, client: Client) -> None:
+def test_reset_invalid_is_refused(group: Group, client: Client) -> None:
     stand(client, "stays", 1, 1)
     unsaid = ask(group, "reset", "stays")
     assert (unsaid.code, "exactly one of --to-earliest, --to-latest, " in unsaid.err) == (2, True)
@@ -196,12 +196,12 @@ def test_resets_that_cannot_be_are_refused(group: Group, client: Client) -> None
     for arguments in (("reset", "bad name!", "--to-earliest", "--topic", TOPIC), ("clone", "stays", "bad name!")):
         refused = ask(group, *arguments)
         assert (refused.code, "has ' ' at 3" in refused.err) == (2, True), "before there is a plan"
-    # With a topic a group can be given a place to begin at before it is there.
+    # With a topic a group can get a start position before it exists.
     assert ask(group, "reset", "fresh", "--to-offset", 4, "--topic", TOPIC, "--execute").code == 0
     assert progress(client, "fresh") == [4, 4]
 
 
-def test_a_group_skips_is_cloned_and_deleted(group: Group, client: Client) -> None:
+def test_skip_clone_and_delete(group: Group, client: Client) -> None:
     stand(client, "source", 3, 4)
     assert ask(group, "clone", "source", "copy").code == 1
     assert ask(group, "info", "copy").code == 5
@@ -211,8 +211,8 @@ def test_a_group_skips_is_cloned_and_deleted(group: Group, client: Client) -> No
     assert ask(group, "clone", "source", "other-copy", "--topic", "othr").code == 5
     planned = ask(group, "skip", "copy", "--json")
     assert (planned.code, sum(row["messages"] for row in planned.json["moves"])) == (1, -33)
-    told = ask(group, "skip", "copy")
-    assert [line.split()[2:] for line in told.out.splitlines()] == [
+    reported = ask(group, "skip", "copy")
+    assert [line.split()[2:] for line in reported.out.splitlines()] == [
         ["before", "after", "outcome"],
         ["3", "20", "17", "skipped"],
         ["4", "20", "16", "skipped"],
@@ -232,7 +232,7 @@ def test_a_group_skips_is_cloned_and_deleted(group: Group, client: Client) -> No
         "would delete copy with its offsets in 2 queues; --execute does it\n",
     )
     with client.consumer("copy", TOPIC):
-        assert "when it has no members; now it has 1 member\n" in ask(group, "delete", "copy").err
+        assert "once it has no members; now it has 1 member\n" in ask(group, "delete", "copy").err
         refused = ask(group, "delete", "copy", "--execute")
         assert (refused.code, "has 1 member now" in refused.err) == (1, True)
     assert ask(group, "delete", "copy", "--execute", "--json").json["deleted"] is True
@@ -242,7 +242,7 @@ def test_a_group_skips_is_cloned_and_deleted(group: Group, client: Client) -> No
     assert "%RETRY%copy" not in {topic.topic for topic in client.topics()}, "a deletion that was cut off left it"
 
 
-def test_settings_are_changed_with_execute(group: Group, client: Client) -> None:
+def test_change_applies_with_execute(group: Group, client: Client) -> None:
     change = ("change", "changed")
     assert ask(group, *change).code == 2
     planned = ask(group, *change, "--disable", "--retry-max-times", 3)
@@ -256,8 +256,8 @@ def test_settings_are_changed_with_execute(group: Group, client: Client) -> None
     same = ask(group, *change, "--disable")
     assert (same.code, same.out, same.err) == (0, "", "changed already has these settings\n")
     planned = ask(group, *change, "--enable", "--json")
-    told = [{"setting": "consume_enable", "before": False, "after": True}]
-    assert (planned.code, planned.json["changes"], planned.json["executed"]) == (1, told, False)
+    reported = [{"setting": "consume_enable", "before": False, "after": True}]
+    assert (planned.code, planned.json["changes"], planned.json["executed"]) == (1, reported, False)
     assert ask(group, *change, "--enable", "--execute").code == 0
     found = client.groups.info("changed")
     assert (found.retry_max_times, found.consume_enable) == (3, True)
@@ -265,8 +265,8 @@ def test_settings_are_changed_with_execute(group: Group, client: Client) -> None
 
 
 @pytest.mark.parametrize("name", ["CID_RMQ_SYS_TRANS", "CID_RMQ_SYS_REVIVE_GROUP"])
-def test_what_the_system_keeps_for_itself_is_nobody_elses_to_move(group: Group, client: Client, name: str) -> None:
-    """Its progress says which transactions and check points are open: behind them nobody would look for them again."""
+def test_system_groups_cannot_be_moved(group: Group, client: Client, name: str) -> None:
+    """Its offsets mark open transactions and check points; beyond them they would never be read."""
     stand(client, "source", 3, 4)
     for arguments in (
         ("reset", name, "--to-latest", "--topic", TOPIC),
@@ -289,8 +289,8 @@ def test_what_the_system_keeps_for_itself_is_nobody_elses_to_move(group: Group, 
             does()
 
 
-def test_a_groups_name_may_have_what_rocketmq_takes(group: Group, client: Client) -> None:
-    """RocketMQ's names are of ^[%|a-zA-Z0-9_-]+$, also one that looks like a retry topic."""
+def test_group_names_accept_rocketmq_characters(group: Group, client: Client) -> None:
+    """RocketMQ's names match ^[%|a-zA-Z0-9_-]+$; one looks like a retry topic."""
     name = "%RETRY%odd|Name_1-2"
     stand(client, name, 18, 20)
     with client.consumer(name, TOPIC) as consumer:
@@ -308,7 +308,7 @@ def test_a_groups_name_may_have_what_rocketmq_takes(group: Group, client: Client
     assert ask(group, "delete", name, "--execute").err == f"deleted group {name}; %DLQ%{name} stays\n"
 
 
-def test_dead_letters_are_listed_and_sent_again(group: Group, client: Client) -> None:
+def test_dead_letters_are_listed_and_resent(group: Group, client: Client) -> None:
     client.groups.change("sick", retry_max_times=0)
     with client.consumer("sick", TOPIC, start="earliest") as consumer:
         taken = consumer.receive(3, timeout=PATIENCE_S)
@@ -334,13 +334,13 @@ def test_dead_letters_are_listed_and_sent_again(group: Group, client: Client) ->
     with client.consumer("sick", TOPIC) as consumer:
         again = [message for message in all_of(consumer, left) if message.topic == "%RETRY%sick"]
     assert [message.body for message in again] == [taken[1].body]
-    # They stay: a second resend is one's own decision.
+    # They stay, so a second resend is the user's decision.
     assert len(ask(group, "dlq", "list", "sick", "--json").json["dead_letters"]) == 3
     assert ask(group, "dlq", "list", "nobody").code == 5
     assert ask(group, "dlq", "list", "source-of-none").code == 5
 
 
-def test_a_deletion_names_dead_letters_only_where_there_are_some(group: Group, client: Client) -> None:
+def test_delete_names_dead_letters_if_any(group: Group, client: Client) -> None:
     stand(client, "well", 1, 1)
     none = ask(group, "dlq", "resend", "well")
     assert (none.code, none.err) == (0, "well has no dead letters\n")
@@ -351,15 +351,15 @@ def test_a_deletion_names_dead_letters_only_where_there_are_some(group: Group, c
     assert ask(group, "delete", "ill", "--execute").err == "deleted group ill; %DLQ%ill stays\n"
 
 
-def test_without_a_running_group_of_processes(group: Group, tmp_path: Any) -> None:
+def test_group_without_running_processes_exits_9(group: Group, tmp_path: Any) -> None:
     refused = call("group", "list", "--store", tmp_path)
     assert (refused.code, "mqproc up starts one" in refused.err) == (9, True)
 
 
-def test_the_lag_of_many_topics_is_found_without_a_look_at_all_queues_for_each() -> None:
+def test_lag_of_many_topics_takes_linear_time() -> None:
     names = CountedName.many(300)
     queues = [GroupQueue(name, queue_id, 2, 0, 5, 1_000, "") for name in names for queue_id in range(4)]
-    rows = _lag_rows(queues, 3_000)
+    rows = lag_rows(queues, 3_000)
     compared = CountedName.compared
     assert [(row["topic"], row["lag"], row["age_ms"]) for row in rows] == [(str(name), 12, 2_000) for name in names]
     assert compared <= 10 * len(queues)

@@ -1,4 +1,4 @@
-"""Every command and option is explained; errors are one line with a code that means something; starting is quick."""
+"""The command line: help texts, one-line errors, exit codes, quick start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ IDS = [" ".join(path) or "mqproc" for path, _ in ALL]
 
 
 @pytest.mark.parametrize(("path", "command"), ALL, ids=IDS)
-def test_every_command_and_option_has_a_help_text(path: tuple[str, ...], command: click.Command) -> None:
+def test_commands_and_options_have_help_texts(path: tuple[str, ...], command: click.Command) -> None:
     assert command.help
     for param in command.params:
         if isinstance(param, click.Option):
@@ -44,16 +44,14 @@ def test_every_command_and_option_has_a_help_text(path: tuple[str, ...], command
 
 
 @pytest.mark.parametrize(("path", "command"), ALL, ids=IDS)
-def test_every_command_has_the_common_options_and_its_help_can_be_shown(
-    path: tuple[str, ...], command: click.Command
-) -> None:
+def test_commands_have_common_options_and_help(path: tuple[str, ...], command: click.Command) -> None:
     assert isinstance(command, (Command, CommandGroup))
     names = {name for param in command.params for name in param.opts}
     assert {"--store", "--config", "--set", "--output", "--json", "--timeout", "--color", "--verbose"} <= names
     assert call(*path, "--help").code == 0
 
 
-def test_the_overview_says_what_the_commands_say_themselves() -> None:
+def test_overview_matches_command_summaries() -> None:
     context = click.Context(cli)
     assert isinstance(cli, CommandGroup)
     for name, (_, short_help) in cli.lazy.items():
@@ -62,7 +60,7 @@ def test_the_overview_says_what_the_commands_say_themselves() -> None:
         assert command.get_short_help_str(120) == short_help, name
 
 
-def test_the_commands_of_the_manual_are_there() -> None:
+def test_documented_commands_exist() -> None:
     names = {" ".join(path) for path, _ in ALL}
     wanted = {
         "up", "down", "restart", "run", "status", "send", "import", "tail", "stat", "demo", "topic create",
@@ -74,14 +72,14 @@ def test_the_commands_of_the_manual_are_there() -> None:
     assert wanted <= names
 
 
-def test_exit_codes_are_in_the_help_and_cover_all_errors() -> None:
+def test_help_lists_exit_codes_of_all_errors() -> None:
     text = call("--help").out
     for code, meaning in EXIT_CODES.items():
         assert any(line.split(maxsplit=1) == [str(code), meaning] for line in text.splitlines()), code
     assert {error.exit_code for error in ERROR_BY_CODE.values()} <= set(EXIT_CODES)
 
 
-def test_a_send_without_an_answer_has_the_exit_code_of_a_timeout(tmp_path: Path) -> None:
+def test_send_without_answer_exits_as_timeout(tmp_path: Path) -> None:
     (tmp_path / "mqproc").mkdir(mode=0o700)
     with MemoryRoles(tmp_path) as roles:
         roles.behaviour = lambda request: True
@@ -94,21 +92,21 @@ def test_a_send_without_an_answer_has_the_exit_code_of_a_timeout(tmp_path: Path)
     assert float(waited[1]) >= 0.1
 
 
-def test_a_mistyped_command_brings_a_suggestion_in_one_line() -> None:
+def test_mistyped_command_gets_a_suggestion() -> None:
     outcome = call("tial")
     assert outcome.code == 2
     assert outcome.err == "mqproc: No such command 'tial'; did you mean 'tail'?; see mqproc --help\n"
     assert "did you mean 'create'" in call("topic", "craete").err
 
 
-def test_a_name_that_other_tools_have_for_a_command_brings_ours() -> None:
+def test_command_of_other_tools_gets_a_suggestion() -> None:
     for given, meant in (("start", "up"), ("stop", "down"), ("help", "--help")):
         assert call(given).err == f"mqproc: No such command '{given}'; did you mean '{meant}'?; see mqproc --help\n"
     assert "did you mean '--help'?; see mqproc topic --help" in call("topic", "help").err
     assert "there are: create," in call("topic", "start").err
 
 
-def test_what_is_missing_is_told_in_one_sentence() -> None:
+def test_missing_argument_is_one_sentence() -> None:
     outcome = call("topic", "create")
     assert (outcome.code, outcome.err) == (
         2,
@@ -116,7 +114,7 @@ def test_what_is_missing_is_told_in_one_sentence() -> None:
     )
 
 
-def test_a_choice_is_told_once_and_in_one_line() -> None:
+def test_invalid_choice_is_one_line() -> None:
     outcome = call("completion")
     assert (outcome.code, outcome.err) == (
         2,
@@ -128,7 +126,7 @@ def test_a_choice_is_told_once_and_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("x", "--count", "3")])
-def test_lines_are_not_read_where_no_group_runs(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_send_without_group_does_not_read_stdin(tmp_path: Path, options: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.write(writer, b"first\nsecond\n")
     os.close(writer)
@@ -140,7 +138,7 @@ def test_lines_are_not_read_where_no_group_runs(tmp_path: Path, options: tuple[s
     os.close(reader)
 
 
-def test_an_error_is_one_line_and_its_traceback_is_for_those_who_ask(tmp_path: Path) -> None:
+def test_error_is_one_line_and_verbose_adds_traceback(tmp_path: Path) -> None:
     outcome = call("status", "--store", tmp_path)
     assert outcome.code == 9
     assert outcome.err.count("\n") == 1
@@ -148,13 +146,13 @@ def test_an_error_is_one_line_and_its_traceback_is_for_those_who_ask(tmp_path: P
     assert "Traceback" in call("status", "--store", tmp_path, "--verbose").err
 
 
-def test_a_store_that_nobody_names_is_a_usage_error() -> None:
+def test_missing_store_is_a_usage_error() -> None:
     outcome = call("status")
     assert outcome.code == 2
     assert "--store DIR" in outcome.err
 
 
-def test_common_options_may_stand_before_and_after_the_command(tmp_path: Path) -> None:
+def test_common_options_work_before_and_after_the_command(tmp_path: Path) -> None:
     before = call("--store", tmp_path, "--json", "config", "show", "max_queues")
     after = call("config", "show", "max_queues", "--store", tmp_path, "--output", "json")
     assert before.json == after.json
@@ -163,7 +161,7 @@ def test_common_options_may_stand_before_and_after_the_command(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "size"), [("100", 100), ("64KiB", 65536), ("10MB", 10**7), ("1g", 1 << 30), ("2k", 2048)]
 )
-def test_sizes_may_have_units(text: str, size: int) -> None:
+def test_sizes_accept_units(text: str, size: int) -> None:
     assert SIZE.convert(text, None, None) == size
 
 
@@ -175,7 +173,7 @@ def mqproc(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "mqproc", *arguments]
 
 
-def test_a_closed_pipe_ends_quietly() -> None:
+def test_closed_pipe_ends_quietly() -> None:
     with subprocess.Popen(
         mqproc("config", "doc"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
     ) as child:
@@ -199,8 +197,8 @@ def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["stat"], ["status"], ["config", "check"]])
-def test_starting_does_not_load_what_is_slow(arguments: list[str], tmp_path: Path) -> None:
-    """Figures depend on the machine; what makes them large does not: the compiler, Arrow, the client."""
+def test_start_imports_no_slow_modules(arguments: list[str], tmp_path: Path) -> None:
+    """Times depend on the machine, imports do not: the compiler, Arrow, the client."""
     code = (
         "import sys; from mqproc.cli.main import main; main(sys.argv[1:]); "
         "sys.exit(any(name in sys.modules for name in ('numpy', 'numba', 'pyarrow', 'mqproc.client', 'asyncio')))"
@@ -210,8 +208,8 @@ def test_starting_does_not_load_what_is_slow(arguments: list[str], tmp_path: Pat
     assert subprocess.run(command, stdout=null, stderr=null, env=environment(), check=False).returncode == 0
 
 
-def test_commands_that_ask_a_group_do_not_load_the_compiler() -> None:
-    """It takes longer than all else that `mqproc topic list` does."""
+def test_client_commands_do_not_import_numba() -> None:
+    """It takes longer than the rest of `mqproc topic list`."""
     code = (
         "import importlib, sys; from mqproc.cli.main import cli\n"
         "for name in cli.lazy.keys() - {'top', 'doctor'}:\n"
@@ -239,19 +237,19 @@ def _cpu_seconds(command: list[str]) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def test_completion_scripts_are_clicks() -> None:
+def test_completion_scripts_are_those_of_click() -> None:
     for shell in ("bash", "zsh", "fish"):
         assert "_MQPROC_COMPLETE" in call("completion", shell).out
 
 
-def test_interruption_inside_a_command_is_130() -> None:
+def test_interrupt_in_a_command_exits_130() -> None:
     with mock.patch("mqproc.cli.admin.config.options_from", side_effect=KeyboardInterrupt):
         assert call("config", "check").code == 130
 
 
 @pytest.mark.parametrize("module", ["mqproc.errors", "msgspec", "mqproc.cli.output"])
-def test_ctrl_c_before_there_is_a_command_is_130_without_a_traceback(module: str) -> None:
-    """The signal comes while the command line's modules are loaded."""
+def test_interrupt_during_start_exits_130_without_traceback(module: str) -> None:
+    """The signal arrives while the command line's modules are loaded."""
     code = (
         "import signal, sys\n"
         "class Interrupts:\n"
@@ -266,7 +264,7 @@ def test_ctrl_c_before_there_is_a_command_is_130_without_a_traceback(module: str
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
-def test_a_group_without_a_command_shows_its_help() -> None:
+def test_command_group_without_command_shows_help() -> None:
     outcome = call("topic")
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.startswith("Usage: mqproc topic")

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP: a command cleans up as after Ctrl-C, and what it has forked ends at once."""
+"""SIGTERM and SIGHUP: commands clean up as after Ctrl-C; forked children end at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 @pytest.mark.parametrize("number", [*SIGNALS, signal.SIGINT])
 @pytest.mark.parametrize("when", ["commitlog/*", "mqproc/writer.sock"])
-def test_a_benchmark_takes_its_group_and_store_along(number: signal.Signals, when: str, tmp_path: Path) -> None:
+def test_bench_terminated_removes_group_and_store(number: signal.Signals, when: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mqproc", "bench", "append", "--seconds", "300", "--no-limits"]
     with subprocess.Popen(command, env=os.environ | {"TMPDIR": str(tmp_path)}, stderr=subprocess.PIPE) as bench:
         wait_until(lambda: list(tmp_path.rglob(when)), what=when)
@@ -43,14 +43,14 @@ os.kill(child, signal.{name})
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 try:
     os.kill(os.getpid(), signal.{name})
-    print("goes on")
+    print("continues")
 finally:
     print("cleaned up")
 """
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_forked_processes_end_as_they_always_do(number: signal.Signals) -> None:
+def test_forked_child_ends_by_the_signal(number: signal.Signals) -> None:
     program = PROGRAM.format(name=number.name, before="")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.split("\n")) == (128 + number, [str(-number), "cleaned up", ""]), done.stderr
@@ -68,20 +68,20 @@ try:
         os._exit(0)
     os.waitpid(child, 0)
     time.sleep(60)
-    print("goes on")
+    print("continues")
 finally:
     print("cleaned up")
 """
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_that_comes_amid_a_fork_is_heard_behind_it(number: signal.Signals) -> None:
+def test_signal_during_fork_is_delivered_after_it(number: signal.Signals) -> None:
     program = AMID_FORK.format(name=number.name)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (128 + number, "cleaned up\n"), done.stderr
 
 
-def test_what_is_ignored_stays_ignored() -> None:
+def test_ignored_signal_stays_ignored() -> None:
     program = PROGRAM.format(name="SIGHUP", before="signal.signal(signal.SIGHUP, signal.SIG_IGN)").replace(
         "os.kill(child, signal.SIGHUP)", "os.kill(child, signal.SIGHUP); os.kill(child, signal.SIGKILL)"
     )

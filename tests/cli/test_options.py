@@ -1,4 +1,4 @@
-"""Store and options come from flag, environment, config file, default, in this order, and it can be seen which."""
+"""Store and options come from flag, environment, config file, default, in this order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def source_of(outcome_json: dict[str, list[dict[str, str]]], name: str) -> tuple
     return row["value"], row["source"]
 
 
-def test_the_store_is_found_by_flag_environment_and_file(tmp_path: Path) -> None:
+def test_store_comes_from_flag_environment_or_file(tmp_path: Path) -> None:
     config = tmp_path / "mqproc.toml"
     config.write_text('store = "from-file"\nmax_queues = 4096\n')
     show = ("config", "show", "--json", "--config", config)
@@ -33,7 +33,7 @@ def test_the_store_is_found_by_flag_environment_and_file(tmp_path: Path) -> None
     assert source_of(file, "store") == (str(tmp_path / "from-file"), str(config))
 
 
-def test_a_mistyped_variable_is_told_where_no_store_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_missing_reports_mistyped_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     outcome = call("status", MQPROC_STORRE="/data")
     assert outcome.code == 2
@@ -41,7 +41,7 @@ def test_a_mistyped_variable_is_told_where_no_store_is_named(tmp_path: Path, mon
     assert "; MQPROC_STORRE is not an option, and ignored; did you mean MQPROC_STORE?; see mqproc status" in outcome.err
 
 
-def test_options_say_where_they_were_set(tmp_path: Path) -> None:
+def test_options_name_their_source(tmp_path: Path) -> None:
     config = tmp_path / "mqproc.toml"
     config.write_text("max_queues = 4096\nmax_spin_us = 1\nmetrics_port = 1\n")
     arguments = ("config", "show", "--json", "--config", config, "--set", "metrics_port=3")
@@ -52,7 +52,7 @@ def test_options_say_where_they_were_set(tmp_path: Path) -> None:
     assert source_of(found, "listen_port")[1] == "default"
 
 
-def test_a_broker_conf_names_store_and_options(tmp_path: Path) -> None:
+def test_broker_conf_gives_store_and_options(tmp_path: Path) -> None:
     config = tmp_path / "broker.conf"
     config.write_text("storePathRootDir=/data/rocketmq\nmaxMessageSize=65536\nbrokerName=a\n")
     found = call("config", "show", "--json", "--config", config).json
@@ -60,13 +60,13 @@ def test_a_broker_conf_names_store_and_options(tmp_path: Path) -> None:
     assert source_of(found, "max_message_size") == (65536, str(config))
 
 
-def test_the_default_config_file_is_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_config_file_is_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mqproc.toml").write_text("max_queues = 512\n")
     assert call("config", "show", "max_queues", "--json").json["options"][0]["value"] == 512
 
 
-def test_a_wrong_configuration_is_exit_code_8(tmp_path: Path) -> None:
+def test_wrong_configuration_exits_8(tmp_path: Path) -> None:
     missing = call("config", "check", "--config", tmp_path / "none.toml")
     assert (missing.code, missing.err.count("\n")) == (8, 1)
     wrong = call("config", "check", "--set", "max_queues=1")
@@ -78,7 +78,7 @@ def test_a_wrong_configuration_is_exit_code_8(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["config check", "config show", "up --store store"])
-def test_options_that_are_no_table_are_a_wrong_configuration(
+def test_config_options_not_a_table_is_wrong_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -90,7 +90,7 @@ def test_options_that_are_no_table_are_a_wrong_configuration(
 
 
 @pytest.mark.parametrize(("line", "name"), [('store = "store"', "store"), ("max_queues = 77", "max_queues")])
-def test_what_stands_above_the_table_of_options_is_not_passed_over(
+def test_config_unknown_top_level_name_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -113,8 +113,8 @@ def test_what_stands_above_the_table_of_options_is_not_passed_over(
         "config check --config {loop}/mqproc.toml",
     ],
 )
-def test_what_cannot_be_asked_for_is_not_called_absent(tmp_path: Path, arguments: str) -> None:
-    """Nor is it told to be made anew."""
+def test_inaccessible_store_is_not_reported_as_missing(tmp_path: Path, arguments: str) -> None:
+    """Nor does the message suggest to create it."""
     loop, store = tmp_path / "loop", tmp_path / "store"
     loop.symlink_to(loop)
     (store / "commitlog").mkdir(parents=True)
@@ -125,8 +125,8 @@ def test_what_cannot_be_asked_for_is_not_called_absent(tmp_path: Path, arguments
 
 
 @pytest.mark.parametrize("arguments", ["status --store", "store verify", "store info", "doctor --store"])
-def test_a_symlink_to_nothing_is_told_with_what_it_leads_to(tmp_path: Path, arguments: str) -> None:
-    """It was no such folder, which `mqproc up` were to make."""
+def test_dangling_symlink_names_its_target(tmp_path: Path, arguments: str) -> None:
+    """The error used to say that no folder exists, which `mqproc up` would create."""
     (tmp_path / "store").symlink_to("nowhere")
     told = call(*arguments.split(), tmp_path / "store")
     assert f"{tmp_path}/store: a symlink to {tmp_path}/nowhere, which does not exist" in told.out + told.err
@@ -140,7 +140,7 @@ def test_a_symlink_to_nothing_is_told_with_what_it_leads_to(tmp_path: Path, argu
 @pytest.mark.parametrize(
     "arguments", [("status", "--store", ""), ("up", "--store", ""), ("store", "verify", ""), ("store", "dump", "")]
 )
-def test_an_empty_name_is_not_the_current_folder(
+def test_empty_store_is_not_the_current_folder(
     arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -150,16 +150,15 @@ def test_an_empty_name_is_not_the_current_folder(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_home_that_is_nobodys_is_wrong_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was a traceback."""
+def test_unknown_home_folder_is_wrong_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mqproc.toml").write_text('store = "~nobody-of-that-name/store"\n')
+    Path("mqproc.toml").write_text('store = "~no-such-user/store"\n')
     refused = call("status")
     assert refused.code == 8
-    assert refused.err.startswith("mqproc: mqproc.toml: '~nobody-of-that-name/store': Could not determine home")
+    assert refused.err.startswith("mqproc: mqproc.toml: '~no-such-user/store': Could not determine home")
 
 
-def test_a_command_that_is_told_can_be_copied_whatever_the_store_is_called(tmp_path: Path) -> None:
+def test_suggested_command_quotes_the_store(tmp_path: Path) -> None:
     store = tmp_path / "it's a store"
     for _ in range(2):
         refused = call("status", "--store", store)
@@ -169,9 +168,7 @@ def test_a_command_that_is_told_can_be_copied_whatever_the_store_is_called(tmp_p
         store.mkdir(exist_ok=True)
 
 
-def test_a_config_file_that_was_found_and_is_gone_is_no_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_config_file_removed_meanwhile_is_not_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MQPROC_CONFIG", raising=False)
     invocation = Invocation()
@@ -185,23 +182,23 @@ def test_a_config_file_that_was_found_and_is_gone_is_no_default(
 
 
 @pytest.mark.parametrize("config", ["/dev/null", "/tmp"])
-def test_a_config_that_is_there_and_no_file_is_not_said_to_be_missing(config: str) -> None:
+def test_config_that_is_not_a_file_is_not_missing(config: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^{config}: not a regular file$"):
         Invocation(config=Path(config)).options()
 
 
-def test_a_command_begins_with_its_process() -> None:
+def test_start_time_is_that_of_the_process() -> None:
     made_s = psutil.Process().create_time()
     least_s = time.time() - made_s
     ago_s = time.monotonic() - process_start_s()
     assert least_s - 1.0 <= ago_s <= time.time() - made_s + 1.0
 
 
-def test_where_nothing_tells_when_a_process_began_a_command_begins_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_time_unknown_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(path: str, **_options: str) -> None:
         raise FileNotFoundError(2, "No such file or directory", path)
 
-    # The module's own name for it: others of this process open files, too.
+    # Filter by this module's name: other threads of the process open files, too.
     monkeypatch.setattr("mqproc.cli.options.open", missing, raising=False)
     called_s = time.monotonic()
     began_s = process_start_s()

@@ -1,4 +1,4 @@
-"""The same rows in every shape; nothing but data on stdout, no colour into a pipe."""
+"""Rows in every output format; only data on stdout, no colour into a pipe."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_json_lines_are_one_object_a_row() -> None:
 
 
 @pytest.mark.parametrize(("shape", "delimiter"), [("csv", ","), ("raw", "\t")])
-def test_a_row_is_read_back_as_it_was_whatever_ends_lines_in_it(shape: str, delimiter: str) -> None:
-    """A lone carriage return is the end of a row to whoever reads it, unless it is quoted."""
+def test_csv_row_with_line_ends_is_read_back(shape: str, delimiter: str) -> None:
+    """A lone carriage return ends a row for a reader unless it is quoted."""
     texts = ["a\rb", "a\r\nb", "a\nb", "\r", 'a"b', "a,b", "a\tb", ""]
     stream = io.StringIO(newline="")
     out = Output(shape, stream=stream)
@@ -60,7 +60,7 @@ def test_csv_has_a_header_and_exact_values() -> None:
     assert rows("csv", io.StringIO()) == "name,size,count,tags\na,4096,1234,x y\nbb,1,,\n"
 
 
-def test_further_rows_have_no_header_of_their_own() -> None:
+def test_csv_further_rows_have_no_header() -> None:
     stream = io.StringIO()
     out = Output("csv", stream=stream)
     out.rows("things", COLUMNS, ROWS[:1])
@@ -72,11 +72,11 @@ def test_raw_has_no_header() -> None:
     assert rows("raw", io.StringIO()).splitlines()[0] == "a\t4096\t1234\tx y"
 
 
-def test_a_table_into_a_pipe_is_aligned_and_exact() -> None:
+def test_table_in_a_pipe_is_aligned_and_exact() -> None:
     assert rows("table", io.StringIO()) == "name  size  count  tags\na     4096   1234  x y\nbb       1      -\n"
 
 
-def test_a_table_on_a_terminal_has_units(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_on_a_terminal_has_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     text = rows("table", Terminal())
     assert "4.0 KiB" in text
@@ -85,8 +85,8 @@ def test_a_table_on_a_terminal_has_units(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("columns", [20, 40, 60, 80])
-def test_numbers_and_times_are_whole_on_the_narrowest_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    """The terminal wraps what is longer; texts are folded, and a heading is where its words need no room."""
+def test_table_on_a_narrow_terminal_keeps_numbers_whole(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """The terminal wraps long values; texts are folded, and headings need no extra width."""
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", str(columns))
     terminal = Terminal()
@@ -101,7 +101,7 @@ def test_numbers_and_times_are_whole_on_the_narrowest_terminal(monkeypatch: pyte
     assert columns < 80 or max(map(len, terminal.getvalue().splitlines())) <= columns
 
 
-def test_never_is_plain_text_and_always_is_colored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_color_never_and_always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     for color, stream in (("never", Terminal()), ("auto", Terminal())):
@@ -117,26 +117,26 @@ def test_never_is_plain_text_and_always_is_colored(monkeypatch: pytest.MonkeyPat
 ORDERS = "a\x1b[31mb\x9b2J\x07\r\nc\td"
 
 
-def test_a_terminal_gets_no_orders_from_data() -> None:
+def test_control_characters_are_escaped() -> None:
     stream, errors = Terminal(), Terminal()
     out = Output("table", "never", stream, errors)
     out.line(ORDERS)
     out.fields([OutputColumn("body")], {"body": ORDERS})
     out.note(ORDERS)
     Output("csv", "never", stream).rows("things", [OutputColumn("body")], [{"body": ORDERS}])
-    told = "a\\x1b[31mb\\x9b2J\\x07\\r\nc\td"
-    assert stream.getvalue() == f'{told}\nbody  {told}\nbody\n"{told}"\n'
-    assert errors.getvalue() == f"{told}\n"
+    reported = "a\\x1b[31mb\\x9b2J\\x07\\r\nc\td"
+    assert stream.getvalue() == f'{reported}\nbody  {reported}\nbody\n"{reported}"\n'
+    assert errors.getvalue() == f"{reported}\n"
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
-def test_no_value_breaks_the_rows_of_a_table(stream: io.StringIO) -> None:
+def test_table_values_do_not_break_rows(stream: io.StringIO) -> None:
     Output("table", "never", stream).rows("things", [OutputColumn("name")], [{"name": ORDERS}])
     assert "a\\x1b[31mb\\x9b2J\\x07\\r\\nc\\td" in stream.getvalue()
     assert "\x1b[31m" not in stream.getvalue()
 
 
-def test_a_pipe_gets_what_there_is() -> None:
+def test_table_in_a_pipe_is_not_cut() -> None:
     stream = io.StringIO()
     out = Output("table", "never", stream)
     out.line(ORDERS)
@@ -159,7 +159,7 @@ def test_sizes() -> None:
     assert [format_bytes(size) for size in (0, 1023, 1024, 3 << 30)] == ["0 B", "1023 B", "1.0 KiB", "3.0 GiB"]
 
 
-def test_names_that_are_no_text_are_written_as_they_are_shown() -> None:
+def test_json_escapes_names_that_are_not_utf8() -> None:
     name = os.fsdecode(b"bad\xff")
     value = {"store": Path(name), "files": [{name: name}], "count": 1 << 62, "word": "Grüße"}
     shown = r"bad\xff"
@@ -167,14 +167,14 @@ def test_names_that_are_no_text_are_written_as_they_are_shown() -> None:
     assert json.loads(encode_json(value)) == expected
 
 
-# How far long work is, line by line where there is no terminal.
+# Progress without a terminal, line by line.
 
 
 @pytest.mark.parametrize(
     ("things", "rate_unit", "expected"),
     [("MiB", "MiB", r"job: 35 MiB, 50%, [\d,]+ MiB/s\n"), ("records", "", r"job: 35 records, 50%, [\d,]+/s\n")],
 )
-def test_a_rate_has_the_unit_of_what_is_counted(
+def test_progress_rate_has_the_unit_of_the_items(
     monkeypatch: pytest.MonkeyPatch, things: str, rate_unit: str, expected: str
 ) -> None:
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)

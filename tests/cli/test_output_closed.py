@@ -1,4 +1,4 @@
-"""Streams that are closed, full, or closed by their reader: what is to be done is done, and codes tell how it went."""
+"""Closed or full output streams: the work is done, and the exit code shows the result."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _count(store: Path, topic: str) -> int:
     return int(call("message", "range", topic, "--count", "--store", store).out)
 
 
-def test_a_send_whose_results_nobody_reads_any_more_sends_all(store: Path) -> None:
+def test_send_with_closed_output_sends_all(store: Path) -> None:
     send = f"{LINES} | {MQPROC} send unread --json --store '{store}'"
     outcome = _run(f"{send} | head -n 1; exit ${{PIPESTATUS[1]}}")
     assert (outcome.returncode, outcome.stdout.count("\n")) == (0, 1)
@@ -45,34 +45,34 @@ def test_a_send_whose_results_nobody_reads_any_more_sends_all(store: Path) -> No
     assert _count(store, "unread") == COUNT
 
 
-def test_a_send_whose_results_nobody_reads_any_more_tells_what_was_not_stored(store: Path) -> None:
+def test_send_with_closed_output_reports_unstored_messages(store: Path) -> None:
     lines = f"({LINES}; head -c 5000000 /dev/zero)"
     outcome = _run(f"{lines} | {MQPROC} send large --json --store '{store}' | head -n 1; exit ${{PIPESTATUS[1]}}")
     assert outcome.returncode == 1
     assert "not stored: 1 message" in outcome.stderr
 
 
-def test_a_send_whose_results_have_no_room_sends_all_and_fails(store: Path) -> None:
+def test_send_with_full_output_sends_all_and_fails(store: Path) -> None:
     outcome = _run(f"{LINES} | {MQPROC} send full --json --store '{store}' > /dev/full")
     assert outcome.returncode == 1
     assert outcome.stderr.splitlines()[1:] == ["mqproc: standard output: No space left on device"]
     assert _count(store, "full") == COUNT
 
 
-# In development mode every Python tells what a file cannot write as it is let go of; from 3.13 on it always does.
+# In development mode, and always from 3.13 on, Python reports failed writes when a file is closed.
 TELLS_ALL = "PYTHONUNBUFFERED= PYTHONDEVMODE=1"
 
 
 @pytest.mark.parametrize("variables", ["PYTHONUNBUFFERED=", "PYTHONUNBUFFERED=1", TELLS_ALL])
 @pytest.mark.parametrize("command", ["topic list", "stat", "config doc", "tail one -n 1", "send one x", "send --help"])
-def test_output_without_room_is_not_taken_for_a_full_store(store: Path, command: str, variables: str) -> None:
+def test_full_output_is_not_reported_as_a_full_store(store: Path, command: str, variables: str) -> None:
     call("send", "one", "x", "--store", store)
     assert _count(store, "one") > 0
     outcome = _run(f"{variables} {MQPROC} {command} --store '{store}' > /dev/full")
     assert (outcome.returncode, outcome.stderr) == (1, "mqproc: standard output: No space left on device\n")
 
 
-def test_a_reader_that_is_gone_ends_a_command_quietly(store: Path, unread: int) -> None:
+def test_closed_reader_ends_command_quietly(store: Path, unread: int) -> None:
     script = f"{TELLS_ALL} {MQPROC} topic list --store '{store}'"
     outcome = subprocess.run(["bash", "-c", script], stdout=unread, stderr=subprocess.PIPE, check=False)
     assert (outcome.returncode, outcome.stderr) == (0, b"")
@@ -88,23 +88,21 @@ def unread() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["send", "--help"]])
-def test_help_that_nobody_reads_any_more_is_no_failure(unread: int, arguments: list[str]) -> None:
+def test_help_into_closed_pipe_succeeds(unread: int, arguments: list[str]) -> None:
     command = [sys.executable, "-m", "mqproc", *arguments]
     outcome = subprocess.run(command, stdout=unread, stderr=subprocess.PIPE, check=False)
     assert (outcome.returncode, outcome.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize(("arguments", "code"), [([], 2), (["nothing"], 2), (["status", "--store", "/nowhere"], 5)])
-def test_an_error_that_nobody_reads_has_its_exit_code(unread: int, arguments: list[str], code: int) -> None:
+def test_error_into_closed_pipe_keeps_its_exit_code(unread: int, arguments: list[str], code: int) -> None:
     command = [sys.executable, "-m", "mqproc", *arguments]
     assert subprocess.run(command, stdout=unread, stderr=unread, check=False).returncode == code
 
 
 @pytest.mark.parametrize("stderr", ["gone", "full"])
-def test_what_nobody_reads_on_stderr_holds_up_nothing_and_has_its_exit_code(
-    store: Path, unread: int, stderr: str
-) -> None:
-    """The second line has no key, which is told; the third one goes all the same."""
+def test_closed_stderr_does_not_stop_a_send(store: Path, unread: int, stderr: str) -> None:
+    """The second line has no key, which is an error; the third one is sent anyway."""
     command = [
         sys.executable,
         "-m",
@@ -124,14 +122,14 @@ def test_what_nobody_reads_on_stderr_holds_up_nothing_and_has_its_exit_code(
 
 
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
-def test_output_that_was_closed_goes_nowhere(store: Path, closed: str) -> None:
+def test_closed_stdout_discards_output(store: Path, closed: str) -> None:
     for command in (f"send closed x --json --store '{store}'", f"topic list --store '{store}'"):
         outcome = _run(f"{MQPROC} {command} {closed}")
         assert (outcome.returncode, outcome.stdout, outcome.stderr) == (0, "", "")
     assert _run(f"{MQPROC} tail nothing --store '{store}' {closed}").returncode == 5
 
 
-def test_the_c_locale_without_utf_8_has_an_escape_for_every_character(store: Path) -> None:
+def test_c_locale_output_is_escaped(store: Path) -> None:
     assert call("send", "locale", "caf\u00e9", "--store", store).code == 0
     assert _count(store, "locale") == 1
     locale = "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0"

@@ -1,4 +1,4 @@
-"""Times are read in every form that a user has, and printed with their zone."""
+"""Times and durations: all input forms, output with the zone."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ NOW = 1_800_000_000_000
         ("2026-11-21T10:00Z", 1_795_255_200_000),
     ],
 )
-def test_moments_are_read(text: str, expected: int) -> None:
+def test_times_are_parsed(text: str, expected: int) -> None:
     assert times.parse_time_ms(text, NOW) == expected
 
 
 @pytest.mark.parametrize(
     "text", ["", "yesterday", "1700000000", "12", "15 m", "-15m", "2026-13-01", "99999999999999999"]
 )
-def test_what_is_no_moment_is_refused_with_a_hint(text: str) -> None:
+def test_time_invalid_is_refused_with_a_hint(text: str) -> None:
     with pytest.raises(ValueError, match="not a time"):
         times.parse_time_ms(text, NOW)
 
@@ -51,13 +51,13 @@ def test_what_is_no_moment_is_refused_with_a_hint(text: str) -> None:
         ("12", "milliseconds"),
     ],
 )
-def test_a_number_in_another_unit_is_told_in_milliseconds(text: str, hint: str) -> None:
+def test_time_in_another_unit_suggests_milliseconds(text: str, hint: str) -> None:
     with pytest.raises(ValueError, match=f"{hint}$"):
         times.parse_time_ms(text, NOW)
 
 
 @pytest.mark.parametrize("text", ["99999999999999999999w", "9" * 400 + "ms", "9" * 5000 + "d"])
-def test_a_duration_that_no_number_of_the_engine_holds_is_refused(text: str) -> None:
+def test_duration_too_large_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^'9+\w?' is longer than 53,375,995,583d$"):
         times.parse_duration_ms(text)
 
@@ -67,7 +67,7 @@ def test_times_survive_printing_and_reading() -> None:
         assert times.parse_time_ms(times.format_time(time_ms)) == time_ms
 
 
-def test_what_cannot_be_a_moment_is_printed_as_it_is() -> None:
+def test_time_out_of_range_is_printed_as_number() -> None:
     assert times.format_time(0) == "-"
     assert times.format_time(-5) == "-5"
     assert times.format_time(1 << 62) == str(1 << 62)
@@ -82,18 +82,18 @@ def test_durations_have_three_figures(seconds: float, expected: str) -> None:
     assert times.format_duration(seconds) == expected
 
 
-def test_what_began_after_now_has_taken_no_time() -> None:
+def test_duration_of_future_start_is_zero() -> None:
     assert times.format_duration(-3600) == "0 µs"
 
 
 @pytest.mark.parametrize("text", ["9" * 400, "99999999999999999999w"])
-def test_seconds_that_no_number_of_the_engine_holds_are_a_usage_error(text: str) -> None:
+def test_seconds_too_large_are_a_usage_error(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is longer than 53,375,995,583d"):
         SECONDS.convert(text, None, None)
     assert SECONDS.convert("0.29", None, None) == 0.29
 
 
-def test_a_command_may_wait_for_longer_than_the_system_can(group: Group) -> None:
-    """Sleeps and sockets know 292 years, poll 24 days."""
+def test_timeout_may_exceed_the_system_limit(group: Group) -> None:
+    """Sleeps and sockets are limited to 292 years, poll to 24 days."""
     assert SECONDS.convert("99999999999", None, None) == SECONDS.convert("900000d", None, None) == threading.TIMEOUT_MAX
     assert call("status", "--store", group.store, "--timeout", "99999999999").code == 0

@@ -1,4 +1,4 @@
-"""`mqproc transaction …` against a real group of processes: what is planned, what is done, what scripts see of it."""
+"""`mqproc transaction …` against a real group of processes: plans, execution, JSON."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def ask(group: Group, *arguments: Any) -> Outcome:
 
 
 def begun(client: Client, producers: str, *bodies: bytes) -> list[str]:
-    """The ids of new open transactions."""
+    """Ids of new open transactions."""
     begun = [client.transaction(producers, Message("orders", body)).begin() for body in bodies]
     wait_until(lambda: len(client.transactions.open(producers)) == len(bodies), what="open transactions")
     return [each.transaction_id for each in begun]
 
 
-def test_open_transactions_are_listed(group: Group, client: Client) -> None:
+def test_transaction_list_shows_open_ones(group: Group, client: Client) -> None:
     ids = begun(client, "listed", b"1", b"2", b"3")
     found = ask(group, "list", "--group", "listed", "--json")
     assert (found.code, found.err) == (0, "")
@@ -53,7 +53,7 @@ def test_open_transactions_are_listed(group: Group, client: Client) -> None:
 
 
 @pytest.mark.parametrize(("verb", "delivered"), [("commit", [b"1", b"2"]), ("rollback", [])])
-def test_a_plan_comes_first(group: Group, client: Client, verb: str, delivered: list[bytes]) -> None:
+def test_transaction_commit_plans_first(group: Group, client: Client, verb: str, delivered: list[bytes]) -> None:
     ids = begun(client, verb, b"1", b"2")
     before = client.count("orders")
     planned = ask(group, verb, *ids)
@@ -71,7 +71,7 @@ def test_a_plan_comes_first(group: Group, client: Client, verb: str, delivered: 
     assert f"no open transaction {ids[0]}, {ids[1]}" in again.err
 
 
-def test_a_check_is_asked_for_by_the_half_messages_id(group: Group, client: Client) -> None:
+def test_transaction_check_by_half_message_id(group: Group, client: Client) -> None:
     begun(client, "asked", b"1")
     (row,) = ask(group, "list", "--group", "asked", "--json").json["transactions"]
     assert ask(group, "check", row["message_id"]).code == 1
@@ -80,7 +80,7 @@ def test_a_check_is_asked_for_by_the_half_messages_id(group: Group, client: Clie
         wait_until(lambda: not client.transactions.open("asked"), what="rollback by the producer")
 
 
-def test_an_id_that_is_none_is_an_error(group: Group) -> None:
+def test_transaction_invalid_id_is_an_error(group: Group) -> None:
     for verb in ("commit", "rollback", "check"):
         found = ask(group, verb, "nothing", "--execute")
         assert (found.code, found.out) == (5, "")

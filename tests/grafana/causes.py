@@ -1,7 +1,7 @@
-"""What makes alerts fire: real groups to which something happens, and what mends it.
+"""Faults that make alerts fire in real groups, and their fixes.
 
-A scenario has a group of its own. `cause` and `cure` run in a thread; `alerts` are those that must fire for its group
-between the two or soon after, and be gone at the end.
+A scenario has its own group. `cause` and `cure` run in a thread; `alerts` must fire for the group between the two
+or soon after, and must be resolved at the end.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FAILING_SYNC = 100
 
 
 class Sender(threading.Thread):
-    """Sends the same frame again and again; refusals do not matter to it."""
+    """Sends the same frame repeatedly and ignores refusals."""
 
     def __init__(self, group: Group, topic: str, count: int, size: int, pause_s: float) -> None:
         super().__init__(daemon=True)
@@ -60,7 +60,7 @@ class Sender(threading.Thread):
 
 
 class Scenario(abc.ABC):
-    """One group, and what happens to it."""
+    """One group and its fault."""
 
     name = ""
     """Of the store's folder."""
@@ -78,11 +78,11 @@ class Scenario(abc.ABC):
 
     @abc.abstractmethod
     def cause(self) -> None:
-        """Make what the alerts tell of."""
+        """Cause the condition of the alerts."""
 
     @abc.abstractmethod
     def cure(self, fired: Callable[[str], bool]) -> None:
-        """Mend it; `fired` tells whether an alert of this group fires now."""
+        """Fix it; `fired` returns whether an alert of this group fires now."""
 
     def close(self) -> None:
         for sender in self.senders:
@@ -90,7 +90,7 @@ class Scenario(abc.ABC):
         self.group.close()
 
     def send(self, topic: str, count: int, size: int, pause_s: float) -> None:
-        """From now on."""
+        """Start sending."""
         self.senders.append(Sender(self.group, topic, count, size, pause_s))
         self.senders[-1].start()
 
@@ -99,7 +99,7 @@ class Scenario(abc.ABC):
 
 
 class Roles(Scenario):
-    """Roles that die, that are lent to a terminal, and that are stopped, as by a disk that hangs."""
+    """Roles that crash, run in a debugger, or are stopped as by a hanging disk."""
 
     name = "roles"
     alerts = frozenset(
@@ -134,7 +134,7 @@ class Roles(Scenario):
         waits = self.group.words()["writer_segment_waits"]
         wait_until(lambda: self.group.words()["writer_segment_waits"] > waits, 60, "the writer waits for a segment")
         time.sleep(2)
-        # Now the append goes on: stored, but late.
+        # The append continues: stored, but late.
         written = self.group.words()["written"]
         self.signal(words_of.COMMITLOG_FLUSHER, signal.SIGCONT)
         wait_until(lambda: self.group.words()["written"] > written, what="the late append")
@@ -146,7 +146,7 @@ class Roles(Scenario):
             self.signal(role, signal.SIGCONT)
         for sender in self.senders:
             sender.end()
-        # Not SIGINT, which is ignored in what is started by somebody who ignores it.
+        # Not SIGINT, which a child of a process that ignores it ignores too.
         self._borrower.send_signal(signal.SIGTERM)
         self._borrower.wait(30)
 
@@ -176,7 +176,7 @@ class Roles(Scenario):
 
 
 class Damage(Scenario):
-    """Bytes of the log that changed while nobody ran it; then the whole group is killed."""
+    """Log bytes changed while the group was stopped; then the whole group is killed."""
 
     name = "damage"
     alerts = frozenset({"MqprocDamaged", "MqprocReadOnly", "MqprocNotReady", "MqprocDown"})
@@ -192,7 +192,7 @@ class Damage(Scenario):
         with self._segment.open("r+b") as file:
             file.seek(100_000)
             file.write(b"\xff" * 5000)
-        # Below its mark the log is trusted; without one a start looks at every record.
+        # Below its mark the log is trusted; without one a start checks every record.
         shutil.rmtree(self.group.paths.marks)
         self.group.start()
 
@@ -204,7 +204,7 @@ class Damage(Scenario):
 
 
 class Room(Scenario):
-    """Too many queues, a consumer group that consumes nothing, and retention that must not delete what it needs."""
+    """Too many queues, a group that consumes nothing, and retention that must keep its messages."""
 
     name = "room"
     alerts = frozenset({"MqprocQueueTableAlmostFull", "MqprocConsumerLagGrowing", "MqprocRetentionHeldBack"})
@@ -237,13 +237,13 @@ class Room(Scenario):
 
 
 class Failures(Scenario):
-    """A clock that went back, messages that are given up, segments gone before dispatch; then a sync that failed."""
+    """A clock set back, dead letters, segments deleted before dispatch, then a failed sync."""
 
     name = "failures"
     alerts = frozenset({"MqprocDeadLettersGrowing", "MqprocClockSteps", "MqprocDispatchGap", "MqprocSyncFailed"})
 
     def start(self) -> None:
-        """The machine's clock was ten minutes ahead when the store was last written, and has been set right since."""
+        """The clock was ten minutes ahead when the store was last written, and has been corrected since."""
         engine = Engine(self.store, **SMALL)
         engine.append("before", [b"from later"], round(time.time() * 1000) + 600_000)
         engine.table.close()
@@ -267,7 +267,7 @@ class Failures(Scenario):
         self._delete_before_dispatch()
 
     def _delete_before_dispatch(self) -> None:
-        """Retention that would aim beyond dispatch, which it never does by itself."""
+        """Delete segments before dispatch, which retention never does."""
         self.signal(words_of.DISPATCHER, signal.SIGSTOP)
         with self.group.client() as client:
             client.send_many([Message("orders", b"x" * 10_000) for _ in range(400)])
@@ -287,7 +287,7 @@ class Failures(Scenario):
         wait_until(lambda: self.group.pid(role) not in (0, before) and self.group.ready(), PATIENCE_S, f"{role} again")
 
     def cure(self, fired: Callable[[str], bool]) -> None:
-        """A sync fails under load, and the repair is the way back."""
+        """A sync fails under load; a repair restores service."""
         self.group.stop()
         self.group.environment = {FAULT_VARIABLE: f"sync:{FAILING_SYNC}:EIO"}
         self.group.options |= {"flush_interval_commit_log": 20, "flush_commit_log_thorough_interval": 20}
@@ -313,7 +313,7 @@ class Failures(Scenario):
 
 
 class Hung(Scenario):
-    """A role that hangs in its work for good, until the supervisor has had enough of it."""
+    """A role that hangs until the supervisor kills it."""
 
     name = "hung"
     alerts = frozenset({"MqprocHeartbeatMissing"})
@@ -330,7 +330,7 @@ class Hung(Scenario):
         wait_until(lambda: silent in self.group.output.read_text(), 180, "the supervisor sees a role that hangs")
 
     def cure(self, fired: Callable[[str], bool]) -> None:
-        """The supervisor's: the role's stack is logged, and another one goes on."""
+        """The supervisor logs the role's stack and starts another one."""
         self.senders.pop().end()
         wait_until(lambda: self.group.words()["commitlog-flusher.restarts"] == 1, PATIENCE_S, "the role is replaced")
         assert "in crash_point" in self.group.output.read_text()
@@ -338,7 +338,7 @@ class Hung(Scenario):
 
 
 class FullDisk(Scenario):
-    """A disk without a byte left, at a moment when dispatch has something to write."""
+    """A full disk while dispatch has data to write."""
 
     name = "disk"
     alerts = frozenset(
@@ -389,7 +389,7 @@ KINDS: tuple[type[Scenario], ...] = (Roles, Damage, Room, Failures, Hung, FullDi
 
 
 def scenarios(folder: Path) -> Iterator[Scenario]:
-    """All that can be made on this machine: a disk of one's own needs root."""
+    """Scenarios that this machine supports: a disk of one's own needs root."""
     for kind in KINDS:
         if kind is FullDisk and not can_mount(folder):
             continue
@@ -397,7 +397,7 @@ def scenarios(folder: Path) -> Iterator[Scenario]:
 
 
 def can_mount(folder: Path) -> bool:
-    """Whether a RAM disk can be had here."""
+    """Whether a RAM disk can be mounted."""
     if os.geteuid() != 0 or shutil.which("mount") is None:
         return False
     place = folder / "try"

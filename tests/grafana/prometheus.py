@@ -28,7 +28,7 @@ PATIENCE_S = 120.0
 
 
 def free_port() -> int:
-    """A port that nobody listens at now, and that the system gives to nobody who asks for any."""
+    """A free port outside the range of ephemeral ports."""
     given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", random.randrange(1024, given))) as found:
@@ -36,10 +36,10 @@ def free_port() -> int:
 
 
 class Prometheus:
-    """Runs from the beginning of a `with` to its end."""
+    """Runs within a `with` block."""
 
     def __init__(self, folder: Path, targets: list[int]) -> None:
-        """`targets`: the ports of the monitors."""
+        """`targets`: ports of the monitors."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, rules in rule_files(SHORT).items():
             (folder / name).write_text(dump(rules))
@@ -68,7 +68,7 @@ class Prometheus:
         self._process.wait(10)
 
     def query(self, expr: str) -> list[Any]:
-        """The series of an instant query."""
+        """Series of an instant query."""
         found: list[Any] = self._get("/api/v1/query", query=expr)["result"]
         return found
 
@@ -76,7 +76,7 @@ class Prometheus:
         return sum(int(series["value"][1]) for series in self.query("up"))
 
     def firing(self) -> set[tuple[str, str]]:
-        """(alert, port of the group) of every alert that fires."""
+        """(alert, port of the group) of every firing alert."""
         alerts = self._get("/api/v1/alerts")["alerts"]
         return {
             (alert["labels"]["alertname"], alert["labels"]["instance"].rpartition(":")[2])
@@ -85,7 +85,7 @@ class Prometheus:
         }
 
     def wait(self, condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
-        """The condition's value once it is true."""
+        """Value of the condition once it is true."""
         deadline = time.monotonic() + timeout_s
         while not (found := condition()):
             assert self._process.poll() is None, self._output.read_text()
@@ -108,7 +108,7 @@ class Prometheus:
         return found["data"]
 
 
-# Prometheus' own tools, where they are installed.
+# promtool
 
 
 REASON = "Prometheus is not installed: apt-get install prometheus"
@@ -118,7 +118,7 @@ needs_prometheus = pytest.mark.skipif(
 
 
 def promtool(*arguments: str | Path, stdin: str = "") -> None:
-    """Run promtool; fails with what it says when it finds anything."""
+    """Run promtool, and fail with its output if it reports a problem."""
     command = ["promtool", *map(str, arguments)]
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,6 +1,6 @@
-"""Each alert fires when its cause is made on a real group, seen by a real Prometheus, and clears when it is mended.
+"""Each alert fires for its cause on a real group with a real Prometheus, and clears after the fix.
 
-All scenarios run side by side, with every duration of the rules at a thirtieth.
+All scenarios run in parallel, with the durations of the rules divided by thirty.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ALL = [(alert, kind) for kind in KINDS for alert in sorted(kind.alerts)]
 
 @dataclass
 class Story:
-    """What was seen: (alert, scenario's port)."""
+    """Alerts seen: (alert, scenario's port)."""
 
     ports: dict[str, str]
     fired: set[tuple[str, str]] = field(default_factory=set)
@@ -53,10 +53,10 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
 
 def live(prometheus: Prometheus, told: list[Scenario], pool: ThreadPoolExecutor) -> Story:
-    """Make the causes, watch, mend them, watch."""
+    """Cause, watch, fix, watch."""
     story = Story({each.name: str(each.port) for each in told})
     wanted = {(alert, str(each.port)) for each in told for alert in each.alerts}
-    # What the cure itself shows.
+    # Result of the cure.
     later = {(alert, port) for alert, port in wanted if alert in ("MqprocDown", "MqprocSyncFailed")}
     prometheus.wait(lambda: prometheus.targets_up() == len(told), "all groups are scraped")
 
@@ -82,12 +82,12 @@ def live(prometheus: Prometheus, told: list[Scenario], pool: ThreadPoolExecutor)
     return story
 
 
-def test_every_alert_has_a_cause() -> None:
+def test_alerts_have_a_cause() -> None:
     assert {alert for alert, _ in ALL} == {alert.name for alert in alerts(Durations())}
 
 
 @pytest.mark.parametrize(("alert", "kind"), ALL, ids=[f"{alert} {kind.name}" for alert, kind in ALL])
-def test_the_alert_fires_for_its_cause_and_clears(story: Story, alert: str, kind: type[Scenario]) -> None:
+def test_alert_fires_for_its_cause_and_clears(story: Story, alert: str, kind: type[Scenario]) -> None:
     if kind.name not in story.ports:
         pytest.skip(f"{kind.name}: a disk of one's own needs root")
     made = (alert, story.ports[kind.name])

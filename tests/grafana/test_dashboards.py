@@ -1,4 +1,4 @@
-"""Generated files are those of the source, and dashboards keep the rules of Grafana's dashboard linter."""
+"""Generated files match their source, and dashboards pass the rules of Grafana's linter."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def family(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_file_is_the_sources(name: str) -> None:
-    assert (FOLDER / name).read_text() == FILES[name], "python -m grafana.source writes it anew"
+def test_generated_file_is_current(name: str) -> None:
+    assert (FOLDER / name).read_text() == FILES[name], "python -m grafana.source rewrites it"
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
-def test_a_dashboard_is_as_the_linter_wants_it(name: str) -> None:
+def test_dashboard_passes_the_linter(name: str) -> None:
     board = DASHBOARDS[name]
     assert board["uid"]
     assert board["editable"] is False
@@ -69,7 +69,7 @@ def test_a_dashboard_is_as_the_linter_wants_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("panel", ALL_PANELS)
-def test_a_panel_is_as_the_linter_wants_it(panel: Any) -> None:
+def test_panel_passes_the_linter(panel: Any) -> None:
     assert panel["title"]
     assert panel["description"].endswith(".")
     assert panel["fieldConfig"]["defaults"]["unit"]
@@ -96,7 +96,7 @@ def test_counters_are_shown_as_rates(panel: Any) -> None:
 
 
 @pytest.mark.parametrize("panel", TABLES)
-def test_a_table_is_one_and_shows_times_as_times(panel: Any) -> None:
+def test_tables_show_times_as_times(panel: Any) -> None:
     merged, organized = panel["transformations"]
     assert merged["id"] == "merge", "Grafana shows one query's answer else"
     names = organized["options"]["renameByName"]
@@ -109,11 +109,11 @@ def test_a_table_is_one_and_shows_times_as_times(panel: Any) -> None:
         is_time = "_timestamp_seconds" in target["expr"]
         assert is_time == target["expr"].startswith("1000 * "), "Grafana takes milliseconds"
         assert units.get(name, {}) == ({"unit": "dateTimeAsIso"} if is_time else {})
-    # A name that is met by joining rows must not tell them apart.
+    # A label that joins rows must not distinguish them.
     assert all(" by (" in target["expr"] for target in panel["targets"])
 
 
-def test_every_metric_is_shown_or_watched() -> None:
+def test_metrics_are_shown_or_alerted_on() -> None:
     durations = Durations()
     texts = [target["expr"] for board in DASHBOARDS.values() for panel in panels(board) for target in panel["targets"]]
     texts += [each.expr for each in (*alerts(durations), *recordings(durations))]
@@ -128,7 +128,7 @@ def test_every_metric_is_shown_or_watched() -> None:
     assert used - catalogue <= recorded | {"mqproc_messages_appended"}, "queries ask for metrics that there are"
 
 
-def test_histograms_are_asked_for_by_their_buckets() -> None:
+def test_histograms_are_queried_by_buckets() -> None:
     histograms = {metric.name for metric in METRICS if metric.kind == HISTOGRAM}
     for board in DASHBOARDS.values():
         for panel in panels(board):
@@ -136,14 +136,14 @@ def test_histograms_are_asked_for_by_their_buckets() -> None:
                 assert not set(METRIC.findall(target["expr"])) & histograms, target["expr"]
 
 
-def test_every_alert_has_a_runbook() -> None:
+def test_alerts_have_a_runbook() -> None:
     headings = re.findall(r"^### (\w+)$", (FOLDER / "README.md").read_text(), re.MULTILINE)
     assert headings == [alert.name for alert in alerts(Durations())]
     for alert in alerts(Durations()):
         assert alert.rule(Durations())["annotations"]["runbook_url"] == f"grafana/README.md#{alert.name.lower()}"
 
 
-def test_the_generator_takes_no_option_for_a_folder(tmp_path: Path) -> None:
+def test_generator_refuses_an_option_as_folder(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(FOLDER.parent)}
     command = [sys.executable, "-m", "grafana.source", "--help"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)

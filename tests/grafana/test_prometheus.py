@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a loaded group: no finding of the linter, and every query of the dashboards has data."""
+"""A real Prometheus scrapes a loaded group: it passes the linter, every query has data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [needs_prometheus, pytest.mark.timeout(600)]
 
 
 class Load(threading.Thread):
-    """Sends, pulls, asks by key, and asks for what is refused, until it is told to end."""
+    """Sends, pulls, queries by key and invalid requests until stopped."""
 
     def __init__(self, group: Group) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def loaded(tmp_path: Path, make_group: Callable[..., Group]) -> Iterator[Group]:
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    """(panel, query) of every dashboard, with what Grafana puts in for variables."""
+    """(panel, query) of every dashboard, with Grafana's variables replaced."""
     for name, text in generated_files().items():
         if name.startswith("dashboards/"):
             for panel in panels(json.loads(text)):
@@ -80,7 +80,7 @@ def queries() -> Iterator[tuple[str, str]]:
                     yield f"{name}: {panel['title']}", re.sub(r"\$\w+", ".+", query)
 
 
-def test_a_scrape_is_linted_and_every_query_has_data(tmp_path: Path, loaded: Group) -> None:
+def test_scrape_passes_linter_and_queries_have_data(tmp_path: Path, loaded: Group) -> None:
     port = loaded.options["metrics_port"]
     with Prometheus(tmp_path / "prometheus", [port]) as prometheus:
         prometheus.wait(lambda: prometheus.targets_up() == 1, "the group is scraped")
@@ -88,7 +88,7 @@ def test_a_scrape_is_linted_and_every_query_has_data(tmp_path: Path, loaded: Gro
             text = answer.read().decode()
         promtool("check", "metrics", stdin=text)
         assert family_names(text) == {metric.name for metric in METRICS}
-        # Each of them once: some have data only while something happens.
+        # Each is checked until it had data once: some have data only while something happens.
         missing = set(queries())
 
         def all_had_data() -> bool:

@@ -1,4 +1,4 @@
-"""The rules by Prometheus' own tools: no finding of the linter, and unit tests from series to alerts."""
+"""Alert rules pass promtool's linter and unit tests."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def test_rules_with_short_durations_pass_too(tmp_path: Path) -> None:
 
 @needs_prometheus
 @pytest.mark.parametrize("path", [UNIT_TESTS, THRESHOLDS], ids=lambda path: path.stem)
-def test_the_unit_tests_of_the_rules_pass(path: Path) -> None:
+def test_rules_pass_their_unit_tests(path: Path) -> None:
     promtool("test", "rules", path)
 
 
-def test_every_alert_is_seen_to_fire_and_to_be_silent_close_to_that() -> None:
+def test_unit_tests_cover_firing_and_silence() -> None:
     names = [case.alert for case in CASES]
     assert sorted(names) == sorted(alert.name for alert in alerts(Durations()))
     assert all(case.well for case in CASES)
 
 
-def test_every_alert_has_a_unit_test() -> None:
+def test_alerts_have_a_unit_test() -> None:
     tested = {
         test["alertname"]
         for group in yaml.safe_load(UNIT_TESTS.read_text())["tests"]
@@ -54,7 +54,7 @@ def test_every_alert_has_a_unit_test() -> None:
     assert tested == {alert.name for alert in alerts(Durations())}
 
 
-def test_durations_are_written_as_prometheus_reads_them() -> None:
+def test_durations_use_prometheus_syntax() -> None:
     assert [Durations().of(seconds) for seconds in (15, 60, 900, 3600, 90)] == ["15s", "1m", "15m", "1h", "90s"]
     assert [Durations(1 / 30).of(seconds) for seconds in (15, 60, 900)] == ["500ms", "2s", "30s"]
     assert Durations(1 / 30).age(30) == "3"

@@ -1,4 +1,4 @@
-"""Examples of the README and the guides run as they are written, and print what they show."""
+"""Examples of the README and the guides run as written and print the output shown."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mqproc import Message
 from mqproc.cli.main import cli
 from mqproc.config.options import Options
 from mqproc.util.units import PAGE_BYTES
-from tests.conftest import PATIENCE_S, Group, wait_until
+from tests.support.group import PATIENCE_S, Group, wait_until
 
 ROOT = Path(__file__).parents[2]
 GUIDES = ROOT / "mqproc" / "guides"
 DOCUMENTS = [ROOT / "README.md", *sorted(GUIDES.glob("*.md"))]
 OPERATIONS = (GUIDES / "operations.md").read_text()
 RUNS_MAX = 3
-"""Runs of an example. It waits for half a second, and a busy machine may stand still for longer."""
+"""Runs of an example. It waits for half a second, and a busy machine may stall for longer."""
 
 
 @dataclass(frozen=True)

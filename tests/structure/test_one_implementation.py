@@ -1,6 +1,6 @@
-"""Simulator, outages and model run the product itself: they neither know its formats, nor change what it does.
+"""Simulator, outages and model run the product's code and neither know formats nor patch it.
 
-A second encoder, decoder or recovery would be proven instead of the store's own.
+Otherwise a second encoder, decoder or recovery would be tested instead of the store's own.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import mqproc.layout
 ROOT = Path(__file__).parents[2]
 HARNESSES = ("crash", "outages", "model")
 FILES = sorted(path for name in HARNESSES for path in (ROOT / "tests" / name).rglob("*.py"))
-# What bytes are made into numbers with, or numbers into bytes.
+# Modules and methods that convert between bytes and numbers.
 CODERS = frozenset({"array", "ctypes", "numpy", "struct"})
 CODING_METHODS = frozenset({"from_bytes", "to_bytes"})
-# Where a harness takes the place of the machine: its files, its clock, its chance.
+# Places where a harness replaces the machine: files, clock, randomness.
 SEAMS = frozenset({"Clock", "StoreIO", "UniqueIds"})
 SEAM_VALUES = frozenset({"_process_ids", "_BOOT_ID"})
-# Numbers of the harness's own, and calls of the kernel.
+# The harness's own numbers, and kernel calls.
 ALLOWED = {
     "crash/disk.py": {"to_bytes"},
     "crash/recording_io.py": {"to_bytes"},
@@ -36,7 +36,7 @@ LARGE = 1 << 24
 
 
 def magic_numbers() -> frozenset[int]:
-    """Large numbers by which the store's files are known, as they are declared and without their sign."""
+    """Large magic numbers of the store's files, as declared and unsigned."""
     found = set()
     for module in pkgutil.iter_modules(mqproc.layout.__path__):
         declared = vars(importlib.import_module(f"mqproc.layout.{module.name}"))
@@ -49,7 +49,7 @@ MAGICS = magic_numbers()
 
 
 def second_implementations(source: str, allowed: frozenset[str] | set[str] = frozenset()) -> list[str]:
-    """What in a module is the product's to do, each with its line."""
+    """Parts of a module that repeat the product's work, with their lines."""
     tree = ast.parse(source)
     of_product = set(_names_of_product(tree))
     found = [
@@ -70,7 +70,7 @@ def _names_of_product(tree: ast.Module) -> Iterator[str]:
 
 
 def _modules_of(node: ast.AST) -> list[tuple[int, str]]:
-    """(line, module) of what is imported."""
+    """(line, module) of each import."""
     if isinstance(node, ast.Import):
         return [(node.lineno, alias.name) for alias in node.names]
     return [(node.lineno, node.module or "")] if isinstance(node, ast.ImportFrom) else []
@@ -107,20 +107,20 @@ def _patches(tree: ast.Module, of_product: set[str]) -> Iterator[tuple[int, str]
 
 
 def _targets(node: ast.AST) -> list[ast.expr]:
-    """What is assigned to."""
+    """Targets of an assignment."""
     if isinstance(node, ast.Assign):
         return node.targets
     return [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else []
 
 
 def _is_of_product(argument: ast.expr, of_product: set[str]) -> bool:
-    """Whether it is a name of the product's, or a text that names a part of it."""
+    """Whether it is one of the product's names, or a text that names a part of it."""
     text = argument.value if isinstance(argument, ast.Constant) else None
     return (isinstance(text, str) and text.startswith("mqproc")) or bool(set(_dotted(argument)[:1]) & of_product)
 
 
 def _roles(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Roles come from what the supervisor runs, all of them: nobody chooses another class for one."""
+    """Imports of roles: a harness runs the supervisor's roles only."""
     for node in ast.walk(tree):
         for line, module in _modules_of(node):
             if module.startswith(ROLES) and module not in ROLES_COME_BY:
@@ -128,7 +128,7 @@ def _roles(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def _dotted(node: ast.AST) -> list[str]:
-    """The parts of a.b.c; nothing of what is none."""
+    """The parts of a.b.c; empty for other expressions."""
     if isinstance(node, ast.Name):
         return [node.id]
     if isinstance(node, ast.Attribute) and (before := _dotted(node.value)):
@@ -137,12 +137,12 @@ def _dotted(node: ast.AST) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT / "tests")))
-def test_a_harness_has_no_implementation_of_its_own(path: Path) -> None:
+def test_harness_has_no_second_implementation(path: Path) -> None:
     allowed = ALLOWED.get(str(path.relative_to(ROOT / "tests")), set())
     assert second_implementations(path.read_text(), allowed) == []
 
 
-def test_what_is_allowed_is_still_needed() -> None:
+def test_allowed_exceptions_are_needed() -> None:
     for name, allowed in ALLOWED.items():
         found = second_implementations((ROOT / "tests" / name).read_text())
         assert {line.split()[-1] for line in found} == allowed
@@ -167,11 +167,11 @@ def test_what_is_allowed_is_still_needed() -> None:
         "from mqproc.roles.writer.role import Writer\nROLES = [Writer]",
     ],
 )
-def test_a_second_implementation_is_noticed(source: str) -> None:
+def test_second_implementation_is_detected(source: str) -> None:
     assert second_implementations(source)
 
 
-def test_the_product_and_its_seams_are_no_second_implementation() -> None:
+def test_seams_are_not_a_second_implementation() -> None:
     source = "from mqproc.io.store_io import StoreIO\nfrom mqproc.client import unique_id\n"
     source += "class Own(StoreIO): pass\nunique_id._process_ids = None\nself.value = 1\n"
     assert second_implementations(source) == []

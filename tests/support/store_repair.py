@@ -163,8 +163,8 @@ def assert_done(store: Path, before: dict[str, str], done: dict[str, Any]) -> No
         assert after[name] != before.get(name), change
         assert (store / name).stat().st_size == change["bytes"]
     assert after.keys() == expected
-    told = {change["file"] for change in done["changes"]}
-    assert {name for name in after if name in before and after[name] != before[name]} <= told
+    reported = {change["file"] for change in done["changes"]}
+    assert {name for name in after if name in before and after[name] != before[name]} <= reported
     assert take_back(store, done) == before
 
 

@@ -183,25 +183,25 @@ def make_ready() -> None:
 
 def is_cached() -> bool:
     """Whether compiled kernels can be cached, so that only the first start compiles."""
-    return _full_cache_marker() is not None
+    return full_cache_marker() is not None
 
 
 def is_filled() -> bool:
     """Whether every kernel is compiled, so that a start only loads them."""
-    marker = _full_cache_marker()
+    marker = full_cache_marker()
     return marker is not None and marker.exists()
 
 
 def fill_cache() -> None:
     """Compile every kernel that the cache lacks, in other processes."""
-    marker = _full_cache_marker()
+    marker = full_cache_marker()
     if marker is not None and not marker.exists():
-        with _locked(marker.with_name(_LOCK)):
-            if not marker.exists() and _compile_in_children():
+        with cache_lock(marker.with_name(_LOCK)):
+            if not marker.exists() and compile_in_children():
                 _write_marker(marker)
 
 
-def _full_cache_marker() -> Path | None:
+def full_cache_marker() -> Path | None:
     """Path of the marker, whose name depends on compiler, processor and sources.
 
     None if nothing is cached.
@@ -219,7 +219,7 @@ def _full_cache_marker() -> Path | None:
 
 
 @contextlib.contextmanager
-def _locked(lock: Path) -> Iterator[None]:
+def cache_lock(lock: Path) -> Iterator[None]:
     """Hold a lock file, which is free when its holder ends; a wait without success ends too."""
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
@@ -235,7 +235,7 @@ def _locked(lock: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _compile_in_children() -> bool:
+def compile_in_children() -> bool:
     """Compile all modules, in one child per processor; whether all of them succeeded."""
     work_fd, queue_fd = os.pipe()
     os.write(queue_fd, bytes(range(len(WARMED))))

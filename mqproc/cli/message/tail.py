@@ -46,7 +46,7 @@ from mqproc.util.units import counted
 
 _FOLLOWERS_MAX = 64
 _LONG_POLL_S = 5.0
-_POLL_S = 0.1
+POLL_S = 0.1
 _ORDER_S = 0.01
 _REFRESH_S: Final = 1.0
 
@@ -151,8 +151,8 @@ class Follow:
                 if pulled.messages:
                     self._found.put(pulled.messages)
             # A pull returns at once if its queue is gone or ends below the offset.
-            if not moved and (not wait_s or time.monotonic() - start_s < _POLL_S):
-                time.sleep(_POLL_S)
+            if not moved and (not wait_s or time.monotonic() - start_s < POLL_S):
+                time.sleep(POLL_S)
 
     def _received(self) -> Iterable[StoredMessage]:
         """Messages received meanwhile; an error is put back for the next call."""

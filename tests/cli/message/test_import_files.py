@@ -1,4 +1,4 @@
-"""An import stores every record once: alone, again, after Ctrl-C, after kill -9, beside a writer that is killed."""
+"""An import stores every record exactly once, also after interrupts and crashes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(group: Group, path: Path | str, *more: str | int, topic: str = TOPIC, st
 
 
 def stored_ids(group: Group, topic: str = TOPIC) -> Counter[int]:
-    """How often each record is in the store, by the log itself."""
+    """Number of copies of each record in the store, by the log."""
     group.wait_dispatched()
     rows = call("store", "dump", group.store, "--json", "--topic", topic).json_lines
     return Counter(int(row["keys"][0]) for row in rows)
@@ -73,7 +73,7 @@ def test_records_become_messages_with_key_tag_and_time(group: Group, tmp_path: P
     assert stored_ids(group) == each_once(2500)
 
 
-def test_the_same_import_again_does_nothing_and_restart_does_it_again(group: Group, tmp_path: Path) -> None:
+def test_import_repeated_does_nothing_unless_restarted(group: Group, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", 1500)
     assert run(group, path).code == 0
     again = run(group, path, "--json")
@@ -84,7 +84,7 @@ def test_the_same_import_again_does_nothing_and_restart_does_it_again(group: Gro
     assert set(stored_ids(group).values()) == {2}
 
 
-def test_a_file_that_has_grown_is_continued(group: Group, tmp_path: Path) -> None:
+def test_import_continues_a_grown_file(group: Group, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", 1000)
     assert run(group, path).code == 0
     write_csv(path, 700, 1000)
@@ -92,7 +92,7 @@ def test_a_file_that_has_grown_is_continued(group: Group, tmp_path: Path) -> Non
     assert stored_ids(group) == each_once(1700)
 
 
-def test_a_file_is_the_same_by_whatever_path_it_is_named(group: Group, tmp_path: Path) -> None:
+def test_import_identifies_file_by_any_path(group: Group, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", 20)
     assert run(group, path).code == 0
     (tmp_path / "folder").mkdir()
@@ -107,15 +107,15 @@ def import_lines(group: Group, path: Path, *more: str) -> Outcome:
 
 
 def stored_bodies(group: Group) -> list[bytes]:
-    """The bodies in the store, sorted."""
+    """Bodies in the store, sorted."""
     group.wait_dispatched()
     with group.client() as client:
         queues = range(len(client.queues(TOPIC)))
         return sorted(message.body for queue in queues for message in client.pull(TOPIC, queue, 0, 100).messages)
 
 
-def test_names_that_are_no_utf_8_are_names_of_imports_too(group: Group, tmp_path: Path) -> None:
-    """Of files, of streams, and whatever else a command line may say."""
+def test_import_accepts_names_that_are_not_utf8(group: Group, tmp_path: Path) -> None:
+    """For files, streams and anything else on the command line."""
     path = Path(os.fsdecode(os.fsencode(tmp_path / "a") + b"\xff.csv"))
     write_csv(path, 3)
     assert run(group, path, "--null", os.fsdecode(b"\xfe")).code == 0
@@ -129,7 +129,7 @@ def test_names_that_are_no_utf_8_are_names_of_imports_too(group: Group, tmp_path
         assert client.count(TOPIC) == 5
 
 
-def test_a_last_line_that_was_unfinished_is_told_when_it_has_become_longer(group: Group, tmp_path: Path) -> None:
+def test_import_reports_last_line_that_grew(group: Group, tmp_path: Path) -> None:
     path = tmp_path / "g.txt"
     path.write_text("alpha\nbra")
     assert import_lines(group, path).code == 0
@@ -141,7 +141,9 @@ def test_a_last_line_that_was_unfinished_is_told_when_it_has_become_longer(group
 
 
 @pytest.mark.parametrize(("begin", "whole"), [("alpha\nbravo", "alpha\nbravo\nx\n"), ("a\nb\r", "a\nb\r\nx\n")])
-def test_a_last_line_without_its_end_is_continued_by_one(group: Group, tmp_path: Path, begin: str, whole: str) -> None:
+def test_import_continues_after_a_last_line_without_newline(
+    group: Group, tmp_path: Path, begin: str, whole: str
+) -> None:
     path = tmp_path / "g.txt"
     path.write_bytes(begin.encode())
     assert import_lines(group, path).code == 0
@@ -150,7 +152,7 @@ def test_a_last_line_without_its_end_is_continued_by_one(group: Group, tmp_path:
     assert stored_bodies(group) == sorted(whole.encode().splitlines())
 
 
-def test_what_a_file_has_grown_by_while_it_was_read_is_known_to_be_stored(group: Group, tmp_path: Path) -> None:
+def test_import_counts_records_appended_while_reading(group: Group, tmp_path: Path) -> None:
     path = tmp_path / "g.txt"
     path.write_text("alpha\nbra")
     looked_at = Fingerprint.of
@@ -168,7 +170,7 @@ def test_what_a_file_has_grown_by_while_it_was_read_is_known_to_be_stored(group:
 
 
 @pytest.mark.parametrize("last", ["omega\n", "om"])
-def test_a_file_that_replaced_the_imported_one_meanwhile_is_another(group: Group, tmp_path: Path, last: str) -> None:
+def test_import_detects_a_replaced_file(group: Group, tmp_path: Path, last: str) -> None:
     path, newer = tmp_path / "g.txt", tmp_path / "newer.txt"
     path.write_text("alpha\n" + last)
     newer.write_text("bravo\ncharlie\ndelta\n")
@@ -186,16 +188,16 @@ def test_a_file_that_replaced_the_imported_one_meanwhile_is_another(group: Group
     assert stored_bodies(group) == [b"alpha", last.strip().encode()]
 
 
-def test_another_file_of_the_same_name_is_refused(group: Group, tmp_path: Path) -> None:
+def test_import_refuses_another_file_of_the_same_name(group: Group, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", 10)
     assert run(group, path).code == 0
     path.write_text(path.read_text().replace("some", "else"))
     outcome = run(group, path)
     assert outcome.code == 2
-    assert "--restart begins anew" in outcome.err
+    assert "--restart imports everything again" in outcome.err
 
 
-def test_without_a_journal_the_store_itself_tells_what_it_has(group: Group, tmp_path: Path) -> None:
+def test_import_without_journal_looks_up_the_store(group: Group, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", 12_345)
     assert run(group, path).code == 0
     for file in (group.paths.own / "imports").iterdir():
@@ -204,7 +206,7 @@ def test_without_a_journal_the_store_itself_tells_what_it_has(group: Group, tmp_
     assert stored_ids(group) == each_once(12_345)
 
 
-def test_a_position_that_is_too_small_costs_lookups_only(group: Group, tmp_path: Path) -> None:
+def test_import_with_small_position_stores_no_duplicates(group: Group, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", 12_000)
     assert run(group, path).code == 0
     for file in (group.paths.own / "imports").glob("*.position"):
@@ -233,11 +235,9 @@ def _importing(group: Group, path: Path, topic: str = TOPIC) -> subprocess.Popen
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_import_that_was_ended_goes_on_with_no_record_twice(
-    group: Group, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_import_terminated_continues_without_duplicates(group: Group, tmp_path: Path, number: signal.Signals) -> None:
     path = write_csv(tmp_path / "a.csv", BIG)
-    # Its signal may come too late on a busy machine; such a round shows nothing.
+    # On a busy machine the signal may come too late; such a round shows nothing.
     topic = next((f"{TOPIC}-{each}" for each in range(3) if ended_twice(group, path, f"{TOPIC}-{each}", number)), None)
     assert topic is not None, "no import could be ended before its end"
     outcome = run(group, path, topic=topic)
@@ -247,7 +247,7 @@ def test_an_import_that_was_ended_goes_on_with_no_record_twice(
 
 
 def ended_twice(group: Group, path: Path, topic: str, number: signal.Signals) -> bool:
-    """Begin an import and end it by a signal, two times; False when it was done before."""
+    """Start an import and end it by a signal, twice; False if it finished earlier."""
     begin = group.words()["appended_messages"]
     for target in (BIG // 5, BIG // 2):
         child = _importing(group, path, topic)
@@ -261,7 +261,7 @@ def ended_twice(group: Group, path: Path, topic: str, number: signal.Signals) ->
     return True
 
 
-def test_a_writer_that_is_killed_meanwhile_costs_nothing(group: Group, tmp_path: Path) -> None:
+def test_import_survives_a_killed_writer(group: Group, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", BIG)
     child = _importing(group, path)
     for target in (BIG // 5, BIG // 2):
@@ -272,7 +272,7 @@ def test_a_writer_that_is_killed_meanwhile_costs_nothing(group: Group, tmp_path:
     assert stored_ids(group) == each_once(BIG)
 
 
-def test_stdin_can_go_on_when_it_has_a_name(group: Group) -> None:
+def test_import_of_named_stdin_resumes(group: Group) -> None:
     lines = b"".join(b'{"id": "%d", "kind": "k", "at": null}\n' % n for n in range(3000))
     half = b"".join(lines.splitlines(keepends=True)[:1500])
     named = ("--format", "jsonl", "--name", "feed")
@@ -282,14 +282,14 @@ def test_stdin_can_go_on_when_it_has_a_name(group: Group) -> None:
 
 
 def fed_pipe(path: Path, data: bytes) -> threading.Thread:
-    """A named pipe with somebody who writes into it, once."""
+    """A named pipe with one writer."""
     os.mkfifo(path)
     writer = threading.Thread(target=path.write_bytes, args=(data,))
     writer.start()
     return writer
 
 
-def test_a_pipe_is_read_once_and_from_its_beginning(group: Group, tmp_path: Path) -> None:
+def test_import_reads_a_pipe_once(group: Group, tmp_path: Path) -> None:
     data = write_csv(tmp_path / "a.csv", 5000).read_bytes()
     assert len(data) > 2 * HEAD_BYTES
     writer = fed_pipe(tmp_path / "pipe.csv", data)
@@ -300,7 +300,7 @@ def test_a_pipe_is_read_once_and_from_its_beginning(group: Group, tmp_path: Path
     assert stored_ids(group) == each_once(5000)
 
 
-def test_a_pipe_can_go_on_when_it_has_a_name(group: Group, tmp_path: Path) -> None:
+def test_import_of_named_pipe_resumes(group: Group, tmp_path: Path) -> None:
     for count in (1500, 3000):
         data = write_csv(tmp_path / f"{count}.csv", count).read_bytes()
         writer = fed_pipe(tmp_path / f"pipe-{count}.csv", data)
@@ -309,13 +309,13 @@ def test_a_pipe_can_go_on_when_it_has_a_name(group: Group, tmp_path: Path) -> No
     assert stored_ids(group) == each_once(3000)
 
 
-def test_a_name_is_one_streams(group: Group) -> None:
+def test_import_name_of_two_streams_is_refused(group: Group) -> None:
     outcome = call("import", "-", "/dev/null", "--name", "feed", "--topic", TOPIC, "--store", group.store)
     assert outcome.code == 2
-    assert "--name feed is one stream's" in outcome.err
+    assert "--name feed names one stream, but there are" in outcome.err
 
 
-def test_a_wrong_record_is_told_and_what_was_before_is_stored(group: Group, tmp_path: Path) -> None:
+def test_import_invalid_record_stores_those_before(group: Group, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", 2000)
     with path.open("a") as file:
         file.write("only,two\n")
@@ -327,7 +327,7 @@ def test_a_wrong_record_is_told_and_what_was_before_is_stored(group: Group, tmp_
 
 @pytest.mark.parametrize("mended", ["2500,k,,0,a good deal longer than it was before\n", "2500,k,,0,\n"])
 @pytest.mark.parametrize("wrong", ["2500,k\n", "2500,k,,9,text\n"])
-def test_a_wrong_record_that_is_mended_is_gone_on_with(group: Group, tmp_path: Path, wrong: str, mended: str) -> None:
+def test_import_continues_after_a_corrected_record(group: Group, tmp_path: Path, wrong: str, mended: str) -> None:
     path = write_csv(tmp_path / "a.csv", 2500)
     with path.open("a") as file:
         file.write(wrong)
@@ -341,7 +341,7 @@ def test_a_wrong_record_that_is_mended_is_gone_on_with(group: Group, tmp_path: P
 
 
 def pack(folder: Path, packing: str, records: list[str]) -> Path:
-    """Records of CSV in a file whose bytes do not tell where each is; `at` is text in Parquet too."""
+    """Records of a CSV file whose bytes do not give record positions; `at` is text in Parquet too."""
     text = "id,kind,at,queue,text\n" + "".join(records)
     if packing == "gz":
         path = folder / "a.csv.gz"
@@ -366,7 +366,7 @@ def records_of(count: int) -> list[str]:
 
 @pytest.mark.parametrize("wrong_at", [0, 999, 2500])
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_a_wrong_record_of_a_packed_file_that_is_mended_is_gone_on_with(
+def test_import_of_compressed_file_continues_after_correction(
     group: Group, tmp_path: Path, packing: str, wrong_at: int
 ) -> None:
     right = records_of(9000)
@@ -381,20 +381,20 @@ def test_a_wrong_record_of_a_packed_file_that_is_mended_is_gone_on_with(
     assert stored_ids(group, packing) == each_once(9000)
     again = run(group, path, "--json", topic=packing)
     assert (again.json["imports"][0]["records"], again.json["imports"][0]["already_stored"]) == (0, 9000)
-    assert run(group, pack(tmp_path, packing, wrong), topic=packing).code == 2, "all of it was imported"
+    assert run(group, pack(tmp_path, packing, wrong), topic=packing).code == 2, "the whole file was imported"
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_what_is_acknowledged_of_a_packed_file_may_not_be_changed(group: Group, tmp_path: Path, packing: str) -> None:
+def test_import_of_compressed_file_refuses_changed_records(group: Group, tmp_path: Path, packing: str) -> None:
     records = [*records_of(1500), "1500,k,soon,0,text\n"]
     assert run(group, pack(tmp_path, packing, records)).code == 2
     outcome = run(group, pack(tmp_path, packing, ["4711,k,,0,x\n", *records[1:1500]]))
     assert outcome.code == 2
-    assert "--restart begins anew" in outcome.err
+    assert "--restart imports everything again" in outcome.err
     assert stored_ids(group) == each_once(1000)
 
 
-def test_a_packed_file_that_is_gone_when_an_import_fails_is_not_what_is_told(
+def test_import_failure_hides_no_error_if_the_file_is_gone(
     group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = pack(tmp_path, "gz", [*records_of(1500), "1500,k,soon,0,text\n"])
@@ -412,7 +412,7 @@ def test_a_packed_file_that_is_gone_when_an_import_fails_is_not_what_is_told(
     assert "record 1,501: field 'at' = 'soon' is not a time" in outcome.err
 
 
-def test_what_is_acknowledged_may_not_be_changed_when_a_record_is_mended(group: Group, tmp_path: Path) -> None:
+def test_import_refuses_changes_of_stored_records(group: Group, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", 1500)
     with path.open("a") as file:
         file.write("wrong\n")
@@ -420,10 +420,10 @@ def test_what_is_acknowledged_may_not_be_changed_when_a_record_is_mended(group: 
     path.write_text(path.read_text().replace("wrong\n", "").replace("some text 999\n", "else text 999\n"))
     outcome = run(group, path)
     assert outcome.code == 2
-    assert "--restart begins anew" in outcome.err
+    assert "--restart imports everything again" in outcome.err
 
 
-def test_a_record_that_is_removed_before_stored_ones_is_noticed(group: Group, tmp_path: Path) -> None:
+def test_import_detects_removed_records(group: Group, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", 1500)
     with path.open("a") as file:
         file.write("1500,k,,9,text\n")
@@ -437,7 +437,7 @@ def test_a_record_that_is_removed_before_stored_ones_is_noticed(group: Group, tm
     assert "record 2,001 is stored with another body, so the input has changed" in outcome.err
 
 
-def test_a_header_that_is_mended_is_gone_on_with(group: Group, tmp_path: Path) -> None:
+def test_import_continues_after_a_corrected_header(group: Group, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", 10)
     path.write_text(path.read_text().replace("id,", "ID,"))
     assert run(group, path).code == 2
@@ -450,7 +450,7 @@ WRONG = 2500
 
 
 @pytest.mark.parametrize(
-    ("record", "told"),
+    ("record", "reported"),
     [
         (f"{WRONG},k,,-1,x", "queue id -1 is below 0"),
         (f"{WRONG},k,,7,x", "queue id 7; topic has 3 queues"),
@@ -460,36 +460,34 @@ WRONG = 2500
         (f"{WRONG},k,soon,0,x", "field 'at' = 'soon' is not a time"),
     ],
 )
-def test_a_record_that_is_refused_is_told_by_its_number_in_the_file(
-    group: Group, tmp_path: Path, record: str, told: str
-) -> None:
+def test_import_names_the_number_of_a_refused_record(group: Group, tmp_path: Path, record: str, reported: str) -> None:
     path = write_csv(tmp_path / "a.csv", WRONG)
     with path.open("a") as file:
         file.write(f"{record}\n")
     write_csv(path, 500, WRONG + 1)
     outcome = run(group, path, "--queue-field", "queue", "--queues", 3)
     assert outcome.code == 2
-    assert f"{path}: record 2,501: {told}" in outcome.err
+    assert f"{path}: record 2,501: {reported}" in outcome.err
 
 
-def test_a_file_that_is_not_there_is_exit_code_5(group: Group, tmp_path: Path) -> None:
+def test_import_missing_file_exits_5(group: Group, tmp_path: Path) -> None:
     outcome = call("import", tmp_path / "none.csv", "--topic", "none", "--store", group.store)
     assert (outcome.code, outcome.err) == (5, f"mqproc: {tmp_path}/none.csv: No such file or directory\n")
 
 
-def test_an_unknown_field_is_a_usage_error(group: Group, tmp_path: Path) -> None:
+def test_import_unknown_field_is_a_usage_error(group: Group, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", 1)
     assert call("import", path, "--topic", TOPIC, "--store", group.store, "--key-field", "x").code == 2
 
 
 @pytest.mark.parametrize("delimiter", ["", "ab", "\n", '"', "\\n"])
-def test_a_delimiter_is_one_character(group: Group, tmp_path: Path, delimiter: str) -> None:
+def test_import_delimiter_is_one_character(group: Group, tmp_path: Path, delimiter: str) -> None:
     outcome = run(group, write_csv(tmp_path / "a.csv", 1), "--delimiter", delimiter)
     assert outcome.code == 2
     assert f"{delimiter!r} is not one character that can separate fields" in outcome.err
 
 
-def test_a_tab_may_be_typed_as_a_delimiter(group: Group, tmp_path: Path) -> None:
+def test_import_delimiter_accepts_escaped_tab(group: Group, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("a\tb\n1\t2\n")
     assert import_lines(group, path, "--delimiter", "\\t").code == 0
@@ -497,7 +495,7 @@ def test_a_tab_may_be_typed_as_a_delimiter(group: Group, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("options", "seconds"), [((), 60.0), (("--timeout", 7), 7.0)])
-def test_dispatch_is_waited_for_as_long_as_was_said(
+def test_import_waits_for_dispatch_until_timeout(
     group: Group, tmp_path: Path, options: tuple[str | int, ...], seconds: float
 ) -> None:
     with mock.patch("mqproc.cli.message.import_files.settle") as settled:
@@ -505,5 +503,5 @@ def test_dispatch_is_waited_for_as_long_as_was_said(
     assert settled.call_args.args[1].seconds == seconds
 
 
-def test_the_window_holds_everything_that_may_be_under_way() -> None:
+def test_import_lookup_window_covers_frames_in_flight() -> None:
     assert importer.WINDOW >= importer.IN_FLIGHT * importer.CHUNK_ROWS

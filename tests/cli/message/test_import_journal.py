@@ -1,4 +1,4 @@
-"""The journal survives its importer, belongs to one input and one at a time, and its ids are the same for ever."""
+"""The import journal: durable, one per input, locked, with stable ids."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def journal(folder: Path) -> Journal:
     return Journal(StoreIO(), StorePaths(folder), IDENTITY)
 
 
-def test_position_and_entry_are_found_again(tmp_path: Path) -> None:
+def test_journal_keeps_position_and_entry(tmp_path: Path) -> None:
     first = journal(tmp_path)
     assert first.entry is None
     first.begin(Fingerprint(3, 3, "x"), 2, 1000)
@@ -37,7 +37,7 @@ def test_position_and_entry_are_found_again(tmp_path: Path) -> None:
     third.close()
 
 
-def test_the_same_import_runs_once_at_a_time(tmp_path: Path) -> None:
+def test_journal_locks_the_import(tmp_path: Path) -> None:
     first = journal(tmp_path)
     with pytest.raises(StoreLockedError, match="already running"):
         journal(tmp_path)
@@ -45,7 +45,7 @@ def test_the_same_import_runs_once_at_a_time(tmp_path: Path) -> None:
     journal(tmp_path).close()
 
 
-def test_a_broken_journal_is_told_with_its_name(tmp_path: Path) -> None:
+def test_journal_corrupt_file_is_named(tmp_path: Path) -> None:
     first = journal(tmp_path)
     first.close()
     (first.folder / f"{first.name}.json").write_text("{")
@@ -53,13 +53,13 @@ def test_a_broken_journal_is_told_with_its_name(tmp_path: Path) -> None:
         journal(tmp_path)
 
 
-def test_a_position_that_was_never_written_is_zero(tmp_path: Path) -> None:
+def test_journal_missing_position_is_zero(tmp_path: Path) -> None:
     first = journal(tmp_path)
     assert first.position == 0
     first.close()
 
 
-def test_ids_are_unique_and_share_a_prefix_in_a_block() -> None:
+def test_unique_ids_share_a_prefix_in_a_block() -> None:
     name = import_id(IDENTITY)
     ids = {unique_id_of(name, generation, record) for generation in (0, 1) for record in (0, 1, 65535, 65536, 1 << 40)}
     assert len(ids) == 10
@@ -69,7 +69,7 @@ def test_ids_are_unique_and_share_a_prefix_in_a_block() -> None:
     assert import_id({"topic": "t", "source": "/data/a.csv"}) == name
 
 
-def test_a_file_may_grow_but_not_change(tmp_path: Path) -> None:
+def test_fingerprint_accepts_growth_only(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"first line\n")
     before = Fingerprint.of(path)

@@ -1,4 +1,4 @@
-"""What `mqproc import` is told: options that say nothing of any file are refused, and what Parquet loses is told."""
+"""`mqproc import` refuses options that match no file, and counts values that JSON lacks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def refused(*arguments: str | Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "option", "told"),
+    ("name", "option", "reported"),
     [
         ("a.jsonl", ("--typed",), "--typed is for csv; {} is jsonl"),
         ("a.parquet", ("--delimiter", ";"), "--delimiter is for csv; {} is parquet"),
@@ -32,19 +32,19 @@ def refused(*arguments: str | Path) -> str:
         ("a.txt", ("--null", "NA"), "--null is for csv and jsonl; {} is lines"),
         ("a.csv", ("--typed", "--format", "lines"), "--typed is for csv; {} is lines"),
         ("a.zip", ("--typed", "--format", "jsonl"), "--typed is for csv; {} is jsonl"),
-        ("a.csv", ("--member", "b.csv"), "--member b.csv is a file inside a .zip, which {} is none of"),
+        ("a.csv", ("--member", "b.csv"), "--member b.csv is for a .zip file, but not for {}"),
         ("a.csv", ("--time-format", "ms"), "--time-format ms needs --time-field"),
         ("a.csv", ("--name", "n"), "--name n is for a stream; the import of a file resumes by the file's name"),
     ],
 )
-def test_options_that_say_nothing_of_any_file_are_refused(
-    tmp_path: Path, name: str, option: tuple[str, ...], told: str
+def test_options_without_matching_file_are_refused(
+    tmp_path: Path, name: str, option: tuple[str, ...], reported: str
 ) -> None:
     (tmp_path / name).touch()
-    assert told.format(tmp_path / name) in refused(tmp_path / name, *option)
+    assert reported.format(tmp_path / name) in refused(tmp_path / name, *option)
 
 
-def test_options_of_one_file_of_several_are_taken(group: Group, tmp_path: Path) -> None:
+def test_options_matching_one_of_several_files_are_accepted(group: Group, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id\n1\n")
     (tmp_path / "b.jsonl").write_text('{"id": 2}\n')
     with zipfile.ZipFile(tmp_path / "c.zip", "w") as archive:
@@ -61,7 +61,7 @@ def imported(group: Group, *arguments: str | Path) -> Outcome:
     return call("import", *arguments, "--topic", "records", "--store", group.store)
 
 
-def test_a_delimiter_that_is_given_is_that_of_tsv_too(tmp_path: Path) -> None:
+def test_delimiter_applies_to_tsv(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("a\tb;c\n1\t2;3\n")
     for delimiter, names in (("", ["a", "b;c"]), (";", ["a\tb", "c"])):
         with Source(str(tmp_path / "a.tsv")) as source:
@@ -69,7 +69,7 @@ def test_a_delimiter_that_is_given_is_that_of_tsv_too(tmp_path: Path) -> None:
         assert list(json.loads(chunk.bodies[0])) == names
 
 
-def test_numbers_that_json_has_not_become_null_and_are_counted(group: Group, tmp_path: Path) -> None:
+def test_non_finite_numbers_become_null_and_are_counted(group: Group, tmp_path: Path) -> None:
     table = pa.table({"x": [1.5, math.nan, None], "y": [[math.inf], [2.0], None]})
     parquet.write_table(table, tmp_path / "a.parquet")
     outcome = imported(group, tmp_path / "a.parquet")
@@ -97,13 +97,13 @@ def test_numbers_that_json_has_not_become_null_and_are_counted(group: Group, tmp
         (pa.array([1, 2]), 0),
     ],
 )
-def test_numbers_that_json_has_not_are_found_wherever_they_are(values: pa.Array, count: int) -> None:
+def test_non_finite_numbers_are_found_in_nested_values(values: pa.Array, count: int) -> None:
     assert not_finite(values) == count
     assert not_finite(pa.RecordBatch.from_arrays([values, values], ["a", "b"])) == 2 * count
 
 
 @pytest.mark.parametrize("number", ["-0", "0", "-0.0", "1e3", "2.50", "18446744073709551616", "-" + "9" * 40])
-def test_a_key_is_the_number_as_json_has_it(tmp_path: Path, number: str) -> None:
+def test_key_is_the_json_number(tmp_path: Path, number: str) -> None:
     (tmp_path / "a.jsonl").write_text(f'{{"k":1,"far":1e999,"k":{number}}}\n')
     with Source(str(tmp_path / "a.jsonl")) as source:
         (chunk,) = source.chunks(Reading(fields=("k",)))

@@ -1,4 +1,4 @@
-"""topic, send, tail and message against a real group: what was sent is found by every way."""
+"""topic, send, tail and message against a real group."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COUNT = 40
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A group with 40 messages: key order-N, tag even or odd, four queues in turns."""
+    """A group with 40 messages: key order-N, tag even or odd, four queues in turn."""
     group = Group(tmp_path_factory.mktemp("group") / "store").start()
     try:
         with group.client() as client:
@@ -53,7 +53,7 @@ def ask(store: Path, *arguments: str | int, stdin: bytes = b"") -> Outcome:
 # topic
 
 
-def test_topics_are_created_listed_shown_and_deleted(store: Path) -> None:
+def test_topic_create_list_info_delete(store: Path) -> None:
     assert ask(store, "topic", "create", "short-lived", "--queues", 3).code == 0
     listed = {row["topic"]: row for row in ask(store, "topic", "list", "--json").json["topics"]}
     assert ask(store, "topic", "create", "single", "--queues", 1).err == "topic single has 1 queue\n"
@@ -68,13 +68,13 @@ def test_topics_are_created_listed_shown_and_deleted(store: Path) -> None:
     assert ask(store, "topic", "info", "short-lived").code == 5
 
 
-def test_a_topic_cannot_lose_queues(store: Path) -> None:
+def test_topic_create_with_fewer_queues_is_refused(store: Path) -> None:
     outcome = ask(store, "topic", "create", TOPIC, "--queues", 2)
     assert outcome.code == 1
     assert outcome.err.startswith("mqproc: ")
 
 
-def test_a_topic_of_the_systems_is_not_even_planned_to_go(store: Path) -> None:
+def test_topic_delete_system_topic_is_refused(store: Path) -> None:
     assert ask(store, "send", "later", "x", "--delay-level", 18).code == 0
     for more in ((), ("--yes",)):
         outcome = ask(store, "topic", "delete", "SCHEDULE_TOPIC_XXXX", *more)
@@ -85,7 +85,7 @@ def test_a_topic_of_the_systems_is_not_even_planned_to_go(store: Path) -> None:
 # send
 
 
-def test_a_message_is_sent_with_all_that_belongs_to_it(store: Path) -> None:
+def test_send_with_all_options(store: Path) -> None:
     options = ("--key", "a", "--key", "b", "--tag", "t", "--property", "x=y", "--queue", 2)
     sent = ask(store, "send", "one", "hello", *options, "--json").json
     found = ask(store, "message", "get", sent["message_id"], "--json", "--body", "text").json
@@ -95,7 +95,7 @@ def test_a_message_is_sent_with_all_that_belongs_to_it(store: Path) -> None:
     assert ask(store, "message", "get", sent["unique_id"], "--topic", "one").code == 0
 
 
-def test_lines_are_messages(store: Path, tmp_path: Path) -> None:
+def test_send_lines_of_stdin(store: Path, tmp_path: Path) -> None:
     assert ask(store, "send", "lines", stdin=b"k1:first\nsecond\r\n\n").code == 0
     file = tmp_path / "lines"
     file.write_bytes(b"k1:third\nk2:fourth\n")
@@ -107,7 +107,7 @@ def test_lines_are_messages(store: Path, tmp_path: Path) -> None:
     assert sorted(bodies.split("|")) == sorted(["k1:first", "second", "", "third", "fourth", ""])
 
 
-def test_results_as_csv_have_one_header(store: Path) -> None:
+def test_send_csv_output_has_one_header(store: Path) -> None:
     for lines in (b"a\n", b"a\nb\nc\n"):
         outcome = ask(store, "send", "as-csv", "--output", "csv", stdin=lines)
         rows = list(csv.DictReader(outcome.out.splitlines()))
@@ -115,7 +115,7 @@ def test_results_as_csv_have_one_header(store: Path) -> None:
         assert all(len(row["message_id"]) == 32 and row["queue_offset"].isdigit() for row in rows)
 
 
-def test_a_line_that_cannot_be_sent_is_told_and_the_others_go(store: Path) -> None:
+def test_send_invalid_line_is_reported_others_are_sent(store: Path) -> None:
     large = b"x" * (SMALL["max_message_size"] + 1)
     lines = b"\n".join([b"k1:v", b":w", b"k3:x", b"\xff:y", b"k5:" + large, b"k6:z"])
     outcome = ask(store, "send", "bad-lines", "--key-delimiter", ":", stdin=lines)
@@ -130,12 +130,12 @@ def test_a_line_that_cannot_be_sent_is_told_and_the_others_go(store: Path) -> No
     assert ask(store, "tail", "bad-lines", "--format", "%k=%s ").out == "k1=v k3=x k6=z "
 
 
-def test_what_no_line_could_be_sent_with_is_a_usage_error(store: Path) -> None:
+def test_send_lines_with_wrong_options_is_a_usage_error(store: Path) -> None:
     outcome = ask(store, "send", "lines", "--key", "a b", stdin=b"1\n2\n")
     assert (outcome.code, outcome.err.count("\n")) == (2, 1)
 
 
-def test_a_send_that_is_interrupted_says_how_many_went(store: Path) -> None:
+def test_send_interrupted_reports_the_count(store: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MQPROC_")}
     command = [sys.executable, "-m", "mqproc", "send", "endless", "x", "--count", "1000000", "--rate", "100"]
     with subprocess.Popen(
@@ -152,17 +152,17 @@ def test_a_send_that_is_interrupted_says_how_many_went(store: Path) -> None:
 
 
 @pytest.mark.parametrize("rate", ["nan", "inf", "0", "-1"])
-def test_what_is_no_rate_is_a_usage_error(store: Path, rate: str) -> None:
+def test_send_invalid_rate_is_a_usage_error(store: Path, rate: str) -> None:
     assert ask(store, "send", "lines", "x", "--rate", rate).code == 2
     assert ask(store, "replay", "--topic", "lines", "--to", "again", "--rate", rate if rate != "0" else "nan").code == 2
 
 
-def test_counting_takes_no_limit(store: Path) -> None:
+def test_message_range_count_takes_no_limit(store: Path) -> None:
     outcome = ask(store, "message", "range", TOPIC, "--count", "--max", 2)
     assert (outcome.code, outcome.out) == (2, "")
 
 
-def test_what_the_terminal_has_no_characters_for_is_escaped(store: Path) -> None:
+def test_send_output_escapes_unencodable_characters(store: Path) -> None:
     body = "caf\u00e9 \U0001f600"
     assert ask(store, "send", "characters", body).code == 0
     _settled(store)
@@ -174,14 +174,14 @@ def test_what_the_terminal_has_no_characters_for_is_escaped(store: Path) -> None
     assert json.loads(as_json.stdout)["body"] == body
 
 
-def test_a_closed_stdin_is_a_usage_error(store: Path) -> None:
+def test_send_closed_stdin_is_a_usage_error(store: Path) -> None:
     command = f'exec "{sys.executable}" -m mqproc send lines - --store "{store}" <&-'
     outcome = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert outcome.returncode == 2
     assert outcome.stderr.startswith("mqproc: stdin is closed: give BODY or --file")
 
 
-def test_count_and_rate(store: Path) -> None:
+def test_send_count_and_rate(store: Path) -> None:
     started = time.monotonic()
     outcome = ask(store, "send", "paced", "x", "--count", 5, "--rate", 50)
     assert outcome.code == 0
@@ -189,7 +189,7 @@ def test_count_and_rate(store: Path) -> None:
     assert outcome.err.startswith("5 messages stored")
 
 
-def test_lines_with_a_sharding_key_go_to_one_queue_in_their_order(store: Path) -> None:
+def test_send_sharding_key_keeps_order_in_one_queue(store: Path) -> None:
     sent = ask(store, "send", "sharded", "--sharding-key", "order-1", "--output", "jsonl", stdin=b"0\n1\n2\n")
     assert sent.code == 0
     rows = sent.json_lines
@@ -200,8 +200,8 @@ def test_lines_with_a_sharding_key_go_to_one_queue_in_their_order(store: Path) -
     assert "not both" in ask(store, "send", "sharded", "x", "--sharding-key", "a", "--queue", 1).err
 
 
-def test_messages_for_later_wait_and_come(store: Path) -> None:
-    """By level, by a duration from now, and by a moment."""
+def test_send_delayed_messages_are_delivered(store: Path) -> None:
+    """By level, by duration and by time."""
     at = time.time() + 1
     moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at)) + f".{int(at % 1 * 1000):03d}"
     for name, value in (("--delay-level", "1"), ("--deliver-at", "300ms"), ("--deliver-at", moment)):
@@ -221,7 +221,7 @@ def test_messages_for_later_wait_and_come(store: Path) -> None:
     assert ask(store, "send", "later", "x", "--deliver-at", "never").code == 2
 
 
-def test_what_cannot_be_sent_is_a_usage_error(store: Path) -> None:
+def test_send_invalid_message_is_a_usage_error(store: Path) -> None:
     assert ask(store, "send", "bad topic!", "x").code == 2
     assert ask(store, "send", TOPIC, "x", "--key", "a b").code == 2
     assert ask(store, "send", TOPIC, "x", "--property", "nothing").code == 2
@@ -241,7 +241,7 @@ def numbers(outcome: Outcome) -> list[int]:
 N_FORMAT = ("--format", "%o\\n")
 
 
-def test_tail_prints_the_last_messages_in_the_order_of_the_log(store: Path) -> None:
+def test_tail_prints_last_messages_in_log_order(store: Path) -> None:
     rows = ask(store, "tail", TOPIC, "--json").json_lines
     assert [row["keys"] for row in rows] == [[f"order-{number}"] for number in range(COUNT - 10, COUNT)]
     rows = ask(store, "tail", TOPIC, "--from", "-3", "--json").json_lines
@@ -249,7 +249,7 @@ def test_tail_prints_the_last_messages_in_the_order_of_the_log(store: Path) -> N
 
 
 @pytest.mark.parametrize("count", [1, 3, 20, COUNT, COUNT + 1])
-def test_tail_prints_the_last_so_many(store: Path, count: int) -> None:
+def test_tail_count_prints_the_last_messages(store: Path, count: int) -> None:
     rows = ask(store, "tail", TOPIC, "-n", count, "--json").json_lines
     assert [row["keys"][0] for row in rows] == [f"order-{number}" for number in range(COUNT)][-count:]
     rows = ask(store, "tail", TOPIC, "-n", count, "--tag", "odd", "--json").json_lines
@@ -257,20 +257,20 @@ def test_tail_prints_the_last_so_many(store: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 5, 15, COUNT])
-def test_the_last_so_many_are_the_same_as_a_place_to_begin(store: Path, count: int) -> None:
-    """Of each queue the last ones were looked at, of which a filter lets some pass, or an end is before some."""
+def test_tail_count_equals_a_negative_start(store: Path, count: int) -> None:
+    """Only the last messages of each queue were read, some of which the filter or the end excludes."""
     for more in (("--tag", "odd"), ("--sql", "color = 'c1'"), ("--until", 6), ("--tag", "odd", "--until", 6)):
         wanted = ask(store, "tail", TOPIC, "-n", count, *more, "--format", "%k\\n").out
         assert wanted
         assert ask(store, "tail", TOPIC, "--from", f"-{count}", *more, "--format", "%k\\n").out == wanted
 
 
-def test_tail_prints_the_last_so_many_before_an_end(store: Path) -> None:
+def test_tail_count_with_until(store: Path) -> None:
     assert numbers(ask(store, "tail", TOPIC, "--queue", 1, "-n", 2, "--until", 6, *N_FORMAT)) == [4, 5]
     assert numbers(ask(store, "tail", TOPIC, "--queue", 1, "-n", 2, "--until", "beginning", *N_FORMAT)) == []
 
 
-def test_tail_looks_back_as_far_as_the_last_that_pass_a_filter(store: Path) -> None:
+def test_tail_count_with_filter(store: Path) -> None:
     with Client(store) as client:
         client.create_topic("rare", 1)
         client.send_batch("rare", [b"%d" % number for number in range(2000)], tags=["rare"] * 3 + [""] * 1997)
@@ -278,7 +278,7 @@ def test_tail_looks_back_as_far_as_the_last_that_pass_a_filter(store: Path) -> N
     assert ask(store, "tail", "rare", "--tag", "rare", "-n", 2, "--format", "%s ").out == "1 2 "
 
 
-def test_tail_begins_and_ends_where_it_is_told(store: Path) -> None:
+def test_tail_from_and_until(store: Path) -> None:
     everything = ask(store, "tail", TOPIC, "--from", "beginning", "--json").json_lines
     assert [row["keys"][0] for row in everything] == [f"order-{number}" for number in range(COUNT)]
     assert numbers(ask(store, "tail", TOPIC, "--queue", 1, "--from", 3, "--until", 6, *N_FORMAT)) == [3, 4, 5]
@@ -291,7 +291,7 @@ def test_tail_begins_and_ends_where_it_is_told(store: Path) -> None:
     ]
 
 
-def test_tail_begins_where_a_group_stands_and_leaves_it_there(store: Path) -> None:
+def test_tail_group_starts_at_committed_offsets(store: Path) -> None:
     stands = {0: 4, 1: 10, 2: 0}
     with Client(store) as client:
         for queue_id, offset in stands.items():
@@ -303,7 +303,7 @@ def test_tail_begins_where_a_group_stands_and_leaves_it_there(store: Path) -> No
             found.setdefault(row["queue_id"], []).append(row["queue_offset"])
         return found
 
-    # Queue 3, where it has no progress, from its beginning; queue 1 is done.
+    # Queue 3 has no committed offset and starts at its beginning; queue 1 is finished.
     left = {0: [*range(4, 10)], 2: [*range(10)], 3: [*range(10)]}
     assert seen("--group", "tailed") == seen("--group", "tailed", "--from", "stored") == left
     assert seen("--group", "tailed", "--from", "beginning", "--until", "stored", "--queue", 0) == {0: [*range(4)]}
@@ -314,7 +314,7 @@ def test_tail_begins_where_a_group_stands_and_leaves_it_there(store: Path) -> No
     assert ask(store, "tail", TOPIC, "--group", "unknown").code == 5
 
 
-def test_messages_are_filtered_by_properties(store: Path) -> None:
+def test_tail_sql_filter(store: Path) -> None:
     wanted = "color = 'c1' AND TAGS = 'odd'"
     expected = [number for number in range(COUNT) if number % 3 == 1 and number % 2]
     rows = ask(store, "tail", TOPIC, "--from", "beginning", "--sql", wanted, "--json").json_lines
@@ -325,7 +325,7 @@ def test_messages_are_filtered_by_properties(store: Path) -> None:
     assert ask(store, "tail", TOPIC, "--sql", wanted, "--tag", "odd").code == 2
 
 
-def test_tail_filters_by_tag_and_stops_at_a_count(store: Path) -> None:
+def test_tail_tag_filter_and_count(store: Path) -> None:
     rows = ask(store, "tail", TOPIC, "--from", "beginning", "--tag", "odd", "-n", 3, "--json").json_lines
     assert [row["keys"][0] for row in rows] == ["order-1", "order-3", "order-5"]
 
@@ -339,7 +339,7 @@ def test_tail_shapes_bodies(store: Path) -> None:
     assert ask(store, "tail", TOPIC, "--queue", 9).code == 2
 
 
-def test_tail_prints_rows_as_range_does(store: Path) -> None:
+def test_tail_csv_rows_equal_message_range(store: Path) -> None:
     for shape, body in (("csv", "text"), ("csv", "hex"), ("raw", "text")):
         rows = ask(store, "tail", TOPIC, "--from", "beginning", "--output", shape, "--body", body).out.splitlines()
         expected = ask(store, "message", "range", TOPIC, "--output", shape, "--body", body).out.splitlines()
@@ -352,7 +352,7 @@ def test_tail_prints_rows_as_range_does(store: Path) -> None:
     assert (nothing.code, nothing.out) == (5, "")
 
 
-def test_tail_follows_what_comes(store: Path) -> None:
+def test_tail_follow_prints_new_messages(store: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MQPROC_")}
     ask(store, "topic", "create", "followed", "--queues", 3)
     command = [sys.executable, "-m", "mqproc", "tail", "followed", "-f", "-n", "5", "--format", "%s\\n"]
@@ -362,11 +362,11 @@ def test_tail_follows_what_comes(store: Path) -> None:
             assert ask(store, "send", "followed", f"m{number}").code == 0
         out, _ = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 0
-    # Of several queues the order is that of arrival, but for messages that come together.
+    # Across queues the order is that of arrival, except for messages that arrive together.
     assert sorted(out.split()) == [f"m{number}".encode() for number in range(5)]
 
 
-def test_tail_follows_from_what_is_yet_to_come(store: Path) -> None:
+def test_tail_follow_from_a_future_offset(store: Path) -> None:
     ask(store, "topic", "create", "coming", "--queues", 1)
     assert ask(store, "send", "coming", "-", stdin=b"m0\nm1\n").code == 0
     _settled(store)
@@ -378,7 +378,7 @@ def test_tail_follows_from_what_is_yet_to_come(store: Path) -> None:
         wait_until(lambda: ask(store, "stat", "--json").json["words"]["waiting_pulls"] >= 2)
         assert ask(store, "send", "coming", "-", stdin=b"m2\nm3\nm4\n").code == 0
         assert by_offset.communicate(timeout=PATIENCE_S)[0] == b"m3 m4 "
-        # It has passed them when it waits for more.
+        # It has passed them once it waits for more.
         wait_until(lambda: ask(store, "stat", "--json").json["words"]["waiting_pulls"] == 1)
         by_time.send_signal(signal.SIGINT)
         assert by_time.communicate(timeout=PATIENCE_S)[0] == b""
@@ -387,7 +387,7 @@ def test_tail_follows_from_what_is_yet_to_come(store: Path) -> None:
 # message
 
 
-def test_messages_are_found_by_key_offset_and_time(store: Path) -> None:
+def test_message_by_key_offset_and_time(store: Path) -> None:
     (row,) = ask(store, "message", "key", TOPIC, "order-7", "--json").json["messages"]
     assert (row["tag"], row["properties"]["color"]) == ("odd", "c1")
     same = ask(store, "message", "offset", TOPIC, row["queue_id"], row["queue_offset"], "--json").json
@@ -400,7 +400,7 @@ def test_messages_are_found_by_key_offset_and_time(store: Path) -> None:
     assert ask(store, "message", "range", TOPIC, "--count", "--begin", "1ms", "--end", "now").code == 0
 
 
-def test_what_is_not_there_is_exit_code_5(store: Path) -> None:
+def test_message_not_found_exits_5(store: Path) -> None:
     assert ask(store, "message", "key", TOPIC, "nothing").code == 5
     assert ask(store, "message", "offset", TOPIC, 0, 9999).code == 5
     assert ask(store, "message", "get", "7F00000100002A9F0000000000FFFFFF").code == 5
@@ -418,14 +418,14 @@ def test_what_is_not_there_is_exit_code_5(store: Path) -> None:
         ("message", "scan", "--topic"),
     ],
 )
-def test_a_topic_that_is_not_there_is_exit_code_5(store: Path, command: tuple[str, ...], name: str) -> None:
+def test_topic_not_found_exits_5(store: Path, command: tuple[str, ...], name: str) -> None:
     asked = ask(store, *command, name)
     assert asked.code == 5
     assert f"no topic {name!r}; mqproc topic list lists the topics" in asked.err
 
 
-def test_a_scan_finds_what_a_deleted_topic_has_left(store: Path) -> None:
-    assert ask(store, "send", "gone", "what is left").code == 0
+def test_scan_finds_messages_of_a_deleted_topic(store: Path) -> None:
+    assert ask(store, "send", "gone", "left over").code == 0
     _settled(store)
     assert ask(store, "topic", "delete", "gone", "--yes").code == 0
     found = ask(store, "message", "scan", "--topic", "gone", "--json")
@@ -433,7 +433,7 @@ def test_a_scan_finds_what_a_deleted_topic_has_left(store: Path) -> None:
     assert ask(store, "message", "range", "gone").code == 5
 
 
-def test_a_scan_finds_by_property_and_body_and_goes_on_by_its_cursor(store: Path) -> None:
+def test_scan_by_property_and_body_continues_at_cursor(store: Path) -> None:
     rows = ask(store, "message", "scan", "--topic", TOPIC, "--property", "color=c1", "--json").json_lines
     assert [row["keys"][0] for row in rows] == [f"order-{number}" for number in range(COUNT) if number % 3 == 1]
     assert len(ask(store, "message", "scan", "--contains", '"n":39', "--json").json_lines) == 1
@@ -449,7 +449,7 @@ def test_a_scan_finds_by_property_and_body_and_goes_on_by_its_cursor(store: Path
 
 
 @pytest.mark.parametrize("shape", ["table", "csv", "jsonl"])
-def test_a_scan_that_is_interrupted_amid_a_page_goes_on_with_each_hit_once(
+def test_scan_interrupted_continues_without_duplicates(
     store: Path, monkeypatch: pytest.MonkeyPatch, shape: str
 ) -> None:
     options = ("--topic", TOPIC, "--property", "color=c1", "--body", "text", "--output", shape)
@@ -476,13 +476,13 @@ def test_a_scan_that_is_interrupted_amid_a_page_goes_on_with_each_hit_once(
     assert first + rest == whole
 
 
-def test_a_scan_of_all_topics_says_which(store: Path) -> None:
+def test_scan_of_all_topics_shows_the_topic(store: Path) -> None:
     found = ask(store, "message", "scan", "--property", "KEYS=order-7", "--output", "csv").out
     assert next(csv.DictReader(found.splitlines()))["topic"] == TOPIC
     assert "topic" not in ask(store, "message", "scan", "--topic", TOPIC, "--output", "csv").out.splitlines()[0]
 
 
-def test_a_message_is_shown_for_people(store: Path) -> None:
+def test_message_get_prints_fields(store: Path) -> None:
     sent = ask(store, "message", "key", TOPIC, "order-7", "--json").json["messages"][0]["message_id"]
     text = ask(store, "message", "get", sent).out
     assert "keys              order-7" in " ".join(text.splitlines()) or "order-7" in text

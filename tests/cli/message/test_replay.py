@@ -1,4 +1,4 @@
-"""`mqproc replay` against a real group: every message once, whoever is killed meanwhile; `message trace` finds it."""
+"""`mqproc replay` copies every message once despite crashes; `message trace` follows it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COUNT = 8_000
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
-    """Messages n with key k(n mod 100), tag t(n mod 3) and a price, four queues in turns."""
+    """Messages n with key k(n mod 100), tag t(n mod 3) and a price, in four queues in turn."""
     started = Group(tmp_path_factory.mktemp("group") / "store", mapped_file_size_commit_log=16 << 20).start()
     with started.client() as client:
         client.create_topic(TOPIC, 4)
@@ -67,7 +67,7 @@ def ask(group: Group, *arguments: str | int) -> Outcome:
     return call("replay", "--topic", TOPIC, *arguments, "--store", group.store)
 
 
-def test_copies_keep_what_the_messages_were(group: Group, client: Client) -> None:
+def test_replay_copies_keep_properties_and_body(group: Group, client: Client) -> None:
     outcome = ask(group, "--to", "copies", "--json")
     assert outcome.code == 0, outcome.err
     (row,) = outcome.json["replays"]
@@ -82,14 +82,14 @@ def test_copies_keep_what_the_messages_were(group: Group, client: Client) -> Non
             assert copy.properties["price"] == source.properties["price"]
             assert copy.properties[REPLAYED] == source.message_id
             assert copy.unique_id != source.unique_id
-    # It is done; only --restart does it again.
+    # It is finished; only --restart repeats it.
     outcome = ask(group, "--to", "copies")
     assert (outcome.code, f"all {COUNT:,} messages were sent" in outcome.err) == (0, True)
     assert ask(group, "--to", "copies", "--restart").code == 0
     assert bodies(group, "copies") == Counter(dict.fromkeys(range(COUNT), 2))
 
 
-def test_a_part_by_key_filter_and_time(group: Group, client: Client) -> None:
+def test_replay_selects_by_key_filter_and_time(group: Group, client: Client) -> None:
     assert ask(group, "--to", "by-key", "--key", "k42").code == 0
     assert bodies(group, "by-key") == Counter(range(42, COUNT, 100))
     assert ask(group, "--to", "by-tag", "--tag", "t1").code == 0
@@ -103,8 +103,8 @@ def test_a_part_by_key_filter_and_time(group: Group, client: Client) -> None:
     assert call("replay", "--topic", "nothing", "--to", "x", "--store", group.store).code == 5
 
 
-def test_a_replay_begins_and_ends_in_the_middle_of_queues(group: Group, client: Client) -> None:
-    """Three batches of distinct times in every queue; the middle one is asked for by its first and last millisecond."""
+def test_replay_time_range_within_queues(group: Group, client: Client) -> None:
+    """Three batches of distinct times in every queue; the middle one is selected by its first and last ms."""
     client.create_topic("timed", 2)
     times: list[int] = []
     for part in range(3):
@@ -129,10 +129,12 @@ def _replaying(group: Group, to: str, *arguments: str) -> subprocess.Popen[bytes
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_replay_that_was_ended_goes_on_with_no_message_twice(group: Group, number: signal.Signals) -> None:
+def test_replay_terminated_continues_without_duplicates(group: Group, number: signal.Signals) -> None:
     to = f"after-{number.name}"
     before = group.words()["appended_messages"]
-    child = _replaying(group, to, "--rate", "400")  # All of them take 20 s: it is at work yet when it is ended.
+    child = _replaying(
+        group, to, "--rate", "400"
+    )  # All messages take 20 s, so it is still running when it is terminated.
     wait_until(lambda: group.words()["appended_messages"] > before + 200)
     child.send_signal(number)
     _, err = child.communicate(timeout=PATIENCE_S)
@@ -144,7 +146,7 @@ def test_a_replay_that_was_ended_goes_on_with_no_message_twice(group: Group, num
     assert bodies(group, to) == Counter(range(COUNT))
 
 
-def test_what_retention_takes_before_it_was_sent_is_told(tmp_path: Path) -> None:
+def test_replay_reports_messages_deleted_by_retention(tmp_path: Path) -> None:
     count = 6_000
     group = Group(tmp_path / "store", mapped_file_size_commit_log=1 << 18).start()
     try:
@@ -152,7 +154,7 @@ def test_what_retention_takes_before_it_was_sent_is_told(tmp_path: Path) -> None
             client.create_topic(TOPIC, 1)
             client.send_batch(TOPIC, [b"%d" % number for number in range(count)])
         group.wait_dispatched()
-        # What is not durable in the queues is kept.
+        # Records that are not durable in the queues are kept.
         wait_until(lambda: group.words()["cq_synced"] > 2 << 18, what="durable units of the first two segments")
         before = group.words()["appended_messages"]
         child = _replaying(group, "late", "--rate", "500")
@@ -170,7 +172,7 @@ def test_what_retention_takes_before_it_was_sent_is_told(tmp_path: Path) -> None
         group.close()
 
 
-def test_a_time_relative_to_now_means_the_same_messages_when_the_command_is_given_again(group: Group) -> None:
+def test_replay_relative_time_is_fixed_at_the_first_start(group: Group) -> None:
     began = time.time_ns() // 1_000_000
     command = ("--to", "of-late", "--begin", "1h", "--end", "now")
     assert f"{COUNT:,} messages" in ask(group, *command).err
@@ -183,9 +185,9 @@ def test_a_time_relative_to_now_means_the_same_messages_when_the_command_is_give
     assert re.search(r"the end 20\S+T\S+ is before the begin 20\S+T", refused.err)
 
 
-def test_a_terminal_shows_a_bar_that_grows_and_goes_on_where_a_replay_was_stopped(group: Group) -> None:
+def test_replay_progress_bar_continues_after_a_stop(group: Group) -> None:
     command = ("replay", "--topic", TOPIC, "--to", "barred", "--store", group.store, "--rate")
-    # Slow enough for a test that stands still for a while to see it grow.
+    # Slow enough to see progress even if the test stalls.
     with PseudoTerminal(*command, "800") as terminal:
         terminal.until("orders → barred", "messages")
         shares = [shown_share(terminal.text())]
@@ -199,7 +201,7 @@ def test_a_terminal_shows_a_bar_that_grows_and_goes_on_where_a_replay_was_stoppe
     with PseudoTerminal(*command, "1600") as terminal:
         terminal.until("continuing at queue", "orders → barred")
         wait_until(lambda: shown_share(terminal.text()) > 0, what="a bar with something in it")
-        assert shown_share(terminal.text()) >= shares[-1] - 1, "what was sent before counts"
+        assert shown_share(terminal.text()) >= shares[-1] - 1, "messages sent before count"
         shown = terminal.until("100%", "messages to barred in")
         assert terminal.end() == 0
         assert re.search(r"orders → barred +━+ 100% +[\d,]+ messages +[\d,]+/s", shown), shown
@@ -207,11 +209,11 @@ def test_a_terminal_shows_a_bar_that_grows_and_goes_on_where_a_replay_was_stoppe
 
 
 def shown_share(shown: str) -> int:
-    """The last percentage on a screen, −1 for none."""
+    """Last percentage on a screen, −1 without one."""
     return int(([-1, *re.findall(r"(\d+)%", shown)])[-1])
 
 
-def test_a_pipe_gets_a_line_every_few_seconds_and_no_bar(group: Group) -> None:
+def test_replay_progress_in_a_pipe_is_lines(group: Group) -> None:
     child = _replaying(group, "piped", "--rate", "1000")
     _, err = child.communicate(timeout=60)
     assert child.returncode == 0, err
@@ -229,7 +231,7 @@ def test_a_pipe_gets_a_line_every_few_seconds_and_no_bar(group: Group) -> None:
     assert re.match(rf"{COUNT:,} messages to piped in ", last)
 
 
-def test_a_writer_that_is_killed_meanwhile_costs_nothing(group: Group) -> None:
+def test_replay_survives_a_killed_writer(group: Group) -> None:
     before = group.words()["written"]
     child = _replaying(group, "killed")
     wait_until(lambda: group.words()["written"] > before + 100_000 or child.poll() is not None)
@@ -239,7 +241,7 @@ def test_a_writer_that_is_killed_meanwhile_costs_nothing(group: Group) -> None:
     assert bodies(group, "killed") == Counter(range(COUNT))
 
 
-def test_the_client_s_replay_is_named_throttled_and_goes_on(group: Group, client: Client) -> None:
+def test_client_replay_with_name_and_rate_continues(group: Group, client: Client) -> None:
     told: list[ReplayProgress] = []
 
     def stop_soon(progress: ReplayProgress) -> None:
@@ -253,20 +255,18 @@ def test_the_client_s_replay_is_named_throttled_and_goes_on(group: Group, client
     done = client.replay(TOPIC, "named", filter=chosen, name="nightly", position=told[0].position)
     assert 0 < done.found <= IN_FLIGHT * PAGE_MESSAGES
     assert bodies(group, "named") == Counter(range(0, COUNT, 3))
-    # Without its position the copies that are there are looked up.
+    # Without its position, existing copies are looked up.
     assert client.replay(TOPIC, "named", filter=chosen, name="nightly").sent == 0
     began = time.monotonic()
     assert client.replay(TOPIC, "slow", key="k1", rate=200).sent == COUNT // 100
     assert time.monotonic() - began >= (COUNT // 100 - 10) / 200
-    # Without a name each is a replay of its own.
+    # Without a name each replay is separate.
     assert client.replay(TOPIC, "slow", key="k1").sent == COUNT // 100
     assert bodies(group, "slow").most_common(1)[0][1] == 2
 
 
-def test_what_an_earlier_replay_of_a_name_has_copied_is_found_wherever_it_lies(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Messages that came since, or that its filter has left out, may be many before the first copy."""
+def test_replay_finds_copies_of_an_earlier_replay(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many newer or filtered messages may precede the first copy."""
     monkeypatch.setattr("mqproc.client.replay._WINDOW", 5)
     client.create_topic("Grows", 2)
     for tag in ("first", "second"):
@@ -278,7 +278,7 @@ def test_what_an_earlier_replay_of_a_name_has_copied_is_found_wherever_it_lies(
     assert client.replay("Grows", "Widened", name="daily").sent == 40
 
 
-def test_a_replay_of_a_task(group: Group) -> None:
+def test_replay_within_an_asyncio_task(group: Group) -> None:
     told: list[ReplayProgress] = []
 
     async def go() -> ReplayProgress:
@@ -298,7 +298,7 @@ def test_a_replay_of_a_task(group: Group) -> None:
     assert len(bodies(group, "cancelled")) < COUNT
 
 
-def test_wrong_replays_are_refused(client: Client) -> None:
+def test_replay_invalid_options_are_refused(client: Client) -> None:
     with pytest.raises(TopicNotFoundError):
         client.replay("nothing", "x")
     with pytest.raises(BadRequestError, match="rate = -1 is out of range: 0 at least"):
@@ -308,8 +308,8 @@ def test_wrong_replays_are_refused(client: Client) -> None:
     assert tuple(ReplayPosition()) == (0, 0)
 
 
-def test_a_replay_of_a_topic_into_itself_is_refused_and_stores_nothing(group: Group, client: Client) -> None:
-    """With an end in the future it would copy its own copies for ever."""
+def test_replay_into_the_same_topic_is_refused(group: Group, client: Client) -> None:
+    """With an end in the future it would copy its own copies forever."""
     before, journals = client.count(TOPIC), journals_of(group)
     outcome = ask(group, "--to", TOPIC, "--end", "2100-01-01")
     assert outcome.code == 2
@@ -337,7 +337,7 @@ def trace(group: Group, *arguments: Any) -> Outcome:
     return call("message", "trace", *arguments, "--store", group.store)
 
 
-def test_a_trace_tells_where_a_message_is(group: Group, client: Client) -> None:
+def test_trace_shows_the_message(group: Group, client: Client) -> None:
     with client.consumer("billing", TOPIC, start="earliest") as consumer:
         for _ in range(100):
             next(iter(consumer))
@@ -362,7 +362,7 @@ def test_a_trace_tells_where_a_message_is(group: Group, client: Client) -> None:
     assert "billing" in shown.out
 
 
-def test_a_trace_tells_when_a_message_that_waits_is_delivered(group: Group, client: Client) -> None:
+def test_trace_shows_the_delivery_time_of_a_delayed_message(group: Group, client: Client) -> None:
     client.create_topic("later", 1)
     timed = client.send("later", b"x", delay=3600)
     level = client.send("later", b"x", delay_level=18)
@@ -372,7 +372,7 @@ def test_a_trace_tells_when_a_message_that_waits_is_delivered(group: Group, clie
     assert "delivery    to later queue 0, by delay level 18\n" in trace(group, level.message_id).out
 
 
-def test_a_trace_of_what_waited_shows_what_was_delivered_of_it(group: Group, client: Client) -> None:
+def test_trace_of_delayed_message_shows_its_delivery(group: Group, client: Client) -> None:
     client.create_topic("soon", 1)
     with client.consumer("early", "soon", start="earliest") as consumer:
         sent = client.send("soon", b"x", delay_level=1)
@@ -384,7 +384,7 @@ def test_a_trace_of_what_waited_shows_what_was_delivered_of_it(group: Group, cli
     assert (before.kind, before.message_id) == ("delayed", sent.message_id)
 
 
-def test_a_trace_follows_a_message_into_the_dead_letters(group: Group, client: Client) -> None:
+def test_trace_follows_a_message_to_the_dead_letters(group: Group, client: Client) -> None:
     sent = client.send("doomed", b"x", keys="case-1")
     group.wait_dispatched()
     with client.consumer("clinic", "doomed", start="earliest") as consumer:
@@ -393,12 +393,12 @@ def test_a_trace_follows_a_message_into_the_dead_letters(group: Group, client: C
     group.wait_dispatched()
     (copy,) = trace(group, sent.message_id, "--json").json["copies"]
     assert (copy["kind"], copy["topic"]) == ("dead letter", "%DLQ%clinic")
-    # From the copy back to the message itself.
+    # From the copy back to the original.
     (original,) = client.trace(copy["message_id"]).copies
     assert (original.kind, original.message_id) == ("original", sent.message_id)
 
 
-def test_a_trace_of_a_retry_shows_the_original_the_retry_and_the_dead_letter(group: Group, client: Client) -> None:
+def test_trace_of_retry_shows_original_and_dead_letter(group: Group, client: Client) -> None:
     sent = client.send("patients", b"x", keys="case-2")
     group.wait_dispatched()
     with client.consumer("ward", "patients", start="earliest") as consumer:
@@ -424,7 +424,7 @@ def test_a_trace_of_a_retry_shows_the_original_the_retry_and_the_dead_letter(gro
     assert all(place.message_id in shown for place in (sent, retry, dead))
 
 
-def test_a_trace_tells_what_became_of_a_transaction(group: Group, client: Client) -> None:
+def test_trace_shows_the_outcome_of_a_transaction(group: Group, client: Client) -> None:
     client.create_topic("bills", 1)
     kept, lost, undecided = [
         client.transaction("billing", Message("bills", body)).begin() for body in (b"kept", b"lost", b"undecided")
@@ -448,12 +448,12 @@ def test_a_trace_tells_what_became_of_a_transaction(group: Group, client: Client
     assert client.trace(plain.message_id).transaction == ""
 
 
-def test_a_trace_does_not_say_how_a_transaction_ended_when_nothing_tells(group: Group, client: Client) -> None:
+def test_trace_of_ended_transaction_may_be_unknown(group: Group, client: Client) -> None:
     client.create_topic("receipts", 1)
     kept, lost = [client.transaction("till", Message("receipts", body)).begin() for body in (b"kept", b"lost")]
     wait_until(lambda: len(client.transactions.open("till")) == 2, what="the half messages known")
     halves = {each.transaction_id: each.message_id for each in client.transactions.open("till")}
-    # A message of its own that bears the same unique id was not made by a commit.
+    # Another message with the same unique id was not stored by a commit.
     client.send(Message("receipts", b"another", unique_id=lost.transaction_id))
     kept.commit()
     lost.rollback()
@@ -462,12 +462,12 @@ def test_a_trace_does_not_say_how_a_transaction_ended_when_nothing_tells(group: 
     assert client.trace(halves[kept.transaction_id]).transaction == "committed"
     assert client.trace(halves[lost.transaction_id]).transaction == "rolled back"
     client.delete_topic("receipts")
-    assert "\ntransaction ended; how is not known" in trace(group, halves[kept.transaction_id]).out
+    assert "\ntransaction ended; outcome unknown" in trace(group, halves[kept.transaction_id]).out
     client.create_topic("receipts", 1)
     assert client.trace(halves[kept.transaction_id]).transaction == "ended"
 
 
-def test_a_trace_does_not_call_rolled_back_what_is_not_dispatched_yet(tmp_path: Path) -> None:
+def test_trace_of_undispatched_commit_is_not_rolled_back(tmp_path: Path) -> None:
     with contextlib.closing(Group(tmp_path / "store").start()) as group, group.client() as client:
         client.create_topic("notes", 1)
         begun = client.transaction("desk", Message("notes", b"x")).begin()
@@ -483,7 +483,7 @@ def test_a_trace_does_not_call_rolled_back_what_is_not_dispatched_yet(tmp_path: 
         assert client.trace(half.message_id).transaction == "committed"
 
 
-def test_a_trace_tells_of_a_transaction_that_was_given_up(tmp_path: Path) -> None:
+def test_trace_shows_a_discarded_transaction(tmp_path: Path) -> None:
     options = {"transaction_timeout": 100, "transaction_check_interval": 100, "transaction_check_max": 1}
     with contextlib.closing(Group(tmp_path / "store", **options).start()) as group, group.client() as client:
         client.create_topic("cheques", 1)
@@ -497,5 +497,5 @@ def test_a_trace_tells_of_a_transaction_that_was_given_up(tmp_path: Path) -> Non
         assert client.trace(half.message_id).transaction == "given up"
 
 
-def test_no_message_no_trace(group: Group) -> None:
+def test_trace_of_missing_message_exits_5(group: Group) -> None:
     assert trace(group, "F" * 32).code == 5

@@ -1,4 +1,4 @@
-"""Bodies of any bytes: a file is one message, and a message is a file again."""
+"""`mqproc send --whole` and binary bodies: a file is one message and back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _mqproc(store: Path, *arguments: str, stdin: bytes = b"") -> subprocess.Comp
 
 @pytest.mark.parametrize("body", [BODY, b"", b"\n"])
 @pytest.mark.parametrize("way", ["file", "stdin", "dash"])
-def test_a_whole_file_is_one_message_and_comes_back(store: Path, tmp_path: Path, body: bytes, way: str) -> None:
+def test_send_whole_file_comes_back_unchanged(store: Path, tmp_path: Path, body: bytes, way: str) -> None:
     file = tmp_path / "body"
     file.write_bytes(body)
     given = {"file": ("--file", str(file)), "stdin": (), "dash": ("-",)}[way]
@@ -44,14 +44,14 @@ def test_a_whole_file_is_one_message_and_comes_back(store: Path, tmp_path: Path,
     assert _mqproc(store, "message", "offset", "whole", *place, "--body", "raw").stdout == body
 
 
-def test_a_whole_body_may_be_sent_often(store: Path) -> None:
+def test_send_whole_with_count_sends_copies(store: Path) -> None:
     sent = call("send", "often", "--whole", "--count", 3, "--json", "--store", store, stdin=b"1\n2\n")
     assert (sent.code, len(sent.json_lines)) == (0, 3)
     wait_until(lambda: call("message", "range", "often", "--count", "--store", store).out == "3\n", what="the messages")
     assert call("tail", "often", "--format", "%s|", "--store", store).out == "1\n2\n|" * 3
 
 
-def test_what_is_no_whole_message_is_a_usage_error(store: Path, tmp_path: Path) -> None:
+def test_send_whole_with_wrong_options_is_a_usage_error(store: Path, tmp_path: Path) -> None:
     for wrong in (("text", "--whole"), ("--whole", "--key-delimiter", ":")):
         refused = call("send", "whole", *wrong, "--store", store, stdin=b"x")
         assert (refused.code, refused.err.count("\n")) == (2, 1)
@@ -63,6 +63,6 @@ def test_what_is_no_whole_message_is_a_usage_error(store: Path, tmp_path: Path) 
         assert (refused.code, refused.err.count("\n")) == (2, 1)
 
 
-def test_the_bytes_of_many_messages_are_not_offered(store: Path) -> None:
+def test_message_body_of_many_messages_is_refused(store: Path) -> None:
     assert call("message", "range", "whole", "--body", "raw", "--store", store).code == 2
     assert call("tail", "whole", "--body", "raw", "--store", store).code == 2

@@ -1,4 +1,4 @@
-"""Inputs of every format and packing give the same records, counted the same way however they are read."""
+"""Inputs of every format and compression give the same records and record numbers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_csv_records_become_json_objects_of_text(tmp_path: Path, name: str) -> N
     assert [json.loads(body) for body in found] == ROWS
 
 
-def test_typed_csv_keeps_numbers_as_they_are_written(tmp_path: Path) -> None:
+def test_csv_typed_keeps_written_numbers(tmp_path: Path) -> None:
     path = packed(tmp_path / "a.csv", CSV.encode())
     found = bodies(read(path, Reading(typed=True)))
     assert found[0] == b'{"id":1,"name":"Ann","price":1.50,"ok":true}'
@@ -65,29 +65,29 @@ def test_typed_csv_keeps_numbers_as_they_are_written(tmp_path: Path) -> None:
     assert json.loads(found[2]) == {"id": 3, "name": "Öl %s", "price": -2000.0, "ok": "maybe"}
 
 
-def test_fields_are_given_beside_the_bodies(tmp_path: Path) -> None:
+def test_fields_are_read_beside_bodies(tmp_path: Path) -> None:
     path = packed(tmp_path / "a.csv", CSV.encode())
     (chunk,) = read(path, Reading(fields=("name", "price")))
     assert chunk.fields == {"name": ["Ann", 'B "x", y', "Öl %s"], "price": ["1.50", None, "-2e3"]}
 
 
-def test_a_missing_field_is_told_with_those_there_are(tmp_path: Path) -> None:
+def test_missing_field_lists_the_fields(tmp_path: Path) -> None:
     with pytest.raises(click.UsageError, match="no field 'x'; there are id, name, price, ok"):
         read(packed(tmp_path / "a.csv", CSV.encode()), Reading(fields=("x",)))
 
 
-def test_a_record_of_another_width_is_told_by_number(tmp_path: Path) -> None:
+def test_csv_record_of_another_width_names_its_number(tmp_path: Path) -> None:
     with pytest.raises(BadMessageError, match="record 2 has 1 fields, the header 2"):
         read(packed(tmp_path / "a.csv", b"a,b\n1,2\n3\n"))
 
 
-def test_a_field_named_twice_is_refused(tmp_path: Path) -> None:
+def test_csv_duplicate_field_is_refused(tmp_path: Path) -> None:
     with pytest.raises(click.UsageError, match="twice"):
         read(packed(tmp_path / "a.csv", b"a,a\n1,2\n"))
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 2, 3, 1000])
-def test_a_quote_that_nothing_closes_is_told_with_its_record(tmp_path: Path, chunk_rows: int) -> None:
+def test_csv_unclosed_quote_names_its_record(tmp_path: Path, chunk_rows: int) -> None:
     path = packed(tmp_path / "a.csv", b'a,b\n1,2\n"3\n",4\n5,"6\n7,8\n9,10\n')
     with pytest.raises(BadMessageError, match=r"a\.csv: record 3 has an unclosed quote"):
         read(path, Reading(chunk_rows=chunk_rows))
@@ -95,7 +95,7 @@ def test_a_quote_that_nothing_closes_is_told_with_its_record(tmp_path: Path, chu
         read(packed(tmp_path / "b.csv", b'a,"b\n1,2\n'))
 
 
-def test_quotes_that_do_not_enclose_a_field_are_text(tmp_path: Path) -> None:
+def test_csv_quotes_inside_a_field_are_text(tmp_path: Path) -> None:
     path = packed(tmp_path / "a.csv", b'a,b\n5" disk,""\n"x"y,"z"')
     assert [json.loads(body) for body in bodies(read(path))] == [{"a": '5" disk', "b": ""}, {"a": "xy", "b": "z"}]
 
@@ -105,16 +105,16 @@ def test_csv_without_records_has_none(tmp_path: Path, data: bytes) -> None:
     assert read(packed(tmp_path / "a.csv", data)) == []
 
 
-def test_csv_lines_may_end_as_on_old_systems(tmp_path: Path) -> None:
+def test_csv_accepts_carriage_returns(tmp_path: Path) -> None:
     assert bodies(read(packed(tmp_path / "a.csv", b"a,b\r1,2\r3,4"))) == [b'{"a":"1","b":"2"}', b'{"a":"3","b":"4"}']
 
 
-def test_a_field_may_be_as_long_as_a_message(tmp_path: Path) -> None:
+def test_csv_field_may_be_as_long_as_a_message(tmp_path: Path) -> None:
     long = "x" * 3_000_000
     assert bodies(read(packed(tmp_path / "a.csv", f"a\n{long}\n".encode()))) == [f'{{"a":"{long}"}}'.encode()]
 
 
-def test_a_field_that_no_frame_holds_is_told(tmp_path: Path) -> None:
+def test_csv_field_larger_than_a_frame_is_refused(tmp_path: Path) -> None:
     path = packed(tmp_path / "a.csv", b"a\nx\nyyyyy\n")
     with (
         mock.patch("mqproc.cli.message.sources.FRAME_BYTES_MAX", 4),
@@ -123,21 +123,21 @@ def test_a_field_that_no_frame_holds_is_told(tmp_path: Path) -> None:
         read(path)
 
 
-def test_a_tab_separated_file_and_other_delimiters(tmp_path: Path) -> None:
+def test_csv_delimiters(tmp_path: Path) -> None:
     for name in ("a.tsv", "a.TSV.GZ"):
         assert bodies(read(packed(tmp_path / name, b"a\tb\n1\t2\n"))) == [b'{"a":"1","b":"2"}']
     found = read(packed(tmp_path / "a.csv", b"\xef\xbb\xbfa;b\n1;2\n"), Reading(delimiter=";"))
     assert bodies(found) == [b'{"a":"1","b":"2"}']
 
 
-def test_lines_are_bodies_as_they_are(tmp_path: Path) -> None:
+def test_lines_are_bodies_unchanged(tmp_path: Path) -> None:
     path = packed(tmp_path / "a.log.gz", b"one\n\ntwo\r\n\xff\xfe\nlast")
     assert bodies(read(path)) == [b"one", b"", b"two", b"\xff\xfe", b"last"]
     with pytest.raises(click.UsageError, match="plain lines have no fields"):
         read(path, Reading(fields=("a",)))
 
 
-def test_a_byte_order_mark_belongs_to_no_record(tmp_path: Path) -> None:
+def test_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     mark = b"\xef\xbb\xbf"
     assert bodies(read(packed(tmp_path / "a.txt", mark + b"one\n" + mark + b"two\n"))) == [b"one", mark + b"two"]
     (chunk,) = read(packed(tmp_path / "a.jsonl", mark + b'{"a":1}\n'), Reading(fields=("a",)))
@@ -157,7 +157,7 @@ def test_json_lines_are_bodies_and_have_fields(tmp_path: Path) -> None:
             read(broken, Reading(fields=("a",)))
 
 
-def test_a_number_of_json_is_a_key_and_a_tag_as_it_is_written(tmp_path: Path) -> None:
+def test_json_number_keeps_its_text_as_key_and_tag(tmp_path: Path) -> None:
     written = [b"1e3", b"1.50", b"-0.0", b"1E+2", b"7", b"123456789012345678901234567890", b"1.0"]
     path = packed(tmp_path / "a.jsonl", b"".join(b'{"b":2.50, "a" : %b }\n' % number for number in written))
     (chunk,) = read(path, Reading(fields=("a",)))
@@ -177,8 +177,8 @@ def test_parquet_records_become_json_objects(tmp_path: Path) -> None:
     assert [(chunk.first, chunk.fields["b"]) for chunk in chunks] == [(1, [None]), (2, ["z"])]
 
 
-def test_parquet_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
-    """Of a record's two values its object would have the last one alone."""
+def test_parquet_duplicate_column_is_refused(tmp_path: Path) -> None:
+    """Its objects would have only the last of the two values."""
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "a.parquet"
     parquet.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), path)
@@ -186,8 +186,8 @@ def test_parquet_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None
         read(path)
 
 
-def test_moments_in_nanoseconds_are_read_with_pandas_too(tmp_path: Path) -> None:
-    """Which is what files by pandas have; pyarrow then makes them pandas' own."""
+def test_parquet_nanoseconds_are_read_with_pandas(tmp_path: Path) -> None:
+    """Pandas writes nanoseconds, which pyarrow returns as pandas objects."""
     pytest.importorskip("pandas")
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     moments, spans = [10**18 + 5000, None, 10**18 + 5], [1_500_000_000, None, 1500]
@@ -212,7 +212,7 @@ def test_moments_in_nanoseconds_are_read_with_pandas_too(tmp_path: Path) -> None
 def test_stdin_is_read_when_named(tmp_path: Path) -> None:
     with mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n"))):
         assert bodies(read("-")) == [b"a", b"b"]
-    # The caller's `<&-`.
+    # As with the shell's `<&-`.
     with mock.patch("sys.stdin", None), pytest.raises(click.UsageError, match="stdin is closed"):
         Source("-")
 
@@ -221,19 +221,21 @@ NUMBERS = b"".join(b'{"n": %d}\n' % n for n in range(50_000))
 
 
 @pytest.mark.parametrize("skip", [0, 25, 7777])
-def test_a_gz_that_was_cut_is_told_with_the_record(tmp_path: Path, skip: int) -> None:
+def test_gz_truncated_names_the_record(tmp_path: Path, skip: int) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(NUMBERS)[:-20_000])
-    with pytest.raises(BadMessageError, match=r"a\.jsonl\.gz: record \d+,\d+ cannot be read: .*ended before") as told:
+    with pytest.raises(
+        BadMessageError, match=r"a\.jsonl\.gz: record \d+,\d+ cannot be read: .*ended before"
+    ) as reported:
         read(path, Reading(skip=skip))
     ends: list[int] = []
     with Source(str(path)) as source, pytest.raises(BadMessageError):
         ends.extend(chunk.end for chunk in source.chunks(Reading(chunk_rows=1)))
-    assert f"record {ends[-1] + 1:,} " in str(told.value)
+    assert f"record {ends[-1] + 1:,} " in str(reported.value)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "txt"])
-def test_a_gz_that_is_none_or_damaged_is_told(tmp_path: Path, suffix: str) -> None:
+def test_gz_invalid_is_refused(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.{suffix}.gz"
     path.write_bytes(NUMBERS)
     with pytest.raises(BadMessageError, match=r"a\.\w+\.gz: .* cannot be read: Not a gzipped file"):
@@ -247,7 +249,7 @@ def test_a_gz_that_is_none_or_damaged_is_told(tmp_path: Path, suffix: str) -> No
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "txt"])
 @pytest.mark.parametrize("packing", ["bz2", "xz"])
-def test_what_is_packed_otherwise_and_is_damaged_is_told(tmp_path: Path, suffix: str, packing: str) -> None:
+def test_compressed_file_damaged_is_refused(tmp_path: Path, suffix: str, packing: str) -> None:
     path = packed(tmp_path / f"a.{suffix}.{packing}", NUMBERS)
     data = bytearray(path.read_bytes())
     path.write_bytes(data[:-20])
@@ -261,7 +263,7 @@ def test_what_is_packed_otherwise_and_is_damaged_is_told(tmp_path: Path, suffix:
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_a_damaged_member_of_a_zip_is_told_however_it_is_packed(tmp_path: Path, method: int) -> None:
+def test_zip_damaged_member_is_refused(tmp_path: Path, method: int) -> None:
     path = tmp_path / "a.txt.zip"
     with zipfile.ZipFile(path, "w", method) as archive:
         archive.writestr("a.txt", NUMBERS)
@@ -272,7 +274,7 @@ def test_a_damaged_member_of_a_zip_is_told_however_it_is_packed(tmp_path: Path, 
         read(path)
 
 
-def test_an_error_of_the_disk_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_error_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*given: object) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -283,7 +285,7 @@ def test_an_error_of_the_disk_is_told_as_one(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("text", ['[\n{"n": 1},\n{"n": 2}\n]\n', '{\n "n": 1\n}\n'])
-def test_one_json_document_of_many_lines_is_told(tmp_path: Path, text: str) -> None:
+def test_json_document_over_many_lines_is_refused(tmp_path: Path, text: str) -> None:
     path = packed(tmp_path / "a.json", text.encode())
     with pytest.raises(BadMessageError, match=r"a\.json: record 1 is not JSON, one value per line: .*--format lines"):
         read(path)
@@ -292,21 +294,21 @@ def test_one_json_document_of_many_lines_is_told(tmp_path: Path, text: str) -> N
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
-def test_json_lines_that_are_no_utf_8_are_told(tmp_path: Path, encoding: str) -> None:
-    """Their newlines are bytes amid what is a line then, though Python reads its JSON."""
+def test_json_lines_not_utf8_are_refused(tmp_path: Path, encoding: str) -> None:
+    """Their newlines are bytes inside a line, though Python parses the JSON."""
     with pytest.raises(BadMessageError, match=r"a\.jsonl: record 1 is not JSON"):
         read(packed(tmp_path / "a.jsonl", '{"n": 1}\n{"n": 2}\n'.encode(encoding)))
 
 
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.csv.zst", "A.TGZ", "a.xlsx"])
-def test_what_is_not_read_is_no_lines(tmp_path: Path, name: str) -> None:
+def test_unsupported_formats_are_refused(tmp_path: Path, name: str) -> None:
     path = packed(tmp_path / name, b"1\n2\n")
     with pytest.raises(click.UsageError, match=r"\.\w+ is not supported; decompress or convert it"):
         read(path)
     assert bodies(read(path, kind="lines")) == [b"1", b"2"]
 
 
-def test_a_zip_of_several_files_wants_a_name(tmp_path: Path) -> None:
+def test_zip_of_several_files_needs_member(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("one.txt", "1\n")
@@ -316,7 +318,7 @@ def test_a_zip_of_several_files_wants_a_name(tmp_path: Path) -> None:
     assert bodies(read(path, member="two.txt")) == [b"2"]
 
 
-def test_an_archive_s_name_that_tells_no_format_leaves_it_to_its_member_s(tmp_path: Path) -> None:
+def test_zip_format_comes_from_the_member_name(tmp_path: Path) -> None:
     """As plain lines the header would be a message, and Parquet garbage."""
     path = tmp_path / "of-2026.11.zip"
     with zipfile.ZipFile(path, "w") as archive:
@@ -328,27 +330,27 @@ def test_an_archive_s_name_that_tells_no_format_leaves_it_to_its_member_s(tmp_pa
     assert bodies(read(path, member="in/a.CSV")) == bodies(read(path, member="a.tsv")) == [b'{"n":"1","t":"x"}']
     assert bodies(read(path, member="a.log")) == [b"n,t"]
     assert bodies(read(path, member="in/a.CSV", kind="lines")) == [b"n,t", b"1,x"]
-    for member, told in (("a.csv.gz", "is compressed itself"), ("a.xlsx", "is not supported")):
-        with pytest.raises(click.UsageError, match=told):
+    for member, reported in (("a.csv.gz", "is compressed itself"), ("a.xlsx", "is not supported")):
+        with pytest.raises(click.UsageError, match=reported):
             read(path, member=member)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.jsonl"])
-def test_a_chunk_of_large_records_has_few(tmp_path: Path, name: str) -> None:
-    """A thousand of 4 MB would be 4 GB of memory, several times."""
+def test_chunk_of_large_records_is_small(tmp_path: Path, name: str) -> None:
+    """A thousand records of 4 MB would take several times 4 GB of memory."""
     head, line = (b"n,t\n", b"2" * 200_000 + b",y") if name == "a.csv" else (b"", b'"%b"' % (b"2" * 200_000))
     path = packed(tmp_path / name, head + (line + b"\n") * 250)
     assert [(chunk.first, len(chunk.bodies)) for chunk in read(path)] == [(0, 95), (95, 95), (190, 60)]
     assert [(chunk.first, len(chunk.bodies)) for chunk in read(path, Reading(skip=120))] == [(120, 95), (215, 35)]
 
 
-def test_a_chunk_of_the_largest_records_has_a_few(tmp_path: Path) -> None:
-    """It ends amid the first hundred of them, which would be 400 MB."""
+def test_chunk_of_largest_records_is_smaller(tmp_path: Path) -> None:
+    """It ends within the first hundred records, which would be 400 MB."""
     path = packed(tmp_path / "a.txt", (b"x" * (4 << 20) + b"\n") * 10)
     assert [(chunk.first, len(chunk.bodies)) for chunk in read(path)] == [(0, 7), (7, 3)]
 
 
-def test_a_chunk_of_large_parquet_records_has_few(tmp_path: Path) -> None:
+def test_chunk_of_large_parquet_records_is_small(tmp_path: Path) -> None:
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "a.parquet"
     texts = [f"{number:06}" * 40_000 for number in range(200)]
@@ -358,13 +360,13 @@ def test_a_chunk_of_large_parquet_records_has_few(tmp_path: Path) -> None:
     assert sum(len(chunk.bodies) for chunk in read(path, Reading(skip=120))) == 80
 
 
-def test_a_member_that_is_not_there_is_told_with_those_there_are(tmp_path: Path) -> None:
+def test_zip_missing_member_lists_the_members(tmp_path: Path) -> None:
     path = packed(tmp_path / "a.csv.zip", CSV.encode())
     with pytest.raises(click.UsageError, match=r"a\.csv\.zip has no member 'nope'; there are a\.csv"):
         read(path, member="nope")
 
 
-def test_a_zip_that_is_none_or_holds_nothing_is_told(tmp_path: Path) -> None:
+def test_zip_invalid_or_empty_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     path.write_bytes(b"no zip")
     with pytest.raises(BadRequestError, match=r"a\.zip cannot be decompressed: File is not a zip file"):
@@ -374,7 +376,7 @@ def test_a_zip_that_is_none_or_holds_nothing_is_told(tmp_path: Path) -> None:
         read(path)
 
 
-def test_a_zip_that_is_damaged_is_told(tmp_path: Path) -> None:
+def test_zip_damaged_is_refused(tmp_path: Path) -> None:
     path = packed(tmp_path / "a.txt.zip", b"some line\n")
     path.write_bytes(path.read_bytes().replace(b"some line", b"same line"))
     with pytest.raises(BadMessageError, match=r"a\.txt\.zip: record 1 cannot be read: Bad CRC-32"):
@@ -382,12 +384,12 @@ def test_a_zip_that_is_damaged_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "reported"),
     [(b"a,\xff\n1,2\n", "the header"), (gzip.compress(CSV.encode(), mtime=0), "the header"),
      (b"a,b\n1,2\n3,4\n5,\xff\n", "record 3"), ("a,b\n1,2\n".encode("utf-16"), "the header")],
 )  # fmt: skip
-def test_csv_that_is_no_utf8_is_told_with_its_record(tmp_path: Path, data: bytes, told: str) -> None:
-    with pytest.raises(BadMessageError, match=rf"a\.csv: {told} is not valid UTF-8"):
+def test_csv_not_utf8_names_the_record(tmp_path: Path, data: bytes, reported: str) -> None:
+    with pytest.raises(BadMessageError, match=rf"a\.csv: {reported} is not valid UTF-8"):
         read(packed(tmp_path / "a.csv", data), Reading(chunk_rows=2))
 
 
@@ -399,12 +401,12 @@ def parquet_bytes(count: int) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.parquet.gz", "a.parquet.xz", "a.parquet.zip"])
-def test_packed_parquet_is_read_as_any_other(tmp_path: Path, name: str) -> None:
+def test_compressed_parquet_is_read(tmp_path: Path, name: str) -> None:
     found = bodies(read(packed(tmp_path / name, parquet_bytes(5))))
     assert found == [b'{"n":%d}' % n for n in range(5)]
 
 
-def test_parquet_that_is_none_or_was_cut_is_told(tmp_path: Path) -> None:
+def test_parquet_invalid_or_truncated_is_refused(tmp_path: Path) -> None:
     whole = parquet_bytes(10)
     for name, data in (
         ("a.parquet", b""),
@@ -419,13 +421,13 @@ def test_parquet_that_is_none_or_was_cut_is_told(tmp_path: Path) -> None:
             read(tmp_path / name)
 
 
-def test_a_damaged_page_of_parquet_is_told_with_its_place(tmp_path: Path) -> None:
+def test_parquet_damaged_page_names_its_place(tmp_path: Path) -> None:
     data = bytearray(parquet_bytes(2000))
     middle = len(data) // 2
     data[middle : middle + 100] = bytes(100)
-    with pytest.raises(BadMessageError, match=r"a\.parquet: Parquet cannot be read after record \d") as told:
+    with pytest.raises(BadMessageError, match=r"a\.parquet: Parquet cannot be read after record \d") as reported:
         read(packed(tmp_path / "a.parquet", bytes(data)))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(reported.value)
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "lines", "parquet"])
@@ -451,13 +453,13 @@ def test_skipping_leaves_out_exactly_the_first_records(tmp_path: Path, kind: str
     [("a.csv", "csv"), ("a.tsv.gz", "csv"), ("A.TSV.GZ", "csv"), ("a.ndjson", "jsonl"), ("a.parquet", "parquet"),
      ("-", "lines"), ("a.log", "lines"), ("x.CSV.zip", "csv")],
 )  # fmt: skip
-def test_the_name_tells_the_format(name: str, kind: str) -> None:
+def test_format_comes_from_the_file_name(name: str, kind: str) -> None:
     assert guess_kind(name) == kind
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "lines"])
 @pytest.mark.parametrize("count", [1, 50, 3000, 40_000])
-def test_a_chunk_knows_how_many_bytes_its_records_have_at_least(tmp_path: Path, kind: str, count: int) -> None:
+def test_chunk_knows_the_least_bytes_of_its_records(tmp_path: Path, kind: str, count: int) -> None:
     lines = ["1\n", *(f'"{n} {"öx" * (n % 9)}"\n' for n in range(count))]
     path = packed(tmp_path / "a.txt", "".join(lines).encode())
     ends = list(itertools.accumulate(len(line.encode()) for line in lines))

@@ -1,4 +1,4 @@
-"""Around damage every intact message is printed, and what is damaged is told once, on stderr."""
+"""`mqproc tail`: damage is reported once on stderr; --follow follows queues and topics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from mqproc import Message
-from mqproc.cli.message.tail import _POLL_S
+from mqproc.cli.message.tail import POLL_S
 from tests.support.command_line import Outcome, call
 from tests.support.group import Group, wait_until
 from tests.support.store_checks import flip, overwrite
@@ -25,7 +25,7 @@ MESSAGE = (
 )
 
 
-def test_damage_is_stepped_over_and_told_once(make_group: Callable[..., Group]) -> None:
+def test_damage_is_skipped_and_reported_once(make_group: Callable[..., Group]) -> None:
     group = make_group()
     with group.client() as client:
         client.create_topic("orders", 2)
@@ -46,21 +46,21 @@ def test_damage_is_stepped_over_and_told_once(make_group: Callable[..., Group]) 
     outcome = call(*arguments)
     assert outcome.code == 0
     assert outcome.out.split() == [f"{number:03d}" for number in range(60) if number != 7 and not 20 <= number < 30]
-    told = outcome.err.splitlines()
-    assert len(told) == 2
-    assert told[0].startswith("damage: orders queue 1: queue offsets [3, 4) have no intact record: log ")
-    assert f"log [{offsets[7]}, {offsets[8]}): " in told[0]
-    assert f"log [{offsets[20]}, {offsets[30]}): " in told[1]
+    reported = outcome.err.splitlines()
+    assert len(reported) == 2
+    assert reported[0].startswith("damage: orders queue 1: queue offsets [3, 4) have no intact record: log ")
+    assert f"log [{offsets[7]}, {offsets[8]}): " in reported[0]
+    assert f"log [{offsets[20]}, {offsets[30]}): " in reported[1]
     assert call(*arguments, "--queue", 0).err.count("\n") == 1
     assert call(*arguments, "-n", 5).err == ""
     for command in MESSAGE:
         found = call(*command, "--store", group.store)
         assert found.code == 0
-        told = "damage: the log has 2 damaged ranges; messages in them cannot be read; "
-        assert found.err == f"{told}mqproc store info lists them\n"
+        reported = "damage: the log has 2 damaged ranges; messages in them cannot be read; "
+        assert found.err == f"{reported}mqproc store info lists them\n"
 
 
-# `mqproc tail --follow`: what comes to a topic, to the queues that it has and to those that it gets.
+# --follow
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def _waiting_pulls(group: Group) -> int:
     return int(call("stat", "--json", "--store", group.store).json["words"]["waiting_pulls"])
 
 
-def test_queues_that_are_added_are_followed_from_their_beginning(make_group: Callable[..., Group]) -> None:
+def test_follow_reads_added_queues_from_the_beginning(make_group: Callable[..., Group]) -> None:
     group = make_group()
     with group.client() as client, _tail(group, "-n", "4") as child:
         client.create_topic("watched", 3)
@@ -99,7 +99,7 @@ def test_queues_that_are_added_are_followed_from_their_beginning(make_group: Cal
     assert sorted(out.splitlines()) == ["to 0", "to 1", "to 2", "to 2"]
 
 
-def test_of_queues_that_are_named_no_others_are_followed(make_group: Callable[..., Group]) -> None:
+def test_follow_reads_only_named_queues(make_group: Callable[..., Group]) -> None:
     group = make_group()
     with group.client() as client, _tail(group, "-n", "1", "--queue", "0") as child:
         client.create_topic("watched", 2)
@@ -110,9 +110,7 @@ def test_of_queues_that_are_named_no_others_are_followed(make_group: Callable[..
 
 
 @pytest.mark.parametrize("flags", [(), ("--queue", "0")])
-def test_a_topic_that_is_deleted_is_told_and_followed_if_it_is_made_again(
-    make_group: Callable[..., Group], flags: tuple[str, ...]
-) -> None:
+def test_follow_continues_after_topic_is_recreated(make_group: Callable[..., Group], flags: tuple[str, ...]) -> None:
     group = make_group()
     with group.client() as client, _tail(group, "-n", "1", *flags) as child:
         client.delete_topic("watched")
@@ -124,7 +122,7 @@ def test_a_topic_that_is_deleted_is_told_and_followed_if_it_is_made_again(
     assert (out, err) == ("again\n", "")
 
 
-def test_a_topic_that_is_deleted_is_not_asked_for_all_the_time(make_group: Callable[..., Group]) -> None:
+def test_follow_polls_deleted_topic_slowly(make_group: Callable[..., Group]) -> None:
     group = make_group()
     with group.client() as client:
         client.create_topic("watched", 1)
@@ -137,10 +135,10 @@ def test_a_topic_that_is_deleted_is_not_asked_for_all_the_time(make_group: Calla
             began_s, before = time.monotonic(), client.stats()["pulls"]
             wait_until(lambda: client.stats()["pulls"] >= before + 5)
             more = client.stats()["pulls"] - before
-            assert time.monotonic() - began_s >= (more - 1) * _POLL_S
+            assert time.monotonic() - began_s >= (more - 1) * POLL_S
 
 
-def test_following_ends_at_the_timeout(make_group: Callable[..., Group]) -> None:
+def test_follow_ends_at_timeout(make_group: Callable[..., Group]) -> None:
     group = make_group()
     with group.client() as client:
         client.create_topic("watched", 1)
@@ -150,10 +148,10 @@ def test_following_ends_at_the_timeout(make_group: Callable[..., Group]) -> None
     began_s = time.monotonic()
     outcome = call(*arguments, "--timeout", "1s")
     if not outcome.out:
-        # The time that a busy machine has stood still is the command's, too.
+        # The time that a busy machine stalls counts for the command, too.
         outcome = call(*arguments, "--timeout", "20s")
     assert outcome == Outcome(0, "before\n", "")
     assert time.monotonic() - began_s >= 1
-    # As in every command that asks a group: no answer comes within no time.
+    # As for every command that asks a group: no answer can arrive within no time.
     refused = call(*arguments, "--timeout", "0")
     assert (refused.code, "timeout = 0.0 is out of range" in refused.err) == (2, True)

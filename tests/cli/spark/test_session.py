@@ -1,4 +1,4 @@
-"""SIGTERM, SIGHUP and Ctrl-C on Spark: what Java is asked for is called off, and no process stays; without a Spark."""
+"""SIGTERM, SIGHUP and Ctrl-C cancel Spark jobs and leave no process; without Spark."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-# A process in the place of Java, and a wait for its answer as py4j has it; `cancelAllJobs` is what brings one.
+# A process in place of Java, and a wait for its answer as in py4j; `cancelAllJobs` ends the wait.
 PROGRAM = """
 import os, signal, subprocess, threading
 from types import SimpleNamespace
@@ -38,14 +38,14 @@ with SignalExit(owns_java=True) as ending:
 @pytest.mark.parametrize(
     ("cancel", "is_started", "wait"),
     [
-        # A job that stops, one that does not, work of Python's own, and Java on its way up.
+        # A job that stops, one that does not, Python code, and Java during its start.
         ("os.write(asks, b'+')", True, "py4j['wait']()"),
         ("None", True, "py4j['wait']()"),
         ("None", True, "signal.pause()"),
         ("None", False, "signal.pause()"),
     ],
 )
-def test_nothing_is_waited_for_and_no_process_stays(
+def test_signal_exit_cancels_jobs_and_leaves_no_process(
     number: signal.Signals, cancel: str, is_started: bool, wait: str
 ) -> None:
     program = PROGRAM.format(cancel=cancel, is_started=is_started, wait=wait, name=number.name)
@@ -53,7 +53,7 @@ def test_nothing_is_waited_for_and_no_process_stays(
     java, *further = done.stdout.split()
     assert further == []
     assert not psutil.pid_exists(int(java))
-    # Python itself shows a KeyboardInterrupt that nobody takes, and ends by its signal; the command line takes it.
+    # Python reports an uncaught KeyboardInterrupt and ends by its signal; the command line catches it.
     assert done.returncode == (-number if number == signal.SIGINT else 128 + number), done.stderr
     assert "ValueError" not in done.stderr
     assert number == signal.SIGINT or done.stderr == ""

@@ -1,4 +1,4 @@
-"""Every byte of every file of a store is explained, once; what a field says is what its bytes hold."""
+"""`mqproc store dump` explains every byte of every file exactly once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Fixture:
 
 
 def assert_covers(path: Path, ranges: list[dict[str, Any]]) -> None:
-    """Ranges follow each other from the first byte to the last."""
+    """Check that the ranges are adjacent and cover the file."""
     at = 0
     for each in ranges:
         assert each["offset"] == at, each
@@ -34,7 +34,7 @@ def assert_covers(path: Path, ranges: list[dict[str, Any]]) -> None:
 
 
 def explained(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """(the document, fields) of a file, with the layouts of both checked."""
+    """(document, fields) of a file, after checking the ranges of both."""
     found = call("store", "dump", path, "--json").json
     if found.get("layout"):
         assert_covers(path, found["layout"])
@@ -49,7 +49,7 @@ def kinds_of(store: Path) -> dict[str, str]:
     }
 
 
-def test_every_byte_of_rocketmqs_files_is_explained(golden: Fixture) -> None:
+def test_dump_explains_every_byte_of_rocketmq_files(golden: Fixture) -> None:
     files = [golden.store / "checkpoint", *(golden.store / "index").iterdir()]
     files += [golden.store / "commitlog" / f"{start:020d}" for start in (0, 8 * 65536)]
     files += sorted((golden.store / "consumequeue" / "OrderTopic").rglob("0*"))[:4]
@@ -58,7 +58,7 @@ def test_every_byte_of_rocketmqs_files_is_explained(golden: Fixture) -> None:
             explained(path)
 
 
-def test_a_records_fields_hold_its_values(golden: Fixture) -> None:
+def test_dump_record_fields_match_the_record(golden: Fixture) -> None:
     segment = golden.store / "commitlog" / f"{65536:020d}"
     data = segment.read_bytes()
     _document, fields = explained(segment)
@@ -81,7 +81,7 @@ def test_a_records_fields_hold_its_values(golden: Fixture) -> None:
         assert last["offset"] + last["size"] == at + message.size
 
 
-def test_a_segments_layout_tells_records_blank_and_rest(golden: Fixture) -> None:
+def test_dump_segment_layout(golden: Fixture) -> None:
     names = {
         start: [each["name"] for each in explained(golden.store / "commitlog" / f"{start:020d}")[0]["layout"]]
         for start in (0, 8 * 65536)
@@ -89,7 +89,7 @@ def test_a_segments_layout_tells_records_blank_and_rest(golden: Fixture) -> None
     assert names == {0: ["records", "blank", "rest"], 8 * 65536: ["records", "unwritten"]}
 
 
-def test_damage_in_a_segment_is_a_range_of_its_own(tmp_path: Path) -> None:
+def test_dump_segment_damage_is_a_range(tmp_path: Path) -> None:
     store = load_fixture("a_basic", tmp_path).store
     segment = store / "commitlog" / f"{0:020d}"
     rows = call("store", "dump", segment, "--json").json["rows"]
@@ -111,7 +111,7 @@ def test_damage_in_a_segment_is_a_range_of_its_own(tmp_path: Path) -> None:
     assert rows_now[:5] + rows_now[6:] == rows[:5] + rows[6:]
 
 
-def test_a_torn_end_of_a_segment_is_damage_and_zeros_are_not(tmp_path: Path) -> None:
+def test_dump_segment_torn_tail_is_damage(tmp_path: Path) -> None:
     store = load_fixture("a_basic", tmp_path).store
     segment = store / "commitlog" / f"{8 * 65536:020d}"
     outcome = call("store", "dump", segment, "--json")
@@ -128,7 +128,7 @@ def test_a_torn_end_of_a_segment_is_damage_and_zeros_are_not(tmp_path: Path) -> 
     ]
 
 
-def test_an_empty_segment_is_explained(tmp_path: Path) -> None:
+def test_dump_empty_segment(tmp_path: Path) -> None:
     segment = tmp_path / "commitlog" / f"{0:020d}"
     segment.parent.mkdir()
     segment.touch()
@@ -136,7 +136,7 @@ def test_an_empty_segment_is_explained(tmp_path: Path) -> None:
     assert (outcome.code, outcome.json["layout"], outcome.json["rows"]) == (0, [], [])
 
 
-def test_an_indexs_fields_are_its_items(golden: Fixture) -> None:
+def test_dump_index_fields_are_its_items(golden: Fixture) -> None:
     path = sorted((golden.store / "index").iterdir())[0]
     found, fields = explained(path)
     offsets = [each["value"] for each in fields if each["name"] == "physical_offset"]
@@ -146,8 +146,8 @@ def test_an_indexs_fields_are_its_items(golden: Fixture) -> None:
     assert [each["name"] for each in found["layout"]] == ["header", "slots", "item 0", "items"]
 
 
-def test_every_file_of_a_group_is_explained(make_group: Callable[..., Group]) -> None:
-    """With the group at work: sockets and the guard are no files, and maps may be read while they are written."""
+def test_dump_explains_every_file_of_a_group(make_group: Callable[..., Group]) -> None:
+    """With a running group; sockets are not files, and maps are read while they are written."""
     group = make_group(mapped_file_size_commit_log=65536)
     with group.client() as client:
         client.create_topic("orders", 3)
@@ -189,7 +189,7 @@ def test_every_file_of_a_group_is_explained(make_group: Callable[..., Group]) ->
         ("index/20261121071930298", b"x"),
     ],
 )
-def test_a_file_that_is_garbage_is_one_line(tmp_path: Path, name: str, data: bytes) -> None:
+def test_dump_garbage_file_is_one_error_line(tmp_path: Path, name: str, data: bytes) -> None:
     path = tmp_path / name
     path.parent.mkdir()
     path.write_bytes(data)

@@ -1,4 +1,4 @@
-"""Dumping a log tells what a pass over it finds: holes of every kind, what is published, in little memory."""
+"""Dumping a log: holes of every kind, published records only, constant memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.command_line import call
 from tests.support.group import Group
 
 BY_NAME = {str(each): each for each in directories(GOLDEN)}
-# Python, numpy and compiled kernels take some 150 MiB by themselves.
+# Python, numpy and compiled kernels take about 150 MiB.
 MEMORY_MAX = 400 * MIB
 PEAK = """
 import sys
@@ -28,7 +28,7 @@ print(code, int(status["VmHWM"].split()[0]) << 10)
 """
 
 
-def test_a_missing_segment_is_a_hole(tmp_path: Path) -> None:
+def test_dump_missing_segment_is_a_hole(tmp_path: Path) -> None:
     directory = BY_NAME["d14_middle_file_gone_clean/clean"]
     store = directory.unpack(tmp_path)
     outcome = call("store", "dump", store, "--json")
@@ -41,7 +41,7 @@ def test_a_missing_segment_is_a_hole(tmp_path: Path) -> None:
     assert call("store", "dump").code == 2
 
 
-def test_a_short_segment_is_a_hole(tmp_path: Path) -> None:
+def test_dump_short_segment_is_a_hole(tmp_path: Path) -> None:
     store = load_fixture("a_basic", tmp_path).store
     segment = store / "commitlog" / f"{65536:020d}"
     end = call("store", "dump", segment, "--json").json["layout"][0]["size"]
@@ -53,8 +53,8 @@ def test_a_short_segment_is_a_hole(tmp_path: Path) -> None:
     assert "short segment" in outcome.err
 
 
-def test_of_a_store_at_work_only_what_is_published_counts(make_group: Callable[..., Group]) -> None:
-    """What a writer has put down and not published yet is neither a record nor damage."""
+def test_dump_running_store_reads_published_records(make_group: Callable[..., Group]) -> None:
+    """Written but unpublished bytes are neither records nor damage."""
     group = make_group(mapped_file_size_commit_log=65536)
     with group.client() as client:
         sent = client.send(Message("orders", b"x" * 100))
@@ -75,7 +75,7 @@ def test_of_a_store_at_work_only_what_is_published_counts(make_group: Callable[.
 
 @pytest.fixture(scope="module")
 def sparse(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of one segment of 1 GiB: a few records, 700 MiB that were never written, some garbage, and the rest."""
+    """A store with one segment of 1 GiB: a few records, 700 MiB never written, garbage, and the rest."""
     golden = load_fixture("a_basic", tmp_path_factory.mktemp("golden")).store / "commitlog" / f"{0:020d}"
     end = call("store", "dump", golden, "--json").json["layout"][0]["size"]
     segment = tmp_path_factory.mktemp("sparse") / "commitlog" / f"{0:020d}"
@@ -97,7 +97,7 @@ def sparse(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=["dump of the file", "dump of the store", "export"],
 )
-def test_what_was_never_written_takes_no_memory(sparse: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_dump_sparse_segment_takes_little_memory(sparse: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     called = [str(tmp_path / each) if each == "out.jsonl" else each for each in arguments]
     done = subprocess.run(
         [sys.executable, "-c", PEAK, "store", *called],

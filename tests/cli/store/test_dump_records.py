@@ -1,4 +1,4 @@
-"""A store made by RocketMQ is dumped record by record as its manifest says; files are explained; holes are told."""
+"""Dumping a RocketMQ store matches its manifest, record by record."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FIELDS = [
 ]  # fmt: skip
 
 
-def test_dump_prints_every_record_of_rocketmqs_store(golden: Fixture) -> None:
+def test_dump_prints_every_record(golden: Fixture) -> None:
     rows = call("store", "dump", golden.store, "--json").json_lines
     put = [entry for entry in golden.manifest if entry["result"]["status"] == "PUT_OK"]
     assert [row["physical_offset"] for row in rows] == [entry["result"]["physicalOffset"] for entry in put]
@@ -56,7 +56,7 @@ def test_dump_can_be_limited(golden: Fixture) -> None:
     assert call("store", "dump", golden.store / "commitlog", "--max", 1, "--json").code == 0
 
 
-def test_a_hole_is_told_and_the_rest_is_printed(golden: Fixture, tmp_path: Path) -> None:
+def test_dump_reports_a_hole_and_continues(golden: Fixture, tmp_path: Path) -> None:
     store = load_fixture("a_basic", tmp_path).store
     rows = call("store", "dump", store, "--json").json_lines
     victim = rows[10]
@@ -72,7 +72,7 @@ def test_a_hole_is_told_and_the_rest_is_printed(golden: Fixture, tmp_path: Path)
     assert outcome.json_lines == rows[:10] + rows[11:]
 
 
-def test_a_torn_tail_is_told_but_zeros_are_the_logs_end(golden: Fixture, tmp_path: Path) -> None:
+def test_dump_reports_a_torn_tail(golden: Fixture, tmp_path: Path) -> None:
     store = load_fixture("a_basic", tmp_path).store
     last = call("store", "dump", store, "--json").json_lines[-1]
     assert call("store", "dump", store, "--json").err == ""
@@ -84,7 +84,7 @@ def test_a_torn_tail_is_told_but_zeros_are_the_logs_end(golden: Fixture, tmp_pat
     assert f"hole [{524288 + end}, " in call("store", "dump", store, "--json").err
 
 
-def test_a_segment_made_ahead_is_no_hole(tmp_path: Path) -> None:
+def test_dump_preallocated_segment_is_not_a_hole(tmp_path: Path) -> None:
     store = load_fixture("a_basic", tmp_path).store
     before = call("store", "dump", store, "--json")
     StoreIO().write_file_atomically(store / "commitlog" / f"{9 * 65536:020d}", bytes(65536))
@@ -107,7 +107,7 @@ def test_a_segment_made_ahead_is_no_hole(tmp_path: Path) -> None:
     ],
     ids=lambda command: command[0],
 )
-def test_a_path_that_is_no_store_has_one_answer(command: list[str], tmp_path: Path) -> None:
+def test_dump_path_that_is_not_a_store_is_refused(command: list[str], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name, code, said in (("empty", 3, "not a store: it has no folder commitlog"), ("gone", 5, "no such ")):
         outcome = call("store", *command, tmp_path / name)
@@ -117,7 +117,7 @@ def test_a_path_that_is_no_store_has_one_answer(command: list[str], tmp_path: Pa
     assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
 
 
-def test_info_says_what_lies_there(golden: Fixture) -> None:
+def test_info_describes_the_path(golden: Fixture) -> None:
     found = call("store", "info", golden.store, "--json").json
     assert found["parts"]["commitlog"] == {
         "files": 9,
@@ -130,7 +130,7 @@ def test_info_says_what_lies_there(golden: Fixture) -> None:
     assert "stopped in order" in call("store", "info", "--store", golden.store).out
 
 
-def test_the_checkpoint_is_explained(golden: Fixture) -> None:
+def test_dump_checkpoint(golden: Fixture) -> None:
     rows = call("store", "dump", golden.store / "checkpoint", "--json").json["rows"]
     expected = golden.expected["diskBefore"]["checkpoint"]
     assert [row["value"] for row in rows[:3]] == [
@@ -141,7 +141,7 @@ def test_the_checkpoint_is_explained(golden: Fixture) -> None:
     assert [row["offset"] for row in rows] == [0, 8, 16, 24, 32]
 
 
-def test_index_files_are_explained(golden: Fixture) -> None:
+def test_dump_index_file(golden: Fixture) -> None:
     for expected in golden.expected["diskBefore"]["indexFiles"]:
         found = call("store", "dump", golden.store / "index" / expected["name"], "--json").json
         assert found["kind"] == "index file"
@@ -157,7 +157,7 @@ def test_index_files_are_explained(golden: Fixture) -> None:
         assert len(found["rows"]) == expected["indexCount"] - 1
 
 
-def test_consume_queues_lead_to_their_records(golden: Fixture) -> None:
+def test_dump_consume_queue_units_match_records(golden: Fixture) -> None:
     records = {row["physical_offset"]: row for row in call("store", "dump", golden.store, "--json").json_lines}
     found = call("store", "dump", golden.store / "consumequeue/OrderTopic/1/00000000000000002000", "--json").json
     assert found["first_queue_offset"] == 100
@@ -167,13 +167,13 @@ def test_consume_queues_lead_to_their_records(golden: Fixture) -> None:
         assert record["size"] == row["size"]
 
 
-def test_a_segment_is_a_table_of_records(golden: Fixture) -> None:
+def test_dump_segment_is_a_table_of_records(golden: Fixture) -> None:
     out = call("store", "dump", golden.store / "commitlog" / "00000000000000000000", "--max", 2).out
     assert "CommitLog segment" in out
     assert "%RETRY%group_one" in out
 
 
-def test_marks_control_and_config_are_explained(tmp_path: Path) -> None:
+def test_dump_marks_control_and_config(tmp_path: Path) -> None:
     make_control(tmp_path).close()
     paths = StorePaths(tmp_path)
     paths.marks.mkdir()
@@ -194,12 +194,12 @@ def test_marks_control_and_config_are_explained(tmp_path: Path) -> None:
     assert rows == [{"group": "g", "topic": "t", "queue_id": 0, "next_offset": 5}]
 
 
-def test_a_strange_file_is_refused(tmp_path: Path) -> None:
+def test_dump_unknown_file_is_refused(tmp_path: Path) -> None:
     strange = tmp_path / "strange"
     strange.write_bytes(b"x")
     assert call("store", "dump", strange).code == 6
 
 
-def test_bodies_are_the_stored_bytes(golden: Fixture) -> None:
+def test_dump_bodies_are_stored_bytes(golden: Fixture) -> None:
     row = call("store", "dump", golden.store, "--json", "--max", 1).json_lines[0]
     assert base64.b64decode(row["body_base64"]) == golden.body_at(0)

@@ -1,4 +1,4 @@
-"""The files that hold no messages are explained too: the timer's, groups' progress, errors, settings."""
+"""Dumping files without messages: timer, offsets, errors, settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> StorePaths:
     return StorePaths(timed.make_timed_store(tmp_path_factory.mktemp("timed")))
 
 
-def test_every_file_of_a_store_has_a_kind_and_every_byte_a_meaning(paths: StorePaths) -> None:
+def test_dump_names_the_kind_of_every_file(paths: StorePaths) -> None:
     kinds = {}
     for path in sorted(paths.root.rglob("*")):
         if path.is_file():
@@ -36,7 +36,7 @@ def test_every_file_of_a_store_has_a_kind_and_every_byte_a_meaning(paths: StoreP
     assert kinds["config/delayOffset.json"] == kinds["mqproc/settings.json"] == "config"
 
 
-def test_a_timer_log_is_its_units(paths: StorePaths) -> None:
+def test_dump_timer_log_units(paths: StorePaths) -> None:
     starts = sorted(int(path.name) for path in paths.timer_log.iterdir())
     found = [explained(paths.timer_log / f"{start:020d}") for start in starts]
     assert [part["name"] for part in found[0][0]["layout"]] == ["units", "end", "rest"]
@@ -61,7 +61,7 @@ def test_a_timer_log_is_its_units(paths: StorePaths) -> None:
             assert int.from_bytes(data[each["offset"] : each["offset"] + size], "big", signed=True) == each["value"]
 
 
-def test_damage_in_a_timer_log_is_a_range_of_its_own(paths: StorePaths, tmp_path: Path) -> None:
+def test_dump_timer_log_damage_is_a_range(paths: StorePaths, tmp_path: Path) -> None:
     folder = tmp_path / "timerlog"
     folder.mkdir()
     path = Path(shutil.copy(paths.timer_log / f"{0:020d}", folder))
@@ -72,7 +72,7 @@ def test_damage_in_a_timer_log_is_a_range_of_its_own(paths: StorePaths, tmp_path
     assert [(part["name"], part["offset"]) for part in layout][:2] == [("units", 0), ("damage", 104)]
 
 
-def test_a_wheel_is_its_slots(paths: StorePaths) -> None:
+def test_dump_timer_wheel_slots(paths: StorePaths) -> None:
     found, fields = explained(paths.timer_wheel)
     check = {row["name"]: row["value"] for row in explained(paths.timer_check)[0]["rows"]}
     waiting = [row for row in found["rows"] if row["slot_ms"] >= check["read_ms"]]
@@ -85,7 +85,7 @@ def test_a_wheel_is_its_slots(paths: StorePaths) -> None:
     assert {part["name"] for part in found["layout"]} == {"slots", "empty slots"}
 
 
-def test_a_check_is_its_words(paths: StorePaths) -> None:
+def test_dump_timer_check_words(paths: StorePaths) -> None:
     found, fields = explained(paths.timer_check)
     words = {row["name"]: row["value"] for row in found["rows"]}
     assert words["queue_offset"] == words["master_queue_offset"] == timed.WAITING + 5
@@ -95,7 +95,7 @@ def test_a_check_is_its_words(paths: StorePaths) -> None:
     assert [each["name"] for each in fields if each["name"] != "unused"] == list(words)
 
 
-def test_progress_is_its_words(paths: StorePaths) -> None:
+def test_dump_progress_words(paths: StorePaths) -> None:
     found, fields = explained(paths.progress)
     rows = {(row["group"], row["topic"], row["queue_id"]): row for row in found["rows"]}
     assert rows["billing", "later", 0]["next_offset"] >= 0
@@ -107,7 +107,7 @@ def test_progress_is_its_words(paths: StorePaths) -> None:
     assert (header["magic"], header["end"]) == (committed_offsets.MAGIC, found["end"])
 
 
-def test_errors_are_their_entries(paths: StorePaths, tmp_path: Path) -> None:
+def test_dump_error_entries(paths: StorePaths, tmp_path: Path) -> None:
     copy = StorePaths(tmp_path)
     copy.own.mkdir()
     shutil.copy(paths.errors, copy.errors)
@@ -127,7 +127,7 @@ def test_errors_are_their_entries(paths: StorePaths, tmp_path: Path) -> None:
     assert names == ["header", *(f"entries of {owner}" for owner in error_log.OWNERS)]
 
 
-def test_settings_are_told_as_rows(paths: StorePaths) -> None:
+def test_dump_settings_are_rows(paths: StorePaths) -> None:
     def rows(path: Path) -> list[dict[str, Any]]:
         found = call("store", "dump", path, "--json").json
         assert found["about"]
@@ -144,7 +144,7 @@ def test_settings_are_told_as_rows(paths: StorePaths) -> None:
     assert {row["level"]: row["next_offset"] for row in rows(paths.delay_offsets)} in ({}, {18: 0})
 
 
-def test_a_groups_log_is_its_lines(tmp_path: Path) -> None:
+def test_dump_group_log_lines(tmp_path: Path) -> None:
     path = tmp_path / "mqproc" / "log.jsonl"
     path.parent.mkdir()
     path.write_text('{"ts": "2026-11-21T15:37:34.26", "role": "keeper", "event": "first"}\ntorn')
@@ -153,8 +153,8 @@ def test_a_groups_log_is_its_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, timer_wheel.SLOT_SIZE - 1])
-def test_a_wheel_without_a_whole_slot_is_explained(tmp_path: Path, size: int) -> None:
-    """A copy that a full disk has cut short."""
+def test_dump_truncated_wheel(tmp_path: Path, size: int) -> None:
+    """A copy that a full disk has truncated."""
     path = tmp_path / "timerwheel"
     path.write_bytes(bytes(size))
     found = call("store", "dump", path, "--json")
@@ -175,7 +175,7 @@ def test_a_wheel_without_a_whole_slot_is_explained(tmp_path: Path, size: int) ->
         ("deletedTopics.json", '{"deletedTopics":{"t":{}}}', "physicalOffset"),
     ],
 )
-def test_settings_that_their_reader_would_not_take_are_a_fault(tmp_path: Path, name: str, text: str, said: str) -> None:
+def test_dump_invalid_settings_are_a_fault(tmp_path: Path, name: str, text: str, said: str) -> None:
     path = tmp_path / "config" / name
     path.parent.mkdir()
     path.write_text(text)

@@ -1,4 +1,4 @@
-"""Topics taken out of any store: as lines, as Parquet, as a new store with the same queue offsets; what goes wrong."""
+"""Exporting topics as lines, as Parquet and as a new store with the same queue offsets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mqproc import Message, StoreReader
-from mqproc.cli.store.export import JsonLines
+from mqproc.cli.store.export import JsonLinesSink
 from mqproc.types import StoredMessage
 from tests.golden.fixtures import GOLDEN, directories, load_fixture
 from tests.support.command_line import call
@@ -37,7 +37,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return load_fixture("a_basic", tmp_path_factory.mktemp("golden")).store
 
 
-def test_lines_are_the_dumps(golden: Path, tmp_path: Path) -> None:
+def test_export_lines_equal_the_dump(golden: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
     outcome = call(
         "store", "export", golden, "--topic", "OrderTopic", "--topic", "%RETRY%group_one", "--to", target, "--json"
@@ -54,7 +54,7 @@ def test_lines_are_the_dumps(golden: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", ["zstd", "none", "gzip"])
-def test_parquet_has_a_column_for_each_field(golden: Path, tmp_path: Path, compression: str) -> None:
+def test_export_parquet_has_a_column_for_each_field(golden: Path, tmp_path: Path, compression: str) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     target = tmp_path / "out.parquet"
     assert (
@@ -69,7 +69,7 @@ def test_parquet_has_a_column_for_each_field(golden: Path, tmp_path: Path, compr
     assert codec == {"none": "UNCOMPRESSED"}.get(compression, compression.upper())
 
 
-def test_parquet_of_nothing_has_the_columns(golden: Path, tmp_path: Path) -> None:
+def test_export_empty_parquet_has_the_columns(golden: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     target = tmp_path / "out.parquet"
     assert call("store", "export", golden, "--topic", "OrderTopic", "--begin", "1ms", "--to", target).code == 0
@@ -78,9 +78,7 @@ def test_parquet_of_nothing_has_the_columns(golden: Path, tmp_path: Path) -> Non
     assert "body" in table.column_names
 
 
-def test_parquet_without_pyarrow_says_what_to_install(
-    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_export_parquet_without_pyarrow_names_it(golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -91,14 +89,14 @@ def test_parquet_without_pyarrow_says_what_to_install(
 
 
 def plain_of(message: StoredMessage | dict[str, Any]) -> dict[str, Any]:
-    """A message without what depends on its place in the log."""
+    """A message without values that depend on its place in the log."""
     row = message.to_json() if isinstance(message, StoredMessage) else dict(message)
     properties = {name: value for name, value in row["properties"].items() if name != "__CRC32#"}
     return {**{name: value for name, value in row.items() if name not in OTHER_PLACE}, "properties": properties}
 
 
 def assert_is_a_store_of(target: Path, expected: list[dict[str, Any]]) -> None:
-    """A clean store with just these messages, found by queue and by key; what was left out is a gap."""
+    """Check that a clean store has exactly these messages, by queue and key; omitted ones are gaps."""
     verified = call("store", "verify", target, "--json")
     assert verified.code == 0
     assert {finding["kind"] for finding in verified.json["findings"]} <= {"queue_offset_gap"}
@@ -112,7 +110,7 @@ def assert_is_a_store_of(target: Path, expected: list[dict[str, Any]]) -> None:
             for key in row["keys"][:1]:
                 places = [(each.queue_id, each.queue_offset) for each in reader.by_key(row["topic"], key)]
                 assert (row["queue_id"], row["queue_offset"]) in places
-    # Prepared and rolled back messages have no place in a queue.
+    # Prepared and rolled-back messages have no place in a queue.
     in_queues = {place: row for place, row in by_place.items() if row["sys_flag"] & 4 == 0}
     assert found == in_queues
 
@@ -129,7 +127,7 @@ def assert_is_a_store_of(target: Path, expected: list[dict[str, Any]]) -> None:
         ("d08_no_consumequeue_clean/clean", ["TopicTest", "OrderTopic"]),
     ],
 )
-def test_a_new_store_keeps_queue_offsets(tmp_path: Path, name: str, topics: list[str]) -> None:
+def test_export_store_keeps_queue_offsets(tmp_path: Path, name: str, topics: list[str]) -> None:
     store = BY_NAME[name].unpack(tmp_path)
     target = tmp_path / "new"
     arguments = [part for topic in topics for part in ("--topic", topic)]
@@ -142,8 +140,8 @@ def test_a_new_store_keeps_queue_offsets(tmp_path: Path, name: str, topics: list
     )
 
 
-def test_every_topic_of_a_store_survives_two_exports(golden: Path, tmp_path: Path) -> None:
-    """V2 topics, IPv6 hosts, records of every size: exported all, then exported from there again."""
+def test_export_twice_keeps_every_topic(golden: Path, tmp_path: Path) -> None:
+    """V2 topics, IPv6 hosts, records of every size: export all, then export the result."""
     topics = sorted({row["topic"] for row in call("store", "dump", golden, "--json").json_lines})
     arguments = [part for topic in topics for part in ("--topic", topic)]
     first, second = tmp_path / "first", tmp_path / "second"
@@ -154,7 +152,7 @@ def test_every_topic_of_a_store_survives_two_exports(golden: Path, tmp_path: Pat
     assert logs[0] == logs[1]
 
 
-def test_records_with_a_crc_of_their_own_get_a_new_one(tmp_path: Path) -> None:
+def test_export_store_recomputes_record_crcs(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store")
     flags = ("--set", f"max_hash_slot_num={SLOTS}", "--set", f"max_index_num={ITEMS}")
     target = tmp_path / "new"
@@ -165,7 +163,7 @@ def test_records_with_a_crc_of_their_own_get_a_new_one(tmp_path: Path) -> None:
     assert_is_a_store_of(target, expected)
 
 
-def test_a_time_range_leaves_gaps_that_are_filled(golden: Path, tmp_path: Path) -> None:
+def test_export_time_range_fills_gaps(golden: Path, tmp_path: Path) -> None:
     rows = dumped(golden, "OrderTopic")
     times = sorted(row["store_timestamp_ms"] for row in rows)
     begin, end = times[len(times) // 3], times[2 * len(times) // 3]
@@ -178,7 +176,7 @@ def test_a_time_range_leaves_gaps_that_are_filled(golden: Path, tmp_path: Path) 
     assert_is_a_store_of(tmp_path / "new", wanted)
 
 
-def test_what_is_intact_of_a_damaged_store_is_exported(tmp_path: Path) -> None:
+def test_export_damaged_store_exports_intact_records(tmp_path: Path) -> None:
     directory = BY_NAME["d14_middle_file_gone_clean/clean"]
     store = directory.unpack(tmp_path)
     outcome = call("store", "export", store, "--topic", "OrderTopic", "--to", tmp_path / "out.jsonl", "--json")
@@ -196,7 +194,7 @@ def test_what_is_intact_of_a_damaged_store_is_exported(tmp_path: Path) -> None:
     assert_is_a_store_of(tmp_path / "new", lines_of(tmp_path / "out.jsonl"))
 
 
-def test_a_store_at_work_is_exported_and_the_new_one_goes_on(make_group: Callable[..., Group], tmp_path: Path) -> None:
+def test_export_running_store_makes_a_usable_store(make_group: Callable[..., Group], tmp_path: Path) -> None:
     group = make_group()
     with group.client() as client:
         for topic in ("keep", "other", "gone"):
@@ -216,7 +214,7 @@ def test_a_store_at_work_is_exported_and_the_new_one_goes_on(make_group: Callabl
     assert call("store", "verify", new.store).code == 0
 
 
-def test_what_cannot_be_exported_leaves_nothing_behind(golden: Path, tmp_path: Path) -> None:
+def test_export_invalid_leaves_no_files(golden: Path, tmp_path: Path) -> None:
     (tmp_path / "there.jsonl").write_text("x")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "full").mkdir()
@@ -242,20 +240,20 @@ def test_what_cannot_be_exported_leaves_nothing_behind(golden: Path, tmp_path: P
     backwards = ("--begin", "2026-01-02", "--end", "2026-01-01")
     outcome = call("store", "export", golden, "--topic", "OrderTopic", "--to", tmp_path / "out", *backwards)
     assert (outcome.code, outcome.out) == (2, "")
-    assert "--end is not after --begin" in outcome.err
+    assert "--end must be after --begin" in outcome.err
     assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("step", ["__init__", "write", "finish"])
-def test_a_full_disk_names_the_target_and_leaves_nothing(
+def test_export_full_disk_names_target_and_leaves_no_files(
     golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """Buffered files and Arrow tell no name."""
+    """Errors of buffered files and Arrow name no file."""
 
     def no_room(*_arguments: object) -> None:
         raise OSError(errno.ENOSPC, "Error writing bytes to file. Detail: [errno 28]")
 
-    monkeypatch.setattr(JsonLines, step, no_room)
+    monkeypatch.setattr(JsonLinesSink, step, no_room)
     target = tmp_path / "out.jsonl"
     done = call("store", "export", golden, "--topic", "OrderTopic", "--to", target)
     assert (done.code, done.err.strip().splitlines()[-1]) == (1, f"mqproc: {target}: No space left on device")

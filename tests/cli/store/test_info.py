@@ -1,4 +1,4 @@
-"""`mqproc store info` tells ends, times, topics, damage and writer of any store, and fails for none."""
+"""`mqproc store info` describes any store, also a damaged one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mqproc import Message, QueueInfo
-from mqproc.cli.store.info import _Reading
+from mqproc.cli.store.info import StoreContents
 from mqproc.config.options import Options
 from mqproc.paths import StorePaths
 from tests.golden.fixtures import GOLDEN, directories, load_fixture
@@ -24,7 +24,7 @@ BY_NAME = {str(each): each for each in directories(GOLDEN)}
 
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
-def test_any_store_can_be_described(tmp_path: Path, name: str) -> None:
+def test_info_describes_any_store(tmp_path: Path, name: str) -> None:
     store = BY_NAME[name].unpack(tmp_path)
     outcome = call("store", "info", store, "--json")
     assert outcome.code == 0, outcome.err
@@ -37,7 +37,7 @@ def test_any_store_can_be_described(tmp_path: Path, name: str) -> None:
     assert call("store", "info", store).code == 0
 
 
-def test_a_stores_ends_and_contents(tmp_path: Path) -> None:
+def test_info_shows_positions_and_contents(tmp_path: Path) -> None:
     fixture = load_fixture("g1_retention", tmp_path)
     found = call("store", "info", fixture.store, "--json").json
     records = fixture.expected["records"]
@@ -53,7 +53,7 @@ def test_a_stores_ends_and_contents(tmp_path: Path) -> None:
     ]
 
 
-def test_who_wrote_last_is_told_by_our_mark(make_group: Callable[..., Group]) -> None:
+def test_info_written_by_follows_the_durable_mark(make_group: Callable[..., Group]) -> None:
     group = make_group()
     with group.client() as client:
         for number in range(20):
@@ -71,13 +71,13 @@ def test_who_wrote_last_is_told_by_our_mark(make_group: Callable[..., Group]) ->
     assert stopped["marks"]["commitlog"] == end
     segment = group.store / "commitlog" / f"{0:020d}"
     flip(segment, end - 30)
-    assert "the log is not what mqproc's mark says" in call("store", "info", group.store, "--json").json["written_by"]
+    assert "the log does not match mqproc's mark" in call("store", "info", group.store, "--json").json["written_by"]
     flip(segment, end - 30)
     StorePaths(group.store).read_only.write_text("writer: Input/output error\n")
     assert call("store", "info", group.store, "--json").json["read_only"] == "writer: Input/output error"
 
 
-def test_damage_that_is_known_is_told(tmp_path: Path) -> None:
+def test_info_reports_known_damage(tmp_path: Path) -> None:
     store = load_fixture("a_basic", tmp_path).store
     paths = StorePaths(store)
     paths.own.mkdir()
@@ -87,7 +87,7 @@ def test_damage_that_is_known_is_told(tmp_path: Path) -> None:
     assert "[4, 9)" in call("store", "info", store).out
 
 
-def test_what_cannot_be_opened_is_told_with_the_reason(tmp_path: Path) -> None:
+def test_info_unusable_store_gives_the_reason(tmp_path: Path) -> None:
     store = load_fixture("a_basic", tmp_path).store
     segment = store / "commitlog" / f"{8 * 65536:020d}"
     with segment.open("r+b") as file:
@@ -111,14 +111,14 @@ NO_QUEUES = "the log has 290,296 bytes, but there are no queues: a start rebuild
         ("c4_killed_settled/before", None),
     ],
 )
-def test_damage_that_names_and_lengths_show_is_told(tmp_path: Path, name: str, said: str | None) -> None:
+def test_info_reports_damaged_files(tmp_path: Path, name: str, said: str | None) -> None:
     store = BY_NAME[name].unpack(tmp_path)
     found = call("store", "info", store, "--json").json
     hint = "; mqproc store verify shows what to do" if said != NO_QUEUES else ""
     assert found["trouble"] == (said and f"{said}{hint}")
 
 
-def test_of_several_files_at_fault_one_is_named_and_what_is_known_already_is_not(tmp_path: Path) -> None:
+def test_info_names_one_of_several_damaged_files(tmp_path: Path) -> None:
     store = BY_NAME["d14_middle_file_gone_clean/clean"].unpack(tmp_path)
     (store / "commitlog" / "notes.txt").write_text("x")
     found = call("store", "info", store, "--json").json
@@ -129,7 +129,7 @@ def test_of_several_files_at_fault_one_is_named_and_what_is_known_already_is_not
 
 
 @pytest.mark.parametrize("emptied", [True, False])
-def test_a_log_that_is_gone_is_no_other_programs_work(tmp_path: Path, emptied: bool) -> None:
+def test_info_missing_log_is_unknown_writer(tmp_path: Path, emptied: bool) -> None:
     store = StoppedStore(tmp_path / "store")
     end = store.end
     for segment in (store.root / "commitlog").iterdir():
@@ -146,7 +146,7 @@ def test_a_log_that_is_gone_is_no_other_programs_work(tmp_path: Path, emptied: b
     assert "first message" not in call("store", "info", store.root).out
 
 
-def test_many_topics_are_told_of_without_a_look_at_all_queues_for_each(tmp_path: Path) -> None:
+def test_info_of_many_topics_takes_linear_time(tmp_path: Path) -> None:
     names = CountedName.many(300)
     queues = [QueueInfo(name, queue_id, 1, 3) for name in names for queue_id in range(4)]
     reader: Any = SimpleNamespace(
@@ -155,7 +155,7 @@ def test_many_topics_are_told_of_without_a_look_at_all_queues_for_each(tmp_path:
         scan=lambda physical_offset: (),
         store_time_ms=lambda *_: 5,
     )
-    found = _Reading(StorePaths(tmp_path), Options())._of(reader)
+    found = StoreContents(StorePaths(tmp_path), Options()).read(reader)
     compared = CountedName.compared
     assert [(each["topic"], each["queues"], each["messages"]) for each in found["by_topic"]] == [
         (str(name), 4, 8) for name in names
@@ -164,8 +164,8 @@ def test_many_topics_are_told_of_without_a_look_at_all_queues_for_each(tmp_path:
     assert compared <= 10 * len(queues)
 
 
-def test_what_lies_aside_and_what_repairs_have_kept_is_counted(tmp_path: Path) -> None:
-    """Nothing deletes it but its owner, who was not told of it."""
+def test_info_counts_quarantined_and_repaired_files(tmp_path: Path) -> None:
+    """Only the owner deletes these files, so the owner must see them."""
     store = load_fixture("h_oversize", tmp_path).store
     for name, size in (("aside/commitlog.1.rest", 5000), ("aside/0/x", 7), ("repaired/20261127T000000000/files/y", 9)):
         path = store / "mqproc" / name
@@ -176,8 +176,8 @@ def test_what_lies_aside_and_what_repairs_have_kept_is_counted(tmp_path: Path) -
     assert sizes == {"mqproc": (3, 5016), "mqproc/aside": (2, 5007), "mqproc/repaired": (1, 9)}
 
 
-def test_a_brokers_own_address_and_name_may_be_any(tmp_path: Path) -> None:
-    """RocketMQ takes a host's name; only a group of ours that is to run cannot have it."""
+def test_info_accepts_any_broker_address(tmp_path: Path) -> None:
+    """RocketMQ accepts a host name; only a group that starts here cannot use one."""
     store = load_fixture("g1_retention", tmp_path).store
     conf = tmp_path / "broker.conf"
     conf.write_text("brokerIP1 = broker-a.example.com\nbrokerName = broker a\n")

@@ -1,7 +1,6 @@
-"""`store repair` and `store recover`: plans and what is done, random damage, kills and failing disks, wrong input.
+"""`store repair` and `store recover`: plans, execution, random damage, crashes, failing disks.
 
-The damaged stores of RocketMQ have a table in `test_store_repair_golden.py`, damage to each kind of file one in
-`test_store_repair_damage.py`.
+`test_repair_golden.py` has the damaged stores of RocketMQ, `test_repair_damage.py` damage to each kind of file.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ BY_NAME = {str(each): each for each in directories(GOLDEN)}
 
 
 @pytest.mark.parametrize("name", ["a_basic", "e_delay", "g1_retention", "i_broker"])
-def test_a_clean_store_needs_no_repair(tmp_path: Path, name: str) -> None:
+def test_repair_clean_store_changes_nothing(tmp_path: Path, name: str) -> None:
     store = load_fixture(name, tmp_path).store
     before = contents(store)
     outcome = call("store", "repair", store, "--execute")
@@ -45,12 +44,12 @@ def test_a_clean_store_needs_no_repair(tmp_path: Path, name: str) -> None:
     assert contents(store) == before
 
 
-# The plan is what is done
+# Plans
 
 
 @pytest.mark.parametrize("name", sorted(name for name in BY_NAME if not name.endswith("_clean/clean")))
-def test_a_dry_run_says_what_recovery_then_does(tmp_path: Path, name: str) -> None:
-    """Each file that a dry run says would change does, to the length that it says, and no other."""
+def test_recover_dry_run_matches_recovery(tmp_path: Path, name: str) -> None:
+    """Each file that a dry run lists changes, to the listed length, and no other file does."""
     store, flags = BY_NAME[name].unpack(tmp_path), flags_of(options_of(BY_NAME[name].expected))
     before = contents(store)
     planned = call("store", "recover", store, "--dry-run", "--json", *flags).json
@@ -81,7 +80,7 @@ def test_a_dry_run_says_what_recovery_then_does(tmp_path: Path, name: str) -> No
     assert {change["file"] for change in again["changes"]} <= {"mqproc/opened.json"}
 
 
-def test_recover_says_cuts_and_holes(tmp_path: Path) -> None:
+def test_recover_reports_cuts_and_holes(tmp_path: Path) -> None:
     store = BY_NAME["d14_middle_file_gone_abort/before"].unpack(tmp_path)
     outcome = call("store", "recover", store)
     assert outcome.code == 1
@@ -102,7 +101,7 @@ def test_recover_says_cuts_and_holes(tmp_path: Path) -> None:
     assert "on_damage = refuse" in refused.json["refused"]
 
 
-# Our own stores
+# mqproc's stores
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +110,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
 
 
 def harm(store: Path, files: list[Path], rng: random.Random) -> list[tuple[str, str, int]]:
-    """Damage a few places of a store; what was done."""
+    """Damage a few places of a store; returns a description."""
     done = []
     if rng.random() < 0.4:
         (store / "abort").write_text("123")
@@ -138,8 +137,8 @@ def harm(store: Path, files: list[Path], rng: random.Random) -> list[tuple[str, 
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_random_damage_is_repaired(whole: StoppedStore, tmp_path: Path, seed: int) -> None:
-    """Flipped bits, garbage, cuts and lost files anywhere: clean afterwards, and no intact record is lost."""
+def test_repair_random_damage(whole: StoppedStore, tmp_path: Path, seed: int) -> None:
+    """Flipped bits, garbage, cuts and lost files anywhere: the store is clean afterwards, no intact record is lost."""
     files = [path.relative_to(whole.root) for path in sorted(whole.root.rglob("*")) if path.is_file()]
     store = tmp_path / "store"
     shutil.copytree(whole.root, store)
@@ -152,17 +151,17 @@ def test_random_damage_is_repaired(whole: StoppedStore, tmp_path: Path, seed: in
 
 
 @pytest.mark.parametrize("seed", [35, 46, 115, 165])
-def test_damage_that_recovery_alone_leaves_is_repaired(whole: StoppedStore, tmp_path: Path, seed: int) -> None:
-    """A wrong tags code; damage in what a lost file led to; a cut queue table; the last segment lost behind damage."""
-    test_random_damage_is_repaired(whole, tmp_path, seed)
+def test_repair_damage_that_recovery_leaves(whole: StoppedStore, tmp_path: Path, seed: int) -> None:
+    """A wrong tags code, damage near a lost file, a truncated queue table, a last segment lost after damage."""
+    test_repair_random_damage(whole, tmp_path, seed)
 
 
-# Whatever comes in between
+# Interruptions
 
 
 @pytest.fixture
 def damaged(whole: StoppedStore, tmp_path: Path) -> Path:
-    """Damage to the log, to a queue and to the index, a stray file, and a torn end."""
+    """Damage to the log, a queue and the index, a stray file, and a torn tail."""
     store = tmp_path / "store"
     shutil.copytree(whole.root, store)
     flip(store / "commitlog" / f"{0:020d}", 324 * 10 + 100)
@@ -174,7 +173,7 @@ def damaged(whole: StoppedStore, tmp_path: Path) -> Path:
 
 
 class Call:
-    """The repair command over a StoreIO of the test's."""
+    """The repair command over a StoreIO of the test."""
 
     def __init__(self, store: Path, flags: list[str], patch: pytest.MonkeyPatch) -> None:
         self._arguments = ("store", "repair", store, "--execute", "--json", *flags)
@@ -204,7 +203,7 @@ def intact_of(whole: StoppedStore, store: Path) -> set[int]:
 
 @pytest.fixture
 def calls(damaged: Path, repair: Call) -> list[str]:
-    """What a repair changes, call by call; the store is as it was before."""
+    """Storage calls of a repair; the store is restored afterwards."""
     spare = damaged.with_name("spare")
     shutil.copytree(damaged, spare)
     io = RecordingIO()
@@ -214,10 +213,10 @@ def calls(damaged: Path, repair: Call) -> list[str]:
     return io.calls
 
 
-def test_killed_at_any_call_the_next_repair_ends_it(
+def test_repair_killed_at_any_call_is_completed_by_the_next(
     whole: StoppedStore, damaged: Path, repair: Call, calls: list[str]
 ) -> None:
-    """Also when a group is started in between, which every other time is."""
+    """Every other time a group starts in between."""
     intact, spare = intact_of(whole, damaged), damaged.with_name("spare")
     shutil.copytree(damaged, spare)
     begin, end = calls.index(f"rename {damaged / 'abort'}"), calls.index(f"unlink {damaged / 'abort'}")
@@ -230,7 +229,7 @@ def test_killed_at_any_call_the_next_repair_ends_it(
             assert not (damaged / "abort").exists()
         outcome = repair()
         assert outcome.code == 0, (kill_at, outcome)
-        # Killed just before its end, all is done but to say so; the next start does.
+        # Killed just before its end only the report is missing; the next start writes it.
         assert turn % 2 or (damaged / "abort").exists() == (not outcome.json["executed"])
         assert_repaired(whole, damaged, intact)
         shutil.rmtree(damaged)
@@ -238,7 +237,7 @@ def test_killed_at_any_call_the_next_repair_ends_it(
 
 
 class FailingIO(RecordingIO):
-    """The first call that changes what has `part` in its path fails, or None: Ctrl-C; and all later ones on it."""
+    """The first call that changes a path with `part` in it fails, or raises Ctrl-C if None; so do later ones."""
 
     def __init__(self, part: str, number: int | None) -> None:
         super().__init__()
@@ -253,7 +252,7 @@ class FailingIO(RecordingIO):
             raise OSError(self._number, os.strerror(self._number), str(path))
 
 
-def test_without_room_for_copies_nothing_is_changed(damaged: Path, repair: Call) -> None:
+def test_repair_without_space_for_copies_changes_nothing(damaged: Path, repair: Call) -> None:
     before = contents(damaged)
     outcome = repair(FailingIO("repaired", errno.ENOSPC))
     assert (outcome.code, outcome.out) == (3, "")
@@ -264,20 +263,18 @@ def test_without_room_for_copies_nothing_is_changed(damaged: Path, repair: Call)
 
 
 @pytest.mark.parametrize("part", ["index/", "consumequeue/", "commitlog/0", "mqproc/damage.json", "mqproc/queues"])
-def test_a_disk_that_fills_up_meanwhile_is_told_and_the_next_repair_ends_it(
-    whole: StoppedStore, damaged: Path, repair: Call, part: str
-) -> None:
+def test_repair_disk_full_is_completed_by_the_next(whole: StoppedStore, damaged: Path, repair: Call, part: str) -> None:
     intact = intact_of(whole, damaged)
     outcome = repair(FailingIO(f"/store/{part}", errno.ENOSPC))
     assert outcome.code in (0, 1)
     if outcome.code == 1:
         assert (damaged / "abort").exists()
-        assert outcome.json["clean"] is False if outcome.out else "copies of what changed" in outcome.err
+        assert outcome.json["clean"] is False if outcome.out else "copies of the changed files" in outcome.err
     assert repair().code == 0
     assert_repaired(whole, damaged, intact)
 
 
-def test_who_interrupts_it_is_told_where_the_copies_are(whole: StoppedStore, damaged: Path, repair: Call) -> None:
+def test_repair_interrupted_names_the_copies(whole: StoppedStore, damaged: Path, repair: Call) -> None:
     intact = intact_of(whole, damaged)
     outcome = repair(FailingIO("/store/consumequeue", None))
     assert (outcome.code, outcome.out) == (130, "")
@@ -289,7 +286,7 @@ def test_who_interrupts_it_is_told_where_the_copies_are(whole: StoppedStore, dam
 
 
 class FailingSyncsIO(StoreIO):
-    """Syncs of what has `part` in its path fail."""
+    """Syncs of paths with `part` in them fail."""
 
     def __init__(self, part: str) -> None:
         super().__init__()
@@ -301,8 +298,8 @@ class FailingSyncsIO(StoreIO):
         super()._sync_with(call, fd)
 
 
-def test_a_sync_that_fails_meanwhile_is_final(whole: StoppedStore, damaged: Path, repair: Call) -> None:
-    """Nothing tells what is on the disk then: no message is taken until a repair has read it all from there."""
+def test_repair_failed_sync_makes_the_store_read_only(whole: StoppedStore, damaged: Path, repair: Call) -> None:
+    """The disk's contents are unknown then: sends are refused until a repair has read the store from the disk."""
     intact = intact_of(whole, damaged)
     outcome = repair(FailingSyncsIO("/store/commitlog"))
     assert (outcome.code, outcome.out) == (1, "")
@@ -318,9 +315,7 @@ def test_a_sync_that_fails_meanwhile_is_final(whole: StoppedStore, damaged: Path
     assert_repaired(whole, damaged, intact)
 
 
-def test_more_damage_than_is_listed_is_repaired_at_once(
-    whole: StoppedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repair_more_damage_than_listed(whole: StoppedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("mqproc.store.verify.findings", "mqproc.store.recovery.repair"):
         monkeypatch.setattr(f"{place}.LISTED_MAX", 2)
     store = tmp_path / "store"
@@ -335,8 +330,8 @@ def test_more_damage_than_is_listed_is_repaired_at_once(
     assert call("store", "verify", store, *flags).code == 0
 
 
-def test_a_queue_of_which_all_has_expired_is_mended(tmp_path: Path) -> None:
-    """No record tells what its units were; they must lead below the log's begin still."""
+def test_repair_queue_of_expired_messages(tmp_path: Path) -> None:
+    """No record gives the old units; they must still lead below the log's begin."""
     store = load_fixture("g1_retention", tmp_path).store
     units = store / "consumequeue" / "EarlyOnly" / "0" / f"{0:020d}"
     flip(units, 19 * 20 + 2)
@@ -346,7 +341,7 @@ def test_a_queue_of_which_all_has_expired_is_mended(tmp_path: Path) -> None:
     assert units.read_bytes()[380:400] == units.read_bytes()[360:380]
 
 
-def test_delivery_of_delayed_messages_is_set_back_to_the_end(tmp_path: Path) -> None:
+def test_repair_resets_delay_offsets_to_the_end(tmp_path: Path) -> None:
     store = load_fixture("i_broker", tmp_path).store
     path = store / "config" / "delayOffset.json"
     levels = rocketmq_json.parse(path.read_text())["offsetTable"]
@@ -359,7 +354,7 @@ def test_delivery_of_delayed_messages_is_set_back_to_the_end(tmp_path: Path) -> 
     assert mended == {"offsetTable": {**levels, "99": 7}, "mqproc": {"log": 5}}
 
 
-def test_what_no_repair_mends_is_said_and_stays(whole: StoppedStore, tmp_path: Path) -> None:
+def test_repair_reports_damage_that_remains(whole: StoppedStore, tmp_path: Path) -> None:
     """Two records with one place in their queue: the queue can lead to one only."""
     store, twice = tmp_path / "store", whole.end
     shutil.copytree(whole.root, store)
@@ -380,10 +375,10 @@ def test_what_no_repair_mends_is_said_and_stays(whole: StoppedStore, tmp_path: P
     assert len(list((store / "mqproc" / "repaired").iterdir())) == 1
 
 
-# Failed syncs before
+# Failed syncs
 
 
-def test_a_read_only_store_takes_messages_after_repair(make_group: Callable[..., Group]) -> None:
+def test_repair_read_only_store_accepts_messages(make_group: Callable[..., Group]) -> None:
     group = make_group()
     with group.client() as client:
         sent = [client.send(Message("orders", b"x" * 50, keys=[f"k{number}"])) for number in range(30)]
@@ -411,7 +406,7 @@ def test_a_read_only_store_takes_messages_after_repair(make_group: Callable[...,
         assert sum(queue.max_offset for queue in client.queues("orders")) == 31
 
 
-def test_progress_and_settings_are_put_right(tmp_path: Path) -> None:
+def test_repair_corrects_progress_and_settings(tmp_path: Path) -> None:
     store = load_fixture("i_broker", tmp_path).store
     path = store / "config" / "consumerOffset.json"
     value = rocketmq_json.parse(path.read_text())
@@ -435,7 +430,7 @@ def test_progress_and_settings_are_put_right(tmp_path: Path) -> None:
     assert right <= mended < 10_000
 
 
-def test_a_store_in_use_is_not_touched(group: Group, tmp_path: Path) -> None:
+def test_repair_store_in_use_is_refused(group: Group, tmp_path: Path) -> None:
     for arguments in (("repair",), ("repair", "--execute"), ("recover",), ("recover", "--execute")):
         outcome = call("store", *arguments[:1], group.store, *arguments[1:])
         assert (outcome.code, outcome.out) == (7, "")
@@ -458,8 +453,8 @@ sys.stdin.read()
 """
 
 
-def test_a_store_that_rocketmq_has_is_not_touched(tmp_path: Path) -> None:
-    """It holds a POSIX lock on the first byte of the same file."""
+def test_repair_store_in_use_by_rocketmq_is_refused(tmp_path: Path) -> None:
+    """RocketMQ holds a POSIX lock on the first byte of the same file."""
     store = BY_NAME["d18_stray_file/clean"].unpack(tmp_path)
     command = [sys.executable, "-c", HOLD, str(store / "lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -473,7 +468,7 @@ def test_a_store_that_rocketmq_has_is_not_touched(tmp_path: Path) -> None:
     assert call("store", "repair", store, "--execute").code == 0
 
 
-def test_wrong_input(tmp_path: Path) -> None:
+def test_repair_invalid_input_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     for name in ("repair", "recover"):
         for path, code in ((tmp_path / "gone", 5), (tmp_path / "file", 3), (tmp_path, 3)):
@@ -483,8 +478,8 @@ def test_wrong_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [f"commitlog/{0:020d}", "commitlog", "consumequeue", "index", "config"])
-def test_a_link_is_not_repaired(tmp_path: Path, name: str) -> None:
-    """Nor moved aside: what it leads to is the store's."""
+def test_repair_symlink_is_refused(tmp_path: Path, name: str) -> None:
+    """Nor is it quarantined: its target belongs to the store."""
     store = BY_NAME["d18_stray_file/clean"].unpack(tmp_path)
     (store / "config").mkdir()
     (store / name).rename(tmp_path / "elsewhere")

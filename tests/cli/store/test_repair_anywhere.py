@@ -1,4 +1,4 @@
-"""Any file of a store may be empty, too short, too long, gone, or something else: a start has a rule for it."""
+"""Any file of a store may be empty, short, long, missing or replaced: a start handles it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WAYS: tuple[Callable[[Path], None], ...] = (
     put_a_folder_there,
 )
 WAY_NAMES = ("empty", "short", "long", "gone", "folder")
-# The first, one in the middle and the last of each kind: (folder, which).
+# The first, a middle and the last file of each kind: (folder, which).
 PLACES = [(folder, which) for folder in ("commitlog", "consumequeue/First/0", "index") for which in (0, 1, -1)]
 OWN = ["marks/commitlog", "marks/consumequeue", "marks/index", "queues", "progress", "settings.json", "opened.json"]
 MORE = ["opened.json", "topics.journal", "retention.json", "unconsumed.json"]
@@ -74,7 +74,7 @@ def assert_has_all_that_is_intact(whole: StoppedStore, store: Path, intact: set[
 
 @pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
 @pytest.mark.parametrize("place", [*FILES, *PLACES], ids=str)
-def test_no_start_is_refused(
+def test_start_handles_damage_of_any_file(
     whole: StoppedStore, store: Path, place: str | tuple[str, int], way: Callable[[Path], None]
 ) -> None:
     harm(store, place, way)
@@ -83,14 +83,14 @@ def test_no_start_is_refused(
     assert outcome.code in (0, 1), outcome.err
     assert (outcome.json["executed"], outcome.json["refused"]) == (True, None)
     left = call("store", "verify", store, "--json", *flags_of(whole.engine.options)).json["findings"]
-    # Settings that nobody can read are the operator's to mend, or a repair's.
+    # Unreadable settings are for the operator or a repair to correct.
     assert {each["kind"] for each in left if each["severity"] == "damage"} <= {"config_unreadable"}
     assert_has_all_that_is_intact(whole, store, intact)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
 @pytest.mark.parametrize("place", [*FILES, *PLACES], ids=str)
-def test_repair_leaves_it_clean(
+def test_repair_handles_damage_of_any_file(
     whole: StoppedStore, store: Path, place: str | tuple[str, int], way: Callable[[Path], None]
 ) -> None:
     harm(store, place, way)
@@ -102,7 +102,7 @@ def test_repair_leaves_it_clean(
 
 
 @pytest.mark.parametrize("name", ["marks/commitlog", "marks/index", "queues", "progress", "settings.json", *MORE])
-def test_a_folder_in_the_place_of_one_of_our_own_files_is_told(whole: StoppedStore, store: Path, name: str) -> None:
+def test_folder_in_place_of_own_file_is_reported(whole: StoppedStore, store: Path, name: str) -> None:
     harm(store, f"mqproc/{name}", put_a_folder_there)
     flags = flags_of(whole.engine.options)
     outcome = call("store", "verify", store, "--json", *flags)
@@ -117,7 +117,7 @@ def test_a_folder_in_the_place_of_one_of_our_own_files_is_told(whole: StoppedSto
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 @pytest.mark.parametrize("name", ["mqproc/openers.lock", "mqproc/spark.lock"])
-def test_what_cannot_be_locked_is_told_and_goes_aside(
+def test_lock_that_cannot_be_locked_is_reported_and_moved(
     whole: StoppedStore, store: Path, name: str, make: Callable[[Path], None]
 ) -> None:
     make(store / name)
@@ -129,7 +129,7 @@ def test_what_cannot_be_locked_is_told_and_goes_aside(
 
 
 @pytest.mark.parametrize("name", ["lock", "mqproc/damage.json", *(f"mqproc/{name}" for name in MORE)])
-def test_a_link_that_a_start_refuses_is_told(whole: StoppedStore, store: Path, tmp_path: Path, name: str) -> None:
+def test_symlink_that_a_start_refuses_is_reported(whole: StoppedStore, store: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "elsewhere").write_text("{}")
     (store / name).unlink(missing_ok=True)
     (store / name).symlink_to(tmp_path / "elsewhere")

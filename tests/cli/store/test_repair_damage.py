@@ -1,6 +1,6 @@
-"""Damage that we make ourselves, to each kind of file of a store of ours: named by verify, mended by repair.
+"""Damage to each kind of file of an mqproc store: verify names it, repair corrects it.
 
-One row of CASES a damage. The first finding that it must be told by is compared whole; others may follow from it.
+Each row of CASES is one damage. Its first finding is compared in full; others may follow.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ LOG = "commitlog/{:020d}"
 LOGS = [LOG.format(start) for start in range(0, 4 * SEGMENT, SEGMENT)]
 QUEUE = "consumequeue/First/0/{:020d}"
 QUEUES = [QUEUE.format(0), QUEUE.format(800)]
-QUEUE_OF_NOBODY = "consumequeue/Ghost/0/00000000000000000000"
+UNKNOWN_QUEUE = "consumequeue/Ghost/0/00000000000000000000"
 INDEX = ["index/20231114221320000", "index/20231114221320384"]
 TABLE = "mqproc/queues"
 TOPICS, OFFSETS = "config/topics.json", "config/consumerOffset.json"
-# A record in the first segment with the bytes that it takes; the last record, and where it ends.
+# A record in the first segment with its size; the last record, and its end.
 EARLY, RECORD_BYTES = 324 * 10, 324
 LAST, END = 209003, 209329
 FIRST_ITEM = index_file.item_offset(SLOTS, index_file.FIRST_ITEM)
 
 
 class Harm(NamedTuple):
-    """What is done to a store, and the file that it is done to."""
+    """A change to a store, and the file changed."""
 
     file: str
     do: Callable[[Path], None]
@@ -85,7 +85,7 @@ def appended(file: str, data: bytes) -> Harm:
 
 
 def swapped(first: str, second: str) -> Harm:
-    """Two files with each other's names."""
+    """Exchange the names of two files."""
 
     def swap(store: Path) -> None:
         (store / first).rename(store / "kept")
@@ -96,7 +96,7 @@ def swapped(first: str, second: str) -> Harm:
 
 
 def folder(file: str) -> Harm:
-    """A folder with something in it, in the place of a file."""
+    """A non-empty folder in place of a file."""
 
     def make(store: Path) -> None:
         (store / file).unlink(missing_ok=True)
@@ -114,9 +114,9 @@ def all_of(*harms: Harm) -> Harm:
 
 
 class Case(NamedTuple):
-    """A damage, and what must be told of it: kind, byte of the file, place in the log; None is not compared.
+    """A damage, and the finding: kind, byte of the file, place in the log; None is not compared.
 
-    `told_of` is the file that is named when it is another one.
+    `named_file` is the file named, if it is another one.
     """
 
     name: str
@@ -124,13 +124,13 @@ class Case(NamedTuple):
     kind: str
     offset: int | None = None
     physical_offset: int | None = None
-    told_of: str = ""
+    named_file: str = ""
 
 
-# A unit of a record of 256 bytes that lies elsewhere in the log, and of one behind it.
+# A unit of a record of 256 bytes elsewhere in the log, and of the next record.
 DANGLING = bytes(6) + b"\1\2" + b"\0\0\1\0" + bytes(8)
 BEHIND = bytes(4) + b"\1\0\0\0" + b"\0\0\1\0" + bytes(8)
-# The entry of a queue in the queue table.
+# Entry of a queue in the queue table.
 MIN_WORD = queue_table.entry_word(2, queue_table.MIN_OFFSET) * queue_table.WORD_SIZE
 MAX_WORD = queue_table.entry_word(2, queue_table.MAX_OFFSET) * queue_table.WORD_SIZE
 NAME = queue_table.entry_offset(2) + queue_table.TOPIC_OFFSET_BYTES
@@ -170,23 +170,23 @@ CASES = [
     Case("queue: first file lost", lost(QUEUES[0]), "unit_missing", 0),
     Case("queue: last file lost", lost(QUEUES[1]), "unit_missing", 0),
     Case("queue: all files lost", lost(*QUEUES), "unit_missing", 0),
-    Case("queue: folder lost", lost("consumequeue/First"), "unit_missing", 0, told_of=QUEUES[0]),
-    Case("queue: no queues", lost("consumequeue"), "unit_missing", 0, told_of=QUEUES[0]),
+    Case("queue: folder lost", lost("consumequeue/First"), "unit_missing", 0, named_file=QUEUES[0]),
+    Case("queue: no queues", lost("consumequeue"), "unit_missing", 0, named_file=QUEUES[0]),
     Case("queue: empty file", sized(QUEUES[0], 0), "queue_file_length", 0),
     Case("queue: short file", sized(QUEUES[0], 333), "queue_file_length", 333),
     Case("queue: long file", appended(QUEUES[0], bytes(20)), "queue_file_length", 800),
-    Case("queue: gap", sized(QUEUE.format(2400), 800), "queue_file_missing", 0, told_of=QUEUE.format(1600)),
+    Case("queue: gap", sized(QUEUE.format(2400), 800), "queue_file_missing", 0, named_file=QUEUE.format(1600)),
     Case("queue: stray file", put("consumequeue/First/0/notes", "x"), "stray_file"),
     Case("queue: folder for a file", folder(QUEUES[1]), "misplaced_file"),
-    Case("queue: of nobody", put(QUEUE_OF_NOBODY, 3 * DANGLING + bytes(740)), "unit_dangling", 0),
+    Case("queue: unknown", put(UNKNOWN_QUEUE, 3 * DANGLING + bytes(740)), "unit_dangling", 0),
     # Index
     Case("index: header", flipped(INDEX[0], index_file.ITEM_COUNT + 2), "index_header", 36),
     Case("index: slot", flipped(INDEX[0], index_file.HEADER_SIZE + 4 * 3 + 3), "index_link", 52),
     Case("index: hash of an item", flipped(INDEX[0], FIRST_ITEM + 40), "entry_wrong"),
     Case("index: offset of an item", flipped(INDEX[0], FIRST_ITEM + 4 + 6), "index_order"),
     Case("index: files swapped", swapped(*INDEX), "index_order", FIRST_ITEM, 0),
-    Case("index: first file lost", lost(INDEX[0]), "entry_missing", told_of=INDEX[1]),
-    Case("index: last file lost", lost(INDEX[1]), "entry_missing", told_of=INDEX[0]),
+    Case("index: first file lost", lost(INDEX[0]), "entry_missing", named_file=INDEX[1]),
+    Case("index: last file lost", lost(INDEX[1]), "entry_missing", named_file=INDEX[0]),
     Case("index: lost", lost("index"), "index_missing"),
     Case("index: empty file", sized(INDEX[0], 0), "index_file_length", 0),
     Case("index: short file", sized(INDEX[1], 5000), "index_file_length", 5000),
@@ -200,7 +200,7 @@ CASES = [
     Case("checkpoint: short", sized("checkpoint", 20), "checkpoint_length", 20),
     Case("checkpoint: long", sized("checkpoint", 5000), "checkpoint_length", 5000),
     Case("checkpoint: folder", folder("checkpoint"), "misplaced_file"),
-    # Ours
+    # mqproc
     Case("mark: flipped", flipped("mqproc/marks/commitlog", durable_marks.SLOT_SPACING + 20), "mark_unreadable", 4096),
     Case("mark: garbage", written("mqproc/marks/index", 0, b"x" * 8192), "mark_unreadable", 0),
     Case("mark: short", sized("mqproc/marks/index", durable_marks.SLOT_SPACING + 20), "mark_unreadable", 4096),
@@ -230,7 +230,7 @@ NAMES = [case.name for case in CASES]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
-    """A clean store with topics and a group's progress."""
+    """A clean store with topics and committed offsets."""
     store = StoppedStore(tmp_path_factory.mktemp("whole") / "store")
     store.close_in_order()
     io, paths = store.engine.io, store.engine.paths
@@ -253,7 +253,7 @@ def test_damage_is_named_and_repaired(whole: StoppedStore, tmp_path: Path, case:
     intact = {offset for offset in whole.offsets if is_intact(store, offset, SEGMENT)}
     verified = call("store", "verify", store, "--json", *flags)
     found = damage_in(verified.json)
-    alike = [row for row in found if (row.kind, row.file) == (case.kind, case.told_of or case.harm.file)]
+    alike = [row for row in found if (row.kind, row.file) == (case.kind, case.named_file or case.harm.file)]
     assert verified.code == 1
     assert alike, found
     assert case.offset in (None, *(row.offset for row in alike)), found
@@ -263,7 +263,7 @@ def test_damage_is_named_and_repaired(whole: StoppedStore, tmp_path: Path, case:
         assert {message.physical_offset for message in reader.messages()} == intact
 
 
-def test_topics_come_back_from_their_copy_or_their_queues(whole: StoppedStore, tmp_path: Path) -> None:
+def test_topics_are_rebuilt_from_copy_or_queues(whole: StoppedStore, tmp_path: Path) -> None:
     flags = flags_of(whole.engine.options)
     for name, copy in (("copy", "copied"), ("queues", "{")):
         store = tmp_path / name
@@ -276,8 +276,8 @@ def test_topics_come_back_from_their_copy_or_their_queues(whole: StoppedStore, t
             assert {each.topic: each.queues for each in reader.topics()} == {"First": 4, "Second": 4, "Third": 4}
 
 
-def test_a_topic_of_more_queues_than_there_may_be_is_noted(whole: StoppedStore, tmp_path: Path) -> None:
-    """Its number costs no other topic its settings."""
+def test_topic_with_too_many_queues_is_a_note(whole: StoppedStore, tmp_path: Path) -> None:
+    """Its queue number does not affect the settings of other topics."""
     store, flags = tmp_path / "store", flags_of(whole.engine.options)
     shutil.copytree(whole.root, store)
     text = '{"topicConfigTable": {"A": {"readQueueNums": 65536}, "B": {"perm": 4}}}'
@@ -290,8 +290,8 @@ def test_a_topic_of_more_queues_than_there_may_be_is_noted(whole: StoppedStore, 
     assert (store / TOPICS).read_text() == text
 
 
-def test_progress_that_no_queue_can_have_is_noted(whole: StoppedStore, tmp_path: Path) -> None:
-    """A start passes it over, or keeps the highest number until the queue is there: nothing told of it before."""
+def test_impossible_progress_is_a_note(whole: StoppedStore, tmp_path: Path) -> None:
+    """A start ignores it, or keeps the highest offset until the queue exists."""
     store = tmp_path / "store"
     shutil.copytree(whole.root, store)
     entries = [
@@ -315,7 +315,7 @@ def test_progress_that_no_queue_can_have_is_noted(whole: StoppedStore, tmp_path:
     assert sorted(said) == sorted(("progress_impossible", "note", OFFSETS, text) for text in expected)
 
 
-def test_progress_is_set_back_to_the_end_and_nothing_else_is(whole: StoppedStore, tmp_path: Path) -> None:
+def test_progress_beyond_end_is_reset_to_the_end(whole: StoppedStore, tmp_path: Path) -> None:
     store = tmp_path / "store"
     shutil.copytree(whole.root, store)
     put(OFFSETS, '{"offsetTable":{"First@a":{0:1000,1:5},"Gone@a":{0:7}}}').do(store)

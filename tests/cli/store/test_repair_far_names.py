@@ -1,5 +1,7 @@
-"""A file whose name lies far behind its row, and a record whose queue offset does: what is missing between are millions
-of files, and nothing may look for them one by one."""
+"""Files far beyond the expected sequence, and records with far queue offsets.
+
+The gap would need millions of files; nothing may visit them one by one.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from tests.support.store_builders import QUEUE_FILE_BYTES, SEGMENT, StoppedStore
 from tests.support.store_repair import damage_in, flags_of, repair
 
 LOG, QUEUE = "commitlog", "consumequeue/First/0"
-# Each is one of the row, and none is where any row comes to; the last two say more than an offset can.
+# Each is a multiple of the file size, but not reachable; the last two exceed the range of offsets.
 FAR = [
     (QUEUE, QUEUE_FILE_BYTES << 35),
     (LOG, SEGMENT << 34),
@@ -29,14 +31,14 @@ FAR = [
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
-    """A clean store that was closed in order."""
+    """A clean, cleanly stopped store."""
     store = StoppedStore(tmp_path_factory.mktemp("whole") / "store")
     store.close_in_order()
     return store
 
 
 def misplaced(whole: StoppedStore, store: Path, folder: str, start: int) -> str:
-    """A copy of the store in which the row's first file lies once more, far behind it."""
+    """A copy of the store in which the first file exists once more, far beyond the last."""
     shutil.copytree(whole.root, store)
     shutil.copy(store / folder / segment_name(0), store / folder / segment_name(start))
     return f"{folder}/{segment_name(start)}"
@@ -47,15 +49,13 @@ def places(store: Path) -> list[int]:
         return sorted(message.physical_offset for message in reader.messages())
 
 
-def test_twenty_digits_may_say_more_than_an_offset() -> None:
+def test_segment_start_may_exceed_offsets() -> None:
     assert segment_start(segment_name((1 << 62) - 1)) == (1 << 62) - 1
     assert segment_start(segment_name(1 << 62)) is None
 
 
 @pytest.mark.parametrize(("folder", "start"), FAR)
-def test_a_repair_takes_it_away_and_keeps_all_else(
-    whole: StoppedStore, tmp_path: Path, folder: str, start: int
-) -> None:
+def test_repair_moves_far_file_and_keeps_the_rest(whole: StoppedStore, tmp_path: Path, folder: str, start: int) -> None:
     store, flags = tmp_path / "store", flags_of(whole.engine.options)
     name = misplaced(whole, store, folder, start)
     outcome = call("store", "verify", store, "--json", *flags)
@@ -68,7 +68,7 @@ def test_a_repair_takes_it_away_and_keeps_all_else(
 
 
 @pytest.mark.parametrize(("folder", "start"), FAR[:2])
-def test_a_start_does_so_too(whole: StoppedStore, tmp_path: Path, folder: str, start: int) -> None:
+def test_start_moves_far_file_and_keeps_the_rest(whole: StoppedStore, tmp_path: Path, folder: str, start: int) -> None:
     store, flags = tmp_path / "store", flags_of(whole.engine.options)
     name = misplaced(whole, store, folder, start)
     assert call("store", "recover", store, "--execute", *flags).code in (0, 1)
@@ -76,7 +76,7 @@ def test_a_start_does_so_too(whole: StoppedStore, tmp_path: Path, folder: str, s
     assert places(store) == places(whole.root)
 
 
-def test_what_is_missing_before_it_is_told_in_few_words(whole: StoppedStore, tmp_path: Path) -> None:
+def test_verify_far_file_lists_few_findings(whole: StoppedStore, tmp_path: Path) -> None:
     folder, start = FAR[0]
     misplaced(whole, tmp_path / "store", folder, start)
     found = call("store", "verify", tmp_path / "store", "--json", *flags_of(whole.engine.options)).json
@@ -84,8 +84,8 @@ def test_what_is_missing_before_it_is_told_in_few_words(whole: StoppedStore, tmp
 
 
 @pytest.mark.parametrize("queue_offset", [QUEUE_OFFSET_LIMIT, (1 << 63) - 1])
-def test_a_queue_offset_that_none_can_have_is_damage(tmp_path: Path, queue_offset: int) -> None:
-    """Of a record without a CRC over all of it, as RocketMQ's are: its neighbours stay."""
+def test_impossible_queue_offset_is_damage(tmp_path: Path, queue_offset: int) -> None:
+    """The record has no CRC over all of it, as in RocketMQ; its neighbours stay."""
     whole = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
     whole.close_in_order()
     flags, offset = flags_of(whole.engine.options), whole.offsets[40]
@@ -97,8 +97,8 @@ def test_a_queue_offset_that_none_can_have_is_damage(tmp_path: Path, queue_offse
     assert places(whole.root) == [place for place in before if place != offset]
 
 
-def test_a_gap_that_is_nonsense_is_not_filled(tmp_path: Path) -> None:
-    """A queue offset may be wrong and yet possible: a repair ends, and makes no files for what never was."""
+def test_repair_does_not_fill_an_implausible_gap(tmp_path: Path) -> None:
+    """A queue offset may be wrong yet possible: repair terminates, and creates no files for the gap."""
     whole = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
     whole.close_in_order()
     flags, offset = flags_of(whole.engine.options), whole.offsets[40]

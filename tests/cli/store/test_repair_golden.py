@@ -1,8 +1,8 @@
-"""Each damaged store of RocketMQ: verify names the damage, repair mends it, and all that was intact is readable.
+"""Damaged RocketMQ stores: verify reports the damage, repair corrects it, intact records stay.
 
-One row of TABLE a store. What `store verify` says is compared with it; then the store is repaired: the plan changes
-nothing, is what is done, and what is done can be taken back; verify is clean; no intact record is missing in its queue,
-by its key, at its place; and a second repair has nothing to do.
+Each row of TABLE is one store. Its findings are compared with `store verify`; then the store is repaired: the plan
+changes nothing, is executed exactly, and can be undone; verify is clean; every intact record is found in its queue, by
+its key and at its offset; and a second repair has nothing to do.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from tests.support.store_repair import Row, contents, damage_in, effects, flags_
 
 ALL = {str(each): each for each in directories(GOLDEN)}
 
-MODULES = {"repair": "repair", "recover": "plan"}
 LOG = "commitlog/{:020d}"
 LAST = LOG.format(262144)
 QUEUE = "consumequeue/{}/{}/00000000000000000000"
@@ -63,7 +62,7 @@ LAST_GONE = [
 ]
 FIVE_ZEROED = Row("unit_missing", QUEUE.format("OrderTopic", 0), 1120, 268791)
 
-# What must be named, of all that follows from the damage; and what all damage together must consist of.
+# Findings that must be reported, and the kinds that all findings must belong to.
 TABLE: dict[str, list[Row]] = {
     "d01_zero_tail/before": TORN,
     "d02_garbage_tail/before": TORN,
@@ -89,7 +88,7 @@ TABLE: dict[str, list[Row]] = {
     "d11_no_checkpoint_clean/clean": [Row("checkpoint_missing", "checkpoint", None, None)],
     "d12_last_file_gone_abort/before": LAST_GONE,
     "d12_last_file_gone_clean/clean": [*LAST_GONE, Row("checkpoint_ahead", "checkpoint", 32, 289916)],
-    # The first segments of a log may be gone: that is what retention does, so it is a note only.
+    # Missing first segments are normal after retention, so this is a note only.
     "d13_first_file_gone_abort/before": [],
     "d13_first_file_gone_clean/clean": [],
     "d14_middle_file_gone_abort/before": [Row("segment_missing", LOG.format(131072), 0, 131072)],
@@ -111,7 +110,7 @@ TABLE: dict[str, list[Row]] = {
 }
 
 
-def test_every_damaged_store_has_a_row() -> None:
+def test_table_has_every_damaged_store() -> None:
     assert TABLE.keys() == {name for name, each in ALL.items() if each.damaged}
 
 
@@ -135,7 +134,7 @@ def test_damage_is_named_and_repaired(tmp_path: Path, name: str) -> None:
 
 
 def assert_everything_intact_is_readable(store: Path, directory: Directory, intact: Intact) -> None:
-    """By queue, with its own queue offset; by key; by place."""
+    """By queue, with its queue offset; by key; by offset."""
     with StoreReader(store) as reader:
         in_queues = {message.physical_offset: message for message in reader.messages()}
         for listed in intact.records:
@@ -150,20 +149,20 @@ def assert_everything_intact_is_readable(store: Path, directory: Directory, inta
     assert len(in_queues) == len(intact.records)
 
 
-def test_what_is_compared_with_is_whole(tmp_path: Path) -> None:
+def test_intact_of_undamaged_store_is_complete(tmp_path: Path) -> None:
     """`Intact` of a store without damage in its log lacks nothing."""
     directory = ALL["d18_stray_file/clean"]
     assert Intact(directory, directory.unpack(tmp_path)).lost == {}
 
 
 @pytest.mark.parametrize("command", ["repair", "recover"])
-def test_scans_by_other_processes_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    """Queues and index that two processes scan the log for are those that one makes alone."""
+def test_scan_by_processes_gives_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """Queues and index of a scan by two processes equal those of one process."""
     directory = ALL["d09_no_consumequeue_no_index_clean/clean"]
     flags = flags_of(options_of(directory.expected))
     made = {}
     for name, scanners in (("alone", NO_SCANNERS), ("two", Scanners(2, range_bytes_min=1, piece_bytes=8192))):
-        monkeypatch.setattr(f"mqproc.store.recovery.{MODULES[command]}.usable_scanners", lambda found=scanners: found)
+        monkeypatch.setattr("mqproc.store.recovery.repair.usable_scanners", lambda found=scanners: found)
         (tmp_path / name).mkdir()
         store = directory.unpack(tmp_path / name)
         planned = call("store", command, store, "--json", *flags).json
@@ -178,8 +177,8 @@ def test_scans_by_other_processes_change_nothing(tmp_path: Path, monkeypatch: py
     assert any(file.startswith("consumequeue/") for file in made["two"])
 
 
-def test_a_queues_minimum_is_told_by_its_mended_units(tmp_path: Path) -> None:
-    """Units of another store led below the log's begin, so the first ones that the log has seemed expired."""
+def test_queue_minimum_follows_repaired_units(tmp_path: Path) -> None:
+    """Units of another store led below the log's begin, so the first ones of this log seemed expired."""
     store = load_fixture("g1_retention", tmp_path).store
     os.truncate(store / "commitlog" / f"{393_216:020d}", 0)
     units = store / "consumequeue" / "log-stream_1" / "1" / f"{0:020d}"
@@ -192,8 +191,8 @@ def test_a_queues_minimum_is_told_by_its_mended_units(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("item", "physical_offset"), [(424, 1), (424, 300_000), (424, 1 << 40), (799, 0)])
-def test_a_damaged_index_file_whose_records_have_expired_goes(tmp_path: Path, item: int, physical_offset: int) -> None:
-    """Nothing can make it again: it stayed as it was, and so did the damage, after every repair."""
+def test_damaged_index_file_of_expired_records_is_removed(tmp_path: Path, item: int, physical_offset: int) -> None:
+    """It cannot be rebuilt: the damage remained after every repair."""
     fixture = load_fixture("g2_retention_commitlog_only", tmp_path)
     name = "index/20261121071852565"
     place = index_file.item_offset(options_of(fixture.expected).max_hash_slot_num, item)
@@ -203,8 +202,8 @@ def test_a_damaged_index_file_whose_records_have_expired_goes(tmp_path: Path, it
     assert not (fixture.store / name).exists()
 
 
-def test_levels_of_delay_go_back_with_the_logs_end(tmp_path: Path) -> None:
-    """Only a second repair did it: the first one looked at where the queues had ended before."""
+def test_delay_levels_are_reset_to_the_log_end(tmp_path: Path) -> None:
+    """Only a second repair did it, as the first one used the old ends of the queues."""
     store = load_fixture("i_broker", tmp_path).store
     last = 37_124
     overwrite(store / "commitlog" / f"{0:020d}", last, bytes(16_384))
@@ -212,8 +211,8 @@ def test_levels_of_delay_go_back_with_the_logs_end(tmp_path: Path) -> None:
     assert "recovery: delay level 4: set back to its queue's end 3" in done.json["recovery"]
 
 
-def test_levels_stay_where_their_queues_wait_for_room(tmp_path: Path) -> None:
-    """What was delivered of them came again when there was room."""
+def test_delay_levels_stay_while_queues_wait_for_space(tmp_path: Path) -> None:
+    """Delivered messages were delivered again once there was room."""
     io, paths = StoreIO(), StorePaths(load_fixture("i_broker", tmp_path).store)
     levels = delay_offsets.read_levels(io, paths)
     shutil.rmtree(paths.consume_queue / SCHEDULE_TOPIC)
@@ -221,11 +220,11 @@ def test_levels_stay_where_their_queues_wait_for_room(tmp_path: Path) -> None:
     job = Repair(paths, options, verify_store(io, paths, options), datetime.datetime.now())
     said: list[str] = []
     job.execute(NoRoomForQueues(), job.plan(), said.append)
-    assert any("for room on the disk" in line for line in said)
+    assert any(line.startswith("recovery: dispatch waits at ") for line in said)
     assert delay_offsets.read_levels(io, paths) == levels
 
 
-def test_delivered_levels_whose_copy_is_another_file_keep_nobody_from_a_repair(tmp_path: Path) -> None:
+def test_delay_offset_copy_mismatch_does_not_block_repair(tmp_path: Path) -> None:
     store = load_fixture("i_broker", tmp_path).store
     for name in ("delayOffset.json", "delayOffset.json.bak"):
         (store / "config" / name).write_text('{"topicConfigTable":{}}')
@@ -234,8 +233,8 @@ def test_delivered_levels_whose_copy_is_another_file_keep_nobody_from_a_repair(t
     assert any("delivered messages are found in the log" in line for line in done.json["recovery"])
 
 
-def test_the_logs_last_record_is_of_a_queue_that_cannot_be(tmp_path: Path) -> None:
-    """The damage seemed to go on behind the log's end, so the range that repair notes was never all of it."""
+def test_last_record_of_impossible_queue_is_damage(tmp_path: Path) -> None:
+    """The damage seemed to extend beyond the log's end, so repair's note did not cover it."""
     store, file, last = load_fixture("f_batch", tmp_path).store, LOG.format(131_072), 57_211
     topic_at = (store / file).read_bytes().index(b"OrderTopic", last)
     overwrite(store / file, topic_at, bytes(10))

@@ -1,5 +1,7 @@
-"""Segments that have other names than their records tell: named by verify before all that follows from it, renamed by
-repair and by a start, so that nothing is lost."""
+"""Segments whose names do not match their records.
+
+Verify reports them first; repair and a start rename them, so that nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from tests.support.store_builders import SEGMENT, StoppedStore
 from tests.support.store_repair import damage_in, flags_of, repair
 
 NAMES = [segment_name(start) for start in range(0, 5 * SEGMENT, SEGMENT)]
-# The new name of each file that has another one.
+# New name of each renamed file.
 WRONG = {
     "two have each other's": {NAMES[1]: NAMES[2], NAMES[2]: NAMES[1]},
     "three in a ring": {NAMES[0]: NAMES[1], NAMES[1]: NAMES[3], NAMES[3]: NAMES[0]},
@@ -31,13 +33,13 @@ WRONG = {
     "the last": {NAMES[3]: NAMES[4]},
     "where no segment begins": {NAMES[1]: segment_name(SEGMENT + 1)},
     "a copy's name": {NAMES[3]: f"{NAMES[3]} (1)"},
-    "what a killed repair leaves": {NAMES[1]: f"{NAMES[1]}.misnamed", NAMES[2]: f"{NAMES[2]}.misnamed"},
+    "left by a killed repair": {NAMES[1]: f"{NAMES[1]}.misnamed", NAMES[2]: f"{NAMES[2]}.misnamed"},
 }
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
-    """A clean store that was closed in order."""
+    """A clean, cleanly stopped store."""
     store = StoppedStore(tmp_path_factory.mktemp("whole") / "store")
     store.close_in_order()
     return store
@@ -61,7 +63,7 @@ def places(store: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("names", WRONG.values(), ids=WRONG)
-def test_repair_gives_segments_their_names(whole: StoppedStore, tmp_path: Path, names: Mapping[str, str]) -> None:
+def test_repair_renames_segments(whole: StoppedStore, tmp_path: Path, names: Mapping[str, str]) -> None:
     store, flags = tmp_path / "store", flags_of(whole.engine.options)
     shutil.copytree(whole.root, store)
     rename(store, names)
@@ -85,9 +87,9 @@ def test_repair_gives_segments_their_names(whole: StoppedStore, tmp_path: Path, 
 
 @pytest.mark.parametrize("was_killed", [False, True], ids=["closed in order", "killed"])
 @pytest.mark.parametrize(
-    "names", [WRONG[name] for name in ("from the second on", "all of them", "the last", "what a killed repair leaves")]
+    "names", [WRONG[name] for name in ("from the second on", "all of them", "the last", "left by a killed repair")]
 )
-def test_a_start_renames_what_it_would_have_cut(
+def test_start_renames_segments_instead_of_cutting(
     whole: StoppedStore, tmp_path: Path, names: Mapping[str, str], *, was_killed: bool
 ) -> None:
     store, flags = tmp_path / "store", flags_of(whole.engine.options)
@@ -104,7 +106,7 @@ def test_a_start_renames_what_it_would_have_cut(
     assert "renamed" not in call("store", "recover", store, "--execute", *flags).out
 
 
-def test_a_second_copy_in_the_place_of_a_segment_goes_aside(whole: StoppedStore, tmp_path: Path) -> None:
+def test_second_copy_of_a_segment_is_quarantined(whole: StoppedStore, tmp_path: Path) -> None:
     store, flags = tmp_path / "store", flags_of(whole.engine.options)
     shutil.copytree(whole.root, store)
     shutil.copy(store / "commitlog" / NAMES[1], store / "commitlog" / NAMES[2])
@@ -115,7 +117,7 @@ def test_a_second_copy_in_the_place_of_a_segment_goes_aside(whole: StoppedStore,
     assert places(store) == [place for place in places(whole.root) if place // SEGMENT != 2]
 
 
-def test_a_segment_whose_first_record_is_damaged_keeps_its_name(whole: StoppedStore, tmp_path: Path) -> None:
+def test_segment_with_damaged_first_record_keeps_its_name(whole: StoppedStore, tmp_path: Path) -> None:
     store, flags = tmp_path / "store", flags_of(whole.engine.options)
     shutil.copytree(whole.root, store)
     rename(store, {NAMES[3]: NAMES[4]})
@@ -128,15 +130,13 @@ def test_a_segment_whose_first_record_is_damaged_keeps_its_name(whole: StoppedSt
 
 @pytest.mark.parametrize("command", ["repair", "recover"])
 @pytest.mark.parametrize("at", [SEGMENT, 2 * SEGMENT])
-def test_a_flipped_bit_in_the_place_of_a_first_record_does_not_move_its_segment(
-    tmp_path: Path, command: str, at: int
-) -> None:
-    """No CRC of RocketMQ's covers it: the segment went where nobody reads it, or the log was cut there."""
+def test_flipped_bit_in_first_offset_keeps_the_segment_name(tmp_path: Path, command: str, at: int) -> None:
+    """No CRC of RocketMQ covers it: the segment was renamed away, or the log was cut there."""
     whole = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
     whole.close_in_order()
     store, flags, before = whole.root, flags_of(whole.engine.options), places(whole.root)
     whole.overwrite(at + PHYSICAL_OFFSET, (at + (1 << 24)).to_bytes(8, "big"))
-    # A start that finds damage ends with 1. Marks of our own tell a start that the log is whole up to its end.
+    # A start that finds damage ends with 1. Durable marks show a start that the log is complete to its end.
     shutil.rmtree(store / "mqproc")
     (store / "abort").touch()
     assert call("store", command, store, "--execute", *flags).code == (command == "recover")
@@ -144,7 +144,7 @@ def test_a_flipped_bit_in_the_place_of_a_first_record_does_not_move_its_segment(
 
 
 @pytest.mark.parametrize(("number", "told"), [(0, None), (1, 0)])
-def test_what_is_no_record_is_not_read_to_tell_a_name(
+def test_segment_name_check_reads_records_only(
     whole: StoppedStore, tmp_path: Path, number: int, told: int | None
 ) -> None:
     """A BLANK, or damage, may be as long as a segment, which need not fit into memory."""
@@ -163,10 +163,8 @@ def test_what_is_no_record_is_not_read_to_tell_a_name(
 
 @pytest.mark.parametrize("command", ["repair", "recover"])
 @pytest.mark.parametrize("name", [NAMES[4], f"{NAMES[3]} (1)", f"{NAMES[3]}.misnamed"])
-def test_a_segment_without_bytes_gives_its_name_up(
-    whole: StoppedStore, tmp_path: Path, command: str, name: str
-) -> None:
-    """As a copy that was begun and then made beside it: the log was cut before it, to go on there."""
+def test_empty_segment_gives_up_its_name(whole: StoppedStore, tmp_path: Path, command: str, name: str) -> None:
+    """Like an abandoned copy: the log was cut before it, to continue there."""
     store, flags = tmp_path / "store", flags_of(whole.engine.options)
     shutil.copytree(whole.root, store)
     rename(store, {NAMES[3]: name})
@@ -178,10 +176,10 @@ def test_a_segment_without_bytes_gives_its_name_up(
 
 @pytest.mark.parametrize("command", ["repair", "recover"])
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_segment_that_has_never_been_written_gives_its_name_up(
+def test_unwritten_segment_gives_up_its_name(
     whole: StoppedStore, tmp_path: Path, command: str, *, killed: bool
 ) -> None:
-    """The last segment and the one that was made ready behind it have each other's names: a start removed the last."""
+    """The last segment and the preallocated next one have each other's names: a start removed the last."""
     store, flags = tmp_path / "store", flags_of(whole.engine.options)
     shutil.copytree(whole.root, store)
     (store / "commitlog" / NAMES[4]).touch()

@@ -1,4 +1,4 @@
-"""Names and kinds of entries that nobody expects in a store: passed over or moved aside, never the end of a tool."""
+"""Unexpected names and kinds of files in a store are ignored or quarantined; tools continue."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def flags(store: StoppedStore) -> list[str]:
     return flags_of(store.engine.options)
 
 
-def test_a_folder_whose_name_is_no_text_is_left_alone(store: StoppedStore, flags: list[str]) -> None:
+def test_folder_with_name_not_utf8_is_ignored(store: StoppedStore, flags: list[str]) -> None:
     os.makedirs(os.fsencode(store.root) + b"/" + NO_TEXT)
     found = store.recover(clean=False)
     assert_whole(store, found)
@@ -42,7 +42,7 @@ def test_a_folder_whose_name_is_no_text_is_left_alone(store: StoppedStore, flags
 
 
 @pytest.mark.parametrize("name", ["consumequeue", "index"])
-def test_a_file_in_a_folders_place_goes_aside(store: StoppedStore, flags: list[str], name: str) -> None:
+def test_file_in_place_of_folder_is_quarantined(store: StoppedStore, flags: list[str], name: str) -> None:
     shutil.rmtree(store.root / name)
     (store.root / name).write_bytes(b"no folder")
     verified = call("store", "verify", store.root, *flags, "--json")
@@ -56,9 +56,7 @@ def test_a_file_in_a_folders_place_goes_aside(store: StoppedStore, flags: list[s
 
 
 @pytest.mark.parametrize("name", ["commitlog", "config"])
-def test_a_file_in_the_place_of_what_cannot_be_made_again_is_refused(
-    store: StoppedStore, flags: list[str], name: str
-) -> None:
+def test_file_in_place_of_commitlog_is_refused(store: StoppedStore, flags: list[str], name: str) -> None:
     shutil.rmtree(store.root / name)
     (store.root / name).write_bytes(b"no folder")
     before = contents(store.root)
@@ -69,12 +67,12 @@ def test_a_file_in_the_place_of_what_cannot_be_made_again_is_refused(
     assert contents(store.root) == before
 
 
-def test_a_folder_named_as_an_index_file_is_none(store: StoppedStore, flags: list[str]) -> None:
+def test_folder_named_like_an_index_file_is_ignored(store: StoppedStore, flags: list[str]) -> None:
     (store.root / "index" / "20200101000000000").mkdir()
     assert call("store", "retention", store.root, "--older-than", "1s", *flags).code == 0
 
 
-def test_durable_messages_that_are_lost_are_damage(store: StoppedStore, flags: list[str]) -> None:
+def test_lost_durable_messages_are_damage(store: StoppedStore, flags: list[str]) -> None:
     assert call("store", "recover", store.root, "--dry-run", *flags).code == 0
     for path in (store.root / "commitlog").iterdir():
         os.truncate(path, 0)
@@ -101,9 +99,7 @@ def test_durable_messages_that_are_lost_are_damage(store: StoppedStore, flags: l
         ("mqproc/queues.next", "misplaced_file"),
     ],
 )
-def test_a_pipe_in_the_place_of_a_file_is_told_and_moved_aside(
-    store: StoppedStore, flags: list[str], file: str, kind: str
-) -> None:
+def test_pipe_in_place_of_file_is_quarantined(store: StoppedStore, flags: list[str], file: str, kind: str) -> None:
     store.recover()
     path = store.root / file
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -118,9 +114,7 @@ def test_a_pipe_in_the_place_of_a_file_is_told_and_moved_aside(
 
 
 @pytest.mark.parametrize("name", ["ctl.sock", "query.sock", "writer.sock"])
-def test_a_folder_in_the_place_of_a_socket_is_told_and_moved_aside(
-    store: StoppedStore, flags: list[str], name: str
-) -> None:
+def test_folder_in_place_of_socket_is_quarantined(store: StoppedStore, flags: list[str], name: str) -> None:
     store.recover()
     path = store.root / "mqproc" / name
     path.mkdir()
@@ -140,10 +134,10 @@ def socket_at(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [folder_at, os.mkfifo, socket_at])
-def test_what_is_no_file_in_the_place_of_the_lock_is_told(
+def test_lock_that_is_not_a_file_is_reported(
     store: StoppedStore, flags: list[str], make: Callable[[Path], None]
 ) -> None:
-    """No group starts, and nothing can be repaired, so it is not said to be."""
+    """No group can start and nothing can be repaired, so repair does not claim success."""
     (store.root / "lock").unlink(missing_ok=True)
     make(store.root / "lock")
     assert call("store", "info", store.root, *flags).code == 0
@@ -155,8 +149,8 @@ def test_what_is_no_file_in_the_place_of_the_lock_is_told(
     assert (refused.code, refused.err) == (3, f"mqproc: {store.root}/lock: not a file\n")
 
 
-def test_a_log_that_goes_nowhere_is_in_its_place(store: StoppedStore, flags: list[str]) -> None:
-    """A start takes it: who wants no log has it so."""
+def test_log_that_is_a_device_is_accepted(store: StoppedStore, flags: list[str]) -> None:
+    """A start accepts it: this disables the log."""
     (store.root / "mqproc" / "log.jsonl").symlink_to("/dev/null")
     assert call("store", "verify", store.root, *flags).code == 0
     assert call("store", "repair", store.root, "--execute", *flags).code == 0
@@ -165,24 +159,26 @@ def test_a_log_that_goes_nowhere_is_in_its_place(store: StoppedStore, flags: lis
 
 @pytest.mark.parametrize("make", [Path.touch, os.mkfifo], ids=["file", "pipe"])
 @pytest.mark.parametrize("folder", ["mqproc", "config", "commitlog"])
-def test_what_is_no_folder_in_the_place_of_one_is_named(
+def test_non_folder_in_place_of_folder_is_reported(
     store: StoppedStore, flags: list[str], folder: str, make: Callable[[Path], None]
 ) -> None:
     path = store.root / folder
     shutil.rmtree(path, ignore_errors=True)
     make(path)
-    told = f"{store.root}: not a store: it has no folder {folder}" if folder == "commitlog" else f"{path}: not a folder"
+    reported = (
+        f"{store.root}: not a store: it has no folder {folder}" if folder == "commitlog" else f"{path}: not a folder"
+    )
     for command in (["verify"], ["info"], ["dump"], ["repair"], ["recover", "--dry-run"]):
         found = call("store", command[0], store.root, *command[1:], *flags)
-        assert (found.code, found.err) == (3, f"mqproc: {told}\n"), command
+        assert (found.code, found.err) == (3, f"mqproc: {reported}\n"), command
 
 
 @pytest.mark.parametrize("name", ["consumequeue/First", "consumequeue/First/0", "consumequeue/Another"])
 @pytest.mark.parametrize("repairs", [False, True], ids=["start", "repair"])
-def test_a_file_where_a_topics_or_a_queues_folder_would_be_goes_aside(
+def test_file_in_place_of_queue_folder_is_quarantined(
     store: StoppedStore, flags: list[str], name: str, *, repairs: bool
 ) -> None:
-    """No unit could be stored behind it, of any topic: dispatch waits for that one."""
+    """No unit could be stored below it, for any topic: dispatch waits for that one."""
     path = store.root / name
     if path.exists():
         shutil.rmtree(path)

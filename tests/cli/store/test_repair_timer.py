@@ -1,4 +1,4 @@
-"""Damage to the timer's files: verify names it, repair mends it, and what waited still comes, each message once."""
+"""Damage to timer files: verify reports it, repair corrects it, each message is delivered once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.command_line import call
 from tests.support.group import PATIENCE_S, Group, wait_until
 from tests.support.store_repair import Row, damage_in, repair
 
-# A stopped store of ours with messages that wait: some for their time, some by level, some delivered already.
+# A stopped store with waiting messages: by time, by level, and some already delivered.
 
 
 WAITING = 40
@@ -31,13 +31,13 @@ PER_FILE = 19
 
 
 def make_timed_store(folder: Path) -> Path:
-    """The store: 5 messages that are delivered, then WAITING that wait, in 3 files of the timer log."""
+    """A store with 5 delivered messages, then WAITING waiting ones, in 3 timer log files."""
     group = Group(folder / "timed", **OPTIONS).start()
     try:
         with group.client() as client:
             client.create_topic("later", 1)
             for number in range(5):
-                # What is due when it comes does not wait at all, so a busy machine gets time to send it.
+                # A message that is already due does not wait, so allow time for a busy machine.
                 client.send("later", b"soon %d" % number, delay=4)
             wait_until(lambda: group.words()["delivered_messages"] == 5)
             now_ms = client.send("later", b"now").store_timestamp_ms
@@ -56,7 +56,7 @@ def make_timed_store(folder: Path) -> Path:
 
 
 def copy_sparse(store: Path, folder: Path) -> Path:
-    """A copy, the wheel sparse as it is."""
+    """A copy with a sparse wheel."""
     subprocess.run(["cp", "-a", "--sparse=always", store, folder], check=True)
     return folder / store.name
 
@@ -93,7 +93,7 @@ def check_word(place: int, value: int) -> Callable[[StorePaths], None]:
 
 
 def first_slot(paths: StorePaths) -> int:
-    """Byte of the wheel at which the first slot that waits lies."""
+    """Offset of the first waiting slot in the wheel."""
     rows = call("store", "dump", paths.timer_wheel, "--json").json["rows"]
     offset: int = max(row["offset"] for row in rows if row["messages"] == 10)
     return offset
@@ -104,7 +104,7 @@ def slot_word(place: int, value: int, kind: str = ">q") -> Callable[[StorePaths]
 
 
 FOLLOWS = {"timer_unit_wrong", "timer_unit_missing", "timer_slot_wrong"}
-"""What a unit that is wrong, or gone, makes wrong of others."""
+"""Findings that follow from a wrong or missing unit."""
 WRONG_UNIT = Row("timer_unit_wrong", LOG.format(0), FIRST_WAITING * timer_log.UNIT_SIZE)
 CASES: dict[str, tuple[Callable[[StorePaths], Any], list[Row]]] = {
     "a unit's size": (unit_word(0, 51, ">i"), [WRONG_UNIT]),
@@ -179,11 +179,11 @@ CASES: dict[str, tuple[Callable[[StorePaths], Any], list[Row]]] = {
 
 
 PLANNED = {"a unit's size", "the last file is gone", "no check", "an empty wheel", "a short wheel"}
-"""Those of which the plan is compared with what is done."""
+"""Cases whose plan is compared with the execution."""
 
 
 def anywhere(rows: list[Row]) -> list[Row]:
-    """Slots lie where the time says."""
+    """Time determines the place of a slot."""
     return [Row(row.kind, row.file) if row.kind == "timer_slot_wrong" else row for row in rows]
 
 
@@ -205,13 +205,13 @@ def test_damage_is_named_and_repaired(made: Path, tmp_path: Path, name: str) -> 
         assert (done.code, damage_in(done.json)) == (0, []), done
 
 
-def test_an_intact_store_is_clean(made: Path) -> None:
+def test_timer_intact_store_is_clean(made: Path) -> None:
     found = call("store", "verify", made, "--json").json
     assert [each for each in found["findings"] if "timer" in each["file"] or "timer" in each["kind"]] == []
 
 
-def test_a_waiting_message_that_the_timer_log_lacks_is_found(made: Path, tmp_path: Path) -> None:
-    """All as if the last message had never been filed, but the check counts it."""
+def test_timer_message_missing_in_timer_log_is_found(made: Path, tmp_path: Path) -> None:
+    """As if the last message had never been filed, but the check counts it."""
     paths = StorePaths(copy_sparse(made, tmp_path))
     last = WAITING + FIRST_WAITING - 2 * PER_FILE - 1
     place = 2048 + last * timer_log.UNIT_SIZE
@@ -225,8 +225,8 @@ def test_a_waiting_message_that_the_timer_log_lacks_is_found(made: Path, tmp_pat
     repair(paths.root, FLAGS)
 
 
-def test_what_the_log_lost_at_its_end_is_not_counted_as_filed(made: Path, tmp_path: Path) -> None:
-    """Only a second repair saw that. Nothing of the timer is wrong as long as the queue has the unit."""
+def test_timer_messages_lost_at_log_end_are_not_filed(made: Path, tmp_path: Path) -> None:
+    """Only a second repair saw it. The timer is intact as long as the queue has the unit."""
     paths = StorePaths(copy_sparse(made, tmp_path))
     filed = WAITING + FIRST_WAITING
     with StoreReader(paths.root) as reader:
@@ -241,13 +241,13 @@ def test_what_the_log_lost_at_its_end_is_not_counted_as_filed(made: Path, tmp_pa
     ("damage", "is_repaired", "filed"),
     [
         (unit_word(28, 0), True, WAITING),
-        # Where nothing says what is delivered the log does.
+        # Without a delivery position the log decides.
         (check_word(0, 1 << 50), True, WAITING + FIRST_WAITING),
         (check_word(0, 1 << 50), False, WAITING + FIRST_WAITING),
     ],
     ids=["unit", "check", "check, by a start"],
 )
-def test_what_waited_comes_once_after_a_repair(
+def test_timer_messages_are_delivered_once_after_repair(
     made: Path, tmp_path: Path, damage: Callable[[StorePaths], None], is_repaired: bool, filed: int
 ) -> None:
     paths = StorePaths(copy_sparse(made, tmp_path))
@@ -268,7 +268,7 @@ def test_what_waited_comes_once_after_a_repair(
     assert len({row["physical_offset"] for row in rows}) == len(rows) == filed
 
 
-def test_a_killed_groups_files_are_no_damage(tmp_path: Path, make_group: Callable[..., Group]) -> None:
+def test_timer_files_of_killed_group_are_clean(tmp_path: Path, make_group: Callable[..., Group]) -> None:
     group = make_group(**OPTIONS)
     with group.client() as client:
         for number in range(60):
@@ -280,7 +280,7 @@ def test_a_killed_groups_files_are_no_damage(tmp_path: Path, make_group: Callabl
     assert (found.code, damage_in(found.json)) == (0, [])
 
 
-def test_info_tells_how_far_the_timer_has_come(made: Path) -> None:
+def test_info_shows_the_timer_position(made: Path) -> None:
     found = call("store", "info", made, "--json").json
     assert found["timer_filed"] == WAITING + FIRST_WAITING
     assert found["timer_log_end"] == 2048 + (found["timer_filed"] - 2 * PER_FILE) * timer_log.UNIT_SIZE
@@ -294,8 +294,8 @@ def test_info_tells_how_far_the_timer_has_come(made: Path) -> None:
     assert "timer delivered until" in call("store", "info", made).out
 
 
-def test_what_lies_in_the_place_of_the_timers_files_is_moved_aside(made: Path, tmp_path: Path) -> None:
-    """By a start, and named by verify before."""
+def test_timer_misplaced_files_are_quarantined(made: Path, tmp_path: Path) -> None:
+    """By a start; verify reports it first."""
     paths = StorePaths(copy_sparse(made, tmp_path))
     places = (paths.timer_wheel, paths.timer_check, paths.timer_log / f"{4096:020d}")
     for place in places:
@@ -310,7 +310,7 @@ def test_what_lies_in_the_place_of_the_timers_files_is_moved_aside(made: Path, t
     assert len(list(paths.quarantine.iterdir())) == 3
 
 
-def test_what_lies_in_a_timer_log_that_is_moved_aside_goes_with_it(made: Path, tmp_path: Path) -> None:
+def test_timer_log_is_quarantined_with_its_contents(made: Path, tmp_path: Path) -> None:
     paths = StorePaths(copy_sparse(made, tmp_path))
     (paths.timer_log / "notes").write_text("mine")
     last = max(paths.timer_log.glob("0*"))
@@ -323,8 +323,8 @@ def test_what_lies_in_a_timer_log_that_is_moved_aside_goes_with_it(made: Path, t
     assert (kept / last.name).is_dir()
 
 
-def test_a_file_for_the_timer_logs_folder_and_a_folder_for_the_wheel_are_repaired(made: Path, tmp_path: Path) -> None:
-    """Each is moved aside once, though there are two reasons for it."""
+def test_timer_log_file_and_wheel_folder_are_repaired(made: Path, tmp_path: Path) -> None:
+    """Each is quarantined once, though there are two reasons for it."""
     paths = StorePaths(copy_sparse(made, tmp_path))
     shutil.rmtree(paths.timer_log)
     paths.timer_log.write_text("mine")
@@ -339,10 +339,8 @@ def test_a_file_for_the_timer_logs_folder_and_a_folder_for_the_wheel_are_repaire
 
 @pytest.mark.parametrize("size", [0, timer_log.END_SIZE - 1, timer_log.UNIT_SIZE + 1])
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_a_timer_log_that_holds_next_to_nothing_is_repaired(
-    made: Path, tmp_path: Path, size: int, *, is_killed: bool
-) -> None:
-    """No file tells then how long the others are. One without a byte a kill may have left: a start makes it anew."""
+def test_timer_log_nearly_empty_is_repaired(made: Path, tmp_path: Path, size: int, *, is_killed: bool) -> None:
+    """The file size is unknown then. A crash may leave an empty file: a start creates it."""
     paths = StorePaths(copy_sparse(made, tmp_path))
     for path in sorted(paths.timer_log.iterdir())[1:]:
         path.unlink()
@@ -357,8 +355,8 @@ def test_a_timer_log_that_holds_next_to_nothing_is_repaired(
     assert call("store", "verify", paths.root, *FLAGS).code == 0
 
 
-def test_a_killed_store_is_clean_after_one_repair(made: Path, tmp_path: Path) -> None:
-    """What is only noted of it, since a start makes it anew, a repair has to do."""
+def test_timer_killed_store_is_clean_after_one_repair(made: Path, tmp_path: Path) -> None:
+    """Repair does the work that verify only notes because a start would do it."""
     paths = StorePaths(copy_sparse(made, tmp_path))
     paths.abort.touch()
     paths.timer_wheel.unlink()

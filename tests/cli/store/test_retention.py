@@ -1,4 +1,4 @@
-"""`mqproc store retention`: the plan is what then happens, of a store that nobody runs and of a running group."""
+"""`mqproc store retention`: the plan matches the execution, stopped and running."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ def parts(told: Told) -> dict[str, int]:
 
 
 def files(store: Path) -> set[str]:
-    """All but those that become another one: a running group makes the next segment so."""
+    """Files without those that are reused: a running group preallocates the next segment from them."""
     return {str(path.relative_to(store)) for path in store.rglob("*") if path.suffix != ".tmp" and path.is_file()}
 
 
-def test_a_young_store_loses_nothing(store: Path) -> None:
+def test_retention_young_store_deletes_nothing(store: Path) -> None:
     told = plan(store, "--set", "file_reserved_time=1000000")
     assert (told["files"], told["bytes"], told["queues"], told["held_by"]) == ([], 0, [], None)
     assert (told["executed"], told["running"]) == (False, False)
     assert told["expires_after_ms"] == 1_000_000 * 3_600_000
 
 
-def test_the_plan_changes_nothing_and_says_why(store: Path) -> None:
+def test_retention_plan_changes_nothing_and_gives_reasons(store: Path) -> None:
     before = files(store)
     told = plan(store, "--dry-run", "--older-than", "0s")
     assert files(store) == before
@@ -78,7 +78,7 @@ def test_the_plan_changes_nothing_and_says_why(store: Path) -> None:
     assert told["bytes"] == sum(file["bytes"] for file in told["files"])
 
 
-def test_what_is_executed_is_the_plan(store: Path) -> None:
+def test_retention_executes_the_plan(store: Path) -> None:
     told = plan(store, "--older-than", "0s")
     before = files(store)
     done = retention(store, "--execute", "--older-than", "0s")
@@ -88,7 +88,7 @@ def test_what_is_executed_is_the_plan(store: Path) -> None:
     assert done.json["executed"] is True
     assert (done.json["segments"], done.json["bytes"]) == (3, told["bytes"])
     assert done.json["min_physical_offset"] == told["min_physical_offset"]
-    # What is left reads as before, and every queue begins where the plan said.
+    # The remaining messages read the same, and every queue begins at the planned offset.
     with StoreReader(store) as reader:
         moved = {(queue["topic"], queue["queue_id"]): queue["after"] for queue in told["queues"]}
         for queue in reader.queues():
@@ -101,7 +101,7 @@ def test_what_is_executed_is_the_plan(store: Path) -> None:
     assert again["files"] == []
 
 
-def test_a_cleaned_store_starts_and_goes_on(store: Path, make_group: Callable[..., Group]) -> None:
+def test_retention_cleaned_store_starts(store: Path, make_group: Callable[..., Group]) -> None:
     told = plan(store, "--older-than", "0s")
     ends = {(queue["topic"], queue["queue_id"]): queue["after"] for queue in told["queues"]}
     assert retention(store, "--now", "--older-than", "0s").code == 0
@@ -116,7 +116,7 @@ def test_a_cleaned_store_starts_and_goes_on(store: Path, make_group: Callable[..
         assert sent.queue_offset == maxima["OrderTopic", 0]
 
 
-def test_groups_that_have_not_consumed_are_told_and_guarded(store: Path) -> None:
+def test_retention_reports_and_guards_lagging_groups(store: Path) -> None:
     config = store / "config"
     config.mkdir(exist_ok=True)
     (config / "consumerOffset.json").write_text('{"offsetTable":{"OrderTopic@slow":{0:33,1:100000}}}')
@@ -142,7 +142,7 @@ def test_groups_that_have_not_consumed_are_told_and_guarded(store: Path) -> None
     assert (after["groups"], after["unconsumed_since_ever"]) == ([], {"slow": {"OrderTopic": minimum - 33}})
 
 
-def test_progress_that_nobody_can_read_is_told(store: Path) -> None:
+def test_retention_reports_unreadable_progress(store: Path) -> None:
     (store / "config").mkdir(exist_ok=True)
     (store / "config" / "consumerOffset.json").write_text("{half")
     told = plan(store, "--older-than", "0s")
@@ -151,7 +151,7 @@ def test_progress_that_nobody_can_read_is_told(store: Path) -> None:
     assert plan(store, "--older-than", "0s", "--set", "retention_guard=groups")["files"] == []
 
 
-def test_the_table_is_for_people(store: Path) -> None:
+def test_retention_table(store: Path) -> None:
     outcome = call("store", "retention", store, *SIZES, "--older-than", "0s")
     assert outcome.code == 0
     assert f"the log would begin at {LAST:,}, now {BEGIN:,}" in outcome.out
@@ -163,7 +163,7 @@ def test_the_table_is_for_people(store: Path) -> None:
     assert rows.out == "part,file,bytes,why\n"
 
 
-def test_what_was_not_stopped_in_order_is_shown_but_not_touched(store: Path) -> None:
+def test_retention_killed_store_shows_plan_only(store: Path) -> None:
     (store / "abort").write_text("1")
     assert plan(store, "--older-than", "0s")["files"]
     before = files(store)
@@ -173,7 +173,7 @@ def test_what_was_not_stopped_in_order_is_shown_but_not_touched(store: Path) -> 
     assert files(store) - {"lock"} == before - {"lock"}
 
 
-def test_after_a_failed_sync_nothing_is_touched(store: Path) -> None:
+def test_retention_read_only_store_is_refused(store: Path) -> None:
     (store / "mqproc").mkdir(mode=0o700)
     (store / "mqproc" / "read_only").write_text("commitlog: Input/output error\n")
     outcome = retention(store, "--execute", "--older-than", "0s")
@@ -181,7 +181,7 @@ def test_after_a_failed_sync_nothing_is_touched(store: Path) -> None:
     assert "repair" in outcome.err
 
 
-def test_a_store_in_use_by_another_is_not_touched(store: Path) -> None:
+def test_retention_store_in_use_is_refused(store: Path) -> None:
     lock = StoreLock.acquire(StoreIO(), StorePaths(store))
     try:
         assert retention(store, "--execute", "--older-than", "0s").code == 7
@@ -189,12 +189,12 @@ def test_a_store_in_use_by_another_is_not_touched(store: Path) -> None:
         lock.close()
 
 
-def test_plan_and_deed_exclude_each_other(store: Path) -> None:
+def test_retention_dry_run_and_execute_exclude_each_other(store: Path) -> None:
     assert retention(store, "--execute", "--dry-run").code == 2
 
 
-def test_what_nobody_can_read_of_the_last_group_is_told_with_what_mends_it(store: Path) -> None:
-    """Without its options too much could go; the error named the file alone."""
+def test_retention_unreadable_options_name_the_fix(store: Path) -> None:
+    """Without its options too much could be deleted; the error named the file only."""
     settings = StorePaths(store).settings
     settings.mkdir(parents=True)
     for _ in range(2):
@@ -207,8 +207,8 @@ def test_what_nobody_can_read_of_the_last_group_is_told_with_what_mends_it(store
             settings.write_text("garbage")
 
 
-def test_options_of_the_last_group_that_this_version_does_not_take_are_no_damage(store: Path) -> None:
-    """`store repair` leaves such a file where it is."""
+def test_retention_unknown_options_are_not_damage(store: Path) -> None:
+    """`store repair` leaves such a file in place."""
     settings = StorePaths(store).settings
     settings.parent.mkdir(exist_ok=True)
     settings.write_text('{"max_queues": "many"}')
@@ -217,15 +217,15 @@ def test_options_of_the_last_group_that_this_version_does_not_take_are_no_damage
     assert (refused.code, refused.err) == (6, said)
 
 
-def test_a_folder_that_is_no_store_is_not_touched(tmp_path: Path) -> None:
+def test_retention_folder_that_is_not_a_store_is_refused(tmp_path: Path) -> None:
     outcome = retention(tmp_path, "--execute")
     assert (outcome.code, outcome.err) == (3, f"mqproc: {tmp_path}: not a store: it has no folder commitlog\n")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("size", [0, 100])
-def test_a_log_whose_end_is_cut_off_loses_what_is_old(store: Path, size: int) -> None:
-    """The last segment that holds a record stays: here it is the one before."""
+def test_retention_log_without_end_deletes_old_segments(store: Path, size: int) -> None:
+    """The last segment with a record stays: here it is the last but one."""
     os.truncate(store / "commitlog" / f"{LAST:020d}", size)
     told = plan(store, "--older-than", "0s")
     assert (parts(told)["commitlog"], told["min_physical_offset"]) == (2, LAST - SEGMENT)
@@ -233,11 +233,11 @@ def test_a_log_whose_end_is_cut_off_loses_what_is_old(store: Path, size: int) ->
     done = retention(store, "--execute", "--older-than", "0s")
     assert (done.code, done.json["segments"], done.json["min_physical_offset"]) == (0, 2, LAST - SEGMENT)
     assert before - files(store) == {file["file"] for file in told["files"]}
-    # What is short is left to the next start.
+    # A short segment is left to the next start.
     assert (store / "commitlog" / f"{LAST:020d}").stat().st_size == size
 
 
-def test_a_short_segment_is_as_old_as_what_is_left_of_it(store: Path) -> None:
+def test_retention_short_segment_has_the_age_of_its_rest(store: Path) -> None:
     middle = LAST - SEGMENT
     whole = plan(store, "--older-than", "0s")
     os.truncate(store / "commitlog" / f"{middle:020d}", 0)
@@ -269,7 +269,7 @@ def marks(group: Group) -> int:
     return min(words["commitlog_mark"], words["cq_synced"], words["index_synced"])
 
 
-def test_a_running_group_is_asked_and_does_just_that(group: Group) -> None:
+def test_retention_running_group_executes_the_plan(group: Group) -> None:
     told = plan(group.store, "--older-than", "0s")
     full = group.words()["written"] // SEGMENT
     assert (told["running"], parts(told)["commitlog"]) == (True, full)
@@ -286,17 +286,17 @@ def test_a_running_group_is_asked_and_does_just_that(group: Group) -> None:
         assert client.send("T", b"after").physical_offset >= full * SEGMENT
 
 
-def test_a_keeper_that_does_not_answer_is_a_timeout_and_its_successor_does_it(group: Group) -> None:
+def test_retention_keeper_hanging_is_a_timeout(group: Group) -> None:
     os.kill(group.pid("keeper"), signal.SIGSTOP)
     outcome = retention(group.store, "--execute", "--older-than", "0s", "--timeout", "0.5s")
     assert outcome.code == 4
-    assert "the keeper is not done" in outcome.err
+    assert "the keeper has not finished" in outcome.err
     os.kill(group.pid("keeper"), signal.SIGKILL)
     full = group.words()["written"] // SEGMENT
     wait_until(lambda: group.words()["min_physical_offset"] == full * SEGMENT, what="the successor's work")
 
 
-def test_two_who_ask_at_once_are_both_answered(group: Group) -> None:
+def test_retention_concurrent_requests_are_both_answered(group: Group) -> None:
     outcomes: list[Outcome] = []
 
     def ask() -> None:

@@ -1,4 +1,4 @@
-"""`mqproc store verify`: exit codes, findings in every shape, progress, wrong input, and a store that is at work."""
+"""`mqproc store verify`: exit codes, output formats, progress, wrong input, running stores."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def damaged(tmp_path: Path) -> Path:
     return BY_NAME["d07_body_flip_middle_file_clean/clean"].unpack(tmp_path)
 
 
-def test_a_clean_store_exits_with_0(tmp_path: Path) -> None:
+def test_verify_clean_store_exits_0(tmp_path: Path) -> None:
     store = load_fixture("a_basic", tmp_path).store
     outcome = call("store", "verify", store)
     assert (outcome.code, outcome.err) == (0, "")
@@ -39,7 +39,7 @@ def test_a_clean_store_exits_with_0(tmp_path: Path) -> None:
     assert (found["records"], found["log_end"], found["store"]) == (738, 569_448, str(store))
 
 
-def test_damage_exits_with_1_and_is_listed_first(damaged: Path) -> None:
+def test_verify_damage_exits_1_and_is_listed_first(damaged: Path) -> None:
     outcome = call("store", "verify", damaged, "--json")
     found = outcome.json
     assert outcome.code == 1
@@ -61,7 +61,7 @@ def test_damage_exits_with_1_and_is_listed_first(damaged: Path) -> None:
     assert {finding["severity"] for finding in found["findings"][1:]} == {"note"}
 
 
-def test_the_table_says_what_it_means_and_what_to_do(damaged: Path) -> None:
+def test_verify_table_explains_findings(damaged: Path) -> None:
     outcome = call("store", "verify", damaged)
     lines = outcome.out.splitlines()
     assert outcome.code == 1
@@ -71,7 +71,7 @@ def test_the_table_says_what_it_means_and_what_to_do(damaged: Path) -> None:
     assert lines[-1].startswith("DAMAGED: 1 finding, 2 notes: ")
 
 
-def test_findings_as_lines_and_csv(damaged: Path) -> None:
+def test_verify_findings_as_lines_and_csv(damaged: Path) -> None:
     rows = call("store", "verify", damaged, "--output", "jsonl").json_lines
     assert [row["kind"] for row in rows][:2] == ["record_body_crc", "unit_in_hole"]
     assert call("store", "verify", damaged, "--output", "csv").out.splitlines()[1].split(",")[:5] == [
@@ -83,7 +83,7 @@ def test_findings_as_lines_and_csv(damaged: Path) -> None:
     ]
 
 
-def test_every_kind_is_explained() -> None:
+def test_verify_kinds_are_explained() -> None:
     rows = call("store", "verify", "--kinds", "--json").json["kinds"]
     assert [row["kind"] for row in rows] == [str(kind) for kind in KINDS]
     assert all(row["means"] and row["do"] and row["severity"] in ("damage", "note") for row in rows)
@@ -104,7 +104,7 @@ def test_verify_changes_nothing(damaged: Path) -> None:
 
 @contextmanager
 def as_nobody() -> Iterator[None]:
-    """As a user who may not do everything; root may."""
+    """As an unprivileged user; root may read everything."""
     if os.geteuid() != 0:
         yield
         return
@@ -115,7 +115,7 @@ def as_nobody() -> Iterator[None]:
         os.seteuid(0)
 
 
-def test_wrong_input_is_one_line_and_an_exit_code(tmp_path: Path) -> None:
+def test_verify_invalid_input_is_one_error_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     (tmp_path / "empty").mkdir()
     locked = load_fixture("c3_killed_fresh", tmp_path / "locked").store.parent
@@ -139,8 +139,8 @@ def test_wrong_input_is_one_line_and_an_exit_code(tmp_path: Path) -> None:
     assert call("store", "verify", store, "--jobs", 0).code == 2
 
 
-def test_a_store_at_work_is_clean_again_and_again(make_group: Callable[..., Group]) -> None:
-    """Writer, dispatcher and flushers go on while verify looks at what they had published."""
+def test_verify_running_store_is_clean(make_group: Callable[..., Group]) -> None:
+    """Writer, dispatcher and flushers continue while verify reads published data."""
     group = make_group()
     stop = threading.Event()
     sent: list[int] = []
@@ -181,7 +181,7 @@ def test_a_store_at_work_is_clean_again_and_again(make_group: Callable[..., Grou
     assert (found["running"], found["findings"], found["records"]) == (False, [], sent[-1])
 
 
-def test_a_running_store_tells_its_damage(group: Group) -> None:
+def test_verify_running_store_reports_damage(group: Group) -> None:
     with group.client() as client:
         sent = [client.send(Message("orders", b"hello" * 20, keys=[f"k{number}"])) for number in range(50)]
         client.wait_dispatched()
@@ -194,8 +194,8 @@ def test_a_running_store_tells_its_damage(group: Group) -> None:
     ]
 
 
-def test_a_file_that_a_running_group_is_making_is_no_damage(group: Group) -> None:
-    """It has a name before it has its length; one that stays without is told."""
+def test_verify_file_being_created_is_not_damage(group: Group) -> None:
+    """A new file has its name before its length; one that stays short is reported."""
     with group.client() as client:
         client.send(Message("orders", b"hello"))
         client.wait_dispatched()
@@ -215,7 +215,7 @@ def test_a_file_that_a_running_group_is_making_is_no_damage(group: Group) -> Non
     making.join()
 
 
-def test_a_killed_group_is_clean_or_not_dispatched(make_group: Callable[..., Group]) -> None:
+def test_verify_killed_group_is_clean_or_undispatched(make_group: Callable[..., Group]) -> None:
     group = make_group()
     with group.client() as client:
         for number in range(20):
@@ -246,7 +246,7 @@ def _empty(folder: Path) -> None:
         ),
     ],
 )
-def test_a_store_that_was_killed_at_its_beginning_may_have_no_units_and_no_entries(
+def test_verify_store_killed_early_may_lack_units(
     tmp_path: Path, lose: Callable[[Path], object], pending: set[str]
 ) -> None:
     store = BY_NAME["c3_killed_fresh/before"].unpack(tmp_path)
@@ -254,7 +254,7 @@ def test_a_store_that_was_killed_at_its_beginning_may_have_no_units_and_no_entri
     overwrite(store / "checkpoint", 8, bytes(16))
     found = call("store", "verify", store, "--json")
     assert (found.code, found.json["damage"], set(found.json["counts"])) == (0, 0, {*pending, "not_closed"})
-    # What was synced once has been there.
+    # Synced data must have existed.
     overwrite(store / "checkpoint", 8, (1).to_bytes(8, "big"))
     assert call("store", "verify", store).code == 1
     overwrite(store / "checkpoint", 8, bytes(8))
@@ -262,14 +262,14 @@ def test_a_store_that_was_killed_at_its_beginning_may_have_no_units_and_no_entri
     assert call("store", "verify", store).code == 1
 
 
-def test_units_that_the_index_has_outlived_are_made_by_the_start_that_looks_at_all(tmp_path: Path) -> None:
+def test_verify_units_older_than_index_are_rebuilt_by_a_start(tmp_path: Path) -> None:
     store = BY_NAME["c3_killed_fresh/before"].unpack(tmp_path)
     shutil.rmtree(store / "consumequeue")
     overwrite(store / "checkpoint", 8, bytes(16))
     assert set(call("store", "verify", store, "--json").json["counts"]) == {"not_dispatched", "not_closed"}
 
 
-def test_records_of_a_deleted_topic_are_no_damage(make_group: Callable[..., Group]) -> None:
+def test_verify_records_of_deleted_topic_are_not_damage(make_group: Callable[..., Group]) -> None:
     group = make_group()
 
     def findings() -> list[dict[str, Any]]:
@@ -290,8 +290,8 @@ def test_records_of_a_deleted_topic_are_no_damage(make_group: Callable[..., Grou
     assert findings() == []
 
 
-def test_progress_in_a_topic_that_was_made_again_is_not_beyond_its_end(make_group: Callable[..., Group]) -> None:
-    """Its queues go on where they stood, and have no file yet that would say so."""
+def test_verify_progress_of_recreated_topic_is_valid(make_group: Callable[..., Group]) -> None:
+    """Its queues continue at their old offsets, and have no file yet that shows it."""
     group = make_group()
     with group.client() as client:
         client.create_topic("again", 2)
@@ -311,7 +311,7 @@ def test_progress_in_a_topic_that_was_made_again_is_not_beyond_its_end(make_grou
     ]
 
 
-def test_records_of_a_topic_that_rocketmq_deleted_are_noted(tmp_path: Path) -> None:
+def test_verify_records_of_topic_deleted_by_rocketmq_are_notes(tmp_path: Path) -> None:
     store = load_fixture("i_broker", tmp_path).store
     records = call("store", "dump", store, "--json").json_lines
     topic = next(name.name for name in (store / "consumequeue").iterdir() if not name.name.startswith(("%", "SCHED")))
@@ -326,7 +326,7 @@ def test_records_of_a_topic_that_rocketmq_deleted_are_noted(tmp_path: Path) -> N
     assert sum(each["count"] for each in found["findings"]) == sum(each["topic"] == topic for each in records)
 
 
-def test_a_group_that_keeps_no_index_lacks_none(make_group: Callable[..., Group]) -> None:
+def test_verify_group_without_index_is_clean(make_group: Callable[..., Group]) -> None:
     group = make_group(message_index_enable=False)
     with group.client() as client:
         client.send_many([Message("orders", b"x" * 60, keys=[f"k{number}"]) for number in range(40)])
@@ -338,7 +338,7 @@ def test_a_group_that_keeps_no_index_lacks_none(make_group: Callable[..., Group]
     assert (outcome.code, [each["kind"] for each in outcome.json["findings"]]) == (1, ["index_missing"])
 
 
-def test_what_makes_no_sense_of_a_finding_is_an_empty_place(damaged: Path) -> None:
+def test_verify_finding_without_value_is_empty(damaged: Path) -> None:
     (damaged / "checkpoint").unlink()
     listed = {row["kind"]: row for row in call("store", "verify", damaged, "--json").json["findings"]}
     assert (listed["checkpoint_missing"]["size"], listed["checkpoint_missing"]["count"]) == (0, 0)
@@ -347,8 +347,8 @@ def test_what_makes_no_sense_of_a_finding_is_an_empty_place(damaged: Path) -> No
     assert row.split()[3:7] == ["-"] * 4
 
 
-def test_where_a_lost_log_ended_is_told_by_who_knows_best(tmp_path: Path) -> None:
-    """Units tell where the last record ends, the index only where it begins."""
+def test_verify_lost_log_end_comes_from_units(tmp_path: Path) -> None:
+    """Units give the end of the last record, the index only its start."""
     store = BY_NAME["d19_commitlog_gone/clean"].unpack(tmp_path)
     end = 290_296
     listed = {row["kind"]: row for row in call("store", "verify", store, "--json").json["findings"]}
