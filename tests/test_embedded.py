@@ -39,14 +39,14 @@ AT_ONCE_S = 10.0
 """A third of a client's timeout, which is not waited for."""
 
 
-def test_a_group_that_runs_is_used_and_left_running(group: Group) -> None:
+def test_embedded_running_group_is_used_and_left_running(group: Group) -> None:
     with mqproc.open(group.store) as client:
         assert client.send("orders", b"x").queue_offset == 0
     with group.client() as after:
         assert after.health()
 
 
-def test_a_start_is_waited_for_as_long_as_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embedded_start_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one of a machine compiles, for minutes where others want its processors, too."""
     waits: list[tuple[str, float | None]] = []
 
@@ -62,7 +62,7 @@ def test_a_start_is_waited_for_as_long_as_it_takes(tmp_path: Path, monkeypatch: 
     assert set(waits) == {("up", embedded._LOOK_S)}
 
 
-def test_a_misspelt_variable_is_told_by_whoever_starts_the_group(
+def test_embedded_misspelt_variable_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`mqproc up` told of it, to nobody: `open` takes only what a start fails with."""
@@ -74,7 +74,7 @@ def test_a_misspelt_variable_is_told_by_whoever_starts_the_group(
         caplog.clear()
 
 
-def test_a_start_that_stands_still_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embedded_stalled_start_is_not_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As that of a supervisor which somebody has stopped; one that shows its progress may take as long as it likes."""
     hanging = tmp_path / "hanging"
     hanging.write_text("#!/bin/sh\nexec sleep 600\n")
@@ -93,14 +93,14 @@ def test_a_start_that_stands_still_is_not_waited_for(tmp_path: Path, monkeypatch
     assert not told
 
 
-def test_what_a_group_tells_of_its_start_goes_on(group: Group, tmp_path: Path) -> None:
+def test_embedded_start_output_is_passed_on(group: Group, tmp_path: Path) -> None:
     assert embedded._told(StorePaths(tmp_path / "none")) == []
     paths = StorePaths(group.store)
     told = embedded._told(paths)
     wait_until(lambda: embedded._told(paths) != told, what="the supervisor's next heartbeat")
 
 
-def test_of_two_that_start_it_at_once_one_does_and_the_other_waits_for_it(tmp_path: Path) -> None:
+def test_embedded_concurrent_starts_share_one_group(tmp_path: Path) -> None:
     store = tmp_path / "store"
     both = threading.Barrier(2)
 
@@ -130,7 +130,7 @@ def runs(store: Path) -> bool:
     return True
 
 
-def test_the_last_one_out_stops_it(store: Path) -> None:
+def test_embedded_last_user_stops_group(store: Path) -> None:
     with ExitStack() as later:
         with mqproc.open(store) as first:
             second = later.enter_context(mqproc.open(store))
@@ -140,7 +140,7 @@ def test_the_last_one_out_stops_it(store: Path) -> None:
     assert not runs(store)
 
 
-def test_who_ended_without_leaving_uses_it_no_more(store: Path) -> None:
+def test_embedded_ended_user_is_not_counted(store: Path) -> None:
     program = f"import mqproc, os\nopened = mqproc.open({str(store)!r})\nopened.__enter__()\nos._exit(0)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_S)
     assert runs(store)
@@ -149,7 +149,7 @@ def test_who_ended_without_leaving_uses_it_no_more(store: Path) -> None:
     assert not runs(store)
 
 
-def test_when_all_who_used_it_were_killed_it_stops_by_itself(store: Path) -> None:
+def test_embedded_group_stops_after_all_users_killed(store: Path) -> None:
     program = f"import mqproc, time\nopened = mqproc.open({str(store)!r})\nprint(1, flush=True)\ntime.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as user:
         assert user.stdout
@@ -162,7 +162,7 @@ def test_when_all_who_used_it_were_killed_it_stops_by_itself(store: Path) -> Non
     wait_until(lambda: not StorePaths(store).abort.exists(), what="the end of a stop in order")
 
 
-def test_the_last_one_out_stops_it_though_who_started_it_was_killed_before_it_knew(store: Path) -> None:
+def test_embedded_last_user_stops_group_of_killed_starter(store: Path) -> None:
     program = (
         "import os, mqproc, mqproc.embedded as embedded\n"
         "run = embedded._run_command\n"
@@ -177,7 +177,7 @@ def test_the_last_one_out_stops_it_though_who_started_it_was_killed_before_it_kn
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_a_start_that_is_interrupted_leaves_no_group(
+def test_embedded_interrupted_start_leaves_no_group(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
 ) -> None:
     wanted = tmp_path / "store" if is_new else store
@@ -199,7 +199,7 @@ def test_a_start_that_is_interrupted_leaves_no_group(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_a_start_that_hangs_is_not_waited_for_when_it_is_interrupted(
+def test_embedded_interrupted_hung_start_is_not_awaited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     hanging = tmp_path / "hanging"
@@ -222,7 +222,7 @@ def test_a_start_that_hangs_is_not_waited_for_when_it_is_interrupted(
     assert children[0].wait(PATIENCE_S) == -signal.SIGKILL
 
 
-def test_a_start_that_was_killed_is_not_waited_for(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embedded_killed_start_is_not_awaited(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that held the lock is gone when it is looked at again."""
     run, locked = embedded._run_command, [StoreLockedError("another is starting it")]
 
@@ -236,14 +236,14 @@ def test_a_start_that_was_killed_is_not_waited_for(store: Path, monkeypatch: pyt
         assert client.health()
 
 
-def test_a_pipe_in_the_place_of_the_openers_file_is_named(tmp_path: Path) -> None:
+def test_embedded_pipe_as_usage_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "mqproc").mkdir()
     os.mkfifo(StorePaths(tmp_path).usage_lock)
     with pytest.raises(StartError, match=r"/openers.lock: not a file$"):
         mqproc.open(tmp_path, timeout=PATIENCE_S)
 
 
-def test_a_start_that_goes_on_is_waited_for_as_long_as_was_said(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embedded_running_start_is_awaited_until_timeout(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_given: Any) -> None:
         raise StoreLockedError("another is starting it")
 
@@ -264,7 +264,7 @@ def recovering(tmp_path: Path) -> Iterator[HeldGroup]:
     group.close()
 
 
-def test_a_group_that_recovers_is_waited_for(recovering: HeldGroup) -> None:
+def test_embedded_recovering_group_is_awaited(recovering: HeldGroup) -> None:
     go_on = threading.Timer(1.5 * embedded._ANSWER_S, recovering.go_on, POINTS)
     go_on.start()
     with mqproc.open(recovering.store, timeout=START_TIMEOUT_S) as client:
@@ -273,14 +273,14 @@ def test_a_group_that_recovers_is_waited_for(recovering: HeldGroup) -> None:
     assert runs(recovering.store)
 
 
-def test_a_group_that_recovers_for_longer_than_was_said_is_not(recovering: HeldGroup) -> None:
+def test_embedded_recovery_past_timeout_is_not_awaited(recovering: HeldGroup) -> None:
     began_s = time.monotonic()
     with pytest.raises(RequestTimeoutError, match="the group is recovering"):
         mqproc.open(recovering.store, timeout=3.0)
     assert time.monotonic() - began_s >= 3.0
 
 
-def test_when_a_group_is_killed_amid_its_recovery_another_is_started(recovering: HeldGroup) -> None:
+def test_embedded_group_killed_in_recovery_is_started_again(recovering: HeldGroup) -> None:
     kill = threading.Timer(1.5 * embedded._ANSWER_S, recovering.close)
     kill.start()
     with mqproc.open(recovering.store, timeout=START_TIMEOUT_S) as client:
@@ -289,7 +289,7 @@ def test_when_a_group_is_killed_amid_its_recovery_another_is_started(recovering:
     assert not runs(recovering.store)
 
 
-def test_without_a_block_it_is_closed_by_close(store: Path) -> None:
+def test_embedded_close_without_block_stops_group(store: Path) -> None:
     client = mqproc.open(store)
     other = mqproc.open(store)
     assert client.send("orders", b"x").message_id
@@ -303,7 +303,7 @@ def test_without_a_block_it_is_closed_by_close(store: Path) -> None:
     assert not runs(store)
 
 
-def test_without_a_block_and_a_close_the_end_of_the_program_does_it_when_all_is_sent(store: Path) -> None:
+def test_embedded_program_exit_sends_all_and_stops_group(store: Path) -> None:
     program = (
         "import mqproc, sys\n"
         "client = mqproc.open(sys.argv[1])\n"
@@ -319,9 +319,7 @@ def test_without_a_block_and_a_close_the_end_of_the_program_does_it_when_all_is_
         assert client.count("left") == 2
 
 
-def test_at_the_end_of_the_program_what_fails_leaves_no_group_behind(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_embedded_failure_at_exit_leaves_no_group(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_arguments: object) -> None:
         raise RuntimeError("cannot join thread before it is started")
 
@@ -333,7 +331,7 @@ def test_at_the_end_of_the_program_what_fails_leaves_no_group_behind(
     assert not runs(store)
 
 
-def test_a_client_that_is_closed_first_commits_what_its_consumers_have_done(store: Path) -> None:
+def test_embedded_close_commits_consumers_progress(store: Path) -> None:
     client = mqproc.open(store)
     client.send_batch("done", [b"%d" % number for number in range(4)], queue_id=0)
     consumer = client.consumer("closed-last", "done", start="earliest")
@@ -352,7 +350,7 @@ def test_a_client_that_is_closed_first_commits_what_its_consumers_have_done(stor
         assert [message.body for message in rest.receive(timeout=PATIENCE_S)] == [b"2", b"3"]
 
 
-def test_a_client_that_is_closed_first_sends_what_its_producers_have_left(store: Path) -> None:
+def test_embedded_close_sends_producers_remaining_messages(store: Path) -> None:
     with mqproc.open(store) as client:
         producer = client.producer(linger_ms=3_600_000)
         future = producer.send("buffered", b"x")
@@ -361,7 +359,7 @@ def test_a_client_that_is_closed_first_sends_what_its_producers_have_left(store:
         assert [message.body for message in client.range("buffered")] == [b"x"]
 
 
-def test_a_client_that_has_stopped_its_group_says_so_at_once(store: Path) -> None:
+def test_embedded_client_of_stopped_group_raises_at_once(store: Path) -> None:
     client = mqproc.open(store)
     simple = client.simple_consumer("late", "kept", start="earliest")
     client.send("kept", b"x", queue_id=0)
@@ -385,9 +383,7 @@ def test_a_client_that_has_stopped_its_group_says_so_at_once(store: Path) -> Non
     assert time.monotonic() - began < PATIENCE_S
 
 
-def test_a_client_that_is_closed_tells_what_its_consumer_could_not_commit(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_embedded_close_reports_failed_commit(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client = mqproc.open(store)
     client.send_batch("lost", [b"x"], queue_id=0)
     consumer = client.consumer("lost", "lost", start="earliest")
@@ -409,7 +405,7 @@ def test_a_client_that_is_closed_tells_what_its_consumer_could_not_commit(
         client.health()
 
 
-def test_a_forked_process_that_ends_leaves_the_group_alone(store: Path) -> None:
+def test_embedded_ended_fork_keeps_group(store: Path) -> None:
     program = (
         "import mqproc, os, sys\n"
         "client = mqproc.open(sys.argv[1])\n"
@@ -424,7 +420,7 @@ def test_a_forked_process_that_ends_leaves_the_group_alone(store: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_process_leaves_the_group_alone(store: Path) -> None:
+def test_embedded_fork_does_not_stop_group(store: Path) -> None:
     with ExitStack() as opened:
         client = opened.enter_context(mqproc.open(store))
         child = multiprocessing.get_context("fork").Process(target=opened.close)
@@ -435,7 +431,7 @@ def test_a_forked_process_leaves_the_group_alone(store: Path) -> None:
     assert not runs(store)
 
 
-def test_a_group_that_was_stopped_meanwhile_is_none_to_stop(store: Path) -> None:
+def test_embedded_group_already_stopped_is_not_stopped_again(store: Path) -> None:
     with mqproc.open(store):
         run("down", store)
     assert not runs(store)
@@ -451,35 +447,33 @@ def run(command: str, store: Path, *flags: str) -> None:
     subprocess.run(arguments, check=True, timeout=2 * PATIENCE_S, stdin=subprocess.DEVNULL, capture_output=True)
 
 
-def test_an_empty_path_is_refused() -> None:
+def test_embedded_empty_path_is_refused() -> None:
     with pytest.raises(BadRequestError, match="path is empty"), mqproc.open(""):
         pass
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), "5", None])
-def test_a_timeout_that_is_none_is_refused_before_anything_starts(tmp_path: Path, timeout: Any) -> None:
+def test_embedded_invalid_timeout_is_refused(tmp_path: Path, timeout: Any) -> None:
     """A group was started, and stopped again; of a text it was a TypeError."""
     with pytest.raises(BadRequestError, match=r"^timeout = .* is out of range: above 0, and finite"):
         mqproc.open(tmp_path / "store", timeout=timeout)
     assert not (tmp_path / "store").exists()
 
 
-def test_a_start_that_fails_is_a_start_error(tmp_path: Path) -> None:
+def test_embedded_failed_start_raises_start_error(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=f"^{tmp_path}/.*: its parent folder does not exist") as refused:
         mqproc.open(tmp_path / "none" / "store")
     assert type(refused.value) is StartError
 
 
-def test_files_in_the_current_folder_are_no_modules_of_the_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_embedded_current_folder_is_not_on_module_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "click.py").write_text("raise RuntimeError('it is taken for click')")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StartError, match="its parent folder does not exist"):
         mqproc.open(tmp_path / "none" / "store")
 
 
-def test_home_is_meant_by_a_tilde_as_clients_mean_it(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embedded_tilde_is_home_folder(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(store.parent))
     monkeypatch.chdir(store.parent)
     with mqproc.open("~/store") as client, mqproc.Client("~/store") as other:
@@ -489,7 +483,7 @@ def test_home_is_meant_by_a_tilde_as_clients_mean_it(store: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("name", [b"lat\xe9in", b"store.sock", b"-a b=%d", "käse 中".encode()])
-def test_a_folder_may_have_any_name(tmp_path: Path, name: bytes) -> None:
+def test_embedded_folder_may_have_any_name(tmp_path: Path, name: bytes) -> None:
     store = tmp_path / os.fsdecode(name)
     with mqproc.open(store) as client:
         client.send("orders", b"x")
@@ -499,7 +493,7 @@ def test_a_folder_may_have_any_name(tmp_path: Path, name: bytes) -> None:
             assert other.count("orders") == 1
 
 
-def test_a_locale_that_knows_no_more_than_ascii_is_enough(tmp_path: Path) -> None:
+def test_embedded_start_works_in_ascii_locale(tmp_path: Path) -> None:
     program = (
         "import sys, mqproc\nwith mqproc.open(sys.argv[1]) as client: print(client.send('orders', b'x').queue_offset)"
     )

@@ -33,7 +33,7 @@ def test_exported_names_exist_and_are_sorted(module: object) -> None:
 
 
 @pytest.mark.parametrize("module", [mqproc, mqproc.client])
-def test_help_tells_of_every_exported_name(module: Any) -> None:
+def test_help_describes_every_exported_name(module: Any) -> None:
     told = pydoc.render_doc(module, renderer=pydoc.plaintext)  # type: ignore[attr-defined]
     for name in module.__all__:
         assert name.strip("_") in told.replace("VERSION", "version")
@@ -41,7 +41,7 @@ def test_help_tells_of_every_exported_name(module: Any) -> None:
             assert inspect.signature(getattr(module, name))
 
 
-def test_every_error_is_exported() -> None:
+def test_exports_have_every_error() -> None:
     assert {error.__name__ for error in ERROR_BY_CODE.values()} <= set(mqproc.__all__)
 
 
@@ -71,20 +71,20 @@ def _named_by(kind: type) -> Iterator[type]:
             yield from _types_of([hint for name, hint in hints.items() if not name.startswith("_")])
 
 
-def test_every_type_that_public_methods_take_or_return_is_exported() -> None:
+def test_exports_have_every_type_of_public_methods() -> None:
     public = [getattr(mqproc, name) for name in mqproc.__all__ if inspect.isclass(getattr(mqproc, name))]
     named = {used for kind in public for used in _named_by(kind)}
     assert {kind.__qualname__ for kind in named - set(public)} == set()
 
 
-def test_other_names_do_not_exist() -> None:
+def test_other_names_raise_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         mqproc.nothing  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         mqproc.client.nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_importing_the_package_imports_nothing_of_it_but_the_modules_that_always_were_there_are_found() -> None:
+def test_import_package_is_lazy_and_finds_modules() -> None:
     program = (
         "import sys, mqproc\n"
         "print([name for name in sys.modules if name.startswith('mqproc.')])\n"
@@ -94,7 +94,7 @@ def test_importing_the_package_imports_nothing_of_it_but_the_modules_that_always
     assert result.stdout == "['mqproc.util', 'mqproc.util.version']\nTrue True\n"
 
 
-def test_importing_the_client_imports_nothing_that_it_does_not_need() -> None:
+def test_import_client_loads_only_what_it_needs() -> None:
     program = "import sys, mqproc; mqproc.Client; print({'numba', 'pyarrow', 'asyncio', 'email'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.strip() == "set()"

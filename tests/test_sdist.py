@@ -16,7 +16,7 @@ print("\\n".join(files.files))
 """
 
 
-def test_it_has_readmes_dashboards_rules_and_tests() -> None:
+def test_sdist_has_readmes_dashboards_rules_and_tests() -> None:
     result = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM],
         cwd=ROOT,

@@ -12,7 +12,7 @@ from mqproc.topic_names import RETRY_TOPIC_BYTES_MAX, TOPIC_BYTES_MAX, check_top
 @pytest.mark.parametrize(
     "topic", ["a", "%RETRY%group", "%RETRY%" + "t" * 128, "a|b-c_d%9", "t" * 127, "%RETRY%" + "t" * 248]
 )
-def test_rocketmqs_names_pass(topic: str) -> None:
+def test_topic_name_valid_in_rocketmq_is_accepted(topic: str) -> None:
     check_topic(topic)
 
 
@@ -30,11 +30,11 @@ def test_rocketmqs_names_pass(topic: str) -> None:
         ("%RETRY%" + "t" * 249, "256 bytes exceeds 255"),
     ],
 )
-def test_other_names_are_refused(topic: str, text: str) -> None:
+def test_topic_name_invalid_is_refused(topic: str, text: str) -> None:
     with pytest.raises(BadTopicError, match=text):
         check_topic(topic)
 
 
-def test_every_name_that_passes_has_room_in_records_and_in_the_queue_table() -> None:
+def test_topic_name_of_any_valid_length_fits_formats() -> None:
     assert TOPIC_BYTES_MAX == record.TOPIC_V1_CHARACTERS_MAX
     assert RETRY_TOPIC_BYTES_MAX == record.TOPIC_SIZE_MAX == queue_table.TOPIC_BYTES_MAX

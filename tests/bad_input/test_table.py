@@ -503,18 +503,18 @@ def scene() -> Iterator[Scene]:
 
 
 @pytest.mark.parametrize("row", TABLE, ids=str)
-def test_it_gets_its_answer_and_changes_nothing_else(scene: Scene, row: Row) -> None:
+def test_bad_input_gets_its_answer_and_changes_nothing_else(scene: Scene, row: Row) -> None:
     if row.root_only and not IS_ROOT:
         pytest.skip("needs root")
     check(scene, row)
 
 
 @pytest.mark.parametrize("row", MORE, ids=lambda row: row.name)
-def test_other_requests_that_cannot_be_are_refused_alike(scene: Scene, row: Row) -> None:
+def test_invalid_request_is_refused(scene: Scene, row: Row) -> None:
     check(scene, row)
 
 
-def test_the_readme_has_the_same_rows() -> None:
+def test_readme_table_matches_test_table() -> None:
     """Each number once, in order, and every code that the rows expect."""
     lines = (Path(__file__).parent / "README.md").read_text().splitlines()
     told = {int(line.split("|")[1]): line for line in lines if re.match(r"\| \d", line)}

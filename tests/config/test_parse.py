@@ -18,7 +18,7 @@ def write_conf(folder: Path, *lines: str) -> Path:
     return path
 
 
-def test_known_names_are_taken_and_the_others_are_rocketmqs_own(tmp_path: Path) -> None:
+def test_broker_conf_known_names_are_used_others_ignored(tmp_path: Path) -> None:
     conf = write_conf(
         tmp_path,
         "# maxIndexNum = 5",
@@ -47,7 +47,7 @@ def test_known_names_are_taken_and_the_others_are_rocketmqs_own(tmp_path: Path) 
         ("= SYNC_FLUSH", "'= SYNC_FLUSH' is not NAME=VALUE"),
     ],
 )
-def test_a_line_that_is_surely_mistaken_is_told(tmp_path: Path, line: str, said: str) -> None:
+def test_broker_conf_mistaken_line_is_reported(tmp_path: Path, line: str, said: str) -> None:
     """It would leave an option at its default."""
     conf = write_conf(tmp_path, "# a comment", "namesrvAddr=localhost:9876", line)
     with pytest.raises(ConfigurationError) as caught:
@@ -56,7 +56,7 @@ def test_a_line_that_is_surely_mistaken_is_told(tmp_path: Path, line: str, said:
     assert str(caught.value).endswith(said)
 
 
-def test_a_line_that_ends_in_a_backslash_goes_on_in_the_next(tmp_path: Path) -> None:
+def test_broker_conf_backslash_continues_line(tmp_path: Path) -> None:
     """As RocketMQ's own reader has it: a list of name servers is written so."""
     conf = write_conf(
         tmp_path,
@@ -78,7 +78,7 @@ def test_a_line_that_ends_in_a_backslash_goes_on_in_the_next(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", [name for name in FIELDS if name != rocketmq_name(name)])
-def test_our_own_spelling_is_told_to_who_uses_it_in_a_broker_conf(tmp_path: Path, name: str) -> None:
+def test_broker_conf_snake_case_name_is_reported(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"line 1: .* did you mean {rocketmq_name(name)}"):
         load_options(write_conf(tmp_path, f"{name}=1"), environment={})
 
@@ -92,7 +92,7 @@ def test_our_own_spelling_is_told_to_who_uses_it_in_a_broker_conf(tmp_path: Path
         ["#storePathCommitLog=/a,/b"],
     ],
 )
-def test_a_log_in_the_stores_own_folder_is_right(tmp_path: Path, lines: list[str]) -> None:
+def test_broker_conf_log_path_in_store_is_accepted(tmp_path: Path, lines: list[str]) -> None:
     load_options(write_conf(tmp_path, *lines), environment={})
 
 
@@ -105,14 +105,14 @@ def test_a_log_in_the_stores_own_folder_is_right(tmp_path: Path, lines: list[str
         (["readOnlyCommitLogStorePaths=/old/commitlog"], "the log can only be in one folder"),
     ],
 )
-def test_a_log_elsewhere_is_refused(tmp_path: Path, lines: list[str], text: str) -> None:
+def test_broker_conf_log_path_elsewhere_is_refused(tmp_path: Path, lines: list[str], text: str) -> None:
     """Its segments would be taken for lost, and a new log would begin."""
     with pytest.raises(ConfigurationError, match=text):
         load_options(write_conf(tmp_path, *lines), environment={})
 
 
 @pytest.mark.parametrize(("text", "size"), [("1048576", 1 << 20), ("1MiB", 1 << 20), ("2m", 2 << 20)])
-def test_sizes_in_bytes_may_have_units(tmp_path: Path, text: str, size: int) -> None:
+def test_size_option_accepts_units(tmp_path: Path, text: str, size: int) -> None:
     name = "mapped_file_size_commit_log"
     toml = tmp_path / "mqproc.toml"
     toml.write_text(f'{name} = "{text}"\n')
@@ -131,7 +131,7 @@ def test_sizes_in_bytes_may_have_units(tmp_path: Path, text: str, size: int) -> 
         ("flush_interval_commit_log=1k", "is not a whole number"),
     ],
 )
-def test_what_is_no_size_is_refused(flag: str, said: str) -> None:
+def test_size_option_invalid_text_is_refused(flag: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         load_options(None, [flag], {})
 
@@ -146,19 +146,19 @@ def test_what_is_no_size_is_refused(flag: str, said: str) -> None:
         ("BROKER_IP", "", "broker_ip = '' is not an IP address"),
     ],
 )
-def test_texts_that_a_role_would_fail_by_are_refused(variable: str, value: str, said: str) -> None:
+def test_text_option_unusable_by_roles_is_refused(variable: str, value: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^MQPROC_{variable}: {said}"):
         load_options(environment={f"MQPROC_{variable}": value})
 
 
-def test_lists_may_go_over_lines() -> None:
+def test_list_option_accepts_line_breaks() -> None:
     given = {"MQPROC_MESSAGE_DELAY_LEVEL": "1s 5s\n10s\t1m\n", "MQPROC_DELETE_WHEN": "04;\n16\n"}
     options = load_options(environment=given)
     assert delays_ms_of(options.message_delay_level) == (1_000, 5_000, 10_000, 60_000)
     assert delete_hours(options.delete_when) == {4, 16}
 
 
-def test_what_cannot_go_together_is_told_with_all_who_said_it(tmp_path: Path) -> None:
+def test_conflicting_options_error_names_each_source(tmp_path: Path) -> None:
     toml = tmp_path / "mqproc.toml"
     toml.write_text('delete_when = "99"\n')
     with pytest.raises(ConfigurationError, match=rf"^{toml}: delete_when = '99' is out of range"):

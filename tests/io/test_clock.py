@@ -8,13 +8,13 @@ from mqproc.io.clock import Clock
 from tests.support.fakes import ManualClock
 
 
-def test_monotonic_nanoseconds_and_unix_milliseconds() -> None:
+def test_clock_reads_monotonic_ns_and_unix_ms() -> None:
     clock = Clock()
     assert time.monotonic_ns() <= clock.monotonic_ns() <= time.monotonic_ns()
     assert abs(clock.time_ms() - time.time() * 1000) < 1000
 
 
-def test_manual_clock_moves_both_together_and_unix_time_alone() -> None:
+def test_manual_clock_advances_both_clocks_or_sets_unix_time() -> None:
     clock = ManualClock(time_ms=5_000)
     before = clock.monotonic_ns()
     clock.advance(ms=20)

@@ -32,11 +32,11 @@ def in_a_child(io: StoreIO, point: str, times: int) -> int:
     return os.WTERMSIG(os.waitpid(pid, 0)[1])
 
 
-def test_without_the_variables_it_is_the_plain_one() -> None:
+def test_make_io_without_variables_is_plain_store_io() -> None:
     assert type(io_from_environment({})) is StoreIO
 
 
-def test_passages_are_counted_over_all_processes_and_one_of_them_ends() -> None:
+def test_crash_point_passes_are_counted_across_processes() -> None:
     io = io_from_environment({"MQPROC_CRASH": "flush.before_mark:3"})
     assert in_a_child(io, "flush.after_msync", 5) == 0
     assert in_a_child(io, "flush.before_mark", 2) == 0
@@ -44,7 +44,7 @@ def test_passages_are_counted_over_all_processes_and_one_of_them_ends() -> None:
     assert in_a_child(io, "flush.before_mark", 5) == 0
 
 
-def test_a_process_that_ends_amid_a_write_leaves_half_of_it(tmp_path: Path) -> None:
+def test_crash_in_write_leaves_half_of_it(tmp_path: Path) -> None:
     io = io_from_environment({"MQPROC_CRASH": "mark.slot_half:2"})
     fd = io.open(tmp_path / "file", write=True, create=True)
     for ended, there in ((0, b""), (signal.SIGKILL, b"\0\0half"), (0, b"\0\0half")):
@@ -56,7 +56,7 @@ def test_a_process_that_ends_amid_a_write_leaves_half_of_it(tmp_path: Path) -> N
     io.close(fd)
 
 
-def test_one_process_hangs_at_a_point_until_it_is_killed() -> None:
+def test_hang_point_stops_one_process_until_killed() -> None:
     io = io_from_environment({"MQPROC_HANG": "flush.before_mark:2"})
     assert in_a_child(io, "flush.before_mark", 1) == 0
     if (pid := os.fork()) == 0:
@@ -69,7 +69,7 @@ def test_one_process_hangs_at_a_point_until_it_is_killed() -> None:
     assert in_a_child(io, "flush.before_mark", 3) == 0
 
 
-def test_a_call_fails_once(tmp_path: Path) -> None:
+def test_io_fault_fails_one_call(tmp_path: Path) -> None:
     io = io_from_environment({"MQPROC_FAULT": "pwrite:2:ENOSPC"})
     fd = io.open(tmp_path / "file", write=True, create=True)
     io.pwrite(fd, b"1", 0)
@@ -81,7 +81,7 @@ def test_a_call_fails_once(tmp_path: Path) -> None:
     io.close(fd)
 
 
-def test_a_sticky_one_fails_from_then_on_and_a_failed_sync_is_called_so(tmp_path: Path) -> None:
+def test_sticky_io_fault_keeps_failing_and_sync_raises_failed_sync(tmp_path: Path) -> None:
     io = io_from_environment({"MQPROC_FAULT": "sync_folder:2:EIO:sticky"})
     io.sync_folder(tmp_path)
     for _ in range(2):
@@ -107,14 +107,14 @@ def test_a_sticky_one_fails_from_then_on_and_a_failed_sync_is_called_so(tmp_path
         ("MQPROC_FAULT", "sync:1:EIO:always", "is not CALL:NUMBER:ERRNO"),
     ],
 )
-def test_what_is_no_point_call_or_number_is_refused(variable: str, value: str, text: str) -> None:
+def test_fault_variable_with_invalid_value_is_refused(variable: str, value: str, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text) as refused:
         io_from_environment({variable: value})
     assert variable in str(refused.value)
     assert repr(value) in str(refused.value)
 
 
-def test_a_group_with_an_unknown_point_does_not_start(tmp_path: Path) -> None:
+def test_group_with_unknown_crash_point_does_not_start(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mqproc", "up", "--store", str(tmp_path / "store")]
     environment = os.environ | {"MQPROC_CRASH": "nowhere"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
@@ -123,7 +123,7 @@ def test_a_group_with_an_unknown_point_does_not_start(tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
 
 
-def test_each_name_that_the_code_uses_is_in_the_list_and_the_other_way_round() -> None:
+def test_crash_points_used_and_listed_are_the_same() -> None:
     used = set()
     for folder in ("mqproc", "supervisor"):
         for path in (ROOT / folder).rglob("*.py"):
@@ -135,6 +135,6 @@ def test_each_name_that_the_code_uses_is_in_the_list_and_the_other_way_round() -
     assert used == {*CRASH_POINTS}
 
 
-def test_each_call_that_can_fail_is_one_of_storage() -> None:
+def test_fault_calls_are_methods_of_store_io() -> None:
     for name in FAILING_CALLS:
         assert getattr(FaultInjectionIO, name) is not getattr(StoreIO, name)

@@ -72,20 +72,20 @@ def run(path: Path, before: str) -> subprocess.CompletedProcess[str]:
     ],
     ids=["cut", "with threads", "no room", "unreadable"],
 )
-def test_a_page_that_cannot_be_had_is_named(tmp_path: Path, before: str, code: int, told: str) -> None:
+def test_sigbus_names_file_and_page(tmp_path: Path, before: str, code: int, told: str) -> None:
     done = run(tmp_path / os.fsdecode(b"a segm\xe9nt"), before)
     assert done.stderr.startswith(f"mqproc: {tmp_path}/a segm\\xe9nt: offset 5,000{told}"), done.stderr
     assert (done.returncode, done.stderr.count("\n")) == (code, 1)
     assert code in EXIT_CODES
 
 
-def test_a_page_of_which_the_system_tells_nothing_ends_the_process_too(tmp_path: Path) -> None:
+def test_sigbus_without_address_ends_process(tmp_path: Path) -> None:
     """The access came to the handler again and again."""
     done = run(tmp_path / "segment", HIDDEN)
     assert (done.returncode, done.stderr) == (1, "mqproc: a page of memory is inaccessible\n")
 
 
-def test_who_is_forked_dies_by_the_signal_for_its_parent_to_tell(tmp_path: Path) -> None:
+def test_sigbus_in_forked_child_kills_it_for_parent_to_report(tmp_path: Path) -> None:
     done = run(tmp_path / "segment", FORKED)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{-signal.SIGBUS}\n", "")
 
@@ -98,7 +98,7 @@ def read_on(path: Path, access: str, folder: Path, before: str = "") -> subproce
 @pytest.mark.parametrize(
     ("there", "told"), [("os.truncate(path, 12288)", ""), ("None", ": offset 5,000 could not be read; none is told")]
 )
-def test_an_error_that_has_passed_is_tried_once_more(tmp_path: Path, there: str, told: str) -> None:
+def test_sigbus_transient_error_is_retried_once(tmp_path: Path, there: str, told: str) -> None:
     path = tmp_path / "segment"
     path.write_bytes(b"\x01" * 12288)
     done = read_on(path, "ACCESS_READ", tmp_path, f"StoreIO.pread = lambda *place: {there} or b'x'")
@@ -112,7 +112,7 @@ def test_an_error_that_has_passed_is_tried_once_more(tmp_path: Path, there: str,
     [("ACCESS_READ", "store", True), ("ACCESS_WRITE", "store", False), ("ACCESS_READ", "", False)],
     ids=["read only", "writable", "of another folder"],
 )
-def test_zeros_stand_in_for_what_is_only_read(tmp_path: Path, access: str, folder: str, goes_on: bool) -> None:
+def test_sigbus_on_read_only_mapping_reads_zeros(tmp_path: Path, access: str, folder: str, goes_on: bool) -> None:
     store = tmp_path / "store"
     store.mkdir()
     (tmp_path / "link").symlink_to(tmp_path)

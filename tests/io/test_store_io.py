@@ -31,7 +31,7 @@ def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[1]", b'{"a": "b"}', b'{"a\xf6": 1}', b'["\xf6"]', b"\xff\xfe", None])
-def test_what_is_no_json_of_ours_is_refused_in_one_way(tmp_path: Path, text: bytes | None) -> None:
+def test_read_json_invalid_file_raises_one_error(tmp_path: Path, text: bytes | None) -> None:
     file = tmp_path / "file.json"
     with pytest.raises(FileNotFoundError):
         StoreIO().read_json(file, dict[str, int])
@@ -42,7 +42,7 @@ def test_what_is_no_json_of_ours_is_refused_in_one_way(tmp_path: Path, text: byt
 
 @pytest.mark.usefixtures("no_sync")
 @pytest.mark.parametrize("call", ["sync", "sync_folder", "write_file_atomically", "rename"])
-def test_a_failed_sync_names_what_was_not_synced(tmp_path: Path, call: str) -> None:
+def test_failed_sync_names_the_file(tmp_path: Path, call: str) -> None:
     io, file = StoreIO(), tmp_path / "file"
     file.write_bytes(b"")
     fd = io.open(file, write=True)
@@ -59,7 +59,7 @@ def test_a_failed_sync_names_what_was_not_synced(tmp_path: Path, call: str) -> N
     assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(place))
 
 
-def test_a_file_system_that_cannot_be_synced_is_a_failed_sync(tmp_path: Path) -> None:
+def test_syncfs_error_raises_failed_sync(tmp_path: Path) -> None:
     io = StoreIO()
     fd = os.open(tmp_path, os.O_PATH)  # syncfs refuses such a descriptor.
     with pytest.raises(FailedSyncError) as caught:
@@ -68,7 +68,7 @@ def test_a_file_system_that_cannot_be_synced_is_a_failed_sync(tmp_path: Path) ->
     assert (caught.value.errno, caught.value.filename) == (errno.EBADF, str(tmp_path))
 
 
-def test_the_disk_may_begin_early_with_what_is_dirty(tmp_path: Path) -> None:
+def test_start_writeback_begins_before_sync(tmp_path: Path) -> None:
     io = StoreIO()
     fd = io.open(tmp_path / "file", write=True, create=True)
     io.pwrite(fd, b"x" * 10_000, 0)
@@ -84,7 +84,7 @@ def test_the_disk_may_begin_early_with_what_is_dirty(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_sync")
-def test_what_cannot_be_opened_is_not_a_failed_sync(tmp_path: Path) -> None:
+def test_sync_open_error_is_not_failed_sync(tmp_path: Path) -> None:
     io = StoreIO()
     with pytest.raises(FileNotFoundError):
         io.sync_folder(tmp_path / "missing")
@@ -92,9 +92,7 @@ def test_what_cannot_be_opened_is_not_a_failed_sync(tmp_path: Path) -> None:
         io.write_file_atomically(tmp_path / "missing" / "file", b"x")
 
 
-def test_a_small_file_that_finds_no_room_leaves_the_old_one_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replace_file_without_space_keeps_old_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is its temporary file named, which nobody finds."""
     pwrite = os.pwrite
 
@@ -109,7 +107,7 @@ def test_a_small_file_that_finds_no_room_leaves_the_old_one_and_nothing_else(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"old"}
 
 
-def test_a_sparse_file_takes_what_is_allocated(tmp_path: Path) -> None:
+def test_sparse_file_uses_allocated_blocks(tmp_path: Path) -> None:
     path = tmp_path / "file"
     io = StoreIO()
     fd = io.open(path, write=True, create=True)
@@ -120,7 +118,7 @@ def test_a_sparse_file_takes_what_is_allocated(tmp_path: Path) -> None:
     io.close(fd)
 
 
-def test_what_finds_no_room_is_told_with_its_file_and_bytes(tmp_path: Path) -> None:
+def test_allocate_without_space_names_file_and_bytes(tmp_path: Path) -> None:
     io, path = StoreIO(), tmp_path / "file"
     fd = io.open(path, write=True, create=True)
     with pytest.raises(OSError, match="bytes are needed at 4,096") as caught:
@@ -130,7 +128,7 @@ def test_what_finds_no_room_is_told_with_its_file_and_bytes(tmp_path: Path) -> N
     assert f": {1 << 62:,} bytes" in caught.value.strerror
 
 
-def test_a_file_is_out_of_reach_without_a_name_and_without_another_reader(tmp_path: Path) -> None:
+def test_unlinked_file_without_reader_is_unreachable(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 8192)
     io = StoreIO()
@@ -149,9 +147,7 @@ def test_a_file_is_out_of_reach_without_a_name_and_without_another_reader(tmp_pa
     io.close(fd)
 
 
-def test_a_file_that_goes_while_a_folder_is_listed_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_list_folder_skips_file_removed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / name).write_bytes(name.encode())
     scan = os.scandir
@@ -189,7 +185,7 @@ class Interrupted:
     [(0, b"x" * 4096), (errno.EOPNOTSUPP, bytes(4096)), (errno.EIO, b"x" * 4096)],
     ids=["done", "unknown there", "failed"],
 )
-def test_zeroing_that_a_signal_interrupts_is_tried_again(
+def test_zero_range_interrupted_by_signal_is_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: int, content: bytes
 ) -> None:
     kernel = Interrupted(3, then)
@@ -218,7 +214,7 @@ class _Refusing:
 
 
 @pytest.mark.skipif(not LARGE_PAGES, reason="this kernel has no large pages")
-def test_large_pages_are_asked_for_from_the_page_that_the_range_begins_in(tmp_path: Path) -> None:
+def test_large_pages_advice_begins_at_page_of_range(tmp_path: Path) -> None:
     io = StoreIO()
     path = tmp_path / "file"
     size = 8 << 20
@@ -235,11 +231,11 @@ def test_large_pages_are_asked_for_from_the_page_that_the_range_begins_in(tmp_pa
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOMEM, errno.EAGAIN])
-def test_who_does_not_take_the_advice_has_small_pages(number: int) -> None:
+def test_large_pages_advice_refused_keeps_small_pages(number: int) -> None:
     StoreIO().advise_page_size(cast(mmap.mmap, _Refusing(number)), 0, large=True)
 
 
-def test_what_cannot_be_asked_for_is_not_taken_for_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exists_stat_error_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     io, file = StoreIO(), tmp_path / "abort"
     assert not io.exists(file)
     file.touch()
@@ -257,7 +253,7 @@ def test_what_cannot_be_asked_for_is_not_taken_for_absent(tmp_path: Path, monkey
             call(tmp_path / ("x" * 300))
 
 
-def test_a_pipe_is_refused_as_a_folder_is_and_waits_for_nobody(tmp_path: Path) -> None:
+def test_open_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for look in (StoreIO().read_file, StoreIO().open):
@@ -265,7 +261,7 @@ def test_a_pipe_is_refused_as_a_folder_is_and_waits_for_nobody(tmp_path: Path) -
             look(pipe)
 
 
-def test_a_device_is_not_read_for_ever() -> None:
+def test_read_device_is_bounded() -> None:
     with pytest.raises(IsADirectoryError, match="Not a file: '/dev/zero'"):
         StoreIO().read_file(Path("/dev/zero"))
 
@@ -278,9 +274,7 @@ def test_a_device_is_not_read_for_ever() -> None:
         lambda io, fd: io.pwrite(fd, b"x", 0),
     ],
 )
-def test_a_part_that_cannot_be_read_or_written_is_told_with_its_file(
-    tmp_path: Path, call: Callable[[StoreIO, int], object]
-) -> None:
+def test_read_or_write_error_names_file(tmp_path: Path, call: Callable[[StoreIO, int], object]) -> None:
     """The kernel knows no names of descriptors: `mqproc: Input/output error` was all that a command said."""
     fd = os.open(tmp_path, os.O_RDONLY)
     try:
@@ -291,7 +285,7 @@ def test_a_part_that_cannot_be_read_or_written_is_told_with_its_file(
     assert caught.value.filename == str(tmp_path)
 
 
-def test_a_part_that_cannot_be_read_is_no_end_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_error_is_not_end_of_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel gives what lies before it, as before an end."""
     path = tmp_path / "file"
     path.write_bytes(b"x" * 12288)
@@ -314,7 +308,7 @@ def test_a_part_that_cannot_be_read_is_no_end_of_a_file(tmp_path: Path, monkeypa
     assert caught.value.filename == str(path)
 
 
-def test_a_small_file_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_small_file_error_names_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "small").touch()
     monkeypatch.setattr(Path, "read_bytes", fail)
     with pytest.raises(OSError) as caught:

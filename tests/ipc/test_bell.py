@@ -83,7 +83,7 @@ def play(ours: Bell, theirs: Bell, cells: Cells, wait_for: int, publish: int, fi
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_no_wake_up_is_lost_between_two_processes(
+def test_bell_loses_no_wakeup_between_processes(
     make_bell: MakeBell, cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No other process is away from its processor for so long.
@@ -101,7 +101,7 @@ def test_no_wake_up_is_lost_between_two_processes(
     pong.close()
 
 
-def test_ring_posts_only_to_a_sleeping_listener(bell: Bell, cells: Cells) -> None:
+def test_bell_ring_posts_only_to_sleeping_listener(bell: Bell, cells: Cells) -> None:
     bell.ring()
     assert silent(bell)
     bell.announce()
@@ -112,7 +112,7 @@ def test_ring_posts_only_to_a_sleeping_listener(bell: Bell, cells: Cells) -> Non
     assert cells[PING_SLEEPING] == 0
 
 
-def test_who_hurries_wakes_a_listener_that_lies_low_and_nobody_else_does(bell: Bell, cells: Cells) -> None:
+def test_bell_expedite_alone_wakes_lingering_listener(bell: Bell, cells: Cells) -> None:
     bell.expedite()
     assert silent(bell)
     bell.announce()
@@ -128,7 +128,7 @@ def test_who_hurries_wakes_a_listener_that_lies_low_and_nobody_else_does(bell: B
     assert cells[PING_SLEEPING] == 0
 
 
-def test_publish_stores_and_rings_in_one(bell: Bell, cells: Cells) -> None:
+def test_bell_publish_stores_and_rings(bell: Bell, cells: Cells) -> None:
     bell.publish(PING, 41)
     assert cells[PING] == 41
     assert silent(bell)
@@ -139,7 +139,7 @@ def test_publish_stores_and_rings_in_one(bell: Bell, cells: Cells) -> None:
 
 
 @pytest.mark.parametrize("begin", [Bell.announce, Bell.linger])
-def test_a_wait_is_not_ended_by_posts_from_before_it(bell: Bell, begin: Callable[[Bell], None]) -> None:
+def test_bell_wait_ignores_earlier_posts(bell: Bell, begin: Callable[[Bell], None]) -> None:
     for _ in range(5):
         bell.post()
     begin(bell)
@@ -149,14 +149,16 @@ def test_a_wait_is_not_ended_by_posts_from_before_it(bell: Bell, begin: Callable
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, math.nan])
-def test_strange_timeouts_do_not_wait(bell: Bell, timeout_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bell_wait_invalid_timeout_returns_at_once(
+    bell: Bell, timeout_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bell_module, "MAX_WAIT_S", 60.0)
     began = time.monotonic()
     bell.wait(timeout_s)
     assert time.monotonic() - began < 30
 
 
-def test_no_wait_is_longer_than_the_limit(bell: Bell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bell_wait_is_capped(bell: Bell, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_WAIT_S == 1.0
     monkeypatch.setattr(bell_module, "MAX_WAIT_S", 0.1)
     began = time.monotonic()
@@ -164,7 +166,7 @@ def test_no_wait_is_longer_than_the_limit(bell: Bell, monkeypatch: pytest.Monkey
     assert 0.09 < time.monotonic() - began < 30
 
 
-def test_only_an_event_bell_stands_in_an_epoll(cells: Cells) -> None:
+def test_bell_only_event_kind_has_descriptor(cells: Cells) -> None:
     event, by_semaphore = EventBell(cells, PING_SLEEPING), semaphore(cells, PONG_SLEEPING)
     assert event.fileno() >= 0
     with pytest.raises(TypeError, match=r"BellKind\.EVENT"):
@@ -173,7 +175,7 @@ def test_only_an_event_bell_stands_in_an_epoll(cells: Cells) -> None:
     by_semaphore.close()
 
 
-def test_a_stores_semaphores_are_found_whatever_their_epoch(cells: Cells) -> None:
+def test_semaphores_of_store_are_found_for_any_epoch(cells: Cells) -> None:
     store_id = secrets.randbits(60)
     names = [semaphore_name(store_id, epoch, 3) for epoch in (1, 7, 1 << 31)]
     bells = [SemaphoreBell(name, cells, 0) for name in names]
@@ -185,7 +187,7 @@ def test_a_stores_semaphores_are_found_whatever_their_epoch(cells: Cells) -> Non
     assert semaphore_names(store_id) == []
 
 
-def test_semaphore_names_are_hex_and_never_taken_over(cells: Cells) -> None:
+def test_semaphore_names_are_hex_and_not_reused(cells: Cells) -> None:
     name = semaphore_name(0x1234, 7, 3)
     assert name == "/00000000000012340000000703"
     unlink_semaphore(name)
@@ -207,7 +209,7 @@ def test_semaphore_names_are_hex_and_never_taken_over(cells: Cells) -> None:
         (posix_ipc.ExistentialError("No semaphore exists with the specified name"), errno.ENOENT),
     ],
 )
-def test_a_semaphore_that_cannot_be_made_is_told_with_its_folder(
+def test_semaphore_creation_error_names_folder(
     cells: Cells, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, number: int
 ) -> None:
     def refuse(*_arguments: object, **_options: object) -> None:

@@ -28,7 +28,7 @@ def create(paths: StorePaths) -> Control:
     return Control.create(IO, paths, Clock(), os.getpid())
 
 
-def test_new_file_has_its_header_and_zeros(paths: StorePaths) -> None:
+def test_control_new_file_has_header_and_zeros(paths: StorePaths) -> None:
     control = create(paths)
     words = control.snapshot()
     named = {name for name, value in words.items() if value}
@@ -48,7 +48,7 @@ def test_new_file_has_its_header_and_zeros(paths: StorePaths) -> None:
     control.close()
 
 
-def test_next_file_counts_on_and_keeps_the_store_id(paths: StorePaths) -> None:
+def test_control_next_file_increments_epoch_and_keeps_store_id(paths: StorePaths) -> None:
     first = create(paths)
     second = create(paths)
     assert second.load(layout.EPOCH) == 2
@@ -57,7 +57,7 @@ def test_next_file_counts_on_and_keeps_the_store_id(paths: StorePaths) -> None:
     assert second.is_current(IO, paths)
 
 
-def test_the_first_file_of_another_store_in_the_same_place_is_another(paths: StorePaths) -> None:
+def test_control_of_another_store_at_same_path_has_new_id(paths: StorePaths) -> None:
     first = create(paths)
     paths.control.unlink()
     second = create(paths)
@@ -67,7 +67,7 @@ def test_the_first_file_of_another_store_in_the_same_place_is_another(paths: Sto
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\0" * layout.FILE_SIZE, os.urandom(layout.FILE_SIZE), b"MQPROC01"])
-def test_garbage_is_an_error_for_readers_and_replaced_by_a_supervisor(paths: StorePaths, garbage: bytes) -> None:
+def test_control_garbage_fails_readers_and_is_replaced_by_owner(paths: StorePaths, garbage: bytes) -> None:
     paths.own.mkdir()
     paths.control.write_bytes(garbage)
     with pytest.raises(CorruptStoreError, match=r"control: .*expected .* found"):
@@ -75,7 +75,7 @@ def test_garbage_is_an_error_for_readers_and_replaced_by_a_supervisor(paths: Sto
     assert create(paths).load(layout.EPOCH) == 1
 
 
-def test_another_version_is_an_error(paths: StorePaths) -> None:
+def test_control_other_version_raises(paths: StorePaths) -> None:
     control = create(paths)
     control.store(layout.HEADER_VERSION, layout.VERSION + 1)
     control.close()
@@ -84,12 +84,12 @@ def test_another_version_is_an_error(paths: StorePaths) -> None:
     assert create(paths).load(layout.EPOCH) == 1
 
 
-def test_nothing_there(paths: StorePaths) -> None:
+def test_control_missing_file_raises_not_running(paths: StorePaths) -> None:
     with pytest.raises(NotRunningError):
         Control.open(IO, paths)
 
 
-def test_reader_sees_what_the_owner_stores_but_cannot_store(paths: StorePaths) -> None:
+def test_control_reader_sees_stores_but_cannot_store(paths: StorePaths) -> None:
     owner, reader = create(paths), Control.open(IO, paths)
     owner.store(layout.WRITTEN, 4096)
     owner.add(layout.WRITTEN, 4)
@@ -102,7 +102,7 @@ def test_reader_sees_what_the_owner_stores_but_cannot_store(paths: StorePaths) -
     owner.close()
 
 
-def test_distances(paths: StorePaths) -> None:
+def test_control_distance_counts_bytes_between_words(paths: StorePaths) -> None:
     control = create(paths)
     for index, value in (
         (layout.WRITTEN, 1000),
@@ -122,7 +122,7 @@ def test_distances(paths: StorePaths) -> None:
 
 
 @pytest.mark.parametrize("index", layout.SYNC_ERRNO_WORDS)
-def test_any_failed_sync_makes_the_store_read_only(paths: StorePaths, index: int) -> None:
+def test_control_any_failed_sync_makes_store_read_only(paths: StorePaths, index: int) -> None:
     control = create(paths)
     assert not control.read_only
     control.store(index, 5)
@@ -130,12 +130,12 @@ def test_any_failed_sync_makes_the_store_read_only(paths: StorePaths, index: int
     assert control.sync_errno == 5
 
 
-def test_every_sync_errno_word_counts() -> None:
+def test_control_every_sync_errno_word_counts() -> None:
     named = {word.index for word in layout.WORDS.values() if word.name.endswith("_sync_errno")}
     assert named == set(layout.SYNC_ERRNO_WORDS)
 
 
-def test_words_of_one_role(paths: StorePaths) -> None:
+def test_control_words_of_one_role(paths: StorePaths) -> None:
     control = create(paths)
     control.store(layout.role_word("cq-flusher", "errors"), 3)
     control.store(layout.supervised_word("cq-flusher", "pid"), 77)
@@ -143,7 +143,7 @@ def test_words_of_one_role(paths: StorePaths) -> None:
     assert (words["errors"], words["pid"], words["cycles"]) == (3, 77, 0)
 
 
-def test_a_file_that_finds_no_room_leaves_the_old_one_and_nothing_else(paths: StorePaths) -> None:
+def test_control_without_space_keeps_old_file_only(paths: StorePaths) -> None:
     Control.create(IO, paths, Clock(), 1).close()
     before = paths.control.read_bytes()
     with pytest.raises(OSError, match="No space left"):

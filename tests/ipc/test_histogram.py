@@ -18,7 +18,7 @@ def words() -> Words:
 
 
 @given(st.lists(st.tuples(st.integers(0, 1 << 40), st.integers(1, 1000)), max_size=20))
-def test_each_value_is_counted_in_the_first_bucket_that_holds_it(values: list[tuple[int, int]]) -> None:
+def test_histogram_counts_value_in_first_fitting_bucket(values: list[tuple[int, int]]) -> None:
     cells = words()
     histogram = Histogram(cells, histograms.APPENDS)
     for value, weight in values:
@@ -30,7 +30,7 @@ def test_each_value_is_counted_in_the_first_bucket_that_holds_it(values: list[tu
     assert abs(found.total - sum(value * weight for value, weight in values) * 1e-9) <= 1e-6 * (1 + found.total)
 
 
-def test_places_lie_in_their_owners_page_and_do_not_overlap() -> None:
+def test_histogram_places_do_not_overlap() -> None:
     taken: set[int] = set()
     spans = [(place.owner, place.index, place.sum_index + 1) for place in histograms.HISTOGRAMS]
     spans += [(role, first, first + len(histograms.CODES)) for role, first in histograms.REJECTS.items()]
@@ -46,7 +46,7 @@ def test_places_lie_in_their_owners_page_and_do_not_overlap() -> None:
     assert min(taken) * layout.WORD_SIZE >= max(word.index for word in layout.WORDS.values()) * layout.WORD_SIZE
 
 
-def test_quantiles_are_upper_bounds_of_buckets() -> None:
+def test_histogram_quantiles_are_bucket_upper_bounds() -> None:
     buckets = Buckets((1.0, 2.0, 4.0), (50, 49, 0, 1), 0.0)
     assert buckets.quantile(0.5) == 1.0
     assert buckets.quantile(0.99) == 2.0
@@ -55,7 +55,7 @@ def test_quantiles_are_upper_bounds_of_buckets() -> None:
     assert buckets.minus(Buckets((1.0, 2.0, 4.0), (50, 0, 0, 1), 0.0)).quantile(0.5) == 2.0
 
 
-def test_quantiles_of_a_thousand_times_are_right_to_a_bucket() -> None:
+def test_histogram_quantiles_are_exact_to_a_bucket() -> None:
     """n samples of n ms for n from 1 to 1,000, as RocketMQ's own statistics are tested."""
     cells = words()
     histogram = Histogram(cells, histograms.APPENDS)
@@ -70,7 +70,7 @@ def test_quantiles_of_a_thousand_times_are_right_to_a_bucket() -> None:
     assert [found.quantile(share) for share in exact_s] == [0.1, 0.5, 0.5, 1.0, 1.0, 1.0, 1.0]
 
 
-def test_every_error_code_has_a_count() -> None:
+def test_error_counters_cover_every_code() -> None:
     cells = words()
     for code in ERROR_BY_CODE:
         error_counter(cells, layout.WRITER)(code)

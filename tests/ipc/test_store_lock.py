@@ -55,7 +55,7 @@ def paths(tmp_path: Path) -> StorePaths:
     return StorePaths(tmp_path)
 
 
-def test_one_holder_at_a_time_even_in_one_process(paths: StorePaths) -> None:
+def test_store_lock_has_one_holder_even_in_one_process(paths: StorePaths) -> None:
     io = StoreIO()
     lock = StoreLock.acquire(io, paths)
     with pytest.raises(StoreLockedError):
@@ -64,13 +64,13 @@ def test_one_holder_at_a_time_even_in_one_process(paths: StorePaths) -> None:
     StoreLock.acquire(io, paths).close()
 
 
-def test_file_holds_what_rocketmq_writes_there(paths: StorePaths) -> None:
+def test_store_lock_file_content_equals_rocketmq(paths: StorePaths) -> None:
     paths.lock.write_bytes(b"something longer")
     StoreLock.acquire(StoreIO(), paths).close()
     assert paths.lock.read_bytes() == b"lock"
 
 
-def test_lock_stays_when_another_descriptor_of_the_file_is_closed(paths: StorePaths) -> None:
+def test_store_lock_survives_close_of_other_descriptor(paths: StorePaths) -> None:
     io = StoreIO()
     lock = StoreLock.acquire(io, paths)
     os.close(os.open(paths.lock, os.O_RDWR))
@@ -78,7 +78,7 @@ def test_lock_stays_when_another_descriptor_of_the_file_is_closed(paths: StorePa
     lock.close()
 
 
-def test_rocketmq_is_kept_out(paths: StorePaths) -> None:
+def test_store_lock_excludes_rocketmq(paths: StorePaths) -> None:
     lock = StoreLock.acquire(StoreIO(), paths)
     with rocketmq(paths.lock) as process:
         assert said(process) == "refused"
@@ -87,14 +87,14 @@ def test_rocketmq_is_kept_out(paths: StorePaths) -> None:
         assert said(process) == "held"
 
 
-def test_rocketmq_keeps_us_out_and_is_named(paths: StorePaths) -> None:
+def test_store_lock_held_by_rocketmq_names_it(paths: StorePaths) -> None:
     with rocketmq(paths.lock) as process:
         assert said(process) == "held"
         with pytest.raises(StoreLockedError, match=rf"in use by pid {process.pid} since \d{{4}}-"):
             StoreLock.acquire(StoreIO(), paths)
 
 
-def test_holder_is_named_from_the_control_file(paths: StorePaths) -> None:
+def test_store_lock_holder_is_read_from_control_file(paths: StorePaths) -> None:
     io = StoreIO()
     lock = StoreLock.acquire(io, paths)
     Control.create(io, paths, Clock(), pid=os.getpid()).close()
@@ -103,7 +103,7 @@ def test_holder_is_named_from_the_control_file(paths: StorePaths) -> None:
     lock.close()
 
 
-def test_holder_is_named_from_the_abort_file_without_a_control_file(paths: StorePaths) -> None:
+def test_store_lock_holder_is_read_from_abort_file(paths: StorePaths) -> None:
     io = StoreIO()
     lock = StoreLock.acquire(io, paths)
     paths.abort.write_text(str(os.getpid()))
@@ -112,7 +112,7 @@ def test_holder_is_named_from_the_abort_file_without_a_control_file(paths: Store
     lock.close()
 
 
-def test_lock_that_nobody_owns_up_to(paths: StorePaths) -> None:
+def test_store_lock_unknown_holder_is_reported(paths: StorePaths) -> None:
     io = StoreIO()
     lock = StoreLock.acquire(io, paths)
     with pytest.raises(StoreLockedError, match="in use by another process"):
@@ -122,7 +122,7 @@ def test_lock_that_nobody_owns_up_to(paths: StorePaths) -> None:
 
 @pytest.mark.parametrize("pid", [0, -1, (1 << 22) + 1, 1 << 62])
 @pytest.mark.parametrize("since_ms", [-1, 1 << 62])
-def test_a_damaged_control_file_names_nobody(paths: StorePaths, pid: int, since_ms: int) -> None:
+def test_store_lock_damaged_control_file_names_no_holder(paths: StorePaths, pid: int, since_ms: int) -> None:
     io = StoreIO()
     lock = StoreLock.acquire(io, paths)
     control = Control.create(io, paths, Clock(), os.getpid())
@@ -158,7 +158,7 @@ def ended(paths: StorePaths) -> int:
     return supervisor.pid
 
 
-def test_roles_left_by_a_dead_supervisor_are_waited_for_and_then_named(paths: StorePaths, ended: int) -> None:
+def test_store_lock_waits_for_orphaned_roles_then_names_them(paths: StorePaths, ended: int) -> None:
     command = [sys.executable, "-c", _ROLE_THAT_HOLDS_IT, str(paths.root)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as role:
         assert role.stdout is not None
@@ -171,9 +171,7 @@ def test_roles_left_by_a_dead_supervisor_are_waited_for_and_then_named(paths: St
         role.communicate()
 
 
-def test_a_command_that_has_the_lock_is_not_taken_for_what_a_dead_supervisor_left(
-    paths: StorePaths, ended: int
-) -> None:
+def test_store_lock_held_by_command_is_not_an_orphaned_role(paths: StorePaths, ended: int) -> None:
     """A repair, for one, which takes long: whoever was told of left processes might kill it."""
     assert ended
     lock = StoreLock.acquire(StoreIO(), paths)
@@ -186,7 +184,7 @@ def test_a_command_that_has_the_lock_is_not_taken_for_what_a_dead_supervisor_lef
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_forked_process_keeps_the_lock(paths: StorePaths) -> None:
+def test_store_lock_is_kept_by_forked_process(paths: StorePaths) -> None:
     io = StoreIO()
     lock = StoreLock.acquire(io, paths)
     reader, writer = os.pipe()
@@ -204,7 +202,7 @@ def test_forked_process_keeps_the_lock(paths: StorePaths) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EISDIR])
-def test_a_lock_that_cannot_be_had_is_told(paths: StorePaths, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_store_lock_error_is_reported(paths: StorePaths, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     def fails(*_arguments: object, **_options: object) -> int:
         raise OSError(code, os.strerror(code), str(paths.lock))
 
@@ -213,6 +211,6 @@ def test_a_lock_that_cannot_be_had_is_told(paths: StorePaths, monkeypatch: pytes
         StoreLock.acquire(StoreIO(), paths)
 
 
-def test_nobody_holds_a_store_that_was_never_opened(paths: StorePaths) -> None:
+def test_store_lock_of_new_store_has_no_holder(paths: StorePaths) -> None:
     assert lock_holder(StoreIO(), paths) is None
     assert not paths.lock.exists()

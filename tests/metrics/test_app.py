@@ -59,18 +59,18 @@ def get(control: Control, store: Path, path: str, method: str = "GET") -> Answer
     return answer
 
 
-def test_a_running_group_is_alive_and_ready(control: Control, tmp_path: Path) -> None:
+def test_health_running_group_is_alive_and_ready(control: Control, tmp_path: Path) -> None:
     assert get(control, tmp_path, "/healthz").status == 200
     assert get(control, tmp_path, "/readyz").body == b"ok\n"
 
 
-def test_a_dead_supervisor_is_neither(control: Control, tmp_path: Path) -> None:
+def test_health_dead_supervisor_is_not_alive_nor_ready(control: Control, tmp_path: Path) -> None:
     control.store(layout.SUPERVISOR_HEARTBEAT_NS, 1)
     assert get(control, tmp_path, "/healthz").status == 503
     assert b"supervisor has been silent" in get(control, tmp_path, "/readyz").body
 
 
-def test_ready_names_the_role_that_is_not(control: Control, tmp_path: Path) -> None:
+def test_readyz_names_role_that_is_not_ready(control: Control, tmp_path: Path) -> None:
     control.store(layout.supervised_word(layout.QUERY, "supervised"), layout.BACKOFF)
     control.store(layout.role_word(layout.WRITER, "heartbeat_ns"), 1)
     control.store(layout.WRITER_SYNC_ERRNO, 5)
@@ -91,7 +91,7 @@ def test_ready_names_the_role_that_is_not(control: Control, tmp_path: Path) -> N
     ],
     ids=["blocked", "behind", "not durable", "no segment", "damage"],
 )
-def test_what_is_wrong_while_the_group_serves_is_told_with_what_to_do(
+def test_readyz_degraded_group_says_what_to_do(
     control: Control, tmp_path: Path, changes: dict[int, int], said: str
 ) -> None:
     assert snapshot(make_collector(tmp_path, control), StorePaths(tmp_path))["warnings"] == []
@@ -108,7 +108,7 @@ def test_what_is_wrong_while_the_group_serves_is_told_with_what_to_do(
         assert 12 <= late_s <= round(time.time() - written_s)
 
 
-def test_a_busy_role_is_not_silent(control: Control, tmp_path: Path) -> None:
+def test_health_busy_role_is_not_silent(control: Control, tmp_path: Path) -> None:
     control.store(layout.role_word(layout.WRITER, "heartbeat_ns"), 1)
     control.store(layout.role_word(layout.WRITER, "state"), layout.STATE_SYNCING)
     assert get(control, tmp_path, "/readyz").status == 200
@@ -117,7 +117,7 @@ def test_a_busy_role_is_not_silent(control: Control, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("silent_s", "silent"), [(5, False), (20, True)])
-def test_page_and_top_hold_a_role_for_dead_when_readyz_does(
+def test_page_and_top_mark_role_dead_as_readyz_does(
     control: Control, tmp_path: Path, silent_s: int, silent: bool
 ) -> None:
     """One that is in one long step has not beaten for seconds, and is well."""
@@ -133,7 +133,7 @@ def test_page_and_top_hold_a_role_for_dead_when_readyz_does(
     assert (f"\x1b[1;31m{writer['silent_s']:.1f}" in shown) == silent
 
 
-def test_a_role_that_does_not_run_has_no_memory_rather_than_none_of_it(control: Control, tmp_path: Path) -> None:
+def test_snapshot_stopped_role_has_no_memory_value(control: Control, tmp_path: Path) -> None:
     """Others have figures as soon as they run: rates begin then."""
     control.store(layout.supervised_word(layout.QUERY, "pid"), 0)
     now = snapshot(make_collector(tmp_path, control), StorePaths(tmp_path))
@@ -148,7 +148,7 @@ def test_a_role_that_does_not_run_has_no_memory_rather_than_none_of_it(control: 
     Screen().page(State(VIEWS[0], 1.0, ""), now, None, 200)
 
 
-def test_the_page_has_everything_that_it_asks_for_and_nothing_from_elsewhere(control: Control, tmp_path: Path) -> None:
+def test_page_loads_only_own_resources(control: Control, tmp_path: Path) -> None:
     page = get(control, tmp_path, "/").body.decode()
     asked = re.findall(r'(?:href|src)="([^"]+)"', page)
     assert {"/status.js", "/status.css", "/icon.svg", "/metrics"} <= set(asked)
@@ -160,15 +160,15 @@ def test_the_page_has_everything_that_it_asks_for_and_nothing_from_elsewhere(con
 
 
 @pytest.mark.parametrize(("path", "method", "status"), [("/other", "GET", 404), ("/metrics", "POST", 405)])
-def test_what_is_not_there_is_refused(control: Control, tmp_path: Path, path: str, method: str, status: int) -> None:
+def test_app_unknown_path_is_404(control: Control, tmp_path: Path, path: str, method: str, status: int) -> None:
     assert get(control, tmp_path, path, method).status == status
 
 
-def test_head_has_no_body_of_its_own(control: Control, tmp_path: Path) -> None:
+def test_app_head_has_no_body(control: Control, tmp_path: Path) -> None:
     assert get(control, tmp_path, "/healthz", "HEAD").status == 200
 
 
-def test_an_event_is_a_snapshot_of_the_group(control: Control, tmp_path: Path) -> None:
+def test_events_send_group_snapshots(control: Control, tmp_path: Path) -> None:
     make_queues(tmp_path, topics=60, queues=2, messages=10)
     errors = ErrorLog.create(IO, StorePaths(tmp_path), layout.KEEPER)
     assert errors is not None
@@ -199,7 +199,7 @@ def test_an_event_is_a_snapshot_of_the_group(control: Control, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("series_max", [3, 1000], ids=["more than metrics have", "all in metrics"])
-def test_a_name_is_looked_for_in_all_topics_and_groups(
+def test_events_filter_searches_all_topics_and_groups(
     control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, series_max: int
 ) -> None:
     make_queues(tmp_path, topics=260, queues=1, messages=10)
@@ -226,7 +226,7 @@ def test_a_name_is_looked_for_in_all_topics_and_groups(
     collector.close()
 
 
-def test_totals_are_of_all_groups_though_only_some_are_sent(
+def test_events_totals_include_groups_not_sent(
     control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lags = [GroupLag(f"group-{number}", "orders", 10, 1.0) for number in range(70)]
@@ -238,7 +238,7 @@ def test_totals_are_of_all_groups_though_only_some_are_sent(
     assert (found["group_count"], found["group_lag_messages"]) == (70, 700)
 
 
-def test_the_supervisors_errors_stand_in_its_row(control: Control, tmp_path: Path) -> None:
+def test_snapshot_supervisor_row_has_its_errors(control: Control, tmp_path: Path) -> None:
     errors = ErrorLog.create(IO, StorePaths(tmp_path), layout.SUPERVISOR)
     assert errors is not None
     errors.note("query has died", 1_700_000_000_000)
@@ -248,7 +248,7 @@ def test_the_supervisors_errors_stand_in_its_row(control: Control, tmp_path: Pat
     assert row["errors"] == 2
 
 
-def test_no_more_look_at_once_than_may_though_all_come_together(control: Control, tmp_path: Path) -> None:
+def test_events_subscribers_are_bounded(control: Control, tmp_path: Path) -> None:
     app = make_app(make_collector(tmp_path, control), StorePaths(tmp_path), "1.2.3")
     scope = {"type": "http", "method": "GET", "path": "/events", "headers": [], "query_string": b"", "root_path": ""}
 

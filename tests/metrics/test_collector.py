@@ -50,11 +50,11 @@ def value(text: str, name: str, **labels: str) -> float:
     raise AssertionError(f"no sample {name} {labels}")
 
 
-def test_the_scrape_offers_the_catalogue_and_nothing_else(scrape: Scrape) -> None:
+def test_collector_exports_exactly_the_catalogue(scrape: Scrape) -> None:
     assert family_names(scrape()) == {metric.name for metric in METRICS}
 
 
-def test_every_label_of_the_catalogue_is_used_as_declared(tmp_path: Path, scrape: Scrape) -> None:
+def test_collector_labels_match_the_catalogue(tmp_path: Path, scrape: Scrape) -> None:
     make_queues(tmp_path, 2, 2, 10)
     declared = {metric.name: set(metric.labels) for metric in METRICS}
     for family in text_string_to_metric_families(scrape()):
@@ -65,7 +65,7 @@ def test_every_label_of_the_catalogue_is_used_as_declared(tmp_path: Path, scrape
             assert set(sample.labels) - {"le"} == declared[name], sample
 
 
-def test_lag_is_the_difference_of_words(scrape: Scrape) -> None:
+def test_collector_lag_is_difference_of_words(scrape: Scrape) -> None:
     text = scrape()
     assert value(text, "mqproc_dispatch_behind_bytes") == 3000
     assert value(text, "mqproc_dispatch_behind_messages") == 30
@@ -74,15 +74,13 @@ def test_lag_is_the_difference_of_words(scrape: Scrape) -> None:
     assert value(text, "mqproc_disk_usage_ratio") == 0.3
 
 
-def test_the_disks_limits_are_those_of_the_options(scrape: Scrape) -> None:
+def test_collector_disk_limits_come_from_options(scrape: Scrape) -> None:
     text = scrape(disk_space_clean_forcibly_ratio=60, disk_space_warning_level_ratio=70)
     limits = {"delete_expired": 0.75, "delete_any_age": 0.6, "refuse_sends": 0.7}
     assert {limit: value(text, "mqproc_disk_limit_ratio", limit=limit) for limit in limits} == limits
 
 
-def test_the_loss_window_is_as_old_as_the_last_moment_at_which_all_was_durable(
-    control: Control, scrape: Scrape
-) -> None:
+def test_collector_unflushed_age_counts_from_last_full_flush(control: Control, scrape: Scrape) -> None:
     assert 7 <= value(scrape(), "mqproc_unflushed_seconds") < 30
     control.store(layout.FLUSHER_SYNCED, 9000)
     assert value(scrape(), "mqproc_unflushed_seconds") == 0
@@ -101,13 +99,13 @@ def test_the_loss_window_is_as_old_as_the_last_moment_at_which_all_was_durable(
     ],
     ids=["lent", "missing", "silent", "read-only", "damage", "disk full", "recovering"],
 )
-def test_a_group_is_ready_when_readyz_says_so(control: Control, scrape: Scrape, word: int, number: int) -> None:
+def test_collector_ready_equals_readyz(control: Control, scrape: Scrape, word: int, number: int) -> None:
     assert value(scrape(), "mqproc_group_ready") == 1
     control.store(word, number)
     assert value(scrape(), "mqproc_group_ready") == 0
 
 
-def test_the_supervisors_errors_are_counted_as_it_keeps_them(tmp_path: Path, scrape: Scrape) -> None:
+def test_collector_counts_supervisor_errors(tmp_path: Path, scrape: Scrape) -> None:
     assert value(scrape(), "mqproc_errors_total", role=layout.SUPERVISOR) == 0
     errors = ErrorLog.create(IO, StorePaths(tmp_path), layout.SUPERVISOR)
     assert errors is not None
@@ -118,7 +116,7 @@ def test_the_supervisors_errors_are_counted_as_it_keeps_them(tmp_path: Path, scr
     assert value(text, "mqproc_errors_total", role=layout.WRITER) == 0
 
 
-def test_roles_are_up_with_heartbeats_in_unix_time(scrape: Scrape) -> None:
+def test_collector_heartbeats_are_unix_time(scrape: Scrape) -> None:
     text = scrape()
     for role in layout.ROLES:
         assert value(text, "mqproc_role_up", role=role) == 1
@@ -127,7 +125,7 @@ def test_roles_are_up_with_heartbeats_in_unix_time(scrape: Scrape) -> None:
     assert value(text, "mqproc_build_info", version="1.2.3", python=platform.python_version()) == 1
 
 
-def test_a_histogram_adds_up_what_two_roles_keep(control: Control, scrape: Scrape) -> None:
+def test_collector_histogram_sums_two_roles(control: Control, scrape: Scrape) -> None:
     Histogram(control.words, histograms.WRITER_SYNCS).observe(3_000_000)
     Histogram(control.words, histograms.LOG_FLUSHES).observe(20_000_000_000, 2)
     text = scrape()
@@ -140,7 +138,7 @@ def test_a_histogram_adds_up_what_two_roles_keep(control: Control, scrape: Scrap
     assert value(text, f"{name}_sum", target="commitlog") == pytest.approx(40.003)
 
 
-def test_refusals_are_counted_by_role_and_code(control: Control, scrape: Scrape) -> None:
+def test_collector_counts_refusals_by_role_and_code(control: Control, scrape: Scrape) -> None:
     error_counter(control.words, layout.WRITER)("DISK_FULL")
     error_counter(control.words, layout.QUERY)("DISK_FULL")
     error_counter(control.words, layout.QUERY)("DISK_FULL")
@@ -150,7 +148,7 @@ def test_refusals_are_counted_by_role_and_code(control: Control, scrape: Scrape)
     assert value(text, "mqproc_rejected_total", role="query", code="INTERNAL") == 0
 
 
-def test_frames_that_ended_amid_are_counted_by_role(control: Control, scrape: Scrape) -> None:
+def test_collector_counts_partial_frames_by_role(control: Control, scrape: Scrape) -> None:
     control.store(layout.WRITER_PARTIAL_FRAMES, 3)
     control.store(layout.QUERY_PARTIAL_FRAMES, 4)
     text = scrape()
@@ -158,7 +156,7 @@ def test_frames_that_ended_amid_are_counted_by_role(control: Control, scrape: Sc
     assert value(text, "mqproc_partial_frames_total", role="query") == 4
 
 
-def test_topics_are_the_sums_of_their_queues(tmp_path: Path, scrape: Scrape) -> None:
+def test_collector_topic_sums_its_queues(tmp_path: Path, scrape: Scrape) -> None:
     make_queues(tmp_path, topics=3, queues=4, messages=10)
     text = scrape()
     assert value(text, "mqproc_topics") == 3
@@ -171,7 +169,7 @@ def test_topics_are_the_sums_of_their_queues(tmp_path: Path, scrape: Scrape) -> 
     assert value(text, "mqproc_storage_bytes", target="consumequeue") == 3 * 32 * 20
 
 
-def test_a_topic_that_is_made_again_with_fewer_queues_keeps_its_counts(tmp_path: Path, scrape: Scrape) -> None:
+def test_collector_recreated_topic_keeps_its_counts(tmp_path: Path, scrape: Scrape) -> None:
     make_queues(tmp_path, topics=2, queues=4, messages=10)
     table = QueueTable(IO, StorePaths(tmp_path).queues, write=True)
     numbers = [number for number, topic, _ in table.live() if topic == "topic-1"]
@@ -194,7 +192,7 @@ def test_a_topic_that_is_made_again_with_fewer_queues_keeps_its_counts(tmp_path:
     table.close()
 
 
-def test_topics_beyond_the_bound_are_added_up(tmp_path: Path, scrape: Scrape) -> None:
+def test_collector_topics_above_limit_are_summed(tmp_path: Path, scrape: Scrape) -> None:
     make_queues(tmp_path, topics=5, queues=1, messages=10)
     text = scrape(metrics_series_max=2)
     assert value(text, "mqproc_topics") == 5
@@ -202,9 +200,7 @@ def test_topics_beyond_the_bound_are_added_up(tmp_path: Path, scrape: Scrape) ->
     assert value(text, "mqproc_messages_appended_total", topic=OTHERS) == 30
 
 
-def test_what_topics_beyond_the_bound_have_counted_stays_when_topics_are_deleted(
-    tmp_path: Path, control: Control
-) -> None:
+def test_collector_sum_above_limit_survives_topic_deletion(tmp_path: Path, control: Control) -> None:
     make_queues(tmp_path, topics=5, queues=1, messages=10, room=1)
     collector = make_collector(tmp_path, control, metrics_series_max=2)
     table = QueueTable(IO, StorePaths(tmp_path).queues, write=True)
@@ -228,7 +224,7 @@ def test_what_topics_beyond_the_bound_have_counted_stays_when_topics_are_deleted
 
 
 @pytest.mark.parametrize("seen", [True, False], ids=["recovery was seen", "it was too short to be seen"])
-def test_a_start_has_a_table_of_its_own(tmp_path: Path, control: Control, *, seen: bool) -> None:
+def test_collector_start_begins_with_new_table(tmp_path: Path, control: Control, *, seen: bool) -> None:
     control.store(layout.GROUP_STATE, layout.GROUP_DOWN)
     make_queues(tmp_path, topics=2, queues=1, messages=10)
     collector = make_collector(tmp_path, control)
@@ -251,7 +247,7 @@ def test_a_start_has_a_table_of_its_own(tmp_path: Path, control: Control, *, see
     collector.close()
 
 
-def test_a_group_that_recovers_tells_only_what_is_known(control: Control, scrape: Scrape) -> None:
+def test_collector_recovering_group_exports_known_values(control: Control, scrape: Scrape) -> None:
     control.store(layout.GROUP_STATE, layout.GROUP_RECOVERING)
     text = scrape()
     assert family_names(text) == {metric.name for metric in METRICS}
@@ -260,7 +256,7 @@ def test_a_group_that_recovers_tells_only_what_is_known(control: Control, scrape
     assert value(text, "mqproc_group_recovering") == 1
 
 
-def test_names_follow_prometheus_rules() -> None:
+def test_catalogue_names_follow_prometheus_rules() -> None:
     for metric in METRICS:
         assert re.fullmatch(r"mqproc_[a-z0-9_]+", metric.name)
         assert metric.help.endswith(".")
@@ -269,6 +265,6 @@ def test_names_follow_prometheus_rules() -> None:
             assert metric.name.removesuffix("_total").endswith(metric.unit), metric.name
 
 
-def test_every_metric_stands_once() -> None:
+def test_catalogue_has_each_metric_once() -> None:
     names = [metric.name for metric in METRICS]
     assert len(names) == len(set(names))

@@ -34,18 +34,18 @@ def behind_s(store: Path, dispatched: int, written: int, newest_age_s: float = 1
     return dispatch_behind_ms(StoreIO(), StorePaths(store), words) / 1000
 
 
-def test_nothing_is_behind_however_old_the_last_message_is(tmp_path: Path) -> None:
+def test_dispatch_lag_is_zero_when_caught_up(tmp_path: Path) -> None:
     assert behind_s(tmp_path, 9000, 9000, newest_age_s=3600) == 0
 
 
 @pytest.mark.parametrize("born_v6", [False, True], ids=["IPv4", "IPv6"])
-def test_the_message_at_which_dispatch_stands_tells_its_age(tmp_path: Path, born_v6: bool) -> None:
+def test_dispatch_lag_is_age_of_next_message(tmp_path: Path, born_v6: bool) -> None:
     write_record(tmp_path, 0, now_ms() - 3_600_000)
     write_record(tmp_path, 6000, now_ms() - 12_000, born_v6=born_v6)
     assert 12 <= behind_s(tmp_path, 6000, 9000) < 60
 
 
-def test_a_segments_end_is_gone_past(tmp_path: Path) -> None:
+def test_dispatch_lag_skips_segment_end(tmp_path: Path) -> None:
     write_log(tmp_path, SEGMENT - 200, BLANK)
     assert behind_s(tmp_path, SEGMENT - 200, SEGMENT) == 0
     write_record(tmp_path, SEGMENT, now_ms() - 12_000, segment=SEGMENT)
@@ -54,7 +54,7 @@ def test_a_segments_end_is_gone_past(tmp_path: Path) -> None:
         assert 12 <= behind_s(tmp_path, dispatched, SEGMENT + 100) < 60
 
 
-def test_where_nothing_can_be_read_it_is_no_less_than_the_newest_messages_age(tmp_path: Path) -> None:
+def test_dispatch_lag_unreadable_log_uses_newest_message(tmp_path: Path) -> None:
     assert 5 <= behind_s(tmp_path, 6000, 9000, newest_age_s=5) < 60
     write_log(tmp_path, 6000, b"garbled" * 20)
     assert 5 <= behind_s(tmp_path, 6000, 9000, newest_age_s=5) < 60
@@ -63,7 +63,7 @@ def test_where_nothing_can_be_read_it_is_no_less_than_the_newest_messages_age(tm
     assert 5 <= behind_s(tmp_path, 6001, 9000, newest_age_s=5) < 60
 
 
-def test_after_a_quiet_time_it_begins_at_nothing_and_grows_as_dispatch_stands_and_everybody_says_the_same(
+def test_dispatch_lag_after_idle_starts_at_zero_and_grows(
     make_group: Callable[..., Group],
 ) -> None:
     group = make_group(heartbeat_timeout_ms=600_000)

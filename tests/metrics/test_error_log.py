@@ -26,7 +26,7 @@ def make(store: Path, owner: str = words_of.WRITER) -> ErrorLog:
     return made
 
 
-def test_errors_that_differ_in_numbers_are_one(tmp_path: Path) -> None:
+def test_error_log_merges_errors_differing_in_numbers(tmp_path: Path) -> None:
     errors = make(tmp_path)
     errors.note("sync failed at 4,096", 1000)
     errors.note("sync failed at 8,192", 3000)
@@ -39,7 +39,7 @@ def test_errors_that_differ_in_numbers_are_one(tmp_path: Path) -> None:
     assert {error.owner for error in found} == {words_of.WRITER}
 
 
-def test_the_next_start_and_the_next_process_go_on_counting(tmp_path: Path) -> None:
+def test_error_log_counts_on_across_restarts(tmp_path: Path) -> None:
     make(tmp_path).note("no room", 1000)
     make(tmp_path).note("no room", 2000)
     make(tmp_path, words_of.KEEPER).note("no room", 3000)
@@ -47,7 +47,7 @@ def test_the_next_start_and_the_next_process_go_on_counting(tmp_path: Path) -> N
     assert counts == {(words_of.WRITER, 2), (words_of.KEEPER, 1)}
 
 
-def test_the_error_that_came_last_the_longest_ago_makes_room(tmp_path: Path) -> None:
+def test_error_log_evicts_least_recent_error(tmp_path: Path) -> None:
     errors = make(tmp_path)
     for number in range(layout.ENTRIES + 1):
         errors.note("error " + "x" * number, 1000 + number)
@@ -57,19 +57,19 @@ def test_the_error_that_came_last_the_longest_ago_makes_room(tmp_path: Path) -> 
     assert "error " + "x" * layout.ENTRIES in texts
 
 
-def test_a_long_text_is_cut_between_characters(tmp_path: Path) -> None:
+def test_error_log_truncates_between_characters(tmp_path: Path) -> None:
     make(tmp_path).note("ö" * 1000, 1000)
     (found,) = seen_errors(IO, StorePaths(tmp_path))
     assert set(found.text) == {"ö"}
     assert len(found.text.encode()) <= layout.TEXT_BYTES_MAX
 
 
-def test_a_name_that_is_no_text_is_kept_as_escapes(tmp_path: Path) -> None:
+def test_error_log_escapes_undecodable_name(tmp_path: Path) -> None:
     make(tmp_path).note(os.fsdecode(b"bad-\xff: left alone"), 1000)
     assert [error.text for error in seen_errors(IO, StorePaths(tmp_path))] == ["bad-\\udcff: left alone"]
 
 
-def test_garbage_is_replaced(tmp_path: Path) -> None:
+def test_error_log_replaces_garbage(tmp_path: Path) -> None:
     paths = StorePaths(tmp_path)
     paths.own.mkdir()
     paths.errors.write_bytes(b"\xff" * layout.FILE_SIZE)
@@ -78,12 +78,12 @@ def test_garbage_is_replaced(tmp_path: Path) -> None:
     assert len(seen_errors(IO, paths)) == 1
 
 
-def test_nothing_is_there(tmp_path: Path) -> None:
+def test_error_log_missing_file_is_empty(tmp_path: Path) -> None:
     assert seen_errors(IO, StorePaths(tmp_path)) == []
     assert ErrorLog.open(IO, StorePaths(tmp_path), words_of.WRITER) is None
 
 
-def test_errors_that_differ_in_ids_are_one(tmp_path: Path) -> None:
+def test_error_log_merges_errors_differing_in_ids(tmp_path: Path) -> None:
     errors = make(tmp_path)
     for unique in ("7F00000154081EDB5E6F7E1D1280CE8F", "7F00000154081EDB5E6F7E1D16A0D077"):
         errors.note(f"transaction is given up transaction={unique} group=billing", 1000)
@@ -91,7 +91,7 @@ def test_errors_that_differ_in_ids_are_one(tmp_path: Path) -> None:
     assert sorted(error.count for error in seen_errors(IO, StorePaths(tmp_path))) == [1, 2]
 
 
-def test_what_the_log_leaves_out_is_counted_all_the_same(tmp_path: Path) -> None:
+def test_error_log_counts_suppressed_errors(tmp_path: Path) -> None:
     stream = io.StringIO()
     log.configure(words_of.WRITER, stream, make(tmp_path))
     try:

@@ -13,14 +13,14 @@ from mqproc.metrics.exposition import Exposition
 from tests.support.fakes import render
 
 
-def test_label_values_are_escaped() -> None:
+def test_exposition_escapes_label_values() -> None:
     topic = 'a"b\\c\nd'
     text = render({"mqproc_stored_messages": [((topic,), 3)]}).decode()
     (sample,) = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     assert (sample.name, sample.labels, sample.value) == ("mqproc_stored_messages", {"topic": topic}, 3)
 
 
-def test_a_histogram_is_added_up_and_ends_at_infinity() -> None:
+def test_exposition_histogram_is_cumulative_up_to_infinity() -> None:
     buckets = Buckets((0.5, 1.0), (1, 0, 2), 7.25)
     text = render({"mqproc_append_duration_seconds": [((), buckets)]}).decode()
     lines = [line for line in text.splitlines() if line.startswith("mqproc_append_duration_seconds")]

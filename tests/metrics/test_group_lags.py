@@ -59,7 +59,7 @@ def hours(lag: GroupLag) -> float:
     return lag.seconds / 3600
 
 
-def test_a_group_in_more_queues_than_a_look_takes_has_no_age_until_it_is_right(lags: Lags) -> None:
+def test_group_lag_has_no_age_until_all_queues_are_read(lags: Lags) -> None:
     lags.stand(0)
     assert [lags.look().seconds for _ in range(2)] == [None, None]
     found = lags.look()
@@ -67,7 +67,7 @@ def test_a_group_in_more_queues_than_a_look_takes_has_no_age_until_it_is_right(l
     assert hours(found) == pytest.approx(3 + (QUEUES - 1) / 60, abs=0.01)
 
 
-def test_a_group_that_stands_still_costs_no_look(lags: Lags, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_lag_idle_group_needs_no_read(lags: Lags, monkeypatch: pytest.MonkeyPatch) -> None:
     lags.stand(0)
     for _ in range(3):
         lags.look()
@@ -75,7 +75,7 @@ def test_a_group_that_stands_still_costs_no_look(lags: Lags, monkeypatch: pytest
     assert hours(lags.look()) == pytest.approx(3 + (QUEUES - 1) / 60, abs=0.01)
 
 
-def test_a_group_that_moves_keeps_what_was_found_until_each_queue_has_had_its_turn(lags: Lags) -> None:
+def test_group_lag_keeps_old_age_until_all_queues_are_read(lags: Lags) -> None:
     lags.stand(0)
     for _ in range(3):
         lags.look()
@@ -86,7 +86,7 @@ def test_a_group_that_moves_keeps_what_was_found_until_each_queue_has_had_its_tu
     assert ages == sorted(ages, reverse=True)
 
 
-def test_new_groups_come_before_those_that_move(lags: Lags) -> None:
+def test_group_lag_reads_new_groups_first(lags: Lags) -> None:
     lags.stand(0)
     for _ in range(3):
         lags.look()
@@ -97,12 +97,12 @@ def test_new_groups_come_before_those_that_move(lags: Lags) -> None:
     assert hours(new) == pytest.approx(3, abs=0.01)
 
 
-def test_a_group_at_the_end_is_0_seconds_behind(lags: Lags) -> None:
+def test_group_lag_at_end_is_zero_seconds(lags: Lags) -> None:
     lags.stand(3)
     assert (lags.look().messages, lags.look().seconds) == (0, 0.0)
 
 
-def test_a_message_that_cannot_be_read_takes_nothing_from_the_other_figures(lags: Lags) -> None:
+def test_group_lag_unreadable_message_keeps_other_values(lags: Lags) -> None:
     """A disk that does not read, a file cut short under a running group: told in the log, and the rest is right."""
     (file,) = (lags.store.engine.paths.consume_queue / "T" / str(QUEUES - 1)).iterdir()
     file.rename(file.with_suffix(".kept"))
@@ -119,7 +119,7 @@ def test_a_message_that_cannot_be_read_takes_nothing_from_the_other_figures(lags
     assert hours([lags.look() for _ in range(4)][-1]) == pytest.approx(3 + (QUEUES - 1) / 60, abs=0.01)
 
 
-def test_what_a_group_has_consumed_does_not_go_back_when_it_is_reset(lags: Lags) -> None:
+def test_group_consumed_counter_survives_reset(lags: Lags) -> None:
     """What falls has begun anew for Prometheus, which took all that the group had ever consumed for new messages.
 
     One that is made again has begun anew, indeed: at 0.
@@ -139,7 +139,7 @@ def test_what_a_group_has_consumed_does_not_go_back_when_it_is_reset(lags: Lags)
     assert lags.look().consumed == QUEUES
 
 
-def test_what_groups_beyond_the_bound_have_consumed_stays_when_others_come_and_go(lags: Lags) -> None:
+def test_group_consumed_sum_above_limit_never_decreases(lags: Lags) -> None:
     def look() -> dict[str, int]:
         return {lag.group: lag.consumed for lag in lags.reader.bounded(lags.reader.figures(), 1)}
 
@@ -154,7 +154,7 @@ def test_what_groups_beyond_the_bound_have_consumed_stays_when_others_come_and_g
     assert look() == {"g": 0, OTHERS: 4 * QUEUES}
 
 
-def test_groups_that_come_and_go_leave_nothing_behind_and_take_no_room(lags: Lags) -> None:
+def test_group_lag_frees_deleted_groups(lags: Lags) -> None:
     def look() -> dict[str, int]:
         return {lag.group: lag.consumed for lag in lags.reader.bounded(lags.reader.figures(), 1)}
 

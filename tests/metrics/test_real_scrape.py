@@ -89,7 +89,7 @@ def load(group: Group) -> None:
         client.wait_dispatched()
 
 
-def test_counters_are_those_of_mqproc_stat(group: Group) -> None:
+def test_scrape_counters_equal_mqproc_stat(group: Group) -> None:
     load(group)
     stat: Callable[[], dict[str, float]] = lambda: call("stat", "--store", group.store, "--json").json["words"]  # noqa: E731
 
@@ -133,7 +133,7 @@ def test_counters_are_those_of_mqproc_stat(group: Group) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_five_thousand_topics_are_scraped_in_time(make_group: Callable[..., Group]) -> None:
+def test_scrape_of_5000_topics_is_in_time(make_group: Callable[..., Group]) -> None:
     group = make_group(max_queues=65_536, mapped_file_size_consume_queue=2000, default_topic_queue_nums=4)
     sent = 0
 

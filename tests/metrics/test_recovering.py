@@ -73,7 +73,7 @@ def maps_a_table(group: HeldGroup) -> bool:
     return str(group.paths.queues) in maps
 
 
-def test_the_doctor_lets_a_recovery_come_to_its_end(group: HeldGroup) -> None:
+def test_doctor_does_not_interrupt_recovery(group: HeldGroup) -> None:
     group.until_at(POINTS[0])
     found = {row["check"]: row for row in call("doctor", "--store", group.store, "--json").json["findings"]}
     assert found["group"]["level"] == "warning"
@@ -97,7 +97,7 @@ def test_down_ends_recovery_and_the_next_start_repeats_it(group: HeldGroup, poin
         assert sum(queue.max_offset for queue in client.queues("orders")) == MESSAGES
 
 
-def test_who_looks_again_and_again_keeps_nobody_out(group: HeldGroup) -> None:
+def test_status_polling_does_not_block_recovery(group: HeldGroup) -> None:
     """A script that waits until `mqproc status` says ready; the supervisor lets nobody in before it has recovered."""
     group.until_at(POINTS[0])
     for _ in range(BACKLOG + 1):
@@ -108,7 +108,7 @@ def test_who_looks_again_and_again_keeps_nobody_out(group: HeldGroup) -> None:
     assert call("down", "--store", group.store).code == 0
 
 
-def test_a_supervisor_that_nobody_gets_in_to_is_there_all_the_same(group: HeldGroup) -> None:
+def test_status_unreachable_supervisor_is_reported_running(group: HeldGroup) -> None:
     group.until_at(POINTS[0])
     with ExitStack() as waiting:
         for _ in range(BACKLOG + 1):
@@ -124,7 +124,7 @@ def connected(group: HeldGroup) -> socket.socket:
     return client
 
 
-def test_down_does_not_say_stopped_while_the_group_is_there(group: HeldGroup) -> None:
+def test_down_waits_until_group_has_ended(group: HeldGroup) -> None:
     group.until_at(POINTS[0])
     process = group.process
     assert process is not None
@@ -138,9 +138,7 @@ def test_down_does_not_say_stopped_while_the_group_is_there(group: HeldGroup) ->
     assert process.wait(60) == EXIT_INTERRUPTED
 
 
-def test_down_signals_nobody_when_the_supervisor_has_no_pid_here(
-    group: HeldGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_down_supervisor_without_local_pid_is_not_signalled(group: HeldGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     """One in another container: a signal to process 0 would go to the caller's own group of processes."""
     group.until_at(POINTS[0])
     # Not the module's own function: others of this process signal, too.
@@ -162,7 +160,7 @@ def wait_ready(group: HeldGroup) -> None:
     wait_until(group.ready, START_TIMEOUT_S, "group ready")
 
 
-def test_a_recovering_group_is_alive_but_not_ready(group: HeldGroup) -> None:
+def test_health_recovering_group_is_alive_but_not_ready(group: HeldGroup) -> None:
     log, dispatch, durable = POINTS
     group.until_at(log)
     monitor = group.pid(layout.MONITOR)
@@ -232,7 +230,7 @@ def words_of(group: HeldGroup) -> dict[str, Any]:
     return words
 
 
-def test_the_command_line_says_so_too(group: HeldGroup) -> None:
+def test_status_recovering_group_is_reported(group: HeldGroup) -> None:
     group.until_at(POINTS[0])
     began_s = time.monotonic()
     status = call("status", "--store", group.store, "--timeout", "30s")
@@ -271,7 +269,7 @@ def test_the_command_line_says_so_too(group: HeldGroup) -> None:
     assert call("status", "--store", group.store).code == 0
 
 
-def test_positions_that_recovery_did_not_come_to_are_not_told(group: HeldGroup) -> None:
+def test_status_recovering_group_omits_unknown_positions(group: HeldGroup) -> None:
     group.until_at(POINTS[0])
     assert call("down", "--store", group.store).code == 0
     page = call("top", "--store", group.store, "--once", "--interval", "200ms").out
@@ -279,7 +277,7 @@ def test_positions_that_recovery_did_not_come_to_are_not_told(group: HeldGroup) 
     assert call("stat", "--store", group.store, "--json").json["words"]["written"] is None
 
 
-def test_one_that_is_killed_meanwhile_is_told_as_dead(group: HeldGroup) -> None:
+def test_status_group_killed_in_recovery_is_dead(group: HeldGroup) -> None:
     group.until_at(POINTS[0])
     assert group.process is not None
     group.process.kill()
@@ -291,7 +289,7 @@ def test_one_that_is_killed_meanwhile_is_told_as_dead(group: HeldGroup) -> None:
 
 
 @pytest.mark.skipif(browser() is None, reason="no Chromium is installed: apt-get install chromium")
-def test_the_page_says_so_and_goes_on_by_itself(group: HeldGroup, tmp_path: Path) -> None:
+def test_page_recovering_group_is_shown_and_updated(group: HeldGroup, tmp_path: Path) -> None:
     group.until_at(POINTS[0])
     with Chromium(tmp_path / "profile") as page:
         page.open(f"{group.url()}/")

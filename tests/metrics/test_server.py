@@ -50,7 +50,7 @@ def ask(server: AsgiServer, request: bytes, polls: int = 400) -> bytes:
     return answer
 
 
-def test_a_page_is_answered_whole_and_the_connection_closed(server: AsgiServer) -> None:
+def test_server_sends_page_and_closes_connection(server: AsgiServer) -> None:
     answer = ask(server, b"GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"connection: close" in answer
@@ -58,17 +58,17 @@ def test_a_page_is_answered_whole_and_the_connection_closed(server: AsgiServer) 
     assert server.connections == 0
 
 
-def test_a_page_larger_than_the_socket_takes_arrives_whole(server: AsgiServer) -> None:
+def test_server_page_above_socket_buffer_arrives_whole(server: AsgiServer) -> None:
     answer = ask(server, b"GET /big HTTP/1.0\r\nHost: x\r\n\r\n", 10_000)
     assert len(answer.partition(b"\r\n\r\n")[2]) == 8 << 20
 
 
 @pytest.mark.parametrize("request_", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nx: " + b"y" * 40_000])
-def test_what_is_no_request_is_refused(server: AsgiServer, request_: bytes) -> None:
+def test_server_invalid_request_is_refused(server: AsgiServer, request_: bytes) -> None:
     assert ask(server, request_).split(b" ")[1] == b"400"
 
 
-def test_a_silent_client_is_let_go_and_does_not_hold_up_others(impatient: AsgiServer) -> None:
+def test_server_silent_client_is_closed_and_blocks_no_other(impatient: AsgiServer) -> None:
     server = impatient
     with (
         socket.create_connection(("127.0.0.1", server.port)) as silent,
@@ -87,7 +87,7 @@ def test_a_silent_client_is_let_go_and_does_not_hold_up_others(impatient: AsgiSe
             assert client.recv(1) == b""
 
 
-def test_a_client_that_takes_nothing_of_its_answer_is_let_go(impatient: AsgiServer) -> None:
+def test_server_client_that_reads_nothing_is_closed(impatient: AsgiServer) -> None:
     with socket.socket() as stopped:
         stopped.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stopped.connect(("127.0.0.1", impatient.port))
@@ -100,7 +100,7 @@ def test_a_client_that_takes_nothing_of_its_answer_is_let_go(impatient: AsgiServ
         wait_until(let_go, what="the end of who does not read")
 
 
-def test_connections_are_bounded(server: AsgiServer) -> None:
+def test_server_connections_are_bounded(server: AsgiServer) -> None:
     clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(6)]
     server.poll(0.05)
     assert server.connections == 3
@@ -108,13 +108,13 @@ def test_connections_are_bounded(server: AsgiServer) -> None:
         client.close()
 
 
-def test_a_watched_descriptor_ends_the_wait(server: AsgiServer) -> None:
+def test_server_watched_descriptor_ends_wait(server: AsgiServer) -> None:
     bell = os.eventfd(1)
     server.watch(bell)
     assert server.poll(30) == 0
     os.close(bell)
 
 
-def test_a_taken_port_is_an_error(server: AsgiServer) -> None:
+def test_server_port_in_use_raises(server: AsgiServer) -> None:
     with pytest.raises(OSError, match="in use"):
         AsgiServer(application, "127.0.0.1", server.port)

@@ -63,7 +63,7 @@ def in_bytes(value: float) -> str:
     return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
-def test_lag_rises_and_falls_as_the_dispatcher_is_stopped_and_continued(group: Group, page: Chromium) -> None:
+def test_page_lag_follows_stopped_and_continued_dispatcher(group: Group, page: Chromium) -> None:
     assert page.text("#dispatch-behind") == "0 B behind"
     dispatcher = group.pid(words_of.DISPATCHER)
     os.kill(dispatcher, signal.SIGSTOP)
@@ -91,7 +91,7 @@ def test_lag_rises_and_falls_as_the_dispatcher_is_stopped_and_continued(group: G
     assert page.problems == []
 
 
-def test_a_page_of_a_group_that_is_late_says_what_to_do(group: Group, tmp_path: Path) -> None:
+def test_page_lagging_group_says_what_to_do(group: Group, tmp_path: Path) -> None:
     port = wait_until(lambda: group.words()["monitor_port"], what="the monitor listens")
     with Chromium(tmp_path / "profile") as page:
         page.open(f"http://127.0.0.1:{port}/")
@@ -114,7 +114,7 @@ def test_a_page_of_a_group_that_is_late_says_what_to_do(group: Group, tmp_path: 
         assert page.problems == []
 
 
-def test_a_role_is_red_when_it_is_held_for_dead(group: Group, page: Chromium) -> None:
+def test_page_dead_role_is_red(group: Group, page: Chromium) -> None:
     def look(**said: object) -> str:
         role = {"pid": 1, "state": "running", "busy": False, "silent": False, "silent_s": 0.1} | said
         return str(page.value(f"Object.values(looks({json.dumps(role)})).join(': ')"))
@@ -127,14 +127,14 @@ def test_a_role_is_red_when_it_is_held_for_dead(group: Group, page: Chromium) ->
     assert look(pid=0, silent_s=None, state="BACKOFF") == "bad: BACKOFF"
 
 
-def test_numbers_fit_on_their_arrows(group: Group, page: Chromium) -> None:
+def test_page_numbers_fit_on_arrows(group: Group, page: Chromium) -> None:
     spans = "[...document.querySelectorAll('.arrow span')]"
     wide = f"({spans}.forEach(each => each.textContent = '123.4 k keys/s'), {spans})"
     assert page.value(f"{wide}.filter(each => each.scrollWidth > each.clientWidth).length") == 0
     assert page.value("document.documentElement.scrollWidth") <= 1280
 
 
-def test_topics_roles_and_theme_can_be_clicked_through(group: Group, page: Chromium, tmp_path: Path) -> None:
+def test_page_topics_roles_and_theme_are_clickable(group: Group, page: Chromium, tmp_path: Path) -> None:
     long = "payments-of-customers-who-live-abroad"
     for topic in ("orders", long):
         send(group, 10, topic)
@@ -164,7 +164,7 @@ def test_topics_roles_and_theme_can_be_clicked_through(group: Group, page: Chrom
     assert page.problems == []
 
 
-def test_the_filter_finds_what_is_not_shown(group: Group, page: Chromium) -> None:
+def test_page_filter_finds_hidden_rows(group: Group, page: Chromium) -> None:
     with group.client() as client:
         # The last ones to get a message are shown.
         for topic in ("hidden-one", *(f"shown-{number:02d}" for number in range(69))):
@@ -187,7 +187,7 @@ def test_the_filter_finds_what_is_not_shown(group: Group, page: Chromium) -> Non
     assert page.problems == []
 
 
-def test_rates_move_while_something_flows_and_rest_afterwards(group: Group, page: Chromium) -> None:
+def test_page_rates_follow_traffic(group: Group, page: Chromium) -> None:
     shown = {"append": "append_rate", "dispatch": "dispatch_rate", "deliver": "deliver_rate", "answer": "request_rate"}
 
     def flowing(arrow: str) -> bool:
@@ -219,7 +219,7 @@ def test_rates_move_while_something_flows_and_rest_afterwards(group: Group, page
     assert page.problems == []
 
 
-def test_a_clock_that_was_set_back_makes_no_huge_rates(group: Group, page: Chromium) -> None:
+def test_page_clock_set_back_shows_no_huge_rates(group: Group, page: Chromium) -> None:
     send(group, 100)
     page.wait(lambda: page.value("seen.at(-1).topics.length"), "a snapshot with the topic")
     assert page.value("seen.splice(0, seen.length - 1), seen.length") == 1
@@ -234,7 +234,7 @@ def test_a_clock_that_was_set_back_makes_no_huge_rates(group: Group, page: Chrom
     assert page.problems == []
 
 
-def test_groups_disk_roles_and_errors_are_shown_as_they_are(group: Group, page: Chromium) -> None:
+def test_page_shows_groups_disk_roles_and_errors(group: Group, page: Chromium) -> None:
     with group.client() as client:
         client.create_topic("orders", 2)
         client.send_many([Message("orders", b"x" * 200, queue_id=number % 2) for number in range(600)])
@@ -272,7 +272,7 @@ def test_groups_disk_roles_and_errors_are_shown_as_they_are(group: Group, page: 
     assert page.problems == []
 
 
-def test_a_group_that_goes_is_told(group: Group, page: Chromium) -> None:
+def test_page_stopped_group_is_reported(group: Group, page: Chromium) -> None:
     assert page.value("document.querySelector('#lost').hidden")
     group.stop()
     page.wait(lambda: not page.value("document.querySelector('#lost').hidden"), "the page says that it is old")

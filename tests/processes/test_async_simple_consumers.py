@@ -75,7 +75,7 @@ def bodies_of(messages: list[StoredMessage]) -> list[bytes]:
     return sorted(message.body for message in messages)
 
 
-def test_a_receive_waits_for_as_long_as_it_shall(shared: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_receive_waits_for_its_timeout(shared: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """Query holds none for longer than a minute."""
     monkeypatch.setattr("mqproc.client.subscription.RECEIVE_MS_MAX", 200)
 
@@ -91,7 +91,7 @@ def test_a_receive_waits_for_as_long_as_it_shall(shared: Group, monkeypatch: pyt
     run(shared, program)
 
 
-def test_what_expires_comes_again_to_a_receiver_that_waits_and_its_old_receipt_does_nothing(shared: Group) -> None:
+def test_receive_expired_message_is_redelivered_and_old_receipt_void(shared: Group) -> None:
     async def program(client: AsyncClient) -> None:
         await fill(client, "Expired", 3)
         one = client.simple_consumer("expired", "Expired", start="earliest")
@@ -115,7 +115,7 @@ def test_what_expires_comes_again_to_a_receiver_that_waits_and_its_old_receipt_d
     run(shared, program)
 
 
-def test_the_time_of_a_message_can_be_changed(shared: Group) -> None:
+def test_receive_invisible_time_can_be_changed(shared: Group) -> None:
     async def program(client: AsyncClient) -> None:
         await fill(client, "Changed", 2)
         consumer = client.simple_consumer("changed", "Changed", start="earliest")
@@ -134,7 +134,7 @@ def test_the_time_of_a_message_can_be_changed(shared: Group) -> None:
     run(shared, program)
 
 
-def test_many_tasks_that_wait_share_what_comes(shared: Group) -> None:
+def test_receive_waiting_tasks_share_messages(shared: Group) -> None:
     async def program(client: AsyncClient) -> None:
         await fill(client, "Tasks", 0)
         consumer = client.simple_consumer("tasks", "Tasks", start="earliest")
@@ -150,7 +150,7 @@ def test_many_tasks_that_wait_share_what_comes(shared: Group) -> None:
     run(shared, program)
 
 
-def test_what_comes_when_a_receive_is_cancelled_is_the_next_ones(shared: Group) -> None:
+def test_receive_cancelled_leaves_message_to_the_next(shared: Group) -> None:
     async def program(client: AsyncClient) -> None:
         await fill(client, "Cancelled", 0)
         before = (await client.stats())["query_connections"]
@@ -168,7 +168,7 @@ def test_what_comes_when_a_receive_is_cancelled_is_the_next_ones(shared: Group) 
     run(shared, program)
 
 
-def test_a_client_that_is_closed_ends_the_receives_that_wait_and_leaves_no_connection(shared: Group) -> None:
+def test_client_close_ends_waiting_receives_and_connections(shared: Group) -> None:
     async def program(_: AsyncClient) -> None:
         async with AsyncClient(shared.store) as closed:
             await fill(closed, "Closed", 0)
@@ -188,7 +188,7 @@ def test_a_client_that_is_closed_ends_the_receives_that_wait_and_leaves_no_conne
     run(shared, program)
 
 
-def test_a_receive_outlasts_restarts_of_the_query_role(group: Group) -> None:
+def test_receive_survives_query_restarts(group: Group) -> None:
     """What is acknowledged stays so, what is received stays its receiver's, and who waits goes on waiting."""
 
     async def program(client: AsyncClient) -> None:

@@ -26,7 +26,7 @@ async def bodies(client: AsyncClient, topic: str) -> list[bytes]:
     return [message.body for message in (await client.pull(topic, 0, 0)).messages]
 
 
-def test_dead_letters_are_sent_again_and_traced(group: Group) -> None:
+def test_async_dead_letters_are_resent_and_traced(group: Group) -> None:
     async def program(client: AsyncClient) -> None:
         await client.create_topic("orders", 1)
         await client.groups.change("billing", retry_max_times=0)
@@ -54,7 +54,7 @@ def test_dead_letters_are_sent_again_and_traced(group: Group) -> None:
     run(group, program)
 
 
-def test_transactions_end_by_a_call_and_by_whoever_lists_them(group: Group) -> None:
+def test_async_transactions_end_by_call_and_by_operator(group: Group) -> None:
     async def program(client: AsyncClient) -> None:
         await client.create_topic("bills", 1)
         kept, lost, listed, dropped = [

@@ -24,5 +24,5 @@ def deaths() -> Deaths:
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("seed", [1, 2])
-def test_random_programs_hold(group: Group, deaths: Deaths, seed: int) -> None:
+def test_model_random_programs_hold(group: Group, deaths: Deaths, seed: int) -> None:
     run(group, seed, deaths)

@@ -66,7 +66,7 @@ def shared(member: Process) -> set[str]:
     return {body for body in member.seen() if "-" not in body}
 
 
-def test_queues_of_a_killed_and_of_a_stopped_member_are_served_again(group: Group, tmp_path: Path) -> None:
+def test_consumer_queues_of_ended_members_are_reassigned(group: Group, tmp_path: Path) -> None:
     with group.client() as client:
         client.create_topic("Fleet", 64)
         client.groups.change("fleet")
@@ -107,9 +107,7 @@ def test_queues_of_a_killed_and_of_a_stopped_member_are_served_again(group: Grou
                 member.close()
 
 
-def test_a_killed_query_role_loses_no_commit_and_members_come_back(
-    make_group: Callable[..., Group], tmp_path: Path
-) -> None:
+def test_consumer_survives_killed_query_without_lost_commit(make_group: Callable[..., Group], tmp_path: Path) -> None:
     group = make_group()
     with group.client() as client:
         client.create_topic("Kept", 4)
@@ -138,9 +136,7 @@ def test_a_killed_query_role_loses_no_commit_and_members_come_back(
     assert '"Kept@kept":{0:250,1:250,2:250,3:250' in text
 
 
-def test_a_consumer_that_the_server_has_no_place_for_says_so_and_goes_on_when_there_is_one(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_consumer_without_free_connection_warns_and_recovers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A member has one connection to say that it lives and one to fetch by; here a second one is one too many."""
     full = Group(tmp_path / "full", max_connections=CROWD).start()
     with full.client() as client, contextlib.ExitStack() as crowd:
@@ -173,7 +169,7 @@ def is_refused(client: Client) -> bool:
     return False
 
 
-def test_an_async_consumer_whose_group_is_down_says_so_though_it_is_no_member(
+def test_async_consumer_warns_when_group_is_down(
     group: Group, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def program() -> None:

@@ -63,7 +63,7 @@ def served(group: Group) -> tuple[set[bytes], list[str]]:
     return bodies, told
 
 
-def test_damage_is_served_around_and_told_everywhere(make_group: Callable[..., Group]) -> None:
+def test_damage_is_skipped_and_reported_everywhere(make_group: Callable[..., Group]) -> None:
     group = make_group()
     offsets = filled(group)
     flip(group, offsets[7])
@@ -88,7 +88,7 @@ def test_damage_is_served_around_and_told_everywhere(make_group: Callable[..., G
     assert group.stop() == 0
 
 
-def test_damage_found_by_dispatch_is_passed(make_group: Callable[..., Group]) -> None:
+def test_damage_found_by_dispatch_is_skipped(make_group: Callable[..., Group]) -> None:
     """Queues and index are gone, the log's mark is good: nothing walked the log before it was dispatched."""
     group = make_group()
     offsets = filled(group)
@@ -105,7 +105,7 @@ def test_damage_found_by_dispatch_is_passed(make_group: Callable[..., Group]) ->
     assert group.stop() == 0
 
 
-def test_pages_of_the_log_that_cannot_be_read_are_damage_and_end_no_role(make_group: Callable[..., Group]) -> None:
+def test_damage_unreadable_log_pages_end_no_role(make_group: Callable[..., Group]) -> None:
     group = make_group()
     filled(group)
     group.start()
@@ -127,7 +127,7 @@ def test_pages_of_the_log_that_cannot_be_read_are_damage_and_end_no_role(make_gr
     group.kill()
 
 
-def test_a_page_of_the_index_that_cannot_be_read_fails_the_keys_that_lead_there_and_ends_no_role(
+def test_damage_unreadable_index_page_fails_its_keys_only(
     make_group: Callable[..., Group],
 ) -> None:
     """Each such look-up ended query, and five in a minute the group. Without a word it would be a wrong answer."""
@@ -148,7 +148,7 @@ def test_a_page_of_the_index_that_cannot_be_read_fails_the_keys_that_lead_there_
     group.kill()
 
 
-def test_what_is_refused_is_named_and_has_its_exit_code(make_group: Callable[..., Group]) -> None:
+def test_damage_refusal_has_name_and_exit_code(make_group: Callable[..., Group]) -> None:
     group = make_group()
     offsets = filled(group)
     flip(group, offsets[7])
@@ -185,7 +185,7 @@ def run(group: Group, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_with_on_damage_read_only_no_message_is_taken_and_all_else_goes_on(make_group: Callable[..., Group]) -> None:
+def test_damage_with_on_damage_read_only_refuses_sends_only(make_group: Callable[..., Group]) -> None:
     group = make_group(on_damage="read_only")
     offsets = filled(group)
     flip(group, offsets[100])

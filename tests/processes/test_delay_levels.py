@@ -39,7 +39,7 @@ def wait_for(client: Any, topic: str, count: int) -> list[StoredMessage]:
     return received(client, topic)
 
 
-def test_a_message_arrives_when_its_level_says(group: Group) -> None:
+def test_delay_level_message_arrives_at_its_time(group: Group) -> None:
     with group.client() as client:
         sent = send_slowly(client, 20)
         group.wait_dispatched()
@@ -68,7 +68,7 @@ def send_slowly(client: Any, count: int) -> list[Any]:
     ]
 
 
-def test_no_message_is_early_nor_later_than_promised(group: Group) -> None:
+def test_delay_level_message_is_neither_early_nor_late(group: Group) -> None:
     with group.client() as client:
         rounds = itertools.count(1)
 
@@ -85,7 +85,7 @@ def test_no_message_is_early_nor_later_than_promised(group: Group) -> None:
         keeps_below(50, worst_late_ms)
 
 
-def test_sends_of_every_kind_wait(group: Group) -> None:
+def test_delay_level_applies_to_every_kind_of_send(group: Group) -> None:
     """Single ones, many with properties of their own, a producer's: in the order in which they were sent. Columns too,
     with one time for all or one for each message.
     """
@@ -119,7 +119,7 @@ def test_sends_of_every_kind_wait(group: Group) -> None:
     assert {message.topic for message in found} == {"t"}
 
 
-def test_ten_thousand_due_at_once_are_delivered_within_a_second(group: Group) -> None:
+def test_delay_levels_10000_due_at_once_delivered_in_1_s(group: Group) -> None:
     count = 10_000
     with group.client() as client:
         rounds = itertools.count(1)
@@ -138,7 +138,7 @@ def test_ten_thousand_due_at_once_are_delivered_within_a_second(group: Group) ->
         keeps_below(1000, late_ms)
 
 
-def test_two_thousand_a_second_of_a_level_are_delivered_within_the_promised_time(group: Group) -> None:
+def test_delay_level_2000_per_second_are_delivered_in_time(group: Group) -> None:
     """Sent for a second and due for a second: none is later than 50 ms, in the best round."""
     with group.client() as client:
         topics = itertools.count()
@@ -179,7 +179,7 @@ def test_each_message_arrives_once_whoever_is_killed(group: Group) -> None:
         assert len(received(client, "t")) == count
 
 
-def test_a_killed_group_delivers_the_rest_and_no_message_twice(make_group: Callable[..., Group]) -> None:
+def test_delay_levels_killed_group_delivers_each_once(make_group: Callable[..., Group]) -> None:
     count = 20_000
     group = make_group(mapped_file_size_commit_log=32 << 20)
     with group.client() as client:
@@ -193,7 +193,7 @@ def test_a_killed_group_delivers_the_rest_and_no_message_twice(make_group: Calla
         assert len(received(client, "t")) == count
 
 
-def test_a_stopped_group_leaves_rocketmqs_file_and_goes_on_from_it(make_group: Callable[..., Group]) -> None:
+def test_delay_levels_stopped_group_resumes_from_rocketmq_file(make_group: Callable[..., Group]) -> None:
     group = make_group()
     with group.client() as client:
         for level in (1, 2, 1):
@@ -213,7 +213,7 @@ def test_a_stopped_group_leaves_rocketmqs_file_and_goes_on_from_it(make_group: C
 
 
 @pytest.mark.parametrize("lost", ["file", "garbled"])
-def test_without_its_file_the_log_tells_what_was_delivered(make_group: Callable[..., Group], lost: str) -> None:
+def test_delay_levels_without_offset_file_use_the_log(make_group: Callable[..., Group], lost: str) -> None:
     group = make_group()
     with group.client() as client:
         client.send_many(Message("t", b"%02d" % number, delay_level=1) for number in range(10))
@@ -228,7 +228,7 @@ def test_without_its_file_the_log_tells_what_was_delivered(make_group: Callable[
         assert len(received(client, "t")) == 11
 
 
-def test_a_deleted_topic_is_made_again_for_what_comes(group: Group) -> None:
+def test_delay_levels_deleted_topic_is_recreated(group: Group) -> None:
     with group.client() as client:
         client.create_topic("gone", 2)
         client.send("gone", b"x", queue_id=1, delay_level=1)
@@ -237,7 +237,7 @@ def test_a_deleted_topic_is_made_again_for_what_comes(group: Group) -> None:
         assert [(message.body, message.queue_id) for message in found] == [(b"x", 1)]
 
 
-def test_a_delivery_that_the_writer_refuses_is_made_when_it_is_not(make_group: Callable[..., Group]) -> None:
+def test_delay_levels_refused_delivery_is_retried(make_group: Callable[..., Group]) -> None:
     """The messages' topic was deleted, and the store has no room to make it again with as many queues as a new one has;
     then somebody makes it with those that it had."""
     group = make_group(max_queues=64)
@@ -261,7 +261,7 @@ def test_a_delivery_that_the_writer_refuses_is_made_when_it_is_not(make_group: C
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_delivery_that_is_refused_holds_up_no_others(make_group: Callable[..., Group], killed: bool) -> None:
+def test_delay_levels_refused_delivery_blocks_no_other(make_group: Callable[..., Group], killed: bool) -> None:
     """There is no room to make its topic again; it waits by itself, through kills and restarts, until there is."""
     group = make_group(max_queues=64)
     with group.client() as client:
@@ -295,7 +295,7 @@ def test_a_delivery_that_is_refused_holds_up_no_others(make_group: Callable[...,
             assert group.words()["delivered_messages"] == 4
 
 
-def test_messages_of_other_queues_are_not_refused_with_one(make_group: Callable[..., Group]) -> None:
+def test_delay_levels_refusal_affects_its_queue_only(make_group: Callable[..., Group]) -> None:
     """The topic was made again with fewer queues than it had, and there is no room for the others."""
     for level, delay_ms in ((3, 10_000), (4, 30_000), (5, 60_000)):
         group = make_group(f"level-{level}", max_queues=64)
@@ -328,7 +328,7 @@ def fill_up(client: Any) -> None:
             client.create_topic(f"filler-{number}", 1)
 
 
-def test_the_file_never_runs_ahead_of_what_is_durable(make_group: Callable[..., Group]) -> None:
+def test_delay_levels_file_never_exceeds_durable_offset(make_group: Callable[..., Group]) -> None:
     """A loss of power takes unsynced deliveries; the file must not count them."""
     group = make_group(flush_commit_log_thorough_interval=600_000, flush_commit_log_least_pages=1 << 20)
     with group.client() as client:

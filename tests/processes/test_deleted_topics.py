@@ -69,7 +69,7 @@ def kill_role(group: Group, role: str) -> None:
     wait_until(back, what=f"{role} back")
 
 
-def test_of_a_topic_deleted_behind_dispatch_no_record_enters_its_successor(group: Group) -> None:
+def test_deleted_topic_undispatched_records_skip_successor(group: Group) -> None:
     with group.client() as client:
         client.create_topic("T", 2)
         with group.held_up(words_of.DISPATCHER):
@@ -92,7 +92,7 @@ def test_of_a_topic_deleted_behind_dispatch_no_record_enters_its_successor(group
         assert messages_of(client, "T") == second | third
 
 
-def test_a_topic_made_again_with_other_numbers_of_queues(group: Group) -> None:
+def test_deleted_topic_recreated_with_other_queue_count(group: Group) -> None:
     with group.client() as client:
         used: set[tuple[int, int]] = set()
         for queues in (4, 1, 6, 2):
@@ -118,7 +118,7 @@ def test_a_topic_made_again_with_other_numbers_of_queues(group: Group) -> None:
     stop_and_compare(group)
 
 
-def test_no_role_keeps_the_space_of_a_deleted_topics_files(group: Group) -> None:
+def test_deleted_topic_files_are_held_by_no_role(group: Group) -> None:
     with group.client() as client:
         client.create_topic("T", 3)
         send(client, "T", bodies("gone", 30))
@@ -134,7 +134,7 @@ def test_no_role_keeps_the_space_of_a_deleted_topics_files(group: Group) -> None
     wait_until(lambda: not kept(), what="deleted files closed")
 
 
-def test_a_consumer_of_the_deleted_topic_is_told_where_the_new_one_begins(group: Group) -> None:
+def test_deleted_topic_consumer_learns_new_minimum(group: Group) -> None:
     with group.client() as client:
         client.create_topic("T", 1)
         send(client, "T", bodies("first", 20))
@@ -152,7 +152,7 @@ def test_a_consumer_of_the_deleted_topic_is_told_where_the_new_one_begins(group:
         assert [message.body for message in client.pull("T", 0, 20).messages] == bodies("second", 5)
 
 
-def test_a_group_goes_on_with_the_messages_of_a_topic_that_is_made_again(group: Group) -> None:
+def test_recreated_topic_is_consumed_by_old_group(group: Group) -> None:
     """Its progress stays, and offsets go on: nothing of the new topic is passed over, nothing of the old one comes."""
     with group.client() as client:
         client.create_topic("T", 1)
@@ -170,7 +170,7 @@ def test_a_group_goes_on_with_the_messages_of_a_topic_that_is_made_again(group: 
         assert places["T"] == (25, 0)
 
 
-def test_a_key_finds_nothing_of_the_deleted_topic(group: Group) -> None:
+def test_deleted_topic_keys_find_nothing(group: Group) -> None:
     """Index entries of deleted records stay; they lead to none of the topic that has the name now."""
     with group.client() as client:
         client.create_topic("T", 2)
@@ -192,7 +192,7 @@ def test_a_key_finds_nothing_of_the_deleted_topic(group: Group) -> None:
 
 
 @pytest.mark.parametrize("messages", [0, 5])
-def test_a_pull_that_waits_at_a_topic_that_is_deleted_is_answered(group: Group, messages: int) -> None:
+def test_deleted_topic_answers_waiting_pull(group: Group, messages: int) -> None:
     """At once, though nothing is dispatched: there is no such queue any more."""
     with group.client() as waiting, group.client() as client, ThreadPoolExecutor(1) as thread:
         client.create_topic("T", 1)
@@ -205,7 +205,7 @@ def test_a_pull_that_waits_at_a_topic_that_is_deleted_is_answered(group: Group, 
 
 
 @pytest.mark.parametrize("point", ["topic.deletion_durable", "topic.queues_deleted"])
-def test_a_writer_killed_in_the_middle_of_a_deletion(
+def test_topic_deletion_survives_killed_writer(
     make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     monkeypatch.setenv("MQPROC_CRASH", point)
@@ -232,7 +232,7 @@ def test_a_writer_killed_in_the_middle_of_a_deletion(
         assert messages_of(client, "T") == second
 
 
-def test_a_deletion_holds_when_the_whole_group_is_killed(make_group: MakeGroup) -> None:
+def test_topic_deletion_survives_killed_group(make_group: MakeGroup) -> None:
     group = make_group()
     with group.client() as client:
         first = send(client, "T", bodies("first", 300)) | send(client, "U", bodies("first", 300))
@@ -255,7 +255,7 @@ def test_a_deletion_holds_when_the_whole_group_is_killed(make_group: MakeGroup) 
 
 
 @pytest.mark.parametrize("role", [words_of.WRITER, words_of.DISPATCHER])
-def test_kills_around_deletions_bring_nothing_back_and_lose_nothing(group: Group, role: str) -> None:
+def test_topic_deletion_under_kills_loses_and_revives_nothing(group: Group, role: str) -> None:
     with group.client(timeout=20.0) as client:
         expected: dict[tuple[int, int], bytes] = {}
         used: set[tuple[int, int]] = set()
@@ -275,7 +275,7 @@ def test_kills_around_deletions_bring_nothing_back_and_lose_nothing(group: Group
     stop_and_compare(group)
 
 
-def test_without_its_own_folder_a_stopped_store_keeps_its_deletions(make_group: MakeGroup) -> None:
+def test_topic_deletion_survives_removed_own_folder(make_group: MakeGroup) -> None:
     group = make_group()
     with group.client() as client:
         kept = send(client, "V", bodies("kept", 100))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tests.support.group import Group
 
 
-def test_the_guard_is_there_while_the_group_runs(make_group: Callable[..., Group]) -> None:
+def test_guard_exists_while_group_runs(make_group: Callable[..., Group]) -> None:
     group = make_group()
     guard = group.paths.guard
     assert sorted(os.listdir(group.paths.commit_log))[-1] == guard.name
@@ -18,7 +18,7 @@ def test_the_guard_is_there_while_the_group_runs(make_group: Callable[..., Group
     assert not os.path.lexists(guard)
 
 
-def test_the_guard_of_a_killed_group_leads_nowhere_and_is_replaced(make_group: Callable[..., Group]) -> None:
+def test_guard_of_killed_group_dangles_and_is_replaced(make_group: Callable[..., Group]) -> None:
     group = make_group()
     guard = group.paths.guard
     old = os.readlink(guard)

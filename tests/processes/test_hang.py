@@ -70,7 +70,7 @@ def group(tmp_path: Path) -> Iterator[Group]:
         (words_of.COMMITLOG_FLUSHER, "flush.before_msync:20", "syncing", BUSY_MS, "process/commitlog_flusher.py"),
     ],
 )
-def test_a_role_that_hangs_is_replaced_with_its_stack_in_the_log(
+def test_hung_role_is_replaced_and_stack_logged(
     group: Group, role: str, point: str, state: str, limit_ms: int, frame: str
 ) -> None:
     group.environment = {"MQPROC_HANG": point}

@@ -125,7 +125,7 @@ def check_all(group: Group, acknowledged: dict[str, tuple[int, int, int]], unkno
 
 
 @pytest.mark.parametrize("role", words_of.ROLES)
-def test_a_killed_role_comes_back_and_nothing_is_lost(group: Group, tmp_path: Path, role: str) -> None:
+def test_killed_role_restarts_without_loss(group: Group, tmp_path: Path, role: str) -> None:
     load = Load(group, tmp_path)
     wait_until(lambda: group.words()["appended_messages"] > 2000, what="load")
     kills: list[float] = []
@@ -166,7 +166,7 @@ def kill_and_wait(group: Group, role: str) -> float:
     return time.monotonic() - killed
 
 
-def test_a_killed_template_is_replaced(group: Group) -> None:
+def test_killed_template_is_replaced(group: Group) -> None:
     words = group.words()
     os.kill(words["template_pid"], signal.SIGKILL)
     wait_until(lambda: group.words()["template_pid"] not in (0, words["template_pid"]), what="new template")
@@ -177,9 +177,7 @@ def test_a_killed_template_is_replaced(group: Group) -> None:
         assert client.send("kill", b"after").queue_offset == 0
 
 
-def test_a_killed_supervisor_takes_all_along_and_the_store_comes_back(
-    make_group: Callable[..., Group], tmp_path: Path
-) -> None:
+def test_killed_supervisor_ends_group_and_store_recovers(make_group: Callable[..., Group], tmp_path: Path) -> None:
     group = make_group()
     acknowledged: dict[str, tuple[int, int, int]] = {}
     unknown: set[str] = set()
@@ -204,7 +202,7 @@ def test_a_killed_supervisor_takes_all_along_and_the_store_comes_back(
     assert_equals_rebuild(group)
 
 
-def test_a_deleted_own_folder_loses_nothing(make_group: Callable[..., Group]) -> None:
+def test_deleted_own_folder_loses_nothing(make_group: Callable[..., Group]) -> None:
     group = make_group()
     with group.client() as client:
         told = client.send_batch("kill", [b"%d" % n for n in range(5000)], keys=[f"k{n}" for n in range(5000)])

@@ -11,7 +11,7 @@ from tests.support.group import Group
 COUNT = 40
 
 
-def test_by_key_gives_all_that_were_asked_for(make_group: Callable[..., Group]) -> None:
+def test_by_key_returns_as_many_as_requested(make_group: Callable[..., Group]) -> None:
     group = make_group(max_pull_bytes=4096)
     with group.client() as client:
         client.send_batch("T", [b"%03d" % number * 100 for number in range(COUNT)], keys="k")

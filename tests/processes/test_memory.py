@@ -11,7 +11,7 @@ from tests.support.group import Group
 IDLE_BYTES_MAX = 250_000_000
 
 
-def test_an_idle_group_takes_less_than_250_mb(make_group: Callable[..., Group]) -> None:
+def test_idle_group_memory_is_below_250_mb(make_group: Callable[..., Group]) -> None:
     group = make_group(max_hash_slot_num=5_000_000, max_index_num=20_000_000, max_queues=65_536)
     with group.client() as client:
         client.send_batch("orders", [b"x" * 200] * 2000, keys=[f"k{n}" for n in range(2000)])

@@ -10,7 +10,7 @@ from tests.processes.test_simple_consumers import PATIENCE_S, fill
 from tests.support.group import Group, wait_until
 
 
-def test_what_cannot_be_moved_to_members_keeps_no_other_groups_from_theirs(make_group: Callable[..., Group]) -> None:
+def test_pop_migration_failure_blocks_no_other_group(make_group: Callable[..., Group]) -> None:
     """There is no room for the retry topic of one group; the other's is there."""
     group = make_group(max_queues=64)
     with group.client() as client:

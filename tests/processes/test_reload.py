@@ -407,7 +407,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.option} {case.reader}")
-def test_a_reload_reaches_who_reads_the_option(group: FromFile, case: Case) -> None:
+def test_reload_reaches_every_reader_of_option(group: FromFile, case: Case) -> None:
     group.change(**START | {"delete_file_batch_max": 10, "retention_guard": "none"})
     # A look that began by the options of before has ended with the first of these.
     group.later("retention_passes", 2)
@@ -420,7 +420,7 @@ def test_a_reload_reaches_who_reads_the_option(group: FromFile, case: Case) -> N
     assert "restart" not in told[0]
 
 
-def test_a_reload_names_what_needs_a_restart_and_leaves_it(group: FromFile) -> None:
+def test_reload_names_options_that_need_restart(group: FromFile) -> None:
     group.change(**START)
     told = group.change(max_queues=128, max_connections=77, max_message_size=40_000)
     assert "max_message_size = 40000; a restart of the group is needed for max_queues, max_connections" in told
@@ -430,7 +430,7 @@ def test_a_reload_names_what_needs_a_restart_and_leaves_it(group: FromFile) -> N
     assert "restart" not in told
 
 
-def test_every_option_that_may_change_has_a_case_for_each_of_its_readers() -> None:
+def test_reload_every_option_has_a_case_per_reader() -> None:
     may_change = {name for name, option in FIELDS.items() if option.metadata["reload"]}
     wanted = {(name, reader) for name, module in reads(may_change) for reader in READERS[module]}
     assert {name for name, _ in wanted} == may_change

@@ -197,7 +197,7 @@ def group(make_group: Callable[..., Group]) -> Group:
     return group
 
 
-def test_sends_and_pulls_go_on_while_files_of_every_kind_are_deleted(group: Group, tmp_path: Path) -> None:
+def test_retention_sends_and_pulls_continue_during_deletion(group: Group, tmp_path: Path) -> None:
     load = Load(group, tmp_path)
     with group.client() as client:
         followers = look_until(
@@ -238,7 +238,7 @@ def deleted_in_use(group: Group) -> list[str]:
     return found
 
 
-def test_a_keeper_killed_again_and_again_leaves_a_whole_store(group: Group, tmp_path: Path) -> None:
+def test_retention_repeatedly_killed_keeper_leaves_valid_store(group: Group, tmp_path: Path) -> None:
     load = Load(group, tmp_path)
     wait_until(lambda: group.words()["retention_segments"] > 5, what="deletions")
     with group.client() as client:
@@ -261,7 +261,7 @@ def test_a_keeper_killed_again_and_again_leaves_a_whole_store(group: Group, tmp_
     check_all(group, acknowledged, unknown)
 
 
-def test_a_store_that_is_stopped_amid_deletions_is_clean(make_group: Callable[..., Group]) -> None:
+def test_retention_stop_during_deletion_is_clean(make_group: Callable[..., Group]) -> None:
     another_hour = str((datetime.datetime.now().hour + 12) % 24)
     slow = {"delete_when": another_hour, "delete_commit_log_files_interval": 60_000}
     group = make_group(**RETAINING | slow)
@@ -287,7 +287,7 @@ def segment_starts(group: Group) -> list[int]:
     return [int(path.name) for path in group.paths.commit_log.iterdir() if path.name.isdigit()]
 
 
-def test_a_group_killed_while_it_deletes_comes_back_whole(group: Group, tmp_path: Path) -> None:
+def test_retention_group_killed_during_deletion_recovers(group: Group, tmp_path: Path) -> None:
     load = Load(group, tmp_path)
     wait_until(lambda: group.words()["retention_segments"] > 20, what="deletions")
     load.stop.set()
@@ -302,7 +302,7 @@ def test_a_group_killed_while_it_deletes_comes_back_whole(group: Group, tmp_path
     check_all(group, acknowledged, unknown)
 
 
-def test_an_expired_queue_never_begins_again(group: Group) -> None:
+def test_retention_expired_queue_keeps_its_offsets(group: Group) -> None:
     with group.client() as client:
         client.create_topic("quiet", 1)
     for number in range(3):
@@ -339,7 +339,7 @@ def wait_until_expired(group: Group, end: int) -> None:
         assert (queue.min_offset, queue.max_offset) == (end, end)
 
 
-def test_space_of_what_a_slow_reader_holds_comes_back_when_it_is_done(group: Group) -> None:
+def test_retention_space_is_freed_after_slow_reader(group: Group) -> None:
     with group.client() as client:
         client.send_batch("T", [b"first" * 100] * 10, queue_id=0)
         group.wait_dispatched()

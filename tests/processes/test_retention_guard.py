@@ -40,7 +40,7 @@ def held_by(words: dict[str, int]) -> str:
     return HELD_NAMES[words["retention_held_by"]]
 
 
-def test_what_is_received_stays_until_it_is_acknowledged_and_what_comes_again_until_it_is_received(
+def test_retention_keeps_unacknowledged_and_redelivered_messages(
     make_group: Callable[..., Group], capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(**RETAINING, retention_guard="groups")

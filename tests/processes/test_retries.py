@@ -39,7 +39,7 @@ def parked(client: Any, level: int) -> list[StoredMessage]:
     return list(client.pull(SCHEDULE_TOPIC, level - 1, 0, 1000).messages)
 
 
-def test_a_message_is_delivered_until_it_is_a_dead_letter(group: Group) -> None:
+def test_nack_redelivers_until_dead_letter(group: Group) -> None:
     with group.client() as client:
         client.create_topic("orders", 1)
         client.groups.change("billing", retry_max_times=TIMES)
@@ -72,7 +72,7 @@ def test_a_message_is_delivered_until_it_is_a_dead_letter(group: Group) -> None:
         assert (words["group_retries"], words["group_dead_letters"]) == (2 * TIMES + 2, 2)
 
 
-def test_sixteen_retries_go_through_the_levels_in_order_and_end_among_the_dead_letters(
+def test_nack_16_retries_follow_levels_then_dead_letter(
     make_group: Callable[..., Group],
 ) -> None:
     """A nack without a level takes RocketMQ's: 3 and one more with each time. The levels' delays are none here."""
@@ -103,7 +103,7 @@ def test_sixteen_retries_go_through_the_levels_in_order_and_end_among_the_dead_l
         assert client.groups.info("billing").lag == 0
 
 
-def test_a_message_without_room_for_what_a_copy_bears_is_a_dead_letter_at_once(group: Group) -> None:
+def test_nack_message_without_property_space_is_dead_letter(group: Group) -> None:
     with group.client() as client:
         client.create_topic("orders", 1)
         client.groups.change("gives-up", retry_max_times=0)
@@ -122,7 +122,7 @@ def test_a_message_without_room_for_what_a_copy_bears_is_a_dead_letter_at_once(g
                 assert b"full" in {each.body for each in received(consumer, 1 if others else 2)}
 
 
-def test_a_nack_that_is_asked_again_after_a_kill_counts_once(group: Group) -> None:
+def test_nack_retried_after_kill_counts_once(group: Group) -> None:
     """The query role dies when the copy is stored and the answer is not sent yet; its client asks the next one."""
     with group.client(timeout=30) as client:
         client.create_topic("orders", 1)
@@ -159,7 +159,7 @@ def test_a_nack_that_is_asked_again_after_a_kill_counts_once(group: Group) -> No
 
 
 @pytest.mark.parametrize("point", ["retry.copied", "ack.before_send:2"])
-def test_a_kill_stores_no_dead_letter_twice_that_has_no_room_to_say_what_it_is_of(
+def test_dead_letter_without_origin_survives_kill_once(
     make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     """The query role, or the writer, dies when it is stored and nobody was told; its client asks again."""
@@ -194,7 +194,7 @@ def end_of(client: Any, topic: str) -> None:
     wait_until(is_empty, what="retention")
 
 
-def test_a_nack_names_messages_that_are_gone_and_stores_the_others(make_group: Callable[..., Group]) -> None:
+def test_nack_names_deleted_messages_and_stores_others(make_group: Callable[..., Group]) -> None:
     with make_group(**RETAINING).client() as client:
         client.create_topic("orders", 1)
         client.send_batch("orders", [b"0", b"1"])
@@ -212,7 +212,7 @@ def test_a_nack_names_messages_that_are_gone_and_stores_the_others(make_group: C
             assert consumer.positions()["orders", 0] == 3, "the one that is stored was"
 
 
-def test_an_async_nack_names_messages_that_are_gone(make_group: Callable[..., Group]) -> None:
+def test_async_nack_names_deleted_messages(make_group: Callable[..., Group]) -> None:
     group = make_group(**RETAINING)
 
     async def nack_gone() -> None:
@@ -240,7 +240,7 @@ def test_an_async_nack_names_messages_that_are_gone(make_group: Callable[..., Gr
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_handler_goes_on_behind_a_message_that_is_gone(
+def test_handler_continues_after_deleted_message(
     make_group: Callable[..., Group], ordered: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     group = make_group(**RETAINING)
@@ -270,7 +270,7 @@ def test_a_handler_goes_on_behind_a_message_that_is_gone(
         assert (words["group_retries"], words["group_dead_letters"]) == (0, 0)
 
 
-def test_an_async_handler_goes_on_behind_a_message_that_is_gone(
+def test_async_handler_continues_after_deleted_message(
     make_group: Callable[..., Group], caplog: pytest.LogCaptureFixture
 ) -> None:
     group = make_group(**RETAINING)

@@ -30,7 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("property_crc", [True, False])
-def test_the_log_has_no_byte_between_them(make_group: Callable[..., Group], property_crc: bool) -> None:
+def test_single_sends_leave_no_gap_in_log(make_group: Callable[..., Group], property_crc: bool) -> None:
     group = make_group(enabled_append_prop_crc=property_crc)
     with group.client() as client:
         client.create_topic("T")
@@ -51,7 +51,7 @@ def test_the_log_has_no_byte_between_them(make_group: Callable[..., Group], prop
     assert verified.code == 0, verified.out + verified.err
 
 
-def test_who_was_born_at_any_time_is_found_with_all_others(group: Group) -> None:
+def test_single_sends_with_any_born_time_are_found(group: Group) -> None:
     born = [5, 0, -1, -(1 << 40), 7, (1 << 63) - 1, -(1 << 63)]
     with group.client() as client:
         for each in born:

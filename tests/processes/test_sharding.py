@@ -44,7 +44,7 @@ def stored(client: Any, topic: str = "orders", queues: int = QUEUES) -> list[Sto
 
 
 @pytest.mark.parametrize("own", [{}, {"zone": "z"}], ids=["columns", "whole property strings"])
-def test_the_writer_picks_the_queue_by_javas_hash(group: Group, own: dict[str, str]) -> None:
+def test_sharding_key_picks_queue_by_java_hash(group: Group, own: dict[str, str]) -> None:
     with group.client() as client:
         client.create_topic("orders", QUEUES)
         sent = client.send_many([Message("orders", key.encode(), properties=own, sharding_key=key) for key in KEYS])
@@ -58,7 +58,7 @@ def test_the_writer_picks_the_queue_by_javas_hash(group: Group, own: dict[str, s
         ]
 
 
-def test_the_key_stands_where_rocketmq_would_put_it(group: Group) -> None:
+def test_sharding_key_property_is_at_rocketmq_position(group: Group) -> None:
     # Some of these stand before it and some behind it among the properties that are the same for all.
     constant = dict.fromkeys(["PGROUP", "CLUSTER", "TIMER_LIKE", "zone", "a", "b", "c", "d", "e", "f"], "value")
     with group.client() as client:
@@ -74,7 +74,7 @@ def test_the_key_stands_where_rocketmq_would_put_it(group: Group) -> None:
         assert with_key.properties == {**whole.properties, "UNIQ_KEY": with_key.unique_id}
 
 
-def test_what_has_one_key_is_consumed_in_the_order_it_was_sent(group: Group) -> None:
+def test_sharding_key_messages_are_consumed_in_order(group: Group) -> None:
     """Threads send for accounts of their own while members come and go; each account's messages stay in order."""
     accounts, per_account = 12, 200
     with group.client() as client:
@@ -123,7 +123,7 @@ def test_what_has_one_key_is_consumed_in_the_order_it_was_sent(group: Group) -> 
             assert firsts == list(range(per_account))
 
 
-def test_messages_that_wait_come_to_their_keys_queue(group: Group) -> None:
+def test_sharding_key_delayed_message_reaches_its_queue(group: Group) -> None:
     with group.client() as client:
         client.create_topic("orders", QUEUES)
         for key in KEYS:
@@ -147,7 +147,7 @@ def test_messages_that_wait_come_to_their_keys_queue(group: Group) -> None:
         assert kinds == {body: set(KEYS) for body in (b"level", b"time", b"half", b"producer")}
 
 
-def test_repeats_that_are_dropped_leave_the_others_their_queues(make_group: Callable[..., Group]) -> None:
+def test_sharding_dropped_duplicates_keep_other_queues(make_group: Callable[..., Group]) -> None:
     group = make_group(dedupe_window_messages=1000)
     with group.client() as client:
         client.create_topic("orders", QUEUES)
@@ -162,7 +162,7 @@ def test_repeats_that_are_dropped_leave_the_others_their_queues(make_group: Call
         assert sorted(each.body.decode() for each in stored(client)) == sorted(KEYS)
 
 
-def test_a_widened_topic_and_a_killed_writer_pick_by_the_same_rule(group: Group) -> None:
+def test_sharding_rule_survives_widening_and_killed_writer(group: Group) -> None:
     with group.client(timeout=30) as client:
         client.create_topic("orders", QUEUES)
         client.send("orders", b"before", sharding_key="order-1")

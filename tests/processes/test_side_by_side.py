@@ -18,7 +18,7 @@ def bodies(group: Group) -> list[bytes]:
         return sorted(message.body for message in client.range("orders"))
 
 
-def test_two_groups_share_nothing_but_the_machine(make_group: Callable[..., Group]) -> None:
+def test_two_groups_share_nothing(make_group: Callable[..., Group]) -> None:
     first = make_group("first")
     port = wait_until(lambda: first.words()["monitor_port"], what="the first one's port")
     # The same port for both: the second serves without it, and has it when the first is gone.

@@ -69,7 +69,7 @@ def bodies_of(messages: list[StoredMessage]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("limit_ms", [60_000, 200], ids=["restart", "limit"])
-def test_a_receive_waits_for_as_long_as_it_shall(
+def test_receive_waits_for_its_timeout(
     shared: Group, client: Client, monkeypatch: pytest.MonkeyPatch, limit_ms: int
 ) -> None:
     """Query lets it go when it is restarted, and holds none for longer than a minute."""
@@ -89,7 +89,7 @@ def test_a_receive_waits_for_as_long_as_it_shall(
         assert [consumer.ack(message) for message in waiting.result()] == [1]
 
 
-def test_who_waits_when_its_group_is_deleted_is_told_so(shared: Group, client: Client) -> None:
+def test_receive_waiting_on_deleted_group_raises(shared: Group, client: Client) -> None:
     """It had been given all that there is, as if the group had begun anew at the beginning."""
     fill(client, "Deleted", 4)
     consumer = client.simple_consumer("deleted", "Deleted")
@@ -104,7 +104,7 @@ def test_who_waits_when_its_group_is_deleted_is_told_so(shared: Group, client: C
     assert "deleted" not in [group.group for group in client.groups.all()]
 
 
-def test_each_message_is_one_receivers_and_done_when_acknowledged(shared: Group, client: Client) -> None:
+def test_receive_gives_message_to_one_until_acknowledged(shared: Group, client: Client) -> None:
     sent = fill(client, "Each", 20)
     before = shared.words()["pulled_messages"]
     one = client.simple_consumer("each", "Each", start="earliest")
@@ -120,7 +120,7 @@ def test_each_message_is_one_receivers_and_done_when_acknowledged(shared: Group,
     assert client.groups.info("each").lag == 0
 
 
-def test_a_message_wakes_the_receive_that_waits_for_it(client: Client) -> None:
+def test_receive_waiting_is_woken_by_message(client: Client) -> None:
     """A role that nobody rings looks about once a second."""
     client.create_topic("Woken", 1)
     consumer = client.simple_consumer("woken", "Woken", start="earliest")
@@ -137,7 +137,7 @@ def test_a_message_wakes_the_receive_that_waits_for_it(client: Client) -> None:
     keeps_below(12.0, took_s, rounds=3)  # 20 looks of its own take 15 s.
 
 
-def test_any_number_of_messages_is_acknowledged(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acknowledge_accepts_any_number(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_calls, "NAMED_MAX", 4)
     fill(client, "AnyNumber", 10)
     consumer = client.simple_consumer("any-number", "AnyNumber", start="earliest")
@@ -145,7 +145,7 @@ def test_any_number_of_messages_is_acknowledged(client: Client, monkeypatch: pyt
     assert consumer.ack() == 0
 
 
-def test_a_receive_waits_for_what_comes(client: Client) -> None:
+def test_receive_waits_for_messages(client: Client) -> None:
     fill(client, "Wait", 0)
     consumer = client.simple_consumer("wait", "Wait", start="earliest")
     began = time.monotonic()
@@ -156,7 +156,7 @@ def test_a_receive_waits_for_what_comes(client: Client) -> None:
     assert message.properties["POP_CK"].split(" ")[5:] == ["mqproc", str(message.queue_id), "0"]
 
 
-def test_what_is_not_acknowledged_comes_again_and_ends_among_the_dead_letters(shared: Group, client: Client) -> None:
+def test_receive_unacknowledged_is_redelivered_then_dead_letter(shared: Group, client: Client) -> None:
     before = shared.words()
     client.groups.change("twice", retry_max_times=1)
     fill(client, "Twice", 3, queues=1)
@@ -179,7 +179,7 @@ def test_what_is_not_acknowledged_comes_again_and_ends_among_the_dead_letters(sh
     assert consumer.receive(10, timeout=0.3) == []
 
 
-def test_the_time_of_a_message_can_be_changed(client: Client) -> None:
+def test_receive_invisible_time_can_be_changed(client: Client) -> None:
     fill(client, "Longer", 2, queues=1)
     consumer = client.simple_consumer("longer", "Longer", start="earliest")
     longer, shorter = received(consumer, 2, invisible_s=CHANGED_S)
@@ -196,7 +196,7 @@ def test_the_time_of_a_message_can_be_changed(client: Client) -> None:
             consumer.receive(1, seconds)
 
 
-def test_what_was_not_received_cannot_be_acknowledged(client: Client) -> None:
+def test_acknowledge_invalid_receipt_is_refused(client: Client) -> None:
     fill(client, "Not", 1, queues=1)
     consumer = client.simple_consumer("not", "Not", start="earliest")
     with pytest.raises(BadRequestError, match="no POP_CK"):
@@ -205,7 +205,7 @@ def test_what_was_not_received_cannot_be_acknowledged(client: Client) -> None:
         consumer.receive(1)
 
 
-def test_the_revive_topic_says_what_rocketmq_would(client: Client) -> None:
+def test_revive_topic_records_equal_rocketmq(client: Client) -> None:
     fill(client, "Said", 35, queues=1)
     consumer = client.simple_consumer("said", "Said", start="earliest")
     messages = received(consumer, 35)
@@ -232,9 +232,7 @@ def test_the_revive_topic_says_what_rocketmq_would(client: Client) -> None:
     assert times[-1] <= time.time() * 1000
 
 
-def test_progress_is_saved_while_messages_are_received_and_acknowledged_all_the_time(
-    shared: Group, client: Client
-) -> None:
+def test_receive_progress_is_saved_under_load(shared: Group, client: Client) -> None:
     """RocketMQ's file never lacks more than some seconds of it: 5 s, and the sync of the log that it rests on."""
     client.create_topic("steady", 1)
     consumer = client.simple_consumer("steady", "steady", start="earliest")
@@ -249,7 +247,7 @@ def test_progress_is_saved_while_messages_are_received_and_acknowledged_all_the_
     wait_until(lambda: saved_progress() > first, what="another one")
 
 
-def test_receives_take_filters_and_several_topics(client: Client) -> None:
+def test_receive_accepts_filters_and_several_topics(client: Client) -> None:
     for topic in ("fruit", "roots"):
         client.create_topic(topic, 3)
         tags = ["sweet" if number % 10 == 0 else "sour" for number in range(60)]
@@ -278,7 +276,7 @@ def test_receives_take_filters_and_several_topics(client: Client) -> None:
 
 
 @pytest.mark.parametrize("count", [32, 64])
-def test_a_queue_that_always_has_messages_keeps_no_other_from_being_received(client: Client, count: int) -> None:
+def test_receive_busy_queue_starves_no_other(client: Client, count: int) -> None:
     """Receives of 64 take two check points, which had a round come to the same of two queues each time."""
     topic = f"Full{count}"
     fill(client, topic, 40 * count, queues=2)
@@ -286,7 +284,7 @@ def test_a_queue_that_always_has_messages_keeps_no_other_from_being_received(cli
     assert {consumer.receive(count)[0].queue_id for _ in range(19)} == {0, 1}, "a queue has twenty receives in it"
 
 
-def test_a_large_receive_with_a_filter_passes_all_that_it_gives(client: Client) -> None:
+def test_receive_large_with_filter_advances_past_its_messages(client: Client) -> None:
     """It has several check points, and messages that its filter does not let pass lie between them."""
     client.create_topic("mixed", 1)
     client.send_batch("mixed", [b"%d" % number for number in range(200)], tags=["wanted", "other"] * 100)
@@ -296,7 +294,7 @@ def test_a_large_receive_with_a_filter_passes_all_that_it_gives(client: Client) 
     assert found == list(range(0, 200, 2)), "each is one receiver's"
 
 
-def test_a_message_without_room_for_what_a_copy_bears_holds_up_no_other(client: Client) -> None:
+def test_receive_message_without_property_space_blocks_no_other(client: Client) -> None:
     """It is a dead letter; refused for ever, it kept what was received with it from coming again."""
     client.create_topic("full", 1)
     client.send("full", b"full", properties={"a": "v" * 32_700})
@@ -311,7 +309,7 @@ def test_a_message_without_room_for_what_a_copy_bears_holds_up_no_other(client: 
     assert (letter.body, letter.reconsume_times, dict(letter.properties)["a"]) == (b"full", 1, "v" * 32_700)
 
 
-def test_what_comes_again_passes_a_filter_that_waits(client: Client) -> None:
+def test_receive_redelivered_message_matches_waiting_filter(client: Client) -> None:
     client.create_topic("late", 1)
     consumer = client.simple_consumer("late", "late", filter="wanted", start="earliest")
     with ThreadPoolExecutor(1) as pool:
@@ -327,7 +325,7 @@ def test_what_comes_again_passes_a_filter_that_waits(client: Client) -> None:
 # A group that changes to members, or back, and dead letters
 
 
-def test_dead_letters_that_are_sent_again_are_received(client: Client) -> None:
+def test_receive_resent_dead_letters(client: Client) -> None:
     client.groups.change("resent", retry_max_times=1)
     fill(client, "Resent", 1, queues=1)
     consumer = client.simple_consumer("resent", "Resent", start="earliest")
@@ -352,7 +350,7 @@ def test_dead_letters_that_are_sent_again_are_received(client: Client) -> None:
     assert client.groups.info("resent").lag == 0
 
 
-def test_simple_consumers_get_what_members_of_their_group_have_nacked(client: Client) -> None:
+def test_receive_messages_nacked_by_members(client: Client) -> None:
     fill(client, "Before", 2, queues=1)
     with client.consumer("before", "Before", start="earliest") as member:
         one, two = member.receive(2, timeout=PATIENCE_S)
@@ -375,7 +373,7 @@ def test_simple_consumers_get_what_members_of_their_group_have_nacked(client: Cl
     assert client.groups.info("before").lag == 0
 
 
-def test_members_get_what_comes_again_to_the_simple_consumers_of_their_group(shared: Group, client: Client) -> None:
+def test_members_get_redeliveries_of_simple_consumers(shared: Group, client: Client) -> None:
     """Also what is not due before there are members; what is acknowledged does not come."""
     before = shared.words()["group_retries"]
     fill(client, "After", 4, queues=1)
@@ -408,7 +406,7 @@ def test_members_get_what_comes_again_to_the_simple_consumers_of_their_group(sha
     assert shared.words()["group_retries"] - before == 2, "what is moved counts once"
 
 
-def test_no_group_gets_what_comes_again_to_another_whose_names_make_the_same_topic(client: Client) -> None:
+def test_redelivery_with_same_retry_topic_stays_in_its_group(client: Client) -> None:
     """`%RETRY%east_side` is where messages of `side` come again to `east`, and all that `east_side` has nacked."""
     fill(client, "side", 1, queues=1)
     fill(client, "Main", 1, queues=1)
@@ -424,7 +422,7 @@ def test_no_group_gets_what_comes_again_to_another_whose_names_make_the_same_top
 # Kills
 
 
-def test_restarts_bring_back_nothing_acknowledged_and_lose_nothing_else(group: Group) -> None:
+def test_receive_restarts_lose_nothing_and_keep_acknowledgements(group: Group) -> None:
     """The query role, the writer and the whole group are killed between receives, acks and what comes again."""
     seen: Counter[bytes] = Counter()
     done: set[bytes] = set()
@@ -467,7 +465,7 @@ def test_restarts_bring_back_nothing_acknowledged_and_lose_nothing_else(group: G
         assert list(client.groups.dead_letters("billing")) == []
 
 
-def test_a_query_role_killed_while_messages_come_again_sends_none_of_them_twice(
+def test_redelivery_with_killed_query_sends_none_twice(
     make_group: Callable[..., Group],
 ) -> None:
     """The copies are stored, their check point is not closed yet."""

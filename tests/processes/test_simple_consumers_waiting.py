@@ -32,7 +32,7 @@ def receive_async(group: Group) -> list[StoredMessage]:
 
 
 @pytest.mark.parametrize("receives", [receive, receive_async])
-def test_what_comes_first_into_a_topic_while_query_is_away_is_for_who_waits_for_it(
+def test_first_message_during_query_restart_reaches_new_waiter(
     make_group: Callable[..., Group], receives: Callable[[Group], list[StoredMessage]]
 ) -> None:
     """The receive was made again, "latest" was behind the message by then, and the group never got it."""
@@ -68,7 +68,7 @@ def look_async(group: Group, first_comes: Callable[[], None]) -> list[StoredMess
 
 
 @pytest.mark.parametrize("looks", [look, look_async])
-def test_so_it_is_for_who_has_looked_before(
+def test_first_message_during_query_restart_reaches_old_waiter(
     make_group: Callable[..., Group], looks: Callable[[Group, Callable[[], None]], list[StoredMessage]]
 ) -> None:
     group = make_group()

@@ -22,7 +22,7 @@ from mqproc.store.read.views import GroupView
 from tests.support.group import PATIENCE_S, Group, wait_until
 
 
-def test_it_goes_on_with_the_group_that_was_started_behind_the_one_it_was_opened_on(group: Group) -> None:
+def test_store_reader_continues_with_next_group(group: Group) -> None:
     with group.client() as client:
         client.create_topic("T", queues=1)
         client.send_batch("T", bodies=[b"1", b"2"])
@@ -51,7 +51,7 @@ def test_it_goes_on_with_the_group_that_was_started_behind_the_one_it_was_opened
         assert old.max_offset == 2, "who still looks at the old group's queues sees them"
 
 
-def test_it_goes_on_with_another_store_in_the_same_place(tmp_path: Path) -> None:
+def test_store_reader_continues_with_other_store_at_path(tmp_path: Path) -> None:
     first = Group(tmp_path / "store")
     second = Group(tmp_path / "store", mapped_file_size_commit_log=2 << 20, mapped_file_size_consume_queue=200)
     bodies = [b"new-%d" % number for number in range(30)]
@@ -75,7 +75,7 @@ def test_it_goes_on_with_another_store_in_the_same_place(tmp_path: Path) -> None
         second.close()
 
 
-def test_it_follows_the_flush_mode_of_the_group_that_was_started_behind_the_one_it_was_opened_on(
+def test_store_reader_follows_flush_mode_of_next_group(
     tmp_path: Path,
 ) -> None:
     store = tmp_path / "store"
@@ -97,7 +97,7 @@ def test_it_follows_the_flush_mode_of_the_group_that_was_started_behind_the_one_
         second.close()
 
 
-def test_threads_may_share_one(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_reader_is_shared_by_threads(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where each question finds that the group was started anew."""
     monkeypatch.setattr(reader_module, "_CHECK_INTERVAL_S", 0.0)
     monkeypatch.setattr(GroupView, "is_current", lambda *_: False)
@@ -124,7 +124,7 @@ def test_threads_may_share_one(group: Group, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_process_may_ask_what_another_thread_was_asking_meanwhile(tmp_path: Path) -> None:
+def test_store_reader_works_in_fork_during_other_thread_call(tmp_path: Path) -> None:
     StorePaths(tmp_path).commit_log.mkdir()
     asked, forked = threading.Event(), threading.Event()
 
@@ -165,7 +165,7 @@ def test_a_forked_process_may_ask_what_another_thread_was_asking_meanwhile(tmp_p
         (lambda r: r.pull(topic="T", queue_id="0", offset=0), "queue_id = '0' is not a whole number"),
     ],
 )
-def test_mistakes_are_told(tmp_path: Path, ask: Callable[[StoreReader], object], told: str) -> None:
+def test_store_reader_reports_mistakes(tmp_path: Path, ask: Callable[[StoreReader], object], told: str) -> None:
     StorePaths(tmp_path).commit_log.mkdir()
     with StoreReader(tmp_path) as reader:
         with pytest.raises(BadRequestError, match=told):

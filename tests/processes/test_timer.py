@@ -49,7 +49,7 @@ def send_due_in(client: Any, topic: str, *after_ms: int) -> None:
         client.send(Message(topic, b"%d" % due_ms, deliver_at_ms=due_ms))
 
 
-def test_messages_arrive_at_their_millisecond(group: Group) -> None:
+def test_timer_messages_arrive_at_their_millisecond(group: Group) -> None:
     with group.client() as client:
         topics = itertools.count()
 
@@ -70,7 +70,7 @@ def test_messages_arrive_at_their_millisecond(group: Group) -> None:
         wait_until(lambda: group.words()["timed_messages"] == 0)
 
 
-def test_a_time_that_has_come_is_no_reason_to_wait(group: Group) -> None:
+def test_timer_past_time_is_delivered_at_once(group: Group) -> None:
     with group.client() as client:
         client.send("t", b"at once", deliver_at=now_ms() - 1)
         client.send("t", b"this instant", delay=0)
@@ -82,7 +82,7 @@ def test_a_time_that_has_come_is_no_reason_to_wait(group: Group) -> None:
             client.send("t", b"no such level", delay_level=19)
 
 
-def test_a_slot_takes_no_more_than_its_limit(make_group: Callable[..., Group]) -> None:
+def test_timer_slot_limit_is_enforced(make_group: Callable[..., Group]) -> None:
     """RocketMQ's flow control, at 100 messages; what another slot holds does not count."""
     group = make_group(timer_congest_num_each_slot=100)
     slot_ms = now_ms() // 1000 * 1000 + 600_000
@@ -111,7 +111,7 @@ def own_late_ms(group: Group, client: Any, topic: str, count: int) -> float:
     return late_ms - max(0.0, kept_waiting_ms(group) - waited_ms)
 
 
-def test_ten_thousand_a_second_are_delivered_in_time(group: Group) -> None:
+def test_timer_10000_per_second_are_delivered_in_time(group: Group) -> None:
     """10,000 messages due within one second, sent a while before: none is later than promised.
 
     Time for which others had the processor is taken off.
@@ -134,7 +134,7 @@ def test_ten_thousand_a_second_are_delivered_in_time(group: Group) -> None:
         keeps_below(LATE_MS, round_ms)
 
 
-def test_two_thousand_a_second_are_delivered_within_the_promised_time(group: Group) -> None:
+def test_timer_2000_per_second_meet_promised_time(group: Group) -> None:
     """2,000 messages due within one second: none is later than promised. Others' time is taken off here, too."""
     with group.client() as client:
         topics = itertools.count()
@@ -153,7 +153,7 @@ def test_two_thousand_a_second_are_delivered_within_the_promised_time(group: Gro
         keeps_below(LATE_MS, late_ms)
 
 
-def test_what_cannot_be_filed_for_a_while_is_delivered_when_it_can(group: Group) -> None:
+def test_timer_message_is_delivered_after_failed_filing(group: Group) -> None:
     """The wheel takes nothing as on a full disk, until after the messages' time."""
     with group.client() as client:
         client.send("t", b"first", delay=0.1)
@@ -189,7 +189,7 @@ def test_each_message_arrives_once_whoever_is_killed(group: Group) -> None:
         assert len(received(client, "t")) == 3000
 
 
-def test_slots_of_another_width_deliver_nothing_again_and_nothing_late(make_group: Callable[..., Group]) -> None:
+def test_timer_other_slot_width_delivers_once_and_in_time(make_group: Callable[..., Group]) -> None:
     group = make_group(timer_precision_ms=100)
     with group.client() as client:
         send_due_in(client, "t", *range(100, 1300, 100), *range(6000, 6900, 100))
@@ -208,7 +208,7 @@ def test_slots_of_another_width_deliver_nothing_again_and_nothing_late(make_grou
     assert verified.code == 0, verified.out
 
 
-def test_a_killed_group_delivers_what_became_due_meanwhile(make_group: Callable[..., Group]) -> None:
+def test_timer_killed_group_delivers_overdue_messages(make_group: Callable[..., Group]) -> None:
     group = make_group()
     begin_ms = now_ms() + 1500
     with group.client() as client:
@@ -224,7 +224,7 @@ def test_a_killed_group_delivers_what_became_due_meanwhile(make_group: Callable[
 
 
 @pytest.mark.parametrize("lost", ["nothing", "slots", "log", "check"])
-def test_a_stopped_group_goes_on_from_rocketmqs_files(make_group: Callable[..., Group], lost: str) -> None:
+def test_timer_stopped_group_resumes_from_rocketmq_files(make_group: Callable[..., Group], lost: str) -> None:
     """250 messages survive stop and start, whichever of the timer's files is damaged: each is made from the others."""
     group = make_group()
     with group.client() as client:
@@ -255,7 +255,7 @@ def test_a_stopped_group_goes_on_from_rocketmqs_files(make_group: Callable[..., 
         group.stop()
 
 
-def test_a_message_far_off_is_parked_again_in_between(make_group: Callable[..., Group]) -> None:
+def test_timer_distant_message_is_rolled(make_group: Callable[..., Group]) -> None:
     """RocketMQ's roll window of 2 slots: the message has rolled once when it comes, and comes in time."""
     group = make_group(timer_roll_window_slot=2)
     with group.client() as client:
@@ -272,7 +272,7 @@ def test_a_message_far_off_is_parked_again_in_between(make_group: Callable[..., 
 
 
 @pytest.mark.parametrize("key", ["{id}", "t{id}", "t+{id}"])
-def test_a_message_is_cancelled_by_its_unique_id(group: Group, key: str) -> None:
+def test_timer_message_is_cancelled_by_unique_id(group: Group, key: str) -> None:
     """As each release of RocketMQ writes the key. Another id's and another topic's cancel nothing, twice is once."""
     with group.client() as client:
         due_ms = now_ms() + 8000

@@ -32,7 +32,7 @@ from tests.support.group import Group, wait_until
 from tests.support.group_checks import FAST, GROUP, all_ended, bodies, handle_of, left_open, messages_of, open_ids
 
 
-def test_kills_lose_no_commit_and_deliver_no_rollback(make_group: Callable[..., Group]) -> None:
+def test_transaction_kills_lose_no_commit_and_deliver_no_rollback(make_group: Callable[..., Group]) -> None:
     """Between half message and end, between end and mark, while producers are asked: each message once or never."""
     group = make_group(**FAST, transaction_check_max=10_000)
     decided: dict[bytes, bool] = {}
@@ -102,9 +102,7 @@ def stored_as_query_does(group: Group, *messages: NewMessage) -> None:
 
 
 @pytest.mark.parametrize("whole_group", [False, True])
-def test_what_was_made_of_a_half_message_and_not_marked_is_found(
-    make_group: Callable[..., Group], whole_group: bool
-) -> None:
+def test_transaction_unmarked_commit_is_found(make_group: Callable[..., Group], whole_group: bool) -> None:
     """A kill between the message, the copy, or what is given up, and its mark."""
     group = make_group()
     with group.client(timeout=60) as client:
@@ -139,7 +137,7 @@ def test_what_was_made_of_a_half_message_and_not_marked_is_found(
         assert sorted(marks) == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_a_commit_that_a_writer_still_has_is_waited_for(group: Group) -> None:
+def test_transaction_commit_pending_in_writer_is_awaited(group: Group) -> None:
     """The writer stands still with the committed message in its socket while query dies: it is stored once."""
     with group.client(timeout=60) as client:
         client.create_topic("Held", 1)
@@ -172,7 +170,7 @@ def progress(client: Client) -> dict[str, int | None]:
         return {}
 
 
-def test_progress_is_where_the_first_open_one_is(group: Group) -> None:
+def test_transaction_progress_is_at_first_open(group: Group) -> None:
     with group.client() as client:
         for number in range(30):
             client.transaction(GROUP, Message("Moves", b"%d" % number)).begin().commit()

@@ -63,7 +63,7 @@ def client(shared: Group) -> Iterator[Client]:
         yield client
 
 
-def test_a_block_commits_at_its_end_and_rolls_back_on_an_exception(client: Client) -> None:
+def test_transaction_block_commits_or_rolls_back_on_exception(client: Client) -> None:
     client.create_topic("Block", 4)
     with client.transaction(GROUP, Message("Block", b"paid", tag="new", keys=["k"], properties={"a": "b"})) as kept:
         assert bodies(client, "Block") == []
@@ -79,7 +79,7 @@ def test_a_block_commits_at_its_end_and_rolls_back_on_an_exception(client: Clien
     assert [each.body for each in client.by_key("Block", "k")] == [b"paid"]
 
 
-def test_records_are_those_of_rocketmq(client: Client) -> None:
+def test_transaction_records_equal_rocketmq(client: Client) -> None:
     client.create_topic("Records", 3)
     with client.transaction(GROUP, Message("Records", b"body", tag="t", queue_id=2, flag=7)) as transaction:
         half = client.get(transaction.sent.message_id)
@@ -99,7 +99,7 @@ def _names(mark: StoredMessage, half: StoredMessage) -> bool:
     return str(half.queue_offset).encode() in mark.body.split(b",")
 
 
-def test_a_transaction_ends_in_one_way_only(client: Client) -> None:
+def test_transaction_ends_once(client: Client) -> None:
     client.create_topic("Once", 1)
     with client.transaction(GROUP, Message("Once", b"1")) as kept:
         kept.commit()
@@ -118,7 +118,7 @@ def test_a_transaction_ends_in_one_way_only(client: Client) -> None:
     assert bodies(client, "Once") == [b"1"]
 
 
-def test_what_is_no_transaction_of_the_groups_cannot_be_ended(client: Client) -> None:
+def test_transaction_of_another_group_cannot_be_ended(client: Client) -> None:
     sent = client.send("Other", b"plain")
     transaction = client.transaction(GROUP, Message("Other", b"half")).begin()
     right = handle_of(transaction, topic="Other")
@@ -138,7 +138,7 @@ def test_what_is_no_transaction_of_the_groups_cannot_be_ended(client: Client) ->
     assert bodies(client, "Other") == [b"plain"]
 
 
-def test_what_cannot_be_a_half_message_is_refused(client: Client) -> None:
+def test_transaction_invalid_half_message_is_refused(client: Client) -> None:
     refused: list[tuple[Callable[[], Any], type[Exception]]] = [
         (lambda: client.transaction("", Message("t", b"")), BadRequestError),
         (lambda: client.transaction("a b", Message("t", b"")), BadRequestError),
@@ -153,7 +153,7 @@ def test_what_cannot_be_a_half_message_is_refused(client: Client) -> None:
             call()
 
 
-def test_an_end_that_comes_too_late_is_the_checks(client: Client) -> None:
+def test_transaction_late_end_is_left_to_the_check(client: Client) -> None:
     """With a time of its own a transaction is its producer's for so long: here it was born 65 s ago, and has 60 s."""
     client.create_topic("Late", 1)
     born_ms = time.time_ns() // 1_000_000 - 65_000
@@ -171,7 +171,7 @@ def test_an_end_that_comes_too_late_is_the_checks(client: Client) -> None:
     assert bodies(client, "Late") == [b"late", b"later"]
 
 
-def test_many_threads_end_transactions_at_once(client: Client) -> None:
+def test_transactions_end_in_many_threads(client: Client) -> None:
     client.create_topic("Many", 4)
 
     def program(number: int) -> None:
@@ -188,7 +188,7 @@ def test_many_threads_end_transactions_at_once(client: Client) -> None:
     assert bodies(client, "Many") == sorted(b"%d-%d" % (n, s) for n in range(8) for s in range(20) if s % 4 != 3)
 
 
-def test_marks_of_4096_bytes_are_there_within_50_ms(client: Client) -> None:
+def test_op_messages_of_4096_bytes_are_written_within_50_ms(client: Client) -> None:
     """So much RocketMQ gathers before it writes; ours are in the log, and dispatched, soon after each end."""
     client.create_topic("Marked", 1)
     with client.transaction(GROUP, Message("Marked", b"the first mark makes the topic")):
@@ -217,7 +217,7 @@ def marked_from(client: Client, offset: int) -> set[int]:
     return {half for mark in marks for half in decode_op_body(mark.body)}
 
 
-def test_operators_see_and_decide_open_transactions(client: Client) -> None:
+def test_open_transactions_are_listed_and_decided_by_operators(client: Client) -> None:
     client.create_topic("Seen", 1)
     first, second, third = (client.transaction("seen", Message("Seen", b"%d" % number)).begin() for number in range(3))
     client.wait_dispatched()
@@ -239,7 +239,7 @@ def test_operators_see_and_decide_open_transactions(client: Client) -> None:
     assert bodies(client, "Seen") == [b"0"]
 
 
-def test_the_async_client_does_the_same(shared: Group) -> None:
+def test_async_transactions_behave_alike(shared: Group) -> None:
     async def program() -> None:
         asked: list[StoredMessage] = []
         done = asyncio.Event()
@@ -279,7 +279,7 @@ def test_the_async_client_does_the_same(shared: Group) -> None:
 # Checks: each test has a producer group of its own
 
 
-def test_a_producer_of_the_group_is_asked(fast: Group) -> None:
+def test_transaction_check_asks_a_producer_of_the_group(fast: Group) -> None:
     said: dict[bytes, Any] = {b"yes": True, b"no": False, b"late": None, b"odd": "perhaps"}
     asked: list[bytes] = []
 
@@ -328,7 +328,7 @@ def test_a_producer_of_the_group_is_asked(fast: Group) -> None:
         keeps_below(2, times_asked)
 
 
-def test_what_an_async_checker_awaits_may_be_cancelled(fast: Group) -> None:
+def test_async_transaction_checker_can_be_cancelled(fast: Group) -> None:
     """The question comes again, as when the checker raises, and is no end of the producer."""
     asked: list[bytes] = []
 
@@ -354,7 +354,7 @@ def test_what_an_async_checker_awaits_may_be_cancelled(fast: Group) -> None:
     assert len(asked) >= 2
 
 
-def test_a_producer_that_is_closed_while_it_decides_leaves_no_connection(fast: Group) -> None:
+def test_producer_closed_during_check_leaves_no_connection(fast: Group) -> None:
     asked, decided = threading.Event(), threading.Event()
 
     def checker(message: StoredMessage) -> bool:
@@ -379,7 +379,7 @@ def _connections() -> int:
 
 
 @FORKS
-def test_a_fork_that_closes_a_producer_leaves_its_parents_alone(fast: Group) -> None:
+def test_producer_closed_in_fork_keeps_parents_connection(fast: Group) -> None:
     """It ended the parent's connection, and a question that was on its way there came an interval later."""
     with fast.client() as client, client.transaction_producer("forked", lambda message: True) as producer:
         wait_until(lambda: producer._connection is not None, what="the wait for questions")
@@ -392,7 +392,7 @@ def test_a_fork_that_closes_a_producer_leaves_its_parents_alone(fast: Group) -> 
         assert not line.connection.closed
 
 
-def test_a_late_end_finds_the_copy_of_its_half_message(fast: Group) -> None:
+def test_transaction_late_end_finds_copy_of_half_message(fast: Group) -> None:
     with fast.client() as client:
         transaction = client.transaction("copies", Message("Copies", b"1")).begin()
         wait_until(lambda: [each.checks > 1 for each in client.transactions.open("copies")] == [True], what="checks")
@@ -401,7 +401,7 @@ def test_a_late_end_finds_the_copy_of_its_half_message(fast: Group) -> None:
         assert bodies(client, "Copies") == [b"1"]
 
 
-def test_a_transaction_goes_by_the_id_that_its_half_message_had_before_its_checks(
+def test_transaction_id_is_unchanged_by_checks(
     make_group: Callable[..., Group],
 ) -> None:
     """An operator may have seen it there a while ago; query may be another one since."""
@@ -423,7 +423,7 @@ def test_a_transaction_goes_by_the_id_that_its_half_message_had_before_its_check
         assert [each.transaction_id for each in client.transactions.open("named")] == [other.transaction_id]
 
 
-def test_a_half_message_without_room_for_the_count_of_its_checks_is_asked_for(fast: Group) -> None:
+def test_transaction_check_without_property_space_is_sent(fast: Group) -> None:
     """No copy of it can be stored: it was never asked for, nor given up."""
     asked = threading.Event()
 
@@ -443,7 +443,7 @@ def test_a_half_message_without_room_for_the_count_of_its_checks_is_asked_for(fa
         assert transaction.transaction_id not in open_ids(client)
 
 
-def test_a_transaction_that_nobody_decides_is_given_up(make_group: Callable[..., Group]) -> None:
+def test_transaction_undecided_is_given_up(make_group: Callable[..., Group]) -> None:
     with make_group(**FAST).client() as client:
         transaction = left_open(client, "given", Message("Given", b"up"))
         immune = left_open(client, "given", Message("Given", b"immune"), check_immunity_time=3600)
@@ -464,7 +464,7 @@ def test_a_transaction_that_nobody_decides_is_given_up(make_group: Callable[...,
         assert bodies(client, "Given") == []
 
 
-def test_a_killed_producers_transaction_is_decided_by_another(fast: Group) -> None:
+def test_transaction_of_killed_producer_is_decided_by_another(fast: Group) -> None:
     program = (
         "import os, signal, sys, mqproc; client = mqproc.Client(sys.argv[1]);"
         "producer = client.transaction_producer('dead', lambda message: None);"
@@ -477,7 +477,7 @@ def test_a_killed_producers_transaction_is_decided_by_another(fast: Group) -> No
         wait_until(lambda: bodies(client, "Dead") == [b"1"], what="commit by the other producer")
 
 
-def test_a_producer_goes_on_when_query_is_another(fast: Group) -> None:
+def test_transaction_producer_survives_query_restart(fast: Group) -> None:
     asked: list[bytes] = []
 
     def checker(message: StoredMessage) -> bool:
@@ -495,7 +495,7 @@ def test_a_producer_goes_on_when_query_is_another(fast: Group) -> None:
         wait_until(lambda: bodies(client, "Again") == [b"1", b"3"], what="one commit, one rollback")
 
 
-def test_a_half_message_that_is_sent_again_is_stored_once(make_group: Callable[..., Group]) -> None:
+def test_transaction_resent_half_message_is_stored_once(make_group: Callable[..., Group]) -> None:
     """With a window of unique ids, and answers after the sync."""
     group = make_group(flush_disk_type="SYNC_FLUSH", dedupe_window_messages=1000)
     with group.client() as client:

@@ -59,7 +59,7 @@ def leave(store: LiveStore, left: int) -> int:
 
 
 @HOSTS
-def test_a_batch_that_does_not_fit_leaves_its_room_but_eight_bytes_untouched(
+def test_batch_that_does_not_fit_writes_only_eight_byte_blank(
     make_store: MakeStore, hosts: tuple[bytes, bytes]
 ) -> None:
     """1,000 bytes are left for a larger batch: a BLANK that says 1,000, eight bytes of it written, then it is whole
@@ -78,9 +78,7 @@ def test_a_batch_that_does_not_fit_leaves_its_room_but_eight_bytes_untouched(
 
 
 @HOSTS
-def test_a_batch_that_fits_lies_without_gaps_under_one_store_time(
-    make_store: MakeStore, hosts: tuple[bytes, bytes]
-) -> None:
+def test_batch_is_contiguous_with_one_store_time(make_store: MakeStore, hosts: tuple[bytes, bytes]) -> None:
     """10 KiB are left: ten messages with ten ids of 32 or 56 characters and consecutive offsets."""
     store = make_store(hosts, mapped_file_size_commit_log=10 << 10)
     told = put_ten(store, hosts)
@@ -99,9 +97,7 @@ def test_a_batch_that_fits_lies_without_gaps_under_one_store_time(
 
 
 @pytest.mark.parametrize("batch", [False, True], ids=["singles", "batch"])
-def test_a_byte_changed_among_the_last_properties_breaks_the_records_own_crc(
-    make_store: MakeStore, batch: bool
-) -> None:
+def test_changed_property_byte_breaks_record_crc(make_store: MakeStore, batch: bool) -> None:
     store = make_store(enabled_append_prop_crc=True)
     if batch:
         told = [put_ten(store, V4)]
@@ -126,9 +122,7 @@ def test_a_byte_changed_among_the_last_properties_breaks_the_records_own_crc(
 
 
 @HOSTS
-def test_each_message_of_a_batch_is_read_by_its_queue_offset_and_by_its_id(
-    make_store: MakeStore, hosts: tuple[bytes, bytes]
-) -> None:
+def test_batch_messages_are_read_by_offset_and_id(make_store: MakeStore, hosts: tuple[bytes, bytes]) -> None:
     store = make_store(hosts)
     put_ten(store, hosts)
     told = put_ten(store, hosts)
@@ -156,7 +150,7 @@ def large(make_store: MakeStore) -> LiveStore:
     return make_store(mapped_file_size_commit_log=16 * MIB, max_message_size=BODY_MAX, enabled_append_prop_crc=False)
 
 
-def test_the_largest_message_is_stored_whole(large: LiveStore) -> None:
+def test_largest_message_is_stored(large: LiveStore) -> None:
     """A body of 4 MiB, a topic of 127 bytes and properties of 32,767 in one record."""
     topic = "t" * 127
     check_topic(topic)
@@ -170,24 +164,24 @@ def test_the_largest_message_is_stored_whole(large: LiveStore) -> None:
 
 
 @pytest.mark.parametrize("beyond", [1, 64 << 10])
-def test_a_body_beyond_the_largest_is_refused(large: LiveStore, beyond: int) -> None:
+def test_body_above_limit_is_refused(large: LiveStore, beyond: int) -> None:
     with pytest.raises(MessageTooLargeError, match=f"body of {BODY_MAX + beyond:,} bytes"):
         large.append("t" * 127, [bytes(BODY_MAX + beyond)], parts=properties_of(32767))
     assert large.engine.written == 0
 
 
-def test_one_byte_of_properties_too_many_is_refused(large: LiveStore) -> None:
+def test_properties_above_limit_are_refused(large: LiveStore) -> None:
     with pytest.raises(PropertiesTooLargeError, match="properties of 32,768 bytes; the limit is 32,767"):
         large.append("t" * 127, [bytes(BODY_MAX)], parts=properties_of(32768))
     assert large.engine.written == 0
 
 
-def test_a_topic_of_32767_bytes_is_refused() -> None:
+def test_topic_of_32767_bytes_is_refused() -> None:
     with pytest.raises(BadTopicError, match="topic of 32767 bytes exceeds 127"):
         check_topic("t" * 32767)
 
 
-def test_a_batch_with_larger_bodies_than_a_message_may_have_is_refused_whole(large: LiveStore) -> None:
+def test_batch_with_body_above_limit_is_refused_whole(large: LiveStore) -> None:
     halves = [bytes(BODY_MAX // 2), bytes(BODY_MAX // 2)]
     assert len(large.append("T", halves, batch=True)) == 2
     end = large.engine.written
@@ -200,7 +194,7 @@ def test_a_batch_with_larger_bodies_than_a_message_may_have_is_refused_whole(lar
     assert len(large.append("T", [*halves, b"x"])) == 3
 
 
-def test_the_largest_body_may_change_while_messages_come(large: LiveStore) -> None:
+def test_max_message_size_can_change_under_load(large: LiveStore) -> None:
     """Raised by ten bytes, then lowered to ten, without a restart."""
     body = bytes(BODY_MAX + 10)
 

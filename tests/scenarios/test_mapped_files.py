@@ -54,20 +54,20 @@ def there(segments: LogSegments, offset: int) -> bytes:
 @pytest.mark.parametrize(
     ("offset", "start"), [(0, 0), (100, 0), (1024, 1024), (1124, 1024), (2048, 2048), (2148, 2048)]
 )
-def test_an_offset_is_found_in_its_file(paths: StorePaths, offset: int, start: int) -> None:
+def test_offset_is_found_in_its_file(paths: StorePaths, offset: int, start: int) -> None:
     segments = row(paths, range(0, 4 * SIZE, SIZE))
     assert segments.start_of(offset) == start
     assert there(segments, offset) == b"%016d" % (offset - offset % APPEND)
 
 
-def test_behind_the_last_of_four_files_there_is_nothing(paths: StorePaths) -> None:
+def test_offset_after_last_file_is_not_found(paths: StorePaths) -> None:
     segments = row(paths, range(0, 4 * SIZE, SIZE))
     assert there(segments, 4095) == b"%016d" % 4080
     with pytest.raises(FileNotFoundError):
         segments.view(segments.start_of(4096))
 
 
-def test_1024_appends_of_16_bytes_make_16_files(paths: StorePaths) -> None:
+def test_appends_of_1024_times_16_bytes_make_16_files(paths: StorePaths) -> None:
     segments = row(paths, range(0, 1024 * APPEND, SIZE))
     assert len(segments.starts()) == 16
     assert [there(segments, offset) for offset in range(0, 1024 * APPEND, APPEND)] == [
@@ -75,7 +75,7 @@ def test_1024_appends_of_16_bytes_make_16_files(paths: StorePaths) -> None:
     ]
 
 
-def test_below_a_first_file_that_starts_at_1024_there_is_nothing(paths: StorePaths) -> None:
+def test_offset_below_first_file_is_not_found(paths: StorePaths) -> None:
     segments = row(paths, range(SIZE, 4 * SIZE, SIZE))
     records = LogRecords(segments, lambda: Visible(0, 4 * SIZE))
     assert records.segment(0) is None
@@ -86,7 +86,7 @@ def test_below_a_first_file_that_starts_at_1024_there_is_nothing(paths: StorePat
     assert segments.starts()[0] == 1024
 
 
-def test_a_reader_that_begins_below_the_first_file_begins_in_it(tmp_path: Path) -> None:
+def test_reader_below_first_file_begins_in_it(tmp_path: Path) -> None:
     store = LiveStore(tmp_path, mapped_file_size_commit_log=1024, enabled_append_prop_crc=False)
     store.append("T", [b"%3d" % number * 50 for number in range(20)], queues=1)
     store.dispatch()
@@ -100,7 +100,7 @@ def test_a_reader_that_begins_below_the_first_file_begins_in_it(tmp_path: Path) 
     store.close()
 
 
-def test_files_made_in_any_order_are_a_row(paths: StorePaths) -> None:
+def test_files_created_in_any_order_are_contiguous(paths: StorePaths) -> None:
     segments = row(paths, [3072, 0, 2048, 1024])
     assert segments.starts() == [0, 1024, 2048, 3072]
     for offset in (0, 1023, 1024, 2148, 4095):
@@ -116,7 +116,7 @@ def mapped_bytes(folder: Path) -> int:
 
 
 @pytest.mark.parametrize(("mapped_max", "mapped"), [(64, 10), (4, 4)])
-def test_mapped_memory_is_size_times_count_up_to_a_bound(paths: StorePaths, mapped_max: int, mapped: int) -> None:
+def test_mapped_memory_is_size_times_count_up_to_limit(paths: StorePaths, mapped_max: int, mapped: int) -> None:
     size = 4096
     row(paths, range(0, 10 * size, size), size)
     segments = LogSegments(StoreIO(), paths.commit_log, size, mapped_max)
@@ -128,7 +128,7 @@ def test_mapped_memory_is_size_times_count_up_to_a_bound(paths: StorePaths, mapp
     assert mapped_bytes(paths.commit_log) == 0
 
 
-def test_a_file_that_is_let_go_stays_for_who_holds_it(paths: StorePaths) -> None:
+def test_released_file_stays_for_its_holder(paths: StorePaths) -> None:
     """Read back what was appended; closed while a view is held, the map goes with the view and no sooner."""
     segments = row(paths, [0])
     view = segments.view(0)
@@ -140,7 +140,7 @@ def test_a_file_that_is_let_go_stays_for_who_holds_it(paths: StorePaths) -> None
     assert mapped_bytes(paths.commit_log) == 0
 
 
-def test_a_deleted_file_is_read_to_its_end_by_who_holds_it_and_by_nobody_else(paths: StorePaths) -> None:
+def test_deleted_file_is_readable_by_its_holder_only(paths: StorePaths) -> None:
     segments = row(paths, [0, 1024])
     view = segments.view(0)
     segments.path(0).unlink()
@@ -151,7 +151,7 @@ def test_a_deleted_file_is_read_to_its_end_by_who_holds_it_and_by_nobody_else(pa
     assert segments.starts() == [1024]
 
 
-def test_one_flush_makes_all_files_durable_before_the_position_moves(tmp_path: Path) -> None:
+def test_flush_syncs_all_files_before_position_moves(tmp_path: Path) -> None:
     """Where RocketMQ does one file a call: four files, oldest first, and only then the position of all four."""
     io = FaultyIO()
     engine = Engine(tmp_path, io=io, mapped_file_size_commit_log=1024, flush_commit_log_least_pages=0)

@@ -38,7 +38,7 @@ def write_units(files: ConsumeQueueFiles, count: int, size: int) -> None:
 
 
 @pytest.mark.parametrize(("size", "units"), [(10, 1), (20, 1), (21, 2), (40, 2)])
-def test_a_queue_file_of_any_size_holds_whole_units(tmp_path: Path, size: int, units: int) -> None:
+def test_queue_file_of_any_size_holds_whole_units(tmp_path: Path, size: int, units: int) -> None:
     store = LiveStore(tmp_path, mapped_file_size_consume_queue=size)
     store.append("T", [b"%d" % number for number in range(5)], queues=1)
     store.dispatch()
@@ -49,7 +49,7 @@ def test_a_queue_file_of_any_size_holds_whole_units(tmp_path: Path, size: int, u
     store.close()
 
 
-def test_an_empty_queue_has_nothing_before_or_behind(tmp_path: Path) -> None:
+def test_empty_queue_has_no_messages(tmp_path: Path) -> None:
     store = LiveStore(tmp_path)
     store.engine.table.create_queue("T", 0)
     bounds = store.reading.queues.bounds("T", 0)
@@ -61,7 +61,7 @@ def test_an_empty_queue_has_nothing_before_or_behind(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_hundred_units_are_walked_in_order(files: ConsumeQueueFiles) -> None:
+def test_queue_of_100_units_is_read_in_order(files: ConsumeQueueFiles) -> None:
     """Unit n points to n × 1,000 and says 1,000 bytes; there is none at −1 and none at the maximum."""
     write_units(files, 100, 1000)
     extent = files.extent("T", 0)
@@ -97,7 +97,7 @@ def table(tmp_path: Path) -> Iterator[QueueTable]:
         (10_000, 1_000_000, 10_000),
     ],
 )
-def test_a_queues_minimum_follows_the_logs(
+def test_queue_minimum_follows_log_minimum(
     files: ConsumeQueueFiles, table: QueueTable, tmp_path: Path, known: int, log_minimum: int, first: int
 ) -> None:
     """10,000 messages of 100 bytes: below 2,000 bytes lie 20 of them, below the log's end all."""
@@ -109,7 +109,7 @@ def test_a_queues_minimum_follows_the_logs(
 
 
 @pytest.mark.parametrize("aborted", [False, True], ids=["clean", "abort"])
-def test_units_of_a_queue_with_an_extension_stay_and_hide_no_message(tmp_path: Path, aborted: bool) -> None:
+def test_queue_extension_units_stay_and_hide_no_message(tmp_path: Path, aborted: bool) -> None:
     """200 units with addresses in the place of hashes: RocketMQ resolves them to tags codes, here the records tell."""
     store = LiveStore(tmp_path)
     tags = ["even", "odd"] * 100
@@ -137,7 +137,7 @@ def test_units_of_a_queue_with_an_extension_stay_and_hide_no_message(tmp_path: P
 
 
 @pytest.mark.parametrize("aborted", [False, True], ids=["clean", "abort"])
-def test_queues_of_multi_dispatch_stay_through_recovery(tmp_path: Path, aborted: bool) -> None:
+def test_multi_dispatch_queues_survive_recovery(tmp_path: Path, aborted: bool) -> None:
     """RocketMQ put one message into `%LMQ%123` and `%LMQ%456` too; only its units tell, so they are kept and read."""
     rig = Rig(tmp_path)
     rig.dispatch(10)

@@ -53,7 +53,7 @@ def pull(store: LiveStore, offset: int = 0, count: int = 32) -> Pulled:
 # By place
 
 
-def test_the_first_and_the_last_message_are_found_by_their_place_and_none_behind(open_store: OpenStore) -> None:
+def test_first_and_last_message_are_found_by_offset(open_store: OpenStore) -> None:
     store = open_store()
     places = put(store, 10)
     store.dispatch()
@@ -67,7 +67,7 @@ def test_the_first_and_the_last_message_are_found_by_their_place_and_none_behind
 # By time
 
 
-def test_offsets_are_found_by_store_time(open_store: OpenStore) -> None:
+def test_offset_is_found_by_store_time(open_store: OpenStore) -> None:
     """The exact time of each, 2 ms before it, 20 s before all; RocketMQ's own answers are the same."""
     store = open_store()
     put(store, 10)
@@ -80,7 +80,7 @@ def test_offsets_are_found_by_store_time(open_store: OpenStore) -> None:
         assert offset_at(*NOWHERE, FIRST_MS) == 0
 
 
-def test_store_times_are_known_where_there_is_a_message(open_store: OpenStore) -> None:
+def test_store_time_is_known_for_each_message(open_store: OpenStore) -> None:
     store = open_store()
     places = put(store, 10)
     store.dispatch()
@@ -100,7 +100,7 @@ def test_store_times_are_known_where_there_is_a_message(open_store: OpenStore) -
 
 
 @pytest.mark.parametrize("count", [32, 20, 10])
-def test_a_pull_gives_as_many_as_are_asked_for(open_store: OpenStore, count: int) -> None:
+def test_pull_returns_as_many_as_requested(open_store: OpenStore, count: int) -> None:
     store = open_store()
     put(store, 32)
     store.dispatch()
@@ -109,7 +109,7 @@ def test_a_pull_gives_as_many_as_are_asked_for(open_store: OpenStore, count: int
         assert len(decode_records(pulled.records)) == count
 
 
-def test_large_bodies_come_back_whole_over_file_borders(open_store: OpenStore) -> None:
+def test_large_bodies_are_read_across_files(open_store: OpenStore) -> None:
     """Ten bodies of 2 MiB in segments of 5 MiB."""
     store = open_store(mapped_file_size_commit_log=5 * MIB, max_message_size=4 * MIB, max_pull_bytes=64 * MIB)
     bodies = [bytes([number]) * (2 * MIB) for number in range(10)]
@@ -121,7 +121,7 @@ def test_large_bodies_come_back_whole_over_file_borders(open_store: OpenStore) -
     assert [message.body for message in decode_records(pull(store).records)] == bodies
 
 
-def test_a_result_has_the_sizes_of_its_records(open_store: OpenStore) -> None:
+def test_pull_result_has_record_sizes(open_store: OpenStore) -> None:
     """Records of 4, 8 and 16 KiB: three of them, 28 KiB."""
     store = open_store(enabled_append_prop_crc=False)
     sizes = [4 << 10, 8 << 10, 16 << 10]
@@ -133,7 +133,7 @@ def test_a_result_has_the_sizes_of_its_records(open_store: OpenStore) -> None:
     assert [message.size for message in decode_records(pulled.records)] == sizes
 
 
-def test_counts_are_exact_however_many_there_are(open_store: OpenStore) -> None:
+def test_count_is_exact(open_store: OpenStore) -> None:
     """Nothing of an empty queue; no estimate from a sample of 5,000 or 20,000."""
     store = open_store(mapped_file_size_commit_log=8 * MIB)
     store.engine.table.create_queue("T", 0)
@@ -152,7 +152,7 @@ def test_counts_are_exact_however_many_there_are(open_store: OpenStore) -> None:
 
 
 @pytest.mark.parametrize("flush_disk_type", list(FlushDiskType))
-def test_what_is_not_durable_is_not_seen_under_sync_flush(tmp_path: Path, flush_disk_type: FlushDiskType) -> None:
+def test_sync_flush_hides_messages_not_durable(tmp_path: Path, flush_disk_type: FlushDiskType) -> None:
     """Ten messages, 1,580 bytes, written and not flushed: the queue's maximum is 0, and 10 under ASYNC_FLUSH."""
     options = {
         "flush_disk_type": flush_disk_type,
@@ -177,7 +177,7 @@ def test_what_is_not_durable_is_not_seen_under_sync_flush(tmp_path: Path, flush_
     store.close()
 
 
-def test_a_queues_maximum_follows_dispatch_and_its_next_offset_the_log(open_store: OpenStore) -> None:
+def test_queue_maximum_follows_dispatch_next_offset_the_log(open_store: OpenStore) -> None:
     """Three dispatched, two more only appended: 3 for consumers, 5 for the next message."""
     store = open_store()
     put(store, 3)

@@ -9,7 +9,7 @@ TESTS = Path(__file__).parents[1]
 NAMED = re.compile(r"`([a-z_0-9/]+\.py|[a-z0-9]+(?:_[a-z0-9]+){3,})`")
 
 
-def test_what_the_tables_name_exists() -> None:
+def test_readme_tables_name_existing_tests() -> None:
     sources = {path: path.read_text() for path in TESTS.rglob("test_*.py")}
     defined = set(re.findall(r"def test_(\w+)\(", "\n".join(sources.values())))
     named = set(NAMED.findall((Path(__file__).parent / "README.md").read_text()))

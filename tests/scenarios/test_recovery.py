@@ -68,7 +68,7 @@ def damage_last(root: Path, offset: int) -> None:
         file.write(bytes(16))
 
 
-def test_a_stop_and_a_start_keep_all_maxima(stopped: tuple[Path, int, list[int]]) -> None:
+def test_stop_and_start_keep_all_maxima(stopped: tuple[Path, int, list[int]]) -> None:
     root, end, offsets = stopped
     started = Started(root)
     assert (started.log_end, started.max_offset, started.offsets()) == (end, COUNT, offsets)
@@ -76,7 +76,7 @@ def test_a_stop_and_a_start_keep_all_maxima(stopped: tuple[Path, int, list[int]]
 
 @pytest.mark.parametrize("aborted", [False, True], ids=["clean", "abort"])
 @pytest.mark.parametrize("own_folder", [True, False], ids=["ours", "rocketmqs"])
-def test_a_damaged_last_message_goes_and_writing_goes_on_in_its_place(
+def test_damaged_last_message_is_overwritten(
     stopped: tuple[Path, int, list[int]], own_folder: bool, aborted: bool
 ) -> None:
     """Both maxima drop by exactly that message, with and without an `abort` file and marks of ours.

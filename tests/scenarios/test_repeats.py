@@ -33,7 +33,7 @@ def bodies(group: Group, topic: str) -> Counter[bytes]:
         return Counter(message.body for message in client.range(topic))
 
 
-def test_a_repeat_is_answered_with_the_first_place(group: Group) -> None:
+def test_duplicate_send_returns_first_offset(group: Group) -> None:
     dropped = group.words()["dropped_repeats"]
     with group.client() as client:
         message = Message("one", b"body", "tag", ("key",), {"color": "red"}, unique_id="ORDER-1-PAID")
@@ -50,7 +50,7 @@ def test_a_repeat_is_answered_with_the_first_place(group: Group) -> None:
     assert group.words()["dropped_repeats"] == dropped + 3
 
 
-def test_a_killed_writer_s_successor_knows_what_was_sent(group: Group) -> None:
+def test_duplicates_are_known_after_killed_writer(group: Group) -> None:
     messages = [Message("restarted", b"%d" % number, unique_id=f"RESTARTED-{number}") for number in range(500)]
     with group.client() as client:
         first = client.send_many(messages)
@@ -62,7 +62,7 @@ def test_a_killed_writer_s_successor_knows_what_was_sent(group: Group) -> None:
     assert set(bodies(group, "restarted").values()) == {1}
 
 
-def test_sends_through_killed_writers_come_once(group: Group) -> None:
+def test_sends_during_writer_kills_are_stored_once(group: Group) -> None:
     """Senders go on while the writer is killed three times: nobody sees an error, nothing is lost or comes twice."""
     expected: Counter[bytes] = Counter()
 
@@ -93,7 +93,7 @@ def test_sends_through_killed_writers_come_once(group: Group) -> None:
     assert bodies(group, "through") == expected
 
 
-def test_one_id_for_several_topics_whose_messages_wait(group: Group) -> None:
+def test_duplicate_ids_of_delayed_messages_are_per_topic(group: Group) -> None:
     """They wait in one topic of the system's, by level, by time, and for their producer."""
     topics = "Bills", "Mails"
     with group.client() as client:
@@ -108,7 +108,7 @@ def test_one_id_for_several_topics_whose_messages_wait(group: Group) -> None:
             assert bodies(group, topic) == {b"level": 1, b"time": 1, b"committed": 1}
 
 
-def test_a_message_that_is_sent_again_when_its_time_has_come(group: Group) -> None:
+def test_duplicate_of_delivered_delayed_message_is_dropped(group: Group) -> None:
     """It has waited, and is delivered, or will be: what comes again is stored in its own topic."""
     message = Message("Bells", b"ring", unique_id="RING", deliver_at_ms=int(time.time() * 1000) + 1000)
     with group.client() as client:
@@ -121,7 +121,7 @@ def test_a_message_that_is_sent_again_when_its_time_has_come(group: Group) -> No
     assert bodies(group, "Bells") == {b"ring": 1, b"later": 1}
 
 
-def test_a_message_that_has_waited_for_a_topic_that_was_deleted_since_is_stored_again(group: Group) -> None:
+def test_duplicate_of_deleted_topic_delayed_message_is_stored(group: Group) -> None:
     message = Message("Begun", b"again", unique_id="AGAIN", deliver_at_ms=int(time.time() * 1000) + 500)
     with group.client() as client:
         client.send(message)

@@ -14,7 +14,7 @@ OLD_HOURS, YOUNG_HOURS = 73.0, 1.0
 OTHER_HOUR = str((local_hour(NOW_MS) + 6) % 24)
 
 
-def test_deletion_stops_at_the_first_young_file(tmp_path: Path) -> None:
+def test_retention_stops_at_first_young_file(tmp_path: Path) -> None:
     """Fifty files; the first five are old, and those behind the twenty-first: exactly five go."""
     store = AgedStore(tmp_path)
     for count, age_hours in ((5, OLD_HOURS), (16, YOUNG_HOURS), (29, OLD_HOURS)):
@@ -32,7 +32,7 @@ def test_deletion_stops_at_the_first_young_file(tmp_path: Path) -> None:
         ("disk_space_clean_forcibly_ratio", words_of.DUE_FORCED, [10, 20, 30, 40]),
     ],
 )
-def test_a_ratio_of_one_percent_makes_deletion_due_at_any_hour(
+def test_retention_disk_ratio_of_1_percent_deletes_at_any_hour(
     tmp_path: Path, option: str, trigger: int, first_segments: list[int]
 ) -> None:
     """Of 55 files 15 have expired: above the one ratio these go, above the other young ones too, ten in each run."""

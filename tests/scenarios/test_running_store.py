@@ -33,7 +33,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
     started.close()
 
 
-def test_ten_messages_share_a_commit(group: Group) -> None:
+def test_ten_sends_share_one_commit(group: Group) -> None:
     with group.client() as client:
         found = client.send_many([Message("ten", b"body %d" % number) for number in range(10)])
         assert [result.status for result in found] == [SendStatus.PUT_OK] * 10
@@ -41,7 +41,7 @@ def test_ten_messages_share_a_commit(group: Group) -> None:
     assert words["writer_synced"] == words["written"] >= found[-1].physical_offset
 
 
-def test_a_hundred_sends_that_are_carried_out_at_once_are_all_ok(group: Group) -> None:
+def test_hundred_concurrent_sends_succeed(group: Group) -> None:
     async def send_all() -> list[SendResult]:
         async with AsyncClient(group.store, timeout=60) as client:
             return await asyncio.gather(*(client.send("hundred", b"%d" % number) for number in range(100)))
@@ -58,7 +58,7 @@ def test_a_hundred_sends_that_are_carried_out_at_once_are_all_ok(group: Group) -
         assert sorted(places) == [(queue.queue_id, n) for queue in queues for n in range(queue.max_offset)]
 
 
-def test_a_hundred_sends_beyond_their_deadline_stay_unknown_even_if_they_are_answered_later(tmp_path: Path) -> None:
+def test_hundred_sends_past_deadline_stay_unknown(tmp_path: Path) -> None:
     """What comes late is given to nobody, and nothing is waited for any more."""
     (tmp_path / "mqproc").mkdir(mode=0o700)
     held: list[Request] = []
@@ -94,7 +94,7 @@ def test_a_hundred_sends_beyond_their_deadline_stay_unknown_even_if_they_are_ans
         assert [message.body for message in roles.messages] == [b"next"]
 
 
-def test_of_ten_topics_the_two_that_are_kept_stay(group: Group) -> None:
+def test_topic_deletion_keeps_two_of_ten(group: Group) -> None:
     topics = [f"topic-{number}" for number in range(10)]
     kept = topics[3:5]
     with group.client() as client:
@@ -117,14 +117,14 @@ def test_of_ten_topics_the_two_that_are_kept_stay(group: Group) -> None:
             assert [message.body for message in client.pull(topic, 1, 0).messages] == [topic.encode()]
 
 
-def test_a_body_of_one_byte_too_many_is_refused_and_one_less_is_not(group: Group) -> None:
+def test_body_limit_is_exact_to_the_byte(group: Group) -> None:
     with group.client() as client:
         with pytest.raises(MessageTooLargeError, match="body of 4,194,305 bytes; max_message_size is 4,194,304"):
             client.send("large", bytes(4 * MIB + 1))
         assert client.get(client.send("large", bytes(4 * MIB)).message_id).body == bytes(4 * MIB)
 
 
-def test_a_second_start_fails_at_the_lock_and_after_the_stop_it_does_not(group: Group) -> None:
+def test_second_start_fails_until_first_group_stops(group: Group) -> None:
     """And the stop and the start keep the log's end and every queue's."""
     with group.client() as client:
         client.send("locked", b"before")
@@ -141,7 +141,7 @@ def test_a_second_start_fails_at_the_lock_and_after_the_stop_it_does_not(group: 
     assert group.words()["written"] == end
 
 
-def test_a_group_that_stops_with_dispatch_behind_leaves_its_abort_file(make_group: Callable[..., Group]) -> None:
+def test_stop_with_dispatch_behind_leaves_abort_file(make_group: Callable[..., Group]) -> None:
     """And the next start dispatches what was left."""
     group = make_group()
     obstacle = group.paths.consume_queue / "blocked"

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(400)  # It waits long: with `-n …` it begins 
 AT_ONCE_S = 0.2
 
 
-def test_levels_of_5_and_8_seconds_and_a_level_above_them(tmp_path: Path) -> None:
+def test_delay_levels_of_5_and_8_seconds_and_above(tmp_path: Path) -> None:
     """`messageDelayLevel=5s 8s`: level 3 is level 2. Offsets beyond their queues' ends are set back to 0."""
     group = Group(tmp_path / "store", message_delay_level="5s 8s")
     group.paths.config.mkdir(parents=True)
@@ -45,7 +45,7 @@ def test_levels_of_5_and_8_seconds_and_a_level_above_them(tmp_path: Path) -> Non
         group.close()
 
 
-def test_ten_topics_of_five_messages_each_are_delivered_and_counted_no_more(group: Group) -> None:
+def test_ten_topics_of_delayed_messages_are_delivered_and_counted(group: Group) -> None:
     topics = [f"topic-{number}" for number in range(10)]
     with group.client() as client:
         due_ms = time.time_ns() // 1_000_000 + 10_000  # Ten topics are made before the first of them is sent.
@@ -60,7 +60,7 @@ def test_ten_topics_of_five_messages_each_are_delivered_and_counted_no_more(grou
         assert group.words()["delivered_messages"] == 50
 
 
-def test_what_was_due_before_it_was_sent_is_there_within_200_ms(group: Group) -> None:
+def test_timer_message_due_in_the_past_arrives_within_200_ms(group: Group) -> None:
     with group.client() as client:
         client.create_topic("past", 1)
         offsets = itertools.count()

@@ -47,7 +47,7 @@ def unit_folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_systemd_takes_the_unit(name: str, unit_folder: Path) -> None:
+def test_unit_is_accepted_by_systemd(name: str, unit_folder: Path) -> None:
     unit = unit_folder / name.replace("@", "@billing")
     command = ["systemd-analyze", "verify", "--man=no", str(unit)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -55,7 +55,7 @@ def test_systemd_takes_the_unit(name: str, unit_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_the_unit_gives_little_away(name: str, unit_folder: Path) -> None:
+def test_unit_is_hardened(name: str, unit_folder: Path) -> None:
     unit = unit_folder / name.replace("@", "@billing")
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -66,7 +66,7 @@ def test_the_unit_gives_little_away(name: str, unit_folder: Path) -> None:
     assert float(exposure[1]) <= EXPOSURE_MAX
 
 
-def test_both_units_differ_in_names_only() -> None:
+def test_units_differ_in_names_only() -> None:
     def settings(name: str) -> list[str]:
         text = (DEPLOY / name).read_text().replace(" --config /etc/mqproc/%i.toml", "").replace("/%i", "")
         lines = (line for line in text.replace(" group %i", "").splitlines() if line and not line.startswith("#"))
@@ -75,7 +75,7 @@ def test_both_units_differ_in_names_only() -> None:
     assert settings("mqproc.service") == settings("mqproc@.service")
 
 
-def test_the_calls_by_which_options_place_a_role_are_permitted() -> None:
+def test_unit_permits_cpu_affinity_calls() -> None:
     unit = (DEPLOY / "mqproc.service").read_text()
     permitted = {
         name for line in re.findall(r"^SystemCallFilter=([^~@].*)$", unit, re.MULTILINE) for name in line.split()
@@ -84,7 +84,7 @@ def test_the_calls_by_which_options_place_a_role_are_permitted() -> None:
     assert set(re.findall(r"os\.((?:sched_)?set\w+)\(", placing)) == {"sched_setaffinity", "setpriority"} < permitted
 
 
-def test_every_exit_code_that_stays_wrong_is_not_restarted() -> None:
+def test_unit_does_not_restart_permanent_exit_codes() -> None:
     unit = (DEPLOY / "mqproc.service").read_text()
     prevented = re.search(r"^RestartPreventExitStatus=(.*)$", unit, re.MULTILINE)
     assert prevented is not None
@@ -96,7 +96,7 @@ def test_every_exit_code_that_stays_wrong_is_not_restarted() -> None:
 # The container
 
 
-def test_an_image_gets_all_that_the_package_is_made_of() -> None:
+def test_image_contains_all_package_sources() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     kept = {line[1:] for line in lines if line.startswith("!")}
@@ -172,7 +172,7 @@ def _children(process: psutil.Process) -> list[tuple[str, str]]:
     return found
 
 
-def test_the_entry_point_starts_reaps_stops_is_killed_and_recovers(store: Path) -> None:
+def test_entry_point_starts_reaps_stops_and_recovers(store: Path) -> None:
     container = Container(store)
     try:
         assert container.group.words()["supervisor_pid"] == 1
@@ -217,7 +217,7 @@ def test_the_entry_point_starts_reaps_stops_is_killed_and_recovers(store: Path) 
 # Another user
 
 
-def test_a_group_runs_as_a_user_without_rights() -> None:
+def test_group_runs_as_unprivileged_user() -> None:
     """Nobody's group in a folder of nobody's: its files, sockets and processes are nobody's, and it needs no rights."""
     skip_unless_nobody_can_run()
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:

@@ -10,7 +10,7 @@ from pathlib import Path
 from mqproc.supervisor.template import close_other_descriptors
 
 
-def test_only_what_is_named_stays_open(tmp_path: Path) -> None:
+def test_close_descriptors_keeps_named_only(tmp_path: Path) -> None:
     mapped, other = tmp_path / "mapped", tmp_path / "other"
     for path in (mapped, other):
         path.write_bytes(bytes(4096))

@@ -19,7 +19,7 @@ FEW = "--roles=writer,dispatcher"
 
 
 class TestDetach:
-    def test_returns_when_ready_and_the_group_goes_on(self, start_group: StartGroup) -> None:
+    def test_detach_returns_when_ready_and_group_continues(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--detach", wait=False)
         assert group.wait() == 0
         assert group.lines[-1] == "outcome 0: ready"
@@ -33,12 +33,12 @@ class TestDetach:
         group.ask(Operation.STOP_GROUP)
         wait_until(lambda: group.lock_is_free)
 
-    def test_returns_the_reason_when_it_cannot_start(self, start_group: StartGroup) -> None:
+    def test_detach_failed_start_returns_reason(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--detach", "--recovery=refuse", wait=False)
         assert group.wait() == 6
         assert group.lines[-1] == "outcome 6: damaged below the mark"
 
-    def test_names_a_page_that_recovery_could_not_have(self, start_group: StartGroup) -> None:
+    def test_detach_names_unreadable_page_of_recovery(self, start_group: StartGroup) -> None:
         """SIGBUS: the supervisor ended without a report."""
         group = start_group(FEW, "--detach", "--recovery=cut", wait=False)
         assert group.wait() == 1
@@ -47,7 +47,7 @@ class TestDetach:
         wait_until(lambda: group.lock_is_free)
         assert told in (group.root / "mqproc" / "log.jsonl").read_text()
 
-    def test_says_so_when_its_log_cannot_be_written(self, start_group: StartGroup, tmp_path: Path) -> None:
+    def test_detach_unwritable_log_is_reported(self, start_group: StartGroup, tmp_path: Path) -> None:
         log = tmp_path / "store" / "mqproc" / "log.jsonl"
         log.parent.mkdir(parents=True, mode=0o700)
         log.symlink_to(tmp_path / "gone" / "log")
@@ -56,7 +56,7 @@ class TestDetach:
         assert group.lines[-1] == f"outcome 3: {log}: No such file or directory"
         assert group.errors == []
 
-    def test_gives_up_waiting_at_its_timeout_and_the_start_goes_on(self, start_group: StartGroup) -> None:
+    def test_detach_timeout_leaves_start_running(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--detach", "--timeout=0.5", "--recovery=held", wait=False)
         assert group.wait() == 4
         assert group.lines[-1] == (
@@ -65,14 +65,14 @@ class TestDetach:
         )
         _let_start_and_stop(group)
 
-    def test_what_the_caller_did_before_counts(self, start_group: StartGroup) -> None:
+    def test_detach_timeout_includes_earlier_work(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--detach", "--timeout=600", "--began-before=601", "--recovery=held", wait=False)
         assert group.wait() == 4
         assert "the group is not ready after 600 s; the start continues" in group.lines[-1]
         wait_until(lambda: "recover clean" in group.events, "recovery")
         _let_start_and_stop(group)
 
-    def test_ctrl_c_ends_the_waiting_and_says_so(self, start_group: StartGroup) -> None:
+    def test_detach_ctrl_c_ends_wait_and_is_reported(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--detach", "--recovery=held", wait=False)
         wait_until(lambda: "recover clean" in group.events, "recovery")
         group.process.send_signal(signal.SIGINT)
@@ -80,14 +80,14 @@ class TestDetach:
         assert f"outcome 130: {group.root}: wait interrupted; the start continues" in group.lines[-1]
         _let_start_and_stop(group)
 
-    def test_ctrl_c_does_not_end_a_start_that_has_not_left_the_terminal_yet(self, start_group: StartGroup) -> None:
+    def test_detach_ctrl_c_before_setsid_does_not_end_start(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--detach", "--ctrl-c-at-setsid", wait=False)
         assert group.wait() == 0
         assert group.lines[-1] == "outcome 0: ready"
         group.ask(Operation.STOP_GROUP)
         wait_until(lambda: group.lock_is_free)
 
-    def test_whoever_asks_while_kernels_are_compiled_finds_the_group(self, start_group: StartGroup) -> None:
+    def test_detach_group_is_found_while_kernels_compile(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--detach", "--timeout=0.1", "--recovery=warms", wait=False)
         assert group.wait() == 4
         wait_until(lambda: "warm" in group.events, "kernels are made ready")
@@ -109,7 +109,7 @@ def _let_start_and_stop(group: RunningGroup) -> None:
 class TestRotatedLog:
     """SIGUSR1 after the log file was moved away."""
 
-    def test_every_process_writes_to_the_new_file(self, start_group: StartGroup) -> None:
+    def test_reopen_log_moves_every_process_to_new_file(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--detach", wait=False)
         assert group.wait() == 0
         log = group.paths.log
@@ -126,7 +126,7 @@ class TestRotatedLog:
         group.ask(Operation.STOP_GROUP)
         wait_until(lambda: group.lock_is_free)
 
-    def test_a_file_that_cannot_be_opened_leaves_the_old_one(self, start_group: StartGroup) -> None:
+    def test_reopen_log_failure_keeps_old_file(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--detach", wait=False)
         assert group.wait() == 0
         log = group.paths.log
@@ -137,7 +137,7 @@ class TestRotatedLog:
         group.ask(Operation.STOP_GROUP)
         wait_until(lambda: group.lock_is_free)
 
-    def test_the_output_of_a_group_in_the_foreground_stays(self, start_group: StartGroup) -> None:
+    def test_reopen_log_foreground_group_keeps_output(self, start_group: StartGroup) -> None:
         group = start_group(FEW)
         before = _output_of(group.process.pid)
         for role in ("supervisor", "template", "writer"):

@@ -33,26 +33,26 @@ def limit(unit: str, name: str) -> int:
 
 
 @pytest.mark.parametrize("unit", ["mqproc.service", "mqproc@.service"])
-def test_the_unit_has_descriptors_for_every_client_and_outlives_others(unit: str) -> None:
+def test_unit_has_descriptors_for_every_client(unit: str) -> None:
     clients_max = FIELDS["max_connections"].metadata["high"]
     assert limit(unit, "LimitNOFILE") >= clients_max + FILES_BESIDE_CLIENTS
     assert limit(unit, "OOMScoreAdjust") < 0
 
 
-def test_a_hard_limit_that_no_group_can_live_with_is_told_with_what_mends_it(start_group: StartGroup) -> None:
+def test_limits_too_low_hard_limit_error_says_how_to_fix(start_group: StartGroup) -> None:
     group = start_group("--files=700", wait=False)
     assert group.wait() == 3
     assert any("the limit is 700 open files, and a group needs 768" in line for line in group.errors)
     assert any("LimitNOFILE=65536" in line for line in group.errors)
 
 
-def test_a_system_without_proc_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_limits_missing_proc_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(descriptors, "_OPEN", tmp_path / "self" / "fd")
     with pytest.raises(StartError, match=r"/proc is not mounted, .*: mount -t proc proc /proc"):
         descriptors.raise_open_files()
 
 
-def test_every_process_may_open_all_that_its_hard_limit_lets_it(start_group: StartGroup) -> None:
+def test_limits_every_process_uses_its_hard_limit(start_group: StartGroup) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Half is less than the hard limit, and more than this process has open.
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard // 2, hard))

@@ -75,9 +75,7 @@ def at_prompt(group: RunningGroup, role: str, terminal: Terminal) -> int:
     return group.pid(role)
 
 
-def test_a_lent_role_works_and_speaks_at_the_terminal_until_the_connection_ends(
-    start_group: StartGroup, terminal: Terminal
-) -> None:
+def test_debug_attach_role_uses_terminal_until_disconnect(start_group: StartGroup, terminal: Terminal) -> None:
     group = start_group(FEW)
     with group.send(Operation.RUN_ROLE, terminal.request("writer")):
         wait_until(lambda: terminal.shows("attached to this terminal"), "the role's log")
@@ -97,9 +95,7 @@ def test_a_lent_role_works_and_speaks_at_the_terminal_until_the_connection_ends(
     assert group.stop() == 0
 
 
-def test_a_role_in_the_debugger_is_not_aborted_and_goes_on_at_continue(
-    start_group: StartGroup, terminal: Terminal
-) -> None:
+def test_debug_attach_stopped_role_is_not_aborted(start_group: StartGroup, terminal: Terminal) -> None:
     group = start_group(FEW, *IMPATIENT)
     with group.send(Operation.RUN_ROLE, terminal.request("dispatcher", debug=True)):
         pid, before = at_prompt(group, "dispatcher", terminal), group.cycles("dispatcher")
@@ -117,7 +113,7 @@ def test_a_role_in_the_debugger_is_not_aborted_and_goes_on_at_continue(
 QUIT = "q\ny" if sys.version_info >= (3, 14) else "q"
 
 
-def test_a_role_that_ends_in_the_debugger_is_no_death(start_group: StartGroup, terminal: Terminal) -> None:
+def test_debug_attach_role_end_is_no_death(start_group: StartGroup, terminal: Terminal) -> None:
     group = start_group(FEW)
     for times in range(6):  # More than the deaths at which a group halts.
         with group.send(Operation.RUN_ROLE, terminal.request("writer", debug=True)) as client:
@@ -128,7 +124,7 @@ def test_a_role_that_ends_in_the_debugger_is_no_death(start_group: StartGroup, t
     assert group.word("writer", "restarts") == 0
 
 
-def test_a_role_left_at_the_prompt_is_taken_back(start_group: StartGroup, terminal: Terminal) -> None:
+def test_debug_attach_role_left_at_prompt_is_taken_back(start_group: StartGroup, terminal: Terminal) -> None:
     group = start_group("--roles=writer,commitlog-flusher", "--timing=take_back_ms=300")
     with group.send(Operation.RUN_ROLE, terminal.request("commitlog-flusher", debug=True)):
         pid = at_prompt(group, "commitlog-flusher", terminal)
@@ -138,7 +134,7 @@ def test_a_role_left_at_the_prompt_is_taken_back(start_group: StartGroup, termin
     assert "sync for commitlog-flusher" in group.events
 
 
-def test_a_lent_role_is_lent_once_and_not_restarted(start_group: StartGroup, terminal: Terminal) -> None:
+def test_debug_attach_role_is_attached_once_and_not_restarted(start_group: StartGroup, terminal: Terminal) -> None:
     group = start_group(FEW)
     with group.send(Operation.RUN_ROLE, terminal.request("writer")):
         wait_until(lambda: attached(group, "writer"))
@@ -159,7 +155,7 @@ NEVER_OPEN = f"/proc/{os.getpid()}/fd/{1 << 30}"
     ["/proc/1/fd/0", "/dev/null", "/proc/self/fd/0", f"/proc/{os.getpid()}/fd/0/../1", NEVER_OPEN],
     ids=["another process", "no descriptor", "self", "a way around", "not open"],
 )
-def test_only_open_files_of_the_caller_are_taken(start_group: StartGroup, terminal: Terminal, path: str) -> None:
+def test_debug_attach_accepts_callers_open_files_only(start_group: StartGroup, terminal: Terminal, path: str) -> None:
     group = start_group(FEW)
     good = terminal.request("writer")
     with pytest.raises(BadRequestError, match=r"not an open file of pid|cannot be attached"):
@@ -167,7 +163,7 @@ def test_only_open_files_of_the_caller_are_taken(start_group: StartGroup, termin
     assert (group.running("writer"), group.word("writer", "incarnation")) == (True, 1)
 
 
-def test_a_lent_role_stops_with_its_group(start_group: StartGroup, terminal: Terminal) -> None:
+def test_debug_attach_role_stops_with_group(start_group: StartGroup, terminal: Terminal) -> None:
     group = start_group(FEW)
     with group.send(Operation.RUN_ROLE, terminal.request("writer")) as client:
         wait_until(lambda: terminal.shows("attached to this terminal"), "the role's log")

@@ -33,7 +33,7 @@ def go_on(group: RunningGroup) -> None:
     (group.root / "go").touch()
 
 
-def test_the_monitor_works_while_nothing_else_runs_and_goes_on_afterwards(start_group: StartGroup) -> None:
+def test_recovery_monitor_runs_during_and_after(start_group: StartGroup) -> None:
     before_ns = time.monotonic_ns()
     group = in_recovery(start_group)
     pid = group.pid(layout.MONITOR)
@@ -63,7 +63,7 @@ def test_the_monitor_works_while_nothing_else_runs_and_goes_on_afterwards(start_
     assert group.stop() == 0
 
 
-def test_a_monitor_that_dies_is_started_again_when_recovery_is_over(start_group: StartGroup) -> None:
+def test_recovery_dead_monitor_is_restarted_after(start_group: StartGroup) -> None:
     group = in_recovery(start_group)
     before = group.kill(layout.MONITOR)
     go_on(group)
@@ -74,7 +74,7 @@ def test_a_monitor_that_dies_is_started_again_when_recovery_is_over(start_group:
     assert group.stop() == 0
 
 
-def test_a_monitor_that_hangs_is_replaced_when_recovery_is_over(start_group: StartGroup) -> None:
+def test_recovery_hung_monitor_is_replaced_after(start_group: StartGroup) -> None:
     group = in_recovery(start_group)
     wait_until(lambda: group.control.load(layout.role_word(layout.MONITOR, "sleeping")), "it waits")
     before = group.kill(layout.MONITOR, signal.SIGSTOP)
@@ -85,7 +85,7 @@ def test_a_monitor_that_hangs_is_replaced_when_recovery_is_over(start_group: Sta
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_recovery_ends_it(start_group: StartGroup, number: signal.Signals) -> None:
+def test_recovery_interrupted_ends_monitor(start_group: StartGroup, number: signal.Signals) -> None:
     group = in_recovery(start_group)
     pid = group.pid(layout.MONITOR)
     assert group.stop(number) == 130
@@ -95,7 +95,7 @@ def test_an_interrupted_recovery_ends_it(start_group: StartGroup, number: signal
     assert group.control.load(layout.GROUP_STATE) == layout.GROUP_DOWN
 
 
-def test_a_recovery_that_fails_ends_it(start_group: StartGroup) -> None:
+def test_recovery_failed_ends_monitor(start_group: StartGroup) -> None:
     group = start_group(ROLES, "--recovery=refuse", wait=False)
     assert group.wait() == 6
     assert group.errors == ["damaged below the mark"]
@@ -103,7 +103,7 @@ def test_a_recovery_that_fails_ends_it(start_group: StartGroup) -> None:
     assert group.lock_is_free
 
 
-def test_a_supervisor_that_is_killed_amid_recovery_takes_it_along(start_group: StartGroup) -> None:
+def test_recovery_killed_supervisor_ends_monitor(start_group: StartGroup) -> None:
     group = in_recovery(start_group)
     pid = group.pid(layout.MONITOR)
     group.process.kill()

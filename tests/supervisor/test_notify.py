@@ -77,7 +77,7 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager
     path.unlink(missing_ok=True)
 
 
-def test_a_groups_life_is_told_step_by_step(manager: Manager, start_group: StartGroup) -> None:
+def test_notify_reports_each_step_of_group(manager: Manager, start_group: StartGroup) -> None:
     group = start_group(wait=False)
     manager.until("READY=1")
     assert manager.messages[0] == "STATUS=recovering"
@@ -101,7 +101,7 @@ def test_a_groups_life_is_told_step_by_step(manager: Manager, start_group: Start
     assert manager.senders == {group.process.pid}
 
 
-def test_lag_and_dead_roles_are_in_the_status(manager: Manager, start_group: StartGroup) -> None:
+def test_notify_status_has_lag_and_dead_roles(manager: Manager, start_group: StartGroup) -> None:
     group = start_group(FEW, wait=False)
     manager.until("STATUS=commitlog-flusher STOPPED, ")
     control = Control.open(StoreIO(), group.paths, write=True)
@@ -112,7 +112,7 @@ def test_lag_and_dead_roles_are_in_the_status(manager: Manager, start_group: Sta
     control.close()
 
 
-def test_roles_do_not_inherit_the_managers_variables(manager: Manager, start_group: StartGroup) -> None:
+def test_notify_variables_are_not_inherited_by_roles(manager: Manager, start_group: StartGroup) -> None:
     environment: dict[str, str] = {"NOTIFY_SOCKET": "@abstract", "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}
     ServiceManager.from_environment(environment)
     assert environment == {}
@@ -120,9 +120,7 @@ def test_roles_do_not_inherit_the_managers_variables(manager: Manager, start_gro
     manager.until("READY=1")
 
 
-def test_a_change_of_state_waits_for_a_manager_that_is_slow(
-    manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_notify_slow_manager_gets_each_state(manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its socket is full of what it has not read yet, but READY must come all the same."""
     speaker = ServiceManager.from_environment(os.environ)
     states = [layout.GROUP_RECOVERING, layout.GROUP_STARTING] * 10 + [layout.GROUP_READY]
@@ -141,7 +139,7 @@ def test_a_change_of_state_waits_for_a_manager_that_is_slow(
     assert told[: len(states)] == [layout.GROUP_NAMES[state] for state in states]
 
 
-def test_a_group_that_an_application_started_does_not_speak_for_it(
+def test_notify_embedded_group_is_silent(
     manager: Manager, start_group: StartGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getpid()))
@@ -149,7 +147,7 @@ def test_a_group_that_an_application_started_does_not_speak_for_it(
     assert manager.take() == []
 
 
-def test_without_a_manager_nothing_is_told(start_group: StartGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notify_without_manager_sends_nothing(start_group: StartGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere/notify")
     monkeypatch.setenv("WATCHDOG_USEC", "not a number")
     assert start_group(FEW).stop() == 0

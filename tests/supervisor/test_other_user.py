@@ -71,7 +71,7 @@ def other() -> Iterator[OtherUser]:
         made.mqproc(OWNER, "down")
 
 
-def test_root_starts_a_group_as_another_user_whom_alone_it_serves(other: OtherUser) -> None:
+def test_root_starts_group_as_other_user_served_alone(other: OtherUser) -> None:
     started = other.mqproc(OWNER, "up", "--detach", "--set", "metrics_port=0", "--timeout", START)
     assert started.returncode == 0, started.stderr
     own = StorePaths(other.store)

@@ -19,7 +19,7 @@ def signals() -> Iterator[Signals]:
 
 
 @pytest.mark.parametrize("number", STOPPING)
-def test_one_that_came_before_recovery_interrupts_it(signals: Signals, number: signal.Signals) -> None:
+def test_stop_signal_before_recovery_interrupts_it(signals: Signals, number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
     with pytest.raises(KeyboardInterrupt), signals.interrupting():
         pytest.fail("recovery has begun")
@@ -27,12 +27,12 @@ def test_one_that_came_before_recovery_interrupts_it(signals: Signals, number: s
 
 
 @pytest.mark.parametrize("number", STOPPING)
-def test_one_amid_recovery_interrupts_it(signals: Signals, number: signal.Signals) -> None:
+def test_stop_signal_during_recovery_interrupts_it(signals: Signals, number: signal.Signals) -> None:
     with pytest.raises(KeyboardInterrupt), signals.interrupting():
         os.kill(os.getpid(), number)
 
 
-def test_others_and_later_ones_wait_for_the_loop(signals: Signals) -> None:
+def test_other_signals_wait_for_the_loop(signals: Signals) -> None:
     os.kill(os.getpid(), signal.SIGHUP)
     with signals.interrupting():
         os.kill(os.getpid(), signal.SIGUSR1)

@@ -32,19 +32,19 @@ def prepare(root: Path) -> None:
     prepare_folder(StoreIO(), StorePaths(root))
 
 
-def test_missing_folder_is_made_for_us_alone(tmp_path: Path) -> None:
+def test_store_folder_is_created_with_mode_0700(tmp_path: Path) -> None:
     prepare(tmp_path / "store")
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("store", "store/mqproc")] == [0o700, 0o700]
 
 
-def test_missing_parent_is_refused_and_nothing_made(tmp_path: Path) -> None:
+def test_store_folder_without_parent_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreAccessError, match="its parent folder does not exist"):
         prepare(tmp_path / "a" / "b")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("name", "link"), [("store", ""), ("store/a", "{}/store is "), ("store/a/b", "{}/store is ")])
-def test_a_symlink_to_nothing_is_refused_with_what_it_leads_to(tmp_path: Path, name: str, link: str) -> None:
+def test_store_folder_dangling_symlink_is_refused(tmp_path: Path, name: str, link: str) -> None:
     (tmp_path / "store").symlink_to("nowhere")
     told = f"{link.format(tmp_path)}a symlink to {tmp_path}/nowhere, which does not exist"
     with pytest.raises(StoreAccessError, match=f"^{tmp_path}/{name}: {told}$"):
@@ -52,7 +52,7 @@ def test_a_symlink_to_nothing_is_refused_with_what_it_leads_to(tmp_path: Path, n
     assert [entry.name for entry in tmp_path.iterdir()] == ["store"]
 
 
-def test_rocketmq_store_that_others_may_read_is_taken_and_our_part_closed(tmp_path: Path) -> None:
+def test_store_folder_of_rocketmq_is_accepted_own_part_private(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "mqproc").mkdir(mode=0o755)
     prepare(tmp_path)
@@ -61,21 +61,21 @@ def test_rocketmq_store_that_others_may_read_is_taken_and_our_part_closed(tmp_pa
 
 
 @pytest.mark.parametrize("folder", ["", "mqproc"])
-def test_folder_that_everybody_may_write_to_is_refused(tmp_path: Path, folder: str) -> None:
+def test_store_folder_world_writable_is_refused(tmp_path: Path, folder: str) -> None:
     (tmp_path / "mqproc").mkdir()
     (tmp_path / folder).chmod(0o777)
     with pytest.raises(StoreAccessError, match="writable by everyone"):
         prepare(tmp_path)
 
 
-def test_file_in_its_place_is_refused(tmp_path: Path) -> None:
+def test_store_folder_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("")
     with pytest.raises(StoreAccessError, match="not a folder"):
         prepare(tmp_path / "store")
 
 
 @pytest.mark.parametrize("name", ["control", "settings.json"])
-def test_a_folder_in_the_place_of_what_a_start_makes_is_refused(tmp_path: Path, name: str) -> None:
+def test_store_folder_with_folder_for_file_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "mqproc" / name).mkdir(parents=True)
     with pytest.raises(StoreAccessError, match=f"mqproc/{name}: a folder"):
         prepare(tmp_path)
@@ -83,9 +83,7 @@ def test_a_folder_in_the_place_of_what_a_start_makes_is_refused(tmp_path: Path, 
 
 @pytest.mark.parametrize("name", ["lock", "mqproc/log.jsonl"])
 @pytest.mark.parametrize(("make", "told"), [(os.mkdir, "a folder"), (os.mkfifo, "a pipe")])
-def test_what_a_start_could_not_write_to_is_refused(
-    tmp_path: Path, name: str, make: Callable[[Path], None], told: str
-) -> None:
+def test_store_folder_unwritable_is_refused(tmp_path: Path, name: str, make: Callable[[Path], None], told: str) -> None:
     """A pipe that nobody reads would hold the group up for ever."""
     (tmp_path / "mqproc").mkdir()
     make(tmp_path / name)
@@ -93,7 +91,7 @@ def test_what_a_start_could_not_write_to_is_refused(
         prepare(tmp_path)
 
 
-def test_our_part_behind_a_symlink_is_refused(tmp_path: Path) -> None:
+def test_store_folder_own_part_symlink_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "mqproc").symlink_to(tmp_path / "elsewhere")
@@ -117,7 +115,7 @@ def put_another_in_its_place(root: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [move, delete_our_part, put_another_in_its_place])
-def test_a_group_whose_store_has_gone_ends_by_itself_and_touches_nothing_there(
+def test_group_of_removed_store_ends_and_writes_nothing(
     start_group: StartGroup, tmp_path: Path, how: Callable[[Path], None]
 ) -> None:
     group = start_group("--roles=writer,dispatcher")
@@ -134,9 +132,7 @@ def test_a_group_whose_store_has_gone_ends_by_itself_and_touches_nothing_there(
     assert (left / "abort").exists()
 
 
-def test_a_group_on_a_file_system_that_became_read_only_ends_as_any_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_group_on_read_only_file_system_ends_normally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(tmp_path)
     paths = StorePaths(tmp_path)
     control = Control.create(StoreIO(), paths, Clock(), os.getpid())
@@ -154,7 +150,7 @@ def test_a_group_on_a_file_system_that_became_read_only_ends_as_any_other(
     assert tried == [paths.socket("ctl")]
 
 
-def test_a_start_that_cannot_listen_leaves_no_semaphores(tmp_path: Path) -> None:
+def test_start_that_cannot_listen_leaves_no_semaphores(tmp_path: Path) -> None:
     paths = StorePaths(tmp_path)
     control = Control.create(StoreIO(), paths, Clock(), os.getpid())
     paths.socket("ctl").mkdir()
@@ -164,7 +160,7 @@ def test_a_start_that_cannot_listen_leaves_no_semaphores(tmp_path: Path) -> None
     control.close()
 
 
-def test_a_store_that_may_not_be_looked_at_for_a_moment_is_not_lost(tmp_path: Path) -> None:
+def test_store_briefly_unreadable_is_not_lost(tmp_path: Path) -> None:
     paths = StorePaths(tmp_path)
     lock = StoreLock.acquire(StoreIO(), paths)
     try:
@@ -178,7 +174,7 @@ def test_a_store_that_may_not_be_looked_at_for_a_moment_is_not_lost(tmp_path: Pa
         lock.close()
 
 
-def test_a_store_whose_socket_lies_elsewhere_is_lost_with_it(
+def test_store_lost_with_remote_socket_is_detected(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the folder of a user goes who logs out; who looks for the group finds nobody then."""
@@ -205,7 +201,7 @@ def test_a_store_whose_socket_lies_elsewhere_is_lost_with_it(
         OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
     ],
 )
-def test_a_start_that_finds_no_room_says_what_makes_room(tmp_path: Path, error: Exception) -> None:
+def test_start_without_space_says_what_frees_it(tmp_path: Path, error: Exception) -> None:
     paths = StorePaths(tmp_path)
     with pytest.raises(StartError) as empty, starting(paths):
         raise error
@@ -219,7 +215,7 @@ def test_a_start_that_finds_no_room_says_what_makes_room(tmp_path: Path, error: 
     assert told.value.exit_code == 3
 
 
-def test_messages_are_not_to_be_deleted_for_semaphores_that_find_no_room(tmp_path: Path) -> None:
+def test_start_without_shm_space_does_not_suggest_deleting_messages(tmp_path: Path) -> None:
     paths = StorePaths(tmp_path)
     paths.commit_log.mkdir()
     with pytest.raises(StartError, match="/dev/shm: No space left") as told, starting(paths):

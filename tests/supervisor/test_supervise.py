@@ -41,41 +41,39 @@ def closes(group: RunningGroup) -> list[str]:
 class TestRunning:
     """What a running group looks like from outside; nothing here changes it."""
 
-    def test_every_process_has_its_title(self, quiet_group: RunningGroup) -> None:
+    def test_processes_have_titles(self, quiet_group: RunningGroup) -> None:
         names = {title.split()[1] for title in titles_of(quiet_group.root).values()}
         assert names == {"supervisor", "template", *layout.ROLES}
 
-    def test_roles_are_the_supervisors_own_children(self, quiet_group: RunningGroup) -> None:
+    def test_roles_are_children_of_supervisor(self, quiet_group: RunningGroup) -> None:
         children = {child.pid for child in psutil.Process(quiet_group.process.pid).children()}
         assert children == {quiet_group.pid(name) for name in (*layout.ROLES, "template")}
 
-    def test_no_kernel_is_compiled_before_the_hook_has_had_children_compile_all(
-        self, quiet_group: RunningGroup
-    ) -> None:
+    def test_kernels_are_compiled_by_children_first(self, quiet_group: RunningGroup) -> None:
         """The compiler's 34 MB would stay in the supervisor."""
         assert quiet_group.events[:2] == ["warm", "bells warm"]
 
-    def test_ctrl_c_at_a_terminal_reaches_only_the_supervisor(self, quiet_group: RunningGroup) -> None:
+    def test_ctrl_c_reaches_supervisor_only(self, quiet_group: RunningGroup) -> None:
         assert os.getpgid(quiet_group.pid("writer")) != os.getpgid(quiet_group.process.pid)
 
-    def test_a_role_has_only_its_own_sockets(self, quiet_group: RunningGroup) -> None:
+    def test_role_has_only_its_own_sockets(self, quiet_group: RunningGroup) -> None:
         def sockets(role: str) -> int:
             folder = Path(f"/proc/{quiet_group.pid(role)}/fd")
             return sum(os.readlink(link).startswith("socket:") for link in folder.iterdir())
 
         assert [sockets(role) for role in ("writer", "query", "dispatcher")] == [1, 1, 0]
 
-    def test_every_role_holds_the_lock(self, quiet_group: RunningGroup) -> None:
+    def test_roles_hold_the_lock(self, quiet_group: RunningGroup) -> None:
         lock = str(quiet_group.paths.lock)
         for role in (*layout.ROLES, "template"):
             folder = Path(f"/proc/{quiet_group.pid(role)}/fd")
             assert lock in [os.readlink(link) for link in folder.iterdir()], role
 
-    def test_no_semaphore_has_a_name(self, quiet_group: RunningGroup) -> None:
+    def test_semaphores_are_unlinked(self, quiet_group: RunningGroup) -> None:
         prefix = f"sem.{quiet_group.control.load(layout.STORE_ID):016x}"
         assert not [name for name in os.listdir("/dev/shm") if name.startswith(prefix)]
 
-    def test_idle_roles_beat(self, quiet_group: RunningGroup) -> None:
+    def test_idle_roles_send_heartbeats(self, quiet_group: RunningGroup) -> None:
         index = layout.role_word("keeper", "heartbeat_ns")
 
         def silent_ms() -> float:
@@ -84,7 +82,7 @@ class TestRunning:
 
         keeps_below(2000, silent_ms, rounds=10)
 
-    def test_status(self, quiet_group: RunningGroup) -> None:
+    def test_status_lists_roles(self, quiet_group: RunningGroup) -> None:
         status = quiet_group.ask(Operation.STATUS)
         assert isinstance(status, StatusAnswer)
         assert (status.group, status.epoch, status.pid) == ("ready", 1, quiet_group.process.pid)
@@ -131,7 +129,7 @@ class TestStartAndStop:
         assert not list((group.root / "mqproc").glob("*.sock"))
         assert group.control.load(layout.GROUP_STATE) == layout.GROUP_DOWN
 
-    def test_one_line_for_each_change_of_state(self, start_group: StartGroup) -> None:
+    def test_supervisor_logs_one_line_per_state_change(self, start_group: StartGroup) -> None:
         group = start_group(FEW)
         group.stop()
         words = [" ".join(line.replace(",", "").split()[:2]) for line in group.lines]
@@ -165,7 +163,7 @@ class TestStartAndStop:
         assert second.control.load(layout.STORE_ID) == store_id
         assert not first.control.is_current(StoreIO(), first.paths)
 
-    def test_a_folder_that_anybody_may_write_to_is_refused(self, start_group: StartGroup, tmp_path: Path) -> None:
+    def test_supervise_world_writable_folder_is_refused(self, start_group: StartGroup, tmp_path: Path) -> None:
         (tmp_path / "store").mkdir()
         (tmp_path / "store").chmod(0o777)
         group = start_group(FEW, wait=False)
@@ -173,7 +171,7 @@ class TestStartAndStop:
         assert "writable by everyone" in group.errors[0]
         assert not (tmp_path / "store" / "lock").exists()
 
-    def test_group_whose_reader_has_gone_goes_on(self, start_group: StartGroup) -> None:
+    def test_group_continues_after_output_reader_ends(self, start_group: StartGroup) -> None:
         reader, writer = os.pipe()
         group = start_group(FEW, wait=False, stdout=writer)
         os.close(writer)
@@ -186,7 +184,7 @@ class TestStartAndStop:
 
 
 class TestStopping:
-    def test_a_role_that_does_not_stop_is_aborted_and_abort_stays(self, start_group: StartGroup) -> None:
+    def test_role_that_does_not_stop_is_aborted_and_abort_file_stays(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--bad=dispatcher:deaf", "--timing=stop_ms=2000")
         assert group.stop() == 1
         assert "dispatcher did not stop within 2 s: aborted" in group.lines
@@ -194,7 +192,7 @@ class TestStopping:
         assert "finish unclean" in group.events
         assert (group.root / "abort").exists()
 
-    def test_abort_stays_when_a_role_dies_that_was_to_be_restarted(self, start_group: StartGroup) -> None:
+    def test_abort_file_stays_when_restarting_role_dies(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--bad=dispatcher:deaf", "--timing=stop_ms=2000")
         with group.send(Operation.RESTART_ROLE, RoleRequest("dispatcher")):
             group.wait_for_line("dispatcher STOPPING")
@@ -204,14 +202,14 @@ class TestStopping:
         assert "finish unclean" in group.events
         assert (group.root / "abort").exists()
 
-    def test_abort_stays_when_dispatch_is_behind(self, start_group: StartGroup) -> None:
+    def test_abort_file_stays_when_dispatch_is_behind(self, start_group: StartGroup) -> None:
         group = start_group(FEW)
         _store_word(group, layout.WRITTEN, 4096)
         assert group.stop() == 1
         assert group.lines[-1] == "outcome 1: dispatch has a backlog of 4,096 bytes"
         assert (group.root / "abort").exists()
 
-    def test_second_interrupt_speeds_up(self, start_group: StartGroup) -> None:
+    def test_second_interrupt_stops_faster(self, start_group: StartGroup) -> None:
         group = start_group("--bad=keeper:deaf", "--timing=quick_stop_ms=2000")
         group.process.send_signal(signal.SIGINT)
         group.wait_for_line("keeper STOPPING")
@@ -220,20 +218,20 @@ class TestStopping:
         assert (group.root / "abort").exists()
         assert set(closes(group)) == {*layout.ROLES} - {"keeper"}
 
-    def test_recovery_may_be_interrupted(self, start_group: StartGroup) -> None:
+    def test_recovery_can_be_interrupted(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--recovery=slow", wait=False)
         wait_until(lambda: "recover clean" in group.events)
         assert group.stop(signal.SIGINT) == 130
         assert (group.root / "abort").exists()
         assert group.lock_is_free
 
-    def test_recovery_that_refuses_ends_the_start(self, start_group: StartGroup) -> None:
+    def test_recovery_refusal_ends_start(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--recovery=refuse", wait=False)
         assert group.wait() == 6
         assert group.errors == ["damaged below the mark"]
         assert group.lock_is_free
 
-    def test_recovery_that_cannot_sync_leaves_a_read_only_store(self, start_group: StartGroup) -> None:
+    def test_recovery_failed_sync_leaves_store_read_only(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--recovery=unsynced", wait=False)
         assert group.wait() == 1
         assert group.errors == [
@@ -243,7 +241,7 @@ class TestStopping:
         assert group.paths.read_only.exists()
         assert (group.root / "abort").exists()
 
-    def test_recovery_is_told_whether_the_last_stop_was_clean(self, start_group: StartGroup) -> None:
+    def test_recovery_gets_clean_flag_of_last_stop(self, start_group: StartGroup) -> None:
         start_group(FEW).stop()
         killed = start_group(FEW)
         killed.process.kill()
@@ -255,7 +253,7 @@ class TestStopping:
 
 class TestKills:
     @pytest.mark.timeout(600)
-    def test_each_killed_role_is_started_again_within_100_ms(self, start_group: StartGroup) -> None:
+    def test_killed_role_restarts_within_100_ms(self, start_group: StartGroup) -> None:
         def median_ms() -> float:
             group = start_group()
             with first_in_line(group.process.pid, group.pid("template")):
@@ -269,7 +267,7 @@ class TestKills:
 
         keeps_below(SETTLED_MS, median_ms, rounds=20)
 
-    def test_a_dead_flusher_is_followed_by_a_sync_of_the_supervisors_own(self, start_group: StartGroup) -> None:
+    def test_dead_flusher_makes_supervisor_sync(self, start_group: StartGroup) -> None:
         group = start_group("--roles=writer,commitlog-flusher", "--sync-errno=5")
         group.kill_and_wait("writer")
         assert not any(line.startswith("sync") for line in group.events)
@@ -285,9 +283,7 @@ class TestKills:
 
     @pytest.mark.parametrize("word", [layout.WRITER_SYNC_ERRNO, layout.FLUSHER_SYNC_ERRNO, layout.CQ_SYNC_ERRNO])
     @pytest.mark.parametrize("ending", ["killed", "stopped"])
-    def test_a_failed_sync_that_nobody_wrote_down_is_written_down(
-        self, start_group: StartGroup, word: int, ending: str
-    ) -> None:
+    def test_unrecorded_failed_sync_is_recorded(self, start_group: StartGroup, word: int, ending: str) -> None:
         """Who saw it stored its word and died, or met a full disk."""
         group = start_group("--roles=writer,cq-flusher")
         with contextlib.closing(Control.open(StoreIO(), group.paths, write=True)) as control:
@@ -300,13 +296,13 @@ class TestKills:
         assert not any(line.startswith("sync") for line in group.events)
 
     @pytest.mark.parametrize("role", ["commitlog-flusher", "cq-flusher", "index-flusher"])
-    def test_a_flusher_that_dies_at_the_end_is_followed_by_a_sync_too(self, start_group: StartGroup, role: str) -> None:
+    def test_flusher_dying_at_stop_makes_supervisor_sync(self, start_group: StartGroup, role: str) -> None:
         group = start_group(f"--roles={role}", f"--bad={role}:deaf", "--sync-errno=5", "--timing=stop_ms=300")
         assert group.stop() == 1
         assert group.events.count(f"sync for {role}") == 1
         assert group.paths.read_only.exists()
 
-    def test_killed_template_is_replaced_and_roles_go_on(self, start_group: StartGroup) -> None:
+    def test_killed_template_is_replaced_and_roles_continue(self, start_group: StartGroup) -> None:
         group = start_group()
         pids = {role: group.pid(role) for role in layout.ROLES}
         before = group.kill("template")
@@ -316,9 +312,7 @@ class TestKills:
         print(f"from the new template: {took:.1f} ms")
         assert group.stop() == 0
 
-    def test_template_that_finds_no_room_for_a_process_is_started_when_a_role_needs_it(
-        self, start_group: StartGroup
-    ) -> None:
+    def test_template_fork_failure_is_retried_when_role_needs_it(self, start_group: StartGroup) -> None:
         group = start_group(FEW)
         no_room = group.root / "no-room"
         no_room.touch()
@@ -337,7 +331,7 @@ class TestKills:
         group.kill_and_wait("writer")
         assert group.word("template", "restarts") == 1
 
-    def test_killed_supervisor_takes_everything_along_and_frees_the_lock(self, start_group: StartGroup) -> None:
+    def test_killed_supervisor_ends_all_and_frees_lock(self, start_group: StartGroup) -> None:
         killed = itertools.count(1)
 
         def gone_ms() -> float:
@@ -356,14 +350,14 @@ class TestKills:
         assert again.control.load(layout.EPOCH) == next(killed)
         assert again.stop() == 0
 
-    def test_role_in_the_middle_of_its_birth_dies_with_the_supervisor(self, start_group: StartGroup) -> None:
+    def test_starting_role_dies_with_supervisor(self, start_group: StartGroup) -> None:
         group = start_group(wait=False)
         group.wait_for_line("writer STARTING")
         group.process.kill()
         group.wait()
         wait_until(lambda: group.lock_is_free)
 
-    def test_hung_role_is_aborted_with_its_stack_in_the_log_and_replaced(self, start_group: StartGroup) -> None:
+    def test_hung_role_is_aborted_with_stack_logged_and_replaced(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--set=heartbeat_timeout_ms=500")
         lives = itertools.count(2)
 
@@ -384,7 +378,7 @@ class TestKills:
         # Errors come another way than lines do.
         wait_until(lambda: any("a role crashed" in line and "in wait" in line for line in group.errors))
 
-    def test_each_crash_is_logged_with_its_own_stack(self, start_group: StartGroup) -> None:
+    def test_crashes_are_logged_with_their_stacks(self, start_group: StartGroup) -> None:
         group = start_group(FEW)
         for times in (2, 3):
             group.kill("writer", signal.SIGABRT)
@@ -394,12 +388,12 @@ class TestKills:
         assert [line.count("Fatal Python error: Aborted") for line in crashes] == [1, 1]
         assert not any("\\u0000" in line for line in crashes)
 
-    def test_role_that_sleeps_in_its_work_is_aborted(self, start_group: StartGroup) -> None:
+    def test_role_sleeping_in_its_step_is_aborted(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--set=heartbeat_timeout_ms=500", "--bad=writer:sleep")
         group.wait_for_line("while running: aborted")
         wait_until(lambda: any("in do_work" in line for line in group.errors))
 
-    def test_a_role_whose_first_step_waits_for_the_disk_is_running(self, start_group: StartGroup) -> None:
+    def test_role_waiting_for_disk_in_first_step_is_running(self, start_group: StartGroup) -> None:
         """The next one is started at once: SYNCING may be all that the supervisor ever sees of it."""
         group = start_group(FEW, "--bad=writer:slow-sync")
         assert group.running("writer")
@@ -409,7 +403,7 @@ class TestKills:
 
 
 class TestHalt:
-    def test_group_halts_after_five_deaths_with_pauses_between(self, start_group: StartGroup) -> None:
+    def test_group_halts_after_five_deaths_with_back_off(self, start_group: StartGroup) -> None:
         group = start_group(FEW)
         for times in range(2, 6):
             group.kill("writer")
@@ -433,13 +427,13 @@ class TestHalt:
         assert "writer close" in group.events
         assert (group.root / "abort").exists()
 
-    def test_start_ends_though_the_deaths_of_a_role_that_never_ran_are_far_apart(self, start_group: StartGroup) -> None:
+    def test_start_ends_after_spread_deaths_of_role_never_running(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--bad=dispatcher:boot-bug", "--window-ms=1", wait=False)
         assert group.wait() == 3
         assert "outcome 3: dispatcher died 5 times before it ran, last by exit code 1" in group.lines[-1]
         assert sum("dispatcher start" in line for line in group.events) == 5
 
-    def test_halt_on_a_file_system_that_became_read_only_says_so(self, start_group: StartGroup) -> None:
+    def test_halt_on_read_only_file_system_is_reported(self, start_group: StartGroup) -> None:
         """The roles that died of it had nowhere to keep their errors."""
         group = start_group(FEW, "--bad=dispatcher:boot-bug", "--recovery=read-only", wait=False)
         assert group.wait() == 3
@@ -449,7 +443,7 @@ class TestHalt:
 
 
 class TestControlSocket:
-    def test_restart_and_stop_are_answered_when_done(self, start_group: StartGroup) -> None:
+    def test_restart_and_stop_answer_when_done(self, start_group: StartGroup) -> None:
         group = start_group(FEW)
         before = group.pid("writer")
         group.ask(Operation.RESTART_ROLE, RoleRequest("writer"))
@@ -460,7 +454,7 @@ class TestControlSocket:
         assert "finish clean" in group.events
         assert group.wait() == 0
 
-    def test_reload_reaches_living_and_later_roles(self, start_group: StartGroup) -> None:
+    def test_reload_reaches_running_and_later_roles(self, start_group: StartGroup) -> None:
         group = start_group(FEW)
         (group.root / "new_size").write_text("777")
         group.ask(Operation.RELOAD)
@@ -470,7 +464,7 @@ class TestControlSocket:
         with pytest.raises(ConfigurationError):
             group.ask(Operation.RELOAD)
 
-    def test_options_that_cannot_be_kept_are_not_taken_and_the_group_goes_on(self, start_group: StartGroup) -> None:
+    def test_reload_unsaved_options_are_not_applied(self, start_group: StartGroup) -> None:
         group = start_group(FEW)
         settings = group.paths.settings
         # What a full disk does, for anybody.
@@ -489,9 +483,7 @@ class TestControlSocket:
         wait_until(lambda: "writer reload 777" in group.events)
         assert group.stop() == 0
 
-    def test_options_that_cannot_be_read_for_whatever_reason_leave_the_group_alone(
-        self, start_group: StartGroup
-    ) -> None:
+    def test_reload_unreadable_options_leave_group_unchanged(self, start_group: StartGroup) -> None:
         group = start_group(FEW)
         (group.root / "new_size").write_text("no number")
         group.process.send_signal(signal.SIGHUP)

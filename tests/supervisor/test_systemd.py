@@ -75,7 +75,7 @@ def limits() -> dict[str, int]:
     return found
 
 
-def test_a_real_systemd_starts_reloads_watches_and_stops_a_group(tmp_path: Path) -> None:
+def test_systemd_starts_reloads_watches_and_stops_group(tmp_path: Path) -> None:
     tools = ("unshare", "systemctl")
     if os.geteuid() != 0 or not SYSTEMD.exists() or not all(map(shutil.which, tools)):
         pytest.skip("a systemd of one's own needs root, systemd and unshare")

@@ -42,7 +42,7 @@ def many(client: Client) -> bool:
 
 
 @pytest.mark.skipif(not os.access(DEVICE, os.R_OK | os.W_OK), reason="only root may demand it, where the kernel has it")
-def test_a_group_demands_it_while_requests_come_fast(tmp_path: Path) -> None:
+def test_cpu_latency_is_requested_under_load(tmp_path: Path) -> None:
     """The groups of tests that run beside may demand more for a while, by themselves."""
     before = demanded_us()
     if before == 0:
@@ -73,7 +73,7 @@ def demands(device: Path) -> list[int]:
     return [demand for (demand,) in struct.iter_unpack("=i", device.read_bytes())]
 
 
-def test_nothing_is_demanded_where_it_never_may(device: Path) -> None:
+def test_cpu_latency_never_is_not_requested(device: Path) -> None:
     device.touch()
     with request_cpu_latency(NEVER_US) as wakeups:
         wakeups.update(SECOND_NS, 1_000_000, 1_000_000, 1)
@@ -89,7 +89,7 @@ def test_nothing_is_demanded_where_it_never_may(device: Path) -> None:
         (1_000_000, 1_000_000, 0, False),  # who reads has fallen behind
     ],
 )
-def test_by_itself_a_group_demands_it_while_messages_that_somebody_waits_for_come_fast(
+def test_cpu_latency_auto_is_requested_for_awaited_messages(
     device: Path, sends: int, reads: int, waiting: int, is_demanded: bool
 ) -> None:
     device.touch()
@@ -99,7 +99,7 @@ def test_by_itself_a_group_demands_it_while_messages_that_somebody_waits_for_com
     assert demands(device) == ([NO_DEMAND_US, 0, NO_DEMAND_US] if is_demanded else [NO_DEMAND_US])
 
 
-def test_by_itself_a_group_demands_it_on_small_machines_only(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_latency_auto_is_for_small_machines_only(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device.touch()
     for processors in AUTO_PROCESSORS_MAX, AUTO_PROCESSORS_MAX + 1:
         monkeypatch.setattr(os, "cpu_count", lambda count=processors: count)
@@ -108,13 +108,13 @@ def test_by_itself_a_group_demands_it_on_small_machines_only(device: Path, monke
     assert demands(device) == [NO_DEMAND_US, 0]
 
 
-def test_by_itself_a_group_does_without_where_it_may_not(device: Path) -> None:
+def test_cpu_latency_auto_without_permission_is_skipped(device: Path) -> None:
     with request_cpu_latency(AUTO_US) as wakeups:
         wakeups.update(SECOND_NS, 1_000, 1_000, 1)
     assert not device.exists()
 
 
-def test_a_demand_is_in_force_from_a_hundred_requests_a_second_until_a_second_without(device: Path) -> None:
+def test_cpu_latency_starts_at_100_per_second_ends_after_idle_1_s(device: Path) -> None:
     device.touch()
     looks = [
         (1.0, 99, []),
@@ -136,13 +136,13 @@ def test_a_demand_is_in_force_from_a_hundred_requests_a_second_until_a_second_wi
             assert demands(device) == expected, at_s
 
 
-def test_a_system_that_takes_no_demand_is_named(device: Path) -> None:
+def test_cpu_latency_unsupported_system_is_named(device: Path) -> None:
     refused = pytest.raises(ConfigurationError, match=r"cpu_latency_us = 0: .*device: No such file[a-z ]*$")
     with refused, request_cpu_latency(0):
         pass
 
 
-def test_who_may_not_demand_it_is_told_who_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_latency_permission_error_says_who_may(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -151,7 +151,7 @@ def test_who_may_not_demand_it_is_told_who_may(monkeypatch: pytest.MonkeyPatch) 
         pass
 
 
-def test_what_is_no_time_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_cpu_latency_invalid_value_is_refused(tmp_path: Path) -> None:
     refused = call("up", "--store", tmp_path / "store", "--set", "cpu_latency_us=-3")
     assert refused.code == 8
     assert "cpu_latency_us" in refused.err

@@ -17,7 +17,7 @@ def _interrupted() -> None:
         raise KeyboardInterrupt
 
 
-def test_what_ends_the_block_early_ends_the_workers() -> None:
+def test_worker_pool_early_exit_ends_workers() -> None:
     before = {child.pid for child in multiprocessing.active_children()}
     with pytest.raises(KeyboardInterrupt):
         _interrupted()
@@ -25,7 +25,7 @@ def test_what_ends_the_block_early_ends_the_workers() -> None:
 
 
 @pytest.mark.timeout(100)
-def test_tasks_go_on_when_all_workers_have_ended_at_once() -> None:
+def test_worker_pool_replaces_workers_that_ended_together() -> None:
     with worker_pool(2, 2) as pool:
         tasks = [pool.submit(abs, -number) for number in range(20)]
         assert [task.result(60) for task in tasks] == list(range(20))

@@ -43,20 +43,20 @@ WAYS = pytest.mark.parametrize(
 
 @WAYS
 @pytest.mark.parametrize("body", [b"", b"x", BODY])
-def test_bodies_are_unpacked(sys_flag: int, pack: Callable[[bytes], bytes], body: bytes) -> None:
+def test_compressed_body_is_unpacked(sys_flag: int, pack: Callable[[bytes], bytes], body: bytes) -> None:
     # Flags that are not of the body, as that of an IPv6 host, mean nothing here.
     assert packing.plain_body(pack(body), sys_flag | 0x34) == body
 
 
 @WAYS
-def test_what_is_no_whole_body_is_told(sys_flag: int, pack: Callable[[bytes], bytes]) -> None:
+def test_compressed_body_truncated_is_reported(sys_flag: int, pack: Callable[[bytes], bytes]) -> None:
     for broken in (pack(BODY)[:-9], b"no such thing at all"):
         with pytest.raises(BadMessageError, match="cannot be decompressed"):
             packing.plain_body(broken, sys_flag)
 
 
 @WAYS
-def test_what_unpacks_to_more_than_can_be_is_told(
+def test_compressed_body_above_limit_is_reported(
     sys_flag: int, pack: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "_PLAIN_BYTES_MAX", len(BODY) - 1)
@@ -64,17 +64,17 @@ def test_what_unpacks_to_more_than_can_be_is_told(
         packing.plain_body(pack(BODY), sys_flag)
 
 
-def test_an_unknown_way_is_told() -> None:
+def test_compressed_body_unknown_method_is_reported() -> None:
     with pytest.raises(BadMessageError, match="RocketMQ does not define: 7"):
         packing.plain_body(BODY, 0x701)
 
 
-def test_without_pyarrow_the_error_says_what_brings_it() -> None:
+def test_compressed_body_without_pyarrow_names_the_extra() -> None:
     with mock.patch.dict(sys.modules, {"pyarrow": None}), pytest.raises(BadMessageError, match=r"mqproc\[arrow\]"):
         packing.plain_body(BODY, 0x101)
 
 
-def test_a_message_has_both_bodies() -> None:
+def test_message_has_raw_and_unpacked_body() -> None:
     assert MESSAGE.plain_body == BODY
     assert MESSAGE.body == zlib.compress(BODY)
     assert dataclasses.replace(MESSAGE, sys_flag=0).plain_body == MESSAGE.body

@@ -12,7 +12,7 @@ import pytest
 from mqproc.util.signals import deferred_signals
 
 
-def test_an_interrupt_comes_at_the_end_of_the_block() -> None:
+def test_held_signal_is_delivered_at_end_of_block() -> None:
     steps = []
 
     @deferred_signals()
@@ -31,7 +31,7 @@ def test_an_interrupt_comes_at_the_end_of_the_block() -> None:
     assert steps == ["whole"]
 
 
-def test_what_is_started_in_the_block_hears_signals_as_ever() -> None:
+def test_process_started_while_held_receives_signals() -> None:
     program = "import signal; print(signal.getsignal(signal.SIGINT), signal.pthread_sigmask(signal.SIG_BLOCK, []))"
     command = [sys.executable, "-c", program]
     with deferred_signals():
@@ -39,7 +39,7 @@ def test_what_is_started_in_the_block_hears_signals_as_ever() -> None:
     assert inside == subprocess.check_output(command)
 
 
-def test_what_is_ignored_and_what_no_handler_has_stay_so() -> None:
+def test_held_signals_keep_ignored_and_default_handlers() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with deferred_signals():
@@ -49,7 +49,7 @@ def test_what_is_ignored_and_what_no_handler_has_stay_so() -> None:
     assert found == [signal.SIG_IGN, signal.getsignal(signal.SIGTERM)]
 
 
-def test_other_threads_may_use_it() -> None:
+def test_held_signals_work_in_other_threads() -> None:
     raised: list[BaseException] = []
 
     def use() -> None:

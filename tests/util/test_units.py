@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from mqproc.util.units import counted, parse_size
+from mqproc.config.options import Options
+from mqproc.config.parse import load_options
+from mqproc.errors import ConfigurationError
+from mqproc.util.units import DELAY_LEVELS, DELAYS, DELAYS_MS, counted, delays_ms_of, parse_size
 
 
 @pytest.mark.parametrize(
@@ -18,11 +23,52 @@ from mqproc.util.units import counted, parse_size
         (3, "key", "3 keys"),
     ],
 )
-def test_a_noun_has_the_form_that_its_number_wants(count: int, noun: str, text: str) -> None:
+def test_counted_noun_has_plural_form(count: int, noun: str, text: str) -> None:
     assert counted(count, noun) == text
 
 
-def test_a_size_may_have_a_unit() -> None:
+def test_size_accepts_unit() -> None:
     assert [parse_size(text) for text in ("17", "64KiB", "10MB", "1g")] == [17, 65_536, 10_000_000, 1 << 30]
     with pytest.raises(ValueError, match="'64 elephants' is not a size"):
         parse_size("64 elephants")
+
+
+# --- test_delay_levels ---
+# `message_delay_level`: RocketMQ's text, and what is none.
+
+
+def test_delay_levels_default_equals_rocketmq() -> None:
+    assert delays_ms_of(Options().message_delay_level) == DELAYS_MS
+    seconds = [1, 5, 10, 30, *(60 * minutes for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120))]
+    assert [1000 * each for each in seconds] == list(DELAYS_MS)
+    assert len(DELAYS_MS) == DELAY_LEVELS
+
+
+@pytest.mark.parametrize(
+    ("text", "delays_ms"),
+    [
+        ("5s 8s", (5_000, 8_000)),
+        ("  1d\t2h  3m ", (86_400_000, 7_200_000, 180_000)),
+        ("0s", (0,)),
+        ("10s 5s", (10_000, 5_000)),
+        (" ".join(["40d"] * 18), (40 * 86_400_000,) * 18),
+    ],
+)
+def test_delay_levels_units_are_s_m_h_d(text: str, delays_ms: tuple[int, ...]) -> None:
+    assert delays_ms_of(text) == delays_ms
+
+
+@pytest.mark.parametrize(
+    "text", ["", "  ", "5", "s", "5 s", "1s,5s", "-1s", "1.5s", "1S", "5ms", "٣s", "41d", "9999999999s", DELAYS + " 3h"]
+)
+def test_delay_levels_invalid_list_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"message_delay_level = .* is out of range: from 1 to 18 delays"):
+        delays_ms_of(text)
+    with pytest.raises(ConfigurationError, match="message_delay_level"):
+        load_options(flags=[f"message_delay_level={text}"], environment={})
+
+
+def test_delay_levels_are_read_from_broker_conf(tmp_path: Path) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text("messageDelayLevel=5s 8s\n")
+    assert load_options(conf, environment={}).message_delay_level == "5s 8s"

@@ -29,7 +29,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     return folder / "mqproc"
 
 
-def test_the_socket_is_the_owners_alone(tmp_path: Path) -> None:
+def test_listen_socket_is_private_to_owner(tmp_path: Path) -> None:
     path = tmp_path / "mqproc" / "writer.sock"
     with listen(path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -38,14 +38,14 @@ def test_the_socket_is_the_owners_alone(tmp_path: Path) -> None:
         assert [entry.name for entry in path.parent.iterdir()] == ["writer.sock"]
 
 
-def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
+def test_listen_replaces_stale_socket(tmp_path: Path) -> None:
     path = tmp_path / "writer.sock"
     listen(path).close()
     with listen(path):
         assert can_connect(path)
 
 
-def test_a_long_path_gets_a_short_one_with_a_pointer(tmp_path: Path, runtime: Path) -> None:
+def test_listen_long_path_gets_short_path_with_pointer(tmp_path: Path, runtime: Path) -> None:
     path = tmp_path / ("d" * SOCKET_PATH_BYTES_MAX) / "writer.sock"
     path.parent.mkdir()
     with listen(path):
@@ -63,7 +63,7 @@ def long_path(folder: Path, name: str) -> Path:
     return path
 
 
-def test_sockets_that_no_process_has_any_more_go_when_another_is_made(tmp_path: Path, runtime: Path) -> None:
+def test_listen_removes_abandoned_sockets(tmp_path: Path, runtime: Path) -> None:
     listen(long_path(tmp_path, "k")).close()  # Killed, and its store removed: nobody looks for its socket again.
     (killed,) = runtime.iterdir()
     killed_early = killed.with_name("0" * 24 + ".sock.tmp")
@@ -78,9 +78,7 @@ def test_sockets_that_no_process_has_any_more_go_when_another_is_made(tmp_path: 
         assert can_connect(living)
 
 
-def test_a_socket_in_the_making_is_not_taken_for_an_abandoned_one(
-    tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_listen_keeps_sockets_being_created(tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at = []
 
     def look(folder: Path) -> None:
@@ -96,7 +94,7 @@ def test_a_socket_in_the_making_is_not_taken_for_an_abandoned_one(
         assert looked_at == [runtime]
 
 
-def test_a_process_that_holds_up_others_in_the_runtime_folder_keeps_no_socket_from_being_made(
+def test_listen_is_not_blocked_by_stalled_process(
     tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(address, "_PATIENCE_S", 0.0)
@@ -111,9 +109,7 @@ def test_a_process_that_holds_up_others_in_the_runtime_folder_keeps_no_socket_fr
     os.close(stopped)
 
 
-def test_a_living_socket_is_not_abandoned_where_the_kernel_refuses_the_wrong_kind(
-    tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_listen_keeps_live_socket_of_wrong_type(tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connected = address._connected
 
     def refused(path: str, kind: socket.SocketKind) -> int:
@@ -126,33 +122,33 @@ def test_a_living_socket_is_not_abandoned_where_the_kernel_refuses_the_wrong_kin
         assert set(runtime.iterdir()) == {connect_path(living), connect_path(another)}
 
 
-def test_a_runtime_folder_that_others_may_enter_is_refused(runtime: Path) -> None:
+def test_runtime_folder_open_to_others_is_refused(runtime: Path) -> None:
     assert runtime_folder() == runtime
     runtime.chmod(0o755)
     with pytest.raises(StoreAccessError, match="mode 0700"):
         runtime_folder()
 
 
-def test_a_runtime_folder_that_is_a_link_is_refused(runtime: Path, tmp_path: Path) -> None:
+def test_runtime_folder_symlink_is_refused(runtime: Path, tmp_path: Path) -> None:
     runtime.symlink_to(tmp_path)
     with pytest.raises(StoreAccessError):
         runtime_folder()
 
 
-def test_nothing_there_means_not_running(tmp_path: Path) -> None:
+def test_connect_missing_path_raises_not_running(tmp_path: Path) -> None:
     with pytest.raises(NotRunningError, match="No such file"):
         connect_path(tmp_path / "writer.sock")
 
 
 @pytest.mark.parametrize("content", [b"", b"relative/path\n", b"/a\0b\n"])
-def test_a_file_that_is_no_pointer_means_not_running(tmp_path: Path, content: bytes) -> None:
+def test_connect_invalid_pointer_raises_not_running(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "writer.sock"
     path.write_bytes(content)
     with pytest.raises(NotRunningError):
         connect_path(path)
 
 
-def test_a_pointer_of_another_user_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_pointer_of_other_user_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "writer.sock"
     path.write_bytes(b"/run/elsewhere.sock\n")
     monkeypatch.setattr(address.os, "getuid", lambda: path.stat().st_uid + 1)
@@ -160,14 +156,14 @@ def test_a_pointer_of_another_user_is_not_followed(tmp_path: Path, monkeypatch: 
         connect_path(path)
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_listen_unwritable_folder_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "file" / "writer.sock"
     path.parent.write_bytes(b"")
     with pytest.raises((StoreAccessError, OSError)):
         listen(path)
 
 
-def test_the_peer_is_known() -> None:
+def test_peer_credentials_are_known() -> None:
     left, right = socket.socketpair()
     with left, right:
         assert peer_uid(left) == address.os.getuid()

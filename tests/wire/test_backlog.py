@@ -14,7 +14,7 @@ from mqproc.wire.server import BUFFER_BYTES, ServerLimits
 from tests.wire.conftest import APPEND, LIMITS, Peer, Server, check_echo, request
 
 
-def test_requests_beyond_the_polls_limit_wait(serve: Server) -> None:
+def test_requests_above_poll_limit_wait(serve: Server) -> None:
     with Peer(serve(ServerLimits(requests_per_poll=3))) as peer:
         data = b"".join(request(request_id=index) for index in range(1, 11))
         found = [peer.send(data)]
@@ -26,7 +26,7 @@ def test_requests_beyond_the_polls_limit_wait(serve: Server) -> None:
 
 
 @pytest.mark.parametrize("in_runs", [False, True])
-def test_what_is_read_behind_requests_that_waited_is_not_written_over_them(serve: Server, in_runs: bool) -> None:
+def test_requests_waiting_are_not_overwritten_by_later_reads(serve: Server, in_runs: bool) -> None:
     limits = ServerLimits(requests_per_poll=3)
     payloads = [bytes([65 + index]) * 1000 for index in range(5)] + [b"z" * (BUFFER_BYTES - 1000)]
     data = memoryview(b"".join(request(payload, index + 1) for index, payload in enumerate(payloads)))
@@ -59,7 +59,7 @@ def payloads_of(requests: Sequence[Request | FrameBatch]) -> list[bytes]:
     return found
 
 
-def test_a_client_that_reads_no_answers_keeps_nobody_awake_by_what_waits(serve: Server) -> None:
+def test_client_reading_no_answers_causes_no_wakeups(serve: Server) -> None:
     with Peer(serve(dataclasses.replace(LIMITS, requests_per_poll=3))) as peer:
         found = peer.send(b"".join(request(request_id=index + 1) for index in range(5)))
         found[0].answer(payload=[bytes(LIMITS.output_bytes * 4)])

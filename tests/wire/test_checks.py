@@ -12,14 +12,14 @@ from mqproc.topic_names import FILTER_BYTES_MAX, parse_tags
     ("expression", "tags"),
     [("", []), ("*", []), (" * ", []), ("a", ["a"]), ("a || b", ["a", "b"]), ("a||b|| ", ["a", "b"]), ("a || *", [])],
 )
-def test_filters_are_parsed_as_rocketmq_does(expression: str, tags: list[str]) -> None:
+def test_tag_filter_is_parsed_as_in_rocketmq(expression: str, tags: list[str]) -> None:
     assert parse_tags(expression) == tags
 
 
 @pytest.mark.parametrize(
     ("expression", "position"), [("||", 0), ("a || b\x01", 6), ("a" * (FILTER_BYTES_MAX + 1), FILTER_BYTES_MAX)]
 )
-def test_malformed_filters_tell_the_place(expression: str, position: int) -> None:
+def test_tag_filter_malformed_names_position(expression: str, position: int) -> None:
     with pytest.raises(FilterSyntaxError) as caught:
         parse_tags(expression)
     assert caught.value.position == position

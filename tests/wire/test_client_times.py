@@ -13,7 +13,7 @@ def stand_still() -> None:
     time.sleep(3 * IMPATIENT.frame_read_s)
 
 
-def test_who_had_sent_half_a_frame_before_the_server_stood_still_is_served_behind_it(serve: Server) -> None:
+def test_partial_frame_before_server_stall_is_served_after(serve: Server) -> None:
     with Peer(serve(IMPATIENT)) as peer:
         frame = request(b"hello", 2)
         assert peer.send(frame[:-1]) == []
@@ -24,7 +24,7 @@ def test_who_had_sent_half_a_frame_before_the_server_stood_still_is_served_behin
         assert peer.server.read_timeouts == 0
 
 
-def test_who_sends_half_a_frame_is_let_go_when_the_server_has_listened_for_long_enough(serve: Server) -> None:
+def test_partial_frame_times_out_in_listening_time(serve: Server) -> None:
     with Peer(serve(IMPATIENT)) as peer:
         peer.send(request(b"hello")[:-1])
         stand_still()
@@ -32,7 +32,7 @@ def test_who_sends_half_a_frame_is_let_go_when_the_server_has_listened_for_long_
         assert peer.server.read_timeouts == 1
 
 
-def test_who_has_answers_to_read_has_the_time_that_the_server_stood_still(serve: Server) -> None:
+def test_unread_answers_get_time_of_server_stall(serve: Server) -> None:
     with Peer(serve(IMPATIENT)) as peer:
         (found,) = peer.send(request())
         found.answer(payload=[bytes(5 << 20)])

@@ -19,7 +19,7 @@ def pull(**fields: Any) -> PullRequest:
     return PullRequest(**{"topic": "orders", "queue_id": 0, "offset": 0} | fields)
 
 
-def test_numpys_numbers_and_texts_are_numbers_and_texts() -> None:
+def test_options_accept_numpy_numbers_and_text() -> None:
     given = pull(topic=np.str_("orders"), queue_id=np.int64(3), offset=np.uint8(7), rocketmq_limits=np.bool_(True))
     assert decode_request(Operation.PULL, encoded(given)) == pull(queue_id=3, offset=7, rocketmq_limits=True)
 
@@ -34,7 +34,7 @@ def test_numpys_numbers_and_texts_are_numbers_and_texts() -> None:
         ("tags", ["a", object], "tags = .* cannot be sent"),
     ],
 )
-def test_what_cannot_be_sent(field: str, value: Any, told: str) -> None:
+def test_options_that_cannot_be_encoded_are_refused(field: str, value: Any, told: str) -> None:
     with pytest.raises(BadRequestError, match=f"^{told}"):
         encoded(pull(**{field: value}))
 
@@ -50,12 +50,12 @@ def test_what_cannot_be_sent(field: str, value: Any, told: str) -> None:
         ({"offset": "x" * 100}, r"^options of PULL: offset = 'x{63}…: Expected `int`, got `str`$"),
     ],
 )
-def test_what_is_of_another_type(fields: dict[str, Any], told: str) -> None:
+def test_options_of_wrong_type_are_refused(fields: dict[str, Any], told: str) -> None:
     with pytest.raises(BadRequestError, match=told):
         decode_request(Operation.PULL, encoded(pull(**fields)))
 
 
-def test_what_cannot_be_read_behind_it() -> None:
+def test_options_with_trailing_bytes_are_refused() -> None:
     whole = encoded(CreateTopicRequest("orders", "many"))  # type: ignore[arg-type]
     with pytest.raises(BadRequestError, match=r"^options of CREATE_TOPIC: queues: Expected `int`, got `str`$"):
         decode_request(Operation.CREATE_TOPIC, whole[:-1])

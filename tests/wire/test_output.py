@@ -45,7 +45,7 @@ def emptied(output: OutputQueue, ours: socket.socket, theirs: socket.socket) -> 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(frames=st.lists(st.lists(st.integers(0, 20_000), max_size=5), min_size=1, max_size=6), held=st.booleans())
-def test_all_bytes_come_in_order(
+def test_output_keeps_byte_order(
     ends: tuple[socket.socket, socket.socket], frames: list[list[int]], held: bool
 ) -> None:
     ours, theirs = ends
@@ -67,7 +67,7 @@ def test_all_bytes_come_in_order(
 
 
 @pytest.mark.parametrize("size", [3, 16_384])
-def test_more_pieces_than_a_call_takes(ends: tuple[socket.socket, socket.socket], size: int) -> None:
+def test_output_sends_more_pieces_than_iov_max(ends: tuple[socket.socket, socket.socket], size: int) -> None:
     ours, theirs = ends
     output = OutputQueue()
     pieces = [bytes([index % 256]) * size for index in range(2 * PIECES_MAX)]
@@ -75,7 +75,7 @@ def test_more_pieces_than_a_call_takes(ends: tuple[socket.socket, socket.socket]
     assert emptied(output, ours, theirs) == b"".join(pieces)
 
 
-def test_large_pieces_are_sent_from_where_they_lie_however_many(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_output_sends_large_pieces_without_copy(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     output = OutputQueue()
     pieces = [np.zeros(JOINED_BYTES_MAX // PIECES_MAX, np.uint8) for _ in range(2 * PIECES_MAX)]
@@ -84,7 +84,7 @@ def test_large_pieces_are_sent_from_where_they_lie_however_many(ends: tuple[sock
     assert emptied(output, ours, theirs)[-pieces[-1].size :] == pieces[-1].tobytes()
 
 
-def test_what_is_not_owned_may_change_after_the_call(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_output_copies_pieces_not_owned(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     output = OutputQueue()
     columns = [np.full(50_000, number, np.uint32) for number in range(3)]
@@ -95,11 +95,11 @@ def test_what_is_not_owned_may_change_after_the_call(ends: tuple[socket.socket, 
     assert emptied(output, ours, theirs) == expected
 
 
-def test_the_size_of_columns_is_in_bytes() -> None:
+def test_output_size_of_arrays_is_in_bytes() -> None:
     assert size_of([b"abc", np.zeros(4, np.uint32).data, b""]) == 19
 
 
-def test_a_peer_that_is_gone_is_an_error(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_output_closed_peer_raises(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     theirs.close()
     with pytest.raises(BrokenPipeError):

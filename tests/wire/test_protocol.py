@@ -61,7 +61,7 @@ def read_all(reader: FrameReader) -> list[tuple[int, int, bytes, bytes]]:
 
 
 @given(st.lists(frames, max_size=6), st.lists(st.integers(1, 40_000), min_size=1, max_size=20))
-def test_any_cut_of_a_stream_gives_the_same_frames(parts: list[tuple[int, int, bytes, bytes]], cuts: list[int]) -> None:
+def test_frame_reader_any_split_gives_same_frames(parts: list[tuple[int, int, bytes, bytes]], cuts: list[int]) -> None:
     stream = stream_of(parts)
     reader = FrameReader(FRAME_BYTES_MAX)
     found = []
@@ -79,7 +79,7 @@ def test_any_cut_of_a_stream_gives_the_same_frames(parts: list[tuple[int, int, b
 
 
 @given(st.lists(frames, max_size=6))
-def test_a_stream_may_be_fed_whole(parts: list[tuple[int, int, bytes, bytes]]) -> None:
+def test_frame_reader_accepts_whole_stream(parts: list[tuple[int, int, bytes, bytes]]) -> None:
     reader = FrameReader(FRAME_BYTES_MAX)
     reader.feed(stream_of(parts))
     assert read_all(reader) == parts
@@ -89,7 +89,7 @@ def test_a_stream_may_be_fed_whole(parts: list[tuple[int, int, bytes, bytes]]) -
     st.lists(frames, min_size=1, max_size=3),
     st.lists(st.tuples(st.integers(0, 200_000), st.integers(0, 255)), min_size=1, max_size=8),
 )
-def test_mutated_streams_never_crash(
+def test_frame_reader_mutated_stream_never_crashes(
     parts: list[tuple[int, int, bytes, bytes]], mutations: list[tuple[int, int]]
 ) -> None:
     stream = bytearray(stream_of(parts))
@@ -106,12 +106,12 @@ def test_mutated_streams_never_crash(
 
 
 @given(st.sampled_from(sorted(REQUESTS)), st.binary(max_size=60))
-def test_arbitrary_options_give_options_or_a_bad_request(operation: Operation, options: bytes) -> None:
+def test_decode_options_arbitrary_bytes_give_bad_request(operation: Operation, options: bytes) -> None:
     with contextlib.suppress(BadRequestError):
         assert isinstance(decode_request(operation, options), REQUESTS[operation])
 
 
-def test_a_bad_request_names_the_operation() -> None:
+def test_bad_request_names_operation() -> None:
     with pytest.raises(BadRequestError, match="options of PULL: "):
         decode_request(Operation.PULL, b"\x91\x01")
 
@@ -132,7 +132,7 @@ def header(**changes: int) -> bytes:
         (header(magic=0x20544547), UnsupportedVersionError, "0x20544547"),
     ],
 )
-def test_a_header_is_refused_before_anything_is_allocated(data: bytes, error: type[MqprocError], text: str) -> None:
+def test_frame_reader_refuses_header_before_allocating(data: bytes, error: type[MqprocError], text: str) -> None:
     reader = FrameReader(FRAME_BYTES_MAX)
     reader.feed(data)
     with pytest.raises(error, match=text.replace(".", r"\.")) as caught:
@@ -142,14 +142,14 @@ def test_a_header_is_refused_before_anything_is_allocated(data: bytes, error: ty
     assert reader.bad_frame(caught.value)[:2] == ((16, 7) if known else (0, CONNECTION_ID))
 
 
-def test_another_protocol_is_noticed_before_a_whole_header_is_there() -> None:
+def test_frame_reader_detects_other_protocol_early() -> None:
     reader = FrameReader(FRAME_BYTES_MAX)
     reader.feed(b"GET / HTTP/1.1\r\n")
     with pytest.raises(UnsupportedVersionError):
         reader.next_frame()
 
 
-def test_much_may_be_fed_behind_the_begin_of_a_frame() -> None:
+def test_frame_reader_accepts_much_data_after_partial_frame() -> None:
     parts = [(1, number, b"", bytes(1000)) for number in range(200)]
     stream, reader = stream_of(parts), FrameReader(FRAME_BYTES_MAX)
     reader.feed(stream[:500])
@@ -158,7 +158,7 @@ def test_much_may_be_fed_behind_the_begin_of_a_frame() -> None:
     assert read_all(reader) == parts
 
 
-def test_the_largest_frame_passes() -> None:
+def test_frame_reader_accepts_largest_frame() -> None:
     reader = FrameReader(FRAME_BYTES_MAX)
     payload = bytes(FRAME_BYTES_MAX - HEADER_SIZE)
     for piece in encode_frame(16, 1, b"", [payload]):
@@ -167,7 +167,7 @@ def test_the_largest_frame_passes() -> None:
     assert frame[3] == payload
 
 
-def test_large_payloads_are_not_copied() -> None:
+def test_encode_frame_does_not_copy_large_payload() -> None:
     column = np.arange(JOINED_FRAME_BYTES_MAX, dtype=np.int64)
     pieces = encode_frame(16, 1, b"ab", [b"", column.data, b"x" * JOINED_FRAME_BYTES_MAX])
     assert len(pieces) == 4
@@ -191,7 +191,7 @@ def answer(request_id: int, operation: int, payload: bytes = b"") -> bytes:
     return b"".join(encode_frame(operation | ANSWER, request_id, NO_OPTIONS, [payload]))
 
 
-def test_answers_are_matched_in_any_order() -> None:
+def test_client_matches_answers_in_any_order() -> None:
     protocol = ClientProtocol(FRAME_BYTES_MAX)
     ids = [protocol.request(16, NO_OPTIONS)[0] for _ in range(3)]
     assert ids == [1, 2, 3]
@@ -200,7 +200,7 @@ def test_answers_are_matched_in_any_order() -> None:
     assert protocol.waiting == 1
 
 
-def test_late_and_oneway_answers_are_dropped() -> None:
+def test_client_drops_late_and_oneway_answers() -> None:
     protocol = ClientProtocol(FRAME_BYTES_MAX)
     late, _ = protocol.request(16, NO_OPTIONS)
     oneway, _ = protocol.request(16, NO_OPTIONS, oneway=True)
@@ -209,7 +209,7 @@ def test_late_and_oneway_answers_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("frame", [answer(9, 16), answer(1, 17), answer(0, 16)])
-def test_an_answer_that_fits_no_request_is_a_protocol_error(frame: bytes) -> None:
+def test_client_unmatched_answer_is_protocol_error(frame: bytes) -> None:
     protocol = ClientProtocol(FRAME_BYTES_MAX)
     protocol.request(16, NO_OPTIONS)
     with pytest.raises(ProtocolError):
@@ -217,7 +217,7 @@ def test_an_answer_that_fits_no_request_is_a_protocol_error(frame: bytes) -> Non
 
 
 @pytest.mark.parametrize("code", sorted(ERROR_BY_CODE))
-def test_every_error_survives_the_wire(code: str) -> None:
+def test_errors_survive_encoding(code: str) -> None:
     protocol = ClientProtocol(FRAME_BYTES_MAX)
     request_id, _ = protocol.request(32, NO_OPTIONS)
     ((_, _, _, error),) = answers_to(
@@ -227,7 +227,7 @@ def test_every_error_survives_the_wire(code: str) -> None:
     assert (str(error), error.hint_ms) == ("what happened", 7)
 
 
-def test_an_errors_own_numbers_survive_the_wire() -> None:
+def test_error_fields_survive_encoding() -> None:
     protocol = ClientProtocol(FRAME_BYTES_MAX)
     protocol.request(32, NO_OPTIONS)
     ((_, _, _, error),) = answers_to(
@@ -237,13 +237,13 @@ def test_an_errors_own_numbers_survive_the_wire() -> None:
     assert (error.min_offset, error.max_offset) == (3, 9)
 
 
-def test_a_refusal_of_the_connection_is_raised() -> None:
+def test_connection_refusal_is_raised() -> None:
     protocol = ClientProtocol(FRAME_BYTES_MAX)
     with pytest.raises(StoreBusyError):
         answers_to(protocol, encode_refusal(0, CONNECTION_ID, StoreBusyError("full")))
 
 
-def test_a_refusal_that_cannot_be_read_is_a_protocol_error() -> None:
+def test_unreadable_refusal_is_protocol_error() -> None:
     protocol = ClientProtocol(FRAME_BYTES_MAX)
     for options in (b"\xc1", msgspec.msgpack.encode(["CORRUPT", "x", {"no_such_detail": 1}])):
         request_id, _ = protocol.request(32, NO_OPTIONS)
@@ -259,11 +259,11 @@ def test_a_refusal_that_cannot_be_read_is_a_protocol_error() -> None:
 # The contract
 
 
-def test_every_operation_has_options_for_request_and_answer() -> None:
+def test_operations_have_request_and_answer_options() -> None:
     assert set(REQUESTS) == set(ANSWERS) == set(Operation)
 
 
-def test_fields_added_at_the_end_are_read_as_their_defaults() -> None:
+def test_options_missing_trailing_fields_use_defaults() -> None:
     short = msgspec.msgpack.encode(["orders", 3, 17])
     assert decode_request(Operation.PULL, short) == PullRequest("orders", 3, 17)
     longer = msgspec.msgpack.encode([*msgspec.structs.astuple(PullRequest("orders", 3, 17)), "from a later version"])
@@ -273,7 +273,7 @@ def test_fields_added_at_the_end_are_read_as_their_defaults() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 40_000])
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda data: np.frombuffer(data, "<i4")])
-def test_a_frames_size_is_its_pieces_bytes_whatever_they_are(kind: Callable[[bytes], Any], count: int) -> None:
+def test_frame_size_is_bytes_of_its_pieces(kind: Callable[[bytes], Any], count: int) -> None:
     data = bytes(range(4)) * count
     for pieces in ((kind(data),), (kind(data), kind(data)), ()):
         stream = b"".join(encode_frame(16, 7, b"options", pieces))

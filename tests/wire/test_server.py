@@ -32,13 +32,13 @@ from mqproc.wire.server import ServerLimits
 from tests.wire.conftest import APPEND, IMPATIENT, LIMITS, HandClock, Peer, Server, check_echo, request
 
 
-def test_a_request_is_answered(serve: Server) -> None:
+def test_server_answers_request(serve: Server) -> None:
     with Peer(serve()) as peer:
         check_echo(peer)
 
 
 @pytest.mark.parametrize("size", [0, 1, 100_000, (1 << 20) - 200])
-def test_frames_of_all_sizes_arrive_in_pieces(serve: Server, size: int) -> None:
+def test_server_reads_frames_of_all_sizes(serve: Server, size: int) -> None:
     payload = os.urandom(size)
     with Peer(serve()) as peer:
         data = request(payload)
@@ -48,7 +48,7 @@ def test_frames_of_all_sizes_arrive_in_pieces(serve: Server, size: int) -> None:
         assert [bytes(one.payload) for one in found] == [payload]
 
 
-def test_frames_cut_anywhere_arrive(serve: Server) -> None:
+def test_server_reads_frames_split_anywhere(serve: Server) -> None:
     with Peer(serve()) as peer:
         data = b"".join(request(b"p" * index, index + 1) for index in range(40))
         found: list[tuple[int, bytes]] = []
@@ -57,7 +57,7 @@ def test_frames_cut_anywhere_arrive(serve: Server) -> None:
         assert found == [(index + 1, b"p" * index) for index in range(40)]
 
 
-def test_the_largest_frame_works_and_its_memory_is_given_back(serve: Server) -> None:
+def test_server_frees_memory_of_largest_frame(serve: Server) -> None:
     limits = ServerLimits(frame_bytes=64 << 20)
     with Peer(serve(limits)) as peer:
         payload = bytes(range(256)) * (1 << 18)
@@ -69,7 +69,7 @@ def test_the_largest_frame_works_and_its_memory_is_given_back(serve: Server) -> 
         check_echo(peer)
 
 
-def test_frames_of_many_clients_in_one_poll_do_not_disturb_each_other(serve: Server) -> None:
+def test_server_reads_many_clients_in_one_poll(serve: Server) -> None:
     server = serve()
     peers = [Peer(server) for _ in range(8)]
     sizes = [10, 300_000, 20, 150_000, 90_000, 30, 200_000, 1]
@@ -91,7 +91,7 @@ def test_frames_of_many_clients_in_one_poll_do_not_disturb_each_other(serve: Ser
         peer.sock.close()
 
 
-def test_views_stay_valid_until_the_next_poll(serve: Server) -> None:
+def test_server_views_stay_valid_until_next_poll(serve: Server) -> None:
     server = serve()
     peers = [Peer(server) for _ in range(8)]
     payloads = [bytes([65 + index]) * 150_000 for index in range(8)]
@@ -110,7 +110,7 @@ def test_views_stay_valid_until_the_next_poll(serve: Server) -> None:
         peer.sock.close()
 
 
-def test_answers_may_come_late_and_in_any_order(serve: Server) -> None:
+def test_server_answers_late_and_in_any_order(serve: Server) -> None:
     with Peer(serve()) as peer:
         first, second = peer.send(request(b"a", 1) + request(b"b", 2))
         for held in (second, first):
@@ -119,14 +119,14 @@ def test_answers_may_come_late_and_in_any_order(serve: Server) -> None:
         assert [frame.request_id for frame in peer.frames] == [2, 1]
 
 
-def test_options_are_decoded_as_their_operation_says(serve: Server) -> None:
+def test_server_decodes_options_by_operation(serve: Server) -> None:
     with Peer(serve()) as peer:
         options = PullRequest("orders", 3, 17)
         (found,) = peer.send(b"".join(encode_frame(Operation.PULL, 1, encode_options(options))))
         assert found.decode() == options
 
 
-def test_an_unknown_command_keeps_the_connection(serve: Server) -> None:
+def test_server_unknown_command_keeps_connection(serve: Server) -> None:
     with Peer(serve(operations=frozenset({APPEND}))) as peer:
         assert peer.send(request(operation=Operation.PULL)) == []
         assert peer.send(request(operation=4711, request_id=2) + request(operation=APPEND | ANSWER, request_id=3)) == []
@@ -138,7 +138,7 @@ def test_an_unknown_command_keeps_the_connection(serve: Server) -> None:
         check_echo(peer)
 
 
-def test_a_frame_that_is_too_large_is_not_read(serve: Server) -> None:
+def test_server_does_not_read_oversized_frame(serve: Server) -> None:
     with Peer(serve()) as peer:
         header = HEADER.pack(MAGIC, VERSION, APPEND, 5, 0, 0, 100 << 20)
         peer.send(header + bytes(1000))
@@ -148,7 +148,7 @@ def test_a_frame_that_is_too_large_is_not_read(serve: Server) -> None:
 
 
 @pytest.mark.parametrize("data", [HEADER.pack(MAGIC, 9, APPEND, 5, 0, 0, 0), b"GET / HTTP/1.1\r\n\r\n"])
-def test_another_version_or_protocol_is_told_ours(serve: Server, data: bytes) -> None:
+def test_server_other_version_is_told_supported_one(serve: Server, data: bytes) -> None:
     with Peer(serve()) as peer:
         peer.send(data)
         error = peer.refusal()
@@ -156,7 +156,7 @@ def test_another_version_or_protocol_is_told_ours(serve: Server, data: bytes) ->
         assert f"speaks 1..{VERSION}" in str(error)
 
 
-def test_a_frame_that_does_not_end_is_counted(serve: Server) -> None:
+def test_server_counts_partial_frame(serve: Server) -> None:
     told: list[None] = []
     server = serve(on_partial=lambda: told.append(None))
     with Peer(server) as peer:
@@ -172,7 +172,7 @@ def test_a_frame_that_does_not_end_is_counted(serve: Server) -> None:
     assert server.connections == {}
 
 
-def test_a_slow_loris_is_let_go_although_it_sends_on(serve: Server) -> None:
+def test_server_closes_slow_loris(serve: Server) -> None:
     server = serve(IMPATIENT)
     with Peer(server) as peer, Peer(server) as good:
         with contextlib.suppress(BrokenPipeError):
@@ -184,7 +184,7 @@ def test_a_slow_loris_is_let_go_although_it_sends_on(serve: Server) -> None:
         check_echo(good)
 
 
-def test_a_slow_loris_in_a_large_frame_is_let_go(serve: Server) -> None:
+def test_server_closes_slow_loris_in_large_frame(serve: Server) -> None:
     with Peer(serve(IMPATIENT)) as peer:
         with contextlib.suppress(BrokenPipeError):  # Who is slow to send it is let go before its end.
             peer.send(request(bytes(900_000))[:500_000])
@@ -192,7 +192,7 @@ def test_a_slow_loris_in_a_large_frame_is_let_go(serve: Server) -> None:
         assert peer.server.read_timeouts == 1
 
 
-def test_each_frame_has_its_own_time(serve: Server, clock: HandClock) -> None:
+def test_server_times_each_frame(serve: Server, clock: HandClock) -> None:
     with Peer(serve(dataclasses.replace(LIMITS, frame_read_s=2.0))) as peer:
         frame = request(b"hello")
         peer.send(frame[:-1])
@@ -202,7 +202,7 @@ def test_each_frame_has_its_own_time(serve: Server, clock: HandClock) -> None:
         assert peer.server.read_timeouts == 0
 
 
-def test_an_idle_client_is_not_let_go(serve: Server) -> None:
+def test_server_keeps_idle_client(serve: Server) -> None:
     with Peer(serve(IMPATIENT)) as peer:
         check_echo(peer)
         end = time.monotonic() + 0.4
@@ -211,7 +211,7 @@ def test_an_idle_client_is_not_let_go(serve: Server) -> None:
         check_echo(peer)
 
 
-def test_a_client_that_never_reads_is_let_go_and_others_are_served(serve: Server) -> None:
+def test_server_closes_client_that_never_reads(serve: Server) -> None:
     server = serve(IMPATIENT)
     with Peer(server) as silent, Peer(server) as good:
         (found,) = silent.send(request())
@@ -229,7 +229,7 @@ def test_a_client_that_never_reads_is_let_go_and_others_are_served(serve: Server
         connection.answer(2, APPEND)  # is dropped without an error
 
 
-def test_a_client_that_reads_slowly_goes_on(serve: Server) -> None:
+def test_server_keeps_slow_reader(serve: Server) -> None:
     with Peer(serve()) as peer:
         (found,) = peer.send(request())
         payload = os.urandom(5 << 20)
@@ -246,7 +246,7 @@ def test_a_client_that_reads_slowly_goes_on(serve: Server) -> None:
         check_echo(peer)
 
 
-def test_a_queued_answer_is_copied_unless_it_is_owned(serve: Server) -> None:
+def test_server_copies_queued_answer_unless_owned(serve: Server) -> None:
     with Peer(serve(ServerLimits())) as peer:
         (found,) = peer.send(request())
         hot = bytearray(b"a" * (3 << 20))
@@ -256,7 +256,7 @@ def test_a_queued_answer_is_copied_unless_it_is_owned(serve: Server) -> None:
         assert set(bytes(peer.frames[0].payload)) == {ord("a")}
 
 
-def test_held_answers_leave_together_and_in_order(serve: Server) -> None:
+def test_server_sends_held_answers_together_in_order(serve: Server) -> None:
     server = serve()
     with Peer(server) as first, Peer(server) as second:
         requests = first.send(b"".join(request(request_id=number) for number in range(1, 6)))
@@ -279,7 +279,7 @@ def test_held_answers_leave_together_and_in_order(serve: Server) -> None:
         check_echo(second)
 
 
-def test_an_answer_that_cannot_be_held_stands_behind_those_that_are(serve: Server) -> None:
+def test_server_unheld_answer_follows_held_ones(serve: Server) -> None:
     server = serve()
     with Peer(server) as peer:
         requests = peer.send(b"".join(request(request_id=number) for number in range(1, 5)))
@@ -293,7 +293,7 @@ def test_an_answer_that_cannot_be_held_stands_behind_those_that_are(serve: Serve
         assert [frame.request_id for frame in peer.frames] == [1, 2, 3, 4]
 
 
-def test_a_client_that_left_while_its_answers_were_held_disturbs_nobody(serve: Server) -> None:
+def test_server_client_gone_with_held_answers_is_ignored(serve: Server) -> None:
     server = serve()
     with Peer(server) as stays:
         gone = Peer(server)
@@ -309,7 +309,7 @@ def test_a_client_that_left_while_its_answers_were_held_disturbs_nobody(serve: S
         assert len(server.connections) == 1
 
 
-def test_too_many_connections_are_told_so(serve: Server) -> None:
+def test_server_refuses_too_many_connections(serve: Server) -> None:
     server = serve()
     peers = [Peer(server) for _ in range(8)]
     with Peer(server) as peer:
@@ -326,13 +326,13 @@ def test_too_many_connections_are_told_so(serve: Server) -> None:
         peer.sock.close()
 
 
-def test_another_user_is_refused(serve: Server) -> None:
+def test_server_refuses_other_user(serve: Server) -> None:
     server = serve(allowed_uids={os.getuid() + 1})
     with Peer(server) as peer:
         assert type(peer.refusal()) is PermissionDeniedError
 
 
-def test_without_descriptors_a_client_is_told_so(serve: Server) -> None:
+def test_server_without_descriptors_refuses_client(serve: Server) -> None:
     server = serve()
     waiting = [socket.socket(socket.AF_UNIX) for _ in range(2)]
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -361,7 +361,7 @@ def test_without_descriptors_a_client_is_told_so(serve: Server) -> None:
         sock.close()
 
 
-def test_a_thousand_idle_clients_are_cheap(serve: Server) -> None:
+def test_server_thousand_idle_clients_are_cheap(serve: Server) -> None:
     server = serve(ServerLimits())
     peers = []
     for _ in range(1000):
@@ -382,7 +382,7 @@ def test_a_thousand_idle_clients_are_cheap(serve: Server) -> None:
         peer.close()
 
 
-def test_garbage_from_some_clients_does_not_disturb_others(serve: Server) -> None:
+def test_server_garbage_does_not_affect_other_clients(serve: Server) -> None:
     server = serve(ServerLimits(frame_bytes=1 << 20))
     random = Random(20261121)
     with Peer(server) as good:
@@ -400,7 +400,7 @@ def test_garbage_from_some_clients_does_not_disturb_others(serve: Server) -> Non
     assert server.connections == {}
 
 
-def test_a_bell_ends_the_wait(serve: Server) -> None:
+def test_server_bell_ends_wait(serve: Server) -> None:
     server = serve()
     bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     rung = []
@@ -414,7 +414,7 @@ def test_a_bell_ends_the_wait(serve: Server) -> None:
     os.close(bell)
 
 
-def test_a_client_that_leaves_is_reported(serve: Server) -> None:
+def test_server_reports_client_that_left(serve: Server) -> None:
     left = []
     server = serve(on_close=left.append)
     with Peer(server) as peer:
@@ -424,7 +424,7 @@ def test_a_client_that_leaves_is_reported(serve: Server) -> None:
     assert found.connection.closed
 
 
-def test_no_new_clients_after_stop_accepting_and_drain_sends_the_rest(serve: Server) -> None:
+def test_server_stop_accepting_and_drain_send_the_rest(serve: Server) -> None:
     server = serve()
     with Peer(server) as peer:
         (found,) = peer.send(request())
@@ -437,7 +437,7 @@ def test_no_new_clients_after_stop_accepting_and_drain_sends_the_rest(serve: Ser
         peer.wait_for(lambda: bool(peer.frames))
 
 
-def test_who_was_hung_up_on_is_read_and_answered_and_can_send_no_more(serve: Server) -> None:
+def test_server_shut_down_client_is_answered_but_not_read(serve: Server) -> None:
     server = serve()
     with Peer(server) as peer:
         peer.sock.sendall(request())
@@ -451,7 +451,7 @@ def test_who_was_hung_up_on_is_read_and_answered_and_can_send_no_more(serve: Ser
         assert peer.sock.recv(1000), "the answer"
 
 
-def test_the_client_protocol_and_the_server_understand_each_other(serve: Server) -> None:
+def test_server_works_with_client_protocol(serve: Server) -> None:
     with Peer(serve()) as peer:
         protocol = ClientProtocol(1 << 20)
         request_id, pieces = protocol.request(APPEND, b"\x90", [b"abc"])

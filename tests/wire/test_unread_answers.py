@@ -7,9 +7,7 @@ import dataclasses
 from tests.wire.conftest import LIMITS, HandClock, Peer, Server, request
 
 
-def test_the_time_in_which_a_client_is_not_listened_to_is_no_time_of_its_frames(
-    serve: Server, clock: HandClock
-) -> None:
+def test_frame_time_excludes_time_not_listening(serve: Server, clock: HandClock) -> None:
     server = serve(dataclasses.replace(LIMITS, frame_read_s=0.3))
     with Peer(server) as peer:
         frame = request(b"hello", 2)
