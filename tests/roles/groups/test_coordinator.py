@@ -1,0 +1,297 @@
+"""Heartbeats: how long they are held, many answered at once; and members that share an id and nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqproc.errors import NotAMemberError, StoreBusyError
+from mqproc.ipc.bell import MAX_WAIT_S
+from mqproc.layout import control as words_of
+from mqproc.roles.groups.coordinator import TICKS_PER_SESSION, heartbeat_due_ns
+from mqproc.wire.connection import ServerConnection
+from mqproc.wire.operations import Empty, Operation
+from mqproc.wire.operations.groups import (
+    EARLIEST,
+    SESSION_MS_MAX,
+    SESSION_MS_MIN,
+    GroupAssignment,
+    GroupCommitRequest,
+    GroupHeartbeatRequest,
+    GroupJoinRequest,
+    GroupResetRequest,
+)
+from tests.roles.query.test_role import PATIENCE_S, Caller, Group
+from tests.support.group import wait_until
+
+MS = 1_000_000
+
+
+@pytest.mark.parametrize("session_ms", [SESSION_MS_MIN, 1_001, 10_000, SESSION_MS_MAX])
+def test_heartbeats_are_answered_at_ticks_well_within_the_session(session_ms: int) -> None:
+    session_ns = session_ms * MS
+    asked = [1_000_000_007 + number * session_ns // 1000 for number in range(1000)]
+    held = [heartbeat_due_ns(last_seen_ns, session_ns) - last_seen_ns for last_seen_ns in asked]
+    assert min(held) >= session_ns // 3
+    # Until the answer to the next one a member is sure to be one by what it asked before.
+    assert 2 * max(held) < 0.8 * session_ns
+    answered = {last_seen_ns + pause_ns for last_seen_ns, pause_ns in zip(asked, held, strict=True)}
+    assert len(answered) <= TICKS_PER_SESSION + 1
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Group]:
+    made = Group(tmp_path / "store")
+    made.put("Orders", 0)
+    made.dispatch()
+    yield made
+    made.close()
+
+
+def join(
+    caller: Caller, group: str, member_id: str, session_ms: int = 60_000, held: Sequence[tuple[str, int, int]] = ()
+) -> GroupAssignment:
+    request = GroupJoinRequest(
+        group, ["Orders"], member_id, session_timeout_ms=session_ms, start=EARLIEST, holding=list(held)
+    )
+    found: GroupAssignment = caller.call(Operation.GROUP_JOIN, request)[0]
+    return found
+
+
+def beat(caller: Caller, group: str, assigned: GroupAssignment) -> int:
+    return caller.ask(Operation.GROUP_HEARTBEAT, GroupHeartbeatRequest(group, assigned.member_id, assigned.generation))
+
+
+def test_members_of_two_groups_may_have_one_id(store: Group) -> None:
+    first, second, third = store.connect(), store.connect(), store.connect()
+    beats = {}
+    for caller, group in ((first, "billing"), (second, "audit")):
+        beats[caller] = beat(caller, group, join(caller, group, "one"))
+        assert caller.answer() is None
+    join(third, "billing", "other")
+    answer = first.answer()
+    assert answer is not None
+    assert (answer[0], answer[1].member_id, answer[1].changed) == (beats[first], "one", True)
+    assert second.answer() is None, "nothing has changed in its group"
+    first.sock.close()
+    deadline = time.monotonic() + PATIENCE_S
+    while "one" in store.role._groups.members()["billing"].members:
+        assert time.monotonic() < deadline
+        store.step()
+    assert second.answer() is None
+    assert list(store.role._groups.members()["audit"].members) == ["one"]
+
+
+def test_the_end_of_a_session_is_its_own_groups(store: Group) -> None:
+    short, long = store.connect(), store.connect()
+    join(short, "billing", "one", SESSION_MS_MIN)
+    join(long, "audit", "one")
+    deadline = time.monotonic() + PATIENCE_S
+    while "billing" in store.role._groups.members():
+        assert time.monotonic() < deadline
+        store.step()
+    assert list(store.role._groups.members()) == ["audit"]
+
+
+def holding(assigned: GroupAssignment) -> list[tuple[str, int, int]]:
+    return [(topic, queue_id, epoch) for topic, queue_id, epoch, _ in assigned.queues]
+
+
+def test_no_restart_lets_a_member_undo_a_reset_that_it_has_not_seen(store: Group) -> None:
+    """It slept through the reset. Another group's member, whose queues nobody has reset, keeps them."""
+    first, second = store.connect(), store.connect()
+    slept, awake = join(first, "billing", "one"), join(second, "audit", "two")
+    entries = [(topic, queue_id, epoch, 1) for topic, queue_id, epoch, _ in slept.queues]
+    assert first.call(Operation.GROUP_COMMIT, GroupCommitRequest("billing", entries, "one"))[0].refused == []
+    resets = [(topic, queue_id, 0) for topic, queue_id, _, _ in entries]
+    second.call(Operation.GROUP_RESET, GroupResetRequest("billing", resets))
+    store.restart()
+    first, second = store.connect(), store.connect()
+    again = join(first, "billing", "one", held=holding(slept))
+    assert set(holding(again)) & set(holding(slept)) == set()
+    refused = first.call(Operation.GROUP_COMMIT, GroupCommitRequest("billing", entries, "one"))[0].refused
+    assert [entry[:2] for entry in refused] == [entry[:2] for entry in entries]
+    assert holding(join(second, "audit", "two", held=holding(awake))) == holding(awake)
+    deadline = time.monotonic() + PATIENCE_S
+    while not again.queues:
+        assert time.monotonic() < deadline
+        again = join(first, "billing", "one")
+    assert {(topic, queue_id, offset) for topic, queue_id, _, offset in again.queues} >= set(resets)
+
+
+def test_groups_are_shared_anew_in_their_order(store: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a new role, when queues were not released, and when a client is gone that had members of them all.
+
+    In every process: the order of a set of texts is another one in each.
+    """
+    store.restart()
+    groups, names, shared = store.role._groups, [f"g{number:02}" for number in range(20)], list[str]()
+    groups._rebalance_from_ns = time.monotonic_ns() + SESSION_MS_MAX * MS
+    assign, first, second = groups._rebalance, store.connect(), store.connect()
+
+    def noted(group: str) -> None:
+        shared.append(group)
+        assign(group)
+
+    for name in names[::-1]:
+        join(first, name, "one")
+    monkeypatch.setattr(groups, "_rebalance", noted)
+    groups._rebalance_from_ns = 0
+    groups._run_periodic(time.monotonic_ns())
+    assert shared == names
+    for name in names[::-1]:
+        join(second, name, "two")
+    shared.clear()
+    groups._run_periodic(time.monotonic_ns() + SESSION_MS_MAX * MS)
+    assert shared == names
+    shared.clear()
+    first.sock.close()
+    wait_until(lambda: store.step() >= 0 and shared, PATIENCE_S, "the end of members")
+    assert shared == names
+
+
+def test_a_member_comes_back_when_its_old_connection_is_closed_and_not_before(store: Group) -> None:
+    old, new = store.connect(), store.connect()
+    assigned = join(old, "billing", "one")
+    with pytest.raises(StoreBusyError, match="another connection"):
+        join(new, "billing", "one")
+    with pytest.raises(NotAMemberError):
+        new.call(Operation.GROUP_HEARTBEAT, GroupHeartbeatRequest("billing", assigned.member_id, assigned.generation))
+    old.sock.close()
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            again = join(new, "billing", "one")
+            break
+        except StoreBusyError:
+            assert time.monotonic() < deadline
+    assert [queue[:2] for queue in again.queues] == [queue[:2] for queue in assigned.queues]
+    beat(new, "billing", again)
+    assert new.answer() is None
+
+
+def test_who_does_not_read_answers_holds_up_no_heartbeats_and_no_ends_of_sessions(store: Group) -> None:
+    """Its requests wait, for seconds if need be; the role then sleeps until the next deadline of the others."""
+    slow, stays, silent = store.connect(), store.connect(), store.connect()
+    slow.call(Operation.PING, Empty())
+    unread = next(iter(store.role._server.connections.values()))
+    slow.ask(Operation.PING, Empty())
+    store.role._enqueue(store.role._server.poll(0))
+    unread.paused = True
+    join(silent, "audit", "silent", SESSION_MS_MIN)
+    beating = beat(stays, "billing", join(stays, "billing", "stays", SESSION_MS_MIN))
+    found = wait_until(stays.answer, PATIENCE_S, "an answer to the heartbeat")
+    assert (found[0], found[1].changed) == (beating, False)
+    wait_until(lambda: store.step() >= 0 and "audit" not in store.role._groups.members(), PATIENCE_S, "a session's end")
+    join(stays, "billing", "stays", SESSION_MS_MAX)
+
+    def is_idle() -> bool:
+        return store.step() == 0 and store.role._groups.seconds_left(time.monotonic_ns(), 9.0) == 9.0
+
+    wait_until(is_idle, PATIENCE_S, "a role that sleeps")
+    assert store.control.words[words_of.QUERY_WAITING] == 1
+    unread.paused = False
+    assert slow.answer() is not None
+
+
+def test_heartbeats_are_answered_though_requests_wait_all_the_time(
+    store: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request a step is served, and another comes: nobody is known to be silent, but nobody has to doubt."""
+    monkeypatch.setattr("mqproc.roles.query.role.STEP_NS", 0)
+    member, others = store.connect(), [store.connect() for _ in range(4)]
+    beating = beat(member, "billing", join(member, "billing", "one", SESSION_MS_MIN))
+
+    def answered() -> Any:
+        for other in others:
+            other.ask(Operation.PING, Empty())
+        return member.answer()
+
+    found = wait_until(answered, PATIENCE_S, "an answer to the heartbeat")
+    assert (found[0], found[1].changed) == (beating, False)
+    assert store.control.words[words_of.QUERY_WAITING] > 0
+
+
+def test_a_session_ends_when_all_that_came_within_it_was_served(store: Group) -> None:
+    caller = store.connect()
+    join(caller, "billing", "one", SESSION_MS_MIN)
+    groups = store.role._groups
+    last_seen_ns = groups.members()["billing"].members["one"].last_seen_ns
+    over_ns = last_seen_ns + SESSION_MS_MIN * MS + 2
+    groups.step(over_ns, last_seen_ns + SESSION_MS_MIN * MS)
+    assert "billing" in groups.members(), "its heartbeat may be among what waits"
+    groups.step(over_ns, over_ns)
+    assert "billing" not in groups.members()
+
+
+def test_a_role_that_waits_idle_gives_nobody_a_longer_session(store: Group) -> None:
+    """It is woken after MAX_WAIT_S and a little more; only one that stood still has heard nobody."""
+    caller = store.connect()
+    join(caller, "billing", "one", 5_000)
+    groups = store.role._groups
+    last_seen_ns = groups.members()["billing"].members["one"].last_seen_ns
+    for waits in range(1, 6):
+        now_ns = last_seen_ns + waits * round(1.001 * MAX_WAIT_S * 1e9)
+        groups.step(now_ns, now_ns)
+        assert ("billing" in groups.members()) is (waits < 5)
+    join(caller, "billing", "two", 5_000)
+    last_seen_ns = groups.members()["billing"].members["two"].last_seen_ns
+    groups.step(last_seen_ns, last_seen_ns)
+    groups.step(last_seen_ns + 60_000 * MS, last_seen_ns + 60_000 * MS)
+    assert "billing" in groups.members(), "nothing was read meanwhile"
+
+
+def test_clients_with_many_members_may_die_together(store: Group) -> None:
+    """Each member's end is news to the others, and telling them is how the role finds that they are gone too."""
+    stays, callers = store.connect(), [store.connect() for _ in range(8)]
+    for number, caller in enumerate(callers):
+        join(caller, "billing", f"m{number}", SESSION_MS_MIN)
+    for number, caller in enumerate(callers):
+        beat(caller, "billing", join(caller, "billing", f"m{number}", SESSION_MS_MIN))
+    assert stays.answer() is None
+    members = store.role._groups.members()
+    assert len(members["billing"].members) == 8
+    for caller in callers:
+        caller.sock.close()
+    wait_until(lambda: store.step() >= 0 and "billing" not in members, PATIENCE_S, "the end of all")
+    assert "Orders" in {queue[0] for queue in join(stays, "billing", "new").queues}
+
+
+@pytest.mark.parametrize("at", ["heartbeat", "deadline", "join", "stop"])
+def test_a_member_may_be_lost_by_the_answer_to_it(store: Group, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    stays, dies = store.connect(), store.connect()
+    assigned = join(dies, "billing", "dies", SESSION_MS_MIN)
+    beat(dies, "billing", assigned)
+    assert stays.answer() is None
+    groups = store.role._groups
+    (dying,) = groups._of_connection
+    answer = ServerConnection.answer
+
+    def lost(connection: ServerConnection, *given: Any, **named: Any) -> None:
+        if connection is dying:
+            connection.close()
+        answer(connection, *given, **named)
+
+    monkeypatch.setattr(ServerConnection, "answer", lost)
+    now_ns = time.monotonic_ns()
+    if at == "heartbeat":
+        beat(dies, "billing", assigned)
+        store.step()
+    elif at == "deadline":
+        groups.step(now_ns + SESSION_MS_MIN * MS // 2, now_ns + SESSION_MS_MIN * MS // 2)
+    elif at == "join":
+        beat(stays, "billing", join(stays, "billing", "other"))
+        found = stays.answer()
+        assert found is not None
+        assert [queue[:2] for queue in found[1].queues] == [queue[:2] for queue in assigned.queues]
+    else:
+        groups.on_stop()
+    assert dying.closed
+    assert [list(members.members) for members in groups.members().values()] == ([["other"]] if at == "join" else [])
+    over_ns = now_ns + 2 * SESSION_MS_MIN * MS
+    groups.step(over_ns, over_ns)
+    assert groups.seconds_left(over_ns, 9.0) > 0

@@ -1,0 +1,204 @@
+"""Slots of the timer that are up: when what is filed in them leaves."""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import random
+
+import numpy as np
+import pytest
+
+from mqproc.ipc.words import Words
+from mqproc.layout import control as words_of
+from mqproc.roles.keeper.slots import (
+    LATE_MS,
+    LATE_POLL_NS,
+    POLL_NS,
+    HeapEntries,
+    TimerBacklog,
+    TimerHeap,
+    TimerRolls,
+    release_times,
+)
+from mqproc.store.schedule.timer_store import TimerUnits
+
+UNKNOWN_MS = 0
+
+
+def leaves_ms(slot_ms: int, due_ms: int, *, rolls: bool) -> int:
+    slots, none, dues = (np.array([value], np.int64) for value in (slot_ms, 0, due_ms))
+    return int(release_times(TimerUnits(slots, none, none, none, dues), np.array([rolls]), 1000)[0])
+
+
+def test_messages_leave_at_their_time_or_with_their_slot() -> None:
+    assert leaves_ms(5000, 5001, rolls=False) == 5001
+    assert leaves_ms(5000, UNKNOWN_MS, rolls=False) == 6000
+    assert leaves_ms(5000, 2001, rolls=False) == 2001, "filed when it was past"
+
+
+def test_one_that_is_parked_again_leaves_a_slot_before_its_own_begins() -> None:
+    """With a window of few slots there is no more time; filed late it lies in a slot behind its time."""
+    assert leaves_ms(5000, 9001, rolls=True) == 6000
+    assert leaves_ms(5000, 7001, rolls=True) == 6000
+    assert leaves_ms(5000, 7000, rolls=True) == 5000
+    assert leaves_ms(5000, 6001, rolls=True) == 5000
+    assert leaves_ms(5000, 2001, rolls=True) == 1000
+    assert leaves_ms(5000, UNKNOWN_MS, rolls=True) == 6000
+
+
+# --- test_timer_backlog ---
+# How often the timer looks at a dispatch that is late.
+
+
+NOW_MS = 1_700_000_000_000
+
+
+def test_a_dispatch_that_stays_late_is_looked_at_less_often() -> None:
+    """On a full disk, and while a dispatcher hung, the keeper looked 500 times a second."""
+    words = Words(bytearray(words_of.FILE_SIZE))
+    words[words_of.WRITTEN] = 1
+    backlog = TimerBacklog(words)
+    backlog.update(backlog.check_dispatch(NOW_MS), 0, 0, NOW_MS)
+    assert backlog.poll_ns(0, NOW_MS) == LATE_POLL_NS
+    assert backlog.poll_ns(0, NOW_MS + LATE_MS) == POLL_NS
+    words[words_of.DISPATCH_ERRNO] = errno.ENOSPC
+    assert backlog.poll_ns(0, NOW_MS) == POLL_NS
+    words[words_of.DISPATCHED] = 1
+    assert backlog.poll_ns(0, NOW_MS) == 0
+
+
+# --- test_timer_heap ---
+# Messages held until they are due go as from one heap, whatever runs they came in.
+
+
+NEVER_MS = 1 << 62
+
+
+def held(*rows: tuple[int, int, int]) -> HeapEntries:
+    """By due time, physical offset and size; of slot 7."""
+    columns = np.array(rows, np.int64).reshape(-1, 3)
+    count = len(columns)
+    return HeapEntries(
+        columns[:, 0].copy(),
+        columns[:, 1].copy(),
+        np.full(count, 7, np.int64),
+        columns[:, 2].copy(),
+    )
+
+
+def rows_of(messages: HeapEntries) -> list[tuple[int, int, int]]:
+    columns = messages.due_ms, messages.physical_offsets, messages.sizes
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_they_go_as_from_one_heap(seed: int) -> None:
+    chance = random.Random(seed)
+    messages, heap = TimerHeap(), list[tuple[int, int, int]]()
+    offset = 0
+    for now_ms in range(0, 3000, 10):
+        for _ in range(chance.randrange(3)):
+            rows = []
+            for _ in range(chance.choice((1, 1, 5, 100))):
+                offset += chance.randrange(1, 300)
+                rows.append((now_ms + chance.randrange(200), offset, chance.randrange(1, 50)))
+            chance.shuffle(rows)
+            messages.add(held(*rows))
+            for row in rows:
+                heapq.heappush(heap, row)
+        assert messages.first_due_ms == (heap[0][0] if heap else NEVER_MS)
+        at_most = chance.choice((1, 7, 1000))
+        taken = messages.pop_due(now_ms, at_most, 1 << 30)
+        expected = []
+        while heap and heap[0][0] <= now_ms and len(expected) < at_most:
+            expected.append(heapq.heappop(heap))
+        assert rows_of(taken) == expected
+        assert len(messages) == len(heap)
+
+
+def test_a_batch_ends_before_it_is_too_large_but_has_one_message_at_least() -> None:
+    messages = TimerHeap()
+    messages.add(held((1, 10, 60), (2, 20, 40), (3, 30, 1)))
+    assert rows_of(messages.pop_due(9, 100, 100)) == [(1, 10, 60), (2, 20, 40)]
+    messages.add(held((2, 5, 500)))
+    assert rows_of(messages.pop_due(9, 100, 100)) == [(2, 5, 500)]
+    assert rows_of(messages.pop_due(9, 100, 100)) == [(3, 30, 1)]
+    assert (len(messages), messages.first_due_ms) == (0, NEVER_MS)
+
+
+def test_what_is_not_due_stays() -> None:
+    messages = TimerHeap()
+    messages.add(held())
+    assert len(messages.pop_due(NEVER_MS, 10, 10)) == 0
+    messages.add(held((5, 1, 1), (5, 2, 1), (6, 3, 1)))
+    assert len(messages.pop_due(4, 10, 10)) == 0
+    assert rows_of(messages.pop_due(5, 1, 10)) == [(5, 1, 1)]
+    assert rows_of(messages.pop_due(5, 10, 10)) == [(5, 2, 1)]
+    assert messages.first_due_ms == 6
+
+
+# --- test_timer_rolls ---
+# The timer's messages that are parked again on their way: when they go, and what waits for them.
+
+
+FAR_MS = 1 << 62
+SLOT_MS = 1000
+
+
+def rolls(*due_ms: int) -> TimerRolls:
+    made = TimerRolls(SLOT_MS)
+    add(made, *due_ms)
+    return made
+
+
+def add(to: TimerRolls, *due_ms: int) -> None:
+    dues = np.array(due_ms, np.int64)
+    to.heap.add(HeapEntries(dues, dues, dues, np.ones(len(dues), np.int64)))
+
+
+def taken(of: TimerRolls, until_ms: int, at_most: int = 100) -> list[int]:
+    found: list[int] = of.pop_due(until_ms, until_ms, at_most, 1 << 20).due_ms.tolist()
+    return found
+
+
+def test_all_that_are_late_go_at_once_and_what_they_may_cancel_waits_until_all_are_filed() -> None:
+    late = rolls(10_000, 20_000, 30_000, 40_000)
+    assert late.safe_until_ms == 10_000 + SLOT_MS, "while they are held, too"
+    assert taken(late, 35_000, at_most=2) == [10_000, 20_000]
+    late.rescheduled(500)
+    assert late.first_due_ms == 30_000
+    assert taken(late, 35_500, at_most=2) == [30_000]
+    late.rescheduled(800)
+    assert late.dispatch_target == 800
+    late.update(799, 7, 7)
+    assert (late.safe_until_ms, late.returning_from_ms) == (11_000, 11_000), "not dispatched"
+    late.update(800, 9, 8)
+    assert late.safe_until_ms == 11_000, "not filed"
+    late.update(900, 99, 9)
+    assert (late.safe_until_ms, late.returning_from_ms) == (40_000 + SLOT_MS, FAR_MS)
+
+
+def test_those_that_were_not_due_when_the_first_went_wait_for_it() -> None:
+    """So there is an end to what is to be filed, however many come."""
+    many = rolls(1000, 2000)
+    assert taken(many, 1500) == [1000]
+    many.rescheduled(10)
+    assert many.first_due_ms == FAR_MS
+    assert many.next_due_ms(1900, queue_readable=False) == 1900
+    assert many.next_due_ms(2100, queue_readable=False) == FAR_MS
+    assert many.next_due_ms(2100, queue_readable=True) == 2000
+    many.update(10, 1, 1)
+    assert many.first_due_ms == 2000
+
+
+def test_the_queue_is_not_looked_at_while_some_are_on_their_way_into_the_log() -> None:
+    some = rolls(1000, 1001)
+    assert taken(some, 1500, at_most=1) == [1000]
+    some.rescheduled(10)
+    assert taken(some, 1500, at_most=1) == [1001]
+    some.update(10, 5, 5)
+    assert some.safe_until_ms == 2000
+    some.rescheduled(20)
+    some.update(20, 6, 6)
+    assert some.safe_until_ms == FAR_MS

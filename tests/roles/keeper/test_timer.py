@@ -1,0 +1,472 @@
+"""The timer's deliveries on a store of our own, step by step with a clock by hand; no writer takes what is released."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from mqproc.layout import control as words_of
+from mqproc.layout import timer_log
+from mqproc.layout.queue_table import MAX_OFFSET
+from mqproc.roles.keeper import timer as timer_deliveries
+from mqproc.roles.keeper.role import Keeper
+from mqproc.roles.keeper.timer import TimerDelivery
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.schedule import timer_store
+from mqproc.store.schedule.timer_store import TimerStore
+from mqproc.topic_names import TIMER_TOPIC
+from tests.roles.flusher_rig import Rig, append_and_dispatch
+from tests.support.store_builders import SMALL, LiveStore
+
+BEGIN_MS = 1_700_000_000_000
+SLOT_MS = BEGIN_MS + 5_000
+"""The first of a slot's milliseconds; the keeper begins five seconds before."""
+
+
+def pairs(due_ms: int, **more: str) -> bytes:
+    out_ms = (due_ms - 1) // 1000 * 1000
+    named = {"REAL_TOPIC": "T", "REAL_QID": "3", "TIMER_DELIVER_MS": due_ms, "TIMER_OUT_MS": out_ms, **more}
+    return "".join(f"{name}\x01{value}\x02" for name, value in named.items()).encode()
+
+
+def rig_with(root: Path, parked: Sequence[tuple[bytes, bytes]], **options: int) -> Rig:
+    """A stopped store in which messages wait, by body and properties, and what a keeper needs to run over it."""
+    store = LiveStore(root)
+    for body, properties in parked:
+        store.append(TIMER_TOPIC, [body], BEGIN_MS, queues=1, parts=(b"", b"", b"", properties))
+    store.dispatch()
+    store.close()
+    rig = Rig(root, mapped_file_size_commit_log=store.options.mapped_file_size_commit_log, **SMALL, **options)
+    rig.clock.set_time_ms(BEGIN_MS)
+    return rig
+
+
+def begun(rig: Rig) -> Keeper:
+    """A keeper that has filed everything."""
+    keeper = Keeper(rig.context(words_of.KEEPER))
+    keeper.do_work()
+    return keeper
+
+
+def handed_over(keeper: Keeper) -> list[bytes]:
+    """Bodies that wait for a writer."""
+    found: list[bytes] = []
+    for frame in keeper._deliveries.producer._waiting:
+        ends = [0, *itertools.accumulate(frame.columns.body_lengths.tolist())]
+        found += [frame.columns.bodies[first:end].tobytes() for first, end in itertools.pairwise(ends)]
+    return found
+
+
+def until_saved(keeper: Keeper) -> None:
+    """A step, and what it begins to save."""
+    keeper.do_work()
+    while keeper._timer._save.under_way:
+        keeper.do_work()
+
+
+def steps_until_handed_over(keeper: Keeper, most: int = 20) -> int:
+    for step in range(1, most):
+        keeper.do_work()
+        if handed_over(keeper):
+            return step
+    pytest.fail("nothing was released")
+
+
+def test_nothing_goes_before_its_slot_is_wholly_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two messages of a slot are held a step; the one that is due first was filed last."""
+    monkeypatch.setattr(timer_deliveries, "LOAD_MESSAGES", 2)
+    rig = rig_with(tmp_path, [(b"%d" % number, pairs(SLOT_MS + 900 - 100 * number)) for number in range(7)])
+    keeper = begun(rig)
+    rig.clock.advance(7000)
+    assert steps_until_handed_over(keeper) >= 4, "seven messages, two a step"
+    assert handed_over(keeper) == [b"%d" % number for number in reversed(range(7))]
+    keeper.close()
+
+
+def test_slots_that_rise_together_are_all_looked_at_a_few_times_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a stop of a day 86,400 may rise: not all of them are looked at for each."""
+    looks: list[TimerStore] = []
+    move_read = TimerDelivery._move_read
+
+    def counted(self: TimerDelivery, store: TimerStore) -> None:
+        looks.append(store)
+        move_read(self, store)
+
+    monkeypatch.setattr(TimerDelivery, "_move_read", counted)
+    rig = rig_with(tmp_path, [(b"", pairs(SLOT_MS + 1000 * number)) for number in range(20)])
+    keeper = begun(rig)
+    rig.clock.advance(40_000)
+    looks.clear()
+    keeper.do_work()
+    assert len(keeper._timer._slots) == 20
+    assert not keeper._timer._loading
+    assert len(looks) <= 2, "when they rise, and when they are held"
+    keeper.close()
+
+
+def test_what_is_due_before_a_slot_that_rises_does_not_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timer_deliveries, "LOAD_MESSAGES", 1)
+    later = [(b"later", pairs(SLOT_MS + 1500 + number)) for number in range(5)]
+    rig = rig_with(tmp_path, [(b"before", pairs(SLOT_MS + 500)), *later])
+    keeper = begun(rig)
+    rig.clock.advance(9000)
+    steps_until_handed_over(keeper)
+    assert handed_over(keeper) == [b"before"]
+    assert keeper._timer._loading, "the later slot is not held yet"
+    assert keeper._timer._due_until_ms(rig.clock.time_ms()) == SLOT_MS + 1000
+    keeper.close()
+
+
+def test_a_cancellation_at_the_end_of_a_slot_counts_for_its_first_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timer_deliveries, "LOAD_MESSAGES", 1)
+    due_ms = SLOT_MS + 100
+    waiting = [(b"%d" % number, pairs(due_ms + number, UNIQ_KEY=f"id-{number}")) for number in range(3)]
+    rig = rig_with(tmp_path, [*waiting, (b"", pairs(SLOT_MS + 900, TIMER_DEL_UNIQKEY="id-0"))])
+    keeper = begun(rig)
+    rig.clock.advance(7000)
+    steps_until_handed_over(keeper)
+    assert handed_over(keeper) == [b"1", b"2"]
+    keeper.close()
+
+
+def test_nothing_is_delivered_before_all_that_waited_at_the_start_is_filed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A keeper that follows a killed one files some again: it delivered what the last of it had cancelled."""
+    monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 2)
+    monkeypatch.setattr(timer_deliveries, "ENQUEUE_GATHER_NS", 0)
+    waiting = [(b"%d" % number, pairs(SLOT_MS + 100 + number, UNIQ_KEY=f"id-{number}")) for number in range(5)]
+    rig = rig_with(tmp_path, [*waiting, (b"", pairs(SLOT_MS + 900, TIMER_DEL_UNIQKEY="id-0"))])
+    rig.clock.advance(9000)
+    keeper = begun(rig)
+    assert steps_until_handed_over(keeper) >= 2
+    assert handed_over(keeper) == [b"1", b"2", b"3", b"4"]
+    keeper.close()
+
+
+def no_room(*_arguments: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def saved_and_closed(rig: Rig, keeper: Keeper) -> None:
+    keeper._timer.save(rig.control.words[words_of.WRITTEN])
+    keeper.close()
+
+
+def test_what_was_past_when_it_was_filed_waits_for_its_cancellation_in_a_successor_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timer's files were lost, so all that was due by then is filed under one slot, and begins before it."""
+    monkeypatch.setattr(timer_deliveries, "LOAD_MESSAGES", 1)
+    past_ms = BEGIN_MS - 3000
+    waiting = [(b"%d" % number, pairs(past_ms - number, UNIQ_KEY=f"id-{number}")) for number in range(3)]
+    rig = rig_with(tmp_path, [*waiting, (b"", pairs(past_ms, TIMER_DEL_UNIQKEY="id-0"))])
+    saved_and_closed(rig, begun(rig))
+    keeper = begun(rig)
+    assert keeper._timer._loading, "a message a step"
+    steps_until_handed_over(keeper)
+    assert handed_over(keeper) == [b"2", b"1"]
+    keeper.close()
+
+
+def test_what_could_not_be_filed_for_a_while_waits_for_its_cancellation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A keeper at work files two at a time; the cancellation of the first message lies behind eight others."""
+    monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 2)
+    monkeypatch.setattr(timer_deliveries, "ENQUEUE_GATHER_NS", 0)
+    monkeypatch.setattr(timer_deliveries, "ENQUEUE_SOON_GATHER_NS", 0)
+    waiting = [(b"%d" % number, pairs(SLOT_MS + 100 + number, UNIQ_KEY=f"id-{number}")) for number in range(9)]
+    rig = rig_with(tmp_path, [*waiting, (b"", pairs(SLOT_MS + 100, TIMER_DEL_UNIQKEY="id-0"))])
+    keeper = begun(rig)
+    keeper._timer._backlog.end = 0  # As if all else had come since.
+    rig.clock.advance(4500)
+    keeper.do_work()
+    assert len(keeper._timer._heap) == 4
+    with monkeypatch.context() as full:
+        full.setattr(rig.io, "pwrite", no_room)
+        keeper.do_work()
+        rig.clock.advance(2000)
+        keeper.do_work()
+        keeper.do_work()
+        assert handed_over(keeper) == [], "what cancels one that is held may wait to be filed"
+    rig.clock.advance(1000)
+    assert steps_until_handed_over(keeper) >= 2
+    assert handed_over(keeper) == [b"%d" % number for number in range(1, 9)]
+    keeper.close()
+
+
+def test_the_timer_is_where_it_was_when_a_start_found_no_room_for_its_queue(tmp_path: Path) -> None:
+    """It was set back to what was dispatched by then: what was delivered was filed, and delivered, once more."""
+    rig = rig_with(tmp_path, [(b"%d" % number, pairs(SLOT_MS + 100 + number)) for number in range(2)])
+    keeper = begun(rig)
+    rig.clock.advance(7000)
+    steps_until_handed_over(keeper)
+    keeper._deliveries._open.pop().on_done()
+    saved_and_closed(rig, keeper)
+    words = rig.control.words
+    dispatched = words[words_of.DISPATCHED]
+    with contextlib.closing(QueueTable(rig.io, rig.paths.queues, write=True)) as table:
+        number = table.entry(TIMER_TOPIC, 0)
+        end = table.max_offset(number)
+        table.store(number, MAX_OFFSET, 0)
+        rig.control.store(words_of.DISPATCHED, 0)
+        keeper = begun(rig)
+        table.store(number, MAX_OFFSET, end)
+        rig.control.store(words_of.DISPATCHED, dispatched)
+    for _ in range(5):
+        rig.clock.advance(1000)
+        keeper.do_work()
+    assert (handed_over(keeper), keeper._timer.pending) == ([], 0)
+    assert keeper._timer._store is not None
+    assert keeper._timer._store.queue_offset == end > 0
+    keeper.close()
+
+
+@pytest.mark.parametrize("how", ["waits", "hangs", "waits as the keeper begins"])
+def test_nothing_is_delivered_that_may_be_cancelled_by_what_is_not_dispatched(tmp_path: Path, how: str) -> None:
+    """What cancelled a message was in the log, and not in its queue yet: the message came."""
+    due_ms = SLOT_MS + 100
+    begins = how == "waits as the keeper begins"
+    waiting = [(b"%d" % number, pairs(due_ms + number, UNIQ_KEY=f"id-{number}")) for number in range(2)]
+    rig = rig_with(tmp_path, waiting)
+    words = rig.control.words
+    words.add(words_of.WRITTEN, int(begins))
+    keeper = begun(rig)
+    words[words_of.DISPATCH_ERRNO] = errno.ENOSPC if how == "waits" else 0
+    words.add(words_of.WRITTEN, int(not begins))
+    for _ in range(7):
+        rig.clock.advance(1000)
+        until_saved(keeper)
+        assert keeper._timer.due_ns > rig.clock.monotonic_ns(), "until then it does nothing"
+    assert handed_over(keeper) == []
+    words[words_of.DISPATCH_ERRNO] = 0
+    keeper.do_work()
+    assert handed_over(keeper) == [], "what was written meanwhile is not dispatched yet"
+    words.add(words_of.WRITTEN, -1)
+    cancels = pairs(due_ms, TIMER_DEL_UNIQKEY="id-0")
+    append_and_dispatch(rig.io, rig.paths, rig.options, words, 1, TIMER_TOPIC, cancels)
+    assert steps_until_handed_over(keeper) >= 1
+    assert handed_over(keeper) == [b"1"]
+    keeper.close()
+
+
+def test_what_is_due_goes_though_dispatch_is_always_late(tmp_path: Path) -> None:
+    """Each step of dispatch ends with what was written a second ago: so late is what is delivered, and no more."""
+    rig = rig_with(tmp_path, [(b"%d" % number, pairs(SLOT_MS + 500 + 1000 * number)) for number in range(6)])
+    words = rig.control.words
+    keeper = begun(rig)
+    rig.clock.advance(4600)
+    came = []
+    for second in range(8):
+        words[words_of.WRITTEN] += 1
+        for _ in range(4):
+            keeper.do_work()
+        came.append(len(handed_over(keeper)))
+        while keeper._deliveries._open:
+            keeper._deliveries._open.pop().on_done()
+        rig.clock.advance(1000)
+        words[words_of.DISPATCHED] = words[words_of.WRITTEN]
+        words[words_of.DISPATCHED_STORE_TIMESTAMP_MS] = SLOT_MS - 1400 + 1000 * second
+        words[words_of.WRITTEN] += 1
+    assert came == [0, 0, 1, 2, 3, 4, 5, 6], "the first was due in the second one"
+    keeper.close()
+
+
+def test_a_store_in_which_little_happens_delays_nothing(tmp_path: Path) -> None:
+    """What has just been written is not dispatched yet, and what was before it is old: it is looked at again soon."""
+    rig = rig_with(tmp_path, [(b"message", pairs(SLOT_MS + 100))])
+    words = rig.control.words
+    keeper = begun(rig)
+    rig.clock.advance(5100)
+    words[words_of.WRITTEN] += 1
+    keeper.do_work()
+    assert keeper._timer.due_ns <= rig.clock.monotonic_ns() + 5_000_000
+    words[words_of.DISPATCHED] += 1
+    assert keeper._timer.due_ns <= rig.clock.monotonic_ns()
+    keeper.do_work()
+    assert handed_over(keeper) == [b"message"]
+    keeper.close()
+
+
+def test_a_cancellation_that_is_due_beyond_the_roll_window_is_parked_again(tmp_path: Path) -> None:
+    """It counted for the slot where it was filed on its way, and its message, on another way, was delivered."""
+    rig = rig_with(tmp_path, [(b"", pairs(BEGIN_MS + 60_000, TIMER_DEL_UNIQKEY="id-0"))], timer_roll_window_slot=4)
+    keeper = begun(rig)
+    rig.clock.advance(6000)
+    steps_until_handed_over(keeper)
+    (frame,) = keeper._deliveries.producer._waiting
+    assert frame.columns.topic == TIMER_TOPIC
+    assert b"TIMER_DEL_UNIQKEY\x01id-0\x02" in frame.columns.properties.tobytes()
+    assert keeper._timer.pending == 1, "as long as it is on its way"
+    keeper.close()
+
+
+def test_what_is_due_waits_until_what_cancels_it_is_parked_again_and_filed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A keeper that is late: the cancellation is still on its way when its message, which is back already, is due."""
+    monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 1)
+    cancels = b"cancels", pairs(SLOT_MS + 900, TIMER_DEL_UNIQKEY="id-0")
+    rig = rig_with(tmp_path, [cancels, (b"message", pairs(SLOT_MS + 1, UNIQ_KEY="id-0"))], timer_roll_window_slot=4)
+    keeper = begun(rig)
+    rig.clock.advance(3000)
+    keeper.do_work()
+    assert keeper._timer.pending == 2
+    rig.clock.advance(5000)
+    steps_until_handed_over(keeper)
+    assert handed_over(keeper) == [b"cancels"]
+    words, (release,) = rig.control.words, keeper._deliveries._open
+    words[words_of.WRITTEN] += 1000
+    release.on_done()
+    for _ in range(5):
+        rig.clock.advance(20)
+        keeper.do_work()
+    assert handed_over(keeper) == [b"cancels"], "what was stored is not dispatched"
+    words[words_of.DISPATCHED] = words[words_of.WRITTEN]
+    assert keeper._timer.due_ns <= rig.clock.monotonic_ns()
+    keeper.do_work()
+    assert handed_over(keeper) == [b"cancels", b"message"]
+    keeper.close()
+
+
+def test_what_is_parked_again_finds_what_cancels_it_though_its_slot_has_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A keeper that is late: its slot is past when it is filed, and what cancels it had been filed there alone."""
+    monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 1)
+    message = pairs(SLOT_MS + 1, UNIQ_KEY="id-0")
+    cancels = b"", pairs(SLOT_MS + 900, TIMER_DEL_UNIQKEY="id-0")
+    rig = rig_with(tmp_path, [(b"message", message), cancels], timer_roll_window_slot=4)
+    keeper = begun(rig)
+    rig.clock.advance(3000)
+    steps_until_handed_over(keeper)
+    assert keeper._timer.pending == 2
+    rig.clock.advance(5000)
+    keeper.do_work()
+    (release,) = keeper._deliveries._open
+    append_and_dispatch(rig.io, rig.paths, rig.options, rig.control.words, 1, TIMER_TOPIC, message)
+    release.on_done()
+    for _ in range(5):
+        rig.clock.advance(1000)
+        keeper.do_work()
+    assert handed_over(keeper) == [b"message"], "it went again, to its own topic"
+    assert keeper._timer.pending == 0
+    assert keeper._timer._store is not None
+    assert keeper._timer._store.read_ms > SLOT_MS
+    keeper.close()
+
+
+def test_all_that_are_late_are_parked_again_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filed at different times they leave different slots; what comes back from each was waited for before the next."""
+    monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 1)
+    far = [(b"%d" % number, pairs(BEGIN_MS + 160_000)) for number in range(5)]
+    rig = rig_with(tmp_path, [*far, (b"soon", pairs(BEGIN_MS + 25_000))], timer_roll_window_slot=100)
+    keeper = begun(rig)
+    for _ in range(5):
+        rig.clock.advance(3000)
+        keeper.do_work()
+    rig.clock.advance(135_000)
+    steps_until_handed_over(keeper)
+    assert handed_over(keeper) == [b"soon"]
+    (release,) = keeper._deliveries._open
+    release.on_done()
+    rig.clock.advance(20)
+    keeper.do_work()
+    assert handed_over(keeper) == [b"soon", b"0", b"1", b"2", b"3", b"4"]
+    keeper.close()
+
+
+def test_a_clock_that_is_set_back_makes_nothing_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer_deliveries, "LOAD_MESSAGES", 2)
+    rig = rig_with(tmp_path, [(b"%d" % number, pairs(SLOT_MS + 100 + number)) for number in range(6)])
+    keeper = begun(rig)
+    rig.clock.advance(4500)
+    keeper.do_work()
+    assert keeper._timer._loading, "the slot is up, half a second before it begins"
+    rig.clock.set_time_ms(SLOT_MS - 3000)
+    assert keeper._timer._due_until_ms(rig.clock.time_ms()) == SLOT_MS - 3000
+    for _ in range(5):
+        keeper.do_work()
+    assert not keeper._timer._loading
+    assert handed_over(keeper) == []
+    rig.clock.set_time_ms(SLOT_MS + 102)
+    keeper.do_work()
+    assert handed_over(keeper) == [b"0", b"1", b"2"]
+    keeper.close()
+
+
+def test_what_a_damaged_slot_has_left_is_delivered_and_the_rest_does_not_hold_others_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chain of a slot breaks in its middle: what lies behind the break comes, and so do later slots."""
+    monkeypatch.setattr(timer_store, "SPAN_BYTES_MAX", 0)
+    parked = [(b"%d" % number, pairs(SLOT_MS + 100 + number)) for number in range(5)]
+    rig = rig_with(tmp_path, [*parked, (b"later", pairs(SLOT_MS + 1500))])
+    keeper = begun(rig)
+    (path,) = rig.paths.timer_log.iterdir()
+    with path.open("r+b") as file:
+        file.seek(2 * timer_log.UNIT_SIZE)
+        file.write(b"\x07" * timer_log.UNIT_SIZE)
+    errors = rig.control.words[words_of.role_word(words_of.KEEPER, "errors")]
+    rig.clock.advance(8000)
+    steps_until_handed_over(keeper)
+    assert handed_over(keeper) == [b"3", b"4", b"later"]
+    assert rig.control.words[words_of.role_word(words_of.KEEPER, "errors")] == errors + 1
+    assert not keeper._timer._loading
+    keeper.close()
+
+
+def test_records_that_name_no_time_or_topic_are_counted_and_do_not_keep_the_others(tmp_path: Path) -> None:
+    timeless = b"REAL_TOPIC\x01T\x02TIMER_OUT_MS\x01soon\x02"
+    placeless = b"TIMER_OUT_MS\x01%d\x02TIMER_DELIVER_MS\x01%d\x02" % (SLOT_MS, SLOT_MS + 5)
+    rig = rig_with(tmp_path, [(b"a", timeless), (b"good", pairs(SLOT_MS + 5)), (b"b", placeless)])
+    keeper = begun(rig)
+    assert rig.control.words[words_of.DELIVERIES_LOST] == 2
+    assert keeper._timer.pending == 1
+    rig.clock.advance(5005)
+    steps_until_handed_over(keeper)
+    assert handed_over(keeper) == [b"good"]
+    keeper.close()
+
+
+def test_a_unit_that_is_there_twice_is_one_message(tmp_path: Path) -> None:
+    rig = rig_with(tmp_path, [(b"once", pairs(SLOT_MS + 5)), (b"too", pairs(SLOT_MS + 6))])
+    keeper = begun(rig)
+    (path,) = rig.paths.timer_log.iterdir()
+    with path.open("r+b") as file:
+        unit = file.read(timer_log.UNIT_SIZE)
+        file.write(unit)
+    rig.clock.advance(6000)
+    steps_until_handed_over(keeper)
+    assert handed_over(keeper) == [b"once"]
+    keeper.close()
+
+
+@pytest.mark.parametrize(("ahead_ms", "gathered_ms"), [(400, 5), (60_000, 25)])
+def test_what_comes_is_filed_together_and_sooner_behind_what_is_due_soon(
+    tmp_path: Path, ahead_ms: int, gathered_ms: int
+) -> None:
+    more = 10
+    messages = timer_deliveries.ENQUEUE_MESSAGES + more
+    rig = rig_with(tmp_path, [(b"%d" % number, pairs(BEGIN_MS + ahead_ms)) for number in range(messages)])
+    keeper = begun(rig)
+    assert keeper._timer.pending == messages - more
+    rig.clock.advance(gathered_ms - 1)
+    keeper.do_work()
+    assert keeper._timer.pending == messages - more
+    rig.clock.advance(2)
+    keeper.do_work()
+    assert keeper._timer.pending == messages

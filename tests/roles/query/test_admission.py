@@ -1,0 +1,133 @@
+"""Questions of one client that gather answers: only so many at once, and nobody else waits for them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from mqproc.config.options import Options
+from mqproc.errors import InternalError, StoreBusyError
+from mqproc.layout import control as words_of
+from mqproc.roles.query import admission as gathering
+from mqproc.roles.query import reads as questions
+from mqproc.roles.query import role as query
+from mqproc.roles.query.admission import ReadAdmission
+from mqproc.store.read.scan import LogScan
+from mqproc.util.units import MIB
+from mqproc.wire.operations import Empty, Operation
+from mqproc.wire.operations.log import ByKeyRequest, RecordsAnswer, ScanRequest
+from tests.roles.query.test_role import PATIENCE_S, Caller, Group, filled, group, offsets_of
+
+__all__ = ["filled", "group"]
+
+SCAN = ScanRequest("Orders", max_messages=2000)
+
+
+def begin(group: Group, waiting: int) -> None:
+    """Step until so many questions wait."""
+    deadline = time.monotonic() + PATIENCE_S
+    while len(group.role._admission) < waiting and time.monotonic() < deadline:
+        group.role._enqueue(group.role._server.poll(0))
+        group.role._serve(time.monotonic_ns() + query.STEP_NS)
+
+
+def answers_of(caller: Caller, group: Group, count: int, under_way_max: int) -> dict[int, list[int]]:
+    """Offsets by request; at no time are more answers in the making."""
+    found: dict[int, list[int]] = {}
+    deadline = time.monotonic() + PATIENCE_S
+    while len(found) < count and time.monotonic() < deadline:
+        assert len(group.role._jobs) <= under_way_max
+        if (answer := caller.answer()) is not None:
+            found[answer[0]] = offsets_of(answer[2])
+    return found
+
+
+def test_a_client_has_so_many_answers_in_the_making(filled: Group) -> None:
+    filled.role._admission = ReadAdmission(2)
+    caller, other = filled.connect(), filled.connect()
+    asked = [caller.ask(Operation.SCAN, SCAN) for _ in range(7)]
+    begin(filled, 5)
+    assert (len(filled.role._jobs), len(filled.role._admission)) == (2, 5)
+    # What gathers nothing, and what others ask, does not wait.
+    others = other.ask(Operation.SCAN, SCAN)
+    ping = caller.ask(Operation.PING, Empty())
+    found = answers_of(caller, filled, 8, 3)
+    assert next(iter(found)) == ping
+    assert {number: found[number] for number in asked} == dict.fromkeys(asked, filled.store.offsets)
+    assert answers_of(other, filled, 1, 3) == {others: filled.store.offsets}
+    assert (len(filled.role._jobs), len(filled.role._admission)) == (0, 0)
+    assert filled.control.words[words_of.QUERY_REQUESTS] == 9
+
+
+def test_what_ends_with_its_first_slice_waits_for_none(filled: Group) -> None:
+    filled.role._admission = ReadAdmission(1)
+    caller = filled.connect()
+    asked = [caller.ask(Operation.SCAN, SCAN) for _ in range(3)]
+    begin(filled, 2)
+    short = caller.ask(Operation.BY_KEY, ByKeyRequest("Orders", "key-7"))
+    found = answers_of(caller, filled, 4, 1)
+    assert list(found)[:2] == [short, asked[0]] or list(found)[:2] == [asked[0], short]
+    assert [number for number in found if number != short] == asked
+
+
+def test_questions_that_fail_make_room(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled.role._admission = ReadAdmission(1)
+    caller = filled.connect()
+    asked = [caller.ask(Operation.SCAN, SCAN) for _ in range(3)]
+    begin(filled, 2)
+    one_slice = LogScan._slice
+
+    def failing(*given: Any) -> int:
+        monkeypatch.setattr(LogScan, "_slice", one_slice)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(LogScan, "_slice", failing)
+    with pytest.raises(InternalError, match="Input/output"):
+        answers_of(caller, filled, 1, 1)
+    assert list(answers_of(caller, filled, 2, 1)) == asked[1:]
+
+
+def test_questions_that_end_at_once_when_their_turn_comes_make_room(
+    filled: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them has waited, and there is nothing more to gather: their topic was deleted meanwhile, say."""
+    filled.role._admission = ReadAdmission(2)
+    caller = filled.connect()
+    asked = [caller.ask(Operation.SCAN, SCAN) for _ in range(6)]
+    begin(filled, 4)
+
+    nothing = RecordsAnswer(0, questions.END)
+    monkeypatch.setitem(questions._QUESTIONS, Operation.SCAN, lambda *_given: questions.at_once(nothing))
+    found = answers_of(caller, filled, 6, 2)
+    assert [found[number] for number in asked] == [filled.store.offsets] * 2 + [[]] * 4
+    assert (len(filled.role._jobs), len(filled.role._admission)) == (0, 0)
+
+
+def test_who_is_gone_is_forgotten(filled: Group) -> None:
+    filled.role._admission = ReadAdmission(1)
+    caller, other = filled.connect(), filled.connect()
+    for _ in range(5):
+        caller.ask(Operation.SCAN, SCAN)
+    begin(filled, 4)
+    caller.sock.close()
+    asked = other.ask(Operation.SCAN, SCAN)
+    assert answers_of(other, filled, 1, 2) == {asked: filled.store.offsets}
+    assert (len(filled.role._jobs), len(filled.role._admission)) == (0, 0)
+
+
+def test_more_than_may_wait_are_refused_for_now(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "WAITING_MAX", 2)
+    filled.role._admission = ReadAdmission(1)
+    caller = filled.connect()
+    for _ in range(4):
+        caller.ask(Operation.SCAN, SCAN)
+    with pytest.raises(StoreBusyError, match="wait already"):
+        answers_of(caller, filled, 1, 1)
+    assert len(answers_of(caller, filled, 3, 1)) == 3
+
+
+def test_as_many_are_in_the_making_as_may_wait_for_a_client() -> None:
+    assert ReadAdmission.by(Options())._most == Options().client_output_bytes // (8 * MIB) == 16
+    assert ReadAdmission.by(Options(client_output_bytes=4096))._most == 1

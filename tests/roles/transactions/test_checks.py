@@ -1,0 +1,166 @@
+"""Producers that wait to be asked: in turn, none twice, and nothing kept of those that are gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from mqproc.errors import StoreBusyError
+from mqproc.roles.transactions import checks as module
+from mqproc.roles.transactions.checks import COMPACT_MIN, MESSAGES_MAX, CheckPolls, DueChecks
+from mqproc.roles.transactions.open_transactions import OpenTransactions
+from mqproc.store.transactions import HalfMessage
+from mqproc.wire.operations.groups import TransactionPollRequest
+from tests.roles.transactions.test_open_transactions import half, seen
+
+SECOND = 1_000_000_000
+
+
+@dataclass(eq=False)
+class PendingRequest:
+    """A poll of some connection."""
+
+    connection: Any
+    options: TransactionPollRequest
+    request_id: int = 0
+    operation: int = 0
+    answered: bool = False
+
+
+@dataclass
+class Rig:
+    polls: CheckPolls = field(init=False)
+    gone: set[str] = field(default_factory=set)
+    answers: list[tuple[PendingRequest, list[bytes]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.polls = CheckPolls(
+            self._record, lambda asked, _, rows: self.answers.append((asked, [bytes(r) for r in rows]))
+        )
+
+    def _record(self, half_message: HalfMessage) -> bytes | None:
+        return None if half_message.transaction_id in self.gone else half_message.transaction_id.encode()
+
+    def poll(
+        self, group: str = "g", timeout_s: float = 10, connection: object = None, most: int = 32
+    ) -> PendingRequest:
+        options = TransactionPollRequest(group, most, round(timeout_s * 1000))
+        asked = PendingRequest(connection or object(), options)
+        self.polls.poll(asked, options, 0)  # type: ignore[arg-type]
+        return asked
+
+
+def half_message(name: str, group: str = "g") -> HalfMessage:
+    return HalfMessage(0, 0, 0, name, group, "T", name, 0, 0, 1, 0, 0)
+
+
+def test_one_of_the_group_is_asked_the_one_that_has_waited_longest() -> None:
+    rig = Rig()
+    first, second, _other = rig.poll(), rig.poll(), rig.poll("other")
+    rig.polls.ask(half_message("a"))
+    rig.polls.ask(half_message("b"))
+    rig.polls.ask(half_message("c"))
+    assert rig.answers == [(first, [b"a"]), (second, [b"b"])]
+    assert (rig.polls.of("g"), rig.polls.of("other"), rig.polls.count) == (0, 1, 1)
+    third = rig.poll()
+    assert rig.answers[2:] == [(third, [b"c"])]
+
+
+def test_a_poll_gets_what_is_waiting_and_no_more_than_it_wants() -> None:
+    rig = Rig()
+    for name in "abcde":
+        rig.polls.ask(half_message(name))
+    rig.gone.add("b")
+    rig.polls.forget(half_message("c"))  # Another half message of the same name is none of those that are asked about.
+    rig.poll(most=2)
+    rig.poll(most=10_000)
+    assert [rows for _, rows in rig.answers] == [[b"a", b"c"], [b"d", b"e"]]
+
+
+def test_a_question_is_asked_once_however_often_it_comes() -> None:
+    rig = Rig()
+    halves = [half_message("a"), half_message("a"), half_message("b")]
+    for each in halves:
+        rig.polls.ask(each)
+    rig.polls.forget(halves[0])
+    rig.polls.forget(halves[2])
+    rig.poll()
+    assert [rows for _, rows in rig.answers] == [[b"a"]]
+    many = Rig()
+    for number in range(MESSAGES_MAX + 1):
+        many.polls.ask(half_message(f"{number}"))
+    many.poll(most=1 << 40)
+    assert len(many.answers[0][1]) == MESSAGES_MAX
+
+
+def test_polls_end_in_time_and_with_their_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    connection = object()
+    dropped = [rig.poll(connection=connection) for _ in range(3)]
+    short, long = rig.poll(timeout_s=1), rig.poll(timeout_s=3600)
+    at_once = rig.poll(timeout_s=0)
+    assert rig.answers == [(at_once, [])]
+    rig.polls.drop(connection)  # type: ignore[arg-type]
+    rig.polls.drop(connection)  # type: ignore[arg-type]
+    assert rig.polls.count == 2
+    assert rig.polls.seconds_left(0, 99.0) == 1.0
+    assert rig.polls.step(SECOND - 1) == 0
+    assert rig.polls.step(SECOND) == 1
+    assert rig.answers[1:] == [(short, [])]
+    # None is held for more than a minute.
+    assert rig.polls.step(60 * SECOND) == 1
+    assert rig.answers[2:] == [(long, [])]
+    assert all(asked not in dropped for asked, _ in rig.answers)
+    assert rig.polls.seconds_left(0, 99.0) == 99.0
+    monkeypatch.setattr(module, "POLLS_MAX", 2)
+    rig.poll()
+    kept = rig.poll()
+    with pytest.raises(StoreBusyError, match="2 producers wait"):
+        rig.poll()
+    rig.polls.ask(half_message("a"))
+    rig.polls.release_all()
+    assert rig.answers[-1] == (kept, [])
+    assert (rig.polls.count, rig.polls.of("g")) == (0, 0)
+
+
+# --- test_due_checks ---
+# When half messages are due: one time each, and nothing kept of those that are done.
+
+
+def test_each_has_one_time_and_the_earliest_comes_first() -> None:
+    table = OpenTransactions()
+    due = DueChecks(table)
+    halves = [half(number) for number in range(4)]
+    for each in halves:
+        seen(table, each)
+        due.set(each, 1000 - each.offset)
+    due.set(halves[3], 2000)
+    assert due.pop_due(997) is None
+    assert due.seconds_left(0, 9.0) == 0.998
+    assert due.pop_due(1000) is halves[2]
+    table.done(1)
+    halves[0].busy = True
+    assert due.pop_due(1500) is None, "one is done, one on its way"
+    halves[2].busy = True
+    assert due.seconds_left(1500, 9.0) == 0.5
+    assert due.pop_due(2000) is halves[3]
+    assert due.seconds_left(0, 9.0) == 9.0
+
+
+def test_times_of_those_that_are_done_do_not_pile_up() -> None:
+    table = OpenTransactions()
+    due = DueChecks(table)
+    kept = half(0)
+    seen(table, kept)
+    due.set(kept, 5)
+    for offset in range(1, 4 * COMPACT_MIN):
+        each = half(offset)
+        seen(table, each)
+        due.set(each, 1 << 40)
+        table.done(offset)
+    assert len(due._heap) <= COMPACT_MIN + 1
+    assert len(table._offsets) <= COMPACT_MIN + 1
+    assert due.pop_due(5) is kept
+    assert table.half_progress() == 0

@@ -1,0 +1,49 @@
+"""Checks of open transactions that cannot be stored, or read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mqproc.errors import CorruptStoreError, TooManyQueuesError
+from mqproc.layout import control as words_of
+from tests.roles.query.test_role import Group
+from tests.roles.transactions.test_open_transactions import half
+
+
+def test_a_check_that_is_refused_is_tried_less_often_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when there is no room for the topic of those that are given up: all of them were tried every second."""
+    group = Group(tmp_path / "store")
+    try:
+        transactions, found = group.role._transactions, half(0)
+        monkeypatch.setattr(transactions._clock, "time_ms", lambda: 1_000_000)
+        pauses = []
+        for _ in range(7):
+            found.due_ms = 0
+            transactions._set_busy(found)
+            transactions._retry_check(found, TooManyQueuesError(""))
+            pauses.append(found.due_ms - 1_000_000)
+            assert not found.busy
+        assert pauses == [1000, 2000, 4000, 8000, 16_000, 30_000, 30_000]
+    finally:
+        group.close()
+
+
+def test_only_what_retention_has_taken_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So was a half message that begins on a page which the disk cannot read, and for good."""
+    group = Group(tmp_path / "store")
+    try:
+        transactions, found = group.role._transactions, half(1)
+        transactions._table.add(found)
+        monkeypatch.setattr(transactions._reading, "look", lambda _place: None)
+        with pytest.raises(CorruptStoreError, match="no record begins at 100 of the log"):
+            transactions._message(found)
+        transactions._check_half(found, 1_000_000)
+        assert found.due_ms == 1_000_000 + transactions._options.transaction_check_interval
+        assert not found.busy
+        group.control.words[words_of.MIN_PHYSICAL_OFFSET] = 101
+        transactions._check_half(found, 1_000_000)
+        assert found.busy, "a mark is on its way"
+    finally:
+        group.close()

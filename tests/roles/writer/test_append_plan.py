@@ -1,0 +1,334 @@
+"""Plans of append requests: a kept shape gives the same plan as a new one, and only as long as it is right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from mqproc.config.options import Options
+from mqproc.errors import (
+    BadMessageError,
+    BadPropertyError,
+    BadRequestError,
+    NoSuchQueueError,
+    PermissionDeniedError,
+    PropertiesTooLargeError,
+    TopicNotFoundError,
+    TopicReservedError,
+)
+from mqproc.io.store_io import StoreIO
+from mqproc.layout import properties
+from mqproc.paths import StorePaths
+from mqproc.roles.writer.append_plan import (
+    TEMPLATE_TEXT_MAX,
+    TEMPLATES_MAX,
+    UNIQUE_PREFIX_DIGITS,
+    AppendPlanner,
+    constant_properties,
+)
+from mqproc.roles.writer.topics import WriterTopics
+from mqproc.store.commitlog.append_templates import AppendPlan, AppendTemplate
+from mqproc.store.consumequeue.table import QueueTable
+from mqproc.wire.operations.log import AppendRequest
+
+PREFIX = "A" * 28
+NOW_MS = 1_700_000_000_000
+
+
+class Planner:
+    """Plans over a store of its own; each request has one body of four bytes."""
+
+    def __init__(self, root: Path, **options: Any) -> None:
+        paths = StorePaths(root)
+        for folder in (paths.own, paths.consume_queue, paths.commit_log):
+            folder.mkdir(parents=True)
+        io = StoreIO()
+        table = QueueTable.create(io, paths.queues, 64)
+        settings = Options(**({"default_topic_queue_nums": 4} | options))
+        self.topics = WriterTopics(io, io, paths, settings, table)
+        self.plans = AppendPlanner(self.topics)
+
+    def plan(self, payload: bytes = b"\4\0\0\0body", own: bool = False, **changes: Any) -> AppendPlan:
+        request = AppendRequest("T", 1, bodies_bytes=4, unique_prefix=PREFIX, born_timestamp_ms=NOW_MS)
+        plan, topic = self.plans.plan(msgspec.structs.replace(request, **changes), memoryview(payload), NOW_MS, own=own)
+        if plan.template.fixed_queue == -1:
+            plan.rotation = (plan.rotation + plan.count) % len(topic.queue_numbers)
+        topic.rotation = plan.rotation
+        return plan
+
+
+@pytest.fixture
+def planner(tmp_path: Path) -> Planner:
+    return Planner(tmp_path / "store")
+
+
+def test_a_shape_is_made_once_for_frames_that_differ_in_messages_ids_and_times(planner: Planner) -> None:
+    first = planner.plan()
+    payload = b"\2\0\0\0\1\0\0\0abc\1\0\1\0xy"
+    second = planner.plan(
+        payload,
+        count=2,
+        bodies_bytes=3,
+        keys_bytes=2,
+        unique_prefix="B" * 28,
+        unique_counter=7,
+        born_timestamp_ms=5,
+    )
+    assert second.template is first.template
+    assert second.columns[:6] == (0, 8, 11, 15, -1, -1)
+    assert (second.unique_prefix, second.unique_counter, second.born_timestamp_ms) == (b"B" * 28, 7, 5)
+    assert bytes(second.payload) == payload
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"topic": "U"},
+        {"queue_id": 2},
+        {"tag": "t"},
+        {"flag": 9},
+        {"sys_flag": 8},
+        {"batch": True},
+        {"born_host": b"\1\2\3\4\0\0\0\5"},
+        {"unique_prefix": ""},
+        {"gap_before_unique": b"A\x01a\x02"},
+        {"gap_after_keys": b"A\x01a\x02"},
+    ],
+)
+def test_what_makes_another_shape_is_never_taken_for_the_same(planner: Planner, changes: dict[str, Any]) -> None:
+    first = planner.plan()
+    other = planner.plan(**changes)
+    assert other.template is not first.template
+    assert planner.plan(**changes).template is other.template
+    assert planner.plan().template is first.template
+
+
+def test_kept_and_new_shapes_say_the_same(tmp_path: Path) -> None:
+    """What a planner finds again is what another one makes."""
+    for index, changes in enumerate([{}, {"tag": "t", "flag": 3}, {"queue_id": 1, "gap_before_tag": b"A\x01a\x02"}]):
+        planner = Planner(tmp_path / f"kept-{index}")
+        for others in ({"flag": 1}, {"tag": "other"}, {"queue_id": 2}, {"gap_before_tag": b"B\x01b\x02"}):
+            planner.plan(**others)
+        planner.plan(**changes)
+        again = planner.plan(**changes).template
+        new = Planner(tmp_path / f"new-{index}").plan(**changes).template
+        assert again is not new
+        assert _values(again) == _values(new)
+
+
+def _values(template: AppendTemplate) -> dict[str, Any]:
+    values = {name: getattr(template, name) for name in template.__struct_fields__}
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
+
+
+def test_whole_property_strings_have_a_kept_shape_too(planner: Planner) -> None:
+    payload = b"\4\0\0\0body\4\0a\x01b\x02"
+    first = planner.plan(payload, properties_bytes=4, unique_prefix="").template
+    assert planner.plan(payload, properties_bytes=4, unique_prefix="").template is first
+
+
+def test_rounds_go_on_with_a_kept_shape(planner: Planner) -> None:
+    assert [planner.plan().rotation for _ in range(5)] == [1, 2, 3, 0, 1]
+
+
+def test_a_topic_that_was_widened_has_all_its_queues_at_once(planner: Planner) -> None:
+    assert len(planner.plan().template.queue_numbers) == 4
+    with pytest.raises(NoSuchQueueError):
+        planner.plan(queue_id=5)
+    planner.topics.create("T", 6)
+    assert len(planner.plan().template.queue_numbers) == 6
+    assert planner.plan(queue_id=5).template.fixed_queue == 5
+
+
+def test_nothing_is_sent_to_a_deleted_topic(tmp_path: Path) -> None:
+    planner = Planner(tmp_path / "store", auto_create_topic_enable=False)
+    planner.topics.create("T", 4)
+    planner.plan()
+    planner.topics.delete("T", 0)
+    with pytest.raises(TopicNotFoundError):
+        planner.plan()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"count": 0}, BadMessageError),
+        ({"bodies_bytes": 3}, BadMessageError),
+        ({"bodies_bytes": -1}, BadMessageError),
+        ({"queue_id": -2}, BadMessageError),
+        ({"unique_prefix": "short"}, BadPropertyError),
+        ({"unique_prefix": "a" * 28}, BadPropertyError),
+        ({"has_prepared": True}, BadMessageError),
+        ({"born_host": b"\x7f"}, BadMessageError),
+        ({"gap_before_tag": b"no pair"}, BadPropertyError),
+        ({"tag": "a\x01"}, BadPropertyError),
+    ],
+)
+def test_each_frame_is_checked_though_its_shape_is_known(
+    planner: Planner, changes: dict[str, Any], error: type[Exception]
+) -> None:
+    planner.plan()
+    with pytest.raises(error):
+        planner.plan(**changes)
+    planner.plan()
+
+
+def test_a_payload_of_another_size_is_refused_though_the_columns_have_those_of_the_frame_before(
+    planner: Planner,
+) -> None:
+    planner.plan()
+    first = planner.plan()
+    for payload in (b"\4\0\0\0body!", b"\4\0\0\0bod"):
+        with pytest.raises(BadMessageError, match="the columns take 8 bytes"):
+            planner.plan(payload)
+    assert planner.plan().columns == first.columns
+    longer = planner.plan(b"\4\0\0\0body\1\0k", keys_bytes=1)
+    assert longer.columns[:4] == (0, 4, 8, 10)
+    assert planner.plan().columns == first.columns
+
+
+def test_what_the_groups_roles_may_do_is_not_kept_for_clients(planner: Planner) -> None:
+    own = planner.plan(own=True, topic="%RETRY%G", reconsume_times=3, prepared_transaction_offset=5)
+    assert (own.template.reconsume_times, own.template.prepared_transaction_offset, own.template.copies) == (3, 5, True)
+    with pytest.raises(TopicReservedError):
+        planner.plan(topic="SCHEDULE_TOPIC_XXXX")
+    planner.plan(own=True, topic="SCHEDULE_TOPIC_XXXX")
+    with pytest.raises(TopicReservedError):
+        planner.plan(topic="SCHEDULE_TOPIC_XXXX")
+    client = planner.plan(sys_flag=0xC, reconsume_times=3, prepared_transaction_offset=5)
+    assert not client.template.copies
+    assert (client.template.sys_flag, client.template.reconsume_times, client.template.prepared_transaction_offset) == (
+        0,
+        0,
+        0,
+    )
+
+
+def test_a_topic_without_write_permission_is_for_the_groups_roles_alone(planner: Planner) -> None:
+    planner.plan()
+    planner.topics.create("T", 4, perm=4)
+    for changes in ({}, {"delay_level": 3}, {"deliver_at_ms": NOW_MS + 60_000}, {"transaction": True}):
+        with pytest.raises(PermissionDeniedError, match="'T' may not be sent to"):
+            planner.plan(**changes)
+    planner.plan(own=True)
+    planner.topics.create("T", 4, perm=6)
+    planner.plan()
+    for perm in (-1, 8):
+        with pytest.raises(BadRequestError, match=f"perm = {perm} is out of range"):
+            planner.topics.create("T", 4, perm=perm)
+
+
+def test_messages_that_wait_go_elsewhere_each_time(planner: Planner) -> None:
+    planner.plan()
+    for _ in range(2):
+        assert bytes(planner.plan(delay_level=3).template.topic_block[1:]) == b"SCHEDULE_TOPIC_XXXX"
+    assert bytes(planner.plan(deliver_at_ms=NOW_MS + 60_000).template.topic_block[1:]) == b"rmq_sys_wheel_timer"
+    assert bytes(planner.plan(deliver_at_ms=NOW_MS - 1).template.topic_block[1:]) == b"T"
+
+
+def test_where_messages_have_waited_is_told_only_to_who_looks_for_repeats(planner: Planner, tmp_path: Path) -> None:
+    looking = Planner(tmp_path / "looking", dedupe_window_messages=100)
+    assert looking.plan(deliver_at_ms=NOW_MS - 1).template.delayed_template is None, "none has waited yet"
+    for each in (planner, looking):
+        delayed_request = each.plan(deliver_at_ms=NOW_MS + 60_000).template
+        late = each.plan(deliver_at_ms=NOW_MS - 1).template
+        assert delayed_request.real_queues is not None
+        assert (delayed_request.real_topic, delayed_request.real_queues.tolist()) == (b"T", late.queue_numbers.tolist())
+        if each is planner:
+            assert late.delayed_template is None
+            continue
+        assert late.delayed_template is not None
+        assert late.delayed_template.topic_block is delayed_request.topic_block
+        assert (late.delayed_template.real_topic, late.delayed_template.real_queues) == (b"T", late.queue_numbers)
+
+
+@pytest.mark.parametrize(
+    ("payload", "changes"),
+    [
+        (b"\4\0\0\0body", {"tag": "t" * (TEMPLATE_TEXT_MAX + 1)}),
+        (b"\4\0\0\0body\0\0", {"tags_bytes": 0, "tag": "unchecked"}),
+        (b"\4\0\0\0body\0\0", {"properties_bytes": 0, "tag": "unchecked"}),
+    ],
+)
+def test_what_is_long_or_was_not_checked_is_not_kept(planner: Planner, payload: bytes, changes: dict[str, Any]) -> None:
+    first = planner.plan(payload, **changes)
+    assert planner.plan(payload, **changes).template is not first.template
+
+
+def test_no_more_shapes_are_kept_than_there_is_room_for(planner: Planner) -> None:
+    first = planner.plan(flag=0).template
+    for flag in range(1, TEMPLATES_MAX):
+        planner.plan(flag=flag)
+    assert planner.plan(flag=0).template is first
+    planner.plan(flag=TEMPLATES_MAX)
+    assert planner.plan(flag=0).template is not first
+
+
+def test_a_topic_is_not_made_by_a_frame_that_is_refused(planner: Planner) -> None:
+    with pytest.raises(BadPropertyError):
+        planner.plan(topic="new", tag="a\x01")
+    with pytest.raises(BadMessageError):
+        planner.plan(topic="new", bodies_bytes=3)
+    assert planner.topics.topics.get("new") is None
+
+
+# --- test_constant_properties ---
+# The properties that all messages of a frame have: where they stand, and what of them is refused.
+
+
+BUCKET_PREFIX = "A" * UNIQUE_PREFIX_DIGITS
+
+
+def request(**changes: Any) -> AppendRequest:
+    return msgspec.structs.replace(AppendRequest("T", 1, unique_prefix=BUCKET_PREFIX), **changes)
+
+
+def test_properties_stand_around_id_tag_and_keys() -> None:
+    found = constant_properties(request(tag="t", gap_before_unique=b"A\x01a\x02", gap_before_tag=b"B\x01b\x02"))
+    assert found.parts == (b"A\x01a\x02UNIQ_KEY\x01", b"\x02B\x01b\x02TAGS\x01t\x02", b"", b"")
+
+
+def test_without_an_id_nothing_is_written_of_one() -> None:
+    assert constant_properties(request(unique_prefix="", tag="t")).parts[1] == b"TAGS\x01t\x02"
+
+
+def test_a_column_of_tags_takes_the_place_of_the_tag() -> None:
+    large = "t" * 100_000
+    assert constant_properties(request(tag=large, tags_bytes=3)).parts[1] == b"\x02"
+
+
+def test_a_sharding_key_stands_between_those_of_lower_and_of_higher_buckets() -> None:
+    assert properties.bucket("source") < properties.bucket(properties.SHARDING_KEY) < properties.bucket("name")
+    before = b"source\x01first\x02"
+    gap = before + b"name\x01last\x02"
+    assert constant_properties(request(gap_before_unique=gap, sharding_bytes=4)).sharding_at == len(before)
+    assert constant_properties(request(gap_before_unique=gap)).sharding_at == 0
+
+
+def test_whole_strings_get_nothing_added_unless_their_messages_wait() -> None:
+    gap = b"a\x01b\x02" * 100_000
+    whole = request(
+        properties_bytes=4, gap_before_unique=gap, gap_before_tag=gap, gap_before_keys=gap, gap_after_keys=gap
+    )
+    assert constant_properties(whole).parts == (b"", b"", b"", b"")
+    waiting = request(properties_bytes=4, gap_after_keys=b"REAL_TOPIC\x01T\x02")
+    assert constant_properties(waiting, delayed=True).parts == (b"", b"", b"", b"REAL_TOPIC\x01T\x02")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"gap_before_tag": b"no pair"}, BadPropertyError),
+        ({"tag": "a\x01"}, BadPropertyError),
+        ({"tag": "a\x02"}, BadPropertyError),
+        ({"gap_after_keys": b"n\x01" + b"v" * 32_760 + b"\x02"}, PropertiesTooLargeError),
+        ({"tag": "t" * 32_768}, PropertiesTooLargeError),
+    ],
+)
+def test_what_is_wrong_is_refused(changes: dict[str, Any], error: type[BadRequestError]) -> None:
+    with pytest.raises(error):
+        constant_properties(request(**changes))
