@@ -85,7 +85,7 @@ def test_flush_few_new_items_wait_for_forced_pass(index: Index) -> None:
     assert (done.synced_files, done.complete) == (1, True)
 
 
-@pytest.mark.parametrize("gone", [0, 1, 2])
+@pytest.mark.parametrize("deleted", [0, 1, 2])
 def test_flush_file_deleted_during_pass_is_skipped(index: Index, deleted: int) -> None:
     names = [index.make(number) for number in range(3)]
     found = index.io.entries(index.folder)

@@ -157,7 +157,7 @@ def test_range_finds_times_around_a_long_hole(fresh: NumberedStore, by_fillers: 
         assert next((number for number in left if number >= offset), None) == next(iter(left[len(before) :]), None)
 
 
-@pytest.mark.parametrize("gone", [slice(1), slice(3), slice(1, 3), slice(2, None)])
+@pytest.mark.parametrize("deleted", [slice(1), slice(3), slice(1, 3), slice(2, None)])
 def test_range_continues_after_missing_queue_files(fresh: NumberedStore, deleted: slice) -> None:
     """RocketMQ or an operator may delete files."""
     frames = 40

@@ -66,7 +66,7 @@ def test_retention_waits_between_two_segments(tmp_path: Path, interval_ms: int) 
     keeper.close()
 
 
-@pytest.mark.parametrize("gone", [0, 1, 3])
+@pytest.mark.parametrize("deleted", [0, 1, 3])
 def test_retention_finish_completes_the_started_batch(tmp_path: Path, deleted: int) -> None:
     """The interval between two segments is ignored; no further batch starts."""
     store = expired_store(tmp_path, delete_commit_log_files_interval=60_000)
