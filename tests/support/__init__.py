@@ -7,7 +7,7 @@ processes       worker pools of test processes; mappings and open files of this 
 client_preload  the module that forked client processes preload
 records         a small log with records of many kinds, and damaged copies of it
 fakes           a control file without a group, ManualClock, CountedName
-store_builders  Engine, LiveStore, NumberedStore, StoppedStore: small stores without roles
+store_builders  Engine, LiveStore, NumberedStore, StoppedStore, RecoveredStore: small stores without roles
 store_checks    recover, verify and compare stores; RecordingIO kills recovery at any call
 aged_store      AgedStore: one record of known age per segment, for retention
 faulty_io       FaultyIO, NoRoomForQueues, BadSectors: StoreIOs with failing calls
