@@ -62,7 +62,7 @@ def queue_ids_of(columns: AppendColumns) -> list[int]:
     return found
 
 
-def test_by_the_timer_each_wait_is_twice_the_one_before() -> None:
+def test_timer_retries_double_their_delay() -> None:
     before = refused(
         b"TIMER_OUT_MS\x011\x02A\x01a\x02", b"A\x01a\x02TIMER_ROLL_TIMES\x013", b"TIMER_ROLL_TIMES\x0199\x02"
     )
@@ -77,7 +77,7 @@ def test_by_the_timer_each_wait_is_twice_the_one_before() -> None:
     ]
 
 
-def test_a_day_without_room_costs_some_dozens_of_records_a_message() -> None:
+def test_timer_day_without_space_costs_dozens_of_records_a_message() -> None:
     """It was rewritten every nine minutes, or ten, for as long as there was no room."""
     now_ms, waiting, count = NOW_MS, refused(b""), 0
     while now_ms < NOW_MS + 24 * 3_600_000:
@@ -91,7 +91,7 @@ def test_a_day_without_room_costs_some_dozens_of_records_a_message() -> None:
 @pytest.mark.parametrize(
     ("late_ms", "out_ms"), [(0, b"1700000002000"), (900_100, b"1700000901000"), (7_200_000, b"1700003600000")]
 )
-def test_without_room_for_the_count_it_waits_as_long_as_it_is_late(late_ms: int, out_ms: bytes) -> None:
+def test_timer_retry_without_room_for_count_doubles_its_lateness(late_ms: int, out_ms: bytes) -> None:
     """It was tried every two seconds for as long as there was no room for it, a record more each time."""
     own = b"REAL_TOPIC\x01T\x02REAL_QID\x015\x02TIMER_OUT_MS\x01" + out_ms + b"\x02"
     string = b"TIMER_DELIVER_MS\x01%d\x02A\x01" % (NOW_MS - late_ms)
@@ -99,13 +99,13 @@ def test_without_room_for_the_count_it_waits_as_long_as_it_is_late(late_ms: int,
     assert strings_of(reschedule_timed(refused(string), NOW_MS, 1000)) == [string + own]
 
 
-def test_by_a_level_the_next_wait_is_in_a_longer_one() -> None:
+def test_level_retry_uses_a_longer_level() -> None:
     found = reschedule_delayed(refused(b"DELAY\x013\x02A\x01a\x02", b"REAL_TOPIC\x01T\x02DELAY\x013\x02"), 3, DELAYS_MS)
     assert (found.topic, queue_ids_of(found)) == (SCHEDULE_TOPIC, [3, 3])
     assert strings_of(found) == [b"A\x01a\x02DELAY\x014\x02", b"REAL_TOPIC\x01T\x02DELAY\x014\x02"]
 
 
-def test_without_room_for_a_longer_number_it_stays_in_its_level() -> None:
+def test_level_retry_without_room_for_longer_number_keeps_level() -> None:
     string = b"DELAY\x019\x02A\x01" + b"a" * (PROPERTIES_SIZE_SURE - 11) + b"\x02"
     found = reschedule_delayed(refused(string), 9, DELAYS_MS)
     assert (strings_of(found), queue_ids_of(found)) == ([string], [8])
@@ -124,17 +124,17 @@ def test_without_room_for_a_longer_number_it_stays_in_its_level() -> None:
         (9, (1000, 2000), 2),
     ],
 )
-def test_levels_by_how_long_they_are(level: int, delays_ms: tuple[int, ...], expected: int) -> None:
+def test_longer_level_orders_levels_by_delay(level: int, delays_ms: tuple[int, ...], expected: int) -> None:
     assert longer_level(level, delays_ms) == expected
 
 
 @pytest.mark.parametrize("error", [TooManyQueuesError(""), BadTopicError("")])
-def test_what_is_refused_for_its_own_sake(error: MqprocError) -> None:
+def test_message_errors_are_attributed_to_the_message(error: MqprocError) -> None:
     assert is_message_error(error)
 
 
 @pytest.mark.parametrize("error", [DiskFullError(""), StoreBusyError(""), StoreReadOnlyError(""), InternalError("")])
-def test_what_every_message_would_be_refused_for(error: MqprocError) -> None:
+def test_general_errors_are_not_attributed_to_the_message(error: MqprocError) -> None:
     assert not is_message_error(error)
 
 
@@ -160,7 +160,7 @@ class Saves:
                 yield
 
 
-def test_each_call_does_one_part() -> None:
+def test_incremental_save_writes_one_part_a_call() -> None:
     saves, before_ns = Saves(), Clock().monotonic_ns()
     for parts in (1, 2, 3):
         saves.save.step()
@@ -168,7 +168,7 @@ def test_each_call_does_one_part() -> None:
     assert saves.save.due_ns >= before_ns + SAVE_INTERVAL_NS
 
 
-def test_a_whole_save_begins_anew() -> None:
+def test_incremental_save_complete_save_starts_over() -> None:
     saves = Saves()
     saves.save.step()
     saves.save.save_all(7)
@@ -176,7 +176,7 @@ def test_a_whole_save_begins_anew() -> None:
     assert not saves.save.under_way
 
 
-def test_an_error_ends_a_save_and_the_next_one_begins_anew() -> None:
+def test_incremental_save_error_ends_it_and_the_next_starts_over() -> None:
     saves = Saves()
     saves.failing = 1
     saves.save.step()

@@ -22,7 +22,7 @@ from tests.roles.flusher_rig import Rig
 from tests.support.fakes import ManualClock
 
 
-def test_the_position_is_stored_before_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dispatcher_publishes_position_before_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who reads the time and then the position must not take a record's time for that of an earlier position."""
     rig = Rig(tmp_path)
     rig.dispatch(10)
@@ -40,7 +40,7 @@ def test_the_position_is_stored_before_its_time(tmp_path: Path, monkeypatch: pyt
     assert words[words_of.DISPATCHED_STORE_TIMESTAMP_MS] == words[words_of.WRITTEN_STORE_TIMESTAMP_MS] > 0
 
 
-def test_a_step_is_committed_with_its_counts_in_turn_in_two_slots(tmp_path: Path) -> None:
+def test_dispatcher_commits_steps_alternately_in_two_slots(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.dispatch(10)
     words = rig.control.words
@@ -61,7 +61,7 @@ def test_a_step_is_committed_with_its_counts_in_turn_in_two_slots(tmp_path: Path
     assert words[words_of.DISPATCH_ERRNO] == 0
 
 
-def test_delays_are_counted_for_all_messages_or_for_a_slow_steps_own(tmp_path: Path) -> None:
+def test_dispatch_delays_count_all_messages_or_a_slow_step_alone(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.dispatch(10)
     rig.control.store(words_of.DISPATCHED, 0)
@@ -137,7 +137,7 @@ def alone(tmp_path: Path) -> Iterator[Alone]:
     dispatcher.close()
 
 
-def test_what_comes_alone_is_published_as_all_others(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dispatch_single_record_is_published_like_batches(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
     words = alone.rig.control.words
     steps = []
     monkeypatch.setattr(alone.dispatcher._dispatch, "step", lambda *given: steps.append(given))
@@ -156,7 +156,7 @@ def test_what_comes_alone_is_published_as_all_others(alone: Alone, monkeypatch: 
     assert steps == []
 
 
-def test_query_is_rung_when_somebody_waits(alone: Alone) -> None:
+def test_dispatcher_rings_query_when_a_pull_waits(alone: Alone) -> None:
     alone.rig.bells[words_of.QUERY].announce()
     alone.append(2)
     alone.dispatcher.do_work()
@@ -167,7 +167,7 @@ def test_query_is_rung_when_somebody_waits(alone: Alone) -> None:
     assert alone.is_rung(words_of.QUERY)
 
 
-def test_one_rung_early_looks_out_for_what_is_being_stored(alone: Alone) -> None:
+def test_dispatcher_woken_early_spins_for_the_record(alone: Alone) -> None:
     alone.rig.control.store(words_of.WAITING_PULLS, 1)
     alone.clock.at, alone.clock.happens = alone.clock.looks + 10, lambda: alone.append(2)
     alone.bell.announce()
@@ -181,7 +181,7 @@ def test_one_rung_early_looks_out_for_what_is_being_stored(alone: Alone) -> None
     assert alone.dispatcher.do_work() == 1
 
 
-def test_one_rung_for_nothing_does_not_look_out_for_long(alone: Alone) -> None:
+def test_dispatcher_woken_without_record_stops_spinning(alone: Alone) -> None:
     alone.rig.control.store(words_of.WAITING_PULLS, 1)
     alone.bell.announce()
     alone.bell.ring()
@@ -192,7 +192,7 @@ def test_one_rung_for_nothing_does_not_look_out_for_long(alone: Alone) -> None:
 
 
 @pytest.mark.parametrize("waiting", [0, 1])
-def test_nothing_is_looked_out_for_when_nobody_waits_or_it_is_there(alone: Alone, waiting: int) -> None:
+def test_dispatcher_does_not_spin_without_waiters_or_with_work(alone: Alone, waiting: int) -> None:
     alone.rig.control.store(words_of.WAITING_PULLS, waiting)
     alone.append(2 if waiting else 1)
     alone.bell.announce()

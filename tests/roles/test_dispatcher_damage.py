@@ -71,7 +71,7 @@ def run(rig: Rig, dispatcher: Dispatcher) -> None:
     pytest.fail("dispatch does not reach the end of the log")
 
 
-def test_a_bad_record_becomes_a_hole_and_dispatch_goes_on(rig: Rig) -> None:
+def test_dispatch_bad_record_becomes_a_hole(rig: Rig) -> None:
     offsets = offsets_of(rig)
     assert len(offsets) == COUNT + 1
     overwrite(rig, offsets[10] + 4, b"\xff\xff")
@@ -92,7 +92,7 @@ def test_a_bad_record_becomes_a_hole_and_dispatch_goes_on(rig: Rig) -> None:
     assert [number for number, unit in enumerate(units) if unit[1] == 0x7FFFFFFF] == [10, 20, 21, 22]
 
 
-def test_pulls_step_over_a_hole_and_tell_its_range(rig: Rig) -> None:
+def test_pull_skips_a_hole_and_reports_its_range(rig: Rig) -> None:
     offsets = offsets_of(rig)
     overwrite(rig, offsets[20], bytes(offsets[23] - offsets[20]))
     dispatcher = Dispatcher(rig.context(words_of.DISPATCHER))
@@ -113,7 +113,7 @@ def test_pulls_step_over_a_hole_and_tell_its_range(rig: Rig) -> None:
     view.close()
 
 
-def test_a_bad_record_at_the_end_reaches_to_what_is_confirmed(rig: Rig) -> None:
+def test_dispatch_bad_last_record_extends_to_the_confirmed_offset(rig: Rig) -> None:
     """What is appended later begins just there."""
     offsets = offsets_of(rig)
     overwrite(rig, offsets[COUNT - 1], b"\xff" * 8)
@@ -127,7 +127,7 @@ def test_a_bad_record_at_the_end_reaches_to_what_is_confirmed(rig: Rig) -> None:
     again.close()
 
 
-def test_a_missing_segment_is_a_hole_unless_retention_took_it(tmp_path: Path) -> None:
+def test_dispatch_missing_segment_is_a_hole_unless_expired(tmp_path: Path) -> None:
     rig = make_rig(tmp_path, 3 * COUNT, mapped_file_size_commit_log=4096)
     segments = LogSegments(rig.io, rig.paths.commit_log, 4096)
     assert segments.starts()[:3] == [0, 4096, 8192]
@@ -139,7 +139,7 @@ def test_a_missing_segment_is_a_hole_unless_retention_took_it(tmp_path: Path) ->
     assert (hole.start, hole.stop, hole.kind) == (4096, 8192, "missing segment")
 
 
-def test_dispatch_below_the_minimum_jumps_to_it_and_tells_the_gap(tmp_path: Path) -> None:
+def test_dispatch_below_log_minimum_jumps_and_reports_the_gap(tmp_path: Path) -> None:
     rig = make_rig(tmp_path, 3 * COUNT, mapped_file_size_commit_log=4096)
     segments = LogSegments(rig.io, rig.paths.commit_log, 4096)
     segments.path(0).unlink()
@@ -153,7 +153,7 @@ def test_dispatch_below_the_minimum_jumps_to_it_and_tells_the_gap(tmp_path: Path
     assert rig.control.load(words_of.role_word(words_of.DISPATCHER, "errors")) == 1
 
 
-def test_on_damage_refuse_ends_the_role_with_the_place(tmp_path: Path) -> None:
+def test_on_damage_refuse_exits_with_the_location(tmp_path: Path) -> None:
     rig = make_rig(tmp_path, on_damage=OnDamage.REFUSE)
     overwrite(rig, offsets_of(rig)[3], b"\xff" * 8)
     dispatcher = Dispatcher(rig.context(words_of.DISPATCHER))
@@ -163,7 +163,7 @@ def test_on_damage_refuse_ends_the_role_with_the_place(tmp_path: Path) -> None:
     dispatcher.close()
 
 
-def test_on_damage_read_only_says_so(tmp_path: Path) -> None:
+def test_on_damage_read_only_sets_the_word(tmp_path: Path) -> None:
     rig = make_rig(tmp_path, on_damage=OnDamage.READ_ONLY)
     overwrite(rig, offsets_of(rig)[3], b"\xff" * 8)
     dispatcher = Dispatcher(rig.context(words_of.DISPATCHER))
@@ -173,7 +173,7 @@ def test_on_damage_read_only_says_so(tmp_path: Path) -> None:
     assert not rig.control.read_only
 
 
-def test_a_restarted_dispatcher_knows_the_holes_that_were_found(rig: Rig) -> None:
+def test_dispatcher_restarted_knows_earlier_holes(rig: Rig) -> None:
     offsets = offsets_of(rig)
     overwrite(rig, offsets[5], b"\xff" * 8)
     dispatcher = Dispatcher(rig.context(words_of.DISPATCHER))
@@ -186,7 +186,7 @@ def test_a_restarted_dispatcher_knows_the_holes_that_were_found(rig: Rig) -> Non
     assert rig.control.load(words_of.DISPATCH_HOLES) == 1
 
 
-def test_a_full_disk_holds_dispatch_up_until_there_is_room(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dispatch_full_disk_waits_for_space(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(role, "RETRY_NS", 0)
     rig.io.refusing["consumequeue"] = errno.ENOSPC
     dispatcher = Dispatcher(rig.context(words_of.DISPATCHER))
@@ -202,7 +202,7 @@ def test_a_full_disk_holds_dispatch_up_until_there_is_room(rig: Rig, monkeypatch
     dispatcher.close()
 
 
-def test_a_map_that_fails_holds_dispatch_up_until_it_does_not(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dispatch_failed_map_waits_and_retries(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(role, "RETRY_NS", 0)
 
     class NoMaps(StoreIO):

@@ -34,7 +34,7 @@ def rig(tmp_path: Path) -> Rig:
 UNITS_OF_TWO_PAGES = 2 * PAGE_BYTES // UNIT_SIZE + 1
 
 
-def test_one_dirty_page_waits_for_the_forced_minute(rig: Rig) -> None:
+def test_flush_one_dirty_page_waits_for_the_forced_interval(rig: Rig) -> None:
     flusher = cq_flusher(rig.context(words_of.CQ_FLUSHER))
     rig.dispatch(UNITS_OF_TWO_PAGES)
     rig.pass_seconds(1)
@@ -52,7 +52,7 @@ def test_one_dirty_page_waits_for_the_forced_minute(rig: Rig) -> None:
     assert rig.control.load(words_of.CQ_SYNCED) == rig.control.load(words_of.DISPATCHED)
 
 
-def test_two_dirty_pages_are_synced_by_the_next_second(rig: Rig) -> None:
+def test_flush_two_dirty_pages_are_synced_within_a_second(rig: Rig) -> None:
     flusher = cq_flusher(rig.context(words_of.CQ_FLUSHER))
     for _ in range(3):
         rig.dispatch(UNITS_OF_TWO_PAGES)
@@ -63,7 +63,7 @@ def test_two_dirty_pages_are_synced_by_the_next_second(rig: Rig) -> None:
         assert rig.taken("consumequeue") == 1
 
 
-def test_three_thorough_passes_at_stop(rig: Rig) -> None:
+def test_flush_at_stop_makes_three_thorough_passes(rig: Rig) -> None:
     flusher = cq_flusher(rig.context(words_of.CQ_FLUSHER))
     rig.dispatch(3)
     passes = 0
@@ -77,7 +77,7 @@ def test_three_thorough_passes_at_stop(rig: Rig) -> None:
     assert rig.control.load(words_of.CQ_SYNCED) == rig.control.load(words_of.DISPATCHED)
 
 
-def test_the_index_goes_by_the_same_cadence(rig: Rig) -> None:
+def test_index_flush_uses_the_same_intervals(rig: Rig) -> None:
     flusher = index_flusher(rig.context(words_of.INDEX_FLUSHER))
     items_of_two_pages = 2 * PAGE_BYTES // ITEM_SIZE + 1
     rig.dispatch(items_of_two_pages)
@@ -93,7 +93,7 @@ def test_the_index_goes_by_the_same_cadence(rig: Rig) -> None:
     assert rig.taken("index") == 1
 
 
-def test_a_filled_index_file_is_forced_at_once(rig: Rig) -> None:
+def test_index_flush_full_file_is_forced_at_once(rig: Rig) -> None:
     flusher = index_flusher(rig.context(words_of.INDEX_FLUSHER))
     rig.dispatch(2500)
     assert flusher.do_work() > 0
@@ -101,7 +101,7 @@ def test_a_filled_index_file_is_forced_at_once(rig: Rig) -> None:
     assert rig.control.load(words_of.INDEX_SYNCED) == rig.control.load(words_of.DISPATCHED)
 
 
-def test_the_logs_interval_may_change_while_running(rig: Rig) -> None:
+def test_log_flush_interval_can_change_while_running(rig: Rig) -> None:
     flusher = CommitLogFlusher(rig.context(words_of.COMMITLOG_FLUSHER))
     passes = words_of.COMMITLOG_PASSES
     flusher.do_work()
@@ -115,7 +115,7 @@ def test_the_logs_interval_may_change_while_running(rig: Rig) -> None:
     assert rig.control.load(passes) == 3
 
 
-def test_a_busy_log_is_given_to_the_disk_between_two_passes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_flush_busy_log_starts_writeback_between_passes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commitlog_flusher, "BUSY_BYTES", 1)
     monkeypatch.setattr(log_flush, "START_BYTES", 4096)
     started: list[int] = []

@@ -79,14 +79,14 @@ def flushers(tmp_path: Path) -> Flushers:
     return Flushers(tmp_path)
 
 
-def test_all_marks_move_while_nothing_has_failed(flushers: Flushers) -> None:
+def test_flushers_without_failed_sync_advance_all_marks(flushers: Flushers) -> None:
     flushers.dispatch()
     flushers.turn()
     assert flushers.marks == [flushers.rig.control.load(words_of.WRITTEN)] * 3
 
 
 @pytest.mark.parametrize("word", words_of.SYNC_ERRNO_WORDS)
-def test_no_role_syncs_or_marks_after_any_failed_sync(flushers: Flushers, word: int) -> None:
+def test_flushers_after_any_failed_sync_neither_sync_nor_mark(flushers: Flushers, word: int) -> None:
     flushers.dispatch()
     flushers.turn()
     before = flushers.marks
@@ -102,7 +102,7 @@ def test_no_role_syncs_or_marks_after_any_failed_sync(flushers: Flushers, word: 
 
 
 @pytest.mark.parametrize("failing", MADE)
-def test_one_roles_failed_sync_ends_the_others(flushers: Flushers, failing: str) -> None:
+def test_failed_sync_of_one_flusher_ends_the_others(flushers: Flushers, failing: str) -> None:
     flushers.dispatch()
     flushers.turn()
     before = flushers.marks
@@ -123,7 +123,7 @@ def test_one_roles_failed_sync_ends_the_others(flushers: Flushers, failing: str)
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_a_pass_under_way_ends_when_another_role_fails(flushers: Flushers, name: str) -> None:
+def test_failed_sync_of_another_role_ends_the_current_pass(flushers: Flushers, name: str) -> None:
     """The other one's word is set during this role's first sync: no further one, and the mark stays."""
     flushers.dispatch()
     flushers.turn()
@@ -140,7 +140,7 @@ def test_a_pass_under_way_ends_when_another_role_fails(flushers: Flushers, name:
 
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize("at_stop", [False, True])
-def test_a_failed_sync_of_a_mark_is_final(flushers: Flushers, name: str, at_stop: bool) -> None:
+def test_failed_sync_of_a_mark_is_final(flushers: Flushers, name: str, at_stop: bool) -> None:
     flushers.dispatch()
     rig = flushers.rig
     rig.io.failing = {f"marks/{FOLDERS[name]}": errno.EIO}
@@ -156,7 +156,7 @@ def test_a_failed_sync_of_a_mark_is_final(flushers: Flushers, name: str, at_stop
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_a_lack_of_room_or_descriptors_is_not_final(flushers: Flushers, name: str) -> None:
+def test_sync_without_space_or_descriptors_is_not_final(flushers: Flushers, name: str) -> None:
     flushers.dispatch()
     rig = flushers.rig
     if name != words_of.COMMITLOG_FLUSHER:
@@ -175,7 +175,7 @@ def test_a_lack_of_room_or_descriptors_is_not_final(flushers: Flushers, name: st
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_at_the_end_a_lack_of_descriptors_is_an_error(flushers: Flushers, name: str) -> None:
+def test_last_pass_without_descriptors_is_an_error(flushers: Flushers, name: str) -> None:
     """No later pass would make up for it, so this must not pass for a stop in order."""
     flushers.dispatch()
     flushers.rig.io.refusing = {f"/{FOLDERS[name]}": errno.EMFILE}
@@ -183,7 +183,7 @@ def test_at_the_end_a_lack_of_descriptors_is_an_error(flushers: Flushers, name: 
         flushers.roles[name].on_stop()
 
 
-def test_the_store_stays_read_only_in_the_next_group(flushers: Flushers) -> None:
+def test_failed_sync_keeps_store_read_only_in_the_next_group(flushers: Flushers) -> None:
     flushers.dispatch()
     rig = flushers.rig
     rig.io.failing = {"/consumequeue/": errno.EIO}

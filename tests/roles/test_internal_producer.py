@@ -82,7 +82,7 @@ def queues(client: Client, *topics: str) -> list[int]:
     return [found.get(topic, 0) for topic in topics]
 
 
-def test_messages_of_any_topics_are_stored_as_given(rig: Rig) -> None:
+def test_producer_stores_messages_of_any_topics_as_given(rig: Rig) -> None:
     born = bytes([10, 0, 0, 1]) + (5000).to_bytes(4, "big")
     rig.append(
         NewMessage("%RETRY%g", b"retried", b"a\x01b\x02", 0, 7, 0, 1234, born, 3, 99),
@@ -108,7 +108,7 @@ def test_messages_of_any_topics_are_stored_as_given(rig: Rig) -> None:
     assert stored.queue_offsets.tolist() == [0, 1]
 
 
-def test_a_queue_that_a_topic_lacks_is_made(rig: Rig) -> None:
+def test_producer_creates_a_missing_queue(rig: Rig) -> None:
     with rig.group.client() as client:
         client.create_topic("narrow", 2)
         rig.append(NewMessage("narrow", b"x", queue_id=5), NewMessage("fresh", b"y", queue_id=9))
@@ -117,7 +117,7 @@ def test_a_queue_that_a_topic_lacks_is_made(rig: Rig) -> None:
         wait_until(lambda: queues(client, "narrow", "fresh") == [6, 10])
 
 
-def test_a_frame_that_is_refused_tells_why_and_others_go_on(rig: Rig) -> None:
+def test_producer_refused_frame_reports_why_and_others_continue(rig: Rig) -> None:
     rig.append(NewMessage("t", b"", properties=bytes(PROPERTIES_SIZE_MAX)), NewMessage("u", b"fits"))
     refused, stored = rig.finish()
     assert isinstance(refused, Refused)
@@ -127,7 +127,7 @@ def test_a_frame_that_is_refused_tells_why_and_others_go_on(rig: Rig) -> None:
     assert isinstance(stored, Stored)
 
 
-def test_what_is_under_way_is_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_producer_limits_unanswered_frames(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BYTES_MAX", 10_000)
     for number in range(10):
         rig.append(NewMessage("t", bytes(1000), queue_id=number % 8))
@@ -138,7 +138,7 @@ def test_what_is_under_way_is_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch)
     assert rig.appender.has_room
 
 
-def test_the_descriptor_stays_the_same_and_tells_of_answers(rig: Rig) -> None:
+def test_producer_descriptor_is_stable_and_signals_answers(rig: Rig) -> None:
     fd = rig.appender.fileno()
     with select.epoll() as outer:
         outer.register(fd, select.EPOLLIN)
@@ -155,7 +155,7 @@ def test_the_descriptor_stays_the_same_and_tells_of_answers(rig: Rig) -> None:
     assert [type(outcome) for _rows, outcome in rig.outcomes] == [Stored, Stored]
 
 
-def test_frames_wait_while_there_is_no_writer(rig: Rig) -> None:
+def test_producer_frames_wait_for_a_writer(rig: Rig) -> None:
     """Frames that a writer surely has not taken go to its successor; nothing is stored twice, the order stays."""
     pid = rig.group.pid(WRITER)
     rig.append(NewMessage("waiting", b"first", queue_id=0))
@@ -176,7 +176,7 @@ def test_frames_wait_while_there_is_no_writer(rig: Rig) -> None:
     assert found == bodies[kinds.count(Unknown) :], "a stopped writer has read nothing"
 
 
-def test_an_unknown_outcome_names_the_range_that_has_the_messages(rig: Rig) -> None:
+def test_producer_unknown_outcome_names_the_log_range(rig: Rig) -> None:
     """The writer is killed at any moment of a stream of frames; each is found where its outcome says, or never."""
     numbers = itertools.count()
     for _ in range(2):
@@ -225,7 +225,7 @@ def stream_until_killed(rig: Rig, numbers: Iterator[int]) -> None:
             rig.appender.wait(5.0)
 
 
-def test_what_a_predecessor_handed_over_is_stored_when_it_is_settled(group: Group, rig: Rig) -> None:
+def test_producer_predecessor_outcomes_are_settled_as_stored(group: Group, rig: Rig) -> None:
     """The writer stands still while a role dies whose frame it has: its successor waits until that is in the log."""
     predecessor = Rig(group)
     predecessor.append(NewMessage("%RETRY%settle", b"first"))
@@ -265,7 +265,7 @@ class Frames:
         self.done = on_done
 
 
-def test_what_is_stored_is_told_before_the_others_are_refused() -> None:
+def test_reliable_append_reports_stored_before_refused() -> None:
     frames = Frames()
     appender: Any = frames
     writes = ReliableAppend(None, appender, 1 << 20)  # type: ignore[arg-type]

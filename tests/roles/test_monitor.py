@@ -63,7 +63,7 @@ def fetch(monitor: Monitor, port: int, path: str) -> str:
     return found[0]
 
 
-def test_pages_are_served_at_the_published_port(context: Any) -> None:
+def test_monitor_serves_pages_at_the_published_port(context: Any) -> None:
     monitor = Monitor(cast(RoleContext, context))
     port = context.control.load(layout.MONITOR_PORT)
     assert port > 0
@@ -74,14 +74,14 @@ def test_pages_are_served_at_the_published_port(context: Any) -> None:
     assert context.control.load(layout.MONITOR_PORT) == 0
 
 
-def test_its_bell_wakes_it(context: Any) -> None:
+def test_monitor_bell_wakes_it(context: Any) -> None:
     monitor = Monitor(cast(RoleContext, context))
     context.bell.post()
     monitor.wait(10)
     monitor.close()
 
 
-def test_a_taken_port_is_tried_again(context: Any) -> None:
+def test_monitor_taken_port_is_retried(context: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         context.options = load_options(flags=[f"metrics_port={port}"], environment={})
@@ -96,7 +96,7 @@ def test_a_taken_port_is_tried_again(context: Any) -> None:
     monitor.close()
 
 
-def test_stopping_takes_one_step(context: Any) -> None:
+def test_monitor_stops_in_one_step(context: Any) -> None:
     monitor = Monitor(cast(RoleContext, context))
     stop: Callable[[], bool] = monitor.on_stop
     assert stop()

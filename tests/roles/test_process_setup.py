@@ -20,12 +20,12 @@ from tests.support.command_line import call
 from tests.support.group import Group, wait_until
 
 
-def test_title_names_role_and_store() -> None:
+def test_process_title_names_role_and_store() -> None:
     assert process_title("cq-flusher", Path("/data/orders")) == "mqproc: cq-flusher [/data/orders]"
     assert process_title("writer", Path("/data/lat\udce9in")) == r"mqproc: writer [/data/lat\xe9in]"
 
 
-def test_title_is_seen_from_outside() -> None:
+def test_process_title_is_visible_to_ps() -> None:
     """In a process of its own: the place for a title is found before anything changes the environment."""
     program = (
         "from pathlib import Path; from mqproc.roles.process_setup import set_title; "
@@ -35,7 +35,7 @@ def test_title_is_seen_from_outside() -> None:
     assert done.stdout.strip("\0 \n") == "mqproc: writer [/data/orders]"
 
 
-def test_a_process_that_is_nice_forks_without_a_warning_of_threads() -> None:
+def test_nice_process_forks_without_thread_warning() -> None:
     program = (
         "import os; from pathlib import Path; from mqproc.roles.process_setup import set_title; "
         "os.nice(5); set_title('commitlog-flusher', Path('/data/orders')); "
@@ -53,17 +53,17 @@ def test_a_process_that_is_nice_forks_without_a_warning_of_threads() -> None:
 @pytest.mark.parametrize(
     ("text", "cpus"), [("", set()), ("0", {0}), ("0,2-4", {0, 2, 3, 4}), (" 1 , 1-1 ", {1}), ("63,", {63})]
 )
-def test_a_list_of_processors(text: str, cpus: set[int]) -> None:
+def test_writer_cpus_parses_a_cpu_list(text: str, cpus: set[int]) -> None:
     assert cpu_numbers(text) == cpus
 
 
 @pytest.mark.parametrize("text", ["a", "1-", "-1", "3-1", "0x1", "1;2", "99999"])
-def test_what_is_no_list_is_refused_before_anything_starts(text: str) -> None:
+def test_writer_cpus_invalid_list_is_refused_before_start(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"writer_cpus = .* neither a processor number nor a range"):
         options_from(load_settings(flags=[f"writer_cpus={text}"], environment={}))
 
 
-def test_the_writer_runs_where_it_may() -> None:
+def test_writer_cpu_affinity_is_set() -> None:
     allowed = frozenset({1, 2, 3})
     assert writer_cpus(Options(), allowed) == allowed
     assert writer_cpus(Options(writer_cpus="2-3"), allowed) == {2, 3}
@@ -71,7 +71,7 @@ def test_the_writer_runs_where_it_may() -> None:
         writer_cpus(Options(writer_cpus="0-1"), allowed)
 
 
-def test_a_group_does_not_begin_when_its_writer_may_not_run_there(tmp_path: Path) -> None:
+def test_group_does_not_start_when_writer_cpus_are_not_allowed(tmp_path: Path) -> None:
     refused = call("up", "--store", tmp_path / "store", "--set", "writer_cpus=9999")
     assert refused.code == 8
     assert "writer_cpus = '9999': this group may not use processor 9999, only" in refused.err
@@ -85,7 +85,7 @@ def test_a_group_does_not_begin_when_its_writer_may_not_run_there(tmp_path: Path
         (DISPATCHER, "setpriority", Options(dispatcher_nice=5)),
     ],
 )
-def test_what_the_system_does_not_permit_is_told_of_the_option(
+def test_cpu_affinity_permission_error_names_the_option(
     monkeypatch: pytest.MonkeyPatch, role: str, call: str, options: Options
 ) -> None:
     def refuse(*_arguments: object) -> None:
@@ -98,7 +98,7 @@ def test_what_the_system_does_not_permit_is_told_of_the_option(
     set_cpu_affinity(QUERY, options)
 
 
-def test_a_group_keeps_its_writer_in_place_also_a_restarted_one(tmp_path: Path) -> None:
+def test_writer_cpu_affinity_survives_a_restart(tmp_path: Path) -> None:
     allowed = os.sched_getaffinity(0)
     chosen = max(allowed)
     # The tests themselves may run with some niceness.

@@ -112,7 +112,7 @@ def run_script(context: RoleContext, steps: list[int], stops: int = 1) -> Script
     return made[0]
 
 
-def test_works_on_while_there_is_work_and_looks_again_before_each_wait(context: RoleContext) -> None:
+def test_loop_works_while_there_is_work_and_checks_before_waiting(context: RoleContext) -> None:
     role = run_script(context, [3, 1, 0, 0, 5, 0, 0, 0, 2])
     assert role.log == [
         *("work 3", "work 1", "work 0", "work 0 again", "wait"),
@@ -134,7 +134,7 @@ class PendingRequest(Scripted):
         return next(self._news, True)
 
 
-def test_a_role_that_knows_of_no_news_waits_without_another_step(context: RoleContext) -> None:
+def test_loop_role_without_news_waits_without_another_step(context: RoleContext) -> None:
     made: list[PendingRequest] = []
 
     def factory(context: RoleContext) -> PendingRequest:
@@ -162,7 +162,7 @@ class Lingerer(Scripted):
         return pause_s
 
 
-def test_a_lingering_role_looks_again_by_itself_before_it_asks_to_be_woken(context: RoleContext) -> None:
+def test_loop_lingering_role_polls_before_arming_its_bell(context: RoleContext) -> None:
     made: list[Lingerer] = []
 
     def factory(context: RoleContext) -> Lingerer:
@@ -194,7 +194,7 @@ class Hurried(Lingerer):
 
 
 @pytest.mark.parametrize(("pauses", "times"), [((60.0, 0.0), 2), ((60.0, 60.0), 2)], ids=["seen", "rung"])
-def test_who_hurries_ends_the_pause(context: RoleContext, pauses: tuple[float, ...], times: int) -> None:
+def test_loop_expedite_ends_the_linger(context: RoleContext, pauses: tuple[float, ...], times: int) -> None:
     made: list[Hurried] = []
 
     def factory(context: RoleContext) -> Hurried:
@@ -209,15 +209,15 @@ def test_who_hurries_ends_the_pause(context: RoleContext, pauses: tuple[float, .
     assert made[0].log[-4:] == ["work 0 again", "wait", "stop", "close"]
 
 
-def test_stops_in_steps_until_the_role_is_done(context: RoleContext) -> None:
+def test_loop_stops_in_steps_until_the_role_is_done(context: RoleContext) -> None:
     assert run_script(context, [], stops=3).log == ["stop", "stop", "stop", "close"]
 
 
-def test_waits_are_short_enough_for_the_heartbeat(context: RoleContext) -> None:
+def test_loop_waits_are_shorter_than_the_heartbeat(context: RoleContext) -> None:
     assert run_script(context, [0, 0, 0, 0]).waits == [1.0, 1.0]
 
 
-def test_counts_steps_that_did_work(context: RoleContext) -> None:
+def test_loop_counts_steps_that_did_work(context: RoleContext) -> None:
     run_script(context, [1, 0, 7, 0, 0])
     assert context.control.load(layout.role_word(NAME, "cycles")) == 2
 
@@ -278,7 +278,7 @@ def run_timed(
     return made[0], read_buckets(context.control.words, STEPS[NAME])
 
 
-def test_one_step_of_many_is_timed_and_stands_for_those_before_it(context: RoleContext) -> None:
+def test_loop_samples_one_step_for_those_before_it(context: RoleContext) -> None:
     """The first step is one; the next comes 10 ms later, and stands for the 100 between them and itself."""
     role, found = run_timed(context, [30_000, *[100_000] * 100, 200_000, 100_000])
     assert role.told == [(30_000, False), (200_000, False)]
@@ -288,7 +288,7 @@ def test_one_step_of_many_is_timed_and_stands_for_those_before_it(context: RoleC
     assert context.control.load(layout.role_word(NAME, "cycles")) == 103
 
 
-def test_a_slow_step_is_timed_in_any_case_and_stands_for_itself(context: RoleContext) -> None:
+def test_loop_slow_step_is_always_timed_and_counts_alone(context: RoleContext) -> None:
     role, found = run_timed(context, [30_000, 100_000, SLOW_STEP_NS, 2 * SLOW_STEP_NS, 50_000, 50_000])
     assert role.told == [(30_000, False), (SLOW_STEP_NS, True), (2 * SLOW_STEP_NS, True), (50_000, False)]
     # The step of 100 µs is counted with the first one of 50 µs, and so is the last.
@@ -296,7 +296,7 @@ def test_a_slow_step_is_timed_in_any_case_and_stands_for_itself(context: RoleCon
     assert sum(found.counts) == 6
 
 
-def test_the_first_step_behind_a_wait_does_not_stand_for_the_others(
+def test_loop_first_step_after_a_wait_does_not_count_for_others(
     context: RoleContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bursts of one short step and nine long ones, 20 ms apart: it would be timed each time, and they never."""
@@ -313,7 +313,7 @@ def test_the_first_step_behind_a_wait_does_not_stand_for_the_others(
     assert 0.02 * len(role.told) < role.told.count((10_000, False)) < 0.2 * len(role.told)
 
 
-def test_steps_of_a_role_that_fails_are_counted(context: RoleContext) -> None:
+def test_loop_counts_steps_of_a_failing_role(context: RoleContext) -> None:
     class Failing(Scripted):
         def do_work(self) -> int:
             if len(self.log) == 3:
@@ -324,7 +324,7 @@ def test_steps_of_a_role_that_fails_are_counted(context: RoleContext) -> None:
     assert context.control.load(layout.role_word(NAME, "cycles")) == 3
 
 
-def test_beats_behind_each_longer_wait_however_long_it_has_worked_before(context: RoleContext) -> None:
+def test_heartbeat_follows_each_long_wait(context: RoleContext) -> None:
     """When a step is timed next is drawn from how long it has worked: that must not keep it silent."""
     cycles, wait_ns = 400, BEAT_NS
     took_ns = [1000, 60 * 10**9, 1000, 1000] + [0] * (2 * cycles)
@@ -333,7 +333,7 @@ def test_beats_behind_each_longer_wait_however_long_it_has_worked_before(context
     assert max(role.silences_ns[4:]) < BEAT_NS
 
 
-def test_beats_and_says_its_state(context: RoleContext) -> None:
+def test_heartbeat_publishes_the_state(context: RoleContext) -> None:
     began = time.monotonic_ns()
     role = run_script(context, [0])
     words = context.control
@@ -352,7 +352,7 @@ def test_beats_and_says_its_state(context: RoleContext) -> None:
         (RuntimeError("a bug"), 1),
     ],
 )
-def test_errors_are_logged_and_give_the_exit_code(
+def test_loop_error_is_logged_and_sets_the_exit_code(
     context: RoleContext, error: Exception, code: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     class Failing(Scripted):
@@ -368,7 +368,7 @@ def test_errors_are_logged_and_give_the_exit_code(
     assert str(error) in line["event"] + line.get("exception", "")
 
 
-def test_on_a_file_system_that_is_read_only_by_now_a_role_says_so_in_a_line(
+def test_loop_read_only_file_system_is_logged_in_one_line(
     context: RoleContext, capfd: pytest.CaptureFixture[str]
 ) -> None:
     context.paths.own.mkdir(exist_ok=True)
@@ -390,9 +390,7 @@ def test_on_a_file_system_that_is_read_only_by_now_a_role_says_so_in_a_line(
         assert "exception" not in line
 
 
-def test_a_lost_page_is_in_the_trace_before_another_may_be_lost(
-    context: RoleContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_page_is_logged_before_the_next_can_be_lost(context: RoleContext, monkeypatch: pytest.MonkeyPatch) -> None:
     def lose_another(heartbeat: Heartbeat) -> None:
         raise ZeroDivisionError
 
@@ -406,7 +404,7 @@ def test_a_lost_page_is_in_the_trace_before_another_may_be_lost(
     assert b"Current thread" in text
 
 
-def test_busy_is_a_state_for_a_while(context: RoleContext) -> None:
+def test_busy_state_is_kept_for_a_while(context: RoleContext) -> None:
     heartbeat, words = context.heartbeat, context.control
     heartbeat.enter(layout.STATE_RUNNING)
     with heartbeat.busy(layout.STATE_SYNCING):
@@ -416,7 +414,7 @@ def test_busy_is_a_state_for_a_while(context: RoleContext) -> None:
     assert words.load(layout.role_word(NAME, "state_since_ns")) >= since
 
 
-def test_a_role_that_waits_for_the_disk_says_so(context: RoleContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_role_waiting_for_disk_has_its_state(context: RoleContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that takes longer for a sync than a role may be silent has nobody killed."""
     state, said = layout.role_word(NAME, "state"), []
     monkeypatch.setattr(os, "fdatasync", lambda fd: said.append(context.control.load(state)))
@@ -431,7 +429,7 @@ def test_a_role_that_waits_for_the_disk_says_so(context: RoleContext, monkeypatc
     assert said[:2] == [layout.STATE_SYNCING, layout.STATE_RUNNING]
 
 
-def test_changes_of_state_are_told(context: RoleContext) -> None:
+def test_state_changes_are_reported(context: RoleContext) -> None:
     told: list[int] = []
     state = layout.role_word(NAME, "state")
     heartbeat = Heartbeat(context.control, NAME, Clock(), changed=lambda: told.append(context.control.load(state)))
@@ -467,7 +465,7 @@ def test_sigterm_ends_a_wait_at_once(context: RoleContext, kind: str, monkeypatc
         signal.signal(signal.SIGALRM, before)
 
 
-def test_sighup_reloads_from_the_settings_file(context: RoleContext) -> None:
+def test_sighup_reloads_the_settings_file(context: RoleContext) -> None:
     write_settings(IO, context.paths, Options(max_message_size=4321))
     seen: list[int] = []
 

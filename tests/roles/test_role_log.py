@@ -32,7 +32,7 @@ def _fresh() -> Iterator[None]:
     structlog.contextvars.clear_contextvars()
 
 
-def test_json_line_has_the_common_fields_first_and_then_its_own() -> None:
+def test_json_line_starts_with_the_common_fields() -> None:
     stream = io.StringIO()
     log.configure("writer", stream)
     log.get_logger().warning("segment not ready", waited_ms=3)
@@ -45,7 +45,7 @@ def test_json_line_has_the_common_fields_first_and_then_its_own() -> None:
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", found["ts"])
 
 
-def test_traceback_is_a_field() -> None:
+def test_json_line_has_the_traceback_as_a_field() -> None:
     stream = io.StringIO()
     log.configure("writer", stream)
     try:
@@ -56,7 +56,7 @@ def test_traceback_is_a_field() -> None:
     assert "ValueError: what happened" in json.loads(line)["exception"]
 
 
-def test_terminal_gets_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_to_terminal_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     stream = Terminal()
     log.configure("writer", stream)
@@ -66,7 +66,7 @@ def test_terminal_gets_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b" not in stream.getvalue()
 
 
-def test_a_stack_has_lines_of_its_own_for_people_and_is_a_field_of_json() -> None:
+def test_stack_is_lines_in_text_and_a_field_in_json() -> None:
     text, stack = io.StringIO(), 'Fatal Python error: Aborted\n  File "writer.py", line 7 in do_work'
     log.configure("supervisor", text, log_format=LogFormat.HUMAN)
     log.get_logger().error("a role crashed", crashed_role="writer", trace=stack)
@@ -80,7 +80,7 @@ def test_a_stack_has_lines_of_its_own_for_people_and_is_a_field_of_json() -> Non
     assert json.loads(fields.getvalue())["trace"] == stack
 
 
-def test_the_option_says_what_a_line_looks_like_wherever_it_goes() -> None:
+def test_log_format_option_overrides_the_terminal() -> None:
     stream, terminal = io.StringIO(), Terminal()
     log.configure("writer", stream, log_format=LogFormat.HUMAN)
     log.get_logger().warning("segment not ready", waited_ms=3)
@@ -92,14 +92,14 @@ def test_the_option_says_what_a_line_looks_like_wherever_it_goes() -> None:
     assert json.loads(terminal.getvalue())["waited_ms"] == 3
 
 
-def test_debug_is_left_out() -> None:
+def test_log_omits_debug() -> None:
     stream = io.StringIO()
     log.configure("writer", stream)
     log.get_logger().debug("detail")
     assert not stream.getvalue()
 
 
-def test_repeats_are_limited_and_counted() -> None:
+def test_repeat_limit_suppresses_and_counts_repeats() -> None:
     now = 0.0
     limit = RepeatLimit(burst=3, window_s=10.0, now=lambda: now)
 
@@ -116,7 +116,7 @@ def test_repeats_are_limited_and_counted() -> None:
     assert limit(None, "warning", {"event": "full"}) == {"event": "full", "left_out": 2}
 
 
-def test_limit_does_not_grow_without_bound() -> None:
+def test_repeat_limit_memory_is_bounded() -> None:
     limit = RepeatLimit()
     for number in range(10_000):
         limit(None, "info", {"event": str(number)})
@@ -124,7 +124,7 @@ def test_limit_does_not_grow_without_bound() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_line_that_a_full_disk_has_cut_is_ended_by_the_next(tmp_path: Path) -> None:
+def test_log_line_cut_by_full_disk_is_ended_by_the_next(tmp_path: Path) -> None:
     """Two processes share the file: whose line was cut need not be who writes next."""
     file = tmp_path / "log.jsonl"
     with file.open("a+") as stream:
@@ -160,7 +160,7 @@ _ELSEWHERE = "DamageLedger("
 _LINES_BEFORE = 6
 
 
-def test_each_place_that_logs_an_error_counts_it() -> None:
+def test_error_log_calls_are_counted() -> None:
     forgotten, found = [], 0
     for path in sorted(Path(mqproc.roles.__file__).parent.glob("*.py")):
         lines = path.read_text().splitlines()

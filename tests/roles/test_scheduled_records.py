@@ -46,7 +46,7 @@ def random_string(chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_properties_as_columns_are_those_of_each_string(seed: int) -> None:
+def test_property_columns_equal_the_parsed_strings(seed: int) -> None:
     chance = random.Random(seed)
     strings = [random_string(chance) for _ in range(chance.choice((1, 3, 50)))]
     columns = columns_of(strings)
@@ -63,7 +63,7 @@ def test_properties_as_columns_are_those_of_each_string(seed: int) -> None:
             assert rest.removesuffix(b"\x02") == without(string, *gone).removesuffix(b"\x02")
 
 
-def test_one_text_of_all_messages_is_each_ones() -> None:
+def test_property_columns_shared_text_applies_to_each_message() -> None:
     strings = [b"TAGS\x01a\x02REAL_TOPIC\x01orders\x02", b"REAL_TOPIC\x01orders\x02"] * 20
     assert columns_of(strings).texts("REAL_TOPIC") == [b"orders"] * 40
     for other in (b"REAL_TOPIC\x01orderS\x02", b"REAL_TOPIC\x01order\x02", b"A\x01orders\x02", b""):
@@ -73,7 +73,7 @@ def test_one_text_of_all_messages_is_each_ones() -> None:
 
 
 @pytest.mark.parametrize("string", [b"S\x01x\x02", b"\x01\x02", b"", b"OUT_MS\x017\x02"])
-def test_strings_shorter_than_a_name_do_not_have_it(string: bytes) -> None:
+def test_property_columns_short_strings_lack_the_name(string: bytes) -> None:
     columns = columns_of([string])
     assert columns.texts("TIMER_OUT_MS") == [b""]
     assert columns.numbers("TIMER_OUT_MS").tolist() == [-1]
@@ -143,7 +143,7 @@ def expected(message: StoredMessage, *, to_roll: bool) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("to_roll", [False, True])
-def test_what_is_released_is_what_was_parked(tmp_path: Path, to_roll: bool) -> None:
+def test_scheduled_records_released_equal_delayed(tmp_path: Path, to_roll: bool) -> None:
     messages, parked = parked_store(tmp_path)
     assert parked.in_topic(TIMER_TOPIC).all()
     assert not parked.in_topic("rmq_sys_wheel_timeR").any()
@@ -161,7 +161,7 @@ def test_what_is_released_is_what_was_parked(tmp_path: Path, to_roll: bool) -> N
 
 
 @pytest.mark.parametrize("room", [-1, 0])
-def test_a_message_without_room_for_its_count_rolls_without_it(tmp_path: Path, room: int) -> None:
+def test_scheduled_record_without_room_for_count_rolls_without_it(tmp_path: Path, room: int) -> None:
     """It would be refused for ever, and hold up whatever waits for a time."""
     pairs = "REAL_TOPIC\x01T\x02REAL_QID\x010\x02A\x01"
     count = "TIMER_ROLL_TIMES\x011\x02"
@@ -175,13 +175,13 @@ def test_a_message_without_room_for_its_count_rolls_without_it(tmp_path: Path, r
     assert columns.properties.tobytes().decode() == pairs + (count if room == 0 else "")
 
 
-def test_what_is_no_record_is_refused() -> None:
+def test_scheduled_records_invalid_record_is_refused() -> None:
     with pytest.raises(CorruptStoreError, match="no record at byte 0"):
         ScheduledRecords(np.zeros(200, np.uint8), 1)
     assert len(ScheduledRecords(np.zeros(0, np.uint8), 0)) == 0
 
 
-def test_columns_are_cut_into_frames_that_are_not_too_large(tmp_path: Path) -> None:
+def test_append_columns_are_split_into_frames_below_the_limit(tmp_path: Path) -> None:
     _messages, parked = parked_store(tmp_path)
     (whole, *_others) = parked.to_roll(parked.column("flag") < 1)
     count = FRAME_MESSAGES_MAX + 3
@@ -209,7 +209,7 @@ def test_columns_are_cut_into_frames_that_are_not_too_large(tmp_path: Path) -> N
     assert [len(frame) for frame in small.frames()] == [FRAME_MESSAGES_MAX, 2]
 
 
-def test_places_of_the_log_give_their_records_and_nothing_for_others(tmp_path: Path) -> None:
+def test_scheduled_records_at_missing_offsets_are_left_out(tmp_path: Path) -> None:
     store = LiveStore(tmp_path)
     bodies = [bytes([number]) * 3000 for number in range(60)]
     places = np.concatenate([store.append("T", [body]).physical_offsets for body in bodies])
@@ -225,7 +225,7 @@ def test_places_of_the_log_give_their_records_and_nothing_for_others(tmp_path: P
     store.close()
 
 
-def test_halves_by_queues_end_with_single_ones(tmp_path: Path) -> None:
+def test_append_columns_halved_by_queue_end_with_single_messages(tmp_path: Path) -> None:
     _messages, parked = parked_store(tmp_path)
     for columns in parked.to_deliver(np.ones(len(parked), np.bool_), keeps_real=True):
         rows, found = rows_of(columns), [columns]

@@ -7,7 +7,7 @@ from mqproc.roles.timer_queue import COMPACT_MIN, TimerQueue
 FAR_NS = 60_000_000_000
 
 
-def test_each_is_due_once_and_the_earliest_comes_first() -> None:
+def test_timer_queue_pops_each_once_earliest_first() -> None:
     deadlines: TimerQueue[str] = TimerQueue()
     deadlines.set("late", 30)
     deadlines.set("early", 10)
@@ -18,7 +18,7 @@ def test_each_is_due_once_and_the_earliest_comes_first() -> None:
     assert deadlines.pop_due(FAR_NS) == []
 
 
-def test_one_that_was_set_anew_wakes_nobody_at_its_old_time() -> None:
+def test_timer_queue_rescheduled_entry_ignores_its_old_time() -> None:
     deadlines: TimerQueue[str] = TimerQueue()
     deadlines.set("member", 1_000_000_000)
     deadlines.set("member", 3_000_000_000)
@@ -30,7 +30,7 @@ def test_one_that_was_set_anew_wakes_nobody_at_its_old_time() -> None:
     assert deadlines.seconds_left(0, 9.0) == 9.0
 
 
-def test_times_that_do_not_count_do_not_pile_up() -> None:
+def test_timer_queue_compacts_stale_entries() -> None:
     deadlines: TimerQueue[int] = TimerQueue()
     for number in range(100 * COMPACT_MIN):
         deadlines.set(0, FAR_NS + number)

@@ -12,12 +12,12 @@ from mqproc.roles.groups.assignment import assign
 MEMBERS = [f"m{number}" for number in range(8)]
 
 
-def test_64_queues_over_8_members_are_8_each() -> None:
+def test_assignment_64_queues_over_8_members_gives_8_each() -> None:
     shared = assign({"T": range(64)}, {"T": MEMBERS}, {})
     assert Counter(shared.values()) == dict.fromkeys(MEMBERS, 8)
 
 
-def test_a_member_that_leaves_moves_only_its_own_queues() -> None:
+def test_assignment_leaving_member_moves_only_its_queues() -> None:
     before = assign({"T": range(64)}, {"T": MEMBERS}, {})
     after = assign({"T": range(64)}, {"T": MEMBERS[1:]}, before)
     assert {queue for queue in before if before[queue] != after[queue]} == {
@@ -26,7 +26,7 @@ def test_a_member_that_leaves_moves_only_its_own_queues() -> None:
     assert max(Counter(after.values()).values()) - min(Counter(after.values()).values()) <= 1
 
 
-def test_a_member_that_joins_takes_no_more_than_its_part() -> None:
+def test_assignment_joining_member_takes_only_its_share() -> None:
     before = assign({"T": range(64)}, {"T": MEMBERS[:7]}, {})
     after = assign({"T": range(64)}, {"T": MEMBERS}, before)
     moved = {queue for queue in before if before[queue] != after[queue]}
@@ -34,12 +34,12 @@ def test_a_member_that_joins_takes_no_more_than_its_part() -> None:
     assert {after[queue] for queue in moved} == {"m7"}
 
 
-def test_topics_of_one_queue_are_spread_too() -> None:
+def test_assignment_single_queue_topics_are_spread() -> None:
     shared = assign({f"T{number}": [0] for number in range(8)}, {f"T{number}": MEMBERS for number in range(8)}, {})
     assert Counter(shared.values()) == dict.fromkeys(MEMBERS, 1)
 
 
-def test_a_topic_that_nobody_wants_is_left_out() -> None:
+def test_assignment_topic_without_subscribers_is_left_out() -> None:
     assert assign({"T": [0], "U": [0]}, {"U": ["a"]}, {("T", 0): "a"}) == {("U", 0): "a"}
 
 
@@ -50,7 +50,7 @@ def test_a_topic_that_nobody_wants_is_left_out() -> None:
         st.tuples(st.sampled_from("ABCDE"), st.integers(0, 25)), st.sampled_from([*MEMBERS, "gone"])
     ),
 )
-def test_every_wanted_queue_has_one_owner_and_nobody_too_many(
+def test_assignment_each_queue_has_one_owner_and_shares_are_even(
     topics: dict[str, int], wishes: dict[str, set[str]], owners: dict[tuple[str, int], str]
 ) -> None:
     queues = {topic: range(count) for topic, count in topics.items()}

@@ -32,7 +32,7 @@ MS = 1_000_000
 
 
 @pytest.mark.parametrize("session_ms", [SESSION_MS_MIN, 1_001, 10_000, SESSION_MS_MAX])
-def test_heartbeats_are_answered_at_ticks_well_within_the_session(session_ms: int) -> None:
+def test_heartbeats_are_answered_well_within_the_session(session_ms: int) -> None:
     session_ns = session_ms * MS
     asked = [1_000_000_007 + number * session_ns // 1000 for number in range(1000)]
     held = [heartbeat_due_ns(last_seen_ns, session_ns) - last_seen_ns for last_seen_ns in asked]
@@ -66,7 +66,7 @@ def beat(caller: Caller, group: str, assigned: GroupAssignment) -> int:
     return caller.ask(Operation.GROUP_HEARTBEAT, GroupHeartbeatRequest(group, assigned.member_id, assigned.generation))
 
 
-def test_members_of_two_groups_may_have_one_id(store: Group) -> None:
+def test_members_of_two_groups_may_share_an_id(store: Group) -> None:
     first, second, third = store.connect(), store.connect(), store.connect()
     beats = {}
     for caller, group in ((first, "billing"), (second, "audit")):
@@ -86,7 +86,7 @@ def test_members_of_two_groups_may_have_one_id(store: Group) -> None:
     assert list(store.role._groups.members()["audit"].members) == ["one"]
 
 
-def test_the_end_of_a_session_is_its_own_groups(store: Group) -> None:
+def test_session_expiry_affects_only_its_group(store: Group) -> None:
     short, long = store.connect(), store.connect()
     join(short, "billing", "one", SESSION_MS_MIN)
     join(long, "audit", "one")
@@ -101,7 +101,7 @@ def holding(assigned: GroupAssignment) -> list[tuple[str, int, int]]:
     return [(topic, queue_id, epoch) for topic, queue_id, epoch, _ in assigned.queues]
 
 
-def test_no_restart_lets_a_member_undo_a_reset_that_it_has_not_seen(store: Group) -> None:
+def test_restart_does_not_let_a_member_undo_an_unseen_reset(store: Group) -> None:
     """It slept through the reset. Another group's member, whose queues nobody has reset, keeps them."""
     first, second = store.connect(), store.connect()
     slept, awake = join(first, "billing", "one"), join(second, "audit", "two")
@@ -123,7 +123,7 @@ def test_no_restart_lets_a_member_undo_a_reset_that_it_has_not_seen(store: Group
     assert {(topic, queue_id, offset) for topic, queue_id, _, offset in again.queues} >= set(resets)
 
 
-def test_groups_are_shared_anew_in_their_order(store: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_are_rebalanced_in_order(store: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a new role, when queues were not released, and when a client is gone that had members of them all.
 
     In every process: the order of a set of texts is another one in each.
@@ -154,7 +154,7 @@ def test_groups_are_shared_anew_in_their_order(store: Group, monkeypatch: pytest
     assert shared == names
 
 
-def test_a_member_comes_back_when_its_old_connection_is_closed_and_not_before(store: Group) -> None:
+def test_member_can_rejoin_only_after_its_old_connection_closes(store: Group) -> None:
     old, new = store.connect(), store.connect()
     assigned = join(old, "billing", "one")
     with pytest.raises(StoreBusyError, match="another connection"):
@@ -174,7 +174,7 @@ def test_a_member_comes_back_when_its_old_connection_is_closed_and_not_before(st
     assert new.answer() is None
 
 
-def test_who_does_not_read_answers_holds_up_no_heartbeats_and_no_ends_of_sessions(store: Group) -> None:
+def test_slow_reader_does_not_delay_heartbeats_or_session_expiry(store: Group) -> None:
     """Its requests wait, for seconds if need be; the role then sleeps until the next deadline of the others."""
     slow, stays, silent = store.connect(), store.connect(), store.connect()
     slow.call(Operation.PING, Empty())
@@ -198,9 +198,7 @@ def test_who_does_not_read_answers_holds_up_no_heartbeats_and_no_ends_of_session
     assert slow.answer() is not None
 
 
-def test_heartbeats_are_answered_though_requests_wait_all_the_time(
-    store: Group, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heartbeats_are_answered_under_constant_requests(store: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """One request a step is served, and another comes: nobody is known to be silent, but nobody has to doubt."""
     monkeypatch.setattr("mqproc.roles.query.role.STEP_NS", 0)
     member, others = store.connect(), [store.connect() for _ in range(4)]
@@ -216,7 +214,7 @@ def test_heartbeats_are_answered_though_requests_wait_all_the_time(
     assert store.control.words[words_of.QUERY_WAITING] > 0
 
 
-def test_a_session_ends_when_all_that_came_within_it_was_served(store: Group) -> None:
+def test_session_expires_only_after_requests_in_it_were_served(store: Group) -> None:
     caller = store.connect()
     join(caller, "billing", "one", SESSION_MS_MIN)
     groups = store.role._groups
@@ -228,7 +226,7 @@ def test_a_session_ends_when_all_that_came_within_it_was_served(store: Group) ->
     assert "billing" not in groups.members()
 
 
-def test_a_role_that_waits_idle_gives_nobody_a_longer_session(store: Group) -> None:
+def test_idle_role_does_not_extend_sessions(store: Group) -> None:
     """It is woken after MAX_WAIT_S and a little more; only one that stood still has heard nobody."""
     caller = store.connect()
     join(caller, "billing", "one", 5_000)
@@ -245,7 +243,7 @@ def test_a_role_that_waits_idle_gives_nobody_a_longer_session(store: Group) -> N
     assert "billing" in groups.members(), "nothing was read meanwhile"
 
 
-def test_clients_with_many_members_may_die_together(store: Group) -> None:
+def test_clients_with_many_members_may_fail_together(store: Group) -> None:
     """Each member's end is news to the others, and telling them is how the role finds that they are gone too."""
     stays, callers = store.connect(), [store.connect() for _ in range(8)]
     for number, caller in enumerate(callers):
@@ -262,7 +260,7 @@ def test_clients_with_many_members_may_die_together(store: Group) -> None:
 
 
 @pytest.mark.parametrize("at", ["heartbeat", "deadline", "join", "stop"])
-def test_a_member_may_be_lost_by_the_answer_to_it(store: Group, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+def test_member_may_be_lost_while_answering_it(store: Group, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     stays, dies = store.connect(), store.connect()
     assigned = join(dies, "billing", "dies", SESSION_MS_MIN)
     beat(dies, "billing", assigned)

@@ -37,7 +37,7 @@ def beside_another(group: Group) -> tuple[PopReceivers, Caller, Caller]:
     return group.role._pops, receiver, other
 
 
-def test_what_a_deleted_groups_consumers_have_is_closed_and_sent_to_nobody(
+def test_deleted_group_closes_its_messages_and_sends_them_to_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A group that was made again by its name got it; so it did when the role was killed before that was closed."""
@@ -76,7 +76,7 @@ def test_what_a_deleted_groups_consumers_have_is_closed_and_sent_to_nobody(
         group.close()
 
 
-def test_a_receive_whose_group_is_deleted_meanwhile_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_receive_during_group_deletion_is_refused_as_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group = Group(tmp_path / "store")
     group.store.engine.append("Orders", [b"0"], time.time_ns() // 1_000_000, queues=1)
     group.dispatch()
@@ -96,7 +96,7 @@ def test_a_receive_whose_group_is_deleted_meanwhile_is_told_so(tmp_path: Path, m
         group.close()
 
 
-def test_a_message_whose_group_is_deleted_while_its_time_is_changed_is_closed_too(
+def test_message_with_pending_timeout_change_is_closed_on_deletion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its new check point is made behind the deletion: a group of the same name got the message by it."""
@@ -119,7 +119,7 @@ def test_a_message_whose_group_is_deleted_while_its_time_is_changed_is_closed_to
         group.close()
 
 
-def test_a_deleted_group_is_made_again_when_what_its_consumers_had_is_closed(
+def test_deleted_group_can_be_recreated_once_its_messages_are_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A role that was killed before that took it for the new one's, and its messages came again to that."""
@@ -154,7 +154,7 @@ def test_a_deleted_group_is_made_again_when_what_its_consumers_had_is_closed(
         group.close()
 
 
-def test_a_group_that_is_made_again_begins_behind_what_came_again_to_the_one_before(tmp_path: Path) -> None:
+def test_recreated_group_starts_after_earlier_redeliveries(tmp_path: Path) -> None:
     """Whoever receives makes it again at once, while the client that deleted it still deletes its topics."""
     group = Group(tmp_path / "store")
     retry, now_ms = "%RETRY%g_Orders", time.time_ns() // 1_000_000

@@ -81,7 +81,7 @@ CONFIG_FILES = {
 
 
 @pytest.mark.parametrize("name", CONFIG_FILES)
-def test_a_failed_sync_of_a_groups_file_is_final(tmp_path: Path, name: str) -> None:
+def test_groups_file_failed_sync_is_final(tmp_path: Path, name: str) -> None:
     io = FaultyIO()
     with started(tmp_path / "store", io) as group:
         caller = group.connect()
@@ -97,7 +97,7 @@ def test_a_failed_sync_of_a_groups_file_is_final(tmp_path: Path, name: str) -> N
         assert answer.count
 
 
-def test_a_reset_is_saved_when_the_log_is_durable_that_others_progress_rests_on(tmp_path: Path) -> None:
+def test_groups_reset_waits_for_the_durable_log_of_other_offsets(tmp_path: Path) -> None:
     io = FaultyIO()
     with started(tmp_path / "store", io) as group:
         words = group.control.words
@@ -153,7 +153,7 @@ def until_committed(caller: Caller, offset: int) -> None:
             assert time.monotonic() < deadline
 
 
-def test_reads_are_served_and_progress_is_known(full: Group) -> None:
+def test_groups_full_disk_serves_reads_and_offsets(full: Group) -> None:
     caller = full.connect()
     answer, _ = caller.call(Operation.PULL, PullRequest("Orders", 0, 0))
     assert answer.status == "FOUND"
@@ -161,7 +161,7 @@ def test_reads_are_served_and_progress_is_known(full: Group) -> None:
     assert [row[:3] for row in info.queues] == [("Orders", 0, 3)] + [("Orders", queue, -1) for queue in (1, 2, 3)]
 
 
-def test_changes_are_refused_and_leave_nothing_behind(full: Group) -> None:
+def test_groups_full_disk_refuses_changes_without_residue(full: Group) -> None:
     caller = full.connect()
     for operation, request in (
         (Operation.GROUP_COMMIT, GroupCommitRequest("billing", [("Orders", 0, -1, 4)])),
@@ -175,7 +175,7 @@ def test_changes_are_refused_and_leave_nothing_behind(full: Group) -> None:
     assert (info.members, info.queues[0][:3]) == ([], ("Orders", 0, 3))
 
 
-def test_on_a_file_system_that_became_read_only_changes_are_refused_for_that(known: Path, io: FullDiskIO) -> None:
+def test_groups_read_only_file_system_refuses_changes(known: Path, io: FullDiskIO) -> None:
     io.full, io.number = True, errno.EROFS
     with started(known, io) as group:
         caller = group.connect()
@@ -189,7 +189,7 @@ def test_on_a_file_system_that_became_read_only_changes_are_refused_for_that(kno
                 caller.call(operation, request)
 
 
-def test_they_go_by_themselves_when_there_is_room(full: Group, io: FullDiskIO) -> None:
+def test_groups_changes_succeed_once_there_is_space(full: Group, io: FullDiskIO) -> None:
     caller = full.connect()
     with pytest.raises(DiskFullError):
         commit(caller, 4)
@@ -202,7 +202,7 @@ def test_they_go_by_themselves_when_there_is_room(full: Group, io: FullDiskIO) -
     assert (paths.quarantine / "config.subscriptionGroup.json").read_text() == "{ not json"
 
 
-def test_a_successor_does_not_take_words_of_an_earlier_run_for_its_own(known: Path, io: FullDiskIO) -> None:
+def test_groups_successor_ignores_words_of_an_earlier_run(known: Path, io: FullDiskIO) -> None:
     """No role of this run had room for the file; what lies there is beside another consumerOffset.json."""
     with started(known, io) as group:
         commit(group.connect(), 5)
@@ -220,7 +220,7 @@ def test_a_successor_does_not_take_words_of_an_earlier_run_for_its_own(known: Pa
         group.close()
 
 
-def test_a_disk_that_fills_up_under_a_member_ends_no_role(tmp_path: Path, io: FullDiskIO) -> None:
+def test_groups_disk_filling_under_a_member_ends_no_role(tmp_path: Path, io: FullDiskIO) -> None:
     """Progress in new queues needs room: they are shared when there is some."""
     with started(tmp_path / "store", io) as group:
         caller = group.connect()

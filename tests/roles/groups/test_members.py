@@ -33,7 +33,7 @@ def ids(group: GroupMembers, name: str) -> list[int]:
     return [queue_id for (_, queue_id), _ in group.queues_of(name)]
 
 
-def test_the_only_member_gets_everything_at_once() -> None:
+def test_members_single_member_gets_all_queues() -> None:
     group = GroupMembers(Epochs().take)
     group.join(member("a"))
     assert group.rebalance({"T": range(4)}, 0)
@@ -41,7 +41,7 @@ def test_the_only_member_gets_everything_at_once() -> None:
     assert not group.rebalance({"T": range(4)}, 0)
 
 
-def test_a_queue_changes_hands_only_when_it_is_released() -> None:
+def test_members_queue_moves_only_after_its_release() -> None:
     group = GroupMembers(Epochs().take)
     group.join(member("a"))
     group.rebalance({"T": range(4)}, 0)
@@ -61,7 +61,7 @@ def test_a_queue_changes_hands_only_when_it_is_released() -> None:
     assert not any(group.may_commit("b", queue, epochs[queue]) for queue in taken)
 
 
-def test_who_does_not_release_in_time_loses_the_queue() -> None:
+def test_members_late_release_loses_the_queue() -> None:
     group = GroupMembers(Epochs().take)
     group.join(member("a"))
     group.rebalance({"T": range(2)}, 0)
@@ -73,7 +73,7 @@ def test_who_does_not_release_in_time_loses_the_queue() -> None:
     assert len(ids(group, "b")) == 1
 
 
-def test_queues_of_a_member_that_is_gone_are_free_at_once() -> None:
+def test_members_departed_member_frees_its_queues() -> None:
     group = GroupMembers(Epochs().take)
     for name in "ab":
         group.join(member(name))
@@ -83,7 +83,7 @@ def test_queues_of_a_member_that_is_gone_are_free_at_once() -> None:
     assert ids(group, "b") == [0, 1, 2, 3]
 
 
-def test_members_that_come_back_keep_what_they_hold() -> None:
+def test_members_returning_members_keep_their_queues() -> None:
     epochs = Epochs()
     group = GroupMembers(epochs.take)
     group.join(member("b"), [("T", 1, 70), ("T", 3, 71)])
@@ -95,7 +95,7 @@ def test_members_that_come_back_keep_what_they_hold() -> None:
     assert epochs.next > 81
 
 
-def test_who_comes_back_behind_others_gets_its_queues_by_new_epochs() -> None:
+def test_members_returning_late_get_queues_with_new_epochs() -> None:
     """Its old one was of before: the other may have gone back in the queue, and nobody may commit past that."""
     group = GroupMembers(Epochs().take)
     group.join(member("a"))
@@ -116,7 +116,7 @@ def test_who_comes_back_behind_others_gets_its_queues_by_new_epochs() -> None:
     assert group.may_commit("a", ("T", 1), after["T", 1])
 
 
-def test_of_two_that_hold_a_queue_the_newer_one_has_it() -> None:
+def test_members_two_claims_of_a_queue_newer_epoch_wins() -> None:
     """After a restart of who shares them they come in any order."""
     group = GroupMembers(Epochs().take)
     assert not group.join(member("late"), [("T", 0, 70), ("T", 1, 71)])
@@ -130,7 +130,7 @@ def test_of_two_that_hold_a_queue_the_newer_one_has_it() -> None:
     assert group.holder_of(("T", 0)) == "new"
 
 
-def test_a_reset_while_nobody_has_the_queue_counts_for_who_comes_back() -> None:
+def test_members_reset_of_unowned_queue_applies_to_returning_owner() -> None:
     epochs, newest_epochs = Epochs(), dict[tuple[str, int], int]()
     group = GroupMembers(epochs.take, newest_epochs)
     group.join(member("a"))
@@ -143,7 +143,7 @@ def test_a_reset_while_nobody_has_the_queue_counts_for_who_comes_back() -> None:
     assert dict(group.queues_of("a")) == {("T", 0): old["T", 0]}
 
 
-def test_a_reset_gives_the_queue_a_new_epoch() -> None:
+def test_members_reset_gives_the_queue_a_new_epoch() -> None:
     group = GroupMembers(Epochs().take)
     group.join(member("a"))
     group.rebalance({"T": range(2)}, 0)
@@ -156,7 +156,7 @@ def test_a_reset_gives_the_queue_a_new_epoch() -> None:
     assert not group.may_commit("a", ("T", 1), before["T", 1])
 
 
-def test_a_reset_is_not_undone_by_who_is_giving_the_queue_up() -> None:
+def test_members_reset_is_not_undone_by_a_releasing_member() -> None:
     group = GroupMembers(Epochs().take)
     group.join(member("a"))
     group.rebalance({"T": range(2)}, 0)
@@ -173,7 +173,7 @@ def test_a_reset_is_not_undone_by_who_is_giving_the_queue_up() -> None:
     assert dict(group.queues_of("b")).keys() == {moving}
 
 
-def test_queues_of_a_deleted_topic_are_taken_away() -> None:
+def test_members_deleted_topic_queues_are_revoked() -> None:
     group = GroupMembers(Epochs().take)
     group.join(member("a"))
     group.rebalance({"T": range(2)}, 0)

@@ -27,7 +27,7 @@ def levels(caller: Caller, offset: int) -> list[int]:
     return list(answer.levels)
 
 
-def test_a_message_whose_record_is_damaged_is_gone(group: Group) -> None:
+def test_retry_damaged_record_counts_as_deleted(group: Group) -> None:
     engine = group.store.engine
     place = engine.append("Orders", [b"first", b"second"], time.time_ns() // 1_000_000, queues=1).tolist()[1]
     group.dispatch()
@@ -37,7 +37,7 @@ def test_a_message_whose_record_is_damaged_is_gone(group: Group) -> None:
     assert levels(group.connect(), 1) == [GONE]
 
 
-def test_a_message_that_dispatch_may_still_bring_is_not_gone(group: Group) -> None:
+def test_retry_undispatched_record_is_not_deleted(group: Group) -> None:
     """After a start queues may lack for a moment what the log has."""
     caller = group.connect()
     group.store.engine.append("Orders", [b"first"], time.time_ns() // 1_000_000, queues=1)

@@ -52,7 +52,7 @@ def rig(tmp_path: Path) -> Rig:
     )
 
 
-def test_a_keeper_that_loses_the_processor_between_two_clocks_is_late_but_never_early(rig: Rig) -> None:
+def test_levels_preempted_between_clocks_are_late_never_early(rig: Rig) -> None:
     rig.clock = PreemptedClock(FIRST_DUE_MS - 700)
     keeper = Keeper(rig.context(words_of.KEEPER))
     keeper.do_work()
@@ -62,9 +62,7 @@ def test_a_keeper_that_loses_the_processor_between_two_clocks_is_late_but_never_
     keeper.close()
 
 
-def test_a_clock_that_was_set_back_forgets_no_delivery_of_a_predecessor(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_levels_clock_moved_back_keeps_predecessor_deliveries(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A keeper that starts when the first of its messages is not due any more says so to its own successor."""
     file = DelayOffsets.load(rig.io, rig.paths)
     begin = file.log = 100
@@ -84,7 +82,7 @@ def test_a_clock_that_was_set_back_forgets_no_delivery_of_a_predecessor(
     keeper.close()
 
 
-def test_a_level_that_has_wholly_expired_is_told_as_lost_and_waits_for_more(rig: Rig) -> None:
+def test_levels_wholly_expired_level_is_reported_lost_and_continues(rig: Rig) -> None:
     table = QueueTable(rig.io, rig.paths.queues, write=True)
     number = table.entry(SCHEDULE_TOPIC, 0)
     waiting = table.max_offset(number)
@@ -98,7 +96,7 @@ def test_a_level_that_has_wholly_expired_is_told_as_lost_and_waits_for_more(rig:
     table.close()
 
 
-def test_levels_are_where_they_were_when_a_start_found_no_room_for_their_queues(rig: Rig) -> None:
+def test_levels_offsets_survive_a_start_without_space_for_queues(rig: Rig) -> None:
     """They were set back to what was dispatched by then, and delivered again when there was room."""
     with contextlib.closing(QueueTable(rig.io, rig.paths.queues, write=True)) as table:
         number = table.entry(SCHEDULE_TOPIC, 0)

@@ -76,7 +76,7 @@ def starts(found: Rig) -> list[int]:
     return sorted(int(path.name) // SEGMENT for path in found.paths.commit_log.iterdir())
 
 
-def test_old_segments_go_and_the_keeper_sleeps_in_between(tmp_path: Path) -> None:
+def test_keeper_deletes_old_segments_and_sleeps_between(tmp_path: Path) -> None:
     found, keeper, _disk = rig(tmp_path)
     words = found.control.words
     full = words[words_of.WRITTEN] // SEGMENT
@@ -92,7 +92,7 @@ def test_old_segments_go_and_the_keeper_sleeps_in_between(tmp_path: Path) -> Non
     keeper.close()
 
 
-def test_one_that_begins_soon_looks_again_whether_all_is_dispatched_but_not_on_a_full_disk(
+def test_keeper_soon_due_delivery_rechecks_dispatch_unless_disk_is_full(
     tmp_path: Path,
 ) -> None:
     """Levels and timer wait for it, and came a second late; a group that was stopped before left the timer's files."""
@@ -111,7 +111,7 @@ def test_one_that_begins_soon_looks_again_whether_all_is_dispatched_but_not_on_a
     keeper.close()
 
 
-def test_the_disk_is_watched_each_second(tmp_path: Path) -> None:
+def test_keeper_checks_the_disk_each_second(tmp_path: Path) -> None:
     found, keeper, disk = rig(tmp_path, clean_file_forcibly_enable=False, delete_when="3")
     words = found.control.words
     live(found, keeper, 1)
@@ -128,7 +128,7 @@ def test_the_disk_is_watched_each_second(tmp_path: Path) -> None:
     keeper.close()
 
 
-def test_a_request_is_carried_out_within_a_second(tmp_path: Path) -> None:
+def test_keeper_serves_a_request_within_a_second(tmp_path: Path) -> None:
     found, keeper, _disk = rig(tmp_path, delete_when="3", file_reserved_time=72)
     words = found.control.words
     live(found, keeper, 12)
@@ -141,7 +141,7 @@ def test_a_request_is_carried_out_within_a_second(tmp_path: Path) -> None:
     keeper.close()
 
 
-def test_options_may_change_meanwhile(tmp_path: Path) -> None:
+def test_keeper_options_can_change_while_running(tmp_path: Path) -> None:
     found, keeper, _disk = rig(tmp_path, file_reserved_time=72, clean_resource_interval=3_600_000)
     live(found, keeper, 30)
     assert starts(found)[0] == 0
@@ -152,7 +152,7 @@ def test_options_may_change_meanwhile(tmp_path: Path) -> None:
     keeper.close()
 
 
-def test_a_failed_sync_of_delay_offsets_is_final_and_told_once(tmp_path: Path) -> None:
+def test_keeper_failed_sync_of_delay_offsets_is_final_reported_once(tmp_path: Path) -> None:
     found = Rig(tmp_path, **SMALL)
     with capture_logs() as logged:
         keeper = Keeper(found.context(words_of.KEEPER))
@@ -167,9 +167,7 @@ def test_a_failed_sync_of_delay_offsets_is_final_and_told_once(tmp_path: Path) -
     keeper.close()
 
 
-def test_what_comes_while_a_keeper_stops_does_not_keep_it_from_saving(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keeper_stopping_saves_despite_new_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer is stopped after the keeper, and takes messages until then."""
     found = timed_rig(tmp_path, [(b"later", pairs(SLOT_MS))])
     keeper = begun(found)
@@ -194,7 +192,7 @@ def test_what_comes_while_a_keeper_stops_does_not_keep_it_from_saving(
 
 
 @pytest.mark.parametrize("after_ms", [0, 10, 30, 60])
-def test_a_stopped_keeper_leaves_what_a_new_one_finishes(tmp_path: Path, after_ms: int) -> None:
+def test_keeper_successor_finishes_pending_work(tmp_path: Path, after_ms: int) -> None:
     found, keeper, _disk = rig(tmp_path)
     live(found, keeper, 9.95 + after_ms / 1000)
     while not keeper.on_stop():  # It ends with the segments that it has begun to delete.
@@ -208,7 +206,7 @@ def test_a_stopped_keeper_leaves_what_a_new_one_finishes(tmp_path: Path, after_m
     successor.close()
 
 
-def test_a_failed_sync_of_the_timers_files_is_final_and_told_once(
+def test_keeper_failed_sync_of_timer_files_is_final_reported_once(
     tmp_path: Path,
 ) -> None:
     found = Rig(tmp_path, **SMALL)

@@ -31,13 +31,13 @@ def leaves_ms(slot_ms: int, due_ms: int, *, rolls: bool) -> int:
     return int(release_times(TimerUnits(slots, none, none, none, dues), np.array([rolls]), 1000)[0])
 
 
-def test_messages_leave_at_their_time_or_with_their_slot() -> None:
+def test_slot_releases_at_due_time_or_slot_end() -> None:
     assert leaves_ms(5000, 5001, rolls=False) == 5001
     assert leaves_ms(5000, UNKNOWN_MS, rolls=False) == 6000
     assert leaves_ms(5000, 2001, rolls=False) == 2001, "filed when it was past"
 
 
-def test_one_that_is_parked_again_leaves_a_slot_before_its_own_begins() -> None:
+def test_slot_rolled_message_leaves_one_slot_earlier() -> None:
     """With a window of few slots there is no more time; filed late it lies in a slot behind its time."""
     assert leaves_ms(5000, 9001, rolls=True) == 6000
     assert leaves_ms(5000, 7001, rolls=True) == 6000
@@ -54,7 +54,7 @@ def test_one_that_is_parked_again_leaves_a_slot_before_its_own_begins() -> None:
 NOW_MS = 1_700_000_000_000
 
 
-def test_a_dispatch_that_stays_late_is_looked_at_less_often() -> None:
+def test_timer_backlog_late_dispatch_is_polled_less_often() -> None:
     """On a full disk, and while a dispatcher hung, the keeper looked 500 times a second."""
     words = Words(bytearray(words_of.FILE_SIZE))
     words[words_of.WRITTEN] = 1
@@ -93,7 +93,7 @@ def rows_of(messages: HeapEntries) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_they_go_as_from_one_heap(seed: int) -> None:
+def test_timer_heap_pops_runs_as_one_heap(seed: int) -> None:
     chance = random.Random(seed)
     messages, heap = TimerHeap(), list[tuple[int, int, int]]()
     offset = 0
@@ -117,7 +117,7 @@ def test_they_go_as_from_one_heap(seed: int) -> None:
         assert len(messages) == len(heap)
 
 
-def test_a_batch_ends_before_it_is_too_large_but_has_one_message_at_least() -> None:
+def test_timer_heap_batch_is_limited_but_not_empty() -> None:
     messages = TimerHeap()
     messages.add(held((1, 10, 60), (2, 20, 40), (3, 30, 1)))
     assert rows_of(messages.pop_due(9, 100, 100)) == [(1, 10, 60), (2, 20, 40)]
@@ -127,7 +127,7 @@ def test_a_batch_ends_before_it_is_too_large_but_has_one_message_at_least() -> N
     assert (len(messages), messages.first_due_ms) == (0, NEVER_MS)
 
 
-def test_what_is_not_due_stays() -> None:
+def test_timer_heap_keeps_messages_not_due() -> None:
     messages = TimerHeap()
     messages.add(held())
     assert len(messages.pop_due(NEVER_MS, 10, 10)) == 0
@@ -162,7 +162,7 @@ def taken(of: TimerRolls, until_ms: int, at_most: int = 100) -> list[int]:
     return found
 
 
-def test_all_that_are_late_go_at_once_and_what_they_may_cancel_waits_until_all_are_filed() -> None:
+def test_timer_rolls_late_ones_leave_at_once_before_cancellations() -> None:
     late = rolls(10_000, 20_000, 30_000, 40_000)
     assert late.safe_until_ms == 10_000 + SLOT_MS, "while they are held, too"
     assert taken(late, 35_000, at_most=2) == [10_000, 20_000]
@@ -179,7 +179,7 @@ def test_all_that_are_late_go_at_once_and_what_they_may_cancel_waits_until_all_a
     assert (late.safe_until_ms, late.returning_from_ms) == (40_000 + SLOT_MS, FAR_MS)
 
 
-def test_those_that_were_not_due_when_the_first_went_wait_for_it() -> None:
+def test_timer_rolls_later_ones_wait_for_the_first() -> None:
     """So there is an end to what is to be filed, however many come."""
     many = rolls(1000, 2000)
     assert taken(many, 1500) == [1000]
@@ -192,7 +192,7 @@ def test_those_that_were_not_due_when_the_first_went_wait_for_it() -> None:
     assert many.first_due_ms == 2000
 
 
-def test_the_queue_is_not_looked_at_while_some_are_on_their_way_into_the_log() -> None:
+def test_timer_rolls_queue_is_not_read_while_appends_are_pending() -> None:
     some = rolls(1000, 1001)
     assert taken(some, 1500, at_most=1) == [1000]
     some.rescheduled(10)

@@ -78,7 +78,7 @@ def steps_until_handed_over(keeper: Keeper, most: int = 20) -> int:
     pytest.fail("nothing was released")
 
 
-def test_nothing_goes_before_its_slot_is_wholly_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timer_delivers_nothing_before_its_slot_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two messages of a slot are held a step; the one that is due first was filed last."""
     monkeypatch.setattr(timer_deliveries, "LOAD_MESSAGES", 2)
     rig = rig_with(tmp_path, [(b"%d" % number, pairs(SLOT_MS + 900 - 100 * number)) for number in range(7)])
@@ -89,9 +89,7 @@ def test_nothing_goes_before_its_slot_is_wholly_held(tmp_path: Path, monkeypatch
     keeper.close()
 
 
-def test_slots_that_rise_together_are_all_looked_at_a_few_times_a_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timer_slots_due_together_are_scanned_few_times_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind a stop of a day 86,400 may rise: not all of them are looked at for each."""
     looks: list[TimerStore] = []
     move_read = TimerDelivery._move_read
@@ -112,9 +110,7 @@ def test_slots_that_rise_together_are_all_looked_at_a_few_times_a_step(
     keeper.close()
 
 
-def test_what_is_due_before_a_slot_that_rises_does_not_wait_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timer_message_due_before_a_loading_slot_is_delivered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer_deliveries, "LOAD_MESSAGES", 1)
     later = [(b"later", pairs(SLOT_MS + 1500 + number)) for number in range(5)]
     rig = rig_with(tmp_path, [(b"before", pairs(SLOT_MS + 500)), *later])
@@ -127,7 +123,7 @@ def test_what_is_due_before_a_slot_that_rises_does_not_wait_for_it(
     keeper.close()
 
 
-def test_a_cancellation_at_the_end_of_a_slot_counts_for_its_first_message(
+def test_timer_cancellation_at_slot_end_cancels_its_first_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timer_deliveries, "LOAD_MESSAGES", 1)
@@ -141,9 +137,7 @@ def test_a_cancellation_at_the_end_of_a_slot_counts_for_its_first_message(
     keeper.close()
 
 
-def test_nothing_is_delivered_before_all_that_waited_at_the_start_is_filed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timer_delivers_nothing_before_the_backlog_is_filed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A keeper that follows a killed one files some again: it delivered what the last of it had cancelled."""
     monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 2)
     monkeypatch.setattr(timer_deliveries, "ENQUEUE_GATHER_NS", 0)
@@ -165,7 +159,7 @@ def saved_and_closed(rig: Rig, keeper: Keeper) -> None:
     keeper.close()
 
 
-def test_what_was_past_when_it_was_filed_waits_for_its_cancellation_in_a_successor_too(
+def test_timer_message_filed_late_awaits_cancellation_after_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The timer's files were lost, so all that was due by then is filed under one slot, and begins before it."""
@@ -181,7 +175,7 @@ def test_what_was_past_when_it_was_filed_waits_for_its_cancellation_in_a_success
     keeper.close()
 
 
-def test_what_could_not_be_filed_for_a_while_waits_for_its_cancellation(
+def test_timer_message_filed_after_errors_waits_for_cancellation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A keeper at work files two at a time; the cancellation of the first message lies behind eight others."""
@@ -208,7 +202,7 @@ def test_what_could_not_be_filed_for_a_while_waits_for_its_cancellation(
     keeper.close()
 
 
-def test_the_timer_is_where_it_was_when_a_start_found_no_room_for_its_queue(tmp_path: Path) -> None:
+def test_timer_offset_survives_a_start_without_space_for_its_queue(tmp_path: Path) -> None:
     """It was set back to what was dispatched by then: what was delivered was filed, and delivered, once more."""
     rig = rig_with(tmp_path, [(b"%d" % number, pairs(SLOT_MS + 100 + number)) for number in range(2)])
     keeper = begun(rig)
@@ -236,7 +230,7 @@ def test_the_timer_is_where_it_was_when_a_start_found_no_room_for_its_queue(tmp_
 
 
 @pytest.mark.parametrize("how", ["waits", "hangs", "waits as the keeper begins"])
-def test_nothing_is_delivered_that_may_be_cancelled_by_what_is_not_dispatched(tmp_path: Path, how: str) -> None:
+def test_timer_holds_messages_whose_cancellation_is_undispatched(tmp_path: Path, how: str) -> None:
     """What cancelled a message was in the log, and not in its queue yet: the message came."""
     due_ms = SLOT_MS + 100
     begins = how == "waits as the keeper begins"
@@ -263,7 +257,7 @@ def test_nothing_is_delivered_that_may_be_cancelled_by_what_is_not_dispatched(tm
     keeper.close()
 
 
-def test_what_is_due_goes_though_dispatch_is_always_late(tmp_path: Path) -> None:
+def test_timer_delivers_while_dispatch_is_always_late(tmp_path: Path) -> None:
     """Each step of dispatch ends with what was written a second ago: so late is what is delivered, and no more."""
     rig = rig_with(tmp_path, [(b"%d" % number, pairs(SLOT_MS + 500 + 1000 * number)) for number in range(6)])
     words = rig.control.words
@@ -285,7 +279,7 @@ def test_what_is_due_goes_though_dispatch_is_always_late(tmp_path: Path) -> None
     keeper.close()
 
 
-def test_a_store_in_which_little_happens_delays_nothing(tmp_path: Path) -> None:
+def test_timer_idle_store_delays_nothing(tmp_path: Path) -> None:
     """What has just been written is not dispatched yet, and what was before it is old: it is looked at again soon."""
     rig = rig_with(tmp_path, [(b"message", pairs(SLOT_MS + 100))])
     words = rig.control.words
@@ -301,7 +295,7 @@ def test_a_store_in_which_little_happens_delays_nothing(tmp_path: Path) -> None:
     keeper.close()
 
 
-def test_a_cancellation_that_is_due_beyond_the_roll_window_is_parked_again(tmp_path: Path) -> None:
+def test_timer_cancellation_beyond_the_roll_window_is_rolled(tmp_path: Path) -> None:
     """It counted for the slot where it was filed on its way, and its message, on another way, was delivered."""
     rig = rig_with(tmp_path, [(b"", pairs(BEGIN_MS + 60_000, TIMER_DEL_UNIQKEY="id-0"))], timer_roll_window_slot=4)
     keeper = begun(rig)
@@ -314,9 +308,7 @@ def test_a_cancellation_that_is_due_beyond_the_roll_window_is_parked_again(tmp_p
     keeper.close()
 
 
-def test_what_is_due_waits_until_what_cancels_it_is_parked_again_and_filed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timer_due_message_waits_for_rolled_cancellations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A keeper that is late: the cancellation is still on its way when its message, which is back already, is due."""
     monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 1)
     cancels = b"cancels", pairs(SLOT_MS + 900, TIMER_DEL_UNIQKEY="id-0")
@@ -342,7 +334,7 @@ def test_what_is_due_waits_until_what_cancels_it_is_parked_again_and_filed(
     keeper.close()
 
 
-def test_what_is_parked_again_finds_what_cancels_it_though_its_slot_has_nothing_else(
+def test_timer_rolled_message_is_cancelled_in_an_otherwise_empty_slot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A keeper that is late: its slot is past when it is filed, and what cancels it had been filed there alone."""
@@ -369,7 +361,7 @@ def test_what_is_parked_again_finds_what_cancels_it_though_its_slot_has_nothing_
     keeper.close()
 
 
-def test_all_that_are_late_are_parked_again_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timer_late_messages_are_rolled_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Filed at different times they leave different slots; what comes back from each was waited for before the next."""
     monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 1)
     far = [(b"%d" % number, pairs(BEGIN_MS + 160_000)) for number in range(5)]
@@ -389,7 +381,7 @@ def test_all_that_are_late_are_parked_again_together(tmp_path: Path, monkeypatch
     keeper.close()
 
 
-def test_a_clock_that_is_set_back_makes_nothing_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timer_clock_moved_back_delivers_nothing_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer_deliveries, "LOAD_MESSAGES", 2)
     rig = rig_with(tmp_path, [(b"%d" % number, pairs(SLOT_MS + 100 + number)) for number in range(6)])
     keeper = begun(rig)
@@ -408,9 +400,7 @@ def test_a_clock_that_is_set_back_makes_nothing_early(tmp_path: Path, monkeypatc
     keeper.close()
 
 
-def test_what_a_damaged_slot_has_left_is_delivered_and_the_rest_does_not_hold_others_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timer_damaged_slot_delivers_the_rest_without_blocking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The chain of a slot breaks in its middle: what lies behind the break comes, and so do later slots."""
     monkeypatch.setattr(timer_store, "SPAN_BYTES_MAX", 0)
     parked = [(b"%d" % number, pairs(SLOT_MS + 100 + number)) for number in range(5)]
@@ -429,7 +419,7 @@ def test_what_a_damaged_slot_has_left_is_delivered_and_the_rest_does_not_hold_ot
     keeper.close()
 
 
-def test_records_that_name_no_time_or_topic_are_counted_and_do_not_keep_the_others(tmp_path: Path) -> None:
+def test_timer_records_without_time_or_topic_are_counted_and_skipped(tmp_path: Path) -> None:
     timeless = b"REAL_TOPIC\x01T\x02TIMER_OUT_MS\x01soon\x02"
     placeless = b"TIMER_OUT_MS\x01%d\x02TIMER_DELIVER_MS\x01%d\x02" % (SLOT_MS, SLOT_MS + 5)
     rig = rig_with(tmp_path, [(b"a", timeless), (b"good", pairs(SLOT_MS + 5)), (b"b", placeless)])
@@ -442,7 +432,7 @@ def test_records_that_name_no_time_or_topic_are_counted_and_do_not_keep_the_othe
     keeper.close()
 
 
-def test_a_unit_that_is_there_twice_is_one_message(tmp_path: Path) -> None:
+def test_timer_duplicate_unit_is_one_message(tmp_path: Path) -> None:
     rig = rig_with(tmp_path, [(b"once", pairs(SLOT_MS + 5)), (b"too", pairs(SLOT_MS + 6))])
     keeper = begun(rig)
     (path,) = rig.paths.timer_log.iterdir()
@@ -456,9 +446,7 @@ def test_a_unit_that_is_there_twice_is_one_message(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("ahead_ms", "gathered_ms"), [(400, 5), (60_000, 25)])
-def test_what_comes_is_filed_together_and_sooner_behind_what_is_due_soon(
-    tmp_path: Path, ahead_ms: int, gathered_ms: int
-) -> None:
+def test_timer_files_in_batches_and_sooner_when_due_soon(tmp_path: Path, ahead_ms: int, gathered_ms: int) -> None:
     more = 10
     messages = timer_deliveries.ENQUEUE_MESSAGES + more
     rig = rig_with(tmp_path, [(b"%d" % number, pairs(BEGIN_MS + ahead_ms)) for number in range(messages)])

@@ -67,14 +67,14 @@ def store() -> Store:
     return made
 
 
-def test_messages_go_to_who_waits_longest(store: Store) -> None:
+def test_pop_long_poll_serves_the_longest_waiting_first(store: Store) -> None:
     store.messages = {"T": 2, "U": 1}
     assert store.held.retry(0, FOREVER_NS) == 3
     assert store.given == ["a", "b", "c"]
     assert len(store.held) == 2
 
 
-def test_nobody_is_tried_for_what_another_has_not_found(store: Store) -> None:
+def test_pop_long_poll_empty_result_skips_equal_receives(store: Store) -> None:
     """However many wait, a look costs what their topics cost."""
     store.messages = {"T": 1}
     assert store.held.retry(0, FOREVER_NS) == 1
@@ -85,7 +85,7 @@ def test_nobody_is_tried_for_what_another_has_not_found(store: Store) -> None:
     assert store.tried == ["b", "c", "e", "f"], "another group's progress is another"
 
 
-def test_another_filter_is_another_want(store: Store) -> None:
+def test_pop_long_poll_different_filters_are_tried_separately(store: Store) -> None:
     for name, tag, sql in (("x", "red", ""), ("y", "blue", ""), ("z", "", "a > 1"), ("x2", "red", "")):
         wanting = receive(name, "T")
         wanting.options.tags, wanting.options.sql = [tag] if tag else [], sql
@@ -94,7 +94,7 @@ def test_another_filter_is_another_want(store: Store) -> None:
     assert store.tried == ["a", "c", "e", "x", "y", "z"]
 
 
-def test_a_look_ends_with_its_time_and_the_next_one_begins_with_those_it_did_not_try(store: Store) -> None:
+def test_pop_long_poll_step_is_time_limited_and_resumes(store: Store) -> None:
     """One with a costly filter keeps nobody waiting for long: here each costs a millisecond."""
     now_ns = store.clock.monotonic_ns()
     assert store.held.retry(0, now_ns + 1_500_000) == 0
@@ -103,7 +103,7 @@ def test_a_look_ends_with_its_time_and_the_next_one_begins_with_those_it_did_not
     assert (store.tried[2:], store.held.skipped) == (["d", "e", "c"], 0)
 
 
-def test_time_that_is_over_and_clients_that_are_gone(store: Store) -> None:
+def test_pop_long_poll_ends_at_timeout_or_disconnect(store: Store) -> None:
     gone = receive("gone", "T")
     store.held.hold(gone, 2000)
     store.held.hold(receive("soon", "T"), 10)
@@ -117,7 +117,7 @@ def test_time_that_is_over_and_clients_that_are_gone(store: Store) -> None:
     assert (len(store.held), store.held.due_ns > 1 << 60) == (0, True)
 
 
-def test_errors_are_the_receives_own(store: Store) -> None:
+def test_pop_long_poll_error_refuses_only_that_receive(store: Store) -> None:
     store.fails_with = BadRequestError("no")
     assert store.held.retry(0, FOREVER_NS) == 5
     store.held.hold(receive("g", "T"), 1000)

@@ -60,7 +60,7 @@ def is_read(caller: Caller) -> bool:
     raise AssertionError("taken")
 
 
-def test_open_check_points_are_read_a_bounded_part_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pop_start_reads_open_receipts_in_bounded_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The role goes on answering meanwhile, however much lies behind the first that is open."""
     monkeypatch.setattr(queue_messages, "BATCH_MESSAGES", 4)
     group = Group(tmp_path / "store")
@@ -83,7 +83,7 @@ def test_open_check_points_are_read_a_bounded_part_a_step(tmp_path: Path, monkey
         group.close()
 
 
-def test_a_held_receive_is_one_that_dispatch_rings_for(tmp_path: Path) -> None:
+def test_pop_held_receive_is_woken_by_dispatch(tmp_path: Path) -> None:
     """As pulls are: else its message came only when the role looked by itself."""
     group = Group(tmp_path / "store")
     group.put("Orders", 0, count=1, queues=1)
@@ -118,7 +118,7 @@ def started_from_the_begin(group: Group) -> int | None:
         group.close()
 
 
-def test_progress_passes_all_that_is_open_in_whatever_order_it_is_read(tmp_path: Path) -> None:
+def test_pop_offset_passes_all_open_receipts_in_any_read_order(tmp_path: Path) -> None:
     """A loss of power may take progress back past several check points, which lie in any queues of the revive topic."""
     group = Group(tmp_path / "store")
     now_ms = time.time_ns() // 1_000_000
@@ -131,7 +131,7 @@ def test_progress_passes_all_that_is_open_in_whatever_order_it_is_read(tmp_path:
     assert started_from_the_begin(group) == 2
 
 
-def test_progress_passes_all_check_points_of_a_receive_whose_filter_left_messages_out_between_them(
+def test_pop_offset_passes_receipts_with_filtered_gaps(
     tmp_path: Path,
 ) -> None:
     """Of the queue's messages every second one: without a gap in the first check point none would be the second's."""
@@ -148,7 +148,7 @@ def test_progress_passes_all_check_points_of_a_receive_whose_filter_left_message
 
 
 @pytest.mark.parametrize("deleted", [False, True], ids=["reset", "deleted"])
-def test_check_points_from_before_a_reset_move_no_progress(tmp_path: Path, *, deleted: bool) -> None:
+def test_pop_receipts_from_before_a_reset_do_not_move_the_offset(tmp_path: Path, *, deleted: bool) -> None:
     """They are open still: a start took the group past their messages again, those that were done among them."""
     group = Group(tmp_path / "store")
     now_ms = time.time_ns() // 1_000_000
@@ -179,7 +179,7 @@ def test_check_points_from_before_a_reset_move_no_progress(tmp_path: Path, *, de
         group.close()
 
 
-def test_an_ack_that_a_killed_role_had_stored_counts_when_it_is_asked_for_again(tmp_path: Path) -> None:
+def test_pop_ack_stored_by_killed_role_is_accepted_when_repeated(tmp_path: Path) -> None:
     """Who was told that none counts would take it that they come again, and nobody would handle them."""
     group = Group(tmp_path / "store")
     now_ms = time.time_ns() // 1_000_000
@@ -201,7 +201,7 @@ def test_an_ack_that_a_killed_role_had_stored_counts_when_it_is_asked_for_again(
         group.close()
 
 
-def test_a_start_looks_for_copies_by_the_order_of_their_topics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pop_start_searches_copies_in_topic_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads the same in every process: the order of a set of texts is another one in each."""
     group = Group(tmp_path / "store")
     engine, now_ms, names = group.store.engine, time.time_ns() // 1_000_000, [f"T{number}" for number in range(COUNT)]
@@ -225,7 +225,7 @@ def test_a_start_looks_for_copies_by_the_order_of_their_topics(tmp_path: Path, m
         group.close()
 
 
-def test_copies_of_a_killed_role_are_found_though_the_clock_was_set_back(
+def test_pop_copies_of_killed_role_are_found_after_clock_moved_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Message 0's copy bears a time an hour before its check point; what lies before that is no copy for it."""
@@ -261,9 +261,7 @@ def test_copies_of_a_killed_role_are_found_though_the_clock_was_set_back(
         group.close()
 
 
-def test_an_ack_of_what_a_killed_role_had_sent_again_is_too_late(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pop_ack_after_redelivery_by_killed_role_is_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It counted, and the message came again. Message 1 has no copy yet, and is its receiver's still."""
     group = Group(tmp_path / "store")
     engine, now_ms = group.store.engine, time.time_ns() // 1_000_000
@@ -291,7 +289,7 @@ def test_an_ack_of_what_a_killed_role_had_sent_again_is_too_late(
         group.close()
 
 
-def test_a_receive_that_waits_for_a_queue_is_tried_when_the_one_before_it_is_answered(
+def test_pop_waiting_receive_is_tried_after_the_previous_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The writer's answer may come behind the dispatch of the check point, and nothing else may come for long."""
@@ -320,7 +318,7 @@ def test_a_receive_that_waits_for_a_queue_is_tried_when_the_one_before_it_is_ans
         group.close()
 
 
-def test_a_receive_that_waits_is_refused_once_the_group_has_members(tmp_path: Path) -> None:
+def test_pop_waiting_receive_is_refused_once_group_has_members(tmp_path: Path) -> None:
     """Both would have what comes next."""
     group = Group(tmp_path / "store")
     try:
@@ -340,7 +338,7 @@ def test_a_receive_that_waits_is_refused_once_the_group_has_members(tmp_path: Pa
 
 
 @pytest.mark.parametrize("change", ["reset", "deleted", "stopped"])
-def test_a_receive_that_waits_looks_again_when_its_group_is_another(tmp_path: Path, change: str) -> None:
+def test_pop_waiting_receive_retries_when_its_group_is_recreated(tmp_path: Path, change: str) -> None:
     """Nothing is dispatched by that: it waited on for as long as it had asked for."""
     group = Group(tmp_path / "store")
     group.store.engine.append("Orders", [b"0"], time.time_ns() // 1_000_000, queues=1)
@@ -367,9 +365,7 @@ def received(number: int, popped_ms: int, invisible_ms: int = 1_000) -> PopCheck
     return PopCheckPoint("g", "Orders", 0, number, (number,), popped_ms, invisible_ms, 0, "mqproc")
 
 
-def test_messages_whose_time_is_over_at_once_come_again_a_bounded_part_a_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pop_expired_messages_are_redelivered_in_bounded_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other requests to the role are answered in between, and it does not sleep as long as some are left."""
     group = Group(tmp_path / "store")
     try:
@@ -387,7 +383,7 @@ def test_messages_whose_time_is_over_at_once_come_again_a_bounded_part_a_step(
         group.close()
 
 
-def test_what_is_acknowledged_takes_no_memory_until_its_time_would_be_over(tmp_path: Path) -> None:
+def test_pop_acked_messages_are_not_held_until_their_timeout(tmp_path: Path) -> None:
     group = Group(tmp_path / "store")
     try:
         pops, now_ms = group.role._pops, time.time_ns() // 1_000_000
@@ -403,7 +399,7 @@ def test_what_is_acknowledged_takes_no_memory_until_its_time_would_be_over(tmp_p
         group.close()
 
 
-def test_a_group_that_was_deleted_has_waited_for_nothing(tmp_path: Path) -> None:
+def test_pop_recreated_group_starts_at_the_next_message(tmp_path: Path) -> None:
     """One of its name that is to begin with what comes next does so, in topics that are there by now too."""
     group = Group(tmp_path / "store")
     try:
@@ -428,7 +424,7 @@ class Members:
         self.topics = list(topics)
 
 
-def test_progress_where_messages_are_moved_for_members_goes_past_what_is_stored(
+def test_pop_offset_advances_past_stored_copies_moved_for_members(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = Group(tmp_path / "store")

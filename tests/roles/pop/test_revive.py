@@ -20,7 +20,7 @@ from tests.roles.query.test_role import Group
 from tests.support.group import wait_until
 
 
-def test_an_ack_of_what_was_sent_again_is_too_late_while_the_rest_is_tried(
+def test_revive_ack_of_redelivered_message_is_too_late_during_retries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It counted until the next try, and the message came again. Message 1 was refused, and is its receiver's still."""
@@ -57,7 +57,7 @@ def test_an_ack_of_what_was_sent_again_is_too_late_while_the_rest_is_tried(
         group.close()
 
 
-def test_messages_come_again_to_a_group_whose_settings_are_lost(tmp_path: Path) -> None:
+def test_revive_group_without_settings_redelivers_messages(tmp_path: Path) -> None:
     """It has the defaults until it receives again. They were closed as a deleted group's, and gone for it."""
     group = Group(tmp_path / "store")
     now_ms = time.time_ns() // 1_000_000
@@ -73,9 +73,7 @@ def test_messages_come_again_to_a_group_whose_settings_are_lost(tmp_path: Path) 
         group.close()
 
 
-def test_messages_that_are_gone_when_they_are_to_come_again_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_revive_counts_messages_deleted_before_redelivery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their check point was closed without a word. Message 0 is gone, 1 comes again, 2 went behind its copy."""
     group = Group(tmp_path / "store")
     engine, now_ms = group.store.engine, time.time_ns() // 1_000_000
@@ -101,7 +99,7 @@ def test_messages_that_are_gone_when_they_are_to_come_again_are_counted(
         group.close()
 
 
-def test_copies_that_are_refused_for_their_own_sake_are_tried_less_often_each_time(tmp_path: Path) -> None:
+def test_revive_rejected_copies_are_retried_with_backoff(tmp_path: Path) -> None:
     group = Group(tmp_path / "store")
     try:
         copies = group.role._pops._copies

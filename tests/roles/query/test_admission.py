@@ -44,7 +44,7 @@ def answers_of(caller: Caller, group: Group, count: int, under_way_max: int) -> 
     return found
 
 
-def test_a_client_has_so_many_answers_in_the_making(filled: Group) -> None:
+def test_admission_limits_unfinished_answers_per_client(filled: Group) -> None:
     filled.role._admission = ReadAdmission(2)
     caller, other = filled.connect(), filled.connect()
     asked = [caller.ask(Operation.SCAN, SCAN) for _ in range(7)]
@@ -61,7 +61,7 @@ def test_a_client_has_so_many_answers_in_the_making(filled: Group) -> None:
     assert filled.control.words[words_of.QUERY_REQUESTS] == 9
 
 
-def test_what_ends_with_its_first_slice_waits_for_none(filled: Group) -> None:
+def test_admission_answers_ending_in_first_slice_skip_the_queue(filled: Group) -> None:
     filled.role._admission = ReadAdmission(1)
     caller = filled.connect()
     asked = [caller.ask(Operation.SCAN, SCAN) for _ in range(3)]
@@ -72,7 +72,7 @@ def test_what_ends_with_its_first_slice_waits_for_none(filled: Group) -> None:
     assert [number for number in found if number != short] == asked
 
 
-def test_questions_that_fail_make_room(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_admission_failed_requests_free_their_place(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     filled.role._admission = ReadAdmission(1)
     caller = filled.connect()
     asked = [caller.ask(Operation.SCAN, SCAN) for _ in range(3)]
@@ -89,7 +89,7 @@ def test_questions_that_fail_make_room(filled: Group, monkeypatch: pytest.Monkey
     assert list(answers_of(caller, filled, 2, 1)) == asked[1:]
 
 
-def test_questions_that_end_at_once_when_their_turn_comes_make_room(
+def test_admission_requests_ending_on_their_turn_free_their_place(
     filled: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them has waited, and there is nothing more to gather: their topic was deleted meanwhile, say."""
@@ -105,7 +105,7 @@ def test_questions_that_end_at_once_when_their_turn_comes_make_room(
     assert (len(filled.role._jobs), len(filled.role._admission)) == (0, 0)
 
 
-def test_who_is_gone_is_forgotten(filled: Group) -> None:
+def test_admission_disconnected_client_is_forgotten(filled: Group) -> None:
     filled.role._admission = ReadAdmission(1)
     caller, other = filled.connect(), filled.connect()
     for _ in range(5):
@@ -117,7 +117,7 @@ def test_who_is_gone_is_forgotten(filled: Group) -> None:
     assert (len(filled.role._jobs), len(filled.role._admission)) == (0, 0)
 
 
-def test_more_than_may_wait_are_refused_for_now(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_admission_full_queue_refuses_for_now(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "WAITING_MAX", 2)
     filled.role._admission = ReadAdmission(1)
     caller = filled.connect()
@@ -128,6 +128,6 @@ def test_more_than_may_wait_are_refused_for_now(filled: Group, monkeypatch: pyte
     assert len(answers_of(caller, filled, 3, 1)) == 3
 
 
-def test_as_many_are_in_the_making_as_may_wait_for_a_client() -> None:
+def test_admission_limit_follows_client_output_bytes() -> None:
     assert ReadAdmission.by(Options())._most == Options().client_output_bytes // (8 * MIB) == 16
     assert ReadAdmission.by(Options(client_output_bytes=4096))._most == 1

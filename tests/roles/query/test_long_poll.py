@@ -30,7 +30,7 @@ def filled(tmp_path: Path) -> Iterator[Group]:
     made.close()
 
 
-def test_a_role_that_nobody_waits_at_sleeps(filled: Group) -> None:
+def test_query_idle_without_waiters_sleeps(filled: Group) -> None:
     """The time of a pull that is not held any more wakes nobody: it would do so for good."""
     caller = filled.connect()
     caller.ask(Operation.PULL, PullRequest("Orders", 0, MESSAGE_COUNT // 4, timeout_ms=10_000))
@@ -44,7 +44,7 @@ def test_a_role_that_nobody_waits_at_sleeps(filled: Group) -> None:
     assert filled.role._long_polls.seconds_left(later_ns, 9.0) == 9.0
 
 
-def test_a_pull_is_held_for_each_queue_that_a_store_may_have(filled: Group) -> None:
+def test_long_poll_covers_every_queue_of_a_store(filled: Group) -> None:
     """A consumer of many queues has so many; those that are answered at once it would repeat without end."""
     caller, count = filled.connect(), 17_000
     assert filled.context.options.max_queues > count
@@ -58,7 +58,7 @@ def test_a_pull_is_held_for_each_queue_that_a_store_may_have(filled: Group) -> N
     assert len(filled.role._long_polls) == count
 
 
-def test_before_it_sleeps_a_role_looks_at_what_its_bell_tells_of(filled: Group) -> None:
+def test_query_checks_its_bell_before_sleeping(filled: Group) -> None:
     """What came since the last step rang at nobody who slept; all else has a time, or a socket."""
 
     def has_nothing_to_do() -> bool:
@@ -77,7 +77,7 @@ def test_before_it_sleeps_a_role_looks_at_what_its_bell_tells_of(filled: Group) 
     assert has_nothing_to_do()
 
 
-def test_a_pull_may_tell_at_once_what_it_has_passed(filled: Group) -> None:
+def test_long_poll_can_report_skipped_offset_at_once(filled: Group) -> None:
     caller, end = filled.connect(), MESSAGE_COUNT // 4
     telling = PullRequest("Orders", 0, 0, tags=["new"], timeout_ms=30_000, progress_ms=0)
     answer, _ = caller.call(Operation.PULL, telling)
@@ -93,7 +93,7 @@ def test_a_pull_may_tell_at_once_what_it_has_passed(filled: Group) -> None:
 
 
 @pytest.mark.parametrize("passed_before", [True, False])
-def test_a_pull_tells_in_time_what_it_has_passed_and_not_before(filled: Group, passed_before: bool) -> None:
+def test_long_poll_reports_skipped_offset_at_its_interval(filled: Group, passed_before: bool) -> None:
     caller, end = filled.connect(), MESSAGE_COUNT // 4
     progress_s = 2.0  # More than it takes, on a busy machine too, to see that nothing is told yet.
     request = PullRequest("Orders", 0, 0 if passed_before else end, tags=["new"], timeout_ms=30_000, progress_ms=2000)
@@ -114,7 +114,7 @@ def test_a_pull_tells_in_time_what_it_has_passed_and_not_before(filled: Group, p
     assert filled.role._long_polls.seconds_left(time.monotonic_ns(), 9.0) == 9.0
 
 
-def test_a_match_comes_at_once_to_a_pull_that_will_tell_what_it_has_passed(filled: Group) -> None:
+def test_long_poll_match_is_answered_before_the_report_is_due(filled: Group) -> None:
     caller = filled.connect()
     caller.ask(Operation.PULL, PullRequest("Orders", 0, 0, tags=["new"], timeout_ms=30_000, progress_ms=20_000))
     assert caller.answer() is None
@@ -150,7 +150,7 @@ def held(holds: LongPolls, queue_id: int) -> HeldPull:
     return pull
 
 
-def test_who_begins_to_wait_at_many_queues_has_each_looked_up_once() -> None:
+def test_long_polls_of_many_queues_look_up_each_once() -> None:
     """A consumer of 20,000 queues had all of them looked up for each that it began to wait at."""
     count = 500
     table: Any = Table(count)
@@ -173,7 +173,7 @@ def test_who_begins_to_wait_at_many_queues_has_each_looked_up_once() -> None:
     assert holds.moved() == [again]
 
 
-def test_queues_that_are_not_there_yet_are_seen_when_they_are_made() -> None:
+def test_long_poll_missing_queue_is_found_when_created() -> None:
     table: Any = Table(2)
     holds = LongPolls(table)
     pulls = [held(holds, queue_id) for queue_id in (0, 2)]

@@ -19,7 +19,7 @@ from tests.support.faulty_io import BadSectors
 SEGMENT = 2 * RESIDENT_BYTES_MAX
 
 
-def test_an_idle_role_lets_go_once_and_then_waits_as_long_as_it_may(tmp_path: Path) -> None:
+def test_page_release_idle_role_releases_once(tmp_path: Path) -> None:
     segments = LogSegments(StoreIO(), tmp_path, SEGMENT, resident_bytes_max=RESIDENT_BYTES_MAX)
     pages = PageRelease(segments)
     assert pages.seconds_left(0, 5.0) == 5.0, "nothing is present"
@@ -34,7 +34,7 @@ def test_an_idle_role_lets_go_once_and_then_waits_as_long_as_it_may(tmp_path: Pa
     assert not segments.resident_bytes
 
 
-def test_no_more_is_present_than_its_owner_said(tmp_path: Path) -> None:
+def test_page_release_residency_stays_below_its_limit(tmp_path: Path) -> None:
     (tmp_path / f"{0:020d}").write_bytes(b"")
     segments = LogSegments(StoreIO(), tmp_path, SEGMENT, resident_bytes_max=4 * PAGES_AROUND_BYTES)
     segments.note_read(0, 4 * PAGES_AROUND_BYTES)
@@ -43,7 +43,7 @@ def test_no_more_is_present_than_its_owner_said(tmp_path: Path) -> None:
     assert segments.resident_bytes == 0
 
 
-def test_the_query_role_lets_go_when_nobody_has_asked_for_a_while(tmp_path: Path) -> None:
+def test_query_idle_releases_log_pages(tmp_path: Path) -> None:
     group = Group(tmp_path / "store")
     try:
         group.put("T", 0, queues=1)
@@ -68,7 +68,7 @@ def test_the_query_role_lets_go_when_nobody_has_asked_for_a_while(tmp_path: Path
 # What the disk cannot read of a ConsumeQueue: query says so, leads nobody past it, and serves other queues.
 
 
-def test_pulls_end_at_units_that_cannot_be_read_and_are_told_the_file(tmp_path: Path) -> None:
+def test_pull_unreadable_units_ends_with_the_file_named(tmp_path: Path) -> None:
     """Their messages are in the log: who went on behind them would miss them for good."""
     io = BadSectors()
     group = Group(tmp_path / "store", io)

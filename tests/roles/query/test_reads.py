@@ -26,7 +26,7 @@ def questions(progress: list[CommittedOffset], wanted: list[str]) -> GroupReads:
     return GroupReads(context, reading, groups)
 
 
-def test_a_group_of_many_topics_is_told_of_without_a_look_at_all_its_queues_for_each() -> None:
+def test_group_reads_many_topics_avoid_queue_lookups_per_topic() -> None:
     names = CountedName.many(TOPICS)
     progress = [CommittedOffset("billing", name, queue_id, queue_id) for name in names for queue_id in range(QUEUES)]
     rows = list(questions(progress, [])._queues_of("billing"))
@@ -35,14 +35,14 @@ def test_a_group_of_many_topics_is_told_of_without_a_look_at_all_its_queues_for_
     assert compared <= 10 * len(rows)
 
 
-def test_queues_of_a_group_are_those_that_it_has_progress_in_and_those_that_it_wants() -> None:
+def test_group_reads_list_queues_with_offsets_or_subscriptions() -> None:
     progress = [CommittedOffset("billing", "gone", 7, 3), CommittedOffset("billing", "orders", 2, 5)]
     rows = list(questions(progress, ["orders"])._queues_of("billing"))
     assert rows == [("gone", 7, 3), ("orders", 0, -1), ("orders", 1, -1), ("orders", 2, 5), ("orders", 3, -1)]
     assert list(questions([], [])._queues_of("billing")) == []
 
 
-def test_thousands_of_groups_with_few_queues_each_are_told_of_in_slices() -> None:
+def test_group_reads_many_groups_are_answered_in_slices() -> None:
     """The role answers others in between, however few queues each group has."""
     names = [f"g{number}" for number in range(1000)]
     found = FoundQueues({("orders", queue_id): QueueBounds(0, 0, 9) for queue_id in range(QUEUES)})

@@ -182,7 +182,7 @@ def offsets_of(payload: bytes) -> list[int]:
     return [message.physical_offset for message in decode_records(payload)]
 
 
-def test_a_pull_gives_records(filled: Group) -> None:
+def test_pull_returns_records(filled: Group) -> None:
     answer, payload = filled.connect().call(Operation.PULL, PullRequest("Orders", 1, 10, max_messages=5))
     assert (answer.status, answer.next_offset, answer.count) == ("FOUND", 15, 5)
     assert [message.queue_offset for message in decode_records(payload)] == list(range(10, 15))
@@ -196,7 +196,7 @@ def test_a_pull_gives_records(filled: Group) -> None:
     assert words[words_of.QUERY_CONNECTIONS] == 1
 
 
-def test_every_question_is_answered(filled: Group) -> None:
+def test_query_answers_every_read_request(filled: Group) -> None:
     caller, offsets = filled.connect(), filled.store.offsets
     assert caller.call(Operation.PING, Empty()) == (Empty(), b"")
     answer, payload = caller.call(Operation.GET, GetRequest(encode_message_id(STORE_HOST, offsets[3])))
@@ -226,7 +226,7 @@ def test_every_question_is_answered(filled: Group) -> None:
     assert answer.problems
 
 
-def test_rocketmqs_answer_by_key_leaves_out_the_record_that_is_damaged(filled: Group) -> None:
+def test_by_key_rocketmq_answer_omits_a_damaged_record(filled: Group) -> None:
     caller, numbers = filled.connect(), list(range(7, MESSAGE_COUNT, 100))
     offsets = [filled.store.offsets[number] for number in numbers]
     filled.store.damage(offsets[3], record.BODY + 2, b"\xff")
@@ -236,7 +236,7 @@ def test_rocketmqs_answer_by_key_leaves_out_the_record_that_is_damaged(filled: G
     assert offsets_of(payload) == offsets[:3] + offsets[4:]
 
 
-def test_what_pulls_hand_out_is_counted_exactly_and_at_once(filled: Group) -> None:
+def test_pull_counters_are_exact_and_immediate(filled: Group) -> None:
     words, caller = filled.control.words, filled.connect()
     table = filled.store.engine.table
     handed_out = 0
@@ -256,9 +256,7 @@ def test_what_pulls_hand_out_is_counted_exactly_and_at_once(filled: Group) -> No
     assert sum(read_buckets(words, histograms.PULL_REQUESTS).counts) == 5
 
 
-def test_a_pull_that_fails_when_records_were_gathered_has_handed_out_nothing(
-    filled: Group, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pull_failing_after_selection_counts_nothing(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     words, caller = filled.control.words, filled.connect()
 
     def failing(*given: object) -> None:
@@ -273,7 +271,7 @@ def test_a_pull_that_fails_when_records_were_gathered_has_handed_out_nothing(
     assert not filled.store.engine.table.column(queue_table.DELIVERED).any()
 
 
-def test_a_range_goes_on_from_its_cursor(filled: Group) -> None:
+def test_range_continues_from_its_cursor(filled: Group) -> None:
     caller, found, cursor = filled.connect(), [], []
     while cursor != [-1]:
         request = RangeRequest("Orders", FIRST_MS, FIRST_MS + 1000, max_messages=64, cursor=cursor)
@@ -285,7 +283,7 @@ def test_a_range_goes_on_from_its_cursor(filled: Group) -> None:
     assert caller.call(Operation.RANGE, RangeRequest("Orders", FIRST_MS, FIRST_MS + 9, max_bytes=-5))[0].count == 1
 
 
-def test_wrong_requests_are_refused_and_the_connection_goes_on(filled: Group) -> None:
+def test_query_invalid_requests_keep_the_connection_open(filled: Group) -> None:
     caller = filled.connect()
     with pytest.raises(MessageNotFoundError):
         caller.call(Operation.GET, GetRequest("F" * 32))
@@ -308,7 +306,7 @@ def waiting(group: Group) -> int:
     return group.control.words[words_of.WAITING_PULLS]
 
 
-def test_a_held_pull_is_answered_when_its_queue_moves(filled: Group) -> None:
+def test_long_poll_is_answered_when_its_queue_advances(filled: Group) -> None:
     caller, end = filled.connect(), MESSAGE_COUNT // 4
     caller.ask(Operation.PULL, PullRequest("Orders", 0, end, timeout_ms=30_000))
     assert caller.answer() is None
@@ -325,7 +323,7 @@ def test_a_held_pull_is_answered_when_its_queue_moves(filled: Group) -> None:
     assert waiting(filled) == 0
 
 
-def test_a_held_pull_waits_at_the_bell(filled: Group) -> None:
+def test_long_poll_waits_at_the_bell(filled: Group) -> None:
     """No busy loop: nothing to do until the bell rings, and then the wait ends at once."""
     caller = filled.connect()
     caller.ask(Operation.PULL, PullRequest("Orders", 0, MESSAGE_COUNT // 4, timeout_ms=30_000))
@@ -344,7 +342,7 @@ def test_a_held_pull_waits_at_the_bell(filled: Group) -> None:
     assert caller.answer() is not None
 
 
-def test_a_held_pull_ends_with_its_time(filled: Group) -> None:
+def test_long_poll_ends_at_its_timeout(filled: Group) -> None:
     caller = filled.connect()
     begun = time.monotonic()
     answer, _ = caller.call(Operation.PULL, PullRequest("Orders", 0, MESSAGE_COUNT // 4, timeout_ms=50))
@@ -353,7 +351,7 @@ def test_a_held_pull_ends_with_its_time(filled: Group) -> None:
     assert waiting(filled) == 0
 
 
-def test_a_held_pull_waits_for_its_tag(filled: Group) -> None:
+def test_long_poll_waits_for_its_tag(filled: Group) -> None:
     caller, end = filled.connect(), MESSAGE_COUNT // 4
     caller.ask(Operation.PULL, PullRequest("Orders", 0, 0, tags=["new"], timeout_ms=30_000))
     assert caller.answer() is None
@@ -369,7 +367,7 @@ def test_a_held_pull_waits_for_its_tag(filled: Group) -> None:
     assert (first.tag, first.queue_offset) == ("new", end + 7)
 
 
-def test_a_held_pull_waits_for_a_match_by_properties(filled: Group) -> None:
+def test_long_poll_waits_for_a_property_match(filled: Group) -> None:
     caller = filled.connect()
     caller.ask(Operation.PULL, PullRequest("Orders", 0, 0, sql="KEYS CONTAINS 'wanted'", timeout_ms=30_000))
     assert caller.answer() is None
@@ -393,7 +391,7 @@ def test_pull_sql_with_rocketmq_limits_is_rejected(filled: Group) -> None:
         caller.call(Operation.PULL, PullRequest("Orders", 0, 0, sql="a = 1", rocketmq_limits=True))
 
 
-def test_held_pulls_with_much_to_look_through_take_turns(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_polls_scanning_much_take_turns(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing new comes, and still each gets on, step by step; who asks meanwhile is answered."""
     monkeypatch.setattr(pulls, "LOOK_BYTES_MAX", 10_000)
     monkeypatch.setattr(query, "STEP_NS", 0)
@@ -412,7 +410,7 @@ def test_held_pulls_with_much_to_look_through_take_turns(filled: Group, monkeypa
     assert waiting(filled) == 0
 
 
-def test_a_pull_may_wait_for_a_queue_that_does_not_exist_yet(filled: Group) -> None:
+def test_long_poll_accepts_a_queue_that_does_not_exist_yet(filled: Group) -> None:
     caller = filled.connect()
     caller.ask(Operation.PULL, PullRequest("Later", 0, 0, timeout_ms=30_000))
     assert caller.answer() is None
@@ -426,7 +424,7 @@ def test_a_pull_may_wait_for_a_queue_that_does_not_exist_yet(filled: Group) -> N
     assert answer.status == "NO_MATCHED_LOGIC_QUEUE"
 
 
-def test_pulls_of_a_client_that_left_are_forgotten(filled: Group) -> None:
+def test_long_polls_of_disconnected_client_are_dropped(filled: Group) -> None:
     stays, leaves = filled.connect(), filled.connect()
     for caller in (stays, leaves):
         for _ in range(3):
@@ -441,7 +439,7 @@ def test_pulls_of_a_client_that_left_are_forgotten(filled: Group) -> None:
     assert [stays.answer() is not None for _ in range(3)] == [True] * 3
 
 
-def test_held_pulls_are_let_go_at_the_stop(filled: Group) -> None:
+def test_long_polls_are_answered_at_stop(filled: Group) -> None:
     caller = filled.connect()
     caller.ask(Operation.PULL, PullRequest("Orders", 0, MESSAGE_COUNT // 4, timeout_ms=30_000))
     assert caller.answer() is None
@@ -451,7 +449,7 @@ def test_held_pulls_are_let_go_at_the_stop(filled: Group) -> None:
     assert found[1].status == "OFFSET_OVERFLOW_ONE"
 
 
-def test_a_stop_does_not_wait_for_a_client_that_reads_nothing(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_does_not_wait_for_a_client_that_reads_nothing(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(query, "STOP_SERVE_NS", 50_000_000)
     slow = filled.connect()
     slow.call(Operation.PING, Empty())
@@ -466,7 +464,7 @@ def test_a_stop_does_not_wait_for_a_client_that_reads_nothing(filled: Group, mon
 # Fairness
 
 
-def test_a_long_question_keeps_nobody_waiting(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_scan_does_not_delay_other_requests(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scan over tiny slices is still under way when another client's question is answered."""
     monkeypatch.setattr("mqproc.store.read.scan.SLICE_BYTES", 2048)
     monkeypatch.setattr("mqproc.roles.query.role.STEP_NS", 0)
@@ -482,7 +480,7 @@ def test_a_long_question_keeps_nobody_waiting(filled: Group, monkeypatch: pytest
     assert (found[1].count, found[1].complete) == (0, True)
 
 
-def test_a_client_that_does_not_read_keeps_its_requests_waiting(filled: Group) -> None:
+def test_slow_reader_has_its_requests_queued(filled: Group) -> None:
     slow, other = filled.connect(), filled.connect()
     for _ in range(5):
         slow.ask(Operation.PULL, PullRequest("Orders", 0, 0))
@@ -497,7 +495,7 @@ def test_a_client_that_does_not_read_keeps_its_requests_waiting(filled: Group) -
     assert sum(slow.answer() is not None for _ in range(8)) == 6
 
 
-def test_index_files_made_later_are_found(group: Group) -> None:
+def test_index_files_created_later_are_found(group: Group) -> None:
     caller = group.connect()
     for frame in range(40):
         group.put("Orders", frame)

@@ -79,7 +79,7 @@ def put(group: Group, frame: int = NEXT_FRAME, **changes: Any) -> None:
 
 @pytest.mark.parametrize("size", [1, 100, 20_000])
 @pytest.mark.parametrize("tags", [[], ["Tag0"], ["Tag3", "Tag0"]])
-def test_a_message_that_comes_by_itself_is_answered_in_fewer_steps(
+def test_single_pull_new_message_is_answered_in_fewer_steps(
     filled: Group, monkeypatch: pytest.MonkeyPatch, tags: list[str], size: int
 ) -> None:
     request = msgspec.structs.replace(WAITS, tags=tags)
@@ -105,7 +105,7 @@ def test_a_message_that_comes_by_itself_is_answered_in_fewer_steps(
 @pytest.mark.parametrize(
     ("changes", "count"), [({}, 5), ({"sql": "TAGS IS NOT NULL"}, 1), ({"rocketmq_limits": True}, 1)]
 )
-def test_other_pulls_go_the_way_of_all(
+def test_single_pull_other_requests_use_the_general_path(
     filled: Group, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], count: int
 ) -> None:
     caller, taken = hold(filled, msgspec.structs.replace(WAITS, **changes)), ways(filled, monkeypatch)
@@ -115,7 +115,7 @@ def test_other_pulls_go_the_way_of_all(
     assert (found[1].status, found[1].count, taken) == ("FOUND", -(-count // 4), ["long"])
 
 
-def test_what_does_not_pass_is_passed_over(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_pull_unmatched_message_is_skipped(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     caller, taken = hold(filled, msgspec.structs.replace(WAITS, tags=["Tag1"])), ways(filled, monkeypatch)
     put(filled, count=1)
     assert caller.answer() is None
@@ -125,7 +125,7 @@ def test_what_does_not_pass_is_passed_over(filled: Group, monkeypatch: pytest.Mo
     assert (found[1].next_offset, found[1].count, taken) == (END + 2, 1, ["long", "short"])
 
 
-def test_all_who_wait_at_a_queue_get_its_message(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_pull_all_waiters_of_a_queue_get_the_message(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     callers, taken = [hold(filled) for _ in range(3)], ways(filled, monkeypatch)
     put(filled, count=1)
     found = [caller.answer() for caller in callers]
@@ -134,7 +134,7 @@ def test_all_who_wait_at_a_queue_get_its_message(filled: Group, monkeypatch: pyt
     assert waiting(filled) == 0
 
 
-def test_who_waits_is_answered_before_what_nobody_waits_for(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_pull_waiters_are_answered_before_other_work(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     caller, role = hold(filled), filled.role
     done: list[str] = []
     let_go, release, answer = role._reading.close_deleted, role._long_polls.release, role._pulls._answer
@@ -150,7 +150,7 @@ def test_who_waits_is_answered_before_what_nobody_waits_for(filled: Group, monke
 @pytest.mark.parametrize(
     ("error", "refused"), [(CorruptStoreError("short"), CorruptStoreError), (RuntimeError("why"), InternalError)]
 )
-def test_a_pull_that_fails_is_refused_and_forgotten(
+def test_single_pull_failure_refuses_and_drops_the_pull(
     filled: Group, monkeypatch: pytest.MonkeyPatch, error: Exception, refused: type[Exception]
 ) -> None:
     caller = hold(filled)
@@ -172,7 +172,7 @@ def test_a_pull_that_fails_is_refused_and_forgotten(
 
 
 @pytest.mark.parametrize("changes", [{}, {"sql": "TAGS IS NOT NULL"}])
-def test_a_pull_that_cannot_be_answered_is_refused_once(
+def test_single_pull_unanswerable_is_refused_once(
     filled: Group, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
     caller = hold(filled, msgspec.structs.replace(WAITS, **changes))
@@ -190,7 +190,7 @@ def test_a_pull_that_cannot_be_answered_is_refused_once(
     assert caller.answer() is None
 
 
-def test_a_client_that_has_just_gone_is_forgotten(filled: Group) -> None:
+def test_single_pull_disconnected_client_is_dropped(filled: Group) -> None:
     caller, other = hold(filled), hold(filled)
     put(filled, count=1)
     caller.sock.close()
@@ -203,7 +203,7 @@ def test_a_client_that_has_just_gone_is_forgotten(filled: Group) -> None:
 
 
 @pytest.mark.parametrize("few", [0, 3])
-def test_few_queues_are_compared_as_many_are(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
+def test_single_pull_few_queues_equal_the_many_queue_path(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
     monkeypatch.setattr(held_pulls, "FEW_ROWS", few)
     table: Any = Table(2)
     holds = held_pulls.LongPolls(table)

@@ -56,7 +56,7 @@ def half_message(name: str, group: str = "g") -> HalfMessage:
     return HalfMessage(0, 0, 0, name, group, "T", name, 0, 0, 1, 0, 0)
 
 
-def test_one_of_the_group_is_asked_the_one_that_has_waited_longest() -> None:
+def test_checks_go_to_the_longest_waiting_producer_of_the_group() -> None:
     rig = Rig()
     first, second, _other = rig.poll(), rig.poll(), rig.poll("other")
     rig.polls.ask(half_message("a"))
@@ -68,7 +68,7 @@ def test_one_of_the_group_is_asked_the_one_that_has_waited_longest() -> None:
     assert rig.answers[2:] == [(third, [b"c"])]
 
 
-def test_a_poll_gets_what_is_waiting_and_no_more_than_it_wants() -> None:
+def test_poll_returns_waiting_checks_up_to_its_limit() -> None:
     rig = Rig()
     for name in "abcde":
         rig.polls.ask(half_message(name))
@@ -79,7 +79,7 @@ def test_a_poll_gets_what_is_waiting_and_no_more_than_it_wants() -> None:
     assert [rows for _, rows in rig.answers] == [[b"a", b"c"], [b"d", b"e"]]
 
 
-def test_a_question_is_asked_once_however_often_it_comes() -> None:
+def test_check_requested_repeatedly_is_sent_once() -> None:
     rig = Rig()
     halves = [half_message("a"), half_message("a"), half_message("b")]
     for each in halves:
@@ -95,7 +95,7 @@ def test_a_question_is_asked_once_however_often_it_comes() -> None:
     assert len(many.answers[0][1]) == MESSAGES_MAX
 
 
-def test_polls_end_in_time_and_with_their_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_polls_end_at_timeout_or_disconnect(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
     connection = object()
     dropped = [rig.poll(connection=connection) for _ in range(3)]
@@ -117,7 +117,7 @@ def test_polls_end_in_time_and_with_their_connection(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "POLLS_MAX", 2)
     rig.poll()
     kept = rig.poll()
-    with pytest.raises(StoreBusyError, match="2 producers wait"):
+    with pytest.raises(StoreBusyError, match="2 producers poll already"):
         rig.poll()
     rig.polls.ask(half_message("a"))
     rig.polls.release_all()
@@ -129,7 +129,7 @@ def test_polls_end_in_time_and_with_their_connection(monkeypatch: pytest.MonkeyP
 # When half messages are due: one time each, and nothing kept of those that are done.
 
 
-def test_each_has_one_time_and_the_earliest_comes_first() -> None:
+def test_due_checks_return_the_earliest_first_and_once() -> None:
     table = OpenTransactions()
     due = DueChecks(table)
     halves = [half(number) for number in range(4)]
@@ -149,7 +149,7 @@ def test_each_has_one_time_and_the_earliest_comes_first() -> None:
     assert due.seconds_left(0, 9.0) == 9.0
 
 
-def test_times_of_those_that_are_done_do_not_pile_up() -> None:
+def test_due_checks_compact_finished_entries() -> None:
     table = OpenTransactions()
     due = DueChecks(table)
     kept = half(0)

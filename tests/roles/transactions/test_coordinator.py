@@ -12,7 +12,7 @@ from tests.roles.query.test_role import Group
 from tests.roles.transactions.test_open_transactions import half
 
 
-def test_a_check_that_is_refused_is_tried_less_often_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_refused_is_retried_with_backoff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when there is no room for the topic of those that are given up: all of them were tried every second."""
     group = Group(tmp_path / "store")
     try:
@@ -30,7 +30,7 @@ def test_a_check_that_is_refused_is_tried_less_often_each_time(tmp_path: Path, m
         group.close()
 
 
-def test_only_what_retention_has_taken_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollback_only_for_half_messages_deleted_by_retention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So was a half message that begins on a page which the disk cannot read, and for good."""
     group = Group(tmp_path / "store")
     try:

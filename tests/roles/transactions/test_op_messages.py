@@ -42,7 +42,7 @@ class Rig:
         return self.marks.step(self.clock.monotonic_ns())
 
 
-def test_all_that_are_due_go_at_once_and_others_with_the_next() -> None:
+def test_op_messages_batches_all_due_marks() -> None:
     rig = Rig()
     done: list[str] = []
     rig.marks.add(3)
@@ -59,7 +59,7 @@ def test_all_that_are_due_go_at_once_and_others_with_the_next() -> None:
     assert (message.topic, message.queue_id, bytes(message.body)) == (OP_HALF_TOPIC, 0, b"3,7,")
 
 
-def test_without_room_marks_are_tried_again_and_rollbacks_are_told() -> None:
+def test_op_messages_without_space_are_retried_and_reported() -> None:
     rig = Rig()
     refused: list[MqprocError] = []
     rig.marks.add(1)

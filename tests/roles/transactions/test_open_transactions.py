@@ -23,7 +23,7 @@ def seen(table: OpenTransactions, found: HalfMessage) -> HalfMessage | None:
     return table.add(found) if table.scan_past(found.offset) else None
 
 
-def test_a_copy_takes_the_place_of_what_it_names() -> None:
+def test_copy_replaces_the_half_message_it_names() -> None:
     table = OpenTransactions()
     first, other = half(0, "a"), half(1, "b")
     assert seen(table, first) is None
@@ -44,7 +44,7 @@ def test_a_copy_takes_the_place_of_what_it_names() -> None:
     assert (table.find(0, copy.key), table.half_progress(), len(table)) == (None, 3, 0)
 
 
-def test_a_copy_of_rocketmqs_is_known_by_its_id_and_count() -> None:
+def test_rocketmq_copy_is_found_by_id_and_count() -> None:
     table = OpenTransactions()
     first = half(0, "a")
     seen(table, first)
@@ -58,14 +58,14 @@ def test_a_copy_of_rocketmqs_is_known_by_its_id_and_count() -> None:
     assert table.find(123_456, ("else", "T", "a")) is None
 
 
-def test_an_id_alone_names_no_half_message_that_is_no_copy() -> None:
+def test_id_alone_does_not_match_a_half_message() -> None:
     table = OpenTransactions()
     seen(table, half(0, "a"))
     assert table.find(777, ("g", "T", "a")) is None
     assert table.find(0, ("g", "T", "b")) is None
 
 
-def test_what_was_marked_before_it_was_seen_is_never_open() -> None:
+def test_mark_before_its_half_message_prevents_opening() -> None:
     table = OpenTransactions()
     table.done(1)
     assert not table.was_scanned(0)
@@ -81,7 +81,7 @@ def test_what_was_marked_before_it_was_seen_is_never_open() -> None:
     assert table.half_progress() == 5
 
 
-def test_marks_are_below_progress_when_all_they_name_is() -> None:
+def test_marks_below_offset_when_all_named_messages_are() -> None:
     table = OpenTransactions()
     for offset in range(4):
         seen(table, half(offset))
@@ -95,7 +95,7 @@ def test_marks_are_below_progress_when_all_they_name_is() -> None:
     assert table.mark_progress(3) is None
 
 
-def test_so_many_ends_are_remembered() -> None:
+def test_ended_transactions_are_remembered_up_to_a_limit() -> None:
     table = OpenTransactions()
     for offset in range(ENDED_MAX + 1):
         table.ended(half(offset), committed=bool(offset % 2))

@@ -61,13 +61,13 @@ def newest(start: TransactionStart) -> list[str]:
     return names([half for half in table.all() if table.is_newest(half)])
 
 
-def test_nothing_is_open_where_nothing_was_ever_sent(store: LiveStore) -> None:
+def test_start_empty_log_has_no_open_transactions(store: LiveStore) -> None:
     put(store, "T", b"plain", {})
     start = started(store)
     assert (len(start._table), start.old, start.derived) == (0, [], [])
 
 
-def test_what_lacks_its_mark_is_found(store: LiveStore) -> None:
+def test_start_finds_half_messages_without_mark(store: LiveStore) -> None:
     places = [put_half(store, name) for name in ("first", "marked", "copied", "open")]
     assert places[0] == 0, "the log's first record is named by 1"
     commit(store, places[0])
@@ -82,7 +82,7 @@ def test_what_lacks_its_mark_is_found(store: LiveStore) -> None:
     assert start._table.half_progress() == 0
 
 
-def test_progress_is_where_reading_begins(store: LiveStore) -> None:
+def test_start_reads_from_the_committed_offset(store: LiveStore) -> None:
     for number in range(6):
         put_half(store, str(number))
     put_mark(store, 0, 1, 2)
@@ -93,7 +93,7 @@ def test_progress_is_where_reading_begins(store: LiveStore) -> None:
     assert start._table.mark_progress(3) == 1
 
 
-def test_what_rocketmq_stored_again_before_its_first_check_is_marked_by_its_first_one(store: LiveStore) -> None:
+def test_start_rocketmq_copy_before_first_check_is_marked_by_it(store: LiveStore) -> None:
     put_half(store, "first")
     put_mark(store, 0)
     put_half(store, "first", TRAN_PREPARED_QUEUE_OFFSET="0")
@@ -103,7 +103,7 @@ def test_what_rocketmq_stored_again_before_its_first_check_is_marked_by_its_firs
     assert newest(start) == ["first", "other"]
 
 
-def test_where_there_is_room_for_few_the_others_marks_are_kept(store: LiveStore) -> None:
+def test_start_keeps_marks_beyond_the_open_limit(store: LiveStore) -> None:
     places = [put_half(store, str(number)) for number in range(4)]
     commit(store, places[3])
     start = started(store, max_open=2)
@@ -111,7 +111,7 @@ def test_where_there_is_room_for_few_the_others_marks_are_kept(store: LiveStore)
     assert start.derived_marks == {mark_of(places[3])}
 
 
-def test_the_log_is_walked_from_the_third_last_mark(store: LiveStore) -> None:
+def test_start_walks_log_from_the_third_last_mark(store: LiveStore) -> None:
     put_half(store, "old")
     places = [put_half(store, str(number)) for number in range(OVERLAP_MARKS + 1)]
     for number, place in enumerate(places):

@@ -66,7 +66,7 @@ def planner(tmp_path: Path) -> Planner:
     return Planner(tmp_path / "store")
 
 
-def test_a_shape_is_made_once_for_frames_that_differ_in_messages_ids_and_times(planner: Planner) -> None:
+def test_plan_template_is_shared_by_frames_differing_in_ids_and_times(planner: Planner) -> None:
     first = planner.plan()
     payload = b"\2\0\0\0\1\0\0\0abc\1\0\1\0xy"
     second = planner.plan(
@@ -99,7 +99,7 @@ def test_a_shape_is_made_once_for_frames_that_differ_in_messages_ids_and_times(p
         {"gap_after_keys": b"A\x01a\x02"},
     ],
 )
-def test_what_makes_another_shape_is_never_taken_for_the_same(planner: Planner, changes: dict[str, Any]) -> None:
+def test_plan_different_fields_give_different_templates(planner: Planner, changes: dict[str, Any]) -> None:
     first = planner.plan()
     other = planner.plan(**changes)
     assert other.template is not first.template
@@ -107,7 +107,7 @@ def test_what_makes_another_shape_is_never_taken_for_the_same(planner: Planner, 
     assert planner.plan().template is first.template
 
 
-def test_kept_and_new_shapes_say_the_same(tmp_path: Path) -> None:
+def test_plan_cached_and_new_templates_are_equal(tmp_path: Path) -> None:
     """What a planner finds again is what another one makes."""
     for index, changes in enumerate([{}, {"tag": "t", "flag": 3}, {"queue_id": 1, "gap_before_tag": b"A\x01a\x02"}]):
         planner = Planner(tmp_path / f"kept-{index}")
@@ -125,17 +125,17 @@ def _values(template: AppendTemplate) -> dict[str, Any]:
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
 
 
-def test_whole_property_strings_have_a_kept_shape_too(planner: Planner) -> None:
+def test_plan_whole_property_strings_use_a_cached_template(planner: Planner) -> None:
     payload = b"\4\0\0\0body\4\0a\x01b\x02"
     first = planner.plan(payload, properties_bytes=4, unique_prefix="").template
     assert planner.plan(payload, properties_bytes=4, unique_prefix="").template is first
 
 
-def test_rounds_go_on_with_a_kept_shape(planner: Planner) -> None:
+def test_plan_queue_rotation_continues_with_a_cached_template(planner: Planner) -> None:
     assert [planner.plan().rotation for _ in range(5)] == [1, 2, 3, 0, 1]
 
 
-def test_a_topic_that_was_widened_has_all_its_queues_at_once(planner: Planner) -> None:
+def test_plan_widened_topic_uses_all_queues_at_once(planner: Planner) -> None:
     assert len(planner.plan().template.queue_numbers) == 4
     with pytest.raises(NoSuchQueueError):
         planner.plan(queue_id=5)
@@ -144,7 +144,7 @@ def test_a_topic_that_was_widened_has_all_its_queues_at_once(planner: Planner) -
     assert planner.plan(queue_id=5).template.fixed_queue == 5
 
 
-def test_nothing_is_sent_to_a_deleted_topic(tmp_path: Path) -> None:
+def test_plan_deleted_topic_is_refused(tmp_path: Path) -> None:
     planner = Planner(tmp_path / "store", auto_create_topic_enable=False)
     planner.topics.create("T", 4)
     planner.plan()
@@ -168,7 +168,7 @@ def test_nothing_is_sent_to_a_deleted_topic(tmp_path: Path) -> None:
         ({"tag": "a\x01"}, BadPropertyError),
     ],
 )
-def test_each_frame_is_checked_though_its_shape_is_known(
+def test_plan_checks_each_frame_of_a_known_template(
     planner: Planner, changes: dict[str, Any], error: type[Exception]
 ) -> None:
     planner.plan()
@@ -177,7 +177,7 @@ def test_each_frame_is_checked_though_its_shape_is_known(
     planner.plan()
 
 
-def test_a_payload_of_another_size_is_refused_though_the_columns_have_those_of_the_frame_before(
+def test_plan_payload_size_differing_from_columns_is_refused(
     planner: Planner,
 ) -> None:
     planner.plan()
@@ -191,7 +191,7 @@ def test_a_payload_of_another_size_is_refused_though_the_columns_have_those_of_t
     assert planner.plan().columns == first.columns
 
 
-def test_what_the_groups_roles_may_do_is_not_kept_for_clients(planner: Planner) -> None:
+def test_plan_role_permissions_are_not_cached_for_clients(planner: Planner) -> None:
     own = planner.plan(own=True, topic="%RETRY%G", reconsume_times=3, prepared_transaction_offset=5)
     assert (own.template.reconsume_times, own.template.prepared_transaction_offset, own.template.copies) == (3, 5, True)
     with pytest.raises(TopicReservedError):
@@ -208,7 +208,7 @@ def test_what_the_groups_roles_may_do_is_not_kept_for_clients(planner: Planner) 
     )
 
 
-def test_a_topic_without_write_permission_is_for_the_groups_roles_alone(planner: Planner) -> None:
+def test_plan_topic_without_write_permission_is_open_to_roles_only(planner: Planner) -> None:
     planner.plan()
     planner.topics.create("T", 4, perm=4)
     for changes in ({}, {"delay_level": 3}, {"deliver_at_ms": NOW_MS + 60_000}, {"transaction": True}):
@@ -222,7 +222,7 @@ def test_a_topic_without_write_permission_is_for_the_groups_roles_alone(planner:
             planner.topics.create("T", 4, perm=perm)
 
 
-def test_messages_that_wait_go_elsewhere_each_time(planner: Planner) -> None:
+def test_plan_delayed_messages_are_replanned_each_time(planner: Planner) -> None:
     planner.plan()
     for _ in range(2):
         assert bytes(planner.plan(delay_level=3).template.topic_block[1:]) == b"SCHEDULE_TOPIC_XXXX"
@@ -230,7 +230,7 @@ def test_messages_that_wait_go_elsewhere_each_time(planner: Planner) -> None:
     assert bytes(planner.plan(deliver_at_ms=NOW_MS - 1).template.topic_block[1:]) == b"T"
 
 
-def test_where_messages_have_waited_is_told_only_to_who_looks_for_repeats(planner: Planner, tmp_path: Path) -> None:
+def test_plan_delayed_target_is_reported_only_for_deduplication(planner: Planner, tmp_path: Path) -> None:
     looking = Planner(tmp_path / "looking", dedupe_window_messages=100)
     assert looking.plan(deliver_at_ms=NOW_MS - 1).template.delayed_template is None, "none has waited yet"
     for each in (planner, looking):
@@ -254,12 +254,12 @@ def test_where_messages_have_waited_is_told_only_to_who_looks_for_repeats(planne
         (b"\4\0\0\0body\0\0", {"properties_bytes": 0, "tag": "unchecked"}),
     ],
 )
-def test_what_is_long_or_was_not_checked_is_not_kept(planner: Planner, payload: bytes, changes: dict[str, Any]) -> None:
+def test_plan_unchecked_requests_are_not_cached(planner: Planner, payload: bytes, changes: dict[str, Any]) -> None:
     first = planner.plan(payload, **changes)
     assert planner.plan(payload, **changes).template is not first.template
 
 
-def test_no_more_shapes_are_kept_than_there_is_room_for(planner: Planner) -> None:
+def test_plan_template_cache_is_bounded(planner: Planner) -> None:
     first = planner.plan(flag=0).template
     for flag in range(1, TEMPLATES_MAX):
         planner.plan(flag=flag)
@@ -268,7 +268,7 @@ def test_no_more_shapes_are_kept_than_there_is_room_for(planner: Planner) -> Non
     assert planner.plan(flag=0).template is not first
 
 
-def test_a_topic_is_not_made_by_a_frame_that_is_refused(planner: Planner) -> None:
+def test_plan_refused_frame_creates_no_topic(planner: Planner) -> None:
     with pytest.raises(BadPropertyError):
         planner.plan(topic="new", tag="a\x01")
     with pytest.raises(BadMessageError):
@@ -287,21 +287,21 @@ def request(**changes: Any) -> AppendRequest:
     return msgspec.structs.replace(AppendRequest("T", 1, unique_prefix=BUCKET_PREFIX), **changes)
 
 
-def test_properties_stand_around_id_tag_and_keys() -> None:
+def test_constant_properties_surround_id_tag_and_keys() -> None:
     found = constant_properties(request(tag="t", gap_before_unique=b"A\x01a\x02", gap_before_tag=b"B\x01b\x02"))
     assert found.parts == (b"A\x01a\x02UNIQ_KEY\x01", b"\x02B\x01b\x02TAGS\x01t\x02", b"", b"")
 
 
-def test_without_an_id_nothing_is_written_of_one() -> None:
+def test_constant_properties_without_id_write_none() -> None:
     assert constant_properties(request(unique_prefix="", tag="t")).parts[1] == b"TAGS\x01t\x02"
 
 
-def test_a_column_of_tags_takes_the_place_of_the_tag() -> None:
+def test_constant_properties_tag_column_replaces_the_tag() -> None:
     large = "t" * 100_000
     assert constant_properties(request(tag=large, tags_bytes=3)).parts[1] == b"\x02"
 
 
-def test_a_sharding_key_stands_between_those_of_lower_and_of_higher_buckets() -> None:
+def test_constant_properties_sharding_key_is_placed_by_bucket() -> None:
     assert properties.bucket("source") < properties.bucket(properties.SHARDING_KEY) < properties.bucket("name")
     before = b"source\x01first\x02"
     gap = before + b"name\x01last\x02"
@@ -309,7 +309,7 @@ def test_a_sharding_key_stands_between_those_of_lower_and_of_higher_buckets() ->
     assert constant_properties(request(gap_before_unique=gap)).sharding_at == 0
 
 
-def test_whole_strings_get_nothing_added_unless_their_messages_wait() -> None:
+def test_constant_properties_whole_strings_are_extended_only_if_delayed() -> None:
     gap = b"a\x01b\x02" * 100_000
     whole = request(
         properties_bytes=4, gap_before_unique=gap, gap_before_tag=gap, gap_before_keys=gap, gap_after_keys=gap
@@ -329,6 +329,6 @@ def test_whole_strings_get_nothing_added_unless_their_messages_wait() -> None:
         ({"tag": "t" * 32_768}, PropertiesTooLargeError),
     ],
 )
-def test_what_is_wrong_is_refused(changes: dict[str, Any], error: type[BadRequestError]) -> None:
+def test_constant_properties_invalid_values_are_refused(changes: dict[str, Any], error: type[BadRequestError]) -> None:
     with pytest.raises(error):
         constant_properties(request(**changes))

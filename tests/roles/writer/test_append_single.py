@@ -109,7 +109,7 @@ def taken(
 
 @settings(max_examples=40)
 @given(streams(), st.booleans(), st.sampled_from(FlushDiskType))
-def test_frames_are_stored_and_answered_as_those_of_unknown_shapes(
+def test_append_single_equals_appends_of_unknown_templates(
     frames: list[Frame], twin: bool, flush: FlushDiskType
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -125,7 +125,7 @@ def test_frames_are_stored_and_answered_as_those_of_unknown_shapes(
 @pytest.mark.parametrize("property_crc", [True, False])
 @pytest.mark.parametrize("closed", [True, False])
 @pytest.mark.parametrize("sizes", [(4,), (4, 4, 4)])
-def test_whole_strings_of_properties_leave_no_byte_between_records(
+def test_append_single_whole_property_strings_leave_no_gap(
     make_rig: MakeRig, sizes: tuple[int, ...], closed: bool, property_crc: bool
 ) -> None:
     """Those that end their last property themselves are a byte shorter than others may become."""
@@ -143,7 +143,7 @@ def test_whole_strings_of_properties_leave_no_byte_between_records(
     assert rig.written == ends[-1]
 
 
-def test_a_frame_of_a_known_shape_goes_the_short_way(make_rig: MakeRig) -> None:
+def test_append_single_known_template_uses_the_fast_path(make_rig: MakeRig) -> None:
     """Without this all else here would be true of a writer that has none."""
     rig = make_rig()
     client = known_shape(rig)
@@ -153,7 +153,7 @@ def test_a_frame_of_a_known_shape_goes_the_short_way(make_rig: MakeRig) -> None:
     assert ways == [True] * 10
 
 
-def test_what_comes_beside_it_goes_with_it(make_rig: MakeRig) -> None:
+def test_append_single_concurrent_frames_are_appended_together(make_rig: MakeRig) -> None:
     rig = make_rig()
     client, other = known_shape(rig), known_shape(rig)
     ways = counted(rig)
@@ -167,7 +167,7 @@ def test_what_comes_beside_it_goes_with_it(make_rig: MakeRig) -> None:
     assert sum(rig.next_offsets().values()) == 6
 
 
-def test_segments_end_as_ever(make_rig: MakeRig) -> None:
+def test_append_single_ends_segments_as_usual(make_rig: MakeRig) -> None:
     rig = make_rig()
     client = known_shape(rig)
     ways = counted(rig)
@@ -179,7 +179,7 @@ def test_segments_end_as_ever(make_rig: MakeRig) -> None:
     assert_holds(rig, client, list(range(1, 102)))
 
 
-def test_a_frame_larger_than_what_is_staged_at_once_is_staged_in_parts(make_rig: MakeRig) -> None:
+def test_append_single_frame_beyond_staging_buffer_is_split(make_rig: MakeRig) -> None:
     rig = make_rig(max_message_size=2000, mapped_file_size_commit_log=4 << 20)
     client = rig.client()
     frames = [Frame(sizes=(2000,) * count).encode(number) for number, count in enumerate((1, 900, 1), 1)]
@@ -216,20 +216,20 @@ def rings(rig: WriterRig, client: Client) -> Rings:
     return Rings(early, late)
 
 
-def test_the_dispatcher_is_rung_before_the_append_when_somebody_waits(make_rig: MakeRig) -> None:
+def test_append_single_rings_a_waiting_dispatcher_before_the_append(make_rig: MakeRig) -> None:
     rig = make_rig()
     client = known_shape(rig)
     rig.words[words_of.WAITING_PULLS] = 1
     assert rings(rig, client) == Rings(early=True, late=False)
 
 
-def test_else_it_is_rung_behind(make_rig: MakeRig) -> None:
+def test_append_single_otherwise_rings_after_the_append(make_rig: MakeRig) -> None:
     rig = make_rig()
     assert rings(rig, known_shape(rig)) == Rings(early=False, late=True)
 
 
 @pytest.mark.parametrize("options", [{"max_spin_us": 0}, {"flush_disk_type": FlushDiskType.SYNC_FLUSH}])
-def test_so_it_is_when_it_would_not_look_out_for_as_long(make_rig: MakeRig, options: dict[str, object]) -> None:
+def test_append_single_rings_after_if_spin_is_too_short(make_rig: MakeRig, options: dict[str, object]) -> None:
     rig = make_rig(**options)
     client = known_shape(rig)
     rig.words[words_of.WAITING_PULLS] = 1
@@ -244,7 +244,7 @@ def synced(make_rig: MakeRig) -> WriterRig:
     return make_rig(flush_disk_type=FlushDiskType.SYNC_FLUSH)
 
 
-def test_it_is_durable_when_it_is_answered(synced: WriterRig) -> None:
+def test_append_single_is_durable_when_answered(synced: WriterRig) -> None:
     client = known_shape(synced)
     ways = counted(synced)
     for number in range(2, 12):
@@ -254,7 +254,7 @@ def test_it_is_durable_when_it_is_answered(synced: WriterRig) -> None:
     assert sum(read_buckets(synced.words, histograms.WRITER_SYNCS).counts) == 11
 
 
-def test_a_sync_that_fails_refuses_it_and_all_behind_it(synced: WriterRig) -> None:
+def test_append_single_failed_sync_refuses_it_and_all_following(synced: WriterRig) -> None:
     client = known_shape(synced)
     ways = counted(synced)
     durable = synced.words[words_of.WRITER_SYNCED]
@@ -273,7 +273,7 @@ def test_a_sync_that_fails_refuses_it_and_all_behind_it(synced: WriterRig) -> No
 
 
 @pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, DiskFullError), (errno.EIO, InternalError)])
-def test_a_write_that_fails_is_told_once_and_leaves_nothing(
+def test_append_single_failed_write_is_reported_once_and_undone(
     make_rig: MakeRig, number: int, error: type[MqprocError]
 ) -> None:
     rig = make_rig()
@@ -292,7 +292,7 @@ def test_a_write_that_fails_is_told_once_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("word", words_of.CLOSING_WORDS)
-def test_nothing_is_taken_while_a_word_keeps_appends_out(make_rig: MakeRig, word: int) -> None:
+def test_append_single_is_blocked_while_a_word_refuses_appends(make_rig: MakeRig, word: int) -> None:
     rig = make_rig()
     client = known_shape(rig)
     written = rig.written
@@ -305,7 +305,7 @@ def test_nothing_is_taken_while_a_word_keeps_appends_out(make_rig: MakeRig, word
     assert ways == [True]
 
 
-def test_it_is_held_back_and_refused_as_dispatch_falls_behind(make_rig: MakeRig) -> None:
+def test_append_single_is_delayed_then_refused_as_dispatch_lags(make_rig: MakeRig) -> None:
     rig = make_rig(max_dispatch_behind_bytes=100_000)
     client = known_shape(rig)
     ways = counted(rig)
@@ -322,7 +322,7 @@ def test_it_is_held_back_and_refused_as_dispatch_falls_behind(make_rig: MakeRig)
     assert 100_000 < rig.written < 102_000
 
 
-def test_a_new_limit_of_what_dispatch_may_be_behind_holds_at_once(make_rig: MakeRig) -> None:
+def test_append_single_new_dispatch_lag_limit_applies_at_once(make_rig: MakeRig) -> None:
     rig = make_rig()
     client = known_shape(rig)
     rig.writer.reload(dataclasses.replace(rig.options, max_dispatch_behind_bytes=1))
@@ -335,7 +335,7 @@ def test_a_new_limit_of_what_dispatch_may_be_behind_holds_at_once(make_rig: Make
     assert ways == [False, True]
 
 
-def test_a_writer_that_stops_takes_no_more(make_rig: MakeRig) -> None:
+def test_append_single_stopping_writer_takes_no_more(make_rig: MakeRig) -> None:
     rig = make_rig()
     client = known_shape(rig)
     rig.writer._admission.taking = False
@@ -343,7 +343,7 @@ def test_a_writer_that_stops_takes_no_more(make_rig: MakeRig) -> None:
     assert rig.counts()["appended_messages"] == 1
 
 
-def test_store_time_stands_still_while_the_clock_has_stepped_back(make_rig: MakeRig) -> None:
+def test_append_single_store_time_holds_while_the_clock_is_behind(make_rig: MakeRig) -> None:
     rig = make_rig()
     client = known_shape(rig)
     rig.clock.advance(2000)
@@ -359,7 +359,7 @@ def test_store_time_stands_still_while_the_clock_has_stepped_back(make_rig: Make
     assert ways == [False, True]
 
 
-def test_answers_that_nobody_reads_yet_all_come(make_rig: MakeRig) -> None:
+def test_append_single_unread_answers_all_arrive(make_rig: MakeRig) -> None:
     rig = make_rig()
     client = known_shape(rig)
     ways = counted(rig)

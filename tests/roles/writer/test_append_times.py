@@ -22,7 +22,7 @@ def counts(engine: Engine) -> tuple[int, int, int, float]:
     return words[layout.APPENDED_FRAMES], words[layout.APPENDED_MESSAGES], sum(sizes.counts), sizes.total
 
 
-def test_frames_messages_and_the_size_of_each_record_are_counted_as_they_are_encoded(tmp_path: Path) -> None:
+def test_append_counts_frames_messages_and_record_sizes(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     engine.append("T", [b"x" * 10] * 3)
     engine.append("T", [b"x" * 10, b"x" * 5000])
@@ -34,7 +34,7 @@ def test_frames_messages_and_the_size_of_each_record_are_counted_as_they_are_enc
     ]
 
 
-def test_frames_that_are_taken_back_are_not_counted(tmp_path: Path) -> None:
+def test_append_rolled_back_frames_are_not_counted(tmp_path: Path) -> None:
     """Neither those before the one that failed, nor the part of it that was encoded."""
     engine = Engine(tmp_path, segments_max=1)
     engine.append("T", [b"x" * 1000] * 10)
@@ -51,7 +51,7 @@ def test_frames_that_are_taken_back_are_not_counted(tmp_path: Path) -> None:
     assert counts(engine)[:3] == (2, 11, 11)
 
 
-def test_what_a_killed_writer_had_not_published_is_taken_back_by_its_successor(tmp_path: Path) -> None:
+def test_append_unpublished_by_killed_writer_is_uncounted_at_takeover(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     engine.append("T", [b"body"] * 4)
     published = counts(engine)
@@ -60,7 +60,7 @@ def test_what_a_killed_writer_had_not_published_is_taken_back_by_its_successor(t
     assert counts(engine) == published
 
 
-def test_a_step_that_is_timed_stands_for_the_frames_before_it(tmp_path: Path) -> None:
+def test_append_timed_step_counts_for_frames_before_it(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     times = AppendLatency(engine.words)
     for number in range(5):
@@ -72,7 +72,7 @@ def test_a_step_that_is_timed_stands_for_the_frames_before_it(tmp_path: Path) ->
     assert found.total == pytest.approx(5 * 60e-6)
 
 
-def test_a_slow_step_is_counted_with_its_own_frames_only(tmp_path: Path) -> None:
+def test_append_slow_step_counts_only_its_frames(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     times = AppendLatency(engine.words)
     for _ in range(5):

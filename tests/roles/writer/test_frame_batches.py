@@ -183,7 +183,7 @@ def taken(root: Path, frames: list[Frame], cuts: list[int], *, runs: bool) -> tu
 
 @settings(max_examples=60)
 @given(streams(), st.lists(st.integers(0, 1 << 22), max_size=6))
-def test_frames_are_stored_and_answered_as_without_runs(frames: list[Frame], cuts: list[int]) -> None:
+def test_frame_batches_equal_frames_appended_singly(frames: list[Frame], cuts: list[int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         left, answers = taken(Path(folder) / "runs", frames, cuts, runs=True)
         left_one_by_one, answers_one_by_one = taken(Path(folder) / "single", frames, cuts, runs=False)
@@ -194,7 +194,7 @@ def test_frames_are_stored_and_answered_as_without_runs(frames: list[Frame], cut
     assert left.log == left_one_by_one.log
 
 
-def test_the_kernel_takes_the_frames_of_a_known_shape(make_rig: MakeRig) -> None:
+def test_frame_batches_use_the_kernel_for_known_templates(make_rig: MakeRig) -> None:
     """Without this all else here would be true of a writer that knows no shape."""
     rig = make_rig()
     client = rig.client()
@@ -219,13 +219,13 @@ def compared(make_rig: MakeRig, data: bytes, request_ids: list[int], **options: 
     return rigs[0]
 
 
-def test_a_run_goes_on_behind_a_segments_end(make_rig: MakeRig) -> None:
+def test_frame_batch_continues_in_the_next_segment(make_rig: MakeRig) -> None:
     data = b"".join(single(number, "A", b"x" * 30_000) for number in range(1, 101))
     rig = compared(make_rig, data, list(range(1, 101)))
     assert rig.written > 2 * SEGMENT
 
 
-def test_a_frame_of_a_known_shape_may_be_larger_than_what_is_staged_at_once(make_rig: MakeRig) -> None:
+def test_frame_batch_known_template_may_exceed_the_staging_buffer(make_rig: MakeRig) -> None:
     """And than a segment."""
     data = single(1, "A") + several(2, "A", [b"y" * 40_000] * 70, born_timestamp_ms=1) + single(3, "A")
     rig = compared(make_rig, data, [1, 2, 3])
@@ -233,14 +233,14 @@ def test_a_frame_of_a_known_shape_may_be_larger_than_what_is_staged_at_once(make
 
 
 @pytest.mark.parametrize("counts", [(20_000,) * 6, (ANSWERS_BYTES // 20 + 1,), (10, ANSWERS_BYTES // 20 + 1, 30_000)])
-def test_answers_that_there_is_no_room_for_at_once_all_come(make_rig: MakeRig, counts: tuple[int, ...]) -> None:
+def test_frame_batch_answers_beyond_the_socket_buffer_all_arrive(make_rig: MakeRig, counts: tuple[int, ...]) -> None:
     frames = [single(1, "A")]
     frames += [several(number, "A", [b""] * count) for number, count in enumerate(counts, 2)]
     data = b"".join([*frames, single(len(counts) + 2, "A")])
     compared(make_rig, data, list(range(1, len(counts) + 3)), segments=16)
 
 
-def test_answers_that_nobody_reads_yet_are_not_written_over(make_rig: MakeRig) -> None:
+def test_frame_batch_unread_answers_are_not_overwritten(make_rig: MakeRig) -> None:
     rig = make_rig(segments=16)
     client = rig.client()
     client.send(single(1, "A", queue_id=0))
@@ -260,7 +260,7 @@ def test_answers_that_nobody_reads_yet_are_not_written_over(make_rig: MakeRig) -
 # Topics
 
 
-def test_frames_behind_a_wider_topic_go_by_its_new_queues(make_rig: MakeRig) -> None:
+def test_frame_batch_after_widened_topic_uses_the_new_queues(make_rig: MakeRig) -> None:
     rig = make_rig(default_topic_queue_nums=2)
     client = rig.client()
     frames = [single(number, "A") for number in range(1, 5)]
@@ -275,7 +275,7 @@ def test_frames_behind_a_wider_topic_go_by_its_new_queues(make_rig: MakeRig) -> 
     assert rig.next_offsets() == {("A", 0): 4, ("A", 1): 4, ("A", 2): 2, ("A", 3): 2, ("A", 4): 2}
 
 
-def test_frames_behind_a_topics_end_make_it_again_and_begin_its_round(make_rig: MakeRig) -> None:
+def test_frame_batch_after_topic_deletion_recreates_it_at_queue_0(make_rig: MakeRig) -> None:
     rig = make_rig(default_topic_queue_nums=3)
     client = rig.client()
     frames = [single(number, "A") for number in range(1, 6)]
@@ -288,7 +288,7 @@ def test_frames_behind_a_topics_end_make_it_again_and_begin_its_round(make_rig: 
     assert [offset for (offset,), _ in answers] == [0, 0, 0, 1, 1, 2, 2, 1, 3]
 
 
-def test_no_frame_reaches_a_deleted_topic_by_its_shape(make_rig: MakeRig) -> None:
+def test_frame_batch_known_template_never_reaches_a_deleted_topic(make_rig: MakeRig) -> None:
     rig = make_rig(auto_create_topic_enable=False)
     client = rig.client()
     frames = [frame_bytes(Operation.CREATE_TOPIC, 1, CreateTopicRequest("A", 2)), single(2, "A"), single(3, "A")]
@@ -299,7 +299,7 @@ def test_no_frame_reaches_a_deleted_topic_by_its_shape(make_rig: MakeRig) -> Non
     assert rig.counts()["appended_messages"] == 2
 
 
-def test_a_topic_that_a_role_widens_amid_a_step_keeps_all_its_offsets(make_rig: MakeRig) -> None:
+def test_topic_widened_by_a_role_during_a_step_keeps_all_offsets(make_rig: MakeRig) -> None:
     """Nothing is published in between: what was noted of the rows of shapes that are forgotten must not stand for
     others."""
     rig = make_rig(default_topic_queue_nums=1)
@@ -320,7 +320,7 @@ def test_a_topic_that_a_role_widens_amid_a_step_keeps_all_its_offsets(make_rig: 
     }
 
 
-def test_no_offset_comes_twice_when_there_is_no_room_for_one_more_shape(make_rig: MakeRig) -> None:
+def test_frame_batch_full_template_cache_repeats_no_offset(make_rig: MakeRig) -> None:
     rig = make_rig(default_topic_queue_nums=1)
     client = rig.client()
     client.send(frame_bytes(Operation.CREATE_TOPIC, 1, CreateTopicRequest("B", 4)))
@@ -340,7 +340,7 @@ def test_no_offset_comes_twice_when_there_is_no_room_for_one_more_shape(make_rig
 # Oneway, options, limits
 
 
-def test_frames_that_nobody_waits_for_are_published_and_not_answered(make_rig: MakeRig) -> None:
+def test_frame_batch_unawaited_frames_are_published_unanswered(make_rig: MakeRig) -> None:
     rig = make_rig()
     client = rig.client()
     client.send(single(1, "A", oneway=True))
@@ -354,7 +354,7 @@ def test_frames_that_nobody_waits_for_are_published_and_not_answered(make_rig: M
     assert list(client.answers) == [51]
 
 
-def test_calls_of_every_kind_are_answered_with_where_their_messages_lie(make_rig: MakeRig) -> None:
+def test_frame_batch_answers_name_the_offsets_for_every_request_kind(make_rig: MakeRig) -> None:
     rig = make_rig()
     connection = rig.connect()
     batch = Batch("A", [b"a", b"b", b"c"], keys=["k1", "k2", "k3"])
@@ -369,7 +369,7 @@ def test_calls_of_every_kind_are_answered_with_where_their_messages_lie(make_rig
     assert sum(rig.next_offsets().values()) == 21
 
 
-def test_a_new_limit_of_bodies_holds_for_known_shapes_at_once(make_rig: MakeRig) -> None:
+def test_frame_batch_new_body_limit_applies_to_known_templates(make_rig: MakeRig) -> None:
     rig = make_rig()
     client = rig.client()
     client.send(single(1, "A", b"x" * 2000) + single(2, "A", b"x" * 2000))
@@ -383,7 +383,7 @@ def test_a_new_limit_of_bodies_holds_for_known_shapes_at_once(make_rig: MakeRig)
     assert [error_of(client, number) is None for number in range(1, 8)] == [True, True, False, True, False, True, True]
 
 
-def test_more_frames_than_a_poll_takes_are_taken_by_the_next_ones_in_order(make_rig: MakeRig) -> None:
+def test_frame_batch_beyond_one_poll_is_continued_in_order(make_rig: MakeRig) -> None:
     rig = make_rig()
     rig.writer._server.limits = dataclasses.replace(rig.writer._server.limits, requests_per_poll=10)
     client = rig.client()
@@ -398,7 +398,7 @@ def test_more_frames_than_a_poll_takes_are_taken_by_the_next_ones_in_order(make_
     assert [columns(client.answers[number][0].payload)[1] for number in range(1, 96)] == [[n] for n in range(95)]
 
 
-def test_a_client_that_goes_amid_its_run_costs_others_nothing(make_rig: MakeRig) -> None:
+def test_frame_batch_client_disconnect_leaves_others_intact(make_rig: MakeRig) -> None:
     rig = make_rig()
     gone, staying = rig.client(), rig.client()
     staying.send(single(1, "A"))

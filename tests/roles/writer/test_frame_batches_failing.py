@@ -40,7 +40,7 @@ from tests.roles.writer.writer_rig import (
 
 @pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, DiskFullError), (errno.EIO, InternalError)])
 @pytest.mark.parametrize("failing", range(4))
-def test_frames_of_a_write_that_fails_are_refused_once_and_leave_nothing(
+def test_failed_write_refuses_frames_once_and_leaves_nothing(
     make_rig: MakeRig, number: int, error: type[MqprocError], failing: int
 ) -> None:
     """The first frames end with a segment, those behind are written as they are staged."""
@@ -85,7 +85,7 @@ def assert_holds(rig: WriterRig, client: Client, stored: list[int]) -> None:
     assert not any(rig.log(rig.written, ready_end))
 
 
-def test_frames_whose_segment_was_never_made_are_not_stored_when_it_is(make_rig: MakeRig) -> None:
+def test_frames_of_a_failed_segment_are_not_stored_when_it_is_made(make_rig: MakeRig) -> None:
     """As of a log that was found to end with a segment, and has no room for the next one."""
     rig = make_rig()
     ready_end = rig.words[words_of.SEGMENTS_READY_END]
@@ -100,9 +100,7 @@ def test_frames_whose_segment_was_never_made_are_not_stored_when_it_is(make_rig:
     assert_holds(rig, client, [4])
 
 
-def test_no_frame_is_stored_whose_segment_a_failed_sync_keeps_from_being_made(
-    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_sync_preventing_a_segment_stores_no_frame(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that had to wait for the segment is refused, and with it all that was staged before it."""
     rig = make_rig(runs=False, segments=1)
     (rig.paths.commit_log / f"{0:020d}").unlink()
@@ -123,9 +121,7 @@ def test_no_frame_is_stored_whose_segment_a_failed_sync_keeps_from_being_made(
     ("number", "told"),
     [(errno.EMFILE, StoreBusyError), (errno.ENOSPC, DiskFullError), (errno.EIO, InternalError)],
 )
-def test_a_topic_that_cannot_be_made_takes_no_frame_of_others_with_it(
-    make_rig: MakeRig, number: int, told: type[MqprocError]
-) -> None:
+def test_uncreatable_topic_fails_only_its_own_frames(make_rig: MakeRig, number: int, told: type[MqprocError]) -> None:
     """They are told that they are not stored, and were: who sends them again has them twice."""
     rig = make_rig(max_queues=256, default_topic_queue_nums=128)
     client = rig.client()
@@ -147,9 +143,7 @@ def test_a_topic_that_cannot_be_made_takes_no_frame_of_others_with_it(
     ("number", "told"),
     [(errno.ENOSPC, DiskFullError), (errno.EIO, InternalError), (errno.EROFS, StoreReadOnlyError)],
 )
-def test_a_topic_that_cannot_be_noted_is_told_as_what_it_is(
-    make_rig: MakeRig, number: int, told: type[MqprocError]
-) -> None:
+def test_unrecorded_topic_error_names_its_cause(make_rig: MakeRig, number: int, told: type[MqprocError]) -> None:
     """A full disk is no defect of mqproc's own: who asks again when it has room is answered."""
     rig = make_rig()
     client = rig.client()
@@ -167,7 +161,7 @@ def test_a_topic_that_cannot_be_noted_is_told_as_what_it_is(
     assert [error_of(client, request_id) for request_id in (4, 5)] == [None, None]
 
 
-def test_frames_of_a_segment_that_cannot_be_ended_are_refused_once(make_rig: MakeRig) -> None:
+def test_failed_segment_end_refuses_its_frames_once(make_rig: MakeRig) -> None:
     """Its last records are written, the BLANK behind them is not."""
     rig = make_rig()
     rig.io.write_errors = [0] * 10
@@ -183,9 +177,7 @@ def test_frames_of_a_segment_that_cannot_be_ended_are_refused_once(make_rig: Mak
 
 
 @pytest.mark.parametrize("of", ["write", "segment"])
-def test_a_limit_of_files_sizes_is_told_with_what_it_is(
-    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, of: str
-) -> None:
+def test_file_size_limit_error_names_the_limit(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, of: str) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _what: (4096, resource.RLIM_INFINITY))
     rig = make_rig(runs=False, segments=1)
     client = rig.client()
@@ -203,9 +195,7 @@ def test_a_limit_of_files_sizes_is_told_with_what_it_is(
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
-def test_without_descriptors_for_the_next_segment_frames_are_refused_until_there_are(
-    make_rig: MakeRig, number: int
-) -> None:
+def test_missing_descriptors_refuse_frames_until_available(make_rig: MakeRig, number: int) -> None:
     """What was written at the end of the one before is taken back through the descriptor that is open."""
     rig = make_rig()
     client = rig.client()
@@ -223,7 +213,7 @@ def test_without_descriptors_for_the_next_segment_frames_are_refused_until_there
     assert_holds(rig, client, [*(request_id for request_id, of in errors.items() if of is None), *range(62, 122)])
 
 
-def test_a_write_that_fails_and_cannot_be_taken_back_durably_refuses_every_frame(make_rig: MakeRig) -> None:
+def test_failed_write_not_durably_undone_refuses_all_frames(make_rig: MakeRig) -> None:
     rig = make_rig()
     client = rig.client()
     client.send(single(1, "A"))
@@ -238,7 +228,7 @@ def test_a_write_that_fails_and_cannot_be_taken_back_durably_refuses_every_frame
     assert isinstance(error_of(client, 202), StoreReadOnlyError)
 
 
-def test_a_writer_refuses_all_in_words_when_its_file_system_has_become_read_only(
+def test_read_only_file_system_sets_the_word_and_refuses_all(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read_only(*_arguments: object) -> None:
@@ -272,7 +262,7 @@ def test_a_writer_refuses_all_in_words_when_its_file_system_has_become_read_only
         {"flag": (-1 << 31) - 1},
     ],
 )
-def test_a_number_that_has_no_room_where_it_is_stored_is_refused(make_rig: MakeRig, changes: dict[str, Any]) -> None:
+def test_value_out_of_its_field_range_is_refused(make_rig: MakeRig, changes: dict[str, Any]) -> None:
     rig = make_rig()
     client = rig.client()
     known = {name: value for name, value in changes.items() if name == "unique_prefix"}
@@ -295,7 +285,7 @@ def test_a_number_that_has_no_room_where_it_is_stored_is_refused(make_rig: MakeR
         (words_of.DAMAGE_READ_ONLY, 1, StoreReadOnlyError),
     ],
 )
-def test_a_writer_that_refuses_does_so_once_a_frame_and_stores_none(
+def test_refusing_writer_answers_each_frame_once_and_stores_none(
     make_rig: MakeRig, word: int, value: int, error: type[MqprocError]
 ) -> None:
     rig = make_rig()
@@ -319,7 +309,7 @@ def test_a_writer_that_refuses_does_so_once_a_frame_and_stores_none(
 # SYNC_FLUSH
 
 
-def test_frames_of_a_run_are_answered_behind_the_sync_and_those_that_do_not_wait_before_it(make_rig: MakeRig) -> None:
+def test_batch_frames_are_answered_after_sync_and_unsynced_before(make_rig: MakeRig) -> None:
     rig = make_rig(flush_disk_type=FlushDiskType.SYNC_FLUSH)
     client = rig.client()
     ids = range(1, 41)
@@ -338,7 +328,7 @@ def test_frames_of_a_run_are_answered_behind_the_sync_and_those_that_do_not_wait
     assert rig.words[words_of.WRITER_SYNCED] == rig.written
 
 
-def test_a_sync_that_fails_refuses_all_that_waited_for_it(make_rig: MakeRig) -> None:
+def test_failed_sync_refuses_all_frames_waiting_for_it(make_rig: MakeRig) -> None:
     rig = make_rig(flush_disk_type=FlushDiskType.SYNC_FLUSH)
     client = rig.client()
     rig.io.failing = {"/commitlog/": errno.EIO}
@@ -352,7 +342,7 @@ def test_a_sync_that_fails_refuses_all_that_waited_for_it(make_rig: MakeRig) -> 
     assert isinstance(error_of(client, 21), StoreReadOnlyError)
 
 
-def test_nothing_is_stored_behind_a_sync_that_failed_amid_a_run(make_rig: MakeRig) -> None:
+def test_failed_sync_within_a_batch_stores_nothing_after_it(make_rig: MakeRig) -> None:
     """There is a sync amid it when there is no room for more answers."""
     rig = make_rig(flush_disk_type=FlushDiskType.SYNC_FLUSH, segments=16)
     client = rig.client()

@@ -37,7 +37,7 @@ def restart_writer(group: Group) -> threading.Thread:
     return thread
 
 
-def test_answers_that_wait_for_their_reader_are_sent_before_the_writer_ends(make_group: Callable[..., Group]) -> None:
+def test_writer_delivers_queued_answers_before_it_stops(make_group: Callable[..., Group]) -> None:
     group = make_group(mapped_file_size_commit_log=64 << 20)
     connection = Connection(open_socket(group.paths.socket(WRITER)))
     ids = [connection.submit(append(number)) for number in range(FRAMES)]
@@ -54,7 +54,7 @@ def test_answers_that_wait_for_their_reader_are_sent_before_the_writer_ends(make
     restarting.join()
 
 
-def test_a_writer_that_is_restarted_in_order_leaves_no_outcome_unknown(make_group: Callable[..., Group]) -> None:
+def test_writer_orderly_restart_leaves_no_unknown_outcome(make_group: Callable[..., Group]) -> None:
     group = make_group()
     over = threading.Event()
 
@@ -79,7 +79,7 @@ def test_a_writer_that_is_restarted_in_order_leaves_no_outcome_unknown(make_grou
     assert group.words()["appended_messages"] == sent
 
 
-def test_a_group_that_stops_in_order_leaves_no_outcome_unknown(make_group: Callable[..., Group]) -> None:
+def test_group_orderly_stop_leaves_no_unknown_outcome(make_group: Callable[..., Group]) -> None:
     """A client that comes again meanwhile is let in and refused, or turned away."""
     group = make_group()
     over = threading.Event()
@@ -105,7 +105,7 @@ def test_a_group_that_stops_in_order_leaves_no_outcome_unknown(make_group: Calla
     assert [future.exception() for future in futures if future.exception()] == []
 
 
-def test_a_client_that_goes_on_sending_is_told_to_come_back(make_group: Callable[..., Group]) -> None:
+def test_writer_stopping_asks_a_sending_client_to_return(make_group: Callable[..., Group]) -> None:
     """Every frame is stored, refused, or, at the very end, lost with the connection; none is stored unanswered."""
     group = make_group(mapped_file_size_commit_log=64 << 20)
     connection = Connection(open_socket(group.paths.socket(WRITER)))
@@ -128,7 +128,7 @@ def test_a_client_that_goes_on_sending_is_told_to_come_back(make_group: Callable
     assert group.words()["appended_messages"] == stored * MESSAGES
 
 
-def test_a_client_counts_while_it_is_connected_whether_it_asks_or_not(make_group: Callable[..., Group]) -> None:
+def test_writer_counts_connected_clients(make_group: Callable[..., Group]) -> None:
     group = make_group()
     others = group.words()["writer_connections"]
     silent = open_socket(group.paths.socket(WRITER))

@@ -93,7 +93,7 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
-def test_a_topic_deleted_and_sent_to_again_goes_on(store: Store) -> None:
+def test_topic_recreated_by_a_send_continues_its_offsets(store: Store) -> None:
     store.use("T", 3)
     before = store.topics.find("T").queue_numbers.tolist()
     store.topics.delete("T", 1000)
@@ -106,7 +106,7 @@ def test_a_topic_deleted_and_sent_to_again_goes_on(store: Store) -> None:
     assert store.next_offsets("T") == [3, 3, 3, 3]
 
 
-def test_queues_of_every_earlier_width_keep_their_offsets(store: Store) -> None:
+def test_topic_queues_of_earlier_widths_keep_their_offsets(store: Store) -> None:
     store.use("T", 3)
     store.topics.delete("T", 1000)
     store.topics.create("T", 1)
@@ -118,7 +118,7 @@ def test_queues_of_every_earlier_width_keep_their_offsets(store: Store) -> None:
     assert store.next_offsets("T") == [5, 3, 3, 3, 0, 0]
 
 
-def test_thousands_of_topics_deleted_and_made_again_use_their_entries_again(tmp_path: Path) -> None:
+def test_topics_recreated_by_thousands_reuse_their_entries(tmp_path: Path) -> None:
     names = [f"topic-{number}" for number in range(1000)]
     store = Store(tmp_path / "store", capacity=4 * len(names))
     for turn in range(4):
@@ -136,7 +136,7 @@ def test_thousands_of_topics_deleted_and_made_again_use_their_entries_again(tmp_
     assert store.topics.topics.get("other") is None
 
 
-def test_more_queues_than_a_topic_can_have_are_refused_at_once(store: Store) -> None:
+def test_topic_too_many_queues_is_refused_at_once(store: Store) -> None:
     with pytest.raises((BadRequestError, TooManyQueuesError)):
         store.topics.create("T", 1 << 60)
     assert store.topics.topics.get("T") is None
@@ -145,7 +145,7 @@ def test_more_queues_than_a_topic_can_have_are_refused_at_once(store: Store) -> 
 # Full disks, files that are in use
 
 
-def test_a_deletion_without_room_for_its_line_changes_nothing(tmp_path: Path) -> None:
+def test_topic_deletion_without_space_changes_nothing(tmp_path: Path) -> None:
     io = FaultyIO("pwrite")
     store = Store(tmp_path / "store", io=io)
     store.use("T", 3)
@@ -161,7 +161,7 @@ def test_a_deletion_without_room_for_its_line_changes_nothing(tmp_path: Path) ->
     assert store.durable().deletions == {"T": TopicDeletion(1000, (3, 3, 3, 3))}
 
 
-def test_files_that_come_to_lie_there_while_they_are_removed_go_too(tmp_path: Path) -> None:
+def test_topic_deletion_removes_files_created_meanwhile(tmp_path: Path) -> None:
     """The dispatcher writes a unit at this very moment."""
     io = FaultyIO("remove_folder", errno.ENOTEMPTY)
     store = Store(tmp_path / "store", io=io)
@@ -172,7 +172,7 @@ def test_files_that_come_to_lie_there_while_they_are_removed_go_too(tmp_path: Pa
 
 
 @pytest.mark.parametrize("number", [errno.ENOTEMPTY, errno.EACCES])
-def test_files_that_cannot_be_removed_do_not_hold_up_a_deletion(tmp_path: Path, number: int) -> None:
+def test_topic_deletion_continues_past_undeletable_files(tmp_path: Path, number: int) -> None:
     io = FaultyIO("remove_folder", number)
     store = Store(tmp_path / "store", io=io)
     store.use("T", 3)
@@ -187,7 +187,7 @@ def test_files_that_cannot_be_removed_do_not_hold_up_a_deletion(tmp_path: Path, 
     assert not store.files_of("T")
 
 
-def test_topics_that_cannot_be_saved_stay_unsaved_until_they_can(tmp_path: Path) -> None:
+def test_topics_failed_save_is_retried_until_it_succeeds(tmp_path: Path) -> None:
     io = FaultyIO("pwrite")
     store = Store(tmp_path / "store", io=io)
     io.left = -1
@@ -205,7 +205,7 @@ def test_topics_that_cannot_be_saved_stay_unsaved_until_they_can(tmp_path: Path)
 # Killed writers
 
 
-def test_a_successor_saves_what_only_the_journal_has(store: Store) -> None:
+def test_successor_saves_topics_found_only_in_the_journal(store: Store) -> None:
     store.use("T", 3)
     store.topics.create("U", 2)
     store.topics.delete("T", 1000)
@@ -219,7 +219,7 @@ def test_a_successor_saves_what_only_the_journal_has(store: Store) -> None:
 
 
 @pytest.mark.parametrize("queues_done", [0, 1, 3])
-def test_a_successor_finishes_a_deletion(store: Store, queues_done: int) -> None:
+def test_successor_finishes_a_deletion(store: Store, queues_done: int) -> None:
     """Killed when the line was durable, or when some queues were tombstones, or before the files went."""
     store.topics.create("T", 4)
     for number, count in enumerate([0, 5, 0, 2]):
@@ -240,7 +240,7 @@ def test_a_successor_finishes_a_deletion(store: Store, queues_done: int) -> None
     assert store.table.deletion(number) == (1000, 5)
 
 
-def test_a_successor_removes_no_files_of_a_topic_whose_deletion_a_loss_of_power_may_take(store: Store) -> None:
+def test_successor_keeps_files_until_the_deletion_is_durable(store: Store) -> None:
     """Killed between the deletion's line and its sync: without the line the topic is there, and needs its units."""
     store.use("T", 3)
     store.topics.save(1)
@@ -252,7 +252,7 @@ def test_a_successor_removes_no_files_of_a_topic_whose_deletion_a_loss_of_power_
     assert not store.files_of("T")
 
 
-def test_a_successor_removes_files_of_deleted_topics_in_their_order(store: Store) -> None:
+def test_successor_removes_files_of_deleted_topics_in_order(store: Store) -> None:
     """In every process: the order of a set of texts is another one in each."""
     deleted = [f"T{number:02}" for number in range(40)]
     for topic in deleted:
@@ -265,7 +265,7 @@ def test_a_successor_removes_files_of_deleted_topics_in_their_order(store: Store
     assert [folder.name for folder in io.removed] == deleted
 
 
-def test_a_successor_keeps_a_topic_that_was_narrower_when_it_was_deleted_the_last_time(store: Store) -> None:
+def test_successor_keeps_topic_deleted_with_fewer_queues_before(store: Store) -> None:
     """Queues that only its first life had, and that the send has made again, were no part of that deletion."""
     store.use("T", 3)
     store.topics.delete("T", 1000)
@@ -283,7 +283,7 @@ def test_a_successor_keeps_a_topic_that_was_narrower_when_it_was_deleted_the_las
     assert store.files_of("T")
 
 
-def test_a_successor_keeps_a_topic_that_a_send_made_again(store: Store) -> None:
+def test_successor_keeps_a_topic_recreated_by_a_send(store: Store) -> None:
     """Its records may be in the log already; the journal, for want of room, was not told before the kill."""
     store.use("T", 3)
     store.topics.delete("T", 1000)
@@ -301,7 +301,7 @@ def test_a_successor_keeps_a_topic_that_a_send_made_again(store: Store) -> None:
     assert store.next_offsets("T") == [3, 3, 3, 3]
 
 
-def test_a_deletion_is_forgotten_when_the_log_begins_behind_it(store: Store) -> None:
+def test_topic_deletion_is_forgotten_after_log_start_passes_it(store: Store) -> None:
     for name in ("old", "young", "remade"):
         store.use(name, 1)
         store.topics.delete(name, 2048 if name == "young" else 1024)
@@ -316,9 +316,7 @@ def test_a_deletion_is_forgotten_when_the_log_begins_behind_it(store: Store) -> 
 
 
 @pytest.mark.parametrize(("topic", "queues"), [(SCHEDULE_TOPIC, DELAY_LEVELS), (REVIVE_TOPIC, REVIVE_QUEUES)])
-def test_a_topic_of_the_system_has_all_its_queues_whatever_was_left_of_it(
-    topic: str, queues: int, store: Store
-) -> None:
+def test_system_topic_has_all_queues_despite_remnants(topic: str, queues: int, store: Store) -> None:
     """A power loss took the config files, and recovery found some queues again."""
     store.table.create_queue(topic, 2)
     topics = store.successor()
@@ -330,7 +328,7 @@ def test_a_topic_of_the_system_has_all_its_queues_whatever_was_left_of_it(
     assert len(store.successor().find_internal(topic).queue_numbers) == queues
 
 
-def test_light_queues_of_rocketmq_become_no_topics(tmp_path: Path) -> None:
+def test_rocketmq_light_queues_become_no_topics(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.table.create_queue("Orders", 1)
     store.table.create_queue("%LMQ%light", 0)
@@ -339,7 +337,7 @@ def test_light_queues_of_rocketmq_become_no_topics(tmp_path: Path) -> None:
     assert topics.topics.get("%LMQ%light") is None
 
 
-def test_a_folder_with_a_number_that_no_queue_has_widens_no_topic(tmp_path: Path) -> None:
+def test_topic_ignores_folders_with_invalid_queue_numbers(tmp_path: Path) -> None:
     """The journal could not hold so many queues, and no send to the topic would find room for them."""
     store = Store(tmp_path)
     store.table.create_queue("Orders", 1)

@@ -14,7 +14,7 @@ from mqproc.types import PullStatus
 from tests.support.group import Group, wait_until
 
 
-def test_topics_are_kept_through_a_kill_of_everything(make_group: Callable[..., Group]) -> None:
+def test_topics_survive_a_kill_of_the_group(make_group: Callable[..., Group]) -> None:
     group = make_group()
     with group.client() as client:
         for number in range(200):
@@ -27,7 +27,7 @@ def test_topics_are_kept_through_a_kill_of_everything(make_group: Callable[..., 
     assert found == {f"topic-{number}": 3 for number in range(200) if number != 7}
 
 
-def test_topics_made_by_a_send_keep_all_their_queues_through_a_kill_of_everything(
+def test_topics_created_by_sends_keep_all_queues_after_a_kill(
     make_group: Callable[..., Group],
 ) -> None:
     """Only the first one is in topics.json by then."""
@@ -42,7 +42,7 @@ def test_topics_made_by_a_send_keep_all_their_queues_through_a_kill_of_everythin
         assert [(info.topic, info.queues) for info in client.topics()] == [(name, 4) for name in names]
 
 
-def test_a_deleted_topic_is_gone_and_may_be_made_again(make_group: Callable[..., Group]) -> None:
+def test_deleted_topic_is_gone_and_can_be_recreated(make_group: Callable[..., Group]) -> None:
     group = make_group()
     with group.client() as client:
         client.create_topic("gone", 1)
@@ -71,7 +71,7 @@ def assert_second_life(client: Client) -> None:
     assert [(message.queue_offset, message.body) for message in pulled.messages] == [(3, b"second life")]
 
 
-def test_a_topic_is_closed_to_sends_and_opened_again(group: Group) -> None:
+def test_topic_can_be_closed_to_sends_and_reopened(group: Group) -> None:
     with group.client() as client:
         client.create_topic("frozen", 2)
         client.send("frozen", b"later", delay=0.5)
@@ -91,7 +91,7 @@ def test_a_topic_is_closed_to_sends_and_opened_again(group: Group) -> None:
         assert client.send("frozen", b"x", queue_id=3).queue_offset == 0
 
 
-def test_a_killed_writer_remembers_its_topics(group: Group) -> None:
+def test_killed_writer_remembers_its_topics(group: Group) -> None:
     with group.client() as client:
         client.create_topic("kept", 5)
         pid = group.pid("writer")
@@ -100,7 +100,7 @@ def test_a_killed_writer_remembers_its_topics(group: Group) -> None:
         assert client.send("kept", b"x", queue_id=4).queue_id == 4
 
 
-def test_a_save_that_fails_ends_no_writer_and_holds_up_no_stop(make_group: Callable[..., Group]) -> None:
+def test_topics_failed_save_ends_no_writer_and_delays_no_stop(make_group: Callable[..., Group]) -> None:
     """A folder in the place of the temporary file: every save fails, the journal does not."""
     group = make_group()
     obstacle = group.paths.topics.with_name("topics.json.tmp")
