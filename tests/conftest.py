@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from mqproc.cli.admin.warm import fill_cache
+from mqproc.cli.admin.kernel_cache import fill_cache
 from mqproc.kernels.jit import compile as jit
 from tests.support.group import Group
 from tests.support.processes import map_large_blocks
@@ -28,7 +28,7 @@ pytest_plugins = ["tests.interop"]
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """A third of what it takes to collect thousands of tests went into looking for garbage among them.
+    """Disable garbage collection while tests are collected: it took a third of that time.
 
     It is looked for among what tests make.
     """

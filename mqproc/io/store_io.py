@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
-import numpy as np
 
 from mqproc.paths import file_type
 from mqproc.util.json_text import decode_json
@@ -525,6 +524,8 @@ def dirty_end(io: StoreIO, fd: int, position: int) -> int:
 
     Holes are skipped.
     """
+    import numpy as np  # Here, so that commands which only read small files start quickly.
+
     io.disable_read_ahead(fd)
     end = position
     while (written := _next_written(io, fd, position)) is not None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from mqproc import Client, Message
 from mqproc.cli.admin import engine_hooks
-from mqproc.cli.admin.warm import make_ready
+from mqproc.cli.admin.kernel_cache import make_ready
 from mqproc.cli.main import main
 from mqproc.client import group_requests as group_calls
 from mqproc.config.options import Options

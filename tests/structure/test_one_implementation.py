@@ -31,7 +31,7 @@ ALLOWED = {
     "outages/disks.py": {"ctypes", "struct"},
 }
 ROLES = "mqproc.roles"
-ROLES_COME_BY = {"mqproc.roles.role", "mqproc.roles.registry"}
+ALLOWED_ROLES = {"mqproc.roles.role", "mqproc.roles.registry"}
 LARGE = 1 << 24
 
 
@@ -123,8 +123,10 @@ def _roles(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Imports of roles: a harness runs the supervisor's roles only."""
     for node in ast.walk(tree):
         for line, module in _modules_of(node):
-            if module.startswith(ROLES) and module not in ROLES_COME_BY:
-                yield line, f"role {module}"
+            names = [f"{ROLES}.{alias.name}" for alias in getattr(node, "names", ())] if module == ROLES else [module]
+            yield from (
+                (line, f"role {name}") for name in names if name.startswith(ROLES) and name not in ALLOWED_ROLES
+            )
 
 
 def _dotted(node: ast.AST) -> list[str]:

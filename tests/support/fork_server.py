@@ -49,13 +49,13 @@ class Running(Protocol):
 
 
 class Nursery:
-    """The side of whoever wants groups."""
+    """The client's side of the fork server."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())]
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-        # What is forked has its output buffered, as a program whose output goes to a file or a pipe.
+        # Forked programs buffer their output, as programs whose output is a file or a pipe.
         environment.pop("PYTHONUNBUFFERED", None)
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment)
         theirs.close()
@@ -101,13 +101,13 @@ class Nursery:
             self._process.wait(START_TIMEOUT_S)
 
     def _hear(self, timeout_s: float) -> int | None:
-        """Take what was said; the pid of the process that was asked for, if that was."""
+        """Read messages of the server; the pid of the requested process, if one is among them."""
         self._socket.settimeout(max(0.0, timeout_s))
         with contextlib.suppress(BlockingIOError, TimeoutError):
             while message := self._socket.recv(MESSAGE_BYTES_MAX):
                 pid, code = json.loads(message)
                 if code is None:
-                    # Thousands of processes later the number of one that has ended comes again.
+                    # Process ids are reused after thousands of processes.
                     self._codes.pop(pid, None)
                     return int(pid)
                 self._codes[pid] = code
@@ -174,7 +174,7 @@ def serve(fd: int) -> None:
 
     from mqproc.cli import main
     from mqproc.cli.admin import engine_hooks
-    from mqproc.cli.admin.warm import make_ready
+    from mqproc.cli.admin.kernel_cache import make_ready
     from mqproc.roles import registry
 
     assert engine_hooks
@@ -183,7 +183,7 @@ def serve(fd: int) -> None:
     make_ready()
     # The first title finds the room for all: arguments and variables as the program was given them, before they change.
     setproctitle.setproctitle("nursery-of-tests")
-    # A collection in what is forked would else touch, and thereby copy, all that is loaded.
+    # A collection in a forked process would touch, and thereby copy, all loaded objects.
     gc.freeze()
     asked = socket.socket(fileno=fd)
     wake, woken = os.pipe()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from mqproc.cli.admin.warm import NOT_KEPT, is_cached, make_ready
+from mqproc.cli.admin.kernel_cache import NOT_KEPT, is_cached, make_ready
 from mqproc.config.options import Options
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths

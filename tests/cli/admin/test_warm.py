@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from mqproc.cli.admin import engine_hooks as engine
-from mqproc.cli.admin import warm as warm_kernels
+from mqproc.cli.admin import kernel_cache
 from mqproc.kernels.jit import compile as jit
 from tests.support.command_line import call
 from tests.support.group import wait_until
@@ -25,8 +25,8 @@ from tests.support.group import wait_until
 def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Path of the marker of a full cache; compilation succeeds at once."""
     note = tmp_path / "mqproc-warmed-now"
-    monkeypatch.setattr(warm_kernels, "full_cache_marker", lambda: note)
-    monkeypatch.setattr(warm_kernels, "compile_in_children", lambda: True)
+    monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: note)
+    monkeypatch.setattr(kernel_cache, "compile_in_children", lambda: True)
     return note
 
 
@@ -44,7 +44,7 @@ def test_warm_json_shows_whether_it_compiled(note: Path) -> None:
 
 
 def test_warm_without_cache_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_kernels, "full_cache_marker", lambda: None)
+    monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: None)
     found = call("warm")
     assert found.code == 1
     assert "NUMBA_CACHE_DIR" in found.err
@@ -61,7 +61,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, *, well: bool = True) -> list[None
         asked.append(None)
         return well
 
-    monkeypatch.setattr(warm_kernels, "compile_in_children", children)
+    monkeypatch.setattr(kernel_cache, "compile_in_children", children)
     return asked
 
 
@@ -73,9 +73,9 @@ def test_make_ready_full_cache_is_only_loaded(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "crc.total-1.py311.1.0123456789abcdef.nbc").touch()
     kept = tmp_path / f"crc.total-1.py311.1{jit.code_ending()}"
     kept.touch()
-    monkeypatch.setattr(warm_kernels, "full_cache_marker", lambda: note)
-    warm_kernels.make_ready()
-    warm_kernels.make_ready()
+    monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: note)
+    kernel_cache.make_ready()
+    kernel_cache.make_ready()
     assert len(asked) == 1
     left = {"mqproc-warmed-now", "mqproc-warming.lock", "other", kept.name}
     assert {path.name for path in tmp_path.iterdir()} == left
@@ -83,8 +83,8 @@ def test_make_ready_full_cache_is_only_loaded(tmp_path: Path, monkeypatch: pytes
 
 def test_make_ready_without_cache_forks_no_children(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = compiled(monkeypatch)
-    monkeypatch.setattr(warm_kernels, "full_cache_marker", lambda: None)
-    warm_kernels.make_ready()
+    monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: None)
+    kernel_cache.make_ready()
     assert not asked
 
 
@@ -102,8 +102,8 @@ def test_start_without_cache_names_the_fix(monkeypatch: pytest.MonkeyPatch, kept
 
 def test_fill_cache_failed_children_leave_no_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, note = compiled(monkeypatch, well=False), tmp_path / "mqproc-warmed-now"
-    monkeypatch.setattr(warm_kernels, "full_cache_marker", lambda: note)
-    warm_kernels.make_ready()
+    monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: note)
+    kernel_cache.make_ready()
     assert len(asked) == 1
     assert not note.exists()
 
@@ -111,16 +111,16 @@ def test_fill_cache_failed_children_leave_no_marker(tmp_path: Path, monkeypatch:
 def test_fill_cache_without_lock_file_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = compiled(monkeypatch)
     (tmp_path / "file").touch()
-    monkeypatch.setattr(warm_kernels, "full_cache_marker", lambda: tmp_path / "file" / "mqproc-warmed-now")
-    warm_kernels.make_ready()
+    monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: tmp_path / "file" / "mqproc-warmed-now")
+    kernel_cache.make_ready()
     assert len(asked) == 1
 
 
 def test_fill_cache_second_process_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, note = compiled(monkeypatch), tmp_path / "mqproc-warmed-now"
-    monkeypatch.setattr(warm_kernels, "full_cache_marker", lambda: note)
-    with warm_kernels.cache_lock(tmp_path / "mqproc-warming.lock"):
-        second = threading.Thread(target=warm_kernels.make_ready)
+    monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: note)
+    with kernel_cache.cache_lock(tmp_path / "mqproc-warming.lock"):
+        second = threading.Thread(target=kernel_cache.make_ready)
         second.start()
         second.join(0.3)
         assert second.is_alive()
@@ -132,11 +132,11 @@ def test_fill_cache_second_process_waits(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.skipif(not jit.COMPILED, reason="nothing is cached")
 def test_marker_depends_on_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = warm_kernels.full_cache_marker()
+    before = kernel_cache.full_cache_marker()
     assert before is not None
-    assert before == warm_kernels.full_cache_marker()
+    assert before == kernel_cache.full_cache_marker()
     monkeypatch.setattr(jit, "sources_fingerprint", lambda: "another")
-    after = warm_kernels.full_cache_marker()
+    after = kernel_cache.full_cache_marker()
     assert after is not None
     assert (after.parent, after.name != before.name) == (before.parent, True)
 
@@ -147,8 +147,8 @@ def test_compile_in_children_covers_every_module(tmp_path: Path, monkeypatch: py
         module = ModuleType(f"module{number}")
         module.warm = (tmp_path / str(number)).touch  # type: ignore[attr-defined]
         modules.append(module)
-    monkeypatch.setattr(warm_kernels, "WARMED", modules)
-    assert warm_kernels.compile_in_children()
+    monkeypatch.setattr(kernel_cache, "WARMED", modules)
+    assert kernel_cache.compile_in_children()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3", "4"]
 
 
@@ -158,8 +158,8 @@ def test_compile_in_children_reports_failure(monkeypatch: pytest.MonkeyPatch) ->
 
     module = ModuleType("module")
     module.warm = fail  # type: ignore[attr-defined]
-    monkeypatch.setattr(warm_kernels, "WARMED", [module])
-    assert not warm_kernels.compile_in_children()
+    monkeypatch.setattr(kernel_cache, "WARMED", [module])
+    assert not kernel_cache.compile_in_children()
 
 
 def test_compile_in_children_interrupted_leaves_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_compile_in_children_interrupted_leaves_no_child(monkeypatch: pytest.Mon
         module = ModuleType(f"module{number}")
         module.warm = lambda: time.sleep(60)  # type: ignore[attr-defined]
         modules.append(module)
-    monkeypatch.setattr(warm_kernels, "WARMED", modules)
+    monkeypatch.setattr(kernel_cache, "WARMED", modules)
     parent = os.getpid()
     others = {*psutil.Process().children()}
 
@@ -186,6 +186,6 @@ def test_compile_in_children_interrupted_leaves_no_child(monkeypatch: pytest.Mon
     interrupting = threading.Thread(target=interrupt)
     interrupting.start()
     with pytest.raises(KeyboardInterrupt):
-        warm_kernels.compile_in_children()
+        kernel_cache.compile_in_children()
     interrupting.join()
     assert not own(), "a child is alive, or was not waited for"
