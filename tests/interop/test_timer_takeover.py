@@ -55,7 +55,7 @@ def test_waiting_messages_of_rocketmqs_timer_are_read(store: Path) -> None:
     rows = [row for path in sorted((store / "timerlog").iterdir()) for row in dump_rows(path)]
     does = {of_offset[row["physical_offset"]]: row["does"] for row in rows}
     assert does.pop("the cancellation") == "cancel"
-    assert does.pop(FAR) == "park again, then deliver"
+    assert does.pop(FAR) == "enqueue again, then deliver"
     assert does == dict.fromkeys([*DELIVERED, *WAITING, CANCELLED], "deliver")
     verified = call("store", "verify", store, "--json")
     assert (verified.code, damage_in(verified.json)) == (0, [])
