@@ -29,8 +29,7 @@ from mqproc.store.recovery.recovery import Recovery
 from tests.support.fakes import ManualClock
 from tests.support.faulty_io import FaultyIO
 
-# --- dispatching ---
-# Appending and dispatching by the engine itself, publishing what the roles would.
+# Appends and dispatch by the engine itself
 
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 9])
@@ -45,7 +44,7 @@ def append_and_dispatch(
     topic: str = "T",
     properties: bytes = b"",
 ) -> None:
-    """`count` messages with one key each to queue 0 of a topic: written, flushed (in words), dispatched."""
+    """Append, flush (in words) and dispatch `count` messages with one key each to queue 0 of a topic."""
     table = QueueTable(io, paths.queues, write=True)
     segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
 
@@ -98,7 +97,7 @@ def plan(table: QueueTable, count: int, topic: str, properties: bytes) -> Append
 
 
 class Rig:
-    """What roles are given. `options` are changes of those of a small store."""
+    """The context of roles; `options` override those of a small store."""
 
     def __init__(self, root: Path, **options: object) -> None:
         self.io = FaultyIO()
@@ -114,7 +113,7 @@ class Rig:
         self.io.tried()
 
     def _bell(self, role: str) -> EventBell:
-        """Closed with whoever has it last: a process runs hundreds of tests."""
+        """Close with its last user: a process runs hundreds of tests."""
         bell = EventBell(self.control.cells, words_of.role_word(role, "sleeping"))
         weakref.finalize(bell, os.close, bell.fileno())
         return bell
@@ -133,7 +132,7 @@ class Rig:
         self.clock.advance(int(seconds * 1000))
 
     def taken(self, folder: str) -> int:
-        """How many files of a folder were synced since the last question; the whole file system counts as one."""
+        """Count the files of a folder synced since the last call; syncfs counts as one."""
         count = sum(path.endswith("*") or (f"/{folder}/" in path and path[-1] != "/") for path in self.io.synced)
         self.io.synced.clear()
         return count

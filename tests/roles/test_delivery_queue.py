@@ -1,4 +1,4 @@
-"""Refused deliveries as messages that wait once more, and which refusals are of the message."""
+"""Delivery: rescheduling of refused messages, and incremental saves."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_timer_retries_double_their_delay() -> None:
 
 
 def test_timer_day_without_space_costs_dozens_of_records_a_message() -> None:
-    """It was rewritten every nine minutes, or ten, for as long as there was no room."""
+    """It was rewritten every nine or ten minutes while there was no space."""
     now_ms, waiting, count = NOW_MS, refused(b""), 0
     while now_ms < NOW_MS + 24 * 3_600_000:
         waiting = reschedule_timed(waiting, now_ms, 1000)
@@ -92,7 +92,7 @@ def test_timer_day_without_space_costs_dozens_of_records_a_message() -> None:
     ("late_ms", "out_ms"), [(0, b"1700000002000"), (900_100, b"1700000901000"), (7_200_000, b"1700003600000")]
 )
 def test_timer_retry_without_room_for_count_doubles_its_lateness(late_ms: int, out_ms: bytes) -> None:
-    """It was tried every two seconds for as long as there was no room for it, a record more each time."""
+    """It was retried every two seconds while there was no room for it, one record each."""
     own = b"REAL_TOPIC\x01T\x02REAL_QID\x015\x02TIMER_OUT_MS\x01" + out_ms + b"\x02"
     string = b"TIMER_DELIVER_MS\x01%d\x02A\x01" % (NOW_MS - late_ms)
     string += b"a" * (PROPERTIES_SIZE_SURE - len(string) - len(own) - 1) + b"\x02"
@@ -138,12 +138,11 @@ def test_general_errors_are_not_attributed_to_the_message(error: MqprocError) ->
     assert not is_message_error(error)
 
 
-# --- test_parted_save ---
-# Saves in parts: one part at a time, one whole at a stop, and what an error leaves.
+# IncrementalSave
 
 
 class Saves:
-    """Three parts a save; those of `failing` end it."""
+    """Three parts a save; those in `failing` end it."""
 
     def __init__(self) -> None:
         self.done: list[tuple[int, int]] = []

@@ -146,7 +146,7 @@ def test_log_flush_busy_log_starts_writeback_between_passes(rig: Rig, monkeypatc
     assert len(started) == 1
 
 
-# --- test_page_cache ---
+# The page cache
 # Pages of ConsumeQueue and index files are dropped from the page cache after dispatch.
 
 

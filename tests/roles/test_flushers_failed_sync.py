@@ -1,4 +1,4 @@
-"""The flushers as roles: the first failed sync of any of them is the last sync of all, and no mark moves behind it."""
+"""Flushers as roles: after the first failed sync none syncs again, and no mark moves."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Flushers:
         return MADE[name](self.rig.context(name))
 
     def dispatch(self, messages: int = 1000) -> None:
-        """More than two pages for each row of files, not flushed yet."""
+        """More than two unflushed pages for each kind of file."""
         synced = self.rig.control.load(words_of.FLUSHER_SYNCED)
         self.rig.dispatch(messages)
         self.rig.control.store(words_of.FLUSHER_SYNCED, synced)
@@ -124,7 +124,7 @@ def test_failed_sync_of_one_flusher_ends_the_others(flushers: Flushers, failing:
 
 @pytest.mark.parametrize("name", MADE)
 def test_failed_sync_of_another_role_ends_the_current_pass(flushers: Flushers, name: str) -> None:
-    """The other one's word is set during this role's first sync: no further one, and the mark stays."""
+    """The other role's word is set during this role's first sync: no further one, and the mark stays."""
     flushers.dispatch()
     flushers.turn()
     before = flushers.marks
@@ -176,7 +176,7 @@ def test_sync_without_space_or_descriptors_is_not_final(flushers: Flushers, name
 
 @pytest.mark.parametrize("name", MADE)
 def test_last_pass_without_descriptors_is_an_error(flushers: Flushers, name: str) -> None:
-    """No later pass would make up for it, so this must not pass for a stop in order."""
+    """No later pass can make up for it, so this must not count as an orderly stop."""
     flushers.dispatch()
     flushers.rig.io.refusing = {f"/{FOLDERS[name]}": errno.EMFILE}
     with pytest.raises(OSError, match="open files"):

@@ -1,4 +1,4 @@
-"""The way of a role into the log, against a real writer: stored, refused, and a writer that dies on the way."""
+"""Appends of a role through a real writer: stored, refused, or the writer dies meanwhile."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.group import PATIENCE_S, Group, wait_until
 
 
 class Rig:
-    """An appender of this process on a group, with the outcomes that came."""
+    """A producer of this process in a group, with the outcomes that arrived."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -47,7 +47,7 @@ class Rig:
         self.appender.append(messages, lambda rows, outcome: self.outcomes.append((rows, outcome)))
 
     def finish(self, timeout_s: float = 60.0) -> list[AppendOutcome]:
-        """All outcomes, waiting as a role does: at the descriptor, and by the clock only as told."""
+        """Return all outcomes, waiting as a role does: at the descriptor, or until the given time."""
         deadline = time.monotonic() + timeout_s
         while self.appender.in_flight:
             assert time.monotonic() < deadline, f"{self.appender.in_flight} frames have no outcome"
@@ -62,7 +62,7 @@ class Rig:
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
-    """One group for all; its writer dies less often than a group gives up at."""
+    """One group for all; its writer dies less often than a group's restart limit."""
     store = tmp_path_factory.mktemp("appender") / "store"
     found = Group(store, auto_create_topic_enable="false", max_message_size=200_000).start()
     yield found
@@ -156,7 +156,7 @@ def test_producer_descriptor_is_stable_and_signals_answers(rig: Rig) -> None:
 
 
 def test_producer_frames_wait_for_a_writer(rig: Rig) -> None:
-    """Frames that a writer surely has not taken go to its successor; nothing is stored twice, the order stays."""
+    """Frames that no writer has taken go to its successor; none is stored twice, the order stays."""
     pid = rig.group.pid(WRITER)
     rig.append(NewMessage("waiting", b"first", queue_id=0))
     rig.finish()
@@ -177,7 +177,7 @@ def test_producer_frames_wait_for_a_writer(rig: Rig) -> None:
 
 
 def test_producer_unknown_outcome_names_the_log_range(rig: Rig) -> None:
-    """The writer is killed at any moment of a stream of frames; each is found where its outcome says, or never."""
+    """The writer is killed at any moment of a stream; each frame is found where its outcome says, or never."""
     numbers = itertools.count()
     for _ in range(2):
         stream_until_killed(rig, numbers)
@@ -204,7 +204,7 @@ def test_producer_unknown_outcome_names_the_log_range(rig: Rig) -> None:
 
 
 def stream_until_killed(rig: Rig, numbers: Iterator[int]) -> None:
-    """Append frames, kill the writer amid them, the last of which it has not answered, and take all outcomes."""
+    """Append frames, kill the writer while the last is unanswered, and collect all outcomes."""
 
     def append() -> None:
         number = next(numbers)
@@ -226,7 +226,7 @@ def stream_until_killed(rig: Rig, numbers: Iterator[int]) -> None:
 
 
 def test_producer_predecessor_outcomes_are_settled_as_stored(group: Group, rig: Rig) -> None:
-    """The writer stands still while a role dies whose frame it has: its successor waits until that is in the log."""
+    """A role dies with a frame in a stopped writer: its successor waits until that is in the log."""
     predecessor = Rig(group)
     predecessor.append(NewMessage("%RETRY%settle", b"first"))
     predecessor.finish()
@@ -249,12 +249,11 @@ def test_producer_predecessor_outcomes_are_settled_as_stored(group: Group, rig: 
     assert not rig.appender.has_work
 
 
-# --- test_writes ---
-# Messages that a role must be sure of: told when all are in the log, and which are when some are refused.
+# ReliableAppend
 
 
 class Frames:
-    """An appender; the test says what becomes of each frame."""
+    """A producer; the test decides the outcome of each frame."""
 
     def __init__(self) -> None:
         self.done: Callable[[Sequence[NewMessage], AppendOutcome], None] | None = None

@@ -1,4 +1,4 @@
-"""The monitor serves the control file's numbers, publishes its port, and does not fall over a port that is taken."""
+"""The monitor serves the counters, publishes its port, and retries a taken port."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SteppingClock(Clock):
 
 @pytest.fixture
 def context(tmp_path: Path) -> Any:
-    """What a monitor asks of its context."""
+    """The monitor's context."""
     control = make_control(tmp_path)
     bell = EventBell(control.cells, layout.role_word(layout.MONITOR, "sleeping"))
 

@@ -1,4 +1,4 @@
-"""The title that `ps` shows, set in a process of its own."""
+"""Process setup: the title that `ps` shows, and CPU affinity."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_process_title_names_role_and_store() -> None:
 
 
 def test_process_title_is_visible_to_ps() -> None:
-    """In a process of its own: the place for a title is found before anything changes the environment."""
+    """In a process of its own: the title's memory is found before the environment changes."""
     program = (
         "from pathlib import Path; from mqproc.roles.process_setup import set_title; "
         "set_title('writer', Path('/data/orders')); print(Path('/proc/self/cmdline').read_text())"
@@ -46,8 +46,7 @@ def test_nice_process_forks_without_thread_warning() -> None:
     assert (done.stdout.strip(), done.stderr) == ("mqproc:commitlo", "")
 
 
-# --- test_cpu_affinity ---
-# Where roles run: the writer's processors and dispatch's niceness, as options say and as processes of a group have.
+# CPU affinity
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The loop that runs every role: when it steps, waits, beats and stops, and which exit code an error gives."""
+"""The loop of every role: steps, waits, heartbeats, stops and exit codes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAME = layout.KEEPER
 
 
 class Scripted:
-    """A role that does what a test wants at each step, then asks itself to stop."""
+    """A role that runs the test's action at each step, then asks itself to stop."""
 
     name = NAME
 
@@ -123,7 +123,7 @@ def test_loop_works_while_there_is_work_and_checks_before_waiting(context: RoleC
 
 
 class PendingRequest(Scripted):
-    """Looks at what its bell tells of, in place of a step."""
+    """Checks its bell instead of a step."""
 
     def __init__(self, context: RoleContext, steps: list[int], news: list[bool]) -> None:
         super().__init__(context, steps)
@@ -151,7 +151,7 @@ def test_loop_role_without_news_waits_without_another_step(context: RoleContext)
 
 
 class Lingerer(Scripted):
-    """Lies low after work as long as `pauses` last; each is asked for twice."""
+    """Lingers after work as long as `pauses` last; each is read twice."""
 
     pauses = (0.001, 0.001, 0.001, 0.001, 0.0)
 
@@ -185,7 +185,7 @@ def test_loop_lingering_role_polls_before_arming_its_bell(context: RoleContext) 
 
 
 class Hurried(Lingerer):
-    """Somebody begins to wait for it just before or after it lies low, which it would do for a minute."""
+    """A waiter arrives just before or after the role lingers, which would last a minute."""
 
     def linger_s(self) -> float:
         if self.pauses == (60.0,):
@@ -223,7 +223,7 @@ def test_loop_counts_steps_that_did_work(context: RoleContext) -> None:
 
 
 class TimedRole(Scripted):
-    """Takes as long for each step as `took_ns` says, by the clock that the loop reads; notes what it is told."""
+    """Takes `took_ns` for each step by the loop's clock; records what is timed."""
 
     def __init__(self, context: RoleContext, took_ns: list[int], steps: list[int], wait_ns: int) -> None:
         super().__init__(context, steps)
@@ -255,7 +255,7 @@ class TimedRole(Scripted):
 
 
 class SteppedClock(Clock):
-    """Goes on by what a step takes, and by nothing else."""
+    """A clock that advances only by the duration of steps."""
 
     now_ns = 1_000_000_000
 
@@ -279,10 +279,10 @@ def run_timed(
 
 
 def test_loop_samples_one_step_for_those_before_it(context: RoleContext) -> None:
-    """The first step is one; the next comes 10 ms later, and stands for the 100 between them and itself."""
+    """The first step is timed; the next, 10 ms later, counts for the 100 steps between."""
     role, found = run_timed(context, [30_000, *[100_000] * 100, 200_000, 100_000])
     assert role.told == [(30_000, False), (200_000, False)]
-    # The last one has no later one to stand for it: it is counted with the one that was timed before.
+    # The last has no later one to count it: it counts with the one timed before.
     assert sum(found.counts) == 1 + 101 + 1
     assert found.total == pytest.approx((30_000 + 102 * 200_000) / 1e9)
     assert context.control.load(layout.role_word(NAME, "cycles")) == 103
@@ -299,7 +299,7 @@ def test_loop_slow_step_is_always_timed_and_counts_alone(context: RoleContext) -
 def test_loop_first_step_after_a_wait_does_not_count_for_others(
     context: RoleContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bursts of one short step and nine long ones, 20 ms apart: it would be timed each time, and they never."""
+    """Bursts of one short and nine long steps, 20 ms apart: a regular sample would miss the long ones."""
     monkeypatch.setattr("mqproc.roles.role.random", random.Random(1))
     bursts = 300
     took_ns, steps = [0], [1]
@@ -325,7 +325,7 @@ def test_loop_counts_steps_of_a_failing_role(context: RoleContext) -> None:
 
 
 def test_heartbeat_follows_each_long_wait(context: RoleContext) -> None:
-    """When a step is timed next is drawn from how long it has worked: that must not keep it silent."""
+    """The next sample is drawn from the time worked: that must not suppress heartbeats."""
     cycles, wait_ns = 400, BEAT_NS
     took_ns = [1000, 60 * 10**9, 1000, 1000] + [0] * (2 * cycles)
     role, _ = run_timed(context, took_ns, [1, 1, 1, 1] + [0] * (2 * cycles), wait_ns)
@@ -415,7 +415,7 @@ def test_busy_state_is_kept_for_a_while(context: RoleContext) -> None:
 
 
 def test_role_waiting_for_disk_has_its_state(context: RoleContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that takes longer for a sync than a role may be silent has nobody killed."""
+    """A sync slower than the heartbeat timeout must not get the role killed."""
     state, said = layout.role_word(NAME, "state"), []
     monkeypatch.setattr(os, "fdatasync", lambda fd: said.append(context.control.load(state)))
 

@@ -1,4 +1,4 @@
-"""Log lines: one JSON object each off a terminal, for people on one, repeats limited."""
+"""Log lines: JSON objects off a terminal, text on one, limited repeats and error counts."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_repeat_limit_memory_is_bounded() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_log_line_cut_by_full_disk_is_ended_by_the_next(tmp_path: Path) -> None:
-    """Two processes share the file: whose line was cut need not be who writes next."""
+    """Two processes share the file: the next line may come from either."""
     file = tmp_path / "log.jsonl"
     with file.open("a+") as stream:
         log.configure("writer", stream)
@@ -149,13 +149,12 @@ def test_log_line_cut_by_full_disk_is_ended_by_the_next(tmp_path: Path) -> None:
     assert [json.loads(line)["event"] for line in others] == ["behind", "at the end"]
 
 
-# --- test_logged_errors ---
-# What a role logs as an error is counted, too: /metrics, the status page and an alert go by the count.
+# Error counts
 
 
 _LOGS = re.compile(r"log(?:ger\(\))?\.(?:error|exception)\(")
 _COUNTS = re.compile(r"\b_?failed\(\)")
-# The damage that this one tells of is counted where it is found.
+# The damage that this one reports is counted where it is found.
 _ELSEWHERE = "DamageLedger("
 _LINES_BEFORE = 6
 
@@ -174,8 +173,8 @@ def test_error_log_calls_are_counted() -> None:
     assert forgotten == []
 
 
-# --- test_rate_limited_log ---
-# RateLimitedLog: one line per interval, and one after a reset.
+# RateLimitedLog
+# One line per interval, and one after a reset.
 
 
 def test_rate_limited_log_writes_one_line_per_interval() -> None:

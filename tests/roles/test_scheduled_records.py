@@ -1,4 +1,4 @@
-"""Columns of parked records and of their properties say what the records say, one by one."""
+"""Columns of scheduled records and their properties equal the single records."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_property_columns_equal_the_parsed_strings(seed: int) -> None:
     for gone in itertools.combinations(NAMES, 2):
         left = columns.without(*gone)
         for string, rest in zip(strings, left.strings(), strict=True):
-            # A pair that went from the end leaves the end of the one before it.
+            # A pair removed from the end leaves the end of the one before it.
             assert rest.removesuffix(b"\x02") == without(string, *gone).removesuffix(b"\x02")
 
 
@@ -81,7 +81,7 @@ def test_property_columns_short_strings_lack_the_name(string: bytes) -> None:
 
 
 def parked_store(root: Path) -> tuple[list[StoredMessage], ScheduledRecords]:
-    """Messages of two topics, kinds and hosts in turns."""
+    """Messages of two topics, kinds and hosts in turn."""
     store = LiveStore(root)
     for number in range(12):
         pairs = f"A\x01{number}\x02REAL_TOPIC\x01T{number % 3 // 2}\x02REAL_QID\x01{number % 4}\x02B\x01b\x02"
@@ -162,7 +162,7 @@ def test_scheduled_records_released_equal_delayed(tmp_path: Path, to_roll: bool)
 
 @pytest.mark.parametrize("room", [-1, 0])
 def test_scheduled_record_without_room_for_count_rolls_without_it(tmp_path: Path, room: int) -> None:
-    """It would be refused for ever, and hold up whatever waits for a time."""
+    """It would be refused for ever and block the queue."""
     pairs = "REAL_TOPIC\x01T\x02REAL_QID\x010\x02A\x01"
     count = "TIMER_ROLL_TIMES\x011\x02"
     pairs += "a" * (PROPERTIES_SIZE_SURE - len(pairs) - 1 - len(count) - room) + "\x02"

@@ -1,4 +1,4 @@
-"""Times of many, one each: the earliest comes first, and one that does not count any more wakes nobody."""
+"""Priority queue of deadlines: earliest first; rescheduling invalidates the old entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies that producers compressed: every way of RocketMQ's, and what is no such body."""
+"""Compressed bodies: every RocketMQ method, and invalid data."""
 
 from __future__ import annotations
 

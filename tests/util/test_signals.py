@@ -1,4 +1,4 @@
-"""Signals amid what must not be broken off."""
+"""Signals during blocks that must not be interrupted."""
 
 from __future__ import annotations
 

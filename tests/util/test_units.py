@@ -1,4 +1,4 @@
-"""Numbers with what they count, and sizes in words."""
+"""Counted nouns, sizes and delay levels as text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_size_accepts_unit() -> None:
         parse_size("64 elephants")
 
 
-# --- test_delay_levels ---
+# Delay levels
 # `message_delay_level`: RocketMQ's text, and what is none.
 
 

@@ -1,4 +1,4 @@
-"""Sharing queues among members: even, complete, sticky, whoever wants which topics."""
+"""Assignment of queues to members: even, complete, sticky, by subscription."""
 
 from __future__ import annotations
 

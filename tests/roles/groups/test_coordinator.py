@@ -1,4 +1,4 @@
-"""Heartbeats: how long they are held, many answered at once; and members that share an id and nothing else."""
+"""Heartbeats: how long they are held, many at once, and members that share an id."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_heartbeats_are_answered_well_within_the_session(session_ms: int) -> Non
     asked = [1_000_000_007 + number * session_ns // 1000 for number in range(1000)]
     held = [heartbeat_due_ns(last_seen_ns, session_ns) - last_seen_ns for last_seen_ns in asked]
     assert min(held) >= session_ns // 3
-    # Until the answer to the next one a member is sure to be one by what it asked before.
+    # The member stays a member by its previous request until the next is answered.
     assert 2 * max(held) < 0.8 * session_ns
     answered = {last_seen_ns + pause_ns for last_seen_ns, pause_ns in zip(asked, held, strict=True)}
     assert len(answered) <= TICKS_PER_SESSION + 1
@@ -102,7 +102,7 @@ def holding(assigned: GroupAssignment) -> list[tuple[str, int, int]]:
 
 
 def test_restart_does_not_let_a_member_undo_an_unseen_reset(store: Group) -> None:
-    """It slept through the reset. Another group's member, whose queues nobody has reset, keeps them."""
+    """The member slept through the reset. A member of another group keeps its queues."""
     first, second = store.connect(), store.connect()
     slept, awake = join(first, "billing", "one"), join(second, "audit", "two")
     entries = [(topic, queue_id, epoch, 1) for topic, queue_id, epoch, _ in slept.queues]
@@ -124,7 +124,7 @@ def test_restart_does_not_let_a_member_undo_an_unseen_reset(store: Group) -> Non
 
 
 def test_groups_are_rebalanced_in_order(store: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a new role, when queues were not released, and when a client is gone that had members of them all.
+    """A new role, unreleased queues and a disconnected client with members of all groups.
 
     In every process: the order of a set of texts is another one in each.
     """
@@ -175,7 +175,7 @@ def test_member_can_rejoin_only_after_its_old_connection_closes(store: Group) ->
 
 
 def test_slow_reader_does_not_delay_heartbeats_or_session_expiry(store: Group) -> None:
-    """Its requests wait, for seconds if need be; the role then sleeps until the next deadline of the others."""
+    """Requests of the slow reader wait; the role sleeps until the next deadline of the others."""
     slow, stays, silent = store.connect(), store.connect(), store.connect()
     slow.call(Operation.PING, Empty())
     unread = next(iter(store.role._server.connections.values()))
@@ -199,7 +199,7 @@ def test_slow_reader_does_not_delay_heartbeats_or_session_expiry(store: Group) -
 
 
 def test_heartbeats_are_answered_under_constant_requests(store: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One request a step is served, and another comes: nobody is known to be silent, but nobody has to doubt."""
+    """A new request arrives with each step: silence cannot be measured, and no member may expire."""
     monkeypatch.setattr("mqproc.roles.query.role.STEP_NS", 0)
     member, others = store.connect(), [store.connect() for _ in range(4)]
     beating = beat(member, "billing", join(member, "billing", "one", SESSION_MS_MIN))
@@ -227,7 +227,7 @@ def test_session_expires_only_after_requests_in_it_were_served(store: Group) -> 
 
 
 def test_idle_role_does_not_extend_sessions(store: Group) -> None:
-    """It is woken after MAX_WAIT_S and a little more; only one that stood still has heard nobody."""
+    """The role wakes after MAX_WAIT_S and a little more; only a stopped role has missed requests."""
     caller = store.connect()
     join(caller, "billing", "one", 5_000)
     groups = store.role._groups
@@ -244,7 +244,7 @@ def test_idle_role_does_not_extend_sessions(store: Group) -> None:
 
 
 def test_clients_with_many_members_may_fail_together(store: Group) -> None:
-    """Each member's end is news to the others, and telling them is how the role finds that they are gone too."""
+    """The end of each member is news to the others, and sending it finds their connections closed."""
     stays, callers = store.connect(), [store.connect() for _ in range(8)]
     for number, caller in enumerate(callers):
         join(caller, "billing", f"m{number}", SESSION_MS_MIN)

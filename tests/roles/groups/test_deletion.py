@@ -1,4 +1,4 @@
-"""A group that is deleted while its simple consumers have messages: one of its name gets nothing of them."""
+"""Deletion of a group whose simple consumers hold messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.group import wait_until
 
 
 def beside_another(group: Group) -> tuple[PopReceivers, Caller, Caller]:
-    """The role's half, which has read what is open, and two clients."""
+    """The role's half, which has read the open receipts, and two clients."""
     receiver, other = group.connect(), group.connect()
     while not is_read(other):
         pass
@@ -40,7 +40,7 @@ def beside_another(group: Group) -> tuple[PopReceivers, Caller, Caller]:
 def test_deleted_group_closes_its_messages_and_sends_them_to_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A group that was made again by its name got it; so it did when the role was killed before that was closed."""
+    """Neither a recreated group nor a restarted role may redeliver the messages."""
     group = Group(tmp_path / "store")
     now_ms = time.time_ns() // 1_000_000
     group.store.engine.append("Orders", [b"0", b"1"], now_ms, queues=1)
@@ -99,7 +99,7 @@ def test_receive_during_group_deletion_is_refused_as_deleted(tmp_path: Path, mon
 def test_message_with_pending_timeout_change_is_closed_on_deletion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its new check point is made behind the deletion: a group of the same name got the message by it."""
+    """The new receipt follows the deletion, so a recreated group could redeliver the message."""
     group = Group(tmp_path / "store")
     stored = held_back(group, monkeypatch)
     try:
@@ -122,7 +122,7 @@ def test_message_with_pending_timeout_change_is_closed_on_deletion(
 def test_deleted_group_can_be_recreated_once_its_messages_are_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A role that was killed before that took it for the new one's, and its messages came again to that."""
+    """A role killed before that attributed the messages to the new group and redelivered them."""
     group = Group(tmp_path / "store")
     group.store.engine.append("Orders", [b"0"], time.time_ns() // 1_000_000, queues=1)
     group.dispatch()
@@ -155,7 +155,7 @@ def test_deleted_group_can_be_recreated_once_its_messages_are_closed(
 
 
 def test_recreated_group_starts_after_earlier_redeliveries(tmp_path: Path) -> None:
-    """Whoever receives makes it again at once, while the client that deleted it still deletes its topics."""
+    """A receive recreates the group at once, while the deleting client still deletes its topics."""
     group = Group(tmp_path / "store")
     retry, now_ms = "%RETRY%g_Orders", time.time_ns() // 1_000_000
     group.store.engine.append(retry, [b"0", b"1"], now_ms, queues=1)
@@ -174,13 +174,13 @@ def test_recreated_group_starts_after_earlier_redeliveries(tmp_path: Path) -> No
         found.reviving = False
         caller.call(Operation.GROUP_DELETE, GroupRequest("g"))
         pops._open.done(found, [0])
-        # A receive looks there by itself, without having begun there.
+        # A receive looks there without a start position.
         answer, _ = caller.call(Operation.GROUP_RECEIVE, GroupReceiveRequest("g", ["Orders"], start=EARLIEST))
         assert answer.count == 0
         for name in ("g", "h"):
             state.init_offsets(name, retry, EARLIEST, 0)
         assert [state.progress.offset(name, retry, 0) for name in ("g", "h")] == [2, 0]
-        # What is known of topics that are deleted meanwhile, as clients do it, is let go with the next deletion.
+        # The next deletion drops the cached entries of topics that were deleted meanwhile.
         assert list(state._deleted_ends) == [("g", retry, 0)]
         table = group.store.engine.table
         table.delete_queue(table.find(retry, 0), 0)

@@ -1,4 +1,4 @@
-"""Consumer groups on a full disk: reads are served, changes are refused by name, and go again when there is room."""
+"""Consumer groups on a full disk: reads are served, changes are refused until there is space."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.faulty_io import FaultyIO
 
 
 class FullDiskIO(StoreIO):
-    """While `full` there is no room for new files and folders, nor for files to grow; what is there can be read."""
+    """While `full`, files and folders cannot be created or grow; existing data is readable."""
 
     full = False
     number = errno.ENOSPC
@@ -117,7 +117,7 @@ def test_groups_reset_waits_for_the_durable_log_of_other_offsets(tmp_path: Path)
 
 @pytest.fixture
 def known(tmp_path: Path) -> Path:
-    """A store that a group has consumed 3 messages of, by RocketMQ's file."""
+    """A store of which a group has consumed 3 messages, by RocketMQ's file."""
     root = tmp_path / "store"
     (root / "config").mkdir(parents=True)
     (root / "config" / "consumerOffset.json").write_text('{"offsetTable":{"Orders@billing":{0:3}}}')
@@ -139,7 +139,7 @@ def commit(caller: Caller, offset: int, group: str = "billing") -> None:
 
 
 def fill_up(progress: OffsetStore) -> None:
-    """Take what room the file still has."""
+    """Use up the space left in the file."""
     for number in range(10_000):
         progress.set(f"filler-{number}", "T", 0, 0)
 
@@ -203,7 +203,7 @@ def test_groups_changes_succeed_once_there_is_space(full: Group, io: FullDiskIO)
 
 
 def test_groups_successor_ignores_words_of_an_earlier_run(known: Path, io: FullDiskIO) -> None:
-    """No role of this run had room for the file; what lies there is beside another consumerOffset.json."""
+    """No role of this run had space for the file; it belongs to another consumerOffset.json."""
     with started(known, io) as group:
         commit(group.connect(), 5)
     (known / "config" / "consumerOffset.json").write_text('{"offsetTable":{"Orders@billing":{0:2}}}')
@@ -221,7 +221,7 @@ def test_groups_successor_ignores_words_of_an_earlier_run(known: Path, io: FullD
 
 
 def test_groups_disk_filling_under_a_member_ends_no_role(tmp_path: Path, io: FullDiskIO) -> None:
-    """Progress in new queues needs room: they are shared when there is some."""
+    """Offsets of new queues need space: queues are assigned once there is some."""
     with started(tmp_path / "store", io) as group:
         caller = group.connect()
         joined, _ = caller.call(Operation.GROUP_JOIN, GroupJoinRequest("g", ["Orders", "New"], start=EARLIEST))

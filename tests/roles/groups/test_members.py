@@ -1,4 +1,4 @@
-"""Who has which queue: exclusive at every moment, handed over only when released or overdue, fenced by epochs."""
+"""Ownership of queues: exclusive, handed over on release or timeout, fenced by epochs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECOND = 1_000_000_000
 
 
 class Epochs:
-    """As the progress file gives them."""
+    """Offsets as in the offset file."""
 
     def __init__(self) -> None:
         self.next = 1
@@ -51,7 +51,7 @@ def test_members_queue_moves_only_after_its_release() -> None:
     kept = ids(group, "a")
     assert (len(kept), ids(group, "b")) == (2, [])
     taken = {("T", queue_id) for queue_id in set(range(4)) - set(kept)}
-    # What was taken away may be committed until it is released, and not afterwards.
+    # Revoked queues accept commits until they are released, and not afterwards.
     assert all(group.may_commit("a", queue, epochs[queue]) for queue in taken)
     assert group.release("a", group.members["a"].generation - 1) == 0
     assert group.release("a", group.members["a"].generation) == 2
@@ -96,7 +96,7 @@ def test_members_returning_members_keep_their_queues() -> None:
 
 
 def test_members_returning_late_get_queues_with_new_epochs() -> None:
-    """Its old one was of before: the other may have gone back in the queue, and nobody may commit past that."""
+    """The old epoch is stale: the current owner may have moved back, so no commit may pass that offset."""
     group = GroupMembers(Epochs().take)
     group.join(member("a"))
     group.rebalance({"T": range(2)}, 0)
@@ -117,7 +117,7 @@ def test_members_returning_late_get_queues_with_new_epochs() -> None:
 
 
 def test_members_two_claims_of_a_queue_newer_epoch_wins() -> None:
-    """After a restart of who shares them they come in any order."""
+    """After a restart of the coordinator, members rejoin in any order."""
     group = GroupMembers(Epochs().take)
     assert not group.join(member("late"), [("T", 0, 70), ("T", 1, 71)])
     before = group.members["late"].generation

@@ -1,4 +1,4 @@
-"""Nacks in the query role, of messages that are not there: gone for good, or not in their queue yet."""
+"""Nacks of messages that are missing: deleted, or not dispatched yet."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_retry_damaged_record_counts_as_deleted(group: Group) -> None:
 
 
 def test_retry_undispatched_record_is_not_deleted(group: Group) -> None:
-    """After a start queues may lack for a moment what the log has."""
+    """After a start, queues may briefly lack records that the log has."""
     caller = group.connect()
     group.store.engine.append("Orders", [b"first"], time.time_ns() // 1_000_000, queues=1)
     assert levels(caller, 1) == [NOT_NOW]

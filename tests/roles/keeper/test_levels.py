@@ -1,4 +1,4 @@
-"""Delivery by levels on a store of RocketMQ's, step by step with a clock by hand."""
+"""Delivery by levels on a RocketMQ store, step by step with a manual clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PREEMPTED_MS = 3
 
 
 class PreemptedClock(ManualClock):
-    """The process loses its processor whenever it has asked for the time."""
+    """The process is preempted after each reading of the clock."""
 
     def monotonic_ns(self) -> int:
         now_ns = super().monotonic_ns()
@@ -63,7 +63,7 @@ def test_levels_preempted_between_clocks_are_late_never_early(rig: Rig) -> None:
 
 
 def test_levels_clock_moved_back_keeps_predecessor_deliveries(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A keeper that starts when the first of its messages is not due any more says so to its own successor."""
+    """A keeper whose first message is no longer due at its start must count it for its successor."""
     file = DelayOffsets.load(rig.io, rig.paths)
     begin = file.log = 100
     file.save(rig.io, rig.io, rig.paths, FIRST_DUE_MS)
@@ -97,7 +97,7 @@ def test_levels_wholly_expired_level_is_reported_lost_and_continues(rig: Rig) ->
 
 
 def test_levels_offsets_survive_a_start_without_space_for_queues(rig: Rig) -> None:
-    """They were set back to what was dispatched by then, and delivered again when there was room."""
+    """The offsets were reset to the dispatched end, and messages were delivered twice."""
     with contextlib.closing(QueueTable(rig.io, rig.paths.queues, write=True)) as table:
         number = table.entry(SCHEDULE_TOPIC, 0)
         delivered = table.max_offset(number)

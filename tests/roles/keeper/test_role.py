@@ -1,4 +1,4 @@
-"""The keeper: it watches the disk each second, does retention's steps when they are due, and sleeps otherwise."""
+"""The keeper checks the disk each second, runs retention when due, and otherwise sleeps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MESSAGES = 3000
 
 
 class Disk:
-    """What the file system says: (used, free)."""
+    """The file system's (used, free)."""
 
     def __init__(self) -> None:
         self.usage = (10, 90)
@@ -45,7 +45,7 @@ class Disk:
 
 
 def rig(root: Path, **options: object) -> tuple[Rig, Keeper, Disk]:
-    """A store of a few full segments, an hour and more old, with its marks at the end."""
+    """A store of a few full segments, over an hour old, with its marks at the end."""
     found = Rig(root, **(SMALL | options))
     disk = Disk()
     found.io.disk_usage = disk  # type: ignore[method-assign]
@@ -58,7 +58,7 @@ def rig(root: Path, **options: object) -> tuple[Rig, Keeper, Disk]:
 
 
 def live(found: Rig, keeper: Keeper, seconds: float) -> int:
-    """Steps of a keeper that wakes when it is due; how often it woke."""
+    """Run steps of a keeper that wakes when due; return how often it woke."""
     end_ns = found.clock.monotonic_ns() + int(seconds * 1e9)
     woken = 0
     while found.clock.monotonic_ns() < end_ns:
@@ -87,7 +87,7 @@ def test_keeper_deletes_old_segments_and_sleeps_between(tmp_path: Path) -> None:
     assert starts(found)[0] == full
     assert words[words_of.MIN_PHYSICAL_OFFSET] == full * SEGMENT
     assert words[words_of.RETENTION_SEGMENTS] == full
-    # Once a second for the disk, every ten for what is due.
+    # Once a second for the disk, every ten for deliveries.
     assert live(found, keeper, 20) <= 24
     keeper.close()
 
@@ -95,7 +95,7 @@ def test_keeper_deletes_old_segments_and_sleeps_between(tmp_path: Path) -> None:
 def test_keeper_soon_due_delivery_rechecks_dispatch_unless_disk_is_full(
     tmp_path: Path,
 ) -> None:
-    """Levels and timer wait for it, and came a second late; a group that was stopped before left the timer's files."""
+    """Levels and timer wait for it and were a second late; an earlier stopped group left the timer's files."""
     found, keeper, _disk = rig(tmp_path, delete_when="3")
     words = found.control.words
     keeper.close()
@@ -186,7 +186,7 @@ def test_keeper_stopping_saves_despite_new_messages(tmp_path: Path, monkeypatch:
     assert (check.queue_offset, check.timer_log_flushed > 0) == (1, True)
     levels = rocketmq_json.parse(found.paths.delay_offsets.read_text())
     assert levels["offsetTable"]["3"] == 1
-    # Neither vouches for more of the log than was synced: a loss of power may take the rest.
+    # Neither covers more of the log than was synced: a power loss may take the rest.
     assert check.log == levels["mqproc"]["log"] == end
     keeper.close()
 

@@ -1,4 +1,4 @@
-"""Slots of the timer that are up: when what is filed in them leaves."""
+"""Slots of the timer: release times, backlog, heap and rolls."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_slot_releases_at_due_time_or_slot_end() -> None:
 
 
 def test_slot_rolled_message_leaves_one_slot_earlier() -> None:
-    """With a window of few slots there is no more time; filed late it lies in a slot behind its time."""
+    """With a window of few slots there is no more time; filed late, it is in a slot after its due time."""
     assert leaves_ms(5000, 9001, rolls=True) == 6000
     assert leaves_ms(5000, 7001, rolls=True) == 6000
     assert leaves_ms(5000, 7000, rolls=True) == 5000
@@ -47,15 +47,14 @@ def test_slot_rolled_message_leaves_one_slot_earlier() -> None:
     assert leaves_ms(5000, UNKNOWN_MS, rolls=True) == 6000
 
 
-# --- test_timer_backlog ---
-# How often the timer looks at a dispatch that is late.
+# TimerBacklog
 
 
 NOW_MS = 1_700_000_000_000
 
 
 def test_timer_backlog_late_dispatch_is_polled_less_often() -> None:
-    """On a full disk, and while a dispatcher hung, the keeper looked 500 times a second."""
+    """On a full disk, or with a hung dispatcher, the keeper polled 500 times a second."""
     words = Words(bytearray(words_of.FILE_SIZE))
     words[words_of.WRITTEN] = 1
     backlog = TimerBacklog(words)
@@ -68,15 +67,14 @@ def test_timer_backlog_late_dispatch_is_polled_less_often() -> None:
     assert backlog.poll_ns(0, NOW_MS) == 0
 
 
-# --- test_timer_heap ---
-# Messages held until they are due go as from one heap, whatever runs they came in.
+# TimerHeap
 
 
 NEVER_MS = 1 << 62
 
 
 def held(*rows: tuple[int, int, int]) -> HeapEntries:
-    """By due time, physical offset and size; of slot 7."""
+    """By due time, physical offset and size, in slot 7."""
     columns = np.array(rows, np.int64).reshape(-1, 3)
     count = len(columns)
     return HeapEntries(
@@ -138,8 +136,7 @@ def test_timer_heap_keeps_messages_not_due() -> None:
     assert messages.first_due_ms == 6
 
 
-# --- test_timer_rolls ---
-# The timer's messages that are parked again on their way: when they go, and what waits for them.
+# TimerRolls
 
 
 FAR_MS = 1 << 62
@@ -180,7 +177,7 @@ def test_timer_rolls_late_ones_leave_at_once_before_cancellations() -> None:
 
 
 def test_timer_rolls_later_ones_wait_for_the_first() -> None:
-    """So there is an end to what is to be filed, however many come."""
+    """This bounds the backlog to file, however many messages arrive."""
     many = rolls(1000, 2000)
     assert taken(many, 1500) == [1000]
     many.rescheduled(10)

@@ -1,4 +1,4 @@
-"""The timer's deliveries on a store of our own, step by step with a clock by hand; no writer takes what is released."""
+"""Timer deliveries on an mqproc store, with a manual clock and no writer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pairs(due_ms: int, **more: str) -> bytes:
 
 
 def rig_with(root: Path, parked: Sequence[tuple[bytes, bytes]], **options: int) -> Rig:
-    """A stopped store in which messages wait, by body and properties, and what a keeper needs to run over it."""
+    """A stopped store with delayed messages, by body and properties, and the keeper's context."""
     store = LiveStore(root)
     for body, properties in parked:
         store.append(TIMER_TOPIC, [body], BEGIN_MS, queues=1, parts=(b"", b"", b"", properties))
@@ -48,14 +48,14 @@ def rig_with(root: Path, parked: Sequence[tuple[bytes, bytes]], **options: int) 
 
 
 def begun(rig: Rig) -> Keeper:
-    """A keeper that has filed everything."""
+    """Return a keeper that has filed everything."""
     keeper = Keeper(rig.context(words_of.KEEPER))
     keeper.do_work()
     return keeper
 
 
 def handed_over(keeper: Keeper) -> list[bytes]:
-    """Bodies that wait for a writer."""
+    """Bodies that await a writer."""
     found: list[bytes] = []
     for frame in keeper._deliveries.producer._waiting:
         ends = [0, *itertools.accumulate(frame.columns.body_lengths.tolist())]
@@ -64,7 +64,7 @@ def handed_over(keeper: Keeper) -> list[bytes]:
 
 
 def until_saved(keeper: Keeper) -> None:
-    """A step, and what it begins to save."""
+    """Run a step; return what it begins to save."""
     keeper.do_work()
     while keeper._timer._save.under_way:
         keeper.do_work()
@@ -79,7 +79,7 @@ def steps_until_handed_over(keeper: Keeper, most: int = 20) -> int:
 
 
 def test_timer_delivers_nothing_before_its_slot_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two messages of a slot are held a step; the one that is due first was filed last."""
+    """Two messages of a slot are loaded a step; the one due first was filed last."""
     monkeypatch.setattr(timer_deliveries, "LOAD_MESSAGES", 2)
     rig = rig_with(tmp_path, [(b"%d" % number, pairs(SLOT_MS + 900 - 100 * number)) for number in range(7)])
     keeper = begun(rig)
@@ -90,7 +90,7 @@ def test_timer_delivers_nothing_before_its_slot_is_loaded(tmp_path: Path, monkey
 
 
 def test_timer_slots_due_together_are_scanned_few_times_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind a stop of a day 86,400 may rise: not all of them are looked at for each."""
+    """After a stop of a day, 86,400 slots may be due: each message must not scan them all."""
     looks: list[TimerStore] = []
     move_read = TimerDelivery._move_read
 
@@ -138,7 +138,7 @@ def test_timer_cancellation_at_slot_end_cancels_its_first_message(
 
 
 def test_timer_delivers_nothing_before_the_backlog_is_filed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A keeper that follows a killed one files some again: it delivered what the last of it had cancelled."""
+    """A keeper that follows a killed one files some messages again; it delivered cancelled ones."""
     monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 2)
     monkeypatch.setattr(timer_deliveries, "ENQUEUE_GATHER_NS", 0)
     waiting = [(b"%d" % number, pairs(SLOT_MS + 100 + number, UNIQ_KEY=f"id-{number}")) for number in range(5)]
@@ -162,7 +162,7 @@ def saved_and_closed(rig: Rig, keeper: Keeper) -> None:
 def test_timer_message_filed_late_awaits_cancellation_after_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The timer's files were lost, so all that was due by then is filed under one slot, and begins before it."""
+    """The timer's files were lost, so all messages due by then are filed under one slot."""
     monkeypatch.setattr(timer_deliveries, "LOAD_MESSAGES", 1)
     past_ms = BEGIN_MS - 3000
     waiting = [(b"%d" % number, pairs(past_ms - number, UNIQ_KEY=f"id-{number}")) for number in range(3)]
@@ -178,7 +178,7 @@ def test_timer_message_filed_late_awaits_cancellation_after_restart(
 def test_timer_message_filed_after_errors_waits_for_cancellation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A keeper at work files two at a time; the cancellation of the first message lies behind eight others."""
+    """A running keeper files two at a time; the first message's cancellation follows eight others."""
     monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 2)
     monkeypatch.setattr(timer_deliveries, "ENQUEUE_GATHER_NS", 0)
     monkeypatch.setattr(timer_deliveries, "ENQUEUE_SOON_GATHER_NS", 0)
@@ -203,7 +203,7 @@ def test_timer_message_filed_after_errors_waits_for_cancellation(
 
 
 def test_timer_offset_survives_a_start_without_space_for_its_queue(tmp_path: Path) -> None:
-    """It was set back to what was dispatched by then: what was delivered was filed, and delivered, once more."""
+    """The offset was reset to the dispatched end: delivered messages were filed and delivered twice."""
     rig = rig_with(tmp_path, [(b"%d" % number, pairs(SLOT_MS + 100 + number)) for number in range(2)])
     keeper = begun(rig)
     rig.clock.advance(7000)
@@ -231,7 +231,7 @@ def test_timer_offset_survives_a_start_without_space_for_its_queue(tmp_path: Pat
 
 @pytest.mark.parametrize("how", ["waits", "hangs", "waits as the keeper begins"])
 def test_timer_holds_messages_whose_cancellation_is_undispatched(tmp_path: Path, how: str) -> None:
-    """What cancelled a message was in the log, and not in its queue yet: the message came."""
+    """The cancellation was in the log but not in its queue yet, and the message was delivered."""
     due_ms = SLOT_MS + 100
     begins = how == "waits as the keeper begins"
     waiting = [(b"%d" % number, pairs(due_ms + number, UNIQ_KEY=f"id-{number}")) for number in range(2)]
@@ -258,7 +258,7 @@ def test_timer_holds_messages_whose_cancellation_is_undispatched(tmp_path: Path,
 
 
 def test_timer_delivers_while_dispatch_is_always_late(tmp_path: Path) -> None:
-    """Each step of dispatch ends with what was written a second ago: so late is what is delivered, and no more."""
+    """Dispatch lags by one second: deliveries lag as much, and no more."""
     rig = rig_with(tmp_path, [(b"%d" % number, pairs(SLOT_MS + 500 + 1000 * number)) for number in range(6)])
     words = rig.control.words
     keeper = begun(rig)
@@ -280,7 +280,7 @@ def test_timer_delivers_while_dispatch_is_always_late(tmp_path: Path) -> None:
 
 
 def test_timer_idle_store_delays_nothing(tmp_path: Path) -> None:
-    """What has just been written is not dispatched yet, and what was before it is old: it is looked at again soon."""
+    """The last record is not dispatched yet and the one before it is old: it is checked again soon."""
     rig = rig_with(tmp_path, [(b"message", pairs(SLOT_MS + 100))])
     words = rig.control.words
     keeper = begun(rig)
@@ -296,7 +296,7 @@ def test_timer_idle_store_delays_nothing(tmp_path: Path) -> None:
 
 
 def test_timer_cancellation_beyond_the_roll_window_is_rolled(tmp_path: Path) -> None:
-    """It counted for the slot where it was filed on its way, and its message, on another way, was delivered."""
+    """The cancellation counted for the slot of its roll, and its message took another way."""
     rig = rig_with(tmp_path, [(b"", pairs(BEGIN_MS + 60_000, TIMER_DEL_UNIQKEY="id-0"))], timer_roll_window_slot=4)
     keeper = begun(rig)
     rig.clock.advance(6000)
@@ -309,7 +309,7 @@ def test_timer_cancellation_beyond_the_roll_window_is_rolled(tmp_path: Path) -> 
 
 
 def test_timer_due_message_waits_for_rolled_cancellations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A keeper that is late: the cancellation is still on its way when its message, which is back already, is due."""
+    """A late keeper: the cancellation is still being rolled when its rolled message is due."""
     monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 1)
     cancels = b"cancels", pairs(SLOT_MS + 900, TIMER_DEL_UNIQKEY="id-0")
     rig = rig_with(tmp_path, [cancels, (b"message", pairs(SLOT_MS + 1, UNIQ_KEY="id-0"))], timer_roll_window_slot=4)
@@ -337,7 +337,7 @@ def test_timer_due_message_waits_for_rolled_cancellations(tmp_path: Path, monkey
 def test_timer_rolled_message_is_cancelled_in_an_otherwise_empty_slot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A keeper that is late: its slot is past when it is filed, and what cancels it had been filed there alone."""
+    """A late keeper: the slot has passed when the message is filed, with only its cancellation in it."""
     monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 1)
     message = pairs(SLOT_MS + 1, UNIQ_KEY="id-0")
     cancels = b"", pairs(SLOT_MS + 900, TIMER_DEL_UNIQKEY="id-0")
@@ -362,7 +362,7 @@ def test_timer_rolled_message_is_cancelled_in_an_otherwise_empty_slot(
 
 
 def test_timer_late_messages_are_rolled_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Filed at different times they leave different slots; what comes back from each was waited for before the next."""
+    """Messages filed at different times leave different slots; each return delayed the next roll."""
     monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 1)
     far = [(b"%d" % number, pairs(BEGIN_MS + 160_000)) for number in range(5)]
     rig = rig_with(tmp_path, [*far, (b"soon", pairs(BEGIN_MS + 25_000))], timer_roll_window_slot=100)
@@ -401,7 +401,7 @@ def test_timer_clock_moved_back_delivers_nothing_early(tmp_path: Path, monkeypat
 
 
 def test_timer_damaged_slot_delivers_the_rest_without_blocking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The chain of a slot breaks in its middle: what lies behind the break comes, and so do later slots."""
+    """The chain of a slot breaks in its middle: the rest and later slots are still delivered."""
     monkeypatch.setattr(timer_store, "SPAN_BYTES_MAX", 0)
     parked = [(b"%d" % number, pairs(SLOT_MS + 100 + number)) for number in range(5)]
     rig = rig_with(tmp_path, [*parked, (b"later", pairs(SLOT_MS + 1500))])

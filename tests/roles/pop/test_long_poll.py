@@ -1,4 +1,4 @@
-"""Held receives: served in order, tried once for what several want, let go when their time is over."""
+"""Held receives: served in order, grouped by request, ended by timeout."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def receive(name: str, *topics: str, group: str = "billing") -> Receive:
 
 
 class Store:
-    """How many messages each topic has, and what became of each receive."""
+    """Number of messages per topic, and the outcome of each receive."""
 
     def __init__(self) -> None:
         self.messages: dict[str, int] = {}
@@ -75,7 +75,7 @@ def test_pop_long_poll_serves_the_longest_waiting_first(store: Store) -> None:
 
 
 def test_pop_long_poll_empty_result_skips_equal_receives(store: Store) -> None:
-    """However many wait, a look costs what their topics cost."""
+    """A step costs as much as the topics do, however many receives wait."""
     store.messages = {"T": 1}
     assert store.held.retry(0, FOREVER_NS) == 1
     assert store.tried == ["a", "b", "c", "e"]
@@ -95,7 +95,7 @@ def test_pop_long_poll_different_filters_are_tried_separately(store: Store) -> N
 
 
 def test_pop_long_poll_step_is_time_limited_and_resumes(store: Store) -> None:
-    """One with a costly filter keeps nobody waiting for long: here each costs a millisecond."""
+    """A costly filter must not delay the others: here each try costs a millisecond."""
     now_ns = store.clock.monotonic_ns()
     assert store.held.retry(0, now_ns + 1_500_000) == 0
     assert (store.tried, store.held.skipped, len(store.held)) == (["a", "c"], 2, 5)

@@ -1,4 +1,4 @@
-"""Simple consumers in the query role: a start that finds many messages received and not acknowledged."""
+"""Simple consumers in the query role: a start that finds many unacknowledged messages."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ SOON_S = 10.0
 
 
 def held_back(group: Group, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[int], None]]:
-    """What the role stores is stored when the test calls it, with the first one's queue offset."""
+    """Stores requests when the test calls it, at the first one's queue offset."""
     stored: list[Callable[[int], None]] = []
     monkeypatch.setattr(group.role._pops._writes, "store", lambda _messages, done, *_: stored.append(done))
     return stored
 
 
 def is_read(caller: Caller) -> bool:
-    """Whether requests are taken: one for a message that nobody has received is refused for that."""
+    """Whether requests are accepted: one for a message that was never received is refused."""
     try:
         caller.call(Operation.GROUP_INVISIBLE, GroupInvisibleRequest("g", "Orders", "0 1 1000 0 0 mqproc 0 0", 1000))
     except StoreBusyError:
@@ -61,7 +61,7 @@ def is_read(caller: Caller) -> bool:
 
 
 def test_pop_start_reads_open_receipts_in_bounded_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The role goes on answering meanwhile, however much lies behind the first that is open."""
+    """The role answers others meanwhile, however much follows the first open receipt."""
     monkeypatch.setattr(queue_messages, "BATCH_MESSAGES", 4)
     group = Group(tmp_path / "store")
     now_ms = time.time_ns() // 1_000_000
@@ -84,7 +84,7 @@ def test_pop_start_reads_open_receipts_in_bounded_steps(tmp_path: Path, monkeypa
 
 
 def test_pop_held_receive_is_woken_by_dispatch(tmp_path: Path) -> None:
-    """As pulls are: else its message came only when the role looked by itself."""
+    """As for pulls: otherwise the message waited for the role's next scan."""
     group = Group(tmp_path / "store")
     group.put("Orders", 0, count=1, queues=1)
     group.dispatch()
@@ -105,7 +105,7 @@ def test_pop_held_receive_is_woken_by_dispatch(tmp_path: Path) -> None:
 
 
 def started_from_the_begin(group: Group) -> int | None:
-    """Progress of `billing` in the one queue of `Orders` when it had none and a role has read the check points."""
+    """Offset of `billing` in the queue of `Orders`: none before, then a role has read the receipts."""
     group.dispatch()
     try:
         state = group.role._pops._state
@@ -119,7 +119,7 @@ def started_from_the_begin(group: Group) -> int | None:
 
 
 def test_pop_offset_passes_all_open_receipts_in_any_read_order(tmp_path: Path) -> None:
-    """A loss of power may take progress back past several check points, which lie in any queues of the revive topic."""
+    """A power loss may move the offset back past receipts, which are in any queue of the revive topic."""
     group = Group(tmp_path / "store")
     now_ms = time.time_ns() // 1_000_000
     group.store.engine.append("Orders", [b"%d" % number for number in range(3)], now_ms, queues=1)
@@ -134,7 +134,7 @@ def test_pop_offset_passes_all_open_receipts_in_any_read_order(tmp_path: Path) -
 def test_pop_offset_passes_receipts_with_filtered_gaps(
     tmp_path: Path,
 ) -> None:
-    """Of the queue's messages every second one: without a gap in the first check point none would be the second's."""
+    """Every second message matches: without gaps in the first receipt none would be the second's."""
     group = Group(tmp_path / "store")
     now_ms = time.time_ns() // 1_000_000
     group.store.engine.append("Orders", [b"%d" % number for number in range(COUNT)], now_ms, queues=1)
@@ -149,7 +149,7 @@ def test_pop_offset_passes_receipts_with_filtered_gaps(
 
 @pytest.mark.parametrize("deleted", [False, True], ids=["reset", "deleted"])
 def test_pop_receipts_from_before_a_reset_do_not_move_the_offset(tmp_path: Path, *, deleted: bool) -> None:
-    """They are open still: a start took the group past their messages again, those that were done among them."""
+    """They are still open: a start moved the group past their messages, including finished ones."""
     group = Group(tmp_path / "store")
     now_ms = time.time_ns() // 1_000_000
     group.store.engine.append("Orders", [b"%d" % number for number in range(COUNT)], now_ms, queues=1)
@@ -180,7 +180,7 @@ def test_pop_receipts_from_before_a_reset_do_not_move_the_offset(tmp_path: Path,
 
 
 def test_pop_ack_stored_by_killed_role_is_accepted_when_repeated(tmp_path: Path) -> None:
-    """Who was told that none counts would take it that they come again, and nobody would handle them."""
+    """A client told that its ack is void would expect a redelivery that never comes."""
     group = Group(tmp_path / "store")
     now_ms = time.time_ns() // 1_000_000
     group.store.engine.append("Orders", [b"0", b"1"], now_ms, queues=1)
@@ -202,7 +202,7 @@ def test_pop_ack_stored_by_killed_role_is_accepted_when_repeated(tmp_path: Path)
 
 
 def test_pop_start_searches_copies_in_topic_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads the same in every process: the order of a set of texts is another one in each."""
+    """The order must not depend on the hash seed of the process."""
     group = Group(tmp_path / "store")
     engine, now_ms, names = group.store.engine, time.time_ns() // 1_000_000, [f"T{number}" for number in range(COUNT)]
     bodies = [PopCheckPoint("billing", name, 0, 0, (0,), now_ms, 600_000, 0, "mqproc").body() for name in names]
@@ -228,7 +228,7 @@ def test_pop_start_searches_copies_in_topic_order(tmp_path: Path, monkeypatch: p
 def test_pop_copies_of_killed_role_are_found_after_clock_moved_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Message 0's copy bears a time an hour before its check point; what lies before that is no copy for it."""
+    """Message 0's copy has a store time an hour before its receipt; earlier records are no copies."""
     group = Group(tmp_path / "store")
     engine, now_ms = group.store.engine, time.time_ns() // 1_000_000
 
@@ -262,11 +262,11 @@ def test_pop_copies_of_killed_role_are_found_after_clock_moved_back(
 
 
 def test_pop_ack_after_redelivery_by_killed_role_is_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It counted, and the message came again. Message 1 has no copy yet, and is its receiver's still."""
+    """The ack counted, yet the message was redelivered. Message 1 has no copy yet and is still held."""
     group = Group(tmp_path / "store")
     engine, now_ms = group.store.engine, time.time_ns() // 1_000_000
     place = int(engine.append("Orders", [b"0", b"1"], now_ms, queues=1)[0])
-    # Not due yet: as after the clock was set back, or in the moment before it is closed.
+    # Not due yet: as after the clock was moved back, or just before it is closed.
     point = PopCheckPoint("g", "Orders", 0, 0, (0, 1), now_ms, 600_000, 0, "mqproc")
     engine.append(REVIVE_TOPIC, [point.body()], now_ms, queues=REVIVE_QUEUES, fixed_queue=0, tags=["ck"])
     origin = f"ORIGIN_MESSAGE_ID\x01{engine.appender.store_host.hex().upper()}{place:016X}\x02".encode()
@@ -292,7 +292,7 @@ def test_pop_ack_after_redelivery_by_killed_role_is_too_late(tmp_path: Path, mon
 def test_pop_waiting_receive_is_tried_after_the_previous_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writer's answer may come behind the dispatch of the check point, and nothing else may come for long."""
+    """The writer's answer may arrive after the receipt's dispatch, and nothing else may wake the role."""
     group = Group(tmp_path / "store")
     stored = held_back(group, monkeypatch)
     try:
@@ -319,7 +319,7 @@ def test_pop_waiting_receive_is_tried_after_the_previous_is_answered(
 
 
 def test_pop_waiting_receive_is_refused_once_group_has_members(tmp_path: Path) -> None:
-    """Both would have what comes next."""
+    """Both would receive the next message."""
     group = Group(tmp_path / "store")
     try:
         receiver, member = group.connect(), group.connect()
@@ -339,7 +339,7 @@ def test_pop_waiting_receive_is_refused_once_group_has_members(tmp_path: Path) -
 
 @pytest.mark.parametrize("change", ["reset", "deleted", "stopped"])
 def test_pop_waiting_receive_retries_when_its_group_is_recreated(tmp_path: Path, change: str) -> None:
-    """Nothing is dispatched by that: it waited on for as long as it had asked for."""
+    """No dispatch follows from it, so the receive waited for its whole timeout."""
     group = Group(tmp_path / "store")
     group.store.engine.append("Orders", [b"0"], time.time_ns() // 1_000_000, queues=1)
     group.dispatch()
@@ -361,12 +361,12 @@ def test_pop_waiting_receive_retries_when_its_group_is_recreated(tmp_path: Path,
 
 
 def received(number: int, popped_ms: int, invisible_ms: int = 1_000) -> PopCheckPoint:
-    """The check point of one message."""
+    """The receipt of one message."""
     return PopCheckPoint("g", "Orders", 0, number, (number,), popped_ms, invisible_ms, 0, "mqproc")
 
 
 def test_pop_expired_messages_are_redelivered_in_bounded_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other requests to the role are answered in between, and it does not sleep as long as some are left."""
+    """Other requests are answered in between, and the role does not sleep while some are left."""
     group = Group(tmp_path / "store")
     try:
         monkeypatch.setattr(pops_module, "STEP_NS", 0)
@@ -400,7 +400,7 @@ def test_pop_acked_messages_are_not_held_until_their_timeout(tmp_path: Path) -> 
 
 
 def test_pop_recreated_group_starts_at_the_next_message(tmp_path: Path) -> None:
-    """One of its name that is to begin with what comes next does so, in topics that are there by now too."""
+    """A recreated group that starts at the latest message does so in existing topics too."""
     group = Group(tmp_path / "store")
     try:
         caller = group.connect()
@@ -418,7 +418,7 @@ def test_pop_recreated_group_starts_at_the_next_message(tmp_path: Path) -> None:
 
 
 class Members:
-    """What members of a group want."""
+    """What members of a group subscribe to."""
 
     def __init__(self, *topics: str) -> None:
         self.topics = list(topics)

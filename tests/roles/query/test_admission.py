@@ -1,4 +1,4 @@
-"""Questions of one client that gather answers: only so many at once, and nobody else waits for them."""
+"""Read requests that collect answers: limited per client, without delaying other clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCAN = ScanRequest("Orders", max_messages=2000)
 
 
 def begin(group: Group, waiting: int) -> None:
-    """Step until so many questions wait."""
+    """Step until this many requests wait."""
     deadline = time.monotonic() + PATIENCE_S
     while len(group.role._admission) < waiting and time.monotonic() < deadline:
         group.role._enqueue(group.role._server.poll(0))
@@ -34,7 +34,7 @@ def begin(group: Group, waiting: int) -> None:
 
 
 def answers_of(caller: Caller, group: Group, count: int, under_way_max: int) -> dict[int, list[int]]:
-    """Offsets by request; at no time are more answers in the making."""
+    """Return offsets by request; at no time are more answers unfinished."""
     found: dict[int, list[int]] = {}
     deadline = time.monotonic() + PATIENCE_S
     while len(found) < count and time.monotonic() < deadline:
@@ -50,7 +50,7 @@ def test_admission_limits_unfinished_answers_per_client(filled: Group) -> None:
     asked = [caller.ask(Operation.SCAN, SCAN) for _ in range(7)]
     begin(filled, 5)
     assert (len(filled.role._jobs), len(filled.role._admission)) == (2, 5)
-    # What gathers nothing, and what others ask, does not wait.
+    # Requests that collect nothing, and those of other clients, do not wait.
     others = other.ask(Operation.SCAN, SCAN)
     ping = caller.ask(Operation.PING, Empty())
     found = answers_of(caller, filled, 8, 3)
@@ -92,7 +92,7 @@ def test_admission_failed_requests_free_their_place(filled: Group, monkeypatch: 
 def test_admission_requests_ending_on_their_turn_free_their_place(
     filled: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of them has waited, and there is nothing more to gather: their topic was deleted meanwhile, say."""
+    """Each has waited and has nothing more to read, for example after its topic's deletion."""
     filled.role._admission = ReadAdmission(2)
     caller = filled.connect()
     asked = [caller.ask(Operation.SCAN, SCAN) for _ in range(6)]

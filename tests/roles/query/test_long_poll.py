@@ -1,4 +1,4 @@
-"""When held pulls are answered: their deadlines, and what pulls tell that pass messages which do not match."""
+"""When held pulls are answered: deadlines, and reports of skipped offsets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def filled(tmp_path: Path) -> Iterator[Group]:
 
 
 def test_query_idle_without_waiters_sleeps(filled: Group) -> None:
-    """The time of a pull that is not held any more wakes nobody: it would do so for good."""
+    """The deadline of a pull that is answered must not wake the role."""
     caller = filled.connect()
     caller.ask(Operation.PULL, PullRequest("Orders", 0, MESSAGE_COUNT // 4, timeout_ms=10_000))
     caller.ask(Operation.PULL, PullRequest("Orders", 1, MESSAGE_COUNT // 4, timeout_ms=30_000))
@@ -45,7 +45,7 @@ def test_query_idle_without_waiters_sleeps(filled: Group) -> None:
 
 
 def test_long_poll_covers_every_queue_of_a_store(filled: Group) -> None:
-    """A consumer of many queues has so many; those that are answered at once it would repeat without end."""
+    """A pull that is answered at once instead of held would be repeated without end."""
     caller, count = filled.connect(), 17_000
     assert filled.context.options.max_queues > count
     for number in range(count):
@@ -59,7 +59,7 @@ def test_long_poll_covers_every_queue_of_a_store(filled: Group) -> None:
 
 
 def test_query_checks_its_bell_before_sleeping(filled: Group) -> None:
-    """What came since the last step rang at nobody who slept; all else has a time, or a socket."""
+    """Records since the last step rang no sleeping role; all else has a deadline or a socket."""
 
     def has_nothing_to_do() -> bool:
         while filled.step():
@@ -126,7 +126,7 @@ def test_long_poll_match_is_answered_before_the_report_is_due(filled: Group) -> 
 
 
 class Table:
-    """As many queues of topic Orders as it has numbers for; counts how often one is looked up."""
+    """As many queues of topic Orders as it has numbers; counts lookups of a queue."""
 
     def __init__(self, queues: int) -> None:
         self.cells = np.zeros(layout.entry_word(queues, 0), np.int64)
@@ -151,7 +151,7 @@ def held(holds: LongPolls, queue_id: int) -> HeldPull:
 
 
 def test_long_polls_of_many_queues_look_up_each_once() -> None:
-    """A consumer of 20,000 queues had all of them looked up for each that it began to wait at."""
+    """A consumer of 20,000 queues caused lookups of them all for each queue it waited at."""
     count = 500
     table: Any = Table(count)
     holds = LongPolls(table)

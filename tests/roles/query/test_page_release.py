@@ -1,4 +1,4 @@
-"""Pages of the log: present while query reads, let go by one that is idle."""
+"""Pages of the log: resident while query reads, released when it is idle."""
 
 from __future__ import annotations
 
@@ -64,12 +64,11 @@ def test_query_idle_releases_log_pages(tmp_path: Path) -> None:
         group.close()
 
 
-# --- test_unreadable_queues ---
-# What the disk cannot read of a ConsumeQueue: query says so, leads nobody past it, and serves other queues.
+# Unreadable ConsumeQueue units
 
 
 def test_pull_unreadable_units_ends_with_the_file_named(tmp_path: Path) -> None:
-    """Their messages are in the log: who went on behind them would miss them for good."""
+    """Their messages are in the log: a client that skipped the units would miss them."""
     io = BadSectors()
     group = Group(tmp_path / "store", io)
     for frame in range(40):

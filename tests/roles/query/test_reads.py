@@ -1,4 +1,4 @@
-"""What is asked about consumer groups takes time by the queues that they have, not by queues times topics."""
+"""Reads about consumer groups take time by their queues, not by queues times topics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUEUES = 4
 
 
 def questions(progress: list[CommittedOffset], wanted: list[str]) -> GroupReads:
-    """About a group that has `progress`, and members that want topics."""
+    """Reads of a group that has `progress`, and members that subscribe to topics."""
     found = {(topic, queue_id): QueueBounds(0, 0, 9) for topic in wanted for queue_id in range(QUEUES)}
     members = {"billing": SimpleNamespace(topics=wanted)} if wanted else {}
     state = SimpleNamespace(progress=SimpleNamespace(of=lambda _group: progress))

@@ -95,7 +95,7 @@ class Group:
         return self.role.do_work()
 
     def restart(self) -> None:
-        """Put the next incarnation of the role in its place, as after a kill."""
+        """Replace the role by its next incarnation, as after a kill."""
         self.role.close()
         self.context = dataclasses.replace(self.context, incarnation=self.context.incarnation + 1)
         self.role = Query(self.context)
@@ -128,7 +128,7 @@ class Caller:
         return self._id
 
     def answer(self) -> tuple[int, Any, bytes] | None:
-        """(request id, options, payload) of the next answer, stepping the role; None when nothing comes of a step."""
+        """Step the role; return the next (request id, options, payload), or None without answer."""
         for _ in range(3):
             self._group.step()
         try:
@@ -249,7 +249,7 @@ def test_pull_counters_are_exact_and_immediate(filled: Group) -> None:
     assert (words[words_of.PULLS], words[words_of.EMPTY_PULLS], words[words_of.QUERY_REQUESTS]) == (4, 1, 4)
     delivered = table.column(queue_table.DELIVERED)
     assert delivered[table.entry("Orders", 1)] == delivered.sum() == 15
-    # Each was answered at once, and the time of one may stand for others.
+    # Each was answered at once, and one time may be counted for others.
     assert 1 <= sum(read_buckets(words, histograms.PULL_REQUESTS).counts) <= 4
     filled.role._times.next_ns = 0
     caller.call(Operation.PULL, PullRequest("Orders", 1, 0, max_messages=5))
@@ -392,7 +392,7 @@ def test_pull_sql_with_rocketmq_limits_is_rejected(filled: Group) -> None:
 
 
 def test_long_polls_scanning_much_take_turns(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing new comes, and still each gets on, step by step; who asks meanwhile is answered."""
+    """No record arrives, and still each advances step by step; other requests are answered."""
     monkeypatch.setattr(pulls, "LOOK_BYTES_MAX", 10_000)
     monkeypatch.setattr(query, "STEP_NS", 0)
     seeking = [filled.connect() for _ in range(3)]
@@ -419,7 +419,7 @@ def test_long_poll_accepts_a_queue_that_does_not_exist_yet(filled: Group) -> Non
     found = caller.answer()
     assert found is not None
     assert found[1].status == "FOUND"
-    # An offset that such a queue does not have is answered at once.
+    # An offset that such a queue lacks is answered at once.
     answer, _ = caller.call(Operation.PULL, PullRequest("Never", 0, 7, timeout_ms=30_000))
     assert answer.status == "NO_MATCHED_LOGIC_QUEUE"
 
@@ -465,7 +465,7 @@ def test_stop_does_not_wait_for_a_client_that_reads_nothing(filled: Group, monke
 
 
 def test_long_scan_does_not_delay_other_requests(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scan over tiny slices is still under way when another client's question is answered."""
+    """A scan over tiny slices is still running when another client's request is answered."""
     monkeypatch.setattr("mqproc.store.read.scan.SLICE_BYTES", 2048)
     monkeypatch.setattr("mqproc.roles.query.role.STEP_NS", 0)
     scanning, other = filled.connect(), filled.connect()

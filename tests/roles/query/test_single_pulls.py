@@ -1,4 +1,4 @@
-"""Held pulls whose queue gets one message: answered in fewer steps, and with the same as by the way of all others."""
+"""Held pulls of a queue that gets one message: fewer steps, equal answers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def hold(group: Group, request: PullRequest = WAITS) -> Caller:
 
 
 def ways(group: Group, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """By which way pulls are looked at from now on: "short", where that was all, or "long"."""
+    """Record the path that pulls take from now on: "short" alone, or "long"."""
     taken: list[str] = []
     pulls = group.role._pulls
     short, long = pulls._lone.pull, pulls._pull_from

@@ -1,4 +1,4 @@
-"""Producers that wait to be asked: in turn, none twice, and nothing kept of those that are gone."""
+"""Producers that poll for checks, and the times when checks are due."""
 
 from __future__ import annotations
 
@@ -125,8 +125,7 @@ def test_polls_end_at_timeout_or_disconnect(monkeypatch: pytest.MonkeyPatch) -> 
     assert (rig.polls.count, rig.polls.of("g")) == (0, 0)
 
 
-# --- test_due_checks ---
-# When half messages are due: one time each, and nothing kept of those that are done.
+# DueChecks
 
 
 def test_due_checks_return_the_earliest_first_and_once() -> None:

@@ -13,7 +13,7 @@ from tests.roles.transactions.test_open_transactions import half
 
 
 def test_check_refused_is_retried_with_backoff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when there is no room for the topic of those that are given up: all of them were tried every second."""
+    """No space for the topic of abandoned ones: all of them were retried every second."""
     group = Group(tmp_path / "store")
     try:
         transactions, found = group.role._transactions, half(0)
@@ -31,7 +31,7 @@ def test_check_refused_is_retried_with_backoff(tmp_path: Path, monkeypatch: pyte
 
 
 def test_rollback_only_for_half_messages_deleted_by_retention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So was a half message that begins on a page which the disk cannot read, and for good."""
+    """Likewise a half message that begins on an unreadable page, and for good."""
     group = Group(tmp_path / "store")
     try:
         transactions, found = group.role._transactions, half(1)

@@ -1,4 +1,4 @@
-"""Marks on their way: one message at a time with all that are due, tried until it is stored."""
+"""Op messages: one at a time with all marks that are due, retried until it is stored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.fakes import ManualClock
 
 
 class Written:
-    """Messages under way; the test says what becomes of each."""
+    """Pending messages; the test decides the outcome of each."""
 
     def __init__(self) -> None:
         self.messages: list[NewMessage] = []

@@ -1,4 +1,4 @@
-"""What is open, by place, id and order: against a plain model, and the cases that matter one by one."""
+"""Open transactions by offset, id and order: against a plain model, and single cases."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_copy_replaces_the_half_message_it_names() -> None:
     assert copy.places == [0, 200]
     assert table.find(0, first.key) is table.find(200, first.key) is copy
     assert (table.is_newest(first), table.is_newest(copy)) == (False, True)
-    # The old one holds progress until it is marked.
+    # The old one holds the offset until it is marked.
     assert table.half_progress() == 0
     table.done(0)
     assert table.half_progress() == 1
@@ -52,7 +52,7 @@ def test_rocketmq_copy_is_found_by_id_and_count() -> None:
     assert seen(table, half(2, "b", checks=1)) is None
     copy = half(3, "a", checks=1)
     assert seen(table, copy) is not None
-    # After a restart the place of the first half message is known to nobody: its id is.
+    # After a restart the offset of the first half message is unknown; its id is known.
     assert table.find(123_456, copy.key) is copy
     assert table.find(123_456, ("g", "T", "c")) is None
     assert table.find(123_456, ("else", "T", "a")) is None
@@ -73,7 +73,7 @@ def test_mark_before_its_half_message_prevents_opening() -> None:
     assert seen(table, half(0)) is None
     assert not table.scan_past(1)
     assert (len(table), table.scanned_to) == (1, 2)
-    # Found by its place before dispatch had shown it.
+    # Found by its offset before dispatch had shown it.
     table.add(half(5))
     assert not table.scan_past(5)
     assert table.half_progress() == 0
@@ -103,7 +103,7 @@ def test_ended_transactions_are_remembered_up_to_a_limit() -> None:
 
 
 class AgainstModel(RuleBasedStateMachine):
-    """Half messages come, are copied, found early and marked in any order."""
+    """Half messages arrive, are copied, found early and marked in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class AgainstModel(RuleBasedStateMachine):
         open_now = [each.offset for each in self.queue[: self.scanned_to] if each.offset not in self.done]
         assert sorted(each.offset for each in self.table.all()) == open_now
         assert self.table.half_progress() == (open_now[0] if open_now else self.scanned_to)
-        # One whose copy is done before itself is nobody's any more, and waits for its mark.
+        # One whose copy was finished first is no longer open, and waits for its mark.
         for each in filter(self.table.is_newest, self.table.all()):
             assert all(self.table.find(place, each.key) is each for place in each.places)
 

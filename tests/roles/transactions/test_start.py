@@ -1,4 +1,4 @@
-"""What a start finds in a log: what is open, what a copy has taken the place of, and what was made and not marked."""
+"""Start of the coordinator: open transactions, replaced copies and missing marks."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_start_reads_from_the_committed_offset(store: LiveStore) -> None:
     put_mark(store, 4)
     start = started(store, progress=(3, 1))
     assert newest(start) == ["3", "5"]
-    # The newest marks are read in any case; none of them is needed below progress.
+    # The newest marks are always read; none of them is needed below the offset.
     assert start._table.mark_progress(3) == 1
 
 

@@ -1,4 +1,4 @@
-"""Plans of append requests: a kept shape gives the same plan as a new one, and only as long as it is right."""
+"""Append plans: a cached template gives the same plan as a new one while it is valid."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_plan_different_fields_give_different_templates(planner: Planner, change
 
 
 def test_plan_cached_and_new_templates_are_equal(tmp_path: Path) -> None:
-    """What a planner finds again is what another one makes."""
+    """A planner's cached plans, compared with those of another planner."""
     for index, changes in enumerate([{}, {"tag": "t", "flag": 3}, {"queue_id": 1, "gap_before_tag": b"A\x01a\x02"}]):
         planner = Planner(tmp_path / f"kept-{index}")
         for others in ({"flag": 1}, {"tag": "other"}, {"queue_id": 2}, {"gap_before_tag": b"B\x01b\x02"}):
@@ -276,8 +276,7 @@ def test_plan_refused_frame_creates_no_topic(planner: Planner) -> None:
     assert planner.topics.topics.get("new") is None
 
 
-# --- test_constant_properties ---
-# The properties that all messages of a frame have: where they stand, and what of them is refused.
+# Constant properties
 
 
 BUCKET_PREFIX = "A" * UNIQUE_PREFIX_DIGITS

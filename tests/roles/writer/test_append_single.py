@@ -1,4 +1,4 @@
-"""Append frames that come one by one: taken as all others are, by a shorter way."""
+"""Single append frames: stored as all others are, by a shorter path."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ KNOWN = 1
 
 
 def counted(rig: WriterRig) -> list[bool]:
-    """Whether each frame that is tried from now on goes the short way."""
+    """Record whether each following frame takes the short path."""
     appender, ways = rig.writer._appender, []
     short: Callable[..., bool] = appender.add_single
 
@@ -71,14 +71,14 @@ def send_alone(rig: WriterRig, client: Client, request_id: int, body: bytes = b"
 
 
 def known_shape(rig: WriterRig) -> Client:
-    """A client of whose messages the writer knows the shape."""
+    """A client for whose messages the writer has a template."""
     client = rig.client()
     assert send_alone(rig, client, KNOWN) is None
     return client
 
 
 def uncompiled(appender: CommitLogAppender) -> None:
-    """Have the kernel's plain twin take frames."""
+    """Use the kernel's plain twin to append frames."""
     compiled = appender._encode_single
     assert isinstance(compiled, functools.partial)
     assert compiled.func is append_run.append_single
@@ -88,7 +88,7 @@ def uncompiled(appender: CommitLogAppender) -> None:
 def taken(
     root: Path, frames: list[Frame], flush: FlushDiskType, *, runs: bool, twin: bool = False
 ) -> tuple[Left, dict[int, list[Outcome]]]:
-    """What a writer makes of frames each of which has come whole, and is alone, when it takes a step."""
+    """Outcomes of frames that arrive whole and alone in a step."""
     with WriterRig(root, runs=runs, segments=12, flush_disk_type=flush, **OPTIONS) as rig:
         if twin:
             uncompiled(rig.writer._appender)
@@ -128,7 +128,7 @@ def test_append_single_equals_appends_of_unknown_templates(
 def test_append_single_whole_property_strings_leave_no_gap(
     make_rig: MakeRig, sizes: tuple[int, ...], closed: bool, property_crc: bool
 ) -> None:
-    """Those that end their last property themselves are a byte shorter than others may become."""
+    """Strings that end their last property are a byte shorter than others may become."""
     rig = make_rig(enabled_append_prop_crc=property_crc)
     client = rig.client()
     client.send(Frame(sizes=sizes, whole=True, closed=closed).encode(KNOWN))
@@ -144,7 +144,7 @@ def test_append_single_whole_property_strings_leave_no_gap(
 
 
 def test_append_single_known_template_uses_the_fast_path(make_rig: MakeRig) -> None:
-    """Without this all else here would be true of a writer that has none."""
+    """Otherwise the other tests would also pass for a writer without the short path."""
     rig = make_rig()
     client = known_shape(rig)
     ways = counted(rig)
@@ -190,12 +190,12 @@ def test_append_single_frame_beyond_staging_buffer_is_split(make_rig: MakeRig) -
     assert sum(rig.next_offsets().values()) == 902
 
 
-# While somebody waits for what comes
+# The waiting dispatcher
 
 
 @dataclasses.dataclass
 class Rings:
-    """Whether a writer rings its sleeping dispatcher, before and behind the append that it has waited for."""
+    """Whether a writer rings its sleeping dispatcher before and after the append."""
 
     early: bool
     late: bool
@@ -269,7 +269,7 @@ def test_append_single_failed_sync_refuses_it_and_all_following(synced: WriterRi
     assert synced.words[words_of.role_word(words_of.WRITER, "errors")] == 1
 
 
-# When it must not be taken
+# Refusals
 
 
 @pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, DiskFullError), (errno.EIO, InternalError)])

@@ -1,4 +1,4 @@
-"""Appends are counted by the kernel that encodes them, and timed by the steps that the loop times."""
+"""Appends are counted by the encoding kernel and timed by the loop's sampled steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_append_counts_frames_messages_and_record_sizes(tmp_path: Path) -> None:
 
 
 def test_append_rolled_back_frames_are_not_counted(tmp_path: Path) -> None:
-    """Neither those before the one that failed, nor the part of it that was encoded."""
+    """Neither those before the failed one nor its encoded part."""
     engine = Engine(tmp_path, segments_max=1)
     engine.append("T", [b"x" * 1000] * 10)
     published = counts(engine)
@@ -46,7 +46,7 @@ def test_append_rolled_back_frames_are_not_counted(tmp_path: Path) -> None:
     assert counts(engine) == published
     engine.append("T", [b"x"])
     assert counts(engine)[:3] == (2, 11, 11)
-    # Nothing is left to be taken back once more.
+    # Nothing is left to roll back.
     engine.appender.roll_back()
     assert counts(engine)[:3] == (2, 11, 11)
 
@@ -82,7 +82,7 @@ def test_append_slow_step_counts_only_its_frames(tmp_path: Path) -> None:
     times.timed(100, 100 + 2_000_000_000, alone=True)
     found = read_buckets(engine.words, histograms.APPENDS)
     assert (sum(found.counts), found.total) == (1, 2.0)
-    # A slow step that stored nothing is no append's.
+    # A slow step that stored nothing counts for no append.
     times.timed(200, 200 + 9_000_000_000, alone=True)
     assert read_buckets(engine.words, histograms.APPENDS) == found
     times.timed(100, 50_100, alone=False)

@@ -1,4 +1,4 @@
-"""Sends that wait: what the writer makes of a request, as RocketMQ's broker would."""
+"""Delayed sends: the request as redirected by the writer, as by RocketMQ's broker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mqproc.layout.properties import decode, encode
 from mqproc.roles.writer.append_plan import check_slot, delayed_request, is_delayed, target_queue
 from mqproc.topic_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.wire.operations.log import QUEUE_ANY, QUEUE_COLUMN, AppendRequest
-from tests.client.append_frame import read_append
+from tests.client.memory_roles import read_append
 
 NOW = 1_700_000_000_500
 OPTIONS = Options()
@@ -68,7 +68,7 @@ def test_delayed_properties_are_in_rocketmq_order() -> None:
     [(1, 0), (499, 0), (500, 0), (501, 1000), (1500, 1000), (1501, 2000), (259_199_500, 259_199_000)],
 )
 def test_timer_slot_is_the_second_before_the_due_time(ahead_ms: int, out_ms: int) -> None:
-    """RocketMQ files a message under the second before its time, a whole second too."""
+    """RocketMQ files a message under the second before its due time, also a whole second."""
     found = delayed_request(request(deliver_at_ms=NOW + ahead_ms), 1, OPTIONS, NOW)
     assert (found.topic, found.queue_id) == (TIMER_TOPIC, 0)
     pairs = decode(properties_of(found))

@@ -1,4 +1,4 @@
-"""Runs of append frames through a writer on a socket: as frames that are taken one by one, whatever comes between."""
+"""Batches of append frames through a writer on a socket equal single frames."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PREFIX = "0123456789AB" + "F" * 16
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """An append frame as it is drawn; `wrong` names what is."""
+    """A generated append frame; `wrong` names its defect."""
 
     topic: str = "A"
     sizes: tuple[int, ...] = (4,)
@@ -146,7 +146,7 @@ WRONG = st.sampled_from(["", "", "", "", "", "", "size", "length", "separator", 
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[Frame]:
-    """Frames of a few shapes, most of which come often; some are wrong."""
+    """Frames of a few templates, most of which repeat; some are invalid."""
     shapes = draw(st.lists(SHAPES, min_size=1, max_size=4))
     frame = st.builds(
         lambda shape, sizes, wrong: dataclasses.replace(shape, sizes=sizes, wrong=wrong),
@@ -161,7 +161,7 @@ Outcome = tuple[int, bytes, bytes]
 
 
 def taken(root: Path, frames: list[Frame], cuts: list[int], *, runs: bool) -> tuple[Left, dict[int, list[Outcome]]]:
-    """What a writer makes of frames whose stream comes in pieces; another client's frame comes last."""
+    """Outcomes of a stream that arrives in pieces; another client's frame comes last."""
     data = b"".join(frame.encode(request_id) for request_id, frame in enumerate(frames, 1))
     options = {"max_queues": 64, "default_topic_queue_nums": 4, "max_message_size": BODY_MAX}
     with WriterRig(root, runs=runs, segments=12, **options) as rig:
@@ -195,7 +195,7 @@ def test_frame_batches_equal_frames_appended_singly(frames: list[Frame], cuts: l
 
 
 def test_frame_batches_use_the_kernel_for_known_templates(make_rig: MakeRig) -> None:
-    """Without this all else here would be true of a writer that knows no shape."""
+    """Otherwise the other tests would also pass for a writer without templates."""
     rig = make_rig()
     client = rig.client()
     client.send(b"".join(single(number, "A") for number in range(1, 101)))
@@ -207,7 +207,7 @@ def test_frame_batches_use_the_kernel_for_known_templates(make_rig: MakeRig) -> 
 
 
 def compared(make_rig: MakeRig, data: bytes, request_ids: list[int], **options: object) -> WriterRig:
-    """The rig that was sent `data`, which left and answered what one without runs did."""
+    """The rig that was sent `data`, whose files and answers equal those without batches."""
     rigs = [make_rig(runs=runs, **options) for runs in (True, False)]
     clients = [rig.client() for rig in rigs]
     for client in clients:
@@ -300,7 +300,7 @@ def test_frame_batch_known_template_never_reaches_a_deleted_topic(make_rig: Make
 
 
 def test_topic_widened_by_a_role_during_a_step_keeps_all_offsets(make_rig: MakeRig) -> None:
-    """Nothing is published in between: what was noted of the rows of shapes that are forgotten must not stand for
+    """Nothing is published in between: state of evicted templates' rows must not apply to
     others."""
     rig = make_rig(default_topic_queue_nums=1)
     client = rig.client()

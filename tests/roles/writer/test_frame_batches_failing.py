@@ -1,4 +1,4 @@
-"""Runs of append frames that cannot be stored, or not be synced: each frame is refused once and leaves nothing."""
+"""Batches of append frames that fail: each frame is refused once and leaves nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.roles.writer.writer_rig import (
 def test_failed_write_refuses_frames_once_and_leaves_nothing(
     make_rig: MakeRig, number: int, error: type[MqprocError], failing: int
 ) -> None:
-    """The first frames end with a segment, those behind are written as they are staged."""
+    """The first frames end with a segment, the following ones are written as they are staged."""
     rig = make_rig()
     client = rig.client()
     client.send(single(1, "A", b"first"))
@@ -68,7 +68,7 @@ def test_failed_write_refuses_frames_once_and_leaves_nothing(
 
 
 def assert_holds(rig: WriterRig, client: Client, stored: list[int]) -> None:
-    """These single frames lie in the log, one behind the other; offsets and counts are theirs alone."""
+    """These single frames are in the log one after the other, with offsets and counts of their own."""
     places = [columns(client.answers[request_id][0].payload) for request_id in stored]
     offsets: dict[int, list[int]] = {}
     for _, (queue_offset,), (queue_id,) in places:
@@ -86,7 +86,7 @@ def assert_holds(rig: WriterRig, client: Client, stored: list[int]) -> None:
 
 
 def test_frames_of_a_failed_segment_are_not_stored_when_it_is_made(make_rig: MakeRig) -> None:
-    """As of a log that was found to end with a segment, and has no room for the next one."""
+    """As of a log that was found to end with a segment, without space for the next one."""
     rig = make_rig()
     ready_end = rig.words[words_of.SEGMENTS_READY_END]
     rig.words[words_of.SEGMENTS_READY_END], rig.words[words_of.SEGMENT_ERRNO] = 0, errno.ENOSPC
@@ -101,7 +101,7 @@ def test_frames_of_a_failed_segment_are_not_stored_when_it_is_made(make_rig: Mak
 
 
 def test_failed_sync_preventing_a_segment_stores_no_frame(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that had to wait for the segment is refused, and with it all that was staged before it."""
+    """The frame that waited for the segment is refused, with all that was staged before it."""
     rig = make_rig(runs=False, segments=1)
     (rig.paths.commit_log / f"{0:020d}").unlink()
     rig.words[words_of.SEGMENTS_READY_END] = 0
@@ -122,7 +122,7 @@ def test_failed_sync_preventing_a_segment_stores_no_frame(make_rig: MakeRig, mon
     [(errno.EMFILE, StoreBusyError), (errno.ENOSPC, DiskFullError), (errno.EIO, InternalError)],
 )
 def test_uncreatable_topic_fails_only_its_own_frames(make_rig: MakeRig, number: int, told: type[MqprocError]) -> None:
-    """They are told that they are not stored, and were: who sends them again has them twice."""
+    """They were reported as not stored, but were: a client that resends stores them twice."""
     rig = make_rig(max_queues=256, default_topic_queue_nums=128)
     client = rig.client()
     client.send(single(1, "A"))
@@ -144,7 +144,7 @@ def test_uncreatable_topic_fails_only_its_own_frames(make_rig: MakeRig, number: 
     [(errno.ENOSPC, DiskFullError), (errno.EIO, InternalError), (errno.EROFS, StoreReadOnlyError)],
 )
 def test_unrecorded_topic_error_names_its_cause(make_rig: MakeRig, number: int, told: type[MqprocError]) -> None:
-    """A full disk is no defect of mqproc's own: who asks again when it has room is answered."""
+    """A full disk is not an internal error: a later retry succeeds."""
     rig = make_rig()
     client = rig.client()
     client.send(single(1, "A"))
@@ -162,7 +162,7 @@ def test_unrecorded_topic_error_names_its_cause(make_rig: MakeRig, number: int, 
 
 
 def test_failed_segment_end_refuses_its_frames_once(make_rig: MakeRig) -> None:
-    """Its last records are written, the BLANK behind them is not."""
+    """Its last records are written, the BLANK after them is not."""
     rig = make_rig()
     rig.io.write_errors = [0] * 10
     client = rig.client()
@@ -196,7 +196,7 @@ def test_file_size_limit_error_names_the_limit(make_rig: MakeRig, monkeypatch: p
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
 def test_missing_descriptors_refuse_frames_until_available(make_rig: MakeRig, number: int) -> None:
-    """What was written at the end of the one before is taken back through the descriptor that is open."""
+    """The write at the end of the previous segment is undone through the open descriptor."""
     rig = make_rig()
     client = rig.client()
     client.send(single(1, "A", b"x" * 30_000))
@@ -343,7 +343,7 @@ def test_failed_sync_refuses_all_frames_waiting_for_it(make_rig: MakeRig) -> Non
 
 
 def test_failed_sync_within_a_batch_stores_nothing_after_it(make_rig: MakeRig) -> None:
-    """There is a sync amid it when there is no room for more answers."""
+    """A sync comes within it when there is no room for more answers."""
     rig = make_rig(flush_disk_type=FlushDiskType.SYNC_FLUSH, segments=16)
     client = rig.client()
     client.send(single(1, "A"))

@@ -1,4 +1,4 @@
-"""The writer's end through a real group: what has come to it is answered, however slowly its clients read."""
+"""The writer's stop in a real group: received frames are answered, even to slow readers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_writer_orderly_restart_leaves_no_unknown_outcome(make_group: Callable[.
 
 
 def test_group_orderly_stop_leaves_no_unknown_outcome(make_group: Callable[..., Group]) -> None:
-    """A client that comes again meanwhile is let in and refused, or turned away."""
+    """A client that reconnects meanwhile is accepted and refused, or turned away."""
     group = make_group()
     over = threading.Event()
     futures: list[Future[SendResult]] = []
@@ -106,7 +106,7 @@ def test_group_orderly_stop_leaves_no_unknown_outcome(make_group: Callable[..., 
 
 
 def test_writer_stopping_asks_a_sending_client_to_return(make_group: Callable[..., Group]) -> None:
-    """Every frame is stored, refused, or, at the very end, lost with the connection; none is stored unanswered."""
+    """Each frame is stored, refused or, at the very end, lost with the connection; none is stored unanswered."""
     group = make_group(mapped_file_size_commit_log=64 << 20)
     connection = Connection(open_socket(group.paths.socket(WRITER)))
     outcomes: list[object] = []

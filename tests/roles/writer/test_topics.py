@@ -1,4 +1,4 @@
-"""The writer's topics: made, deleted and made again in topics, table and files; full disks, killed writers.
+"""The writer's topics: created, deleted and recreated; full disks and killed writers.
 
 A killed writer is played by leaving out what it had not come to; its successor is a new object over the same files.
 """
@@ -25,7 +25,7 @@ from mqproc.util.units import DELAY_LEVELS
 
 
 class FaultyIO(StoreIO):
-    """Fails calls of one kind with an errno while `left` says so; −1 for ever."""
+    """Fails calls of one kind with an errno while `left` is positive; −1 for ever."""
 
     def __init__(self, kind: str = "", number: int = errno.ENOSPC, left: int = 0) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Store:
         return [self.table.next_offset(number) for number in self.topics.find(topic).queue_numbers.tolist()]
 
     def durable(self) -> Topics:
-        """What a new process would read."""
+        """The topics that a new process would read."""
         topics = Topics(StoreIO(), self.paths)
         topics.load()
         return topics
@@ -162,7 +162,7 @@ def test_topic_deletion_without_space_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_topic_deletion_removes_files_created_meanwhile(tmp_path: Path) -> None:
-    """The dispatcher writes a unit at this very moment."""
+    """The dispatcher writes a unit at this moment."""
     io = FaultyIO("remove_folder", errno.ENOTEMPTY)
     store = Store(tmp_path / "store", io=io)
     store.use("T", 3)
@@ -220,7 +220,7 @@ def test_successor_saves_topics_found_only_in_the_journal(store: Store) -> None:
 
 @pytest.mark.parametrize("queues_done", [0, 1, 3])
 def test_successor_finishes_a_deletion(store: Store, queues_done: int) -> None:
-    """Killed when the line was durable, or when some queues were tombstones, or before the files went."""
+    """Killed when the line was durable, when some queues were tombstones, or before the files were removed."""
     store.topics.create("T", 4)
     for number, count in enumerate([0, 5, 0, 2]):
         store.table.store(number, layout.NEXT_OFFSET, count)
@@ -241,7 +241,7 @@ def test_successor_finishes_a_deletion(store: Store, queues_done: int) -> None:
 
 
 def test_successor_keeps_files_until_the_deletion_is_durable(store: Store) -> None:
-    """Killed between the deletion's line and its sync: without the line the topic is there, and needs its units."""
+    """Killed between the deletion's line and its sync: without the line the topic exists and needs its units."""
     store.use("T", 3)
     store.topics.save(1)
     store.topics.topics.delete("T", 1000, [3, 3, 3, 3])
@@ -253,7 +253,7 @@ def test_successor_keeps_files_until_the_deletion_is_durable(store: Store) -> No
 
 
 def test_successor_removes_files_of_deleted_topics_in_order(store: Store) -> None:
-    """In every process: the order of a set of texts is another one in each."""
+    """The order must not depend on the hash seed of the process."""
     deleted = [f"T{number:02}" for number in range(40)]
     for topic in deleted:
         store.topics.create(topic, 1)
@@ -266,7 +266,7 @@ def test_successor_removes_files_of_deleted_topics_in_order(store: Store) -> Non
 
 
 def test_successor_keeps_topic_deleted_with_fewer_queues_before(store: Store) -> None:
-    """Queues that only its first life had, and that the send has made again, were no part of that deletion."""
+    """Queues of its first life only, which the send has recreated, were no part of that deletion."""
     store.use("T", 3)
     store.topics.delete("T", 1000)
     store.topics.create("T", 1)
@@ -284,7 +284,7 @@ def test_successor_keeps_topic_deleted_with_fewer_queues_before(store: Store) ->
 
 
 def test_successor_keeps_a_topic_recreated_by_a_send(store: Store) -> None:
-    """Its records may be in the log already; the journal, for want of room, was not told before the kill."""
+    """Its records may be in the log already; the journal, without space, lacked it at the kill."""
     store.use("T", 3)
     store.topics.delete("T", 1000)
     journal = store.paths.topics_journal.read_bytes()

@@ -1,4 +1,4 @@
-"""Topics through a real group: made by thousands, kept through kills, gone when deleted."""
+"""Topics through a real group: created in thousands, kept through kills, deleted."""
 
 from __future__ import annotations
 

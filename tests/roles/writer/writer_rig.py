@@ -1,4 +1,4 @@
-"""A writer on a real socket, stepped by hand: its clients, its files' faults, and all that it leaves behind."""
+"""A writer on a real socket, stepped by hand, with its clients, faults and results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SEGMENTS = 6
 
 
 class WriterIO(FaultyIO):
-    """Its writes to the log fail as `write_errors` says: an errno each, 0 for one that works; half is written then.
+    """Its writes to the log fail by `write_errors`: an errno each, 0 for success; half is written then.
 
     What is zeroed is no write of the writer's.
     """
@@ -58,7 +58,7 @@ class WriterIO(FaultyIO):
         super().pwrite(fd, data, offset)
 
     def zero(self, fd: int, offset: int, size: int) -> None:
-        # Not by way of `pwrite`, whose errors are meant for others.
+        # Not through `pwrite`, whose errors are for other writes.
         errors, self.write_errors = self.write_errors, []
         try:
             super().zero(fd, offset, size)
@@ -68,7 +68,7 @@ class WriterIO(FaultyIO):
 
 @dataclasses.dataclass(frozen=True)
 class Left:
-    """What a writer leaves behind: what two that were sent the same must have in common."""
+    """The results of a writer, which must be equal for two that got the same frames."""
 
     log: bytes
     """Up to `written`."""
@@ -77,7 +77,7 @@ class Left:
 
 
 class WriterRig:
-    """A store with several segments, and its writer; `runs=False` for one that takes frame by frame."""
+    """A store with several segments, and its writer; `runs=False` takes frame by frame."""
 
     def __init__(self, root: Path, *, runs: bool = True, segments: int = SEGMENTS, **options: object) -> None:
         self.rig = Rig(root, **options)
@@ -105,7 +105,7 @@ class WriterRig:
         return writer
 
     def succeed(self) -> None:
-        """The writer is killed, without a word to anyone, and another one takes over."""
+        """Kill the writer without notice; another one takes over."""
         self._killed.append(self.writer)
         self.writer = self._make(2)
 
@@ -130,7 +130,7 @@ class WriterRig:
         return self.writer.do_work()
 
     def run_until(self, condition: Callable[[], bool]) -> None:
-        """Step until something is so."""
+        """Step until a condition holds."""
         end = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < end, "nothing happened in time"
@@ -151,7 +151,7 @@ class WriterRig:
         return connection
 
     def outcomes(self, connection: Connection, calls: Iterable[Call[Any]]) -> list[CallOutcome]:
-        """Send calls in one go, as far as the socket takes them; how those end that are answered."""
+        """Send calls at once, as far as the socket takes them; the answers follow."""
         ids = [
             request_id
             for request_id, oneway in [(connection.submit(call), call.oneway) for call in calls]
@@ -166,7 +166,7 @@ class WriterRig:
                 pass
         return [connection.done.pop(request_id) for request_id in ids]
 
-    # What is left
+    # Results
 
     @property
     def written(self) -> int:
@@ -183,7 +183,7 @@ class WriterRig:
         return bytes(found)
 
     def next_offsets(self) -> dict[tuple[str, int], int]:
-        """Those that are published, of each queue that is there."""
+        """The published offsets of each queue."""
         table = QueueTable(self.io, self.paths.queues)
         try:
             column = table.column(table_layout.NEXT_OFFSET).tolist()
@@ -192,7 +192,7 @@ class WriterRig:
             table.close()
 
     def counts(self) -> dict[str, int]:
-        """All that is counted of frames, and the words that are published with them."""
+        """All counters of frames, and the words published with them."""
         names = "written", "table_at", "written_store_timestamp_ms", "appended_frames", "appended_messages"
         found = self.rig.control.snapshot()
         sizes = histograms.MESSAGE_SIZES
@@ -214,7 +214,7 @@ class Answer:
 
 
 class Client:
-    """A client's end, byte by byte. `answers` by request id, several where one was answered more than once."""
+    """A client's end, byte by byte. `answers` by request id, several if answered more than once."""
 
     def __init__(self, rig: WriterRig) -> None:
         self._rig = rig
@@ -223,7 +223,7 @@ class Client:
         self.answers: dict[int, list[Answer]] = {}
 
     def send(self, data: bytes, *, steps: int = 0) -> None:
-        """Write all of `data`; the writer steps when the socket is full, and so often afterwards."""
+        """Write all of `data`; the writer steps when the socket is full, and as often afterwards."""
         view = memoryview(data)
         while view:
             try:
@@ -235,7 +235,7 @@ class Client:
             self._rig.step()
 
     def read(self) -> None:
-        """Take what is there."""
+        """Receive what has arrived."""
         while True:
             try:
                 data = self.sock.recv(1 << 20)
@@ -249,7 +249,7 @@ class Client:
             self.answers.setdefault(frame.request_id, []).append(answer)
 
     def wait_for(self, request_ids: Iterable[int]) -> None:
-        """Let the writer work until these are answered."""
+        """Step the writer until these are answered."""
         wanted = set(request_ids)
 
         def answered() -> bool:
@@ -289,7 +289,7 @@ MakeRig = Callable[..., WriterRig]
 
 
 def error_of(client: Client, request_id: int) -> MqprocError | None:
-    """How a request ended, which was answered exactly once."""
+    """The outcome of a request, which was answered exactly once."""
     (answer,) = client.answers[request_id]
     return decode_refusal(memoryview(answer.options)) if answer.operation & REFUSAL else None
 
