@@ -63,7 +63,7 @@ def test_group_list_shows_groups(group: Group, client: Client) -> None:
         ("listed-too", 1, COUNT),
     ]
     shown = ask(group, "list", "--prefix", "listed-too")
-    assert shown.out.splitlines()[0].split() == ["group", "members", "topics", "lag", "of", "it", "retries"]
+    assert shown.out.splitlines()[0].split() == ["group", "members", "topics", "lag", "in", "retry"]
 
 
 def test_group_info_shows_queues(group: Group, client: Client) -> None:
@@ -222,7 +222,7 @@ def test_skip_clone_and_delete(group: Group, client: Client) -> None:
         ["4", "0", "4", "again"],
     ]
     fresh = ask(group, "clone", "copy", "fresh-copy").out.splitlines()[1:]
-    assert [line.split()[2:] for line in fresh] == [["-", "3", "begins", "here"], ["-", "4", "begins", "here"]]
+    assert [line.split()[2:] for line in fresh] == [["-", "3", "starts", "here"], ["-", "4", "starts", "here"]]
     assert ask(group, "skip", "copy", "--execute").code == 0
     assert progress(client, "copy") == [20, 20]
 
