@@ -39,10 +39,10 @@ STOP_TIMEOUT_S = 120.0
 INTERRUPTED_S = 5.0
 _START_AGAIN_S: Final = 2.0
 # A start may take hours and reports progress, except for kernels, whose compilation may take minutes.
-_SILENCE_S: Final = 600.0
-_LOOK_S: Final = 5.0
+STALL_TIMEOUT_S: Final = 600.0
+PROGRESS_CHECK_S: Final = 5.0
 _PROGRESS_WORDS: Final = ("epoch", "group_state", "supervisor_heartbeat_ns", "recovery_step", "recovery_done")
-_ANSWER_S: Final = 2.0
+ANSWER_TIMEOUT_S: Final = 2.0
 _log = logging.getLogger("mqproc.open")
 _ERROR_BY_EXIT_CODE = {
     error.exit_code: error
@@ -132,7 +132,7 @@ def _leave(store: Path, openers: UsageLock) -> bool:
     try:
         if openers.is_last():
             with suppress(NotRunningError):  # Another process has stopped it.
-                _run_command("down", store, [], STOP_TIMEOUT_S)
+                run_command("down", store, [], STOP_TIMEOUT_S)
                 return True
         return False
     finally:
@@ -145,7 +145,7 @@ def _start_unless_running(store: Path, openers: UsageLock, settings: list[str], 
     while not _is_usable(store, openers, deadline):
         try:
             # Without a limit: it may compile kernels and read a large log. The supervisor ends roles that hang.
-            _run_command("up", store, ["--detach", "--opened", *flags], None)
+            run_command("up", store, ["--detach", "--opened", *flags], None)
             for line in environment_warnings(os.environ):
                 _log.warning(line)
             return
@@ -184,7 +184,7 @@ def _answers(store: Path, deadline_s: float) -> bool:
     """
     while True:
         try:
-            with Client(store, timeout=_ANSWER_S) as client:
+            with Client(store, timeout=ANSWER_TIMEOUT_S) as client:
                 client.health()
         except NotRunningError:
             return False
@@ -196,7 +196,7 @@ def _answers(store: Path, deadline_s: float) -> bool:
             return True
 
 
-def _run_command(command: str, store: Path, flags: list[str], timeout_s: float | None) -> None:
+def run_command(command: str, store: Path, flags: list[str], timeout_s: float | None) -> None:
     # -P: no module of the current folder, such as a click.py, replaces those of the command.
     arguments = [sys.executable, "-P", "-m", "mqproc", command, "--store", str(store), *flags]
     # In its own session: Ctrl-C is for this process, which needs the command's result.
@@ -213,7 +213,7 @@ def _run_command(command: str, store: Path, flags: list[str], timeout_s: float |
         except subprocess.TimeoutExpired:
             child.kill()
             took = "reported no progress in" if timeout_s is None else "took more than"
-            limit_s = _SILENCE_S if timeout_s is None else timeout_s
+            limit_s = STALL_TIMEOUT_S if timeout_s is None else timeout_s
             raise StartError(f"mqproc {command} {took} {limit_s:g} s on {store}") from None
         except BaseException:
             try:
@@ -232,18 +232,18 @@ def _run_command(command: str, store: Path, flags: list[str], timeout_s: float |
 def _errors_of_start(child: subprocess.Popen[str], store: Path) -> str:
     """Standard error of a start. Raises TimeoutExpired when it makes no progress."""
     paths = StorePaths(store)
-    before, until_s = _progress(paths), time.monotonic() + _SILENCE_S
+    before, until_s = start_progress(paths), time.monotonic() + STALL_TIMEOUT_S
     while True:
         try:
-            return child.communicate(timeout=_LOOK_S)[1]
+            return child.communicate(timeout=PROGRESS_CHECK_S)[1]
         except subprocess.TimeoutExpired:
-            if (now := _progress(paths)) != before:
-                before, until_s = now, time.monotonic() + _SILENCE_S
+            if (now := start_progress(paths)) != before:
+                before, until_s = now, time.monotonic() + STALL_TIMEOUT_S
             elif time.monotonic() >= until_s:
                 raise
 
 
-def _progress(paths: StorePaths) -> list[int]:
+def start_progress(paths: StorePaths) -> list[int]:
     """Progress words of a start; empty before the control file exists."""
     with suppress(MqprocError, OSError):
         words = read_words(paths)
@@ -251,7 +251,7 @@ def _progress(paths: StorePaths) -> list[int]:
     return []
 
 
-def _close_all() -> None:
+def close_opened_clients() -> None:
     """Close all clients at the program's end, before their groups end."""
     with ExitStack() as clients:  # An error does not keep the others from being closed.
         for client in _opened:
@@ -260,4 +260,4 @@ def _close_all() -> None:
             close_all()
 
 
-atexit.register(_close_all)
+atexit.register(close_opened_clients)

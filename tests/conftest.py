@@ -1,4 +1,4 @@
-"""A real group of processes for tests, started by the command that a user would type."""
+"""Fixtures and hooks of all tests: real groups, repeatable examples, order and scheduling."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from mqproc.kernels.jit import compile as jit
 from tests.support.group import Group
 from tests.support.processes import map_large_blocks
 
-# The same examples in every run: a test that fails now and then says nothing about the change at hand.
-# How fast examples are made says nothing about it either.
+# The same examples in every run, so that a failure belongs to the change under test.
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
 
-# Here, since a process that only hands tests to others (`-n`) loads no conftest.py further in.
+# Here, since the controller of `-n` loads no conftest.py of inner folders.
 pytest_plugins = ["tests.interop"]
 
 
@@ -30,7 +29,7 @@ pytest_plugins = ["tests.interop"]
 def pytest_collection() -> Iterator[None]:
     """Disable garbage collection while tests are collected: it took a third of that time.
 
-    It is looked for among what tests make.
+    It is enabled for the objects that tests create.
     """
     gc.disable()
     yield
@@ -39,10 +38,10 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Have the kernels compiled once: the processes that run tests would each do it, within a test's time.
+    """Compile the kernels once, so that worker processes do not do it within a test's time.
 
-    A shell without jobs of its own (`pytest &` in a script) has what it starts beside it pass over Ctrl-C, and `nohup`
-    over SIGHUP: so would all that tests interrupt or hang up.
+    A shell without job control (`pytest &` in a script) ignores SIGINT for its children, and `nohup` SIGHUP; processes
+    that tests interrupt would inherit this.
     """
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -87,13 +86,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What takes over a minute is run when it is asked for."""
+    """Skip tests marked slow unless they are selected."""
     if item.get_closest_marker("slow") and "slow" not in item.config.option.markexpr:
         pytest.skip("takes over a minute; run with -m slow")
 
 
 OWN_SPARK = {"tests/spark/jobs/test_cluster.py"}
-"""What starts Spark as other programs, and shares no session with the rest."""
+"""Files that start Spark as other programs, without the shared session."""
 
 
 @pytest.hookimpl(optionalhook=True)

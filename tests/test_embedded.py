@@ -1,4 +1,4 @@
-"""`mqproc.open`: a group for as long as a block of code needs one, whoever else needs it at the same time."""
+"""`mqproc.open`: a group for the duration of a block of code, shared with other users of the store."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def test_embedded_start_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with mqproc.open(tmp_path / "store"):
         pass
     assert waits.pop() == ("down", embedded.STOP_TIMEOUT_S)
-    assert set(waits) == {("up", embedded._LOOK_S)}
+    assert set(waits) == {("up", embedded.PROGRESS_CHECK_S)}
 
 
 def test_embedded_misspelt_variable_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`mqproc up` told of it, to nobody: `open` takes only what a start fails with."""
+    """The warning of `mqproc up` is lost: `open` reports only the cause of a failed start."""
     monkeypatch.setenv("MQPROC_FLUSH_DISK_TYP", "SYNC_FLUSH")
     for _ in range(2):
         with mqproc.open(tmp_path / "store"), mqproc.open(tmp_path / "store"):
@@ -75,7 +75,7 @@ def test_embedded_misspelt_variable_is_reported(
 
 
 def test_embedded_stalled_start_is_not_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As that of a supervisor which somebody has stopped; one that shows its progress may take as long as it likes."""
+    """As with a stopped supervisor; a start that shows progress may take as long as it likes."""
     hanging = tmp_path / "hanging"
     hanging.write_text("#!/bin/sh\nexec sleep 600\n")
     hanging.chmod(0o700)
@@ -85,19 +85,19 @@ def test_embedded_stalled_start_is_not_awaited(tmp_path: Path, monkeypatch: pyte
         return told.pop() if told else [3]
 
     monkeypatch.setattr(embedded.sys, "executable", str(hanging))
-    monkeypatch.setattr(embedded, "_told", tells)
-    monkeypatch.setattr(embedded, "_LOOK_S", 0.01)
-    monkeypatch.setattr(embedded, "_SILENCE_S", 0.05)
-    with pytest.raises(StartError, match=r"mqproc up tells of no progress in 0\.05 s"):
+    monkeypatch.setattr(embedded, "start_progress", tells)
+    monkeypatch.setattr(embedded, "PROGRESS_CHECK_S", 0.01)
+    monkeypatch.setattr(embedded, "STALL_TIMEOUT_S", 0.05)
+    with pytest.raises(StartError, match=r"mqproc up reported no progress in 0\.05 s"):
         mqproc.open(tmp_path / "store")
     assert not told
 
 
-def test_embedded_start_output_is_passed_on(group: Group, tmp_path: Path) -> None:
-    assert embedded._told(StorePaths(tmp_path / "none")) == []
+def test_embedded_start_progress_follows_heartbeat(group: Group, tmp_path: Path) -> None:
+    assert embedded.start_progress(StorePaths(tmp_path / "none")) == []
     paths = StorePaths(group.store)
-    told = embedded._told(paths)
-    wait_until(lambda: embedded._told(paths) != told, what="the supervisor's next heartbeat")
+    told = embedded.start_progress(paths)
+    wait_until(lambda: embedded.start_progress(paths) != told, what="the supervisor's next heartbeat")
 
 
 def test_embedded_concurrent_starts_share_one_group(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_embedded_group_stops_after_all_users_killed(store: Path) -> None:
         user.kill()
     killed_s = time.monotonic()
     assert runs(store)
-    wait_until(lambda: not runs(store), what="the end of a group that nobody uses")
+    wait_until(lambda: not runs(store), what="the end of an unused group")
     assert time.monotonic() - killed_s > openers.UNUSED_S / 2, "others have time to come"
     wait_until(lambda: not StorePaths(store).abort.exists(), what="the end of a stop in order")
 
@@ -165,8 +165,8 @@ def test_embedded_group_stops_after_all_users_killed(store: Path) -> None:
 def test_embedded_last_user_stops_group_of_killed_starter(store: Path) -> None:
     program = (
         "import os, mqproc, mqproc.embedded as embedded\n"
-        "run = embedded._run_command\n"
-        "embedded._run_command = lambda *given: (run(*given), os._exit(0))\n"
+        "run = embedded.run_command\n"
+        "embedded.run_command = lambda *given: (run(*given), os._exit(0))\n"
         f"mqproc.open({str(store)!r})"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=2 * PATIENCE_S)
@@ -224,14 +224,14 @@ def test_embedded_interrupted_hung_start_is_not_awaited(
 
 def test_embedded_killed_start_is_not_awaited(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that held the lock is gone when it is looked at again."""
-    run, locked = embedded._run_command, [StoreLockedError("another is starting it")]
+    run, locked = embedded.run_command, [StoreLockedError("another is starting it")]
 
     def refused_at_first(*given: Any) -> None:
         if locked:
             raise locked.pop()
         run(*given)
 
-    monkeypatch.setattr(embedded, "_run_command", refused_at_first)
+    monkeypatch.setattr(embedded, "run_command", refused_at_first)
     with mqproc.open(store, timeout=Decimal(PATIENCE_S)) as client:
         assert client.health()
 
@@ -247,14 +247,14 @@ def test_embedded_running_start_is_awaited_until_timeout(store: Path, monkeypatc
     def refused(*_given: Any) -> None:
         raise StoreLockedError("another is starting it")
 
-    monkeypatch.setattr(embedded, "_run_command", refused)
+    monkeypatch.setattr(embedded, "run_command", refused)
     with pytest.raises(StoreLockedError, match="another is starting it"):
         mqproc.open(store, timeout=0.2)
 
 
 @pytest.fixture
 def recovering(tmp_path: Path) -> Iterator[HeldGroup]:
-    """A group that somebody else is starting; until it may go on it recovers."""
+    """A group that another process is starting; it recovers until the test continues it."""
     group = HeldGroup(tmp_path / "store")
     group.start()
     group.kill()
@@ -265,7 +265,7 @@ def recovering(tmp_path: Path) -> Iterator[HeldGroup]:
 
 
 def test_embedded_recovering_group_is_awaited(recovering: HeldGroup) -> None:
-    go_on = threading.Timer(1.5 * embedded._ANSWER_S, recovering.go_on, POINTS)
+    go_on = threading.Timer(1.5 * embedded.ANSWER_TIMEOUT_S, recovering.go_on, POINTS)
     go_on.start()
     with mqproc.open(recovering.store, timeout=START_TIMEOUT_S) as client:
         assert client.send("orders", b"x").queue_offset == 0
@@ -281,7 +281,7 @@ def test_embedded_recovery_past_timeout_is_not_awaited(recovering: HeldGroup) ->
 
 
 def test_embedded_group_killed_in_recovery_is_started_again(recovering: HeldGroup) -> None:
-    kill = threading.Timer(1.5 * embedded._ANSWER_S, recovering.close)
+    kill = threading.Timer(1.5 * embedded.ANSWER_TIMEOUT_S, recovering.close)
     kill.start()
     with mqproc.open(recovering.store, timeout=START_TIMEOUT_S) as client:
         assert client.send("orders", b"x").queue_offset == 0
@@ -327,7 +327,7 @@ def test_embedded_failure_at_exit_leaves_no_group(store: Path, monkeypatch: pyte
     mqproc.open(store)
     monkeypatch.setattr(embedded, "close_all", fail)
     with pytest.raises(RuntimeError, match="cannot join"):
-        embedded._close_all()
+        embedded.close_opened_clients()
     assert not runs(store)
 
 
@@ -399,7 +399,7 @@ def test_embedded_close_reports_failed_commit(store: Path, monkeypatch: pytest.M
     client.timeout_s = 2.0
     with pytest.raises((NotRunningError, SendOutcomeUnknownError)):
         client.close()
-    assert len(asked) == 1, "who leaves tells nobody, since nobody is there"
+    assert len(asked) == 1, "the last user sends no request, since the group has ended"
     consumer.close()
     with pytest.raises(NotRunningError, match="this client is closed, and its group has ended since"):
         client.health()

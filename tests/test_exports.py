@@ -1,4 +1,4 @@
-"""The public surface: what is exported exists, is sorted, and importing it costs little."""
+"""The public surface: exported names exist, are sorted, and importing it costs little."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_exports_have_every_error() -> None:
     assert {error.__name__ for error in ERROR_BY_CODE.values()} <= set(mqproc.__all__)
 
 
-# What stands below the calls that users make.
+# Modules below the calls that users make.
 _PLUMBING = {"give_line", "new_line", "pipeline", "reading", "run", "run_again", "run_all", "take_line"}
 
 

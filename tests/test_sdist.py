@@ -1,4 +1,4 @@
-"""MANIFEST.in: the source distribution has what a reader of the sources looks for, beside the packages' modules."""
+"""MANIFEST.in: the source distribution contains READMEs, dashboards, rules and tests."""
 
 from __future__ import annotations
 

@@ -142,13 +142,13 @@ def is_abandoned(path: str) -> bool:
     """
     try:
         return stat.S_ISSOCK(os.lstat(path).st_mode) and all(
-            _connected(path, kind) == errno.ECONNREFUSED for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM)
+            connect_errno(path, kind) == errno.ECONNREFUSED for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM)
         )
     except OSError:
         return False
 
 
-def _connected(path: str, kind: socket.SocketKind) -> int:
+def connect_errno(path: str, kind: socket.SocketKind) -> int:
     """The errno of connecting to a socket, or 0."""
     with socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK) as sock:
         return sock.connect_ex(path)

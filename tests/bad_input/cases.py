@@ -1,4 +1,4 @@
-"""What clients of a running group may do wrong beside what single frames say."""
+"""Bad input by clients, disks, stores and options; each function returns the answer."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ sock.connect(sys.argv[1])
 sock.settimeout(20)
 with contextlib.suppress(BrokenPipeError):
     sock.sendall(bytes.fromhex(sys.argv[2]))
-# Whoever hangs up without having read what was sent says so behind the answer.
+# A role that closes without reading all data resets the connection after its answer.
 with contextlib.suppress(ConnectionResetError):
     while piece := sock.recv(65536):
         sys.stdout.buffer.write(piece)
@@ -74,7 +74,7 @@ def frame() -> bytes:
 
 
 def raised(scene: Scene, act: Callable[[Client], object]) -> Answer:
-    """What a client is told that does this."""
+    """The error that this call raises in a client."""
     with scene.group.client() as client:
         try:
             return Answer("", repr(act(client)))
@@ -86,7 +86,7 @@ def raised(scene: Scene, act: Callable[[Client], object]) -> Answer:
 
 
 def ends_amid(scene: Scene) -> Answer:
-    """Frames end in the header, behind it, and one byte before their end; each is counted."""
+    """Frames end in the header, after it, and one byte before their end; each is counted."""
     before = scene.group.words()["writer_partial_frames"]
     sizes = (1, 31, 33, -1)
     closed = True
@@ -133,7 +133,7 @@ def reads_nothing(scene: Scene) -> Answer:
 
 
 def _ends(sock: socket.socket) -> bool:
-    """Whether a connection ends behind what has been sent on it."""
+    """Whether a connection ends after this data was sent on it."""
     with contextlib.suppress(ConnectionResetError):
         while sock.recv(1 << 20):
             pass
@@ -177,7 +177,7 @@ def another_user(role: str, data: bytes = b"") -> Callable[[Scene], Answer]:
 
 
 def _refused(data: bytes) -> Answer:
-    """What was answered, and then the connection closed: a refusal, and nothing more."""
+    """The refusal, followed by the end of the connection."""
     reader = FrameReader(FRAME_BYTES_MAX)
     reader.feed(data)
     found = reader.next_frame()
@@ -241,11 +241,11 @@ def _read(sock: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-# What has no place, and what has one after all
+# Topics and queues at their limits
 
 
 def queues_beyond_all(scene: Scene) -> Answer:
-    """The table is full: no topic is made, by a send or otherwise, and none gets more queues; the others go on."""
+    """The table is full: no send or request creates a topic or a queue; existing topics are served."""
     group = scene.another(Group(scene.folder / "many", max_queues=32)).start()
     with group.client() as client:
         client.create_topic("first", 1)
@@ -338,7 +338,7 @@ def pulls_by_frame(asked: int, most_bytes: int = 1 << 60) -> Callable[[Scene], A
 
 
 def commits(offset: int) -> Callable[[Scene], Answer]:
-    """Progress of a group that stands at 2 of 3; it stands there behind a refusal."""
+    """Progress of a group at offset 2 of 3; a refusal leaves it unchanged."""
 
     def does(scene: Scene) -> Answer:
         answer = raised(scene, lambda client: client.groups.commit("careful", "three", 0, offset))
@@ -351,16 +351,14 @@ def commits(offset: int) -> Callable[[Scene], Answer]:
 
 
 def resets_back(scene: Scene) -> Answer:
-    """What a commit may not, a reset may."""
+    """A reset may go back, unlike a commit."""
     with scene.group.client() as client:
         client.groups.execute("reset", client.groups.plan_reset("reset", ResetTo(earliest=True)))
         (queue,) = client.groups.info("reset").queues
         return Answer("", f"stands at {queue.offset}")
 
 
-# --- troubles ---
-# What befalls a running group: a full disk, a disk that fails, a writer that is killed, damage in the log.
-
+# A full disk, a failing disk, a killed writer, damage in the log
 
 FAILING = """
 #define _GNU_SOURCE
@@ -381,7 +379,7 @@ int fsync(int fd) {
 
 
 def sends_to_a_full_disk(scene: Scene) -> Answer:
-    """Others' bytes fill the disk. What is stored can be read meanwhile."""
+    """Foreign data fills the disk. Stored messages remain readable."""
     disk = scene.ballast.parent
     with scene.group.client(retry=NO_RETRY) as client:
         with scene.ballast.open("wb") as ballast:
@@ -436,7 +434,7 @@ def sends_after_a_failed_sync(scene: Scene) -> Answer:
 
 
 def sends_to_a_killed_writer(scene: Scene) -> Answer:
-    """Who does not wait is told when to come back, and nothing of it is stored; who waits is stored."""
+    """Without retries a send is refused with a hint and not stored; with retries it is stored."""
     group = scene.group
     with group.client(retry=NO_RETRY) as hasty, group.client() as patient:
         hasty.run(core.ping(WRITER))
@@ -458,7 +456,7 @@ def sends_to_a_killed_writer(scene: Scene) -> Answer:
 
 
 def reads_damage(scene: Scene) -> Answer:
-    """The middle one of three messages is not what was stored, until it is mended again."""
+    """The second of three messages is damaged, until the test restores it."""
     with scene.group.client() as client:
         before, damaged, behind = client.pull("three", 0, 0).messages
         start = damaged.physical_offset // scene.segment_bytes * scene.segment_bytes
@@ -486,9 +484,7 @@ def _write(path: Path, place: int, data: bytes) -> None:
         file.write(data)
 
 
-# --- stores ---
-# Stores and options that a start meets: what it refuses in one line, and what it takes and tells.
-
+# Stores and options at a start: refused in one line, or accepted with a report
 
 SEGMENT_OF_THEIRS = 1 << 16
 STRAYS = ("commitlog/notes.txt", "consumequeue/OrderTopic/notes.txt", "index/notes.txt", "config/notes.txt")
@@ -544,7 +540,7 @@ def an_empty_folder(path: Path) -> None:
 
 
 def commands_on(make: Callable[[Path], None], commands: Sequence[tuple[str, ...]]) -> Callable[[Scene], Answer]:
-    """Commands on what is no store: one line each, and nothing is made."""
+    """Commands on a path that is not a store: one line each, nothing is created."""
 
     def does(scene: Scene) -> Answer:
         place = scene.folder / make.__name__
@@ -560,7 +556,7 @@ def commands_on(make: Callable[[Path], None], commands: Sequence[tuple[str, ...]
 
 
 def starts_in_place_of_a_file(scene: Scene) -> Answer:
-    """A file where the store's folder is to be; it stays what it is."""
+    """A file at the store's path; it stays unchanged."""
     path = scene.folder / "file"
     path.write_text("mine")
     answer = _up(path)
@@ -601,7 +597,7 @@ def starts_in_an_open_folder(scene: Scene) -> Answer:
 
 
 def starts_in_anothers_folder(scene: Scene) -> Answer:
-    """A folder that belongs to somebody else."""
+    """A folder of another user."""
     folder = scene.folder / "anothers"
     folder.mkdir(mode=0o755)
     os.chown(folder, 65534, 65534)
@@ -628,7 +624,7 @@ def starts_on_a_symlink(scene: Scene) -> Answer:
 
 
 def starts_on_anothers_file(scene: Scene) -> Answer:
-    """A segment belongs to somebody else. Nothing of the store is changed."""
+    """A segment of another user. Nothing in the store changes."""
     store = _theirs(scene, "owned").store
     segment = store / "commitlog" / f"{SEGMENT_OF_THEIRS:020d}"
     os.chown(segment, 65534, 65534)
@@ -701,7 +697,7 @@ class Disordered:
         self.segment = segment
 
     def lines(self, *words: str) -> str:
-        """What the start has said with all of these words."""
+        """The line of the start's output that has all of these words."""
         return "\n".join(line for line in self.told.splitlines() if all(word in line for word in words))
 
 
@@ -732,7 +728,7 @@ def starts_on_disorder(scene: Scene) -> Answer:
 
 
 def starts_on_a_strange_control_file(scene: Scene) -> Answer:
-    """It is made anew: the words are those of this very run."""
+    """The file is replaced: its words are those of this run."""
     group = _disordered(scene).group
     assert group.process is not None
     words = group.words()
@@ -767,7 +763,7 @@ def _control_file(what: str, data: bytes) -> bytes:
 
 @functools.cache
 def _killed(scene: Scene) -> tuple[Group, dict[str, int]]:
-    """A group that was killed, with three messages in its log, and what its words were."""
+    """A killed group with three messages in its log, and its last words."""
     group = scene.another(Group(scene.folder / "controlled", max_queues=64)).start()
     with group.client() as client:
         client.send_batch("three", [b"a", b"b", b"c"], queue_id=0)
@@ -778,7 +774,7 @@ def _killed(scene: Scene) -> tuple[Group, dict[str, int]]:
 
 
 def starts_on_a_control_file(what: str) -> Callable[[Scene], Answer]:
-    """A tool says in one line what is wrong with it; a start makes it anew, and takes nothing from it."""
+    """A tool reports the error in one line; a start replaces the file and uses nothing of it."""
 
     def does(scene: Scene) -> Answer:
         group, before = _killed(scene)
@@ -801,7 +797,7 @@ def starts_on_a_control_file(what: str) -> Callable[[Scene], Answer]:
 
 
 def second_supervisor_without_words(scene: Scene) -> Answer:
-    """The lock tells that the store is in use, the words of the group only by whom: they stay as they are."""
+    """The lock shows that the store is in use, the words only name the holder; both stay unchanged."""
     group, _ = _killed(scene)
     group.start()
     file = group.paths.control

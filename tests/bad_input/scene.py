@@ -1,4 +1,4 @@
-"""Where rows of the table happen: a real group with narrow limits, and what must be as it was behind each row."""
+"""A real group with narrow limits for the rows of the table, and the checks after each row."""
 
 from __future__ import annotations
 
@@ -24,16 +24,12 @@ from mqproc.wire.frames import Frame, FrameReader, decode_refusal, encode_frame,
 from mqproc.wire.operations import Empty, Operation
 from tests.support.group import Group, wait_until
 
-# --- raw_client ---
-# A client that sends whatever bytes a test likes to a role of a real group.
-
-
 ANSWER_S = 60.0
 FRAME_BYTES_MAX = 1 << 30
 
 
 class RawClient:
-    """One connection, byte by byte."""
+    """A connection to a role of a real group that sends any bytes."""
 
     def __init__(self, path: Path) -> None:
         self.sock = _connected(path)
@@ -123,7 +119,7 @@ IS_ROOT = os.geteuid() == 0
 class Answer:
     """What came: an error's code, a pull's status, `exit N` of a command, or "" where all went its way.
 
-    `closed`: the role has hung up behind it.
+    `closed`: the role has closed the connection.
     """
 
     code: str
@@ -146,7 +142,7 @@ class Scene:
         self._others: list[Group] = []
 
     def start(self) -> Scene:
-        """Start the group, and send what rows read: topics `known`, `three` and `large`, groups that stand at 2."""
+        """Start the group and send the data of the rows: topics `known`, `three`, `large`, two groups at offset 2."""
         self.group.start()
         with self.group.client() as client:
             for topic, queues in (("known", 4), ("three", 1), ("large", 1)):
@@ -184,7 +180,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Row:
-    """One bad input: what is done, and what must come.
+    """One bad input: the action and the expected answer.
 
     `number` is the row's in the README's table, 0 for what the table does not tell. `refused_by` is the role that
     counts the refusal; `restarts` are the roles that the row kills; `stores` says that messages are stored.
@@ -206,7 +202,7 @@ class Row:
 
 
 def check(scene: Scene, row: Row) -> None:
-    """Do what the row says; its answer must come, nothing else may have changed, and service goes on."""
+    """Run the row: its answer must come, nothing else may change, and the group keeps serving."""
     before = _state(scene)
     answer = row.does(scene)
     assert (answer.code, answer.closed) == (row.code, row.closes), answer.text

@@ -31,9 +31,7 @@ from mqproc.wire.operations.log import (
 from tests.bad_input import cases
 from tests.bad_input.scene import IS_ROOT, Answer, RawClient, Row, Scene, check
 
-# --- requests ---
-# Frames and requests that a role refuses, as a table's rows: raw bytes, or a frame with options that cannot be.
-
+# Rows of requests that a role refuses: raw bytes, or a frame with invalid options
 
 Request = tuple[int, FrameOptions | bytes, bytes]
 
@@ -78,7 +76,7 @@ def cut(number: int, name: str, code: str, says: str, data: bytes) -> Row:
 
 
 def refused(number: int, name: str, code: str, says: str, data: bytes | Request, role: str = WRITER) -> Row:
-    """A frame, or its parts, refused on a connection that goes on."""
+    """A frame, or its parts, refused on a connection that stays open."""
 
     def does(scene: Scene) -> Answer:
         return _told(scene, role, data)

@@ -1,4 +1,4 @@
-"""StoreIO: a failed sync is told apart from everything else that a disk may refuse, and advice is no more than that."""
+"""StoreIO: failed syncs differ from other errors, and advice may be refused."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_sync_open_error_is_not_failed_sync(tmp_path: Path) -> None:
 
 
 def test_replace_file_without_space_keeps_old_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is its temporary file named, which nobody finds."""
+    """The temporary file, which is removed, is not named."""
     pwrite = os.pwrite
 
     def half(fd: int, data: Any, offset: int) -> int:
@@ -286,7 +286,7 @@ def test_read_or_write_error_names_file(tmp_path: Path, call: Callable[[StoreIO,
 
 
 def test_read_error_is_not_end_of_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel gives what lies before it, as before an end."""
+    """The kernel returns the part before the error, as at the end of a file."""
     path = tmp_path / "file"
     path.write_bytes(b"x" * 12288)
     read = os.pread

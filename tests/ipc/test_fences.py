@@ -20,7 +20,7 @@ from mqproc.kernels.jit.lowering import Words
 ROUNDS = 200
 CHUNKS = 2000
 LIMIT_S = 3.0
-# Words in lines of their own: what is stored, and how far each has come.
+# Words in cache lines of their own: the stored value, and each side's progress.
 STORED, ARRIVED = (0, 8), (16, 24)
 
 

@@ -172,7 +172,7 @@ def test_store_lock_waits_for_orphaned_roles_then_names_them(paths: StorePaths, 
 
 
 def test_store_lock_held_by_command_is_not_an_orphaned_role(paths: StorePaths, ended: int) -> None:
-    """A repair, for one, which takes long: whoever was told of left processes might kill it."""
+    """A repair may take long: a message about orphaned processes might make a user kill it."""
     assert ended
     lock = StoreLock.acquire(StoreIO(), paths)
     with pytest.raises(StoreLockedError, match=rf"in use by pid {os.getpid()} since \d{{4}}-"):

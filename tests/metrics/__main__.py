@@ -1,4 +1,4 @@
-"""The pictures in `grafana/screenshots`, made anew of a group under load: `python -m tests.metrics [STORE]`.
+"""Render the pictures in `grafana/screenshots` from a group under load: `python -m tests.metrics [STORE]`.
 
 The store, which need not be there yet, is named on the pictures: `/var/lib/mqproc` where that may be made. It is taken
 away again.

@@ -120,7 +120,7 @@ class Chromium:
         return found["result"].get("value")
 
     def text(self, selector: str) -> str:
-        """The text of the first element that is met, "" when there is none."""
+        """The text of the first element that matches, "" without a match."""
         return str(self.value(f"document.querySelector({json.dumps(selector)})?.textContent ?? ''"))
 
     def click(self, selector: str) -> None:
@@ -132,7 +132,7 @@ class Chromium:
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def type(self, text: str) -> None:
-        """Into what has the focus."""
+        """Into the focused element."""
         self.call("Input.insertText", text=text)
 
     def wait(self, condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:

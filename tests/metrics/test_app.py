@@ -1,4 +1,4 @@
-"""Alive and ready are told apart, with reasons; the page asks for nothing from elsewhere; events are snapshots."""
+"""Liveness and readiness with reasons; the page loads only its own resources; events are snapshots."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def control(tmp_path: Path) -> Iterator[Control]:
 
 
 class Answer:
-    """What an application sent: status, headers, body."""
+    """Status, headers and body that an application sent."""
 
     def __init__(self) -> None:
         self.status = 0

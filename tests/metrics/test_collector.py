@@ -1,4 +1,4 @@
-"""The collector's numbers are the store's own, and what it offers is exactly what the catalogue says."""
+"""The collector's values equal the store's, and it exports exactly the catalogue."""
 
 from __future__ import annotations
 

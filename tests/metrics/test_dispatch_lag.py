@@ -1,4 +1,4 @@
-"""How late dispatch is: the age of the message at which it stands, whatever came before it, and it grows."""
+"""Dispatch lag: the age of the next message to dispatch, regardless of earlier ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written is what Prometheus' own parser reads."""
+"""Prometheus' own parser reads the exposition."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_group_lag_at_end_is_zero_seconds(lags: Lags) -> None:
 
 
 def test_group_lag_unreadable_message_keeps_other_values(lags: Lags) -> None:
-    """A disk that does not read, a file cut short under a running group: told in the log, and the rest is right."""
+    """A read error, a file truncated under a running group: logged, and the other values are right."""
     (file,) = (lags.store.engine.paths.consume_queue / "T" / str(QUEUES - 1)).iterdir()
     file.rename(file.with_suffix(".kept"))
     file.symlink_to(file)
@@ -120,12 +120,12 @@ def test_group_lag_unreadable_message_keeps_other_values(lags: Lags) -> None:
 
 
 def test_group_consumed_counter_survives_reset(lags: Lags) -> None:
-    """What falls has begun anew for Prometheus, which took all that the group had ever consumed for new messages.
+    """Prometheus takes a falling counter for a restart, and its whole value for new messages.
 
-    One that is made again has begun anew, indeed: at 0.
+    A recreated group does restart: at 0.
     """
     lags.stand(1)
-    assert lags.look().consumed == 0, "of the time before the first look nobody knows"
+    assert lags.look().consumed == 0, "consumption before the first look is unknown"
     counts = []
     for offset in (3, 0, 2):
         lags.stand(offset)

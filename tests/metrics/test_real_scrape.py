@@ -94,7 +94,7 @@ def test_scrape_counters_equal_mqproc_stat(group: Group) -> None:
     stat: Callable[[], dict[str, float]] = lambda: call("stat", "--store", group.store, "--json").json["words"]  # noqa: E731
 
     def at_rest() -> tuple[dict[str, float], dict[tuple[str, ...], float], dict[str, float]] | None:
-        """Figures while nothing was stored: what a transaction or a delay level leaves to do comes a moment later."""
+        """Values while nothing is stored: internal appends of transactions and delay levels follow a moment later."""
         before, shown, after = stat(), counters(scraped(group)), stat()
         rests = before["dispatched_messages"] == after["appended_messages"] and not after["delayed_messages"]
         return (before, shown, after) if rests else None

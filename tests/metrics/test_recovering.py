@@ -1,4 +1,4 @@
-"""What a real group's monitor says while the store is recovered, however long that takes, and afterwards."""
+"""The monitor of a real group while the store is recovered, and afterwards."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_down_ends_recovery_and_the_next_start_repeats_it(group: HeldGroup, poin
 
 
 def test_status_polling_does_not_block_recovery(group: HeldGroup) -> None:
-    """A script that waits until `mqproc status` says ready; the supervisor lets nobody in before it has recovered."""
+    """A script that polls `mqproc status` until ready; the supervisor accepts no connection before it has recovered."""
     group.until_at(POINTS[0])
     for _ in range(BACKLOG + 1):
         supervisor_client.check_listening(group.paths)
@@ -234,7 +234,7 @@ def test_status_recovering_group_is_reported(group: HeldGroup) -> None:
     group.until_at(POINTS[0])
     began_s = time.monotonic()
     status = call("status", "--store", group.store, "--timeout", "30s")
-    assert time.monotonic() - began_s < 30, "nobody waits for an answer"
+    assert time.monotonic() - began_s < 30, "the command does not wait for an answer"
     assert status.code == 1
     assert status.out.startswith(f"{group.store}: recovering, not ready")
     assert "✗ the group is recovering: reading the log, " in status.out
@@ -245,7 +245,7 @@ def test_status_recovering_group_is_reported(group: HeldGroup) -> None:
     wait_until(lambda: words_of(group)["monitor_port"] > 0, what="the monitor's port")
     words = words_of(group)
     assert (words["alive"], words["recovery_step"]) == (1, layout.STEP_LOG)
-    # Zeros that stand for what is not known yet would say that all is well.
+    # Zeros for unknown values would suggest that all is well.
     assert "positions are unknown until recovery has finished" in status.out
     assert "behind" not in status.out
     found = call("status", "--store", group.store, "--json").json
@@ -300,11 +300,11 @@ def test_page_recovering_group_is_shown_and_updated(group: HeldGroup, tmp_path: 
         assert page.text("[data-show=dispatcher]") == page.text("#dispatch-behind") == "–"
         assert page.text("[data-show=unflushed_bytes]") == page.text("[data-show=queues]") == "–"
         assert page.value("document.querySelectorAll('.bad:not([hidden])').length") == 0, "nothing is at fault"
-        assert page.text("#disk tr td:last-child") == "–", "what is used of it"
+        assert page.text("#disk tr td:last-child") == "–", "used space is unknown"
         assert page.text("#topics tbody") == "not known yet"
         group.go_on(*POINTS)
         page.wait(lambda: page.text("#verdict") == "ready", "the page says ready", START_TIMEOUT_S)
         page.wait(lambda: "orders" in page.text("#topics tbody"), "the topics are there")
-        assert page.text("[data-show=write_rate]") == "0 B/s", "what was written before is no rate"
+        assert page.text("[data-show=write_rate]") == "0 B/s", "earlier writes are no rate"
         assert page.value("document.querySelector('#lost').hidden")
         assert page.problems == []

@@ -1,4 +1,4 @@
-"""The server answers an ASGI application, refuses what it must, and is not held up by a client that says nothing."""
+"""The server runs an ASGI application, refuses invalid requests, and is not blocked by a silent client."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_server_client_that_reads_nothing_is_closed(impatient: AsgiServer) -> No
             return not impatient.poll(0.01) and not impatient.connections
 
         wait_until(lambda: impatient.poll(0.01), what="the request")
-        wait_until(let_go, what="the end of who does not read")
+        wait_until(let_go, what="the end of the client that does not read")
 
 
 def test_server_connections_are_bounded(server: AsgiServer) -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(browser() is None, reason="no Chromium is instal
 
 @pytest.fixture
 def group(make_group: Callable[..., Group]) -> Group:
-    """Who stands still in it is not started again, however long a busy machine takes to show it."""
+    """A role that hangs in it is not restarted, however long a busy machine takes to show it."""
     return make_group(heartbeat_timeout_ms=600_000)
 
 

@@ -1,4 +1,4 @@
-"""A consumer process for tests: store, name, file for what it consumes, group, topic, session timeout in seconds."""
+"""A consumer process for tests: store, name, file for consumed messages, group, topic, session timeout in seconds."""
 
 from __future__ import annotations
 

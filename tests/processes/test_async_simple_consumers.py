@@ -58,7 +58,7 @@ async def received(consumer: AsyncSimpleConsumer, count: int, invisible_s: float
 
 
 async def connections_are(client: AsyncClient, count: int) -> None:
-    """Return when query has so many, and has read what was sent on them before this call."""
+    """Return when query has so many connections, and has read all requests sent on them before this call."""
     while (await client.stats())["query_connections"] != count:
         await asyncio.sleep(0.001)
     await client.stats()
@@ -76,7 +76,7 @@ def bodies_of(messages: list[StoredMessage]) -> list[bytes]:
 
 
 def test_receive_waits_for_its_timeout(shared: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Query holds none for longer than a minute."""
+    """Query holds a receive for one minute at most."""
     monkeypatch.setattr("mqproc.client.subscription.RECEIVE_MS_MAX", 200)
 
     async def program(client: AsyncClient) -> None:
@@ -125,7 +125,7 @@ def test_receive_invisible_time_can_be_changed(shared: Group) -> None:
         (again,) = await received(consumer, 1)
         assert again.body == shorter.body
         assert await consumer.receive(1, timeout=CHANGED_S) == [], "the other one's time has become longer"
-        assert await consumer.ack(longer, given) == 0, "handles of before"
+        assert await consumer.ack(longer, given) == 0, "previous handles"
         assert await consumer.ack(kept, again) == 2
         for seconds in (0.5, 43_201):
             with pytest.raises(BadRequestError, match="from 1 to 43200 s"):
@@ -189,7 +189,7 @@ def test_client_close_ends_waiting_receives_and_connections(shared: Group) -> No
 
 
 def test_receive_survives_query_restarts(group: Group) -> None:
-    """What is acknowledged stays so, what is received stays its receiver's, and who waits goes on waiting."""
+    """Acknowledged messages stay acknowledged, received ones stay invisible, and waiting receives keep waiting."""
 
     async def program(client: AsyncClient) -> None:
         sent = await fill(client, "orders", 6)
@@ -205,7 +205,7 @@ def test_receive_survives_query_restarts(group: Group) -> None:
         assert [message.body for message in await waiting] == [b"6"], "nothing that is acknowledged or in hands"
         last = await consumer.change_invisible_duration(first[2], LONG_S)
         assert await consumer.ack(last, first[3], *rest) == 4
-        assert await consumer.ack(*first) == 2, "those of before the restarts count again: who asks may not have heard"
+        assert await consumer.ack(*first) == 2, "earlier acks count again: the caller may not have got the answer"
         assert await consumer.receive(1, timeout=1.0) == []
 
     run(group, program)

@@ -1,4 +1,4 @@
-"""Consumers and roles that die: queues go to who lives, nothing that is committed is lost, nothing is skipped."""
+"""Consumers and roles that die: queues are reassigned, no commit is lost, no message is skipped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CROWD = 8
 
 
 class Process:
-    """A consumer in a process of its own, which writes what it consumes to a file."""
+    """A consumer in a process of its own, which writes consumed messages to a file."""
 
     def __init__(self, group: Group, folder: Path, name: str, *arguments: str) -> None:
         self.seen_path = folder / f"{name}.seen"
@@ -62,7 +62,7 @@ def shares(members: int) -> list[int]:
 
 
 def shared(member: Process) -> set[str]:
-    """What it has consumed of the messages that were sent when all of its group had their queues."""
+    """Messages it has consumed, of those sent when all of its group had their queues."""
     return {body for body in member.seen() if "-" not in body}
 
 
@@ -77,7 +77,7 @@ def test_consumer_queues_of_ended_members_are_reassigned(group: Group, tmp_path:
             rounds = itertools.count()
 
             def takes_over_s(sign: signal.Signals) -> float:
-                """How long until the others have consumed a message of every queue, also of one who gets a signal."""
+                """Time until the others have consumed a message of each queue, the signalled member's included."""
                 active.pop(0).kill(sign)
                 begin = time.monotonic()
                 number = next(rounds)
@@ -95,7 +95,7 @@ def test_consumer_queues_of_ended_members_are_reassigned(group: Group, tmp_path:
             client.send_batch("Fleet", [b"%d" % n for n in range(640)], queue_ids=[n % 64 for n in range(640)])
             wait_until(lambda: len(set().union(*map(shared, active))) == 640, what="all consumed by the others")
             wait_until(lambda: client.groups.info("fleet").lag == 0, what="all committed by the others")
-            # Who was stopped comes back, changes nothing that others did, and gets its part again.
+            # A stopped member comes back, changes nothing that others did, and gets its share again.
             for member in stopped:
                 member.kill(signal.SIGCONT)
             together = len(active) + len(stopped)

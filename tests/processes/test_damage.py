@@ -1,4 +1,4 @@
-"""Damage and disorder under a real group: what `mqproc up` starts on, what it refuses, and what clients then see."""
+"""Damage under a real group: which stores `mqproc up` accepts, which it refuses, and what clients see."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def forget_marks(group: Group) -> None:
 
 
 def served(group: Group) -> tuple[set[bytes], list[str]]:
-    """(bodies, what was said of damage) of pulls over all queues."""
+    """(bodies, reports of damage) of pulls over all queues."""
     bodies: set[bytes] = set()
     told: list[str] = []
     with group.client() as client:
@@ -167,7 +167,7 @@ def test_damage_refusal_has_name_and_exit_code(make_group: Callable[..., Group])
         (group.store / name).mkdir()
     group.start()
     assert len(served(group)[0]) == COUNT - 1
-    wait_until(lambda: group.paths.topics.is_file(), what="topics.json made anew")
+    wait_until(lambda: group.paths.topics.is_file(), what="a new topics.json")
     assert group.stop() == 0
 
 

@@ -296,7 +296,7 @@ def test_delay_levels_refused_delivery_blocks_no_other(make_group: Callable[...,
 
 
 def test_delay_levels_refusal_affects_its_queue_only(make_group: Callable[..., Group]) -> None:
-    """The topic was made again with fewer queues than it had, and there is no room for the others."""
+    """The topic was recreated with fewer queues, and there is no room for the others."""
     for level, delay_ms in ((3, 10_000), (4, 30_000), (5, 60_000)):
         group = make_group(f"level-{level}", max_queues=64)
         with group.client() as client:

@@ -1,4 +1,4 @@
-"""Topics deleted and made again in a real group: behind dispatch, through kills of its roles, and over restarts.
+"""Topics deleted and recreated in a real group: before dispatch, during kills of its roles, and over restarts.
 
 A topic that is there has the messages that were sent since it was made the last time, all of them and no other; at the
 end the ConsumeQueues are what a rebuild makes of the log and `config/`, byte for byte.
@@ -42,7 +42,7 @@ def messages_of(client: Client, topic: str) -> dict[tuple[int, int], bytes]:
 
 
 def send(client: Client, topic: str, bodies: list[bytes]) -> dict[tuple[int, int], bytes]:
-    """Send; the messages by the places that were told."""
+    """Send; the messages by the offsets in the answers."""
     told = client.send_batch(topic, bodies, keys=["k"] * len(bodies))
     places = zip(told.queue_ids.tolist(), told.queue_offsets.tolist(), strict=True)
     return dict(zip(places, bodies, strict=True))
@@ -83,7 +83,7 @@ def test_deleted_topic_undispatched_records_skip_successor(group: Group) -> None
         assert messages_of(client, "T") == second
     stop_and_compare(group)
     group.start()
-    # What the queues lack of their deleted ones is not missed.
+    # Queues may lack their deleted messages.
     assert "lost units" not in group.output.read_text()
     with group.client() as client:
         assert messages_of(client, "T") == second
@@ -153,7 +153,7 @@ def test_deleted_topic_consumer_learns_new_minimum(group: Group) -> None:
 
 
 def test_recreated_topic_is_consumed_by_old_group(group: Group) -> None:
-    """Its progress stays, and offsets go on: nothing of the new topic is passed over, nothing of the old one comes."""
+    """Progress and offsets continue: no new message is skipped, no old one is delivered."""
     with group.client() as client:
         client.create_topic("T", 1)
         send(client, "T", bodies("first", 20))
@@ -218,7 +218,7 @@ def test_topic_deletion_survives_killed_writer(
         with pytest.raises(MqprocError):
             client.delete_topic("T")
         wait_until(lambda: group.pid(words_of.WRITER) not in (0, pid), what="a new writer")
-        # The line was durable, so the deletion holds, though the client could not be told.
+        # The line was durable, so the deletion holds, though the client got no answer.
         with pytest.raises(TopicNotFoundError):
             client.delete_topic("T")
         assert not (group.paths.consume_queue / "T").exists()

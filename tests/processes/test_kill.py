@@ -1,6 +1,6 @@
-"""`kill -9` of each process under load: what was acknowledged is there, once; queues and index are what the log says.
+"""`kill -9` of each process under load: acknowledged messages are stored once; queues and index match the log.
 
-Four client processes send batches all the time and write down what they were told. After the kills, every
+Four client processes send batches all the time and write down the answers. After the kills, every
 acknowledged message must be found at its place; queues and index must equal a rebuild from the log, byte for byte.
 """
 
@@ -35,7 +35,7 @@ Gap = tuple[float, float]
 
 
 def send_until_told(store: str, number: int, stop: Any, report: str) -> None:
-    """A client's life: batches with bodies that name themselves; what was answered goes to a file at the end."""
+    """A client process: batches with bodies that name themselves; the answers go to a file at the end."""
     from mqproc import Client
 
     acknowledged: list[tuple[str, int, int, int]] = []
@@ -134,7 +134,7 @@ def test_killed_role_restarts_without_loss(group: Group, tmp_path: Path, role: s
         kills.append(time.monotonic())
         back_s.append(kill_and_wait(group, role))
         before = group.words()["appended_messages"]
-        wait_until(lambda before=before: group.words()["appended_messages"] > before + 400, what="load goes on")
+        wait_until(lambda before=before: group.words()["appended_messages"] > before + 400, what="appends continue")
     acknowledged, unknown, gaps = load.finish()
     assert len(acknowledged) > 2000
     # Each kill is a round: whatever else wants the processor makes a time longer, never shorter.
@@ -189,7 +189,7 @@ def test_killed_supervisor_ends_group_and_store_recovers(make_group: Callable[..
         load.stop.set()
         group.kill()
         told, lost, _gaps = load.finish()
-        # Names are given anew in each life.
+        # Each run assigns new names.
         acknowledged = {name: place for name, place in acknowledged.items() if name not in told}
         acknowledged |= told
         unknown |= lost

@@ -1,4 +1,4 @@
-"""A group that has little to do takes little memory: processes share what the template has loaded."""
+"""An idle group uses little memory: processes share the modules that the template has loaded."""
 
 from __future__ import annotations
 

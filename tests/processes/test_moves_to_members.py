@@ -1,4 +1,4 @@
-"""What came again to a group's simple consumers, moved to the members that it has now, where not all can be."""
+"""Redelivered messages of simple consumers are moved to members; a failure for one group affects no other."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def test_pop_migration_failure_blocks_no_other_group(make_group: Callable[..., G
             came: set[str] = set()
             while "T" not in came:
                 messages = member.receive(2, timeout=PATIENCE_S)
-                assert messages, "what came again to the simple consumer"
+                assert messages, "redelivered to the simple consumer"
                 came |= {each.properties["RETRY_TOPIC"] for each in messages}

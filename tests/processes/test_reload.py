@@ -1,6 +1,6 @@
 """Options that may change while a group runs: each is seen to be used by every process that reads it.
 
-One group on a disk of its own, started from a file of options; a case writes the file anew and sends SIGHUP.
+One group on a disk of its own, started from a file of options; a case rewrites the file and sends SIGHUP.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ START: dict[str, Any] = {
     "delete_consume_queue_files_interval": 0,
 }
 TOP = "top"
-"""`mqproc top` looks at a group for as long as somebody watches, too."""
+"""`mqproc top` follows a group for a long time, too."""
 
 READERS = {
     "store/append.py": {words_of.WRITER},
@@ -80,7 +80,7 @@ READERS = {
     "store/retention/survey.py": set(),
     "spark/sink.py": set(),
 }
-"""Who runs the modules that read an option which may change."""
+"""Processes that run the modules reading a reloadable option."""
 
 
 class FromFile(Group):
@@ -99,7 +99,7 @@ class FromFile(Group):
         return self
 
     def change(self, **options: Any) -> str:
-        """Change the file and say so to the supervisor; returns what it answers."""
+        """Change the file and send the reload request; returns the supervisor's answer."""
         self.options |= options
         self._write()
         assert self.process is not None
@@ -123,7 +123,7 @@ class FromFile(Group):
         wait_until(lambda: self.word(word) >= least, what=f"{word} = {least:,}")
 
     def looked_on(self) -> None:
-        """Wait for three seconds of the keeper's own time: what it was to do by old options it has done."""
+        """Wait for three seconds of the keeper's own time: work by the old options is done."""
         self.later("keeper.heartbeat_ns", 3_000_000_000)
 
     def fill(self) -> int:
@@ -227,7 +227,7 @@ def refuses_for_the_disk(group: FromFile, change: Callable[[], None]) -> None:
 
 
 def told_by_the_writer(group: FromFile, change: Callable[[], None]) -> None:
-    """What a refused send says must be free."""
+    """The free space that a refused send asks for."""
 
     def wanted() -> int:
         with group.client(retry=NO_RETRY) as client, pytest.raises(DiskFullError) as refused:
@@ -241,7 +241,7 @@ def told_by_the_writer(group: FromFile, change: Callable[[], None]) -> None:
 
     group.change(disk_space_warning_level_ratio=40)
     wait_until(lambda: group.word("disk_full") == 1, what="the disk is called full")
-    wait_until(lambda: wanted() == percent(60), what="what must be free")
+    wait_until(lambda: wanted() == percent(60), what="the required free space")
     change()
     wait_until(lambda: wanted() == percent(64), what="more must be free")
 
@@ -254,7 +254,7 @@ def deleted_together(group: FromFile, change: Callable[[], None]) -> None:
     group.later("retention_segments", 2)
     assert group.word("retention_segments") - segments <= group.word("retention_passes") - passes + 1
     change()
-    group.later("retention_segments", 1)  # What is counted from here on goes by the new value.
+    group.later("retention_segments", 1)  # From here on the new value counts.
     group.change(delete_when=NOT_NOW)
     last = group.fill()
     seen: list[tuple[int, int]] = []
@@ -308,7 +308,7 @@ def kept_for_a_group(group: FromFile, change: Callable[[], None]) -> None:
     wait_until(lambda: group.word("retention_held_by") == words_of.HELD_GROUP, what="segments held by a group")
     assert group.word("min_physical_offset") == minimum
     change()
-    wait_until(lambda: group.word("min_physical_offset") == last, what="what a group has not consumed is gone")
+    wait_until(lambda: group.word("min_physical_offset") == last, what="deletion of messages not consumed")
 
 
 def transaction_given_up(group: FromFile, change: Callable[[], None]) -> None:
@@ -409,7 +409,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.option} {case.reader}")
 def test_reload_reaches_every_reader_of_option(group: FromFile, case: Case) -> None:
     group.change(**START | {"delete_file_batch_max": 10, "retention_guard": "none"})
-    # A look that began by the options of before has ended with the first of these.
+    # A pass that began with the previous options has ended with the first of these.
     group.later("retention_passes", 2)
     if case.before:
         group.change(**case.before)
@@ -438,7 +438,7 @@ def test_reload_every_option_has_a_case_per_reader() -> None:
 
 
 def reads(names: set[str]) -> Iterator[tuple[str, str]]:
-    """(option, module) wherever one of the group's modules reads one of these options. Commands read files anew."""
+    """(option, module) for each option that a module of the group reads. Commands read files each time."""
     package = ROOT / "mqproc"
     for path in sorted(package.rglob("*.py")):
         module = path.relative_to(package).as_posix()

@@ -1,4 +1,4 @@
-"""Retention in a real group under load: sends and pulls go on, minima hold, a killed keeper leaves no gap.
+"""Retention in a real group under load: sends and pulls continue, minima hold, a killed keeper leaves no gap.
 
 Segments are small and nothing is reserved, so every segment goes as soon as its marks allow it. Two client processes
 send all the time; this one looks at the minima, follows a queue, and kills.
@@ -45,7 +45,7 @@ RETAINING: dict[str, Any] = {
     "clean_resource_interval": 100,
     "delete_commit_log_files_interval": 1,
     "delete_consume_queue_files_interval": 1,
-    # Marks follow quickly, and what is deleted follows them.
+    # Marks follow quickly, and deletion follows them.
     "flush_interval_commit_log": 20,
     "flush_commit_log_thorough_interval": 50,
     "flush_interval_consume_queue": 50,
@@ -55,7 +55,7 @@ Place = tuple[int, int, int]
 
 
 def send_until_told(store: str, number: int, stop: Any, report: str) -> None:
-    """A client's life: batches and single messages; what was acknowledged goes to a file at the end."""
+    """A client process: batches and single messages; acknowledged ones go to a file at the end."""
     acknowledged: list[tuple[str, int, int, int]] = []
     unknown: list[str] = []
     refused = 0
@@ -112,7 +112,7 @@ class Load:
 
 
 class Follower:
-    """Reads one queue from where it stands, like a consumer; what retention takes away it skips, and says so."""
+    """Read one queue from its current offset, like a consumer; deleted messages are skipped and reported."""
 
     def __init__(self, client: Client, queue_id: int) -> None:
         self._client = client
@@ -137,7 +137,7 @@ class Follower:
 
 
 def check_minimum(client: Client, queue: QueueInfo) -> None:
-    """What a queue's minimum points at is there, unless the minimum has moved on meanwhile."""
+    """A queue's minimum points at a stored message, unless the minimum has moved meanwhile."""
     pulled = client.pull("T", queue.queue_id, queue.min_offset, max_messages=3)
     if pulled.status is PullStatus.FOUND:
         assert pulled.messages[0].queue_offset == queue.min_offset
@@ -216,7 +216,7 @@ def test_retention_sends_and_pulls_continue_during_deletion(group: Group, tmp_pa
     words = group.words()
     assert words["retention_errno"] == 0
     assert all(words[f"{role}.restarts"] == 0 for role in words_of.ROLES)
-    # No role keeps what was deleted.
+    # No role keeps deleted files open.
     wait_until(lambda: not deleted_in_use(group), what="deleted files let go")
     wait_until(lambda: group.words()["retention_pending_bytes"] == 0, what="space given back")
     check_all(group, acknowledged, unknown)
@@ -317,7 +317,7 @@ def test_retention_expired_queue_keeps_its_offsets(group: Group) -> None:
     send_next(group, 4)
     wait_until_expired(group, 5)
     assert group.stop() == 0
-    # Its folder is lost: a queue made anew from the log would begin at 0.
+    # Its folder is lost: a queue rebuilt from the log would begin at 0.
     shutil.rmtree(group.paths.consume_queue)
     group.start()
     send_next(group, 5)

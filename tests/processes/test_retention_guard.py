@@ -1,4 +1,4 @@
-"""`retention_guard = groups` in a real group: what simple consumers have not acknowledged stays, and comes again."""
+"""`retention_guard = groups` in a real group: unacknowledged messages of simple consumers are kept and redelivered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from mqproc.cli.main import main
 from mqproc.client import Client
-from mqproc.client._async.simple_consumer import SimpleConsumer
+from mqproc.client._sync.simple_consumer import SimpleConsumer
 from mqproc.layout.control import HELD_NAMES, QUERY
 from tests.processes.test_retention import RETAINING, SEGMENT
 from tests.support.group import PATIENCE_S, Group, wait_until
@@ -30,9 +30,9 @@ def fill(client: Client, consumer: SimpleConsumer, segments: int = 4) -> None:
 
 
 def pass_by(group: Group) -> dict[str, int]:
-    """The keeper looks at what is due some times more."""
+    """Wait for several more retention passes of the keeper."""
     passes = group.words()["retention_passes"] + PASSES
-    wait_until(lambda: group.words()["retention_passes"] >= passes, what="looks at what is due")
+    wait_until(lambda: group.words()["retention_passes"] >= passes, what="retention passes")
     return group.words()
 
 
@@ -50,12 +50,12 @@ def test_retention_keeps_unacknowledged_and_redelivered_messages(
             client.send(topic, b"first of " + topic.encode())
         audit = client.simple_consumer("audit", "A", start="earliest")
         assert len(audit.receive(1, 1, timeout=PATIENCE_S)) == 1
-        wait_until(lambda: client.queues("%RETRY%audit_A"), what="it is to come again")
+        wait_until(lambda: client.queues("%RETRY%audit_A"), what="a redelivery")
         billing = client.simple_consumer("billing", "T", start="earliest")
         (kept,) = billing.receive(1, 600, timeout=PATIENCE_S)
         fill(client, billing)
         # Until the marks have moved on, they hold it.
-        wait_until(lambda: held_by(group.words()) == "received messages", what="held by what was received")
+        wait_until(lambda: held_by(group.words()) == "received messages", what="held by received messages")
         words = pass_by(group)
         assert (held_by(words), words["min_physical_offset"]) == ("received messages", 0)
         os.kill(group.pid(QUERY), signal.SIGKILL)
@@ -70,7 +70,7 @@ def test_retention_keeps_unacknowledged_and_redelivered_messages(
     with group.client(timeout=30) as client:
         billing = client.simple_consumer("billing", "T")
         assert billing.ack(kept) == 1
-        wait_until(lambda: held_by(group.words()) == "consumer group", what="only what comes again is kept")
+        wait_until(lambda: held_by(group.words()) == "consumer group", what="only redelivered messages are kept")
         assert pass_by(group)["min_physical_offset"] == 0
         audit = client.simple_consumer("audit", "A")
         (again,) = audit.receive(1, timeout=PATIENCE_S)

@@ -75,7 +75,7 @@ def test_nack_redelivers_until_dead_letter(group: Group) -> None:
 def test_nack_16_retries_follow_levels_then_dead_letter(
     make_group: Callable[..., Group],
 ) -> None:
-    """A nack without a level takes RocketMQ's: 3 and one more with each time. The levels' delays are none here."""
+    """A nack without a level uses RocketMQ's: 3 plus the number of redeliveries. The delays are zero here."""
     group = make_group(message_delay_level=" ".join(["0s"] * DELAY_LEVELS))
     with group.client() as client:
         client.create_topic("orders", 1)
@@ -162,7 +162,7 @@ def test_nack_retried_after_kill_counts_once(group: Group) -> None:
 def test_dead_letter_without_origin_survives_kill_once(
     make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    """The query role, or the writer, dies when it is stored and nobody was told; its client asks again."""
+    """The query role, or the writer, dies after storing and before answering; its client retries."""
     monkeypatch.setenv("MQPROC_CRASH", point)
     group = make_group()
     with group.client(timeout=30) as client:

@@ -1,4 +1,4 @@
-"""Sharding keys through a real group: the writer picks the queue, and what has one key is consumed in its order."""
+"""Sharding keys through a real group: the writer picks the queue, and messages of a key are consumed in order."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_sharding_key_picks_queue_by_java_hash(group: Group, own: dict[str, str]
 
 
 def test_sharding_key_property_is_at_rocketmq_position(group: Group) -> None:
-    # Some of these stand before it and some behind it among the properties that are the same for all.
+    # Some of these are before it and some after it among the constant properties.
     constant = dict.fromkeys(["PGROUP", "CLUSTER", "TIMER_LIKE", "zone", "a", "b", "c", "d", "e", "f"], "value")
     with group.client() as client:
         client.create_topic("orders", QUEUES)
@@ -118,7 +118,7 @@ def test_sharding_key_messages_are_consumed_in_order(group: Group) -> None:
             in_queue = [each for each in stored(client, "accounts", 4) if each.sharding_key == name]
             assert {each.queue_id for each in in_queue} == {queue_of(name, 4)}
             assert [int(each.body) for each in in_queue] == list(range(per_account))
-            # What a member had done and not yet committed when the queues were shared anew comes again, in its order.
+            # Messages handled but not committed before a rebalance are redelivered, in order.
             firsts = list(dict.fromkeys(seen[name]))
             assert firsts == list(range(per_account))
 

@@ -1,4 +1,4 @@
-"""Messages received one by one: nobody else's for a time, done by `ack`, coming again without it; and kills."""
+"""Messages received one by one: invisible for a time, done by `ack`, redelivered without it; and kills."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from mqproc import BadRequestError, Client, FilterSyntaxError, GroupInUseError, GroupNotFoundError, SqlFilter
 from mqproc.cli.admin.supervisor_client import ask_supervisor
 from mqproc.client import group_requests as group_calls
-from mqproc.client._async.simple_consumer import SimpleConsumer
+from mqproc.client._sync.simple_consumer import SimpleConsumer
 from mqproc.io.store_io import StoreIO
 from mqproc.layout.control import QUERY, WRITER
 from mqproc.paths import StorePaths
@@ -29,7 +29,7 @@ from tests.support.group import Group, keeps_below, wait_until
 
 PATIENCE_S = 60.0
 CHANGED_S = 10.0
-"""A message that comes again then is still its receiver's after a moment in which the machine stands still."""
+"""A redelivered message stays its receiver's after a short stall of the machine."""
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def bodies_of(messages: list[StoredMessage]) -> list[bytes]:
 def test_receive_waits_for_its_timeout(
     shared: Group, client: Client, monkeypatch: pytest.MonkeyPatch, limit_ms: int
 ) -> None:
-    """Query lets it go when it is restarted, and holds none for longer than a minute."""
+    """Query ends a receive when it is restarted, and after a minute at most."""
     monkeypatch.setattr("mqproc.client._async.simple_consumer.RECEIVE_MS_MAX", limit_ms)
     topic = f"Waits{limit_ms}"
     fill(client, topic, 0)
@@ -90,7 +90,7 @@ def test_receive_waits_for_its_timeout(
 
 
 def test_receive_waiting_on_deleted_group_raises(shared: Group, client: Client) -> None:
-    """It had been given all that there is, as if the group had begun anew at the beginning."""
+    """It had been given all messages, as if the group had started from the beginning."""
     fill(client, "Deleted", 4)
     consumer = client.simple_consumer("deleted", "Deleted")
     assert consumer.receive() == []
@@ -121,7 +121,7 @@ def test_receive_gives_message_to_one_until_acknowledged(shared: Group, client: 
 
 
 def test_receive_waiting_is_woken_by_message(client: Client) -> None:
-    """A role that nobody rings looks about once a second."""
+    """A role without a wake-up polls about once a second."""
     client.create_topic("Woken", 1)
     consumer = client.simple_consumer("woken", "Woken", start="earliest")
 
@@ -270,7 +270,7 @@ def test_receive_accepts_filters_and_several_topics(client: Client) -> None:
         assert consumer.receive(timeout=0.2) == []
         lags = {(each.topic, each.queue_id): each.lag for each in client.groups.info(group).queues}
         assert len(lags) == 6
-        assert set(lags.values()) == {0}, "the group has gone past what the filter did not let pass"
+        assert set(lags.values()) == {0}, "the group has passed the filtered messages"
     with pytest.raises(FilterSyntaxError):
         client.simple_consumer("bad", "fruit", filter=SqlFilter("a and between 2 and 10")).receive()
 
@@ -295,7 +295,7 @@ def test_receive_large_with_filter_advances_past_its_messages(client: Client) ->
 
 
 def test_receive_message_without_property_space_blocks_no_other(client: Client) -> None:
-    """It is a dead letter; refused for ever, it kept what was received with it from coming again."""
+    """It is a dead letter; if it were refused, messages received with it would never be redelivered."""
     client.create_topic("full", 1)
     client.send("full", b"full", properties={"a": "v" * 32_700})
     client.send("full", b"empty")
@@ -374,7 +374,7 @@ def test_receive_messages_nacked_by_members(client: Client) -> None:
 
 
 def test_members_get_redeliveries_of_simple_consumers(shared: Group, client: Client) -> None:
-    """Also what is not due before there are members; what is acknowledged does not come."""
+    """Also messages not due before there are members; acknowledged ones are not delivered."""
     before = shared.words()["group_retries"]
     fill(client, "After", 4, queues=1)
     consumer = client.simple_consumer("after", "After", start="earliest")
@@ -400,14 +400,14 @@ def test_members_get_redeliveries_of_simple_consumers(shared: Group, client: Cli
         assert {each.properties["RETRY_TOPIC"] for each in found} == {"After"}
         assert [each.properties["ORIGIN_MESSAGE_ID"] for each in found] == [pending.message_id, late.message_id]
         member.ack(*found)
-        assert consumer.ack(kept) == 1, "what is in hands can be acknowledged"
+        assert consumer.ack(kept) == 1, "a message still held can be acknowledged"
         assert member.receive(1, timeout=1.5) == []
     assert client.groups.info("after").lag == 0
-    assert shared.words()["group_retries"] - before == 2, "what is moved counts once"
+    assert shared.words()["group_retries"] - before == 2, "each moved message counts once"
 
 
 def test_redelivery_with_same_retry_topic_stays_in_its_group(client: Client) -> None:
-    """`%RETRY%east_side` is where messages of `side` come again to `east`, and all that `east_side` has nacked."""
+    """`%RETRY%east_side` holds redeliveries of `side` for `east`, and all that `east_side` has nacked."""
     fill(client, "side", 1, queues=1)
     fill(client, "Main", 1, queues=1)
     east = client.simple_consumer("east", "side", start="earliest")
@@ -423,7 +423,7 @@ def test_redelivery_with_same_retry_topic_stays_in_its_group(client: Client) -> 
 
 
 def test_receive_restarts_lose_nothing_and_keep_acknowledgements(group: Group) -> None:
-    """The query role, the writer and the whole group are killed between receives, acks and what comes again."""
+    """The query role, the writer and the whole group are killed between receives, acks and redeliveries."""
     seen: Counter[bytes] = Counter()
     done: set[bytes] = set()
     came_after_ack: set[bytes] = set()
@@ -455,7 +455,7 @@ def test_receive_restarts_lose_nothing_and_keep_acknowledgements(group: Group) -
         consumer = client.simple_consumer("billing", "orders", start="earliest")
         deadline = time.monotonic() + 120
         while len(done) < len(sent):
-            assert time.monotonic() < deadline, f"{sorted(set(sent) - done, key=int)} did not come again"
+            assert time.monotonic() < deadline, f"{sorted(set(sent) - done, key=int)} were not redelivered"
             messages = consumer.receive(32, 20.0, timeout=1)
             came_after_ack |= {message.body for message in messages} & done
             if messages and consumer.ack(*messages) == len(messages):
@@ -469,7 +469,7 @@ def test_redelivery_with_killed_query_sends_none_twice(
     make_group: Callable[..., Group],
 ) -> None:
     """The copies are stored, their check point is not closed yet."""
-    group = make_group(heartbeat_timeout_ms=10 * int(1000 * CHANGED_S))  # The writer stands still until then.
+    group = make_group(heartbeat_timeout_ms=10 * int(1000 * CHANGED_S))  # The writer is stopped until then.
     with group.client(timeout=30) as client:
         sent = fill(client, "orders", 10, queues=1)
         consumer = client.simple_consumer("billing", "orders", start="earliest")

@@ -35,7 +35,7 @@ def receive_async(group: Group) -> list[StoredMessage]:
 def test_first_message_during_query_restart_reaches_new_waiter(
     make_group: Callable[..., Group], receives: Callable[[Group], list[StoredMessage]]
 ) -> None:
-    """The receive was made again, "latest" was behind the message by then, and the group never got it."""
+    """The receive was retried, "latest" was after the message by then, and the group never got it."""
     group = make_group()
     with group.client() as client, ThreadPoolExecutor(1) as pool:
         client.send("There", b"before")
@@ -84,6 +84,6 @@ def test_first_message_during_query_restart_reaches_old_waiter(
         client.send("There", b"before")
         client.wait_dispatched()
         assert [message.body for message in looks(group, first_comes)] == [b"first"]
-        # A topic that the group has a place in goes on from there, and another group begins behind what is there.
+        # A group with progress in the topic continues there; another group begins at the end.
         assert client.simple_consumer("g", TOPICS).receive() == []
         assert client.simple_consumer("h", TOPICS).receive() == []

@@ -33,7 +33,7 @@ def test_store_reader_continues_with_next_group(group: Group) -> None:
         messages = reader.messages("T")
         assert next(messages).body == b"1"
         assert group.stop() == 0
-        assert reader.max_offset("T", 0) == 2, "what its group has published is there still"
+        assert reader.max_offset("T", 0) == 2, "offsets published by its group remain"
         group.start()
         with group.client() as client:
             client.send("T", b"3")
@@ -48,7 +48,7 @@ def test_store_reader_continues_with_next_group(group: Group) -> None:
         assert reader.running
         old = queues.bounds("T", 0)
         assert old is not None
-        assert old.max_offset == 2, "who still looks at the old group's queues sees them"
+        assert old.max_offset == 2, "a reader of the old group's queues still sees them"
 
 
 def test_store_reader_continues_with_other_store_at_path(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_store_reader_follows_flush_mode_of_next_group(
 
 
 def test_store_reader_is_shared_by_threads(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where each question finds that the group was started anew."""
+    """Also where each call finds that the group was restarted."""
     monkeypatch.setattr(reader_module, "_CHECK_INTERVAL_S", 0.0)
     monkeypatch.setattr(GroupView, "is_current", lambda *_: False)
     bodies = [b"%d" % number for number in range(6000)]

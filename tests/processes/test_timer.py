@@ -146,7 +146,7 @@ def test_timer_2000_per_second_meet_promised_time(group: Group) -> None:
                 for number in range(2000)
             )
             if now_ms() >= begin_ms:
-                return math.inf  # What is sent after its time says nothing.
+                return math.inf  # Messages sent after their time do not count.
             wait_until(functools.partial(has_come, begin_ms), 30, "the first is due")
             return own_late_ms(group, client, topic, 2000)
 

@@ -103,7 +103,7 @@ def stored_as_query_does(group: Group, *messages: NewMessage) -> None:
 
 @pytest.mark.parametrize("whole_group", [False, True])
 def test_transaction_unmarked_commit_is_found(make_group: Callable[..., Group], whole_group: bool) -> None:
-    """A kill between the message, the copy, or what is given up, and its mark."""
+    """A kill between the message, the copy, or the given-up message, and its op message."""
     group = make_group()
     with group.client(timeout=60) as client:
         client.create_topic("Made", 2)
@@ -120,7 +120,7 @@ def test_transaction_unmarked_commit_is_found(make_group: Callable[..., Group], 
             group.start()
         else:
             os.kill(group.pid(QUERY), signal.SIGKILL)
-        wait_until(lambda: open_ids(client) == {copied.transaction_id, alone.transaction_id}, what="what is open")
+        wait_until(lambda: open_ids(client) == {copied.transaction_id, alone.transaction_id}, what="open transactions")
         kept.commit()
         lost.rollback()
         for transaction, commit in ((kept, False), (lost, True)):
@@ -138,7 +138,7 @@ def test_transaction_unmarked_commit_is_found(make_group: Callable[..., Group], 
 
 
 def test_transaction_commit_pending_in_writer_is_awaited(group: Group) -> None:
-    """The writer stands still with the committed message in its socket while query dies: it is stored once."""
+    """The writer is stopped with the committed message in its socket while query dies: it is stored once."""
     with group.client(timeout=60) as client:
         client.create_topic("Held", 1)
         # From here on query has a connection.
@@ -180,7 +180,7 @@ def test_transaction_progress_is_at_first_open(group: Group) -> None:
         wait_until(lambda: progress(client).get(HALF_TOPIC) == 30, what="progress at the open one")
         marks = messages_of(client, OP_HALF_TOPIC)
         first = next(mark.queue_offset for mark in marks if max(map(int, mark.body.split(b",")[:-1])) > 30)
-        wait_until(lambda: progress(client)[OP_HALF_TOPIC] == first, what="progress at its first mark behind that")
+        wait_until(lambda: progress(client)[OP_HALF_TOPIC] == first, what="progress at its first later op message")
     assert group.stop() == 0
     saved = group.paths.consumer_offsets.read_text()
     assert f"{HALF_TOPIC}@CID_RMQ_SYS_TRANS" in saved

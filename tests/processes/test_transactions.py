@@ -1,4 +1,4 @@
-"""Transactions of a real group: what is delivered and what never is, and who is asked."""
+"""Transactions of a real group: delivery, rollback, and checks."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def test_transaction_check_asks_a_producer_of_the_group(fast: Group) -> None:
         assert after["transaction_commits"] - before["transaction_commits"] == 3
         assert after["transaction_rollbacks"] - before["transaction_rollbacks"] == 2
         assert after["transaction_checks"] - before["transaction_checks"] >= 7
-        # The count of checks, and what it is a copy of, are in the half messages themselves.
+        # The count of checks, and the id of the original, are in the half messages themselves.
         copies = [each for each in messages_of(client, HALF_TOPIC) if each.body == b"late"]
         times = [int(each.properties.get("TRANSACTION_CHECK_TIMES", "0")) for each in copies]
         made_from = [each.prepared_transaction_offset for each in copies]
@@ -329,7 +329,7 @@ def test_transaction_check_asks_a_producer_of_the_group(fast: Group) -> None:
 
 
 def test_async_transaction_checker_can_be_cancelled(fast: Group) -> None:
-    """The question comes again, as when the checker raises, and is no end of the producer."""
+    """The check is repeated, as when the checker raises, and the producer continues."""
     asked: list[bytes] = []
 
     async def checker(message: StoredMessage) -> bool:
@@ -452,7 +452,7 @@ def test_transaction_undecided_is_given_up(make_group: Callable[..., Group]) -> 
         assert found.properties["TRANSACTION_CHECK_TIMES"] == "15"
         wait_until(lambda: len(client.transactions.open("given")) == 1, what="mark")
         (other,) = client.transactions.open("given")
-        # It is stored anew too, so that it holds nothing up, and not checked.
+        # It is stored again too, so that it blocks nothing, and not checked.
         assert (other.transaction_id, other.checks) == (immune.transaction_id, 0)
         assert other.physical_offset > immune.sent.physical_offset
         assert other.next_check_ms == other.born_timestamp_ms + 3_600_000

@@ -1,4 +1,4 @@
-"""A row of mapped files: which file holds an offset, what stays mapped, and what a reader keeps when files go."""
+"""Consecutive mapped files: which file holds an offset, what stays mapped, and what a reader keeps after deletion."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_mapped_memory_is_size_times_count_up_to_limit(paths: StorePaths, mapped
 
 
 def test_released_file_stays_for_its_holder(paths: StorePaths) -> None:
-    """Read back what was appended; closed while a view is held, the map goes with the view and no sooner."""
+    """Read the appended data back; a closed map stays valid while a view is held."""
     segments = row(paths, [0])
     view = segments.view(0)
     assert view[:APPEND].tobytes() == b"%016d" % 0

@@ -62,7 +62,7 @@ def test_empty_queue_has_no_messages(tmp_path: Path) -> None:
 
 
 def test_queue_of_100_units_is_read_in_order(files: ConsumeQueueFiles) -> None:
-    """Unit n points to n × 1,000 and says 1,000 bytes; there is none at −1 and none at the maximum."""
+    """Unit n points to n × 1,000 with size 1,000; there is none at −1 and at the maximum."""
     write_units(files, 100, 1000)
     extent = files.extent("T", 0)
     assert (extent.first_offset, extent.max_offset, extent.last_physical_end) == (0, 100, 100_000)
@@ -110,7 +110,7 @@ def test_queue_minimum_follows_log_minimum(
 
 @pytest.mark.parametrize("aborted", [False, True], ids=["clean", "abort"])
 def test_queue_extension_units_stay_and_hide_no_message(tmp_path: Path, aborted: bool) -> None:
-    """200 units with addresses in the place of hashes: RocketMQ resolves them to tags codes, here the records tell."""
+    """200 units with addresses instead of hashes: RocketMQ resolves them to tag codes, mqproc reads the records."""
     store = LiveStore(tmp_path)
     tags = ["even", "odd"] * 100
     hosts = (BORN_HOST, host_bytes("2001:db8::7", 5000))
@@ -138,7 +138,7 @@ def test_queue_extension_units_stay_and_hide_no_message(tmp_path: Path, aborted:
 
 @pytest.mark.parametrize("aborted", [False, True], ids=["clean", "abort"])
 def test_multi_dispatch_queues_survive_recovery(tmp_path: Path, aborted: bool) -> None:
-    """RocketMQ put one message into `%LMQ%123` and `%LMQ%456` too; only its units tell, so they are kept and read."""
+    """RocketMQ put one message into `%LMQ%123` and `%LMQ%456` too; only the units show it, so they are kept."""
     rig = Rig(tmp_path)
     rig.dispatch(10)
     files = ConsumeQueueFiles(rig.io, rig.paths.consume_queue, rig.options.consume_queue_file_bytes, write=True)

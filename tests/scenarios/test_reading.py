@@ -1,4 +1,4 @@
-"""Reading a store: by place, by time, by count and size, over file borders, and what is not visible yet."""
+"""Reading a store by offset, time, count and size, across files; messages not yet visible."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_count_is_exact(open_store: OpenStore) -> None:
     assert finish(store.reading.count("T", tags=["none"])) == 0
 
 
-# What is visible
+# Visibility
 
 
 @pytest.mark.parametrize("flush_disk_type", list(FlushDiskType))

@@ -1,4 +1,4 @@
-"""Stopping and starting a store: offsets stay, a damaged last message goes, and writing goes on."""
+"""Stopping and starting a store: offsets are kept, a damaged last message is overwritten."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def stopped(tmp_path: Path) -> tuple[Path, int, list[int]]:
     """(folder, end of the log, physical offsets) of a store with COUNT messages of one queue, stopped in order."""
     root = tmp_path / "store"
     Started(root).rig.dispatch(COUNT)
-    # What a stop in order leaves: durable marks at the end.
+    # A clean stop leaves the durable marks at the end.
     started = Started(root)
     assert started.max_offset == COUNT
     return root, started.log_end, started.offsets()
 
 
 def damage_last(root: Path, offset: int) -> None:
-    """Zero the 16 bytes behind the body of the last message."""
+    """Zero the 16 bytes after the body of the last message."""
     segment = root / "commitlog" / f"{0:020d}"
     with segment.open("r+b") as file:
         file.seek(0)

@@ -1,4 +1,4 @@
-"""Sends that are made again after a lost answer, against a running group whose writer drops repeats."""
+"""Retried sends after a lost answer, against a running group whose writer drops duplicates."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_duplicates_are_known_after_killed_writer(group: Group) -> None:
 
 
 def test_sends_during_writer_kills_are_stored_once(group: Group) -> None:
-    """Senders go on while the writer is killed three times: nobody sees an error, nothing is lost or comes twice."""
+    """The writer is killed three times during sends: no error, no loss, no duplicate."""
     expected: Counter[bytes] = Counter()
 
     def kill() -> None:
@@ -109,7 +109,7 @@ def test_duplicate_ids_of_delayed_messages_are_per_topic(group: Group) -> None:
 
 
 def test_duplicate_of_delivered_delayed_message_is_dropped(group: Group) -> None:
-    """It has waited, and is delivered, or will be: what comes again is stored in its own topic."""
+    """The delayed message is delivered, or will be: a later one is stored in its own topic."""
     message = Message("Bells", b"ring", unique_id="RING", deliver_at_ms=int(time.time() * 1000) + 1000)
     with group.client() as client:
         first = client.send(message)

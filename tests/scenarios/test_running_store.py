@@ -49,7 +49,7 @@ def test_hundred_concurrent_sends_succeed(group: Group) -> None:
     found = asyncio.run(send_all())
     assert [result.status for result in found] == [SendStatus.PUT_OK] * 100
     assert len({result.physical_offset for result in found}) == 100
-    # Whoever came first has made the topic; all have their places in the queues of that one.
+    # The first send creates the topic; all get offsets in its queues.
     with group.client() as client:
         group.wait_dispatched()
         queues = client.queues("hundred")
@@ -59,7 +59,7 @@ def test_hundred_concurrent_sends_succeed(group: Group) -> None:
 
 
 def test_hundred_sends_past_deadline_stay_unknown(tmp_path: Path) -> None:
-    """What comes late is given to nobody, and nothing is waited for any more."""
+    """Late answers are dropped, and no call waits for them."""
     (tmp_path / "mqproc").mkdir(mode=0o700)
     held: list[Request] = []
 
@@ -82,7 +82,7 @@ def test_hundred_sends_past_deadline_stay_unknown(tmp_path: Path) -> None:
     with MemoryRoles(tmp_path) as roles:
 
         def answer_held(request: Request) -> bool:
-            """Before the next request is handled: all answers of before."""
+            """Before the next request is handled: all previous answers."""
             roles.behaviour = lambda request: False
             places = [np.zeros(1, "<i8"), np.zeros(1, "<i8"), np.zeros(1, "<i4")]
             for late in held:
@@ -142,7 +142,7 @@ def test_second_start_fails_until_first_group_stops(group: Group) -> None:
 
 
 def test_stop_with_dispatch_behind_leaves_abort_file(make_group: Callable[..., Group]) -> None:
-    """And the next start dispatches what was left."""
+    """And the next start dispatches the rest."""
     group = make_group()
     obstacle = group.paths.consume_queue / "blocked"
     obstacle.write_bytes(b"a file where the topic's folder is to be")

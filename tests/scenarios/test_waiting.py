@@ -73,5 +73,5 @@ def test_timer_message_due_in_the_past_arrives_within_200_ms(group: Group) -> No
             assert found.body == b"x"
             return time.monotonic() - began
 
-        # Of three: a role that nobody rings looks by itself once a second, and may by chance do so in time.
+        # Best of three: a role without a wake-up polls once a second, and may by chance be in time.
         keeps_below(AT_ONCE_S, lambda: max(late_s() for _ in range(3)))

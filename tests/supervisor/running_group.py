@@ -39,14 +39,12 @@ from mqproc.wire.address import connect_path
 from mqproc.wire.codec import FrameOptions
 from mqproc.wire.frames import FrameReader, decode_refusal, encode_frame, encode_options
 from mqproc.wire.operations import ANSWERS, Empty, Operation
-from tests.support.fork_server import nursery
+from tests.support.fork_server import fork_server
 
-# --- group_program ---
-# A supervisor with tiny roles, for the tests of this folder: run as a process of its own.
+# The program: a supervisor with tiny roles, run as a process of its own.
 #
-# Each role counts into its word `cycles`, holds a file lock of its own (two of a role at once would be seen), and appends
-# to `events` what happened to it. What a role is to do wrong is told by `--bad ROLE:WHAT`.
-
+# Each role counts its steps in its word `cycles`, holds a file lock (which detects two processes of a role), and
+# appends its events to `events`. `--bad ROLE:FAULT` makes a role misbehave.
 
 WITH_SOCKETS = {layout.WRITER, layout.QUERY}
 LAZY_S = 0.02
@@ -236,7 +234,7 @@ def main() -> int:
     os.fork = refused_while(paths.root / "no-room", os.fork)
     specs = make_specs(arguments.roles.split(","), bad)
     options = load_options(flags=arguments.set, environment={})
-    # Looked at often; whoever is to be too slow has its time from the test, so that nobody else is.
+    # A short tick; a role that must be too slow gets its time from the test, so that no other one is.
     patient = dict.fromkeys(("stop_ms", "quick_stop_ms", "take_back_ms", "spawn_ms"), 20000)
     shorter = {name: int(ms) for name, ms in (item.split("=") for item in arguments.timing)}
     timing = dataclasses.replace(Timing(tick_ms=50, abort_grace_ms=300), **patient | shorter)
@@ -290,7 +288,7 @@ def _collect(stream: TextIO, lines: list[str]) -> None:
 
 
 class RunningGroup:
-    """One run of `group_program.py`."""
+    """One run of this module's program."""
 
     def __init__(self, root: Path, *arguments: str, wait: bool = True, stdout: int | None = None) -> None:
         self.root = root
@@ -301,7 +299,7 @@ class RunningGroup:
         self._readers: list[threading.Thread] = []
         told = self._collected(self.lines) if stdout is None else os.dup(stdout)
         complained = self._collected(self.errors)
-        self.process = nursery().start([MODULE, str(root), *arguments], os.environ, told, complained)
+        self.process = fork_server().start([MODULE, str(root), *arguments], os.environ, told, complained)
         for fd in (told, complained):
             os.close(fd)
         for reader in self._readers:
@@ -309,7 +307,7 @@ class RunningGroup:
         if wait:
             self.wait_for_line("all serve")
 
-    # What it says
+    # Output
 
     def _collected(self, lines: list[str]) -> int:
         """Where to write what becomes these lines."""
@@ -332,7 +330,7 @@ class RunningGroup:
         except FileNotFoundError:
             return []
 
-    # What it is
+    # State
 
     @property
     def control(self) -> Control:
@@ -358,7 +356,7 @@ class RunningGroup:
     def lock_is_free(self) -> bool:
         return lock_holder(StoreIO(), self.paths) is None
 
-    # What is done to it
+    # Actions
 
     def kill(self, role: str, number: signal.Signals = signal.SIGKILL) -> int:
         pid = self.pid(role)
@@ -409,7 +407,7 @@ class RunningGroup:
 
 @contextlib.contextmanager
 def first_in_line(*pids: int) -> Iterator[None]:
-    """These processes, what they start, and this thread have a processor before others want it, if root says so."""
+    """Raise the priority of these processes, their children and this thread, if run as root."""
     usual = os.getpriority(os.PRIO_PROCESS, 0)
     with contextlib.suppress(PermissionError):
         for pid in (*pids, 0):
@@ -422,7 +420,7 @@ def first_in_line(*pids: int) -> Iterator[None]:
 
 
 def answer_to(client: socket.socket, operation: Operation) -> FrameOptions:
-    """What the supervisor answers; a refusal is raised."""
+    """The supervisor's answer; a refusal is raised."""
     reader = FrameReader(1 << 20)
     while (found := reader.next_frame()) is None:
         count = client.recv_into(reader.writable())
@@ -434,7 +432,7 @@ def answer_to(client: socket.socket, operation: Operation) -> FrameOptions:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that nobody has waited for yet does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

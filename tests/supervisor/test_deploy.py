@@ -1,4 +1,4 @@
-"""What is deployed: units that systemd takes, and a container's entry point as process 1, started, stopped and killed.
+"""Deployment: units that systemd accepts, and a container's entry point as process 1.
 
 The entry point is the Dockerfile's own command line, run in a pid namespace of its own.
 """
@@ -89,7 +89,7 @@ def test_unit_does_not_restart_permanent_exit_codes() -> None:
     prevented = re.search(r"^RestartPreventExitStatus=(.*)$", unit, re.MULTILINE)
     assert prevented is not None
     assert set(map(int, prevented[1].split())) == {2, 6, 7, 8, EXIT_INTERRUPTED}
-    # Who is told to end while it recovers has not failed.
+    # A group stopped during recovery has not failed.
     assert f"\nSuccessExitStatus={EXIT_INTERRUPTED}\n" in unit
 
 
@@ -178,7 +178,7 @@ def test_entry_point_starts_reaps_stops_and_recovers(store: Path) -> None:
         assert container.group.words()["supervisor_pid"] == 1
         with container.group.client() as client:
             client.send_batch("orders", [b"kept"] * 100)
-        # They live until somebody has written to what they read.
+        # They live until their input has been written.
         held = store.with_name("held")
         os.mkfifo(held)
         container.run(f"(read line; exit 3) <{held} & (exec cat) <{held} & exit 0")
@@ -218,7 +218,7 @@ def test_entry_point_starts_reaps_stops_and_recovers(store: Path) -> None:
 
 
 def test_group_runs_as_unprivileged_user() -> None:
-    """Nobody's group in a folder of nobody's: its files, sockets and processes are nobody's, and it needs no rights."""
+    """A group of user nobody in its folder: files, sockets and processes are its own, no privileges needed."""
     skip_unless_nobody_can_run()
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         root = Path(folder) / "store"

@@ -1,4 +1,4 @@
-"""After a fork: what is kept is open, everything else is not."""
+"""Descriptors after a fork: the named ones are open, all others closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--detach`: what the caller is told, what goes on without it, and the log file that stands for a terminal."""
+"""`--detach`: the report to the caller, the background start, and the log file in place of a terminal."""
 
 from __future__ import annotations
 

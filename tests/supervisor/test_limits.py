@@ -1,4 +1,4 @@
-"""What a group may open, and when the kernel ends it: the unit's limits, and what the supervisor makes of them.
+"""File limits and OOM score: those of the unit, and those that the supervisor sets.
 
 `test_systemd` sees them on processes that a real systemd has started.
 """
@@ -27,7 +27,7 @@ FILES_BESIDE_CLIENTS = 8192
 
 
 def limit(unit: str, name: str) -> int:
-    """What a unit says."""
+    """Settings of a unit."""
     (found,) = re.findall(rf"^{name}=(.*)$", (DEPLOY / unit).read_text(), re.MULTILINE)
     return int(found)
 

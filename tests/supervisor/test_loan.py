@@ -1,4 +1,4 @@
-"""A role at somebody's terminal: pipes of the test stand for it, and closing the connection for Ctrl-C."""
+"""A role attached to a terminal: pipes of the test replace it, and closing the connection Ctrl-C."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IMPATIENT = ("--set=heartbeat_timeout_ms=1500", "--set=busy_timeout_ms=1500")
 
 
 class Terminal:
-    """Two pipes: what is typed, and what is seen."""
+    """Two pipes: input and output."""
 
     def __init__(self) -> None:
         self._role_reads, self._typed = os.pipe()

@@ -1,6 +1,6 @@
 """A recovery that takes long: the monitor runs meanwhile, and ends when it fails; the loop takes it over as it is.
 
-Recovery runs in the supervisor, which looks after nobody until it is over.
+Recovery runs in the supervisor, which does not watch roles until it is over.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What systemd is told of a group: READY, STATUS with the lag, WATCHDOG while the loop turns, RELOADING, STOPPING."""
+"""Notifications to systemd: READY, STATUS with the lag, WATCHDOG while the loop runs, RELOADING, STOPPING."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FEW = "--roles=writer,dispatcher"
 class Manager:
     """The other end of NOTIFY_SOCKET: every message with the pid that sent it.
 
-    A socket holds some ten messages that nobody has read: read while a group starts.
+    A socket holds about ten unread messages: read it while a group starts.
     """
 
     def __init__(self, path: Path) -> None:
@@ -121,7 +121,7 @@ def test_notify_variables_are_not_inherited_by_roles(manager: Manager, start_gro
 
 
 def test_notify_slow_manager_gets_each_state(manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its socket is full of what it has not read yet, but READY must come all the same."""
+    """The manager's socket is full, but READY must still arrive."""
     speaker = ServiceManager.from_environment(os.environ)
     states = [layout.GROUP_RECOVERING, layout.GROUP_STARTING] * 10 + [layout.GROUP_READY]
     for state in states:

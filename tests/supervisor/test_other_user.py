@@ -1,4 +1,4 @@
-"""A whole group, with its real roles, that root starts as somebody else: its files, who is served, its end."""
+"""A whole group, with its real roles, that root starts as another user: files, clients served, end."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_store_folder_with_folder_for_file_is_refused(tmp_path: Path, name: str)
 @pytest.mark.parametrize("name", ["lock", "mqproc/log.jsonl"])
 @pytest.mark.parametrize(("make", "told"), [(os.mkdir, "a folder"), (os.mkfifo, "a pipe")])
 def test_store_folder_unwritable_is_refused(tmp_path: Path, name: str, make: Callable[[Path], None], told: str) -> None:
-    """A pipe that nobody reads would hold the group up for ever."""
+    """A pipe without a reader would block the group."""
     (tmp_path / "mqproc").mkdir()
     make(tmp_path / name)
     with pytest.raises(StoreAccessError, match=f"{name}: {told}"):
@@ -127,7 +127,7 @@ def test_group_of_removed_store_ends_and_writes_nothing(
     name = "mqproc/ctl.sock" if how is delete_our_part else "lock"
     assert any(f"{root / name} was deleted, moved or replaced under the group" in line for line in group.lines)
     assert there == (sorted(path.relative_to(root) for path in root.rglob("*")) if root.exists() else [])
-    # What was left is a store that starts, after a crash.
+    # The rest is a store that starts, after a crash.
     left = root if how is delete_our_part else root.with_name("moved")
     assert (left / "abort").exists()
 
@@ -177,7 +177,7 @@ def test_store_briefly_unreadable_is_not_lost(tmp_path: Path) -> None:
 def test_store_lost_with_remote_socket_is_detected(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the folder of a user goes who logs out; who looks for the group finds nobody then."""
+    """As a logged-out user's folder is removed; clients then find no group."""
     runtime = tmp_path_factory.mktemp("run")  # Its name is short.
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     paths = StorePaths(tmp_path / ("long" * 30))

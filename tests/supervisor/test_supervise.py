@@ -1,4 +1,4 @@
-"""The supervisor over real processes and real signals: who is started again, who is not, what is left behind.
+"""The supervisor over real processes and signals: restarts, halts, and the state it leaves.
 
 Every test ends with the fixture's checks: no process of the store is left, and no role ever ran twice at a time.
 """
@@ -34,12 +34,12 @@ FEW = "--roles=writer,dispatcher"
 
 
 def closes(group: RunningGroup) -> list[str]:
-    """Who has ended, in order; `finish` stands for marks and checkpoint."""
+    """Roles in order of their end; `finish` stands for marks and checkpoint."""
     return [line.split()[0] for line in group.events if line.endswith(" close") or line == "finish clean"]
 
 
 class TestRunning:
-    """What a running group looks like from outside; nothing here changes it."""
+    """A running group seen from outside; these tests change nothing."""
 
     def test_processes_have_titles(self, quiet_group: RunningGroup) -> None:
         names = {title.split()[1] for title in titles_of(quiet_group.root).values()}
@@ -114,7 +114,7 @@ class TestStartAndStop:
     def test_roles_start_and_stop_in_order(self, start_group: StartGroup) -> None:
         group = start_group()
         started = [line.split()[0] for line in group.events if " start " in line or "recover" in line]
-        # The monitor starts beside recovery, and nobody waits for it: it may say so among the others.
+        # The monitor starts during recovery without being awaited: its line may be among the others.
         started.remove("monitor")
         assert started == ["recover", *(role for role in layout.ROLES if role != "monitor")]
         assert group.control.load(layout.GROUP_STATE) == layout.GROUP_READY
@@ -262,7 +262,7 @@ class TestKills:
             assert all(group.word(role, "restarts") == 1 for role in layout.ROLES)
             assert sum("SIGKILL (perhaps out of memory)" in line for line in group.lines) == len(layout.ROLES)
             assert group.stop() == 0
-            # Of one round: of each role's quickest in many, those who look by chance at the right time would do too.
+            # In one round: the fastest of many for each role would also pass with a role that polls by chance in time.
             return statistics.median(took.values())
 
         keeps_below(SETTLED_MS, median_ms, rounds=20)
@@ -284,7 +284,7 @@ class TestKills:
     @pytest.mark.parametrize("word", [layout.WRITER_SYNC_ERRNO, layout.FLUSHER_SYNC_ERRNO, layout.CQ_SYNC_ERRNO])
     @pytest.mark.parametrize("ending", ["killed", "stopped"])
     def test_unrecorded_failed_sync_is_recorded(self, start_group: StartGroup, word: int, ending: str) -> None:
-        """Who saw it stored its word and died, or met a full disk."""
+        """The process that saw it stored its word and died, or met a full disk."""
         group = start_group("--roles=writer,cq-flusher")
         with contextlib.closing(Control.open(StoreIO(), group.paths, write=True)) as control:
             control.store(word, 5)
@@ -362,7 +362,7 @@ class TestKills:
         lives = itertools.count(2)
 
         def asleep() -> bool:
-            # Who says so may still be on its way into the wait.
+            # The role may still be about to wait.
             said = group.control.load(layout.role_word("writer", "sleeping"))
             return bool(said) and psutil.Process(group.pid("writer")).status() == psutil.STATUS_SLEEPING
 
@@ -467,7 +467,7 @@ class TestControlSocket:
     def test_reload_unsaved_options_are_not_applied(self, start_group: StartGroup) -> None:
         group = start_group(FEW)
         settings = group.paths.settings
-        # What a full disk does, for anybody.
+        # As on a full disk.
         in_the_way = settings.with_name(settings.name + REPLACING_SUFFIX)
         in_the_way.mkdir()
         (group.root / "new_size").write_text("777")
@@ -487,7 +487,7 @@ class TestControlSocket:
         group = start_group(FEW)
         (group.root / "new_size").write_text("no number")
         group.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: any("options not reloaded" in line for line in group.errors), "it is told")
+        wait_until(lambda: any("options not reloaded" in line for line in group.errors), "a report of it")
         assert any("invalid literal for int()" in line for line in group.errors)
         assert group.stop() == 0
 

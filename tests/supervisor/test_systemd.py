@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(400)  # It waits long: with `-n …` it begins 
 SYSTEMD = Path("/usr/lib/systemd/systemd")
 UNIT = Path(__file__).parents[2] / "supervisor" / "deploy" / "mqproc.service"
 WATCHDOG_S = 8
-# What a user instance can do of the unit, which is all that the supervisor and systemd say to each other.
+# The unit's settings that a user instance supports: all that the supervisor and systemd exchange.
 KEPT = re.compile(
     r"^(Type|NotifyAccess|ExecReload|TimeoutStartSec|TimeoutStopSec|KillMode|Restart\w*|OOMPolicy)=.*$", re.MULTILINE
 )

@@ -69,7 +69,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def demands(device: Path) -> list[int]:
-    """What was written, one after another."""
+    """Written values, in order."""
     return [demand for (demand,) in struct.iter_unpack("=i", device.read_bytes())]
 
 
@@ -84,9 +84,9 @@ def test_cpu_latency_never_is_not_requested(device: Path) -> None:
     ("sends", "reads", "waiting", "is_demanded"),
     [
         (500, 500, 1, True),
-        (499, 1_000_000, 1, False),  # what is read was sent before
-        (1_000_000, 499, 1, False),  # nobody reads one by one
-        (1_000_000, 1_000_000, 0, False),  # who reads has fallen behind
+        (499, 1_000_000, 1, False),  # messages read were sent before
+        (1_000_000, 499, 1, False),  # no single reads
+        (1_000_000, 1_000_000, 0, False),  # the reader lags
     ],
 )
 def test_cpu_latency_auto_is_requested_for_awaited_messages(
@@ -122,7 +122,7 @@ def test_cpu_latency_starts_at_100_per_second_ends_after_idle_1_s(device: Path) 
         (1.5, 148, [7]),  # 25 in a quarter of a second
         (1.75, 1_000_000, []),
         (2.0, 1_000_000, []),
-        (2.5, 1_000_050, []),  # the second begins anew
+        (2.5, 1_000_050, []),  # the next second begins
         (3.25, 1_000_060, []),
         (3.5, 1_000_060, [NO_DEMAND_US]),
         (9.0, 1_000_070, []),

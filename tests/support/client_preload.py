@@ -1,4 +1,4 @@
-"""Importing it loads the client and compiled code: for a process that others are forked from."""
+"""Preload of the fork server for client processes: loads the client and compiled code on import."""
 
 from __future__ import annotations
 

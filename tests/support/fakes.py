@@ -1,4 +1,4 @@
-"""A store as a running group would have it, for tests of what reads its control file and queue table."""
+"""Fakes: a control file and queue table without a group, a manual clock, names that count comparisons."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ IO = StoreIO()
 def make_control(store: Path) -> Control:
     """A ready group: 9,000 bytes and 90 messages written, 60 of them dispatched, half of the bytes flushed.
 
-    The last message that is dispatched is as old as this code; the one behind it is of now.
+    The last dispatched message has a fixed old time; the next one is current.
     """
     paths = StorePaths(store)
     control = Control.create(IO, paths, Clock(), os.getpid())
@@ -93,7 +93,7 @@ def make_queues(store: Path, topics: int, queues: int, messages: int, room: int 
 
 
 def options(**changes: object) -> Options:
-    """The defaults, but for what is said."""
+    """The defaults with these changes."""
     return load_options(flags=[f"{name}={value}" for name, value in changes.items()], environment={})
 
 
@@ -109,12 +109,8 @@ def make_collector(store: Path, control: Control, **changes: object) -> MetricsC
     return MetricsCollector(control, IO, StorePaths(store), options(**changes), "1.2.3")
 
 
-# --- manual_clock ---
-# A clock that stands still until a test moves it.
-
-
 class ManualClock(Clock):
-    """Both clocks under a test's hand; Unix time may be set back on its own."""
+    """Clocks that only the test moves; Unix time may be set back on its own."""
 
     def __init__(self, time_ms: int = 1_700_000_000_000) -> None:
         self._monotonic_ns = 1_000_000_000
@@ -132,16 +128,12 @@ class ManualClock(Clock):
         self._time_ms += ms
 
     def set_time_ms(self, time_ms: int) -> None:
-        """Somebody sets the machine's clock."""
+        """Set the Unix time only, as an administrator does."""
         self._time_ms = time_ms
 
 
-# --- counted_names ---
-# Names that count how often they are compared, for what must not look at every queue once for every topic.
-
-
 class CountedName(str):
-    """A text that counts comparisons of all of its kind."""
+    """A string that counts comparisons of its class, for code that must not scan every queue once per topic."""
 
     __slots__ = ()
     compared: ClassVar[int] = 0

@@ -1,9 +1,8 @@
-"""Programs that are forked from a process that has loaded what `mqproc up` loads: many starts, cheaply.
+"""Fork server: runs programs in processes forked from one that has loaded the modules of `mqproc up`.
 
-A program that is started anew spends seconds of processor time on imports and compiled code, which tests of a group
-are not about. What is run is `mqproc up`, or the program of a test's own, all the same: from the parsing of its
-arguments on, in a process of its own. The nursery is a process without threads beside the one that runs tests; it ends,
-and takes all that it has forked along, when that one ends.
+A new interpreter spends seconds of processor time on imports and compiled code, which tests of a group do not test. A
+forked process runs `mqproc up`, or a test's own program, from the parsing of its arguments on. The server is a process
+without threads beside the one that runs tests; when that one ends, the server ends with all forked processes.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Running(Protocol):
     def send_signal(self, sig: int) -> None: ...
 
 
-class Nursery:
+class ForkServer:
     """The client's side of the fork server."""
 
     def __init__(self) -> None:
@@ -67,7 +66,7 @@ class Nursery:
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int | None = None
-    ) -> Forked:
+    ) -> ForkedProcess:
         """Run a module as `python -m` would, with its arguments and these variables; stderr None: to stdout, too.
 
         The caller's descriptors stay the caller's.
@@ -78,8 +77,8 @@ class Nursery:
             socket.send_fds(self._socket, [request], [stdout, stdout if stderr is None else stderr])
             deadline = time.monotonic() + START_TIMEOUT_S
             while (pid := self._hear(deadline - time.monotonic())) is None:
-                assert time.monotonic() < deadline, "the nursery does not answer"
-        return Forked(self, pid)
+                assert time.monotonic() < deadline, "the fork server does not answer"
+        return ForkedProcess(self, pid)
 
     def code_of(self, pid: int, timeout_s: float = 0.0) -> int | None:
         """How a process has ended, None when it has not within this time."""
@@ -112,24 +111,24 @@ class Nursery:
                     return int(pid)
                 self._codes[pid] = code
                 self._socket.settimeout(0.0)
-            raise AssertionError("the nursery has ended")
+            raise AssertionError("the fork server has ended")
         return None
 
 
-_nurseries: dict[int, Nursery] = {}
+_servers: dict[int, ForkServer] = {}
 
 
-def nursery() -> Nursery:
+def fork_server() -> ForkServer:
     """The one of this process."""
-    if os.getpid() not in _nurseries:
-        _nurseries[os.getpid()] = Nursery()
-    return _nurseries[os.getpid()]
+    if os.getpid() not in _servers:
+        _servers[os.getpid()] = ForkServer()
+    return _servers[os.getpid()]
 
 
 def run_forked(command: Sequence[str], timeout_s: float = START_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     """Run a module with its arguments to its end, as subprocess.run would."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = nursery().start(command, os.environ, out.fileno(), err.fileno())
+        process = fork_server().start(command, os.environ, out.fileno(), err.fileno())
         try:
             code = process.wait(timeout_s)
         except BaseException:
@@ -140,11 +139,11 @@ def run_forked(command: Sequence[str], timeout_s: float = START_TIMEOUT_S) -> su
         return subprocess.CompletedProcess(command, code, out.read(), err.read())
 
 
-class Forked:
-    """A process of the nursery's, as its test sees it."""
+class ForkedProcess:
+    """A process of the fork server's, as its test sees it."""
 
-    def __init__(self, nursery: Nursery, pid: int) -> None:
-        self._nursery = nursery
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self._server = server
         self.pid = pid
 
     @property
@@ -152,10 +151,10 @@ class Forked:
         return self.poll()
 
     def poll(self) -> int | None:
-        return self._nursery.code_of(self.pid)
+        return self._server.code_of(self.pid)
 
     def wait(self, timeout: float) -> int:
-        code = self._nursery.code_of(self.pid, timeout)
+        code = self._server.code_of(self.pid, timeout)
         if code is None:
             raise subprocess.TimeoutExpired("mqproc up", timeout)
         return code
@@ -169,7 +168,7 @@ class Forked:
 
 
 def serve(fd: int) -> None:
-    """The nursery's life."""
+    """The fork server's life."""
     import setproctitle
 
     from mqproc.cli import main
@@ -182,7 +181,7 @@ def serve(fd: int) -> None:
     assert main
     make_ready()
     # The first title finds the room for all: arguments and variables as the program was given them, before they change.
-    setproctitle.setproctitle("nursery-of-tests")
+    setproctitle.setproctitle("test-fork-server")
     # A collection in a forked process would touch, and thereby copy, all loaded objects.
     gc.freeze()
     asked = socket.socket(fileno=fd)

@@ -1,4 +1,4 @@
-"""Group: a real group of processes on a store, started by the command that a user types; waiting for conditions."""
+"""Group: a real group of processes, started as a user starts it, and waiting for conditions."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from tests.support.fork_server import Running, nursery
+from tests.support.fork_server import Running, fork_server
 
 ROOT = Path(__file__).parents[2]
 AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 60.0
 PATIENCE_S = 60.0
-"""For what comes by itself, on a machine that is busy with other things too. No promise is measured by it."""
+"""For conditions that come true by themselves on a busy machine. It measures no promised time."""
 # Small files, so that tests see every kind of roll.
 SMALL: dict[str, Any] = {
     "mapped_file_size_commit_log": 1 << 20,
@@ -56,7 +56,7 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S, what
 def keeps_below(limit: float, measure: Callable[[], float], rounds: int = 10) -> None:
     """Measure until a round stays below the limit; fails when none does.
 
-    Whatever else wants the processor makes a time longer, never shorter.
+    Other load makes a time longer, never shorter.
     """
     seen: list[float] = []
     while not seen or seen[-1] >= limit:
@@ -90,7 +90,7 @@ class Group:
         environment = os.environ | self.environment
         with self.output.open("ab") as output:
             if "LD_PRELOAD" not in self.environment:
-                self.process = nursery().start(["mqproc", *arguments], environment, output.fileno())
+                self.process = fork_server().start(["mqproc", *arguments], environment, output.fileno())
                 return
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "mqproc", *arguments],
@@ -106,7 +106,7 @@ class Group:
         return self.is_ready()
 
     def is_ready(self) -> bool:
-        """As `ready`, of a group that may as well have ended."""
+        """As `ready`, but the group may have ended."""
         words = self.words()
         if not words or words["group_state"] != words_of.GROUP_READY:
             return False
@@ -130,9 +130,9 @@ class Group:
         return found
 
     def went_round(self, role: str) -> None:
-        """Wait until a role has begun and ended a step: what was to be done by now it has done.
+        """Wait until a role has begun and finished a whole step after this call.
 
-        It beats when a step begins, so two beats later a whole one lies behind it.
+        Its heartbeat marks the begin of a step: after two beats one step is complete.
         """
         word, since_ns = f"{role}.heartbeat_ns", time.monotonic_ns()
         first_ns = wait_until(lambda: max(0, self.words()[word] - since_ns), what=f"a step of {role}")
@@ -140,7 +140,7 @@ class Group:
 
     @contextlib.contextmanager
     def held_up(self, role: str) -> Iterator[None]:
-        """A role that does nothing for a moment."""
+        """Stop a role for the duration of the block."""
         pid = self.pid(role)
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -184,7 +184,7 @@ class Group:
 def skip_unless_nobody_can_run() -> None:
     """Skip a test that starts a program as another user where that is not possible."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("only root can become somebody else")
+        pytest.skip("only root can switch users")
     command = [*AS_NOBODY, sys.executable, "-c", "import mqproc"]
     environment = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, env=environment, cwd="/", capture_output=True, timeout=60, check=False)
@@ -192,10 +192,8 @@ def skip_unless_nobody_can_run() -> None:
         pytest.skip(f"others may not read {sys.prefix} or {ROOT}")
 
 
-# --- held_recovery ---
-# A group of the real roles whose recovery stands still at named points, until it is let go on.
-#
-# Run as a program it is `mqproc up` but for that: see `HeldGroup`.
+# HeldGroup: a group of the real roles whose recovery stops at named points until the test continues it. This module,
+# run as a program, is `mqproc up` with such a recovery.
 
 
 POINTS: Final = ("recover.scanned", "recover.cq_rebuilt", "recover.marked")
@@ -203,7 +201,7 @@ POINTS: Final = ("recover.scanned", "recover.cq_rebuilt", "recover.marked")
 
 
 class HeldIO(StoreIO):
-    """Whoever comes to one of POINTS waits there."""
+    """A StoreIO that blocks at each of POINTS until the test continues."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -224,10 +222,10 @@ class HeldGroup(Group):
         flags = [f"{name}={value}" for name, value in self.options.items()]
         with self.output.open("ab") as output:
             command = ["tests.support.group", str(self.store), *flags]
-            self.process = nursery().start(command, os.environ, output.fileno())
+            self.process = fork_server().start(command, os.environ, output.fileno())
 
     def until_at(self, point: str) -> None:
-        """Wait until recovery stands there."""
+        """Wait until recovery is at this point."""
         assert self.process is not None
         there = self.store.parent / f"at {point}"
 
@@ -239,7 +237,7 @@ class HeldGroup(Group):
         wait_until(stands, START_TIMEOUT_S, f"recovery at {point}")
 
     def go_on(self, *points: str) -> None:
-        """Let it go on from there."""
+        """Continue recovery from these points."""
         for point in points:
             (self.store.parent / f"go {point}").touch()
 

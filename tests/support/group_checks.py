@@ -1,4 +1,4 @@
-"""A from-scratch rebuild of ConsumeQueues and index from a stopped store's log, and comparing with what is there."""
+"""Check a group's stored state: rebuild ConsumeQueues and index from the log and compare; list transactions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.group import Group, wait_until
 
 
 def rebuilt(group: Group) -> StorePaths:
-    """A copy of the store with nothing but its log and what it is configured to be, recovered."""
+    """A copy of the store with only its log and configuration, recovered."""
     copy = StorePaths(group.store.with_name(group.store.name + ".rebuilt"))
     shutil.rmtree(copy.root, ignore_errors=True)
     copy.root.mkdir()
@@ -75,16 +75,14 @@ def used_part(path: Path, group: Group) -> np.ndarray:
     return data[: index_layout.item_offset(group.options["max_hash_slot_num"], max(1, count))]
 
 
-# --- transactions ---
-# What tests of transactions have in common.
-
+# Transactions
 
 GROUP = "billing"
 FAST = {"transaction_timeout": 200, "transaction_check_interval": 200}
 
 
 def messages_of(client: Client, topic: str) -> list[StoredMessage]:
-    """All that a topic's queues have, when dispatch is at the log's end."""
+    """All messages of a topic, after dispatch has reached the end of the log."""
     client.wait_dispatched()
     queues = [queue for queue in client.queues() if queue.topic == topic]
     return [each for queue in queues for each in client.pull(topic, queue.queue_id, 0, 4096).messages]

@@ -1,4 +1,4 @@
-"""Worker processes for work that takes long: stories of crashes and outages, fuzzing."""
+"""Worker pools for long tests, and this process's allocator, large pages and open files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ EXIT_INTERRUPTED = 130
 
 
 def loaded_context() -> ForkServerContext:
-    """For processes of tests that are clients: forked from one that has loaded the client and its kernels."""
+    """A context whose client processes are forked from one that has loaded the client and its kernels."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.support.client_preload"])
     return context
 
 
 class _Pool(ProcessPoolExecutor):
-    """One that always has all its workers: Python 3.11's takes workers that have ended for idle ones, and waits."""
+    """A pool that always has all workers: Python 3.11 takes ended workers for idle ones, and waits."""
 
     def _adjust_process_count(self) -> None:
         if len(self._processes) < self._max_workers:
@@ -36,9 +36,9 @@ class _Pool(ProcessPoolExecutor):
 def worker_pool(
     count: int, tasks_per_worker: int, initializer: Callable[[], None] | None = None
 ) -> Iterator[ProcessPoolExecutor]:
-    """So many processes at the same time, each of which ends after so many tasks.
+    """`count` processes, each of which ends after `tasks_per_worker` tasks.
 
-    What ends the block early ends them at once: an executor that is interrupted may wait for its idle workers for ever.
+    An exception in the block kills them: an interrupted executor may wait for idle workers for ever.
     """
     context = multiprocessing.get_context("spawn")
     with _Pool(count, context, initializer, max_tasks_per_child=tasks_per_worker) as pool:
@@ -50,18 +50,16 @@ def worker_pool(
             raise
 
 
-# --- allocator ---
-# How this process's allocator gets large blocks, where the arrays of many roles and recoveries are made in one.
-
+# Allocator
 
 _M_MMAP_THRESHOLD: Final = -3
 _MAPPED_FROM_BYTES: Final = 128 << 10
 
 
 def map_large_blocks() -> None:
-    """Have glibc map each large block anew, as it does for the first one: pages of it that nobody touches cost nothing.
+    """Have glibc map each large block separately: untouched pages of a new mapping cost nothing.
 
-    By itself it keeps what was freed and clears it for the next array of zeros, megabytes for each recovery and role:
+    By default it keeps freed blocks and clears them for the next array of zeros, megabytes for each recovery and role:
     a fifth of a story of crashes went into that. A process of the product makes such arrays once.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -69,16 +67,14 @@ def map_large_blocks() -> None:
         mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM_BYTES)
 
 
-# --- large_pages ---
-# Which parts of a file this process has mapped with the advice to use large pages (proc(5), smaps).
-
+# Large pages
 
 LARGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage").exists()
 _HEAD: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ \d+ +(.*)")
 
 
 def large_page_ranges(path: Path) -> list[tuple[int, int]]:
-    """[start, stop) of each in bytes of the file, in its order."""
+    """The ranges of a file that this process has mapped with advice for large pages (proc(5), smaps)."""
     found: list[tuple[int, int]] = []
     inside: tuple[int, int] | None = None
     for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -91,14 +87,11 @@ def large_page_ranges(path: Path) -> list[tuple[int, int]]:
     return sorted(found)
 
 
-# --- open_files ---
-# Files that this process has open below a folder.
-#
-# How many it has in all is nothing to go by: what other tests have left behind may be closed at any time.
+# Open files
 
 
 def open_below(folder: Path) -> list[str]:
-    """A path for each descriptor; one that was removed ends with " (deleted)"."""
+    """The path of each open descriptor below a folder; that of a removed file ends with " (deleted)"."""
     found = []
     for fd in os.listdir("/proc/self/fd"):
         # The one that lists them is closed by now.

@@ -112,7 +112,7 @@ def columns_of(buffer: Any, count: int, names: Sequence[str]) -> dict[str, recor
 
 
 def outcomes_uncompiled(test_file: str) -> Any:
-    """What a test file prints as JSON when it is run with nothing compiled: every load then checks its bounds."""
+    """The JSON that a test file prints when it runs uncompiled: every load then checks its bounds."""
     environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, test_file], env=environment, capture_output=True, text=True, check=False, timeout=100

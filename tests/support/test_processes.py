@@ -1,4 +1,4 @@
-"""Worker processes end with what they work for."""
+"""Worker pools."""
 
 from __future__ import annotations
 

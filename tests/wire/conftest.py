@@ -18,10 +18,6 @@ from mqproc.wire.frames import Frame, FrameReader, decode_refusal, encode_frame
 from mqproc.wire.operations import Empty, Operation
 from mqproc.wire.server import CHECK_EVERY_S, ServerLimits, SocketServer
 
-# --- peer ---
-# A client of a socket server as a test plays it: writes bytes, lets the server step, looks at what comes back.
-
-
 APPEND = int(Operation.APPEND)
 LIMITS = ServerLimits(connections=8, frame_bytes=1 << 20, output_bytes=1 << 20, frame_read_s=60.0, output_grace_s=60.0)
 IMPATIENT = dataclasses.replace(LIMITS, frame_read_s=0.15, output_grace_s=0.15)
@@ -31,7 +27,7 @@ Server = Callable[..., SocketServer]
 
 
 class HandClock:
-    """In the place of the module `time`, for what the server measures its clients by."""
+    """A replacement of the module `time` for the server's client timeouts."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -47,7 +43,7 @@ class HandClock:
 
 
 class Peer:
-    """A client's end, byte by byte."""
+    """A client's end of a connection: writes bytes, runs steps of the server, reads its answers."""
 
     def __init__(self, server: SocketServer) -> None:
         self.server = server
@@ -77,7 +73,7 @@ class Peer:
         return requests + self.server.poll(0)
 
     def read(self) -> None:
-        """Take what is there."""
+        """Read all available data."""
         while not self.ended:
             try:
                 data = self.sock.recv(1 << 20)
@@ -136,7 +132,7 @@ def serve(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
-    """The time that passes for clients of servers: however long the machine stands still, as much as a test says."""
+    """The server's clock for client times, moved only by the test."""
     made = HandClock()
     monkeypatch.setattr("mqproc.wire.server.time", made)
     return made

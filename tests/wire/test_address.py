@@ -64,7 +64,7 @@ def long_path(folder: Path, name: str) -> Path:
 
 
 def test_listen_removes_abandoned_sockets(tmp_path: Path, runtime: Path) -> None:
-    listen(long_path(tmp_path, "k")).close()  # Killed, and its store removed: nobody looks for its socket again.
+    listen(long_path(tmp_path, "k")).close()  # Killed, and its store removed: its socket is abandoned.
     (killed,) = runtime.iterdir()
     killed_early = killed.with_name("0" * 24 + ".sock.tmp")
     killed.rename(killed_early)
@@ -110,12 +110,12 @@ def test_listen_is_not_blocked_by_stalled_process(
 
 
 def test_listen_keeps_live_socket_of_wrong_type(tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    connected = address._connected
+    connected = address.connect_errno
 
     def refused(path: str, kind: socket.SocketKind) -> int:
         return errno.ECONNREFUSED if kind == socket.SOCK_DGRAM else connected(path, kind)
 
-    monkeypatch.setattr(address, "_connected", refused)
+    monkeypatch.setattr(address, "connect_errno", refused)
     listen(long_path(tmp_path, "a")).close()
     living, another = long_path(tmp_path, "b"), long_path(tmp_path, "c")
     with listen(living), listen(another):

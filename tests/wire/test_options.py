@@ -1,4 +1,4 @@
-"""What is said of options that cannot be sent or read: the field and its value, not the place on the wire."""
+"""Errors of options that cannot be encoded or decoded name the field and its value."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def read(theirs: socket.socket) -> bytes:
 
 
 def emptied(output: OutputQueue, ours: socket.socket, theirs: socket.socket) -> bytes:
-    """What the peer reads until nothing waits."""
+    """All data that the peer reads until none is waiting."""
     found = read(theirs)
     while output.waiting_bytes:
         output.send(ours)

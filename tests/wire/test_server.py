@@ -168,7 +168,7 @@ def test_server_counts_partial_frame(serve: Server) -> None:
     with Peer(server) as peer:
         peer.send(b"GET / HTTP/1.1")
     server.poll(0.01)
-    assert server.partial_frames == len(told) == 2, "who sends no frame has not begun one"
+    assert server.partial_frames == len(told) == 2, "a client that sends nothing has no partial frame"
     assert server.connections == {}
 
 
@@ -186,7 +186,7 @@ def test_server_closes_slow_loris(serve: Server) -> None:
 
 def test_server_closes_slow_loris_in_large_frame(serve: Server) -> None:
     with Peer(serve(IMPATIENT)) as peer:
-        with contextlib.suppress(BrokenPipeError):  # Who is slow to send it is let go before its end.
+        with contextlib.suppress(BrokenPipeError):  # A slow sender is disconnected before the end.
             peer.send(request(bytes(900_000))[:500_000])
         peer.wait_for(lambda: peer.ended)
         assert peer.server.read_timeouts == 1

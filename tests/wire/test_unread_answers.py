@@ -1,4 +1,4 @@
-"""Clients that do not read their answers in time: what the socket server does with what they have sent meanwhile."""
+"""Clients that do not read their answers in time, and the frames they have sent meanwhile."""
 
 from __future__ import annotations
 
