@@ -1,4 +1,4 @@
-"""The dispatcher as a role: what it publishes, and in which order."""
+"""The dispatcher as a role: published words and their order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.fakes import ManualClock
 
 
 def test_dispatcher_publishes_position_before_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who reads the time and then the position must not take a record's time for that of an earlier position."""
+    """A reader of the time and then the position must not pair a time with an earlier position."""
     rig = Rig(tmp_path)
     rig.dispatch(10)
     rig.control.store(words_of.DISPATCHED, 0)
@@ -75,7 +75,7 @@ def test_dispatch_delays_count_all_messages_or_a_slow_step_alone(tmp_path: Path)
 
 
 class SlowClock(ManualClock):
-    """Time passes while one looks at it: a microsecond each time. At the `at`th look something happens."""
+    """Each reading advances the clock by 1 µs; the `at`th one runs an action."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class SlowClock(ManualClock):
 
 @dataclass
 class Alone:
-    """A dispatcher whose log grows message by message: `ends` are where they end, all of them stored already."""
+    """A dispatcher whose log is published message by message; `ends` are the offsets of their ends."""
 
     rig: Rig
     clock: SlowClock
@@ -109,7 +109,7 @@ class Alone:
         return self.rig.bells[words_of.DISPATCHER]
 
     def is_rung(self, role: str) -> bool:
-        """Whether a role's bell was rung since the last time it was asked."""
+        """Whether a role's bell was rung since the last call."""
         bell = self.rig.bells[role]
         rung = bell.wait(0)
         bell.drain()
@@ -174,7 +174,7 @@ def test_dispatcher_woken_early_spins_for_the_record(alone: Alone) -> None:
     alone.bell.ring()
     alone.dispatcher.wait(60)
     assert alone.clock.looks < alone.clock.at + 5
-    # So its ringer does not ring again, which would cost it more than the look costs here.
+    # The writer then does not ring again, which would cost more than this check.
     alone.bell.drain()
     alone.bell.ring()
     assert not alone.is_rung(words_of.DISPATCHER)

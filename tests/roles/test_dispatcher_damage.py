@@ -1,4 +1,4 @@
-"""The dispatcher at a bad record, at a missing segment, below the log's minimum, and without room on the disk."""
+"""The dispatcher at bad records, missing segments, below the minimum, on a full disk."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make_rig(root: Path, count: int = COUNT, **options: object) -> Rig:
 
 
 def offsets_of(rig: Rig) -> list[int]:
-    """Where the records begin, and where the last one ends."""
+    """Offsets of the records, and the end of the last one."""
     data = (rig.paths.commit_log / f"{0:020d}").read_bytes()
     offsets = [0]
     while size := int.from_bytes(data[offsets[-1] : offsets[-1] + 4], "big"):
@@ -114,7 +114,7 @@ def test_pull_skips_a_hole_and_reports_its_range(rig: Rig) -> None:
 
 
 def test_dispatch_bad_last_record_extends_to_the_confirmed_offset(rig: Rig) -> None:
-    """What is appended later begins just there."""
+    """Later appends begin at that offset."""
     offsets = offsets_of(rig)
     overwrite(rig, offsets[COUNT - 1], b"\xff" * 8)
     dispatcher = Dispatcher(rig.context(words_of.DISPATCHER))

@@ -169,7 +169,7 @@ def test_producer_frames_wait_for_a_writer(rig: Rig) -> None:
     outcomes = rig.finish()[1:]
     kinds = [type(outcome) for outcome in outcomes]
     assert set(kinds) == {Stored, Unknown}, "some frames had filled the socket, the others had to wait"
-    assert kinds == sorted(kinds, key=lambda kind: kind is Stored), "what was taken was sent first"
+    assert kinds == sorted(kinds, key=lambda kind: kind is Stored), "accepted frames were sent first"
     rig.group.wait_dispatched()
     with rig.group.client() as client:
         found = [message.body for message in client.pull("waiting", 0, 1, max_bytes=64 << 20).messages]

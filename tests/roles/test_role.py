@@ -179,7 +179,7 @@ def test_loop_lingering_role_polls_before_arming_its_bell(context: RoleContext) 
             "linger 0.001 lying low",
         ),  # A large step is followed by the next one at once.
         *("work 0", "work 0 again", "wait"),  # Nothing came meanwhile: no second pause.
-        *("work 1", "linger 0", "work 0", "work 0 again", "wait"),  # Now somebody waits for what this role does.
+        *("work 1", "linger 0", "work 0", "work 0 again", "wait"),  # Now another role waits for this one.
         *("stop", "close"),
     ]
 

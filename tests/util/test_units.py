@@ -34,7 +34,7 @@ def test_size_accepts_unit() -> None:
 
 
 # Delay levels
-# `message_delay_level`: RocketMQ's text, and what is none.
+# `message_delay_level`: RocketMQ's default and invalid lists.
 
 
 def test_delay_levels_default_equals_rocketmq() -> None:

@@ -105,7 +105,7 @@ def test_members_returning_late_get_queues_with_new_epochs() -> None:
     group.join(member("b"), [("T", 0, old["T", 0])])
     group.rebalance({"T": range(2)}, 0)
     between = dict(group.queues_of("b"))
-    assert between["T", 0] == old["T", 0], "who holds it by the newest one keeps it"
+    assert between["T", 0] == old["T", 0], "the owner with the newest epoch keeps it"
     assert between["T", 1] > old["T", 1]
     group.leave("b")
     group.join(member("a"), [("T", queue_id, old["T", queue_id]) for queue_id in range(2)])
@@ -122,7 +122,7 @@ def test_members_two_claims_of_a_queue_newer_epoch_wins() -> None:
     assert not group.join(member("late"), [("T", 0, 70), ("T", 1, 71)])
     before = group.members["late"].generation
     assert group.join(member("new"), [("T", 0, 90)])
-    assert group.members["late"].generation > before, "it is told"
+    assert group.members["late"].generation > before, "the loss is reported"
     group.rebalance({"T": range(2)}, 0)
     assert (group.queues_of("late"), group.queues_of("new")) == ([(("T", 1), 71)], [(("T", 0), 90)])
     assert not group.may_commit("late", ("T", 0), 70)
@@ -166,7 +166,7 @@ def test_members_reset_is_not_undone_by_a_releasing_member() -> None:
     (moving,) = set(before) - set(dict(group.queues_of("a")))
     generation = group.generation
     assert group.may_commit("a", moving, before[moving])
-    assert not group.renew_epochs([moving]), "nobody has to be told: its next member begins at the reset"
+    assert not group.renew_epochs([moving]), "no member is notified: the next owner starts at the reset"
     assert not group.may_commit("a", moving, before[moving])
     assert group.release("a", generation) == 1
     group.rebalance({"T": range(2)}, 0)

@@ -108,7 +108,7 @@ def test_levels_offsets_survive_a_start_without_space_for_queues(rig: Rig) -> No
         rig.clock.set_time_ms(FIRST_DUE_MS - 700)
         with contextlib.closing(Keeper(rig.context(words_of.KEEPER))) as keeper:
             keeper.do_work()
-            assert rig.control.words[words_of.DELAYED_MESSAGES] == 0, "nobody knows yet which of them wait"
+            assert rig.control.words[words_of.DELAYED_MESSAGES] == 0, "the number of delayed messages is not known yet"
             keeper._levels.save(rig.control.words[words_of.WRITTEN])
             assert DelayOffsets.load(rig.io, rig.paths).offsets == {1: delivered}
             table.store(number, MAX_OFFSET, delivered)

@@ -64,7 +64,7 @@ def handed_over(keeper: Keeper) -> list[bytes]:
 
 
 def until_saved(keeper: Keeper) -> None:
-    """Run a step; return what it begins to save."""
+    """Run a step; return the saves that it starts."""
     keeper.do_work()
     while keeper._timer._save.under_way:
         keeper.do_work()
@@ -248,7 +248,7 @@ def test_timer_holds_messages_whose_cancellation_is_undispatched(tmp_path: Path,
     assert handed_over(keeper) == []
     words[words_of.DISPATCH_ERRNO] = 0
     keeper.do_work()
-    assert handed_over(keeper) == [], "what was written meanwhile is not dispatched yet"
+    assert handed_over(keeper) == [], "the records written meanwhile are not dispatched yet"
     words.add(words_of.WRITTEN, -1)
     cancels = pairs(due_ms, TIMER_DEL_UNIQKEY="id-0")
     append_and_dispatch(rig.io, rig.paths, rig.options, words, 1, TIMER_TOPIC, cancels)
@@ -326,7 +326,7 @@ def test_timer_due_message_waits_for_rolled_cancellations(tmp_path: Path, monkey
     for _ in range(5):
         rig.clock.advance(20)
         keeper.do_work()
-    assert handed_over(keeper) == [b"cancels"], "what was stored is not dispatched"
+    assert handed_over(keeper) == [b"cancels"], "the stored record is not dispatched"
     words[words_of.DISPATCHED] = words[words_of.WRITTEN]
     assert keeper._timer.due_ns <= rig.clock.monotonic_ns()
     keeper.do_work()

@@ -174,13 +174,13 @@ def test_pop_receipts_from_before_a_reset_do_not_move_the_offset(tmp_path: Path,
             pass
         pops = group.role._pops
         assert pops._state.progress.offset("g", "Orders", 0) == (0 if deleted else 7)
-        assert len(pops._open) == 1, "its messages come again"
+        assert len(pops._open) == 1, "its messages are redelivered"
     finally:
         group.close()
 
 
 def test_pop_ack_stored_by_killed_role_is_accepted_when_repeated(tmp_path: Path) -> None:
-    """A client told that its ack is void would expect a redelivery that never comes."""
+    """A client whose ack is rejected would expect a redelivery that never comes."""
     group = Group(tmp_path / "store")
     now_ms = time.time_ns() // 1_000_000
     group.store.engine.append("Orders", [b"0", b"1"], now_ms, queues=1)
@@ -444,9 +444,9 @@ def test_pop_offset_advances_past_stored_copies_moved_for_members(
             moves.move(0, members, busy)
             return len(sent) - before
 
-        assert move() == 0, "what the group has no progress in is another one's"
+        assert move() == 0, "a topic without offsets of the group belongs to another"
         progress.set("g", topic, 0, 1)
-        assert move(busy={("g", topic, 0)}) == 0, "somebody is just being given them"
+        assert move(busy={("g", topic, 0)}) == 0, "a receive is being answered from it"
         members["g"].topics.append(topic)
         assert move() == 0, "members read it themselves"
         members["g"].topics.remove(topic)
@@ -471,10 +471,10 @@ def test_pop_offset_advances_past_stored_copies_moved_for_members(
         for bodies in ([b"0", b"1", b"2"], [b"0", b"2"], [b"2"]):
             assert move() == 1
             copies, _stored, refused, part = sent[-1]
-            assert [each.body for each in copies] == bodies, "what is stored is not sent again"
+            assert [each.body for each in copies] == bodies, "stored copies are not sent twice"
             part(copies[1:2] if len(copies) == 3 else copies[:1])
             refused(StoreBusyError("not now"))
-        assert (move(), progress.offset("g", topic, 0)) == (0, 3), "what was refused may be gone"
+        assert (move(), progress.offset("g", topic, 0)) == (0, 3), "refused messages may be deleted"
         progress.set("g", topic, 0, 0)
         assert (move(), [each.body for each in sent[-1][0]]) == (1, [b"0", b"1", b"2"]), "but by a reset"
     finally:

@@ -68,7 +68,7 @@ def test_query_checks_its_bell_before_sleeping(filled: Group) -> None:
 
     assert has_nothing_to_do()
     filled.put("Orders", 40)
-    assert not filled.role.has_news(), "nobody can pull it yet"
+    assert not filled.role.has_news(), "it cannot be pulled yet"
     filled.dispatch()
     assert filled.role.has_news()
     assert has_nothing_to_do()
@@ -83,7 +83,7 @@ def test_long_poll_can_report_skipped_offset_at_once(filled: Group) -> None:
     answer, _ = caller.call(Operation.PULL, telling)
     assert (answer.status, answer.next_offset, answer.count) == (PullStatus.NO_MATCHED_MESSAGE, end, 0)
     caller.ask(Operation.PULL, msgspec.structs.replace(telling, offset=end))
-    assert caller.answer() is None, "there is nothing to tell"
+    assert caller.answer() is None, "there is nothing to report"
     assert waiting(filled) == 1
     filled.put("Orders", 40)
     filled.dispatch()
@@ -95,7 +95,7 @@ def test_long_poll_can_report_skipped_offset_at_once(filled: Group) -> None:
 @pytest.mark.parametrize("passed_before", [True, False])
 def test_long_poll_reports_skipped_offset_at_its_interval(filled: Group, passed_before: bool) -> None:
     caller, end = filled.connect(), MESSAGE_COUNT // 4
-    progress_s = 2.0  # More than it takes, on a busy machine too, to see that nothing is told yet.
+    progress_s = 2.0  # More than it takes, on a busy machine too, to see that nothing is reported yet.
     request = PullRequest("Orders", 0, 0 if passed_before else end, tags=["new"], timeout_ms=30_000, progress_ms=2000)
     begun = time.monotonic()
     caller.ask(Operation.PULL, request)

@@ -1,7 +1,7 @@
 """The query role over real sockets: every operation, long polls, fairness, clients that go away.
 
-The role's own class is stepped by hand, as the loop does; clients are plain sockets with the wire's own codec. The
-store behind it is written by the append and dispatch engines, whose dispatch then rings the role's bell.
+The test steps the role as the loop does; clients are plain sockets with the wire's codec. The append and dispatch
+engines write the store, and dispatch rings the role's bell.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def test_poll_returns_waiting_checks_up_to_its_limit() -> None:
     for name in "abcde":
         rig.polls.ask(half_message(name))
     rig.gone.add("b")
-    rig.polls.forget(half_message("c"))  # Another half message of the same name is none of those that are asked about.
+    rig.polls.forget(half_message("c"))  # Another half message of the same name is not waiting for a check.
     rig.poll(most=2)
     rig.poll(most=10_000)
     assert [rows for _, rows in rig.answers] == [[b"a", b"c"], [b"d", b"e"]]

@@ -28,7 +28,7 @@ def test_copy_replaces_the_half_message_it_names() -> None:
     first, other = half(0, "a"), half(1, "b")
     assert seen(table, first) is None
     assert seen(table, other) is None
-    copy = half(2, "a", checks=1, made_from=1)  # 0 says nothing, so 1 stands for the log's first record.
+    copy = half(2, "a", checks=1, made_from=1)  # 0 means unknown, so 1 is the log's first record.
     assert seen(table, copy) is first
     assert copy.places == [0, 200]
     assert table.find(0, first.key) is table.find(200, first.key) is copy

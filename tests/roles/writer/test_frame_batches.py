@@ -300,8 +300,7 @@ def test_frame_batch_known_template_never_reaches_a_deleted_topic(make_rig: Make
 
 
 def test_topic_widened_by_a_role_during_a_step_keeps_all_offsets(make_rig: MakeRig) -> None:
-    """Nothing is published in between: state of evicted templates' rows must not apply to
-    others."""
+    """Nothing is published in between: the state of evicted templates must not apply to others."""
     rig = make_rig(default_topic_queue_nums=1)
     client = rig.client()
     client.send(frame_bytes(Operation.CREATE_TOPIC, 1, CreateTopicRequest("B", 4)) + single(2, "A") + single(8, "W"))

@@ -46,7 +46,7 @@ def test_writer_delivers_queued_answers_before_it_stops(make_group: Callable[...
     wait_until(lambda: group.words()["appended_messages"] == FRAMES * MESSAGES, what="all frames stored")
     restarting = restart_writer(group)
     wait_until(
-        lambda: group.words()[f"{WRITER}.state"] == STATE_STOPPING, what="the writer is stopping, and nobody reads"
+        lambda: group.words()[f"{WRITER}.state"] == STATE_STOPPING, what="the writer is stopping, and no client reads"
     )
     wait_until(lambda: (not connection.receive() and len(connection.done) == FRAMES) or connection.closed)
     assert [connection.done[request_id].error for request_id in ids] == [None] * FRAMES

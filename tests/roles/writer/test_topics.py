@@ -1,6 +1,6 @@
 """The writer's topics: created, deleted and recreated; full disks and killed writers.
 
-A killed writer is played by leaving out what it had not come to; its successor is a new object over the same files.
+A killed writer is simulated by omitting its last steps; its successor is a new object over the same files.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ def test_successor_keeps_topic_deleted_with_fewer_queues_before(store: Store) ->
     assert {store.table.deletion(number) for number in range(4)} == {(2000, 3)}
     journal = store.paths.topics_journal.read_bytes()
     store.use("T", 1)
-    store.paths.topics_journal.write_bytes(journal)  # For want of room, it was not told.
+    store.paths.topics_journal.write_bytes(journal)  # Without space, it was not updated.
     assert store.durable().names() == []
     topics = store.successor()
     assert topics.topics.names() == ["T"]

@@ -39,7 +39,7 @@ SEGMENTS = 6
 class WriterIO(FaultyIO):
     """Its writes to the log fail by `write_errors`: an errno each, 0 for success; half is written then.
 
-    What is zeroed is no write of the writer's.
+    Zeroing is not counted as a write.
     """
 
     def __init__(self) -> None:
@@ -235,7 +235,7 @@ class Client:
             self._rig.step()
 
     def read(self) -> None:
-        """Receive what has arrived."""
+        """Receive the bytes that have arrived."""
         while True:
             try:
                 data = self.sock.recv(1 << 20)
