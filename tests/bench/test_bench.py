@@ -141,7 +141,7 @@ ROUNDS_MAX = 5
 
 
 def measured(enough: Callable[[Any], bool], *arguments: str | int) -> Any:
-    """Output of a benchmark whose round lasted its full second; repeated, as a busy machine may stall."""
+    """Output of a benchmark whose round lasted its full second, after at most a few attempts."""
     rounds = [call("bench", *arguments, *SMALL).json]
     while not enough(rounds[-1]):
         assert len(rounds) < ROUNDS_MAX, rounds

@@ -243,7 +243,7 @@ class Failures(Scenario):
     alerts = frozenset({"MqprocDeadLettersGrowing", "MqprocClockSteps", "MqprocDispatchGap", "MqprocSyncFailed"})
 
     def start(self) -> None:
-        """The clock was ten minutes ahead when the store was last written, and has been corrected since."""
+        """The clock was ten minutes ahead at the last write, and has been corrected since."""
         engine = Engine(self.store, **SMALL)
         engine.append("before", [b"from later"], round(time.time() * 1000) + 600_000)
         engine.table.close()

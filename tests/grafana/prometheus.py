@@ -1,4 +1,4 @@
-"""A real Prometheus on loopback, with this project's rules at a thirtieth of their durations."""
+"""A real Prometheus on loopback, with the rules' durations divided by thirty."""
 
 from __future__ import annotations
 

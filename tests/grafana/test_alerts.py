@@ -1,4 +1,4 @@
-"""Each alert fires for its cause on a real group with a real Prometheus, and clears after the fix.
+"""Each alert fires for its cause on a real group, and clears after the fix.
 
 All scenarios run in parallel, with the durations of the rules divided by thirty.
 """
@@ -6,7 +6,7 @@ All scenarios run in parallel, with the durations of the rules divided by thirty
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -52,6 +52,12 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             each.close()
 
 
+def poll_while(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while condition() and time.monotonic() < deadline:
+        time.sleep(0.3)
+
+
 def live(prometheus: Prometheus, told: list[Scenario], pool: ThreadPoolExecutor) -> Story:
     """Cause, watch, fix, watch."""
     story = Story({each.name: str(each.port) for each in told})
@@ -66,16 +72,11 @@ def live(prometheus: Prometheus, told: list[Scenario], pool: ThreadPoolExecutor)
         return firing
 
     causes = [pool.submit(each.cause) for each in told]
-    deadline = time.monotonic() + FIRE_S
-    while wanted - later - story.fired and time.monotonic() < deadline:
-        look()
-        time.sleep(0.3)
+    poll_while(lambda: look() is not None and bool(wanted - later - story.fired), FIRE_S)
     for cause in causes:
         cause.result(60)
     cures = [pool.submit(each.cure, lambda alert, port=str(each.port): (alert, port) in look()) for each in told]
-    deadline = time.monotonic() + CLEAR_S
-    while (look() or not all(cure.done() for cure in cures)) and time.monotonic() < deadline:
-        time.sleep(0.3)
+    poll_while(lambda: bool(look()) or not all(cure.done() for cure in cures), CLEAR_S)
     for cure in cures:
         cure.result(60)
     story.left = look()

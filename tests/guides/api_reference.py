@@ -1,4 +1,4 @@
-"""Write mqproc/guides/api.md from the docstrings of the public names: `python -m tests.guides.api_reference`."""
+"""Generate mqproc/guides/api.md from docstrings: `python -m tests.guides.api_reference`."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def test_shell_examples_for_consumers_run(make_group: Callable[..., Group]) -> N
 
 
 def output_of(group: Group, line: str, code: int) -> str:
-    """Output of a command line in the store's parent folder. Fails unless it ends with this exit code."""
+    """Output of a command line in the store's parent folder, which must exit with `code`."""
     command = [sys.executable, "-m", *shlex.split(line)]
     done = subprocess.run(command, cwd=group.store.parent, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == code, (line, done.stdout, done.stderr)

@@ -146,23 +146,23 @@ def effects(changes: list[dict[str, Any]]) -> list[tuple[str, str, int]]:
     return [(each["file"], each["what"], each["bytes"]) for each in changes]
 
 
+def files_after(before: dict[str, str], done: dict[str, Any]) -> set[str]:
+    """Names of the files that a repair reports to leave."""
+    gone = {each["file"] for each in done["actions"] if each["what"] == "move aside"}
+    names = {name for name in before if not any(name == each or name.startswith(f"{each}/") for each in gone)}
+    names -= {change["file"] for change in done["changes"] if change["what"] in ("moved", "removed")}
+    return names | {change["moved_to"] or change["file"] for change in done["changes"] if change["what"] != "removed"}
+
+
 def assert_done(store: Path, before: dict[str, str], done: dict[str, Any]) -> None:
     """Check that exactly the reported changes happened, and that they can be undone."""
     kept = f"{done['kept_in']}/"
     after = {name: digest for name, digest in contents(store).items() if not name.startswith(kept)}
-    moved_away = {each["file"] for each in done["actions"] if each["what"] == "move aside"}
-    expected = {name for name in before if not any(name == gone or name.startswith(f"{gone}/") for gone in moved_away)}
-    expected -= {change["file"] for change in done["changes"] if change["what"] in ("moved", "removed")}
+    assert after.keys() == files_after(before, done)
     for change in done["changes"]:
-        name, what = change["file"], change["what"]
-        if what == "moved":
-            expected.add(change["moved_to"])
-        if what in ("moved", "removed"):
-            continue
-        expected.add(name)
-        assert after[name] != before.get(name), change
-        assert (store / name).stat().st_size == change["bytes"]
-    assert after.keys() == expected
+        if change["what"] not in ("moved", "removed"):
+            assert after[change["file"]] != before.get(change["file"]), change
+            assert (store / change["file"]).stat().st_size == change["bytes"]
     reported = {change["file"] for change in done["changes"]}
     assert {name for name in after if name in before and after[name] != before[name]} <= reported
     assert take_back(store, done) == before

@@ -65,7 +65,7 @@ def test_environment_misspelt_variable_is_reported(tmp_path: Path) -> None:
 
 
 def test_environment_kubernetes_service_variable_is_ignored() -> None:
-    """Kubernetes sets MQPROC_METRICS_PORT for a service named mqproc-metrics; every command was refused."""
+    """Kubernetes sets MQPROC_METRICS_PORT for a service called mqproc-metrics."""
     service = {"MQPROC_METRICS_PORT": "tcp://10.0.0.1:5557", "MQPROC_METRICS_PORT_5557_TCP": "tcp://10.0.0.1:5557"}
     checked = call("config", "check", "--json", **service).json
     assert checked["set"] == 0

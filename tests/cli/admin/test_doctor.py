@@ -1,4 +1,4 @@
-"""`mqproc doctor` finds problems, names their fixes, and reports nothing on a healthy machine.
+"""`mqproc doctor` finds problems and their fixes, and nothing on a healthy machine.
 
 Problems are planted in a real group's store files, in options, in process limits and in copies of /proc and /sys.
 """
@@ -71,7 +71,7 @@ PYTHONS = {
 
 
 def make_host(root: Path, *, clock_synchronized: bool = True, python: str = "fast", **changes: str) -> Host:
-    """Host of a healthy machine below `root`; `changes` are file contents by the last part of their names."""
+    """Host of a healthy machine below `root`; `changes` are contents by file name."""
     known = {name.rpartition("/")[2]: name for name in _FILES} | {"cpu_max": "sys/fs/cgroup/cpu.max"}
     for name, text in {**_FILES, **{known[key]: text for key, text in changes.items()}}.items():
         path = root / name

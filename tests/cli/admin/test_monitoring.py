@@ -101,7 +101,7 @@ def test_stat_of_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def watched(store: Path, *how: str) -> Outcome:
-    """Output of a watch with at least two blocks; a busy machine may use all the time for the first."""
+    """Output of a watch with at least two blocks; a busy machine may delay the first."""
     for timeout in ("300ms", "3s", "20s"):
         outcome = call("stat", "--store", store, "--watch", "--timeout", timeout, *how)
         assert outcome.code == 0, outcome

@@ -341,7 +341,7 @@ def test_import_continues_after_a_corrected_record(group: Group, tmp_path: Path,
 
 
 def pack(folder: Path, packing: str, records: list[str]) -> Path:
-    """Records of a CSV file whose bytes do not give record positions; `at` is text in Parquet too."""
+    """Records of a CSV file whose bytes do not give their positions; Parquet has text in `at`."""
     text = "id,kind,at,queue,text\n" + "".join(records)
     if packing == "gz":
         path = folder / "a.csv.gz"

@@ -258,7 +258,7 @@ def test_tail_count_prints_the_last_messages(store: Path, count: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 5, 15, COUNT])
 def test_tail_count_equals_a_negative_start(store: Path, count: int) -> None:
-    """Only the last messages of each queue were read, some of which the filter or the end excludes."""
+    """The filter or the end may exclude some of the last messages of a queue."""
     for more in (("--tag", "odd"), ("--sql", "color = 'c1'"), ("--until", 6), ("--tag", "odd", "--until", 6)):
         wanted = ask(store, "tail", TOPIC, "-n", count, *more, "--format", "%k\\n").out
         assert wanted

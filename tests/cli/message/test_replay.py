@@ -104,7 +104,7 @@ def test_replay_selects_by_key_filter_and_time(group: Group, client: Client) -> 
 
 
 def test_replay_time_range_within_queues(group: Group, client: Client) -> None:
-    """Three batches of distinct times in every queue; the middle one is selected by its first and last ms."""
+    """Three batches of distinct times in every queue; the times select the middle one."""
     client.create_topic("timed", 2)
     times: list[int] = []
     for part in range(3):

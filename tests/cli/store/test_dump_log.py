@@ -75,7 +75,7 @@ def test_dump_running_store_reads_published_records(make_group: Callable[..., Gr
 
 @pytest.fixture(scope="module")
 def sparse(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with one segment of 1 GiB: a few records, 700 MiB never written, garbage, and the rest."""
+    """A segment of 1 GiB: a few records, 700 MiB never written, garbage, and the rest."""
     golden = load_fixture("a_basic", tmp_path_factory.mktemp("golden")).store / "commitlog" / f"{0:020d}"
     end = call("store", "dump", golden, "--json").json["layout"][0]["size"]
     segment = tmp_path_factory.mktemp("sparse") / "commitlog" / f"{0:020d}"

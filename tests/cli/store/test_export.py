@@ -96,7 +96,7 @@ def plain_of(message: StoredMessage | dict[str, Any]) -> dict[str, Any]:
 
 
 def assert_is_a_store_of(target: Path, expected: list[dict[str, Any]]) -> None:
-    """Check that a clean store has exactly these messages, by queue and key; omitted ones are gaps."""
+    """Check that a clean store has exactly these messages; omitted ones are gaps."""
     verified = call("store", "verify", target, "--json")
     assert verified.code == 0
     assert {finding["kind"] for finding in verified.json["findings"]} <= {"queue_offset_gap"}

@@ -1,4 +1,4 @@
-"""`store repair` and `store recover`: plans, execution, random damage, crashes, failing disks.
+"""`store repair` and `store recover`: plans, execution, damage, crashes, failing disks.
 
 `test_repair_golden.py` has the damaged stores of RocketMQ, `test_repair_damage.py` damage to each kind of file.
 """
@@ -138,7 +138,7 @@ def harm(store: Path, files: list[Path], rng: random.Random) -> list[tuple[str, 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_repair_random_damage(whole: StoppedStore, tmp_path: Path, seed: int) -> None:
-    """Flipped bits, garbage, cuts and lost files anywhere: the store is clean afterwards, no intact record is lost."""
+    """Flipped bits, garbage, cuts and lost files: no intact record is lost."""
     files = [path.relative_to(whole.root) for path in sorted(whole.root.rglob("*")) if path.is_file()]
     store = tmp_path / "store"
     shutil.copytree(whole.root, store)
@@ -152,7 +152,7 @@ def test_repair_random_damage(whole: StoppedStore, tmp_path: Path, seed: int) ->
 
 @pytest.mark.parametrize("seed", [35, 46, 115, 165])
 def test_repair_damage_that_recovery_leaves(whole: StoppedStore, tmp_path: Path, seed: int) -> None:
-    """A wrong tags code, damage near a lost file, a truncated queue table, a last segment lost after damage."""
+    """Wrong tags code, truncated queue table, lost last segment, and damage near a lost file."""
     test_repair_random_damage(whole, tmp_path, seed)
 
 
@@ -237,7 +237,7 @@ def test_repair_killed_at_any_call_is_completed_by_the_next(
 
 
 class FailingIO(RecordingIO):
-    """The first call that changes a path with `part` in it fails, or raises Ctrl-C if None; so do later ones."""
+    """Calls that change a path with `part` in it fail from the first one on; None: Ctrl-C."""
 
     def __init__(self, part: str, number: int | None) -> None:
         super().__init__()
@@ -299,7 +299,7 @@ class FailingSyncsIO(StoreIO):
 
 
 def test_repair_failed_sync_makes_the_store_read_only(whole: StoppedStore, damaged: Path, repair: Call) -> None:
-    """The disk's contents are unknown then: sends are refused until a repair has read the store from the disk."""
+    """The disk's contents are unknown: sends are refused until a repair has read the disk."""
     intact = intact_of(whole, damaged)
     outcome = repair(FailingSyncsIO("/store/commitlog"))
     assert (outcome.code, outcome.out) == (1, "")

@@ -98,7 +98,7 @@ def test_impossible_queue_offset_is_damage(tmp_path: Path, queue_offset: int) ->
 
 
 def test_repair_does_not_fill_an_implausible_gap(tmp_path: Path) -> None:
-    """A queue offset may be wrong yet possible: repair terminates, and creates no files for the gap."""
+    """A wrong but possible queue offset: repair terminates, and creates no files for the gap."""
     whole = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
     whole.close_in_order()
     flags, offset = flags_of(whole.engine.options), whole.offsets[40]

@@ -1,4 +1,4 @@
-"""Damaged RocketMQ stores: verify reports the damage, repair corrects it, intact records stay.
+"""Damaged RocketMQ stores: verify reports damage, repair corrects it, intact records stay.
 
 Each row of TABLE is one store. Its findings are compared with `store verify`; then the store is repaired: the plan
 changes nothing, is executed exactly, and can be undone; verify is clean; every intact record is found in its queue, by
@@ -178,7 +178,7 @@ def test_scan_by_processes_gives_the_same_files(tmp_path: Path, monkeypatch: pyt
 
 
 def test_queue_minimum_follows_repaired_units(tmp_path: Path) -> None:
-    """Units of another store led below the log's begin, so the first ones of this log seemed expired."""
+    """Units of another store led below the log's begin, so the first ones seemed expired."""
     store = load_fixture("g1_retention", tmp_path).store
     os.truncate(store / "commitlog" / f"{393_216:020d}", 0)
     units = store / "consumequeue" / "log-stream_1" / "1" / f"{0:020d}"

@@ -179,7 +179,7 @@ def test_empty_segment_gives_up_its_name(whole: StoppedStore, tmp_path: Path, co
 def test_unwritten_segment_gives_up_its_name(
     whole: StoppedStore, tmp_path: Path, command: str, *, killed: bool
 ) -> None:
-    """The last segment and the preallocated next one have each other's names: a start removed the last."""
+    """The last segment and the preallocated one are exchanged: a start removed the last."""
     store, flags = tmp_path / "store", flags_of(whole.engine.options)
     shutil.copytree(whole.root, store)
     (store / "commitlog" / NAMES[4]).touch()

@@ -1,4 +1,4 @@
-"""Damage to timer files: verify reports it, repair corrects it, each message is delivered once."""
+"""Damage to timer files: verify reports it, repair corrects it, delivery is exactly once."""
 
 from __future__ import annotations
 

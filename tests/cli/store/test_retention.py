@@ -52,7 +52,7 @@ def parts(told: Told) -> dict[str, int]:
 
 
 def files(store: Path) -> set[str]:
-    """Files without those that are reused: a running group preallocates the next segment from them."""
+    """Files except those that a running group reuses as the next segment."""
     return {str(path.relative_to(store)) for path in store.rglob("*") if path.suffix != ".tmp" and path.is_file()}
 
 
