@@ -158,7 +158,7 @@ class Consumers:
 
 def pull(caller: Caller, queue: Queue, offset: int, count: int = MESSAGES_PER_PULL) -> PullResult | None:
     """Pull a few messages from `offset`; None without an answer."""
-    request = core.pull_request(*queue, offset, count, PULL_BYTES, "", 0.0, False)
+    request = core.pull_request(*queue, offset, count, PULL_BYTES)
     outcome = caller.call(core.pull(request))
     result: PullResult | None = outcome.value if outcome.error is None else None
     return result
@@ -409,7 +409,7 @@ class Receivers:
         self._set_back = self._set_back or clock.set_back
         for message in received:
             number = self.senders.number_of(message)
-            what = f"message {number} of {message.topic} {message.queue_id} {message.queue_offset} comes again"
+            what = f"message {number} of {message.topic} {message.queue_id} {message.queue_offset} is redelivered"
             if not self._may_repeat(number):
                 expect(number not in self.acked, f"{what} after its acknowledgement")
                 early_ms = self._not_before_ms.get(number, 0) - self._latest_ms

@@ -1,6 +1,6 @@
 """The simulated disk: the versions of each page since its last sync, and names that are not durable yet.
 
-    current state     the real files: what a killed process leaves
+    current state     the real files, as left by a killed process
     crash image       a copy as a disk may be after a power loss: each page has one of its versions since the last
                       successful sync, each name and size is the old or the new one
 

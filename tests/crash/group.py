@@ -375,7 +375,7 @@ class Caller:
             self._connection = connect(self._path)
         if self._connection is None:
             self._schedule.pause()
-            return CallOutcome(None, ConnectionLost("nobody listens", taken=False))
+            return CallOutcome(None, ConnectionLost("no listener", taken=False))
         request_id = self._connection.submit(call)
         while (outcome := self._connection.done.pop(request_id, None)) is None:
             self._connection.flush()

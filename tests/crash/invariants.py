@@ -90,7 +90,7 @@ class Recovered:
 
 
 def recover(root: Path, options: Options, machine: Machine | None = None, now_ms: int = 0) -> Recovered:
-    """Recover the store at `root` as before a start of roles. Without a machine, no power is lost."""
+    """Recover the store at `root` like a supervisor before it starts roles. Without a machine, no power is lost."""
     paths, said = StorePaths(root), list[str]()
     machine = machine or Machine(Disk(root), keeps_versions=False)
     machine.calls_max = machine.calls + calls_of_recovery_max(root)
@@ -157,9 +157,7 @@ def check_log(found: Recovered, truth: Truth, senders: Senders, *, power_loss: b
     oldest = truth.records[0].offset if truth.records else begin
     kept = [placed.offset for placed in records if placed.offset >= oldest]
     published = [offset for offset in kept if offset < truth.written]
-    expect(
-        published == appended[: len(published)], f"no prefix of what was appended: {published[-3:]}, {appended[-3:]}"
-    )
+    expect(published == appended[: len(published)], f"no prefix of the appends: {published[-3:]}, {appended[-3:]}")
     # Records after the published end may exist or not: they were never reported to a client.
     expect(published in (kept, appended), f"{kept[-1:]} is there, but {appended[-1:]} before it is not")
     before = {placed.offset: content(placed) for placed in truth.records if placed.offset < truth.written}
@@ -176,7 +174,7 @@ def check_log(found: Recovered, truth: Truth, senders: Senders, *, power_loss: b
 
 
 def content(placed: Placed) -> tuple[str, bytes, Mapping[str, str]]:
-    """What the sender had set."""
+    """Topic, body and properties set by the sender."""
     return placed.message.topic, placed.message.body, placed.message.properties
 
 
@@ -197,9 +195,9 @@ def check_places(records: list[Placed], senders: Senders) -> None:
         if (goes_to(message), message.tag or "") != (sent.topic, sent.tag):
             raise Broken(f"message {number} is {message}")
         if sent.fate is Fate.STORED:
-            told = (sent.physical_offset, sent.queue_id, sent.queue_offset)
+            acknowledged = (sent.physical_offset, sent.queue_id, sent.queue_offset)
             lies = (placed.offset, message.queue_id, message.queue_offset)
-            expect(told == lies, f"message {number}: acknowledged at {told}, but stored at {lies}")
+            expect(acknowledged == lies, f"message {number}: acknowledged at {acknowledged}, but stored at {lies}")
 
 
 Unit = tuple[int, int, int]
@@ -310,7 +308,7 @@ def check_index(found: Recovered, records: list[Placed]) -> None:
 def check_parties(
     found: Recovered, records: list[Placed], parties: Iterable[Party], *, minimum: int, power_loss: bool
 ) -> None:
-    """Check committed offsets, which may await a repair, and what clients were told; `minimum` as in `Found`."""
+    """Check committed offsets, which may await a repair, and the outcomes given to clients; `minimum` as in `Found`."""
     stands = found_in(found.paths, records, sync_flush=found.options.sync_flush, minimum=minimum)
     # A start leaves corrections to the repair, as all work that needs a sync.
     waits = found.paths.read_only.exists()
@@ -320,7 +318,7 @@ def check_parties(
             for (topic, queue_id), offset in progress.items():
                 number = table.find(topic, queue_id)
                 end = table.next_offset(number) if number >= 0 else offset
-                expect(offset <= end or waits, f"{group} stands at {offset} of {topic} {queue_id}, which ends at {end}")
+                expect(offset <= end or waits, f"{group} is at {offset} of {topic} {queue_id}, beyond its end {end}")
     finally:
         table.close()
     for party in parties:
@@ -421,17 +419,17 @@ def check_damaged(
     if not trusts_marks:
         shutil.rmtree(found.paths.marks)
     again = recover(found.paths.root, options, machine)
-    now, told = again.words[words_of.WRITTEN], again.words[words_of.DAMAGE_HOLES]
+    now, reported = again.words[words_of.WRITTEN], again.words[words_of.DAMAGE_HOLES]
     expect(now == end, f"damage below {end} truncated the log to {now}")
     holes = load(StoreIO(), found.paths).holes
-    expect(told == len(holes), f"{told} reports for {holes}")
+    expect(reported == len(holes), f"{reported} reports for {holes}")
     lost = [placed.offset for placed in records if placed not in harmed and _is_noted(placed, holes)]
     expect(not lost, f"intact records at {lost[:3]} are recorded as damage: {holes}")
     unseen = [] if trusts_marks else [placed.offset for placed in sure if not _is_noted(placed, holes)]
     expect(not unseen, f"damage at {unseen[:3]} is not recorded: {holes}")
     after = readable(again)
     wrong = [place for place, message in after.messages.items() if before.messages.get(place) != message]
-    expect(not wrong, f"{wrong[:3]} differ from before the damage at [{start}, {stop})")
+    expect(not wrong, f"{wrong[:3]} changed by the damage at [{start}, {stop})")
     gone, maybe = {placed.offset for placed in sure}, {placed.offset for placed in harmed}
     served = [place for place, message in after.messages.items() if message[0] in gone]
     expect(not served, f"{served[:3]} are served despite the damage at [{start}, {stop})")
@@ -631,7 +629,7 @@ def _stored(writer: Caller, schedule: Schedule, now_ms: int) -> SendResult:
 
 def _is_in_queue(query: Caller, stored: SendResult) -> bool:
     place = TOPIC, stored.queue_id, stored.queue_offset
-    request = core.pull_request(*place, 1, ALIVE_PULL_BYTES, "", 0.0, False)
+    request = core.pull_request(*place, 1, ALIVE_PULL_BYTES)
     outcome = query.call(core.pull(request))
     if outcome.error is not None or outcome.value.status is not PullStatus.FOUND:
         return False

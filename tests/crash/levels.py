@@ -148,7 +148,7 @@ class Ran:
     met_again: bool
 
     def is_also(self, case: Case) -> bool:
-        """Whether the cases differ only in what was not observed: the errno, or later failures."""
+        """Whether the cases differ only in an unobserved errno or unobserved later failures."""
         if case.short or self.case.short:
             return False
         if case.errno != self.case.errno and self.errno_asked:
@@ -398,8 +398,8 @@ class Program:
         # No message is born before the next life. The truth's records are those of the store's own log.
         self._senders.time_ms = 0
         log = digest_of(StorePaths(STORE).commit_log, dataclasses.replace(truth, records=[]))
-        told = (log, self._options, self._senders.sent, self._parties, self._deletions, power_loss)
-        digest = digest_of(root, told, without=CONTROL)
+        key = (log, self._options, self._senders.sent, self._parties, self._deletions, power_loss)
+        digest = digest_of(root, key, without=CONTROL)
         # If recovery read the clock, only an equal time gives an equal result.
         digests = f"checked {digest}", f"checked {digest} at {self._clock_ms}"
         seen = any(each in self._seen for each in digests)
@@ -464,7 +464,7 @@ LEVELS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RunResult:
     """Result of one story or one run of the sweep's program."""
 
     repeat: str
@@ -505,22 +505,22 @@ def prefix() -> str:
     return "" if jit.COMPILED else "".join(f"{name}={value} " for name, value in INTERPRETED.items())
 
 
-def tell_story(seed: int, images: int, folder: Path) -> Told:
+def tell_story(seed: int, images: int, folder: Path) -> RunResult:
     """Run one story in its own folder."""
     repeat = f"{prefix()}python -m tests.crash {seed} --images {images}"
     place = folder / f"seed{seed}"
     try:
         tally = Story(seed, place, images, Unheard()).run()
     except Exception:
-        return Told(repeat, failure=traceback.format_exc(), seed=seed)
+        return RunResult(repeat, failure=traceback.format_exc(), seed=seed)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    return Told(repeat, tally.images, tally.messages, seed=seed)
+    return RunResult(repeat, tally.images, tally.messages, seed=seed)
 
 
-def run_cases(whole: Whole, chosen: Sequence[Case], flush: FlushDiskType, folder: Path) -> list[Told]:
+def run_cases(whole: Whole, chosen: Sequence[Case], flush: FlushDiskType, folder: Path) -> list[RunResult]:
     """Run the sweep's program with one call failing in every way, once where two ways are the same run."""
-    told, ran = [], list[Ran]()
+    runs, ran = [], list[Ran]()
     for case in chosen:
         failure = ""
         if not any(other.is_also(case) for other in ran):
@@ -531,10 +531,10 @@ def run_cases(whole: Whole, chosen: Sequence[Case], flush: FlushDiskType, folder
                 failure = traceback.format_exc()
             finally:
                 shutil.rmtree(place, ignore_errors=True)
-        told.append(Told(f"python -m tests.crash --sweep {flush.value} --case {case}", failure=failure))
+        runs.append(RunResult(f"python -m tests.crash --sweep {flush.value} --case {case}", failure=failure))
     # Reference cycles, as at the end of a story.
     gc.collect()
-    return told
+    return runs
 
 
 def run_level(level: Level, folder: Path, workers: int, progress_path: Path | None = None) -> Progress:
@@ -546,15 +546,15 @@ def run_level(level: Level, folder: Path, workers: int, progress_path: Path | No
     seeds = itertools.count(progress.next_seed)
     told_s = started
     stories = ((seed, level.images_per_crash, folder) for seed in seeds)
-    for told in _in_order(tell_story, stories, workers, STORIES_PER_WORKER, level.environment):
+    for run in _in_order(tell_story, stories, workers, STORIES_PER_WORKER, level.environment):
         progress.next_seed += 1
-        progress.images += told.images
+        progress.images += run.images
         progress.stories += 1
-        progress.messages += told.messages
+        progress.messages += run.messages
         progress.took_s = before_s + time.perf_counter() - started
-        if told.failure:
-            progress.failed.append(told.repeat)
-            print(f"{told.failure}repeat: {told.repeat}", flush=True)
+        if run.failure:
+            progress.failed.append(run.repeat)
+            print(f"{run.failure}repeat: {run.repeat}", flush=True)
         _write_json(progress_path, progress)
         if progress.images >= level.images:
             break
@@ -585,10 +585,10 @@ def run_sweep(flush: FlushDiskType, folder: Path, workers: int, progress_path: P
     for ways in _in_order(run_cases, left, workers, CALLS_PER_WORKER):
         done, tried = done + 1, tried + len(ways)
         progress.calls[flush.value] = done
-        for told in ways:
-            if told.failure:
-                progress.failed.append(told.repeat)
-                print(f"{told.failure}repeat: {told.repeat}", flush=True)
+        for run in ways:
+            if run.failure:
+                progress.failed.append(run.repeat)
+                print(f"{run.failure}repeat: {run.repeat}", flush=True)
         _write_json(progress_path, progress)
         if time.perf_counter() - told_s > TELL_EVERY_S or done == len(chosen):
             told_s = time.perf_counter()
@@ -600,7 +600,7 @@ def run_sweep(flush: FlushDiskType, folder: Path, workers: int, progress_path: P
     return progress
 
 
-def catch(name: str, folder: Path) -> Told:
+def catch(name: str, folder: Path) -> RunResult:
     """Plant a bug in its own process, run stories until one catches it, and repeat that story without the bug."""
     seed = PLANTS[name].seed
     command = ["-m", "tests.crash", f"{seed}:{seed + STORIES_PER_PLANT}", "--plant", name]
@@ -617,9 +617,9 @@ def catch(name: str, folder: Path) -> Told:
         )
         noticed = re.search(rf"repeat: python -m tests.crash (\d+) --images {IMAGES_PER_PLANT} --plant", done.stdout)
         if "tests.crash.disk.Broken: " not in done.stderr or noticed is None:
-            return Told(repeat, failure=f"not noticed: {name}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+            return RunResult(repeat, failure=f"not noticed: {name}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     except subprocess.TimeoutExpired as error:
-        return Told(repeat, failure=f"{name}: {error}\n")
+        return RunResult(repeat, failure=f"{name}: {error}\n")
     # Several bugs may be caught by the same story at the same time.
     return tell_story(int(noticed[1]), IMAGES_PER_PLANT, folder / name.replace(" ", "-"))
 
@@ -637,15 +637,15 @@ def catch_all(folder: Path, workers: int, progress_path: Path | None = None) -> 
     progress = _read_json(progress_path, Caught())
     left = [name for name in sorted(PLANTS) if name not in progress.names]
     failed = []
-    for name, told in zip(left, _in_order(catch, ((name, folder) for name in left), workers, len(PLANTS)), strict=True):
-        if told.failure:
-            failed.append(told.repeat)
-            print(f"{told.failure}repeat: {told.repeat}", flush=True)
+    for name, run in zip(left, _in_order(catch, ((name, folder) for name in left), workers, len(PLANTS)), strict=True):
+        if run.failure:
+            failed.append(run.repeat)
+            print(f"{run.failure}repeat: {run.repeat}", flush=True)
         else:
             progress.names.append(name)
             _write_json(progress_path, progress)
-            if told.seed != PLANTS[name].seed:
-                print(f"{name}: caught by seed {told.seed}, searched from {PLANTS[name].seed} on", flush=True)
+            if run.seed != PLANTS[name].seed:
+                print(f"{name}: caught by seed {run.seed}, searched from {PLANTS[name].seed} on", flush=True)
     took_s = time.perf_counter() - started
     print(f"{len(PLANTS) - len(failed)} of {len(PLANTS)} planted bugs caught, {took_s:.1f} s", flush=True)
     return failed

@@ -72,7 +72,7 @@ PLANTS = {
         "mqproc.roles.dispatcher",
         "                index.roll_back(committed(self._words))",
         "                committed(self._words)",
-        seed=42,
+        seed=44,
     ),
     "queues' and index's marks run ahead of the log's": Plant(
         "mqproc.roles.flushers",
@@ -86,13 +86,13 @@ PLANTS = {
         "                if True:",
         seed=14,
     ),
-    "the log's mark runs ahead of what is flushed": Plant(
+    "the log's mark runs ahead of flushed": Plant(
         "mqproc.store.commitlog.flush",
         "        if not self._mark.move(flushed, timestamp_ms):",
         "        if not self._mark.move(words[control.WRITTEN], timestamp_ms):",
         seed=22,
     ),
-    "the checkpoint confirms what is not flushed": Plant(
+    "the checkpoint confirms unflushed records": Plant(
         "mqproc.store.commitlog.flush",
         "                checkpoint_layout.CONFIRM_PHYSICAL_OFFSET: flushed,",
         "                checkpoint_layout.CONFIRM_PHYSICAL_OFFSET: words[control.WRITTEN],",
@@ -114,7 +114,7 @@ PLANTS = {
         "mqproc.store.read.unit_walk",
         "    verify: int = VERIFY_ALL",
         "    verify: int = 0",
-        seed=24,
+        seed=31,
     ),
     "recovery leaves queues open": Plant(
         "mqproc.store.recovery.recovery",
@@ -140,23 +140,23 @@ PLANTS = {
         "        stored(-1)",
         seed=7,
     ),
-    "progress of a member that has lost the queue is taken": Plant(
+    "a commit by a former owner is accepted": Plant(
         "mqproc.roles.groups.members",
         "        return of is not None and (of.member_id, of.epoch) == (member_id, epoch)",
         "        return of is not None",
-        seed=390,
+        seed=400,
     ),
-    "progress passes what is received before its check point": Plant(
+    "the offset passes received messages before their check points": Plant(
         "mqproc.roles.pop.receivers",
         "        self._writes.store([_message_of(found) for found in points], stored, refused)",
         "        self._pass(found); self._writes.store([_message_of(found) for found in points], stored, refused)",
         seed=2,
     ),
-    "a start passes what is received in the order of the revive queues": Plant(
+    "a start skips received messages in the order of the revive queues": Plant(
         "mqproc.roles.pop.receivers",
         "        for found in sorted(self._open, key=lambda found: found.key):",
         "        for found in sorted(self._open, key=lambda found: found.key, reverse=True):",
-        seed=48,
+        seed=106,
     ),
     "an acknowledgement is answered and not stored": Plant(
         "mqproc.roles.pop.receivers",
@@ -164,13 +164,13 @@ PLANTS = {
         "        stored(-1)",
         seed=6,
     ),
-    "a task of the sink does not look what one before it has stored": Plant(
+    "a task of the sink does not look for rows stored before": Plant(
         "mqproc.spark.sink",
         "                self._find_stored_from(self._stored)",
         "                pass",
         seed=40,
     ),
-    "a task of the sink looks before all that was sent is indexed": Plant(
+    "a task of the sink looks before all rows are indexed": Plant(
         "mqproc.spark.sink",
         "                    wait_for_index(self._client, self._patience)",
         "                    pass",

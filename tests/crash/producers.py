@@ -1,7 +1,7 @@
 """Producers of a simulated group: senders, transactional producers, and tasks of Spark's sink.
 
 The outcome of a transaction is decided when it begins, as by a database. A committed message is delivered once and a
-rolled-back one never, whoever ends the transaction.
+rolled-back one never, by whichever way the transaction ends.
 """
 
 from __future__ import annotations
@@ -531,7 +531,7 @@ class Producers:
         expect(not twice, f"messages {twice[:5]} were committed twice")
         if not power_loss or found.sync_flush:
             begin = min((placed.offset for placed in found.records), default=0)
-            # Retention may have deleted what is below the log's first offset.
+            # Retention may have deleted messages below the log's first offset.
             there = [number for number in sorted(self.ended) if begin <= self._asked[number] and self.decided[number]]
             gone = [number for number in there if number not in delivered]
             expect(not gone, f"messages {gone[:5]} were committed and are missing")

@@ -1,6 +1,6 @@
 """A StoreIO that reports to a `Disk`, yields before each call, and fails or dies on request.
 
-The story decides what a file system would decide (which zeros are holes, how full it is): a seed tells the same
+The story also makes the decisions of a file system (which zeros are holes, how full it is): a seed gives the same
 story on every file system.
 """
 

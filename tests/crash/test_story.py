@@ -82,5 +82,5 @@ def test_planted_bug_matches_one_source_line() -> None:
 @pytest.mark.parametrize("name", sorted(PLANTS))
 def test_planted_bug_is_caught(name: str, tmp_path: Path) -> None:
     """The story that catches it passes without it."""
-    told = catch(name, tmp_path)
-    assert not told.failure, f"{told.failure}repeat: {told.repeat}"
+    caught = catch(name, tmp_path)
+    assert not caught.failure, f"{caught.failure}repeat: {caught.repeat}"

@@ -19,7 +19,7 @@ from tests.fuzz.levels import CORPUS, KINDS, LEVELS, Shard, run_level, run_shard
 @click.option("--level", type=click.Choice(sorted(LEVELS)), help="100,000 frames and 2,000 files, or many more.")
 # One more than processors: workers sometimes wait for a group or a tool.
 @click.option("--workers", type=int, default=len(os.sched_getaffinity(0)) + 1, show_default=True, help="Of a level.")
-@click.option("--progress", type=click.Path(path_type=Path), help="Of a level: it goes on from what stands here.")
+@click.option("--progress", type=click.Path(path_type=Path), help="With --level: save progress here, and resume.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where the files lie; /dev/shm where it is there.")
 def main(
     kind: str | None, seeds: str | None, level: str | None, workers: int, progress: Path | None, folder: Path | None

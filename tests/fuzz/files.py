@@ -198,7 +198,7 @@ class Files:
         others = [unit for unit in units.values() if unit[1] != FILLER_SIZE and unit[0] not in offsets]
         # Bytes without a checksum may differ.
         strangers = [unit for unit in others if not self._is_record(unit[0])]
-        assert not strangers, f"queues have what is not in the log: {strangers[:3]}"
+        assert not strangers, f"queues have units without a record: {strangers[:3]}"
 
     def _check_keys(self, intact: list[StoredMessage], *, clean: bool) -> None:
         """Check that intact records are found by their keys.
@@ -322,7 +322,7 @@ class JsonFiles:
         self._path = folder / "consumerOffset.json"
         for data in VALID_JSON:
             self._path.write_bytes(data)
-            assert rocketmq_json.load(StoreIO(), self._path)[0], "whole files are read, so damage is what is looked at"
+            assert rocketmq_json.load(StoreIO(), self._path)[0], "intact files must be readable"
 
     def run(self, seed: int) -> None:
         """Check one damaged file. Raises unexpected errors."""

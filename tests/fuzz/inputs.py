@@ -404,7 +404,7 @@ class Log(NamedTuple):
 
 
 def make_log(number: int, kind: dict[str, Any]) -> Log:
-    """Three records; in each log the damaged one has another place, so that none passes for another's."""
+    """Three records; the damaged one is at another offset in each log, so that they cannot be confused."""
     data = b""
     borders = [0]
     for queue_offset, fields in enumerate(({}, kind, {})):

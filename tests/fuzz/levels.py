@@ -164,7 +164,7 @@ def _json(data: bytes) -> Case:
 
 def _record(kind: int, place: int, data: bytes) -> Case:
     """The record of a kind with other bytes at an offset."""
-    assert not LOG_KINDS[kind].get("append_crc"), "its own CRC would tell"
+    assert not LOG_KINDS[kind].get("append_crc"), "its own CRC would detect it"
 
     def replay(fuzzer: Fuzzer) -> None:
         assert isinstance(fuzzer, Records)

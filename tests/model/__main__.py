@@ -51,7 +51,7 @@ class Progress(msgspec.Struct):
 @click.command(help="Run the random programs SEEDS, one or FIRST:STOP, or those of a level.", no_args_is_help=True)
 @click.argument("seeds", default="")
 @click.option("--level", type=click.Choice(sorted(LEVELS)))
-@click.option("--progress", "path", type=click.Path(path_type=Path), help="Of a level: what is done stands here.")
+@click.option("--progress", "path", type=click.Path(path_type=Path), help="With --level: saves progress and resumes.")
 def main(seeds: str, level: str | None, path: Path | None) -> None:
     if bool(seeds) == bool(level):
         raise click.UsageError("give seeds, or --level")

@@ -1,6 +1,6 @@
 """A random program: sends, receives, acks, nacks, commits, joins, deaths, and kills of any process or of all.
 
-Every message is consumed at least once. A queue redelivers what it delivered before, or the next message; to ordered
+Every message is consumed at least once. A queue delivers the next message, or redelivers earlier ones; to ordered
 members only when all before it are done. Committed offsets never move back and never pass an unsettled message. Every
 nack makes exactly one copy. Members receive and loop, several in one process, also with asyncio. A loop yields a
 message when all before it are done; the message is done when the loop continues or the member leaves. A simple
@@ -312,7 +312,7 @@ class Simple:
     def _take(self, invisible_s: float) -> None:
         found = self._consumer.receive(self._random.randint(1, 32), invisible_s, timeout=0.05)
         again = self._acked.intersection(message.body for message in found)
-        assert not again, f"{sorted(again)} came again though they were acknowledged"
+        assert not again, f"{sorted(again)} were redelivered although acknowledged"
         self._held += found
 
     def ack(self) -> None:
@@ -570,7 +570,7 @@ class Program:
             assert self.progress[key] <= at <= queue.max_offset, f"{key}: from {self.progress[key]} to {at}"
             self.progress[key] = at
             early = set(range(at)) - self.settled[key]
-            assert not early, f"{key}: progress is at {at}, nobody has settled {sorted(early)}"
+            assert not early, f"{key}: the offset {at} passes unsettled {sorted(early)}"
 
     def finish(self) -> None:
         """Consume everything left, including redeliveries."""

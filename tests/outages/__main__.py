@@ -26,9 +26,7 @@ def main() -> int:
     parser.add_argument("--level", choices=sorted(LEVELS))
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="stories run in parallel")
     parser.add_argument("--progress", type=Path, help="with --level: save progress in this file, and resume from it")
-    parser.add_argument(
-        "--folder", type=Path, help="folder for stores and disk images (default /dev/shm if writable)"
-    )
+    parser.add_argument("--folder", type=Path, help="folder for stores and disk images (default /dev/shm if writable)")
     arguments = parser.parse_args()
     if bool(arguments.level) == bool(arguments.kind) or bool(arguments.kind) != bool(arguments.seeds):
         parser.error("give a kind and seeds, or --level")

@@ -2,7 +2,7 @@
 
 A power cut is the kernel's own: FS_IOC_SHUTDOWN without a flush of the journal. Nothing reaches the device afterwards,
 and everything that was only in memory is gone after the next mount, including names and lengths whose journal was not
-written. The device keeps what it has taken: write caches that lose data are covered by the simulator.
+written. The device keeps all accepted writes: write caches that lose data are covered by the simulator.
 
 One difference from a real power loss: the kernel keeps running, and reports success for a sync in progress at that
 moment. So no client may receive answers after the cut.

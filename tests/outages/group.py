@@ -42,7 +42,7 @@ _FORK = multiprocessing.get_context("fork")
 
 
 def warm() -> None:
-    """Preload what a group needs, for all processes forked later."""
+    """Preload modules and kernels of a group, for all processes forked later."""
     assert engine_hooks
     assert registry.SPECS
     make_ready()
@@ -95,7 +95,7 @@ class WarmGroup(Group):
     def goes_on(self, messages: int) -> None:
         """Wait until this many more messages are appended."""
         goal = self.words()["appended_messages"] + messages
-        wait_until(lambda: self.words()["appended_messages"] >= goal, LOAD_TIMEOUT_S, "load goes on")
+        wait_until(lambda: self.words()["appended_messages"] >= goal, LOAD_TIMEOUT_S, "load continues")
 
     def wait_ended(self) -> int:
         """Wait until the supervisor and all holders of the store are gone; the exit code, -9 for a kill."""
@@ -364,10 +364,10 @@ def check(group: WarmGroup, heard: Heard) -> None:
         if name not in found and name not in heard.lost and place.queue_offset >= minima.get(place[:2], 0)
     }
     lost = {name: at for name, at in missing.items() if at >= heard.durable}
-    _none(missing.keys() - lost.keys(), f"of {len(heard.told):,} acknowledged messages are gone")
+    _none(missing.keys() - lost.keys(), f"of {len(heard.told):,} acknowledged messages are lost")
     if lost:
         first = min(lost.values())
-        _none([name for name, place in found.items() if place.physical_offset > first], "messages lie behind lost ones")
+        _none([name for name, place in found.items() if place.physical_offset > first], "messages follow lost ones")
     heard.lost.update(lost)
     heard.durable = math.inf
     _none(found.keys() & heard.lost, "messages that a power cut had taken are there again")

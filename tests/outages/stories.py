@@ -274,7 +274,7 @@ class Cuts:
                 cuts += 1
             self._group.start()
             check(self._group, self._heard)
-            assert self._heard.told, "nobody was told anything"
+            assert self._heard.told, "no message was acknowledged"
             check_stopped(self._group, whole=True)
         finally:
             self._group.close()
@@ -468,7 +468,7 @@ class Kills:
     def _end_well(self) -> None:
         self._group.start()
         check(self._group, self._heard)
-        assert self._heard.told, "nobody was told anything"
+        assert self._heard.told, "no message was acknowledged"
         check_stopped(self._group, whole=not self._deletes)
 
 
@@ -514,7 +514,7 @@ LAST_WORDS: Final = 3_000
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StoryResult:
     """Result of a story: the number of outages, or the failure."""
 
     kind: str
@@ -538,13 +538,13 @@ class Progress:
         self.failed: list[str] = found.get("failed", [])
         self.took_s: float = found.get("took_s", 0.0)
 
-    def add(self, told: Told, took_s: float) -> None:
+    def add(self, story: StoryResult, took_s: float) -> None:
         """Add a story that took `took_s` since the last one."""
-        self.done.setdefault(told.kind, []).append(told.seed)
-        self.outages[told.kind] += told.outages
+        self.done.setdefault(story.kind, []).append(story.seed)
+        self.outages[story.kind] += story.outages
         self.took_s += took_s
-        if told.failure:
-            self.failed.append(told.repeat)
+        if story.failure:
+            self.failed.append(story.repeat)
         if self._path is not None:
             temporary = self._path.with_name(self._path.name + ".tmp")
             names = "done", "outages", "failed", "took_s"
@@ -568,21 +568,21 @@ def run(seeds: Mapping[str, range], folder: Path, workers: int, progress: Progre
     left = ((kind, seed) for kind, numbers in seeds.items() for seed in numbers)
     left = (each for each in left if each[1] not in progress.done.get(each[0], []))
     before = time.monotonic()
-    for told in _told(left, folder, workers):
+    for story in _results(left, folder, workers):
         now = time.monotonic()
-        progress.add(told, now - before)
+        progress.add(story, now - before)
         before = now
-        if told.failure:
-            print(f"{told.failure}repeat: {told.repeat}", flush=True)
+        if story.failure:
+            print(f"{story.failure}repeat: {story.repeat}", flush=True)
         else:
-            print(f"{told.kind} {told.seed}: {told.outages} outages", flush=True)
+            print(f"{story.kind} {story.seed}: {story.outages} outages", flush=True)
     return progress
 
 
-def _told(left: Iterator[tuple[str, int]], folder: Path, workers: int) -> Iterator[Told]:
+def _results(left: Iterator[tuple[str, int]], folder: Path, workers: int) -> Iterator[StoryResult]:
     """Results of the stories in the order in which they end, by worker processes."""
     with worker_pool(workers, SEEDS_PER_WORKER, _begin) as pool:
-        running: set[Future[Told]] = set()
+        running: set[Future[StoryResult]] = set()
         while True:
             running |= {pool.submit(_tell, *each, folder) for each in itertools.islice(left, workers - len(running))}
             if not running:
@@ -600,13 +600,13 @@ def _begin() -> None:
     warm()
 
 
-def _tell(kind: str, seed: int, folder: Path) -> Told:
+def _tell(kind: str, seed: int, folder: Path) -> StoryResult:
     place = folder / f"{kind}{seed}"
     place.mkdir()
     try:
-        return Told(kind, seed, KINDS[kind](seed, place))
+        return StoryResult(kind, seed, KINDS[kind](seed, place))
     except (Exception, pytest.fail.Exception) as error:
-        return Told(kind, seed, failure="".join(traceback.format_exception(error)) + _last_words(place))
+        return StoryResult(kind, seed, failure="".join(traceback.format_exception(error)) + _last_words(place))
     finally:
         shutil.rmtree(place, ignore_errors=True)
 

@@ -15,7 +15,7 @@ from mqproc.io.fault_injection import CRASH_POINTS
 from mqproc.ipc.bell import semaphore_name, semaphore_names
 from tests.outages import disks
 from tests.outages import stories as cuts
-from tests.outages.stories import KINDS, LEVELS, NEED_DISKS, Progress, Told, points_of
+from tests.outages.stories import KINDS, LEVELS, NEED_DISKS, Progress, StoryResult, points_of
 from tests.support.group import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,7 +58,7 @@ def test_progress_done_seeds_are_not_repeated(tmp_path: Path) -> None:
     progress = tmp_path / "progress.json"
     done = Progress(progress)
     for kind in KINDS:
-        done.add(Told(kind, 0, 3), 1.5)
+        done.add(StoryResult(kind, 0, 3), 1.5)
     again = outages("--level", "brief", "--folder", str(tmp_path), "--progress", str(progress))
     assert (again.returncode, again.stdout.splitlines()[-1]) == (0, done.summary())
 

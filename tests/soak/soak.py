@@ -125,7 +125,7 @@ class Worked:
         self._read_on()
         for queue, offset in progress.items():
             end = self._ends[queue]
-            assert offset <= end, f"the group's progress in {queue} is {offset:,}, nobody has had {end:,}"
+            assert offset <= end, f"the committed offset of {queue} is {offset:,}, but {end:,} was not reported"
 
     def _read_on(self) -> None:
         for report in self._folder.glob(f"{self._name}*.report"):
