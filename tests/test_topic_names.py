@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mqproc.errors import BadTopicError
+from mqproc.errors import BadTopicError, FilterSyntaxError
 from mqproc.layout import queue_table, record
-from mqproc.topic_names import RETRY_TOPIC_BYTES_MAX, TOPIC_BYTES_MAX, check_topic
+from mqproc.topic_names import FILTER_BYTES_MAX, RETRY_TOPIC_BYTES_MAX, TOPIC_BYTES_MAX, check_topic, parse_tags
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,20 @@ def test_topic_name_invalid_is_refused(topic: str, text: str) -> None:
 def test_topic_name_of_any_valid_length_fits_formats() -> None:
     assert TOPIC_BYTES_MAX == record.TOPIC_V1_CHARACTERS_MAX
     assert RETRY_TOPIC_BYTES_MAX == record.TOPIC_SIZE_MAX == queue_table.TOPIC_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    ("expression", "tags"),
+    [("", []), ("*", []), (" * ", []), ("a", ["a"]), ("a || b", ["a", "b"]), ("a||b|| ", ["a", "b"]), ("a || *", [])],
+)
+def test_tag_filter_is_parsed_as_in_rocketmq(expression: str, tags: list[str]) -> None:
+    assert parse_tags(expression) == tags
+
+
+@pytest.mark.parametrize(
+    ("expression", "position"), [("||", 0), ("a || b\x01", 6), ("a" * (FILTER_BYTES_MAX + 1), FILTER_BYTES_MAX)]
+)
+def test_tag_filter_malformed_names_position(expression: str, position: int) -> None:
+    with pytest.raises(FilterSyntaxError) as caught:
+        parse_tags(expression)
+    assert caught.value.position == position

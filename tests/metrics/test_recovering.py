@@ -115,7 +115,10 @@ def test_status_unreachable_supervisor_is_reported_running(group: HeldGroup) -> 
             waiting.enter_context(connected(group))
         assert call("status", "--store", group.store).code == 1
         outcome = call("down", "--store", group.store, "--timeout", "300ms")
-    assert (outcome.code, outcome.err) == (4, f"mqproc: {group.store}: the supervisor let nobody in for 0.3 s\n")
+    assert (outcome.code, outcome.err) == (
+        4,
+        f"mqproc: {group.store}: the supervisor accepted no connection in 0.3 s\n",
+    )
 
 
 def connected(group: HeldGroup) -> socket.socket:
@@ -134,7 +137,7 @@ def test_down_waits_until_group_has_ended(group: HeldGroup) -> None:
     finally:
         process.send_signal(signal.SIGCONT)
     assert outcome.code == 4
-    assert outcome.err == f"mqproc: {group.store}: the group has not ended yet; it goes on stopping\n"
+    assert outcome.err == f"mqproc: {group.store}: the group has not stopped yet; it continues to stop\n"
     assert process.wait(60) == EXIT_INTERRUPTED
 
 
@@ -263,7 +266,7 @@ def test_status_recovering_group_is_reported(group: HeldGroup) -> None:
     assert re.search(r"^ supervisor .* -$", page, re.MULTILINE), "it need not beat"
     assert re.search(r"^ monitor +running ", page, re.MULTILINE)
     page = call("top", "--store", group.store, "--once", "--interval", "200ms", "--view", "topics").out
-    assert "not known before recovery has come to its end" in page
+    assert "unknown until recovery has finished" in page
     group.go_on(*POINTS)
     wait_ready(group)
     assert call("status", "--store", group.store).code == 0

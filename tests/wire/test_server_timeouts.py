@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 from mqproc.errors import RequestTimeoutError
-from tests.wire.conftest import IMPATIENT, Peer, Server, request
+from tests.wire.conftest import IMPATIENT, LIMITS, HandClock, Peer, Server, request
 
 
 def stand_still() -> None:
@@ -42,3 +43,20 @@ def test_unread_answers_get_time_of_server_stall(serve: Server) -> None:
         assert not found.connection.closed
         peer.wait_for(lambda: bool(peer.frames))
         assert peer.server.slow_consumers == 0
+
+
+def test_frame_time_excludes_time_not_listening(serve: Server, clock: HandClock) -> None:
+    server = serve(dataclasses.replace(LIMITS, frame_read_s=0.3))
+    with Peer(server) as peer:
+        frame = request(b"hello", 2)
+        (found,) = peer.send(request() + frame[:-1])
+        found.answer(payload=[bytes(5 << 20)])
+        peer.sock.send(frame[-1:])
+        clock.go_on(server, 0.4)
+        while found.connection.paused:
+            peer.read()
+            assert server.poll(0.01) == []
+        clock.now_s += 0.1  # As a role that is busy: all times are looked at next.
+        (late,) = server.poll(1)
+        assert late.request_id == 2
+        assert server.read_timeouts == 0
