@@ -44,17 +44,17 @@ def ask(group: Group, *arguments: Any) -> Outcome:
     return call("group", *arguments, "--store", group.store)
 
 
-def progress(client: Client, name: str) -> list[int | None]:
+def committed_offsets(client: Client, name: str) -> list[int | None]:
     return [queue.offset for queue in client.groups.info(name).queues if queue.topic == TOPIC]
 
 
-def stand(client: Client, name: str, first: int, second: int) -> None:
+def commit_offsets(client: Client, name: str, first: int, second: int) -> None:
     client.groups.commit(name, TOPIC, 0, first)
     client.groups.commit(name, TOPIC, 1, second)
 
 
 def test_group_list_shows_groups(group: Group, client: Client) -> None:
-    stand(client, "listed", 5, 7)
+    commit_offsets(client, "listed", 5, 7)
     with client.consumer("listed-too", TOPIC, start="earliest"):
         found = ask(group, "list", "--prefix", "listed", "--json")
     assert (found.code, found.err) == (0, "")
@@ -84,7 +84,7 @@ def test_group_info_shows_queues(group: Group, client: Client) -> None:
 
 
 def test_group_lag_checks_limits(group: Group, client: Client) -> None:
-    stand(client, "late", 19, 20)
+    commit_offsets(client, "late", 19, 20)
     found = ask(group, "lag", "late", "--json")
     assert found.code == 0
     (row,) = found.json["topics"]
@@ -99,12 +99,12 @@ def test_group_lag_checks_limits(group: Group, client: Client) -> None:
     assert ask(group, "lag", "late", "--max", 0, "--topic", "other").code == 0
     mistyped = ask(group, "lag", "late", "--max", 0, "--topic", "othr")
     assert (mistyped.code, mistyped.err) == (5, "mqproc: group late has no progress in topic 'othr'\n")
-    stand(client, "late", 20, 20)
+    commit_offsets(client, "late", 20, 20)
     assert ask(group, "lag", "late", "--max-age", "0").code == 0
 
 
 def test_reset_plans_and_executes(group: Group, client: Client) -> None:
-    stand(client, "moved", 10, 15)
+    commit_offsets(client, "moved", 10, 15)
     planned = ask(group, "reset", "moved", "--to-earliest", "--json")
     assert planned.code == 1
     assert planned.json["executed"] is False
@@ -112,14 +112,14 @@ def test_reset_plans_and_executes(group: Group, client: Client) -> None:
         (10, 0, 10),
         (15, 0, 15),
     ]
-    assert progress(client, "moved") == [10, 15]
+    assert committed_offsets(client, "moved") == [10, 15]
     reported = ask(group, "reset", "moved", "--shift-by", -5)
     assert (reported.code, reported.err) == (
         1,
         "would move moved in 2 queues: 10 messages again, 0 skipped; --execute does it\n",
     )
     done = ask(group, "reset", "moved", "--shift-by", -5, "--queue", 1, "--execute")
-    assert (done.code, progress(client, "moved")) == (0, [10, 10])
+    assert (done.code, committed_offsets(client, "moved")) == (0, [10, 10])
     moment = client.pull(TOPIC, 0, 0).messages[0].store_timestamp_ms
     for arguments, wanted in (
         (("--to-offset", 3), [3, 3]),
@@ -129,7 +129,7 @@ def test_reset_plans_and_executes(group: Group, client: Client) -> None:
         (("--by-duration", "2h"), [0, 0]),
     ):
         assert ask(group, "reset", "moved", *arguments, "--execute").code == 0
-        assert progress(client, "moved") == wanted
+        assert committed_offsets(client, "moved") == wanted
     again = ask(group, "reset", "moved", "--to-earliest")
     assert (again.code, again.err) == (0, "moved is already at these offsets\n")
 
@@ -152,14 +152,14 @@ def test_reset_keeps_retries_and_skip_drops_them(group: Group, client: Client) -
 
 
 def test_reset_beyond_queue_is_limited(group: Group, client: Client) -> None:
-    stand(client, "cut", 1, 15)
+    commit_offsets(client, "cut", 1, 15)
     reported = "limited to the first or last offset of the queue"
     assert f"2 queues {reported}" in ask(group, "reset", "cut", "--to-offset", 999).err
     assert f"1 queue {reported}" in ask(group, "reset", "cut", "--shift-by", -10).err
     assert reported not in ask(group, "reset", "cut", "--to-offset", 20).err
     assert reported not in ask(group, "reset", "cut", "--to-earliest").err
     assert f"2 queues {reported}" in ask(group, "reset", "cut", "--to-offset", 999, "--execute").err
-    assert progress(client, "cut") == [20, 20]
+    assert committed_offsets(client, "cut") == [20, 20]
 
 
 def test_reset_to_time_uses_each_queue(group: Group, client: Client) -> None:
@@ -183,7 +183,7 @@ def test_reset_to_time_uses_each_queue(group: Group, client: Client) -> None:
 
 
 def test_reset_invalid_is_refused(group: Group, client: Client) -> None:
-    stand(client, "stays", 1, 1)
+    commit_offsets(client, "stays", 1, 1)
     unsaid = ask(group, "reset", "stays")
     assert (unsaid.code, "exactly one of --to-earliest, --to-latest, " in unsaid.err) == (2, True)
     assert ask(group, "reset", "stays", "--to-earliest", "--to-latest").code == 2
@@ -192,21 +192,21 @@ def test_reset_invalid_is_refused(group: Group, client: Client) -> None:
     assert (no_queue.code, "no topic of the reset has a queue 7" in no_queue.err) == (2, True)
     assert ask(group, "reset", "missing", "--to-earliest").code == 5
     assert ask(group, "reset", "stays", "--to-earliest", "--topic", "nothing").code == 5
-    assert progress(client, "stays") == [1, 1]
+    assert committed_offsets(client, "stays") == [1, 1]
     for arguments in (("reset", "bad name!", "--to-earliest", "--topic", TOPIC), ("clone", "stays", "bad name!")):
         refused = ask(group, *arguments)
         assert (refused.code, "has ' ' at 3" in refused.err) == (2, True), "before there is a plan"
     # With a topic a group can get a start position before it exists.
     assert ask(group, "reset", "fresh", "--to-offset", 4, "--topic", TOPIC, "--execute").code == 0
-    assert progress(client, "fresh") == [4, 4]
+    assert committed_offsets(client, "fresh") == [4, 4]
 
 
 def test_skip_clone_and_delete(group: Group, client: Client) -> None:
-    stand(client, "source", 3, 4)
+    commit_offsets(client, "source", 3, 4)
     assert ask(group, "clone", "source", "copy").code == 1
     assert ask(group, "info", "copy").code == 5
     assert ask(group, "clone", "source", "copy", "--execute").code == 0
-    assert progress(client, "copy") == [3, 4]
+    assert committed_offsets(client, "copy") == [3, 4]
     assert ask(group, "clone", "missing", "copy").code == 5
     assert ask(group, "clone", "source", "other-copy", "--topic", "othr").code == 5
     planned = ask(group, "skip", "copy", "--json")
@@ -224,7 +224,7 @@ def test_skip_clone_and_delete(group: Group, client: Client) -> None:
     fresh = ask(group, "clone", "copy", "fresh-copy").out.splitlines()[1:]
     assert [line.split()[2:] for line in fresh] == [["-", "3", "starts", "here"], ["-", "4", "starts", "here"]]
     assert ask(group, "skip", "copy", "--execute").code == 0
-    assert progress(client, "copy") == [20, 20]
+    assert committed_offsets(client, "copy") == [20, 20]
 
     planned = ask(group, "delete", "copy")
     assert (planned.code, planned.err) == (
@@ -267,7 +267,7 @@ def test_change_applies_with_execute(group: Group, client: Client) -> None:
 @pytest.mark.parametrize("name", ["CID_RMQ_SYS_TRANS", "CID_RMQ_SYS_REVIVE_GROUP"])
 def test_system_groups_cannot_be_moved(group: Group, client: Client, name: str) -> None:
     """Its offsets mark open transactions and check points; beyond them they would never be read."""
-    stand(client, "source", 3, 4)
+    commit_offsets(client, "source", 3, 4)
     for arguments in (
         ("reset", name, "--to-latest", "--topic", TOPIC),
         ("clone", "source", name),
@@ -292,7 +292,7 @@ def test_system_groups_cannot_be_moved(group: Group, client: Client, name: str) 
 def test_group_names_accept_rocketmq_characters(group: Group, client: Client) -> None:
     """RocketMQ's names match ^[%|a-zA-Z0-9_-]+$; one looks like a retry topic."""
     name = "%RETRY%odd|Name_1-2"
-    stand(client, name, 18, 20)
+    commit_offsets(client, name, 18, 20)
     with client.consumer(name, TOPIC) as consumer:
         first, second = consumer.receive(2, timeout=PATIENCE_S)
         consumer.nack(first, delay_level=1)
@@ -341,7 +341,7 @@ def test_dead_letters_are_listed_and_resent(group: Group, client: Client) -> Non
 
 
 def test_delete_names_dead_letters_if_any(group: Group, client: Client) -> None:
-    stand(client, "well", 1, 1)
+    commit_offsets(client, "well", 1, 1)
     none = ask(group, "dlq", "resend", "well")
     assert (none.code, none.err) == (0, "well has no dead letters\n")
     assert ask(group, "delete", "well", "--execute").err == "deleted group well\n"

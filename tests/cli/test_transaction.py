@@ -29,15 +29,15 @@ def ask(group: Group, *arguments: Any) -> Outcome:
     return call("transaction", *arguments, "--store", group.store)
 
 
-def begun(client: Client, producers: str, *bodies: bytes) -> list[str]:
+def begin_transactions(client: Client, producers: str, *bodies: bytes) -> list[str]:
     """Ids of new open transactions."""
-    begun = [client.transaction(producers, Message("orders", body)).begin() for body in bodies]
+    begin_transactions = [client.transaction(producers, Message("orders", body)).begin() for body in bodies]
     wait_until(lambda: len(client.transactions.open(producers)) == len(bodies), what="open transactions")
-    return [each.transaction_id for each in begun]
+    return [each.transaction_id for each in begin_transactions]
 
 
 def test_transaction_list_shows_open_ones(group: Group, client: Client) -> None:
-    ids = begun(client, "listed", b"1", b"2", b"3")
+    ids = begin_transactions(client, "listed", b"1", b"2", b"3")
     found = ask(group, "list", "--group", "listed", "--json")
     assert (found.code, found.err) == (0, "")
     rows = found.json["transactions"]
@@ -54,7 +54,7 @@ def test_transaction_list_shows_open_ones(group: Group, client: Client) -> None:
 
 @pytest.mark.parametrize(("verb", "delivered"), [("commit", [b"1", b"2"]), ("rollback", [])])
 def test_transaction_commit_plans_first(group: Group, client: Client, verb: str, delivered: list[bytes]) -> None:
-    ids = begun(client, verb, b"1", b"2")
+    ids = begin_transactions(client, verb, b"1", b"2")
     before = client.count("orders")
     planned = ask(group, verb, *ids)
     assert planned.code == 1
@@ -72,7 +72,7 @@ def test_transaction_commit_plans_first(group: Group, client: Client, verb: str,
 
 
 def test_transaction_check_by_half_message_id(group: Group, client: Client) -> None:
-    begun(client, "asked", b"1")
+    begin_transactions(client, "asked", b"1")
     (row,) = ask(group, "list", "--group", "asked", "--json").json["transactions"]
     assert ask(group, "check", row["message_id"]).code == 1
     with client.transaction_producer("asked", lambda message: False):

@@ -37,18 +37,18 @@ class Story:
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     folder = tmp_path_factory.mktemp("alerts")
-    told = list(scenarios(folder))
+    running = list(scenarios(folder))
     try:
-        for each in told:
+        for each in running:
             each.start()
         with (
-            Prometheus(folder / "prometheus", [each.port for each in told]) as prometheus,
-            ThreadPoolExecutor(len(told)) as pool,
+            Prometheus(folder / "prometheus", [each.port for each in running]) as prometheus,
+            ThreadPoolExecutor(len(running)) as pool,
         ):
-            seen = live(prometheus, told, pool)
+            seen = live(prometheus, running, pool)
         yield seen
     finally:
-        for each in told:
+        for each in running:
             each.close()
 
 
@@ -58,24 +58,24 @@ def poll_while(condition: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.3)
 
 
-def live(prometheus: Prometheus, told: list[Scenario], pool: ThreadPoolExecutor) -> Story:
+def live(prometheus: Prometheus, running: list[Scenario], pool: ThreadPoolExecutor) -> Story:
     """Cause, watch, fix, watch."""
-    story = Story({each.name: str(each.port) for each in told})
-    wanted = {(alert, str(each.port)) for each in told for alert in each.alerts}
+    story = Story({each.name: str(each.port) for each in running})
+    wanted = {(alert, str(each.port)) for each in running for alert in each.alerts}
     # Result of the cure.
     later = {(alert, port) for alert, port in wanted if alert in ("MqprocDown", "MqprocSyncFailed")}
-    prometheus.wait(lambda: prometheus.targets_up() == len(told), "all groups are scraped")
+    prometheus.wait(lambda: prometheus.targets_up() == len(running), "all groups are scraped")
 
     def look() -> set[tuple[str, str]]:
         firing = prometheus.firing() & wanted
         story.fired |= firing
         return firing
 
-    causes = [pool.submit(each.cause) for each in told]
+    causes = [pool.submit(each.cause) for each in running]
     poll_while(lambda: look() is not None and bool(wanted - later - story.fired), FIRE_S)
     for cause in causes:
         cause.result(60)
-    cures = [pool.submit(each.cure, lambda alert, port=str(each.port): (alert, port) in look()) for each in told]
+    cures = [pool.submit(each.cure, lambda alert, port=str(each.port): (alert, port) in look()) for each in running]
     poll_while(lambda: bool(look()) or not all(cure.done() for cure in cures), CLEAR_S)
     for cure in cures:
         cure.result(60)

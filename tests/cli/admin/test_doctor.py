@@ -90,7 +90,7 @@ HOUR_MS = 3_600_000
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def written_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cleanly stopped store with 2,000 messages, one key each."""
     store = tmp_path_factory.mktemp("written") / "store"
     group = Group(store).start()
@@ -112,19 +112,19 @@ def half_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def store(written: Path, tmp_path: Path) -> StorePaths:
+def store(written_store: Path, tmp_path: Path) -> StorePaths:
     """A copy that a test may damage; its name needs quotes in a shell."""
-    return StorePaths(Path(shutil.copytree(written, tmp_path / "my store", symlinks=True)))
+    return StorePaths(Path(shutil.copytree(written_store, tmp_path / "my store", symlinks=True)))
 
 
-def look(store: StorePaths | None, tmp_path: Path, *flags: str, **host: str) -> list[DoctorFinding]:
+def diagnose(store: StorePaths | None, tmp_path: Path, *flags: str, **host: str) -> list[DoctorFinding]:
     """Findings of the doctor about a store on a machine."""
     synchronized = host.pop("clock", "kept") == "kept"
     machine = make_host(tmp_path / "host", clock_synchronized=synchronized, **host)
     return findings_of(Invocation(store=store.root if store else None, set_=list(flags)), machine)
 
 
-def bad(found: list[DoctorFinding]) -> list[DoctorFinding]:
+def problems_of(found: list[DoctorFinding]) -> list[DoctorFinding]:
     return [finding for finding in found if finding.level is not Level.OK]
 
 
@@ -250,7 +250,7 @@ def test_doctor_finds_problem_with_its_fix(case: Case, store: StorePaths, tmp_pa
     if case.root and os.geteuid() != 0:
         pytest.skip("only root can give files away")
     case.plant(store)
-    found = {finding.check: finding for finding in bad(look(store, tmp_path, *case.flags, **case.host))}
+    found = {finding.check: finding for finding in problems_of(diagnose(store, tmp_path, *case.flags, **case.host))}
     finding = found[case.check]
     assert case.found in finding.found
     assert case.fix in finding.fix
@@ -262,18 +262,18 @@ def test_doctor_finds_problem_with_its_fix(case: Case, store: StorePaths, tmp_pa
 @pytest.mark.parametrize("options", ["ro", "rw,nobarrier", "rw,sync"])
 def test_doctor_quotes_the_mount_point(store: StorePaths, tmp_path: Path, options: str) -> None:
     point = str(store.root).replace(" ", r"\040")
-    found = look(store, tmp_path, mountinfo=f"22 1 8:1 / {point} rw,relatime - ext4 /dev/sda1 {options}\n")
+    found = diagnose(store, tmp_path, mountinfo=f"22 1 8:1 / {point} rw,relatime - ext4 /dev/sda1 {options}\n")
     (finding,) = (finding for finding in found if finding.check == "mount-options")
     assert f" '{store.root}'" in finding.fix
 
 
 def test_doctor_accepts_python_of_a_distribution(store: StorePaths, tmp_path: Path) -> None:
-    assert bad(look(store, tmp_path, python="distribution")) == []
+    assert problems_of(diagnose(store, tmp_path, python="distribution")) == []
 
 
 def test_doctor_healthy_machine_has_no_findings(store: StorePaths, tmp_path: Path) -> None:
-    found = look(store, tmp_path)
-    assert bad(found) == []
+    found = diagnose(store, tmp_path)
+    assert problems_of(found) == []
     assert {finding.check for finding in found} >= {"index-slots", "files", "first-records", "space", "nofile"}
 
 
@@ -284,27 +284,27 @@ def test_doctor_checks_a_rocketmq_store(name: str, tmp_path: Path) -> None:
     fits = f"max_message_size={options.max_message_size}"
     store = StorePaths(fixture.store)
     store.root.chmod(0o700)
-    assert [finding.check for finding in bad(look(store, tmp_path, "metrics_port=0"))] == ["message-size"]
-    assert bad(look(store, tmp_path, "metrics_port=0", fits)) == []
+    assert [finding.check for finding in problems_of(diagnose(store, tmp_path, "metrics_port=0"))] == ["message-size"]
+    assert problems_of(diagnose(store, tmp_path, "metrics_port=0", fits)) == []
 
 
 def test_doctor_checks_a_running_group(make_group: Callable[..., Group], tmp_path: Path) -> None:
     group = make_group()
-    found = look(group.paths, tmp_path)
-    assert bad(found) == []
+    found = diagnose(group.paths, tmp_path)
+    assert problems_of(found) == []
     assert {finding.check for finding in found} >= {"group", "held-segments", "changed-options", "sockets"}
     supervisor = group.pid(words_of.SUPERVISOR)
     limit = next(line for line in Path(f"/proc/{supervisor}/limits").read_text().splitlines() if "open files" in line)
     soft, hard = limit.split()[3:5]
     assert soft == hard
 
-    changed = {each.check: each for each in bad(look(group.paths, tmp_path, "file_reserved_time=100"))}
+    changed = {each.check: each for each in problems_of(diagnose(group.paths, tmp_path, "file_reserved_time=100"))}
     assert changed["changed-options"].fix == f"kill -HUP {supervisor}"
-    changed = {each.check: each for each in bad(look(group.paths, tmp_path, "max_queues=1024"))}
+    changed = {each.check: each for each in problems_of(diagnose(group.paths, tmp_path, "max_queues=1024"))}
     assert changed["changed-options"].fix.startswith(f"mqproc down --store {group.store}; mqproc up")
 
     group.paths.socket("query").unlink()
-    deaf = {each.check: each for each in bad(look(group.paths, tmp_path))}["sockets"]
+    deaf = {each.check: each for each in problems_of(diagnose(group.paths, tmp_path))}["sockets"]
     assert (deaf.level, "query.sock" in deaf.found) == (Level.ERROR, True)
 
 
@@ -317,7 +317,7 @@ def test_doctor_accepts_a_group_of_another_version(make_group: Callable[..., Gro
     reported = call("doctor", "--store", group.store)
     assert "a group of another version runs" in reported.out
     # An empty log, a preallocated segment and `abort` are normal while a group holds the store.
-    found = {each.check: each for each in look(StorePaths(group.store), tmp_path)}
+    found = {each.check: each for each in diagnose(StorePaths(group.store), tmp_path)}
     assert [name for name, each in found.items() if each.level is Level.ERROR] == []
     assert (found["lock"].level, f"pid {holder}" in found["lock"].found) == (Level.WARNING, True)
     assert "mqproc down" in found["lock"].fix
@@ -340,7 +340,7 @@ def test_doctor_group_at_terminal_needs_a_restart(tmp_path: Path) -> None:
     flags = [part for name, value in SMALL.items() for part in ("--set", f"{name}={value}")]
     with PseudoTerminal("up", "--store", paths.root, *flags) as terminal:
         terminal.until("group ready", timeout_s=START_TIMEOUT_S)
-        changed = {each.check: each for each in bad(look(paths, tmp_path, "file_reserved_time=100"))}
+        changed = {each.check: each for each in problems_of(diagnose(paths, tmp_path, "file_reserved_time=100"))}
         assert changed["changed-options"].fix.startswith(f"mqproc down --store {paths.root}; mqproc up")
         terminal.process.send_signal(signal.SIGHUP)
         assert terminal.end() == 0
@@ -399,7 +399,7 @@ def test_doctor_reports_a_lock_of_another_program(store: StorePaths, tmp_path: P
     with subprocess.Popen([sys.executable, "-c", script, store.lock], stdin=pipe, stdout=pipe) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
-        lock = {each.check: each for each in bad(look(store, tmp_path))}["lock"]
+        lock = {each.check: each for each in problems_of(diagnose(store, tmp_path))}["lock"]
         other.communicate(b"\n", timeout=10)
     assert f"pid {other.pid}" in lock.found
     assert f"ps -fp {other.pid}" in lock.fix
@@ -407,11 +407,11 @@ def test_doctor_reports_a_lock_of_another_program(store: StorePaths, tmp_path: P
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_doctor_reports_an_inaccessible_store(written: Path) -> None:
+def test_doctor_reports_an_inaccessible_store(written_store: Path) -> None:
     skip_unless_nobody_can_run()
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o755)
-        store = shutil.copytree(written, f"{folder}/store")
+        store = shutil.copytree(written_store, f"{folder}/store")
         Path(store).chmod(0o700)
         command = [*AS_NOBODY, sys.executable, "-m", "mqproc"]
         environment = {"PYTHONPATH": os.fspath(Path(__file__).parents[3]), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -456,7 +456,7 @@ def test_doctor_reports_a_disk_that_fails_writes(
         raise problem
 
     monkeypatch.setattr(StoreIO, call_of_io, fails)
-    found = {each.check: each for each in bad(look(store, tmp_path))}
+    found = {each.check: each for each in problems_of(diagnose(store, tmp_path))}
     assert found["sync-rate"].level is Level.ERROR
     assert found["sync-rate"].found.startswith(reported.format(store.root))
     assert found["sync-rate"].fix.startswith(
@@ -471,8 +471,8 @@ def test_doctor_continues_after_a_failing_check(
         raise OSError(errno.EIO, os.strerror(errno.EIO), "some/file")
 
     monkeypatch.setattr(StoreIO, "disk_usage", fails)
-    found = look(store, tmp_path)
-    assert {each.check for each in bad(found)} == {"space", "segment-size"}
+    found = diagnose(store, tmp_path)
+    assert {each.check for each in problems_of(found)} == {"space", "segment-size"}
     assert found[0].level is Level.ERROR
     assert "Input/output error: 'some/file'" in found[0].found
     assert len(found) > 20
@@ -483,7 +483,7 @@ def test_doctor_reports_a_port_in_use(store: StorePaths, tmp_path: Path) -> None
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        found = {each.check: each for each in bad(look(store, tmp_path, f"metrics_port={port}"))}
+        found = {each.check: each for each in problems_of(diagnose(store, tmp_path, f"metrics_port={port}"))}
     assert f"127.0.0.1:{port} is taken" in found["monitor-port"].found
     assert f"--set metrics_port={port + 1}" in found["monitor-port"].fix
 
@@ -523,8 +523,8 @@ def test_doctor_list_names_every_check() -> None:
 
 
 def test_doctor_without_store_checks_the_machine(tmp_path: Path) -> None:
-    found = look(None, tmp_path, "metrics_port=0")
-    assert bad(found) == []
+    found = diagnose(None, tmp_path, "metrics_port=0")
+    assert problems_of(found) == []
     assert not {finding.area for finding in found} & {"store", "group"}
 
 

@@ -22,23 +22,23 @@ from tests.support.group import wait_until
 
 
 @pytest.fixture
-def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Path of the marker of a full cache; compilation succeeds at once."""
-    note = tmp_path / "mqproc-warmed-now"
-    monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: note)
+    marker = tmp_path / "mqproc-warmed-now"
+    monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: marker)
     monkeypatch.setattr(kernel_cache, "compile_in_children", lambda: True)
-    return note
+    return marker
 
 
-def test_warm_compiles_once(note: Path) -> None:
+def test_warm_compiles_once(marker: Path) -> None:
     found = call("warm")
     assert found.code == 0
     assert found.err.startswith("compiling\ncompiled in ")
-    assert note.exists()
+    assert marker.exists()
     assert (call("warm").code, call("warm").err) == (0, "everything is compiled already\n")
 
 
-def test_warm_json_shows_whether_it_compiled(note: Path) -> None:
+def test_warm_json_shows_whether_it_compiled(marker: Path) -> None:
     first, second = (call("warm", "--json").json for _ in range(2))
     assert (first["compiled"], first["kept"], second["compiled"]) == (True, True, False)
 
@@ -53,7 +53,7 @@ def test_warm_without_cache_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> No
 # Kernels are compiled in child processes where the cache lacks them.
 
 
-def compiled(monkeypatch: pytest.MonkeyPatch, *, well: bool = True) -> list[None]:
+def count_compilations(monkeypatch: pytest.MonkeyPatch, *, well: bool = True) -> list[None]:
     """Calls of the compilation."""
     asked: list[None] = []
 
@@ -66,14 +66,14 @@ def compiled(monkeypatch: pytest.MonkeyPatch, *, well: bool = True) -> list[None
 
 
 def test_make_ready_full_cache_is_only_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, note = compiled(monkeypatch), tmp_path / "mqproc-warmed-now"
+    asked, marker = count_compilations(monkeypatch), tmp_path / "mqproc-warmed-now"
     (tmp_path / "mqproc-warmed-before").touch()
     (tmp_path / "other").touch()
     (tmp_path / "crc.total-1.py311.1.nbc").touch()  # From a version that named code by number only.
     (tmp_path / "crc.total-1.py311.1.0123456789abcdef.nbc").touch()
     kept = tmp_path / f"crc.total-1.py311.1{jit.code_ending()}"
     kept.touch()
-    monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: note)
+    monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: marker)
     kernel_cache.make_ready()
     kernel_cache.make_ready()
     assert len(asked) == 1
@@ -82,7 +82,7 @@ def test_make_ready_full_cache_is_only_loaded(tmp_path: Path, monkeypatch: pytes
 
 
 def test_make_ready_without_cache_forks_no_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = compiled(monkeypatch)
+    asked = count_compilations(monkeypatch)
     monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: None)
     kernel_cache.make_ready()
     assert not asked
@@ -101,15 +101,15 @@ def test_start_without_cache_names_the_fix(monkeypatch: pytest.MonkeyPatch, kept
 
 
 def test_fill_cache_failed_children_leave_no_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, note = compiled(monkeypatch, well=False), tmp_path / "mqproc-warmed-now"
-    monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: note)
+    asked, marker = count_compilations(monkeypatch, well=False), tmp_path / "mqproc-warmed-now"
+    monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: marker)
     kernel_cache.make_ready()
     assert len(asked) == 1
-    assert not note.exists()
+    assert not marker.exists()
 
 
 def test_fill_cache_without_lock_file_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = compiled(monkeypatch)
+    asked = count_compilations(monkeypatch)
     (tmp_path / "file").touch()
     monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: tmp_path / "file" / "mqproc-warmed-now")
     kernel_cache.make_ready()
@@ -117,14 +117,14 @@ def test_fill_cache_without_lock_file_compiles(tmp_path: Path, monkeypatch: pyte
 
 
 def test_fill_cache_second_process_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, note = compiled(monkeypatch), tmp_path / "mqproc-warmed-now"
-    monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: note)
+    asked, marker = count_compilations(monkeypatch), tmp_path / "mqproc-warmed-now"
+    monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: marker)
     with kernel_cache.cache_lock(tmp_path / "mqproc-warming.lock"):
         second = threading.Thread(target=kernel_cache.make_ready)
         second.start()
         second.join(0.3)
         assert second.is_alive()
-        note.touch()
+        marker.touch()
     second.join(30)
     assert not second.is_alive()
     assert not asked

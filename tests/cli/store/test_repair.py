@@ -105,7 +105,7 @@ def test_recover_reports_cuts_and_holes(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
+def clean_store(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
     return StoppedStore(tmp_path_factory.mktemp("whole") / "store")
 
 
@@ -137,33 +137,33 @@ def harm(store: Path, files: list[Path], rng: random.Random) -> list[tuple[str, 
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_repair_random_damage(whole: StoppedStore, tmp_path: Path, seed: int) -> None:
+def test_repair_random_damage(clean_store: StoppedStore, tmp_path: Path, seed: int) -> None:
     """Flipped bits, garbage, cuts and lost files: no intact record is lost."""
-    files = [path.relative_to(whole.root) for path in sorted(whole.root.rglob("*")) if path.is_file()]
+    files = [path.relative_to(clean_store.root) for path in sorted(clean_store.root.rglob("*")) if path.is_file()]
     store = tmp_path / "store"
-    shutil.copytree(whole.root, store)
+    shutil.copytree(clean_store.root, store)
     done = harm(store, files, random.Random(seed))
-    intact = {offset for offset in whole.offsets if is_intact(store, offset, SEGMENT)}
-    outcome = call("store", "repair", store, "--execute", "--json", *flags_of(whole.engine.options))
+    intact = {offset for offset in clean_store.offsets if is_intact(store, offset, SEGMENT)}
+    outcome = call("store", "repair", store, "--execute", "--json", *flags_of(clean_store.engine.options))
     assert (outcome.code, damage_in(outcome.json)) == (0, []), done
     with StoreReader(store) as reader:
         assert intact <= {message.physical_offset for message in reader.messages()}, done
 
 
 @pytest.mark.parametrize("seed", [35, 46, 115, 165])
-def test_repair_damage_that_recovery_leaves(whole: StoppedStore, tmp_path: Path, seed: int) -> None:
+def test_repair_damage_that_recovery_leaves(clean_store: StoppedStore, tmp_path: Path, seed: int) -> None:
     """Wrong tags code, truncated queue table, lost last segment, and damage near a lost file."""
-    test_repair_random_damage(whole, tmp_path, seed)
+    test_repair_random_damage(clean_store, tmp_path, seed)
 
 
 # Interruptions
 
 
 @pytest.fixture
-def damaged(whole: StoppedStore, tmp_path: Path) -> Path:
+def damaged(clean_store: StoppedStore, tmp_path: Path) -> Path:
     """Damage to the log, a queue and the index, a stray file, and a torn tail."""
     store = tmp_path / "store"
-    shutil.copytree(whole.root, store)
+    shutil.copytree(clean_store.root, store)
     flip(store / "commitlog" / f"{0:020d}", 324 * 10 + 100)
     overwrite(store / "commitlog" / f"{3 * SEGMENT:020d}", 12721, b"torn")
     flip(store / "consumequeue" / "First" / "0" / f"{0:020d}", 207)
@@ -187,18 +187,18 @@ class Call:
 
 
 @pytest.fixture
-def repair(whole: StoppedStore, damaged: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    return Call(damaged, flags_of(whole.engine.options), monkeypatch)
+def repair(clean_store: StoppedStore, damaged: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    return Call(damaged, flags_of(clean_store.engine.options), monkeypatch)
 
 
-def assert_repaired(whole: StoppedStore, store: Path, intact: set[int]) -> None:
+def assert_repaired(clean_store: StoppedStore, store: Path, intact: set[int]) -> None:
     with StoreReader(store) as reader:
         assert {message.physical_offset for message in reader.messages()} == intact
-    assert call("store", "verify", store, *flags_of(whole.engine.options)).code == 0
+    assert call("store", "verify", store, *flags_of(clean_store.engine.options)).code == 0
 
 
-def intact_of(whole: StoppedStore, store: Path) -> set[int]:
-    return {offset for offset in whole.offsets if is_intact(store, offset, SEGMENT)}
+def intact_of(clean_store: StoppedStore, store: Path) -> set[int]:
+    return {offset for offset in clean_store.offsets if is_intact(store, offset, SEGMENT)}
 
 
 @pytest.fixture
@@ -214,10 +214,10 @@ def calls(damaged: Path, repair: Call) -> list[str]:
 
 
 def test_repair_killed_at_any_call_is_completed_by_the_next(
-    whole: StoppedStore, damaged: Path, repair: Call, calls: list[str]
+    clean_store: StoppedStore, damaged: Path, repair: Call, calls: list[str]
 ) -> None:
     """Every other time a group starts in between."""
-    intact, spare = intact_of(whole, damaged), damaged.with_name("spare")
+    intact, spare = intact_of(clean_store, damaged), damaged.with_name("spare")
     shutil.copytree(damaged, spare)
     begin, end = calls.index(f"rename {damaged / 'abort'}"), calls.index(f"unlink {damaged / 'abort'}")
     for turn, kill_at in enumerate(range(1, len(calls) + 1, max(1, len(calls) // 14))):
@@ -225,13 +225,13 @@ def test_repair_killed_at_any_call_is_completed_by_the_next(
             repair(RecordingIO(kill_at))
         assert (damaged / "abort").exists() == (begin < kill_at - 1 <= end), (kill_at, calls[kill_at - 1])
         if turn % 2:
-            call("store", "recover", damaged, "--execute", *flags_of(whole.engine.options))
+            call("store", "recover", damaged, "--execute", *flags_of(clean_store.engine.options))
             assert not (damaged / "abort").exists()
         outcome = repair()
         assert outcome.code == 0, (kill_at, outcome)
         # Killed just before its end only the report is missing; the next start writes it.
         assert turn % 2 or (damaged / "abort").exists() == (not outcome.json["executed"])
-        assert_repaired(whole, damaged, intact)
+        assert_repaired(clean_store, damaged, intact)
         shutil.rmtree(damaged)
         shutil.copytree(spare, damaged)
 
@@ -263,26 +263,28 @@ def test_repair_without_space_for_copies_changes_nothing(damaged: Path, repair: 
 
 
 @pytest.mark.parametrize("part", ["index/", "consumequeue/", "commitlog/0", "mqproc/damage.json", "mqproc/queues"])
-def test_repair_disk_full_is_completed_by_the_next(whole: StoppedStore, damaged: Path, repair: Call, part: str) -> None:
-    intact = intact_of(whole, damaged)
+def test_repair_disk_full_is_completed_by_the_next(
+    clean_store: StoppedStore, damaged: Path, repair: Call, part: str
+) -> None:
+    intact = intact_of(clean_store, damaged)
     outcome = repair(FailingIO(f"/store/{part}", errno.ENOSPC))
     assert outcome.code in (0, 1)
     if outcome.code == 1:
         assert (damaged / "abort").exists()
         assert outcome.json["clean"] is False if outcome.out else "copies of the changed files" in outcome.err
     assert repair().code == 0
-    assert_repaired(whole, damaged, intact)
+    assert_repaired(clean_store, damaged, intact)
 
 
-def test_repair_interrupted_names_the_copies(whole: StoppedStore, damaged: Path, repair: Call) -> None:
-    intact = intact_of(whole, damaged)
+def test_repair_interrupted_names_the_copies(clean_store: StoppedStore, damaged: Path, repair: Call) -> None:
+    intact = intact_of(clean_store, damaged)
     outcome = repair(FailingIO("/store/consumequeue", None))
     assert (outcome.code, outcome.out) == (130, "")
     (kept,) = (damaged / "mqproc" / "repaired").iterdir()
     assert f"not finished; {kept} has copies of the changed files; the next repair continues" in outcome.err
     assert (damaged / "abort").exists()
     assert repair().code == 0
-    assert_repaired(whole, damaged, intact)
+    assert_repaired(clean_store, damaged, intact)
 
 
 class FailingSyncsIO(StoreIO):
@@ -298,9 +300,9 @@ class FailingSyncsIO(StoreIO):
         super()._sync_with(call, fd)
 
 
-def test_repair_failed_sync_makes_the_store_read_only(whole: StoppedStore, damaged: Path, repair: Call) -> None:
+def test_repair_failed_sync_makes_the_store_read_only(clean_store: StoppedStore, damaged: Path, repair: Call) -> None:
     """The disk's contents are unknown: sends are refused until a repair has read the disk."""
-    intact = intact_of(whole, damaged)
+    intact = intact_of(clean_store, damaged)
     outcome = repair(FailingSyncsIO("/store/commitlog"))
     assert (outcome.code, outcome.out) == (1, "")
     assert "a sync failed: [Errno 5] Input/output error" in outcome.err
@@ -312,18 +314,20 @@ def test_repair_failed_sync_makes_the_store_read_only(whole: StoppedStore, damag
     assert "the disk still fails" in still.err
     assert repair().code == 0
     assert not (damaged / "mqproc" / "read_only").exists()
-    assert_repaired(whole, damaged, intact)
+    assert_repaired(clean_store, damaged, intact)
 
 
-def test_repair_more_damage_than_listed(whole: StoppedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repair_more_damage_than_listed(
+    clean_store: StoppedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for place in ("mqproc.store.verify.findings", "mqproc.store.recovery.repair"):
         monkeypatch.setattr(f"{place}.LISTED_MAX", 2)
     store = tmp_path / "store"
-    shutil.copytree(whole.root, store)
+    shutil.copytree(clean_store.root, store)
     for queue in (store / "consumequeue").glob("*/*"):
         flip(queue / f"{0:020d}", 207)
         flip(queue / f"{0:020d}", 219)
-    flags = flags_of(whole.engine.options)
+    flags = flags_of(clean_store.engine.options)
     found = call("store", "verify", store, "--json", *flags).json
     assert (found["counts"]["unit_wrong"], found["omitted"]) == (12, 10)
     assert call("store", "repair", store, "--execute", *flags).code == 0
@@ -354,16 +358,16 @@ def test_repair_resets_delay_offsets_to_the_end(tmp_path: Path) -> None:
     assert mended == {"offsetTable": {**levels, "99": 7}, "mqproc": {"log": 5}}
 
 
-def test_repair_reports_damage_that_remains(whole: StoppedStore, tmp_path: Path) -> None:
+def test_repair_reports_damage_that_remains(clean_store: StoppedStore, tmp_path: Path) -> None:
     """Two records with one place in their queue: the queue can lead to one only."""
-    store, twice = tmp_path / "store", whole.end
-    shutil.copytree(whole.root, store)
+    store, twice = tmp_path / "store", clean_store.end
+    shutil.copytree(clean_store.root, store)
     time_ms = 1_800_000_000_000
     again = encode_record(
         topic="First", body=b"again", queue_offset=20, physical_offset=twice, store_timestamp_ms=time_ms
     )
     overwrite(store / "commitlog" / f"{3 * SEGMENT:020d}", twice % SEGMENT, again)
-    flags = flags_of(whole.engine.options)
+    flags = flags_of(clean_store.engine.options)
     planned = call("store", "repair", store, *flags)
     assert planned.code == 1
     assert "stays: queue_offset_repeated commitlog/00000000000000196608 First queue 0: queue offset 20" in planned.out

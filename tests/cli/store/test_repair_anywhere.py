@@ -45,7 +45,7 @@ FILES = ["checkpoint", "config/topics.json", *(f"mqproc/{name}" for name in OWN)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
+def clean_store(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
     store = StoppedStore(tmp_path_factory.mktemp("whole") / "store")
     for name in FILES:
         if not (store.root / name).exists():
@@ -55,8 +55,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
 
 
 @pytest.fixture
-def store(whole: StoppedStore, tmp_path: Path) -> Path:
-    shutil.copytree(whole.root, tmp_path / "store")
+def store(clean_store: StoppedStore, tmp_path: Path) -> Path:
+    shutil.copytree(clean_store.root, tmp_path / "store")
     return tmp_path / "store"
 
 
@@ -66,8 +66,8 @@ def harm(store: Path, place: str | tuple[str, int], way: Callable[[Path], None])
     return path
 
 
-def assert_has_all_that_is_intact(whole: StoppedStore, store: Path, intact: set[int]) -> None:
-    with StoreReader(store, whole.engine.options) as reader:
+def assert_has_all_that_is_intact(clean_store: StoppedStore, store: Path, intact: set[int]) -> None:
+    with StoreReader(store, clean_store.engine.options) as reader:
         assert {message.physical_offset for message in reader.messages()} == intact
     assert intact
 
@@ -75,36 +75,36 @@ def assert_has_all_that_is_intact(whole: StoppedStore, store: Path, intact: set[
 @pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
 @pytest.mark.parametrize("place", [*FILES, *PLACES], ids=str)
 def test_start_handles_damage_of_any_file(
-    whole: StoppedStore, store: Path, place: str | tuple[str, int], way: Callable[[Path], None]
+    clean_store: StoppedStore, store: Path, place: str | tuple[str, int], way: Callable[[Path], None]
 ) -> None:
     harm(store, place, way)
-    intact = {offset for offset in whole.offsets if is_intact(store, offset, SEGMENT)}
-    outcome = call("store", "recover", store, "--execute", "--json", *flags_of(whole.engine.options))
+    intact = {offset for offset in clean_store.offsets if is_intact(store, offset, SEGMENT)}
+    outcome = call("store", "recover", store, "--execute", "--json", *flags_of(clean_store.engine.options))
     assert outcome.code in (0, 1), outcome.err
     assert (outcome.json["executed"], outcome.json["refused"]) == (True, None)
-    left = call("store", "verify", store, "--json", *flags_of(whole.engine.options)).json["findings"]
+    left = call("store", "verify", store, "--json", *flags_of(clean_store.engine.options)).json["findings"]
     # Unreadable settings are for the operator or a repair to correct.
     assert {each["kind"] for each in left if each["severity"] == "damage"} <= {"config_unreadable"}
-    assert_has_all_that_is_intact(whole, store, intact)
+    assert_has_all_that_is_intact(clean_store, store, intact)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
 @pytest.mark.parametrize("place", [*FILES, *PLACES], ids=str)
 def test_repair_handles_damage_of_any_file(
-    whole: StoppedStore, store: Path, place: str | tuple[str, int], way: Callable[[Path], None]
+    clean_store: StoppedStore, store: Path, place: str | tuple[str, int], way: Callable[[Path], None]
 ) -> None:
     harm(store, place, way)
-    intact = {offset for offset in whole.offsets if is_intact(store, offset, SEGMENT)}
-    flags = flags_of(whole.engine.options)
+    intact = {offset for offset in clean_store.offsets if is_intact(store, offset, SEGMENT)}
+    flags = flags_of(clean_store.engine.options)
     assert call("store", "repair", store, "--execute", *flags).code == 0
     assert call("store", "verify", store, *flags).code == 0
-    assert_has_all_that_is_intact(whole, store, intact)
+    assert_has_all_that_is_intact(clean_store, store, intact)
 
 
 @pytest.mark.parametrize("name", ["marks/commitlog", "marks/index", "queues", "progress", "settings.json", *MORE])
-def test_folder_in_place_of_own_file_is_reported(whole: StoppedStore, store: Path, name: str) -> None:
+def test_folder_in_place_of_own_file_is_reported(clean_store: StoppedStore, store: Path, name: str) -> None:
     harm(store, f"mqproc/{name}", put_a_folder_there)
-    flags = flags_of(whole.engine.options)
+    flags = flags_of(clean_store.engine.options)
     outcome = call("store", "verify", store, "--json", *flags)
     assert outcome.code == 1
     told = [(each["kind"], each["file"]) for each in outcome.json["findings"] if each["severity"] == "damage"]
@@ -118,10 +118,10 @@ def test_folder_in_place_of_own_file_is_reported(whole: StoppedStore, store: Pat
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 @pytest.mark.parametrize("name", ["mqproc/openers.lock", "mqproc/spark.lock"])
 def test_lock_that_cannot_be_locked_is_reported_and_moved(
-    whole: StoppedStore, store: Path, name: str, make: Callable[[Path], None]
+    clean_store: StoppedStore, store: Path, name: str, make: Callable[[Path], None]
 ) -> None:
     make(store / name)
-    flags = flags_of(whole.engine.options)
+    flags = flags_of(clean_store.engine.options)
     outcome = call("store", "verify", store, "--json", *flags)
     assert [(each["kind"], each["file"]) for each in outcome.json["findings"]] == [("misplaced_file", name)]
     assert call("store", "repair", store, "--execute", *flags).code == 0
@@ -129,11 +129,13 @@ def test_lock_that_cannot_be_locked_is_reported_and_moved(
 
 
 @pytest.mark.parametrize("name", ["lock", "mqproc/damage.json", *(f"mqproc/{name}" for name in MORE)])
-def test_symlink_that_a_start_refuses_is_reported(whole: StoppedStore, store: Path, tmp_path: Path, name: str) -> None:
+def test_symlink_that_a_start_refuses_is_reported(
+    clean_store: StoppedStore, store: Path, tmp_path: Path, name: str
+) -> None:
     (tmp_path / "elsewhere").write_text("{}")
     (store / name).unlink(missing_ok=True)
     (store / name).symlink_to(tmp_path / "elsewhere")
-    flags = flags_of(whole.engine.options)
+    flags = flags_of(clean_store.engine.options)
     assert call("store", "recover", store, "--execute", *flags).code == 3
     outcome = call("store", "verify", store, "--json", *flags)
     assert [(each["kind"], each["file"]) for each in outcome.json["findings"]] == [("symlink", name)]

@@ -229,7 +229,7 @@ NAMES = [case.name for case in CASES]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
+def clean_store(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
     """A clean store with topics and committed offsets."""
     store = StoppedStore(tmp_path_factory.mktemp("whole") / "store")
     store.close_in_order()
@@ -246,11 +246,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
 
 
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
-def test_damage_is_named_and_repaired(whole: StoppedStore, tmp_path: Path, case: Case) -> None:
-    store, flags = tmp_path / "store", flags_of(whole.engine.options)
-    shutil.copytree(whole.root, store)
+def test_damage_is_named_and_repaired(clean_store: StoppedStore, tmp_path: Path, case: Case) -> None:
+    store, flags = tmp_path / "store", flags_of(clean_store.engine.options)
+    shutil.copytree(clean_store.root, store)
     case.harm.do(store)
-    intact = {offset for offset in whole.offsets if is_intact(store, offset, SEGMENT)}
+    intact = {offset for offset in clean_store.offsets if is_intact(store, offset, SEGMENT)}
     verified = call("store", "verify", store, "--json", *flags)
     found = damage_in(verified.json)
     alike = [row for row in found if (row.kind, row.file) == (case.kind, case.named_file or case.harm.file)]
@@ -263,11 +263,11 @@ def test_damage_is_named_and_repaired(whole: StoppedStore, tmp_path: Path, case:
         assert {message.physical_offset for message in reader.messages()} == intact
 
 
-def test_topics_are_rebuilt_from_copy_or_queues(whole: StoppedStore, tmp_path: Path) -> None:
-    flags = flags_of(whole.engine.options)
+def test_topics_are_rebuilt_from_copy_or_queues(clean_store: StoppedStore, tmp_path: Path) -> None:
+    flags = flags_of(clean_store.engine.options)
     for name, copy in (("copy", "copied"), ("queues", "{")):
         store = tmp_path / name
-        shutil.copytree(whole.root, store)
+        shutil.copytree(clean_store.root, store)
         text = (store / TOPICS).read_text()
         put(f"{TOPICS}.bak", text if copy == "copied" else copy).do(store)
         put(TOPICS, "{ not json").do(store)
@@ -276,10 +276,10 @@ def test_topics_are_rebuilt_from_copy_or_queues(whole: StoppedStore, tmp_path: P
             assert {each.topic: each.queues for each in reader.topics()} == {"First": 4, "Second": 4, "Third": 4}
 
 
-def test_topic_with_too_many_queues_is_a_note(whole: StoppedStore, tmp_path: Path) -> None:
+def test_topic_with_too_many_queues_is_a_note(clean_store: StoppedStore, tmp_path: Path) -> None:
     """Its queue number does not affect the settings of other topics."""
-    store, flags = tmp_path / "store", flags_of(whole.engine.options)
-    shutil.copytree(whole.root, store)
+    store, flags = tmp_path / "store", flags_of(clean_store.engine.options)
+    shutil.copytree(clean_store.root, store)
     text = '{"topicConfigTable": {"A": {"readQueueNums": 65536}, "B": {"perm": 4}}}'
     put(TOPICS, text).do(store)
     found = call("store", "verify", store, *flags, "--json")
@@ -290,10 +290,10 @@ def test_topic_with_too_many_queues_is_a_note(whole: StoppedStore, tmp_path: Pat
     assert (store / TOPICS).read_text() == text
 
 
-def test_impossible_progress_is_a_note(whole: StoppedStore, tmp_path: Path) -> None:
+def test_impossible_progress_is_a_note(clean_store: StoppedStore, tmp_path: Path) -> None:
     """A start ignores it, or keeps the highest offset until the queue exists."""
     store = tmp_path / "store"
-    shutil.copytree(whole.root, store)
+    shutil.copytree(clean_store.root, store)
     entries = [
         ("First", "a", "0", -1),
         ("First", "c", str(10**22), 5),
@@ -303,7 +303,7 @@ def test_impossible_progress_is_a_note(whole: StoppedStore, tmp_path: Path) -> N
     ]
     table = ",".join(f'"{topic}@{group}":{{{queue}:{at}}}' for topic, group, queue, at in entries)
     put(OFFSETS, f'{{"offsetTable":{{{table}}}}}').do(store)
-    found = call("store", "verify", store, *flags_of(whole.engine.options), "--json")
+    found = call("store", "verify", store, *flags_of(clean_store.engine.options), "--json")
     assert found.code == 0
     said = [(row["kind"], row["severity"], row["file"], row["text"]) for row in found.json["findings"]]
     expected = [
@@ -315,11 +315,11 @@ def test_impossible_progress_is_a_note(whole: StoppedStore, tmp_path: Path) -> N
     assert sorted(said) == sorted(("progress_impossible", "note", OFFSETS, text) for text in expected)
 
 
-def test_progress_beyond_end_is_reset_to_the_end(whole: StoppedStore, tmp_path: Path) -> None:
+def test_progress_beyond_end_is_reset_to_the_end(clean_store: StoppedStore, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    shutil.copytree(whole.root, store)
+    shutil.copytree(clean_store.root, store)
     put(OFFSETS, '{"offsetTable":{"First@a":{0:1000,1:5},"Gone@a":{0:7}}}').do(store)
-    done = repair(store, flags_of(whole.engine.options))
+    done = repair(store, flags_of(clean_store.engine.options))
     table = rocketmq_json.parse((store / OFFSETS).read_text())["offsetTable"]
     assert table == {"First@a": {"0": 56, "1": 5}, "Gone@a": {"0": 7}}
     kept = store / done.json["kept_in"] / "files" / OFFSETS

@@ -30,16 +30,16 @@ FAR = [
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
+def clean_store(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
     """A clean, cleanly stopped store."""
     store = StoppedStore(tmp_path_factory.mktemp("whole") / "store")
     store.close_in_order()
     return store
 
 
-def misplaced(whole: StoppedStore, store: Path, folder: str, start: int) -> str:
+def misplaced(clean_store: StoppedStore, store: Path, folder: str, start: int) -> str:
     """A copy of the store in which the first file exists once more, far beyond the last."""
-    shutil.copytree(whole.root, store)
+    shutil.copytree(clean_store.root, store)
     shutil.copy(store / folder / segment_name(0), store / folder / segment_name(start))
     return f"{folder}/{segment_name(start)}"
 
@@ -55,54 +55,58 @@ def test_segment_start_may_exceed_offsets() -> None:
 
 
 @pytest.mark.parametrize(("folder", "start"), FAR)
-def test_repair_moves_far_file_and_keeps_the_rest(whole: StoppedStore, tmp_path: Path, folder: str, start: int) -> None:
-    store, flags = tmp_path / "store", flags_of(whole.engine.options)
-    name = misplaced(whole, store, folder, start)
+def test_repair_moves_far_file_and_keeps_the_rest(
+    clean_store: StoppedStore, tmp_path: Path, folder: str, start: int
+) -> None:
+    store, flags = tmp_path / "store", flags_of(clean_store.engine.options)
+    name = misplaced(clean_store, store, folder, start)
     outcome = call("store", "verify", store, "--json", *flags)
     assert outcome.code == 1
     assert name in {row.file for row in damage_in(outcome.json)}
     assert call("store", "info", store, *flags).code in (0, 1)
     repair(store, flags)
     assert not (store / name).exists()
-    assert places(store) == places(whole.root)
+    assert places(store) == places(clean_store.root)
 
 
 @pytest.mark.parametrize(("folder", "start"), FAR[:2])
-def test_start_moves_far_file_and_keeps_the_rest(whole: StoppedStore, tmp_path: Path, folder: str, start: int) -> None:
-    store, flags = tmp_path / "store", flags_of(whole.engine.options)
-    name = misplaced(whole, store, folder, start)
+def test_start_moves_far_file_and_keeps_the_rest(
+    clean_store: StoppedStore, tmp_path: Path, folder: str, start: int
+) -> None:
+    store, flags = tmp_path / "store", flags_of(clean_store.engine.options)
+    name = misplaced(clean_store, store, folder, start)
     assert call("store", "recover", store, "--execute", *flags).code in (0, 1)
     assert not (store / name).exists()
-    assert places(store) == places(whole.root)
+    assert places(store) == places(clean_store.root)
 
 
-def test_verify_far_file_lists_few_findings(whole: StoppedStore, tmp_path: Path) -> None:
+def test_verify_far_file_lists_few_findings(clean_store: StoppedStore, tmp_path: Path) -> None:
     folder, start = FAR[0]
-    misplaced(whole, tmp_path / "store", folder, start)
-    found = call("store", "verify", tmp_path / "store", "--json", *flags_of(whole.engine.options)).json
+    misplaced(clean_store, tmp_path / "store", folder, start)
+    found = call("store", "verify", tmp_path / "store", "--json", *flags_of(clean_store.engine.options)).json
     assert found["counts"]["queue_file_missing"] == LISTED_MAX + 1
 
 
 @pytest.mark.parametrize("queue_offset", [QUEUE_OFFSET_LIMIT, (1 << 63) - 1])
 def test_impossible_queue_offset_is_damage(tmp_path: Path, queue_offset: int) -> None:
     """The record has no CRC over all of it, as in RocketMQ; its neighbours stay."""
-    whole = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
-    whole.close_in_order()
-    flags, offset = flags_of(whole.engine.options), whole.offsets[40]
-    before = places(whole.root)
-    write_at(whole.segment(offset), offset % SEGMENT + record.QUEUE_OFFSET, queue_offset.to_bytes(8, "big"))
-    found = damage_in(call("store", "verify", whole.root, "--json", *flags).json)
+    clean_store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
+    clean_store.close_in_order()
+    flags, offset = flags_of(clean_store.engine.options), clean_store.offsets[40]
+    before = places(clean_store.root)
+    write_at(clean_store.segment(offset), offset % SEGMENT + record.QUEUE_OFFSET, queue_offset.to_bytes(8, "big"))
+    found = damage_in(call("store", "verify", clean_store.root, "--json", *flags).json)
     assert [row.physical_offset for row in found if row.kind == "record_queue"] == [offset]
-    repair(whole.root, flags)
-    assert places(whole.root) == [place for place in before if place != offset]
+    repair(clean_store.root, flags)
+    assert places(clean_store.root) == [place for place in before if place != offset]
 
 
 def test_repair_does_not_fill_an_implausible_gap(tmp_path: Path) -> None:
     """A wrong but possible queue offset: repair terminates, and creates no files for the gap."""
-    whole = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
-    whole.close_in_order()
-    flags, offset = flags_of(whole.engine.options), whole.offsets[40]
-    write_at(whole.segment(offset), offset % SEGMENT + record.QUEUE_OFFSET, (1 << 40).to_bytes(8, "big"))
-    files = len(list((whole.root / "consumequeue").rglob("*")))
-    assert call("store", "repair", whole.root, "--execute", *flags).code == 1
-    assert len(list((whole.root / "consumequeue").rglob("*"))) <= files + 1
+    clean_store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
+    clean_store.close_in_order()
+    flags, offset = flags_of(clean_store.engine.options), clean_store.offsets[40]
+    write_at(clean_store.segment(offset), offset % SEGMENT + record.QUEUE_OFFSET, (1 << 40).to_bytes(8, "big"))
+    files = len(list((clean_store.root / "consumequeue").rglob("*")))
+    assert call("store", "repair", clean_store.root, "--execute", *flags).code == 1
+    assert len(list((clean_store.root / "consumequeue").rglob("*"))) <= files + 1

@@ -38,7 +38,7 @@ WRONG = {
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
+def clean_store(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
     """A clean, cleanly stopped store."""
     store = StoppedStore(tmp_path_factory.mktemp("whole") / "store")
     store.close_in_order()
@@ -63,9 +63,9 @@ def places(store: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("names", WRONG.values(), ids=WRONG)
-def test_repair_renames_segments(whole: StoppedStore, tmp_path: Path, names: Mapping[str, str]) -> None:
-    store, flags = tmp_path / "store", flags_of(whole.engine.options)
-    shutil.copytree(whole.root, store)
+def test_repair_renames_segments(clean_store: StoppedStore, tmp_path: Path, names: Mapping[str, str]) -> None:
+    store, flags = tmp_path / "store", flags_of(clean_store.engine.options)
+    shutil.copytree(clean_store.root, store)
     rename(store, names)
     verified = call("store", "verify", store, "--json", *flags)
     first = verified.json["findings"][: len(names)]
@@ -81,8 +81,8 @@ def test_repair_renames_segments(whole: StoppedStore, tmp_path: Path, names: Map
         and row.kind in ("record_offset", "stray_file", "misplaced_file")
     ]
     repair(store, flags)
-    assert log_of(store) == log_of(whole.root)
-    assert places(store) == places(whole.root)
+    assert log_of(store) == log_of(clean_store.root)
+    assert places(store) == places(clean_store.root)
 
 
 @pytest.mark.parametrize("was_killed", [False, True], ids=["closed in order", "killed"])
@@ -90,10 +90,10 @@ def test_repair_renames_segments(whole: StoppedStore, tmp_path: Path, names: Map
     "names", [WRONG[name] for name in ("from the second on", "all of them", "the last", "left by a killed repair")]
 )
 def test_start_renames_segments_instead_of_cutting(
-    whole: StoppedStore, tmp_path: Path, names: Mapping[str, str], *, was_killed: bool
+    clean_store: StoppedStore, tmp_path: Path, names: Mapping[str, str], *, was_killed: bool
 ) -> None:
-    store, flags = tmp_path / "store", flags_of(whole.engine.options)
-    shutil.copytree(whole.root, store)
+    store, flags = tmp_path / "store", flags_of(clean_store.engine.options)
+    shutil.copytree(clean_store.root, store)
     if was_killed:
         (store / "abort").write_text("1")
     rename(store, names)
@@ -101,25 +101,25 @@ def test_start_renames_segments_instead_of_cutting(
     assert done.code == 0
     for old, new in names.items():
         assert f"commitlog/{new}: its records belong to {old}, renamed" in done.out + done.err
-    assert log_of(store) == log_of(whole.root)
+    assert log_of(store) == log_of(clean_store.root)
     assert call("store", "verify", store, *flags).code == 0
     assert "renamed" not in call("store", "recover", store, "--execute", *flags).out
 
 
-def test_second_copy_of_a_segment_is_quarantined(whole: StoppedStore, tmp_path: Path) -> None:
-    store, flags = tmp_path / "store", flags_of(whole.engine.options)
-    shutil.copytree(whole.root, store)
+def test_second_copy_of_a_segment_is_quarantined(clean_store: StoppedStore, tmp_path: Path) -> None:
+    store, flags = tmp_path / "store", flags_of(clean_store.engine.options)
+    shutil.copytree(clean_store.root, store)
     shutil.copy(store / "commitlog" / NAMES[1], store / "commitlog" / NAMES[2])
     verified = call("store", "verify", store, "--json", *flags)
     assert verified.json["findings"][0]["text"] == f"its records belong to commitlog/{NAMES[1]}, which exists"
     done = repair(store, flags)
     assert (store / done.json["kept_in"] / "files" / "commitlog" / NAMES[2]).is_file()
-    assert places(store) == [place for place in places(whole.root) if place // SEGMENT != 2]
+    assert places(store) == [place for place in places(clean_store.root) if place // SEGMENT != 2]
 
 
-def test_segment_with_damaged_first_record_keeps_its_name(whole: StoppedStore, tmp_path: Path) -> None:
-    store, flags = tmp_path / "store", flags_of(whole.engine.options)
-    shutil.copytree(whole.root, store)
+def test_segment_with_damaged_first_record_keeps_its_name(clean_store: StoppedStore, tmp_path: Path) -> None:
+    store, flags = tmp_path / "store", flags_of(clean_store.engine.options)
+    shutil.copytree(clean_store.root, store)
     rename(store, {NAMES[3]: NAMES[4]})
     with (store / "commitlog" / NAMES[4]).open("r+b") as file:
         file.seek(100)
@@ -132,10 +132,10 @@ def test_segment_with_damaged_first_record_keeps_its_name(whole: StoppedStore, t
 @pytest.mark.parametrize("at", [SEGMENT, 2 * SEGMENT])
 def test_flipped_bit_in_first_offset_keeps_the_segment_name(tmp_path: Path, command: str, at: int) -> None:
     """No CRC of RocketMQ covers it: the segment was renamed away, or the log was cut there."""
-    whole = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
-    whole.close_in_order()
-    store, flags, before = whole.root, flags_of(whole.engine.options), places(whole.root)
-    whole.overwrite(at + PHYSICAL_OFFSET, (at + (1 << 24)).to_bytes(8, "big"))
+    clean_store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
+    clean_store.close_in_order()
+    store, flags, before = clean_store.root, flags_of(clean_store.engine.options), places(clean_store.root)
+    clean_store.overwrite(at + PHYSICAL_OFFSET, (at + (1 << 24)).to_bytes(8, "big"))
     # A start that finds damage ends with 1. Durable marks show a start that the log is complete to its end.
     shutil.rmtree(store / "mqproc")
     (store / "abort").touch()
@@ -145,7 +145,7 @@ def test_flipped_bit_in_first_offset_keeps_the_segment_name(tmp_path: Path, comm
 
 @pytest.mark.parametrize(("number", "told"), [(0, None), (1, 0)])
 def test_segment_name_check_reads_records_only(
-    whole: StoppedStore, tmp_path: Path, number: int, told: int | None
+    clean_store: StoppedStore, tmp_path: Path, number: int, told: int | None
 ) -> None:
     """A BLANK, or damage, may be as long as a segment, which need not fit into memory."""
 
@@ -154,7 +154,7 @@ def test_segment_name_check_reads_records_only(
             assert size < SEGMENT // 2
             return super().pread(fd, size, offset)
 
-    data = bytearray((whole.root / "commitlog" / NAMES[0]).read_bytes())
+    data = bytearray((clean_store.root / "commitlog" / NAMES[0]).read_bytes())
     at = number * int.from_bytes(data[:4], "big")
     data[at : at + BLANK_SIZE] = encode_blank(SEGMENT - at)
     (tmp_path / NAMES[0]).write_bytes(data)
@@ -163,30 +163,30 @@ def test_segment_name_check_reads_records_only(
 
 @pytest.mark.parametrize("command", ["repair", "recover"])
 @pytest.mark.parametrize("name", [NAMES[4], f"{NAMES[3]} (1)", f"{NAMES[3]}.misnamed"])
-def test_empty_segment_gives_up_its_name(whole: StoppedStore, tmp_path: Path, command: str, name: str) -> None:
+def test_empty_segment_gives_up_its_name(clean_store: StoppedStore, tmp_path: Path, command: str, name: str) -> None:
     """Like an abandoned copy: the log was cut before it, to continue there."""
-    store, flags = tmp_path / "store", flags_of(whole.engine.options)
-    shutil.copytree(whole.root, store)
+    store, flags = tmp_path / "store", flags_of(clean_store.engine.options)
+    shutil.copytree(clean_store.root, store)
     rename(store, {NAMES[3]: name})
     (store / "commitlog" / NAMES[3]).touch()
     assert call("store", command, store, "--execute", *flags).code == 0
-    assert log_of(store) == log_of(whole.root)
-    assert places(store) == places(whole.root)
+    assert log_of(store) == log_of(clean_store.root)
+    assert places(store) == places(clean_store.root)
 
 
 @pytest.mark.parametrize("command", ["repair", "recover"])
 @pytest.mark.parametrize("killed", [False, True])
 def test_unwritten_segment_gives_up_its_name(
-    whole: StoppedStore, tmp_path: Path, command: str, *, killed: bool
+    clean_store: StoppedStore, tmp_path: Path, command: str, *, killed: bool
 ) -> None:
     """The last segment and the preallocated one are exchanged: a start removed the last."""
-    store, flags = tmp_path / "store", flags_of(whole.engine.options)
-    shutil.copytree(whole.root, store)
+    store, flags = tmp_path / "store", flags_of(clean_store.engine.options)
+    shutil.copytree(clean_store.root, store)
     (store / "commitlog" / NAMES[4]).touch()
     os.truncate(store / "commitlog" / NAMES[4], SEGMENT)
     if killed:
         (store / "abort").touch()
     rename(store, {NAMES[3]: NAMES[4], NAMES[4]: NAMES[3]})
     assert call("store", command, store, "--execute", *flags).code == 0
-    assert places(store) == places(whole.root)
+    assert places(store) == places(clean_store.root)
     assert call("store", "verify", store, *flags).code == 0

@@ -69,7 +69,7 @@ FLAGS = ["--set", "max_queues=4096"]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def timed_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_timed_store(tmp_path_factory.mktemp("timed"))
 
 
@@ -188,8 +188,8 @@ def anywhere(rows: list[Row]) -> list[Row]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_damage_is_named_and_repaired(made: Path, tmp_path: Path, name: str) -> None:
-    store = copy_sparse(made, tmp_path)
+def test_damage_is_named_and_repaired(timed_store: Path, tmp_path: Path, name: str) -> None:
+    store = copy_sparse(timed_store, tmp_path)
     damage, expected = CASES[name]
     damage(StorePaths(store))
     verified = call("store", "verify", store, "--json", *FLAGS)
@@ -205,14 +205,14 @@ def test_damage_is_named_and_repaired(made: Path, tmp_path: Path, name: str) -> 
         assert (done.code, damage_in(done.json)) == (0, []), done
 
 
-def test_timer_intact_store_is_clean(made: Path) -> None:
-    found = call("store", "verify", made, "--json").json
+def test_timer_intact_store_is_clean(timed_store: Path) -> None:
+    found = call("store", "verify", timed_store, "--json").json
     assert [each for each in found["findings"] if "timer" in each["file"] or "timer" in each["kind"]] == []
 
 
-def test_timer_message_missing_in_timer_log_is_found(made: Path, tmp_path: Path) -> None:
+def test_timer_message_missing_in_timer_log_is_found(timed_store: Path, tmp_path: Path) -> None:
     """As if the last message had never been filed, but the check counts it."""
-    paths = StorePaths(copy_sparse(made, tmp_path))
+    paths = StorePaths(copy_sparse(timed_store, tmp_path))
     last = WAITING + FIRST_WAITING - 2 * PER_FILE - 1
     place = 2048 + last * timer_log.UNIT_SIZE
     write(paths.timer_log / f"{2048:020d}", last * timer_log.UNIT_SIZE, bytes(timer_log.UNIT_SIZE))
@@ -225,9 +225,9 @@ def test_timer_message_missing_in_timer_log_is_found(made: Path, tmp_path: Path)
     repair(paths.root, FLAGS)
 
 
-def test_timer_messages_lost_at_log_end_are_not_filed(made: Path, tmp_path: Path) -> None:
+def test_timer_messages_lost_at_log_end_are_not_filed(timed_store: Path, tmp_path: Path) -> None:
     """Only a second repair saw it. The timer is intact as long as the queue has the unit."""
-    paths = StorePaths(copy_sparse(made, tmp_path))
+    paths = StorePaths(copy_sparse(timed_store, tmp_path))
     filed = WAITING + FIRST_WAITING
     with StoreReader(paths.root) as reader:
         end = reader.visible.end
@@ -248,9 +248,9 @@ def test_timer_messages_lost_at_log_end_are_not_filed(made: Path, tmp_path: Path
     ids=["unit", "check", "check, by a start"],
 )
 def test_timer_messages_are_delivered_once_after_repair(
-    made: Path, tmp_path: Path, damage: Callable[[StorePaths], None], is_repaired: bool, filed: int
+    timed_store: Path, tmp_path: Path, damage: Callable[[StorePaths], None], is_repaired: bool, filed: int
 ) -> None:
-    paths = StorePaths(copy_sparse(made, tmp_path))
+    paths = StorePaths(copy_sparse(timed_store, tmp_path))
     damage(paths)
     assert not is_repaired or call("store", "repair", paths.root, "--execute", *FLAGS).code == 0
     group = Group(paths.root, **OPTIONS).start()
@@ -280,8 +280,8 @@ def test_timer_files_of_killed_group_are_clean(tmp_path: Path, make_group: Calla
     assert (found.code, damage_in(found.json)) == (0, [])
 
 
-def test_info_shows_the_timer_position(made: Path) -> None:
-    found = call("store", "info", made, "--json").json
+def test_info_shows_the_timer_position(timed_store: Path) -> None:
+    found = call("store", "info", timed_store, "--json").json
     assert found["timer_filed"] == WAITING + FIRST_WAITING
     assert found["timer_log_end"] == 2048 + (found["timer_filed"] - 2 * PER_FILE) * timer_log.UNIT_SIZE
     assert found["timer_read_ms"] > 1_700_000_000_000
@@ -291,12 +291,12 @@ def test_info_shows_the_timer_position(made: Path) -> None:
         "on_disk": found["parts"]["timerlog"]["on_disk"],
     }
     assert found["parts"]["timerwheel"]["bytes"] == timer_wheel.FILE_SIZE
-    assert "timer delivered until" in call("store", "info", made).out
+    assert "timer delivered until" in call("store", "info", timed_store).out
 
 
-def test_timer_misplaced_files_are_quarantined(made: Path, tmp_path: Path) -> None:
+def test_timer_misplaced_files_are_quarantined(timed_store: Path, tmp_path: Path) -> None:
     """By a start; verify reports it first."""
-    paths = StorePaths(copy_sparse(made, tmp_path))
+    paths = StorePaths(copy_sparse(timed_store, tmp_path))
     places = (paths.timer_wheel, paths.timer_check, paths.timer_log / f"{4096:020d}")
     for place in places:
         place.unlink(missing_ok=True)
@@ -310,8 +310,8 @@ def test_timer_misplaced_files_are_quarantined(made: Path, tmp_path: Path) -> No
     assert len(list(paths.quarantine.iterdir())) == 3
 
 
-def test_timer_log_is_quarantined_with_its_contents(made: Path, tmp_path: Path) -> None:
-    paths = StorePaths(copy_sparse(made, tmp_path))
+def test_timer_log_is_quarantined_with_its_contents(timed_store: Path, tmp_path: Path) -> None:
+    paths = StorePaths(copy_sparse(timed_store, tmp_path))
     (paths.timer_log / "notes").write_text("mine")
     last = max(paths.timer_log.glob("0*"))
     last.unlink()
@@ -323,9 +323,9 @@ def test_timer_log_is_quarantined_with_its_contents(made: Path, tmp_path: Path) 
     assert (kept / last.name).is_dir()
 
 
-def test_timer_log_file_and_wheel_folder_are_repaired(made: Path, tmp_path: Path) -> None:
+def test_timer_log_file_and_wheel_folder_are_repaired(timed_store: Path, tmp_path: Path) -> None:
     """Each is quarantined once, though there are two reasons for it."""
-    paths = StorePaths(copy_sparse(made, tmp_path))
+    paths = StorePaths(copy_sparse(timed_store, tmp_path))
     shutil.rmtree(paths.timer_log)
     paths.timer_log.write_text("mine")
     paths.timer_wheel.unlink()
@@ -339,9 +339,9 @@ def test_timer_log_file_and_wheel_folder_are_repaired(made: Path, tmp_path: Path
 
 @pytest.mark.parametrize("size", [0, timer_log.END_SIZE - 1, timer_log.UNIT_SIZE + 1])
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_timer_log_nearly_empty_is_repaired(made: Path, tmp_path: Path, size: int, *, is_killed: bool) -> None:
+def test_timer_log_nearly_empty_is_repaired(timed_store: Path, tmp_path: Path, size: int, *, is_killed: bool) -> None:
     """The file size is unknown then. A crash may leave an empty file: a start creates it."""
-    paths = StorePaths(copy_sparse(made, tmp_path))
+    paths = StorePaths(copy_sparse(timed_store, tmp_path))
     for path in sorted(paths.timer_log.iterdir())[1:]:
         path.unlink()
     os.truncate(paths.timer_log / f"{0:020d}", size)
@@ -355,9 +355,9 @@ def test_timer_log_nearly_empty_is_repaired(made: Path, tmp_path: Path, size: in
     assert call("store", "verify", paths.root, *FLAGS).code == 0
 
 
-def test_timer_killed_store_is_clean_after_one_repair(made: Path, tmp_path: Path) -> None:
+def test_timer_killed_store_is_clean_after_one_repair(timed_store: Path, tmp_path: Path) -> None:
     """Repair does the work that verify only notes because a start would do it."""
-    paths = StorePaths(copy_sparse(made, tmp_path))
+    paths = StorePaths(copy_sparse(timed_store, tmp_path))
     paths.abort.touch()
     paths.timer_wheel.unlink()
     (paths.index / "20991231235959999").touch()
