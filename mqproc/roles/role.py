@@ -478,7 +478,7 @@ def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool
     meanings = {paths.commit_log: LOST_LOG_PAGE, paths.index: LOST_INDEX_PAGE}
     zeros = ZeroFill(meanings, functools.partial(_log_zeros, context.heartbeat))
     install_sigbus_handler(
-        functools.partial(_log_lost_page, context.heartbeat, trace_fd), zeros if spec.zero_fill else None
+        functools.partial(log_lost_page, context.heartbeat, trace_fd), zeros if spec.zero_fill else None
     )
     signals = RoleSignals(context.bell)
     signals.install()
@@ -518,7 +518,7 @@ def _log_zeros(heartbeat: Heartbeat, text: str) -> None:
     role_log.get_logger().error(text)
 
 
-def _log_lost_page(heartbeat: Heartbeat, trace_fd: int, text: str, _code: int) -> None:
+def log_lost_page(heartbeat: Heartbeat, trace_fd: int, text: str, _code: int) -> None:
     # Before anything that touches a mapping: another SIGBUS, as on a full disk, would end this process at once.
     os.write(trace_fd, f"{text}\n".encode())
     faulthandler.dump_traceback(trace_fd, all_threads=True)

@@ -26,7 +26,7 @@ from mqproc.ipc.counters import Buckets, read_buckets
 from mqproc.layout import control as layout
 from mqproc.layout.histograms import STEPS
 from mqproc.paths import StorePaths
-from mqproc.roles.role import BEAT_NS, SLOW_STEP_NS, Heartbeat, RoleContext, RoleSpec, _log_lost_page, run_role
+from mqproc.roles.role import BEAT_NS, SLOW_STEP_NS, Heartbeat, RoleContext, RoleSpec, log_lost_page, run_role
 from mqproc.store.settings import write_settings
 
 IO = StoreIO()
@@ -397,7 +397,7 @@ def test_lost_page_is_logged_before_the_next_can_be_lost(context: RoleContext, m
     monkeypatch.setattr(Heartbeat, "failed", lose_another)
     with tempfile.TemporaryFile() as trace:
         with pytest.raises(ZeroDivisionError):
-            _log_lost_page(context.heartbeat, trace.fileno(), "segment: offset 5,000: the file was cut", 1)
+            log_lost_page(context.heartbeat, trace.fileno(), "segment: offset 5,000: the file was cut", 1)
         trace.seek(0)
         text = trace.read()
     assert text.startswith(b"segment: offset 5,000: the file was cut\n")

@@ -324,7 +324,7 @@ class TimerDelivery:
             self._loading.append(LoadingSlot(slot_ms, store.units_of(slot_ms, LOAD_MESSAGES)))
             self._slots.setdefault(slot_ms, ActiveSlot()).open += 1
         self._active_until_ms = until_ms
-        self._move_read(store)
+        self.advance_read_time(store)
 
     def _load_slots(self, store: TimerStore) -> int:
         """Load the next messages of active slots; returns how many were read."""
@@ -340,7 +340,7 @@ class TimerDelivery:
                 self._hold(loading.new_units(units, self._early))
         if len(self._loading) < waiting:
             # Once, since it inspects every active slot: many thousands after a long stop.
-            self._move_read(store)
+            self.advance_read_time(store)
         return read
 
     def _next_units(self, loading: LoadingSlot) -> TimerUnits | None:
@@ -447,10 +447,10 @@ class TimerDelivery:
             self.rolls.rescheduled(self._words[control.WRITTEN])
         if self._store is not None:
             self._store.pending -= len(batch)
-            self._move_read(self._store)
+            self.advance_read_time(self._store)
         self._dirty = True
 
-    def _move_read(self, store: TimerStore) -> None:
+    def advance_read_time(self, store: TimerStore) -> None:
         read_ms = min((slot_ms for slot_ms, slot in self._slots.items() if slot.open), default=self._active_until_ms)
         # A cancellation of a roll that is not enqueued again yet may be in its slot only.
         read_ms = min(read_ms, store.slot_of(self.rolls.returning_from_ms))

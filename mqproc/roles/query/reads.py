@@ -55,7 +55,7 @@ class ReadRequests:
 
     def start(self, operation: int, options: Any) -> Slices[Reply]:
         """Slices of one of READS. They raise the error that refuses the request."""
-        return _QUESTIONS[operation](self, options)
+        return HANDLERS[operation](self, options)
 
     def ping(self, _options: Empty) -> Slices[Reply]:
         """Answer without content."""
@@ -178,7 +178,7 @@ class ReadRequests:
         return min(max(wanted, 1), self._max_bytes)
 
 
-_QUESTIONS: dict[int, Callable[[ReadRequests, Any], Slices[Reply]]] = {
+HANDLERS: dict[int, Callable[[ReadRequests, Any], Slices[Reply]]] = {
     Operation.PING: ReadRequests.ping,
     Operation.GET: ReadRequests.get,
     Operation.BY_KEY: ReadRequests.by_key,
@@ -192,7 +192,7 @@ _QUESTIONS: dict[int, Callable[[ReadRequests, Any], Slices[Reply]]] = {
     Operation.STATS: ReadRequests.stats,
     Operation.HEALTH: ReadRequests.health,
 }
-READS = frozenset(_QUESTIONS)
+READS = frozenset(HANDLERS)
 """Operations of `start`."""
 
 

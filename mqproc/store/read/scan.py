@@ -51,12 +51,12 @@ class LogScan:
         at = max(begin, physical_offset)
         stop = min(end, at + max(1, max_scan_bytes))
         while at < stop and not found.full:
-            at = self._slice(found, at, min(stop, at + SLICE_BYTES), end)
+            at = self.scan_slice(found, at, min(stop, at + SLICE_BYTES), end)
             yield
         complete = at >= end and not found.full
         return RecordPage(len(found.records), found.records, () if complete else (at,), complete)
 
-    def _slice(self, found: _Found, at: int, stop: int, end: int) -> int:
+    def scan_slice(self, found: _Found, at: int, stop: int, end: int) -> int:
         """Scan a part of one segment; returns where to continue, above `at` unless `found` is full."""
         segments = self._records.segments
         entered = self._records.segment(at)

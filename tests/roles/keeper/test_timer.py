@@ -92,13 +92,13 @@ def test_timer_delivers_nothing_before_its_slot_is_loaded(tmp_path: Path, monkey
 def test_timer_slots_due_together_are_scanned_few_times_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a stop of a day, 86,400 slots may be due: each message must not scan them all."""
     looks: list[TimerStore] = []
-    move_read = TimerDelivery._move_read
+    move_read = TimerDelivery.advance_read_time
 
     def counted(self: TimerDelivery, store: TimerStore) -> None:
         looks.append(store)
         move_read(self, store)
 
-    monkeypatch.setattr(TimerDelivery, "_move_read", counted)
+    monkeypatch.setattr(TimerDelivery, "advance_read_time", counted)
     rig = rig_with(tmp_path, [(b"", pairs(SLOT_MS + 1000 * number)) for number in range(20)])
     keeper = begun(rig)
     rig.clock.advance(40_000)

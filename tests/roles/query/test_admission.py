@@ -77,13 +77,13 @@ def test_admission_failed_requests_free_their_place(filled: Group, monkeypatch: 
     caller = filled.connect()
     asked = [caller.ask(Operation.SCAN, SCAN) for _ in range(3)]
     begin(filled, 2)
-    one_slice = LogScan._slice
+    one_slice = LogScan.scan_slice
 
     def failing(*given: Any) -> int:
-        monkeypatch.setattr(LogScan, "_slice", one_slice)
+        monkeypatch.setattr(LogScan, "scan_slice", one_slice)
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(LogScan, "_slice", failing)
+    monkeypatch.setattr(LogScan, "scan_slice", failing)
     with pytest.raises(InternalError, match="Input/output"):
         answers_of(caller, filled, 1, 1)
     assert list(answers_of(caller, filled, 2, 1)) == asked[1:]
@@ -99,7 +99,7 @@ def test_admission_requests_ending_on_their_turn_free_their_place(
     begin(filled, 4)
 
     nothing = RecordsAnswer(0, questions.END)
-    monkeypatch.setitem(questions._QUESTIONS, Operation.SCAN, lambda *_given: questions.at_once(nothing))
+    monkeypatch.setitem(questions.HANDLERS, Operation.SCAN, lambda *_given: questions.at_once(nothing))
     found = answers_of(caller, filled, 6, 2)
     assert [found[number] for number in asked] == [filled.store.offsets] * 2 + [[]] * 4
     assert (len(filled.role._jobs), len(filled.role._admission)) == (0, 0)
