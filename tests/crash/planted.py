@@ -96,7 +96,7 @@ PLANTS = {
         "mqproc.store.commitlog.flush",
         "                checkpoint_layout.CONFIRM_PHYSICAL_OFFSET: flushed,",
         "                checkpoint_layout.CONFIRM_PHYSICAL_OFFSET: words[control.WRITTEN],",
-        seed=4,
+        seed=5,
     ),
     "a record that has lost its CRC is taken for whole": Plant(
         "mqproc.store.recovery.log",
