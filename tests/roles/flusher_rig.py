@@ -44,7 +44,7 @@ def append_and_dispatch(
     topic: str = "T",
     properties: bytes = b"",
 ) -> None:
-    """Append, flush (in words) and dispatch `count` messages with one key each to queue 0 of a topic."""
+    """Append, flush (in words) and dispatch `count` messages with one key to queue 0 of a topic."""
     table = QueueTable(io, paths.queues, write=True)
     segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
 
@@ -125,7 +125,7 @@ class Rig:
         )
 
     def dispatch(self, messages: int) -> None:
-        """Store and dispatch messages of one queue by the engine, as the writer and the dispatcher would."""
+        """Store and dispatch messages of one queue, as the writer and the dispatcher would."""
         append_and_dispatch(self.io, self.paths, self.options, self.control.words, messages)
 
     def pass_seconds(self, seconds: float) -> None:

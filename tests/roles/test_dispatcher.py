@@ -93,7 +93,7 @@ class SlowClock(ManualClock):
 
 @dataclass
 class Alone:
-    """A dispatcher whose log is published message by message; `ends` are the offsets of their ends."""
+    """A dispatcher whose log is published message by message; `ends` are their end offsets."""
 
     rig: Rig
     clock: SlowClock

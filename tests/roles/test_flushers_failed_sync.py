@@ -124,7 +124,7 @@ def test_failed_sync_of_one_flusher_ends_the_others(flushers: Flushers, failing:
 
 @pytest.mark.parametrize("name", MADE)
 def test_failed_sync_of_another_role_ends_the_current_pass(flushers: Flushers, name: str) -> None:
-    """The other role's word is set during this role's first sync: no further one, and the mark stays."""
+    """The other role's word is set during the first sync: no further one, the mark stays."""
     flushers.dispatch()
     flushers.turn()
     before = flushers.marks

@@ -156,7 +156,7 @@ def test_producer_descriptor_is_stable_and_signals_answers(rig: Rig) -> None:
 
 
 def test_producer_frames_wait_for_a_writer(rig: Rig) -> None:
-    """Frames that no writer has taken go to its successor; none is stored twice, the order stays."""
+    """Frames that no writer has taken go to its successor, once and in order."""
     pid = rig.group.pid(WRITER)
     rig.append(NewMessage("waiting", b"first", queue_id=0))
     rig.finish()
@@ -177,7 +177,7 @@ def test_producer_frames_wait_for_a_writer(rig: Rig) -> None:
 
 
 def test_producer_unknown_outcome_names_the_log_range(rig: Rig) -> None:
-    """The writer is killed at any moment of a stream; each frame is found where its outcome says, or never."""
+    """The writer is killed during a stream; each frame is found where its outcome says."""
     numbers = itertools.count()
     for _ in range(2):
         stream_until_killed(rig, numbers)
@@ -226,7 +226,7 @@ def stream_until_killed(rig: Rig, numbers: Iterator[int]) -> None:
 
 
 def test_producer_predecessor_outcomes_are_settled_as_stored(group: Group, rig: Rig) -> None:
-    """A role dies with a frame in a stopped writer: its successor waits until that is in the log."""
+    """A role dies with a frame in a stopped writer: the successor waits until it is stored."""
     predecessor = Rig(group)
     predecessor.append(NewMessage("%RETRY%settle", b"first"))
     predecessor.finish()

@@ -223,7 +223,7 @@ def test_loop_counts_steps_that_did_work(context: RoleContext) -> None:
 
 
 class TimedRole(Scripted):
-    """Takes `took_ns` for each step by the loop's clock; records what is timed."""
+    """Takes `took_ns` for each step by the loop's clock; records each timed step."""
 
     def __init__(self, context: RoleContext, took_ns: list[int], steps: list[int], wait_ns: int) -> None:
         super().__init__(context, steps)
@@ -299,7 +299,7 @@ def test_loop_slow_step_is_always_timed_and_counts_alone(context: RoleContext) -
 def test_loop_first_step_after_a_wait_does_not_count_for_others(
     context: RoleContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bursts of one short and nine long steps, 20 ms apart: a regular sample would miss the long ones."""
+    """Bursts of one short and nine long steps: a regular sample would miss the long ones."""
     monkeypatch.setattr("mqproc.roles.role.random", random.Random(1))
     bursts = 300
     took_ns, steps = [0], [1]

@@ -199,7 +199,7 @@ def test_slow_reader_does_not_delay_heartbeats_or_session_expiry(store: Group) -
 
 
 def test_heartbeats_are_answered_under_constant_requests(store: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new request arrives with each step: silence cannot be measured, and no member may expire."""
+    """A new request arrives with each step: no member may expire, as silence is not known."""
     monkeypatch.setattr("mqproc.roles.query.role.STEP_NS", 0)
     member, others = store.connect(), [store.connect() for _ in range(4)]
     beating = beat(member, "billing", join(member, "billing", "one", SESSION_MS_MIN))
@@ -227,7 +227,7 @@ def test_session_expires_only_after_requests_in_it_were_served(store: Group) -> 
 
 
 def test_idle_role_does_not_extend_sessions(store: Group) -> None:
-    """The role wakes after MAX_WAIT_S and a little more; only a stopped role has missed requests."""
+    """The role wakes shortly after MAX_WAIT_S; only a stopped role has missed requests."""
     caller = store.connect()
     join(caller, "billing", "one", 5_000)
     groups = store.role._groups
@@ -244,7 +244,7 @@ def test_idle_role_does_not_extend_sessions(store: Group) -> None:
 
 
 def test_clients_with_many_members_may_fail_together(store: Group) -> None:
-    """The end of each member is news to the others, and sending it finds their connections closed."""
+    """Reporting the end of each member to the others finds their connections closed."""
     stays, callers = store.connect(), [store.connect() for _ in range(8)]
     for number, caller in enumerate(callers):
         join(caller, "billing", f"m{number}", SESSION_MS_MIN)

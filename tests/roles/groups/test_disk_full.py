@@ -1,4 +1,4 @@
-"""Consumer groups on a full disk: reads are served, changes are refused until there is space."""
+"""Consumer groups on a full disk: reads are served, changes refused until there is space."""
 
 from __future__ import annotations
 

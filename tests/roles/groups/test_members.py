@@ -96,7 +96,7 @@ def test_members_returning_members_keep_their_queues() -> None:
 
 
 def test_members_returning_late_get_queues_with_new_epochs() -> None:
-    """The old epoch is stale: the current owner may have moved back, so no commit may pass that offset."""
+    """The old epoch is stale: the owner may have moved back, and no commit may pass that."""
     group = GroupMembers(Epochs().take)
     group.join(member("a"))
     group.rebalance({"T": range(2)}, 0)

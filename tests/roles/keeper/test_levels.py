@@ -63,7 +63,7 @@ def test_levels_preempted_between_clocks_are_late_never_early(rig: Rig) -> None:
 
 
 def test_levels_clock_moved_back_keeps_predecessor_deliveries(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A keeper whose first message is no longer due at its start must count it for its successor."""
+    """A keeper whose first message is no longer due at its start records it for the next."""
     file = DelayOffsets.load(rig.io, rig.paths)
     begin = file.log = 100
     file.save(rig.io, rig.io, rig.paths, FIRST_DUE_MS)

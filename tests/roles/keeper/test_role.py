@@ -95,7 +95,7 @@ def test_keeper_deletes_old_segments_and_sleeps_between(tmp_path: Path) -> None:
 def test_keeper_soon_due_delivery_rechecks_dispatch_unless_disk_is_full(
     tmp_path: Path,
 ) -> None:
-    """Levels and timer wait for it and were a second late; an earlier stopped group left the timer's files."""
+    """Levels and timer wait for dispatch and were a second late after a stopped group."""
     found, keeper, _disk = rig(tmp_path, delete_when="3")
     words = found.control.words
     keeper.close()

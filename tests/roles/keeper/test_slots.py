@@ -38,7 +38,7 @@ def test_slot_releases_at_due_time_or_slot_end() -> None:
 
 
 def test_slot_rolled_message_leaves_one_slot_earlier() -> None:
-    """With a window of few slots there is no more time; filed late, it is in a slot after its due time."""
+    """A small window leaves no more time; filed late, it is in a slot after its due time."""
     assert leaves_ms(5000, 9001, rolls=True) == 6000
     assert leaves_ms(5000, 7001, rolls=True) == 6000
     assert leaves_ms(5000, 7000, rolls=True) == 5000

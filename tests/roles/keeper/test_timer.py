@@ -178,7 +178,7 @@ def test_timer_message_filed_late_awaits_cancellation_after_restart(
 def test_timer_message_filed_after_errors_waits_for_cancellation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A running keeper files two at a time; the first message's cancellation follows eight others."""
+    """A keeper files two at a time; the first message's cancellation follows eight others."""
     monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 2)
     monkeypatch.setattr(timer_deliveries, "ENQUEUE_GATHER_NS", 0)
     monkeypatch.setattr(timer_deliveries, "ENQUEUE_SOON_GATHER_NS", 0)
@@ -203,7 +203,7 @@ def test_timer_message_filed_after_errors_waits_for_cancellation(
 
 
 def test_timer_offset_survives_a_start_without_space_for_its_queue(tmp_path: Path) -> None:
-    """The offset was reset to the dispatched end: delivered messages were filed and delivered twice."""
+    """The offset was reset to the dispatched end, and messages were delivered twice."""
     rig = rig_with(tmp_path, [(b"%d" % number, pairs(SLOT_MS + 100 + number)) for number in range(2)])
     keeper = begun(rig)
     rig.clock.advance(7000)
@@ -280,7 +280,7 @@ def test_timer_delivers_while_dispatch_is_always_late(tmp_path: Path) -> None:
 
 
 def test_timer_idle_store_delays_nothing(tmp_path: Path) -> None:
-    """The last record is not dispatched yet and the one before it is old: it is checked again soon."""
+    """The last record is not dispatched and the one before is old: it is checked again soon."""
     rig = rig_with(tmp_path, [(b"message", pairs(SLOT_MS + 100))])
     words = rig.control.words
     keeper = begun(rig)
@@ -337,7 +337,7 @@ def test_timer_due_message_waits_for_rolled_cancellations(tmp_path: Path, monkey
 def test_timer_rolled_message_is_cancelled_in_an_otherwise_empty_slot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A late keeper: the slot has passed when the message is filed, with only its cancellation in it."""
+    """A late keeper files the message after its slot, which has only the cancellation."""
     monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 1)
     message = pairs(SLOT_MS + 1, UNIQ_KEY="id-0")
     cancels = b"", pairs(SLOT_MS + 900, TIMER_DEL_UNIQKEY="id-0")
@@ -362,7 +362,7 @@ def test_timer_rolled_message_is_cancelled_in_an_otherwise_empty_slot(
 
 
 def test_timer_late_messages_are_rolled_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages filed at different times leave different slots; each return delayed the next roll."""
+    """Messages filed at different times leave different slots; each delayed the next roll."""
     monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 1)
     far = [(b"%d" % number, pairs(BEGIN_MS + 160_000)) for number in range(5)]
     rig = rig_with(tmp_path, [*far, (b"soon", pairs(BEGIN_MS + 25_000))], timer_roll_window_slot=100)

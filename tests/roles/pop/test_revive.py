@@ -23,7 +23,7 @@ from tests.support.group import wait_until
 def test_revive_ack_of_redelivered_message_is_too_late_during_retries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ack counted until the next try, then the message was redelivered. Message 1 is still held."""
+    """The ack counted until the next try despite the redelivery. Message 1 is still held."""
     group = Group(tmp_path / "store")
     now_ms = time.time_ns() // 1_000_000
     group.store.engine.append("Orders", [b"0", b"1", b"2"], now_ms, queues=1)
@@ -58,7 +58,7 @@ def test_revive_ack_of_redelivered_message_is_too_late_during_retries(
 
 
 def test_revive_group_without_settings_redelivers_messages(tmp_path: Path) -> None:
-    """The group has default settings until it receives again; its messages were lost as a deleted group's."""
+    """The group has default settings until its next receive; its messages were lost."""
     group = Group(tmp_path / "store")
     now_ms = time.time_ns() // 1_000_000
     group.store.engine.append("Orders", [b"0"], now_ms, queues=1)
@@ -74,7 +74,7 @@ def test_revive_group_without_settings_redelivers_messages(tmp_path: Path) -> No
 
 
 def test_revive_counts_messages_deleted_before_redelivery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their receipt was closed silently. Message 0 is deleted, 1 is redelivered, 2 has a copy already."""
+    """Message 0 is deleted, 1 is redelivered, 2 has a copy; the receipt was closed silently."""
     group = Group(tmp_path / "store")
     engine, now_ms = group.store.engine, time.time_ns() // 1_000_000
     engine.append("Orders", [b"0", b"1", b"2"], now_ms, queues=1)

@@ -1,4 +1,4 @@
-"""The query role over real sockets: every operation, long polls, fairness, clients that go away.
+"""The query role over real sockets: operations, long polls, fairness, disconnects.
 
 The test steps the role as the loop does; clients are plain sockets with the wire's codec. The append and dispatch
 engines write the store, and dispatch rings the role's bell.

@@ -68,7 +68,7 @@ def test_failed_write_refuses_frames_once_and_leaves_nothing(
 
 
 def assert_holds(rig: WriterRig, client: Client, stored: list[int]) -> None:
-    """These single frames are in the log one after the other, with offsets and counts of their own."""
+    """Assert that these single frames follow each other in the log, with their own counts."""
     places = [columns(client.answers[request_id][0].payload) for request_id in stored]
     offsets: dict[int, list[int]] = {}
     for _, (queue_offset,), (queue_id,) in places:

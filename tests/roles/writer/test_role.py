@@ -106,7 +106,7 @@ def test_group_orderly_stop_leaves_no_unknown_outcome(make_group: Callable[..., 
 
 
 def test_writer_stopping_asks_a_sending_client_to_return(make_group: Callable[..., Group]) -> None:
-    """Each frame is stored, refused or, at the very end, lost with the connection; none is stored unanswered."""
+    """Each frame is stored or refused or, at the very end, lost with the connection."""
     group = make_group(mapped_file_size_commit_log=64 << 20)
     connection = Connection(open_socket(group.paths.socket(WRITER)))
     outcomes: list[object] = []

@@ -220,7 +220,7 @@ def test_successor_saves_topics_found_only_in_the_journal(store: Store) -> None:
 
 @pytest.mark.parametrize("queues_done", [0, 1, 3])
 def test_successor_finishes_a_deletion(store: Store, queues_done: int) -> None:
-    """Killed when the line was durable, when some queues were tombstones, or before the files were removed."""
+    """Killed after the durable line, after some tombstones, or before removing the files."""
     store.topics.create("T", 4)
     for number, count in enumerate([0, 5, 0, 2]):
         store.table.store(number, layout.NEXT_OFFSET, count)
@@ -241,7 +241,7 @@ def test_successor_finishes_a_deletion(store: Store, queues_done: int) -> None:
 
 
 def test_successor_keeps_files_until_the_deletion_is_durable(store: Store) -> None:
-    """Killed between the deletion's line and its sync: without the line the topic exists and needs its units."""
+    """Killed before the sync of the deletion's line: without it the topic needs its units."""
     store.use("T", 3)
     store.topics.save(1)
     store.topics.topics.delete("T", 1000, [3, 3, 3, 3])
@@ -266,7 +266,7 @@ def test_successor_removes_files_of_deleted_topics_in_order(store: Store) -> Non
 
 
 def test_successor_keeps_topic_deleted_with_fewer_queues_before(store: Store) -> None:
-    """Queues of its first life only, which the send has recreated, were no part of that deletion."""
+    """Queues of its first life only, recreated by the send, were no part of that deletion."""
     store.use("T", 3)
     store.topics.delete("T", 1000)
     store.topics.create("T", 1)
@@ -338,7 +338,7 @@ def test_rocketmq_light_queues_become_no_topics(tmp_path: Path) -> None:
 
 
 def test_topic_ignores_folders_with_invalid_queue_numbers(tmp_path: Path) -> None:
-    """The journal could not hold so many queues, and no send to the topic would find room for them."""
+    """The journal cannot hold so many queues, so sends to the topic would find no room."""
     store = Store(tmp_path)
     store.table.create_queue("Orders", 1)
     store.table.create_queue("Orders", 20_261_126)

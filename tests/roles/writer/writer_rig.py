@@ -37,7 +37,7 @@ SEGMENTS = 6
 
 
 class WriterIO(FaultyIO):
-    """Its writes to the log fail by `write_errors`: an errno each, 0 for success; half is written then.
+    """Fails log writes by `write_errors`: an errno each, 0 for success; half is written.
 
     Zeroing is not counted as a write.
     """
