@@ -119,7 +119,7 @@ def test_log_flush_busy_log_starts_writeback_between_passes(rig: Rig, monkeypatc
     monkeypatch.setattr(commitlog_flusher, "BUSY_BYTES", 1)
     monkeypatch.setattr(log_flush, "START_BYTES", 4096)
     started: list[int] = []
-    monkeypatch.setattr(rig.io, "start_writing", lambda fd, offset, size: started.append(size))
+    monkeypatch.setattr(rig.io, "start_writeback", lambda fd, offset, size: started.append(size))
     flusher = CommitLogFlusher(rig.context(words_of.COMMITLOG_FLUSHER))
     words = rig.control.words
 

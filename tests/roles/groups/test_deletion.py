@@ -138,13 +138,13 @@ def test_deleted_group_can_be_recreated_once_its_messages_are_closed(
         receiver.ask(Operation.GROUP_RECEIVE, GroupReceiveRequest("g", ["Orders"], start=EARLIEST))
         wait_until(lambda: receiver.answer() is None and stored)
         other.call(Operation.GROUP_DELETE, GroupRequest("g"))
-        for state in ("being given", "not closed"):
+        for state in ("being received", "not closed"):
             for operation, options in made:
                 with pytest.raises(StoreBusyError, match="deleted group g are not closed"):
                     other.call(operation, options)
             assert pops._state.settings.get("g") is None, state
             stored.pop()(0)
-            if state == "being given":
+            if state == "being received":
                 with pytest.raises(GroupNotFoundError, match="group g was deleted"):
                     wait_until(receiver.answer, SOON_S, "a refusal")
                 wait_until(lambda: group.step() >= 0 and stored, SOON_S, "an acknowledgement")

@@ -137,13 +137,15 @@ def test_single_pull_all_waiters_of_a_queue_get_the_message(filled: Group, monke
 def test_single_pull_waiters_are_answered_before_other_work(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     caller, role = hold(filled), filled.role
     done: list[str] = []
-    let_go, release, answer = role._reading.close_deleted, role._long_polls.release, role._pulls._answer
-    monkeypatch.setattr(role._reading, "close_deleted", lambda *given: (done.append("let go"), let_go(*given)))
+    close_deleted, release, answer = role._reading.close_deleted, role._long_polls.release, role._pulls._answer
+    monkeypatch.setattr(
+        role._reading, "close_deleted", lambda *given: (done.append("close deleted"), close_deleted(*given))
+    )
     monkeypatch.setattr(role._long_polls, "release", lambda pull: (done.append("release"), release(pull)))
     monkeypatch.setattr(role._pulls, "_answer", lambda *given: (done.append("answer"), answer(*given)))
     put(filled, count=1)
     filled.step()
-    assert done == ["answer", "release", "let go"]
+    assert done == ["answer", "release", "close deleted"]
     assert caller.answer() is not None
 
 
