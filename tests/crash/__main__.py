@@ -1,4 +1,4 @@
-"""Crash stories of single seeds or of a whole level, the sweep of failing calls, and planted bugs.
+"""Crash stories of seeds or of a level, the sweep of failing calls, and planted bugs.
 
 python -m tests.crash SEED[:STOP]       stories of these seeds; a failure prints the command that repeats it
 python -m tests.crash --level ci        10,000 images; nightly: 1,000,000, resumable with --progress

@@ -1,4 +1,4 @@
-"""Consumers of a simulated group: pulling consumers, group members, simple consumers, and deletion of topics.
+"""Consumers of a simulated group: pulling, members, simple consumers; deletion of topics.
 
 A message that was not consumed is nacked before the committed offset passes it, as by every client. So each message
 below the committed offset was consumed, or has a copy in the retry topic or the dead-letter queue.
@@ -134,7 +134,7 @@ class Consumers:
                 del self.given_back[number]
 
     def check(self, found: Found, *, power_loss: bool) -> None:
-        """Check that no commit is lost or invented, and each nacked message below the offset has a copy."""
+        """Check commits, and that each nacked message below the offset has a copy."""
         self.commits.check(found, power_loss=power_loss)
         progress = found.of_group(CONSUMERS_GROUP)
         copied = {
@@ -465,7 +465,7 @@ class Receivers:
         self.acked -= waiting.keys()
 
     def check(self, found: Found, *, power_loss: bool) -> None:
-        """Check that each message below the offset is open for the next start, acknowledged, or redelivered once."""
+        """Check that each message below the offset is open, acknowledged, or redelivered once."""
         checked = _CheckPoints(found)
         times = Counter(
             (sent_of(placed, self.senders).number, placed.message.reconsume_times)

@@ -1,4 +1,4 @@
-"""The simulated disk: the versions of each page since its last sync, and names that are not durable yet.
+"""The simulated disk: page versions since the last sync, and names not durable yet.
 
     current state     the real files, as left by a killed process
     crash image       a copy as a disk may be after a power loss: each page has one of its versions since the last
@@ -365,7 +365,7 @@ class Disk:
         self._changes = [change for change in self._changes if not (change.kind == "size" and change.node == number)]
 
     def failed_syncs(self, fd: int) -> int:
-        """Failed syncs of a file: each process that had it open then gets the error from its own next sync."""
+        """Failed syncs of a file: whichever process had it open gets the error from its next sync."""
         return self._node(self._number_of(fd)).failed_syncs
 
     def sync_failed(self, fd: int) -> None:
@@ -423,7 +423,7 @@ class Disk:
         ]
 
     def unsynced(self, folder: str) -> Iterator[tuple[str, bytes, bytes]]:
-        """(path, durable bytes, current bytes) of each file below a folder with pages that are not durable."""
+        """(path, durable bytes, current bytes) of each file below a folder with unsynced pages."""
         self.observe()
         for name, entry in entries_below(self.root / folder):
             node = self._nodes[self._number(entry.stat())] if entry.is_file() else _Node()

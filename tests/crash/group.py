@@ -1,4 +1,4 @@
-"""A simulated group: the roles' own classes as scheduled tasks, killed and stopped as by a supervisor."""
+"""A simulated group: roles as scheduled tasks, killed and stopped as by a supervisor."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STORE_TIME_AHEAD_MS = 60_000
 
 
 class Schedule:
-    """Runs tasks in an order decided by a seed. `failure` is the error that ended a task unexpectedly."""
+    """Runs tasks in an order decided by a seed. `failure` has ended a task unexpectedly."""
 
     def __init__(self, rng: random.Random, journal: Journal) -> None:
         self._rng = rng
@@ -211,7 +211,7 @@ class Group:
         self._schedule.add(name, lambda: self._live_well(name, spec.factory, context))
 
     def _live_well(self, name: str, factory: Callable[[RoleContext], Role], context: RoleContext) -> None:
-        """Run a role. A failed call may end it with an exit code that a supervisor restarts, and so may a kill."""
+        """Run a role until it ends, also by a kill, or by a failed call if it would be restarted."""
         try:
             with must_end_well(name):
                 self._live(name, factory, context)

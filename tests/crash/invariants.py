@@ -77,7 +77,7 @@ class Recovered:
     """Recovery read the clock: at another time it might have had another result."""
 
     def outcome(self) -> tuple[bytes, Options]:
-        """The result of recovery, but not how it was reached. Checks depend on this and the files only."""
+        """The result of recovery. Checks depend on it and the files only."""
         words = Words(bytearray(self.words.mapping))
         for number in _OF_THE_WAY:
             words[number] = 0
@@ -90,7 +90,7 @@ class Recovered:
 
 
 def recover(root: Path, options: Options, machine: Machine | None = None, now_ms: int = 0) -> Recovered:
-    """Recover the store at `root` like a supervisor before it starts roles. Without a machine, no power is lost."""
+    """Recover the store at `root` before a start of roles. Without a machine, no power is lost."""
     paths, said = StorePaths(root), list[str]()
     machine = machine or Machine(Disk(root), keeps_versions=False)
     machine.calls_max = machine.calls + calls_of_recovery_max(root)
@@ -142,7 +142,7 @@ def records_of(found: Recovered) -> list[Placed]:
 
 
 def check_log(found: Recovered, truth: Truth, senders: Senders, *, power_loss: bool) -> list[Placed]:
-    """Check the log: a prefix of the appends, everything synced, no duplicates, nothing that was lost before."""
+    """Check the log: a prefix of the appends, everything synced, no duplicates, no lost records."""
     records = records_of(found)
     begin, end = found.words[words_of.MIN_PHYSICAL_OFFSET], found.words[words_of.WRITTEN]
     check_nothing_behind(found.paths.commit_log, end)
@@ -234,7 +234,7 @@ def _by_queue(records: list[Placed], deletions: Deletions) -> dict[tuple[str, in
 
 
 def check_queues(found: Recovered, records: list[Placed], minimum: int, deletions: Deletions) -> None:
-    """Check that queues match the log's records without gaps; those below `minimum` may be deleted."""
+    """Check that queues match the log without gaps; records below `minimum` may be deleted."""
     expect(not load(StoreIO(), found.paths).holes, "a crash was recorded as damage")
     expect(found.words[words_of.DISPATCHED] == found.words[words_of.WRITTEN], "recovery left records undispatched")
     of_log = _by_queue(records, deletions)
@@ -308,7 +308,7 @@ def check_index(found: Recovered, records: list[Placed]) -> None:
 def check_parties(
     found: Recovered, records: list[Placed], parties: Iterable[Party], *, minimum: int, power_loss: bool
 ) -> None:
-    """Check committed offsets, which may await a repair, and the outcomes given to clients; `minimum` as in `Found`."""
+    """Check committed offsets and the outcomes given to clients; `minimum` as in `Found`."""
     stands = found_in(found.paths, records, sync_flush=found.options.sync_flush, minimum=minimum)
     # A start leaves corrections to the repair, as all work that needs a sync.
     waits = found.paths.read_only.exists()
@@ -368,7 +368,7 @@ QueueOffset = tuple[str, int, int]
 
 @dataclass(slots=True)
 class Readable:
-    """All messages that consumers are served, with their places in the log and bodies; and the damaged places."""
+    """Messages served to consumers, with places in the log and bodies; the damaged places."""
 
     messages: dict[QueueOffset, tuple[int, bytes]]
     corrupt: list[str]
@@ -488,7 +488,7 @@ TURNS_PER_LOOK_AT_FILES = 8
 
 
 class Watch:
-    """Checks positions of a group after each turn; its mark files now and then, and when a mark has moved."""
+    """Checks positions of a group after each turn, and its mark files when a mark has moved."""
 
     def __init__(self, group: Group, disk: Disk, clock: SimulatedClock, *, times_grow: bool) -> None:
         """`times_grow`: no earlier life set its clock back so far that store timestamps decreased."""

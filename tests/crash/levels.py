@@ -1,4 +1,4 @@
-"""The sweep of failing calls, and levels of stories, sweeps and planted bugs run by worker processes.
+"""The sweep of failing calls; levels of stories, sweeps and planted bugs by workers.
 
 A level runs the seeds in order, and resumes from its progress file, if any.
 """
@@ -85,7 +85,7 @@ STORE, IMAGE = Path("store"), Path("image")
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """Events of one life: frames sent, roles killed by turn, and whether the other clients run once."""
+    """Events of a life: frames sent, roles killed by turn, whether the other clients run once."""
 
     frames: int
     kills: Mapping[int, str] = field(default_factory=dict)
@@ -100,7 +100,7 @@ LIVES = (FIRST, OF_PARTIES, LAST)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run: the `nth` storage call (from 1), of kind `call`, fails with `errno`; a short write after its half."""
+    """One run: the `nth` storage call (from 1) fails with `errno`; a short write after its half."""
 
     nth: int
     call: str
@@ -178,7 +178,7 @@ def options_of(flush: FlushDiskType) -> Options:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The beginning of a life in every run: calls before it, state of the program, and a copy of the store."""
+    """The beginning of a life: calls before it, state of the program, a copy of the store."""
 
     life: Life
     calls: int
@@ -187,7 +187,7 @@ class Begin:
 
 
 class Whole:
-    """The program without a failure: its calls, and the beginning of each life, kept in `folder`."""
+    """The program without a failure: its calls, and the beginnings of lives in `folder`."""
 
     def __init__(self, folder: Path, flush: FlushDiskType) -> None:
         self.program = Program(flush, Seen(folder / "seen"))
@@ -235,7 +235,7 @@ def copy_store(source: Path, target: Path) -> None:
 
 
 class Program:
-    """State of the program: the store in the folder STORE below the current one, and its clients."""
+    """State of the program: its clients, and the store in the folder STORE."""
 
     def __init__(self, flush: FlushDiskType, seen: Seen) -> None:
         self._options = options_of(flush)
@@ -314,7 +314,7 @@ class Program:
         return {**state, "seed": self._rng.getstate()}
 
     def _epoch(self) -> int:
-        """The epoch: all that a start reads of the control file, besides the id of semaphores, which do not exist."""
+        """The epoch, the only part of the control file on which a start depends here."""
         control = Control.open(StoreIO(), StorePaths(STORE))
         try:
             return control.load(words_of.EPOCH)
@@ -373,7 +373,7 @@ class Program:
 
     @property
     def have_worked(self) -> bool:
-        """Whether a transaction was committed, one rolled back, and a message received and acknowledged."""
+        """Whether transactions were committed and rolled back, and a message acknowledged."""
         ended = {self.producers.decided[number] for number in self.producers.ended}
         return ended == {True, False} and bool(self.receivers.acked)
 
@@ -441,7 +441,7 @@ TELL_EVERY_S = 30
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Stories from `first_seed` on until this many images were checked, `images_per_crash` at each point."""
+    """Stories from `first_seed` on up to this many images, `images_per_crash` at each point."""
 
     images: int
     first_seed: int
@@ -519,7 +519,7 @@ def tell_story(seed: int, images: int, folder: Path) -> RunResult:
 
 
 def run_cases(whole: Whole, chosen: Sequence[Case], flush: FlushDiskType, folder: Path) -> list[RunResult]:
-    """Run the sweep's program with one call failing in every way, once where two ways are the same run."""
+    """Run the sweep's program with one call failing in every way that makes a difference."""
     runs, ran = [], list[Ran]()
     for case in chosen:
         failure = ""
@@ -538,7 +538,7 @@ def run_cases(whole: Whole, chosen: Sequence[Case], flush: FlushDiskType, folder
 
 
 def run_level(level: Level, folder: Path, workers: int, progress_path: Path | None = None) -> Progress:
-    """Run stories until the level's images are reached; print each failure with the command that repeats it."""
+    """Run stories up to the level's images; print failures with commands that repeat them."""
     progress = _read_json(progress_path, Progress(level.first_seed))
     if progress.images >= level.images:
         return progress
@@ -601,7 +601,7 @@ def run_sweep(flush: FlushDiskType, folder: Path, workers: int, progress_path: P
 
 
 def catch(name: str, folder: Path) -> RunResult:
-    """Plant a bug in its own process, run stories until one catches it, and repeat that story without the bug."""
+    """Plant a bug, run stories until one catches it, and repeat that story without the bug."""
     seed = PLANTS[name].seed
     command = ["-m", "tests.crash", f"{seed}:{seed + STORIES_PER_PLANT}", "--plant", name]
     command += ["--images", str(IMAGES_PER_PLANT), "--until-failure"]
@@ -671,7 +671,7 @@ def _in_order(
     tasks_per_worker: int,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[T]:
-    """Results of `work` for each tuple of arguments in order, by worker processes, a few of them ahead."""
+    """Results of `work` for each tuple of arguments in order, by workers that run ahead."""
     # Large zero buffers of a worker are untouched pages instead of memory that is filled for each recovery.
     variables = {"MALLOC_MMAP_THRESHOLD_": str(LARGE_BYTES), **environment}
     ahead: deque[Future[T]] = deque()
@@ -739,7 +739,7 @@ class Seen:
 
 
 def digest_of(root: Path, what: object, *, without: str = "") -> str:
-    """Digest of all files below `root` except one, and of an object without its random generators."""
+    """Digest of all files below `root` except one, and of an object without random generators."""
     pickled = io.BytesIO()
     _WithoutSeed(pickled).dump(what)
     digest = hashlib.blake2b(pickled.getvalue(), digest_size=20)

@@ -1,4 +1,4 @@
-"""Planted bugs: one changed line of the product each. A harness that misses one of them proves nothing.
+"""Planted bugs: one changed line of the product each. The harness must catch them all.
 
 The source is changed while it is imported, in this process only.
 """

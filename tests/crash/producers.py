@@ -1,4 +1,4 @@
-"""Producers of a simulated group: senders, transactional producers, and tasks of Spark's sink.
+"""Producers of a simulated group: senders, transactional producers, Spark's sink.
 
 The outcome of a transaction is decided when it begins, as by a database. A committed message is delivered once and a
 rolled-back one never, by whichever way the transaction ends.
@@ -101,7 +101,7 @@ def originals(records: Sequence[Placed], senders: Senders) -> list[tuple[int, Pl
 
 
 def check_copies(records: Sequence[Placed], senders: Senders, gone: set[int]) -> None:
-    """Check that each delayed message is delivered to its topic once, and none that a crash took.
+    """Check that each delayed message is delivered to its topic once, and no lost one.
 
     The same holds for half messages: each has one copy, and the copy the next one.
     """
@@ -192,7 +192,7 @@ class Senders:
     """All messages ever sent to a store, over all its lives."""
 
     def __init__(self, rng: random.Random, *, delays: bool = False, properties: bool = False) -> None:
-        """With `delays`, some messages are delayed; with `properties`, some have their own properties."""
+        """With `delays`, some messages are delayed; with `properties`, some have properties."""
         self._rng = rng
         self._delays = delays
         self._properties = properties
@@ -599,7 +599,7 @@ class TaskKilled(Exception):
 
 
 class _Client:
-    """The calls of a task, as many as a real client makes; killed in the call of this number, 0 = never."""
+    """The calls of a task, as by a real client; killed in the call of this number, 0 = never."""
 
     def __init__(self, paths: StorePaths, schedule: Schedule, clock: SimulatedClock, calls_until_kill: int) -> None:
         self._callers = {role: Caller(paths.socket(role), schedule) for role in ("writer", "query")}

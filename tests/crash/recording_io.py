@@ -71,7 +71,7 @@ class _Failure(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Holes:
-    """Which pages of zeros are reported as holes: a number of each 256 runs of pages, chosen by `salt`."""
+    """Which pages of zeros are reported as holes: some of 256 runs of pages, chosen by `salt`."""
 
     salt: int = 0
     of_256: int = 256
@@ -457,7 +457,7 @@ LINES_UNTIL_KILL_MAX: Final = 200
 
 
 class Lines:
-    """Traces stores of kernels in files of machines; without effect or cost if kernels are compiled."""
+    """Traces stores of kernels in files of machines; without effect if kernels are compiled."""
 
     def __init__(self) -> None:
         self._machines: weakref.WeakSet[Machine] = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""A seeded story of a store: lives of a group with sends, kills and clock steps, each ended by a crash."""
+"""A seeded story: lives of a group with sends, kills and clock steps, ended by crashes."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ class Story:
         return {what: count for what, count in left.items() if count}
 
     def _machine(self, root: Path, kill_at: int = 0) -> Machine:
-        """A machine with the current disk; its file system reports some, all or no pages of zeros as holes."""
+        """A machine with the current disk, and a random number of holes in its files."""
         holes = Holes(self._rng.getrandbits(32), self._rng.choice((0, 128, 256)))
         used = int(DISK_BYTES * self._rng.choice(DISK_USED))
         if self._sinks in self._parties:
@@ -429,7 +429,7 @@ class Story:
         return image
 
     def _check_image(self, image: Path, truth: Truth, well: dict[Hashable, list[Placed]], now_ms: int) -> None:
-        """Recover an image and check it, unless an equal one passed: `well` has the records of those."""
+        """Recover an image and check it, unless an equal one passed: `well` has their records."""
         found = checks.recover(image, self._options, self._machine(image), now_ms)
         state = found.state()
         if state not in well:
@@ -470,7 +470,7 @@ class Story:
         self._check_end(group_truth, power_loss=how == "power loss", now_ms=now_ms)
 
     def _remove_derived(self) -> None:
-        """Remove what recovery can rebuild, including marks. Committed offsets and the topics' journal stay."""
+        """Remove derived files and marks. Committed offsets and the topics' journal stay."""
         paths = StorePaths(self._root)
         kept = {path.name for path in (paths.progress, paths.topics_journal, paths.read_only)}
         for path in paths.own.iterdir():

@@ -1,4 +1,4 @@
-"""Tests of the simulated disk: the page versions that an image contains for each way to pick them."""
+"""Tests of the simulated disk: page versions in images for each way to pick them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the simulated group: it runs the supervisor's classes, and nothing in them is replaced."""
+"""Tests of the simulated group: it runs the supervisor's classes without replacements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of interpreted kernels: their stores are seen line by line, and roles are killed between lines."""
+"""Tests of interpreted kernels: line-by-line stores and kills."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SEED = 0
 
 
 def traced_story(folder: Path, environment: dict[str, str]) -> list[Any]:
-    """Lines seen, most versions of a page of the index, lines at which a role was killed, and the digest."""
+    """Lines seen, most versions of an index page, lines with kills, and the digest."""
     folder.mkdir()
     command = [sys.executable, "-c", TOLD, str(SEED), str(folder)]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""python -m tests.fuzz files|frames|json|records|shared FIRST:STOP or a case of the corpus, or --level ci|nightly"""
+"""python -m tests.fuzz TARGET FIRST:STOP, or TARGET CASE, or --level ci|nightly"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fuzz targets for files: those of a stopped store, JSON config files, and files shared by a group.
+"""Fuzz targets for files: a stopped store, JSON config files, files shared by a group.
 
 The stopped store has every feature: topics, one of them deleted, keys, batches, groups with retries and dead letters,
 messages received by simple consumers, transactions in every state, delayed messages of both kinds, and rolled files of
@@ -446,7 +446,7 @@ class SharedFiles:
             assert str(self.paths.control) in told.err, (tool, told)
 
     def _lock(self) -> None:
-        """Check that the lock is free whatever it contains, and that a request reports the holder if known."""
+        """Check that the lock is free whatever it contains, and that its holder is reported."""
         io = StoreIO()
         assert self.paths.lock.is_dir() or lock_holder(io, self.paths) is None
         lock = StoreLock.acquire(io, self.paths)

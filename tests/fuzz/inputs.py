@@ -404,7 +404,7 @@ class Log(NamedTuple):
 
 
 def make_log(number: int, kind: dict[str, Any]) -> Log:
-    """Three records; the damaged one is at another offset in each log, so that they cannot be confused."""
+    """Three records; the damaged one is at another offset in each log."""
     data = b""
     borders = [0]
     for queue_offset, fields in enumerate(({}, kind, {})):
@@ -455,7 +455,7 @@ class Records:
         return ""
 
     def look(self, log: Log, data: bytes) -> None:
-        """Check that kernel and Python twin agree, that valid records are as stored, and that all decoders agree."""
+        """Check that kernel, twin and decoders agree, and that valid records are as stored."""
         found, original = data[log.start : log.stop], log.data[log.start : log.stop]
         view = np.frombuffer(data, np.uint8).copy()
         size = checked_size(view, log.start, len(view), log.start, VERIFY_CRCS)
@@ -496,7 +496,7 @@ class Records:
             assert bool(of_log) != served, (of_log, found.said)
 
     def _read(self, units: dict[int, tuple[str, int]]) -> list[str]:
-        """Compare messages pulled from all queues with the log; the findings of `store verify` in the log."""
+        """Compare pulled messages with the log; the findings of `store verify` in the log."""
         self._messages: list[StoredMessage] = []
         with StoreReader(self._store, self._options) as reader:
             for topic, queue_id in set(units.values()):

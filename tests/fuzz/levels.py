@@ -105,7 +105,7 @@ def run_level(shards: list[Shard], folder: Path | None, workers: int, progress: 
 
 
 def run_shard(shard: Shard, folder: Path | None) -> str:
-    """Run every seed in order; the coverage. The first failure has a note with the command that repeats it."""
+    """Run every seed in order; the coverage. A failure notes the command that repeats it."""
     with tempfile.TemporaryDirectory(prefix="mqproc-fuzz-", dir=folder) as place:
         fuzzer = KINDS[shard.kind](Path(place))
         seed = shard.first

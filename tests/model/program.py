@@ -1,4 +1,4 @@
-"""A random program: sends, receives, acks, nacks, commits, joins, deaths, and kills of any process or of all.
+"""A random program: sends, receives, acks, nacks, commits, joins, deaths, and kills.
 
 Every message is consumed at least once. A queue delivers the next message, or redelivers earlier ones; to ordered
 members only when all before it are done. Committed offsets never move back and never pass an unsettled message. Every
@@ -177,7 +177,7 @@ def _seen(messages: Iterable[StoredMessage]) -> list[Seen]:
 
 
 def serve(store: Path, group: str, topic: str, ordered: bool, pipe: Connection) -> None:
-    """Main of a process: (member number, command, arguments) → answer. Its members share one client."""
+    """Main of a process: (member, command, arguments) → answer. Members share one client."""
     members: dict[int, Served] = {}
     with Client(store, timeout=PATIENCE_S) as client:
         while True:
@@ -297,7 +297,7 @@ class Deaths:
 
 
 class Simple:
-    """A simple consumer of its own group: message by message, with visibility timeouts from a second up."""
+    """A simple consumer of its own group, with visibility timeouts from a second up."""
 
     def __init__(self, client: Client, group: str, topic: str, chance: random.Random) -> None:
         self._consumer = client.simple_consumer(group, topic, start="earliest")
@@ -434,7 +434,7 @@ class Program:
             self._iterate(member, self.random.randint(1, 20))
 
     def _iterate(self, member: Member, count: int) -> None:
-        """Continue a member's loop: a message is done when the next one is requested, or the loop ends."""
+        """Continue a loop: a message is done when the next one is requested, or the loop ends."""
         found, is_over = member.ask("iterate", count)
         for each in found:
             self._loop_went_on(member)
@@ -464,7 +464,7 @@ class Program:
             member.in_loop, member.is_nacked = None, False
 
     def _check_order(self, found: list[Seen]) -> None:
-        """Check that a queue's messages came contiguously and in order, and all before them were done."""
+        """Check that a queue's messages came in order without gaps, and all before were done."""
         offsets: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
         for (topic, queue_id, offset), _ in found:
             offsets[topic, queue_id].append(offset)
@@ -534,7 +534,7 @@ class Program:
             member.host.end()
 
     def stop_host(self) -> None:
-        """Stop a process for longer than its sessions: others get its queues, and its members return."""
+        """Stop a process for longer than its sessions: others get its queues until it returns."""
         if member := self._any_member():
             process = member.host.process
             silent = {each.member_id for each in self.members if each.host is member.host}
@@ -591,7 +591,7 @@ class Program:
         self.check()
 
     def _check_copies(self) -> None:
-        """Check that each nack made one copy with an incremented count: a retry while allowed, else a dead letter."""
+        """Check that each nack made one copy: a retry while allowed, else a dead letter."""
         dead = list(self.client.groups.dead_letters(self.name))
         assert self.acked | {letter.body for letter in dead} == set(self.sent)
         retried = list(self.client.range(RETRY_PREFIX + self.name))

@@ -1,4 +1,4 @@
-"""Outages of a real group: kills at crash points, power cuts, failing calls, a full disk, a failing disk.
+"""Outages of a real group: kills, power cuts, failing calls, a full disk, a failing disk.
 
 python -m tests.outages kills 0:10         stories of these seeds; a failure prints the command that repeats it
 python -m tests.outages --level ci         65 kills, 20 cuts and some of each other kind; nightly: 1,000 and 500

@@ -82,7 +82,7 @@ def _text_of(file: Path) -> str:
 
 
 def hide_mounts() -> None:
-    """Move this process and its children to a mount namespace of their own, which ends with the last of them."""
+    """Move this process and its children to their own mount namespace, which ends with them."""
     if _libc.unshare(_CLONE_NEWNS) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"unshare: {os.strerror(number)}")
@@ -128,7 +128,7 @@ class Disk:
             os.close(fd)
 
     def stir(self, chance: random.Random, files: Sequence[Path]) -> None:
-        """Write some pages of these files and the journal, as the kernel may do at any time in any order."""
+        """Write some pages of these files and the journal, as the kernel may do at any time."""
         for path in files:
             try:
                 fd = os.open(path, os.O_RDWR)
@@ -162,7 +162,7 @@ class Disk:
 
 
 class SmallDevice:
-    """A folder for an image larger than memory allows: writes to the image fail from some point on."""
+    """A folder for an image that is larger than its space: writes fail from some point on."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

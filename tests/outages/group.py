@@ -1,4 +1,4 @@
-"""A real group and its clients, forked from a preloaded process so that starts are cheap, and its invariants."""
+"""A real group and its clients, forked from a preloaded process, and its invariants."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class WarmGroup(Group):
         wait_until(lambda: self.words()["appended_messages"] >= goal, LOAD_TIMEOUT_S, "load continues")
 
     def wait_ended(self) -> int:
-        """Wait until the supervisor and all holders of the store are gone; the exit code, -9 for a kill."""
+        """Wait until the supervisor and all holders of the store are gone; the exit code."""
         assert self.process is not None
         code = self.process.wait(END_TIMEOUT_S)
         self.wait_free()
@@ -219,7 +219,7 @@ class Heard:
 
 @contextlib.contextmanager
 def customers(store: Path, folder: Path, life: str, count: int, heard: Heard, seed: int) -> Iterator[list[BaseProcess]]:
-    """Run this many clients until the end of the block, then kill them and read their reports, kept in `folder`."""
+    """Run this many clients during the block, then kill them and read their reports."""
     processes: list[BaseProcess] = []
     reports = []
     try:
@@ -349,7 +349,7 @@ NAMED = 5
 
 
 def check(group: WarmGroup, heard: Heard) -> None:
-    """Check that acknowledged messages are where they were acknowledged, once, unless deleted or lost; and no others.
+    """Check that exactly the acknowledged messages are there, once, unless deleted or lost.
 
     Messages lost by a power cut are the last ones, and never reappear. A crash is not recorded as damage, and no
     committed offset is beyond its queue. Nothing may be appended since the start.
@@ -377,7 +377,7 @@ def check(group: WarmGroup, heard: Heard) -> None:
 
 
 def check_stopped(group: WarmGroup, *, whole: bool) -> None:
-    """Stop the group; if `whole`, nothing was deleted: queues and index must equal a rebuild byte for byte."""
+    """Stop and verify; if `whole`, nothing was deleted: queues and index equal a rebuild."""
     group.wait_dispatched()
     assert group.stop() == 0, "the group did not stop in order"
     group.wait_free()

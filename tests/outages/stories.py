@@ -78,7 +78,7 @@ class FullDisk:
         return FULL_TIMES
 
     def _be_full(self) -> None:
-        """Sends are rejected, reads work, a killed role restarts; with free space, everything works again."""
+        """Sends are rejected, reads work, a killed role restarts; with space, all works again."""
         group, ballast = self._group, self._disk.folder / "ballast"
         group.goes_on(DISK_GOES_ON)
         with group.client(timeout=RECOVERY_TIMEOUT_S) as client:
@@ -158,7 +158,7 @@ class FailingDisk:
         return 1
 
     def _has_failed(self) -> bool:
-        """Whether a sync has failed, or the group ended because the kernel made the file system read-only."""
+        """Whether a sync has failed, or the group ended on a read-only file system."""
         words, process = self._group.words(), self._group.process
         ended = process is not None and process.poll() is not None
         return ended or any(value for word, value in words.items() if word.endswith("_sync_errno"))
@@ -477,7 +477,7 @@ def _nth_max(point: str) -> int:
 
 
 def _tear(group: WarmGroup) -> None:
-    """Add a torn record at the end and the start of the next segment, and remove the marks, as a crash may."""
+    """Add a torn record at the end, begin the next segment, and remove the marks."""
     for mark in group.paths.marks.iterdir():
         mark.unlink()
     size, end = OPTIONS["mapped_file_size_commit_log"], group.words()["written"]
@@ -593,7 +593,7 @@ def _results(left: Iterator[tuple[str, int]], folder: Path, workers: int) -> Ite
 
 
 def _begin() -> None:
-    """Initialize a worker. It dies with its parent, and its groups and its own mounts die with it."""
+    """Initialize a worker. It dies with its parent, and its groups and mounts with it."""
     prctl.die_with_parent()
     if not disks.missing():
         disks.hide_mounts()

@@ -1,4 +1,4 @@
-"""A story of each kind passes, levels resume, and nothing is left. More stories: `--level ci`."""
+"""Tests of outages: a story of each kind, levels, and cleanup."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Worked:
         self._behind: dict[Queue, set[int]] = defaultdict(set)
 
     def check(self, progress: Mapping[Queue, int]) -> None:
-        """Raise AssertionError unless all places from 0 to an offset that was read before are reported."""
+        """Raise AssertionError unless all places below an offset that was read before are reported."""
         self._read_on()
         for queue, offset in progress.items():
             end = self._ends[queue]
@@ -200,7 +200,7 @@ def _send(lines: Any, bodies: list[str], call: Callable[[], object]) -> None:
 
 
 def transact(store: str, name: str, stop: Stop, report: Path) -> None:
-    """Begin transactions, end most of them, and answer checks for the others; reports commits as `send` does.
+    """Begin and end transactions, answer checks for the others; reports commits like `send`.
 
     An abandoned one is "unknown": with files that are not retained for a minimum time, it may be too old for a check.
     """
@@ -246,7 +246,7 @@ def _end(transaction: Transaction, *, commits: bool, leaves: bool) -> bool:
 
 
 def consume(store: str, name: str, stop: Stop, report: Path) -> None:
-    """Consume as a member of the group; reports "at TOPIC QUEUE OFFSET", then "done BODY" or "nacked BODY".
+    """Consume in the group; reports "at TOPIC QUEUE OFFSET", then "done BODY" or "nacked BODY".
 
     Both are reported before the message is done.
     """
@@ -271,7 +271,7 @@ def consume(store: str, name: str, stop: Stop, report: Path) -> None:
 
 
 def receive(store: str, name: str, stop: Stop, report: Path) -> None:
-    """Receive as a worker; reports "done BODY" before each acknowledgement; some are never acknowledged."""
+    """Receive; reports "done BODY" before each acknowledgement; some are never acknowledged."""
     chance = random.Random(name)
     with _client(store) as client, report.open("a", buffering=1) as lines:
         worker = client.simple_consumer(WORKERS, TOPICS, start="earliest")
