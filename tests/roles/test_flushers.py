@@ -18,9 +18,9 @@ from mqproc.layout import index_file
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.layout.index_file import ITEM_SIZE
 from mqproc.paths import index_name, segment_name
-from mqproc.roles import flushers as commitlog_flusher
+from mqproc.roles import flushers as flushers_module
 from mqproc.roles.flushers import CommitLogFlusher, IndexPages, QueuePages, cq_flusher, drop_range, index_flusher
-from mqproc.store.commitlog import flush as log_flush
+from mqproc.store.commitlog import flush as flush_module
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.util.units import LARGE_PAGE_BYTES, PAGE_BYTES
 from tests.roles.flusher_rig import Rig
@@ -116,8 +116,8 @@ def test_log_flush_interval_can_change_while_running(rig: Rig) -> None:
 
 
 def test_log_flush_busy_log_starts_writeback_between_passes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commitlog_flusher, "BUSY_BYTES", 1)
-    monkeypatch.setattr(log_flush, "START_BYTES", 4096)
+    monkeypatch.setattr(flushers_module, "BUSY_BYTES", 1)
+    monkeypatch.setattr(flush_module, "START_BYTES", 4096)
     started: list[int] = []
     monkeypatch.setattr(rig.io, "start_writeback", lambda fd, offset, size: started.append(size))
     flusher = CommitLogFlusher(rig.context(words_of.COMMITLOG_FLUSHER))

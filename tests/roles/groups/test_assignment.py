@@ -45,16 +45,18 @@ def test_assignment_topic_without_subscribers_is_left_out() -> None:
 
 @given(
     topics=st.dictionaries(st.sampled_from("ABCD"), st.integers(0, 20), max_size=4),
-    wishes=st.dictionaries(st.sampled_from(MEMBERS), st.sets(st.sampled_from("ABCD"), max_size=4), max_size=8),
+    subscriptions=st.dictionaries(st.sampled_from(MEMBERS), st.sets(st.sampled_from("ABCD"), max_size=4), max_size=8),
     owners=st.dictionaries(
         st.tuples(st.sampled_from("ABCDE"), st.integers(0, 25)), st.sampled_from([*MEMBERS, "gone"])
     ),
 )
 def test_assignment_each_queue_has_one_owner_and_shares_are_even(
-    topics: dict[str, int], wishes: dict[str, set[str]], owners: dict[tuple[str, int], str]
+    topics: dict[str, int], subscriptions: dict[str, set[str]], owners: dict[tuple[str, int], str]
 ) -> None:
     queues = {topic: range(count) for topic, count in topics.items()}
-    subscribers = {topic: sorted(member for member in wishes if topic in wishes[member]) for topic in "ABCD"}
+    subscribers = {
+        topic: sorted(member for member in subscriptions if topic in subscriptions[member]) for topic in "ABCD"
+    }
     shared = assign(queues, subscribers, owners)
     wanted = {(topic, queue_id) for topic in topics if subscribers[topic] for queue_id in queues[topic]}
     assert set(shared) == wanted

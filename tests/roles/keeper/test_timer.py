@@ -14,7 +14,7 @@ import pytest
 from mqproc.layout import control as words_of
 from mqproc.layout import timer_log
 from mqproc.layout.queue_table import MAX_OFFSET
-from mqproc.roles.keeper import timer as timer_deliveries
+from mqproc.roles.keeper import timer as timer_module
 from mqproc.roles.keeper.role import Keeper
 from mqproc.roles.keeper.timer import TimerDelivery
 from mqproc.store.consumequeue.table import QueueTable
@@ -80,7 +80,7 @@ def steps_until_handed_over(keeper: Keeper, most: int = 20) -> int:
 
 def test_timer_delivers_nothing_before_its_slot_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two messages of a slot are loaded a step; the one due first was filed last."""
-    monkeypatch.setattr(timer_deliveries, "LOAD_MESSAGES", 2)
+    monkeypatch.setattr(timer_module, "LOAD_MESSAGES", 2)
     rig = rig_with(tmp_path, [(b"%d" % number, pairs(SLOT_MS + 900 - 100 * number)) for number in range(7)])
     keeper = begun(rig)
     rig.clock.advance(7000)
@@ -111,7 +111,7 @@ def test_timer_slots_due_together_are_scanned_few_times_a_step(tmp_path: Path, m
 
 
 def test_timer_message_due_before_a_loading_slot_is_delivered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timer_deliveries, "LOAD_MESSAGES", 1)
+    monkeypatch.setattr(timer_module, "LOAD_MESSAGES", 1)
     later = [(b"later", pairs(SLOT_MS + 1500 + number)) for number in range(5)]
     rig = rig_with(tmp_path, [(b"before", pairs(SLOT_MS + 500)), *later])
     keeper = begun(rig)
@@ -126,7 +126,7 @@ def test_timer_message_due_before_a_loading_slot_is_delivered(tmp_path: Path, mo
 def test_timer_cancellation_at_slot_end_cancels_its_first_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timer_deliveries, "LOAD_MESSAGES", 1)
+    monkeypatch.setattr(timer_module, "LOAD_MESSAGES", 1)
     due_ms = SLOT_MS + 100
     waiting = [(b"%d" % number, pairs(due_ms + number, UNIQ_KEY=f"id-{number}")) for number in range(3)]
     rig = rig_with(tmp_path, [*waiting, (b"", pairs(SLOT_MS + 900, TIMER_DEL_UNIQKEY="id-0"))])
@@ -139,8 +139,8 @@ def test_timer_cancellation_at_slot_end_cancels_its_first_message(
 
 def test_timer_delivers_nothing_before_the_backlog_is_filed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A keeper that follows a killed one files some messages again; it delivered cancelled ones."""
-    monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 2)
-    monkeypatch.setattr(timer_deliveries, "ENQUEUE_GATHER_NS", 0)
+    monkeypatch.setattr(timer_module, "ENQUEUE_MESSAGES", 2)
+    monkeypatch.setattr(timer_module, "ENQUEUE_GATHER_NS", 0)
     waiting = [(b"%d" % number, pairs(SLOT_MS + 100 + number, UNIQ_KEY=f"id-{number}")) for number in range(5)]
     rig = rig_with(tmp_path, [*waiting, (b"", pairs(SLOT_MS + 900, TIMER_DEL_UNIQKEY="id-0"))])
     rig.clock.advance(9000)
@@ -163,7 +163,7 @@ def test_timer_message_filed_late_awaits_cancellation_after_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The timer's files were lost, so all messages due by then are filed under one slot."""
-    monkeypatch.setattr(timer_deliveries, "LOAD_MESSAGES", 1)
+    monkeypatch.setattr(timer_module, "LOAD_MESSAGES", 1)
     past_ms = BEGIN_MS - 3000
     waiting = [(b"%d" % number, pairs(past_ms - number, UNIQ_KEY=f"id-{number}")) for number in range(3)]
     rig = rig_with(tmp_path, [*waiting, (b"", pairs(past_ms, TIMER_DEL_UNIQKEY="id-0"))])
@@ -179,9 +179,9 @@ def test_timer_message_filed_after_errors_waits_for_cancellation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A keeper files two at a time; the first message's cancellation follows eight others."""
-    monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 2)
-    monkeypatch.setattr(timer_deliveries, "ENQUEUE_GATHER_NS", 0)
-    monkeypatch.setattr(timer_deliveries, "ENQUEUE_SOON_GATHER_NS", 0)
+    monkeypatch.setattr(timer_module, "ENQUEUE_MESSAGES", 2)
+    monkeypatch.setattr(timer_module, "ENQUEUE_GATHER_NS", 0)
+    monkeypatch.setattr(timer_module, "ENQUEUE_SOON_GATHER_NS", 0)
     waiting = [(b"%d" % number, pairs(SLOT_MS + 100 + number, UNIQ_KEY=f"id-{number}")) for number in range(9)]
     rig = rig_with(tmp_path, [*waiting, (b"", pairs(SLOT_MS + 100, TIMER_DEL_UNIQKEY="id-0"))])
     keeper = begun(rig)
@@ -310,7 +310,7 @@ def test_timer_cancellation_beyond_the_roll_window_is_rolled(tmp_path: Path) -> 
 
 def test_timer_due_message_waits_for_rolled_cancellations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A late keeper: the cancellation is still being rolled when its rolled message is due."""
-    monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 1)
+    monkeypatch.setattr(timer_module, "ENQUEUE_MESSAGES", 1)
     cancels = b"cancels", pairs(SLOT_MS + 900, TIMER_DEL_UNIQKEY="id-0")
     rig = rig_with(tmp_path, [cancels, (b"message", pairs(SLOT_MS + 1, UNIQ_KEY="id-0"))], timer_roll_window_slot=4)
     keeper = begun(rig)
@@ -338,7 +338,7 @@ def test_timer_rolled_message_is_cancelled_in_an_otherwise_empty_slot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A late keeper files the message after its slot, which has only the cancellation."""
-    monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 1)
+    monkeypatch.setattr(timer_module, "ENQUEUE_MESSAGES", 1)
     message = pairs(SLOT_MS + 1, UNIQ_KEY="id-0")
     cancels = b"", pairs(SLOT_MS + 900, TIMER_DEL_UNIQKEY="id-0")
     rig = rig_with(tmp_path, [(b"message", message), cancels], timer_roll_window_slot=4)
@@ -363,7 +363,7 @@ def test_timer_rolled_message_is_cancelled_in_an_otherwise_empty_slot(
 
 def test_timer_late_messages_are_rolled_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages filed at different times leave different slots; each delayed the next roll."""
-    monkeypatch.setattr(timer_deliveries, "ENQUEUE_MESSAGES", 1)
+    monkeypatch.setattr(timer_module, "ENQUEUE_MESSAGES", 1)
     far = [(b"%d" % number, pairs(BEGIN_MS + 160_000)) for number in range(5)]
     rig = rig_with(tmp_path, [*far, (b"soon", pairs(BEGIN_MS + 25_000))], timer_roll_window_slot=100)
     keeper = begun(rig)
@@ -382,7 +382,7 @@ def test_timer_late_messages_are_rolled_together(tmp_path: Path, monkeypatch: py
 
 
 def test_timer_clock_moved_back_delivers_nothing_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timer_deliveries, "LOAD_MESSAGES", 2)
+    monkeypatch.setattr(timer_module, "LOAD_MESSAGES", 2)
     rig = rig_with(tmp_path, [(b"%d" % number, pairs(SLOT_MS + 100 + number)) for number in range(6)])
     keeper = begun(rig)
     rig.clock.advance(4500)
@@ -448,7 +448,7 @@ def test_timer_duplicate_unit_is_one_message(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("ahead_ms", "gathered_ms"), [(400, 5), (60_000, 25)])
 def test_timer_files_in_batches_and_sooner_when_due_soon(tmp_path: Path, ahead_ms: int, gathered_ms: int) -> None:
     more = 10
-    messages = timer_deliveries.ENQUEUE_MESSAGES + more
+    messages = timer_module.ENQUEUE_MESSAGES + more
     rig = rig_with(tmp_path, [(b"%d" % number, pairs(BEGIN_MS + ahead_ms)) for number in range(messages)])
     keeper = begun(rig)
     assert keeper._timer.pending == messages - more

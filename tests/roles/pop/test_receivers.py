@@ -13,14 +13,14 @@ import pytest
 from mqproc.errors import BadRequestError, GroupInUseError, StoreBusyError
 from mqproc.layout import control as words_of
 from mqproc.layout.record_codec import decode_record, decode_records, encode_record
-from mqproc.roles.pop import receivers as pops_module
+from mqproc.roles.pop import receivers as receivers_module
 from mqproc.roles.pop.revive import PopCopies
 from mqproc.roles.query.role import Query
 from mqproc.roles.timer_queue import COMPACT_MIN
 from mqproc.store.cooperative import Slices
 from mqproc.store.offsets import pop_receipts as check_points
 from mqproc.store.offsets.pop_receipts import PopCheckPoint
-from mqproc.store.read import queries as queue_messages
+from mqproc.store.read import queries as queries_module
 from mqproc.topic_names import CHECK_POINT_MESSAGES, REVIVE_QUEUES, REVIVE_TOPIC
 from mqproc.wire.codec import FrameOptions
 from mqproc.wire.operations import Operation
@@ -63,7 +63,7 @@ def is_read(caller: Caller) -> bool:
 
 def test_pop_start_reads_open_receipts_in_bounded_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The role answers others meanwhile, however much follows the first open receipt."""
-    monkeypatch.setattr(queue_messages, "BATCH_MESSAGES", 4)
+    monkeypatch.setattr(queries_module, "BATCH_MESSAGES", 4)
     group = Group(tmp_path / "store")
     now_ms = time.time_ns() // 1_000_000
     found = [
@@ -370,7 +370,7 @@ def test_pop_expired_messages_are_redelivered_in_bounded_steps(tmp_path: Path, m
     """Other requests are answered in between, and the role does not sleep while some are left."""
     group = Group(tmp_path / "store")
     try:
-        monkeypatch.setattr(pops_module, "STEP_NS", 0)
+        monkeypatch.setattr(receivers_module, "STEP_NS", 0)
         pops, again = group.role._pops, list[PopCheckPoint]()
         monkeypatch.setattr(pops, "_revive", again.append)
         for number in range(COUNT):

@@ -10,8 +10,8 @@ import pytest
 from mqproc.config.options import Options
 from mqproc.errors import InternalError, StoreBusyError
 from mqproc.layout import control as words_of
-from mqproc.roles.query import admission as gathering
-from mqproc.roles.query import reads as questions
+from mqproc.roles.query import admission as admission_module
+from mqproc.roles.query import reads as reads_module
 from mqproc.roles.query import role as query
 from mqproc.roles.query.admission import ReadAdmission
 from mqproc.store.read.scan import LogScan
@@ -98,8 +98,8 @@ def test_admission_requests_ending_on_their_turn_free_their_place(
     asked = [caller.ask(Operation.SCAN, SCAN) for _ in range(6)]
     begin(filled, 4)
 
-    nothing = RecordsAnswer(0, questions.END)
-    monkeypatch.setitem(questions.HANDLERS, Operation.SCAN, lambda *_given: questions.at_once(nothing))
+    nothing = RecordsAnswer(0, reads_module.END)
+    monkeypatch.setitem(reads_module.HANDLERS, Operation.SCAN, lambda *_given: reads_module.at_once(nothing))
     found = answers_of(caller, filled, 6, 2)
     assert [found[number] for number in asked] == [filled.store.offsets] * 2 + [[]] * 4
     assert (len(filled.role._jobs), len(filled.role._admission)) == (0, 0)
@@ -118,7 +118,7 @@ def test_admission_disconnected_client_is_forgotten(filled: Group) -> None:
 
 
 def test_admission_full_queue_refuses_for_now(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "WAITING_MAX", 2)
+    monkeypatch.setattr(admission_module, "WAITING_MAX", 2)
     filled.role._admission = ReadAdmission(1)
     caller = filled.connect()
     for _ in range(4):

@@ -13,7 +13,7 @@ from mqproc.errors import CorruptStoreError, InternalError
 from mqproc.layout import control as words_of
 from mqproc.layout import queue_table
 from mqproc.layout.record_codec import decode_records
-from mqproc.roles.query import long_poll as held_pulls
+from mqproc.roles.query import long_poll as long_poll_module
 from mqproc.wire.operations import Operation
 from mqproc.wire.operations.log import PullRequest
 from tests.roles.query.test_long_poll import Table, held
@@ -207,9 +207,9 @@ def test_single_pull_disconnected_client_is_dropped(filled: Group, monkeypatch: 
 
 @pytest.mark.parametrize("few", [0, 3])
 def test_single_pull_few_queues_equal_the_many_queue_path(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
-    monkeypatch.setattr(held_pulls, "FEW_ROWS", few)
+    monkeypatch.setattr(long_poll_module, "FEW_ROWS", few)
     table: Any = Table(2)
-    holds = held_pulls.LongPolls(table)
+    holds = long_poll_module.LongPolls(table)
     pulls = [held(holds, queue_id) for queue_id in (0, 1, 2)]
     assert holds.moved() == pulls
     assert holds.moved() == []
