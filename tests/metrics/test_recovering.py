@@ -213,7 +213,7 @@ def test_health_recovering_group_is_alive_but_not_ready(group: HeldGroup) -> Non
     assert (group.pid(layout.MONITOR), group.words()["monitor.restarts"]) == (monitor, 0)
     status, text = group.get("/metrics")
     assert values(text)["mqproc_group_recovering"] == 0
-    assert f'mqproc_messages_appended_total{{topic="orders"}} {MESSAGES}\n' in text
+    assert f'mqproc_messages_appended_total{{topic="orders"}} {MESSAGES}.0\n' in text
     assert maps_a_table(group)
     # A picture is shown for half a second.
     wait_until(lambda: first_event(group)["ready"], what="a picture of the ready group")

@@ -456,7 +456,7 @@ def test_transaction_undecided_is_given_up(make_group: Callable[..., Group]) -> 
         assert (other.transaction_id, other.checks) == (immune.transaction_id, 0)
         assert other.physical_offset > immune.sent.physical_offset
         assert other.next_check_ms == other.born_timestamp_ms + 3_600_000
-        with pytest.raises(TransactionEndedError, match="given up"):
+        with pytest.raises(TransactionEndedError, match="rolled back or discarded"):
             transaction.commit()
         transaction.rollback()
         immune.rollback()
