@@ -46,7 +46,7 @@ def test_exports_have_every_error() -> None:
 
 
 # Modules below the calls that users make.
-_PLUMBING = {"give_connection", "new_connection", "pipeline", "reading", "run", "run_again", "run_all", "take_connection"}
+_PLUMBING = {"give_connection", "pipeline", "reading", "run", "run_again", "run_all", "take_connection"}
 
 
 def _types_of(hint: Any) -> Iterator[type]:
