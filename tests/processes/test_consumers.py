@@ -23,7 +23,21 @@ from mqproc.errors import TooManyConnectionsError
 from mqproc.layout import control as words_of
 from tests.support.group import PATIENCE_S, Group, keeps_below, wait_until
 
-MEMBER = Path(__file__).with_name("group_member.py")
+MEMBER = r"""
+import sys
+
+from mqproc.client import Client
+
+store, name, seen_path, group, topic, session = sys.argv[1:]
+with (
+    Client(store) as client,
+    open(seen_path, "a", buffering=1) as seen,
+    client.consumer(group, topic, name=name, session_timeout=float(session)) as consumer,
+):
+    for message in consumer:
+        seen.write(message.body.decode() + "\n")
+"""
+"""A consumer process. Arguments: store, name, file for consumed messages, group, topic, session timeout in seconds."""
 SESSION_S = 2.0
 CROWD = 8
 
@@ -33,7 +47,7 @@ class Process:
 
     def __init__(self, group: Group, folder: Path, name: str, *arguments: str) -> None:
         self.seen_path = folder / f"{name}.seen"
-        command = [sys.executable, str(MEMBER), str(group.store), name, str(self.seen_path), *arguments]
+        command = [sys.executable, "-c", MEMBER, str(group.store), name, str(self.seen_path), *arguments]
         self.process = subprocess.Popen(command)
         self.name = name
 
