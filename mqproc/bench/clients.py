@@ -375,7 +375,7 @@ def pull(store: Path, shape: Shape, kind: str, columns: list[str] | None, slot: 
         def start() -> None:
             queue = turns.popleft()
             waiting.append((time.monotonic_ns(), queue))
-            request = requests.pull_request(*queue, offsets[queue], shape.batch, requests.PULL_BYTES, "", 0.0, False)
+            request = requests.pull_request(*queue, offsets[queue], shape.batch, requests.PULL_BYTES)
             pipeline.start(requests.pull(request) if kind == "objects" else _arrow_call(request, columns))
 
         for _ in range(min(shape.in_flight, len(queues))):

@@ -537,6 +537,6 @@ def pull_call(
     """A pull of a queue's next messages. Redelivered messages have passed the filter before."""
     passed = None if cursor.topic.startswith(RETRY_PREFIX) else filter
     place = cursor.topic, cursor.queue_id, cursor.next_offset
-    progress_s = cursor.progress_s(time.monotonic())
-    request = requests.pull_request(*place, messages, pull_bytes, "", HOLD_S, False, passed, progress_s)
+    selection, progress_s = requests.chosen("", passed), cursor.progress_s(time.monotonic())
+    request = requests.pull_request(*place, messages, pull_bytes, selection, HOLD_S, progress_s)
     return requests.pull_as(request, parse)

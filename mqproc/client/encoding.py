@@ -35,7 +35,9 @@ from mqproc.client.columns import (
     queue_numbers,
 )
 from mqproc.client.message_fields import (
+    COUNTERS,
     FIXED_PAIRS_BYTES,
+    ID_CHARACTERS,
     NO_GAPS,
     SHARDING_PAIR_BYTES,
     Gaps,
@@ -49,11 +51,12 @@ from mqproc.client.message_fields import (
     check_tag,
     check_unique_id,
     not_properties,
+    reserve,
     split_at_gaps,
+    unique_id,
     utf8,
     whole_properties,
 )
-from mqproc.client.unique_id import COUNTERS, ID_CHARACTERS, reserve, unique_id
 from mqproc.errors import (
     BadMessageError,
     BadPropertyError,
@@ -348,17 +351,7 @@ def encode_messages(
         columns.born = numbers(born, "i8", count, "born times")
     if any(map(_flag_of, messages)):
         columns.flags = numbers([message.flag for message in messages], "i4", count, "flags")
-    if first.delay_level or first.deliver_at_ms:
-        for message in messages:
-            check_delay(message.delay_level, message.deliver_at_ms)
-        columns.further = {"delay_level": first.delay_level, "deliver_at_ms": first.deliver_at_ms}
-        columns.queue_id = QUEUE_ANY if first.queue_id is None else first.queue_id
-    elif transaction:
-        columns.further = {"transaction": True}
-        columns.queue_id = QUEUE_ANY if first.queue_id is None else first.queue_id
-    elif first.queue_id is not None:
-        columns.queues = queue_numbers([message.queue_id for message in messages], count)
-        columns.queue_id = QUEUE_COLUMN
+    _set_queues(columns, messages, transaction=transaction)
     if any(map(_sharding_key_of, messages)):
         columns.sharding_keys = _sharding_column(messages)
     if any(map(_properties_of, messages)) or any(map(_unique_id_of, messages)):
@@ -367,6 +360,22 @@ def encode_messages(
         columns.keys = _keys_column(messages)
         columns.tags = encode_tags(list(map(_tag_of, messages)), count)
     return _frame(columns, wait=wait, oneway=oneway)
+
+
+def _set_queues(columns: _Columns, messages: Sequence[Message], *, transaction: bool) -> None:
+    """Set the queues, and the delay; delayed and half messages of a frame have one queue."""
+    first = messages[0]
+    if first.delay_level or first.deliver_at_ms:
+        for message in messages:
+            check_delay(message.delay_level, message.deliver_at_ms)
+        columns.further = {"delay_level": first.delay_level, "deliver_at_ms": first.deliver_at_ms}
+    elif transaction:
+        columns.further = {"transaction": True}
+    elif first.queue_id is not None:
+        columns.queues = queue_numbers([message.queue_id for message in messages], len(messages))
+        columns.queue_id = QUEUE_COLUMN
+        return
+    columns.queue_id = QUEUE_ANY if first.queue_id is None else first.queue_id
 
 
 def _keys_of(message: Message) -> str:

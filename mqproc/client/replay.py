@@ -250,9 +250,9 @@ class Replay:
         if self._key:
             yield from (message for message in self._with_key() if _place(message) >= at)
             return
-        most_bytes = self._client.pull_bytes_max
+        most_bytes, selection = self._client.pull_bytes_max, requests.chosen("", self._filter)
         call: Call[Page] | None = requests.range_page(
-            self._topic, self._begin_ms, self._end_ms, "", self._filter, PAGE_MESSAGES, most_bytes, "store", cursor=at
+            self._topic, self._begin_ms, self._end_ms, selection, PAGE_MESSAGES, most_bytes, "store", cursor=at
         )
         while call is not None:
             page = self._client.run(call)
@@ -340,7 +340,8 @@ def begin_of(position: ReplayPosition | None, told: object) -> ReplayPosition:
     Raises BadRequestError for another position, and for a callback that cannot be called: the first answer would fail.
     """
     if told is not None and not callable(told):
-        raise BadRequestError(f"told must be a function of a ReplayProgress, not {type(told).__name__}")
+        kind = type(told).__name__
+        raise BadRequestError(f"`told` must be a function of a ReplayProgress, not {kind}")
     if position is None:
         return ReplayPosition()
     try:

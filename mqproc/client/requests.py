@@ -64,6 +64,9 @@ T = TypeVar("T")
 DISPATCH_POLL_S: Final = 0.001
 """Interval at which a wait for dispatch polls."""
 TimeKind = Literal["store", "born"]
+Selection = tuple[list[str], str]
+"""The tags and the SQL92 text of a filter, both empty for all messages."""
+EVERYTHING: Final[Selection] = ([], "")
 
 TIMEOUT_S: Final = 30.0
 IN_FLIGHT: Final = 4
@@ -197,10 +200,8 @@ def pull_request(
     offset: int,
     max_messages: int,
     max_bytes: int,
-    tags: str,
-    timeout: float,
-    rocketmq_limits: bool,
-    filter: Filter | None = None,
+    selection: Selection = EVERYTHING,
+    timeout: float = 0.0,
     progress: float | None = None,
 ) -> PullRequest:
     """The options of a pull; the server waits up to `timeout` seconds for a message.
@@ -209,12 +210,12 @@ def pull_request(
     """
     timeout_ms = max(0, milliseconds("timeout", timeout))
     progress_ms = -1 if progress is None else round(progress * 1000)
-    names, sql = chosen(tags, filter)
+    names, sql = selection
     place = topic, queue_id, offset, max_messages, max_bytes
-    return PullRequest(*place, names, timeout_ms, rocketmq_limits, sql, progress_ms)
+    return PullRequest(*place, names, timeout_ms, False, sql, progress_ms)
 
 
-def chosen(tags: str, filter: Filter | None) -> tuple[list[str], str]:
+def chosen(tags: str, filter: Filter | None) -> Selection:
     """Tags and SQL92 of a filter; `tags` is short for a TagFilter. Raises FilterSyntaxError.
 
     The server parses an SQL92 filter and refuses it with the same error.
@@ -391,8 +392,7 @@ def range_page(
     topic: str,
     begin: Time,
     end: Time,
-    tags: str,
-    filter: Filter | None,
+    selection: Selection,
     page_messages: int,
     page_bytes: int,
     time: TimeKind,
@@ -400,7 +400,7 @@ def range_page(
 ) -> Call[Page]:
     """The first page of messages with begin ≤ time < end, from the `cursor` on."""
     begin_ms, end_ms = _bounds(begin, end)
-    names, sql = chosen(tags, filter)
+    names, sql = selection
     request = RangeRequest(topic, begin_ms, end_ms, names, page_messages, _is_born(time), list(cursor), sql, page_bytes)
     return _page_call(Operation.RANGE, request)
 

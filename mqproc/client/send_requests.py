@@ -7,6 +7,7 @@ import itertools
 import operator
 import re
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.client.append_template import encode_single
 from mqproc.client.batch import Batch, Delay, by_time, deliver_at_ms
 from mqproc.client.columns import body_bytes
 from mqproc.client.encoding import (
@@ -28,9 +28,16 @@ from mqproc.client.encoding import (
     encode_messages,
     frame_key,
 )
-from mqproc.client.message_fields import check_born, check_delay, check_flag
+from mqproc.client.message_fields import (
+    COUNTERS,
+    PREFIX_CHARACTERS,
+    check_born,
+    check_delay,
+    check_flag,
+    reserve,
+    unique_ids,
+)
 from mqproc.client.requests import IN_FLIGHT, WRITER, Call, nothing
-from mqproc.client.unique_id import COUNTERS, unique_ids
 from mqproc.errors import (
     BadMessageError,
     BadPropertyError,
@@ -39,11 +46,13 @@ from mqproc.errors import (
     MqprocError,
     ProtocolError,
 )
+from mqproc.layout.properties import KEY_SEPARATOR, NAME_END, PAIR_END
 from mqproc.layout.record_codec import host_hex
 from mqproc.types import BatchResult, Message, SendResult
 from mqproc.util.arguments import Time, at_least_one, each_of, not_below_zero
+from mqproc.wire.codec import encoded
 from mqproc.wire.operations import Operation
-from mqproc.wire.operations.log import AppendAnswer
+from mqproc.wire.operations.log import COLUMN_ABSENT, QUEUE_ANY, AppendAnswer, AppendRequest
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,8 +71,9 @@ _unique_id_of = operator.attrgetter("unique_id")
 _ONE_ROW = struct.Struct("<qqi")
 _MASK64: Final = (1 << 64) - 1
 _ZERO: Final = 0
-"""A message's default numbers are this object; an equal value may be False."""
-_NO_NUMBERS: Final = (None,) * 5
+"""A message's default numbers are this object; an equal value may have another type."""
+_NO_PARTS: Final = (None,) * 5
+_NO_TIMES: Final = (0, None, None)
 
 
 def message_of(
@@ -72,24 +82,19 @@ def message_of(
     tag: str,
     keys: str | Sequence[str],
     properties: Mapping[str, str] | None,
-    queue_id: int | None,
-    flag: int,
-    born_timestamp_ms: int | None,
-    *,
-    delay_level: int = 0,
-    deliver_at: Time = None,
-    delay: Delay | None = None,
-    sharding_key: str = "",
+    sharding_key: str,
+    numbers: tuple[int | None, int, int | None],
+    times: tuple[int, Time, Delay | None] = _NO_TIMES,
 ) -> Message:
-    """Make a message of the arguments of `send`; `delay` is relative to now."""
+    """Make a message of the arguments of `send`.
+
+    `numbers`: queue id, flag and born time. `times`: delay level, time to deliver at, and delay from now.
+    """
+    queue_id, flag, born_timestamp_ms = numbers
+    delay_level, deliver_at, delay = times
     if isinstance(topic, Message):
-        numbers = body, queue_id, born_timestamp_ms, deliver_at, delay
-        try:
-            is_whole = numbers == _NO_NUMBERS and not (tag or keys or properties or flag or delay_level or sharding_key)
-        except (TypeError, ValueError):  # See below.
-            is_whole = False
-        if not is_whole:
-            raise BadRequestError("give a Message, or a topic and its parts, not both")
+        parts = tag, keys, properties, flag, delay_level, sharding_key
+        _check_no_parts((body, queue_id, born_timestamp_ms, deliver_at, delay), parts)
         return topic
     if body is None:
         raise BadMessageError("a message needs a body")
@@ -112,6 +117,124 @@ def message_of(
         deliver_at_ms=0 if deliver_at is None and delay is None else deliver_at_ms(deliver_at, delay),
         sharding_key=sharding_key,
     )
+
+
+def _check_no_parts(optional: tuple[object, ...], others: tuple[object, ...]) -> None:
+    """Raise BadRequestError for arguments given beside a Message."""
+    try:
+        is_alone = optional == _NO_PARTS and not any(others)
+    except (TypeError, ValueError):  # As in message_of.
+        is_alone = False
+    if not is_alone:
+        raise BadRequestError("give a Message, or a topic and its parts, not both")
+
+
+# Templates of append frames, which encode most single messages in few steps
+
+# Messages of one topic, tag and queue without further properties differ in body, key, unique id and time. The constant
+# parts are encoded once, when the second such message is sent, and each send fills in the rest. Messages that are
+# larger, or have other fields or types, take the general path in `encoding`.
+
+# Limits of sizes: bodies are joined with the rest, and keys and tags of so many characters certainly fit.
+_BODY_BYTES_MAX: Final = 8 << 10
+_KEY_MAX: Final = 1024
+_TAG_MAX: Final = 64
+SINGLE_TEMPLATES_MAX: Final = 4096
+
+# As _ZERO, of texts.
+_NO_TEXT: Final = ""
+
+# msgpack types of the variable options: always the widest, so that a template has a fixed length.
+_UINT16, _UINT32, _INT32, _UINT64, _TEXT28 = b"\xcd", b"\xce", b"\xd2", b"\xcf", b"\xbc"
+_FIELDS: Final = AppendRequest.__struct_fields__
+_SIZES_AT: Final = _FIELDS.index("bodies_bytes")
+_OWN_AT: Final = _FIELDS.index("unique_prefix")
+assert _FIELDS[_SIZES_AT : _SIZES_AT + 2] == ("bodies_bytes", "keys_bytes")
+assert _FIELDS[_OWN_AT : _OWN_AT + 3] == ("unique_prefix", "unique_counter", "born_timestamp_ms")
+_ARRAY_BYTES: Final = 3  # header of an array of 16 items or more
+assert len(_FIELDS) >= 16
+
+_pack_length = struct.Struct("<I").pack
+_pack_short_length = struct.Struct("<H").pack
+
+_TemplateKey = tuple[str, str, int | None]  # topic, tag and queue
+# A packer, and the constant options before, between and after the variable ones.
+_Template = tuple[Callable[..., bytes], bytes, bytes, bytes]
+single_templates: dict[_TemplateKey, _Template | None] = {}  # None: seen once, as many are
+
+
+def encode_single(message: Message, *, wait: bool = True) -> AppendFrame:
+    """Encode one message; equal to `encode_message`."""
+    topic, tag, queue_id, properties = message.topic, message.tag, message.queue_id, message.properties
+    if (
+        type(topic) is not str
+        or type(tag) is not str
+        or (queue_id is not None and type(queue_id) is not int)
+        or type(properties) is not dict
+        or properties
+        or not message.flag is message.delay_level is message.deliver_at_ms is _ZERO
+        or message.born_timestamp_ms is not None
+        or not message.unique_id is message.sharding_key is _NO_TEXT
+        or wait is not True
+    ):
+        return encode_message(message, wait=wait)
+    template_key = topic, tag, queue_id
+    template = single_templates.get(template_key)
+    if template is not None:
+        frame = _encode_by_template(template, topic, message.body, message.keys)
+        return encode_message(message) if frame is None else frame
+    frame = encode_message(message)
+    if len(tag) <= _TAG_MAX:
+        _add_template(template_key)
+    return frame
+
+
+def _encode_by_template(template: _Template, topic: str, body: object, keys: object) -> AppendFrame | None:
+    """Encode a message by its template; None when its body or keys need the general path."""
+    if type(body) is not bytes or (type(keys) is not tuple and type(keys) is not list) or len(keys) > 1:
+        return None
+    size, keys_size = len(body), COLUMN_ABSENT
+    if size > _BODY_BYTES_MAX:
+        return None
+    if keys:
+        key = keys[0]
+        if type(key) is not str or not key or len(key) > _KEY_MAX:
+            return None
+        if KEY_SEPARATOR in key or NAME_END in key or PAIR_END in key:
+            return None
+        try:
+            data = key.encode()
+        except UnicodeEncodeError:
+            return None
+        keys_size = len(data)
+        payload = b"".join((_pack_length(size), body, _pack_short_length(keys_size), data))
+    else:
+        payload = _pack_length(size) + body
+    prefix, counter = reserve(1)
+    now_ms = time.time_ns() // 1_000_000
+    pack, begin, middle, end = template
+    options = pack(begin, size, _INT32, keys_size, middle, prefix.encode(), _UINT16, counter, _UINT64, now_ms, end)
+    return AppendFrame(topic, 1, options, [payload], prefix, counter)
+
+
+def _add_template(key: _TemplateKey) -> None:
+    """Make the template after the second message, which the general path has checked."""
+    if key not in single_templates:
+        if len(single_templates) >= SINGLE_TEMPLATES_MAX:
+            single_templates.clear()
+        single_templates[key] = None
+        return
+    topic, tag, queue_id = key
+    request = AppendRequest(topic, 1, QUEUE_ANY if queue_id is None else queue_id, tag=tag)
+    fields = list(map(msgspec.msgpack.encode, msgspec.structs.astuple(request)))
+    begin = b"".join((encoded(request)[:_ARRAY_BYTES], *fields[:_SIZES_AT], _UINT32))
+    middle = b"".join((*fields[_SIZES_AT + 2 : _OWN_AT], _TEXT28))
+    end = b"".join(fields[_OWN_AT + 3 :])
+    options = struct.Struct(f">{len(begin)}sIci{len(middle)}s{PREFIX_CHARACTERS}scHcQ{len(end)}s")
+    single_templates[key] = options.pack, begin, middle, end
+
+
+# Requests
 
 
 def _append_call(frame: AppendFrame, parse: Callable[[memoryview, memoryview], T], *, oneway: bool = False) -> Call[T]:

@@ -128,7 +128,7 @@ def trials_of(filter: Filter | None, wanted: Subscription) -> list[Call[PullResu
     """
     if not isinstance(filter, SqlFilter):
         return []
-    return [pull(pull_request(wanted.topics[0], 0, _BEYOND_EVERY_QUEUE, 1, 1, "", 0.0, False, filter))]
+    return [pull(pull_request(wanted.topics[0], 0, _BEYOND_EVERY_QUEUE, 1, 1, chosen("", filter)))]
 
 
 def broadcast_path(store: Path, group: str, name: str, given: str | Path | None, *, broadcast: bool) -> str:

@@ -102,7 +102,7 @@ def _queue_reaches_back_to(half: StoredMessage) -> Steps[bool]:
         if not info.min_offset:
             return True
         place = topic, info.queue_id, info.min_offset, 1, PULL_BYTES
-        oldest = yield requests.pull(requests.pull_request(*place, "", 0.0, False))
+        oldest = yield requests.pull(requests.pull_request(*place))
     except (TopicNotFoundError, BadTopicError, NoSuchQueueError):
         return False
     return bool(oldest.messages) and oldest.messages[0].physical_offset < half.physical_offset
@@ -198,9 +198,7 @@ def trace(message_id: str, topic: str, page_bytes: int) -> Steps[Trace]:
 
 
 def _unit(message: StoredMessage) -> Steps[str]:
-    request = requests.pull_request(
-        message.topic, message.queue_id, message.queue_offset, 1, PULL_BYTES, "", 0.0, False
-    )
+    request = requests.pull_request(message.topic, message.queue_id, message.queue_offset, 1, PULL_BYTES)
     found = yield requests.pull(request)
     if not found.messages:
         return str(found.status)
@@ -249,10 +247,11 @@ def _copies(message: StoredMessage, page_bytes: int) -> Steps[tuple[TracedCopy, 
 
     They are searched in the topics of copies, and in the target topic of a delayed or half message.
     """
-    key, unique = (message.unique_id, True) if message.unique_id else (" ".join(message.keys[:1]), False)
+    unique = bool(message.unique_id)
+    key = message.unique_id or " ".join(message.keys[:1])
     if not key:
         return ()
-    origin = message.properties.get(ORIGIN) or message.properties.get(REPLAYED) or message.message_id
+    origin = _origin(message)
     found: list[StoredMessage] = []
     if origin != message.message_id:
         found += yield from _original(origin)
@@ -263,6 +262,11 @@ def _copies(message: StoredMessage, page_bytes: int) -> Steps[tuple[TracedCopy, 
         found += (each for each in same if unique or each.properties.get(ORIGIN) == origin)
     others = {each.message_id: each for each in found if each.message_id != message.message_id}
     return tuple(_copy(each, to) for each in sorted(others.values(), key=lambda each: each.physical_offset))
+
+
+def _origin(message: StoredMessage) -> str:
+    """Message id of a copy's source, of another message its own."""
+    return message.properties.get(ORIGIN) or message.properties.get(REPLAYED) or message.message_id
 
 
 def _target_topic(message: StoredMessage) -> str:

@@ -10,8 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from mqproc.client import send_requests
+from mqproc.client.message_fields import reserve, unique_id
 from mqproc.client.requests import Call, call_of
-from mqproc.client.unique_id import reserve, unique_id
 from mqproc.errors import (
     BadPropertyError,
     BadRequestError,

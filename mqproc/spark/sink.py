@@ -46,8 +46,8 @@ from mqproc.client.dispatch_barrier import (
     wait_for_index,
 )
 from mqproc.client.encoding import encode_batch
+from mqproc.client.message_fields import COUNTERS, unique_id
 from mqproc.client.replay import OWN_PROPERTIES
-from mqproc.client.unique_id import COUNTERS, unique_id
 from mqproc.errors import (
     BadRequestError,
     MessageTooLargeError,

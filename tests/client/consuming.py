@@ -1,4 +1,4 @@
-"""Topics to consume and what was consumed, for the tests of consumers against a real group."""
+"""Topics to consume, and the messages that consumers return, against a real group."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def no_thread_starts() -> Iterator[None]:
 
 
 def hide_from_one_pull(monkeypatch: pytest.MonkeyPatch, topic: str) -> list[int]:
-    """The topic's next pull asks for a queue that is not there: a topic that is deleted and made again at once.
+    """Make the topic's next pull name a missing queue, as when the topic is deleted and created.
 
-    The offsets that its pulls ask for.
+    Returns the offsets that its pulls ask for.
     """
     asked: list[int] = []
     made = core.pull_request
@@ -51,7 +51,7 @@ def hide_from_one_pull(monkeypatch: pytest.MonkeyPatch, topic: str) -> list[int]
         if name != topic:
             return made(name, queue_id, offset, *others)
         asked.append(offset)
-        # A pull of what is not there waits for it when it asks from the beginning.
+        # A pull of a missing queue waits when it asks from the beginning.
         return made(name, queue_id, offset, *others) if asked[1:] else made(f"Not{name}", queue_id, 1, *others)
 
     monkeypatch.setattr(core, "pull_request", pull_request)
@@ -59,7 +59,7 @@ def hide_from_one_pull(monkeypatch: pytest.MonkeyPatch, topic: str) -> list[int]
 
 
 def all_of(consumer: Any, count: int) -> list[Any]:
-    """What a consumer gives: so many messages are waited for, and behind the last one whether more come."""
+    """Read `count` messages of a consumer, then check for a while that no more follow."""
     return _all(lambda timeout: consumer.messages(timeout=timeout), count, lambda message: 1)
 
 
@@ -103,7 +103,7 @@ async def _all_async(
 
 
 def _without_last(found: list[Any], more: list[Any]) -> list[Any]:
-    """A loop that is left leaves undone what it was left at, so that comes again."""
+    """Drop the message at which the first loop was left: it is redelivered."""
     if found:
         more.remove(found[-1])
     return more

@@ -44,7 +44,7 @@ _REPLACEMENTS = [
         (r"\bAwaitable\[object\]", "object"),
         (r"\b__a(enter|exit|iter)__\b", r"__\1__"),
         (r"\bMultiplexedConnection\b", "PooledConnection"),
-        (r"\bhandler_tasks\b", "handler_threads"),
+        (r"\b_async\.handling import HandlerTasks\b", "_sync.handler_threads import HandlerThreads"),
         (r"\bHandlerTasks\b", "HandlerThreads"),
         (r"\b_async\.connection\b", "_sync.connection_pool"),
         (r"\b_async\b", "_sync"),

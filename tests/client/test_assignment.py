@@ -1,4 +1,4 @@
-"""What a consumer keeps of a queue when answers come that have no messages, and of queues that it has no more."""
+"""Cursors of a consumer: answers without messages, and queues that it has lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_pull_tells_at_once_and_then_once_a_while() -> None:
 
 
 def test_answers_without_messages_take_no_places() -> None:
-    """However many come while a message is in somebody's hands: the next ones are fetched, and can be handed out."""
+    """Later messages are fetched and handed out while an earlier one is unacknowledged."""
     cursor: Cursor[list[int]] = Cursor("Orders", 0, 1, 10)
     cursor.hand_out([10, 11], 12)
     for end in (20, 30, 40):
@@ -40,8 +40,8 @@ def test_answers_without_messages_take_no_places() -> None:
     assert (len(cursor.pieces), cursor.done) == (1, 40)
 
 
-def test_what_is_done_behind_a_message_that_is_not_takes_no_room() -> None:
-    """It may be there for days, as one that fails without room to come again later, and millions pass meanwhile."""
+def test_done_messages_after_an_open_one_take_no_room() -> None:
+    """One message may stay unacknowledged for days while millions pass."""
     cursor: Cursor[list[int]] = Cursor("Orders", 0, 1, 0)
     cursor.hand_out([0, 1], 2)
     for offset in range(2, 4 * HANDED_MIN):
@@ -88,7 +88,7 @@ def assigned(assignment: Assignment[list[int]], generation: int, *queues: tuple[
 
 
 def test_messages_of_before_a_reset_hold_no_queue_back() -> None:
-    """Nobody can acknowledge them any more, and other queues are to be given back nevertheless."""
+    """Messages of lost queues cannot be acknowledged; other queues are still released."""
     assignment: Assignment[list[int]] = Assignment()
     assigned(assignment, 1, ("Orders", 0, 1, 10), ("Orders", 1, 2, 10))
     assert assignment.to_release() is not None
@@ -106,8 +106,8 @@ def test_messages_of_before_a_reset_hold_no_queue_back() -> None:
     )
 
 
-def test_a_queue_that_comes_back_does_not_wait_for_messages_of_before() -> None:
-    """It was taken away, and there are messages of both times in somebody's hands."""
+def test_returned_queue_does_not_wait_for_earlier_messages() -> None:
+    """The queue was lost and returned; messages of both assignments are unacknowledged."""
     assignment: Assignment[list[int]] = Assignment()
     assigned(assignment, 1, (*QUEUE, 1, 10))
     old = assignment.cursors[QUEUE]
@@ -141,7 +141,7 @@ def test_a_message_is_acknowledged_in_a_queue_that_is_to_be_given_back() -> None
     assert not assignment.ack([(QUEUE, 11)])
 
 
-def test_however_often_a_queue_is_reset_it_has_one_turn() -> None:
+def test_queue_reset_many_times_has_one_turn() -> None:
     assignment: Assignment[list[int]] = Assignment()
     for epoch in range(1, 5):
         assigned(assignment, epoch, ("Orders", 0, epoch, 0), ("Orders", 1, 9, 0))

@@ -1,4 +1,4 @@
-"""Columns of a batch that is cut, since it is larger than a frame or its messages wait for several times."""
+"""Columns of a batch that is split by frame size or by delivery time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGE = FRAME_MESSAGES_MAX + 1
 
 
 def encoded(count: int, columns: Mapping[str, Any]) -> None:
-    """Encode a batch; what is raised comes before its first frame."""
+    """Encode a batch; errors are raised before its first frame."""
     next(encode_batch(Batch("t", [b"x"] * count, **columns), 1 << 24))
 
 
@@ -34,7 +34,7 @@ CUT = pytest.mark.parametrize(
 @CUT
 @pytest.mark.parametrize("more", [1, -1], ids=["too long", "too short"])
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "expected"),
     [
         ("keys", "k", "{:,} keys for {:,} bodies"),
         ("tags", "t", "{:,} tags for {:,} bodies"),
@@ -44,10 +44,10 @@ CUT = pytest.mark.parametrize(
         ("born_timestamps_ms", 5, r"\({},\) born times for {:,} bodies"),
     ],
 )
-def test_a_column_that_is_too_long_or_too_short_is_told_before_anything_is_sent(
-    cut: Any, count: int, more: int, name: str, value: object, told: str
+def test_batch_column_of_wrong_length_is_refused_before_sending(
+    cut: Any, count: int, more: int, name: str, value: object, expected: str
 ) -> None:
-    with pytest.raises(BadMessageError, match=told.format(count + more, count)):
+    with pytest.raises(BadMessageError, match=expected.format(count + more, count)):
         cut(count, {name: [value] * (count + more)})
 
 
@@ -59,12 +59,12 @@ def test_so_are_sharding_keys() -> None:
 @CUT
 @pytest.mark.parametrize("name", ["keys", "tags", "properties", "queue_ids", "flags", "born_timestamps_ms"])
 @pytest.mark.parametrize("column", [5, {"a"}, iter("a"), b"a", np.array(5)], ids=lambda of: type(of).__name__)
-def test_what_is_no_column_is_told_in_words(cut: Any, count: int, name: str, column: object) -> None:
+def test_batch_invalid_column_is_refused(cut: Any, count: int, name: str, column: object) -> None:
     with pytest.raises(BadRequestError, match=name.partition("_")[0].rstrip("s")):
         cut(count, {name: column})
 
 
-def test_a_long_text_in_the_place_of_bodies_is_told() -> None:
+def test_batch_text_as_bodies_is_refused() -> None:
     with pytest.raises(BadMessageError, match="bodies must be a list of bytes, or a numpy or Arrow array, not str"):
         next(encode_batch(Batch("t", "x" * LARGE), 1 << 24))
 

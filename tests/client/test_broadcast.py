@@ -1,4 +1,4 @@
-"""Broadcast consumers against a real group: everything for everyone, with progress of their own."""
+"""Broadcast consumers against a real group: every message, and progress of their own."""
 
 from __future__ import annotations
 
@@ -43,19 +43,17 @@ def client(shared: Group) -> Iterator[Client]:
         yield client
 
 
-def test_a_broadcast_consumer_whose_thread_cannot_be_started_leaves_its_file_to_others(
-    client: Client, tmp_path: Path
-) -> None:
+def test_broadcast_consumer_without_thread_releases_its_file(client: Client, tmp_path: Path) -> None:
     fill(client, "CastThreadless", 0)
     path = tmp_path / "own.json"
     with no_thread_starts(), pytest.raises(RuntimeError, match="can't start new thread") as failed:
         client.consumer("cast", "CastThreadless", broadcast=True, offsets_path=path)
-    assert failed.traceback, "which holds on to what has failed"
+    assert failed.traceback, "the traceback holds a reference to the failed consumer"
     with client.consumer("cast", "CastThreadless", broadcast=True, offsets_path=path) as consumer:
         assert len(consumer.queues) == 4
 
 
-def test_every_broadcast_consumer_reads_everything_and_keeps_its_own_progress(client: Client, tmp_path: Path) -> None:
+def test_broadcast_consumers_read_everything_with_own_progress(client: Client, tmp_path: Path) -> None:
     sent = fill(client, "Cast", 100)
     paths = [tmp_path / f"{number}.json" for number in range(2)]
     for path in paths:
@@ -72,10 +70,8 @@ def test_every_broadcast_consumer_reads_everything_and_keeps_its_own_progress(cl
         client.groups.info("cast")
 
 
-def test_a_broadcast_consumer_that_could_not_learn_where_to_begin_begins_there_later(
-    client: Client, tmp_path: Path
-) -> None:
-    """Its first look fails at the second queue: nothing is assigned, and the next look assigns all from that time."""
+def test_broadcast_start_by_time_is_retried_after_an_error(client: Client, tmp_path: Path) -> None:
+    """The first search fails at the second queue: nothing is assigned until the next search."""
     fill(client, "CastLate", 10, queues=2)
     middle_ms = time.time_ns() // 1_000_000 + 1
     wait_until(lambda: time.time_ns() // 1_000_000 > middle_ms, what="another millisecond")
@@ -109,10 +105,8 @@ def test_a_broadcast_consumer_that_could_not_learn_where_to_begin_begins_there_l
     assert load_offsets(path) == {"CastLate": {0: 5, 1: 5, 2: 0}}
 
 
-def test_a_handler_that_fails_has_a_broadcast_message_passed_over(
-    client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Nothing can come again to one consumer alone; in order it is tried as often as a member's before."""
+def test_broadcast_failed_message_is_skipped(client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Broadcast has no redelivery; with order a message is tried as often as a member's."""
     fill(client, "CastFailing", 3, queues=1)
     for ordered, tries in ((False, 1), (True, 1 + RETRY_MAX_TIMES)):
         tried: list[bytes] = []
@@ -132,10 +126,10 @@ def test_a_handler_that_fails_has_a_broadcast_message_passed_over(
             consumer.run(handle, ordered=ordered, stop=stop, pause_s=0.001)
         assert sorted(tried) == sorted([b"0", b"1"] * tries + [b"2"])
         assert load_offsets(path) == {"CastFailing": {0: 3}}
-    assert sum("was broadcast" in record.message for record in caplog.records) == 4
+    assert sum("broadcast has no redelivery" in record.message for record in caplog.records) == 4
 
 
-def test_an_async_handler_that_fails_has_a_broadcast_message_passed_over(
+def test_broadcast_failed_message_is_skipped_async(
     client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(client, "CastAsync", 2, queues=1)
@@ -161,7 +155,7 @@ def test_an_async_handler_that_fails_has_a_broadcast_message_passed_over(
 
     asyncio.run(go())
     assert load_offsets(path) == {"CastAsync": {0: 2}}
-    assert sum("was broadcast" in record.message for record in caplog.records) == 2
+    assert sum("broadcast has no redelivery" in record.message for record in caplog.records) == 2
 
 
 def test_a_broadcast_consumer_seeks_for_itself(client: Client, tmp_path: Path) -> None:
@@ -176,7 +170,7 @@ def test_a_broadcast_consumer_seeks_for_itself(client: Client, tmp_path: Path) -
 
 
 def test_progress_beyond_a_queues_end_is_set_back_to_it(client: Client, tmp_path: Path) -> None:
-    """As a loss of power leaves it. It had stayed, and what came while nobody read was passed over by the next one."""
+    """After a power failure the saved progress may be beyond the end of the queue."""
     fill(client, "Cut", 5, queues=1)
     path = tmp_path / "own.json"
     path.write_text('{"Cut": {"0": 99}}')
@@ -191,7 +185,7 @@ def test_progress_beyond_a_queues_end_is_set_back_to_it(client: Client, tmp_path
 
 
 def test_a_broadcast_consumer_that_has_just_begun_has_its_place(client: Client, tmp_path: Path) -> None:
-    """Killed within a second it had none: the next one began at a later "latest", and nobody saw what lay between."""
+    """A consumer killed within its first second starts again where it began."""
     fill(client, "CastSoon", 4, queues=1)
     client.wait_dispatched()
     begun = {"CastSoon": {0: 4}}
@@ -213,7 +207,7 @@ def test_a_broadcast_consumer_that_has_just_begun_has_its_place(client: Client, 
 def test_progress_that_could_not_be_saved_is_saved_with_the_next_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: BaseException
 ) -> None:
-    """What was done since the last save came again, though there was room when the consumer ended."""
+    """Progress is saved when the consumer ends, so nothing is consumed twice."""
     progress = LocalProgress(tmp_path / "own.json")
     progress.put("T", 0, 7)
 
@@ -229,8 +223,8 @@ def test_progress_that_could_not_be_saved_is_saved_with_the_next_try(
     assert load_offsets(tmp_path / "own.json") == {"T": {0: 7}}
 
 
-def test_a_topic_that_comes_after_the_start_is_read_from_its_beginning(client: Client, tmp_path: Path) -> None:
-    """Whatever was sent before the consumer found the topic's queues was sent after it had begun at "latest"."""
+def test_broadcast_topic_created_later_is_read_from_beginning(client: Client, tmp_path: Path) -> None:
+    """Messages sent before the consumer found the topic's queues count as sent after "latest"."""
     path = tmp_path / "offsets.json"
     with client.consumer("cast-new", "CastNew", broadcast=True, offsets_path=path) as consumer:
         assert consumer.queues == []
@@ -238,7 +232,7 @@ def test_a_topic_that_comes_after_the_start_is_read_from_its_beginning(client: C
         client.send_batch("CastNew", [b"0", b"1", b"2"], queue_ids=[0, 1, 0])
         found = [message.body for message in itertools.islice(consumer.messages(timeout=PATIENCE_S), 3)]
         assert sorted(found) == [b"0", b"1", b"2"]
-    # It goes on from there, and reads queues that came while it was away from their beginning too.
+    # It continues there, and reads queues created meanwhile from their beginning.
     client.create_topic("CastNew", 3)
     client.send_batch("CastNew", [b"3", b"4"], queue_ids=[0, 2])
     client.wait_dispatched()
@@ -246,7 +240,7 @@ def test_a_topic_that_comes_after_the_start_is_read_from_its_beginning(client: C
         assert bodies_of(itertools.islice(consumer.messages(timeout=PATIENCE_S), 2)) == [b"3", b"4"]
 
 
-def test_a_topic_that_came_while_nobody_looked_begins_where_the_start_says(client: Client, tmp_path: Path) -> None:
+def test_broadcast_topic_created_meanwhile_begins_at_start(client: Client, tmp_path: Path) -> None:
     path = tmp_path / "offsets.json"
     with client.consumer("cast-away", "CastAway", broadcast=True, offsets_path=path) as consumer:
         assert consumer.queues == []
@@ -257,7 +251,7 @@ def test_a_topic_that_came_while_nobody_looked_begins_where_the_start_says(clien
         assert [message.body for message in itertools.islice(consumer.messages(timeout=PATIENCE_S), 1)] == [b"4"]
 
 
-def test_a_broadcast_consumer_without_a_name_or_a_path_finds_its_progress_again(
+def test_broadcast_consumer_without_name_resumes_its_progress(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever process it is in; a second one that lives beside it has to have a name."""
@@ -293,7 +287,7 @@ def test_a_member_is_given_no_file(client: Client, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [3, b"x", "", "a\0b", "~nobody-of-that-name/x"])
-def test_what_is_no_path_is_refused(client: Client, path: Any) -> None:
+def test_broadcast_invalid_path_is_refused(client: Client, path: Any) -> None:
     with pytest.raises(BadRequestError, match=r"^offsets_path "):
         client.consumer("cast-member", "Cast", broadcast=True, offsets_path=path)
 
@@ -301,7 +295,7 @@ def test_what_is_no_path_is_refused(client: Client, path: Any) -> None:
 def test_a_path_may_begin_at_home_where_there_is_one(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder called ~ was made. Without a home, as in a container, what Python said of it was no MqprocError."""
+    """`~` is expanded; without a home folder the error is an MqprocError."""
     fill(client, "CastHome", 1, queues=1)
     monkeypatch.setenv("HOME", str(tmp_path))
     with client.consumer("cast-home", "CastHome", broadcast=True, offsets_path="~/offsets.json", start="earliest"):

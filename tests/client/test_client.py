@@ -1,4 +1,4 @@
-"""The synchronous client against roles that keep their messages in memory, over real sockets: what a call gives."""
+"""The synchronous client against roles in memory, over real sockets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.client.memory_roles import MemoryRoles
 from tests.support.group import PATIENCE_S, wait_until
 
 
-def test_a_message_is_sent_and_found_again(client: Client) -> None:
+def test_sent_message_is_found_by_all_reads(client: Client) -> None:
     before_ms = time.time_ns() // 1_000_000
     result = client.send("orders", b"hello", tag="new", keys=("k1", "k2"), properties={"colour": "red"}, flag=5)
     after_ms = time.time_ns() // 1_000_000
@@ -88,7 +88,7 @@ def test_batches_are_pipelined_in_order(client: Client, roles: MemoryRoles) -> N
     assert [message.body for message in client.pull("orders", 0, 0).messages] == [b"%d" % index for index in range(500)]
 
 
-def test_a_batch_beyond_a_frame_comes_back_as_one_result(roles: MemoryRoles) -> None:
+def test_send_batch_beyond_a_frame_returns_one_result(roles: MemoryRoles) -> None:
     with Client(roles.store, max_frame_bytes=200_000) as client:
         result = client.send_batch("orders", pa.array([bytes(30_000)] * 10), queue_id=0)
     assert roles.frames > 1
@@ -146,7 +146,7 @@ def test_a_long_poll_may_last_longer_than_the_clients_timeout(client: Client, ro
         assert [message.body for message in poll.result().messages] == [b"x"]
 
 
-def test_a_pull_as_arrow_replaces_what_is_no_text_as_a_message_does(client: Client, roles: MemoryRoles) -> None:
+def test_pull_arrow_replaces_invalid_utf8_as_messages_do(client: Client, roles: MemoryRoles) -> None:
     client.send("orders", b"x", tag="tag-1", keys=["key-1", "é"], queue_id=0)
     client.send("orders", b"y", tag="tag-2", keys="plain", queue_id=0)
     record = roles.records[0]
@@ -226,7 +226,7 @@ def test_bad_questions_are_not_asked(client: Client) -> None:
         *({"queue_id": 0}, {"born_timestamp_ms": 0}, {"sharding_key": "a"}),
     ],
 )
-def test_what_a_message_has_is_not_given_beside_it(client: Client, part: dict[str, Any]) -> None:
+def test_send_message_with_parts_raises_bad_request(client: Client, part: dict[str, Any]) -> None:
     message = Message("orders", b"x")
     for send in (client.send, client.send_oneway, client.producer().send):
         with pytest.raises(BadRequestError, match="give a Message, or a topic and its parts, not both"):
@@ -244,20 +244,18 @@ def test_what_a_message_has_is_not_given_beside_it(client: Client, part: dict[st
         *({"flag": True}, {"flag": np.timedelta64("NaT", "s")}, {"queue_id": True}),
     ],
 )
-def test_a_number_that_is_none_is_told_where_no_answer_would_tell_it(client: Client, part: dict[str, Any]) -> None:
-    """The writer refused it, and nobody was told that the message was lost."""
+def test_send_oneway_invalid_number_raises_bad_message(client: Client, part: dict[str, Any]) -> None:
+    """Refused before sending: these requests have no answer that could report it."""
     for send in (client.send_oneway, client.producer().send):
         with pytest.raises(BadRequestError, match=f"^{next(iter(part))} = .* is no whole number"):
             send("orders", b"x", **part)
     client.send_oneway("orders", b"x", born_timestamp_ms=np.int64(5), flag=np.int64(0))
-    client.send("orders", b"behind it")
+    client.send("orders", b"next")
     assert next(client.range("orders")).born_timestamp_ms == 5
 
 
 @pytest.mark.parametrize("part", [{"flag": False}, {"flag": 0.0}, {"delay_level": False}, {"deliver_at_ms": None}])
-def test_what_only_stands_for_a_zero_is_told_where_no_answer_would_tell_it(
-    client: Client, part: dict[str, Any]
-) -> None:
+def test_send_oneway_value_equal_to_zero_is_refused(client: Client, part: dict[str, Any]) -> None:
     with pytest.raises(BadRequestError, match=f"^{next(iter(part))} "):
         client.send_oneway(Message("orders", b"x", **part))
 

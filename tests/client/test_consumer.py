@@ -1,4 +1,4 @@
-"""The group consumer against a real group: shares, hand-overs, commits, retries, and every way to consume."""
+"""The group consumer against a real group: assignment, commits, retries, ways to consume."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def client(shared: Group) -> Iterator[Client]:
 # One consumer
 
 
-def test_every_message_comes_once_in_the_order_of_its_queue(client: Client) -> None:
+def test_consumer_gets_messages_once_in_queue_order(client: Client) -> None:
     sent = fill(client, "Once", 4000)
     with client.consumer("once", "Once", start="earliest", pull_messages=100) as consumer:
         assert consumer.queues == [("Once", queue_id) for queue_id in range(4)]
@@ -61,7 +61,7 @@ def test_every_message_comes_once_in_the_order_of_its_queue(client: Client) -> N
     assert client.groups.info("once").lag == 0
 
 
-def test_a_consumer_whose_thread_cannot_be_started_leaves_the_queues_to_others(client: Client) -> None:
+def test_consumer_without_thread_releases_its_queues(client: Client) -> None:
     fill(client, "Threadless", 1)
     with no_thread_starts(), pytest.raises(RuntimeError, match="can't start new thread"):
         client.consumer("threadless", "Threadless", start="earliest")
@@ -70,7 +70,7 @@ def test_a_consumer_whose_thread_cannot_be_started_leaves_the_queues_to_others(c
         assert len(consumer.queues) == 4
 
 
-def test_what_is_done_is_committed_and_the_rest_comes_again(client: Client) -> None:
+def test_done_messages_are_committed_and_others_redelivered(client: Client) -> None:
     sent = fill(client, "Again", 100, queues=1)
 
     def fail_at_40() -> None:
@@ -92,7 +92,7 @@ def test_what_is_done_is_committed_and_the_rest_comes_again(client: Client) -> N
         assert [message.body for message in all_of(consumer, len(sent[61:]))] == sent[61:]
 
 
-def test_a_loop_may_be_left_and_entered_again(client: Client) -> None:
+def test_consumer_loop_can_be_left_and_resumed(client: Client) -> None:
     sent = fill(client, "Twice", 50, queues=1)
     with client.consumer("twice", "Twice", start="earliest") as consumer:
         first = [next(iter(consumer)).body for _ in range(1)]
@@ -116,7 +116,7 @@ def test_a_group_begins_at_the_end_the_beginning_or_a_time(client: Client) -> No
         client.consumer("never", "Where", start="whenever")
 
 
-def test_a_topic_that_comes_later_is_read_from_its_beginning(client: Client) -> None:
+def test_topic_created_later_is_read_from_beginning(client: Client) -> None:
     with client.consumer("later", "Later") as consumer:
         assert consumer.queues == []
         client.send("Later", b"0", queue_id=None)
@@ -124,7 +124,7 @@ def test_a_topic_that_comes_later_is_read_from_its_beginning(client: Client) -> 
 
 
 @pytest.mark.parametrize("broadcast", [False, True])
-def test_a_topic_that_is_made_again_before_anybody_looks_is_gone_on_with(
+def test_recreated_topic_is_consumed_from_its_beginning(
     client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broadcast: bool
 ) -> None:
     topic = f"Hidden{broadcast}"
@@ -138,7 +138,7 @@ def test_a_topic_that_is_made_again_before_anybody_looks_is_gone_on_with(
         assert offsets(client, "hidden-False", topic) == [3]
 
 
-def test_filters_pass_what_matches_and_progress_passes_the_rest(client: Client) -> None:
+def test_filter_selects_and_progress_skips_others(client: Client) -> None:
     client.create_topic("Filtered", 1)
     client.send_batch("Filtered", [b"%d" % n for n in range(100)], tags=["a" if n % 10 else "b" for n in range(100)])
     client.wait_dispatched()
@@ -147,18 +147,18 @@ def test_filters_pass_what_matches_and_progress_passes_the_rest(client: Client) 
     assert offsets(client, "filtered", "Filtered") == [100]
     with client.consumer("sql", "Filtered", filter=SqlFilter("TAGS = 'b'"), start="earliest") as consumer:
         assert len(list(itertools.islice(consumer.messages(timeout=PATIENCE_S), 10))) == 10
-    assert offsets(client, "sql", "Filtered") == [91]  # What the loop was left at is done.
+    assert offsets(client, "sql", "Filtered") == [91]  # The last message of the loop is done.
 
 
-def test_nobody_joins_with_a_filter_that_is_wrong(client: Client) -> None:
+def test_join_with_invalid_filter_is_refused(client: Client) -> None:
     with pytest.raises(FilterSyntaxError, match="character 4 "):
         client.consumer("mistyped", "NotYet", filter=SqlFilter("a >"))
     with pytest.raises(GroupNotFoundError):
         client.groups.info("mistyped")
 
 
-def test_progress_passes_at_once_what_filters_do_not_let_through(client: Client) -> None:
-    """And what comes while the consumer waits within a second or so, not when the pull that waits is over."""
+def test_progress_skips_filtered_messages_at_once(client: Client) -> None:
+    """New messages arrive within about a second, before the waiting pull times out."""
     client.create_topic("Passed", 2)
     client.send_batch("Passed", [b"%d" % n for n in range(100)], tags=["b"] + ["a"] * 99, queue_ids=[0, 1] * 50)
     client.wait_dispatched()
@@ -175,7 +175,7 @@ def test_progress_passes_at_once_what_filters_do_not_let_through(client: Client)
         client.send("Passed", b"found", tag="b", queue_id=0)
         found = consumer.receive(1, timeout=PATIENCE_S)
         assert [message.body for message in found] == [b"found"]
-        # While a message is in hands too, later ones are found behind those that do not match.
+        # While a message is unacknowledged, later matching ones are found as well.
         for number in range(3):
             client.send_batch("Passed", [b"no"] * 5, tags=["a"] * 5, queue_ids=[0] * 5)
             assert consumer.receive(1, timeout=1.2) == []
@@ -265,7 +265,7 @@ def test_members_share_queues_evenly_and_hand_over(client: Client) -> None:
     assert client.groups.info("shared").members == ()
 
 
-def test_a_queue_is_not_taken_from_who_has_messages_of_it(client: Client) -> None:
+def test_queue_with_messages_in_hand_is_not_reassigned(client: Client) -> None:
     fill(client, "Held", 10, queues=1)
     first = client.consumer("held", "Held", start="earliest", session_timeout=PATIENCE_S)
     messages = first.receive(10, timeout=PATIENCE_S)
@@ -376,7 +376,7 @@ def test_a_consumer_goes_on_from_where_it_seeks(client: Client) -> None:
         held = consumer.receive(40, timeout=PATIENCE_S)
         consumer.ack(*(message for message in held if message.queue_offset < 3))
         consumer.seek(ResetTo(offset=15))
-        # What it had in hands does not count any more, and progress is where it went.
+        # Earlier messages no longer count, and progress is where it was reset to.
         consumer.ack(*held)
         consumer.commit()
         assert offsets(client, "sought", "Sought") == [15, 15]
@@ -453,8 +453,8 @@ def test_too_many_failures_end_among_the_dead_letters(client: Client) -> None:
     ]
 
 
-def test_any_number_of_messages_is_nacked_and_sent_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than one request names; what is not stored at once is asked for again behind the others."""
+def test_nack_of_many_messages_redelivers_all(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More messages than one request names; those refused for now are sent again later."""
     monkeypatch.setattr(group_calls, "NAMED_MAX", 8)
     monkeypatch.setattr(group_calls, "RESENT_AT_ONCE", 8)
     sent = fill(client, "Many", 20, queues=1)
@@ -470,9 +470,7 @@ def test_any_number_of_messages_is_nacked_and_sent_again(client: Client, monkeyp
         assert bodies_of(all_of(consumer, 20)) == sent
 
 
-def test_what_could_not_be_stored_is_asked_for_behind_the_others(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nack_refused_for_now_is_repeated_after_others(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_calls, "NAMED_MAX", 2)
     fill(client, "Busy", 4, queues=1)
     messages = list(client.pull("Busy", 0, 0).messages)
@@ -485,7 +483,7 @@ def test_what_could_not_be_stored_is_asked_for_behind_the_others(
     assert (nacking.left, nacking.gone) == ([], messages[:1])
 
 
-def test_a_handler_that_fails_nacks_and_in_order_tries_again(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_handler_nacks_or_retries_in_order(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     fill(client, "Failing", 4, queues=1)
     client.groups.change("failing", retry_max_times=2)
     tried: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Loops over Arrow batches that are left: what the body had is done when the consumer's block ends without an error."""
+"""Arrow batches of a loop that is left are done when the consumer's block ends."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_batch_that_a_loop_is_left_at_is_done(client: Client) -> None:
     assert seen == list(range(MESSAGES))
 
 
-def test_a_batch_that_a_loop_fails_at_comes_again(client: Client) -> None:
+def test_batch_of_failed_loop_is_redelivered(client: Client) -> None:
     fill(client, "Failing", MESSAGES, queues=1)
 
     def fail_at_the_third() -> None:
@@ -63,8 +63,8 @@ def test_a_batch_that_a_loop_fails_at_comes_again(client: Client) -> None:
     assert progress(client, "failing") == failed.value.args[0] > 0
 
 
-def test_a_loop_that_is_entered_again_has_the_batch_again(client: Client) -> None:
-    """While the block goes on nobody has said that it is done."""
+def test_batch_of_resumed_loop_is_returned_again(client: Client) -> None:
+    """The batch is unacknowledged while the block runs."""
     fill(client, "Again", MESSAGES, queues=1)
     with client.consumer("again", "Again", start="earliest", pull_messages=AT_ONCE) as consumer:
         first = bodies(next(consumer.batches(["body"], timeout=PATIENCE_S)))
@@ -73,7 +73,7 @@ def test_a_loop_that_is_entered_again_has_the_batch_again(client: Client) -> Non
     assert progress(client, "again") == len(first)
 
 
-def test_the_asynchronous_one_does_the_same(shared: Group, client: Client) -> None:
+def test_async_batches_follow_the_same_rules(shared: Group, client: Client) -> None:
     fill(client, "Tasks", MESSAGES, queues=1)
     seen: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Columns of messages that wait for a time each: cut by time, every column with them; results put together."""
+"""Batches with one delivery time for each message are split by time, results joined."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def batch(count: int = 5, **changes: Any) -> Batch:
     return Batch("T", [b"%d" % number for number in range(count)], **changes)
 
 
-def test_one_time_for_all_is_one_batch() -> None:
+def test_batch_with_one_time_is_not_split() -> None:
     for whole in (batch(), batch(delay_level=3), batch(deliver_at_ms=5)):
         assert by_time(whole) == ([whole], None)
 
@@ -113,7 +113,7 @@ NO_DELAYS += [np.array([1, 1 << 62], f"m8[{unit}]") for unit in ("ms", "s", "m",
 
 
 @pytest.mark.parametrize("delay", NO_DELAYS)
-def test_a_delay_that_is_no_time_is_refused(delay: Any) -> None:
+def test_batch_invalid_delay_is_refused(delay: Any) -> None:
     with pytest.raises(BadTimeError, match="no number of seconds"):
         deliver_at_ms(None, np.array(delay) if isinstance(delay, list) else delay)
 

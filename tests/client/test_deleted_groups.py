@@ -1,4 +1,4 @@
-"""A group that is deleted is gone with what was to come again to it."""
+"""Deleting a group deletes its messages to be redelivered."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def names(client: Client) -> set[str]:
     return {topic.topic for topic in client.topics()}
 
 
-def test_a_group_that_is_made_again_gets_nothing_that_came_again_to_the_one_before(client: Client) -> None:
+def test_recreated_group_gets_no_redelivery_of_the_deleted_one(client: Client) -> None:
     fill(client, "Orders", 4, queues=1)
     for name in ("billing", "billing_more"):
         first = client.simple_consumer(name, "Orders", start="earliest")
@@ -58,10 +58,8 @@ def test_so_it_is_for_asyncio(shared: Group, client: Client) -> None:
     assert "%RETRY%aio_Aio" not in names(client)
 
 
-def test_a_deletion_that_ended_before_the_topics_is_finished_when_it_is_asked_for_again(
-    shared: Group, client: Client
-) -> None:
-    """The group was gone, which was all that who asked again was told; its retry topics stayed for ever."""
+def test_group_deletion_interrupted_is_finished_by_a_repeat(shared: Group, client: Client) -> None:
+    """A repeated deletion deletes the retry topics, though the group is gone."""
 
     async def delete() -> None:
         async with AsyncClient(shared.store) as made:

@@ -1,6 +1,6 @@
-"""Append frames: whatever form messages are given in, the same columns come out, and what cannot be stored is refused.
+"""Append frames: equal columns from all forms of messages; invalid messages are refused.
 
-Frames are read back by `append_frame.read_append`, which does in plain Python what the writer's kernel does.
+Frames are decoded by `read_append`, in plain Python.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from mqproc.errors import (
 from mqproc.layout import properties
 from mqproc.types import Message
 from mqproc.wire.operations.log import QUEUE_ANY, AppendRequest
-from tests.client.append_frame import Row, read_append
+from tests.client.memory_roles import Row, read_append
 
 FRAME_BYTES_MAX = 64 << 20
 BODIES = [b"first", b"", b"\x00\xff third"]
@@ -150,7 +150,7 @@ def test_bodies_of_items_of_more_than_a_byte(count: int) -> None:
 
 
 @pytest.mark.parametrize("last", ["text", 5, None, np.arange(9)[::2], [1, 2]])
-def test_it_is_told_which_body_is_none(last: object) -> None:
+def test_batch_body_of_none_names_its_place(last: object) -> None:
     with pytest.raises(BadMessageError, match=f"body 2 is a {type(last).__name__}, not bytes"):
         rows([b"a", bytes(40_000), last])
 
@@ -304,7 +304,7 @@ def test_an_own_unique_id_is_kept() -> None:
         ({"properties": [{}, {}, {}], "tags": ["a\x01b", "", ""]}, BadPropertyError),
     ],
 )
-def test_what_cannot_be_stored_is_refused(columns: dict[str, object], error: type[MqprocError]) -> None:
+def test_encode_invalid_message_is_refused(columns: dict[str, object], error: type[MqprocError]) -> None:
     with pytest.raises(error) as caught:
         rows(**({"topic": "orders", "bodies": BODIES} | columns))
     assert type(caught.value) is error
@@ -353,18 +353,18 @@ def test_a_batch_of_more_bytes_than_a_frame_is_cut() -> None:
     assert [row.pairs["TAGS"] for frame in frames for row in rows_of(frame)] == ["a", "b", "c", "d"]
 
 
-def test_what_must_go_together_is_refused_when_it_does_not_fit() -> None:
+def test_encode_atomic_batch_beyond_a_frame_is_refused() -> None:
     for batch in (Batch("t", [bytes(300_000)] * 2, batch=True), Batch("t", [bytes(500_000)])):
         with pytest.raises(FrameTooLargeError, match="400,000"):
             list(encode_batch(batch, 400_000))
 
 
-def test_an_empty_batch_is_no_frame() -> None:
+def test_encode_empty_batch_makes_no_frame() -> None:
     assert list(encode_batch(Batch("orders", []), FRAME_BYTES_MAX)) == []
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "expected"),
     [
         ({"keys": [1, 2]}, "message 0: keys must be a sequence of texts, not 1 of type int"),
         ({"keys": np.array([0, 2])}, "message 0: keys must be a sequence of texts, not 0 of type int"),
@@ -379,14 +379,14 @@ def test_an_empty_batch_is_no_frame() -> None:
         ),
     ],
 )
-def test_what_is_no_text_is_told_with_message_value_and_type(columns: dict[str, Any], told: str) -> None:
+def test_batch_value_not_text_names_message_and_type(columns: dict[str, Any], expected: str) -> None:
     with pytest.raises(BadPropertyError) as error:
         list(encode_batch(Batch("t", [b"a", b"b"], **columns), FRAME_BYTES_MAX))
-    assert str(error.value) == told
+    assert str(error.value) == expected
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "expected"),
     [
         ({"keys": ["a b", "c", "d"]}, "keys: one holds the separator byte 0x20: 'a b' of message 0"),
         ({"keys": ["", "Öü", "é f"]}, "keys: one holds the separator byte 0x20: 'é f' of message 2"),
@@ -401,23 +401,23 @@ def test_what_is_no_text_is_told_with_message_value_and_type(columns: dict[str, 
         ),
     ],
 )
-def test_what_cannot_be_in_a_column_is_told_with_message_and_value(columns: dict[str, Any], told: str) -> None:
+def test_batch_invalid_value_names_message_and_value(columns: dict[str, Any], expected: str) -> None:
     with pytest.raises(BadPropertyError) as error:
         list(encode_batch(Batch("t", [b"a", b"b", b"c"], **columns), FRAME_BYTES_MAX))
-    assert str(error.value) == told
+    assert str(error.value) == expected
 
 
-def test_a_wrong_key_is_told_where_it_is_in_a_batch_of_several_frames() -> None:
+def test_batch_invalid_key_names_its_place_over_frames() -> None:
     keys = ["k"] * (FRAME_MESSAGES_MAX + 2)
     keys[-1] = "a b"
     half = len(keys) // 2
     with pytest.raises(BadPropertyError) as error:
         list(encode_batch(Batch("t", [b""] * len(keys), keys=keys), FRAME_BYTES_MAX))
-    told = f"keys: one holds the separator byte 0x20: 'a b' of message {len(keys) - half - 1:,}"
-    assert str(error.value) == f"after the first {half:,} messages: {told}"
+    expected = f"keys: one holds the separator byte 0x20: 'a b' of message {len(keys) - half - 1:,}"
+    assert str(error.value) == f"after the first {half:,} messages: {expected}"
 
 
-def test_of_a_message_alone_nobody_is_told_which_it_is() -> None:
+def test_batch_of_one_message_error_names_no_place() -> None:
     with pytest.raises(BadPropertyError, match=r"^tags: one holds the separator byte 0x01: 'a.x01'$"):
         list(encode_batch(Batch("t", [b"a"], tags=["a\x01"]), FRAME_BYTES_MAX))
     with pytest.raises(BadPropertyError, match=r"^keys must be a sequence of texts, not 7 of type int$"):

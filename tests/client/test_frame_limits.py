@@ -16,7 +16,7 @@ TOLD = r"frame of 1[\d,]{6} bytes exceeds this client's max_frame_bytes = 65,536
 
 @pytest.fixture(scope="module")
 def filled(shared: Group) -> Group:
-    """A topic with more small messages than a frame takes, and one whose second message does not fit in any."""
+    """A topic with more small messages than a frame takes, and one with a large message."""
     with shared.client() as client:
         fill(client, "Small", 4_000, queues=1)
         client.create_topic("Large", 1)
@@ -33,7 +33,7 @@ def test_many_small_messages_come_in_as_many_frames_as_they_need(filled: Group) 
 
 
 def test_simple_consumers_receive_no_more_than_fits(filled: Group) -> None:
-    """What was received and not read came again when its time was over, and was a dead letter in the end."""
+    """Messages received but not read are given back, not redelivered until dead letters."""
     with Client(filled.store, max_frame_bytes=FRAME_BYTES, timeout=PATIENCE_S) as client:
         consumer = client.simple_consumer("simple", "Small", start="earliest")
         received: list[StoredMessage] = []
@@ -51,8 +51,8 @@ def test_dead_letters_come_in_as_many_frames_as_they_need(filled: Group) -> None
         assert len(list(client.groups.dead_letters("dead"))) == len(messages) > 300
 
 
-def test_what_is_asked_page_by_page_comes_in_pages_that_fit(filled: Group) -> None:
-    """A page had what the server gives at once, which these clients do not take."""
+def test_pages_fit_the_frame_limit(filled: Group) -> None:
+    """The server's page is larger than these clients accept."""
     with filled.client() as client:
         client.create_topic("Keyed", 2)
         sent = client.send_batch("Keyed", [bytes(20_000)] * 12, keys=["all"] * 12)
@@ -84,7 +84,7 @@ def test_so_it_is_page_by_page_for_asyncio(filled: Group) -> None:
 
 
 def test_a_message_that_fits_in_no_frame_is_an_error_that_names_the_option(filled: Group) -> None:
-    """It was asked for again and again, and the log told of a lost connection."""
+    """The request is not repeated, and the log has no lost connection."""
     with Client(filled.store, max_frame_bytes=FRAME_BYTES, timeout=PATIENCE_S) as client:
         with pytest.raises(FrameTooLargeError, match=TOLD):
             client.pull("Large", 0, 1)
@@ -95,7 +95,7 @@ def test_a_message_that_fits_in_no_frame_is_an_error_that_names_the_option(fille
             list(consumer.messages(timeout=PATIENCE_S))
 
 
-def test_an_answer_that_is_not_cut_into_frames_is_an_error_that_says_what_fits(filled: Group) -> None:
+def test_answer_larger_than_frame_names_the_limit(filled: Group) -> None:
     with filled.client() as client:
         client.send_batch("Large", [bytes(60_000)] * 3, keys="key")
         client.wait_dispatched()

@@ -1,4 +1,4 @@
-"""Handlers against a real group: how a run ends, and what is no handler."""
+"""Handlers against a real group: the end of a run, and invalid handlers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Ended(BaseException):
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_no_handler_is_called_behind_the_stop_and_the_rest_comes_again(client: Client, ordered: bool) -> None:
+def test_run_calls_no_handler_after_the_stop(client: Client, ordered: bool) -> None:
     topic = f"Stopped{ordered}"
     sent = fill(client, topic, 20, queues=1)
     handled: list[bytes] = []
@@ -46,7 +46,7 @@ def test_no_handler_is_called_behind_the_stop_and_the_rest_comes_again(client: C
         assert handled == sent[:3]
         consumer.commit()
         assert offsets(client, f"stopped{ordered}", topic) == [3]
-        # The same consumer goes on, with another run too.
+        # The same consumer can start another run.
         stop.clear()
         handled.remove(b"2")
         consumer.run(handle, ordered=ordered, stop=stop)
@@ -54,7 +54,7 @@ def test_no_handler_is_called_behind_the_stop_and_the_rest_comes_again(client: C
     assert offsets(client, f"stopped{ordered}", topic) == [20]
 
 
-def test_a_stop_amid_the_pause_of_an_ordered_handler_leaves_nothing_in_hands(client: Client) -> None:
+def test_ordered_run_stopped_during_pause_gives_messages_back(client: Client) -> None:
     sent = fill(client, "Paused", 5, queues=1)
     stop = threading.Event()
 
@@ -73,7 +73,7 @@ def test_a_stop_amid_the_pause_of_an_ordered_handler_leaves_nothing_in_hands(cli
 
 @pytest.fixture
 def ending(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that ends when a pool has taken one of a run's messages; of the pool a thread ends a little later."""
+    """A program that ends after its pool took a message; the pool's thread ends later."""
 
     class Pool(ThreadPoolExecutor):
         taken: Future[None] | None = None
@@ -122,7 +122,7 @@ begun.wait()
 """
 
 
-def test_a_program_that_ends_while_a_daemon_thread_runs_a_handler_tells_nothing(shared: Group, client: Client) -> None:
+def test_program_end_during_handler_of_daemon_thread_is_silent(shared: Group, client: Client) -> None:
     fill(client, "Real", 20, queues=1)
     done = subprocess.run([sys.executable, "-c", DAEMON, str(shared.store)], capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
@@ -166,7 +166,7 @@ def test_another_thread_goes_on_when_the_main_thread_has_ended(
 
 
 @pytest.mark.usefixtures("ending")
-def test_what_is_raised_there_ends_the_run(client: Client) -> None:
+def test_run_at_program_end_raises_error_of_handler(client: Client) -> None:
     sent = fill(client, "Raised", 20, queues=1)
     handled: list[bytes] = []
 
@@ -202,27 +202,25 @@ threading.Thread(target=consumer.run, args=(handle,), kwargs={"stop": stop}).sta
 """
 
 
-def test_a_program_whose_main_thread_only_starts_a_run_goes_on_until_the_stop(shared: Group, client: Client) -> None:
+def test_run_in_thread_continues_after_the_main_thread_ends(shared: Group, client: Client) -> None:
     fill(client, "Living", 20, queues=1)
     done = subprocess.run([sys.executable, "-c", REAL, str(shared.store)], capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (0, b"True\n"), done.stderr
     assert b"Traceback" not in done.stderr
 
 
-def test_a_thread_that_does_not_start_since_the_program_ends_is_told_of(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_consumer_at_program_end_notes_the_missing_thread(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(client, "Late", 1)
     monkeypatch.setattr(threading, "main_thread", threading.Thread)
-    with no_thread_starts(), pytest.raises(RuntimeError, match="can't start new thread") as told:
+    with no_thread_starts(), pytest.raises(RuntimeError, match="can't start new thread") as failed:
         client.consumer("late", "Late")
-    assert told.value.__notes__ == [
-        "mqproc-consumer needs a thread, and none starts in what atexit calls: begin before"
+    assert failed.value.__notes__ == [
+        "mqproc-consumer needs a thread, and none starts in functions of atexit: begin before"
     ]
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_what_is_no_exception_ends_a_run_at_once(client: Client, ordered: bool) -> None:
+def test_run_base_exception_ends_it_at_once(client: Client, ordered: bool) -> None:
     topic = f"Ended{ordered}"
     sent = fill(client, topic, 40, queues=4)
     handled: list[bytes] = []
@@ -245,7 +243,7 @@ def test_what_is_no_exception_ends_a_run_at_once(client: Client, ordered: bool) 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_ordered_run_gives_a_queue_back_before_another_member_has_it(client: Client, fails: bool) -> None:
-    """What it had received of the queue is the other's, in order, and handled by nobody twice."""
+    """The other member gets the rest of the queue, in order, and nothing is handled twice."""
     topic, group = f"Handover{fails}", f"handover{fails}"
     sent = fill(client, topic, 100, queues=2)
     handled: list[tuple[str, bytes]] = []
@@ -285,8 +283,8 @@ def test_an_ordered_run_gives_a_queue_back_before_another_member_has_it(client: 
         assert [body for body in bodies if body in queue] == queue[: sum(body in queue for body in bodies)]
 
 
-def test_an_ordered_run_handles_a_queue_that_was_reset_when_its_last_message_is_handled(client: Client) -> None:
-    """As one that was lost and came back: it has been received again while its handler is still at work."""
+def test_ordered_run_handles_reset_queue_after_its_current_message(client: Client) -> None:
+    """The queue was lost and returned: a message is received while its handler still runs."""
     sent = fill(client, "Again", 20, queues=2)
     begun: list[bytes] = []
     stop, others_came_again = threading.Event(), threading.Event()
@@ -309,7 +307,7 @@ def test_an_ordered_run_handles_a_queue_that_was_reset_when_its_last_message_is_
     assert even == [sent[0], sent[2], b"end", *sent[::2]]
 
 
-def test_what_is_held_is_what_is_to_be_handled(client: Client) -> None:
+def test_holds_follows_ack_seek_and_take_back(client: Client) -> None:
     sent = fill(client, "Held", 4, queues=1)
     with client.consumer("held", "Held", start="earliest") as consumer:
         first, *others = consumer.receive(4, timeout=PATIENCE_S)
@@ -329,7 +327,7 @@ def test_a_handler_to_be_awaited_is_refused_and_acknowledges_nothing(client: Cli
     fill(client, "Sync", 3, queues=1)
 
     async def handle(_message: StoredMessage) -> None:
-        raise AssertionError("nobody awaits it")
+        raise AssertionError("the coroutine is never awaited")
 
     with client.consumer("sync", "Sync", start="earliest") as consumer:
         with pytest.raises(BadRequestError, match="returned an awaitable, for consumers of AsyncClient"):
@@ -355,9 +353,7 @@ def in_loop(group: Group, program: Callable[[AsyncConsumer], Any], name: str, to
 
 
 @pytest.mark.parametrize("how", ["stop", "cancel"])
-def test_no_async_handler_is_called_behind_the_end_and_the_rest_comes_again(
-    shared: Group, client: Client, how: str
-) -> None:
+def test_async_run_calls_no_handler_after_the_stop(shared: Group, client: Client, how: str) -> None:
     topic = f"Async{how}"
     sent = fill(client, topic, 20, queues=1)
     handled: list[bytes] = []
@@ -380,7 +376,7 @@ def test_no_async_handler_is_called_behind_the_end_and_the_rest_comes_again(
     assert offsets(client, f"async{how}", topic) == [20]
 
 
-def test_what_handlers_had_that_were_cancelled_too_comes_again(shared: Group, client: Client) -> None:
+def test_messages_of_cancelled_handlers_are_redelivered(shared: Group, client: Client) -> None:
     """The first cancellation of a run leaves handlers their end, a second one does not."""
     sent = fill(client, "Both", 5, queues=1)
 
@@ -403,7 +399,7 @@ def test_what_handlers_had_that_were_cancelled_too_comes_again(shared: Group, cl
     in_loop(shared, program, "both", "Both")
 
 
-def test_what_an_async_handler_awaits_may_be_cancelled(shared: Group, client: Client) -> None:
+def test_async_handler_may_await_a_cancelled_task(shared: Group, client: Client) -> None:
     """That fails the message, and is no end of the run."""
     fill(client, "Inner", 3, queues=1)
     client.groups.change("inner", retry_max_times=0)
@@ -441,7 +437,7 @@ def test_a_handler_that_gives_nothing_to_await_is_refused(shared: Group, client:
     in_loop(shared, program, "plain", "Plain")
 
 
-def test_an_ordered_async_run_gives_a_queue_back_before_another_member_has_it(shared: Group, client: Client) -> None:
+def test_ordered_async_run_releases_queue_before_reassignment(shared: Group, client: Client) -> None:
     sent = fill(client, "AsyncHandover", 100, queues=2)
     handled: list[tuple[str, bytes]] = []
 
@@ -474,9 +470,7 @@ def test_an_ordered_async_run_gives_a_queue_back_before_another_member_has_it(sh
     assert [body for name, body in handled if name == "second"] == sent[1::2]
 
 
-def test_an_ordered_async_run_handles_a_queue_that_was_reset_when_its_last_message_is_handled(
-    shared: Group, client: Client
-) -> None:
+def test_ordered_async_run_handles_reset_queue_after_current_message(shared: Group, client: Client) -> None:
     sent = fill(client, "AsyncAgain", 20, queues=2)
     begun: list[bytes] = []
     stop, others_came, others_came_again = asyncio.Event(), asyncio.Event(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""The batching producers: messages go together, every future gets its outcome, memory stays bounded."""
+"""Batching producers: messages share frames, every future is set, memory is bounded."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_room_is_counted_until_a_group_is_done() -> None:
 
 @pytest.mark.parametrize("picture", [np.zeros((2, 500_000), np.uint8), array("d", bytes(1_000_000))])
 def test_an_array_counts_for_its_bytes_and_not_for_its_rows(client: Client, roles: MemoryRoles, picture: Any) -> None:
-    """Frames of a thousand pictures were larger than any may be, and some bodies had no size at all."""
+    """Frames stay within the limit of bytes, whatever the bodies are."""
     assert len(client.send_many([Message("pictures", picture)] * 40)) == 40
     frames = roles.frames
     assert frames >= 20
@@ -155,7 +155,7 @@ def test_threads_share_a_producer(client: Client, roles: MemoryRoles) -> None:
     assert len(roles.messages) == 2000
 
 
-def test_one_bad_message_does_not_spoil_the_others(client: Client, roles: MemoryRoles) -> None:
+def test_producer_invalid_message_fails_alone(client: Client, roles: MemoryRoles) -> None:
     with client.producer(linger_ms=50) as producer:
         with pytest.raises(BadPropertyError):
             producer.send("orders", b"x", keys="a b")
@@ -167,9 +167,7 @@ def test_one_bad_message_does_not_spoil_the_others(client: Client, roles: Memory
 
 
 @pytest.mark.parametrize("wrong", [{"tag": "\ud800"}, {"tag": "\ud800", "queue_id": 0}])
-def test_what_no_frame_can_be_made_of_does_not_end_the_producer(
-    client: Client, roles: MemoryRoles, wrong: dict[str, Any]
-) -> None:
+def test_producer_continues_after_an_encoding_error(client: Client, roles: MemoryRoles, wrong: dict[str, Any]) -> None:
     queue = {"queue_id": 0} if "queue_id" in wrong else {}  # Messages of one frame.
     with client.producer(linger_ms=60_000) as producer:
         good = producer.send("orders", b"good", **queue)
@@ -182,7 +180,7 @@ def test_what_no_frame_can_be_made_of_does_not_end_the_producer(
     assert [message.body for message in roles.messages] == [b"good", b"other"]
 
 
-def test_refusals_for_now_are_tried_again_and_losses_are_told(client: Client, roles: MemoryRoles) -> None:
+def test_producer_retries_refusals_and_reports_losses(client: Client, roles: MemoryRoles) -> None:
     roles.behaviour = first(2, lambda request: request.refuse(StoreBusyError("busy", hint_ms=1)))
     with client.producer(linger_ms=1) as producer:
         producer.send("orders", b"x").result(PATIENCE_S)
@@ -202,7 +200,7 @@ def test_memory_is_bounded(client: Client, roles: MemoryRoles) -> None:
     roles.behaviour = take
     producer = client.producer(linger_ms=60_000, max_batch_messages=2, max_buffered_bytes=10_000)
     futures = [producer.send("orders", bytes(4000)) for _ in range(2)]
-    # What the writer has not taken would be sent again to its successor.
+    # Messages that the writer has not taken would be sent again after its restart.
     wait_until(lambda: sum(taken) >= 8000, what="both with the writer")
     with pytest.raises(StoreBusyError):
         producer.send("orders", bytes(4000), timeout=0.05)
@@ -234,7 +232,7 @@ def send_in_child(producer: Producer, results: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_process_sends_what_it_was_given_itself(client: Client, roles: MemoryRoles) -> None:
+def test_producer_in_forked_process_sends_its_own_messages(client: Client, roles: MemoryRoles) -> None:
     producer = client.producer(linger_ms=60_000, max_batch_messages=2)
     producer.send("orders", b"parent")
     ours, theirs = multiprocessing.Pipe(duplex=False)
@@ -253,7 +251,7 @@ def send_without_close(store: Path) -> None:
     Client(store, timeout=PATIENCE_S).producer(linger_ms=60_000).send("orders", b"child")
 
 
-def test_what_the_programs_end_has_waited_for_is_not_waited_for_again(
+def test_producer_flushed_at_program_end_is_not_flushed_again(
     client: Client, roles: MemoryRoles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(producer_module, "EXIT_FLUSH_S", 0.01)
@@ -270,7 +268,7 @@ def test_what_the_programs_end_has_waited_for_is_not_waited_for_again(
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_the_end_of_a_process_of_multiprocessing_sends_what_is_left(roles: MemoryRoles, start: Any) -> None:
+def test_producer_sends_rest_at_end_of_multiprocessing_child(roles: MemoryRoles, start: Any) -> None:
     child = multiprocessing.get_context(start).Process(target=send_without_close, args=(roles.store,))
     child.start()
     child.join(PATIENCE_S)
@@ -290,12 +288,12 @@ def end_without_close(store: Path, wait_s: float) -> subprocess.CompletedProcess
     return subprocess.run(arguments, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=True)
 
 
-def test_the_end_of_the_program_sends_what_is_left(roles: MemoryRoles) -> None:
+def test_producer_sends_rest_at_program_end(roles: MemoryRoles) -> None:
     assert end_without_close(roles.store, PATIENCE_S).stderr == ""
     assert len(roles.messages) == 100
 
 
-def test_the_end_of_the_program_tells_what_could_not_be_sent(roles: MemoryRoles) -> None:
+def test_producer_warns_of_unsent_messages_at_program_end(roles: MemoryRoles) -> None:
     told = "100 messages of a producer were not sent"
     roles.behaviour = lambda request: True
     assert told in end_without_close(roles.store, 0.05).stderr, "the store does not answer in time"
@@ -304,7 +302,7 @@ def test_the_end_of_the_program_tells_what_could_not_be_sent(roles: MemoryRoles)
     roles.start()
 
 
-def test_the_end_of_the_program_tells_nothing_of_what_futures_told(roles: MemoryRoles) -> None:
+def test_producer_program_end_ignores_reported_failures(roles: MemoryRoles) -> None:
     script = (
         "import mqproc, sys\n"
         "sender = mqproc.Client(sys.argv[1], timeout=0.2).producer()\n"
@@ -319,7 +317,7 @@ def test_the_end_of_the_program_tells_nothing_of_what_futures_told(roles: Memory
     assert done.stderr == ""
 
 
-def test_where_no_thread_can_be_started_it_is_told_and_none_is_waited_for(client: Client, roles: MemoryRoles) -> None:
+def test_producer_without_thread_raises_and_recovers(client: Client, roles: MemoryRoles) -> None:
     """As Python 3.12 sees it, also at the program's end."""
     with client.producer(linger_ms=0) as producer, client.producer(linger_ms=0) as late:
         with no_thread_starts(), pytest.raises(RuntimeError, match="can't start new thread"):
@@ -331,7 +329,7 @@ def test_where_no_thread_can_be_started_it_is_told_and_none_is_waited_for(client
     assert [message.body for message in roles.messages] == [b"3"]
 
 
-def test_a_callback_may_send_though_there_is_no_room(client: Client) -> None:
+def test_producer_callback_may_send_when_buffer_is_full(client: Client) -> None:
     """The room is made by the thread that calls it."""
     again: list[Future[SendResult]] = []
     with client.producer(linger_ms=0, max_buffered_bytes=1000) as producer:
@@ -404,7 +402,7 @@ def test_the_async_producer(roles: MemoryRoles) -> None:
     assert roles.frames < 20
 
 
-def test_an_async_producer_belongs_to_one_event_loop_and_warns_of_what_is_left_at_its_end(roles: MemoryRoles) -> None:
+def test_async_producer_of_one_loop_warns_of_unsent_messages(roles: MemoryRoles) -> None:
     async def make() -> AsyncProducer:
         client = AsyncClient(roles.store, timeout=PATIENCE_S)
         producer = client.producer(linger_ms=60_000)
@@ -421,9 +419,7 @@ def test_an_async_producer_belongs_to_one_event_loop_and_warns_of_what_is_left_a
     asyncio.run(go_on(producer))
 
 
-def test_an_error_of_any_kind_is_told_to_the_futures_of_the_async_producer(
-    roles: MemoryRoles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_async_producer_sets_any_error_on_its_futures(roles: MemoryRoles, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(messages: object) -> list[SendResult]:
         raise OSError("as of the system")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mqproc.client.requests import arrow_parser, pull, pull_request, unread_pull
+from mqproc.client.requests import arrow_parser, chosen, pull, pull_request, unread_pull
 from mqproc.errors import CorruptStoreError, ProtocolError
 from mqproc.layout.record_codec import encode_record, lazy_records
 from mqproc.types import PullResult, PullStatus
 from mqproc.wire.operations.log import PullAnswer, PullRequest
-from tests.client.steps import steps_of
+from tests.client.conftest import steps_of
 
-REQUEST = pull_request("orders", 0, 5, 32, 1 << 20, "a || b", 2.5, rocketmq_limits=False)
+REQUEST = pull_request("orders", 0, 5, 32, 1 << 20, chosen("a || b", None), 2.5)
 RECORD = encode_record(topic="orders", body=b"body", queue_offset=5)
 
 
@@ -20,21 +20,21 @@ def parsed(answer: PullAnswer, records: bytes = b"") -> PullResult:
     return pull(REQUEST).parse(memoryview(msgspec.msgpack.encode(answer)), memoryview(records))
 
 
-def test_the_call_says_what_is_asked_for() -> None:
+def test_pull_call_has_the_request_and_wait() -> None:
     call = pull(REQUEST)
     assert msgspec.msgpack.decode(call.options, type=PullRequest) == REQUEST
     assert (call.role, call.repeatable, call.wait_s, call.oneway, call.takes) == ("query", True, 2.5, False, False)
 
 
 @pytest.mark.parametrize("status", PullStatus)
-def test_every_status_is_told(status: PullStatus) -> None:
+def test_pull_answer_has_every_status(status: PullStatus) -> None:
     found = parsed(PullAnswer(status, 6, 1, 9, 2, "why"), RECORD + RECORD)
     assert found == PullResult(status, lazy_records(RECORD + RECORD), 6, 1, 9, "why")
     assert type(found.status) is PullStatus
     assert parsed(PullAnswer(status, 6, 1, 9)) == PullResult(status, [], 6, 1, 9)
 
 
-def test_what_is_no_answer_is_refused() -> None:
+def test_pull_answer_malformed_raises_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="answer to PULL cannot be read"):
         pull(REQUEST).parse(memoryview(b"\xc1"), memoryview(b""))
     with pytest.raises(CorruptStoreError, match="no record at byte"):
@@ -42,7 +42,7 @@ def test_what_is_no_answer_is_refused() -> None:
 
 
 def test_a_status_of_another_version_is_refused_in_every_shape() -> None:
-    """It was a ValueError, which nobody counts among what a group may say."""
+    """A status of another version raises ProtocolError, not ValueError."""
     answer = PullAnswer("NEVER_HEARD_OF", 6, 1, 9)
     with pytest.raises(ProtocolError, match="has the status 'NEVER_HEARD_OF', which this version does not know"):
         parsed(answer)

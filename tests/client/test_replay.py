@@ -1,8 +1,9 @@
-"""What a replay of one client does with large messages, with full ones, and with answers that are lost."""
+"""Replays with one client: large messages, full properties, lost answers."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import threading
@@ -76,7 +77,7 @@ def test_a_copy_without_room_for_its_source_s_name_goes_without_it(client: Clien
     assert [copy.properties[REPLAYED] for copy in copies[1:]] == [source.message_id for source in sources[1:]]
 
 
-def test_a_copy_that_has_no_room_is_told_by_its_source(client: Client) -> None:
+def test_replay_copy_without_room_names_its_source(client: Client) -> None:
     client.send(Message("short", b"x", properties={"p": "v" * (PROPERTIES_SIZE_MAX - 34)}, unique_id="u", queue_id=0))
     client.wait_dispatched()
     (source,) = client.range("short")
@@ -84,28 +85,26 @@ def test_a_copy_that_has_no_room_is_told_by_its_source(client: Client) -> None:
         client.replay("short", "short-again")
 
 
-def test_what_cannot_be_told_is_refused_before_anything_is_sent(client: Client, group: Group) -> None:
+def test_replay_invalid_callback_sends_nothing(client: Client, group: Group) -> None:
     client.create_topic("untold", 1)
     client.send("untold", b"x")
     client.wait_dispatched()
     told: Any = 5
-    with pytest.raises(BadRequestError, match="told must be a function of a ReplayProgress, not int"):
+    with pytest.raises(BadRequestError, match="`told` must be a function of a ReplayProgress, not int"):
         client.replay("untold", "untold-again", told=told)
 
     async def program() -> None:
         async with AsyncClient(group.store) as client:
             await client.replay("untold", "untold-again", told=told)
 
-    with pytest.raises(BadRequestError, match="told must be a function of a ReplayProgress, not int"):
+    with pytest.raises(BadRequestError, match="`told` must be a function of a ReplayProgress, not int"):
         asyncio.run(program())
     assert "untold-again" not in {each.topic for each in client.topics()}
     position: Any = [0, 0]
     assert client.replay("untold", "untold-again", position=position).position == ReplayPosition(0, 1)
 
 
-def test_what_was_there_is_counted_once_though_an_answer_is_lost(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replay_counts_stored_copies_once_after_lost_answer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.create_topic("counted", 1)
     for _ in range(2):
         client.send_batch("counted", [b"x"] * 5)
@@ -113,12 +112,14 @@ def test_what_was_there_is_counted_once_though_an_answer_is_lost(
         replay = Replay(client, ReplaySource("counted"), "counted-again", name="daily")
         real, lost = client.run_all, [1]
 
-        def losing(calls: Iterable[core.Call[Any]], *rest: Any, lost: list[int] = lost, real: Any = real) -> Any:
-            if rest[0] == core.WRITER and lost:
+        def losing(calls: Iterable[core.Call[Any]], in_flight: int, lost: list[int] = lost, real: Any = real) -> Any:
+            first = next(calls := iter(calls), None)
+            if first is None:
+                return iter(())
+            if first.role == core.WRITER and lost:
                 lost.clear()
-                next(iter(calls))
                 raise SendOutcomeUnknownError("lost")
-            return real(calls, *rest)
+            return real(itertools.chain([first], calls), in_flight)
 
         with monkeypatch.context() as patch:
             patch.setattr(client, "run_all", losing)
@@ -128,7 +129,7 @@ def test_what_was_there_is_counted_once_though_an_answer_is_lost(
     assert (done.sent, done.found) == (5, 5)
 
 
-def test_what_is_stored_but_not_dispatched_when_it_begins_is_sent_too(
+def test_replay_includes_messages_not_yet_dispatched(
     client: Client, group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.send_batch("late", [b"first"] * 2)
@@ -150,7 +151,7 @@ def test_a_rate_may_be_so_low_that_the_next_message_is_never_sent(client: Client
     assert clock.sleep.call_args_list == [mock.call(threading.TIMEOUT_MAX)]
 
 
-def test_no_key_and_no_name_may_be_none_too(client: Client) -> None:
+def test_replay_key_and_name_may_be_none(client: Client) -> None:
     client.send("unnamed", b"x")
     client.wait_dispatched()
     assert client.replay("unnamed", "unnamed-again", key=None, name=None).sent == 1  # type: ignore[arg-type]

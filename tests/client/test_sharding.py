@@ -1,4 +1,4 @@
-"""Sharding keys: which queue they pick, what is stored of them, and what is refused, by every way to send a message.
+"""Sharding keys: the queue they choose, stored properties and errors, for every send call.
 
 The frames go to roles in memory, which choose a queue as the writer does; the writer itself is in
 `tests/processes/test_sharding.py`.
@@ -35,11 +35,10 @@ from mqproc.types import Message, SendResult
 from mqproc.wire.connection import Request
 from mqproc.wire.operations import Operation
 from mqproc.wire.operations.log import COLUMN_ABSENT, AppendRequest
-from tests.client.append_frame import Row, read_append
-from tests.client.memory_roles import MemoryRoles
+from tests.client.memory_roles import MemoryRoles, Row, read_append
 
 FRAME_BYTES_MAX = 64 << 20
-# What a JVM made of the expression in RocketMQ's SelectMessageQueueByHash, over 8 and over 7 queues. The hash code of
+# Computed by a JVM with RocketMQ's SelectMessageQueueByHash, over 8 and over 7 queues. The hash code of
 # "polygenelubricants" is −2³¹, whose absolute value is no int.
 JAVAS_QUEUES = {
     "order-1": (6, 6),
@@ -105,7 +104,7 @@ def test_a_column_of_keys_in_every_form(keys: object) -> None:
     assert [{**row.pairs, "UNIQ_KEY": ""} for row in own] == without_ids
 
 
-def test_one_key_for_a_whole_batch_and_none() -> None:
+def test_sharding_key_for_a_whole_batch() -> None:
     assert [row.sharding_key for row in batch_rows([b"1", b"2"], sharding_keys="all")] == ["all", "all"]
     (frame,) = encode_batch(Batch("orders", [b"1", b"2"], sharding_keys=["", ""]), FRAME_BYTES_MAX)
     assert msgspec.msgpack.decode(frame.options, type=AppendRequest).sharding_bytes == COLUMN_ABSENT
@@ -180,7 +179,7 @@ def refuse_every_other(roles: MemoryRoles) -> None:
     roles.behaviour = behave
 
 
-def test_one_frame_at_a_time_keeps_a_keys_order_over_refusals(client: Client, roles: MemoryRoles) -> None:
+def test_one_frame_in_flight_keeps_key_order_over_refusals(client: Client, roles: MemoryRoles) -> None:
     refuse_every_other(roles)
     with client.producer(max_in_flight=1, max_batch_messages=2) as producer:
         futures = [producer.send("orders", b"%d" % number, sharding_key="order-1") for number in range(20)]
@@ -207,16 +206,14 @@ def test_a_batch_of_several_frames_keeps_a_keys_order_in_asyncio_too(roles: Memo
     assert roles.frames == 4
 
 
-def test_a_batch_that_is_refused_for_its_keys_is_refused_before_any_of_it_is_sent(
-    client: Client, roles: MemoryRoles
-) -> None:
+def test_batch_with_invalid_sharding_keys_sends_nothing(client: Client, roles: MemoryRoles) -> None:
     with pytest.raises(BadMessageError, match="one sharding key for all"):
         client.send_batch("orders", [b"now", b"later"], sharding_keys=["a", "b"], delay_level=[0, 1])
     assert not roles.messages
     client.send_batch("orders", [b"now", b"now"], sharding_keys=["a", "b"], delay_level=[0, 0])
 
 
-def test_one_frame_at_a_time_keeps_a_keys_order_in_asyncio_too(roles: MemoryRoles) -> None:
+def test_one_frame_in_flight_keeps_key_order_async(roles: MemoryRoles) -> None:
     async def steps() -> list[asyncio.Future[SendResult]]:
         async with (
             AsyncClient(roles.store) as client,

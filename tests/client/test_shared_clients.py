@@ -26,7 +26,7 @@ FORKS = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
 def in_fork(work: Any) -> int:
-    """The exit code of a forked process that does this: 0 when it does without an error or a warning."""
+    """Exit code of a forked process that runs this: 0 without an error or a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         gc.collect()  # Of what other tests have left it would be warned, too.
@@ -52,9 +52,7 @@ def run_apart(steps: Coroutine[Any, Any, Any]) -> None:
 
 @FORKS
 @pytest.mark.parametrize("what", ["send", "close"])
-def test_what_a_fork_does_with_an_asynchronous_client_is_nothing_to_its_parents_loop(
-    roles: MemoryRoles, what: str
-) -> None:
+def test_forked_async_client_leaves_parent_loop_alone(roles: MemoryRoles, what: str) -> None:
     async def go() -> None:
         async with AsyncClient(roles.store, timeout=PATIENCE_S) as client:
             await client.send("orders", b"before")
@@ -98,7 +96,7 @@ def test_two_event_loops_that_run_cannot_share_a_client(roles: MemoryRoles) -> N
     ]
 
 
-def test_a_connection_that_is_in_use_when_its_client_is_closed_is_closed_afterwards(roles: MemoryRoles) -> None:
+def test_connection_in_use_at_close_is_closed_afterwards(roles: MemoryRoles) -> None:
     client = Client(roles.store, timeout=PATIENCE_S)
     client.create_topic("orders", 1)
     poll = threading.Thread(target=lambda: client.pull("orders", 0, 0, timeout=60))
@@ -108,7 +106,7 @@ def test_a_connection_that_is_in_use_when_its_client_is_closed_is_closed_afterwa
     with Client(roles.store, timeout=PATIENCE_S) as other:
         other.send("orders", b"x", queue_id=0)
     poll.join()
-    wait_until(lambda: not any(server.connections for server in roles.servers), what="nobody is connected")
+    wait_until(lambda: not any(server.connections for server in roles.servers), what="all connections closed")
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
@@ -145,8 +143,8 @@ def test_a_client_shows_its_store(roles: MemoryRoles) -> None:
 
 
 @FORKS
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
-def test_another_users_store_is_no_store_where_nothing_runs(roles: MemoryRoles) -> None:
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_store_of_another_user_raises_store_access_error(roles: MemoryRoles) -> None:
     def ask() -> None:
         os.setuid(65_534)
         client = Client(roles.store, timeout=PATIENCE_S)

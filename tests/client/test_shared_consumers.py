@@ -72,7 +72,7 @@ def test_a_consumer_shows_its_group_and_topics(client: Client) -> None:
 
 
 @pytest.mark.parametrize("acknowledges", [True, False])
-def test_who_receives_in_order_in_another_thread_gets_what_is_next_at_once(
+def test_ordered_receive_in_thread_gets_next_message_at_once(
     client: Client, monkeypatch: pytest.MonkeyPatch, acknowledges: bool
 ) -> None:
     monkeypatch.setattr("mqproc.client._sync.consumer.LOOK_S", PATIENCE_S)
@@ -92,7 +92,7 @@ def test_who_receives_in_order_in_another_thread_gets_what_is_next_at_once(
         assert time.monotonic() - began_s < PATIENCE_S / 2
 
 
-def test_who_is_told_amid_its_turn_looks_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_receive_notified_during_its_turn_checks_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between its pulls, which find nothing to ask for, and its wait."""
     monkeypatch.setattr("mqproc.client._sync.consumer.LOOK_S", PATIENCE_S)
     fill(client, "Amid", 1, queues=1)
@@ -127,7 +127,7 @@ def test_a_signal_handler_closes_the_consumer_that_it_interrupts(client: Client)
 
 @FORKS
 def test_a_consumer_is_its_processes_and_no_forks(client: Client) -> None:
-    """One that is forked ends the block too: its parent stays a member, with what it has in hands."""
+    """A forked process ends the block too; its parent stays a member with its messages."""
     sent = fill(client, "Forked", 8, queues=1)
     with client.consumer("forked", "Forked", start="earliest") as consumer:
         messages = consumer.receive(4, timeout=PATIENCE_S)
@@ -156,7 +156,7 @@ def test_a_consumer_is_its_processes_and_no_forks(client: Client) -> None:
 
 @FORKS
 def test_a_consumer_of_asyncio_is_its_loops_and_no_forks(shared: Group, client: Client) -> None:
-    """Elsewhere its queues are in memory, and nobody says that they are still this consumer's."""
+    """An asynchronous consumer refuses calls of other event loops and forked processes."""
     sent = fill(client, "Looped", 8, queues=1)
 
     async def refused(consumer: AsyncConsumer, messages: list[StoredMessage]) -> None:
@@ -224,8 +224,8 @@ def test_a_fork_neither_holds_nor_changes_a_broadcast_consumers_file(client: Cli
             os.kill(pid, signal.SIGKILL)
 
 
-def test_members_of_a_group_that_may_not_consume_get_nothing_until_it_may_again(client: Client) -> None:
-    """What they have in hands is done before; who waits to receive is told."""
+def test_members_of_group_without_permission_get_nothing(client: Client) -> None:
+    """Messages in hand are finished first; a waiting receive raises."""
     sent = fill(client, "Paused", 8, queues=2)
     with client.consumer("paused", "Paused", start="earliest") as consumer:
         messages = consumer.receive(4, timeout=PATIENCE_S)
@@ -254,7 +254,7 @@ def test_members_of_a_group_that_may_not_consume_get_nothing_until_it_may_again(
     assert told
 
 
-def test_a_nack_of_a_topic_that_was_deleted_says_what_may_have_taken_it(client: Client) -> None:
+def test_nack_of_deleted_topic_names_probable_cause(client: Client) -> None:
     fill(client, "Deleted", 1, queues=1)
     with client.consumer("deleted", "Deleted", start="earliest") as consumer:
         messages = consumer.receive(1, PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Unique ids have RocketMQ's layout, and none comes twice: not in a burst, a forked child, or another thread."""
+"""Unique ids have RocketMQ's layout and are unique, also in bursts, forks and threads."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from unittest import mock
 
 import pytest
 
-from mqproc.client import unique_id as module
-from mqproc.client.unique_id import COUNTERS, UniqueIds, reserve, unique_id
+from mqproc.client import message_fields as module
+from mqproc.client.message_fields import COUNTERS, UniqueIds, reserve, unique_id
 
 
 def ids_of(prefix: str, first: int, count: int) -> set[str]:
@@ -19,11 +19,11 @@ def ids_of(prefix: str, first: int, count: int) -> set[str]:
 
 
 def at(monkeypatch: pytest.MonkeyPatch, time_ns: Callable[[], int]) -> None:
-    """Ids are made at these times. The clock of all the process stays: other threads look at it too."""
+    """Set the clock of unique ids only: other threads use the process's clock."""
     monkeypatch.setattr(module, "time", mock.Mock(wraps=time, time_ns=time_ns))
 
 
-def test_the_layout_is_rocketmqs() -> None:
+def test_unique_id_has_rocketmq_layout() -> None:
     now = time.localtime()
     month_start_ms = int(time.mktime((now.tm_year, now.tm_mon, 1, 0, 0, 0, 0, 0, -1))) * 1000
     before_ms = time.time_ns() // 1_000_000
@@ -46,7 +46,7 @@ def test_consecutive_counters_differ_by_one() -> None:
     assert (second - first) % COUNTERS == 1
 
 
-def test_no_id_comes_twice_in_a_burst() -> None:
+def test_unique_ids_of_a_burst_are_unique() -> None:
     source = UniqueIds()
     seen: set[tuple[str, int]] = set()
     total = 0
@@ -57,7 +57,7 @@ def test_no_id_comes_twice_in_a_burst() -> None:
     assert len(seen) == total
 
 
-def test_time_stands_still_and_ids_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unique_ids_with_stopped_clock_stay_unique(monkeypatch: pytest.MonkeyPatch) -> None:
     moment = time.time_ns()
     at(monkeypatch, lambda: moment)
     source = UniqueIds()

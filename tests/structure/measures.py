@@ -45,6 +45,8 @@ BANNED = {
 }
 # Values of --json keys, which programs compare: they keep their words.
 JSON_VALUES = {'"move aside"', '"make anew"'}
+# A keyword parameter of Client.replay.
+TOLD_PARAMETER = "`told`"
 _BANNED = re.compile("|".join(f"(?:{pattern})" for pattern in BANNED.values()))
 
 
@@ -102,7 +104,8 @@ def prose_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def banned_phrases(path: Path) -> list[tuple[int, str]]:
-    return [(line, match.group()) for line, text in prose_of(path) for match in _BANNED.finditer(text)]
+    prose = ((line, text.replace(TOLD_PARAMETER, "")) for line, text in prose_of(path))
+    return [(line, match.group()) for line, text in prose for match in _BANNED.finditer(text)]
 
 
 def complexity(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

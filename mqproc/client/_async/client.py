@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
+
 from mqproc.client import requests, send_requests, tracing
 from mqproc.client._async.connection import AsyncConnections, send_many
 from mqproc.client._async.consumer import AsyncConsumer
@@ -95,20 +97,8 @@ class AsyncClient(AsyncConnections):
         `delay` (seconds or a timedelta) the message is delivered later, and the result names the place where it waits.
         Messages with one `sharding_key` go to one queue, in order. Raises SendOutcomeUnknownError when the answer was
         lost."""
-        message = send_requests.message_of(
-            topic,
-            body,
-            tag,
-            keys,
-            properties,
-            queue_id,
-            flag,
-            born_timestamp_ms,
-            delay_level=delay_level,
-            deliver_at=deliver_at,
-            delay=delay,
-            sharding_key=sharding_key,
-        )
+        numbers, times = (queue_id, flag, born_timestamp_ms), (delay_level, deliver_at, delay)
+        message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers, times)
         return await self.run(send_requests.send(message, wait=wait))
 
     async def send_many(
@@ -179,9 +169,8 @@ class AsyncClient(AsyncConnections):
         sharding_key: str = "",
     ) -> None:
         """Send one message without waiting for an answer."""
-        message = send_requests.message_of(
-            topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms, sharding_key=sharding_key
-        )
+        numbers = queue_id, flag, born_timestamp_ms
+        message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers)
         await self.run(send_requests.send_oneway(message, self._frame_bytes_max))
 
     def producer(
@@ -334,9 +323,10 @@ class AsyncClient(AsyncConnections):
         `timeout` seconds for a message. `rocketmq_limits` gives RocketMQ's own answers: at most 32 messages and
         256 KiB, filtered by tag hash."""
         most_bytes = min(whole_number("max_bytes", max_bytes), self.pull_bytes_max)
-        request = requests.pull_request(
-            topic, queue_id, offset, max_messages, most_bytes, tags, timeout, rocketmq_limits, filter
-        )
+        selection = requests.chosen(tags, filter)
+        request = requests.pull_request(topic, queue_id, offset, max_messages, most_bytes, selection, timeout)
+        if rocketmq_limits is not False:
+            request = msgspec.structs.replace(request, rocketmq_limits=rocketmq_limits)
         return await self.run(requests.pull(request))
 
     async def pull_arrow(
@@ -356,7 +346,8 @@ class AsyncClient(AsyncConnections):
 
         The columns share memory: a reference to one of them keeps all of it."""
         most_bytes = min(whole_number("max_bytes", max_bytes), self.pull_bytes_max)
-        request = requests.pull_request(topic, queue_id, offset, max_messages, most_bytes, tags, timeout, False, filter)
+        selection = requests.chosen(tags, filter)
+        request = requests.pull_request(topic, queue_id, offset, max_messages, most_bytes, selection, timeout)
         return await self.run(requests.pull_as(request, requests.arrow_parser(columns)))
 
     async def get(self, message_id: str, topic: str = "") -> StoredMessage:
@@ -409,7 +400,8 @@ class AsyncClient(AsyncConnections):
         page_messages: int = 4096,
     ) -> AsyncIterator[StoredMessage]:
         """Iterate over a topic's messages with begin ≤ time < end, queue by queue."""
-        call = requests.range_page(topic, begin, end, tags, filter, page_messages, self.pull_bytes_max, time)
+        selection = requests.chosen(tags, filter)
+        call = requests.range_page(topic, begin, end, selection, page_messages, self.pull_bytes_max, time)
         return self._pages(call)
 
     def scan(
@@ -455,12 +447,13 @@ class AsyncClient(AsyncConnections):
         callback gets after each answer, saves the search for messages that were copied before. An asynchronous
         client calls it in the event loop; a cancelled replay ends after the next answer. See `Replay`.
         """
-        begin_of(position, told)  # Before the topic is created.
+        arguments = position, told
+        begin_of(*arguments)  # Before the topic is created.
         source = ReplaySource(topic, begin, end, key, filter)
-        # sync: return Replay(self, source, to, name=name, rate=rate).run(position, told)
+        # sync: return Replay(self, source, to, name=name, rate=rate).run(*arguments)
         with Client(self.store, timeout=self.timeout_s, retry=self.retry) as client:  # async only
             make = functools.partial(Replay, client, source, to, name=name, rate=rate)
-            return await replay_in_thread(make, position, told)
+            return await replay_in_thread(make, *arguments)
 
     async def count(
         self,

@@ -17,11 +17,11 @@ from mqproc.client.connection import (
     CallOutcome,
     ClientSettings,
     Connection,
+    no_answer,
     open_socket,
 )
 from mqproc.client.requests import Call
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
-from mqproc.client.timeout_errors import no_answer
 from mqproc.errors import BadRequestError, MqprocError, NotRunningError, RequestTimeoutError, StoreBusyError
 from mqproc.types import Message, SendResult
 from mqproc.util.arguments import at_least_one

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from mqproc.client import group_requests, requests
 from mqproc.client._async.background import AsyncFetcher
-from mqproc.client._async.handler_tasks import HandlerTasks
+from mqproc.client._async.handling import HandlerTasks
 from mqproc.client._async.membership import UNREACHABLE, AsyncBroadcast, AsyncMembership
 from mqproc.client._async.run_steps import run_steps
 from mqproc.client.assignment import (

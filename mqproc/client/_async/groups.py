@@ -98,7 +98,7 @@ class AsyncGroups:
         for queue in await self._client.run(requests.queues(topic)):
             at = queue.min_offset
             while at < queue.max_offset:
-                request = requests.pull_request(topic, queue.queue_id, at, PULL_MESSAGES, most_bytes, "", 0.0, False)
+                request = requests.pull_request(topic, queue.queue_id, at, PULL_MESSAGES, most_bytes)
                 found = await self._client.run(requests.pull(request))
                 for message in found.messages:
                     yield message

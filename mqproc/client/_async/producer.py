@@ -76,9 +76,8 @@ class AsyncProducer:
         sharding_key: str = "",
     ) -> Results:
         """Queue a message, waiting while the buffer is full; the future gets the outcome."""
-        message = send_requests.message_of(
-            topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms, sharding_key=sharding_key
-        )
+        numbers = queue_id, flag, born_timestamp_ms
+        message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers)
         check_message(message)
         self._check_loop()
         while not self._closing and not self._batcher.has_room(message):

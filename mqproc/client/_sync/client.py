@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from mqproc.client import requests, send_requests, tracing
 from mqproc.client._sync.connection_pool import Connections, send_many
 from mqproc.client._sync.consumer import Consumer
@@ -94,20 +96,8 @@ class Client(Connections):
         `delay` (seconds or a timedelta) the message is delivered later, and the result names the place where it waits.
         Messages with one `sharding_key` go to one queue, in order. Raises SendOutcomeUnknownError when the answer was
         lost."""
-        message = send_requests.message_of(
-            topic,
-            body,
-            tag,
-            keys,
-            properties,
-            queue_id,
-            flag,
-            born_timestamp_ms,
-            delay_level=delay_level,
-            deliver_at=deliver_at,
-            delay=delay,
-            sharding_key=sharding_key,
-        )
+        numbers, times = (queue_id, flag, born_timestamp_ms), (delay_level, deliver_at, delay)
+        message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers, times)
         return self.run(send_requests.send(message, wait=wait))
 
     def send_many(
@@ -178,9 +168,8 @@ class Client(Connections):
         sharding_key: str = "",
     ) -> None:
         """Send one message without waiting for an answer."""
-        message = send_requests.message_of(
-            topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms, sharding_key=sharding_key
-        )
+        numbers = queue_id, flag, born_timestamp_ms
+        message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers)
         self.run(send_requests.send_oneway(message, self._frame_bytes_max))
 
     def producer(
@@ -331,9 +320,10 @@ class Client(Connections):
         `timeout` seconds for a message. `rocketmq_limits` gives RocketMQ's own answers: at most 32 messages and
         256 KiB, filtered by tag hash."""
         most_bytes = min(whole_number("max_bytes", max_bytes), self.pull_bytes_max)
-        request = requests.pull_request(
-            topic, queue_id, offset, max_messages, most_bytes, tags, timeout, rocketmq_limits, filter
-        )
+        selection = requests.chosen(tags, filter)
+        request = requests.pull_request(topic, queue_id, offset, max_messages, most_bytes, selection, timeout)
+        if rocketmq_limits is not False:
+            request = msgspec.structs.replace(request, rocketmq_limits=rocketmq_limits)
         return self.run(requests.pull(request))
 
     def pull_arrow(
@@ -353,7 +343,8 @@ class Client(Connections):
 
         The columns share memory: a reference to one of them keeps all of it."""
         most_bytes = min(whole_number("max_bytes", max_bytes), self.pull_bytes_max)
-        request = requests.pull_request(topic, queue_id, offset, max_messages, most_bytes, tags, timeout, False, filter)
+        selection = requests.chosen(tags, filter)
+        request = requests.pull_request(topic, queue_id, offset, max_messages, most_bytes, selection, timeout)
         return self.run(requests.pull_as(request, requests.arrow_parser(columns)))
 
     def get(self, message_id: str, topic: str = "") -> StoredMessage:
@@ -406,7 +397,8 @@ class Client(Connections):
         page_messages: int = 4096,
     ) -> Iterator[StoredMessage]:
         """Iterate over a topic's messages with begin ≤ time < end, queue by queue."""
-        call = requests.range_page(topic, begin, end, tags, filter, page_messages, self.pull_bytes_max, time)
+        selection = requests.chosen(tags, filter)
+        call = requests.range_page(topic, begin, end, selection, page_messages, self.pull_bytes_max, time)
         return self._pages(call)
 
     def scan(
@@ -451,9 +443,10 @@ class Client(Connections):
         callback gets after each answer, saves the search for messages that were copied before. An asynchronous
         client calls it in the event loop; a cancelled replay ends after the next answer. See `Replay`.
         """
-        begin_of(position, told)  # Before the topic is created.
+        arguments = position, told
+        begin_of(*arguments)  # Before the topic is created.
         source = ReplaySource(topic, begin, end, key, filter)
-        return Replay(self, source, to, name=name, rate=rate).run(position, told)
+        return Replay(self, source, to, name=name, rate=rate).run(*arguments)
 
     def count(
         self,

@@ -20,10 +20,9 @@ from typing import Any, Generic, Self, TypeVar
 import msgspec
 
 from mqproc.client import requests, send_requests
-from mqproc.client.connection import FRAME_BYTES_MAX, ClientSettings, Connection, open_socket
+from mqproc.client.connection import FRAME_BYTES_MAX, ClientSettings, Connection, no_answer, open_socket
 from mqproc.client.requests import TIMEOUT_S, Call
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
-from mqproc.client.timeout_errors import no_answer
 from mqproc.errors import MqprocError, NotRunningError, StoreBusyError
 from mqproc.types import Message, SendResult
 from mqproc.util.arguments import at_least_one, not_below_zero

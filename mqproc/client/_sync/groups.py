@@ -99,7 +99,7 @@ class Groups:
         for queue in self._client.run(requests.queues(topic)):
             at = queue.min_offset
             while at < queue.max_offset:
-                request = requests.pull_request(topic, queue.queue_id, at, PULL_MESSAGES, most_bytes, "", 0.0, False)
+                request = requests.pull_request(topic, queue.queue_id, at, PULL_MESSAGES, most_bytes)
                 found = self._client.run(requests.pull(request))
                 yield from found.messages
                 if found.next_offset <= at:

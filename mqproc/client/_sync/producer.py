@@ -124,9 +124,8 @@ class Producer:
         Blocks while the buffer is full, at most `timeout` seconds, then raises StoreBusyError. Raises BadRequestError
         at once for a message that cannot be sent.
         """
-        message = send_requests.message_of(
-            topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms, sharding_key=sharding_key
-        )
+        numbers = queue_id, flag, born_timestamp_ms
+        message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers)
         check_message(message)
         timeout_s = _timeout_s(timeout)
         future: Results = Future()

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from mqproc.client._async.client import AsyncClient
+from mqproc.client._async.connection import AsyncConnections
 from mqproc.client._sync.client import Client
+from mqproc.client._sync.connection_pool import Connections
 from mqproc.client.batch import Batch
 from mqproc.client.retry import RetryPolicy
 from mqproc.errors import (
@@ -29,7 +31,7 @@ from mqproc.wire.connection import Request
 from mqproc.wire.operations import Operation
 from mqproc.wire.server import ServerLimits
 from tests.client.memory_roles import MemoryRoles, first
-from tests.client.test_aio_consumer import reached
+from tests.client.test_async_consumer import reached
 from tests.support.group import PATIENCE_S
 
 
@@ -37,11 +39,10 @@ def run(steps: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(steps, 60))
 
 
-def test_both_clients_have_the_same_calls() -> None:
-    own_machinery = {"deadline_of", "take_line", "give_line", "run_again", "run_all", "pipeline", "run", "send_group"}
-    own_machinery |= {"new_line"}
+def test_async_client_has_the_calls_of_the_synchronous_one() -> None:
+    of_connections = {name for kind in (Connections, AsyncConnections) for name in vars(kind)} - {"close"}
     calls = [
-        {name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")} - own_machinery
+        {name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")} - of_connections
         for kind in (Client, AsyncClient)
     ]
     assert calls[0] == calls[1]
@@ -53,7 +54,7 @@ def test_both_clients_have_the_same_calls() -> None:
         assert sync == asynchronous, name
 
 
-def test_every_call_gives_what_the_synchronous_one_gives(roles: MemoryRoles) -> None:
+def test_async_calls_return_the_results_of_synchronous_ones(roles: MemoryRoles) -> None:
     async def go() -> None:
         async with AsyncClient(roles.store, timeout=60) as client:
             await client.create_topic("orders", 4)
@@ -127,7 +128,7 @@ def test_a_long_poll_does_not_keep_others_waiting(roles: MemoryRoles) -> None:
     run(go())
 
 
-def test_what_is_tried_again_and_what_is_not(roles: MemoryRoles) -> None:
+def test_async_client_repeats_safe_requests_only(roles: MemoryRoles) -> None:
     async def go() -> None:
         async with AsyncClient(roles.store, timeout=60) as client:
             roles.behaviour = first(2, lambda request: request.refuse(StoreBusyError("busy", hint_ms=5)))
@@ -145,7 +146,7 @@ def test_what_is_tried_again_and_what_is_not(roles: MemoryRoles) -> None:
     run(go())
 
 
-def test_no_answer_in_time_and_nobody_there(roles: MemoryRoles) -> None:
+def test_async_client_timeout_and_missing_group_raise(roles: MemoryRoles) -> None:
     async def go() -> None:
         async with AsyncClient(roles.store / "elsewhere") as nowhere:
             with pytest.raises(NotRunningError):
@@ -194,7 +195,7 @@ def test_a_cancelled_call_leaves_the_connection_usable(roles: MemoryRoles) -> No
             poll.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await poll
-            await reached(lambda: roles.held_pulls == 0, "the poll is answered, to nobody")
+            await reached(lambda: roles.held_pulls == 0, "the poll is answered, though its caller has left")
             assert len(await client.topics()) == 1
             assert [len(server.connections) for server in roles.servers] == [1, 1]
 
@@ -203,8 +204,7 @@ def test_a_cancelled_call_leaves_the_connection_usable(roles: MemoryRoles) -> No
 
 @pytest.mark.parametrize("repeats", [False, True])
 def test_closing_ends_calls_under_way(roles: MemoryRoles, repeats: bool) -> None:
-    """What was sent may be stored yet, also where it would have been sent again: told that it was refused a producer
-    sent it by itself."""
+    """Sends in flight have an unknown outcome, also if they could be repeated."""
 
     async def go() -> None:
         client = AsyncClient(roles.store, timeout=60, retry=RetryPolicy(repeat_sends=repeats))

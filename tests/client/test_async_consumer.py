@@ -1,4 +1,4 @@
-"""The asynchronous group consumer against a real group: the same as the synchronous one, in one event loop."""
+"""The asynchronous group consumer against a real group, in one event loop."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def reached(condition: Callable[[], bool], what: str) -> None:
         pytest.fail(what)
 
 
-def test_every_message_comes_once_in_order_and_is_committed(run: Callable[[Program], None]) -> None:
+def test_async_consumer_gets_messages_once_in_order_and_commits(run: Callable[[Program], None]) -> None:
     async def program(client: AsyncClient) -> None:
         sent = await fill(client, "Once", 2000)
         async with client.consumer("once", "Once", start="earliest", pull_messages=100) as consumer:
@@ -89,7 +89,7 @@ def test_every_message_comes_once_in_order_and_is_committed(run: Callable[[Progr
     run(program)
 
 
-def test_a_loop_that_is_left_commits_what_is_done(run: Callable[[Program], None]) -> None:
+def test_loop_left_commits_done_messages(run: Callable[[Program], None]) -> None:
     async def program(client: AsyncClient) -> None:
         sent = await fill(client, "Left", 20, queues=1)
         async with client.consumer("left", "Left", start="earliest") as consumer:
@@ -103,7 +103,7 @@ def test_a_loop_that_is_left_commits_what_is_done(run: Callable[[Program], None]
     run(program)
 
 
-def test_what_a_loop_with_a_filter_is_left_at_is_done(run: Callable[[Program], None]) -> None:
+def test_loop_with_filter_left_commits_its_last_message(run: Callable[[Program], None]) -> None:
     async def program(client: AsyncClient) -> None:
         await client.create_topic("Every", queues=1)
         await client.send_batch("Every", [b"0", b"1", b"2", b"3"], tags=["no", "yes"] * 2)
@@ -116,7 +116,7 @@ def test_what_a_loop_with_a_filter_is_left_at_is_done(run: Callable[[Program], N
     run(program)
 
 
-def test_who_waits_gets_what_another_task_is_done_with_or_a_loop_has_left_at_once(
+def test_waiting_receive_gets_released_message_at_once(
     run: Callable[[Program], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mqproc.client._async.consumer.LOOK_S", PATIENCE_S)
@@ -140,12 +140,12 @@ def test_who_waits_gets_what_another_task_is_done_with_or_a_loop_has_left_at_onc
 
 
 async def check_left(client: AsyncClient, group: str, topic: str) -> None:
-    """Nobody else is a member: who joins gets all four queues."""
+    """The consumer is the only member: another one that joins gets all four queues."""
     async with asyncio.timeout(PATIENCE_S), client.consumer(group, topic) as successor:
         await reached(lambda: len(successor.queues) == 4, "all queues")
 
 
-def test_who_is_cancelled_while_it_leaves_is_cancelled_and_a_member_no_more(run: Callable[[Program], None]) -> None:
+def test_cancelled_close_leaves_the_group(run: Callable[[Program], None]) -> None:
     async def program(client: AsyncClient) -> None:
         await fill(client, "Cancelled", 4)
         consumer = await client.consumer("cancelled", "Cancelled", start="earliest")
@@ -160,7 +160,7 @@ def test_who_is_cancelled_while_it_leaves_is_cancelled_and_a_member_no_more(run:
     run(program)
 
 
-def test_who_is_cancelled_amid_its_close_is_a_member_no_more(run: Callable[[Program], None]) -> None:
+def test_cancelled_during_close_is_no_member(run: Callable[[Program], None]) -> None:
     """A second cancellation comes so, behind the one that has ended the block."""
 
     async def program(client: AsyncClient) -> None:
@@ -177,7 +177,7 @@ def test_who_is_cancelled_amid_its_close_is_a_member_no_more(run: Callable[[Prog
     run(program)
 
 
-def test_who_cannot_commit_tells_nobody_that_it_leaves(
+def test_close_without_commit_sends_no_leave_request(
     run: Callable[[Program], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def program(client: AsyncClient) -> None:
@@ -258,7 +258,7 @@ def test_handlers_run_as_tasks(run: Callable[[Program], None], ordered: bool) ->
     run(program)
 
 
-def test_what_is_nacked_comes_again_and_ends_among_the_dead_letters(run: Callable[[Program], None]) -> None:
+def test_nacked_message_is_redelivered_until_dead_letter(run: Callable[[Program], None]) -> None:
     async def program(client: AsyncClient) -> None:
         await fill(client, "NackedAsync", 4, queues=1)
         async with client.consumer("nacked-async", "NackedAsync", start="earliest") as consumer:
@@ -294,7 +294,7 @@ def test_broadcast_keeps_its_own_progress(run: Callable[[Program], None], tmp_pa
     run(program)
 
 
-def test_a_topic_that_is_made_again_before_anybody_looks_is_gone_on_with(
+def test_recreated_topic_is_consumed_from_its_beginning(
     run: Callable[[Program], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def program(client: AsyncClient) -> None:
@@ -308,7 +308,7 @@ def test_a_topic_that_is_made_again_before_anybody_looks_is_gone_on_with(
     run(program)
 
 
-def test_who_forgot_to_join_is_told_so(run: Callable[[Program], None]) -> None:
+def test_consumer_used_before_join_raises_bad_request(run: Callable[[Program], None]) -> None:
     async def program(client: AsyncClient) -> None:
         forgotten: Any = client.consumer("forgotten", "NotYet")
         with pytest.raises(AttributeError, match="receive: this consumer has not joined its group yet: `async with "):
@@ -319,7 +319,7 @@ def test_who_forgot_to_join_is_told_so(run: Callable[[Program], None]) -> None:
     run(program)
 
 
-def test_nobody_joins_with_a_filter_that_is_wrong(run: Callable[[Program], None]) -> None:
+def test_join_with_invalid_filter_is_refused(run: Callable[[Program], None]) -> None:
     async def program(client: AsyncClient) -> None:
         with pytest.raises(FilterSyntaxError, match="character 4 "):
             await client.consumer("mistyped", "NotYet", filter=SqlFilter("a >"))
@@ -347,7 +347,7 @@ def test_progress_by_hand(run: Callable[[Program], None]) -> None:
     run(program)
 
 
-def test_progress_passes_at_once_what_filters_do_not_let_through(run: Callable[[Program], None]) -> None:
+def test_progress_skips_filtered_messages_at_once(run: Callable[[Program], None]) -> None:
     async def program(client: AsyncClient) -> None:
         await client.create_topic("AioPassed", 1)
         await client.send_batch("AioPassed", [b"%d" % n for n in range(100)], tags=["b"] + ["a"] * 99)

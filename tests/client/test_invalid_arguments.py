@@ -1,4 +1,4 @@
-"""What callers give by mistake is refused in words that name it, and numpy's scalars are no mistake."""
+"""Invalid arguments raise BadRequestError that names them; numpy scalars are valid."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Incomparable:
 
 
 @pytest.mark.parametrize(
-    ("send", "error", "told"),
+    ("send", "error", "expected"),
     [
         (lambda c: c.send(mqproc.Message("t", b"x", unique_id=5)), BadPropertyError, "unique id 5 is no text"),
         (
@@ -338,13 +338,15 @@ class Incomparable:
         (lambda c: list(c.groups.dead_letters(5)), BadRequestError, "group is 5, not text"),
     ],
 )
-def test_mistakes_are_told(client: Client, send: Sent, error: type[MqprocError], told: str) -> None:
-    with pytest.raises(error, match=told) as caught:
+def test_client_invalid_argument_raises_bad_request(
+    client: Client, send: Sent, error: type[MqprocError], expected: str
+) -> None:
+    with pytest.raises(error, match=expected) as caught:
         send(client)
     assert type(caught.value) is error
 
 
-def test_mistakes_in_messages_are_told_by_the_async_client_with_their_places(roles: MemoryRoles) -> None:
+def test_async_send_many_invalid_message_names_its_place(roles: MemoryRoles) -> None:
     async def run() -> None:
         async with AsyncClient(roles.store, timeout=PATIENCE_S) as client:
             with pytest.raises(BadMessageError, match="message 1: flag = <NA> is no whole number"):
@@ -407,27 +409,27 @@ def group(tmp_path: Path) -> Group:
     return Group(tmp_path / "store")
 
 
-def test_mistakes_with_consumers_are_told(group: Group, tmp_path: Path) -> None:
+def test_consumer_invalid_argument_raises_bad_request(group: Group, tmp_path: Path) -> None:
     group.start()
     try:
         with group.client() as client:
             fill(client, "Mistakes", 2, queues=1)
             with client.consumer("mistakes", "Mistakes", start="earliest") as consumer:
-                _told_by(consumer, consumer.receive(2, timeout=PATIENCE_S))
+                _check_consumer(consumer, consumer.receive(2, timeout=PATIENCE_S))
             with client.consumer("mistakes", "Mistakes") as consumer:
-                assert len(consumer.receive(2, timeout=PATIENCE_S)) == 2, "none is done beside what is no message"
-            _told_by_simple(client)
-            _told_of_settings_and_transactions(client)
-            _told_of_dead_letters(client)
+                assert len(consumer.receive(2, timeout=PATIENCE_S)) == 2, "an ack with an invalid message does none"
+            _check_simple_consumer(client)
+            _check_settings_and_transactions(client)
+            _check_dead_letters(client)
             _one_topic_is_no_list_of_letters(client)
-            _told_of_paths(client, tmp_path)
-        asyncio.run(_told_async(group))
+            _check_paths(client, tmp_path)
+        asyncio.run(_check_async_consumer(group))
     finally:
         group.close()
 
 
-def _told_by(consumer: mqproc.Consumer, messages: Any) -> None:
-    for told, call in (
+def _check_consumer(consumer: mqproc.Consumer, messages: Any) -> None:
+    for expected, call in (
         ("a list is no StoredMessage", lambda: consumer.ack(messages)),
         ("a NoneType is no StoredMessage", lambda: consumer.ack(None)),
         ("a str is no StoredMessage", lambda: consumer.ack(*messages, "x")),
@@ -440,11 +442,11 @@ def _told_by(consumer: mqproc.Consumer, messages: Any) -> None:
         ("stop = <asyncio.* is no threading.Event", lambda: consumer.run(print, stop=asyncio.Event())),
         ("stop = 5 is no threading.Event", lambda: consumer.run(print, stop=5)),
     ):
-        with pytest.raises(BadRequestError, match=told):
+        with pytest.raises(BadRequestError, match=expected):
             call()
 
 
-def _told_by_simple(client: Client) -> None:
+def _check_simple_consumer(client: Client) -> None:
     simple = client.simple_consumer("simple", "Mistakes")
     for given in ([], None, "x"):
         with pytest.raises(BadRequestError, match=f"a {type(given).__name__} is no StoredMessage"):
@@ -454,24 +456,24 @@ def _told_by_simple(client: Client) -> None:
     assert simple.receive(np.int64(2)) == []
 
 
-def _told_of_settings_and_transactions(client: Any) -> None:
-    for told, call in (
+def _check_settings_and_transactions(client: Any) -> None:
+    for expected, call in (
         ("enabled = 'yes' is neither True nor False", lambda: client.groups.change("simple", enabled="yes")),
         ("a list is no OpenTransaction", lambda: client.transactions.check([])),
         ("a NoneType is no OpenTransaction", lambda: client.transactions.commit(None)),
     ):
-        with pytest.raises(BadRequestError, match=told):
+        with pytest.raises(BadRequestError, match=expected):
             call()
 
 
-def _told_of_dead_letters(client: Client) -> None:
-    """What is no dead letter of the group: the one that has its offset would have been sent."""
+def _check_dead_letters(client: Client) -> None:
+    """Only dead letters of the group are sent again, not messages at their offsets."""
     others = list(client.range("Mistakes"))
-    for given, told in (
+    for given, expected in (
         (others[1], "Mistakes offset 1 is no dead letter of group mistakes: %DLQ%mistakes has those"),
         ([], "a list is no StoredMessage"),
     ):
-        with pytest.raises(BadRequestError, match=told):
+        with pytest.raises(BadRequestError, match=expected):
             client.groups.resend("mistakes", given)
 
 
@@ -489,15 +491,15 @@ def _one_topic_is_no_list_of_letters(client: Client) -> None:
         client.groups.plan_reset("one", mqproc.ResetTo(latest=True), 5)  # type: ignore[arg-type]
 
 
-def _told_of_paths(client: Client, folder: Path) -> None:
+def _check_paths(client: Client, folder: Path) -> None:
     (folder / "file").touch()
-    for path, told in ((folder, "is a folder"), (folder / "file" / "x", "can be no file: Not a directory")):
-        with pytest.raises(BadRequestError, match=f"^offsets_path = {str(path)!r} {told}"):
+    for path, expected in ((folder, "is a folder"), (folder / "file" / "x", "can be no file: Not a directory")):
+        with pytest.raises(BadRequestError, match=f"^offsets_path = {str(path)!r} {expected}"):
             client.consumer("broadcast", "Mistakes", broadcast=True, offsets_path=path)
     assert not folder.with_name(folder.name + ".lock").exists()
 
 
-async def _told_async(group: Group) -> None:
+async def _check_async_consumer(group: Group) -> None:
     async with AsyncClient(group.store) as client, client.consumer("async", "Mistakes") as consumer:
         with pytest.raises(BadRequestError, match="a list is no StoredMessage"):
             await consumer.ack([])

@@ -1,4 +1,4 @@
-"""After lost answers one waits for dispatch: as long as one was told to, and with a word about what keeps it."""
+"""Waits for dispatch after lost answers: timeout, and the cause in the error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.group import Group
 
 
 class FakeClock(Clock):
-    """Goes on by sleeping alone."""
+    """A clock that advances by sleeping."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -33,7 +33,7 @@ class FakeClock(Clock):
 
 
 class Store:
-    """Answers as a store whose dispatch stands still up to a time."""
+    """Answers of a store whose dispatch is stopped until a given time."""
 
     def __init__(self, clock: FakeClock, number: int, until_s: float = 1e9) -> None:
         self.clock = clock
@@ -48,7 +48,7 @@ class Store:
         return {"written": 5000, "dispatched": 1000 if stands else 5000, "dispatch_errno": number}
 
 
-def test_what_holds_dispatch_up_is_told_at_once_and_at_the_end() -> None:
+def test_dispatch_wait_logs_the_cause_and_raises_it() -> None:
     clock, notes = FakeClock(), list[str]()
     patience = Patience(clock, 1, 3, notes.append)
     with pytest.raises(
@@ -67,7 +67,7 @@ def test_dispatch_that_says_nothing_is_looked_after_by_status() -> None:
         wait_for_index(Store(clock, 0), Patience(clock, 1))
 
 
-def test_one_goes_on_as_soon_as_dispatch_does() -> None:
+def test_dispatch_wait_returns_when_dispatch_advances() -> None:
     clock, notes = FakeClock(), list[str]()
     wait_for_index(Store(clock, errno.ENOSPC, until_s=2), Patience(clock, 1, 3, notes.append))
     assert 2e9 <= clock.now_ns < 2.1e9
@@ -91,16 +91,14 @@ def stored(group: Group, topic: str) -> int:
         return sum(queue.max_offset for queue in client.queues(topic))
 
 
-def test_a_store_without_an_index_is_known_by_its_folder_and_by_its_sockets(
-    without_index: Group, tmp_path: Path
-) -> None:
+def test_store_without_index_is_found_by_folder_and_sockets(without_index: Group, tmp_path: Path) -> None:
     for name in (without_index.store, without_index.paths.socket("writer")):
         with pytest.raises(BadRequestError, match="message_index_enable is off"):
             check_index(name)
     check_index(tmp_path)
 
 
-def test_a_replay_that_cannot_know_what_is_there_stores_nothing(without_index: Group) -> None:
+def test_named_replay_without_index_stores_nothing(without_index: Group) -> None:
     with without_index.client() as client:
         assert client.replay("source", "made", name="n").sent == 20
         for topic in ("made", "there"):
@@ -108,12 +106,12 @@ def test_a_replay_that_cannot_know_what_is_there_stores_nothing(without_index: G
             with pytest.raises(BadRequestError, match="message_index_enable is off"):
                 client.replay("source", topic, name="n")
             assert stored(without_index, topic) == before
-        # What has no name is nowhere.
+        # A replay without a name needs no index.
         assert client.replay("source", "there").sent == 20
 
 
-def test_a_replay_of_the_command_line_asks_for_an_index_only_when_it_is_gone_on_with(without_index: Group) -> None:
-    """Of one that was never begun nothing is there."""
+def test_cli_replay_needs_an_index_only_when_continued(without_index: Group) -> None:
+    """A replay that was never started has no copies."""
     with without_index.client() as client:
         client.create_topic("commanded", 2)
     command = ("replay", "--topic", "source", "--to", "commanded", "--store", without_index.store)
@@ -128,7 +126,7 @@ def test_a_replay_of_the_command_line_asks_for_an_index_only_when_it_is_gone_on_
     assert stored(without_index, "commanded") == 40
 
 
-def test_an_import_that_cannot_know_what_is_there_does_not_go_on(without_index: Group, tmp_path: Path) -> None:
+def test_import_without_index_does_not_continue(without_index: Group, tmp_path: Path) -> None:
     path = tmp_path / "lines.txt"
     path.write_text("".join(f"{number}\n" for number in range(10)))
     command = ("import", path, "--topic", "lines", "--format", "lines", "--store", without_index.store)

@@ -1,4 +1,4 @@
-"""Numbers that callers give to consumers: what makes no sense is refused in words, and not by Python's."""
+"""Invalid numbers given to consumers raise BadRequestError, not Python's own errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def group(tmp_path: Path) -> Iterator[Group]:
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "2", None])
-def test_a_number_of_things_is_one_at_least(value: Any) -> None:
+def test_at_least_one_refuses_other_values(value: Any) -> None:
     assert at_least_one("workers", 1) == 1
     with pytest.raises(BadRequestError, match=r"^workers = .* is out of range: 1 at least$"):
         at_least_one("workers", value)
@@ -62,7 +62,7 @@ def test_a_truth_is_true_or_false(value: Any) -> None:
 
 
 def test_a_checkers_truth_is_any() -> None:
-    """numpy's, of a comparison with a table's cell, was a mistake, told once a check until the message was given up."""
+    """A numpy bool, from a comparison with a table's cell, is a valid result of a checker."""
     committed, rolled_back, unknown = TransactionResolution
     said = [True, False, np.True_, np.False_, None, "COMMIT", rolled_back]
     assert [resolution_of(each) for each in said] == [committed, rolled_back] * 2 + [unknown, committed, rolled_back]
@@ -89,7 +89,7 @@ def test_a_wait_is_as_long_as_any_kind_of_number_says(seconds: Any) -> None:
 
 
 @pytest.mark.parametrize("seconds", ["1.5", None, np.array([1, 2]), Decimal("nan"), Decimal("snan"), 10**400])
-def test_what_is_no_number_is_no_wait(seconds: Any) -> None:
+def test_moment_after_refuses_values_without_number(seconds: Any) -> None:
     with pytest.raises(BadRequestError, match=r"^timeout = .* is no number of seconds$"):
         moment_after("timeout", seconds)
 
@@ -146,4 +146,4 @@ def test_consumers_refuse_them(group: Group) -> None:
 
 
 async def _handle(_message: object) -> None:
-    raise AssertionError("nobody asked for messages")
+    raise AssertionError("unexpected request for messages")

@@ -1,4 +1,4 @@
-"""How a thread, or an event loop, waits for answers: a thread looks about where they come soon, and else sleeps."""
+"""Waiting for answers: a thread spins while they are fast, otherwise it sleeps."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_slow_answers_are_slept_for(pair: tuple[Connection, Echo]) -> None:
     assert sum(spent[8:]) < SLOW_S / 4, "it looks for answers that never come so soon"
 
 
-def test_answers_that_become_fast_again_are_looked_for_again(pair: tuple[Connection, Echo]) -> None:
+def test_spin_resumes_when_answers_become_fast(pair: tuple[Connection, Echo]) -> None:
     connection, echo = pair
     line = PooledConnection(connection, NOWHERE, spin_s=SLOW_S / 4)
     echo.pause_s = SLOW_S
@@ -78,7 +78,7 @@ def test_answers_that_become_fast_again_are_looked_for_again(pair: tuple[Connect
         ask(line)
     assert line.mean_s > SLOW_S / 4
     echo.pause_s = 0.0
-    # Some forty are enough where nobody else wants the processor.
+    # Some forty are enough when the processor is idle.
     deadline_s = time.monotonic() + PATIENCE_S
     while line.mean_s >= SLOW_S / 4:
         assert time.monotonic() < deadline_s, f"{line.mean_s} s still"
@@ -92,8 +92,8 @@ def test_without_a_spin_it_never_looks(pair: tuple[Connection, Echo]) -> None:
     assert sum(ask(line) for _ in range(5)) < SLOW_S
 
 
-def test_a_line_of_a_loop_that_is_lost_takes_nothing_from_who_has_its_number_next() -> None:
-    """As when a role dies that two lines go to: the one that is made anew first has the other's descriptor."""
+def test_lost_connection_leaves_reused_descriptor_alone() -> None:
+    """A role dies: the first reconnection reuses the other connection's descriptor."""
 
     async def program() -> None:
         ours, theirs = socket.socketpair()

@@ -1,4 +1,4 @@
-"""What is tried for ever says so in the log when nothing comes of it for long, and not at every try."""
+"""Lasting outages are logged, rarely, while requests are repeated."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_pauses_grow_and_are_never_shorter_than_the_server_asked_for(outage: Out
     assert outage.failed(lost) == 0.001
 
 
-def test_a_restart_is_not_worth_a_word_and_what_lasts_is_told_now_and_then(
+def test_outage_log_skips_restarts_and_reports_outages_rarely(
     outage: OutageLog, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="mqproc.consumer"):
@@ -63,13 +63,13 @@ def test_a_restart_is_not_worth_a_word_and_what_lasts_is_told_now_and_then(
     assert caplog.messages[2:] == ["fetching works again"]
 
 
-def test_what_stood_for_a_while_and_was_cut_off_begins_anew(
+def test_outage_log_starts_again_after_a_long_connection(
     outage: OutageLog, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     lost = ConnectionLost("closed", taken=False)
     for _ in range(3):
-        outage.failed(lost, stood_s=30.0)
+        outage.failed(lost, connected_s=30.0)
         clock.now_s += 30.0
     assert not caplog.messages
-    outage.failed(RequestTimeoutError("no answer"), stood_s=30.0)
+    outage.failed(RequestTimeoutError("no answer"), connected_s=30.0)
     assert caplog.messages == ["fetching has failed for 30 s, and is retried: no answer"]

@@ -10,7 +10,7 @@ from tests.support.records import small_log
 
 
 @pytest.mark.parametrize("room", [0, 500, 1 << 20])
-def test_what_is_copied_is_named_up_to_a_number_and_so_many_bytes(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+def test_copied_at_once_is_limited_by_count_and_bytes(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     log = small_log()
     messages = decode_records(log.segment[: log.end])
     monkeypatch.setattr(group_calls, "COPIED_BYTES_MAX", room)

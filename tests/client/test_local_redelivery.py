@@ -25,7 +25,7 @@ FIRST = frozenset({b"0", b"1", b"2"})
 
 
 class Failing:
-    """Fails for message 1 the first times, and for some until the others are handled; done when all are."""
+    """Handler that fails for message 1 the first times, and for some until the others are done."""
 
     def __init__(self, count: int, stop: Callable[[], None], last: frozenset[bytes] = frozenset()) -> None:
         self._count = count
@@ -66,8 +66,8 @@ def is_done(client: Client) -> bool:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_message_that_finds_no_room_is_handled_again_here(full: Group, ordered: bool) -> None:
-    """The first one that failed ended the run; in order those behind it wait, else they are handled meanwhile."""
+def test_message_without_room_to_nack_is_retried_locally(full: Group, ordered: bool) -> None:
+    """With order, later messages of the queue wait for a failed one; without, they are handled."""
     stop = threading.Event()
     handler = Failing(10, stop.set, frozenset() if ordered else frozenset({b"1"}))
     with full.client() as client:
@@ -78,8 +78,8 @@ def test_a_message_that_finds_no_room_is_handled_again_here(full: Group, ordered
         wait_until(lambda: is_done(client))
 
 
-def test_others_have_their_turn_however_many_fail_again_at_once(full: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those whose turn it was went first: five whose handler takes a second to fail left no time for any other."""
+def test_local_retries_do_not_starve_other_messages(full: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failed messages that are due do not starve new ones."""
     monkeypatch.setattr(aside, "AGAIN_S", 0.0)
     stop = threading.Event()
     handler = Failing(10, stop.set, FIRST)
@@ -89,7 +89,7 @@ def test_others_have_their_turn_however_many_fail_again_at_once(full: Group, mon
 
 
 class Holder:
-    """A consumer whose queue has begun anew, or is another member's."""
+    """A consumer whose queue was reset or belongs to another member."""
 
     def __init__(self) -> None:
         self.taken_back: list[StoredMessage] = []
@@ -101,10 +101,8 @@ class Holder:
         self.taken_back += messages
 
 
-def test_what_is_another_members_meanwhile_is_not_handled_here_again(
-    full: Group, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It comes again there, and to hold it here would keep its queue from being released."""
+def test_local_retry_skips_messages_of_lost_queues(full: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message is redelivered to the new member; holding it would delay the queue's release."""
     monkeypatch.setattr(aside, "AGAIN_S", 0.0)
     with full.client() as client:
         held = client.pull("Orders", 0, 0).messages[0]
@@ -139,7 +137,7 @@ def test_so_it_is_for_asyncio(full: Group) -> None:
         wait_until(lambda: is_done(client))
 
 
-def test_what_waits_for_its_turn_at_the_end_of_a_run_comes_again(full: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_retries_left_at_the_end_are_redelivered(full: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aside, "AGAIN_S", 10 * PATIENCE_S)
     stop = threading.Event()
     handler = Failing(9, stop.set)
@@ -152,7 +150,7 @@ def test_what_waits_for_its_turn_at_the_end_of_a_run_comes_again(full: Group, mo
 
 @pytest.mark.parametrize("bound", ["WAITING_MAX", "WAITING_BYTES_MAX"])
 def test_a_run_with_too_many_aside_receives_no_more(full: Group, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
-    """However many fail, and however large, what is held in memory is bounded."""
+    """Memory for failed messages is bounded, however many fail and however large they are."""
     monkeypatch.setattr(aside, bound, 1)
     stop = threading.Event()
     handler = Failing(10, stop.set)
@@ -162,7 +160,7 @@ def test_a_run_with_too_many_aside_receives_no_more(full: Group, monkeypatch: py
 
 
 def test_a_run_that_receives_no_more_ends_with_its_consumer(full: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It asked the consumer for nothing, and went on though that was closed."""
+    """A run whose buffer is full still notices that its consumer was closed."""
     monkeypatch.setattr(aside, "WAITING_MAX", 1)
     monkeypatch.setattr(aside, "AGAIN_S", 10 * PATIENCE_S)
     with full.client() as client, client.consumer("billing", "Orders", start="earliest") as consumer:
@@ -179,6 +177,6 @@ def test_a_run_that_receives_no_more_ends_with_its_consumer(full: Group, monkeyp
         with pytest.raises(BadRequestError, match="the consumer is closed"):
             consumer.run(fail, stop=stop)
         at_last.cancel()
-        # One of them may say yet that it leaves, over a connection that nobody would close behind the client.
+        # One of them may still be leaving the group over a connection that remains open.
         for each in closing:
             each.join()

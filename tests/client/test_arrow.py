@@ -1,4 +1,4 @@
-"""Where the numbers of a message's head stand: filled in by hand, Arrow reads them back."""
+"""Places of numbers in the head of an Arrow record batch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ BUFFERS = {pa.int32(): 2, pa.int64(): 2, pa.string(): 3}
 
 
 @pytest.mark.parametrize("before", [[], [("a", pa.int32())], [("a", pa.string()), ("b" * 300, pa.list_(pa.int64()))]])
-def test_a_batch_of_other_numbers(before: list[tuple[str, pa.DataType]]) -> None:
-    """Its last column is 5, null, 7; of those before it there are no buffers, and nobody looks at them."""
+def test_head_of_batch_takes_other_numbers(before: list[tuple[str, pa.DataType]]) -> None:
+    """The last column is 5, null, 7; earlier ones have no buffers and are not read."""
     schema = pa.schema([*before, ("n", pa.int64())])
     head = head_of(schema)
     nodes = [node for _name, kind in before for node in [(3, 0)] + kind.num_fields * [(0, 0)]] + [(3, 1)]

@@ -1,13 +1,13 @@
-"""Steps are those of what is run, not of what Python does beside it."""
+"""`steps_of` counts calls of the function only, not of Python's own work."""
 
 from __future__ import annotations
 
 import gc
 
-from tests.client.steps import steps_of
+from tests.client.conftest import steps_of
 
 
-def test_no_garbage_is_collected_meanwhile() -> None:
+def test_steps_of_collects_no_garbage() -> None:
     def note(phase: str, info: dict[str, int]) -> None:
         pass
 

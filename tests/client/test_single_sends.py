@@ -1,4 +1,4 @@
-"""The short way of single messages makes what the general way makes, of whatever it is given, and takes few steps."""
+"""Single messages by template: the same frames as by the general path, in few calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mqproc.client import append_template as shapes
 from mqproc.client import send_requests as sending
 from mqproc.client.encoding import encode_message
 from mqproc.client.requests import Call
@@ -22,7 +21,7 @@ from mqproc.client.send_requests import message_of, send
 from mqproc.errors import MqprocError, ProtocolError
 from mqproc.types import Message, SendResult
 from mqproc.wire.operations.log import AppendAnswer, AppendRequest
-from tests.client.steps import steps_of
+from tests.client.conftest import steps_of
 
 USUAL: dict[str, Any] = {
     "topic": "orders",
@@ -81,9 +80,11 @@ several_parts = st.sets(st.sampled_from(sorted(PARTS)), min_size=2, max_size=3).
 def message_from(parts: dict[str, Any]) -> Message:
     if isinstance(parts["topic"], Message):
         return parts["topic"]
-    names = ("topic", "body", "tag", "keys", "properties", "queue_id", "flag", "born_timestamp_ms")
-    named = ("delay_level", "deliver_at", "delay", "sharding_key")
-    return message_of(*(parts[name] for name in names), **{name: parts[name] for name in named})
+    texts = (parts[name] for name in ("topic", "body", "tag", "keys", "properties", "sharding_key"))
+    queue_id, flag, born, level, at, delay = (
+        parts[name] for name in ("queue_id", "flag", "born_timestamp_ms", "delay_level", "deliver_at", "delay")
+    )
+    return message_of(*texts, (queue_id, flag, born), (level, at, delay))
 
 
 def short(parts: dict[str, Any]) -> Call[SendResult]:
@@ -102,7 +103,7 @@ def general(parts: dict[str, Any]) -> Call[SendResult]:
 
 
 def request_of(call: Call[SendResult]) -> tuple[object, ...]:
-    """A call as the server and the client see it, but for its unique id and the time, which are looked at here."""
+    """A call as server and client see it, without its unique id and time, which are checked."""
     payload = re.sub(rb"UNIQ_KEY\x01\w{32}", b"", b"".join(call.payload))
     try:
         options = msgspec.msgpack.decode(call.options, type=AppendRequest)
@@ -127,7 +128,7 @@ def outcome(way: Any, parts: dict[str, Any]) -> object:
 
 
 def check_both_ways(changed: dict[str, Any]) -> None:
-    shapes._templates.clear()
+    sending.single_templates.clear()
     for parts in ({}, {"queue_id": 1, "tag": "a"}, {"tag": ""}, {"tag": LONG_TAG}):
         make_known({**USUAL, **parts})
     parts = {**USUAL, **changed}
@@ -137,7 +138,7 @@ def check_both_ways(changed: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_both_ways_make_the_same_whatever_a_part_is(name: str) -> None:
+def test_template_and_general_path_make_equal_frames(name: str) -> None:
     for value in PARTS[name]:
         check_both_ways({name: value})
 
@@ -158,28 +159,28 @@ def test_ids_and_times_are_new_each_time() -> None:
     assert all(before_ms <= options.born_timestamp_ms <= time.time_ns() // 1_000_000 for options in found)
 
 
-def test_shapes_are_forgotten_when_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "_TEMPLATES_MAX", 10)
+def test_templates_are_cleared_at_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "SINGLE_TEMPLATES_MAX", 10)
     for number in range(25):
         parts = {**USUAL, "tag": f"tag-{number}"}
         make_known(parts)
         assert request_of(short(parts)) == request_of(general(parts))
-        assert len(shapes._templates) <= 10
+        assert len(sending.single_templates) <= 10
 
 
-def test_what_comes_once_is_not_encoded_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes._templates.clear()
-    monkeypatch.setattr(shapes, "_TEMPLATES_MAX", 10)
+def test_template_is_made_after_the_second_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    sending.single_templates.clear()
+    monkeypatch.setattr(sending, "SINGLE_TEMPLATES_MAX", 10)
     for number in range(40):
         short({**USUAL, "tag": f"tag-{number % 20}"})
-        assert not any(shapes._templates.values())
-        assert len(shapes._templates) <= 10
+        assert not any(sending.single_templates.values())
+        assert len(sending.single_templates) <= 10
     make_known(USUAL)
-    assert any(shapes._templates.values())
+    assert any(sending.single_templates.values())
 
 
 @pytest.mark.parametrize(("options", "row"), [(b"\xc1", ROW), (ANSWER, ROW[:-1]), (b"", b"")])
-def test_an_answer_of_another_shape_is_the_servers_fault(options: bytes, row: bytes) -> None:
+def test_append_answer_malformed_raises_protocol_error(options: bytes, row: bytes) -> None:
     make_known(USUAL)
     for call in (general(USUAL), short(USUAL)):
         with pytest.raises(ProtocolError, match="answer to APPEND cannot be read"):
@@ -187,7 +188,7 @@ def test_an_answer_of_another_shape_is_the_servers_fault(options: bytes, row: by
 
 
 @pytest.mark.parametrize("keys", ["order-1", ("order-1",), ["order-1"], []])
-def test_a_usual_send_takes_few_steps(keys: Any) -> None:
+def test_send_by_template_takes_few_calls(keys: Any) -> None:
     parts = {**USUAL, "keys": keys}
     make_known(parts)
     message = message_from(parts)

@@ -1,4 +1,4 @@
-"""Tasks that end when they are told to, and one that does not."""
+"""Tasks that end when cancelled, and one that does not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mqproc.client._async import background as tasks
 from tests.support.group import PATIENCE_S
 
 
-def test_a_task_that_does_not_end_is_not_waited_for() -> None:
+def test_end_task_stubborn_returns_after_timeout() -> None:
     async def run() -> None:
         held, going = asyncio.Event(), asyncio.Event()
 
@@ -32,7 +32,7 @@ def test_a_task_that_does_not_end_is_not_waited_for() -> None:
     asyncio.run(run())
 
 
-def test_what_a_task_has_raised_is_raised() -> None:
+def test_end_task_failed_raises_its_error() -> None:
     async def run() -> None:
         async def fail() -> None:
             raise OSError("no room")

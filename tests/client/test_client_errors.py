@@ -1,4 +1,4 @@
-"""The synchronous client when answers are late, lost or refused: what is tried again, and what is told.
+"""The synchronous client when answers are late, lost or refused: retries and errors.
 
 Against roles that keep their messages in memory, over real sockets.
 """
@@ -46,18 +46,18 @@ from mqproc.wire.server import ServerLimits
 from tests.client.memory_roles import MemoryRoles, first
 from tests.support.group import PATIENCE_S, keeps_below, wait_until
 
-# What is tried again
+# Retries
 
 
-def test_nothing_running_is_told_at_once(tmp_path: Path) -> None:
+def test_send_without_group_raises_not_running_at_once(tmp_path: Path) -> None:
     start = time.monotonic()
-    told = r"writer\.sock.*mqproc up starts one"
-    with Client(tmp_path, timeout=60) as client, pytest.raises(NotRunningError, match=told):
+    expected = r"writer\.sock.*mqproc up starts one"
+    with Client(tmp_path, timeout=60) as client, pytest.raises(NotRunningError, match=expected):
         client.send("orders", b"x")
     assert time.monotonic() - start < 30
 
 
-def test_a_refusal_for_now_is_tried_again(client: Client, roles: MemoryRoles) -> None:
+def test_retryable_refusal_is_retried(client: Client, roles: MemoryRoles) -> None:
     roles.behaviour = first(3, lambda request: request.refuse(StoreBusyError("busy", hint_ms=20)))
     start = time.monotonic()
     client.send("orders", b"x")
@@ -80,7 +80,7 @@ def test_a_refusal_for_now_lasts_until_the_timeout(roles: MemoryRoles) -> None:
 
 
 def test_a_request_that_found_its_connection_gone_may_come_back_later(roles: MemoryRoles) -> None:
-    """Nothing of it was taken; the role may be there again, which who does not wait cannot know."""
+    """The request was not carried out; without retry the client reports the loss."""
     with Client(roles.store, retry=NO_RETRY) as client:
         client.send("orders", b"a")
         roles.stop()
@@ -94,7 +94,7 @@ def test_a_request_that_found_its_connection_gone_may_come_back_later(roles: Mem
         assert [message.body for message in roles.messages] == [b"a", b"d"]
 
 
-def test_other_refusals_are_not_tried_again(client: Client, roles: MemoryRoles) -> None:
+def test_other_refusals_are_not_retried(client: Client, roles: MemoryRoles) -> None:
     roles.behaviour = first(1, lambda request: request.refuse(StoreReadOnlyError("sync failed")))
     with pytest.raises(StoreReadOnlyError):
         client.send("orders", b"x")
@@ -110,8 +110,8 @@ def test_a_lost_answer_to_a_send_is_an_unknown_outcome(client: Client, roles: Me
     assert [message.body for message in roles.messages] == [b"before", b"after"]
 
 
-def test_a_lost_answer_to_a_send_is_sent_again_when_repeats_are_dropped(roles: MemoryRoles) -> None:
-    """The same frame with the same unique ids; when the time is over it is still not known what became of it."""
+def test_send_with_lost_answer_is_repeated_by_policy(roles: MemoryRoles) -> None:
+    """The repeated frame has the same unique ids; at the timeout the outcome stays unknown."""
     with Client(roles.store, timeout=PATIENCE_S, retry=RetryPolicy(repeat_sends=True)) as client:
         client.send("orders", b"before")
         roles.behaviour = first(2, lambda request: request.connection.close())
@@ -124,7 +124,7 @@ def test_a_lost_answer_to_a_send_is_sent_again_when_repeats_are_dropped(roles: M
             client.send("orders", b"y")
 
 
-def test_a_lost_answer_to_a_read_is_asked_for_again(client: Client, roles: MemoryRoles) -> None:
+def test_read_with_lost_answer_is_repeated(client: Client, roles: MemoryRoles) -> None:
     client.send("orders", b"x")
     roles.behaviour = first(2, lambda request: request.connection.close(), Operation.COUNT)
     assert client.count("orders") == 1
@@ -138,7 +138,7 @@ def test_a_connection_lost_while_idle_is_made_anew(client: Client, roles: Memory
     assert [message.body for message in roles.messages] == [b"a", b"b"]
 
 
-def test_a_client_waits_for_a_group_that_starts_again(client: Client, roles: MemoryRoles) -> None:
+def test_client_waits_for_group_restart(client: Client, roles: MemoryRoles) -> None:
     client.send("orders", b"a")
     roles.stop()
     timer = threading.Timer(0.3, roles.start)
@@ -148,7 +148,7 @@ def test_a_client_waits_for_a_group_that_starts_again(client: Client, roles: Mem
     timer.join()
 
 
-def test_a_group_that_stays_away_is_told_at_the_timeout(roles: MemoryRoles) -> None:
+def test_client_without_group_restart_raises_at_timeout(roles: MemoryRoles) -> None:
     with Client(roles.store, timeout=PATIENCE_S) as client:
         client.send("orders", b"a")
         client.timeout_s = 1.0
@@ -197,7 +197,7 @@ def test_a_frame_larger_than_the_server_takes_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("refusal", "connections"), [(FrameTooLargeError, 2), (UnknownCommandError, 1)])
-def test_a_connection_whose_stream_is_refused_is_not_used_again(
+def test_connection_with_refused_stream_is_not_reused(
     client: Client, roles: MemoryRoles, refusal: type[ProtocolError], connections: int
 ) -> None:
     seen: list[ServerConnection] = []
@@ -216,14 +216,14 @@ def test_a_connection_whose_stream_is_refused_is_not_used_again(
 
 
 def test_a_wrong_filter_is_refused_when_the_consumer_is_made(client: Client) -> None:
-    for filter, told in ((5, "filter is a int"), ("||", "names no tag")):
-        with pytest.raises(BadRequestError, match=told):
+    for filter, expected in ((5, "filter is a int"), ("||", "names no tag")):
+        with pytest.raises(BadRequestError, match=expected):
             client.consumer("billing", "orders", filter=filter)  # type: ignore[arg-type]
-        with pytest.raises(BadRequestError, match=told):
+        with pytest.raises(BadRequestError, match=expected):
             client.simple_consumer("billing", "orders", filter=filter)  # type: ignore[arg-type]
 
 
-def test_a_full_server_is_asked_again(tmp_path: Path) -> None:
+def test_full_server_is_retried(tmp_path: Path) -> None:
     # Asked at 0, 1 and 3 s: the next time would be too late, and none is under way when the timeout is over.
     patient = RetryPolicy(base_ms=1000, max_ms=4000, jitter=0)
     with MemoryRoles(tmp_path, ServerLimits(connections=1)) as roles:
@@ -238,7 +238,7 @@ def test_a_full_server_is_asked_again(tmp_path: Path) -> None:
     assert [message.body for message in roles.messages] == [b"x", b"z"]
 
 
-def test_without_a_descriptor_a_call_is_made_again(client: Client, roles: MemoryRoles) -> None:
+def test_call_without_free_descriptor_is_retried(client: Client, roles: MemoryRoles) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.open(os.devnull, os.O_RDONLY)
     os.close(lowest)
@@ -272,7 +272,7 @@ def test_a_pipeline_goes_on_over_refusals(client: Client, roles: MemoryRoles) ->
     assert sorted(int(result.queue_offsets[0]) for result in results) == list(range(20))
 
 
-def test_a_pipeline_waits_once_for_what_many_of_its_calls_were_refused_for(client: Client, roles: MemoryRoles) -> None:
+def test_pipeline_pauses_once_for_many_refused_calls(client: Client, roles: MemoryRoles) -> None:
     rounds = itertools.count()
 
     def took_s() -> float:
@@ -310,7 +310,7 @@ def test_a_pipeline_tells_whether_its_oldest_call_is_answered(client: Client, ro
     pipeline.close()
 
 
-def test_a_pipeline_over_a_lost_connection_tells_what_is_unknown(client: Client, roles: MemoryRoles) -> None:
+def test_pipeline_lost_connection_raises_outcome_unknown(client: Client, roles: MemoryRoles) -> None:
     roles.behaviour = first(1, lambda request: request.connection.close())
     batches = [Batch("orders", [b"%d" % index], queue_id=0) for index in range(20)]
     with pytest.raises(SendOutcomeUnknownError):
@@ -327,7 +327,7 @@ def test_send_many_tells_how_many_were_stored(client: Client, roles: MemoryRoles
 
 
 def messages_and_then(error: BaseException | None) -> Iterator[Any]:
-    """Two frames of them, a message that waits for others, and an error or what is no message."""
+    """Two frames of messages, one message that waits for others, then an error or no message."""
     yield from (Message("orders", b"%d" % number) for number in range(2001))
     if error is not None:
         raise error
@@ -335,7 +335,7 @@ def messages_and_then(error: BaseException | None) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("error", [ValueError("the caller's own"), None])
-def test_send_many_finishes_what_is_under_way_when_the_messages_end_in_an_error(
+def test_send_many_finishes_frames_in_flight_after_an_error(
     client: Client, roles: MemoryRoles, error: Exception | None
 ) -> None:
     expected, says = (BadRequestError, "item 2,001 is no Message") if error is None else (ValueError, "caller's own")
@@ -406,7 +406,7 @@ def test_the_pauses_grow_and_keep_to_hints() -> None:
     "wrong",
     [{"base_ms": None}, {"max_ms": "250"}, {"base_ms": -1}, {"jitter": 1.5}, {"enabled": 0}, {"repeat_sends": "no"}],
 )
-def test_a_policy_that_is_none_is_told_before_the_first_outage(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_retry_policy_invalid_raises_bad_request(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(BadRequestError, match=f"^{next(iter(wrong))} = "):
         RetryPolicy(**wrong)
     for kind in (Client, AsyncClient):
@@ -415,7 +415,7 @@ def test_a_policy_that_is_none_is_told_before_the_first_outage(tmp_path: Path, w
     assert RetryPolicy(base_ms=Decimal(7), jitter=0).pause_s(0) == 0.007
 
 
-def test_the_pauses_take_none_of_a_programs_random_numbers() -> None:
+def test_retry_pauses_leave_random_generator_alone() -> None:
     before = random.getstate()
     RetryPolicy().pause_s(1)
     assert random.getstate() == before

@@ -1,4 +1,4 @@
-"""A request without an answer: who gave none, after how long, and what the group says is wrong with it."""
+"""Timeout errors: peer, elapsed time and cause."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import mqproc
-from mqproc.client import timeout_errors as unanswered
+from mqproc.client import connection
 from mqproc.config.options import Options
 from mqproc.errors import RequestTimeoutError, SendOutcomeUnknownError
 from mqproc.io.clock import Clock
@@ -25,8 +25,8 @@ from tests.support.group import PATIENCE_S
 TIMEOUT_S = 0.1
 
 
-def told(store: Path) -> tuple[str, str, str]:
-    """What a send, a pull, and a pull of an event loop are told, whose roles do not answer."""
+def errors_of(store: Path) -> tuple[str, str, str]:
+    """Errors of a send, a pull and an asynchronous pull whose roles do not answer."""
 
     async def pull() -> str:
         async with mqproc.AsyncClient(store, timeout=TIMEOUT_S) as client:
@@ -51,11 +51,11 @@ def control(tmp_path: Path) -> Control:
     return Control.create(StoreIO(), paths, Clock(), os.getpid())
 
 
-def test_a_group_that_recovers_is_told_of(tmp_path: Path, control: Control) -> None:
+def test_timeout_error_names_recovery(tmp_path: Path, control: Control) -> None:
     control.store(words_of.GROUP_STATE, words_of.GROUP_RECOVERING)
     control.store(words_of.RECOVERY_STEP, words_of.STEP_KERNELS)
     why = "the group is recovering: making kernels ready"
-    sent, *pulled = told(tmp_path)
+    sent, *pulled = errors_of(tmp_path)
     waited = r"no answer in [\d.]+ s"
     writer, query = (re.escape(str(StorePaths(tmp_path).socket(name))) for name in ("writer", "query"))
     assert re.fullmatch(f"{writer}: {waited}, {why}; the request may be carried out yet", sent)
@@ -63,23 +63,21 @@ def test_a_group_that_recovers_is_told_of(tmp_path: Path, control: Control) -> N
         assert re.fullmatch(f"{query}: {waited}, {why}", each)
 
 
-def test_a_role_that_is_not_there_is_told_of(tmp_path: Path, control: Control) -> None:
+def test_timeout_error_names_missing_role(tmp_path: Path, control: Control) -> None:
     control.store(words_of.GROUP_STATE, words_of.GROUP_READY)
     control.store(words_of.SUPERVISOR_HEARTBEAT_NS, Clock().monotonic_ns())
-    for each in told(tmp_path):
+    for each in errors_of(tmp_path):
         assert "s, writer is " in each
 
 
-def test_without_a_control_file_nothing_is_said_of_why(tmp_path: Path) -> None:
+def test_timeout_error_without_control_file_has_no_cause(tmp_path: Path) -> None:
     (tmp_path / "mqproc").mkdir(mode=0o700)
-    sent, *pulled = told(tmp_path)
+    sent, *pulled = errors_of(tmp_path)
     assert sent.endswith(" s; the request may be carried out yet")
     assert all(each.endswith(" s") for each in pulled)
 
 
-def test_why_is_looked_at_once_for_requests_that_run_out_of_time_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timeout_cause_is_read_once_for_many_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mqproc").mkdir(mode=0o700)
     looks: list[Path] = []
 
@@ -92,8 +90,8 @@ def test_why_is_looked_at_once_for_requests_that_run_out_of_time_together(
             sends = [client.send("t", b"x") for _ in range(300)]
             return [str(one) for one in await asyncio.gather(*sends, return_exceptions=True)]
 
-    monkeypatch.setattr(unanswered, "_problems", look)
-    monkeypatch.setattr(unanswered, "_CACHED_FOR_S", PATIENCE_S)
+    monkeypatch.setattr(connection, "_problems", look)
+    monkeypatch.setattr(connection, "_CACHED_FOR_S", PATIENCE_S)
     with MemoryRoles(tmp_path) as roles:
         roles.behaviour = lambda request: True
         found = asyncio.run(send())
