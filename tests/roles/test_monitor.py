@@ -67,7 +67,7 @@ def test_monitor_serves_pages_at_the_published_port(context: Any) -> None:
     monitor = Monitor(cast(RoleContext, context))
     port = context.control.load(layout.MONITOR_PORT)
     assert port > 0
-    assert "mqproc_dispatch_behind_bytes 3000\n" in fetch(monitor, port, "/metrics")
+    assert "mqproc_dispatch_behind_bytes 3000.0\n" in fetch(monitor, port, "/metrics")
     assert fetch(monitor, port, "/healthz") == "ok\n"
     assert context.control.load(layout.SCRAPES) == 2
     monitor.close()

@@ -161,7 +161,7 @@ _LINES_BEFORE = 6
 
 def test_error_log_calls_are_counted() -> None:
     forgotten, found = [], 0
-    for path in sorted(Path(mqproc.roles.__file__).parent.glob("*.py")):
+    for path in sorted(Path(mqproc.roles.__file__).parent.rglob("*.py")):
         lines = path.read_text().splitlines()
         for place, line in enumerate(lines):
             if not _LOGS.search(line) or _ELSEWHERE in line:

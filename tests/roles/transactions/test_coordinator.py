@@ -36,7 +36,7 @@ def test_rollback_only_for_half_messages_deleted_by_retention(tmp_path: Path, mo
     try:
         transactions, found = group.role._transactions, half(1)
         transactions._table.add(found)
-        monkeypatch.setattr(transactions._reading, "look", lambda _place: None)
+        monkeypatch.setattr(transactions._reading, "record_at", lambda _place: None)
         with pytest.raises(CorruptStoreError, match="no record begins at 100 of the log"):
             transactions._message(found)
         transactions._check_half(found, 1_000_000)
