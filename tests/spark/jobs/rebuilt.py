@@ -22,7 +22,7 @@ _ITEM = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("prev
 def rebuild_here(store: Path, to: Path, *, share_bytes: int = 20_000, fail_on_data_loss: bool = True) -> list[Row]:
     """Rows of the queues. The steps are Spark's, one after the other."""
     job = RebuildJob.of(store, to, share_bytes=share_bytes, fail_on_data_loss=fail_on_data_loss)
-    walked = _table(rebuilding.WALKED, (row for share in job.picture.shares for row in job.walk(share)))
+    walked = _table(rebuilding.WALKED, (row for share in job.snapshot.shares for row in job.walk(share)))
     joined = _table(rebuilding.JOINED, job.join(walked)).to_pylist()
     files = [row for row in joined if row["file"] is not None]
     built = _table(rebuilding.BUILT, (built for row in files for built in job.build(row)))

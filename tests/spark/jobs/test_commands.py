@@ -47,7 +47,7 @@ def test_counts_as_rows_and_as_a_plot(rolled_store: Path, tmp_path: Path) -> Non
 def test_what_is_refused_before_spark_is_started(
     rolled_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spark_session, "Ending", None)
+    monkeypatch.setattr(spark_session, "SignalExit", None)
     for arguments, says in (
         (("--window", "0s"), "window = 0 s"),
         (("--window", "1h", "--slide", "2h"), "no longer than the window"),

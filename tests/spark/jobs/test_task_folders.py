@@ -244,14 +244,14 @@ class TestWithSpark:
     def test_what_another_job_has_written_to_a_new_folder_stays(
         self, spark: SparkSession, rolled_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        place, out = JobFolder.place, tmp_path / "out"
+        publish, out = JobFolder.publish, tmp_path / "out"
 
         def overtaken(job: JobFolder) -> int:
-            monkeypatch.setattr(JobFolder, "place", place)
+            monkeypatch.setattr(JobFolder, "publish", publish)
             export(spark, rolled_store, out, mode="append", topic="First")
             raise MqprocError("called off")
 
-        monkeypatch.setattr(JobFolder, "place", overtaken)
+        monkeypatch.setattr(JobFolder, "publish", overtaken)
         with pytest.raises(MqprocError, match="called off"):
             export(spark, rolled_store, out, mode="append")
         assert spark.read.parquet(str(out)).count() == 224
@@ -260,7 +260,7 @@ class TestWithSpark:
     def test_files_that_are_not_there_are_told(
         self, spark: SparkSession, rolled_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(JobFolder, "place", lambda job: 1)
+        monkeypatch.setattr(JobFolder, "publish", lambda job: 1)
         with pytest.raises(StoreAccessError, match=r"out: 1 of 3 files arrived; a target must"):
             export(spark, rolled_store, tmp_path / "out")
         assert list(tmp_path.iterdir()) == []

@@ -22,7 +22,7 @@ from tests.support.group import PATIENCE_S, wait_until
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PipelineFolder:
     monkeypatch.setattr(running, "_TOOL", "spark-pipelines-of-a-test")
-    monkeypatch.setattr(running, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(running, "_EXIT_TIMEOUT_S", 0.5)
     monkeypatch.setattr(running, "prepare_environment", lambda master: None)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     (tmp_path / "bin").mkdir()
