@@ -28,6 +28,9 @@ ASYNC = {
     "AsyncTransactionProducer": "TransactionProducer",
     "AsyncTransactions": "Transactions",
 }
+INTERNAL = ("Connections", "AsyncConnections")
+"""Base classes whose methods serve the client itself, except `close`."""
+
 HEAD = """# Python API
 
 Generated from the docstrings. Every name is imported from `mqproc`. All errors derive from `mqproc.MqprocError`.
@@ -104,10 +107,12 @@ def _methods(cls: type) -> Iterator[tuple[str, object]]:
     for base in reversed(cls.__mro__):
         if base.__module__.startswith("mqproc"):
             for name, member in vars(base).items():
+                if base.__name__ in INTERNAL and name != "close":
+                    continue
                 member = inspect.unwrap(getattr(member, "__func__", member))
                 if not name.startswith("_") and inspect.isfunction(member):
                     seen[name] = member
-    yield from seen.items()
+    yield from ((name, member) for name, member in seen.items() if inspect.getdoc(member))
 
 
 def _signature(name: str, found: object) -> str:

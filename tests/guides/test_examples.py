@@ -18,6 +18,7 @@ from mqproc import Message
 from mqproc.cli.main import cli
 from mqproc.config.options import Options
 from mqproc.util.units import PAGE_BYTES
+from tests.guides import api_reference
 from tests.support.group import PATIENCE_S, Group, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -226,3 +227,8 @@ def test_retention_defaults_match_the_options() -> None:
         f"`delete_when` ({options.delete_when})",
     ):
         assert promised in OPERATIONS
+
+
+def test_api_guide_matches_the_docstrings() -> None:
+    """`python -m tests.guides.api_reference` writes it."""
+    assert api_reference.TARGET.read_text() == api_reference.reference()

@@ -87,13 +87,14 @@ def imports_of(path: Path, known: frozenset[str] | set[str]) -> set[str]:
 
 
 def prose_of(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, text) of each comment and string of a Python file, and of each line of another file."""
+    """(line, text) of each comment and string of a Python file; of another file the lines outside of code blocks."""
     text = path.read_text()
     if path.suffix != ".py":
         fenced = False
         for number, line in enumerate(text.splitlines(), 1):
             fenced ^= line.lstrip().startswith("```")
-            yield number, line
+            if not fenced:
+                yield number, line
         return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.string in JSON_VALUES:
