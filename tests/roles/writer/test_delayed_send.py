@@ -86,7 +86,7 @@ def test_delayed_requests_are_recognised() -> None:
 def test_delayed_request_invalid_combinations_are_refused() -> None:
     with pytest.raises(BadTimeError, match="259,200"):
         delayed_request(request(deliver_at_ms=NOW + 259_200_001), 0, OPTIONS, NOW)
-    with pytest.raises(BadMessageError, match="one time"):
+    with pytest.raises(BadMessageError, match="use one of them"):
         delayed_request(request(deliver_at_ms=NOW + 5, delay_level=2), 0, OPTIONS, NOW)
     with pytest.raises(BadMessageError, match="batch"):
         delayed_request(request(delay_level=2, batch=True), 0, OPTIONS, NOW)
