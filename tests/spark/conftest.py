@@ -1,4 +1,4 @@
-"""One small store with rolled files of every kind; and one Spark session for all tests that need it."""
+"""Shared fixtures: a small store with rolled files of each kind, and one Spark session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def rolled_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """640 messages of three topics with four queues each; segments, queues and index are several files each."""
+    """640 messages in three topics with four queues each; log, queues and index span files."""
     store = StoppedStore(tmp_path_factory.mktemp("rolled") / "store")
     for folder in ("commitlog", "consumequeue/First/0", "index"):
         assert len(list((store.root / folder).iterdir())) > 1
@@ -28,7 +28,7 @@ def rolled_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
-    """A running group for the tests of a file, each of which has topics of its own; its store is called `s1`."""
+    """One running group per test module; each test uses its own topics. The store is named `s1`."""
     group = Group(tmp_path_factory.mktemp("running") / "s1").start()
     yield group
     group.stop()
@@ -37,7 +37,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Two threads, nothing on the network, everything below pytest's folder."""
+    """Local session with two threads, no network, and all files in pytest's temporary folder."""
     folder = tmp_path_factory.mktemp("spark")
     session = local_session(
         "local[2]",

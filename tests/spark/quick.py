@@ -1,4 +1,4 @@
-"""Settings of sessions that live shortly: little memory, few partitions, nothing that pays off for long queries."""
+"""Settings of short-lived sessions: little memory, few partitions, no code generation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.default.parallelism": "2",
     "spark.driver.memory": "1g",
     "spark.driver.maxResultSize": "16m",
-    # Queries are small: compiling them takes longer than running them.
+    # Compiling small queries takes longer than running them.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",

@@ -1,4 +1,4 @@
-"""Reading a store as a task of Spark does, with no Spark around it; and what the engine itself says of the store."""
+"""Read a store as a Spark task does, without Spark; the engine's own view for comparison."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def options_of(path: Path | str, **given: Any) -> ReadOptions:
-    """Options as a user gives them: `failOnDataLoss=False`, `splitBytes=4096`."""
+    """Options as a user passes them: `failOnDataLoss=False`, `splitBytes=4096`."""
     return read_options({"path": str(path), **{name: str(value) for name, value in given.items()}})
 
 
@@ -28,7 +28,7 @@ def partitions_of(path: Path | str, **given: Any) -> list[LogPartition]:
 
 
 def rows_of(path: Path | str, names: Sequence[str] = (), **given: Any) -> list[Row]:
-    """Every row of a read, ordered by place in the log."""
+    """All rows of a read, ordered by log position."""
     options = options_of(path, **given)
     wanted = list(names or options.columns or column_types(options.naming))
     found: list[Row] = []
@@ -40,19 +40,19 @@ def rows_of(path: Path | str, names: Sequence[str] = (), **given: Any) -> list[R
 
 
 def offsets_of(path: Path | str, **given: Any) -> list[int]:
-    """Where in the log the messages of a read are."""
+    """Log positions of the messages of a read."""
     return [row["physical_offset"] for row in rows_of(path, ["physical_offset"], **given)]
 
 
 def messages_of(path: Path | str, **wanted: Any) -> list[StoredMessage]:
-    """What the engine's own reader finds, ordered by place in the log, with these values in their fields."""
+    """Messages with these field values from the engine's own reader, ordered by log position."""
     with StoreReader(path) as reader:
         found = [each for each in reader.messages() if all(getattr(each, name) == wanted[name] for name in wanted)]
     return sorted(found, key=lambda message: message.physical_offset)
 
 
 def row_of(message: StoredMessage, store: Path) -> Row:
-    """The row that a message must become."""
+    """The expected row of a message."""
     row: Row = {name: getattr(message, name, None) for name in column_types("mqproc")}
     row |= {"store": str(store), "tag": message.tag or None, "keys": list(message.keys)}
     row |= {"properties": sorted(message.properties.items())}
@@ -62,5 +62,5 @@ def row_of(message: StoredMessage, store: Path) -> Row:
 
 
 def comparable(row: Row) -> Row:
-    """A row with its properties in an order of their own."""
+    """A row with its properties sorted."""
     return row | {"properties": sorted(dict(row["properties"]).items())}

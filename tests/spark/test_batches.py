@@ -1,4 +1,4 @@
-"""Batches of records: their values are the codec's, and Arrow finds nothing wrong with them."""
+"""Record batches have the codec's values and pass Arrow's validation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def time_of(ms: int) -> datetime.datetime:
 
 
 def row_of(message: Any) -> dict[str, Any]:
-    """What the codec says of a message, by the names of columns."""
+    """The codec's values of a message, by column name."""
     return {
         "store": "/stores/one",
         "topic": message.topic,

@@ -1,4 +1,4 @@
-"""`mqproc bench spark` on a small store: every case is measured, and the ratios are those of the seconds."""
+"""`mqproc bench spark` on a small store measures every case and prints correct ratios."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_all_cases_side_by_side() -> None:
     assert found["ratios"].keys() == {*GOALS, *most, *(f"times_{name}" for name in lines)}
     assert found["goals"] == GOALS
     assert found["messages"] > 1000
-    # One of eight in each queue.
+    # Each queue holds one in eight.
     assert found["json_messages"] == pytest.approx(found["messages"] / 8, abs=4)
     kernel = found["seconds"]["kernel"]
     for name in ("all_columns", "all_columns_by_source", "not_decoded"):

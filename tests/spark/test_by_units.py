@@ -1,4 +1,4 @@
-"""Queues read by their units: the same rows as from the log, only where the units are surely complete."""
+"""Reads by queue units return the same rows as reads of the log, or are not used."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_damage_to_units_and_records(tmp_path: Path) -> None:
         rows_of(store, ["body"], **wanted)
     assert len(rows_of(store, ["body"], **wanted, failOnDataLoss=False)) == 51
     unit = store / "consumequeue" / "Second" / "2" / f"{0:020d}"
-    # The unit's position, a little behind that of its record.
+    # Move the unit's position slightly past its record.
     write_at(unit, 20 * 8 + 7, bytes([unit.read_bytes()[20 * 8 + 7] ^ 1]))
     with pytest.raises(CorruptStoreError, match=r"offset 8 of .* no intact record .*byUnits=false reads the log"):
         offsets_of(store, **wanted, startingOffsets='{"Second": {"2": 8}}')
@@ -111,7 +111,7 @@ def test_damage_to_units_that_is_passed_over_costs_no_message(
 
 
 def harm_unit(folder: Path, offset: int, harm: str) -> None:
-    """Have a unit say another place, a place behind the log, or nothing."""
+    """Make a unit point to another record or past the log's end, or clear it."""
     path = folder / f"{20 * offset // 800 * 800:020d}"
     at = 20 * offset % 800
     place, size, code = struct.unpack_from(">qiq", path.read_bytes(), at)

@@ -1,4 +1,4 @@
-"""Classes that Java keeps between starts: made, found again by the same Java and Spark, and passed over by others."""
+"""Java's class archive: creation, reuse by the same Java and Spark, rejection by others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def java() -> Java:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where archives are kept: the first folder cannot be made."""
+    """Where archives are kept; the first candidate folder cannot be created."""
     (tmp_path / "file").touch()
     folders = [tmp_path / "file" / "below", tmp_path / "a folder"]
     monkeypatch.setattr(class_archive, "_folders", lambda: folders)
@@ -58,7 +58,7 @@ def loaded(java: Java, jars: list[Path], tmp_path: Path) -> LoadedClasses:
 
 
 def test_who_has_no_home_keeps_none_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As in a container, whose user has no name: no session began there."""
+    """As in a container whose user has no name and no home directory."""
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert FOLDERS()[1] == tmp_path / ".cache" / "mqproc"
@@ -74,16 +74,16 @@ def test_what_is_made_is_what_later_starts_map(
     archive = make_archive(java, loaded)
     assert archive.parent == folder
     assert archive_of(java) == archive
-    # Again: in its place.
+    # A second run replaces the archive.
     assert make_archive(java, loaded) == archive
     assert len(list(folder.iterdir())) == 2
     options = [each.strip('"') for each in archive_options(java, "-Xmx1g")]
-    # Java ends where it must use a file that it cannot.
+    # Java exits with an error if it must use an unusable file.
     assert started(java, *options, OPENS, "-Xshare:on", jars=jars).returncode == 0
     archive.chmod(0o600)
     os.truncate(archive, 1000)
     assert started(java, *options, OPENS, "-Xshare:on", jars=jars).returncode == 1
-    # Where it need not, it says nothing of it.
+    # Otherwise it ignores the file silently.
     without = started(java, *options, OPENS, jars=jars)
     assert (without.returncode, without.stdout) == (0, "")
     assert without.stderr.splitlines()[0] == java.build.splitlines()[0]

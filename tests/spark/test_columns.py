@@ -1,4 +1,4 @@
-"""Times are moments in sessions whose own `timestamp` has no zone: by the source, by `messages`, in jobs and writes."""
+"""Time columns are instants even in sessions whose `timestamp` type has no time zone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIMES = ("born_timestamp", "store_timestamp")
 
 @pytest.fixture
 def without_zones(spark: SparkSession) -> Iterator[SparkSession]:
-    """The session, in which `timestamp` is a type without a zone, and whose zone is another than UTC."""
+    """The session with `timestamp` as a type without time zone, and a zone other than UTC."""
     spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     yield spark

@@ -1,4 +1,4 @@
-"""RocketMQ's own stores, whole and damaged: every message becomes one row, wherever the log is cut into ranges."""
+"""RocketMQ's own stores, intact and damaged: one row per message, for any split of the log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.spark.rows import comparable, messages_of, offsets_of, row_of, rows_o
 
 ALL = {str(each): each for each in directories(GOLDEN)}
 WHOLE = [name for name, each in ALL.items() if not each.damaged and name != "c2_killed_dispatch_behind/before"]
-# What is damaged, and how many messages are intact.
+# Damaged stores and the number of their intact messages.
 LOST = {
     "d01_zero_tail/before": 799,
     "d07_body_flip_first_file_clean/clean": 799,
@@ -22,7 +22,7 @@ LOST = {
     "d15_five_records_zeroed_clean/clean": 795,
     "d19_commitlog_gone/clean": 0,
 }
-# The log says all, whatever queues and index have lost.
+# Stores whose log is complete, though queues or index are damaged.
 COMPLETE = (
     "d05_garbage_after_end/before",
     "d08_no_consumequeue_clean/clean",

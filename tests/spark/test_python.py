@@ -1,4 +1,4 @@
-"""The Python that Spark starts: which PySpark it finds, where its sockets lie, how its workers end."""
+"""Python processes started by Spark: the PySpark they import, sockets, silent exit."""
 
 from __future__ import annotations
 
@@ -62,16 +62,16 @@ def test_sockets_of_killed_sessions_go_with_the_next_start(short_folder: Path, m
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """Where a socket's path is short enough."""
+    """A folder whose path is short enough for a socket."""
     with tempfile.TemporaryDirectory(prefix="mqproc-") as folder:
         yield Path(folder)
 
 
 @pytest.mark.parametrize("module", ["pyspark.daemon", "mqproc.spark.worker"])
 def test_a_worker_whose_java_closes_first_ends_without_a_word(module: str, short_folder: Path) -> None:
-    """As Java does it where a session ends. Spark's own prints a trace: else this would show nothing."""
+    """Java closes first, as at the end of a session. Spark's own module prints a traceback."""
     own = module == "mqproc.spark.worker"
-    # Ours takes the place of Spark's by the script.
+    # By the script, mqproc's module replaces Spark's.
     program = [python_program(), "-m", "pyspark.daemon"] if own else [sys.executable, "-m", module]
     environment = os.environ | {
         "PYTHON_UNIX_DOMAIN_ENABLED": "true",

@@ -1,4 +1,4 @@
-"""What a read takes and leaves out: topics, queues, offsets, times, tags, keys; of a store whose files have rolled."""
+"""Reads by topic, queue, offset, time, tag and key of a store with rolled files."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_deleted_topics_messages_are_no_rows(tmp_path: Path) -> None:
 def test_copies_of_records_inside_of_bodies_are_no_records(tmp_path: Path) -> None:
     store = LiveStore(tmp_path / "store")
     for number in range(60):
-        # What lies in the body says that it is a record at just this place, and its CRC holds.
+        # The body contains a record with the correct position and a valid CRC.
         overhead = 84 + 4
         at = store.engine.written + overhead
         inner = encode_record(topic="Inner", body=b"x" * 50, physical_offset=at, queue_offset=number)
@@ -319,7 +319,7 @@ def test_bodies_that_producers_compressed(tmp_path: Path) -> None:
     for by_units in (True, False):
         plain = found(plainBodies=True, byUnits=by_units, **whole)
         assert plain == [(b"as it is", 0), (b"plain" * 1000, 0)]
-    # Of RocketMQ's names none tells which bodies are compressed.
+    # RocketMQ's column names have no column for the compression of bodies.
     rows = rows_of(tmp_path / "store", naming="rocketmq", **whole)
     assert [row["body"] for row in rows] == [body for body, _flags in plain]
     with pytest.raises(BadMessageError, match=r"log position \d+: a compressed body .* plainBodies=false"):
@@ -329,12 +329,12 @@ def test_bodies_that_producers_compressed(tmp_path: Path) -> None:
 def test_damage_outside_of_the_wanted_records_is_seen_when_asked_for(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store")
     message = messages_of(store.root, topic="First")[3]
-    # The topic of a record changed, which makes it one of another topic.
+    # The record's topic is changed to another topic.
     store.overwrite(message.physical_offset + 88 + len(message.body) + 1, b"X")
     assert message.physical_offset not in offsets_of(store.root, topic="First")
     with pytest.raises(CorruptStoreError, match="CRC"):
         offsets_of(store.root, topic="First", verifyCrc=True)
-    # One that is no text is damage however it is read.
+    # A topic that is not valid UTF-8 is damage in every mode.
     store.overwrite(message.physical_offset + 88 + len(message.body) + 1, b"\xff")
     with pytest.raises(CorruptStoreError, match="a topic that is not UTF-8"):
         offsets_of(store.root, topic="First")
@@ -345,7 +345,7 @@ def test_damage_outside_of_the_wanted_records_is_seen_when_asked_for(tmp_path: P
 def test_verify_crc_finds_what_store_verify_finds(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store")
     places = offsets_of(store.root)
-    # The end of a record's properties with their CRC, as a torn write leaves it.
+    # Zero the end of a record's properties with their CRC, as a torn write does.
     store.overwrite(places[4] - 22, bytes(22))
     assert offsets_of(store.root) == places
     with pytest.raises(CorruptStoreError, match="bad property CRC"):

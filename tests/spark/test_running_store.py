@@ -1,4 +1,4 @@
-"""A store that its group writes to meanwhile: a plan sees what was published then, the next one what is new."""
+"""Reads of a store with a running writer: a plan covers the messages published so far."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_rows_up_to_what_was_published(group: Group) -> None:
         assert offsets_of(group.store, splitBytes=20_000) == [each.physical_offset for each in messages_of(group.store)]
         for number in range(300, 350):
             client.send(Message("Topic", b"%d" % number * 500, keys=[f"k{number}"]))
-        # The index may not have it yet: then it is found in the log.
+        # The index may not contain it yet; it is then found in the log.
         assert len(rows_of(group.store, topic="Topic", key="k349")) == 1
         assert len(rows_of(group.store)) == 350
     count = sum(batch.num_rows for part in before for batch in read_partition(options, ["topic"], part))

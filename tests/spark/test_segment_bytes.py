@@ -1,4 +1,4 @@
-"""What is fetched of a segment that lies elsewhere, and what is unpacked of one in an archive: nothing twice."""
+"""Segments on remote storage and in archives: no byte is fetched or unpacked twice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = ["physical_offset", "body"]
 
 @pytest.fixture
 def url(rolled_store: Path) -> str:
-    """The store on remote storage."""
+    """URL of the store on remote storage."""
     files = fsspec.filesystem("memory")
     for file in segments_of(rolled_store):
         files.pipe_file(f"/once/store/commitlog/{file.name}", file.read_bytes())
@@ -32,7 +32,7 @@ def url(rolled_store: Path) -> str:
 
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many bytes each fetch has brought. Parts end amid records, which then come with the next one."""
+    """Bytes per fetch. Parts may end inside a record, which is then part of the next fetch."""
     sizes: list[int] = []
     cat_file = MemoryFileSystem.cat_file
 
@@ -55,7 +55,7 @@ def test_small_batches_fetch_nothing_twice(
 ) -> None:
     monkeypatch.setattr(reading, "_PART_BYTES", part)
     assert rows_of(url, NAMES, batchBytes=1000) == rows_of(rolled_store, NAMES)
-    # The plan looks at the last segment's begin; behind the last record what follows is looked for.
+    # The plan reads the start of the last segment; the read checks for data after the last record.
     assert sum(fetched) < (len(segments_of(rolled_store)) + 3) * SEGMENT
 
 
@@ -63,7 +63,7 @@ def test_small_batches_fetch_nothing_twice(
 def test_what_lies_behind_a_range_is_not_fetched(
     rolled_store: Path, url: str, fetched: list[int], monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    """Several tasks read a segment: that is the next one's."""
+    """Several tasks read one segment; bytes after the range belong to the next task."""
     monkeypatch.setattr(reading, "_PART_BYTES", 5000)
     offsets = offsets_of(rolled_store)
     whole = partitions_of(url)[0]

@@ -1,4 +1,4 @@
-"""What a session's processes are started with."""
+"""Settings that a session's processes are started with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_python_that_was_chosen_is_left_alone(monkeypatch: pytest.MonkeyPatch, t
     assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
     # Its workers are Spark's own.
     assert SOCKETS not in settings_of(MASTER, {})
-    # Ours is not made: somebody else may have its folder.
+    # No folder is created: the name may already belong to another user.
     assert not list(tmp_path.glob("mqproc-python-*"))
 
 
@@ -51,7 +51,7 @@ OPTIONS = "spark.driver.extraJavaOptions"
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Spark as pip installs it, without settings of its own."""
+    """Spark as installed by pip, without settings."""
     for name in ("SPARK_CONF_DIR", "SPARK_HOME"):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
@@ -88,7 +88,7 @@ def test_a_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tm
     os.chown(folder, 65534, 65534)
     with pytest.raises(ConfigurationError, match="belongs to another user"):
         write_script("java", "one", "#!/bin/sh\n")
-    # Nor is it followed into one of this user's.
+    # A link to a folder of this user is rejected too.
     shutil.rmtree(folder)
     folder.symlink_to(tmp_path)
     os.chown(folder, 65534, 65534, follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""The source inside Spark: right rows for whatever is asked of a DataFrame, types, errors that reach the user."""
+"""The data source inside Spark: rows, types, pushed filters, and errors shown to users."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_store_that_is_not_there_or_damaged(spark: SparkSession, rolled_store:
 
 
 def test_spark_finds_the_source_by_itself() -> None:
-    """What Spark's look-up does in a process of its own: import whatever is called pyspark_…"""
+    """Spark's lookup in a fresh process: it imports all modules named pyspark_…"""
     program = (
         "from pyspark.sql.datasource import DataSource\n"
         "import pkgutil, importlib, sys\n"

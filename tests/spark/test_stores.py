@@ -1,4 +1,4 @@
-"""Which stores a path means, and where the log of each one ends, whatever is damaged there."""
+"""Finding stores by path, and the end of each log, also with damage there."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_folder_whose_name_could_be_a_pattern(tmp_path: Path) -> None:
     assert find_stores([f"{tmp_path}/a[1]", f"{tmp_path}/a?"]) == [f"{tmp_path}/a[1]", f"{tmp_path}/a?"]
     assert find_stores(["memory://named/a[1]", "memory://named/a?"]) == ["memory://named/a[1]", "memory://named/a?"]
     assert find_stores([f"{tmp_path}/a[bc]"]) == [f"{tmp_path}/ab"]
-    assert find_stores([f"{tmp_path}/a[{'b' * 300}]"]) == [f"{tmp_path}/ab"]  # longer than any name may be
+    assert find_stores([f"{tmp_path}/a[{'b' * 300}]"]) == [f"{tmp_path}/ab"]  # longer than any file name may be
 
 
 def test_folders_as_urls(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_storage_that_cannot_be_reached_is_told_in_a_line(
 
 
 class Refusing(fsspec.AbstractFileSystem):  # type: ignore[misc]
-    """Storage whose package has errors of its own, of several lines."""
+    """Storage whose package raises its own errors, with several lines."""
 
     protocol = "refusing"
 
@@ -114,7 +114,7 @@ class Refusing(fsspec.AbstractFileSystem):  # type: ignore[misc]
 
 
 def with_zeros_in_place_of_one(root: Path) -> tuple[LiveStore, list[int], int]:
-    """A closed store of 300 messages in one segment, where all of them lay, and the number of the one that is lost."""
+    """A closed store of 300 messages in one segment, their positions, and the lost message."""
     store = LiveStore(root)
     store.append("Topic", [b"%d" % number * 20 for number in range(300)], queues=1)
     store.close()
@@ -159,7 +159,7 @@ def test_zeros_in_what_is_not_dispatched_yet(tmp_path: Path, share: float) -> No
 
 
 def test_a_log_that_never_was_one_is_no_empty_one(tmp_path: Path) -> None:
-    """What a kill leaves of the very first record is none of a log's yet, and no damage."""
+    """A partial first record after a kill is neither part of the log nor damage."""
     whole = StoppedStore(tmp_path / "whole")
     first = whole.segment(0).read_bytes()[: whole.offsets[1]]
     for number, start, begin, says in (

@@ -1,4 +1,4 @@
-"""What a Python process of Spark's keeps."""
+"""Memory of Spark's Python worker processes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ print(list(run_task(iter("c"))), gc.get_freeze_count() <= before)
 
 
 def test_what_the_first_task_loaded_is_left_out_of_garbage_collections() -> None:
-    # In a process of its own: it is for good.
+    # In a fresh process: the effect is permanent.
     done = subprocess.run([sys.executable, "-c", _TASK], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.splitlines() == ["a False", "b None True", "['c'] True"], done.stderr

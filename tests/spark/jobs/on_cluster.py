@@ -1,4 +1,4 @@
-"""Jobs as a program for spark-submit: what they gave becomes a file of JSON. Arguments: store, folder, target store."""
+"""Program for spark-submit that runs jobs and writes their results to a JSON file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rebuild with no Spark around its steps, and what queues and index hold."""
+"""Run the rebuild job without Spark and read the resulting queues and index."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ITEM = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("prev
 
 
 def rebuild_here(store: Path, to: Path, *, share_bytes: int = 20_000, fail_on_data_loss: bool = True) -> list[Row]:
-    """Rows of the queues. The steps are Spark's, one after the other."""
+    """Rebuild by running the job's steps in sequence; returns the rows of the queues."""
     job = RebuildJob.of(store, to, share_bytes=share_bytes, fail_on_data_loss=fail_on_data_loss)
     walked = _table(rebuilding.WALKED, (row for share in job.snapshot.shares for row in job.walk(share)))
     joined = _table(rebuilding.JOINED, job.join(walked)).to_pylist()
@@ -36,12 +36,12 @@ def _table(schema: pa.Schema, rows: Iterable[Row]) -> pa.Table:
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
-    """Every file by its name below a folder."""
+    """Contents of all files below a folder, by relative name."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def units_from(files: dict[str, bytes], log_begin: int) -> dict[tuple[str, int], bytes]:
-    """Units by file and place, without zeros, fillers, and those whose record has expired."""
+    """Queue units by file and position, without zeros, fillers and units of expired records."""
     found = {}
     for name, data in files.items():
         for at in range(0, len(data), 20):
@@ -53,7 +53,7 @@ def units_from(files: dict[str, bytes], log_begin: int) -> dict[tuple[str, int],
 
 
 def entries_of(store: Path, folder: Path, log_begin: int = 0) -> list[tuple[int, int]]:
-    """(key hash, log position) of every item of the index files in a folder, in order; a store tells their shape."""
+    """(key hash, log position) of each index item in a folder; `store` gives the shape."""
     with StoreReader(store) as reader:
         slots: int = reader.options.max_hash_slot_num
     found: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Verify over many stores says what `mqproc store verify` says of each; messages that are stored twice are found."""
+"""The verify job matches `mqproc store verify` per store; duplicate messages are found."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWar
 
 @pytest.fixture
 def stores(rolled_store: Path, tmp_path: Path) -> Path:
-    """Three stores: whole, with a damaged body and a wrong unit, and without index."""
+    """Three stores: intact, with a damaged body and a wrong unit, and without an index."""
     for name in ("whole", "damaged", "no_index"):
         shutil.copytree(rolled_store, tmp_path / name)
     lost = messages_of(tmp_path / "damaged")[100]

@@ -1,4 +1,4 @@
-"""The jobs by spark-submit: on two workers with processes of their own, and as commands through the script."""
+"""Jobs by spark-submit on a cluster with two workers, and as commands of the script."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROJECT = Path(__file__).parents[3]
 
 
 def submit(master: str, *arguments: str | Path, local: Path) -> subprocess.CompletedProcess[str]:
-    """spark-submit with little memory for the driver, and nothing on the network."""
+    """Run spark-submit with a small driver heap and without network access."""
     prepare_environment()
     settings = quick.SETTINGS | {
         "spark.ui.enabled": "false",

@@ -1,4 +1,4 @@
-"""`mqproc spark …`: rows as all commands print them, exit codes that mean something, one line for what went wrong."""
+"""`mqproc spark …` commands: output formats, exit codes, one-line errors."""
 
 from __future__ import annotations
 

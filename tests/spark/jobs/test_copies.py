@@ -1,4 +1,4 @@
-"""Parquet by topic and day, and the last message of each key, are what the store holds."""
+"""Export to Parquet by topic and day, and compaction to the last message of each key."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWar
 
 @pytest.fixture(scope="module")
 def keyed_store(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
-    """A store whose last frames say something new of keys that were there, of some that they are gone."""
+    """A store whose last frames update existing keys and delete some of them."""
     store = StoppedStore(tmp_path_factory.mktemp("keyed") / "store")
     time_ms = FIRST_MS + 2 * 86_400_000
     store.engine.append("First", [b"new"] * 8, time_ms, keys=[f"n{number}" for number in range(8)], queues=4)
@@ -83,7 +83,7 @@ def test_the_last_message_of_each_key(spark: SparkSession, keyed_store: StoppedS
     assert {row.key for row in kept.collect()} == {
         key for (topic, key), message in last.items() if topic == "First" and message.body
     }
-    # The message with n50 has n2 too; that a later one has n2 alone is no matter.
+    # The last message of n50 also has the key n2; n2 has a later message of its own.
     assert [row.key for row in compact(spark, keyed_store.root, columns=["topic"], key="n50").collect()] == ["n50"]
 
 
@@ -109,7 +109,7 @@ def test_last_messages_that_are_deleted_before_they_are_read(keyed_store: Stoppe
 
 
 def test_a_message_that_is_the_last_of_many_keys(keyed_store: StoppedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its body comes as often: what a batch has is bounded all the same."""
+    """The body is repeated per key; the size of a batch stays bounded."""
     monkeypatch.setattr(compacting, "_SPAN_BYTES", 10_000)
     deleted, *stored = reversed([each for each in messages_of(keyed_store.root) if each.keys][-30:])
     rows = [(str(number), stored[0]) for number in range(500)] + [("gone", deleted)]

@@ -1,4 +1,4 @@
-"""Counts by topic, key and windows of time, against what the engine's own reader finds; and plots of them."""
+"""Counts by topic, key and time window against the engine's own reader; plots of counts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_windows_that_follow_one_another_and_such_that_overlap(spark: SparkSessi
     )
     by_start = {row.start: row.messages for row in sliding.selectExpr("unix_millis(window_start) start", "*").collect()}
     assert by_start == Counter(start for time in stored for start in (time // 50 * 50, time // 50 * 50 - 50))
-    # The length of a window is no multiple of how far they lie apart, and there are hundreds for a message.
+    # The window length is no multiple of the slide, and a message falls into hundreds of windows.
     for length, slide in ((100, 30), (1200, 2)):
         windows = counts(
             *(spark, rolled_store),
@@ -117,7 +117,7 @@ def test_the_first_and_the_last_windows_that_spark_has_timestamps_for(spark: Spa
 
 @pytest.mark.parametrize("kind", ["TIMESTAMP_LTZ", "TIMESTAMP_NTZ"])
 def test_a_window_is_as_long_in_every_zone(spark: SparkSession, rolled_store: Path, kind: str) -> None:
-    """120 days from the epoch on have an hour less in New York, and so have 90 days from a February on."""
+    """In New York, 120 days from the epoch or 90 days from a February on are an hour shorter."""
     day_us = 86_400_000_000
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     spark.conf.set("spark.sql.timestampType", kind)
@@ -182,7 +182,7 @@ def test_a_plot_has_names_as_they_are(spark: SparkSession, tmp_path: Path, suffi
     data = (tmp_path / f"out{suffix}").read_text()
     shown = [html.escape(name, quote=False) for name in names]
     if suffix == ".html":
-        # JSON in a page.
+        # The HTML page contains JSON.
         shown = [json.dumps(name)[1:-1].replace("<", r"\u003c").replace(">", r"\u003e") for name in shown]
     assert [name for name in shown if name not in data] == []
 
@@ -236,7 +236,7 @@ def test_windows_without_messages_are_drawn_as_0(spark: SparkSession) -> None:
     assert drawn == [(0, 5), (10, 5), (20, 0), (50, 0), (60, 5)]
     assert [round(at.timestamp() * 1000) for at in of_others.times] == [0, 20, 30, 40, 50, 60]
     assert of_others.messages == [0, 0, 5, 5, 0, 0]
-    # Windows that overlap lie closer together than they are long.
+    # Overlapping windows: the distance between starts is smaller than the length.
     assert [round(at.timestamp() * 1000) for at in series_of(counted, ["topic"], 0.005)[0].times] == [
         *(0, 5, 10, 15, 55, 60),
     ]

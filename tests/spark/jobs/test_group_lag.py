@@ -1,4 +1,4 @@
-"""How far groups are behind, from RocketMQ's own consumerOffset.json and from a store of ours."""
+"""Lag of consumer groups, from RocketMQ's consumerOffset.json and from an mqproc store."""
 
 from __future__ import annotations
 

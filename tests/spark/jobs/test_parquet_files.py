@@ -1,4 +1,4 @@
-"""Batches as files of their folders: all rows, in their order, however little may wait and be open."""
+"""Writing batches to partitioned Parquet files within limits of memory and open files."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def written(folder: Path, batches: list[pa.RecordBatch], layout: Layout = LAYOUT
 
 
 def places_in(folder: Path) -> list[int]:
-    """What the files of a folder have, in the order of their names."""
+    """Values in the files of a folder, in the order of file names."""
     return [each for file in sorted(folder.glob("*.parquet")) for each in pq.read_table(file)["place"].to_pylist()]
 
 
 def test_many_folders_with_little_memory_and_few_open_files(tmp_path: Path) -> None:
     random = np.random.default_rng(3)
-    # Some have many rows, most have few.
+    # A few folders have many rows, most have few.
     drawn = (random.pareto(1.0, 4000) * 5).astype(int) % 60
     batches = [
         batch_of([f"t{each}" for each in drawn[at : at + 50]], [int(each) % 2 for each in drawn[at : at + 50]], at)
@@ -68,7 +68,7 @@ def test_few_files_are_open_at_once(tmp_path: Path) -> None:
         for topic in ("a", "b", "a", "c", "a", "b"):
             files.add(batch_of([topic], [0]))
         files.finish()
-    # b was longest without rows when c came.
+    # When c arrived, b was the least recently used open file and was closed.
     assert [len(list((tmp_path / "out" / f"topic={each}").rglob("*.parquet"))) for each in "abc"] == [1, 2, 1]
 
 
@@ -85,7 +85,7 @@ def test_what_waits_keeps_nothing_that_was_written(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with ParquetFiles(tmp_path / "out", Layout(["place"], ["topic"]), "part", waiting_bytes=1 << 20) as files:
         before = pa.total_allocated_bytes()
-        # What no file has tells itself from what a file that is open keeps.
+        # Distinguishes memory of unwritten rows from memory that an open file holds.
         columns = [pa.array([*["a"] * 4000, "b"]), pa.array(range(4001)), pa.array(["x" * 1000] * 4001)]
         files.add(pa.RecordBatch.from_arrays(columns, ["topic", "place", "text"]))
         del columns
@@ -119,7 +119,7 @@ def test_folders_are_named_as_spark_names_them(spark: SparkSession, tmp_path: Pa
 
 @pytest.fixture
 def small_files() -> Iterator[None]:
-    """Files of this process have 4 KiB at most."""
+    """Limit files of this process to 4 KiB."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     yield

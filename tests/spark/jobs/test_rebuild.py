@@ -1,4 +1,4 @@
-"""Queues and index built from the log alone: byte for byte what dispatch made, entry for entry what RocketMQ's has."""
+"""Queues and index rebuilt from the log equal the ones that dispatch or RocketMQ wrote."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FIXTURES = {str(each): each for each in directories(GOLDEN)}
-# RocketMQ's stores: those whose log is whole and dispatched, and those that have lost what comes before it.
+# RocketMQ's stores: with a complete, dispatched log, and with a log whose beginning is lost.
 WHOLE = [
     name
     for name, each in FIXTURES.items()
     if not each.damaged and name != "c2_killed_dispatch_behind/before" and "retention" not in name
 ]
-# After a kill RocketMQ indexes again what it has indexed before.
+# After a kill RocketMQ adds some index entries a second time.
 INDEXED_AGAIN = ("c1_killed/after", "c4_killed_settled/after", "c4_killed_settled/clean")
 EXPIRED = [name for name in FIXTURES if "retention" in name]
 

@@ -1,4 +1,4 @@
-"""A job that fails leaves what was there; one that does not takes its place."""
+"""Overwriting a target: a failed job keeps the old contents, a successful one replaces them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWar
 
 @pytest.fixture(scope="module")
 def damaged_store(rolled_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Damage in its middle, which only a read finds."""
+    """Damage in the middle of the log that only a full read detects."""
     store = shutil.copytree(rolled_store, tmp_path_factory.mktemp("damaged") / "store")
     segment = store / "commitlog" / f"{65536:020d}"
     data = bytearray(segment.read_bytes())
@@ -46,7 +46,7 @@ def test_damage_costs_nothing_that_was_there(
     tmp_path: Path,
     spelled: str,
 ) -> None:
-    # Java's own folder is another one.
+    # Java's working directory is a different one.
     to = spelled.format(tmp_path) if "{" in spelled else os.path.relpath(tmp_path / spelled)
     out = tmp_path / "out"
     for mode in ("error", "overwrite"):

@@ -1,4 +1,4 @@
-"""Messages of one store in another that runs: by time, none twice under one name, no faster than was said."""
+"""Replay into a running store: in time order, no duplicates under one name, rate limit."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_into_a_running_store_and_on_under_the_same_name(spark: SparkSession, ro
 def test_a_target_that_is_away_for_a_moment_is_waited_for(
     rolled_store: Path, group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is asked of it first: its topics, what it has been sent, or which copies it holds."""
+    """The first request may create topics, query the sent rows, or query the stored copies."""
     window = [(str(rolled_store), message) for message in messages_of(rolled_store, topic="First")]
     with group.client() as client:
         for is_missing, found in ((True, 0), (False, len(window))):
@@ -63,7 +63,7 @@ def test_a_target_that_is_away_for_a_moment_is_waited_for(
 
 
 class _Leaving:
-    """A client whose every way to a store fails the first time."""
+    """A client whose first call of each method fails."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -147,7 +147,7 @@ def test_damage_is_passed_over_by_the_sources_own_name(
 
 
 def test_born_times_beyond_the_year_9999(spark: SparkSession, group: Group, tmp_path: Path) -> None:
-    """Microseconds that were given as milliseconds; and what is no time to Spark, which is born anew."""
+    """Microseconds given as milliseconds; a time outside Spark's range becomes a new born time."""
     store = LiveStore(tmp_path / "source")
     before_ms = time.time_ns() // 1_000_000
     for body, born_ms in ((b"us", FIRST_MS * 1000 + 1), (b"none", 1 << 62), (b"1969", -1), (b"ms", FIRST_MS)):

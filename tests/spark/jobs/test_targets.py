@@ -1,4 +1,4 @@
-"""Where jobs write: outside of stores, however a folder is spelled."""
+"""Targets of jobs must be outside of stores, whatever form the path has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mqproc.spark.jobs.targets import check_sources, check_target
 
 @pytest.fixture
 def stores(tmp_path: Path) -> Path:
-    """A folder with two stores, and a link to the first one beside it."""
+    """A folder with two stores, and a link to the first store next to it."""
     for name in ("one", "two"):
         (tmp_path / "stores" / name / "commitlog").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "stores" / "one")

@@ -1,4 +1,4 @@
-"""Folders of tasks: files of each task once, or of none, whatever attempts of it there are."""
+"""Task folders: each task's files are committed once or not at all, whatever its attempts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_attempts_of_a_task_count_once(tmp_path: Path) -> None:
     job = JobFolder.new(tmp_path / "out")
     with pytest.raises(MqprocError, match="once more"):
         job.write(0, 1, writing("failed", fails=True))
-    # One that was killed leaves what it has.
+    # A killed attempt leaves its files.
     (tmp_path / "out" / "_temporary" / job.job / "attempt-0-2" / "files").mkdir(parents=True)
     (tmp_path / "out" / "_temporary" / job.job / "attempt-0-2" / "files" / "part-killed").touch()
 
@@ -114,7 +114,7 @@ def test_jobs_of_one_folder_leave_each_others_files(tmp_path: Path) -> None:
 
 
 def killed_job(to: Path, *, while_gone: bool = False) -> None:
-    """A driver that is killed when it has moved one of two files, or when it removes its folder."""
+    """A driver killed after moving one of two files, or while removing its folder."""
     code = f"""
 import os, signal, shutil
 from pathlib import Path
@@ -180,7 +180,7 @@ class TestWithSpark:
         self, spark: SparkSession, rolled_store: Path, tmp_path: Path
     ) -> None:
         export(spark, rolled_store, tmp_path / "ours", splitBytes=50_000)
-        # Where partitions are replaced one by one, Spark writes.
+        # With dynamic partition overwrite, Spark writes the files itself.
         spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
         try:
             done = export(spark, rolled_store, tmp_path / "sparks", mode="overwrite")

@@ -1,4 +1,4 @@
-"""A store with the first flights of the demo's file, and with a few dead letters."""
+"""A store with the first flights of the demo's file and a few dead letters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEAD = 3
 
 
 def first_flights(count: int = FLIGHTS) -> list[dict[str, Any]]:
-    """Rows of the file, as the demo's import reads them: numbers are numbers, NA is null."""
+    """Rows of the file as the demo's import reads them: numbers are numeric, NA is null."""
     with zipfile.ZipFile(find_flights()) as archive:
         text = io.TextIOWrapper(archive.open(archive.namelist()[0]), "utf-8")
         rows = list(itertools.islice(csv.DictReader(text), count))
@@ -34,7 +34,7 @@ def _value(name: str, value: str) -> Any:
 
 
 def make_store(root: Path, flights: list[dict[str, Any]]) -> Path:
-    """A stopped store with these flights, born at their scheduled hour."""
+    """A stopped store with these flights, born at their scheduled hours."""
     live = LiveStore(root)
     for flight in flights:
         live.append(

@@ -1,4 +1,4 @@
-"""The example pipeline, run by its one command, against the file that the flights come from."""
+"""The example pipeline, run by its command, against the source file of the flights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs a pipeline leaves no process behind, however it ends; a script has the place of Spark's tool."""
+"""Running a pipeline leaves no processes behind; a script replaces Spark's tool."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tool(folder: PipelineFolder, script: str) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process goes on: who was killed last may still be seen ending."""
+    """Whether a process is running. A process killed a moment ago may still be listed."""
     ends_s = time.monotonic() + PATIENCE_S
     with contextlib.suppress(psutil.NoSuchProcess):
         while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
@@ -56,7 +56,7 @@ def test_a_run_that_takes_too_long(
     tool(folder, ("" if takes_sigterm else "trap '' TERM; ") + SERVER + "sleep 300")
 
     class Begun(subprocess.Popen[bytes]):
-        """Its time runs from when it has begun, which may take long on a busy machine."""
+        """The timeout counts from the tool's start, which may be slow on a busy machine."""
 
         def wait(self, timeout: float | None = None) -> int:
             wait_until(lambda: "begun" in (folder.root / "last-run.log").read_text(), what="the tool begins")
@@ -74,7 +74,7 @@ def test_a_run_that_is_interrupted(folder: PipelineFolder, monkeypatch: pytest.M
     waited: list[object] = []
 
     class Interrupted(subprocess.Popen[bytes]):
-        """Ctrl-C comes while the tool is waited for and has begun."""
+        """Raises KeyboardInterrupt while waiting for the started tool."""
 
         def wait(self, timeout: float | None = None) -> int:
             if not waited:

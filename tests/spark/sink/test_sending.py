@@ -1,4 +1,4 @@
-"""What a task sends: in order, each row once, wherever the one before it was killed, and what it refuses."""
+"""A task's writes: order, each row once across killed attempts, rejected input."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def send(
     check_stored: bool = True,
     ends: bool = True,
 ) -> tuple[int, int]:
-    """(sent, found) of partition 3 of a write, which ends behind the batches, or is cut off there."""
+    """(sent, found) of partition 3 of a write that completes or is cut off after the batches."""
     with RowSender(WriteOptions(str(group.store), topic, queues=4), write, 3, check_stored=check_stored) as sender:
         for batch in batches:
             sender.send(batch)
@@ -99,7 +99,7 @@ def test_boundaries_of_batches_do_not_matter(running: Group) -> None:
 
 
 def test_a_write_that_is_done_again_with_rows_of_other_partitions_sends_none_of_them(running: Group) -> None:
-    """As behind a sort, whose bounds are drawn anew, or of a source that has grown: they may be stored elsewhere."""
+    """A repeated sort draws new bounds and a source may grow: rows may be stored elsewhere."""
     assert send(running, [rows(0, 300)], "Others") == (300, 0)
     for others in ([rows(100, 500)], [rows(0, 150), rows(151, 500)], [rows(0, 299), rows(300, 301)]):
         with pytest.raises(BadRequestError, match=r"Others: row \d+ differs from the stored one: a repeated"):
@@ -147,7 +147,7 @@ def test_rows_behind_those_that_retention_has_deleted_are_not_sent_again(group: 
     with group.client() as client:
 
         def first_left() -> int:
-            # Once more: a pass may come before the first segment may go.
+            # Ask again: a retention pass may run before the first segment can be deleted.
             asked = submit_request(StoreIO(), StorePaths(group.store), 0)
             wait_until(lambda: not asked.exists(), what="retention")
             return client.min_offset("Deleted", 3)
@@ -198,13 +198,13 @@ def test_killed_again_and_again_each_row_is_there_once(running: Group) -> None:
         for kill in range(KILLS):
             process = context.Process(target=_send_all, args=(str(running.store), "killed"))
             process.start()
-            # The last part is for no kill: a process is to have rows left when it is seen to be so far.
+            # No kill falls into the last part: the process must have rows left when it is observed.
             above = chance.randrange(kill * ROWS // (KILLS + 1) + 1, (kill + 1) * ROWS // (KILLS + 1))
             wait_until(lambda above=above: client.max_offset("Killed", 0) > above, 60, "some rows")
             process.kill()
             process.join(30)
             codes.append(process.exitcode)
-    # One may have been done before it was seen.
+    # One process may have finished before it was observed.
     assert codes.count(-signal.SIGKILL) >= KILLS - 1
     sent, found = send_again(running)
     assert sent + found == ROWS
@@ -251,7 +251,7 @@ def test_the_writer_is_killed_under_way(running: Group) -> None:
     assert [int(message.body) for message in stored(running, "Writer")] == list(range(40_000))
 
 
-# What is refused
+# Rejected input
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_a_topic_is_made_with_queues_though_rows_name_theirs(running: Group, by_
         assert topic not in [info.topic for info in client.topics()]
         send_to(topic, 1)
         assert len(client.queues(topic)) == 2
-        # Of one that is there the option says nothing.
+        # The option does not affect an existing topic.
         client.create_topic(f"Six{by_column}", 6)
         send_to(f"Six{by_column}", 5)
     assert {message.queue_id for message in stored(running, topic)} == {1}

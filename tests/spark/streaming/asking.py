@@ -1,4 +1,4 @@
-"""What Spark asks of a stream, in its order, without Spark: positions are kept as JSON texts, as a checkpoint does."""
+"""Calls that Spark makes of a stream reader, without Spark; positions are kept as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Place = tuple[str, int, int]
 
 
 class Query:
-    """A query and its checkpoint; `restart` is a new process that goes on from it."""
+    """A query with its checkpoint; `restart` simulates a new process that resumes it."""
 
     def __init__(self, path: Path | str, **given: Any) -> None:
         self._given = {"path": str(path)} | {name: str(value) for name, value in given.items()}
@@ -36,7 +36,7 @@ class Query:
         return json.loads(self.ends[-1]) if self.ends else self.reader.initialOffset()
 
     def plan(self, *, once: bool = False) -> bool:
-        """Ask how far the next micro-batch goes; False when there is nothing to do."""
+        """Ask for the end of the next micro-batch; False when there is no new data."""
         limit = ReadAllAvailable() if once else self.reader.getDefaultReadLimit()
         end = json.dumps(self.reader.latestOffset(self.start(), limit))
         if self.ends and end == self.ends[-1]:
@@ -45,14 +45,14 @@ class Query:
         return True
 
     def read(self) -> list[Row]:
-        """The rows of the newest micro-batch, which may be read again."""
+        """Rows of the newest micro-batch; may be called repeatedly."""
         start = json.loads(self.ends[-2]) if len(self.ends) > 1 else self.reader.initialOffset()
         partitions = self.reader.partitions(start, json.loads(self.ends[-1]))
         self.partitions.append(partitions)
         return [row for each in partitions for batch in self.reader.read(each) for row in batch.to_pylist()]
 
     def run(self, *, available_now: bool = False) -> list[Row]:
-        """Micro-batches until there is nothing more; returns their rows."""
+        """Run micro-batches until no new data is left; returns their rows."""
         if available_now:
             self.reader.prepareForTriggerAvailableNow()
         found: list[Row] = []

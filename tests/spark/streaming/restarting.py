@@ -1,11 +1,11 @@
-"""A query from one running store into another that is stopped and killed all the time, while messages come and go.
+"""Copy one running store to another by a query that is stopped and killed repeatedly.
 
-    producer ──▶ source store ──▶ query ──▶ target store       retention deletes what the query says that it has read
+        producer ──▶ source store ──▶ query ──▶ target store       retention deletes messages that the query has read
                                     ✕ stopped; or Spark's Python processes, or all of Spark, killed
 
-`python -m tests.spark.streaming.restarting --kills 100` does it with as many kills, every tenth one of the whole
-driver, and prints what it saw; a test has a few within one session. A kill comes when the query has committed a
-micro-batch since it was started, so that each round gets on; and at any point of those that follow.
+`python -m tests.spark.streaming.restarting --kills 100` does this with 100 kills, every tenth one of the whole
+driver, and prints statistics; a test does a few kills within one session. A kill happens at a random time after the
+query has committed a micro-batch since its start, so that each round makes progress.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ QUEUES = 4
 PER_FRAME = 25
 PAUSE_S = 0.05
 PER_TRIGGER = 500
-# The rest in few micro-batches: each takes long on a machine that is busy.
+# Few micro-batches for the rest: each is slow on a busy machine.
 FINISH_PER_TRIGGER = 50_000
 FINISH_S = 300
 COMMITTED_S = 120
-# The process in which a query's source lives as long as the query does.
+# The process of a query's source; it lives as long as the query.
 SOURCE_MODULE = "pyspark.sql.streaming.python_streaming_source_runner"
 DAEMON_MODULE = "pyspark.daemon"
 PROJECT = Path(__file__).parents[3]
 
 
 class Producer:
-    """Sends messages with bodies of their own until it is stopped; `count` are acknowledged."""
+    """Sends messages with distinct bodies until it is stopped; `count` are acknowledged."""
 
     def __init__(self, store: Path) -> None:
         self._store = store
@@ -75,7 +75,7 @@ class Producer:
                 self.count += PER_FRAME
 
     def stop(self) -> int:
-        """How many messages there are."""
+        """Stop and return the number of messages sent."""
         self._stopped.set()
         self._thread.join(120)
         return self.count
@@ -97,7 +97,7 @@ class Place:
             client.send_batch(TOPIC, [b"first"] * QUEUES)
             self.source.wait_dispatched()
             for queue_id in range(QUEUES):
-                # Nothing of the topic goes before the query has read it.
+                # Keep messages of the topic until the query has read them.
                 client.groups.commit(GROUP, TOPIC, queue_id, 0)
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class Place:
             group.close()
 
     def compare(self, sent: int) -> dict[str, int]:
-        """What the target holds beside what was sent; and how much of the source is not there any more."""
+        """Compare the target with the messages sent; also count messages deleted in the source."""
         self.target.wait_dispatched()
         found = collections.Counter(message.body for message in messages_of(self.target.store, topic=COPIES))
         wanted = collections.Counter([b"%d " % number * 20 for number in range(sent)] + [b"first"] * QUEUES)
@@ -132,18 +132,18 @@ def start(
 
 
 def finish(spark: SparkSession, folder: Path) -> None:
-    """Everything that there is now."""
+    """Copy all remaining messages."""
     query = start(spark, folder, available_now=True, per_trigger=FINISH_PER_TRIGGER)
     assert query.awaitTermination(FINISH_S), "the query does not end"
 
 
 def committed(folder: Path) -> int:
-    """The newest micro-batch that is done; −1 for none."""
+    """The newest committed micro-batch; −1 for none."""
     return max((int(each.name) for each in (folder / "checkpoint" / "commits").glob("[0-9]*")), default=-1)
 
 
 def await_committed(folder: Path) -> bool:
-    """Until a micro-batch is done; False when that takes too long."""
+    """Wait until a micro-batch is committed; False on timeout."""
     number, deadline = committed(folder) + 1, time.monotonic() + COMMITTED_S
     while committed(folder) < number:
         if time.monotonic() > deadline:
@@ -153,9 +153,9 @@ def await_committed(folder: Path) -> bool:
 
 
 def python_processes(of: int) -> dict[str, list[psutil.Process]]:
-    """Spark's Python processes below a driver: those with a query's source, and workers.
+    """Spark's Python processes below a driver: sources of queries, and workers.
 
-    The daemons that fork workers are not among them: they have no part in a query.
+    The daemons that fork workers are excluded: they do not take part in a query.
     """
     found: dict[str, list[psutil.Process]] = {"source": [], "worker": []}
     for process in psutil.Process(of).children(recursive=True):
@@ -169,10 +169,10 @@ def python_processes(of: int) -> dict[str, list[psutil.Process]]:
 
 
 def kill_python(of: int) -> bool:
-    """Kill a query's source and all workers, which cannot take notice; False, and nobody killed, when no query runs.
+    """Kill a query's source and all workers with SIGKILL; False and no kill when no query runs.
 
-    Without its source a query ends. With the workers alone it might go on: what is idle is not missed. While a query
-    is being made nobody is killed: who waits for one would have it fail again and again.
+    A query fails without its source. It may survive the loss of idle workers alone. Nothing is killed while a query
+    starts: otherwise it would fail again and again for callers that wait for it.
     """
     found = python_processes(of)
     if not found["source"]:
@@ -181,7 +181,7 @@ def kill_python(of: int) -> bool:
     for process in killed:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    # Spark hands work to workers that die but are not dead.
+    # Spark may assign work to workers that are terminating.
     _gone, alive = psutil.wait_procs(killed, 30)
     assert not alive, f"{alive} outlive being killed"
     return True
@@ -191,11 +191,11 @@ def kill_python(of: int) -> bool:
 
 
 def live(folder: Path) -> None:
-    """A driver's life: the query, started again whenever it has failed."""
+    """Body of a driver process: run the query and restart it after each failure."""
     spark = local_session("local[2]", settings=quick.SETTINGS)
     (folder / "up").write_text("")
     while True:
-        # What it is that fails, when Python is killed, is chance: the look-up of the source may be what runs.
+        # The step that fails after Python is killed is random: it may be the look-up of the source.
         try:
             start(spark, folder).awaitTermination()
         except Exception as error:
@@ -205,7 +205,7 @@ def live(folder: Path) -> None:
 
 @contextlib.contextmanager
 def driver(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A driver in a process group of its own, which is killed at the end."""
+    """A driver in its own process group, which is killed at exit."""
     (folder / "up").unlink(missing_ok=True)
     command = [sys.executable, "-m", "tests.spark.streaming.restarting", "--live", str(folder)]
     with (folder / "driver.log").open("ab") as log:
@@ -223,7 +223,7 @@ def driver(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def run(folder: Path, kills: int, per_driver: int, gap_s: float, seed: int) -> dict[str, Any]:
-    """Figures of so many kills, the last one of each driver being its own."""
+    """Statistics of this many kills; the last kill of each driver is of the driver itself."""
     chance, place = random.Random(seed), Place(folder)
     producer = Producer(place.source.store)
     drivers = done = worked = 0

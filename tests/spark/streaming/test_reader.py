@@ -1,4 +1,4 @@
-"""A stream asked as Spark asks it: each message once, whatever appears, goes, is limited, or is done again."""
+"""The stream reader: each message once, through new queues, losses, limits and repeats."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_first_micro_batch_pins_where_a_query_begins(running: Group) -> None
         assert query.plan()
         client.send_batch("Pin", [b"after"] * 4, queue_id=0)
         running.wait_dispatched()
-        # Its process is killed before the first micro-batch is done: the query has begun all the same.
+        # Kill before the first micro-batch is committed: the start position is kept.
         query.restart()
         assert query.read() == []
         assert [row["body"] for row in query.run()] == [b"after"] * 4
@@ -211,7 +211,7 @@ def test_damage_is_told_or_left_out(tmp_path: Path) -> None:
     write_at(store / "consumequeue" / "Second" / "2" / f"{0:020d}", 20 * unit.queue_offset + 7, b"\x01")
     with pytest.raises(CorruptStoreError, match=r"offset \d+ of queue \d of \w+ has no intact record at log position"):
         Query(store, startingOffsets="earliest").run()
-    # The log has the message of the unit.
+    # The log still has the message of the damaged unit.
     assert len(Query(store, startingOffsets="earliest", failOnDataLoss=False).run()) == 639
 
 
@@ -289,7 +289,7 @@ def test_a_query_that_passes_over_losses_goes_on_where_what_it_has_read_is_gone(
 
 
 def write_other(root: Path) -> None:
-    """A store with the same queues, of messages of another length."""
+    """A store with the same queues and messages of another length."""
     store = LiveStore(root)
     for number in range(300):
         for topic in ("First", "Second", "Third"):

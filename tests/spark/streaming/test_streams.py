@@ -1,4 +1,4 @@
-"""Queries inside Spark: from store to store, restarted at any point; what is wrong is told."""
+"""Streaming queries inside Spark: store to store, restarts at any point, error messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def stream(spark: SparkSession, path: Path | str, **given: Any) -> DataFrame:
 
 
 def run(frame: DataFrame, checkpoint: Path, to: Path, **given: str) -> StreamingQuery:
-    """Everything that is there now, written to a store."""
+    """Write all available messages to a store."""
     write = frame.writeStream.format("mqproc").options(**given).option("checkpointLocation", str(checkpoint))
     query = write.trigger(availableNow=True).start(str(to))
     assert query.awaitTermination(120)
@@ -117,7 +117,7 @@ def test_stopped_and_killed_while_messages_come_and_go(spark: SparkSession, plac
         for kind in chance.sample(["kill"] * KILLS + ["stop"] * STOPS, KILLS + STOPS):
             query = restarting.start(spark, folder)
             if kind == "kill" or chance.random() < 0.5:
-                # In the middle of the work; the others come while a query starts.
+                # Kill in the middle of the work; the other kills happen while a query starts.
                 assert restarting.await_committed(folder), (query.status, query.exception())
             time.sleep(chance.uniform(0.0, 0.5))
             if kind == "kill":
