@@ -1,4 +1,4 @@
-"""Random filters and messages: every form of the grammar, literals at the borders of their types, odd numbers."""
+"""Random filters and messages: all grammar forms, boundary literals, unusual numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VALUES = PLAIN_VALUES + ODD_NUMBERS
 
 
 class Expressions:
-    """A source of filters; some break the rules, as RocketMQ would say as well."""
+    """Generates filters; some are invalid, and RocketMQ rejects them too."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)

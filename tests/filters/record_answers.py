@@ -1,4 +1,4 @@
-"""Has RocketMQ's own filter answer random questions, for `rocketmq_answers.jsonl.gz` (README.md tells how)."""
+"""Record the answers of RocketMQ's filter to random questions (usage: README.md)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPERATORS = ("=", "<", ">=")
 
 
 def questions() -> list[dict[str, Any]]:
-    """Random filters over random messages; every literal, and two properties, over every value."""
+    """Random filters over random messages; all literals and two properties over all values."""
     source = Expressions(seed=92)
     random_ones = [text for _ in range(EXPRESSIONS) if len(text := source.expression()) <= CHARACTERS_MAX]
     asked = [(text, [source.message() for _ in range(6)]) for text in dict.fromkeys(random_ones)]

@@ -1,4 +1,4 @@
-"""The kernel says of a record's properties what the filter's nodes say of them, compiled and plain."""
+"""The filter kernel gives the same verdicts as the filter's nodes, compiled and plain."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_random_doubles_are_the_nearest_ones() -> None:
             f"{rng.randrange(10**18)}e{rng.randint(-345, 310)}",
         ):
             undecided += check_double(text) == sql.UNPARSED
-        # In the middle of two doubles, with as many digits as fit.
+        # The midpoint of two doubles, with as many digits as fit.
         middle = rng.getrandbits(53) * 2 + 1
         undecided += check_double(str(middle)) == sql.UNPARSED
     assert undecided == 0

@@ -1,4 +1,4 @@
-"""SQL92 filters mean what they mean to RocketMQ, message by message; what is wrong with one is told with its place."""
+"""SQL92 filters match RocketMQ's results per message; errors include the position."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_recorded_answer_of_rocketmq() -> None:
     assert compared > 10_000
 
 
-# What the original's own tests ask: the filter, the properties, whether the message matches.
+# Cases of RocketMQ's own tests: filter, properties, expected match.
 THREES = {"a": "3", "b": "5", "c": "6", "d": "1"}
 ORIGINAL = [
     ("a=3 and b<>4 And c>5 AND d<=4", THREES, True),
@@ -185,7 +185,7 @@ def test_length_and_depth_are_bounded() -> None:
     with pytest.raises(FilterSyntaxError, match="exceeds 4,096") as caught:
         compiled("a = 1 " + " " * FILTER_BYTES_MAX)
     assert caught.value.position == FILTER_BYTES_MAX
-    compiled("(" * 1000 + "a = 1" + ")" * 1000)  # Brackets alone are no level.
+    compiled("(" * 1000 + "a = 1" + ")" * 1000)  # Brackets alone are not a level.
     with pytest.raises(FilterSyntaxError, match=f"more than {DEPTH_MAX} levels"):
         compiled("NOT " * 100 + "a")
 

@@ -1,4 +1,4 @@
-"""Hints of what will be read soon: they change nothing that a walk finds, and may point anywhere."""
+"""Prefetch hints: they do not change the results of a walk and accept any address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of an append frame against a model that goes message by message, and against its plain twin."""
+"""Validation of append frames against a per-message model and the plain Python twin."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Texts = Sequence[bytes] | None
 
 @dataclass
 class Frame:
-    """What a client sends; `None` is a column that is not there."""
+    """The frame of a client; `None` is a missing column."""
 
     bodies: Sequence[bytes]
     keys: Texts = None
@@ -75,9 +75,9 @@ class Frame:
         return np.frombuffer(bytearray(payload), np.uint8), state
 
     def expected(self) -> tuple[int, int, int, int | None]:
-        """(what is found, message, value, bytes of all records, None where something is wrong)."""
+        """(status, message, value, total record bytes or None on error)."""
         if self.surplus and (self.queues is None or self.sharding_keys is not None):
-            # Behind a column of numbers a payload's size says the same, and is checked before.
+            # After a numeric column the payload size gives the same result and is checked first.
             return frame.COLUMNS_MISMATCH, -1, -1, None
         tail = frame.TAIL_SIZE if self.property_crc else 0
         total = 0
@@ -174,7 +174,7 @@ def test_the_largest_of_each_in_different_messages_is_no_record_that_is_too_larg
 @pytest.mark.parametrize("end", [b"", b"\2"])
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_byte_that_ends_a_given_string_counts_to_its_size(end: bytes, more: int) -> None:
-    """Whoever reads a record with properties of 32,768 bytes takes that for a negative number."""
+    """RocketMQ reads a properties length of 32,768 as a negative number."""
     longest = record.PROPERTIES_SIZE_MAX - frame.TAIL_SIZE - 1
     sent = Frame([b""], properties=[b"n\1".ljust(longest + more, b"v") + end])
     payload, state = sent.encoded()

@@ -1,4 +1,4 @@
-"""Options of append frames read in place: against msgspec, by which clients write them and the writer reads them."""
+"""In-place parsing of append options, against msgspec, which clients and writers use."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ ONE = AppendRequest("Topic", 3, bodies_bytes=70_000, unique_prefix=PREFIX, born_
 
 
 class Read(NamedTuple):
-    """What the kernel says of options; `key` is empty when they are not read."""
+    """Result of the kernel; `key` is empty when the options are rejected."""
 
     size: int
     found: list[int]
@@ -77,7 +77,7 @@ class Read(NamedTuple):
 
 
 def read(options: bytes, before: bytes = b"", behind: bytes = b"", function: Callable[..., int] = read_options) -> Read:
-    """Read options that stand between other bytes of a buffer, which ends behind them."""
+    """Parse options between other bytes of a buffer."""
     buffer = np.frombuffer(bytearray(before + options + behind) or bytearray(1), np.uint8)
     found = np.full(FOUND_AT + ITEMS + 1, UNTOUCHED, np.int64)
     key = np.zeros(KEY_BYTES_MAX, np.uint8)
@@ -88,28 +88,28 @@ def read(options: bytes, before: bytes = b"", behind: bytes = b"", function: Cal
 
 
 def read_plain(options: bytes, before: bytes = b"") -> Read:
-    """By the plain twin, whose loads raise IndexError outside of a buffer that ends with the options."""
+    """Parse with the plain twin, which raises IndexError for loads past the options' end."""
     called = ("_number", "_are_hex_digits")
     with mock.patch.multiple(append_run, **{name: plain(getattr(append_run, name)) for name in called}):
         return read(options, before, function=plain(read_options))
 
 
 def is_read(options: bytes) -> bool:
-    """Whether options are read, which compiled and plain kernel agree on."""
+    """Whether options are accepted; the compiled and the plain kernel must agree."""
     compiled, uncompiled = read(options, behind=b"\x01" * 40), read_plain(options)
     assert compiled == uncompiled
     return compiled.size != NOT_READ
 
 
 def with_item(item: int, encoded: bytes) -> bytes:
-    """`ONE` with other bytes for one of its items."""
+    """`ONE` with one item replaced by `encoded`."""
     items = [msgspec.msgpack.encode(value) for value in msgspec.structs.astuple(ONE)]
     items[item] = encoded
     return HEAD + b"".join(items)
 
 
 def shape_of(request: AppendRequest) -> AppendRequest:
-    """A request without what differs between frames of one shape."""
+    """A request without the fields that differ between frames of one template."""
     present = {name: min(max(getattr(request, name), -1), 0) for name in COLUMNS}
     return msgspec.structs.replace(
         request,
@@ -262,7 +262,7 @@ def test_a_key_takes_so_many_bytes_and_no_more(name: str) -> None:
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """Encoded options of which bytes are others, missing or too many, and perhaps the end is gone."""
+    """Encoded options with bytes changed, removed or inserted, and possibly a truncated end."""
     options = bytearray(msgspec.msgpack.encode(draw(REQUESTS)))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, max(len(options) - 1, 0)))

@@ -1,4 +1,4 @@
-"""Shapes are found by their key however full the table is; next offsets are stored of the queues that were noted."""
+"""Lookup of append templates by key in a table of any load; storing of next offsets."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def options_of(topic: str) -> bytes:
 
 
 def key_of(topic: str) -> tuple[np.ndarray, int]:
-    """(uint8[KEY_BYTES_MAX], size) of the key that frames for a topic have."""
+    """(uint8[KEY_BYTES_MAX], size) of the key of frames for a topic."""
     key = np.zeros(KEY_BYTES_MAX, np.uint8)
     options = np.frombuffer(bytearray(options_of(topic)), np.uint8)
     return key, int(read_options(options, 0, len(options), np.zeros(ITEMS, np.int64), 0, key))
 
 
 def known_topics(topics: Iterable[str]) -> AppendTemplates:
-    """The table of an appender that had a frame for each of these topics."""
+    """The table of an appender that has handled a frame for each of these topics."""
     known = AppendTemplates(QUEUES, np.zeros(QUEUES, np.int64), 1)
     for topic in topics:
         template = AppendTemplate(*topic_fields(topic), np.zeros(1, np.int64), -1, (b"", b"", b"", b""), HOST)
@@ -58,7 +58,7 @@ def known_topics(topics: Iterable[str]) -> AppendTemplates:
 
 @contextmanager
 def uncompiled(hashed: int | None = None) -> Iterator[None]:
-    """Let the plain twins look for keys; all of these have the hash `hashed` when it is given."""
+    """Use the plain twins for lookups; all keys have the hash `hashed` when it is given."""
     twins = {name: plain(getattr(kernels, name)) for name in ("find_row", "_is_key", "key_hash")}
     if hashed is not None:
         twins["key_hash"] = lambda key, size: hashed
@@ -67,7 +67,7 @@ def uncompiled(hashed: int | None = None) -> Iterator[None]:
 
 
 def is_found(known: AppendTemplates, topic: str) -> bool:
-    """Whether a row is found by a topic's key; it is then the row with this key."""
+    """Whether a topic's key is found; the row found must have this key."""
     key, size = key_of(topic)
     row = int(kernels.find_row(known.run, known.table, key, size))
     if row < 0:
@@ -80,7 +80,7 @@ def is_found(known: AppendTemplates, topic: str) -> bool:
 
 @functools.cache
 def topics_by_slot() -> dict[int, list[str]]:
-    """Topics by the slot that their keys fall into."""
+    """Topics by the hash slot of their keys."""
     found = defaultdict(list)
     for number in range(3 * SLOTS):
         topic = f"T{number:05}"
@@ -144,13 +144,13 @@ def test_a_full_table_has_every_key() -> None:
 def test_a_hash_is_of_the_keys_bytes_alone_and_the_same_compiled_and_plain(key: bytes, behind: bytes) -> None:
     hashed = int(key_hash(np.frombuffer(bytearray(key + behind + b"\0"), np.uint8), len(key)))
     assert 0 <= hashed < 1 << 40
-    # The plain twin would tell of a load behind the key.
+    # The plain twin raises IndexError for a load past the key.
     assert plain(key_hash)(np.frombuffer(bytearray(key), np.uint8), len(key)) == hashed
 
 
 def test_keys_that_differ_in_one_byte_rarely_share_a_slot() -> None:
     taken = {int(key_hash(*key_of(f"Topic-{number}"))) % SLOTS for number in range(1000)}
-    # 1000 at random take some 941 of 8192 slots.
+    # 1000 random keys take about 941 of 8192 slots.
     assert len(taken) > 900
 
 

@@ -1,4 +1,4 @@
-"""A message's body: room that is never too little, and the same bytes compiled and not."""
+"""Message bodies: the computed size is always sufficient; compiled and plain agree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.records import kernel_bytes, outcomes_uncompiled, small_log
 
 
 def outcomes() -> list[str]:
-    """All rows of all records, by either naming."""
+    """All rows of all records, with either naming of columns."""
     log = small_log(seed=3)
     found = FoundRecords(kernel_bytes(log.records), np.array([place for place, _size in log.places], np.int64))
     makers = (BatchMaker(naming, list(column_types(naming)), "/stores/one") for naming in COLUMN_NAMINGS)

@@ -1,4 +1,4 @@
-"""CRC-32 by each method against `zlib.crc32`, whole and in parts, with its primitives against Python's integers."""
+"""CRC-32 by each method against `zlib.crc32`; its primitives against Python integers."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_tables_are_those_of_the_polynomial() -> None:
     for byte in (0, 1, 0x80, 0xFF):
         for k in range(16):
             message = bytes([byte]) + bytes(k)
-            # Without the inversions before and after, which the tables do not have.
+            # Remove the initial and final inversion, which the tables do not include.
             linear = zlib.crc32(message) ^ zlib.crc32(bytes(k + 1))
             assert words[256 * k + byte] == linear, (byte, k)
 

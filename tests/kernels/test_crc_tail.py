@@ -1,4 +1,4 @@
-"""The ten digits of RocketMQ's CRC pair: every number is written and read as Python would, anything else is refused."""
+"""The ten digits of RocketMQ's CRC property: written and read as by Python, or rejected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Read = Callable[[Bytes, int], int]
 WRITERS: list[Write] = [crc.store_digits, plain(crc.store_digits)]
 READERS: list[Read] = [crc.load_digits, plain(crc.load_digits)]
 
-# Where a quotient by a rounded reciprocal would be off by one first.
+# First values for which a quotient by a rounded reciprocal would be off by one.
 EDGES = sorted(
     {
         min(max(about + off, 0), 2**31 - 1)

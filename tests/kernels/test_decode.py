@@ -1,4 +1,4 @@
-"""Records into columns: every field as the plain codec reads it, any subset of columns, any bytes refused or read."""
+"""Decoding records into columns: matches the plain codec for any columns and any bytes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_columns_have_arrows_types(log: SmallLog) -> None:
 
 
 def test_a_host_as_the_one_before_reads_alike() -> None:
-    """Equal, all but equal in each byte that may differ, and of another length, in any order."""
+    """Hosts that are equal, differ in one byte, or have another length, in any order."""
     hosts = [host_bytes(*each) for each in (("10.0.0.1", 1), ("10.0.0.1", 2), ("11.0.0.1", 1), ("::1", 1), ("::2", 1))]
     rows = [hosts[number] for number in (0, 0, 1, 1, 0, 2, 2, 2, 3, 3, 4, 3, 3, 0, 0)]
     buf = kernel_bytes(b"".join(rows) + bytes(8))
@@ -132,7 +132,7 @@ def test_hosts_read_as_the_codec_writes_them(address: Any, port: int) -> None:
     for kernel in (host_text, plain(host_text)):
         end = kernel(kernel_bytes(host), 0, len(host), out, 0)
         text = out[:end].tobytes().decode()
-        # An IPv4-mapped address may be written in two ways.
+        # An IPv4-mapped address has two notations.
         if not (address.version == 6 and address.ipv4_mapped):
             assert text == host_text_of(host)
 
@@ -152,7 +152,7 @@ def test_any_bodies_and_properties(contents: list[tuple[bytes, str]]) -> None:
 
 
 def outcomes() -> list[Any]:
-    """What becomes of damaged records: columns, or the refusal's text."""
+    """Results for damaged records: columns, or the error text."""
     found: list[Any] = []
     for seed in range(MUTATIONS):
         data = mutated(small_log(count=6, seed=seed % 3).records, random.Random(seed))

@@ -1,4 +1,4 @@
-"""Columns made of records: what the codec says of the same records, for any properties, compiled and not."""
+"""Columns derived from records match the codec for any properties, compiled and plain."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def columns(records: bytes, *, compiled: bool = True) -> dict[str, list[Any]]:
     positions = np.array([start - starts[0] for start in starts], np.int64)
     places = record_decode.places_at(buf, positions, record_decode.rows_of(record_decode.ALL_COLUMNS))
     count, room = len(positions), len(records) + len(positions) + 1
-    # Of `offsets`, lists lie in front of the rest, names' in front of values'; likewise in `data`.
+    # `offsets` has the lists first, with names before values; so has `data`.
     one, two = count + 1, count + 1 + room
     offsets = np.zeros(two + room, np.int32)
     data = np.zeros((arrow.JSON_GROWTH + 1) * room + 200 * count, np.uint8)

@@ -1,7 +1,7 @@
-"""The dispatch scan against a slow reading of RocketMQ's rules, and its uncompiled twin against both.
+"""The dispatch scan against a model of RocketMQ's rules, and its plain twin against both.
 
-Logs are made of random records (V1 and V2, IPv4 and IPv6, all transaction types, any properties); the model takes them
-apart with `struct` and dictionaries.
+Logs consist of random records (V1 and V2, IPv4 and IPv6, all transaction types, any properties); the model parses
+them with `struct` and dictionaries.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass
 class Record:
-    """What goes into a record; `queue_offset` and the like as given."""
+    """Fields of a record; `queue_offset` and similar fields are encoded as given."""
 
     topic: str = "TopicTest"
     queue_id: int = 0
@@ -99,7 +99,7 @@ def tags_code(message: Record, pairs: dict[str, str]) -> int:
 
 @dataclass
 class Model:
-    """What dispatch must make of a log."""
+    """The expected units and index entries of a log."""
 
     units: dict[tuple[str, int], list[tuple[int, int, int, int]]] = field(default_factory=dict)
     entries: list[tuple[int, int, int]] = field(default_factory=list)
@@ -151,7 +151,7 @@ class Table:
 
 
 class Log:
-    """Records one after the other, in a segment that ends right behind them."""
+    """Consecutive records in a segment that ends directly after the last one."""
 
     def __init__(self, messages: list[Record], tail: bytes = b"") -> None:
         self.messages = messages
@@ -195,7 +195,7 @@ def scan(
 
 
 def units_of(result: ScanResult, table: Table) -> dict[tuple[str, int], list[tuple[int, int, int, int]]]:
-    """Queue → (queue offset, physical offset, size, tags code), taken from the runs."""
+    """(queue offset, physical offset, size, tags code) of each queue, from the runs."""
     found: dict[tuple[str, int], list[tuple[int, int, int, int]]] = {}
     for number, first, count, offset, _end, _time in result.runs.tolist():
         for index in range(count):
@@ -235,7 +235,7 @@ def records(draw: st.DrawFn) -> Record:
 
 
 def numbered(messages: list[Record], gaps: list[bool]) -> list[Record]:
-    """Queue offsets as a writer gives them, with a jump wherever `gaps` says so."""
+    """Assign queue offsets as a writer does, with a jump wherever `gaps` is true."""
     following: dict[tuple[str, int], int] = {}
     for index, message in enumerate(messages):
         if message.sys_flag & 4:
@@ -299,7 +299,7 @@ def add(log: Log, table: Table, buffers: DispatchBuffers, start: int, limit: int
 @settings(max_examples=100 if COMPILED else 20, deadline=None)
 @given(st.lists(records(), min_size=1, max_size=12), st.booleans(), st.data())
 def test_pieces_that_are_added_are_one_scan(messages: list[Record], begun_before: bool, data: st.DataObject) -> None:
-    """Also when the one before it ended amid its pieces, as one does whose segment is gone."""
+    """The previous scan may have ended between its pieces, as after the loss of its segment."""
     log = Log(numbered(messages, []))
     table = log.table()
     buffers = DispatchBuffers(64, 100, 1)
@@ -338,7 +338,7 @@ def test_any_bytes_are_survived(noise: bytes, with_record: bool) -> None:
 @settings(max_examples=300 if COMPILED else 60, deadline=None)
 @given(st.data())
 def test_a_changed_length_is_a_bad_record_or_the_same_record(data: st.DataObject) -> None:
-    """Every length field of a record may be wrong: the scan stops before it and reads nothing behind `stop`."""
+    """For any wrong length field the scan stops before the record and reads nothing past `stop`."""
     message = data.draw(records())
     log = Log([message])
     view = log.view.copy()
@@ -351,7 +351,7 @@ def test_a_changed_length_is_a_bad_record_or_the_same_record(data: st.DataObject
 
 @pytest.mark.parametrize("delays_ms", [DELAYS_MS, (5_000, 8_000), (7,), tuple(range(1, 19))])
 def test_the_schedule_topics_times_follow_from_the_stores_levels(delays_ms: tuple[int, ...]) -> None:
-    """A level above the last one counts as that; what is no level leaves the tag's hash."""
+    """A level above the maximum counts as the maximum; without a level the tag's hash is used."""
     texts = ["1", "2", "3", "18", "19", "99999999999", "+2", "0", "-1", "x"]
     log = Log(
         [
@@ -433,7 +433,7 @@ def test_a_deleted_queue_gets_entries_and_no_units() -> None:
 def test_of_a_queue_made_again_only_its_own_records_get_units(
     places: list[tuple[str, int]], data: st.DataObject
 ) -> None:
-    """All queues are deleted somewhere in the log; A's are made again, B's are too or still tombstones."""
+    """All queues are deleted; A's are then recreated, B's are recreated or remain deleted."""
     log = Log(numbered([Record(topic, queue_id) for topic, queue_id in places], []))
     table = log.table()
     positions = [SEGMENT_START + start for start in (*log.starts, log.end)]
@@ -445,7 +445,7 @@ def test_of_a_queue_made_again_only_its_own_records_get_units(
         if name[0] in remade:
             table.set(number, table_layout.STATE, table_layout.STATE_LIVE)
     result = scan(log, table, DispatchBuffers(64, 100, 1))
-    # Behind the deletion a record of a queue that is still deleted has to wait until its queue is made again.
+    # After the deletion, a record of a deleted queue waits until the queue is recreated.
     stop = next((at for at in range(split, len(places)) if places[at][0] not in remade), len(places))
     assert result.records == stop
     assert result.reason == (StopReason.LIMIT if stop == len(places) else StopReason.UNKNOWN_QUEUE)
@@ -457,7 +457,7 @@ def test_of_a_queue_made_again_only_its_own_records_get_units(
 
 
 def test_a_position_alone_or_a_queue_offset_alone_does_not_make_a_record_a_deleted_ones() -> None:
-    """A log cut behind a deletion goes on below it; another program begins a queue at 0 again."""
+    """A log may be truncated below a deletion; another program may restart a queue at offset 0."""
     log = Log([Record(queue_offset=7), Record(queue_id=1, queue_offset=0)])
     table = log.table()
     delete(table, 0, SEGMENT_START + 10_000, 7)
@@ -502,7 +502,7 @@ def test_the_scan_has_one_signature() -> None:
 
 @pytest.mark.skipif(not COMPILED, reason="runs this very file uncompiled")
 def test_uncompiled_it_does_the_same() -> None:
-    """All of this file again as plain Python."""
+    """Run all tests of this file as plain Python."""
     environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=110)

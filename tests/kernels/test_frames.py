@@ -1,4 +1,4 @@
-"""How far whole frames reach: against the reader that cuts them one by one."""
+"""The extent of a run of whole frames, against the reader that parses frames one by one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mqproc.wire.frames import FrameReader
 OPERATION = 16
 FRAME_BYTES_MAX = 200
 KERNELS: Sequence[Callable[..., int]] = (leading_run, plain(leading_run))
-# Sizes that no payload behind them has: of the largest that is allowed, and where numbers of 64 bits end.
+# Sizes that exceed any payload here: the maximum frame size, and limits of 64-bit numbers.
 HUGE = (FRAME_BYTES_MAX, 1 << 31, (1 << 32) - 1, (1 << 63) - 1, (1 << 63) - HEADER_SIZE, 1 << 63, (1 << 64) - 1)
 
 
@@ -30,7 +30,7 @@ def good_frames(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def frames_of_any_size(draw: st.DrawFn) -> bytes:
-    """As large as is allowed, or a byte more or less."""
+    """Frames of the maximum size, or one byte more or less."""
     rest = FRAME_BYTES_MAX - HEADER_SIZE + draw(st.integers(-1, 1))
     options = draw(st.integers(0, rest))
     return HEADER.pack(MAGIC, VERSION, OPERATION, 1, options, 0, rest - options) + bytes(rest)
@@ -38,7 +38,7 @@ def frames_of_any_size(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def other_frames(draw: st.DrawFn) -> bytes:
-    """With something in the header that is not as it must be, or that is another operation's."""
+    """Frames with an invalid header field, or of another operation."""
     fields = [MAGIC, VERSION, OPERATION, 7, 3, 0, 5]
     place, value = draw(
         st.one_of(
@@ -56,19 +56,19 @@ def other_frames(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def streams(draw: st.DrawFn) -> tuple[bytes, int, int]:
-    """(buffer, where the first frame begins, how far the buffer is filled)."""
+    """(buffer, start of the first frame, filled size)."""
     before = draw(st.binary(max_size=9))
     frames = draw(st.lists(st.one_of(good_frames(), good_frames(), good_frames(), frames_of_any_size()), max_size=6))
     last = draw(st.one_of(st.just(b""), other_frames()))
     place = draw(st.integers(0, len(frames)))
     stream = before + b"".join([*frames[:place], last, *frames[place:]])
     end = draw(st.one_of(st.just(len(stream)), st.integers(len(before), len(stream))))
-    # A frame that is cut in the midst goes on behind what was filled, or the buffer ends there.
+    # A truncated frame continues after the filled part, or the buffer ends there.
     return (stream if draw(st.booleans()) else stream[:end]), len(before), end
 
 
 def cut(stream: bytes, at: int, end: int, limit: int) -> tuple[int, int]:
-    """(where the frames end that are a run, how many there may be more), frame by frame."""
+    """(end of the run of frames, how many more there may be), frame by frame."""
     reader = FrameReader(FRAME_BYTES_MAX)
     reader.adopt(memoryview(stream), at, end)
     while limit > 0:
@@ -110,7 +110,7 @@ def test_a_frame_that_is_not_whole_is_left(frames: list[bytes], data: st.DataObj
 
 def test_every_bit_that_tells_a_frame_from_others_is_looked_at() -> None:
     frame = HEADER.pack(MAGIC, VERSION, OPERATION, 5, 0, 0, 0)
-    # The request id tells nothing; a bit more in a size makes the frame longer than what is there.
+    # The request id is not checked; a bit set in the size makes the frame longer than the buffer.
     for bit in range(8 * HEADER_SIZE):
         is_of_id = 64 <= bit < 128
         changed = bytearray(frame)

@@ -1,4 +1,4 @@
-"""Gathering a pull: limits, filters, damage, segments; what goes out is exactly the intact records that match."""
+"""Gathering a pull: limits, filters, damage, segments; output has all intact matches only."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def filtered(tags: tuple[str, ...]) -> tuple[NDArray[np.int64], NDArray[np.uint8
 
 
 def by_properties(expression: str) -> tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64]]:
-    """The arguments of a filter by properties; of none when the expression is empty."""
+    """Arguments for a property filter; no filter when the expression is empty."""
     if not expression:
         return np.zeros(0, np.int64), np.zeros(0, np.uint8), np.zeros(0, np.int64)
     program = compiled(expression).program
@@ -73,7 +73,7 @@ def gathered(
     segment: bytes | None = None,
     **changes: int,
 ) -> tuple[int, bytes, NDArray[np.int64]]:
-    """(reason, records, state); compiled and plain must agree, and nothing behind the records is touched."""
+    """(reason, records, state); compiled and plain must agree and not write past the records."""
     found = []
     for kernel in (gather.gather, plain(gather.gather)):
         state = new_state(log, **changes)
@@ -100,7 +100,7 @@ def test_limits_leave_the_unit_that_does_not_fit(log: SmallLog) -> None:
     size = log.places[3][0]
     reason, records, state = gathered(log, BYTES_LIMIT=size + 1)
     assert (reason, len(records), state[gather.UNIT]) == (gather.BYTES_REACHED, size, 3)
-    # The first record is handed out whatever its size.
+    # The first record is returned whatever its size.
     reason, records, state = gathered(log, BYTES_LIMIT=1)
     assert (reason, len(records), state[gather.UNIT]) == (gather.BYTES_REACHED, log.places[0][1], 1)
     reason, records, state = gathered(log, room=log.places[2][0] + 3)
@@ -119,7 +119,7 @@ def test_tags_are_compared_themselves(log: SmallLog, tags: tuple[str, ...]) -> N
 
 
 def test_what_goes_out_is_counted_where_the_state_says(log: SmallLog) -> None:
-    """The pull with its first records, each queue for itself; nothing where nothing is copied."""
+    """Counted with the pull's first records, per queue; nothing is counted without copying."""
     number, generation = 3, 7 << 32
     place = queue_table.HEADER_WORDS + number * queue_table.ENTRY_WORDS + queue_table.DELIVERED
     for kernel, take_back in ((gather.gather, gather.uncount), (plain(gather.gather), plain(gather.uncount))):
@@ -153,7 +153,7 @@ def test_what_goes_out_is_counted_where_the_state_says(log: SmallLog) -> None:
 
 
 def test_a_colliding_hash_is_no_match(log: SmallLog) -> None:
-    """Aa and BB have one hash; the record with the other tag must not go out."""
+    """Aa and BB have the same hash; the record with the other tag must not be returned."""
     assert java_hash("Aa") == java_hash("BB")
     units = b"".join(
         log.units[at : at + 12] + struct.pack(">q", java_hash("Aa")) for at in range(0, len(log.units), UNIT)
@@ -197,10 +197,10 @@ def test_it_stops_at_damage_fillers_and_other_segments(log: SmallLog) -> None:
     moved = SmallLog(log.segment, log.places, log.units[: 2 * UNIT] + away + log.units[3 * UNIT :])
     reason, _records, state = gathered(moved)
     assert (reason, state[gather.UNIT]) == (gather.OTHER_SEGMENT, 2)
-    # What lies above the visible end is not there yet.
+    # Records above the visible end are not available yet.
     reason, _records, state = gathered(log, LOG_STOP=BASE + log.places[5][0] + 10)
     assert (reason, state[gather.UNIT]) == (gather.DAMAGED, 5)
-    # What retention removed is passed over.
+    # Deleted records are skipped.
     _reason, records, _state = gathered(log, SKIP_BELOW=BASE + log.places[7][0])
     assert records == log.records[log.places[7][0] :]
 
@@ -232,7 +232,7 @@ ADDRESS = "(address)"
     st.sampled_from((("Aa",), ("Aa", "other"))),
 )
 def test_matching_units_by_hash(tags: list[str], wanted: tuple[str, ...]) -> None:
-    """What has the address of a ConsumeQueue extension in its place may match."""
+    """A unit with a ConsumeQueue extension address in place of its tags code may match."""
     hashes = [EXTENSION_ADDRESS_MAX if tag == ADDRESS else java_hash(tag) for tag in tags]
     units = b"".join(
         struct.pack(">qiq", 0, 0x7FFFFFFF if not tag else 1, code) for tag, code in zip(tags, hashes, strict=True)
@@ -246,7 +246,7 @@ def test_matching_units_by_hash(tags: list[str], wanted: tuple[str, ...]) -> Non
 
 
 def outcomes() -> list[list[int]]:
-    """What gathers say of damaged units and segments."""
+    """Results of gathers over damaged units and segments."""
     found = []
     for seed in range(MUTATIONS):
         rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Java's String.hashCode, compiled over bytes and plain over strings, against a direct reading of its definition."""
+"""Java's String.hashCode, compiled over bytes and plain over strings, against a reference."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def reference(text: str) -> int:
 
 
 def _replace_as_java(error: UnicodeError) -> tuple[str, int]:
-    """One U+FFFD for a malformed beginning; an encoded surrogate counts as one, where Python counts each byte."""
+    """One U+FFFD per malformed sequence; an encoded surrogate counts once."""
     assert isinstance(error, UnicodeDecodeError)
     rest = error.object[error.start : error.start + 3]
     if rest[0] == 0xED and len(rest) > 1 and 0xA0 <= rest[1] <= 0xBF:
@@ -55,7 +55,7 @@ def as_array(content: bytes) -> Bytes:
 
 
 def hash_utf8(content: bytes, seed: int = 0) -> int:
-    """Compiled, at an odd address, between bytes that do not belong to it; must equal its plain twin."""
+    """Compiled hash at an odd address between other bytes; must equal the plain twin."""
     buf = as_array(b"\xff" + content + b"\xc3\xa9 31")
     compiled = hashing.java_hash_utf8(buf, 1, 1 + len(content), seed)
     assert plain(hashing.java_hash_utf8)(buf, 1, 1 + len(content), seed) == compiled
@@ -145,7 +145,7 @@ def test_rocketmq_vectors() -> None:
 
 
 def test_colliding_keys_share_a_slot() -> None:
-    """`Ea` and `FB` have one hash, so as topics they put every key into one slot, and even under one hash."""
+    """`Ea` and `FB` have the same hash: as topics they put all keys into one slot or hash."""
     assert java_hash("Ea") == java_hash("FB") == 2236
     key = "20231001123456"
     for topic in ("Ea", "FB"):

@@ -1,7 +1,7 @@
-"""The index kernels against a model of RocketMQ's `putKey` and `selectPhyOffset`, compiled and as plain Python.
+"""The index kernels against a model of `putKey` and `selectPhyOffset`, compiled and plain.
 
-Also every place at which a writer can die: the plain twin is stopped at each of its stores in turn, a reader looks, the
-slots are rolled back, and the entries are put again.
+Also every point at which a writer can crash: the plain twin is stopped at each of its stores in turn, a reader runs,
+the slots are rolled back, and the entries are put again.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def test_files_and_answers_are_rocketmqs(entries: list[Entry], slots: int, items
     stored = [entry for entry in entries if model.put(*entry)]
     for twin in (False, True):
         file = File(slots, items, twin)
-        # In pieces, with the allocated space growing.
+        # Put in steps while the allocated space grows.
         done = 0
         while done < len(stored):
             limit = data.draw(st.integers(file.count + 1, items))
@@ -158,7 +158,7 @@ def test_files_and_answers_are_rocketmqs(entries: list[Entry], slots: int, items
 
 
 def test_vector_of_a_full_file() -> None:
-    """N = 10 slots, M = 4: three entries fit, and the times in the header need not ascend."""
+    """N = 10 slots, M = 4: three entries fit; the times in the header need not ascend."""
     file = File(10, 4)
     keys = [index_key_hash_of("T", key) for key in ("k1", "k1", "k2")]
     entries = list(zip(keys, (100, 200, 300), (T0, T0 + 5_999, T0 + 4_000), strict=True))
@@ -192,7 +192,7 @@ def test_a_long_chain_is_walked_newest_first_up_to_the_limit() -> None:
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 100, 4_999_999, 5_000_000, 2**22, 2**31 - 1])
 def test_a_slot_is_the_rest_by_the_number_of_slots(slots: int) -> None:
-    """Without a division: where its quotient would be one too low or too high."""
+    """Modulo without division, at quotients that would be off by one."""
     largest = 2**31 - 1
     whole = [number * slots for number in (0, 1, 2, largest // slots // 2, largest // slots)]
     hashes = {min(max(about + off, 0), largest) for about in (*whole, largest) for off in (-1, 0, 1)}
@@ -218,7 +218,7 @@ def test_a_chain_in_a_circle_ends() -> None:
 
 
 class Stopped(Exception):
-    """Stands for the death of the writer."""
+    """Simulates a crash of the writer."""
 
 
 def stop_at(nth: int) -> Any:
@@ -234,7 +234,7 @@ def stop_at(nth: int) -> Any:
 
 
 def test_a_writer_may_die_at_any_store() -> None:
-    """Readers find exactly the committed entries, and after a roll back the file grows as if nothing had happened."""
+    """Readers find the committed entries only; after a rollback the file grows normally."""
     before = [(number % 4, number, T0 + 1000 * number) for number in range(6)]
     after = [(number % 3, 100 + number, T0 + 1000 * number) for number in range(7)]
     whole = File(3, 20, twin=True)
@@ -266,14 +266,14 @@ def test_a_writer_may_die_at_any_store() -> None:
             assert [again.slot(number) for number in range(3)] == [committed.slot(number) for number in range(3)]
             again.put(after)
             assert again.view.tobytes() == whole.view.tobytes()
-    # Four stores an item and one a slot, four of the header.
+    # Four stores per item, one per slot, and four of the header.
     assert stores == 5 * len(after) + 4
 
 
 @settings(max_examples=100 if COMPILED else 30, deadline=None)
 @given(st.lists(st.tuples(HASHES, st.integers(0, 1000), TIMES), max_size=30), st.integers(0, 1100), st.data())
 def test_slots_are_made_anew_from_the_items(entries: list[Entry], mark: int, data: st.DataObject) -> None:
-    """After a power loss all but the items below the mark may be noise."""
+    """After a power loss, items above the mark may be garbage."""
     entries = sorted(entries, key=lambda entry: entry[1])
     kept = [entry for entry in entries if entry[1] < mark]
     model = Model(4, 40)
@@ -316,7 +316,7 @@ def test_slots_are_made_anew_from_the_items(entries: list[Entry], mark: int, dat
 
 @pytest.mark.skipif(not COMPILED, reason="plain kernels hold the GIL")
 def test_readers_beside_a_writer_find_whole_chains_only() -> None:
-    """A thread puts entries whose offset is a multiple of their hash; each answer is a whole chain, newest first."""
+    """A thread puts entries; each lookup must return a whole chain, newest first."""
     file = File(64, 200_000)
     entries = [(1 + number % 97, (1 + number % 97) * (1_000_000 + number), T0) for number in range(199_000)]
     columns = (np.array(column, dtype) for column, dtype in zip(zip(*entries, strict=True), "ill", strict=True))
@@ -342,7 +342,7 @@ def test_readers_beside_a_writer_find_whole_chains_only() -> None:
 
 @pytest.mark.skipif(not COMPILED, reason="runs this very file uncompiled")
 def test_uncompiled_it_does_the_same() -> None:
-    """All of this file again as plain Python."""
+    """Run all tests of this file as plain Python."""
     environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=110)

@@ -1,4 +1,4 @@
-"""Items against entries, links against items, items against records: what differs is told, compiled and plain alike."""
+"""Verification of index items against entries, links and records, compiled and plain."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BASE = 1 << 33
 
 
 def both(kernel: Any, *arguments: Any, out: NDArray[Any]) -> list[int]:
-    """What a kernel returned and wrote into `out`; the plain twin must say the same."""
+    """A kernel's result and its output in `out`; the plain twin must return the same."""
     found = []
     for each in (kernel, plain(kernel)):
         filled = out.copy()
@@ -110,7 +110,7 @@ def test_chains_as_they_were_made_hold() -> None:
 
 
 def test_a_file_that_is_being_filled_holds_up_to_its_count() -> None:
-    """Slots lead to items beyond what the reader goes by; their links lead back to it."""
+    """Slots point past the reader's count; their links lead back to counted items."""
     assert File().chains(20)[1:] == [0, -1, 0, -1, 0, -1]
 
 
@@ -146,7 +146,7 @@ LOG = [
 
 
 def log_bytes() -> tuple[NDArray[np.uint8], list[int]]:
-    """A segment of these records, and where they begin."""
+    """A segment with these records, and their positions."""
     data, places = b"", []
     for topic, properties, sys_flag in LOG:
         places.append(len(data))

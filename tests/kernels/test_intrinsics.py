@@ -1,4 +1,4 @@
-"""Every primitive: the compiled body against its plain twin and against what `int.from_bytes` says."""
+"""Every primitive: the compiled body against its plain twin and against `int.from_bytes`."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def publish_many(cells: Words, count: int) -> None:
 
 @kernel
 def watch(cells: Words, count: int) -> int:
-    """Waits for the last position; returns how often a cell was older than the position read before it."""
+    """Wait for the last position; returns how often a cell was older than the prior position."""
     behind = 0
     position = 0
     while position < count:
@@ -172,7 +172,7 @@ def test_a_published_big_endian_word_reads_back(value: int, slot: int) -> None:
 
 @needs_compiler
 def test_a_waiting_reader_sees_positions_of_a_running_writer() -> None:
-    """The load is not moved out of the reader's loop, and what was stored before a position is there with it."""
+    """The load stays in the reader's loop; data stored before a position is visible with it."""
     count = 200_000
     cells = np.zeros(16, np.int64)
     publish_many(np.zeros(16, np.int64), 1)

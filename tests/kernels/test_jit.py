@@ -1,4 +1,4 @@
-"""The decorator: constants make no second version, and no cached code outlives a change of what went into it."""
+"""The kernel decorator: no versions by constants, no stale cached code after a change."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_change_of_any_source_makes_another_fingerprint(tmp_path: Path) -> Non
 
 
 def test_the_fingerprint_is_of_all_that_kernels_take_constants_from() -> None:
-    """A module that none of it covers could move the offsets under code that was compiled before."""
+    """A module outside of it could change offsets in code that is already compiled."""
     package = Path(mqproc.__file__).parent
     left = [path for folder in ("kernels", "layout") for path in (package / folder).rglob("*.py")]
     found: set[str] = set()
@@ -102,7 +102,7 @@ def test_cached_code_is_used_again_until_a_source_changes(tmp_path: Path, monkey
 def test_code_that_was_not_written_any_more_is_not_taken_from_other_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """numba tells first what an entry's code is made of: who is killed then leaves the last sources' code there."""
+    """numba writes the index entry first; a kill before the data leaves the old sources' code."""
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
     buf = np.arange(8, dtype=np.uint8)
 
@@ -141,7 +141,7 @@ def test_sources_that_change_after_the_import_are_noticed(tmp_path: Path) -> Non
 
 
 def test_loading_imports_no_compiler_and_a_kernel_that_is_compiled_then_has_it() -> None:
-    """In a process of its own: this one has compiled."""
+    """In a fresh process: this one has loaded the compiler."""
     program = """
 import sys
 import numpy as np
@@ -162,7 +162,7 @@ assert compiles()
 
 
 def test_bitcode_is_parsed_where_a_kernel_is_compiled_that_calls_a_loaded_one() -> None:
-    """It takes half the time of loading all kernels, and most of the memory."""
+    """Parsing takes half the time and most of the memory of loading all kernels."""
     program = """
 import numpy as np
 from llvmlite import binding
@@ -192,7 +192,7 @@ def test_without_a_folder_to_write_to_a_kernel_still_runs(monkeypatch: pytest.Mo
 
 
 def renamed(function: FunctionType, other: FunctionType) -> FunctionType:
-    """`function` as it would be if it stood where `other` stands."""
+    """`function` as if it were defined in place of `other`."""
     other_code = other.__code__
     code = function.__code__.replace(
         co_name=other_code.co_name, co_qualname=other_code.co_qualname, co_firstlineno=other_code.co_firstlineno

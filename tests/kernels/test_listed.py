@@ -1,4 +1,4 @@
-"""Records at listed places: each checked against what names it, chosen the same uncompiled, safe on any bytes."""
+"""Selection of records at listed positions: checked, same as plain, safe on any bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MUTATIONS = 60
 
 
 def listing(log: SmallLog, wanted: KernelSelection) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Places, numbers of queues, offsets of all records."""
+    """Positions, queue numbers and queue offsets of all records."""
     rows = []
     for place, size in log.places:
         record = decode_record(log.segment[place : place + size], check_crc=False)
@@ -30,7 +30,7 @@ def listing(log: SmallLog, wanted: KernelSelection) -> tuple[np.ndarray, np.ndar
 
 
 def select(log: SmallLog, selection: ReadSelection, kernel: Any, data: bytes | None = None, **changed: Any) -> Any:
-    """(reason, index where it stopped, positions); what is wrong is passed over."""
+    """(reason, index at the stop, positions); errors are skipped."""
     wanted = KernelSelection(selection, {})
     places, numbers, offsets = listing(log, wanted)
     offsets = offsets + changed.get("offsets", 0)

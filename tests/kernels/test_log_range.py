@@ -1,4 +1,4 @@
-"""Boundaries of ranges and the choice of records: right from any position, the same uncompiled, safe on any bytes."""
+"""Range boundaries and record selection: correct from any position, safe on any bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MUTATIONS = 60
 
 
 def boundary(log: SmallLog, start: int, *, seen: int | None = None, find: Any = log_range.find_boundary) -> int:
-    """The first boundary from `start` on, of a view that ends at `seen`."""
+    """The first boundary at or after `start`, in a view that ends at `seen`."""
     size = len(log.segment)
     out = np.zeros(log_range.BOUNDARY_SIZE, np.int64)
     view = kernel_bytes(log.segment[:seen])
@@ -32,7 +32,7 @@ def boundary(log: SmallLog, start: int, *, seen: int | None = None, find: Any = 
 def select(
     log: bytes, selection: ReadSelection, kernel: Any = log_range.select_positions, *, verify: bool = True
 ) -> tuple[int, int, list[int]]:
-    """(reason, where it stopped, positions) of a walk over a whole segment, as a reader makes it."""
+    """(reason, stop position, positions) of a walk over a whole segment, as a reader does it."""
     wanted = KernelSelection(selection, {})
     view = kernel_bytes(log)
     state = np.zeros(log_range.STATE_SIZE, np.int64)
@@ -95,7 +95,7 @@ def test_the_wanted_records_of_a_walk() -> None:
     log = small_log()
     numbers = range(len(log.places))
     places = [place for place, _size in log.places]
-    # Prepared records have no place in a queue.
+    # Prepared records have no queue offset.
     queued = [number for number in numbers if number % 3 != 1]
     tag = [number for number in queued if number % 3 and number % 4 == 2]
     for selection, wanted in (
@@ -123,7 +123,7 @@ def test_compiled_and_plain_agree_on_boundaries() -> None:
 
 
 def outcomes() -> list[Any]:
-    """What becomes of damaged logs."""
+    """Results for damaged logs."""
     found: list[Any] = []
     for seed in range(MUTATIONS):
         data = mutated(small_log(count=6, seed=seed % 3).segment, random.Random(seed))

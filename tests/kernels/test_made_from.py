@@ -1,4 +1,4 @@
-"""The walk for what records were made from: compiled and plain say the same, on whole and on damaged logs."""
+"""The walk for delivery marks: compiled and plain agree on intact and damaged logs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])
 
 
 def log(marks: list[tuple[int, int]]) -> tuple[bytes, list[int]]:
-    """A segment of records with (mark, sys flag), and where each begins."""
+    """A segment of records with (mark, sys flag), and their positions."""
     data, places = b"", []
     for mark, sys_flag in marks:
         places.append(len(data))
@@ -42,7 +42,7 @@ def log(marks: list[tuple[int, int]]) -> tuple[bytes, list[int]]:
 
 
 def walked(data: bytes, start: int, stop: int, room: int = 64) -> tuple[list[int], int, int]:
-    """(marks, where it stopped, why); the plain twin must say the same."""
+    """(marks, stop position, reason); the plain twin must return the same."""
     answers = []
     for kernel in (scan.find_delivery_marks, plain(scan.find_delivery_marks)):
         found = np.zeros(room, np.int64)

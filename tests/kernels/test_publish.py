@@ -1,4 +1,4 @@
-"""Words of queues are raised to what the runs of a dispatch step say."""
+"""Publishing a dispatch step raises the words of queues to the offsets of its runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Walking the log: where whole records end and begin again, whatever the bytes; compiled and plain say the same."""
+"""Log scans: the end of whole records and the next valid record; compiled and plain agree."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def log() -> SmallLog:
 
 
 def scanned(data: bytes, start: int = 0, stop: int | None = None, verify: int = record_check.VERIFY_CRCS) -> list[int]:
-    """Everything that a scan says; the plain twin must say the same."""
+    """The output of a scan; the plain twin must return the same."""
     view = kernel_bytes(data)
     found = []
     for kernel in (scan.scan_records, plain(scan.scan_records)):
@@ -84,7 +84,7 @@ def patched(log: SmallLog, number: int, at: int, data: bytes) -> bytes:
 )
 def test_what_is_wrong_is_said(at: int, data: bytes, reason: int) -> None:
     log = small_log(count=6)
-    # Record 0 has a CRC of its own and IPv4 hosts.
+    # Record 0 has its own CRC and IPv4 hosts.
     out = scanned(patched(log, 0, at, data))
     assert (out[scan.REASON], out[scan.STOPPED_AT]) == (reason, 0)
 
@@ -100,9 +100,9 @@ def test_a_flipped_body_byte_is_a_bad_body(log: SmallLog) -> None:
 @given(st.integers(0, 1 << 30), st.integers(0, 40))
 @example(65115, 0)
 def test_damaged_bytes_stop_the_walk_where_a_plain_reading_stops(seed: int, tail: int) -> None:
-    """The walk goes exactly as far as `record_codec.check_record` says; bytes behind the view are never looked at.
+    """The walk ends where `record_codec.check_record` fails and ignores bytes past the view.
 
-    But for a negative body length: RocketMQ, and so the codec, takes it for none, the walk for damage.
+    Exception: RocketMQ and the codec treat a negative body length as zero, the walk as damage.
     """
     rng = random.Random(seed)
     data = mutated(small_log(count=8, seed=seed % 4).segment, rng)
@@ -131,7 +131,7 @@ def test_the_next_record_is_found_behind_damage(log: SmallLog) -> None:
     assert scan.find_record(view, log.places[-1][0] + 1, len(view), BASE, out) == log.end
     assert out[scan.REASON] == record_check.BLANK
     assert scan.find_record(view, log.end + 1, len(view), BASE, out) == -1
-    # Of another place in the log the same bytes are no records.
+    # At another log position the same bytes are not records.
     assert scan.find_record(view, 0, log.end, BASE + 1, out) == -1
 
 
@@ -140,7 +140,7 @@ def test_next_offsets_are_raised_per_queue(tmp_path, log: SmallLog) -> None:  # 
     expected: dict[tuple[str, int], int] = {}
     for start, _size in log.places:
         message = decode_record(log.segment, start)
-        # "Pay" 0 stays unknown; prepared records take no place.
+        # "Pay" 0 remains unknown; prepared records have no queue offset.
         known = (message.topic, message.queue_id) != ("Pay", 0)
         if known:
             table.create_queue(message.topic, message.queue_id)
@@ -161,7 +161,7 @@ def test_next_offsets_are_raised_per_queue(tmp_path, log: SmallLog) -> None:  # 
 
 @pytest.mark.parametrize("made_again", [True, False])
 def test_next_offsets_count_a_queues_records_since_it_was_deleted(tmp_path: Path, made_again: bool) -> None:
-    """Six records, three of them of before; a table that lacks the queue's present life is told of the first one."""
+    """Three of six records precede the deletion; the rest is unknown until a recreation."""
     data, starts = b"", []
     for queue_offset in range(6):
         starts.append(len(data))
@@ -183,7 +183,7 @@ def test_next_offsets_count_a_queues_records_since_it_was_deleted(tmp_path: Path
 
 
 def matched(data: bytes, **conditions: bytes | int) -> tuple[int, list[int]]:
-    """Numbers of the records that match; compiled and plain must agree."""
+    """Numbers of the matching records; compiled and plain must agree."""
     arguments = [kernel_bytes(conditions.get(name, b"")) for name in ("topic", "name", "value", "part")]  # type: ignore[arg-type]
     found = []
     for kernel in (log_match.match_records, plain(log_match.match_records)):
@@ -216,7 +216,7 @@ def test_records_are_matched_by_all_conditions(log: SmallLog) -> None:
 
 
 def outcomes() -> list[list[int]]:
-    """What scans and searches say of damaged segments."""
+    """Results of scans and searches over damaged segments."""
     found = []
     for seed in range(MUTATIONS):
         data = mutated(small_log(count=6, seed=seed % 3).segment, random.Random(seed))
@@ -248,7 +248,7 @@ if __name__ == "__main__":
 
 def test_the_first_record_without_a_crc_of_its_own_is_found(log: SmallLog) -> None:
     view = kernel_bytes(log.segment)
-    first, second, third = (place for place, _size in log.places[:3])  # The second has none.
+    first, second, third = (place for place, _size in log.places[:3])  # The second has no CRC.
     for kernel in (scan.find_without_crc, plain(scan.find_without_crc)):
         assert kernel(view, first, log.end) == second
         assert kernel(view, third, log.end) == log.places[3][0]

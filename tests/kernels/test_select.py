@@ -1,4 +1,4 @@
-"""Records of chosen topics and times are copied whole; records in another place say so, and their CRCs hold."""
+"""Copying records of selected topics and times; moved records keep valid CRCs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def selected(
     end_ms: int = 1 << 62,
     deleted: QueueTable | None = None,
 ) -> tuple[bytes, list[int], bool, int]:
-    """(records, counts by topic, whether there was room, where it ended); the plain twin must say the same."""
+    """(records, counts by topic, whether they fit, end); the plain twin must return the same."""
     found = []
     chosen, gone = table_of(topics), deleted or QueueTable.in_memory(16)
     for kernel in (log_match.select_records, plain(log_match.select_records)):

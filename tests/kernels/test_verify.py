@@ -1,4 +1,4 @@
-"""Units of the log and of the files come to the same exactly when they are the same; compiled and plain agree."""
+"""Sums of units in log and files are equal only for equal units; compiled and plain agree."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def unit_bytes(units: list[Unit]) -> NDArray[np.uint8]:
 
 
 def summed_units(units: list[Unit], first: int = 0) -> tuple[list[list[int]], list[int]]:
-    """(totals by range, state); the plain twin must say the same."""
+    """(totals by range, state); the plain twin must return the same."""
     found = []
     for kernel in (verify.add_units, plain(verify.add_units)):
         totals = np.zeros((len(BORDERS) + 2) * verify.TOTAL_COLUMNS, np.int64)
@@ -40,7 +40,7 @@ def summed_units(units: list[Unit], first: int = 0) -> tuple[list[list[int]], li
 
 
 def summed_runs(units: list[Unit], runs: list[tuple[int, int, int]]) -> tuple[list[list[int]], list]:
-    """(totals by queue, gaps) of runs (queue, first offset, count) that lie one after the other in `units`."""
+    """(totals by queue, gaps) of runs (queue, first offset, count) consecutive in `units`."""
     rows = np.zeros((len(runs), RUN_COLUMNS), np.int64)
     at = 0
     for row, (number, first, count) in zip(rows, runs, strict=True):

@@ -1,4 +1,4 @@
-"""Views: every memory has the kernels' one type, is not copied, and stays alive."""
+"""Array views: one type for all memory, no copies, the owner stays alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that read their fields when asked are what messages are that were decoded at once."""
+"""Lazily decoded messages equal messages that are decoded at once."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_several_threads_may_ask_at_once() -> None:
 
 
 def test_a_host_is_known_when_all_of_it_is() -> None:
-    """Another thread that finds its text takes its id to be there."""
+    """Another thread that finds the host's text expects its id to be present."""
     names = RecordNames()
 
     class Hosts(dict[bytes, str]):

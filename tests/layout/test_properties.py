@@ -1,4 +1,4 @@
-"""A stored properties string as it is read: which pairs count, in the codec of records as well."""
+"""Parsing of stored property strings: valid pairs, also in the record codec."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAIR_END = "\x02"
         ("\x01v1", {}),
         ("\x01", {}),
         ("k1\x01v1\x02k2\x01v2", {"k1": "v1", "k2": "v2"}),
-        # A broken pair first, last, between others, alone among empty ones.
+        # An invalid pair first, last, in the middle, or alone among empty ones.
         ("\x01v1\x02k2\x01v2", {"k2": "v2"}),
         ("k1\x02k2\x01v2", {"k2": "v2"}),
         ("k1\x01v1\x02\x01v2", {"k1": "v1"}),

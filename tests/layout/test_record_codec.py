@@ -1,4 +1,4 @@
-"""The plain codec: RocketMQ's own vectors, round trips, its checking rules, and bytes that are no record."""
+"""The plain codec: RocketMQ's vectors, round trips, validation rules, invalid bytes."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ PAIRS = "KeyA\x01ValueA\x02KeyB\x01ValueB"
         # Repeated.
         (f"{CRC_PAIR}\x02{CRC_PAIR}\x02{PAIRS}", PAIRS),
         (f"{CRC_PAIR}\x02KeyA\x01ValueA\x02{CRC_PAIR}\x02KeyB\x01ValueB\x02{CRC_PAIR}", f"{PAIRS}\x02"),
-        # The name inside a value, or without a value of its own.
+        # The name inside a value, or without its own value.
         (f"KeyB\x01ValueB{CRC_PAIR}", f"KeyB\x01ValueB{CRC_PAIR}"),
         (f"KeyB\x01ValueB{CRC_PAIR}\x02{CRC_PAIR}\x02{PAIRS}", f"KeyB\x01ValueB{CRC_PAIR}\x02{PAIRS}"),
         ("KeyB\x01ValueB__CRC32#", "KeyB\x01ValueB__CRC32#"),

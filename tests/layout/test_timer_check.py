@@ -1,4 +1,4 @@
-"""The timer's check page: what it cannot rightly say."""
+"""The timer's check page: detection of clock changes and missing timestamps."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ HOUR_MS = 3_600_000
     [
         (0, 0, False),
         (NOW_MS, NOW_MS, False),
-        (NOW_MS, NOW_MS - HOUR_MS, False),  # The clock was set back behind a delivery.
-        (NOW_MS + HOUR_MS, NOW_MS + HOUR_MS, False),  # It was set back since.
+        (NOW_MS, NOW_MS - HOUR_MS, False),  # The clock was set back after a delivery.
+        (NOW_MS + HOUR_MS, NOW_MS + HOUR_MS, False),  # It was set back later.
         (NOW_MS, NOW_MS - CLOCK_STEP_MAX_MS, False),
         (NOW_MS, NOW_MS - CLOCK_STEP_MAX_MS - 1, True),
         (NOW_MS + CLOCK_STEP_MAX_MS + 1, NOW_MS + CLOCK_STEP_MAX_MS, True),
-        (NOW_MS, 0, False),  # A page that does not tell when it was written.
+        (NOW_MS, 0, False),  # A page without a write time.
         (NOW_MS + CLOCK_STEP_MAX_MS + 1, 0, True),
     ],
 )

@@ -10,8 +10,8 @@ import org.apache.rocketmq.filter.expression.EvaluationContext;
 import org.apache.rocketmq.filter.parser.SelectorParser;
 
 /**
- * Asks RocketMQ's own filter: a line of JSON {"expression", "properties": [{name: value}]} in, a line out: "refused", or
- * a letter for each message: T, F, N (null) or X (evaluation failed).
+ * Evaluates filters with RocketMQ's parser. Input: a line of JSON {"expression", "properties": [{name: value}]}. Output:
+ * "refused", or one letter per message: T, F, N (null) or X (evaluation failed).
  */
 public final class Answers {
     private record Message(Map<String, Object> keyValues) implements EvaluationContext {
