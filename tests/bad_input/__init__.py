@@ -1,1 +1,1 @@
-"""Bad input of every kind, at the real socket and in real files: refused clearly, and nothing is lost."""
+"""Bad input at real sockets and in real files is refused with a clear error and loses no data."""

@@ -1,4 +1,4 @@
-"""Bad input by clients, disks, stores and options; each function returns the answer."""
+"""Actions with bad input from clients, disks, stores and options; each returns the answer."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ with contextlib.suppress(ConnectionResetError):
 
 
 def frame() -> bytes:
-    """A whole append of one message."""
+    """A complete append of one message."""
     options = encode_options(AppendRequest("partial", 1, bodies_bytes=4))
     return b"".join(map(bytes, encode_frame(Operation.APPEND, 1, options, (struct.pack("<I", 4) + b"body",))))
 
 
 def raised(scene: Scene, act: Callable[[Client], object]) -> Answer:
-    """The error that this call raises in a client."""
+    """The error that a client call raises."""
     with scene.group.client() as client:
         try:
             return Answer("", repr(act(client)))
@@ -82,11 +82,11 @@ def raised(scene: Scene, act: Callable[[Client], object]) -> Answer:
             return Answer(error.code, str(error))
 
 
-# Frames that do not arrive
+# Incomplete frames
 
 
 def ends_amid(scene: Scene) -> Answer:
-    """Frames end in the header, after it, and one byte before their end; each is counted."""
+    """Frames cut in the header, after it, and one byte before the end; each is counted."""
     before = scene.group.words()["writer_partial_frames"]
     sizes = (1, 31, 33, -1)
     closed = True
@@ -99,7 +99,7 @@ def ends_amid(scene: Scene) -> Answer:
 
 
 def trickles_in(scene: Scene) -> Answer:
-    """A byte each 100 ms, until the role answers: the frame is never whole."""
+    """Send one byte every 100 ms until the role answers; the frame is never complete."""
     data = frame()
     with RawClient(scene.group.paths.socket(WRITER)) as slow:
         slow.sock.settimeout(0.1)
@@ -113,11 +113,11 @@ def trickles_in(scene: Scene) -> Answer:
     return Answer("", "the role waited for the whole frame")
 
 
-# Clients that take too much
+# Clients that use too much
 
 
 def reads_nothing(scene: Scene) -> Answer:
-    """It asks and asks; the others are served meanwhile."""
+    """Send requests without reading the answers; other clients are still served."""
     with scene.group.client() as client:
         before = rejects(scene.group, QUERY)["SLOW_CONSUMER"]
         with RawClient(scene.group.paths.socket(QUERY)) as silent:
@@ -133,7 +133,7 @@ def reads_nothing(scene: Scene) -> Answer:
 
 
 def _ends(sock: socket.socket) -> bool:
-    """Whether a connection ends after this data was sent on it."""
+    """Send data; True if the connection ends."""
     with contextlib.suppress(ConnectionResetError):
         while sock.recv(1 << 20):
             pass
@@ -141,11 +141,11 @@ def _ends(sock: socket.socket) -> bool:
 
 
 def one_connection_more(scene: Scene) -> Answer:
-    """All that are allowed are served, with one more turned away."""
+    """All allowed connections are served; one more is refused."""
     path = scene.group.paths.socket(WRITER)
     clients: list[RawClient] = []
     with contextlib.ExitStack() as stack:
-        # Another role may have a connection too. The word is right when the step of the first ping is over.
+        # Another role may have a connection too. The word is correct after the step with the first ping.
         while not clients or scene.group.words()["writer_connections"] < CONNECTIONS:
             clients.append(stack.enter_context(RawClient(path)))
             assert clients[-1].serves()
@@ -158,7 +158,10 @@ def one_connection_more(scene: Scene) -> Answer:
 
 
 def another_user(role: str, data: bytes = b"") -> Callable[[Scene], Answer]:
-    """All folders on the way are open for once, so that only the socket's own check is left. It sends some bytes."""
+    """Connect as another user and send `data`.
+
+    All folders of the path are opened temporarily, so that only the socket's own check remains.
+    """
 
     def does(scene: Scene) -> Answer:
         path = scene.group.paths.socket(role)
@@ -177,7 +180,7 @@ def another_user(role: str, data: bytes = b"") -> Callable[[Scene], Answer]:
 
 
 def _refused(data: bytes) -> Answer:
-    """The refusal, followed by the end of the connection."""
+    """The refusal; the connection must end after it."""
     reader = FrameReader(FRAME_BYTES_MAX)
     reader.feed(data)
     found = reader.next_frame()
@@ -188,13 +191,13 @@ def _refused(data: bytes) -> Answer:
 
 
 def ten_thousand(scene: Scene) -> Answer:
-    """So many are served at a time, each one more is turned away, and when some have gone others come in."""
+    """Open the maximum number of connections: one more is refused until others are closed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < CROWD + BEYOND + SPARE_FILES:
         pytest.skip(f"a process may open {hard:,} files only")
     group = scene.another(Group(scene.folder / "crowded", max_connections=CROWD)).start()
     with contextlib.ExitStack() as stack:
-        # Of this process, which runs other tests afterwards.
+        # The limit applies to this process, which runs other tests afterwards.
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         crowd: list[socket.socket] = []
@@ -203,13 +206,13 @@ def ten_thousand(scene: Scene) -> Answer:
             crowd[-1].connect(str(connect_path(group.paths.socket(WRITER))))
         wait_until(lambda: rejects(group, WRITER)["TOO_MANY_CONNECTIONS"] >= BEYOND, what="those beyond refused")
         away = _readable(crowd)
-        # Other roles may have a connection too.
+        # Other roles may have connections too.
         assert BEYOND <= len(away) <= BEYOND + len(ROLES)
         (answer,) = {_refused(_read(sock)) for sock in away}
         for sock in {crowd[0], crowd[CROWD // 2], crowd[CROWD - len(ROLES)]} - away:
             sock.sendall(frame())
             assert sock.recv(1)
-        # The word is right when a step with a request in it is over.
+        # The word is correct after a step that handled a request.
         wait_until(lambda: group.words()["writer_connections"] == CROWD, what="all places taken")
     with group.client() as late:
 
@@ -232,7 +235,7 @@ def _readable(socks: list[socket.socket]) -> set[socket.socket]:
 
 
 def _read(sock: socket.socket) -> bytes:
-    """All that comes until the other side hangs up."""
+    """Read until the peer closes the connection."""
     sock.settimeout(ANSWER_S)
     parts = []
     with contextlib.suppress(ConnectionResetError):
@@ -245,7 +248,10 @@ def _read(sock: socket.socket) -> bytes:
 
 
 def queues_beyond_all(scene: Scene) -> Answer:
-    """The table is full: no send or request creates a topic or a queue; existing topics are served."""
+    """With a full queue table no send or request creates a topic or queue.
+
+    Existing topics are served.
+    """
     group = scene.another(Group(scene.folder / "many", max_queues=32)).start()
     with group.client() as client:
         client.create_topic("first", 1)
@@ -267,7 +273,7 @@ def queues_beyond_all(scene: Scene) -> Answer:
 
 
 def sends_an_empty_body(scene: Scene) -> Answer:
-    """It comes back as it was."""
+    """The stored body is empty too."""
     with scene.group.client() as client:
         told = client.send("empty", b"")
         scene.group.wait_dispatched()
@@ -275,7 +281,7 @@ def sends_an_empty_body(scene: Scene) -> Answer:
 
 
 def _make_topics(client: Client) -> str:
-    """Make topics of one queue until one is refused; what that says."""
+    """Create topics of one queue until one is refused; return the error text."""
     with contextlib.suppress(TooManyQueuesError):
         for number in itertools.count():
             client.create_topic(f"topic{number}", 1)
@@ -287,7 +293,7 @@ def _make_topics(client: Client) -> str:
 
 
 def pulls_what_is_not_there(scene: Scene) -> Answer:
-    """A topic and queues that are not there; none is made."""
+    """Pull from a missing topic and a missing queue; neither is created."""
     with scene.group.client() as client:
         before = client.topics()
         places = (("nobody", 0), ("known", 77), ("known", -1))
@@ -297,7 +303,7 @@ def pulls_what_is_not_there(scene: Scene) -> Answer:
 
 
 def pulls_at(offset: int) -> Callable[[Scene], Answer]:
-    """A pull of a queue of three messages."""
+    """Pull at an offset of a queue with three messages."""
 
     def does(scene: Scene) -> Answer:
         with scene.group.client() as client:
@@ -309,7 +315,7 @@ def pulls_at(offset: int) -> Callable[[Scene], Answer]:
 
 
 def pulls_so_many(asked: int) -> Callable[[Scene], Answer]:
-    """A pull of a number of messages from a queue of three."""
+    """Pull a number of messages from a queue of three."""
 
     def does(scene: Scene) -> Answer:
         with scene.group.client() as client:
@@ -320,7 +326,7 @@ def pulls_so_many(asked: int) -> Callable[[Scene], Answer]:
 
 
 def pulls_by_frame(asked: int, most_bytes: int = 1 << 60) -> Callable[[Scene], Answer]:
-    """A pull of 40 messages of 100,000 bytes, as no client of ours would ask for it."""
+    """Pull up to 40 messages of 100,000 bytes with limits that mqproc's clients never use."""
 
     def does(scene: Scene) -> Answer:
         with RawClient(scene.group.paths.socket(QUERY)) as raw:
@@ -334,11 +340,11 @@ def pulls_by_frame(asked: int, most_bytes: int = 1 << 60) -> Callable[[Scene], A
     return does
 
 
-# Progress
+# Committed offsets
 
 
 def commits(offset: int) -> Callable[[Scene], Answer]:
-    """Progress of a group at offset 2 of 3; a refusal leaves it unchanged."""
+    """Commit an offset for a group at offset 2 of 3; a refused commit changes nothing."""
 
     def does(scene: Scene) -> Answer:
         answer = raised(scene, lambda client: client.groups.commit("careful", "three", 0, offset))
@@ -351,14 +357,14 @@ def commits(offset: int) -> Callable[[Scene], Answer]:
 
 
 def resets_back(scene: Scene) -> Answer:
-    """A reset may go back, unlike a commit."""
+    """A reset may move back, unlike a commit."""
     with scene.group.client() as client:
         client.groups.execute("reset", client.groups.plan_reset("reset", ResetTo(earliest=True)))
         (queue,) = client.groups.info("reset").queues
         return Answer("", f"stands at {queue.offset}")
 
 
-# A full disk, a failing disk, a killed writer, damage in the log
+# Full disk, failing disk, killed writer, damaged log
 
 FAILING = """
 #define _GNU_SOURCE
@@ -385,7 +391,7 @@ def sends_to_a_full_disk(scene: Scene) -> Answer:
         with scene.ballast.open("wb") as ballast:
             os.posix_fallocate(ballast.fileno(), 0, _free_bytes(disk) - (64 << 10))
         try:
-            # A look amid the filling may have called it full already, with more room than there is at the end.
+            # A check during the filling may have reported the disk full with more space than remains at the end.
             wait_until(lambda: _is_seen_full(scene), what="the keeper's look at the disk")
             with pytest.raises(DiskFullError) as refused:
                 client.send("known", b"refused")
@@ -409,7 +415,10 @@ def _free_bytes(folder: Path) -> int:
 
 
 def sends_after_a_failed_sync(scene: Scene) -> Answer:
-    """A group whose syncs begin to fail: the send under way is not known to be durable, the next is refused."""
+    """Sends while syncs begin to fail.
+
+    Durability of the pending send is unknown; the next one is refused.
+    """
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler, to make syncs fail in real processes")
     folder = scene.folder / "failing"
@@ -456,7 +465,7 @@ def sends_to_a_killed_writer(scene: Scene) -> Answer:
 
 
 def reads_damage(scene: Scene) -> Answer:
-    """The second of three messages is damaged, until the test restores it."""
+    """The second of three messages is damaged until the test restores it."""
     with scene.group.client() as client:
         before, damaged, behind = client.pull("three", 0, 0).messages
         start = damaged.physical_offset // scene.segment_bytes * scene.segment_bytes
@@ -484,7 +493,7 @@ def _write(path: Path, place: int, data: bytes) -> None:
         file.write(data)
 
 
-# Stores and options at a start: refused in one line, or accepted with a report
+# Stores and options at start: refused with one line, or accepted with a report
 
 SEGMENT_OF_THEIRS = 1 << 16
 STRAYS = ("commitlog/notes.txt", "consumequeue/OrderTopic/notes.txt", "index/notes.txt", "config/notes.txt")
@@ -504,7 +513,7 @@ OF_STORES = (("store", "verify"), ("store", "info"), ("store", "repair"), ("stor
 
 
 def _up(store: Path, *flags: str) -> Answer:
-    """`mqproc up` that must end by itself: its exit code, and the one line of its errors."""
+    """Run `mqproc up`, which must exit by itself; return its exit code and its single error line."""
     done = run_forked(["mqproc", "up", "--store", str(store), *flags])
     assert "Traceback" not in done.stderr
     lines = done.stderr.splitlines()
@@ -512,7 +521,7 @@ def _up(store: Path, *flags: str) -> Answer:
 
 
 def second_supervisor(scene: Scene) -> Answer:
-    """Another `up` on the store of the running group."""
+    """A second `up` on the store of the running group."""
     process = scene.group.process
     assert process is not None
     answer = _up(scene.group.store)
@@ -521,7 +530,7 @@ def second_supervisor(scene: Scene) -> Answer:
 
 
 def commands_without_a_store(scene: Scene) -> Answer:
-    """Every kind of command on a folder that is missing: one line each, and nothing is made."""
+    """Run every kind of command on a missing folder: one error line each, nothing is created."""
     missing = scene.folder / "missing"
     answers = {command: call(*command, "--store", missing) for command in COMMANDS}
     assert not missing.exists()
@@ -540,7 +549,7 @@ def an_empty_folder(path: Path) -> None:
 
 
 def commands_on(make: Callable[[Path], None], commands: Sequence[tuple[str, ...]]) -> Callable[[Scene], Answer]:
-    """Commands on a path that is not a store: one line each, nothing is created."""
+    """Run commands on a path that is not a store: one error line each, nothing is created."""
 
     def does(scene: Scene) -> Answer:
         place = scene.folder / make.__name__
@@ -556,7 +565,7 @@ def commands_on(make: Callable[[Path], None], commands: Sequence[tuple[str, ...]
 
 
 def starts_in_place_of_a_file(scene: Scene) -> Answer:
-    """A file at the store's path; it stays unchanged."""
+    """The store's path is a file, which stays unchanged."""
     path = scene.folder / "file"
     path.write_text("mine")
     answer = _up(path)
@@ -565,7 +574,7 @@ def starts_in_place_of_a_file(scene: Scene) -> Answer:
 
 
 def starts_where_nothing_may_be_written(scene: Scene) -> Answer:
-    """A file system that is read-only, since root may write to any folder; for others a folder that is."""
+    """A read-only folder; for root, which may write to any folder, a read-only file system."""
     folder = scene.folder / "readonly"
     folder.mkdir(mode=0o500)
     if IS_ROOT:
@@ -580,14 +589,14 @@ def starts_where_nothing_may_be_written(scene: Scene) -> Answer:
 
 
 def starts_below_a_missing_folder(scene: Scene) -> Answer:
-    """`up` makes the last part of a path only."""
+    """`up` creates only the last part of a path."""
     answer = _up(scene.folder / "missing" / "store")
     assert not (scene.folder / "missing").exists()
     return answer
 
 
 def starts_in_an_open_folder(scene: Scene) -> Answer:
-    """A folder that everybody may write to."""
+    """A world-writable folder."""
     folder = scene.folder / "open"
     folder.mkdir()
     folder.chmod(0o777)
@@ -607,7 +616,7 @@ def starts_in_anothers_folder(scene: Scene) -> Answer:
 
 
 def _theirs(scene: Scene, name: str) -> Fixture:
-    """A copy of a store that RocketMQ made and stopped, as open as it makes its folders."""
+    """A copy of a store that RocketMQ created and stopped, with RocketMQ's folder permissions."""
     (scene.folder / name).mkdir()
     fixture = load_fixture("a_basic", scene.folder / name)
     fixture.store.chmod(0o755)
@@ -615,7 +624,7 @@ def _theirs(scene: Scene, name: str) -> Fixture:
 
 
 def starts_on_a_symlink(scene: Scene) -> Answer:
-    """A segment is a symlink. Nothing of the store is changed."""
+    """A segment is a symlink. The store is not modified."""
     store = _theirs(scene, "linked").store
     segment = store / "commitlog" / f"{SEGMENT_OF_THEIRS:020d}"
     segment.rename(scene.folder / "elsewhere")
@@ -624,7 +633,7 @@ def starts_on_a_symlink(scene: Scene) -> Answer:
 
 
 def starts_on_anothers_file(scene: Scene) -> Answer:
-    """A segment of another user. Nothing in the store changes."""
+    """A segment belongs to another user. The store is not modified."""
     store = _theirs(scene, "owned").store
     segment = store / "commitlog" / f"{SEGMENT_OF_THEIRS:020d}"
     os.chown(segment, 65534, 65534)
@@ -632,7 +641,7 @@ def starts_on_anothers_file(scene: Scene) -> Answer:
 
 
 def _refused_unchanged(store: Path, named: Path) -> Answer:
-    """Nor is it taken for one that had not been closed: no `abort` is left."""
+    """Refused without changes: no `abort` file, which would mark an unclean stop, is left."""
 
     def theirs() -> dict[str, tuple[int, bytes]]:
         return {name: found for name, found in contents(store).items() if name.partition("/")[0] not in ours}
@@ -647,7 +656,7 @@ def _refused_unchanged(store: Path, named: Path) -> Answer:
 
 
 def starts_with(option: str) -> Callable[[Scene], Answer]:
-    """An option that cannot be. No folder is made."""
+    """An invalid option. No folder is created."""
 
     def does(scene: Scene) -> Answer:
         store = scene.folder / "unmade"
@@ -659,7 +668,7 @@ def starts_with(option: str) -> Callable[[Scene], Answer]:
 
 
 def checks(option: str) -> Callable[[Scene], Answer]:
-    """The same check by the command that does nothing else."""
+    """The same check by `config check`."""
 
     def does(_scene: Scene) -> Answer:
         told = call("config", "check", "--set", option)
@@ -669,7 +678,7 @@ def checks(option: str) -> Callable[[Scene], Answer]:
 
 
 class Disordered:
-    """A group that has started on RocketMQ's store with disorder of many kinds in it."""
+    """A group started on RocketMQ's store with many kinds of unexpected files."""
 
     def __init__(self, scene: Scene) -> None:
         fixture = _theirs(scene, "disordered")
@@ -690,14 +699,14 @@ class Disordered:
         copy = paths.consumer_offsets.with_name("consumerOffset.json.bak")
         copy.write_text('{"offsetTable":{"OrderTopic@billing":{0:4}}}')
         self.group = scene.another(Group(store, max_queues=64))
-        # Theirs are smaller files than ours would be.
+        # RocketMQ's files are smaller than mqproc's.
         self.group.options |= {"mapped_file_size_commit_log": 1 << 20, "max_message_size": SEGMENT_OF_THEIRS // 2}
         self.group.start()
         self.told = self.group.output.read_text()
         self.segment = segment
 
     def lines(self, *words: str) -> str:
-        """The line of the start's output that has all of these words."""
+        """The line of the start's output that contains all of these words."""
         return "\n".join(line for line in self.told.splitlines() if all(word in line for word in words))
 
 
@@ -707,14 +716,14 @@ def _disordered(scene: Scene) -> Disordered:
 
 
 def starts_on_rocketmqs_open_folder(scene: Scene) -> Answer:
-    """RocketMQ leaves its store open to be read; our part of it is closed."""
+    """RocketMQ's store stays world-readable; `mqproc/` in it is private."""
     group = _disordered(scene).group
     modes = [path.stat().st_mode & 0o777 for path in (group.store, group.paths.own)]
     return Answer("", " ".join(f"{mode:04o}" for mode in modes))
 
 
 def starts_on_disorder(scene: Scene) -> Answer:
-    """Files of another size, strays, and a folder in the place of a segment."""
+    """Files of another size, stray files, and a folder instead of a segment."""
     found = _disordered(scene)
     store = found.group.store
     left_alone = [stray for stray in STRAYS if (store / stray).read_text() == "mine"]
@@ -763,7 +772,7 @@ def _control_file(what: str, data: bytes) -> bytes:
 
 @functools.cache
 def _killed(scene: Scene) -> tuple[Group, dict[str, int]]:
-    """A killed group with three messages in its log, and its last words."""
+    """A killed group with three messages in its log, and its control words at that time."""
     group = scene.another(Group(scene.folder / "controlled", max_queues=64)).start()
     with group.client() as client:
         client.send_batch("three", [b"a", b"b", b"c"], queue_id=0)
@@ -774,7 +783,7 @@ def _killed(scene: Scene) -> tuple[Group, dict[str, int]]:
 
 
 def starts_on_a_control_file(what: str) -> Callable[[Scene], Answer]:
-    """A tool reports the error in one line; a start replaces the file and uses nothing of it."""
+    """A tool reports the error in one line; a start replaces the file and ignores its contents."""
 
     def does(scene: Scene) -> Answer:
         group, before = _killed(scene)
@@ -797,7 +806,10 @@ def starts_on_a_control_file(what: str) -> Callable[[Scene], Answer]:
 
 
 def second_supervisor_without_words(scene: Scene) -> Answer:
-    """The lock shows that the store is in use, the words only name the holder; both stay unchanged."""
+    """The lock shows that the store is in use; the control words only name the holder.
+
+    Both stay unchanged.
+    """
     group, _ = _killed(scene)
     group.start()
     file = group.paths.control
@@ -815,7 +827,7 @@ def second_supervisor_without_words(scene: Scene) -> Answer:
 
 
 def starts_without_a_checkpoint(scene: Scene) -> Answer:
-    """Garbage in both slots: the whole log is gone over, and every message is in its queue."""
+    """Both slots are garbage: the whole log is scanned, and every message is in its queue."""
     found = _disordered(scene)
     with found.group.client() as client:
         messages = sum(topic.message_count for topic in client.topics())
@@ -825,7 +837,7 @@ def starts_without_a_checkpoint(scene: Scene) -> Answer:
 
 
 def starts_on_garbled_offsets(scene: Scene) -> Answer:
-    """The copy of RocketMQ's file is taken."""
+    """The backup of RocketMQ's file is used."""
     found = _disordered(scene)
     with found.group.client() as client:
         offsets = {queue.queue_id: queue.offset for queue in client.groups.info("billing").queues}

@@ -1,4 +1,4 @@
-"""A real group with narrow limits for the rows of the table, and the checks after each row."""
+"""A real group with small limits for the rows of the table, and the checks after each row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FRAME_BYTES_MAX = 1 << 30
 
 
 class RawClient:
-    """A connection to a role of a real group that sends any bytes."""
+    """A raw connection to a role of a real group."""
 
     def __init__(self, path: Path) -> None:
         self.sock = _connected(path)
@@ -44,7 +44,7 @@ class RawClient:
         self.sock.close()
 
     def send(self, data: bytes) -> None:
-        """Put bytes on the wire; a role that has hung up already is no error."""
+        """Send bytes; a connection closed by the role is not an error."""
         try:
             self.sock.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
@@ -55,7 +55,7 @@ class RawClient:
         self.send(b"".join(map(bytes, encode_frame(operation, self._last_id, encode_options(options), (payload,)))))
 
     def frame(self) -> Frame | None:
-        """The next frame; None when the role has closed the connection."""
+        """The next frame; None if the role has closed the connection."""
         while (found := self._reader.next_frame()) is None:
             try:
                 data = self.sock.recv(1 << 20)
@@ -74,13 +74,13 @@ class RawClient:
         return decode_refusal(frame.options)
 
     def serves(self) -> bool:
-        """Whether a ping is answered on this connection; False when it is closed."""
+        """True if a ping is answered on this connection; False if it is closed."""
         self.request(Operation.PING, Empty())
         frame = self.frame()
         return frame is not None and not frame.operation & REFUSAL
 
     def is_closed(self) -> bool:
-        """Whether the role hangs up, in reasonable time, without another word."""
+        """True if the role closes the connection within the timeout without sending more."""
         return self.frame() is None
 
 
@@ -92,7 +92,7 @@ def _connected(path: Path) -> socket.socket:
 
 
 def rejects(group: Group, role: str) -> dict[str, int]:
-    """How often the role has refused since the group started, by code."""
+    """Numbers of refusals by the role since the group started, by code."""
     control = Control.open(StoreIO(), group.paths)
     try:
         return read_error_counters(control.words, role)
@@ -117,7 +117,7 @@ IS_ROOT = os.geteuid() == 0
 
 @dataclass(frozen=True)
 class Answer:
-    """What came: an error's code, a pull's status, `exit N` of a command, or "" where all went its way.
+    """Result of an action: an error code, a pull status, `exit N` of a command, or "" for success.
 
     `closed`: the role has closed the connection.
     """
@@ -128,21 +128,24 @@ class Answer:
 
 
 class Scene:
-    """A running group and a folder for what rows need beside it."""
+    """A running group and a folder for further files of rows."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._disk = folder / "disk"
         self._disk.mkdir()
         if IS_ROOT:
-            # A file system of its own, so that it can be full.
+            # A separate file system that can be filled.
             options = f"size={DISK_BYTES},mode=0700"
             subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self._disk)], check=True)
         self.group = Group(self._disk / "store", **OPTIONS)
         self._others: list[Group] = []
 
     def start(self) -> Scene:
-        """Start the group and send the data of the rows: topics `known`, `three`, `large`, two groups at offset 2."""
+        """Start the group and send the rows' data.
+
+        These are the topics `known`, `three` and `large`, and two groups at offset 2.
+        """
         self.group.start()
         with self.group.client() as client:
             for topic, queues in (("known", 4), ("three", 1), ("large", 1)):
@@ -163,7 +166,7 @@ class Scene:
             subprocess.run(["umount", "--lazy", str(self._disk)], check=True)
 
     def another(self, group: Group) -> Group:
-        """A group of a row's own, ended with the scene."""
+        """A group for one row, stopped with the scene."""
         self._others.append(group)
         return group
 
@@ -174,7 +177,7 @@ class Scene:
 
     @property
     def ballast(self) -> Path:
-        """A file that can take what room the disk has."""
+        """The file that fills the disk."""
         return self._disk / "ballast"
 
 
@@ -182,8 +185,8 @@ class Scene:
 class Row:
     """One bad input: the action and the expected answer.
 
-    `number` is the row's in the README's table, 0 for what the table does not tell. `refused_by` is the role that
-    counts the refusal; `restarts` are the roles that the row kills; `stores` says that messages are stored.
+    `number` is the row's number in the README's table, 0 for rows outside of it. `refused_by` is the role that counts
+    the refusal; `restarts` are the roles that the row kills; `stores` is True if messages are stored.
     """
 
     number: int
@@ -202,7 +205,7 @@ class Row:
 
 
 def check(scene: Scene, row: Row) -> None:
-    """Run the row: its answer must come, nothing else may change, and the group keeps serving."""
+    """Run the row: expect its answer, no other change, and a group that keeps serving."""
     before = _state(scene)
     answer = row.does(scene)
     assert (answer.code, answer.closed) == (row.code, row.closes), answer.text
@@ -236,7 +239,7 @@ def _new(after: dict[str, int], before: dict[str, int]) -> dict[str, int]:
 
 
 def _serves(scene: Scene) -> None:
-    """Whole frames are answered by both roles, and a message goes in and comes out."""
+    """Both roles answer valid frames, and a message can be sent and read."""
     for role in (WRITER, QUERY):
         with RawClient(scene.group.paths.socket(role)) as raw:
             assert raw.serves(), role

@@ -1,4 +1,4 @@
-"""The 35 bad inputs and their answers, one table over the real sockets and files of real groups."""
+"""The 35 bad inputs and their answers, over real sockets and files of real groups."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mqproc.wire.operations.log import (
 from tests.bad_input import cases
 from tests.bad_input.scene import IS_ROOT, Answer, RawClient, Row, Scene, check
 
-# Rows of requests that a role refuses: raw bytes, or a frame with invalid options
+# Requests that a role refuses: raw bytes, or a frame with invalid options
 
 Request = tuple[int, FrameOptions | bytes, bytes]
 
@@ -45,18 +45,18 @@ def header(
     zero: int = 0,
     payload: int = 0,
 ) -> bytes:
-    """A frame's header, right but for the changes."""
+    """A valid frame header with these changes."""
     return HEADER.pack(magic, version, operation, 1, options, zero, payload)
 
 
 def append(topic: str = "known", body: bytes = b"body", columns: bytes = b"", **changes: Any) -> Request:
-    """A frame of one message, as a client would send it but for the changes."""
+    """A frame of one message as a client sends it, with these changes."""
     given: dict[str, Any] = {"topic": topic, "count": 1, "bodies_bytes": len(body)} | changes
     return Operation.APPEND, AppendRequest(**given), struct.pack("<I", len(body)) + body + columns
 
 
 def append_properties(data: bytes) -> Request:
-    """A frame of one message with a whole property string."""
+    """A frame of one message with this complete property string."""
     return append(columns=struct.pack("<H", len(data) & 0xFFFF) + data, properties_bytes=len(data))
 
 
@@ -67,7 +67,7 @@ def append_sharded(key: bytes, **changes: Any) -> Request:
 
 
 def cut(number: int, name: str, code: str, says: str, data: bytes) -> Row:
-    """Raw bytes, refused with the connection's end."""
+    """Raw bytes, refused with the connection closed."""
 
     def does(scene: Scene) -> Answer:
         return _told(scene, WRITER, data)
@@ -85,7 +85,7 @@ def refused(number: int, name: str, code: str, says: str, data: bytes | Request,
 
 
 def question(number: int, name: str, code: str, says: str, operation: Operation, options: FrameOptions | bytes) -> Row:
-    """A request to the query role, refused."""
+    """A request that the query role refuses."""
     return refused(number, name, code, says, (operation, options, b""), QUERY)
 
 
@@ -305,7 +305,7 @@ TABLE = [
         Operation.GROUP_NACK,
         GroupNackRequest("group", [("known", 0, 0)], delay_level=19),
     ),
-    # Troubles
+    # Failures
     Row(
         25,
         "a send to a full disk",
@@ -491,7 +491,7 @@ MORE = [
 
 @pytest.fixture(scope="module")
 def scene() -> Iterator[Scene]:
-    # Not below pytest's folder, which other users may not enter.
+    # Outside of pytest's folder, which other users cannot enter.
     with tempfile.TemporaryDirectory(prefix="mqproc-bad-input-") as folder:
         found = Scene(Path(folder))
         try:
@@ -513,11 +513,11 @@ def test_invalid_request_is_refused(scene: Scene, row: Row) -> None:
 
 
 def test_readme_table_matches_test_table() -> None:
-    """Each number once, in order, and every code that the rows expect."""
+    """The table has each number once, in order, and every code that the rows expect."""
     lines = (Path(__file__).parent / "README.md").read_text().splitlines()
     told = {int(line.split("|")[1]): line for line in lines if re.match(r"\| \d", line)}
     assert list(told) == list(range(1, 36)) == sorted({row.number for row in TABLE})
     missing = [str(row) for row in TABLE if row.code not in told[row.number]]
     assert not missing
-    # Rows that end a connection say so.
+    # Rows that close the connection are marked.
     assert {number for number, line in told.items() if "✂" in line} == {row.number for row in TABLE if row.closes}

@@ -1,4 +1,4 @@
-"""Appending to the log: batches at a segment's end, records' own CRC, sizes at their limits and just beyond them."""
+"""Appends to the log: batches at a segment's end, records' own CRC, sizes at and above limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MakeStore = Callable[..., LiveStore]
 
 @pytest.fixture
 def make_store(tmp_path: Path) -> Iterator[MakeStore]:
-    """Stores below `tmp_path`, whose records bear `hosts`."""
+    """Create stores below `tmp_path` whose records have these `hosts`."""
     made: list[LiveStore] = []
 
     def make(hosts: tuple[bytes, bytes] = V4, **options: Any) -> LiveStore:
@@ -41,7 +41,7 @@ def make_store(tmp_path: Path) -> Iterator[MakeStore]:
 
 
 def put_ten(store: LiveStore, hosts: tuple[bytes, bytes], *, batch: bool = True) -> BatchResult:
-    """Ten messages with bodies of four bytes and a tag, to one queue, in one frame."""
+    """Append ten messages with bodies of four bytes and a tag to one queue in one frame."""
     bodies = [b"b%03d" % number for number in range(10)]
     return store.append(
         "test-topic", bodies, tags=["abc"] * 10, queues=1, fixed_queue=0, batch=batch, born_host=hosts[0]
@@ -49,7 +49,7 @@ def put_ten(store: LiveStore, hosts: tuple[bytes, bytes], *, batch: bool = True)
 
 
 def leave(store: LiveStore, left: int) -> int:
-    """Fill the segment until so many bytes are left; where they begin."""
+    """Fill the segment until this many bytes are left; return where they begin."""
     size = store.engine.segments.segment_size
     host_extra = len(store.engine.appender.store_host) - record.HOST_V4_SIZE
     body = size - left - store.engine.written - record.FIXED_SIZE_V4 - host_extra - len("filler")
@@ -62,8 +62,10 @@ def leave(store: LiveStore, left: int) -> int:
 def test_batch_that_does_not_fit_writes_only_eight_byte_blank(
     make_store: MakeStore, hosts: tuple[bytes, bytes]
 ) -> None:
-    """1,000 bytes are left for a larger batch: a BLANK that says 1,000, eight bytes of it written, then it is whole
-    in the next segment, its queue offsets from 0 on."""
+    """A batch larger than the remaining 1,000 bytes starts the next segment.
+
+    The rest of the old segment is a BLANK of size 1,000, of which eight bytes are written. Queue offsets begin at 0.
+    """
     store = make_store(hosts, mapped_file_size_commit_log=4096, enabled_append_prop_crc=False)
     end = leave(store, 1000)
     store.overwrite(end, b"\xaa" * 1000)
@@ -141,7 +143,7 @@ def test_batch_messages_are_read_by_offset_and_id(make_store: MakeStore, hosts: 
 
 
 def properties_of(size: int) -> tuple[bytes, bytes, bytes, bytes]:
-    """Constant properties of so many bytes."""
+    """Constant properties of this many bytes."""
     return b"k\x01" + b"v" * (size - 3) + b"\x02", b"", b"", b""
 
 
@@ -151,7 +153,7 @@ def large(make_store: MakeStore) -> LiveStore:
 
 
 def test_largest_message_is_stored(large: LiveStore) -> None:
-    """A body of 4 MiB, a topic of 127 bytes and properties of 32,767 in one record."""
+    """One record with a body of 4 MiB, a topic of 127 bytes and properties of 32,767 bytes."""
     topic = "t" * 127
     check_topic(topic)
     told = large.append(topic, [b"b" * BODY_MAX], queues=1, parts=properties_of(32767))
@@ -190,12 +192,12 @@ def test_batch_with_body_above_limit_is_refused_whole(large: LiveStore) -> None:
     ):
         large.append("T", [*halves, b"x"], batch=True)
     assert large.engine.written == end
-    # Messages that need not lie together may.
+    # Messages that need not be contiguous may exceed the limit together.
     assert len(large.append("T", [*halves, b"x"])) == 3
 
 
 def test_max_message_size_can_change_under_load(large: LiveStore) -> None:
-    """Raised by ten bytes, then lowered to ten, without a restart."""
+    """The limit is raised by ten bytes, then lowered to ten, without a restart."""
     body = bytes(BODY_MAX + 10)
 
     def limit(size: int) -> None:

@@ -1,4 +1,4 @@
-"""Consecutive mapped files: which file holds an offset, what stays mapped, and what a reader keeps after deletion."""
+"""Consecutive mapped files: lookup by offset, mapped size, and readers of deleted files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def paths(tmp_path: Path) -> StorePaths:
 
 
 def row(paths: StorePaths, starts: Sequence[int], size: int = SIZE) -> LogSegments:
-    """Files of `size` bytes, each filled by appends of 16 bytes that say where they are."""
+    """Files of `size` bytes, filled by appends of 16 bytes that contain their own offset."""
     io = StoreIO()
     segments = LogSegments(io, paths.commit_log, size)
     for start in starts:
@@ -46,7 +46,7 @@ def row(paths: StorePaths, starts: Sequence[int], size: int = SIZE) -> LogSegmen
 
 
 def there(segments: LogSegments, offset: int) -> bytes:
-    """The append that holds an offset."""
+    """The append at an offset."""
     place = offset % SIZE - offset % APPEND
     return segments.view(segments.start_of(offset))[place : place + APPEND].tobytes()
 
@@ -108,7 +108,7 @@ def test_files_created_in_any_order_are_contiguous(paths: StorePaths) -> None:
 
 
 def mapped_bytes(folder: Path) -> int:
-    """Address space of this process that maps files of a folder."""
+    """Address space in which this process maps files of a folder."""
     gc.collect()
     lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
     ranges = [line.split()[0].split("-") for line in lines]
@@ -152,7 +152,10 @@ def test_deleted_file_is_readable_by_its_holder_only(paths: StorePaths) -> None:
 
 
 def test_flush_syncs_all_files_before_position_moves(tmp_path: Path) -> None:
-    """Where RocketMQ does one file a call: four files, oldest first, and only then the position of all four."""
+    """One flush syncs four files, oldest first, and only then advances the position.
+
+    RocketMQ syncs one file per call.
+    """
     io = FaultyIO()
     engine = Engine(tmp_path, io=io, mapped_file_size_commit_log=1024, flush_commit_log_least_pages=0)
     engine.append("T", [b"x" * 700] * 4)

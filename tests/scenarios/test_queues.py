@@ -1,4 +1,4 @@
-"""ConsumeQueues: empty ones, their first and last units, walking them, and what lies below the log's minimum."""
+"""ConsumeQueues: empty queues, first and last units, iteration, units below the log's minimum."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def files(tmp_path: Path) -> Iterator[ConsumeQueueFiles]:
 
 
 def write_units(files: ConsumeQueueFiles, count: int, size: int) -> None:
-    """Units of queue T/0: one record behind the other, all of one size."""
+    """Write units of queue T/0 for consecutive records of one size."""
     units = np.zeros(count, UNIT_DTYPE)
     units["physical_offset"] = np.arange(count) * size
     units["size"] = size
@@ -62,7 +62,7 @@ def test_empty_queue_has_no_messages(tmp_path: Path) -> None:
 
 
 def test_queue_of_100_units_is_read_in_order(files: ConsumeQueueFiles) -> None:
-    """Unit n points to n × 1,000 with size 1,000; there is none at −1 and at the maximum."""
+    """Unit n points to n × 1,000 with size 1,000; offset −1 and the maximum have no unit."""
     write_units(files, 100, 1000)
     extent = files.extent("T", 0)
     assert (extent.first_offset, extent.max_offset, extent.last_physical_end) == (0, 100, 100_000)
@@ -100,7 +100,7 @@ def table(tmp_path: Path) -> Iterator[QueueTable]:
 def test_queue_minimum_follows_log_minimum(
     files: ConsumeQueueFiles, table: QueueTable, tmp_path: Path, known: int, log_minimum: int, first: int
 ) -> None:
-    """10,000 messages of 100 bytes: below 2,000 bytes lie 20 of them, below the log's end all."""
+    """Of 10,000 messages of 100 bytes, 20 are below offset 2,000 and all below the log's end."""
     write_units(files, 10_000, 100)
     number = table.create_queue("T", 0, next_offset=10_000, min_offset=known)
     expired = ExpiredQueueFiles(StoreIO(), tmp_path / "consumequeue", files.file_bytes, table)
@@ -110,7 +110,10 @@ def test_queue_minimum_follows_log_minimum(
 
 @pytest.mark.parametrize("aborted", [False, True], ids=["clean", "abort"])
 def test_queue_extension_units_stay_and_hide_no_message(tmp_path: Path, aborted: bool) -> None:
-    """200 units with addresses instead of hashes: RocketMQ resolves them to tag codes, mqproc reads the records."""
+    """200 units hold addresses of extension units instead of tag codes.
+
+    RocketMQ resolves the addresses; mqproc reads the records.
+    """
     store = LiveStore(tmp_path)
     tags = ["even", "odd"] * 100
     hosts = (BORN_HOST, host_bytes("2001:db8::7", 5000))
@@ -138,7 +141,10 @@ def test_queue_extension_units_stay_and_hide_no_message(tmp_path: Path, aborted:
 
 @pytest.mark.parametrize("aborted", [False, True], ids=["clean", "abort"])
 def test_multi_dispatch_queues_survive_recovery(tmp_path: Path, aborted: bool) -> None:
-    """RocketMQ put one message into `%LMQ%123` and `%LMQ%456` too; only the units show it, so they are kept."""
+    """RocketMQ put one message into `%LMQ%123` and `%LMQ%456` too.
+
+    Only the units show this, so recovery keeps them.
+    """
     rig = Rig(tmp_path)
     rig.dispatch(10)
     files = ConsumeQueueFiles(rig.io, rig.paths.consume_queue, rig.options.consume_queue_file_bytes, write=True)

@@ -1,4 +1,4 @@
-"""Reading a store by offset, time, count and size, across files; messages not yet visible."""
+"""Read a store by offset, time, count and size, across files; messages not yet visible."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def open_store(tmp_path: Path) -> Iterator[OpenStore]:
 
 
 def put(store: LiveStore, count: int, step_ms: int = 10) -> list[int]:
-    """Messages of one queue, one a frame, so many ms apart; their places in the log."""
+    """Append messages to one queue, one per frame, `step_ms` apart; return their offsets in the log."""
     places = []
     for number in range(count):
         told = store.append("T", [b"body %d" % number], FIRST_MS + step_ms * number, queues=1)
@@ -50,7 +50,7 @@ def pull(store: LiveStore, offset: int = 0, count: int = 32) -> Pulled:
     return store.reading.pull("T", 0, offset, count, EVERYTHING)
 
 
-# By place
+# By offset
 
 
 def test_first_and_last_message_are_found_by_offset(open_store: OpenStore) -> None:
@@ -68,7 +68,10 @@ def test_first_and_last_message_are_found_by_offset(open_store: OpenStore) -> No
 
 
 def test_offset_is_found_by_store_time(open_store: OpenStore) -> None:
-    """The exact time of each, 2 ms before it, 20 s before all; RocketMQ's own answers are the same."""
+    """Search the exact time of each message, 2 ms before it, and 20 s before all.
+
+    RocketMQ gives the same answers.
+    """
     store = open_store()
     put(store, 10)
     store.dispatch()
@@ -122,7 +125,7 @@ def test_large_bodies_are_read_across_files(open_store: OpenStore) -> None:
 
 
 def test_pull_result_has_record_sizes(open_store: OpenStore) -> None:
-    """Records of 4, 8 and 16 KiB: three of them, 28 KiB."""
+    """Three records of 4, 8 and 16 KiB: 28 KiB in total."""
     store = open_store(enabled_append_prop_crc=False)
     sizes = [4 << 10, 8 << 10, 16 << 10]
     for size in sizes:
@@ -134,7 +137,7 @@ def test_pull_result_has_record_sizes(open_store: OpenStore) -> None:
 
 
 def test_count_is_exact(open_store: OpenStore) -> None:
-    """Nothing of an empty queue; no estimate from a sample of 5,000 or 20,000."""
+    """An empty queue counts 0; 5,000 and 20,000 messages are counted, not estimated from a sample."""
     store = open_store(mapped_file_size_commit_log=8 * MIB)
     store.engine.table.create_queue("T", 0)
     assert finish(store.reading.count("T")) == 0
@@ -153,7 +156,10 @@ def test_count_is_exact(open_store: OpenStore) -> None:
 
 @pytest.mark.parametrize("flush_disk_type", list(FlushDiskType))
 def test_sync_flush_hides_messages_not_durable(tmp_path: Path, flush_disk_type: FlushDiskType) -> None:
-    """Ten messages, 1,580 bytes, written and not flushed: the queue's maximum is 0, and 10 under ASYNC_FLUSH."""
+    """Ten messages of 1,580 bytes are written but not flushed.
+
+    The queue's maximum is 0 under SYNC_FLUSH, and 10 under ASYNC_FLUSH.
+    """
     options = {
         "flush_disk_type": flush_disk_type,
         "enabled_append_prop_crc": False,
@@ -178,7 +184,7 @@ def test_sync_flush_hides_messages_not_durable(tmp_path: Path, flush_disk_type: 
 
 
 def test_queue_maximum_follows_dispatch_next_offset_the_log(open_store: OpenStore) -> None:
-    """Three dispatched, two more only appended: 3 for consumers, 5 for the next message."""
+    """Three messages dispatched, two only appended: consumers see 3, the next message gets 5."""
     store = open_store()
     put(store, 3)
     store.dispatch()

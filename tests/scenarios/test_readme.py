@@ -1,4 +1,4 @@
-"""The tables of this folder's README name tests and files that there are."""
+"""The tables of this folder's README name existing tests and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stopping and starting a store: offsets are kept, a damaged last message is overwritten."""
+"""Stop and start a store: offsets are kept, a damaged last message is overwritten."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BODY = b"body"
 
 
 class Started:
-    """The store at `root`, recovered as a start does."""
+    """The store at `root`, recovered as at a start."""
 
     def __init__(self, root: Path) -> None:
         self.rig = Rig(root)
@@ -39,7 +39,7 @@ class Started:
         return StoreQueries(rig.io, rig.paths, rig.options, view)
 
     def offsets(self) -> list[int]:
-        """Physical offsets of all messages that a pull finds from the queue's beginning."""
+        """Physical offsets of all messages that pulls from the queue's beginning return."""
         reading = self.reading()
         pulled = reading.pull("T", 0, 0, 1000, 1 << 20)
         found = [message.physical_offset for message in decode_records(pulled.records)]
@@ -49,7 +49,10 @@ class Started:
 
 @pytest.fixture
 def stopped(tmp_path: Path) -> tuple[Path, int, list[int]]:
-    """(folder, end of the log, physical offsets) of a store with COUNT messages of one queue, stopped in order."""
+    """Create a cleanly stopped store with COUNT messages in one queue.
+
+    Returns (folder, end of the log, physical offsets).
+    """
     root = tmp_path / "store"
     Started(root).rig.dispatch(COUNT)
     # A clean stop leaves the durable marks at the end.
@@ -79,9 +82,10 @@ def test_stop_and_start_keep_all_maxima(stopped: tuple[Path, int, list[int]]) ->
 def test_damaged_last_message_is_overwritten(
     stopped: tuple[Path, int, list[int]], own_folder: bool, aborted: bool
 ) -> None:
-    """Both maxima drop by exactly that message, with and without an `abort` file and marks of ours.
+    """Both maximum offsets decrease by exactly that message.
 
-    A mark whose fingerprint of the log before it has changed vouches for nothing.
+    Tested with and without an `abort` file and durable marks. A mark is ignored if the fingerprint of the log before it
+    differs.
     """
     root, _end, offsets = stopped
     if not own_folder:

@@ -94,7 +94,7 @@ def test_sends_during_writer_kills_are_stored_once(group: Group) -> None:
 
 
 def test_duplicate_ids_of_delayed_messages_are_per_topic(group: Group) -> None:
-    """They wait in one topic of the system's, by level, by time, and for their producer."""
+    """Delayed messages wait in one system topic: by level, by time, or half messages of producers."""
     topics = "Bills", "Mails"
     with group.client() as client:
         for topic in topics:
@@ -109,7 +109,7 @@ def test_duplicate_ids_of_delayed_messages_are_per_topic(group: Group) -> None:
 
 
 def test_duplicate_of_delivered_delayed_message_is_dropped(group: Group) -> None:
-    """The delayed message is delivered, or will be: a later one is stored in its own topic."""
+    """Duplicates are dropped after the delivery too; a message already due is stored directly."""
     message = Message("Bells", b"ring", unique_id="RING", deliver_at_ms=int(time.time() * 1000) + 1000)
     with group.client() as client:
         first = client.send(message)

@@ -1,4 +1,4 @@
-"""What goes by age and by the disk: up to the first young file, and with ratios that any disk is above."""
+"""Deletion by age and by disk usage: up to the first young file, and by low disk ratios."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OTHER_HOUR = str((local_hour(NOW_MS) + 6) % 24)
 
 
 def test_retention_stops_at_first_young_file(tmp_path: Path) -> None:
-    """Fifty files; the first five are old, and those behind the twenty-first: exactly five go."""
+    """Of fifty files the first five and those after the twenty-first are old; five are deleted."""
     store = AgedStore(tmp_path)
     for count, age_hours in ((5, OLD_HOURS), (16, YOUNG_HOURS), (29, OLD_HOURS)):
         store.fill(count, age_hours)
@@ -35,7 +35,10 @@ def test_retention_stops_at_first_young_file(tmp_path: Path) -> None:
 def test_retention_disk_ratio_of_1_percent_deletes_at_any_hour(
     tmp_path: Path, option: str, trigger: int, first_segments: list[int]
 ) -> None:
-    """Of 55 files 15 have expired: above the one ratio these go, above the other young ones too, ten in each run."""
+    """Of 55 files 15 have expired: they are deleted above the lower disk ratio.
+
+    Above the higher ratio young files are deleted too, ten per run.
+    """
     store = AgedStore(tmp_path, delete_when=OTHER_HOUR, **{option: 1})
     store.fill(15, OLD_HOURS)
     store.fill(40, YOUNG_HOURS)

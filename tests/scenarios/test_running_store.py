@@ -1,4 +1,4 @@
-"""A group that runs, with SYNC_FLUSH: its lock, group commit, deadlines, topics that go, and dispatch that cannot."""
+"""A running group with SYNC_FLUSH: lock, group commit, deadlines, deleted topics, dispatch lag."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_hundred_concurrent_sends_succeed(group: Group) -> None:
     found = asyncio.run(send_all())
     assert [result.status for result in found] == [SendStatus.PUT_OK] * 100
     assert len({result.physical_offset for result in found}) == 100
-    # The first send creates the topic; all get offsets in its queues.
+    # The first send creates the topic; all messages get offsets in its queues.
     with group.client() as client:
         group.wait_dispatched()
         queues = client.queues("hundred")
@@ -82,7 +82,7 @@ def test_hundred_sends_past_deadline_stay_unknown(tmp_path: Path) -> None:
     with MemoryRoles(tmp_path) as roles:
 
         def answer_held(request: Request) -> bool:
-            """Before the next request is handled: all previous answers."""
+            """Answer all previous requests before the next one is handled."""
             roles.behaviour = lambda request: False
             places = [np.zeros(1, "<i8"), np.zeros(1, "<i8"), np.zeros(1, "<i4")]
             for late in held:
@@ -125,7 +125,7 @@ def test_body_limit_is_exact_to_the_byte(group: Group) -> None:
 
 
 def test_second_start_fails_until_first_group_stops(group: Group) -> None:
-    """And the stop and the start keep the log's end and every queue's."""
+    """The end of the log and of every queue is the same after stop and start."""
     with group.client() as client:
         client.send("locked", b"before")
         group.wait_dispatched()
@@ -142,7 +142,7 @@ def test_second_start_fails_until_first_group_stops(group: Group) -> None:
 
 
 def test_stop_with_dispatch_behind_leaves_abort_file(make_group: Callable[..., Group]) -> None:
-    """And the next start dispatches the rest."""
+    """The next start dispatches the rest."""
     group = make_group()
     obstacle = group.paths.consume_queue / "blocked"
     obstacle.write_bytes(b"a file where the topic's folder is to be")

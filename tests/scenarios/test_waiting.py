@@ -1,4 +1,4 @@
-"""Delay levels and timer: RocketMQ's own numbers, through real groups."""
+"""Delay levels and timer through real groups, with the numbers of RocketMQ's tests."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mqproc.topic_names import SCHEDULE_TOPIC
 from mqproc.types import Message
 from tests.support.group import Group, keeps_below, wait_until
 
-pytestmark = pytest.mark.timeout(400)  # It waits long: with `-n …` it begins before others.
+pytestmark = pytest.mark.timeout(400)  # Slow: with `-n …` it starts before others.
 
 AT_ONCE_S = 0.2
 
 
 def test_delay_levels_of_5_and_8_seconds_and_above(tmp_path: Path) -> None:
-    """`messageDelayLevel=5s 8s`: level 3 is level 2. Offsets beyond their queues' ends are set back to 0."""
+    """With `messageDelayLevel=5s 8s`, level 3 equals level 2. Too large offsets are reset to 0."""
     group = Group(tmp_path / "store", message_delay_level="5s 8s")
     group.paths.config.mkdir(parents=True)
     group.paths.delay_offsets.write_text(json.dumps({"offsetTable": {"1": 100, "2": 100}}))
@@ -48,7 +48,7 @@ def test_delay_levels_of_5_and_8_seconds_and_above(tmp_path: Path) -> None:
 def test_ten_topics_of_delayed_messages_are_delivered_and_counted(group: Group) -> None:
     topics = [f"topic-{number}" for number in range(10)]
     with group.client() as client:
-        due_ms = time.time_ns() // 1_000_000 + 10_000  # Ten topics are made before the first of them is sent.
+        due_ms = time.time_ns() // 1_000_000 + 10_000  # Ten topics are created before the first message is sent.
         client.send_many(Message(topic, b"%d" % n, deliver_at_ms=due_ms) for topic in topics for n in range(5))
         wait_until(lambda: group.words()["timed_messages"] == 50, what="all filed")
         for topic in topics:
@@ -73,5 +73,5 @@ def test_timer_message_due_in_the_past_arrives_within_200_ms(group: Group) -> No
             assert found.body == b"x"
             return time.monotonic() - began
 
-        # Best of three: a role without a wake-up polls once a second, and may by chance be in time.
+        # Best of three: a role that misses a wake-up polls once a second, and may be in time by chance.
         keeps_below(AT_ONCE_S, lambda: max(late_s() for _ in range(3)))
