@@ -38,7 +38,7 @@ def stores(rolled_store: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_store_is_told_of_as_by_itself(spark: SparkSession, stores: Path) -> None:
+def test_verify_of_several_stores_matches_each_store_alone(spark: SparkSession, stores: Path) -> None:
     rows = {Path(row.store).name: row for row in verify(spark, stores / "*", share_bytes=80_000).collect()}
     assert {name: row.clean for name, row in rows.items()} == {"whole": True, "damaged": False, "no_index": False}
     io = StoreIO()
@@ -52,7 +52,7 @@ def test_every_store_is_told_of_as_by_itself(spark: SparkSession, stores: Path) 
     assert rows["damaged"].damage >= 2
 
 
-def test_in_a_session_with_large_types(spark: SparkSession, stores: Path) -> None:
+def test_verify_session_with_large_types(spark: SparkSession, stores: Path) -> None:
     usual = verify(spark, stores / "*").orderBy("store").collect()
     spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
     try:
@@ -62,7 +62,7 @@ def test_in_a_session_with_large_types(spark: SparkSession, stores: Path) -> Non
     assert [row.clean for row in usual] == [False, False, True]
 
 
-def test_what_is_kept_of_a_few_stores_has_few_partitions(spark: SparkSession, stores: Path) -> None:
+def test_verify_few_stores_few_partitions(spark: SparkSession, stores: Path) -> None:
     partitions = spark.conf.get("spark.sql.shuffle.partitions")
     spark.conf.set("spark.sql.shuffle.partitions", "200")
     try:
@@ -74,7 +74,7 @@ def test_what_is_kept_of_a_few_stores_has_few_partitions(spark: SparkSession, st
         spark.conf.set("spark.sql.shuffle.partitions", partitions)
 
 
-def test_messages_that_are_stored_twice(spark: SparkSession, tmp_path: Path) -> None:
+def test_duplicates_stored_twice_are_found(spark: SparkSession, tmp_path: Path) -> None:
     store = load_fixture("b_transaction", tmp_path).store
     shutil.copytree(store, tmp_path / "zcopy")
     copies = Counter((message.topic, message.unique_id) for message in messages_of(store) if message.unique_id)
@@ -90,7 +90,7 @@ def test_messages_that_are_stored_twice(spark: SparkSession, tmp_path: Path) -> 
     }
 
 
-def test_messages_of_one_hash_are_told_apart(
+def test_duplicates_with_equal_hashes_are_distinguished(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = load_fixture("b_transaction", tmp_path).store
@@ -102,7 +102,7 @@ def test_messages_of_one_hash_are_told_apart(
     assert len(usual) > 1
 
 
-def test_rows_of_messages_are_shuffled_once(
+def test_duplicates_shuffle_rows_once(
     spark: SparkSession, rolled_store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     duplicates(spark, rolled_store).explain()

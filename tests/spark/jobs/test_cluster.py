@@ -43,7 +43,7 @@ def submit(master: str, *arguments: str | Path, local: Path) -> subprocess.Compl
     )
 
 
-def test_two_workers(rolled_store: Path, running: Group, tmp_path: Path) -> None:
+def test_cluster_with_two_workers(rolled_store: Path, running: Group, tmp_path: Path) -> None:
     arguments = (rolled_store, tmp_path, running.store)
     done = submit("local-cluster[2,1,1024]", on_cluster.__file__, *arguments, local=tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -66,7 +66,7 @@ def test_two_workers(rolled_store: Path, running: Group, tmp_path: Path) -> None
     assert sorted(message.body for message in messages_of(running.store, topic="Replayed")) == wanted
 
 
-def test_commands_by_the_script(rolled_store: Path, tmp_path: Path) -> None:
+def test_script_runs_commands(rolled_store: Path, tmp_path: Path) -> None:
     counted = ("counts", rolled_store, "--no-latencies", "--json")
     done = submit("local[1]", spark_script.__file__, *counted, local=tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 
-def test_counts_as_rows_and_as_a_plot(rolled_store: Path, tmp_path: Path) -> None:
+def test_counts_as_rows_and_plot(rolled_store: Path, tmp_path: Path) -> None:
     found = call(
         *("spark", "counts", rolled_store, "--by", "topic", "--window", "300ms", "--topic", "First", "--json"),
         *("--no-latencies", "--begin", FIRST_MS, "--end", FIRST_MS + 300),
@@ -44,7 +44,7 @@ def test_counts_as_rows_and_as_a_plot(rolled_store: Path, tmp_path: Path) -> Non
     assert sum(ds.dataset(tmp_path / "out").to_table().column("messages").to_pylist()) == 640
 
 
-def test_what_is_refused_before_spark_is_started(
+def test_invalid_arguments_rejected_before_spark_starts(
     rolled_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark_session, "SignalExit", None)
@@ -66,7 +66,7 @@ def test_what_is_refused_before_spark_is_started(
     assert call("spark", "lag", rolled_store, "--window", "0s").code == 2
 
 
-def test_verify_ends_with_1_for_damage(rolled_store: Path, tmp_path: Path) -> None:
+def test_verify_damage_exits_with_1(rolled_store: Path, tmp_path: Path) -> None:
     store = shutil.copytree(rolled_store, tmp_path / "store")
     write_at(store / "consumequeue" / "First" / "1" / f"{0:020d}", 20 * 3, b"\0\1")
     found = call("spark", "verify", store)
@@ -74,7 +74,7 @@ def test_verify_ends_with_1_for_damage(rolled_store: Path, tmp_path: Path) -> No
     assert "unit_wrong" in found.out
 
 
-def test_lag_of_rocketmqs_groups(tmp_path: Path) -> None:
+def test_lag_of_rocketmq_groups(tmp_path: Path) -> None:
     store = load_fixture("a_basic", tmp_path).store
     topic = max(path.name for path in (store / "consumequeue").iterdir())
     table = {f"{topic}@Readers": {"0": 0}}
@@ -93,7 +93,7 @@ def test_lag_of_rocketmqs_groups(tmp_path: Path) -> None:
         assert says in none.err
 
 
-def test_rebuild_and_what_is_there_already(rolled_store: Path, tmp_path: Path) -> None:
+def test_rebuild_reports_units_and_rejects_existing_target(rolled_store: Path, tmp_path: Path) -> None:
     built = call("spark", "rebuild", rolled_store, "--to", tmp_path / "to", "--json")
     assert built.code == 0, built.err
     assert sum(row["units"] for row in built.json["queues"]) == 640
@@ -103,14 +103,14 @@ def test_rebuild_and_what_is_there_already(rolled_store: Path, tmp_path: Path) -
     assert "not empty" in again.err
 
 
-def test_export_and_compact(rolled_store: Path, tmp_path: Path) -> None:
+def test_export_and_compact_write_files(rolled_store: Path, tmp_path: Path) -> None:
     done = call("spark", "export", rolled_store, "--to", tmp_path / "out", "--topic", "Third", "--json")
     assert done.json["messages"] == len(messages_of(rolled_store, topic="Third"))
     done = call("spark", "compact", rolled_store, "--to", tmp_path / "last", "--column", "topic", "--json")
     assert done.json["keys"] == 640
 
 
-def test_nothing_is_written_over_a_store_or_for_one_that_is_not_there(rolled_store: Path, tmp_path: Path) -> None:
+def test_export_into_store_or_from_missing_store_writes_nothing(rolled_store: Path, tmp_path: Path) -> None:
     store = shutil.copytree(rolled_store, tmp_path / "stores" / "store")
     written = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
     for command, to, mode in (
@@ -135,7 +135,7 @@ def test_nothing_is_written_over_a_store_or_for_one_that_is_not_there(rolled_sto
         assert not (tmp_path / "new").exists()
 
 
-def test_what_went_wrong_is_one_line(rolled_store: Path, tmp_path: Path) -> None:
+def test_errors_are_one_line(rolled_store: Path, tmp_path: Path) -> None:
     missing = call("spark", "counts", tmp_path / "missing")
     assert missing.code == 5
     assert missing.err.count("\n") == 1
@@ -158,5 +158,5 @@ def test_what_went_wrong_is_one_line(rolled_store: Path, tmp_path: Path) -> None
     assert call("spark", "replay", rolled_store, "--to", "Again").code == 2
 
 
-def test_the_script_for_spark_submit() -> None:
+def test_script_path_for_spark_submit() -> None:
     assert Path(call("spark", "script").out.strip()).is_file()

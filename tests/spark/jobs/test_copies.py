@@ -37,7 +37,7 @@ def keyed_store(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
     return store
 
 
-def test_parquet_by_topic_and_day(spark: SparkSession, keyed_store: StoppedStore, tmp_path: Path) -> None:
+def test_export_writes_parquet_by_topic_and_day(spark: SparkSession, keyed_store: StoppedStore, tmp_path: Path) -> None:
     done = export(spark, keyed_store.root, tmp_path / "out", topic=["First", "Third"])
     stored = [message for message in messages_of(keyed_store.root) if message.topic != "Second"]
     assert (done.messages, done.size) == (len(stored), sum(message.size for message in stored))
@@ -58,7 +58,7 @@ def test_parquet_by_topic_and_day(spark: SparkSession, keyed_store: StoppedStore
         export(spark, keyed_store.root, tmp_path / "out")
 
 
-def test_days_are_utcs_while_clocks_of_the_sessions_zone_change(spark: SparkSession, tmp_path: Path) -> None:
+def test_export_days_are_utc_in_session_zone_with_dst(spark: SparkSession, tmp_path: Path) -> None:
     store = LiveStore(tmp_path / "store")
     store.append("Topic", [b"1"], parse_time_ms("2025-03-29T23:30:00Z"))
     store.close()
@@ -71,7 +71,7 @@ def test_days_are_utcs_while_clocks_of_the_sessions_zone_change(spark: SparkSess
     assert [path.name for path in (tmp_path / "out").glob("*/day=*")] == ["day=2025-03-29"]
 
 
-def test_the_last_message_of_each_key(spark: SparkSession, keyed_store: StoppedStore) -> None:
+def test_compact_keeps_last_message_of_each_key(spark: SparkSession, keyed_store: StoppedStore) -> None:
     last = {(each.topic, key): each for each in messages_of(keyed_store.root) for key in each.keys}
     rows = compact(spark, keyed_store.root).collect()
     assert {(row.topic, row.key): (row.physical_offset, bytes(row.body)) for row in rows} == {
@@ -87,7 +87,7 @@ def test_the_last_message_of_each_key(spark: SparkSession, keyed_store: StoppedS
     assert [row.key for row in compact(spark, keyed_store.root, columns=["topic"], key="n50").collect()] == ["n50"]
 
 
-def test_last_messages_that_are_deleted_before_they_are_read(keyed_store: StoppedStore, tmp_path: Path) -> None:
+def test_compact_segment_deleted_before_read(keyed_store: StoppedStore, tmp_path: Path) -> None:
     store = shutil.copytree(keyed_store.root, tmp_path / "store")
     (store / "commitlog" / f"{65536:020d}").unlink()
     stored = [each for each in messages_of(keyed_store.root) if each.keys]
@@ -108,7 +108,9 @@ def test_last_messages_that_are_deleted_before_they_are_read(keyed_store: Stoppe
     assert found == [each.physical_offset for each in stored if each.physical_offset // 65536 != 1]
 
 
-def test_a_message_that_is_the_last_of_many_keys(keyed_store: StoppedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compact_one_message_for_many_keys_bounds_batches(
+    keyed_store: StoppedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The body is repeated per key; the size of a batch stays bounded."""
     monkeypatch.setattr(compacting, "_SPAN_BYTES", 10_000)
     deleted, *stored = reversed([each for each in messages_of(keyed_store.root) if each.keys][-30:])
@@ -134,7 +136,7 @@ PASSED_OVER: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("given", PASSED_OVER)
-def test_damage_is_passed_over_by_the_name_of_either_side(
+def test_copies_skip_damage_with_either_option_name(
     spark: SparkSession,
     keyed_store: StoppedStore,
     tmp_path: Path,
@@ -161,7 +163,7 @@ def test_damage_is_passed_over_by_the_name_of_either_side(
     assert strictness == [True, False]
 
 
-def test_what_a_selection_says_of_damage_and_bodies() -> None:
+def test_selection_damage_and_body_options() -> None:
     assert [flags_of(given).fail_on_data_loss for given in ({}, *PASSED_OVER)] == [True, False, False, False, False]
     flags = flags_of({"VERIFYCRC": "true", "PlainBodies": True, "topic": ["First"], "begin": 5})
     assert (flags.verify_crc, flags.plain_bodies, flags.fail_on_data_loss) == (True, True, True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
 
-def test_by_topic_and_queue_with_latencies(spark: SparkSession, rolled_store: Path) -> None:
+def test_counts_by_topic_and_queue_with_latencies(spark: SparkSession, rolled_store: Path) -> None:
     found = counts(spark, rolled_store, by=("topic", "queue_id"))
     rows = {(row.topic, row.queue_id): row for row in found.collect()}
     stored = messages_of(rolled_store)
@@ -37,7 +37,7 @@ def test_by_topic_and_queue_with_latencies(spark: SparkSession, rolled_store: Pa
         assert (row.latency_ms_p50, row.latency_ms_max) == (taken[(len(taken) - 1) // 2], taken[-1])
 
 
-def test_windows_that_follow_one_another_and_such_that_overlap(spark: SparkSession, rolled_store: Path) -> None:
+def test_counts_by_tumbling_and_sliding_windows(spark: SparkSession, rolled_store: Path) -> None:
     stored = [message.store_timestamp_ms for message in messages_of(rolled_store, topic="First")]
     tumbling = counts(
         spark, rolled_store, by=(), window="100 milliseconds", latencies=False, topic="First", begin=FIRST_MS
@@ -71,9 +71,7 @@ def test_windows_that_follow_one_another_and_such_that_overlap(spark: SparkSessi
 
 
 @pytest.mark.parametrize("slide", ["", "20 minutes"])
-def test_messages_of_no_time_that_spark_has_count_for_no_window(
-    spark: SparkSession, tmp_path: Path, slide: str
-) -> None:
+def test_counts_times_outside_spark_range_have_no_window(spark: SparkSession, tmp_path: Path, slide: str) -> None:
     store = LiveStore(tmp_path / "store")
     last_ms = (1 << 63) // 1000
     for born_ms in (10_000_000, 10_000_001, 1 << 62, -(1 << 62), last_ms, last_ms - 3_590_000, -last_ms):
@@ -88,7 +86,7 @@ def test_messages_of_no_time_that_spark_has_count_for_no_window(
         plot_counts(found, (), tmp_path / "plot.html")
 
 
-def test_the_first_and_the_last_windows_that_spark_has_timestamps_for(spark: SparkSession, tmp_path: Path) -> None:
+def test_counts_windows_at_limits_of_spark_timestamps(spark: SparkSession, tmp_path: Path) -> None:
     store = LiveStore(tmp_path / "store")
     born = [sign * ((1 << 63) // 1000 - hours * 3_600_000) for sign in (1, -1) for hours in (1, 2, 1000)]
     for born_ms in born:
@@ -116,7 +114,7 @@ def test_the_first_and_the_last_windows_that_spark_has_timestamps_for(spark: Spa
 
 
 @pytest.mark.parametrize("kind", ["TIMESTAMP_LTZ", "TIMESTAMP_NTZ"])
-def test_a_window_is_as_long_in_every_zone(spark: SparkSession, rolled_store: Path, kind: str) -> None:
+def test_counts_window_length_is_equal_in_all_zones(spark: SparkSession, rolled_store: Path, kind: str) -> None:
     """In New York, 120 days from the epoch or 90 days from a February on are an hour shorter."""
     day_us = 86_400_000_000
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
@@ -137,7 +135,7 @@ def test_a_window_is_as_long_in_every_zone(spark: SparkSession, rolled_store: Pa
         spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
-def test_by_key_and_over_several_stores(spark: SparkSession, rolled_store: Path) -> None:
+def test_counts_by_key_over_several_stores(spark: SparkSession, rolled_store: Path) -> None:
     found = counts(spark, rolled_store, by=("key", "tag"), latencies=False, topic="Second")
     assert counts(spark, rolled_store, by="tag", latencies=False).columns == ["tag", "messages", "bytes"]
     rows = found.orderBy("key").collect()
@@ -148,7 +146,7 @@ def test_by_key_and_over_several_stores(spark: SparkSession, rolled_store: Path)
     assert [tuple(row) for row in twice.select("store", "messages").collect()] == [(str(rolled_store), 640)]
 
 
-def test_a_key_that_a_message_has_twice_counts_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_counts_repeated_key_of_message_once(spark: SparkSession, tmp_path: Path) -> None:
     store = LiveStore(tmp_path / "store")
     store.append("Topic", [b"1", b"2", b"3"], keys=["a a b", "a", ""])
     store.close()
@@ -157,7 +155,7 @@ def test_a_key_that_a_message_has_twice_counts_once(spark: SparkSession, tmp_pat
 
 
 @pytest.mark.parametrize("suffix", [".png", ".html"])
-def test_a_plot(spark: SparkSession, rolled_store: Path, tmp_path: Path, suffix: str) -> None:
+def test_plot_is_written(spark: SparkSession, rolled_store: Path, tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib" if suffix == ".png" else "plotly")
     counted = counts(spark, rolled_store, window="100 milliseconds", latencies=False).persist()
     series = series_of(counted, ["topic"])
@@ -171,7 +169,7 @@ def test_a_plot(spark: SparkSession, rolled_store: Path, tmp_path: Path, suffix:
 
 @pytest.mark.parametrize("suffix", [".svg", ".html"])
 @pytest.mark.parametrize("windows", ["", "timestamp_millis(1000)"])
-def test_a_plot_has_names_as_they_are(spark: SparkSession, tmp_path: Path, suffix: str, windows: str) -> None:
+def test_plot_escapes_names(spark: SparkSession, tmp_path: Path, suffix: str, windows: str) -> None:
     matplotlib = pytest.importorskip("matplotlib" if suffix == ".svg" else "plotly")
     names = ["_topic", r"$\x$", "$5 or $6", "<b>&"]
     rows = ", ".join(f"(r'{name}', {windows or 'null'}, 1)" for name in names)
@@ -188,7 +186,7 @@ def test_a_plot_has_names_as_they_are(spark: SparkSession, tmp_path: Path, suffi
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".html"])
-def test_the_others_of_a_plot_have_a_colour_of_their_own(spark: SparkSession, tmp_path: Path, suffix: str) -> None:
+def test_plot_others_have_own_colour(spark: SparkSession, tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib" if suffix == ".svg" else "plotly")
     rows = ", ".join(f"('{number}', timestamp_millis({at}), 1)" for number in range(12) for at in (1000, 2000))
     counted = spark.sql(f"SELECT *, window_start window_end FROM VALUES {rows} AS t(topic, window_start, messages)")
@@ -200,7 +198,7 @@ def test_the_others_of_a_plot_have_a_colour_of_their_own(spark: SparkSession, tm
         assert len(re.findall(r'"marker":\{"color":"black"\}', data)) == 1
 
 
-def test_mistakes_are_told(spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
+def test_counts_invalid_arguments_raise(spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
     with pytest.raises(BadRequestError, match="cannot count by 'body'; columns are store, topic"):
         counts(spark, rolled_store, by=("body",))
     with pytest.raises(BadRequestError, match="slide = '1 hour' needs a window"):
@@ -225,7 +223,7 @@ def test_mistakes_are_told(spark: SparkSession, rolled_store: Path, tmp_path: Pa
         plot_counts(counts(spark, rolled_store), ["topic"], rolled_store / "commitlog" / "out.svg")
 
 
-def test_windows_without_messages_are_drawn_as_0(spark: SparkSession) -> None:
+def test_plot_empty_windows_are_0(spark: SparkSession) -> None:
     rows = ", ".join(
         f"('{topic}', timestamp_millis({at}), timestamp_millis({at + 10}), 5L)"
         for topic, at in (("a", 0), ("a", 10), ("a", 60), ("others", 30), ("others", 40))
@@ -244,9 +242,7 @@ def test_windows_without_messages_are_drawn_as_0(spark: SparkSession) -> None:
 
 @pytest.mark.parametrize("suffix", [".png", ".html"])
 @pytest.mark.parametrize("day", ["0001-01-01", "9999-12-31"])
-def test_windows_of_the_first_and_the_last_year_are_drawn(
-    spark: SparkSession, tmp_path: Path, suffix: str, day: str
-) -> None:
+def test_plot_windows_of_first_and_last_year(spark: SparkSession, tmp_path: Path, suffix: str, day: str) -> None:
     pytest.importorskip("matplotlib" if suffix == ".png" else "plotly")
     rows = ", ".join(f"('a', timestamp '{at}', timestamp '{at}' + interval 1 hour, 5L)" for at in ("2026-01-01", day))
     counted = spark.sql(f"SELECT * FROM VALUES {rows} AS t(topic, window_start, window_end, messages)")
@@ -255,7 +251,7 @@ def test_windows_of_the_first_and_the_last_year_are_drawn(
 
 
 @pytest.mark.parametrize("at", [253_402_300_800_000, -62_135_596_800_001])
-def test_windows_beyond_the_calendar_are_refused(spark: SparkSession, at: int) -> None:
+def test_plot_windows_beyond_calendar_are_rejected(spark: SparkSession, at: int) -> None:
     counted = spark.sql(
         "SELECT * FROM VALUES "
         f"('a', timestamp_millis({at}), timestamp_millis({at + 10}), 5L) "
@@ -265,7 +261,7 @@ def test_windows_beyond_the_calendar_are_refused(spark: SparkSession, at: int) -
         series_of(counted, ["topic"])
 
 
-def test_a_topic_that_is_called_others_is_not_the_rest(spark: SparkSession) -> None:
+def test_plot_topic_named_others_is_separate(spark: SparkSession) -> None:
     rows = ", ".join(f"('{topic}', {100 - at}L)" for at, topic in enumerate(["others", *"abcdefghijk"]))
     counted = spark.sql(f"SELECT * FROM VALUES {rows} AS t(topic, messages)")
     series = {each.name: each.messages for each in series_of(counted, ["topic"])}

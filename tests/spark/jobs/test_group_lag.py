@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
 
-def test_progress_against_queues_and_when_it_arose(spark: SparkSession, tmp_path: Path) -> None:
+def test_lag_by_queue_with_times(spark: SparkSession, tmp_path: Path) -> None:
     store = load_fixture("a_basic", tmp_path).store
     with StoreReader(store) as reader:
         queues = [queue for queue in reader.queues() if queue.max_offset > 2][:4]
@@ -48,5 +48,5 @@ def test_progress_against_queues_and_when_it_arose(spark: SparkSession, tmp_path
     assert +found == +wanted
 
 
-def test_a_store_without_groups(spark: SparkSession, rolled_store: Path) -> None:
+def test_lag_store_without_groups(spark: SparkSession, rolled_store: Path) -> None:
     assert lag(spark, rolled_store).count() == 0

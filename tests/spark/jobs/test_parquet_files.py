@@ -43,7 +43,7 @@ def places_in(folder: Path) -> list[int]:
     return [each for file in sorted(folder.glob("*.parquet")) for each in pq.read_table(file)["place"].to_pylist()]
 
 
-def test_many_folders_with_little_memory_and_few_open_files(tmp_path: Path) -> None:
+def test_files_many_folders_within_memory_and_open_limits(tmp_path: Path) -> None:
     random = np.random.default_rng(3)
     # A few folders have many rows, most have few.
     drawn = (random.pareto(1.0, 4000) * 5).astype(int) % 60
@@ -62,7 +62,7 @@ def test_many_folders_with_little_memory_and_few_open_files(tmp_path: Path) -> N
     assert whole.files == len(set(drawn.tolist())), "a file each where there is room"
 
 
-def test_few_files_are_open_at_once(tmp_path: Path) -> None:
+def test_files_open_limit_closes_least_recently_used(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with ParquetFiles(tmp_path / "out", LAYOUT, "part", waiting_bytes=1, open_max=2) as files:
         for topic in ("a", "b", "a", "c", "a", "b"):
@@ -72,7 +72,7 @@ def test_few_files_are_open_at_once(tmp_path: Path) -> None:
     assert [len(list((tmp_path / "out" / f"topic={each}").rglob("*.parquet"))) for each in "abc"] == [1, 2, 1]
 
 
-def test_rows_of_one_folder_are_not_divided(tmp_path: Path) -> None:
+def test_files_one_folder_has_one_row_group(tmp_path: Path) -> None:
     layout = Layout(["place"], compression="none")
     written(tmp_path / "out", [batch_of(["a", "b"], [0, 1]), batch_of([], []), batch_of(["a"], [0], 2)], layout)
     (file,) = (tmp_path / "out").iterdir()
@@ -81,7 +81,7 @@ def test_rows_of_one_folder_are_not_divided(tmp_path: Path) -> None:
     assert (found.metadata.num_row_groups, found.read()["place"].to_pylist()) == (1, [0, 1, 2])
 
 
-def test_what_waits_keeps_nothing_that_was_written(tmp_path: Path) -> None:
+def test_files_waiting_rows_release_written_memory(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with ParquetFiles(tmp_path / "out", Layout(["place"], ["topic"]), "part", waiting_bytes=1 << 20) as files:
         before = pa.total_allocated_bytes()
@@ -95,7 +95,7 @@ def test_what_waits_keeps_nothing_that_was_written(tmp_path: Path) -> None:
     assert places_in(tmp_path / "out" / "topic=b") == [4000]
 
 
-def test_what_has_no_value(tmp_path: Path) -> None:
+def test_files_null_partition_values(tmp_path: Path) -> None:
     written(tmp_path / "out", [batch_of(["a", "a", None, ""], [None, 0, 1, 1])])
     default = "__HIVE_DEFAULT_PARTITION__"
     assert places_in(tmp_path / "out" / "topic=a" / f"day={default}") == [0]
@@ -104,7 +104,7 @@ def test_what_has_no_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_folders_are_named_as_spark_names_them(spark: SparkSession, tmp_path: Path) -> None:
+def test_files_folder_names_match_spark(spark: SparkSession, tmp_path: Path) -> None:
     jvm: Any = spark._jvm
     spelled = jvm.org.apache.spark.sql.catalyst.catalog.ExternalCatalogUtils.getPartitionPathString
     for name in ("%RETRY%group", "a/b", *map(chr, range(1, 384)), "", None):
@@ -128,19 +128,19 @@ def small_files() -> Iterator[None]:
 
 @pytest.mark.usefixtures("small_files")
 @pytest.mark.parametrize("rows", [10_000, 600], ids=["in a page", "at the end"])
-def test_what_storage_refuses_is_told_with_its_file(tmp_path: Path, rows: int) -> None:
+def test_files_write_error_names_file(tmp_path: Path, rows: int) -> None:
     batch = batch_of(["a"] * rows, [0] * rows)
     places = pa.array(np.random.default_rng(1).integers(0, 1 << 60, rows))
     with pytest.raises(MqprocError, match=r"topic=a/day=1970-01-01/part-00000\.zstd\.parquet: File too large"):
         written(tmp_path / "out", [batch.set_column(2, "place", places)])
 
 
-def test_a_full_disk_is_one(tmp_path: Path) -> None:
+def test_files_full_disk_error(tmp_path: Path) -> None:
     with pytest.raises(DiskFullError, match="out: No space left on device"), file_errors(tmp_path / "out"):
         raise OSError(errno.ENOSPC, "Error writing bytes to file. Detail: [errno 28]")
 
 
-def test_a_folder_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+def test_files_missing_folder_is_not_recreated(tmp_path: Path) -> None:
     with ParquetFiles(tmp_path / "gone", LAYOUT, "part") as files:
         files.add(batch_of(["a"], [0]))
         with pytest.raises(MqprocError, match="gone/topic=a: No such file or directory"):

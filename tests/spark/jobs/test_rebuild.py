@@ -33,7 +33,7 @@ EXPIRED = [name for name in FIXTURES if "retention" in name]
 
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_on_spark_with_rolled_files_of_every_kind(spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
+def test_rebuild_on_spark_with_rolled_files(spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
     built = rebuild(spark, rolled_store, tmp_path / "built", share_bytes=100_000)
     for folder in ("consumequeue", "index"):
         assert files_below(tmp_path / "built" / folder) == files_below(rolled_store / folder), folder
@@ -48,7 +48,7 @@ def test_on_spark_with_rolled_files_of_every_kind(spark: SparkSession, rolled_st
 
 
 @pytest.mark.parametrize("share_bytes", [1 << 30, 5_000])
-def test_wherever_the_log_is_cut(rolled_store: Path, tmp_path: Path, share_bytes: int) -> None:
+def test_rebuild_any_share_size_gives_same_files(rolled_store: Path, tmp_path: Path, share_bytes: int) -> None:
     rows = rebuild_here(rolled_store, tmp_path, share_bytes=share_bytes)
     for folder in ("consumequeue", "index"):
         assert files_below(tmp_path / folder) == files_below(rolled_store / folder), folder
@@ -58,7 +58,7 @@ def test_wherever_the_log_is_cut(rolled_store: Path, tmp_path: Path, share_bytes
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_queues_of_rocketmq_byte_for_byte(name: str, tmp_path: Path) -> None:
+def test_rebuild_matches_rocketmq_files(name: str, tmp_path: Path) -> None:
     store, to = FIXTURES[name].unpack(tmp_path), tmp_path / "to"
     rebuild_here(store, to)
     assert files_below(to / "consumequeue") == files_below(store / "consumequeue")
@@ -70,7 +70,7 @@ def test_queues_of_rocketmq_byte_for_byte(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", EXPIRED)
-def test_what_the_log_has_lost_is_no_unit(name: str, tmp_path: Path) -> None:
+def test_rebuild_skips_units_of_lost_log(name: str, tmp_path: Path) -> None:
     store, to = FIXTURES[name].unpack(tmp_path), tmp_path / "to"
     rows = rebuild_here(store, to)
     begin = min(int(path.name) for path in (store / "commitlog").iterdir())
@@ -82,7 +82,7 @@ def test_what_the_log_has_lost_is_no_unit(name: str, tmp_path: Path) -> None:
     assert all(row["min_offset"] == minima[row["topic"], row["queue_id"]] for row in rows)
 
 
-def test_what_was_not_dispatched_is_there(tmp_path: Path) -> None:
+def test_rebuild_includes_undispatched_messages(tmp_path: Path) -> None:
     killed = FIXTURES["c2_killed_dispatch_behind/before"]
     store, to = killed.unpack(tmp_path), tmp_path / "to"
     rebuild_here(store, to)
@@ -92,7 +92,7 @@ def test_what_was_not_dispatched_is_there(tmp_path: Path) -> None:
     assert len(built) == len(killed.expected["records"])
 
 
-def test_damage_is_an_error_or_becomes_fillers(rolled_store: Path, tmp_path: Path) -> None:
+def test_rebuild_damage_raises_or_becomes_fillers(rolled_store: Path, tmp_path: Path) -> None:
     store = shutil.copytree(rolled_store, tmp_path / "store")
     lost = messages_of(store)[300]
     log = store / "commitlog" / f"{lost.physical_offset // 65536 * 65536:020d}"
@@ -110,7 +110,7 @@ def test_damage_is_an_error_or_becomes_fillers(rolled_store: Path, tmp_path: Pat
 
 
 @pytest.mark.spark
-def test_places_that_are_no_store(spark: SparkSession, tmp_path: Path) -> None:
+def test_rebuild_rejects_paths_without_store(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(StoreAccessError, match="not a store"):
         rebuild(spark, tmp_path, tmp_path / "to")
     with pytest.raises(BadRequestError, match="needs a store in a folder"):
@@ -119,7 +119,7 @@ def test_places_that_are_no_store(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_in_a_session_with_large_types(spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
+def test_rebuild_session_with_large_types(spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
     spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
     try:
         built = rebuild(spark, rolled_store, tmp_path / "built")

@@ -39,7 +39,7 @@ def rows_in(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("spelled", ["out", "{}/out/", "file:{}/out"])
-def test_damage_costs_nothing_that_was_there(
+def test_overwrite_failed_by_damage_keeps_old_files(
     spark: SparkSession,
     rolled_store: Path,
     damaged_store: Path,
@@ -64,16 +64,14 @@ def test_damage_costs_nothing_that_was_there(
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_a_store_beside_the_target_is_left_alone(spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
+def test_overwrite_keeps_store_next_to_target(spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out.partial" / "commitlog").mkdir(parents=True)
     with pytest.raises(BadRequestError, match="is the store"):
         export(spark, rolled_store, tmp_path / "out", mode="overwrite")
 
 
-def test_what_lies_beside_the_target_is_left_alone_unless_a_killed_job_left_it(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_overwrite_removes_only_leftovers_of_killed_jobs(spark: SparkSession, tmp_path: Path) -> None:
     out, partial = tmp_path / "out", tmp_path / "out.partial"
     out.mkdir()
     partial.mkdir()
@@ -87,7 +85,7 @@ def test_what_lies_beside_the_target_is_left_alone_unless_a_killed_job_left_it(
     assert (list(tmp_path.iterdir()), rows_in(out)) == ([out], 3)
 
 
-def test_partitions_that_are_replaced_one_by_one_are_sparks_own(
+def test_overwrite_dynamic_partitions_replaces_only_written_ones(
     spark: SparkSession, rolled_store: Path, tmp_path: Path
 ) -> None:
     export(spark, rolled_store, tmp_path / "out", topic="First")
@@ -102,7 +100,7 @@ def test_partitions_that_are_replaced_one_by_one_are_sparks_own(
     assert rows_in(tmp_path / "out") == 224 + 208
 
 
-def test_without_a_file_system_or_a_name_spark_overwrites(spark: SparkSession, tmp_path: Path) -> None:
+def test_overwrite_unsupported_target_is_left_to_spark(spark: SparkSession, tmp_path: Path) -> None:
     written: list[tuple[str, str]] = []
     session: Any = object()
     for of, to in ((session, "out"), (spark, "/")):
@@ -110,7 +108,7 @@ def test_without_a_file_system_or_a_name_spark_overwrites(spark: SparkSession, t
     assert written == [("out", "overwrite"), ("/", "overwrite")]
 
 
-def test_what_cannot_be_replaced_is_told_with_what_was_written(
+def test_overwrite_failed_replace_names_written_folder(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "out").mkdir()
@@ -120,7 +118,7 @@ def test_what_cannot_be_replaced_is_told_with_what_was_written(
     assert rows_in(tmp_path / "out.partial") == 3
 
 
-def test_a_job_that_takes_java_with_it_leaves_nothing_in_a_folder(
+def test_write_interrupted_without_java_removes_target(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write(path: str, mode: str) -> None:

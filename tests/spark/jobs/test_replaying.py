@@ -34,7 +34,7 @@ def said(message: StoredMessage) -> tuple[object, ...]:
     return message.body, message.keys, message.tag, message.born_timestamp_ms
 
 
-def test_into_a_running_store_and_on_under_the_same_name(spark: SparkSession, rolled_store: Path, group: Group) -> None:
+def test_replay_repeated_under_same_name_resumes(spark: SparkSession, rolled_store: Path, group: Group) -> None:
     first = messages_of(rolled_store, topic="First")
     some = [message for message in first if message.store_timestamp_ms < FIRST_MS + 200]
     done = replay(spark, rolled_store, group.store, "Again", topic="First", name="r", end=FIRST_MS + 200)
@@ -49,9 +49,7 @@ def test_into_a_running_store_and_on_under_the_same_name(spark: SparkSession, ro
     assert [said(copy) for copy in of_queue] == [said(message) for message in first if message.queue_id == 1][:10]
 
 
-def test_a_target_that_is_away_for_a_moment_is_waited_for(
-    rolled_store: Path, group: Group, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replay_waits_for_unavailable_target(rolled_store: Path, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first request may create topics, query the sent rows, or query the stored copies."""
     window = [(str(rolled_store), message) for message in messages_of(rolled_store, topic="First")]
     with group.client() as client:
@@ -80,9 +78,7 @@ class _Leaving:
         return call
 
 
-def test_killed_in_the_middle_none_is_missed_and_none_is_twice(
-    spark: SparkSession, rolled_store: Path, group: Group
-) -> None:
+def test_replay_killed_and_repeated_copies_each_once(spark: SparkSession, rolled_store: Path, group: Group) -> None:
     first = messages_of(rolled_store, topic="First")
     command = [sys.executable, "-m", "mqproc", "spark", "replay", str(rolled_store), "--topic", "First", "--rate", "10"]
     command += ["--to", "Killed", "--to-store", str(group.store), "--name", "k", "--master", "local[1]"]
@@ -106,7 +102,9 @@ def test_killed_in_the_middle_none_is_missed_and_none_is_twice(
     assert sorted(copy.properties[REPLAYED] for copy in copies) == sorted(message.message_id for message in first)
 
 
-def test_a_rate_and_what_is_refused(spark: SparkSession, rolled_store: Path, group: Group, tmp_path: Path) -> None:
+def test_replay_rate_limit_and_invalid_arguments(
+    spark: SparkSession, rolled_store: Path, group: Group, tmp_path: Path
+) -> None:
     began = time.monotonic()
     done = replay(spark, rolled_store, group.store, "Slow", topic="First", key="n5,n6,n7,n8", rate=2)
     assert done.sent == 4
@@ -125,9 +123,7 @@ def test_a_rate_and_what_is_refused(spark: SparkSession, rolled_store: Path, gro
         assert [info.topic for info in client.topics() if info.topic in ("New", "%DLQ%x")] == []
 
 
-def test_a_store_does_not_copy_onto_itself_however_it_is_spelled(
-    spark: SparkSession, group: Group, tmp_path: Path
-) -> None:
+def test_replay_onto_itself_is_rejected_for_any_spelling(spark: SparkSession, group: Group, tmp_path: Path) -> None:
     with group.client() as client:
         client.send("Own", b"once")
     group.wait_dispatched()
@@ -136,7 +132,7 @@ def test_a_store_does_not_copy_onto_itself_however_it_is_spelled(
         assert replay(spark, path, target, "Own", topic="Own").sent == 0
 
 
-def test_damage_is_passed_over_by_the_sources_own_name(
+def test_replay_skips_damage_with_source_option(
     spark: SparkSession, rolled_store: Path, group: Group, tmp_path: Path
 ) -> None:
     store = shutil.copytree(rolled_store, tmp_path / "damaged")
@@ -146,7 +142,7 @@ def test_damage_is_passed_over_by_the_sources_own_name(
     assert replay(spark, store, group.store, "Whole", topic="First", key="n0", failOnDataLoss=False).sent == 1
 
 
-def test_born_times_beyond_the_year_9999(spark: SparkSession, group: Group, tmp_path: Path) -> None:
+def test_replay_keeps_born_times_beyond_year_9999(spark: SparkSession, group: Group, tmp_path: Path) -> None:
     """Microseconds given as milliseconds; a time outside Spark's range becomes a new born time."""
     store = LiveStore(tmp_path / "source")
     before_ms = time.time_ns() // 1_000_000
@@ -160,7 +156,7 @@ def test_born_times_beyond_the_year_9999(spark: SparkSession, group: Group, tmp_
     assert born == {b"us": FIRST_MS * 1000 + 1, b"1969": -1, b"ms": FIRST_MS}
 
 
-def test_a_target_that_cannot_say_which_copies_it_has_gets_none_a_second_time(
+def test_replay_repeated_without_message_index_is_rejected(
     spark: SparkSession, rolled_store: Path, tmp_path: Path
 ) -> None:
     target = Group(tmp_path / "target", message_index_enable=False).start()

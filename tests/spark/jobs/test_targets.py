@@ -21,7 +21,7 @@ def stores(tmp_path: Path) -> Path:
     return tmp_path / "stores"
 
 
-def test_a_target_has_a_name(stores: Path) -> None:
+def test_target_without_name_is_rejected(stores: Path) -> None:
     with pytest.raises(BadRequestError, match="to is empty"):
         check_target("", [stores / "one"])
 
@@ -42,7 +42,7 @@ def test_a_target_has_a_name(stores: Path) -> None:
         ("stores/two/commitlog", "lies in the store"),
     ],
 )
-def test_a_target_in_a_store_or_around_one_is_refused(
+def test_target_inside_or_around_store_is_rejected(
     stores: Path, monkeypatch: pytest.MonkeyPatch, to: str, relation: str
 ) -> None:
     monkeypatch.chdir(stores.parent)
@@ -52,7 +52,7 @@ def test_a_target_in_a_store_or_around_one_is_refused(
     assert sorted(path.name for path in stores.iterdir()) == ["one", "two"]
 
 
-def test_other_places_are_taken(stores: Path) -> None:
+def test_target_outside_of_stores_is_accepted(stores: Path) -> None:
     for to in (stores / "one-more", stores / "out" / "x", stores.parent / "out", "s3://stores/one"):
         check_target(to, [stores / "one"])
     check_target(stores, [], overwrites=False)
@@ -61,20 +61,20 @@ def test_other_places_are_taken(stores: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["s3a://b/stores/one", "s3://b/stores", "s3://b/stores/one/x/"])
-def test_remote_storage_has_the_same_rule(to: str) -> None:
+def test_target_rule_applies_to_remote_storage(to: str) -> None:
     with pytest.raises(BadRequestError, match="the store s3://b/stores/one"):
         check_target(to, ["s3://b/stores/one"])
     check_target("s3://b/stores/one-more", ["s3://b/stores/one"])
 
 
 @pytest.mark.parametrize("around", ["{}/stores.zip", "file://{}/stores.zip", "tar://stores.zip::{}/all.tar"])
-def test_the_archive_that_a_store_lies_in_is_not_written_over(tmp_path: Path, around: str) -> None:
+def test_target_holding_archive_of_source_is_rejected(tmp_path: Path, around: str) -> None:
     with pytest.raises(BadRequestError, match=f"{tmp_path}: holds the store zip://one::"):
         check_target(tmp_path, [f"zip://one::{around.format(tmp_path)}"], overwrites=True)
     check_target(tmp_path / "out", [f"zip://one::{around.format(tmp_path)}"], overwrites=True)
 
 
-def test_sources_are_looked_at(rolled_store: Path, tmp_path: Path) -> None:
+def test_target_checks_sources(rolled_store: Path, tmp_path: Path) -> None:
     assert check_sources([rolled_store, rolled_store.parent / "s*"]) == [str(rolled_store)]
     with pytest.raises(StoreAccessError, match="no such folder"):
         check_sources([rolled_store, tmp_path / "missing"])

@@ -46,7 +46,7 @@ def writing(text: str, *, fails: bool = False) -> Callable[[Path], Written]:
     return write
 
 
-def test_attempts_of_a_task_count_once(tmp_path: Path) -> None:
+def test_attempts_of_task_commit_once(tmp_path: Path) -> None:
     job = JobFolder.new(tmp_path / "out")
     with pytest.raises(MqprocError, match="once more"):
         job.write(0, 1, writing("failed", fails=True))
@@ -67,7 +67,7 @@ def test_attempts_of_a_task_count_once(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["topic=a"]
 
 
-def test_what_cannot_be_moved_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_failed_move_removes_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "topic=old").mkdir()
     job = JobFolder.new(tmp_path)
 
@@ -88,7 +88,7 @@ def test_what_cannot_be_moved_leaves_no_folder(tmp_path: Path, monkeypatch: pyte
     assert [path.name for path in tmp_path.rglob("*")] == ["topic=old"]
 
 
-def test_an_attempt_that_comes_too_late_or_elsewhere_makes_nothing(tmp_path: Path) -> None:
+def test_attempt_at_other_path_or_after_removal_fails(tmp_path: Path) -> None:
     job = JobFolder.new(tmp_path / "out")
     with pytest.raises(StoreAccessError, match="at the same path"):
         JobFolder(tmp_path / "elsewhere", job.job).write(0, 1, writing("a"))
@@ -102,7 +102,7 @@ def test_an_attempt_that_comes_too_late_or_elsewhere_makes_nothing(tmp_path: Pat
     assert [path.name for path in tmp_path.rglob("*")] == ["out"]
 
 
-def test_jobs_of_one_folder_leave_each_others_files(tmp_path: Path) -> None:
+def test_concurrent_jobs_keep_each_others_files(tmp_path: Path) -> None:
     one, other = JobFolder.new(tmp_path), JobFolder.new(tmp_path)
     for job in (one, other):
         job.write(0, 1, writing(job.name_of(0)))
@@ -141,9 +141,7 @@ with job.held():
 
 
 @pytest.mark.parametrize("while_gone", [False, True])
-def test_what_a_killed_driver_leaves_is_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, while_gone: bool
-) -> None:
+def test_killed_driver_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, while_gone: bool) -> None:
     killed_job(tmp_path, while_gone=while_gone)
     left = files_below(tmp_path)
     assert len([name for name in left if name.startswith("topic=")]) == (not while_gone)
@@ -165,7 +163,7 @@ def test_what_a_killed_driver_leaves_is_taken_back(
     assert [path.name for path in tmp_path.iterdir()] == ["topic=a"]
 
 
-def test_a_job_of_another_user_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_of_other_user_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed_job(tmp_path)
     left = files_below(tmp_path)
     with monkeypatch.context() as patched:
@@ -176,9 +174,7 @@ def test_a_job_of_another_user_is_left_alone(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.spark
 class TestWithSpark:
-    def test_readers_see_what_spark_would_have_written(
-        self, spark: SparkSession, rolled_store: Path, tmp_path: Path
-    ) -> None:
+    def test_output_matches_spark_output(self, spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
         export(spark, rolled_store, tmp_path / "ours", splitBytes=50_000)
         # With dynamic partition overwrite, Spark writes the files itself.
         spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
@@ -195,7 +191,7 @@ class TestWithSpark:
         schema = ds.dataset(tmp_path / "ours", partitioning="hive").schema
         assert str(schema.field("store_timestamp").type) == "timestamp[us, tz=UTC]"
 
-    def test_append_and_compressions(self, spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
+    def test_append_with_compressions(self, spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
         for compression in COMPRESSIONS:
             export(spark, rolled_store, tmp_path, mode="append", topic="First", columns="body", compression=compression)
         found = {
@@ -206,7 +202,7 @@ class TestWithSpark:
         assert (bodies.count(), bodies.distinct().count()) == (5 * 224, 224)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["_SUCCESS", "topic=First"]
 
-    def test_what_fails_in_the_end_leaves_what_was_there(
+    def test_failed_commit_keeps_old_files(
         self, spark: SparkSession, rolled_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         out = tmp_path / "out"
@@ -231,9 +227,7 @@ class TestWithSpark:
             assert list(tmp_path.iterdir()) == [out]
             assert [path.name for path in out.iterdir() if path.is_dir()] == ["topic=First"]
 
-    def test_an_append_takes_back_what_a_killed_one_left(
-        self, spark: SparkSession, rolled_store: Path, tmp_path: Path
-    ) -> None:
+    def test_append_rolls_back_killed_append(self, spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
         export(spark, rolled_store, tmp_path, mode="append", topic="First")
         before = files_below(tmp_path)
         killed_job(tmp_path)
@@ -241,7 +235,7 @@ class TestWithSpark:
         assert export(spark, rolled_store, tmp_path, mode="append", topic="Nobody").messages == 0
         assert files_below(tmp_path) == before
 
-    def test_what_another_job_has_written_to_a_new_folder_stays(
+    def test_files_of_concurrent_job_in_new_folder_are_kept(
         self, spark: SparkSession, rolled_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         publish, out = JobFolder.publish, tmp_path / "out"
@@ -257,7 +251,7 @@ class TestWithSpark:
         assert spark.read.parquet(str(out)).count() == 224
         assert sorted(path.name for path in out.iterdir()) == ["_SUCCESS", "topic=First"]
 
-    def test_files_that_are_not_there_are_told(
+    def test_publish_missing_files_raises(
         self, spark: SparkSession, rolled_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(JobFolder, "publish", lambda job: 1)
@@ -265,7 +259,7 @@ class TestWithSpark:
             export(spark, rolled_store, tmp_path / "out")
         assert list(tmp_path.iterdir()) == []
 
-    def test_nothing_to_write_still_has_columns(self, spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
+    def test_empty_output_has_columns(self, spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
         last = plan_compaction(spark, rolled_store, drop_empty=False, columns=["topic", "keys"], topic="Nobody")
         done = write_batches(last, tmp_path / "out", [], mode="error", layout=Layout(list(last.types)))
         assert done == Written(0, 0, 0)
